@@ -1,0 +1,45 @@
+# Everything runs in a virtual environment beside this file; `make` alone lists what there is.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+PROTOS := $(wildcard protos/*.proto)
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test lint proto bench clean
+
+help:  ## This list
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
+
+setup: $(READY)  ## Make .venv with everything
+
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "dtfm needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) --version). Name another: make setup PYTHON=python3.12"; exit 1; }
+	@echo "Setting up $(VENV) (once; a few minutes, mostly PyTorch) ..."
+	@$(PYTHON) -m venv $(VENV) || { echo "Could not make a virtual environment. On Debian: apt-get install python3-venv"; exit 1; }
+	@echo "  installing the packages in constraints.txt ..."
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt torch
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+	@echo "  done."
+
+demo: $(READY)  ## Train a small Llama with a coordinator and four nodes on this machine
+	@$(BIN)/dtfm-coordinator demo
+
+test: lint  ## Lint, then all tests
+	$(BIN)/python -m pytest
+
+lint: $(READY)  ## ruff, mypy, import-linter
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+proto: $(READY)  ## Regenerate the stubs from protos/*.proto
+	$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. --grpc_python_out=. $(PROTOS:%=dtfm/%)
+
+bench: $(READY)  ## The measurements quoted in README
+	$(BIN)/python -m tests.bench.overhead
+
+clean:  ## Remove .venv and caches
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache *.egg-info

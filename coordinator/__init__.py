@@ -1,0 +1,1 @@
+"""The control plane: membership, planning, the step ledger, the event store and the `dtfm-coordinator` command."""

@@ -1,0 +1,391 @@
+from dtfm.protos import plan_pb2 as _plan_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class RefusalReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    REFUSAL_REASON_UNSPECIFIED: _ClassVar[RefusalReason]
+    PROTOCOL_VERSION: _ClassVar[RefusalReason]
+    WRONG_RUN: _ClassVar[RefusalReason]
+    MALFORMED: _ClassVar[RefusalReason]
+    IDENTITY_IN_USE: _ClassVar[RefusalReason]
+    TOKEN: _ClassVar[RefusalReason]
+    WORKLOAD_DIFFERS: _ClassVar[RefusalReason]
+    DATA_DIFFERS: _ClassVar[RefusalReason]
+    RUN_OVER: _ClassVar[RefusalReason]
+    FULL: _ClassVar[RefusalReason]
+
+class StepProblem(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    STEP_PROBLEM_UNSPECIFIED: _ClassVar[StepProblem]
+    NON_FINITE: _ClassVar[StepProblem]
+    PEER_LOST: _ClassVar[StepProblem]
+    OUT_OF_MEMORY: _ClassVar[StepProblem]
+    INTERNAL: _ClassVar[StepProblem]
+REFUSAL_REASON_UNSPECIFIED: RefusalReason
+PROTOCOL_VERSION: RefusalReason
+WRONG_RUN: RefusalReason
+MALFORMED: RefusalReason
+IDENTITY_IN_USE: RefusalReason
+TOKEN: RefusalReason
+WORKLOAD_DIFFERS: RefusalReason
+DATA_DIFFERS: RefusalReason
+RUN_OVER: RefusalReason
+FULL: RefusalReason
+STEP_PROBLEM_UNSPECIFIED: StepProblem
+NON_FINITE: StepProblem
+PEER_LOST: StepProblem
+OUT_OF_MEMORY: StepProblem
+INTERNAL: StepProblem
+
+class NodeMessage(_message.Message):
+    __slots__ = ("hello", "prepared", "heartbeat", "links", "plan_ready", "plan_failed", "step_ready", "step_failed", "evaluated", "layer_written", "applied", "goodbye")
+    HELLO_FIELD_NUMBER: _ClassVar[int]
+    PREPARED_FIELD_NUMBER: _ClassVar[int]
+    HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
+    LINKS_FIELD_NUMBER: _ClassVar[int]
+    PLAN_READY_FIELD_NUMBER: _ClassVar[int]
+    PLAN_FAILED_FIELD_NUMBER: _ClassVar[int]
+    STEP_READY_FIELD_NUMBER: _ClassVar[int]
+    STEP_FAILED_FIELD_NUMBER: _ClassVar[int]
+    EVALUATED_FIELD_NUMBER: _ClassVar[int]
+    LAYER_WRITTEN_FIELD_NUMBER: _ClassVar[int]
+    APPLIED_FIELD_NUMBER: _ClassVar[int]
+    GOODBYE_FIELD_NUMBER: _ClassVar[int]
+    hello: Hello
+    prepared: Prepared
+    heartbeat: Heartbeat
+    links: LinkReport
+    plan_ready: PlanReady
+    plan_failed: PlanFailed
+    step_ready: StepReady
+    step_failed: StepFailed
+    evaluated: Evaluated
+    layer_written: LayerWritten
+    applied: Applied
+    goodbye: Goodbye
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., prepared: _Optional[_Union[Prepared, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., links: _Optional[_Union[LinkReport, _Mapping]] = ..., plan_ready: _Optional[_Union[PlanReady, _Mapping]] = ..., plan_failed: _Optional[_Union[PlanFailed, _Mapping]] = ..., step_ready: _Optional[_Union[StepReady, _Mapping]] = ..., step_failed: _Optional[_Union[StepFailed, _Mapping]] = ..., evaluated: _Optional[_Union[Evaluated, _Mapping]] = ..., layer_written: _Optional[_Union[LayerWritten, _Mapping]] = ..., applied: _Optional[_Union[Applied, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ...) -> None: ...
+
+class CoordinatorMessage(_message.Message):
+    __slots__ = ("welcome", "refusal", "probe", "assignment", "begin", "commit", "abort", "finish")
+    WELCOME_FIELD_NUMBER: _ClassVar[int]
+    REFUSAL_FIELD_NUMBER: _ClassVar[int]
+    PROBE_FIELD_NUMBER: _ClassVar[int]
+    ASSIGNMENT_FIELD_NUMBER: _ClassVar[int]
+    BEGIN_FIELD_NUMBER: _ClassVar[int]
+    COMMIT_FIELD_NUMBER: _ClassVar[int]
+    ABORT_FIELD_NUMBER: _ClassVar[int]
+    FINISH_FIELD_NUMBER: _ClassVar[int]
+    welcome: Welcome
+    refusal: Refusal
+    probe: Probe
+    assignment: Assignment
+    begin: Begin
+    commit: Commit
+    abort: Abort
+    finish: Finish
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., refusal: _Optional[_Union[Refusal, _Mapping]] = ..., probe: _Optional[_Union[Probe, _Mapping]] = ..., assignment: _Optional[_Union[Assignment, _Mapping]] = ..., begin: _Optional[_Union[Begin, _Mapping]] = ..., commit: _Optional[_Union[Commit, _Mapping]] = ..., abort: _Optional[_Union[Abort, _Mapping]] = ..., finish: _Optional[_Union[Finish, _Mapping]] = ...) -> None: ...
+
+class Hello(_message.Message):
+    __slots__ = ("protocol_version", "package_version", "run", "node", "incarnation", "address", "device")
+    PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
+    PACKAGE_VERSION_FIELD_NUMBER: _ClassVar[int]
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    protocol_version: int
+    package_version: str
+    run: str
+    node: str
+    incarnation: int
+    address: str
+    device: Device
+    def __init__(self, protocol_version: _Optional[int] = ..., package_version: _Optional[str] = ..., run: _Optional[str] = ..., node: _Optional[str] = ..., incarnation: _Optional[int] = ..., address: _Optional[str] = ..., device: _Optional[_Union[Device, _Mapping]] = ...) -> None: ...
+
+class Device(_message.Message):
+    __slots__ = ("kind", "name", "memory_bytes", "flops")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    FLOPS_FIELD_NUMBER: _ClassVar[int]
+    kind: str
+    name: str
+    memory_bytes: int
+    flops: float
+    def __init__(self, kind: _Optional[str] = ..., name: _Optional[str] = ..., memory_bytes: _Optional[int] = ..., flops: _Optional[float] = ...) -> None: ...
+
+class Welcome(_message.Message):
+    __slots__ = ("run", "heartbeat_seconds", "peer_token")
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    HEARTBEAT_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    PEER_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    run: _plan_pb2.Run
+    heartbeat_seconds: float
+    peer_token: str
+    def __init__(self, run: _Optional[_Union[_plan_pb2.Run, _Mapping]] = ..., heartbeat_seconds: _Optional[float] = ..., peer_token: _Optional[str] = ...) -> None: ...
+
+class Refusal(_message.Message):
+    __slots__ = ("reason", "sentence")
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    SENTENCE_FIELD_NUMBER: _ClassVar[int]
+    reason: RefusalReason
+    sentence: str
+    def __init__(self, reason: _Optional[_Union[RefusalReason, str]] = ..., sentence: _Optional[str] = ...) -> None: ...
+
+class Prepared(_message.Message):
+    __slots__ = ("workload", "data_fingerprint", "training_samples", "evaluation_samples", "unigram_entropy", "tokens_per_sample")
+    WORKLOAD_FIELD_NUMBER: _ClassVar[int]
+    DATA_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    TRAINING_SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    EVALUATION_SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    UNIGRAM_ENTROPY_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_PER_SAMPLE_FIELD_NUMBER: _ClassVar[int]
+    workload: _plan_pb2.Workload
+    data_fingerprint: bytes
+    training_samples: int
+    evaluation_samples: int
+    unigram_entropy: float
+    tokens_per_sample: int
+    def __init__(self, workload: _Optional[_Union[_plan_pb2.Workload, _Mapping]] = ..., data_fingerprint: _Optional[bytes] = ..., training_samples: _Optional[int] = ..., evaluation_samples: _Optional[int] = ..., unigram_entropy: _Optional[float] = ..., tokens_per_sample: _Optional[int] = ...) -> None: ...
+
+class Heartbeat(_message.Message):
+    __slots__ = ("count",)
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    count: int
+    def __init__(self, count: _Optional[int] = ...) -> None: ...
+
+class Probe(_message.Message):
+    __slots__ = ("peers",)
+    PEERS_FIELD_NUMBER: _ClassVar[int]
+    peers: _containers.RepeatedCompositeFieldContainer[Peer]
+    def __init__(self, peers: _Optional[_Iterable[_Union[Peer, _Mapping]]] = ...) -> None: ...
+
+class Peer(_message.Message):
+    __slots__ = ("node", "address")
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    node: str
+    address: str
+    def __init__(self, node: _Optional[str] = ..., address: _Optional[str] = ...) -> None: ...
+
+class LinkReport(_message.Message):
+    __slots__ = ("links",)
+    class Link(_message.Message):
+        __slots__ = ("source", "destination", "latency_seconds", "bandwidth", "problem")
+        SOURCE_FIELD_NUMBER: _ClassVar[int]
+        DESTINATION_FIELD_NUMBER: _ClassVar[int]
+        LATENCY_SECONDS_FIELD_NUMBER: _ClassVar[int]
+        BANDWIDTH_FIELD_NUMBER: _ClassVar[int]
+        PROBLEM_FIELD_NUMBER: _ClassVar[int]
+        source: str
+        destination: str
+        latency_seconds: float
+        bandwidth: float
+        problem: str
+        def __init__(self, source: _Optional[str] = ..., destination: _Optional[str] = ..., latency_seconds: _Optional[float] = ..., bandwidth: _Optional[float] = ..., problem: _Optional[str] = ...) -> None: ...
+    LINKS_FIELD_NUMBER: _ClassVar[int]
+    links: _containers.RepeatedCompositeFieldContainer[LinkReport.Link]
+    def __init__(self, links: _Optional[_Iterable[_Union[LinkReport.Link, _Mapping]]] = ...) -> None: ...
+
+class Assignment(_message.Message):
+    __slots__ = ("plan", "peers", "step", "donors", "checkpoint", "reason")
+    class Donors(_message.Message):
+        __slots__ = ("nodes",)
+        NODES_FIELD_NUMBER: _ClassVar[int]
+        nodes: _containers.RepeatedScalarFieldContainer[str]
+        def __init__(self, nodes: _Optional[_Iterable[str]] = ...) -> None: ...
+    PLAN_FIELD_NUMBER: _ClassVar[int]
+    PEERS_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    DONORS_FIELD_NUMBER: _ClassVar[int]
+    CHECKPOINT_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    plan: _plan_pb2.Plan
+    peers: _containers.RepeatedCompositeFieldContainer[Peer]
+    step: int
+    donors: _containers.RepeatedCompositeFieldContainer[Assignment.Donors]
+    checkpoint: str
+    reason: str
+    def __init__(self, plan: _Optional[_Union[_plan_pb2.Plan, _Mapping]] = ..., peers: _Optional[_Iterable[_Union[Peer, _Mapping]]] = ..., step: _Optional[int] = ..., donors: _Optional[_Iterable[_Union[Assignment.Donors, _Mapping]]] = ..., checkpoint: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class PlanReady(_message.Message):
+    __slots__ = ("generation",)
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    generation: int
+    def __init__(self, generation: _Optional[int] = ...) -> None: ...
+
+class PlanFailed(_message.Message):
+    __slots__ = ("generation", "problem")
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    PROBLEM_FIELD_NUMBER: _ClassVar[int]
+    generation: int
+    problem: str
+    def __init__(self, generation: _Optional[int] = ..., problem: _Optional[str] = ...) -> None: ...
+
+class Begin(_message.Message):
+    __slots__ = ("generation", "step")
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    generation: int
+    step: int
+    def __init__(self, generation: _Optional[int] = ..., step: _Optional[int] = ...) -> None: ...
+
+class StepReady(_message.Message):
+    __slots__ = ("generation", "step", "squared_gradient_norm", "loss_sum", "samples", "state_digest", "compute_seconds", "wait_seconds")
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    SQUARED_GRADIENT_NORM_FIELD_NUMBER: _ClassVar[int]
+    LOSS_SUM_FIELD_NUMBER: _ClassVar[int]
+    SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    STATE_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    COMPUTE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    WAIT_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    generation: int
+    step: int
+    squared_gradient_norm: float
+    loss_sum: float
+    samples: int
+    state_digest: bytes
+    compute_seconds: float
+    wait_seconds: float
+    def __init__(self, generation: _Optional[int] = ..., step: _Optional[int] = ..., squared_gradient_norm: _Optional[float] = ..., loss_sum: _Optional[float] = ..., samples: _Optional[int] = ..., state_digest: _Optional[bytes] = ..., compute_seconds: _Optional[float] = ..., wait_seconds: _Optional[float] = ...) -> None: ...
+
+class StepFailed(_message.Message):
+    __slots__ = ("generation", "step", "problem", "peer", "sentence")
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    PROBLEM_FIELD_NUMBER: _ClassVar[int]
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    SENTENCE_FIELD_NUMBER: _ClassVar[int]
+    generation: int
+    step: int
+    problem: StepProblem
+    peer: str
+    sentence: str
+    def __init__(self, generation: _Optional[int] = ..., step: _Optional[int] = ..., problem: _Optional[_Union[StepProblem, str]] = ..., peer: _Optional[str] = ..., sentence: _Optional[str] = ...) -> None: ...
+
+class Commit(_message.Message):
+    __slots__ = ("generation", "step", "gradient_norm", "evaluate", "checkpoint", "pause")
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    GRADIENT_NORM_FIELD_NUMBER: _ClassVar[int]
+    EVALUATE_FIELD_NUMBER: _ClassVar[int]
+    CHECKPOINT_FIELD_NUMBER: _ClassVar[int]
+    PAUSE_FIELD_NUMBER: _ClassVar[int]
+    generation: int
+    step: int
+    gradient_norm: float
+    evaluate: bool
+    checkpoint: bool
+    pause: bool
+    def __init__(self, generation: _Optional[int] = ..., step: _Optional[int] = ..., gradient_norm: _Optional[float] = ..., evaluate: _Optional[bool] = ..., checkpoint: _Optional[bool] = ..., pause: _Optional[bool] = ...) -> None: ...
+
+class Abort(_message.Message):
+    __slots__ = ("generation", "step", "reason")
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    generation: int
+    step: int
+    reason: str
+    def __init__(self, generation: _Optional[int] = ..., step: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class Evaluated(_message.Message):
+    __slots__ = ("generation", "step", "loss_sum", "samples")
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    LOSS_SUM_FIELD_NUMBER: _ClassVar[int]
+    SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    generation: int
+    step: int
+    loss_sum: float
+    samples: int
+    def __init__(self, generation: _Optional[int] = ..., step: _Optional[int] = ..., loss_sum: _Optional[float] = ..., samples: _Optional[int] = ...) -> None: ...
+
+class Applied(_message.Message):
+    __slots__ = ("generation", "step", "state_digest")
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    STATE_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    generation: int
+    step: int
+    state_digest: bytes
+    def __init__(self, generation: _Optional[int] = ..., step: _Optional[int] = ..., state_digest: _Optional[bytes] = ...) -> None: ...
+
+class LayerWritten(_message.Message):
+    __slots__ = ("step", "layer", "file", "bytes", "digest", "problem")
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    LAYER_FIELD_NUMBER: _ClassVar[int]
+    FILE_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    PROBLEM_FIELD_NUMBER: _ClassVar[int]
+    step: int
+    layer: int
+    file: str
+    bytes: int
+    digest: bytes
+    problem: str
+    def __init__(self, step: _Optional[int] = ..., layer: _Optional[int] = ..., file: _Optional[str] = ..., bytes: _Optional[int] = ..., digest: _Optional[bytes] = ..., problem: _Optional[str] = ...) -> None: ...
+
+class Goodbye(_message.Message):
+    __slots__ = ("reason",)
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    reason: str
+    def __init__(self, reason: _Optional[str] = ...) -> None: ...
+
+class Finish(_message.Message):
+    __slots__ = ("completed", "reason")
+    COMPLETED_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    completed: bool
+    reason: str
+    def __init__(self, completed: _Optional[bool] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class MembersRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class MembersReply(_message.Message):
+    __slots__ = ("members_json",)
+    MEMBERS_JSON_FIELD_NUMBER: _ClassVar[int]
+    members_json: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, members_json: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class EventsRequest(_message.Message):
+    __slots__ = ("after", "follow")
+    AFTER_FIELD_NUMBER: _ClassVar[int]
+    FOLLOW_FIELD_NUMBER: _ClassVar[int]
+    after: int
+    follow: bool
+    def __init__(self, after: _Optional[int] = ..., follow: _Optional[bool] = ...) -> None: ...
+
+class EventRecord(_message.Message):
+    __slots__ = ("sequence", "event_json")
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    EVENT_JSON_FIELD_NUMBER: _ClassVar[int]
+    sequence: int
+    event_json: str
+    def __init__(self, sequence: _Optional[int] = ..., event_json: _Optional[str] = ...) -> None: ...
+
+class PlanNowRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class PlanNowReply(_message.Message):
+    __slots__ = ("changed", "generation", "reason")
+    CHANGED_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    changed: bool
+    generation: int
+    reason: str
+    def __init__(self, changed: _Optional[bool] = ..., generation: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...

@@ -1,0 +1,159 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class Precision(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    PRECISION_UNSPECIFIED: _ClassVar[Precision]
+    FP32: _ClassVar[Precision]
+    BF16: _ClassVar[Precision]
+    FP64: _ClassVar[Precision]
+PRECISION_UNSPECIFIED: Precision
+FP32: Precision
+BF16: Precision
+FP64: Precision
+
+class Run(_message.Message):
+    __slots__ = ("name", "id", "seed", "model", "data", "train", "network", "lease_seconds", "checkpoint")
+    class Model(_message.Message):
+        __slots__ = ("family", "config_json", "module")
+        FAMILY_FIELD_NUMBER: _ClassVar[int]
+        CONFIG_JSON_FIELD_NUMBER: _ClassVar[int]
+        MODULE_FIELD_NUMBER: _ClassVar[int]
+        family: str
+        config_json: str
+        module: str
+        def __init__(self, family: _Optional[str] = ..., config_json: _Optional[str] = ..., module: _Optional[str] = ...) -> None: ...
+    class Data(_message.Message):
+        __slots__ = ("source", "tokenizer", "sequence_length", "text_field", "evaluation_fraction")
+        SOURCE_FIELD_NUMBER: _ClassVar[int]
+        TOKENIZER_FIELD_NUMBER: _ClassVar[int]
+        SEQUENCE_LENGTH_FIELD_NUMBER: _ClassVar[int]
+        TEXT_FIELD_FIELD_NUMBER: _ClassVar[int]
+        EVALUATION_FRACTION_FIELD_NUMBER: _ClassVar[int]
+        source: str
+        tokenizer: str
+        sequence_length: int
+        text_field: str
+        evaluation_fraction: float
+        def __init__(self, source: _Optional[str] = ..., tokenizer: _Optional[str] = ..., sequence_length: _Optional[int] = ..., text_field: _Optional[str] = ..., evaluation_fraction: _Optional[float] = ...) -> None: ...
+    class Train(_message.Message):
+        __slots__ = ("steps", "global_batch", "micro_batch", "learning_rate", "warmup_steps", "final_learning_rate_fraction", "weight_decay", "beta1", "beta2", "epsilon", "clip_norm", "precision", "evaluate_every", "evaluation_samples")
+        STEPS_FIELD_NUMBER: _ClassVar[int]
+        GLOBAL_BATCH_FIELD_NUMBER: _ClassVar[int]
+        MICRO_BATCH_FIELD_NUMBER: _ClassVar[int]
+        LEARNING_RATE_FIELD_NUMBER: _ClassVar[int]
+        WARMUP_STEPS_FIELD_NUMBER: _ClassVar[int]
+        FINAL_LEARNING_RATE_FRACTION_FIELD_NUMBER: _ClassVar[int]
+        WEIGHT_DECAY_FIELD_NUMBER: _ClassVar[int]
+        BETA1_FIELD_NUMBER: _ClassVar[int]
+        BETA2_FIELD_NUMBER: _ClassVar[int]
+        EPSILON_FIELD_NUMBER: _ClassVar[int]
+        CLIP_NORM_FIELD_NUMBER: _ClassVar[int]
+        PRECISION_FIELD_NUMBER: _ClassVar[int]
+        EVALUATE_EVERY_FIELD_NUMBER: _ClassVar[int]
+        EVALUATION_SAMPLES_FIELD_NUMBER: _ClassVar[int]
+        steps: int
+        global_batch: int
+        micro_batch: int
+        learning_rate: float
+        warmup_steps: int
+        final_learning_rate_fraction: float
+        weight_decay: float
+        beta1: float
+        beta2: float
+        epsilon: float
+        clip_norm: float
+        precision: Precision
+        evaluate_every: int
+        evaluation_samples: int
+        def __init__(self, steps: _Optional[int] = ..., global_batch: _Optional[int] = ..., micro_batch: _Optional[int] = ..., learning_rate: _Optional[float] = ..., warmup_steps: _Optional[int] = ..., final_learning_rate_fraction: _Optional[float] = ..., weight_decay: _Optional[float] = ..., beta1: _Optional[float] = ..., beta2: _Optional[float] = ..., epsilon: _Optional[float] = ..., clip_norm: _Optional[float] = ..., precision: _Optional[_Union[Precision, str]] = ..., evaluate_every: _Optional[int] = ..., evaluation_samples: _Optional[int] = ...) -> None: ...
+    class Network(_message.Message):
+        __slots__ = ("activations", "gradients", "reduction")
+        ACTIVATIONS_FIELD_NUMBER: _ClassVar[int]
+        GRADIENTS_FIELD_NUMBER: _ClassVar[int]
+        REDUCTION_FIELD_NUMBER: _ClassVar[int]
+        activations: str
+        gradients: str
+        reduction: str
+        def __init__(self, activations: _Optional[str] = ..., gradients: _Optional[str] = ..., reduction: _Optional[str] = ...) -> None: ...
+    class Checkpoint(_message.Message):
+        __slots__ = ("uri", "every")
+        URI_FIELD_NUMBER: _ClassVar[int]
+        EVERY_FIELD_NUMBER: _ClassVar[int]
+        uri: str
+        every: int
+        def __init__(self, uri: _Optional[str] = ..., every: _Optional[int] = ...) -> None: ...
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    ID_FIELD_NUMBER: _ClassVar[int]
+    SEED_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    TRAIN_FIELD_NUMBER: _ClassVar[int]
+    NETWORK_FIELD_NUMBER: _ClassVar[int]
+    LEASE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    CHECKPOINT_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    id: str
+    seed: int
+    model: Run.Model
+    data: Run.Data
+    train: Run.Train
+    network: Run.Network
+    lease_seconds: float
+    checkpoint: Run.Checkpoint
+    def __init__(self, name: _Optional[str] = ..., id: _Optional[str] = ..., seed: _Optional[int] = ..., model: _Optional[_Union[Run.Model, _Mapping]] = ..., data: _Optional[_Union[Run.Data, _Mapping]] = ..., train: _Optional[_Union[Run.Train, _Mapping]] = ..., network: _Optional[_Union[Run.Network, _Mapping]] = ..., lease_seconds: _Optional[float] = ..., checkpoint: _Optional[_Union[Run.Checkpoint, _Mapping]] = ...) -> None: ...
+
+class Workload(_message.Message):
+    __slots__ = ("layers", "micro_batches", "optimizer_bytes_per_parameter_byte")
+    class Layer(_message.Message):
+        __slots__ = ("name", "forward_flops", "parameter_bytes", "activation_bytes")
+        NAME_FIELD_NUMBER: _ClassVar[int]
+        FORWARD_FLOPS_FIELD_NUMBER: _ClassVar[int]
+        PARAMETER_BYTES_FIELD_NUMBER: _ClassVar[int]
+        ACTIVATION_BYTES_FIELD_NUMBER: _ClassVar[int]
+        name: str
+        forward_flops: float
+        parameter_bytes: int
+        activation_bytes: int
+        def __init__(self, name: _Optional[str] = ..., forward_flops: _Optional[float] = ..., parameter_bytes: _Optional[int] = ..., activation_bytes: _Optional[int] = ...) -> None: ...
+    LAYERS_FIELD_NUMBER: _ClassVar[int]
+    MICRO_BATCHES_FIELD_NUMBER: _ClassVar[int]
+    OPTIMIZER_BYTES_PER_PARAMETER_BYTE_FIELD_NUMBER: _ClassVar[int]
+    layers: _containers.RepeatedCompositeFieldContainer[Workload.Layer]
+    micro_batches: int
+    optimizer_bytes_per_parameter_byte: float
+    def __init__(self, layers: _Optional[_Iterable[_Union[Workload.Layer, _Mapping]]] = ..., micro_batches: _Optional[int] = ..., optimizer_bytes_per_parameter_byte: _Optional[float] = ...) -> None: ...
+
+class Plan(_message.Message):
+    __slots__ = ("generation", "stages", "routes", "idle")
+    class Stage(_message.Message):
+        __slots__ = ("first_layer", "past_last_layer", "replicas")
+        FIRST_LAYER_FIELD_NUMBER: _ClassVar[int]
+        PAST_LAST_LAYER_FIELD_NUMBER: _ClassVar[int]
+        REPLICAS_FIELD_NUMBER: _ClassVar[int]
+        first_layer: int
+        past_last_layer: int
+        replicas: _containers.RepeatedScalarFieldContainer[str]
+        def __init__(self, first_layer: _Optional[int] = ..., past_last_layer: _Optional[int] = ..., replicas: _Optional[_Iterable[str]] = ...) -> None: ...
+    class Route(_message.Message):
+        __slots__ = ("nodes", "micro_batches")
+        NODES_FIELD_NUMBER: _ClassVar[int]
+        MICRO_BATCHES_FIELD_NUMBER: _ClassVar[int]
+        nodes: _containers.RepeatedScalarFieldContainer[str]
+        micro_batches: int
+        def __init__(self, nodes: _Optional[_Iterable[str]] = ..., micro_batches: _Optional[int] = ...) -> None: ...
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    STAGES_FIELD_NUMBER: _ClassVar[int]
+    ROUTES_FIELD_NUMBER: _ClassVar[int]
+    IDLE_FIELD_NUMBER: _ClassVar[int]
+    generation: int
+    stages: _containers.RepeatedCompositeFieldContainer[Plan.Stage]
+    routes: _containers.RepeatedCompositeFieldContainer[Plan.Route]
+    idle: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, generation: _Optional[int] = ..., stages: _Optional[_Iterable[_Union[Plan.Stage, _Mapping]]] = ..., routes: _Optional[_Iterable[_Union[Plan.Route, _Mapping]]] = ..., idle: _Optional[_Iterable[str]] = ...) -> None: ...
