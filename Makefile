@@ -36,7 +36,8 @@ lint: $(READY)  ## ruff, mypy, import-linter
 	$(BIN)/lint-imports
 
 proto: $(READY)  ## Regenerate the stubs from protos/*.proto
-	$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. --grpc_python_out=. $(PROTOS:%=dtfm/%)
+	$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. $(PROTOS:%=dtfm/%)
+	$(BIN)/python -m grpc_tools.protoc -I. --grpc_python_out=. dtfm/protos/control.proto
 
 bench: $(READY)  ## The measurements quoted in README
 	$(BIN)/python -m tests.bench.overhead

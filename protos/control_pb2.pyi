@@ -45,7 +45,7 @@ OUT_OF_MEMORY: StepProblem
 INTERNAL: StepProblem
 
 class NodeMessage(_message.Message):
-    __slots__ = ("hello", "prepared", "heartbeat", "links", "plan_ready", "plan_failed", "step_ready", "step_failed", "evaluated", "layer_written", "applied", "goodbye")
+    __slots__ = ("hello", "prepared", "heartbeat", "links", "plan_ready", "plan_failed", "step_ready", "step_failed", "evaluated", "bucket_written", "applied", "goodbye")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     PREPARED_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
@@ -55,7 +55,7 @@ class NodeMessage(_message.Message):
     STEP_READY_FIELD_NUMBER: _ClassVar[int]
     STEP_FAILED_FIELD_NUMBER: _ClassVar[int]
     EVALUATED_FIELD_NUMBER: _ClassVar[int]
-    LAYER_WRITTEN_FIELD_NUMBER: _ClassVar[int]
+    BUCKET_WRITTEN_FIELD_NUMBER: _ClassVar[int]
     APPLIED_FIELD_NUMBER: _ClassVar[int]
     GOODBYE_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
@@ -67,10 +67,10 @@ class NodeMessage(_message.Message):
     step_ready: StepReady
     step_failed: StepFailed
     evaluated: Evaluated
-    layer_written: LayerWritten
+    bucket_written: BucketWritten
     applied: Applied
     goodbye: Goodbye
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., prepared: _Optional[_Union[Prepared, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., links: _Optional[_Union[LinkReport, _Mapping]] = ..., plan_ready: _Optional[_Union[PlanReady, _Mapping]] = ..., plan_failed: _Optional[_Union[PlanFailed, _Mapping]] = ..., step_ready: _Optional[_Union[StepReady, _Mapping]] = ..., step_failed: _Optional[_Union[StepFailed, _Mapping]] = ..., evaluated: _Optional[_Union[Evaluated, _Mapping]] = ..., layer_written: _Optional[_Union[LayerWritten, _Mapping]] = ..., applied: _Optional[_Union[Applied, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ...) -> None: ...
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., prepared: _Optional[_Union[Prepared, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., links: _Optional[_Union[LinkReport, _Mapping]] = ..., plan_ready: _Optional[_Union[PlanReady, _Mapping]] = ..., plan_failed: _Optional[_Union[PlanFailed, _Mapping]] = ..., step_ready: _Optional[_Union[StepReady, _Mapping]] = ..., step_failed: _Optional[_Union[StepFailed, _Mapping]] = ..., evaluated: _Optional[_Union[Evaluated, _Mapping]] = ..., bucket_written: _Optional[_Union[BucketWritten, _Mapping]] = ..., applied: _Optional[_Union[Applied, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ...) -> None: ...
 
 class CoordinatorMessage(_message.Message):
     __slots__ = ("welcome", "refusal", "probe", "assignment", "begin", "commit", "abort", "finish")
@@ -141,20 +141,22 @@ class Refusal(_message.Message):
     def __init__(self, reason: _Optional[_Union[RefusalReason, str]] = ..., sentence: _Optional[str] = ...) -> None: ...
 
 class Prepared(_message.Message):
-    __slots__ = ("workload", "data_fingerprint", "training_samples", "evaluation_samples", "unigram_entropy", "tokens_per_sample")
+    __slots__ = ("workload", "data_fingerprint", "training_samples", "evaluation_samples", "unigram_entropy", "tokens_per_sample", "buckets")
     WORKLOAD_FIELD_NUMBER: _ClassVar[int]
     DATA_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     TRAINING_SAMPLES_FIELD_NUMBER: _ClassVar[int]
     EVALUATION_SAMPLES_FIELD_NUMBER: _ClassVar[int]
     UNIGRAM_ENTROPY_FIELD_NUMBER: _ClassVar[int]
     TOKENS_PER_SAMPLE_FIELD_NUMBER: _ClassVar[int]
+    BUCKETS_FIELD_NUMBER: _ClassVar[int]
     workload: _plan_pb2.Workload
     data_fingerprint: bytes
     training_samples: int
     evaluation_samples: int
     unigram_entropy: float
     tokens_per_sample: int
-    def __init__(self, workload: _Optional[_Union[_plan_pb2.Workload, _Mapping]] = ..., data_fingerprint: _Optional[bytes] = ..., training_samples: _Optional[int] = ..., evaluation_samples: _Optional[int] = ..., unigram_entropy: _Optional[float] = ..., tokens_per_sample: _Optional[int] = ...) -> None: ...
+    buckets: int
+    def __init__(self, workload: _Optional[_Union[_plan_pb2.Workload, _Mapping]] = ..., data_fingerprint: _Optional[bytes] = ..., training_samples: _Optional[int] = ..., evaluation_samples: _Optional[int] = ..., unigram_entropy: _Optional[float] = ..., tokens_per_sample: _Optional[int] = ..., buckets: _Optional[int] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
     __slots__ = ("count",)
@@ -320,21 +322,21 @@ class Applied(_message.Message):
     state_digest: bytes
     def __init__(self, generation: _Optional[int] = ..., step: _Optional[int] = ..., state_digest: _Optional[bytes] = ...) -> None: ...
 
-class LayerWritten(_message.Message):
-    __slots__ = ("step", "layer", "file", "bytes", "digest", "problem")
+class BucketWritten(_message.Message):
+    __slots__ = ("step", "bucket", "file", "bytes", "digest", "problem")
     STEP_FIELD_NUMBER: _ClassVar[int]
-    LAYER_FIELD_NUMBER: _ClassVar[int]
+    BUCKET_FIELD_NUMBER: _ClassVar[int]
     FILE_FIELD_NUMBER: _ClassVar[int]
     BYTES_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     PROBLEM_FIELD_NUMBER: _ClassVar[int]
     step: int
-    layer: int
+    bucket: int
     file: str
     bytes: int
     digest: bytes
     problem: str
-    def __init__(self, step: _Optional[int] = ..., layer: _Optional[int] = ..., file: _Optional[str] = ..., bytes: _Optional[int] = ..., digest: _Optional[bytes] = ..., problem: _Optional[str] = ...) -> None: ...
+    def __init__(self, step: _Optional[int] = ..., bucket: _Optional[int] = ..., file: _Optional[str] = ..., bytes: _Optional[int] = ..., digest: _Optional[bytes] = ..., problem: _Optional[str] = ...) -> None: ...
 
 class Goodbye(_message.Message):
     __slots__ = ("reason",)
