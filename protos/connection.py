@@ -1,0 +1,68 @@
+"""How a connection is opened, on both ends: channel options, message bounds, the token."""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Iterable
+
+import grpc
+import grpc.aio
+
+MAX_MESSAGE_BYTES = 4 << 20
+"""Largest single gRPC message either side takes: a tensor frame is at most 1 MiB, a probe of 1,000 links far less."""
+
+Metadata = tuple[tuple[str, str], ...]
+
+_BOUNDS = (
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+)
+
+
+def channel_options() -> tuple[tuple[str, int], ...]:
+    """Bounded messages, no proxy (peers are named by address), and reconnects that come back within seconds."""
+    return (
+        *_BOUNDS,
+        ("grpc.enable_http_proxy", 0),
+        ("grpc.initial_reconnect_backoff_ms", 200),
+        ("grpc.min_reconnect_backoff_ms", 200),
+        ("grpc.max_reconnect_backoff_ms", 5_000),
+    )
+
+
+def server_options() -> tuple[tuple[str, int], ...]:
+    """Bounded messages, and a port that is in use is refused rather than shared."""
+    return (*_BOUNDS, ("grpc.so_reuseport", 0))
+
+
+def open_channel(address: str) -> grpc.aio.Channel:
+    """A channel to HOST:PORT. Connects at the first call; close it with ``await channel.close()``."""
+    return grpc.aio.insecure_channel(address, options=channel_options())
+
+
+def token_metadata(token: str) -> Metadata:
+    """What a call carries to show ``token``; nothing where there is none."""
+    return (("authorization", f"Bearer {token}"),) if token else ()
+
+
+def shows_token(metadata: Iterable[tuple[str, str | bytes]] | None, token: str) -> bool:
+    """Whether a call's metadata shows ``token`` (an empty one: always). Takes the same time wherever they differ."""
+    if not token:
+        return True
+    shown = next((value for key, value in metadata or () if key == "authorization"), "")
+    shown = shown.decode("latin-1") if isinstance(shown, bytes) else shown
+    return hmac.compare_digest(shown.encode(), f"Bearer {token}".encode())
+
+
+def read_address(text: str) -> tuple[str, int]:
+    """HOST:PORT as (host, port); an IPv6 host stands in brackets, which are taken off. Raises ValueError."""
+    host, separator, port = text.rpartition(":")
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+    elif ":" in host:
+        raise ValueError(f"{text!r} is no address: put an IPv6 host in brackets, like [::1]:7400")
+    if not separator or not host or len(text) > 261 or not all(c.isalnum() or c in ".-_:%" for c in host):
+        raise ValueError(f"{text!r} is no address: give HOST:PORT, like 192.168.1.20:7400")
+    if not (port.isascii() and port.isdigit() and len(port) <= 5 and int(port) <= 65535):
+        raise ValueError(f"{text!r} is no address: the port must be a number from 0 to 65535, got {port!r}")
+    return host, int(port)
