@@ -323,20 +323,20 @@ class Applied(_message.Message):
     def __init__(self, generation: _Optional[int] = ..., step: _Optional[int] = ..., state_digest: _Optional[bytes] = ...) -> None: ...
 
 class BucketWritten(_message.Message):
-    __slots__ = ("step", "bucket", "file", "bytes", "digest", "problem")
+    __slots__ = ("step", "bucket", "file", "size_bytes", "digest", "problem")
     STEP_FIELD_NUMBER: _ClassVar[int]
     BUCKET_FIELD_NUMBER: _ClassVar[int]
     FILE_FIELD_NUMBER: _ClassVar[int]
-    BYTES_FIELD_NUMBER: _ClassVar[int]
+    SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     PROBLEM_FIELD_NUMBER: _ClassVar[int]
     step: int
     bucket: int
     file: str
-    bytes: int
+    size_bytes: int
     digest: bytes
     problem: str
-    def __init__(self, step: _Optional[int] = ..., bucket: _Optional[int] = ..., file: _Optional[str] = ..., bytes: _Optional[int] = ..., digest: _Optional[bytes] = ..., problem: _Optional[str] = ...) -> None: ...
+    def __init__(self, step: _Optional[int] = ..., bucket: _Optional[int] = ..., file: _Optional[str] = ..., size_bytes: _Optional[int] = ..., digest: _Optional[bytes] = ..., problem: _Optional[str] = ...) -> None: ...
 
 class Goodbye(_message.Message):
     __slots__ = ("reason",)

@@ -1,0 +1,125 @@
+"""One frame of a raw tensor stream: a fixed header and a piece of a tensor's encoded bytes.
+
+A tensor travels as one or more frames with the same header but for ``offset`` and ``crc``. Nothing in a header is
+trusted: what may arrive follows from the plan, and a frame that does not fit is refused by name.
+"""
+
+from __future__ import annotations
+
+import enum
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from crc32c import crc32c
+
+CHUNK_BYTES = 1 << 20
+_MAGIC = b"dtf1"
+_HEADER = struct.Struct("<4sBBBxQIIIxxxxQQQI")
+HEADER_BYTES = _HEADER.size
+MAX_FRAME_BYTES = HEADER_BYTES + CHUNK_BYTES
+
+
+class Kind(enum.IntEnum):
+    """What a tensor is for; says how ``index`` and ``part`` of its frames are read."""
+
+    ACTIVATION = 1
+    """Output of a stage. index: micro-batch."""
+    GRADIENT = 2
+    """Loss gradient of a stage's input. index: micro-batch."""
+    EVALUATION = 3
+    """Output of a stage for held-out samples. index: micro-batch."""
+    REDUCE = 4
+    """One replica's gradients of one shard, to the shard's owner. index: bucket, part: shard."""
+    GATHER = 5
+    """Reduced gradients of one shard, from its owner. index: bucket, part: shard."""
+    STATE = 6
+    """Parameters and optimizer state. index: bucket."""
+
+
+class FrameProblem(enum.Enum):
+    """Why a frame was not taken."""
+
+    TRUNCATED = "shorter than its header, or than the header says"
+    TOO_LARGE = "larger than a frame may be"
+    MALFORMED = "no frame of this protocol"
+    CORRUPT = "checksum does not match"
+    STALE = "of a generation or step that is over"
+    UNKNOWN_GENERATION = "of a generation that this node does not have"
+    UNEXPECTED = "not what the plan has this peer send"
+    DUPLICATE = "sent before"
+
+
+class FrameError(ValueError):
+    """A refused frame: ``problem`` for programs, the message for people."""
+
+    def __init__(self, problem: FrameProblem, sentence: str) -> None:
+        super().__init__(f"{problem.name}: {sentence}")
+        self.problem = problem
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """``elements`` and ``dtype`` are of the whole tensor, ``total`` is its encoded length in bytes, ``offset`` where this
+    frame's payload starts in it."""
+
+    kind: Kind
+    codec: int
+    dtype: int
+    generation: int
+    step: int
+    index: int
+    part: int
+    elements: int
+    total: int
+    offset: int = 0
+
+
+def frames(header: Header, encoded: memoryview) -> Iterator[bytes]:
+    """The frames that carry ``encoded`` (uint8, contiguous), in order, each at most MAX_FRAME_BYTES long."""
+    assert len(encoded) == header.total
+    for offset in range(0, max(header.total, 1), CHUNK_BYTES):
+        payload = encoded[offset : offset + CHUNK_BYTES]
+        yield b"".join((_pack(replace(header, offset=offset), crc32c(payload)), payload))
+
+
+def parse(frame: bytes) -> tuple[Header, memoryview]:
+    """The header and payload of one received frame. Raises FrameError."""
+    if len(frame) < HEADER_BYTES:
+        raise FrameError(FrameProblem.TRUNCATED, f"{len(frame)} bytes; a header alone has {HEADER_BYTES}")
+    if len(frame) > MAX_FRAME_BYTES:
+        raise FrameError(FrameProblem.TOO_LARGE, f"{len(frame)} bytes; at most {MAX_FRAME_BYTES} fit a frame")
+    magic, kind, codec, dtype, generation, step, index, part, elements, total, offset, crc = _HEADER.unpack_from(frame)
+    if magic != _MAGIC:
+        raise FrameError(FrameProblem.MALFORMED, f"starts with {magic!r} instead of {_MAGIC!r}")
+    try:
+        kind = Kind(kind)
+    except ValueError:
+        raise FrameError(FrameProblem.MALFORMED, f"kind {kind} does not exist") from None
+    payload = memoryview(frame)[HEADER_BYTES:]
+    if offset % CHUNK_BYTES or offset >= max(total, 1):
+        raise FrameError(FrameProblem.MALFORMED, f"offset {offset} in a tensor of {total} bytes")
+    if len(payload) != min(CHUNK_BYTES, total - offset):
+        raise FrameError(
+            FrameProblem.TRUNCATED,
+            f"{len(payload)} bytes of payload instead of {min(CHUNK_BYTES, total - offset)}",
+        )
+    # Over the header too: a flipped bit in `index` would otherwise hand a sound tensor to the wrong micro-batch.
+    header = Header(kind, codec, dtype, generation, step, index, part, elements, total, offset)
+    if crc != _checksum(header, crc32c(payload)):
+        raise FrameError(FrameProblem.CORRUPT, f"{kind.name} {index} at offset {offset}")
+    return header, payload
+
+
+def _pack(header: Header, payload_crc: int) -> bytes:
+    return _fields(header, _checksum(header, payload_crc))
+
+
+def _checksum(header: Header, payload_crc: int) -> int:
+    return crc32c(_fields(header, 0), payload_crc)
+
+
+def _fields(h: Header, crc: int) -> bytes:
+    return _HEADER.pack(
+        _MAGIC, h.kind, h.codec, h.dtype, h.generation, h.step, h.index, h.part, h.elements, h.total, h.offset, crc
+    )

@@ -1,0 +1,58 @@
+"""The node-to-node methods. All but the State request carry raw bytes: no message is built around a tensor."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import grpc
+import grpc.aio
+
+SERVICE = "dtfm.Peer"
+NODE_METADATA = "dtfm-node"
+"""Metadata key under which the calling node names itself."""
+
+FrameStream = Callable[[AsyncIterator[bytes], "grpc.aio.ServicerContext[bytes, bytes]"], Awaitable[bytes]]
+BytesToBytes = Callable[[bytes, "grpc.aio.ServicerContext[bytes, bytes]"], Awaitable[bytes]]
+BytesToStream = Callable[[bytes, "grpc.aio.ServicerContext[bytes, bytes]"], AsyncIterator[bytes]]
+
+
+def peer_handlers(
+    tensors: FrameStream, ping: BytesToBytes, upload: FrameStream, download: BytesToStream, state: BytesToStream
+) -> grpc.GenericRpcHandler:
+    """The server side.
+
+    ``tensors``: frames of frame.py, for as long as the caller is there. ``ping``: echoes. ``upload`` and ``download``: a
+    burst of bytes, timed by the node that probes; upload answers with the number received, download is asked for a
+    number (both ASCII decimal). ``state``: a StateRequest, answered by STATE frames.
+    """
+    return grpc.method_handlers_generic_handler(
+        SERVICE,
+        {
+            "Tensors": grpc.stream_unary_rpc_method_handler(tensors),
+            "Ping": grpc.unary_unary_rpc_method_handler(ping),
+            "Upload": grpc.stream_unary_rpc_method_handler(upload),
+            "Download": grpc.unary_stream_rpc_method_handler(download),
+            "State": grpc.unary_stream_rpc_method_handler(state),
+        },
+    )
+
+
+def tensors_call(channel: grpc.aio.Channel) -> Any:
+    return channel.stream_unary(f"/{SERVICE}/Tensors")
+
+
+def ping_call(channel: grpc.aio.Channel) -> Any:
+    return channel.unary_unary(f"/{SERVICE}/Ping")
+
+
+def upload_call(channel: grpc.aio.Channel) -> Any:
+    return channel.stream_unary(f"/{SERVICE}/Upload")
+
+
+def download_call(channel: grpc.aio.Channel) -> Any:
+    return channel.unary_stream(f"/{SERVICE}/Download")
+
+
+def state_call(channel: grpc.aio.Channel) -> Any:
+    return channel.unary_stream(f"/{SERVICE}/State")
