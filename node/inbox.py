@@ -1,0 +1,77 @@
+"""Frames from peers become tensors' bytes: checked, put together, handed to whoever waits."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, replace
+
+from dtfm.node.admission import Expectations, admit
+from dtfm.node.mailbox import Mailbox
+from dtfm.protos.frame import FrameError, FrameProblem, Header, Kind, parse
+
+#: What a node's threads wait for: (kind of work, step).
+Topic = tuple[str, int]
+
+_TOPIC_OF_KIND = {
+    Kind.ACTIVATION: "train",
+    Kind.GRADIENT: "train",
+    Kind.EVALUATION: "evaluate",
+    Kind.REDUCE: "reduce",
+    Kind.GATHER: "reduce",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """A whole tensor, still encoded (uint8, ``header.total`` bytes), from the peer ``source``."""
+
+    source: str
+    header: Header
+    encoded: memoryview
+
+
+class Inbox:
+    """Takes the frames of one generation. Holds at most what the plan has peers send within two steps."""
+
+    def __init__(self, expect: Expectations, applied: int, mailbox: Mailbox[Topic, Arrival]) -> None:
+        self._expect = expect
+        self._applied = applied
+        self._mailbox = mailbox
+        self._lock = threading.Lock()
+        self._partial: dict[tuple[str, Header], bytearray] = {}
+        self._done: set[tuple[str, Header]] = set()
+
+    def advance(self, applied: int) -> None:
+        """``applied`` is applied: what belongs to it, or to earlier steps, is stale from now on."""
+        with self._lock:
+            self._applied = applied
+            self._partial = {k: v for k, v in self._partial.items() if k[1].step >= applied}
+            self._done = {k for k in self._done if k[1].step >= applied}
+        for kind in ("train", "reduce"):
+            self._mailbox.forget((kind, applied))
+        self._mailbox.forget(("evaluate", applied - 1))
+
+    def take(self, source: str, frame: bytes) -> None:
+        """One frame from ``source``. Raises FrameError for one that is refused; a stale one is no fault of the sender's."""
+        header, payload = parse(frame)
+        key = (source, replace(header, offset=0))
+        with self._lock:
+            admit(self._expect, self._applied, source, header)
+            if key in self._done:
+                raise FrameError(FrameProblem.DUPLICATE, f"{header.kind.name} {header.index} part {header.part}")
+            whole = self._partial.get(key)
+            if whole is None:
+                whole = self._partial[key] = bytearray()
+            # Frames of one tensor come in order on their stream, so what is there says what must follow.
+            if header.offset != len(whole):
+                raise FrameError(
+                    FrameProblem.DUPLICATE if header.offset < len(whole) else FrameProblem.UNEXPECTED,
+                    f"offset {header.offset} of {header.kind.name} {header.index}; {len(whole)} is next",
+                )
+            whole += payload
+            if len(whole) < header.total:
+                return
+            del self._partial[key]
+            self._done.add(key)
+        topic = (_TOPIC_OF_KIND[header.kind], header.step)
+        self._mailbox.put(topic, Arrival(source, key[1], memoryview(whole)))
