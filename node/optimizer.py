@@ -1,0 +1,63 @@
+"""AdamW, written so that replicas on different devices stay equal bit for bit."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+
+from dtfm.protos.plan_pb2 import Run
+
+_CHUNK = 1 << 16
+
+
+def learning_rate(train: Run.Train, step: int) -> float:
+    """Of step 1, 2, ...: rises linearly over the warm-up, then falls along a cosine to its final share at the last step."""
+    if step <= train.warmup_steps:
+        return train.learning_rate * step / train.warmup_steps
+    left = max(train.steps - train.warmup_steps, 1)
+    progress = min((step - train.warmup_steps) / left, 1.0)
+    final = train.final_learning_rate_fraction
+    return train.learning_rate * (final + (1 - final) * 0.5 * (1 + math.cos(math.pi * progress)))
+
+
+def clip_coefficient(gradient_norm: float, clip_norm: float) -> float:
+    """What gradients are multiplied with so that their global norm is at most ``clip_norm`` (0: not clipped)."""
+    return min(1.0, clip_norm / (gradient_norm + 1e-6)) if clip_norm > 0 else 1.0
+
+
+@torch.no_grad()
+def adamw(
+    train: Run.Train,
+    step: int,
+    gradient_norm: float,
+    parameters: torch.Tensor,
+    gradients: torch.Tensor,
+    exp_avg: torch.Tensor,
+    exp_avg_sq: torch.Tensor,
+    decayed: Sequence[tuple[int, int]],
+) -> None:
+    """One update, in place, of a bucket's flat tensors (1-D, one dtype and device); ``gradients`` are used up.
+
+    ``decayed`` are the ranges under weight decay. The rule is that of torch.optim.AdamW (Loshchilov and Hutter,
+    arXiv 1711.05101). It stands here once more because torch's kernels contract multiply-adds as each device likes: in
+    separate operations, each rounded by IEEE 754, a CPU and a GPU replica get the same bits. Division by a number is
+    written as multiplication, for torch does the one on some devices and the other on others.
+    """
+    rate = learning_rate(train, step)
+    clip = clip_coefficient(gradient_norm, train.clip_norm)
+    to_mean = 1 / (1 - train.beta1**step)
+    to_root = 1 / math.sqrt(1 - train.beta2**step)
+    for start, stop in decayed:
+        parameters[start:stop].mul_(1 - rate * train.weight_decay)
+    for start in range(0, parameters.numel(), _CHUNK):
+        chunk = slice(start, start + _CHUNK)
+        g, m, v = gradients[chunk], exp_avg[chunk], exp_avg_sq[chunk]
+        g.mul_(clip)
+        m.mul_(train.beta1)
+        v.mul_(train.beta2)
+        v.add_((g * g).mul_(1 - train.beta2))
+        m.add_(g.mul_(1 - train.beta1))
+        denominator = v.sqrt().mul_(to_root).add_(train.epsilon)
+        parameters[chunk].sub_((m * to_mean).div_(denominator).mul_(rate))

@@ -1,0 +1,176 @@
+"""One step of this node's stage: computes whatever has arrived, backward before forward.
+
+There is no timetable: 1F1B (one forward, one backward) arises because the number of micro-batches in flight is bounded.
+"""
+
+from __future__ import annotations
+
+import enum
+import time
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from dtfm.kernels.codec import DTYPES, Codec, decode
+from dtfm.node.inbox import Arrival, Topic
+from dtfm.node.mailbox import Mailbox
+from dtfm.node.share import Share
+from dtfm.protos.frame import Kind
+
+#: send(kind, destination, micro-batch, tensor)
+Send = Callable[[Kind, str, int, torch.Tensor], None]
+
+
+class Direction(enum.Enum):
+    FORWARD = "forward"
+    BACKWARD = "backward"
+
+
+def next_task(
+    forward: Collection[int], backward: Collection[int], in_flight: int, limit: int
+) -> tuple[Direction, int] | None:
+    """What to compute next, of the micro-batches whose input (``forward``) or output gradient (``backward``) is here.
+
+    ``in_flight`` have gone forward but not backward. None: nothing to do until something arrives.
+    """
+    if backward:
+        return Direction.BACKWARD, min(backward)
+    if forward and in_flight < limit:
+        return Direction.FORWARD, min(forward)
+    return None
+
+
+class NonFinite(Exception):
+    """The loss, or a gradient, is NaN or infinite."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """``loss_sum`` over this node's samples where it is of the last stage, else 0; seconds of wall time."""
+
+    loss_sum: float
+    samples: int
+    compute_seconds: float
+    wait_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Compute:
+    """What the pipeline needs of the model and the data.
+
+    ``forward``: stage input to output. ``loss``: (last stage's output, labels) to the mean over samples, a scalar.
+    ``inputs`` and ``labels``: of a micro-batch. ``activation_shape``: of this stage's input.
+    """
+
+    forward: Callable[[torch.Tensor], torch.Tensor]
+    loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+    inputs: Callable[[int], torch.Tensor]
+    labels: Callable[[int], torch.Tensor]
+    activation_shape: tuple[int, ...]
+    output_shape: tuple[int, ...]
+    device: torch.device
+
+
+def train_step(
+    share: Share,
+    step: int,
+    micro_batch: int,
+    global_batch: int,
+    compute: Compute,
+    mailbox: Mailbox[Topic, Arrival],
+    send: Send,
+    before_last_backward: Callable[[], None],
+) -> Outcome:
+    """Forward and backward of this node's micro-batches; their gradients of the mean loss over ``global_batch`` samples
+    are added to the parameters' ``.grad``.
+
+    Calls ``before_last_backward`` once, so that hooks can tell when each bucket's gradients are final. Raises NonFinite, and
+    Closed when the step is called off.
+    """
+    topic = ("train", step)
+    waiting = dict.fromkeys(share.micro_batches) if share.first else {}
+    inputs: dict[int, torch.Tensor] = {}  # arrived, or kept for backward
+    outputs: dict[int, torch.Tensor] = {}  # of micro-batches in flight
+    gradients: dict[int, torch.Tensor] = {}
+    weight = micro_batch / global_batch
+    left = len(share.micro_batches)
+    loss_sum = busy = waited = 0.0
+
+    def take(arrival: Arrival) -> None:
+        header = arrival.header
+        flat = decode(Codec(header.codec), arrival.encoded, header.elements, DTYPES[header.dtype], compute.device)
+        if header.kind is Kind.ACTIVATION:
+            inputs[header.index] = flat.view(compute.activation_shape).requires_grad_()
+            waiting[header.index] = None
+        else:
+            gradients[header.index] = flat.view(compute.output_shape)
+
+    while left:
+        while (arrival := mailbox.get_nowait(topic)) is not None:
+            take(arrival)
+        task = next_task(waiting, gradients, len(outputs), share.in_flight)
+        if task is None:
+            began = time.perf_counter()
+            arrival = mailbox.get(topic)
+            waited += time.perf_counter() - began
+            take(arrival)
+            continue
+        direction, number = task
+        began = time.perf_counter()
+        if direction is Direction.FORWARD:
+            del waiting[number]
+            x = compute.inputs(number) if share.first else inputs[number]
+            y = compute.forward(x)
+            if share.last:
+                loss = compute.loss(y, compute.labels(number))
+                value = loss.item()
+                if not torch.isfinite(loss):
+                    raise NonFinite(f"the loss of micro-batch {number} is {value}")
+                loss_sum += value * micro_batch
+                outputs[number] = loss
+                # The last stage turns round at once: nothing is gained by holding the graph.
+                gradients[number] = torch.full_like(loss, weight)
+            else:
+                outputs[number] = y
+                send(Kind.ACTIVATION, share.next[number], number, y.detach())
+        else:
+            left -= 1
+            if left == 0:
+                before_last_backward()
+            outputs.pop(number).backward(gradients.pop(number))  # type: ignore[no-untyped-call]
+            if not share.first:
+                gradient = inputs.pop(number).grad
+                assert gradient is not None
+                send(Kind.GRADIENT, share.previous[number], number, gradient)
+        busy += time.perf_counter() - began
+    samples = len(share.micro_batches) * micro_batch if share.last else 0
+    return Outcome(loss_sum, samples, busy, waited)
+
+
+@torch.no_grad()
+def evaluate(
+    share: Share,
+    step: int,
+    micro_batch: int,
+    compute: Compute,
+    mailbox: Mailbox[Topic, Arrival],
+    send: Send,
+) -> tuple[float, int]:
+    """(sum of the losses, samples) over this node's held-out micro-batches; (0, 0) but on the last stage. Raises Closed."""
+    loss_sum = 0.0
+    numbers: Sequence[int] = share.evaluation_micro_batches
+    for turn in range(len(numbers)):
+        if share.first:
+            number, x = numbers[turn], compute.inputs(numbers[turn])
+        else:
+            arrival = mailbox.get(("evaluate", step))
+            header = arrival.header
+            flat = decode(Codec(header.codec), arrival.encoded, header.elements, DTYPES[header.dtype], compute.device)
+            number, x = header.index, flat.view(compute.activation_shape)
+        y = compute.forward(x)
+        if share.last:
+            loss_sum += compute.loss(y, compute.labels(number)).item() * micro_batch
+        else:
+            send(Kind.EVALUATION, share.evaluation_next[number], number, y)
+    return loss_sum, len(numbers) * micro_batch if share.last else 0
