@@ -1,0 +1,82 @@
+"""The device that this node computes on: which, how much memory, how fast."""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+from pathlib import Path
+
+import torch
+
+from dtfm.protos.control_pb2 import Device
+
+MEASURE_SECONDS = 0.3
+
+
+def open_device(name: str) -> torch.device:
+    """``auto`` (the first GPU, else the CPU), ``cpu``, ``cuda`` or ``cuda:N``. Raises ValueError for one that is not there."""
+    if name == "auto":
+        return torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise ValueError(f"there is no device {name!r}: give auto, cpu, cuda or cuda:N") from None
+    if device.type not in ("cpu", "cuda"):
+        raise ValueError(f"device {name!r} is not supported: give auto, cpu, cuda or cuda:N")
+    if device.type == "cuda":
+        count = torch.cuda.device_count()
+        if not torch.cuda.is_available() or (device.index or 0) >= count:
+            raise ValueError(
+                f"device {name!r} is not there: PyTorch {torch.__version__} sees {count} GPUs. Is a CUDA build of PyTorch "
+                "installed, and does nvidia-smi show the GPU? --device cpu works without one"
+            )
+        return torch.device("cuda", device.index or 0)
+    return device
+
+
+def measure_device(device: torch.device) -> Device:
+    """Name, free memory in bytes and sustained FLOP/s of matrix products (fp32 on a CPU, bf16 on a GPU)."""
+    return Device(
+        kind=device.type,
+        name=torch.cuda.get_device_name(device)
+        if device.type == "cuda"
+        else platform.processor() or platform.machine(),
+        memory_bytes=_free_memory(device),
+        flops=_measure_flops(device),
+    )
+
+
+def _free_memory(device: torch.device) -> int:
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    try:
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def _measure_flops(device: torch.device) -> float:
+    """The median of timed products of two square matrices, after a warm-up."""
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    size = 4096 if device.type == "cuda" else 512
+    a = torch.ones(size, size, dtype=dtype, device=device)
+    b = torch.ones(size, size, dtype=dtype, device=device)
+    out = torch.empty_like(a)
+
+    def product() -> float:
+        began = time.perf_counter()
+        torch.mm(a, b, out=out)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        return time.perf_counter() - began
+
+    product()
+    seconds: list[float] = []
+    until = time.perf_counter() + MEASURE_SECONDS
+    while not seconds or time.perf_counter() < until:
+        seconds.append(product())
+    return 2.0 * size**3 / sorted(seconds)[len(seconds) // 2]

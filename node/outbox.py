@@ -1,0 +1,188 @@
+"""Tensors on their way to peers: encoded, queued within bounds, written to one long-lived stream per peer and lane."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import threading
+from collections.abc import AsyncIterator, Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+
+import grpc.aio
+import torch
+
+from dtfm.kernels.codec import DTYPE_NUMBERS, Codec, encode
+from dtfm.node.mailbox import Closed
+from dtfm.protos.connection import open_channel, token_metadata
+from dtfm.protos.frame import Header, Kind, frames
+from dtfm.protos.streams import NODE_METADATA, tensors_call
+
+log = logging.getLogger(__name__)
+
+QUEUE_BYTES = 32 << 20
+"""What may wait for one lane; who sends more waits until the link has taken some (back-pressure)."""
+
+_LANES = {
+    Kind.ACTIVATION: "pipeline",
+    Kind.GRADIENT: "pipeline",
+    Kind.EVALUATION: "pipeline",
+    Kind.REDUCE: "reduction",
+    Kind.GATHER: "reduction",
+}
+
+
+class _Lane:
+    """One stream to one peer. ``reserve`` is called by computing threads, all else on the event loop."""
+
+    def __init__(self, destination: str) -> None:
+        self.destination = destination
+        self.queue: asyncio.Queue[tuple[Header, memoryview, int]] = asyncio.Queue()
+        self._room = threading.Condition()
+        self._waiting_bytes = 0
+
+    def reserve(self, size: int, closed: Callable[[], str | None]) -> None:
+        """Waits for room for ``size`` bytes. Raises Closed."""
+        with self._room:
+            while True:
+                if (reason := closed()) is not None:
+                    raise Closed(reason)
+                if self._waiting_bytes == 0 or self._waiting_bytes + size <= QUEUE_BYTES:
+                    self._waiting_bytes += size
+                    return
+                self._room.wait()
+
+    def release(self, size: int) -> None:
+        with self._room:
+            self._waiting_bytes -= size
+            self._room.notify_all()
+
+    def wake(self) -> None:
+        with self._room:
+            self._room.notify_all()
+
+
+class Outbox:
+    """The sending side of a node's data plane.
+
+    ``on_lost(peer, why)`` is called on the event loop when a stream to a peer breaks or the peer refuses a frame.
+    """
+
+    def __init__(self, node: str, on_lost: Callable[[str, str], None]) -> None:
+        self._node = node
+        self._on_lost = on_lost
+        self._token = ""
+        self._loop = asyncio.get_running_loop()
+        self._encoder = ThreadPoolExecutor(1, "encode")
+        self._addresses: dict[str, str] = {}
+        self._channels: dict[str, grpc.aio.Channel] = {}
+        self._lanes: dict[tuple[str, str], _Lane] = {}
+        self._writers: dict[tuple[str, str], asyncio.Task[None]] = {}
+        self._generation = 0
+        self._closed: str | None = None
+
+    async def connect(self, generation: int, token: str, peers: Mapping[str, str], timeout: float) -> None:
+        """Opens what ``generation`` needs: a channel and lanes to each of ``peers`` (node to HOST:PORT), and no others.
+
+        Returns when all are reachable; raises ConnectionError naming the one that is not within ``timeout`` seconds.
+        """
+        self._generation, self._token, self._closed = generation, token, None
+        for node in [n for n, address in self._addresses.items() if peers.get(n) != address]:
+            await self._disconnect(node)
+        for node, address in peers.items():
+            if node in self._channels:
+                continue
+            self._addresses[node] = address
+            self._channels[node] = open_channel(address)
+            for lane in sorted(set(_LANES.values())):
+                self._lanes[node, lane] = _Lane(node)
+                self._writers[node, lane] = asyncio.create_task(self._write(node, lane))
+        for node, channel in self._channels.items():
+            try:
+                await asyncio.wait_for(channel.channel_ready(), timeout)
+            except TimeoutError:
+                raise ConnectionError(
+                    f"{node} cannot be reached at {peers[node]} within {timeout:.0f} s: is that port open in its firewall, "
+                    "and does its --advertise name an address that others reach?"
+                ) from None
+
+    def interrupt(self, reason: str) -> None:
+        """Whoever waits for room, and whoever sends before the next connect, gets Closed."""
+        self._closed = reason
+        for lane in self._lanes.values():
+            lane.wake()
+
+    def send(
+        self,
+        destination: str,
+        kind: Kind,
+        generation: int,
+        step: int,
+        index: int,
+        part: int,
+        tensor: torch.Tensor,
+        codec: Codec,
+    ) -> None:
+        """Queues ``tensor`` (any shape), which must not change until it has arrived. From any thread; waits while the lane
+        is full. Raises Closed."""
+        lane = self._lanes[destination, _LANES[kind]]
+        size = tensor.numel() * tensor.element_size()
+        lane.reserve(size, lambda: self._closed)
+        computed = torch.cuda.current_stream().record_event() if tensor.is_cuda else None
+
+        def encode_and_queue() -> None:
+            if computed is not None:
+                computed.synchronize()
+            encoded = encode(codec, tensor)
+            dtype = DTYPE_NUMBERS[tensor.dtype]
+            header = Header(kind, codec, dtype, generation, step, index, part, tensor.numel(), len(encoded))
+            self._loop.call_soon_threadsafe(lane.queue.put_nowait, (header, encoded, size))
+
+        self._encoder.submit(encode_and_queue)
+
+    async def close(self) -> None:
+        self.interrupt("the node is stopping")
+        for node in list(self._channels):
+            await self._disconnect(node)
+        self._encoder.shutdown()
+
+    async def _disconnect(self, node: str) -> None:
+        for key in [k for k in self._writers if k[0] == node]:
+            writer = self._writers.pop(key)
+            writer.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await writer
+            del self._lanes[key]
+        self._addresses.pop(node)
+        await self._channels.pop(node).close()
+
+    async def _write(self, node: str, lane_name: str) -> None:
+        """Keeps one stream open to ``node`` and writes what is queued; a stream that broke is opened anew for what comes next."""
+        lane = self._lanes[node, lane_name]
+        while True:
+            queued = [await lane.queue.get()]
+            call = tensors_call(self._channels[node])(
+                self._frames(lane, queued), metadata=(*token_metadata(self._token), (NODE_METADATA, self._node))
+            )
+            try:
+                await call
+                why = "it ended the stream"
+            except grpc.aio.AioRpcError as error:
+                why = f"{error.code().name}: {error.details()}"
+            except asyncio.CancelledError:
+                call.cancel()
+                raise
+            log.warning("the %s stream to %s broke: %s", lane_name, node, why)
+            while not lane.queue.empty():
+                lane.release(lane.queue.get_nowait()[2])
+            self._on_lost(node, why)
+
+    async def _frames(self, lane: _Lane, queued: list[tuple[Header, memoryview, int]]) -> AsyncIterator[bytes]:
+        while True:
+            header, encoded, size = queued.pop() if queued else await lane.queue.get()
+            try:
+                if header.generation == self._generation:
+                    for frame in frames(header, encoded):
+                        yield frame
+            finally:
+                lane.release(size)

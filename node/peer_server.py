@@ -1,0 +1,110 @@
+"""What a node answers its peers: tensor streams, probes, requests for state."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Callable
+
+import grpc
+import grpc.aio
+from google.protobuf.message import DecodeError
+
+from dtfm.node.inbox import Inbox
+from dtfm.protos.connection import server_options, shows_token
+from dtfm.protos.frame import CHUNK_BYTES, FrameError, FrameProblem, Header, frames
+from dtfm.protos.peer_pb2 import StateRequest
+from dtfm.protos.streams import NODE_METADATA, peer_handlers
+
+log = logging.getLogger(__name__)
+
+Context = grpc.aio.ServicerContext[bytes, bytes]
+#: The bytes of a bucket's state and the header they travel under. Raises LookupError, with a sentence, when it is not here.
+Donate = Callable[[StateRequest], tuple[Header, memoryview]]
+
+MAX_BURST_BYTES = 64 << 20
+
+
+class PeerServer:
+    """Serves peers. Until ``token`` is set every call is refused, and until ``admit_to`` names an inbox every tensor."""
+
+    def __init__(self, donate: Donate) -> None:
+        self._donate = donate
+        self._inbox: Inbox | None = None
+        self.token: str | None = None
+        self._server = grpc.aio.server(options=server_options())
+        handlers = peer_handlers(self._tensors, self._ping, self._upload, self._download, self._state)
+        self._server.add_generic_rpc_handlers((handlers,))
+
+    async def start(self, listen: str) -> int:
+        """Listens on HOST:PORT (port 0 takes a free one) and returns the port. Raises ValueError when it is taken."""
+        try:
+            port = self._server.add_insecure_port(listen)
+        except RuntimeError as error:
+            raise ValueError(
+                f"cannot listen on {listen}: {error}. Is the port in use? Give another with --listen HOST:PORT"
+            ) from error
+        await self._server.start()
+        return port
+
+    async def stop(self) -> None:
+        await self._server.stop(grace=0)
+
+    def admit_to(self, inbox: Inbox | None) -> None:
+        self._inbox = inbox
+
+    async def _check(self, context: Context) -> str:
+        """The calling node's name. Ends the call when its token is not this run's."""
+        metadata = context.invocation_metadata()
+        if self.token is None or not shows_token(metadata, self.token):
+            await context.abort(grpc.StatusCode.UNAUTHENTICATED, "TOKEN: this is no call from a member of the run")
+        name = next((value for key, value in metadata or () if key == NODE_METADATA), "")
+        return name if isinstance(name, str) else name.decode("latin-1")
+
+    async def _tensors(self, requests: AsyncIterator[bytes], context: Context) -> bytes:
+        source = await self._check(context)
+        async for frame in requests:
+            try:
+                if self._inbox is None:
+                    raise FrameError(FrameProblem.UNKNOWN_GENERATION, "this node has no part in a plan")
+                self._inbox.take(source, frame)
+            except FrameError as refusal:
+                if refusal.problem is FrameProblem.STALE:
+                    log.debug("dropped a frame from %s: %s", source, refusal)
+                    continue
+                log.warning("refused a frame from %s: %s", source, refusal)
+                await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(refusal))
+        return b""
+
+    async def _ping(self, request: bytes, context: Context) -> bytes:
+        await self._check(context)
+        return request
+
+    async def _upload(self, requests: AsyncIterator[bytes], context: Context) -> bytes:
+        await self._check(context)
+        received = 0
+        async for chunk in requests:
+            received += len(chunk)
+            if received > MAX_BURST_BYTES:
+                await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"a burst has at most {MAX_BURST_BYTES} bytes")
+        return str(received).encode()
+
+    async def _download(self, request: bytes, context: Context) -> AsyncIterator[bytes]:
+        await self._check(context)
+        wanted = int(request) if request.isdigit() and len(request) < 12 else -1
+        if not 0 <= wanted <= MAX_BURST_BYTES:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"ask for 0 to {MAX_BURST_BYTES} bytes")
+        chunk = bytes(CHUNK_BYTES)
+        for start in range(0, wanted, CHUNK_BYTES):
+            yield chunk[: wanted - start]
+
+    async def _state(self, request: bytes, context: Context) -> AsyncIterator[bytes]:
+        await self._check(context)
+        try:
+            wanted = StateRequest.FromString(request)
+            header, state = self._donate(wanted)
+        except DecodeError:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "MALFORMED: no StateRequest")
+        except LookupError as error:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
+        for frame in frames(header, state):
+            yield frame
