@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,13 +14,22 @@ class Node:
     """One device that could compute.
 
     ``flops`` is its sustained FLOP/s, ``memory_bytes`` what it can give to weights, gradients, optimizer state and
-    activations together.
+    activations together. ``up`` and ``down`` are what its connection carries to and from all peers together, in bytes per
+    second; None: as much as its fastest link.
     """
 
     id: str
     flops: float
     memory_bytes: float
     region: str = ""
+    up: float | None = None
+    down: float | None = None
+
+    def __post_init__(self) -> None:
+        for field in ("flops", "memory_bytes", "up", "down"):
+            value = getattr(self, field)
+            if value is not None and not (math.isfinite(value) and value > 0):
+                raise ValueError(f"node {self.id!r}: {field} is {value}; it must be a finite number above 0")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -28,9 +38,32 @@ class Cluster:
 
     ``latency[i, j]`` is in seconds one way from ``nodes[i]`` to ``nodes[j]``, ``bandwidth[i, j]`` in bytes per second; both
     are float64 of shape [len(nodes), len(nodes)]. Bandwidth 0 means that j cannot be reached from i. Diagonals are not
-    read.
+    read. Raises ValueError where a shape, an id or a number is impossible.
     """
 
     nodes: tuple[Node, ...]
     latency: NDArray[np.float64]
     bandwidth: NDArray[np.float64]
+
+    def __post_init__(self) -> None:
+        if not self.nodes:
+            raise ValueError("nodes is empty; a cluster needs at least one")
+        ids = [node.id for node in self.nodes]
+        if len(set(ids)) < len(ids):
+            twice = next(name for name in ids if ids.count(name) > 1)
+            raise ValueError(f"nodes: the id {twice!r} stands more than once; ids must differ")
+        for name in ("latency", "bandwidth"):
+            matrix = getattr(self, name)
+            if matrix.shape != (len(ids), len(ids)):
+                raise ValueError(f"{name} has shape {matrix.shape}; {len(ids)} nodes need {(len(ids), len(ids))}")
+            wrong = ~(np.isfinite(matrix) & (matrix >= 0))
+            np.fill_diagonal(wrong, False)
+            if wrong.any():
+                i, j = (int(index) for index in np.argwhere(wrong)[0])
+                raise ValueError(
+                    f"{name} from {ids[i]!r} to {ids[j]!r} is {matrix[i, j]}; it must be a finite number, 0 or above"
+                )
+
+    @property
+    def ids(self) -> tuple[str, ...]:
+        return tuple(node.id for node in self.nodes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 
@@ -13,6 +14,12 @@ class Layer:
     forward_flops: float
     parameter_bytes: float
     activation_bytes: float
+
+    def __post_init__(self) -> None:
+        for field in ("forward_flops", "parameter_bytes", "activation_bytes"):
+            value = getattr(self, field)
+            if not (math.isfinite(value) and value >= 0):
+                raise ValueError(f"layer {self.name!r}: {field} is {value}; it must be a finite number, 0 or above")
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +35,16 @@ class PaperCosts:
     gradient_gigabytes: float
     activation_gigabytes: float
 
+    def __post_init__(self) -> None:
+        for field in ("stages", "replicas"):
+            value = getattr(self, field)
+            if value < 1:
+                raise ValueError(f"paper: {field} is {value}; it must be 1 or more")
+        for field in ("gradient_gigabytes", "activation_gigabytes"):
+            value = getattr(self, field)
+            if not (math.isfinite(value) and value >= 0):
+                raise ValueError(f"paper: {field} is {value}; it must be a finite number, 0 or above")
+
 
 @dataclass(frozen=True, slots=True)
 class Workload:
@@ -37,3 +54,14 @@ class Workload:
     micro_batches: int
     optimizer_bytes_per_parameter_byte: float = 2.0
     paper: PaperCosts | None = None
+
+    def __post_init__(self) -> None:
+        if not self.layers:
+            raise ValueError("layers is empty; a workload needs at least one")
+        if self.micro_batches < 1:
+            raise ValueError(f"micro_batches is {self.micro_batches}; it must be 1 or more")
+        optimizer = self.optimizer_bytes_per_parameter_byte
+        if not (math.isfinite(optimizer) and optimizer >= 0):
+            raise ValueError(
+                f"optimizer_bytes_per_parameter_byte is {optimizer}; it must be a finite number, 0 or above"
+            )

@@ -1,0 +1,104 @@
+"""Predicted seconds per step, fast: what the search asks thousands of times."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from dtfm.scheduler.problem import Draft, Floats, Ints, Problem
+
+
+def estimate(problem: Problem, draft: Draft) -> float:
+    """Seconds for one step of the draft; infinite when it needs a link that does not exist or a node with no room.
+
+    For every resource (a device, one direction of a link, all that a node sends or receives) the step takes at least: the
+    first micro-batch's way to it, its whole load, and the last micro-batch's way from it back to the first stage. The
+    largest of these stands for the pipeline. A node that holds few micro-batches in flight is busy for one round trip per so
+    many. Every stage then reduces its gradients, the last stages earlier than the first.
+    """
+    chains, shares = draft.chains, draft.shares
+    stages = len(draft.groups)
+    cuts = np.array(draft.cuts)
+    count = len(problem.flops)
+    work = np.diff(problem.flops_before[cuts])
+    forward = work / problem.flops[chains]
+    load = _sums(np.arange(stages) * count + chains, shares)
+
+    sizes = problem.activation[cuts[1:-1] - 1]
+    senders, receivers = chains[:, :-1], chains[:, 1:]
+    wire = sizes * problem.slowness[senders, receivers]
+    wire_back = sizes * problem.slowness[receivers, senders]
+    there = problem.latency[senders, receivers] + wire
+    back = problem.latency[receivers, senders] + wire_back
+    if not (np.isfinite(there).all() and np.isfinite(back).all()):
+        return float("inf")
+
+    # The first micro-batch's arrival at each stage, and the last one's way from the end of its backward there.
+    arrival = np.zeros_like(forward)
+    arrival[:, 1:] = np.cumsum(forward[:, :-1] + there, axis=1)
+    return_trip = np.zeros_like(forward)
+    return_trip[:, 1:] = np.cumsum(2 * forward[:, :-1] + back, axis=1)
+    beyond = 3 * forward
+    beyond[:, :-1] += there + back
+    round_trip = np.cumsum(beyond[:, ::-1], axis=1)[:, ::-1]
+
+    needs = np.diff(problem.parameters_before[cuts]) * problem.state_factor
+    kept = np.diff(problem.kept_before[cuts])
+    spare = problem.memory[chains] - needs
+    with np.errstate(divide="ignore", invalid="ignore"):
+        window = np.where(kept > 0, np.floor(spare / kept), np.inf)
+    if (spare < 0).any() or (window < 1).any():
+        return float("inf")
+    busy = np.maximum(3 * forward * load, round_trip * load / np.minimum(window, load))
+    pipeline = (arrival + busy + return_trip).max()
+
+    if stages > 1:
+        pairs = (np.arange(stages - 1) * count + senders) * count + receivers
+        together = _sums(pairs, shares)
+        before = arrival[:, :-1] + forward[:, :-1]
+        link = np.maximum(wire, wire_back) * (together - 1) + round_trip[:, :-1] - forward[:, :-1]
+        pipeline = max(pipeline, (before + link + return_trip[:, :-1]).max())
+        limits = _shared_connections(problem, draft, load, sizes)
+        pipeline = max(pipeline, (arrival + limits + return_trip).max())
+
+    # A stage's reduction starts when its last backward is done, while earlier stages still compute.
+    ends = pipeline - return_trip.min(axis=0)
+    gradients = np.diff(problem.parameters_before[cuts])
+    reduced = [
+        float(end) + reduction(problem, np.array(group), float(size))
+        for end, group, size in zip(ends, draft.groups, gradients, strict=True)
+    ]
+    return max(reduced)
+
+
+def reduction(problem: Problem, group: Ints, gradient_bytes: float) -> float:
+    """Seconds to reduce a stage's gradients: each replica owns a shard; reduce-scatter, then all-gather (section 3.2).
+
+    A node sends to all others at once, so that a phase takes as long as the slowest link, or as the connection of the node
+    that is slowest to send or receive a shard for each of the others.
+    """
+    others = len(group) - 1
+    if not others:
+        return 0.0
+    shard = gradient_bytes / len(group)
+    index = np.ix_(group, group)
+    slowest_link = float((problem.latency[index] + shard * problem.slowness[index]).max())
+    connection = np.minimum(problem.up[group], problem.down[group]).min()
+    if connection == 0:
+        return float("inf")
+    return 2 * max(slowest_link, float(problem.latency[index].max() + others * shard / connection))
+
+
+def _shared_connections(problem: Problem, draft: Draft, load: Floats, sizes: Floats) -> Floats:
+    """Seconds that each node of each chain needs to send, or to receive, all its activations and gradients: the larger."""
+    to_next = np.append(sizes, 0.0)
+    to_previous = np.insert(sizes, 0, 0.0)
+    moved = load * (to_next + to_previous)
+    return np.asarray(moved / np.minimum(problem.up, problem.down)[draft.chains])
+
+
+def _sums(keys: Ints, shares: Ints) -> Floats:
+    """For every key, the sum of the shares of the routes (rows) with that key."""
+    _, index = np.unique(keys, return_inverse=True)
+    index = index.reshape(keys.shape)
+    weights = np.broadcast_to(shares[:, None], keys.shape).astype(np.float64)
+    return np.asarray(np.bincount(index.ravel(), weights.ravel())[index])

@@ -1,0 +1,74 @@
+"""Who holds which stage -> the whole plan and what it costs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from dtfm.scheduler.cuts import balanced_cuts
+from dtfm.scheduler.estimate import estimate
+from dtfm.scheduler.problem import Draft, Groups, Problem
+from dtfm.scheduler.routes import route
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Candidate:
+    """A draft with its price. ``shortfall_bytes`` is what some device lacks, ``missing_links`` how many pairs that would
+    have to talk cannot; ``seconds`` is finite only where both are 0."""
+
+    draft: Draft
+    shortfall_bytes: float
+    missing_links: int
+    seconds: float
+
+    @property
+    def price(self) -> tuple[float, int, float]:
+        """Smaller is better; feasible before infeasible, nearly feasible before far from it."""
+        return self.shortfall_bytes, self.missing_links, self.seconds
+
+    @property
+    def feasible(self) -> bool:
+        return bool(np.isfinite(self.seconds))
+
+
+@dataclass(slots=True)
+class Evaluator:
+    """Prices groups, each once; counts the evaluations that it spent."""
+
+    problem: Problem
+    keep_idle_hands: bool
+    """Whether a replica that gets no micro-batch stays in its stage (its place was asked for) or becomes idle."""
+    spent: int = 0
+    _known: dict[tuple[Groups, tuple[int, ...] | None], Candidate] = field(default_factory=dict)
+
+    def __call__(self, groups: Groups, cuts: tuple[int, ...] | None = None) -> Candidate:
+        """With ``cuts`` None the model is cut by speed."""
+        groups = tuple(tuple(sorted(group)) for group in groups)
+        key = (groups, cuts)
+        if key not in self._known:
+            self.spent += 1
+            self._known[key] = self._price(groups, cuts)
+        return self._known[key]
+
+    def _price(self, groups: Groups, cuts: tuple[int, ...] | None) -> Candidate:
+        shortfall = 0.0
+        if cuts is None:
+            cuts, shortfall = balanced_cuts(self.problem, groups)
+        draft = route(self.problem, groups, cuts)
+        if not self.keep_idle_hands:
+            busy = set(draft.chains.ravel().tolist())
+            working = tuple(tuple(node for node in group if node in busy) for group in groups)
+            if working != groups:
+                return self(working, None)
+        missing = missing_links(self.problem, draft)
+        seconds = float("inf") if shortfall or missing else estimate(self.problem, draft)
+        return Candidate(draft, shortfall, missing, seconds)
+
+
+def missing_links(problem: Problem, draft: Draft) -> int:
+    """How many directed links the draft needs that do not exist."""
+    unreachable = np.isinf(problem.slowness)
+    count = sum(int(unreachable[np.ix_(group, group)].sum()) for group in draft.groups)
+    senders, receivers = draft.chains[:, :-1], draft.chains[:, 1:]
+    return count + int(unreachable[senders, receivers].sum()) + int(unreachable[receivers, senders].sum())

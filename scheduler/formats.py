@@ -1,0 +1,238 @@
+"""NETWORK.json, WORKLOAD.json and PLAN.json: text to values and back. No files are opened here.
+
+Every parser raises ValueError with the field's path, its value and what would be right.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import numpy as np
+
+from dtfm.scheduler.cluster import Cluster, Node
+from dtfm.scheduler.decision import Decision
+from dtfm.scheduler.plan import Plan, Route, Stage
+from dtfm.scheduler.problem import Floats
+from dtfm.scheduler.workload import Layer, PaperCosts, Workload
+
+BYTES_PER_GIGABIT = 1e9 / 8
+
+
+def parse_network(text: str) -> Cluster:
+    """A cluster from ``{"nodes": [{"id", "region", "flops", "memory_bytes"}], "latency_ms", "bandwidth_gbps"}``.
+
+    Matrices are one way, row = source, column = destination; ``region``, ``up_gbps`` and ``down_gbps`` may be left out.
+    """
+    document = _document(text, {"nodes", "latency_ms", "bandwidth_gbps"})
+    nodes = []
+    for index, entry in enumerate(_list(document, "nodes", "")):
+        path = f"nodes[{index}]"
+        _keys(entry, path, {"id", "region", "flops", "memory_bytes", "up_gbps", "down_gbps"})
+        limits = {
+            name: _number(entry, f"{name}_gbps", path) * BYTES_PER_GIGABIT if f"{name}_gbps" in entry else None
+            for name in ("up", "down")
+        }
+        region = _text(entry, "region", path) if "region" in entry else ""
+        flops, memory = _number(entry, "flops", path), _number(entry, "memory_bytes", path)
+        nodes.append(Node(_text(entry, "id", path), flops, memory, region, **limits))
+    latency = _matrix(document, "latency_ms", len(nodes)) / 1e3
+    bandwidth = _matrix(document, "bandwidth_gbps", len(nodes)) * BYTES_PER_GIGABIT
+    return Cluster(tuple(nodes), latency, bandwidth)
+
+
+def dump_network(cluster: Cluster) -> str:
+    """The text that parse_network reads back."""
+    nodes = []
+    for node in cluster.nodes:
+        entry: dict[str, Any] = {
+            "id": node.id,
+            "region": node.region,
+            "flops": node.flops,
+            "memory_bytes": node.memory_bytes,
+        }
+        entry |= {} if node.up is None else {"up_gbps": node.up / BYTES_PER_GIGABIT}
+        entry |= {} if node.down is None else {"down_gbps": node.down / BYTES_PER_GIGABIT}
+        nodes.append(entry)
+    latency, bandwidth = cluster.latency * 1e3, cluster.bandwidth / BYTES_PER_GIGABIT
+    for matrix in (latency, bandwidth):
+        np.fill_diagonal(matrix, 0.0)
+    return json.dumps({"nodes": nodes, "latency_ms": latency.tolist(), "bandwidth_gbps": bandwidth.tolist()})
+
+
+def parse_workload(text: str) -> Workload:
+    """A workload from ``{"layers": [{"name", "forward_flops", "parameter_bytes", "activation_bytes"}], "micro_batches", ...}``.
+
+    ``optimizer_bytes_per_parameter_byte`` may be left out (2), and so may ``paper``.
+    """
+    document = _document(text, {"layers", "micro_batches", "optimizer_bytes_per_parameter_byte", "paper"})
+    sizes = ("forward_flops", "parameter_bytes", "activation_bytes")
+    layers = []
+    for index, entry in enumerate(_list(document, "layers", "")):
+        path = f"layers[{index}]"
+        _keys(entry, path, {"name", *sizes})
+        layers.append(Layer(_text(entry, "name", path), *(_number(entry, size, path) for size in sizes)))
+    optimizer = "optimizer_bytes_per_parameter_byte"
+    paper = None
+    if document.get("paper") is not None:
+        entry = document["paper"]
+        _keys(entry, "paper", {"stages", "replicas", "gradient_gigabytes", "activation_gigabytes"})
+        paper = PaperCosts(
+            stages=_integer(entry, "stages", "paper"),
+            replicas=_integer(entry, "replicas", "paper"),
+            gradient_gigabytes=_number(entry, "gradient_gigabytes", "paper"),
+            activation_gigabytes=_number(entry, "activation_gigabytes", "paper"),
+        )
+    return Workload(
+        layers=tuple(layers),
+        micro_batches=_integer(document, "micro_batches", ""),
+        optimizer_bytes_per_parameter_byte=_number(document, optimizer, "") if optimizer in document else 2.0,
+        paper=paper,
+    )
+
+
+def dump_workload(workload: Workload) -> str:
+    """The text that parse_workload reads back."""
+    sizes = ("name", "forward_flops", "parameter_bytes", "activation_bytes")
+    shape = ("stages", "replicas", "gradient_gigabytes", "activation_gigabytes")
+    document: dict[str, Any] = {
+        "layers": [{key: getattr(layer, key) for key in sizes} for layer in workload.layers],
+        "micro_batches": workload.micro_batches,
+        "optimizer_bytes_per_parameter_byte": workload.optimizer_bytes_per_parameter_byte,
+    }
+    if workload.paper is not None:
+        document["paper"] = {key: getattr(workload.paper, key) for key in shape}
+    return json.dumps(document)
+
+
+def parse_plan(text: str) -> Plan:
+    """A plan from PLAN.json; whether it suits a cluster and a workload is for plan.validate."""
+    document = _document(text, {"generation", "stages", "routes", "idle"})
+    stages = []
+    for index, entry in enumerate(_list(document, "stages", "")):
+        path = f"stages[{index}]"
+        _keys(entry, path, {"layers", "replicas"})
+        layers = _list(entry, "layers", path)
+        if len(layers) != 2 or not all(type(layer) is int and layer >= 0 for layer in layers):
+            raise ValueError(f"{path}.layers is {layers!r:.80}; it must be [first, past_last], two whole numbers")
+        stages.append(Stage((layers[0], layers[1]), _ids(entry, "replicas", path)))
+    routes = []
+    for index, entry in enumerate(_list(document, "routes", "")):
+        path = f"routes[{index}]"
+        _keys(entry, path, {"nodes", "micro_batches"})
+        routes.append(Route(_ids(entry, "nodes", path), _integer(entry, "micro_batches", path)))
+    idle = _ids(document, "idle", "") if "idle" in document else ()
+    return Plan(_integer(document, "generation", ""), tuple(stages), tuple(routes), idle)
+
+
+def plan_document(plan: Plan) -> dict[str, Any]:
+    """PLAN.json as an object; parse_plan reads its dump back."""
+    return {
+        "generation": plan.generation,
+        "stages": [{"layers": list(stage.layers), "replicas": list(stage.replicas)} for stage in plan.stages],
+        "routes": [{"nodes": list(route.nodes), "micro_batches": route.micro_batches} for route in plan.routes],
+        "idle": list(plan.idle),
+    }
+
+
+def decision_document(decision: Decision, elapsed_seconds: float) -> dict[str, Any]:
+    """What ``dtfm-coordinator plan --json`` prints. ``reason`` is the sentence, ``reason_code`` the enum's value."""
+    predicted = decision.predicted
+    paper = predicted.paper
+    return {
+        "plan": plan_document(decision.plan),
+        "predicted": {
+            "iteration_seconds": predicted.iteration_seconds,
+            "paper_seconds": paper
+            and {"total": paper.total, "data_parallel": paper.data_parallel, "pipeline": paper.pipeline},
+            "migration_seconds": predicted.migration_seconds,
+        },
+        "lower_bound_seconds": decision.lower_bound_seconds,
+        "reason": decision.sentence,
+        "reason_code": decision.reason.value,
+        "elapsed_seconds": elapsed_seconds,
+    }
+
+
+def _document(text: str, keys: set[str]) -> dict[str, Any]:
+    try:
+        document = json.loads(text)
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise ValueError(f"not JSON: {error}") from None
+    _keys(document, "", keys)
+    return dict(document)
+
+
+def _keys(entry: object, path: str, keys: set[str]) -> None:
+    if not isinstance(entry, dict):
+        raise ValueError(
+            f"{path or 'the document'} is {entry!r:.80}; it must be an object with {', '.join(sorted(keys))}"
+        )
+    for key in entry:
+        if key not in keys:
+            raise ValueError(f"{_path(path, key)} is unknown; the keys are {', '.join(sorted(keys))}")
+
+
+def _path(path: str, key: str) -> str:
+    return f"{path}.{key}" if path else key
+
+
+def _get(entry: dict[str, Any], key: str, path: str) -> Any:
+    if key not in entry:
+        raise ValueError(f"{_path(path, key)} is missing")
+    return entry[key]
+
+
+def _list(entry: dict[str, Any], key: str, path: str) -> list[Any]:
+    value = _get(entry, key, path)
+    if not isinstance(value, list):
+        raise ValueError(f"{_path(path, key)} is {value!r:.80}; it must be a list")
+    return value
+
+
+def _text(entry: dict[str, Any], key: str, path: str) -> str:
+    value = _get(entry, key, path)
+    if not isinstance(value, str):
+        raise ValueError(f"{_path(path, key)} is {value!r:.80}; it must be a text")
+    return value
+
+
+def _ids(entry: dict[str, Any], key: str, path: str) -> tuple[str, ...]:
+    values = _list(entry, key, path)
+    for index, value in enumerate(values):
+        if not isinstance(value, str):
+            raise ValueError(f"{_path(path, key)}[{index}] is {value!r:.80}; it must be a node's id")
+    return tuple(values)
+
+
+def _number(entry: dict[str, Any], key: str, path: str) -> float:
+    value = _get(entry, key, path)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise ValueError(f"{_path(path, key)} is {value!r:.80}; it must be a finite number")
+    return float(value)
+
+
+def _integer(entry: dict[str, Any], key: str, path: str) -> int:
+    value = _get(entry, key, path)
+    if type(value) is not int or not 0 <= value < 2**53:
+        raise ValueError(f"{_path(path, key)} is {value!r:.80}; it must be a whole number, 0 or above")
+    return value
+
+
+def _matrix(document: dict[str, Any], key: str, size: int) -> Floats:
+    rows = _list(document, key, "")
+    if len(rows) != size:
+        raise ValueError(f"{key} has {len(rows)} rows; there are {size} nodes")
+    for i, row in enumerate(rows):
+        if not isinstance(row, list) or len(row) != size:
+            shown = f"{len(row)} numbers" if isinstance(row, list) else f"{row!r:.80}"
+            raise ValueError(f"{key}[{i}] is {shown}; it must be a list of {size} numbers, one per node")
+        for j, value in enumerate(row):
+            if isinstance(value, bool) or not isinstance(value, int | float):
+                raise ValueError(f"{key}[{i}][{j}] is {value!r:.80}; it must be a number")
+            if not (math.isfinite(value) and value >= 0) and i != j:
+                raise ValueError(f"{key}[{i}][{j}] is {value}; it must be a finite number, 0 or above")
+    matrix = np.array(rows, dtype=np.float64).reshape(size, size)
+    np.fill_diagonal(matrix, 0.0)
+    return matrix

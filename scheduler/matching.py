@@ -1,0 +1,63 @@
+"""Bottleneck perfect matching: pair two groups one to one so that the worst pair costs as little as possible."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+def bottleneck_matching(cost: NDArray[np.float64]) -> tuple[float, tuple[int, ...]]:
+    """The least worst pair of a square matrix, and for every row its column.
+
+    Threshold search (arXiv 2206.01288, section 3.3, made exact): some entry is the answer, and whether all pairs can be made
+    of entries at most that large is a matching in a bipartite graph. No answer is below the worst row's or column's
+    cheapest entry, which most often is the answer already. Infinite entries count as the largest.
+    """
+    floor = max(cost.min(axis=1).max(), cost.min(axis=0).max())
+    columns = _match(cost <= floor)
+    if columns is not None:
+        return float(floor), columns
+    thresholds = np.unique(cost[cost > floor])
+    low, high = 0, len(thresholds) - 1  # all entries together always match
+    best = None
+    while low < high:
+        middle = (low + high) // 2
+        columns = _match(cost <= thresholds[middle])
+        if columns is None:
+            low = middle + 1
+        else:
+            high, best = middle, columns
+    columns = best if best is not None else _match(cost <= thresholds[high])
+    assert columns is not None
+    return float(thresholds[high]), columns
+
+
+def _match(allowed: NDArray[np.bool_]) -> tuple[int, ...] | None:
+    """A perfect matching within the allowed pairs (augmenting paths over bit sets), or None."""
+    size = len(allowed)
+    weights = [1 << column for column in range(size)]
+    options = [sum(weight for weight, allow in zip(weights, row, strict=True) if allow) for row in allowed.tolist()]
+    row_of = [-1] * size
+
+    def place(row: int, unseen: int) -> int:
+        """Finds a column for the row; returns the columns still unseen, or -1 when it found one."""
+        while options[row] & unseen:
+            bit = options[row] & unseen
+            bit &= -bit
+            unseen &= ~bit
+            column = bit.bit_length() - 1
+            if row_of[column] >= 0:
+                unseen = place(row_of[column], unseen)
+                if unseen >= 0:
+                    continue
+            row_of[column] = row
+            return -1
+        return unseen
+
+    for row in range(size):
+        if place(row, (1 << size) - 1) >= 0:
+            return None
+    columns = [0] * size
+    for column, row in enumerate(row_of):
+        columns[row] = column
+    return tuple(columns)

@@ -1,0 +1,74 @@
+"""Which micro-batches travel which chain of nodes, given the stages."""
+
+from __future__ import annotations
+
+import heapq
+
+import numpy as np
+from scipy.optimize import linear_sum_assignment
+
+from dtfm.scheduler.matching import bottleneck_matching
+from dtfm.scheduler.problem import Draft, Floats, Groups, Ints, Problem
+
+EXACT_PAIRING = 128
+"""Up to so many micro-batches the pairing of two stages is exact; above, it is greedy."""
+
+
+def shares(speeds: tuple[float, ...], micro_batches: int) -> tuple[int, ...]:
+    """Whole micro-batches per node such that the last to finish finishes as early as possible; ties go to idle hands."""
+    counts = [0] * len(speeds)
+    queue = [(1.0 / speed, 0, index) for index, speed in enumerate(speeds)]
+    heapq.heapify(queue)
+    for _ in range(micro_batches):
+        _, count, index = queue[0]
+        counts[index] = count + 1
+        heapq.heapreplace(queue, ((count + 2) / speeds[index], count + 1, index))
+    return tuple(counts)
+
+
+def route(problem: Problem, groups: Groups, cuts: tuple[int, ...]) -> Draft:
+    """Shares by speed inside every stage, stages joined so that the worst exchange of a micro-batch is as short as possible.
+
+    Where two stages have as many nodes with equal shares this is the paper's matching (section 3.3); in general it is a
+    transport of shares, solved as a pairing of single micro-batches.
+    """
+    total = problem.workload.micro_batches
+    counts = [shares(tuple(problem.flops[list(group)]), total) for group in groups]
+    chains = np.repeat(np.array(groups[0], dtype=np.int64), counts[0])[:, None]
+    for stage in range(1, len(groups)):
+        senders, receivers = np.array(groups[stage - 1]), np.array(groups[stage])
+        cost = problem.exchange(senders, receivers, float(problem.activation[cuts[stage] - 1]))
+        position = {int(node): row for row, node in enumerate(senders)}
+        at = np.array([position[int(node)] for node in chains[:, -1]])
+        if len(senders) == len(receivers) and counts[stage - 1] == counts[stage] and len(set(counts[stage])) == 1:
+            following = receivers[np.array(bottleneck_matching(cost)[1])[at]]
+        else:
+            following = receivers[_transport(cost, at, counts[stage])]
+        chains = np.column_stack([chains, following])
+    unique, index = np.unique(chains, axis=0, return_inverse=True)
+    return Draft(groups, cuts, unique, np.bincount(index.ravel()))
+
+
+def _transport(cost: Floats, at: Ints, counts: tuple[int, ...]) -> Ints:
+    """A column for every micro-batch, that stands at row ``at``, such that column c gets counts[c] of them."""
+    cost = np.where(np.isfinite(cost), cost, 1e9)
+    if len(at) > EXACT_PAIRING:
+        return _greedy_transport(cost, at, counts)
+    slots = np.repeat(np.arange(len(counts)), counts)
+    full = cost[at][:, slots]
+    worst = bottleneck_matching(full)[0]
+    # Among all pairings without a worse exchange: the least sum, then as few different pairs as ties allow.
+    _, columns = linear_sum_assignment(np.where(full <= worst, full, 1e12))
+    return np.asarray(slots[columns])
+
+
+def _greedy_transport(cost: Floats, at: Ints, counts: tuple[int, ...]) -> Ints:
+    waiting = {int(row): list(np.flatnonzero(at == row)) for row in np.unique(at)}
+    free = list(counts)
+    result = np.zeros(len(at), dtype=np.int64)
+    for flat in np.argsort(cost, axis=None, kind="stable"):
+        row, column = divmod(int(flat), cost.shape[1])
+        while free[column] and waiting.get(row):
+            result[waiting[row].pop()] = column
+            free[column] -= 1
+    return result

@@ -1,0 +1,96 @@
+"""Where a search starts: plans made from the links' clusters, from the given order of nodes, and by enumeration."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+import numpy as np
+from scipy.cluster.hierarchy import leaves_list, linkage
+from scipy.spatial.distance import squareform
+
+from dtfm.scheduler.moves import Shape
+from dtfm.scheduler.problem import Groups, Problem
+
+
+def similarity_order(problem: Problem) -> tuple[int, ...]:
+    """All nodes, well connected ones side by side (average linkage over the time to exchange a typical message)."""
+    count = len(problem.flops)
+    if count < 3:
+        return tuple(range(count))
+    everyone = np.arange(count)
+    size = float(problem.activation.max()) + float(problem.parameters_before[-1]) / count
+    distance = problem.exchange(everyone, everyone, size)
+    distance = np.minimum(distance + distance.T, 1e12)
+    np.fill_diagonal(distance, 0.0)
+    return tuple(int(node) for node in leaves_list(linkage(squareform(distance, checks=False), "average")))
+
+
+def seed_groups(problem: Problem, shape: Shape) -> Iterator[Groups]:
+    """Well connected nodes as one stage's replicas, or as one route, or in the order given; for each number of stages."""
+    count = len(problem.flops)
+    orders = [similarity_order(problem), tuple(range(count))]
+    by_speed = tuple(sorted(range(count), key=lambda node: (-problem.flops[node], node)))
+    if shape.sizes is not None:
+        for order in (*orders, by_speed):
+            yield _blocks(order, shape.sizes)
+            yield dealt(order, shape.sizes)
+        return
+    numbers = [shape.stages] if shape.stages is not None else range(1, min(shape.most_stages, count) + 1)
+    for stages in numbers:
+        everyone = _even(count, stages)
+        for order in orders:
+            yield _blocks(order, everyone)
+            yield dealt(order, everyone)
+        for used in {stages, 2 * stages, (count + stages) // 2}:
+            if stages <= used < count:
+                fastest = [node for node in orders[0] if node in by_speed[:used]]
+                yield _blocks(fastest, _even(used, stages))
+    if shape.admits(((0,),)):
+        for node in by_speed[:16]:
+            yield ((node,),)
+
+
+def all_groups(count: int, shape: Shape) -> Iterator[Groups]:
+    """Every ordered choice of groups among ``count`` nodes within the shape."""
+
+    def place(node: int, groups: list[list[int]]) -> Iterator[Groups]:
+        if node == count:
+            if groups:
+                made = tuple(tuple(group) for group in groups)
+                if shape.admits(made):
+                    yield made
+            return
+        yield from place(node + 1, groups)
+        for group in groups:
+            group.append(node)
+            yield from place(node + 1, groups)
+            group.pop()
+        if len(groups) < shape.most_stages:
+            for at in range(len(groups) + 1):
+                groups.insert(at, [node])
+                yield from place(node + 1, groups)
+                groups.pop(at)
+
+    yield from place(0, [])
+
+
+def _even(count: int, stages: int) -> tuple[int, ...]:
+    return tuple(count // stages + (stage < count % stages) for stage in range(stages))
+
+
+def _blocks(order: tuple[int, ...] | list[int], sizes: tuple[int, ...]) -> Groups:
+    edges = np.cumsum((0, *sizes)).tolist()
+    return tuple(tuple(sorted(order[a:b])) for a, b in itertools.pairwise(edges))
+
+
+def dealt(order: tuple[int, ...] | list[int], sizes: tuple[int, ...]) -> Groups:
+    """Deals the nodes out to the stages in turn, so that neighbours in the order sit in different stages."""
+    groups: list[list[int]] = [[] for _ in sizes]
+    stage = 0
+    for node in order[: sum(sizes)]:
+        while len(groups[stage % len(sizes)]) == sizes[stage % len(sizes)]:
+            stage += 1
+        groups[stage % len(sizes)].append(node)
+        stage += 1
+    return tuple(tuple(sorted(group)) for group in groups)

@@ -1,0 +1,28 @@
+"""Clusters and workloads that the scheduler's tests plan for."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from dtfm.scheduler.cluster import Cluster, Node
+from dtfm.scheduler.workload import Layer, Workload
+
+
+def uniform_cluster(count: int, flops: float = 1e10, memory: float = 8e9, bandwidth: float = 1e8) -> Cluster:
+    nodes = tuple(Node(f"n{index}", flops, memory) for index in range(count))
+    return Cluster(nodes, np.full((count, count), 1e-3), np.full((count, count), bandwidth))
+
+
+def random_cluster(seed: int, count: int, unreachable: float = 0.0) -> Cluster:
+    """Speeds within a factor of 10, directed links within one of 100; some links may not exist."""
+    rng = np.random.default_rng(seed)
+    nodes = tuple(
+        Node(f"n{index}", 10 ** rng.uniform(12, 13), 10 ** rng.uniform(9.5, 10.5), f"r{index % 3}")
+        for index in range(count)
+    )
+    bandwidth = 10 ** rng.uniform(6.5, 8.5, (count, count)) * (rng.random((count, count)) >= unreachable)
+    return Cluster(nodes, rng.uniform(0.001, 0.1, (count, count)), bandwidth)
+
+
+def even_workload(layers: int = 12, micro_batches: int = 8, activation: float = 1e6) -> Workload:
+    return Workload(tuple(Layer(f"layer{index}", 2e11, 2e7, activation) for index in range(layers)), micro_batches)

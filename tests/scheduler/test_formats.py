@@ -1,0 +1,93 @@
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dtfm.scheduler.formats import (
+    decision_document,
+    dump_network,
+    dump_workload,
+    parse_network,
+    parse_plan,
+    parse_workload,
+    plan_document,
+)
+from dtfm.scheduler.networks import paper_workload
+from dtfm.scheduler.schedule import schedule
+from tests.scheduler.clusters import even_workload, random_cluster, uniform_cluster
+
+NETWORK: dict[str, Any] = {
+    "nodes": [{"id": "a", "flops": 1e12, "memory_bytes": 1e9}, {"id": "b", "flops": 1e12, "memory_bytes": 1e9}],
+    "latency_ms": [[0, 10], [20, 0]],
+    "bandwidth_gbps": [[0, 8], [0.8, 0]],
+}
+
+
+def test_a_network_is_read_in_seconds_and_bytes_row_to_column() -> None:
+    cluster = parse_network(json.dumps(NETWORK))
+    assert cluster.ids == ("a", "b")
+    assert cluster.latency[0, 1] == 0.010
+    assert cluster.bandwidth[1, 0] == 1e8
+
+
+def test_dumps_read_back_as_they_were() -> None:
+    cluster = random_cluster(1, 4)
+    again = parse_network(dump_network(cluster))
+    assert again.nodes == cluster.nodes
+    off_diagonal = ~np.eye(4, dtype=bool)
+    np.testing.assert_allclose(again.bandwidth[off_diagonal], cluster.bandwidth[off_diagonal], rtol=1e-12)
+    for workload in (paper_workload(), even_workload()):
+        assert parse_workload(dump_workload(workload)) == workload
+    plan = schedule(uniform_cluster(4), even_workload(), stages=(2, 1), generation=7).plan
+    assert parse_plan(json.dumps(plan_document(plan))) == plan
+
+
+def test_a_decision_is_plain_json_with_the_documented_keys() -> None:
+    document = decision_document(schedule(uniform_cluster(2), even_workload()), elapsed_seconds=0.5)
+    assert json.loads(json.dumps(document, allow_nan=False)) == document
+    assert set(document["predicted"]) == {"iteration_seconds", "paper_seconds", "migration_seconds"}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"nodes": "all"}, r"nodes is 'all'; it must be a list"),
+        ({"nodes": []}, r"latency_ms has 2 rows; there are 0 nodes"),
+        ({"nodes": [{"id": "a", "flops": 0, "memory_bytes": 1}] * 2}, r"'a': flops is 0\.0; .* above 0"),
+        ({"nodes": [{"id": "a", "flops": 1, "memory_bytes": 1}] * 2}, r"'a' stands more than once"),
+        ({"nodes": [{"id": "a", "flops": 1, "memory_byte": 1}] * 2}, r"nodes\[0\]\.memory_byte is unknown"),
+        ({"latency_ms": [[0, 1]]}, r"latency_ms has 1 rows; there are 2 nodes"),
+        ({"latency_ms": [[0, 1], [1]]}, r"latency_ms\[1\] is 1 numbers; it must be a list of 2"),
+        ({"latency_ms": [[0, -1], [1, 0]]}, r"latency_ms\[0\]\[1\] is -1; it must be a finite number, 0 or above"),
+        ({"bandwidth_gbps": [[0, float("nan")], [1, 0]]}, r"bandwidth_gbps\[0\]\[1\] is nan"),
+        ({"bandwidth_gbps": [[0, "fast"], [1, 0]]}, r"bandwidth_gbps\[0\]\[1\] is 'fast'; it must be a number"),
+        ({"links": []}, r"links is unknown; the keys are"),
+    ],
+)
+def test_a_broken_network_is_refused_with_field_and_value(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        parse_network(json.dumps(NETWORK | change))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", r"not JSON"),
+        ("[]", r"the document is \[\]; it must be an object"),
+        ('{"layers": [], "micro_batches": 4}', r"layers is empty"),
+        (
+            '{"layers": [{"name": "a", "forward_flops": 1, "parameter_bytes": 1}], "micro_batches": 1}',
+            r"activation_bytes is miss",
+        ),
+        ('{"layers": [], "micro_batches": 1.5}', r"micro_batches is 1\.5; it must be a whole number"),
+    ],
+)
+def test_a_broken_workload_is_refused_with_field_and_value(text: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        parse_workload(text)
+
+
+def test_a_broken_plan_is_refused_with_field_and_value() -> None:
+    with pytest.raises(ValueError, match=r"stages\[0\]\.layers is \[0\]; it must be \[first, past_last\]"):
+        parse_plan('{"generation": 1, "stages": [{"layers": [0], "replicas": ["a"]}], "routes": []}')

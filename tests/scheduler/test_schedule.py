@@ -1,0 +1,141 @@
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dtfm.scheduler.cluster import Cluster
+from dtfm.scheduler.decision import Infeasible, Objective, Reason
+from dtfm.scheduler.networks import Network, paper_network, paper_workload
+from dtfm.scheduler.plan import micro_batch_numbers, validate
+from dtfm.scheduler.schedule import schedule
+from tests.scheduler.clusters import even_workload, random_cluster, uniform_cluster
+
+
+@pytest.mark.parametrize("sizes", [(2, 2), (1, 1, 1, 1), (4,), (2, 1, 1), (1, 2), (3,)])
+def test_pinned_sizes_are_honoured_and_every_replica_has_work(sizes: tuple[int, ...]) -> None:
+    cluster, workload = uniform_cluster(4), even_workload()
+    plan = schedule(cluster, workload, stages=sizes).plan
+    validate(plan, cluster.ids, workload)
+    assert tuple(len(stage.replicas) for stage in plan.stages) == sizes
+    assert {node for route in plan.routes for node in route.nodes} == set(plan.nodes)
+    assert len(plan.idle) == 4 - sum(sizes)
+    # Equal devices get equal shares.
+    for stage in plan.stages:
+        loads = [sum(route.micro_batches for route in plan.routes if node in route.nodes) for node in stage.replicas]
+        assert max(loads) - min(loads) <= 1
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    seed=st.integers(0, 10_000),
+    count=st.integers(1, 7),
+    layers=st.integers(1, 9),
+    micro_batches=st.integers(1, 12),
+    stages=st.none() | st.integers(1, 3),
+    unreachable=st.sampled_from([0.0, 0.1]),
+)
+def test_every_plan_is_valid_and_no_faster_than_its_bound(
+    seed: int, count: int, layers: int, micro_batches: int, stages: int | None, unreachable: float
+) -> None:
+    cluster, workload = random_cluster(seed, count, unreachable), even_workload(layers, micro_batches)
+    if stages is not None and stages > min(count, layers):
+        with pytest.raises(ValueError, match=r"stages is|nodes are needed"):
+            schedule(cluster, workload, stages=stages)
+        return
+    try:
+        decision = schedule(cluster, workload, stages=stages, evaluations=150, generation=3)
+    except Infeasible:
+        # Without holes in the network one node alone always will do: the model is small.
+        possible = unreachable == 0 and stages is None
+        assert not possible
+        return
+    validate(decision.plan, cluster.ids, workload)
+    assert decision.plan.generation == 3
+    assert stages is None or len(decision.plan.stages) == stages
+    assert decision.predicted.iteration_seconds >= decision.lower_bound_seconds > 0
+    numbers = [number for numbers in micro_batch_numbers(decision.plan) for number in numbers]
+    assert numbers == list(range(micro_batches))
+
+
+def test_the_same_arguments_give_the_same_decision() -> None:
+    cluster, workload = random_cluster(5, 9), even_workload()
+    once, again = (schedule(cluster, workload, seed=2, evaluations=400) for _ in range(2))
+    assert once == again
+
+
+def test_an_expired_deadline_still_gives_a_plan() -> None:
+    decision = schedule(random_cluster(5, 9), even_workload(), deadline=lambda: True)
+    assert decision.evaluations <= 2
+    assert decision.plan.routes
+
+
+def test_a_model_too_large_for_any_node_is_cut_and_too_large_for_all_is_refused_with_the_shortfall() -> None:
+    workload = even_workload(layers=12)  # 12 x (2e7 x 4 bytes of state + 16e6 in flight)
+    split = schedule(uniform_cluster(4, memory=5e8), workload).plan
+    assert len(split.stages) >= 3
+    with pytest.raises(Infeasible, match=r"no plan fits the memory: .*n\d holds layers .* lacks 0?\.?\d+\.?\d* MiB"):
+        schedule(uniform_cluster(4, memory=2e8), workload)
+
+
+def test_unreachable_nodes_are_never_paired() -> None:
+    cluster = uniform_cluster(4)
+    bandwidth = cluster.bandwidth.copy()
+    bandwidth[0, 1:] = 0.0
+    plan = schedule(replace(cluster, bandwidth=bandwidth), even_workload()).plan
+    assert "n0" in plan.idle or plan.nodes == ("n0",)
+    with pytest.raises(Infeasible, match=r"n0 -> n\d \(bandwidth 0\)"):
+        schedule(replace(cluster, bandwidth=bandwidth), even_workload(), stages=(2, 2))
+
+
+@pytest.mark.parametrize("stages", [0, 13, (2, 0), (-1,)])
+def test_impossible_stages_are_refused_with_their_value(stages: int | tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match="stages is"):
+        schedule(uniform_cluster(20), even_workload(layers=12), stages=stages)
+    with pytest.raises(Infeasible, match="the cluster has 4: 1 too few"):
+        schedule(uniform_cluster(4), even_workload(), stages=(3, 2))
+
+
+def test_an_incumbent_stays_through_noise_and_goes_when_its_node_is_lost() -> None:
+    workload = even_workload()
+    cluster = random_cluster(3, 6)
+    first = schedule(cluster, workload, generation=1)
+    assert first.reason is Reason.FIRST
+    noise = np.random.default_rng(0).uniform(0.98, 1.02, cluster.bandwidth.shape)
+    noisy = replace(cluster, bandwidth=cluster.bandwidth * noise)
+    kept = schedule(noisy, workload, first.plan, seed=1, generation=2)
+    assert (kept.reason, kept.plan, kept.predicted.migration_seconds) == (Reason.KEPT, first.plan, 0.0)
+    lost = [index for index, node in enumerate(cluster.ids) if node != first.plan.nodes[0]]
+    smaller = Cluster(
+        tuple(cluster.nodes[index] for index in lost),
+        cluster.latency[np.ix_(lost, lost)],
+        cluster.bandwidth[np.ix_(lost, lost)],
+    )
+    moved = schedule(smaller, workload, first.plan, generation=2)
+    assert moved.reason is Reason.NODE_LOST
+    assert moved.plan.generation == 2
+    validate(moved.plan, smaller.ids, workload)
+    other = schedule(cluster, workload, first.plan, stages=(2, 2), generation=2)
+    assert other.reason is Reason.REQUESTED
+
+
+def test_a_new_node_beside_a_kept_plan_is_idle() -> None:
+    workload = even_workload(layers=1, micro_batches=1)
+    first = schedule(uniform_cluster(1), workload)
+    kept = schedule(uniform_cluster(2), workload, first.plan)
+    assert kept.reason is Reason.KEPT
+    validate(kept.plan, ("n0", "n1"), workload)
+
+
+def test_the_paper_objective_finds_the_proven_optimum_of_shuffled_universities() -> None:
+    cluster = paper_network(Network.UNIVERSITIES)
+    order = np.random.default_rng(1).permutation(64)
+    shuffled = Cluster(
+        tuple(cluster.nodes[index] for index in order),
+        cluster.latency[np.ix_(order, order)],
+        cluster.bandwidth[np.ix_(order, order)],
+    )
+    decision = schedule(shuffled, paper_workload(), objective=Objective.PAPER, evaluations=20_000)
+    assert decision.predicted.paper is not None
+    assert decision.predicted.paper.total == pytest.approx(16.0868397, abs=1e-6)
