@@ -1,0 +1,292 @@
+"""The event log's vocabulary. Everything the coordinator knows for good is a fold of these (ledger.py).
+
+Their JSON is a contract (DESIGN.md, Commands): scripts read it from ``--json``, and the store keeps it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, TypeAdapter, ValidationError
+
+from dtfm.scheduler.plan import Plan
+from dtfm.scheduler.workload import Workload
+
+
+@dataclass(frozen=True, slots=True)
+class RunStarted:
+    """First of every log. ``run`` is the run file as JSON, ``run_id`` tells it from another of the same name."""
+
+    run_id: str
+    run: dict[str, Any]
+    event: Literal["run_started"] = "run_started"
+
+
+@dataclass(frozen=True, slots=True)
+class RunResumed:
+    """A coordinator took the log up again; whoever was a node then has to join anew."""
+
+    reason: str
+    event: Literal["run_resumed"] = "run_resumed"
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceSeen:
+    """``memory_bytes``; ``flops``: sustained FLOP/s as measured."""
+
+    kind: str
+    name: str
+    memory_bytes: int
+    flops: float
+
+
+@dataclass(frozen=True, slots=True)
+class NodeJoined:
+    node: str
+    reason: str
+    address: str
+    device: DeviceSeen
+    package_version: str = ""
+    event: Literal["node_joined"] = "node_joined"
+
+
+@dataclass(frozen=True, slots=True)
+class NodeRefused:
+    """``refusal`` is the wire's RefusalReason by name, ``reason`` the sentence that the node got."""
+
+    node: str
+    refusal: str
+    reason: str
+    event: Literal["node_refused"] = "node_refused"
+
+
+@dataclass(frozen=True, slots=True)
+class NodeReady:
+    """The node has prepared the run and measured its links: it can be planned with."""
+
+    node: str
+    event: Literal["node_ready"] = "node_ready"
+
+
+@dataclass(frozen=True, slots=True)
+class NodeLeft:
+    node: str
+    reason: str
+    event: Literal["node_left"] = "node_left"
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """Directed. Latency in seconds one way, bandwidth in bytes per second; 0 with a ``problem``: not reachable."""
+
+    source: str
+    destination: str
+    latency_seconds: float
+    bandwidth: float
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class LinksMeasured:
+    node: str
+    links: tuple[Link, ...]
+    event: Literal["links_measured"] = "links_measured"
+
+
+@dataclass(frozen=True, slots=True)
+class Described:
+    """What is trained and on what, as the first node prepared it; all others must agree. The fingerprint is hex."""
+
+    workload: Workload
+    data_fingerprint: str
+    training_samples: int
+    evaluation_samples: int
+    unigram_entropy: float
+    tokens_per_sample: int
+    buckets: int
+
+
+@dataclass(frozen=True, slots=True)
+class RunDescribed:
+    described: Described
+    event: Literal["run_described"] = "run_described"
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """No plan is possible with the nodes that are ready."""
+
+    reason: str
+    event: Literal["waiting"] = "waiting"
+
+
+@dataclass(frozen=True, slots=True)
+class PlanAdopted:
+    """``step`` is the last committed one. Seconds: the planner's prediction and its lower bound, if any."""
+
+    generation: int
+    plan: Plan
+    reason: str
+    step: int
+    predicted_seconds: float | None = None
+    lower_bound_seconds: float | None = None
+    event: Literal["plan_adopted"] = "plan_adopted"
+
+
+@dataclass(frozen=True, slots=True)
+class PlanStarted:
+    """Every node of the plan holds its state: the next step begins under it."""
+
+    generation: int
+    step: int
+    event: Literal["plan_started"] = "plan_started"
+
+
+@dataclass(frozen=True, slots=True)
+class PlanFailed:
+    generation: int
+    node: str
+    reason: str
+    event: Literal["plan_failed"] = "plan_failed"
+
+
+@dataclass(frozen=True, slots=True)
+class StepCommitted:
+    """``loss`` is the mean over ``samples``, ``gradient_norm`` the whole model's before clipping; ``compute_seconds``
+    and ``wait_seconds`` are per node."""
+
+    step: int
+    generation: int
+    loss: float
+    tokens: int
+    gradient_norm: float
+    seconds: float
+    samples: int
+    compute_seconds: dict[str, float]
+    wait_seconds: dict[str, float]
+    event: Literal["step_committed"] = "step_committed"
+
+
+@dataclass(frozen=True, slots=True)
+class StepAborted:
+    """``problem`` is the wire's StepProblem by name, ``node`` the one that named it or was lost."""
+
+    step: int
+    generation: int
+    problem: str
+    node: str
+    reason: str
+    event: Literal["step_aborted"] = "step_aborted"
+
+
+@dataclass(frozen=True, slots=True)
+class DigestMismatch:
+    """Replicas of one stage hold different state: a bug, and the end of the run."""
+
+    step: int
+    generation: int
+    stage: int
+    digests: dict[str, str]
+    event: Literal["digest_mismatch"] = "digest_mismatch"
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluated:
+    """Loss over held-out samples, in nats per token, beside what frequencies alone would give."""
+
+    step: int
+    loss: float
+    samples: int
+    unigram_entropy: float
+    event: Literal["evaluated"] = "evaluated"
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointWritten:
+    step: int
+    folder: str
+    event: Literal["checkpoint_written"] = "checkpoint_written"
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointFailed:
+    step: int
+    reason: str
+    event: Literal["checkpoint_failed"] = "checkpoint_failed"
+
+
+@dataclass(frozen=True, slots=True)
+class RolledBack:
+    """No node holds some stage's state any more: training goes back from ``from_step`` to ``step``. ``folder`` is the
+    checkpoint that holds it; empty at step 0."""
+
+    step: int
+    from_step: int
+    folder: str
+    reason: str
+    event: Literal["rolled_back"] = "rolled_back"
+
+
+@dataclass(frozen=True, slots=True)
+class RunFinished:
+    step: int
+    reason: str
+    event: Literal["run_finished"] = "run_finished"
+
+
+@dataclass(frozen=True, slots=True)
+class RunFailed:
+    step: int
+    reason: str
+    event: Literal["run_failed"] = "run_failed"
+
+
+@dataclass(frozen=True, slots=True)
+class CoordinatorStopped:
+    """On request; the run can be resumed."""
+
+    reason: str
+    event: Literal["coordinator_stopped"] = "coordinator_stopped"
+
+
+Event = (
+    RunStarted
+    | RunResumed
+    | NodeJoined
+    | NodeRefused
+    | NodeReady
+    | NodeLeft
+    | LinksMeasured
+    | RunDescribed
+    | Waiting
+    | PlanAdopted
+    | PlanStarted
+    | PlanFailed
+    | StepCommitted
+    | StepAborted
+    | DigestMismatch
+    | Evaluated
+    | CheckpointWritten
+    | CheckpointFailed
+    | RolledBack
+    | RunFinished
+    | RunFailed
+    | CoordinatorStopped
+)
+
+_ADAPTER: TypeAdapter[Event] = TypeAdapter(Annotated[Event, Field(discriminator="event")])
+
+
+def to_json(event: Event) -> dict[str, Any]:
+    """The event as JSON values, its name first."""
+    fields: dict[str, Any] = _ADAPTER.dump_python(event, mode="json")
+    return {"event": fields.pop("event"), **fields}
+
+
+def from_json(value: dict[str, Any]) -> Event:
+    """Inverse of ``to_json``. Raises ValueError for what is no event of this version."""
+    try:
+        return _ADAPTER.validate_python(value)
+    except ValidationError as error:
+        raise ValueError(f"not an event of this version of dtfm: {error.errors(include_url=False)[0]['msg']}") from None

@@ -1,0 +1,142 @@
+"""What the log adds up to: a pure fold of events. A restart, ``watch`` and the audit all read this."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from dtfm.coordinator import events as ev
+from dtfm.scheduler.plan import Plan
+
+NODE_LEFT = "NODE_LEFT"
+"""StepAborted.problem when a node of the plan left; no fault of the step itself."""
+
+PEER_LOST = "PEER_LOST"
+"""StepAborted.problem when a node could not reach a peer; the link's fault, not the step's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    address: str
+    device: ev.DeviceSeen
+    ready: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    completed: bool
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ledger:
+    """``step`` is the last committed one, ``generation`` the last plan's.
+
+    ``holders`` are, per layer, the nodes that hold its state as of ``step``. ``checkpoints`` maps steps to folders, whole
+    ones alone. Since the last commit, ``failures`` counts aborted steps whose fault lies in the step itself, and
+    ``peer_losses`` those that a node aborted because it lost a peer; ``plan_failures`` counts since a plan last started.
+    """
+
+    run_id: str = ""
+    run: Mapping[str, Any] = field(default_factory=dict)
+    described: ev.Described | None = None
+    members: Mapping[str, Member] = field(default_factory=dict)
+    links: Mapping[tuple[str, str], ev.Link] = field(default_factory=dict)
+    generation: int = 0
+    plan: Plan | None = None
+    holders: tuple[tuple[str, ...], ...] = ()
+    step: int = 0
+    last: ev.StepCommitted | None = None
+    evaluated: ev.Evaluated | None = None
+    checkpoints: Mapping[int, str] = field(default_factory=dict)
+    failures: int = 0
+    peer_losses: int = 0
+    plan_failures: int = 0
+    outcome: Outcome | None = None
+
+    @property
+    def checkpoint_step(self) -> int:
+        """Step of the newest whole checkpoint; 0: there is none."""
+        return max(self.checkpoints, default=0)
+
+    @property
+    def state_is_held(self) -> bool:
+        """Whether the nodes together hold the whole state as of ``step``; at step 0 it follows from the seed."""
+        return self.step == 0 or (bool(self.holders) and all(self.holders))
+
+
+def fold(events: Iterable[ev.Event], ledger: Ledger | None = None) -> Ledger:
+    """The ledger after ``events``."""
+    ledger = ledger or Ledger()
+    for event in events:
+        ledger = apply(ledger, event)
+    return ledger
+
+
+def apply(ledger: Ledger, event: ev.Event) -> Ledger:
+    """The ledger after one more event."""
+    match event:
+        case ev.RunStarted():
+            return Ledger(run_id=event.run_id, run=event.run)
+        case ev.RunResumed() | ev.CoordinatorStopped():
+            outcome = ledger.outcome if ledger.outcome and ledger.outcome.completed else None
+            cleared = replace(ledger, members={}, links={}, plan=None, holders=(), outcome=outcome)
+            return replace(cleared, failures=0, peer_losses=0, plan_failures=0)
+        case ev.NodeJoined():
+            member = Member(event.address, event.device)
+            return replace(ledger, members={**ledger.members, event.node: member})
+        case ev.NodeReady():
+            member = replace(ledger.members[event.node], ready=True)
+            return replace(ledger, members={**ledger.members, event.node: member})
+        case ev.NodeLeft():
+            return _without(ledger, event.node)
+        case ev.LinksMeasured():
+            links = {**ledger.links, **{(link.source, link.destination): link for link in event.links}}
+            return replace(ledger, links=links, peer_losses=0)
+        case ev.RunDescribed():
+            return replace(ledger, described=event.described)
+        case ev.PlanAdopted():
+            return replace(ledger, generation=event.generation, plan=event.plan)
+        case ev.PlanStarted():
+            return replace(ledger, holders=_layer_holders(ledger), plan_failures=0)
+        case ev.PlanFailed():
+            return replace(ledger, plan_failures=ledger.plan_failures + 1)
+        case ev.StepCommitted():
+            return replace(ledger, step=event.step, last=event, failures=0, peer_losses=0)
+        case ev.StepAborted():
+            lost_peer = event.problem == PEER_LOST
+            return replace(
+                ledger,
+                failures=ledger.failures + (event.problem not in (NODE_LEFT, PEER_LOST)),
+                peer_losses=ledger.peer_losses + lost_peer,
+            )
+        case ev.Evaluated():
+            return replace(ledger, evaluated=event)
+        case ev.CheckpointWritten():
+            return replace(ledger, checkpoints={**ledger.checkpoints, event.step: event.folder})
+        case ev.RolledBack():
+            checkpoints = {step: folder for step, folder in ledger.checkpoints.items() if step < event.step}
+            if event.folder:
+                checkpoints[event.step] = event.folder
+            return replace(ledger, step=event.step, plan=None, holders=(), checkpoints=checkpoints, last=None)
+        case ev.RunFinished():
+            return replace(ledger, outcome=Outcome(True, event.reason))
+        case ev.RunFailed():
+            return replace(ledger, outcome=Outcome(False, event.reason))
+        case ev.NodeRefused() | ev.Waiting() | ev.DigestMismatch() | ev.CheckpointFailed():
+            return ledger
+
+
+def _without(ledger: Ledger, node: str) -> Ledger:
+    return replace(
+        ledger,
+        members={name: member for name, member in ledger.members.items() if name != node},
+        links={pair: link for pair, link in ledger.links.items() if node not in pair},
+        holders=tuple(tuple(name for name in names if name != node) for names in ledger.holders),
+    )
+
+
+def _layer_holders(ledger: Ledger) -> tuple[tuple[str, ...], ...]:
+    assert ledger.plan is not None
+    return tuple(stage.replicas for stage in ledger.plan.stages for _ in range(*stage.layers))

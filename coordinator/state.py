@@ -1,0 +1,153 @@
+"""Everything a tick knows: the ledger, and beside it what lives only as long as this coordinator process."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from dtfm.coordinator.ledger import Ledger
+from dtfm.coordinator.run_file import RunFile
+from dtfm.protos import control_pb2 as wire
+from dtfm.protos import plan_pb2
+from dtfm.scheduler.plan import Plan
+
+ATTEMPTS = 3
+"""So many failures in a row, of a step or of a plan, end the run."""
+
+PATIENCE_LEASES = 100
+"""A node that still gives signs of life may take so many leases for a step or for loading its state."""
+
+PROBE_LEASES = 6
+"""So many leases for measuring links; a node that has not by then is planned with as if its links were average ones."""
+
+
+class Standing(enum.Enum):
+    """How far a node has come since its stream opened."""
+
+    JOINED = "joined"
+    PROBING = "probing"
+    READY = "ready"
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """A node's live stream. ``heard``: when it last gave a sign of life; ``probe_until``: when its link report is due."""
+
+    node: str
+    stream: int
+    incarnation: int
+    address: str
+    heard: float
+    standing: Standing = Standing.JOINED
+    probe_until: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Gathering:
+    """Nothing trains: too few nodes are ready, or a plan is being made. ``said``: the sentence of the last Waiting."""
+
+    since: float
+    reason: str
+    said: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Switching:
+    """A plan is adopted; ``awaiting`` are the nodes that do not hold their state yet."""
+
+    awaiting: frozenset[str]
+    deadline: float
+
+
+@dataclass(frozen=True, slots=True)
+class Stepping:
+    step: int
+    since: float
+    deadline: float
+    votes: Mapping[str, wire.StepReady] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Pausing:
+    """The last commit said pause, because it was the run's last or because a plan is chosen; its aftermath is not all
+    there. ``applied``: digests of the nodes' state, of those that have applied it."""
+
+    deadline: float
+    applied: Mapping[str, bytes] = field(default_factory=dict)
+
+
+Phase = Gathering | Switching | Stepping | Pausing
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationTally:
+    generation: int
+    expected: frozenset[str]
+    reports: Mapping[str, wire.Evaluated] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointTally:
+    """Buckets of one step that are said to be in ``folder``, by number; ``writers`` are the plan's nodes at that step."""
+
+    folder: str
+    writers: frozenset[str]
+    buckets: Mapping[int, wire.BucketWritten] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class PlanChosen:
+    plan: Plan
+    reason: str
+    predicted_seconds: float | None = None
+    lower_bound_seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PlanAsked:
+    """The planner is at work. ``tickets``: who waits for an answer."""
+
+    number: int
+    ready: frozenset[str]
+    tickets: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """``sessions`` by node. ``considered`` are the nodes that the last finished planning knew; ``gathered``: whether this
+    process has had a plan yet; ``asked`` counts requests to the planner; ``chosen`` waits for the next commit."""
+
+    run: RunFile
+    message: plan_pb2.Run
+    peer_token: str
+    ledger: Ledger
+    phase: Phase
+    sessions: Mapping[str, Session] = field(default_factory=dict)
+    planning: PlanAsked | None = None
+    chosen: PlanChosen | None = None
+    considered: frozenset[str] = frozenset()
+    asked: int = 0
+    gathered: bool = False
+    evaluations: Mapping[int, EvaluationTally] = field(default_factory=dict)
+    checkpoints: Mapping[int, CheckpointTally] = field(default_factory=dict)
+
+    @property
+    def lease(self) -> float:
+        return self.run.cluster.lease
+
+    @property
+    def heartbeat(self) -> float:
+        return self.lease / 4
+
+    @property
+    def patience(self) -> float:
+        return self.lease * PATIENCE_LEASES
+
+    @property
+    def ready(self) -> tuple[str, ...]:
+        """Nodes that can be planned with, by name."""
+        return tuple(sorted(s.node for s in self.sessions.values() if s.standing is Standing.READY))
+
+    def session_of(self, stream: int) -> Session | None:
+        return next((session for session in self.sessions.values() if session.stream == stream), None)

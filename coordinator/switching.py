@@ -1,0 +1,208 @@
+"""From nodes that are ready to a plan that trains: asking the planner, adopting, waiting for state, beginning."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from dtfm.coordinator import events as ev
+from dtfm.coordinator.checks import shorten
+from dtfm.coordinator.ending import fail, finish
+from dtfm.coordinator.planning import measured_cluster
+from dtfm.coordinator.state import ATTEMPTS, Gathering, PlanAsked, PlanChosen, Stepping, Switching
+from dtfm.coordinator.turn import AnswerPlanNow, PlanWanted, Turn
+from dtfm.coordinator.wire import assignment
+from dtfm.protos import control_pb2 as wire
+from dtfm.scheduler.plan import Plan
+
+GRACE_LEASES = 6
+"""After a restart, so many leases are left for the nodes of before to come back."""
+
+
+def regroup(turn: Turn, reason: str) -> None:
+    """Nothing trains any more; plan anew over the nodes that are ready."""
+    planning = turn.state.planning
+    if planning is not None:  # what it was told is out of date
+        planning = replace(planning, ready=frozenset())
+    turn.set(phase=Gathering(turn.now, reason), chosen=None, planning=planning)
+    consider(turn)
+
+
+def consider(turn: Turn, ticket: int | None = None) -> None:
+    """Asks the planner if there is cause to: nothing trains, a ready node has no part in the plan, or somebody asks."""
+    state = turn.state
+    phase = state.phase
+    ready = frozenset(state.ready)
+    tickets = () if ticket is None else (ticket,)
+    if isinstance(phase, Gathering):
+        if problem := _too_few(turn, phase):
+            _wait(turn, phase, problem)
+            answer(turn, tickets, False, problem)
+            return
+        if phase.said and state.considered == ready and not tickets:
+            return  # the planner found no plan for these
+        if state.planning and state.planning.ready == ready:
+            turn.set(planning=replace(state.planning, tickets=state.planning.tickets + tickets))
+            return
+    elif not isinstance(phase, Stepping) or state.planning or state.chosen:
+        answer(turn, tickets, False, "a change of plan is under way already")
+        return
+    elif ticket is None and ready <= state.considered:
+        return
+    _ask(turn, ready, tickets)
+
+
+def planned(turn: Turn, number: int, outcome: PlanChosen | str) -> None:
+    """The planner's answer. One that was overtaken by a newer question is dropped."""
+    asked, phase = turn.state.planning, turn.state.phase
+    if asked is None or asked.number != number:
+        return
+    if not asked.ready <= set(turn.state.ready):
+        turn.set(planning=None)
+        answer(turn, asked.tickets, False, "a node left meanwhile")
+        consider(turn)
+        return
+    turn.set(planning=None, considered=asked.ready)
+    current = turn.state.ledger.plan
+    if isinstance(outcome, str):
+        answer(turn, asked.tickets, False, outcome)
+        if isinstance(phase, Gathering):
+            _wait(turn, phase, outcome)
+    elif isinstance(phase, Gathering):
+        answer(turn, asked.tickets, True, outcome.reason)
+        adopt(turn, outcome, phase.reason)
+    elif current is not None and _same_work(outcome.plan, current):
+        answer(turn, asked.tickets, False, f"the plan stays as it is: {outcome.reason}")
+    elif isinstance(phase, Stepping):
+        answer(turn, asked.tickets, True, outcome.reason)
+        turn.set(chosen=outcome)
+    else:
+        answer(turn, asked.tickets, False, "the plan changed meanwhile")
+
+
+def adopt(turn: Turn, choice: PlanChosen, cause: str) -> None:
+    """The plan gets the next generation and goes out to everybody. Where some stage's state is held by no node any more,
+    training goes back to the newest checkpoint, or to the start."""
+    if turn.state.ledger.step >= turn.state.run.train.steps and _ends_or_goes_back(turn):
+        return
+    if not turn.state.ledger.state_is_held and turn.state.ledger.step not in turn.state.ledger.checkpoints:
+        _roll_back(turn, "no node holds all of the state as of the last step any more")
+    ledger = turn.state.ledger
+    reason = shorten(f"{cause}: {choice.reason}" if cause else choice.reason)
+    plan = replace(choice.plan, generation=ledger.generation + 1)
+    turn.emit(
+        ev.PlanAdopted(plan.generation, plan, reason, ledger.step, choice.predicted_seconds, choice.lower_bound_seconds)
+    )
+    turn.set(
+        phase=Switching(frozenset(plan.nodes), turn.now + turn.state.patience),
+        chosen=None,
+        planning=None,
+        gathered=True,
+        evaluations={},
+    )
+    turn.send(turn.state.ready, assignment=assignment(turn.state.ledger, reason))
+
+
+def again(turn: Turn, reason: str) -> None:
+    """The same plan under the next generation."""
+    plan = turn.state.ledger.plan
+    assert plan is not None
+    adopt(turn, PlanChosen(plan, "the same plan again"), reason)
+
+
+def plan_ready(turn: Turn, node: str, generation: int) -> None:
+    phase, ledger = turn.state.phase, turn.state.ledger
+    if not isinstance(phase, Switching) or generation != ledger.generation:
+        return
+    assert ledger.plan is not None
+    awaiting = phase.awaiting - {node}
+    turn.set(phase=replace(phase, awaiting=awaiting))
+    if not awaiting:
+        step = ledger.step + 1
+        turn.emit(ev.PlanStarted(generation, step))
+        turn.set(phase=Stepping(step, turn.now, turn.now + turn.state.patience))
+        turn.send(ledger.plan.nodes, begin=wire.Begin(generation=generation, step=step))
+        consider(turn)
+
+
+def plan_failed(turn: Turn, node: str, generation: int, problem: str) -> None:
+    """A node could not take its part; after some attempts in a row the run fails."""
+    if not isinstance(turn.state.phase, Switching) or generation != turn.state.ledger.generation:
+        return
+    problem = shorten(problem)
+    turn.emit(ev.PlanFailed(generation, node, problem))
+    if turn.state.ledger.plan_failures >= ATTEMPTS:
+        fail(turn, f"{ATTEMPTS} plans in a row could not start; the last because of {node}: {problem}")
+    else:
+        regroup(turn, f"{node} could not take its part")
+
+
+def answer(turn: Turn, tickets: tuple[int, ...], changed: bool, reason: str) -> None:
+    """To those who asked to plan now; a change comes under the next generation, at the next commit."""
+    generation = turn.state.ledger.generation + changed
+    turn.commands.extend(AnswerPlanNow(ticket, changed, generation, reason) for ticket in tickets)
+
+
+def _too_few(turn: Turn, phase: Gathering) -> str:
+    """Why planning makes no sense yet; empty: it does."""
+    state = turn.state
+    cluster, ready = state.run.cluster, len(state.ready)
+    pinned = cluster.pinned
+    least = len(pinned) if isinstance(pinned, tuple) else pinned or 1
+    waited = bool(state.ledger.generation) and turn.now - phase.since >= GRACE_LEASES * state.lease
+    if not state.gathered and not waited:
+        least = cluster.nodes
+    return f"{ready} of {least} nodes are ready" if ready < least else ""
+
+
+def _wait(turn: Turn, phase: Gathering, problem: str) -> None:
+    if phase.said != problem:
+        turn.emit(ev.Waiting(f"{phase.reason}: {problem}" if phase.reason else problem))
+        turn.set(phase=replace(phase, said=problem))
+    turn.set(planning=None)
+
+
+def _ask(turn: Turn, ready: frozenset[str], tickets: tuple[int, ...]) -> None:
+    state = turn.state
+    described = state.ledger.described
+    assert described is not None
+    old = state.planning.tickets if state.planning else ()
+    asked = PlanAsked(state.asked + 1, ready, old + tickets)
+    turn.set(asked=asked.number, planning=asked)
+    pinned = state.run.cluster.pinned
+    if isinstance(pinned, tuple) and sum(pinned) > len(ready):
+        pinned = len(pinned)  # the pinned replicas are not all there: keep training with the same number of stages
+    turn.commands.append(
+        PlanWanted(
+            number=asked.number,
+            cluster=measured_cluster(state.ledger, sorted(ready)),
+            workload=described.workload,
+            incumbent=state.ledger.plan,
+            stages=pinned,
+            seed=state.run.seed,
+            generation=state.ledger.generation + 1,
+        )
+    )
+
+
+def _roll_back(turn: Turn, reason: str) -> None:
+    ledger = turn.state.ledger
+    step = ledger.checkpoint_step
+    again = "from the start" if step == 0 else f"from the checkpoint of step {step}"
+    sentence = f"{reason}; {ledger.step - step} steps are trained again {again}"
+    turn.emit(ev.RolledBack(step, ledger.step, ledger.checkpoints.get(step, ""), sentence))
+    # Those of later steps would be of another past.
+    turn.set(checkpoints={s: tally for s, tally in turn.state.checkpoints.items() if s <= step})
+
+
+def _ends_or_goes_back(turn: Turn) -> bool:
+    """All steps are trained already. True: and saved, so that the run ends; else it goes back to what is saved."""
+    ledger = turn.state.ledger
+    if ledger.step in ledger.checkpoints:
+        finish(turn, f"all {ledger.step} steps are trained; the checkpoint is {ledger.checkpoints[ledger.step]}")
+        return True
+    _roll_back(turn, "the last step's checkpoint was not written")
+    return False
+
+
+def _same_work(one: Plan, other: Plan) -> bool:
+    return (one.stages, one.routes) == (other.stages, other.routes)

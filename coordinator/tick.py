@@ -1,0 +1,124 @@
+"""The coordinator's core: ``tick(state, input, now) -> state, commands``. Pure; the shell is server.py."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from dtfm.coordinator import aftermath, membership, stepping, switching
+from dtfm.coordinator.checks import Refused, shorten
+from dtfm.coordinator.ending import stop
+from dtfm.coordinator.state import Gathering, Pausing, Session, State, Stepping, Switching
+from dtfm.coordinator.turn import (
+    Command,
+    Greeted,
+    Heard,
+    Input,
+    ManifestDone,
+    Planned,
+    PlanNow,
+    StopAsked,
+    StreamClosed,
+    TimePassed,
+    Turn,
+)
+
+
+def tick(state: State, event: Input, now: float) -> tuple[State, Sequence[Command]]:
+    """What becomes of ``state`` when ``event`` happens at ``now`` (seconds of a clock that never goes back), and what is
+    to be done, in this order."""
+    turn = Turn(state, now)
+    over = state.ledger.outcome is not None
+    match event:
+        case Greeted():
+            membership.greeted(turn, event.stream, event.message, event.shows_token)
+        case Heard():
+            _heard(turn, event, over)
+        case StreamClosed():
+            if session := state.session_of(event.stream):
+                membership.leave(turn, session, event.reason)
+        case StopAsked():
+            stop(turn, event.reason, event.dismiss)
+        case PlanNow() if over:
+            switching.answer(turn, (event.ticket,), False, "the run is over")
+        case PlanNow():
+            switching.consider(turn, event.ticket)
+        case Planned() if not over:
+            switching.planned(turn, event.number, event.outcome)
+        case ManifestDone() if not over:
+            aftermath.manifest_done(turn, event.step, event.problem)
+        case TimePassed() if not over:
+            _time_passed(turn)
+        case Planned() | ManifestDone() | TimePassed():
+            pass
+    return turn.state, turn.commands
+
+
+def _heard(turn: Turn, event: Heard, over: bool) -> None:
+    session = turn.state.session_of(event.stream)
+    if session is None:
+        return  # its node has left; the stream is being hung up
+    turn.update(session, heard=turn.now)
+    session = turn.state.sessions[session.node]
+    try:
+        if event.message.WhichOneof("message") == "goodbye":
+            membership.leave(turn, session, f"goodbye: {shorten(event.message.goodbye.reason)}")
+        elif not over:
+            _dispatch(turn, session, event)
+    except Refused as refused:
+        turn.refuse(session.stream, session.node, refused.reason, str(refused))
+        membership.leave(turn, session, f"refused: {refused}")
+
+
+def _dispatch(turn: Turn, session: Session, event: Heard) -> None:
+    message, node = event.message, session.node
+    kind = message.WhichOneof("message")
+    if kind in _OF_THE_READY and node not in turn.state.ready:
+        turn.log(f"ignored {kind} of {node}, which is not ready yet")
+        return
+    match kind:
+        case "prepared":
+            membership.prepared(turn, session, message.prepared)
+        case "links":
+            membership.links_measured(turn, session, message.links)
+        case "plan_ready":
+            switching.plan_ready(turn, node, message.plan_ready.generation)
+        case "plan_failed":
+            switching.plan_failed(turn, node, message.plan_failed.generation, message.plan_failed.problem)
+        case "step_ready":
+            stepping.step_ready(turn, node, message.step_ready)
+        case "step_failed":
+            stepping.step_failed(turn, node, message.step_failed)
+        case "evaluated":
+            aftermath.evaluated(turn, node, message.evaluated)
+        case "bucket_written":
+            aftermath.bucket_written(turn, node, message.bucket_written)
+        case "applied":
+            aftermath.applied(turn, node, message.applied)
+        case "heartbeat":
+            pass
+        case _:
+            turn.log(f"ignored a message of {node} that means nothing here: {kind}")
+
+
+def _time_passed(turn: Turn) -> None:
+    membership.lapse(turn)
+    if turn.state.ledger.outcome is not None:
+        return
+    match turn.state.phase:
+        case Gathering():
+            switching.consider(turn)
+        case Stepping(deadline=deadline) if turn.now <= deadline:
+            switching.consider(turn)
+        case Switching(awaiting, deadline) if turn.now > deadline:
+            node = min(awaiting)
+            problem = f"not ready within {turn.state.patience:g} seconds"
+            switching.plan_failed(turn, node, turn.state.ledger.generation, problem)
+        case Stepping():
+            stepping.overdue(turn)
+        case Pausing(deadline) if turn.now > deadline:
+            aftermath.overdue(turn)
+
+
+_OF_THE_READY = frozenset(
+    ("plan_ready", "plan_failed", "step_ready", "step_failed", "evaluated", "bucket_written", "applied")
+)

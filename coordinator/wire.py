@@ -1,0 +1,39 @@
+"""Ours to the wire's: plans, assignments."""
+
+from __future__ import annotations
+
+from dtfm.coordinator.ledger import Ledger
+from dtfm.protos import control_pb2, plan_pb2
+from dtfm.scheduler.plan import Plan
+
+
+def plan_message(plan: Plan) -> plan_pb2.Plan:
+    return plan_pb2.Plan(
+        generation=plan.generation,
+        stages=[
+            plan_pb2.Plan.Stage(first_layer=stage.layers[0], past_last_layer=stage.layers[1], replicas=stage.replicas)
+            for stage in plan.stages
+        ],
+        routes=[plan_pb2.Plan.Route(nodes=route.nodes, micro_batches=route.micro_batches) for route in plan.routes],
+        idle=plan.idle,
+    )
+
+
+def assignment(ledger: Ledger, reason: str) -> control_pb2.Assignment:
+    """The ledger's plan for its nodes: state as of the last committed step comes from whoever holds it, or, where
+    some of it is held by nobody, all of it from the checkpoint."""
+    assert ledger.plan is not None
+    assert ledger.described is not None
+    held = ledger.step > 0 and ledger.state_is_held
+    donors = ledger.holders if held else ((),) * len(ledger.described.workload.layers)
+    named = {*ledger.plan.nodes, *(node for names in donors for node in names)}
+    return control_pb2.Assignment(
+        plan=plan_message(ledger.plan),
+        peers=[
+            control_pb2.Peer(node=n, address=ledger.members[n].address) for n in sorted(named) if n in ledger.members
+        ],
+        step=ledger.step,
+        donors=[control_pb2.Assignment.Donors(nodes=names) for names in donors],
+        checkpoint="" if held or ledger.step == 0 else ledger.checkpoints[ledger.step],
+        reason=reason,
+    )
