@@ -1,24 +1,13 @@
-"""Frames from peers become tensors' bytes: checked, put together, handed to whoever waits."""
+"""Frames from peers become tensors' bytes: checked, put together, handed on."""
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from dtfm.node.admission import Expectations, admit
-from dtfm.node.mailbox import Mailbox
-from dtfm.protos.frame import FrameError, FrameProblem, Header, Kind, parse
-
-#: What a node's threads wait for: (kind of work, step).
-Topic = tuple[str, int]
-
-_TOPIC_OF_KIND = {
-    Kind.ACTIVATION: "train",
-    Kind.GRADIENT: "train",
-    Kind.EVALUATION: "evaluate",
-    Kind.REDUCE: "reduce",
-    Kind.GATHER: "reduce",
-}
+from dtfm.protos.frame import FrameError, FrameProblem, Header, parse
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,12 +20,13 @@ class Arrival:
 
 
 class Inbox:
-    """Takes the frames of one generation. Holds at most what the plan has peers send within two steps."""
+    """Takes the frames of one generation and hands whole tensors to ``deliver``, each once. Holds at most what the plan has
+    peers send within two steps."""
 
-    def __init__(self, expect: Expectations, applied: int, mailbox: Mailbox[Topic, Arrival]) -> None:
+    def __init__(self, expect: Expectations, applied: int, deliver: Callable[[Arrival], None]) -> None:
         self._expect = expect
         self._applied = applied
-        self._mailbox = mailbox
+        self._deliver = deliver
         self._lock = threading.Lock()
         self._partial: dict[tuple[str, Header], bytearray] = {}
         self._done: set[tuple[str, Header]] = set()
@@ -47,9 +37,6 @@ class Inbox:
             self._applied = applied
             self._partial = {k: v for k, v in self._partial.items() if k[1].step >= applied}
             self._done = {k for k in self._done if k[1].step >= applied}
-        for kind in ("train", "reduce"):
-            self._mailbox.forget((kind, applied))
-        self._mailbox.forget(("evaluate", applied - 1))
 
     def take(self, source: str, frame: bytes) -> None:
         """One frame from ``source``. Raises FrameError for one that is refused; a stale one is no fault of the sender's."""
@@ -73,5 +60,4 @@ class Inbox:
                 return
             del self._partial[key]
             self._done.add(key)
-        topic = (_TOPIC_OF_KIND[header.kind], header.step)
-        self._mailbox.put(topic, Arrival(source, key[1], memoryview(whole)))
+        self._deliver(Arrival(source, key[1], memoryview(whole)))

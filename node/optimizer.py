@@ -27,6 +27,18 @@ def clip_coefficient(gradient_norm: float, clip_norm: float) -> float:
     return min(1.0, clip_norm / (gradient_norm + 1e-6)) if clip_norm > 0 else 1.0
 
 
+def decayed_ranges(parameters: Sequence[tuple[str, tuple[int, ...]]]) -> list[tuple[int, int]]:
+    """Where weight decay applies in a flat tensor of ``parameters`` (name, shape): on matrices and larger, as is usual;
+    biases and norms are left alone."""
+    ranges, start = [], 0
+    for _, shape in parameters:
+        stop = start + math.prod(shape)
+        if len(shape) >= 2:
+            ranges.append((start, stop))
+        start = stop
+    return ranges
+
+
 @torch.no_grad()
 def adamw(
     train: Run.Train,

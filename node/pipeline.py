@@ -9,14 +9,18 @@ import enum
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 
 from dtfm.kernels.codec import DTYPES, Codec, decode
-from dtfm.node.inbox import Arrival, Topic
+from dtfm.node.inbox import Arrival
 from dtfm.node.mailbox import Mailbox
 from dtfm.node.share import Share
 from dtfm.protos.frame import Kind
+
+#: What arrives for the pipeline, by kind of work and step.
+Topic = tuple[Literal["train", "evaluate"], int]
 
 #: send(kind, destination, micro-batch, tensor)
 Send = Callable[[Kind, str, int, torch.Tensor], None]
@@ -88,7 +92,7 @@ def train_step(
     Calls ``before_last_backward`` once, so that hooks can tell when each bucket's gradients are final. Raises NonFinite, and
     Closed when the step is called off.
     """
-    topic = ("train", step)
+    topic: Topic = ("train", step)
     waiting = dict.fromkeys(share.micro_batches) if share.first else {}
     inputs: dict[int, torch.Tensor] = {}  # arrived, or kept for backward
     outputs: dict[int, torch.Tensor] = {}  # of micro-batches in flight
@@ -138,7 +142,7 @@ def train_step(
             left -= 1
             if left == 0:
                 before_last_backward()
-            outputs.pop(number).backward(gradients.pop(number))  # type: ignore[no-untyped-call]
+            torch.autograd.backward(outputs.pop(number), gradients.pop(number))
             if not share.first:
                 gradient = inputs.pop(number).grad
                 assert gradient is not None

@@ -14,7 +14,7 @@ import torch
 
 from dtfm.kernels.codec import DTYPES, Codec, decode
 from dtfm.node.admission import shards
-from dtfm.node.inbox import Arrival, Topic
+from dtfm.node.inbox import Arrival
 from dtfm.node.mailbox import Mailbox
 from dtfm.node.share import Group
 from dtfm.protos.frame import Kind
@@ -55,13 +55,13 @@ def reduce_gradients(
     step: int,
     gradients: Mapping[int, torch.Tensor],
     groups: Mapping[int, Group],
-    mailbox: Mailbox[Topic, Arrival | Final],
+    mailbox: Mailbox[int, Arrival | Final],
     send: Send,
 ) -> None:
     """Replaces ``gradients`` (flat tensors by bucket) by their sums over the buckets' groups.
 
-    Runs in a thread of its own, beside backward: reads ("reduce", step) from ``mailbox``, where the pipeline says Final for
-    each bucket and the inbox puts what the peers send. Returns when every bucket is complete. Raises Closed.
+    Runs in a thread of its own, beside backward: reads ``step`` from ``mailbox``, where the pipeline says Final for each
+    bucket and the inbox puts what the peers send. Returns when every bucket is complete. Raises Closed.
     """
     buckets = {}
     for index, flat in gradients.items():
@@ -70,7 +70,7 @@ def reduce_gradients(
             owned = {i for i, (start, stop) in enumerate(shards(flat.numel(), len(members))) if stop > start}
             buckets[index] = _Bucket(index, flat, members, members.index(node), missing=owned)
     while any(b.missing or not b.final for b in buckets.values()):
-        item = mailbox.get(("reduce", step))
+        item = mailbox.get(step)
         index = item.bucket if isinstance(item, Final) else item.header.index
         bucket = buckets.get(index)
         if bucket is None:  # held by this node alone

@@ -15,7 +15,7 @@ from crc32c import crc32c
 
 CHUNK_BYTES = 1 << 20
 _MAGIC = b"dtf1"
-_HEADER = struct.Struct("<4sBBBxQIIIxxxxQQQI")
+_HEADER = struct.Struct("<4sBBBQIIIQQQI")
 HEADER_BYTES = _HEADER.size
 MAX_FRAME_BYTES = HEADER_BYTES + CHUNK_BYTES
 

@@ -1,0 +1,89 @@
+"""A replica group's gradients become their sum, the same bits on every member."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dtfm.kernels.codec import DTYPE_NUMBERS, Codec, encode
+from dtfm.node.admission import shards
+from dtfm.node.inbox import Arrival
+from dtfm.node.mailbox import Closed, Mailbox
+from dtfm.node.reduction import Final, reduce_gradients
+from dtfm.node.share import Group
+from dtfm.protos.frame import Header, Kind
+
+Mail = Mailbox[int, Arrival | Final]
+STEP = 4
+
+
+def reduce_together(gradients: dict[str, dict[int, torch.Tensor]], groups: dict[int, Group]) -> None:
+    """Runs every member's reduction in a thread; what one sends is in the other's mailbox at once."""
+    mail: dict[str, Mail] = {node: Mailbox() for node in gradients}
+
+    def run(node: str) -> None:
+        def send(kind: Kind, destination: str, bucket: int, shard: int, tensor: torch.Tensor) -> None:
+            encoded = memoryview(bytes(encode(Codec.OFF, tensor)))
+            dtype = DTYPE_NUMBERS[tensor.dtype]
+            header = Header(kind, Codec.OFF, dtype, 1, STEP, bucket, shard, tensor.numel(), len(encoded))
+            mail[destination].put(STEP, Arrival(node, header, encoded))
+
+        for bucket in gradients[node]:
+            mail[node].put(STEP, Final(bucket))
+        mine = {b: groups[b] for b in gradients[node]}
+        reduce_gradients(node, STEP, gradients[node], mine, mail[node], send)
+
+    with ThreadPoolExecutor(len(gradients)) as pool:
+        for done in [pool.submit(run, node) for node in gradients]:
+            done.result(timeout=30)
+
+
+@settings(max_examples=30, deadline=None)
+@given(members=st.integers(1, 5), sizes=st.lists(st.integers(0, 3000), min_size=1, max_size=3), seed=st.integers(0, 99))
+def test_all_members_end_with_the_sum_bit_for_bit(members: int, sizes: list[int], seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    nodes = [f"n{i}" for i in range(members)]
+    gradients = {n: {b: torch.randn(size, generator=generator) for b, size in enumerate(sizes)} for n in nodes}
+    sums = {b: torch.stack([gradients[n][b].double() for n in nodes]).sum(0) for b in range(len(sizes))}
+    group = Group(tuple(nodes), tuple(nodes))
+    reduce_together(gradients, dict.fromkeys(range(len(sizes)), group))
+    for b, expected in sums.items():
+        torch.testing.assert_close(gradients[nodes[0]][b].double(), expected, rtol=1e-5, atol=1e-5)
+        assert all(torch.equal(gradients[n][b], gradients[nodes[0]][b]) for n in nodes)
+
+
+def test_a_tied_bucket_is_summed_across_stages_and_the_others_within_them() -> None:
+    first, last = Group(("a", "b"), ("a", "b")), Group(("c",), ("c",))
+    tied = Group(("a", "b", "c"), ("a", "b"))
+    gradients = {
+        "a": {0: torch.ones(10), 9: torch.full((600,), 1.0)},
+        "b": {0: torch.ones(10), 9: torch.full((600,), 10.0)},
+        "c": {1: torch.ones(10), 9: torch.full((600,), 100.0)},
+    }
+    reduce_together(gradients, {0: first, 1: last, 9: tied})
+    assert all(gradients[n][9].eq(111.0).all() for n in "abc")
+    assert gradients["a"][0].eq(2.0).all()
+    assert gradients["c"][1].eq(1.0).all()
+
+
+def test_a_reduction_that_is_called_off_ends() -> None:
+    mail: Mail = Mailbox()
+    groups = {0: Group(("a", "b"), ("a", "b"))}
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(reduce_gradients, "a", STEP, {0: torch.ones(4)}, groups, mail, lambda *_: None)
+        mail.close("b left")
+        with pytest.raises(Closed, match="b left"):
+            waiting.result(timeout=30)
+
+
+@given(elements=st.integers(0, 100_000), members=st.integers(1, 40))
+def test_shards_cover_a_bucket_in_blocks_and_nearly_evenly(elements: int, members: int) -> None:
+    ranges = shards(elements, members)
+    assert [start for start, _ in ranges] == [0, *(stop for _, stop in ranges[:-1])]
+    assert ranges[-1][1] == elements
+    assert all(start % 256 == 0 or start == elements for start, _ in ranges)
+    assert max(stop - start for start, stop in ranges) <= elements / members + 512
