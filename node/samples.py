@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from math import floor
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+
+# Epochs that no run reaches, for permutations that do not belong to one.
+_HELD_OUT, _EVALUATION_ORDER = 2**64 - 1, 2**64 - 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,17 +46,29 @@ def training_samples(
 
 
 def evaluation_samples(micro_batch_number: int, *, micro_batch: int, count: int) -> NDArray[np.int64]:
-    """Which held-out samples one evaluation micro-batch takes: int64 of shape [micro_batch], in order, values in [0, count).
+    """Which held-out samples one evaluation micro-batch takes: int64 of shape [micro_batch], values in [0, count).
 
-    Every evaluation sees the same samples, so that losses can be compared; a held-out part that is too small is read again
-    from its start.
+    Every evaluation of any run sees the same samples, so that losses can be compared: the first ones of one fixed
+    permutation. A held-out part that is too small is read again from its start.
     """
     assert count >= 1, "the data set has refused to be empty"
     start = micro_batch_number * micro_batch
-    return np.arange(start, start + micro_batch, dtype=np.int64) % count
+    return _permutation(0, _EVALUATION_ORDER, count)[np.arange(start, start + micro_batch, dtype=np.int64) % count]
 
 
-@lru_cache(maxsize=2)
+def held_out(count: int, fraction: float) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Numbers of the training samples and of those held out for evaluation, of ``count`` (at least 2) in all; each rising.
+
+    The choice is as if at random, so that no order in the data shows in it, but the same for all runs. There is at least
+    one of either kind.
+    """
+    assert count >= 2, count
+    held = min(max(floor(count * fraction), 1), count - 1)
+    order = _permutation(0, _HELD_OUT, count)
+    return np.sort(order[held:]), np.sort(order[:held])
+
+
+@lru_cache(maxsize=3)
 def _permutation(seed: int, epoch: int, count: int) -> NDArray[np.int64]:
     # Sorting raw Philox words rather than Generator.permutation: the words are fixed by the algorithm's definition, the
     # method may change between NumPy versions, and nodes with different ones must still agree. Stable for equal words.

@@ -1,0 +1,154 @@
+"""Where text comes from. A source is read as documents, each in pieces of bounded size, in the same order everywhere."""
+
+from __future__ import annotations
+
+import glob
+import json
+import sysconfig
+from collections.abc import Iterable, Iterator
+from itertools import chain
+from pathlib import Path
+from typing import Any, TextIO
+
+# Characters per piece: what a tokenizer is given at once.
+PIECE = 1 << 16
+# Longest JSON line, in characters.
+LONGEST_LINE = 1 << 26
+_NOT_LIBRARY = frozenset({"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__", "lib-dynload"})
+
+Document = Iterable[str]
+
+
+def documents(source: str, text_field: str) -> Iterator[Document]:
+    """The documents of "python-stdlib", of a glob of .txt and .jsonl files, or of "hf:NAME" or "hf:NAME:CONFIG".
+
+    ``text_field`` is the field that holds the text, for JSON lines and hub data sets.
+
+    Raises:
+        ValueError: at once or while reading: no such files, not text, no such field, ...
+    """
+    if source == "python-stdlib":
+        return standard_library()
+    if source.startswith("hf:"):
+        return _hub(source.removeprefix("hf:"), text_field)
+    return _files(source, text_field)
+
+
+def standard_library() -> Iterator[Document]:
+    """The running Python's library modules (its .py files in order of their paths, without tests and what was installed
+    or generated on this machine)."""
+    root = Path(sysconfig.get_paths()["stdlib"])
+    files = sorted(
+        (file.relative_to(root).as_posix(), file)
+        for file in root.rglob("*.py")
+        if not _NOT_LIBRARY.intersection(file.relative_to(root).parts)
+        and not file.name.startswith("_sysconfigdata")
+        and not file.is_symlink()
+    )
+    if not files:
+        raise ValueError(f"data.source: this Python has no library sources in {root}; name text files instead")
+    for _, file in files:
+        with file.open(encoding="utf-8", errors="replace", newline="") as text:
+            yield _pieces(text)
+
+
+def _files(pattern: str, text_field: str) -> Iterator[Document]:
+    names = sorted(glob.glob(str(Path(pattern).expanduser()), recursive=True))
+    files = [path for path in map(Path, names) if path.is_file()]
+    if not files:
+        raise ValueError(
+            f"data.source: no file matches {pattern!r} (in {Path.cwd()}); give a glob of .txt or .jsonl files"
+        )
+    for file in files:
+        if file.suffix not in (".txt", ".jsonl"):
+            raise ValueError(f"data.source: {file} is neither .txt nor .jsonl; narrow the pattern {pattern!r}")
+    return chain.from_iterable(
+        _text_file(file) if file.suffix == ".txt" else _json_lines(file, text_field) for file in files
+    )
+
+
+def _text_file(file: Path) -> Iterator[Document]:
+    with file.open(encoding="utf-8", newline="") as text:
+        yield _decoded(_pieces(text), file)
+
+
+def _json_lines(file: Path, text_field: str) -> Iterator[Document]:
+    with file.open(encoding="utf-8") as text:
+        for number, line in enumerate(_decoded(iter(lambda: text.readline(LONGEST_LINE), ""), file), start=1):
+            where = f"data.source: {file}, line {number}"
+            if len(line) == LONGEST_LINE:
+                raise ValueError(f"{where} is longer than {LONGEST_LINE} characters; split it")
+            if not line.strip():
+                continue
+            try:
+                record = json.loads(line)
+            except (json.JSONDecodeError, RecursionError) as problem:
+                raise ValueError(f"{where} is not JSON ({problem}); .jsonl files have one object per line") from None
+            yield _cut(_text_of(record, text_field, where))
+
+
+def _hub(name: str, text_field: str) -> Iterator[Document]:
+    try:
+        import datasets
+    except ImportError:
+        raise ValueError(
+            f"data.source: 'hf:{name}' needs the package datasets; install it with: pip install 'dtfm[hub]'"
+        ) from None
+    # "NAME:CONFIG"; a local path may have a colon of its own.
+    path, _, config = (name, "", "") if Path(name).expanduser().exists() else name.partition(":")
+    if Path(path).expanduser().exists():
+        path = str(Path(path).expanduser().resolve())
+    datasets.disable_progress_bars()
+    try:
+        rows: Any = datasets.load_dataset(path, config or None, split="train", streaming=True)
+        for number, record in enumerate(rows, start=1):
+            yield _cut(_text_of(record, text_field, f"data.source: hf:{name}, record {number}"))
+    except ValueError as problem:
+        if str(problem).startswith("data.source:"):
+            raise
+        raise _unloadable(name, problem) from problem
+    except Exception as problem:
+        raise _unloadable(name, problem) from problem
+
+
+def _unloadable(name: str, problem: Exception) -> ValueError:
+    why = " ".join(str(problem).split())[:300] or type(problem).__name__
+    return ValueError(
+        f"data.source: 'hf:{name}' cannot be loaded ({why}); give the name of a data set with a split \"train\" on the "
+        "Hugging Face hub, or hf:/path/to/a/folder"
+    )
+
+
+def _text_of(record: Any, text_field: str, where: str) -> str:
+    if not isinstance(record, dict):
+        raise ValueError(f"{where} is {type(record).__name__}, not an object")
+    if text_field not in record:
+        raise ValueError(f"{where} has no field {text_field!r}, only {sorted(record)[:10]}; set data.text_field")
+    if not isinstance(record[text_field], str):
+        kind = type(record[text_field]).__name__
+        raise ValueError(f"{where}: field {text_field!r} holds {kind}, not text; set data.text_field to one that does")
+    return record[text_field]  # type: ignore[no-any-return]
+
+
+def _pieces(text: TextIO) -> Iterator[str]:
+    """Pieces that end at the end of a line where one is near, so that tokens are not cut."""
+    while piece := text.read(PIECE):
+        yield piece + text.readline(PIECE)
+
+
+def _cut(text: str) -> Iterator[str]:
+    while len(text) > PIECE:
+        end = text.find("\n", PIECE, 2 * PIECE) + 1 or PIECE
+        yield text[:end]
+        text = text[end:]
+    yield text
+
+
+def _decoded(pieces: Iterable[str], file: Path) -> Iterator[str]:
+    try:
+        yield from pieces
+    except UnicodeDecodeError as problem:
+        byte = problem.object[problem.start]
+        raise ValueError(
+            f"data.source: {file} is not UTF-8 text (a byte 0x{byte:02x}: {problem.reason}); convert it, or leave it out"
+        ) from None

@@ -1,0 +1,85 @@
+"""Text to token ids and back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+class Tokenizer(Protocol):
+    """``size``: ids lie in [0, size). ``separator``: the ids that stand between two documents."""
+
+    @property
+    def size(self) -> int: ...
+
+    @property
+    def separator(self) -> tuple[int, ...]: ...
+
+    def encode(self, text: str) -> NDArray[np.integer[Any]]:
+        """The text's ids, 1-D, without special tokens."""
+
+    def decode(self, ids: NDArray[np.integer[Any]]) -> str: ...
+
+    def save(self, folder: Path) -> None:
+        """Writes what transformers' AutoTokenizer needs into a local folder, if there is such a thing."""
+
+
+class Bytes:
+    """UTF-8: every byte is a token. A newline stands between documents."""
+
+    size = 256
+    separator = (10,)
+
+    def encode(self, text: str) -> NDArray[np.uint8]:
+        return np.frombuffer(text.encode("utf-8", errors="surrogatepass"), dtype=np.uint8)
+
+    def decode(self, ids: NDArray[np.integer[Any]]) -> str:
+        return ids.astype(np.uint8).tobytes().decode("utf-8", errors="replace")
+
+    def save(self, folder: Path) -> None:
+        pass
+
+
+class Pretrained:
+    """One of transformers' tokenizers. Its end-of-text token stands between documents, or a newline if it has none."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        self.size = len(tokenizer)
+        end = tokenizer.eos_token_id
+        self.separator: tuple[int, ...] = (end,) if end is not None else tuple(self.encode("\n").tolist())
+
+    def encode(self, text: str) -> NDArray[np.int64]:
+        ids = self._tokenizer(text, add_special_tokens=False, return_attention_mask=False, verbose=False)["input_ids"]
+        return np.asarray(ids, dtype=np.int64)
+
+    def decode(self, ids: NDArray[np.integer[Any]]) -> str:
+        return str(self._tokenizer.decode(ids.tolist()))
+
+    def save(self, folder: Path) -> None:
+        self._tokenizer.save_pretrained(folder)
+
+
+def load_tokenizer(name: str) -> Tokenizer:
+    """The tokenizer called ``name``: "bytes", a local folder, or a name on the Hugging Face hub.
+
+    Raises:
+        ValueError: there is none.
+    """
+    if name == "bytes":
+        return Bytes()
+    from transformers import AutoTokenizer
+
+    local = Path(name).expanduser()
+    try:
+        load: Any = AutoTokenizer.from_pretrained
+        return Pretrained(load(str(local) if local.is_dir() else name, trust_remote_code=False))
+    except Exception as problem:
+        why = " ".join(str(problem).split())[:300] or type(problem).__name__
+        raise ValueError(
+            f'data.tokenizer: {name!r} cannot be loaded ({why}); give "bytes", a folder with a tokenizer\'s files, or the '
+            "name of one on the Hugging Face hub"
+        ) from problem
