@@ -9,6 +9,7 @@ from dtfm.coordinator import events as ev
 from dtfm.coordinator.checks import check_bucket, malformed, shorten
 from dtfm.coordinator.ending import fail, finish
 from dtfm.coordinator.ledger import Ledger
+from dtfm.coordinator.manifest import step_folder
 from dtfm.coordinator.state import CheckpointTally, EvaluationTally, Pausing
 from dtfm.coordinator.switching import adopt, again
 from dtfm.coordinator.turn import Turn, WriteManifest
@@ -29,7 +30,7 @@ def expect(turn: Turn, step: int, evaluate: bool, checkpoint: bool) -> None:
         if len(turn.state.checkpoints) >= MAX_PENDING:
             oldest = min(turn.state.checkpoints)
             give_up(turn, oldest, f"it was not done when that of step {step} began; raise checkpoint.every")
-        folder = f"{turn.state.run.checkpoint.uri}/step-{step:08d}"
+        folder = step_folder(turn.state.run.checkpoint.uri, step)
         turn.set(checkpoints={**turn.state.checkpoints, step: CheckpointTally(folder, frozenset(plan.nodes))})
 
 

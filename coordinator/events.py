@@ -25,9 +25,10 @@ class RunStarted:
 
 @dataclass(frozen=True, slots=True)
 class RunResumed:
-    """A coordinator took the log up again; whoever was a node then has to join anew."""
+    """A coordinator took the log up again; whoever was a node then has to join anew. ``run`` is the run file from now on."""
 
     reason: str
+    run: dict[str, Any]
     event: Literal["run_resumed"] = "run_resumed"
 
 

@@ -79,10 +79,12 @@ def apply(ledger: Ledger, event: ev.Event) -> Ledger:
     match event:
         case ev.RunStarted():
             return Ledger(run_id=event.run_id, run=event.run)
-        case ev.RunResumed() | ev.CoordinatorStopped():
+        case ev.CoordinatorStopped():
+            return _emptied(ledger)
+        case ev.RunResumed():
             outcome = ledger.outcome if ledger.outcome and ledger.outcome.completed else None
-            cleared = replace(ledger, members={}, links={}, plan=None, holders=(), outcome=outcome)
-            return replace(cleared, failures=0, peer_losses=0, plan_failures=0)
+            fresh = replace(_emptied(ledger), run=event.run, outcome=outcome)
+            return replace(fresh, failures=0, peer_losses=0, plan_failures=0)
         case ev.NodeJoined():
             member = Member(event.address, event.device)
             return replace(ledger, members={**ledger.members, event.node: member})
@@ -126,6 +128,11 @@ def apply(ledger: Ledger, event: ev.Event) -> Ledger:
             return replace(ledger, outcome=Outcome(False, event.reason))
         case ev.NodeRefused() | ev.Waiting() | ev.DigestMismatch() | ev.CheckpointFailed():
             return ledger
+
+
+def _emptied(ledger: Ledger) -> Ledger:
+    """Without nodes, and without what lives in them alone."""
+    return replace(ledger, members={}, links={}, plan=None, holders=())
 
 
 def _without(ledger: Ledger, node: str) -> Ledger:

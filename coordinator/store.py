@@ -100,7 +100,7 @@ class Store:
 
     def read(self, after: int = 0) -> Iterator[Record]:
         """The events with larger sequence numbers than ``after``, in order. Raises StoreError."""
-        while page := self._page(after):
+        while page := self.page(after):
             yield from page
             after = page[-1].sequence
 
@@ -123,7 +123,8 @@ class Store:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _page(self, after: int) -> list[Record]:
+    def page(self, after: int) -> list[Record]:
+        """The first of the events with larger sequence numbers than ``after``; empty: there are none. Raises StoreError."""
         query = sa.select(_EVENTS).where(_EVENTS.c.sequence > after).order_by(_EVENTS.c.sequence).limit(_PAGE)
         with _Explained(self.url), self._engine.connect() as connection:
             rows = connection.execute(query).all()

@@ -9,7 +9,7 @@ from dtfm.coordinator.checks import shorten
 from dtfm.coordinator.ending import fail, finish
 from dtfm.coordinator.planning import measured_cluster
 from dtfm.coordinator.state import ATTEMPTS, Gathering, PlanAsked, PlanChosen, Stepping, Switching
-from dtfm.coordinator.turn import AnswerPlanNow, PlanWanted, Turn
+from dtfm.coordinator.turn import AnswerPlanNow, Planned, PlanWanted, Turn
 from dtfm.coordinator.wire import assignment
 from dtfm.protos import control_pb2 as wire
 from dtfm.scheduler.plan import Plan
@@ -51,10 +51,10 @@ def consider(turn: Turn, ticket: int | None = None) -> None:
     _ask(turn, ready, tickets)
 
 
-def planned(turn: Turn, number: int, outcome: PlanChosen | str) -> None:
+def planned(turn: Turn, result: Planned) -> None:
     """The planner's answer. One that was overtaken by a newer question is dropped."""
-    asked, phase = turn.state.planning, turn.state.phase
-    if asked is None or asked.number != number:
+    asked, phase, outcome = turn.state.planning, turn.state.phase, result.outcome
+    if asked is None or asked.number != result.number:
         return
     if not asked.ready <= set(turn.state.ready):
         turn.set(planning=None)
@@ -65,7 +65,9 @@ def planned(turn: Turn, number: int, outcome: PlanChosen | str) -> None:
     current = turn.state.ledger.plan
     if isinstance(outcome, str):
         answer(turn, asked.tickets, False, outcome)
-        if isinstance(phase, Gathering):
+        if isinstance(phase, Gathering) and result.hopeless:
+            fail(turn, f"no plan is possible: {outcome}")
+        elif isinstance(phase, Gathering):
             _wait(turn, phase, outcome)
     elif isinstance(phase, Gathering):
         answer(turn, asked.tickets, True, outcome.reason)

@@ -43,7 +43,7 @@ def tick(state: State, event: Input, now: float) -> tuple[State, Sequence[Comman
         case PlanNow():
             switching.consider(turn, event.ticket)
         case Planned() if not over:
-            switching.planned(turn, event.number, event.outcome)
+            switching.planned(turn, event)
         case ManifestDone() if not over:
             aftermath.manifest_done(turn, event.step, event.problem)
         case TimePassed() if not over:

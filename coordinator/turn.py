@@ -42,10 +42,11 @@ class StreamClosed:
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """Answer to PlanWanted of this number; a string says why no plan is possible."""
+    """Answer to PlanWanted of this number; a string says why no plan is possible, ``hopeless``: with no nodes at all."""
 
     number: int
     outcome: PlanChosen | str
+    hopeless: bool = False
 
 
 @dataclass(frozen=True, slots=True)

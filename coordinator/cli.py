@@ -1,0 +1,32 @@
+"""The ``dtfm-coordinator`` command."""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+
+from dtfm.coordinator.observe_commands import events, members, plan_now
+from dtfm.coordinator.serve_command import serve
+
+app = typer.Typer(
+    help="Coordinates a training run: who is there, who computes what, which steps count.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+for command in (serve, members, events, plan_now):
+    app.command()(command)
+
+
+def main() -> None:
+    """Entry point. A user's mistake is a sentence on standard error and exit code 2."""
+    try:
+        app()
+    except ValueError as mistake:
+        print(f"dtfm-coordinator: {mistake}", file=sys.stderr)
+        raise SystemExit(2) from None
+
+
+if __name__ == "__main__":
+    main()

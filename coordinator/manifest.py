@@ -1,0 +1,127 @@
+"""A checkpoint's folder: buckets as safetensors, manifest.json last, so that a half-written one is never taken for whole."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import fsspec
+
+from dtfm.protos import control_pb2 as wire
+
+FORMAT = 1
+MAX_MANIFEST_BYTES = 16 << 20
+_STEP_FOLDER = re.compile(r"step-([0-9]{8,9})")
+_FILE = re.compile(r"bucket-[0-9]{5,9}\.safetensors")
+
+
+class CheckpointError(ValueError):
+    """The checkpoint cannot be used; the message says why, and what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class BucketFile:
+    """``blake3`` is hex, of the whole file."""
+
+    index: int
+    file: str
+    bytes: int
+    blake3: str
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """``run`` is the run file as JSON, so that a checkpoint alone suffices to go on."""
+
+    run: Mapping[str, Any]
+    run_id: str
+    step: int
+    buckets: tuple[BucketFile, ...]
+
+
+def step_folder(uri: str, step: int) -> str:
+    """Where the state as of after ``step`` goes. Nodes write there by the same rule."""
+    return f"{uri.rstrip('/')}/step-{step:08d}"
+
+
+def write_manifest(
+    folder: str, run: Mapping[str, Any], run_id: str, step: int, written: Mapping[int, wire.BucketWritten]
+) -> None:
+    """Makes the checkpoint whole. Raises CheckpointError where a bucket is not there with the size that its node named."""
+    buckets = tuple(
+        BucketFile(index, bucket.file, bucket.size_bytes, bucket.digest.hex())
+        for index, bucket in sorted(written.items())
+    )
+    try:
+        filesystem, path = fsspec.url_to_fs(folder)
+        filesystem.invalidate_cache()
+        for bucket in buckets:
+            _check_size(filesystem, f"{path}/{bucket.file}", bucket.bytes)
+        manifest = {"format": FORMAT, **asdict(Manifest(run, run_id, step, buckets))}
+        text = json.dumps(manifest, indent=1).encode()
+        temporary = f"{path}/manifest.json.part"
+        filesystem.pipe_file(temporary, text)
+        filesystem.mv(temporary, f"{path}/manifest.json")
+    except OSError as error:
+        raise CheckpointError(f"the manifest could not be written to {folder}: {error}") from None
+
+
+def read_manifest(folder: str) -> Manifest:
+    """The manifest of a whole checkpoint. Raises CheckpointError."""
+    try:
+        filesystem, path = fsspec.url_to_fs(folder)
+        if filesystem.size(f"{path}/manifest.json") > MAX_MANIFEST_BYTES:
+            raise CheckpointError(
+                f"{folder}/manifest.json is larger than {MAX_MANIFEST_BYTES} bytes; it is not one of ours"
+            )
+        fields = json.loads(filesystem.cat_file(f"{path}/manifest.json"))
+    except FileNotFoundError:
+        raise CheckpointError(f"{folder} holds no whole checkpoint (no manifest.json)") from None
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{folder}/manifest.json cannot be read: {error}") from None
+    try:
+        if fields["format"] != FORMAT:
+            raise CheckpointError(
+                f"{folder} has checkpoint format {fields['format']}, this dtfm reads {FORMAT}; update it"
+            )
+        buckets = tuple(
+            BucketFile(int(b["index"]), str(b["file"]), int(b["bytes"]), str(b["blake3"])) for b in fields["buckets"]
+        )
+        manifest = Manifest(dict(fields["run"]), str(fields["run_id"]), int(fields["step"]), buckets)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"{folder}/manifest.json is malformed ({error!r}); it is not one of ours") from None
+    if not all(_FILE.fullmatch(b.file) for b in buckets):
+        raise CheckpointError(f"{folder}/manifest.json names files outside the checkpoint; it is not one of ours")
+    return manifest
+
+
+def newest(uri: str) -> str | None:
+    """Folder of the newest whole checkpoint under ``uri``; None: there is none. Raises CheckpointError."""
+    try:
+        filesystem, path = fsspec.url_to_fs(uri)
+        filesystem.invalidate_cache()
+        names = [str(entry).rstrip("/").rsplit("/", 1)[-1] for entry in filesystem.ls(path, detail=False)]
+        steps = sorted((int(match[1]) for name in names if (match := _STEP_FOLDER.fullmatch(name))), reverse=True)
+        return next(
+            (step_folder(uri, step) for step in steps if filesystem.exists(f"{path}/step-{step:08d}/manifest.json")),
+            None,
+        )
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"cannot look into {uri}: {error}") from None
+
+
+def _check_size(filesystem: Any, path: str, wanted: int) -> None:
+    try:
+        found = filesystem.size(path)
+    except FileNotFoundError:
+        raise CheckpointError(
+            f"{path} is not there, though its node wrote it: checkpoint.uri must name storage that all machines share, like "
+            f"a network mount or s3://"
+        ) from None
+    if found != wanted:
+        raise CheckpointError(f"{path} has {found} bytes, though its node wrote {wanted}")

@@ -1,0 +1,72 @@
+"""Events as sentences for people."""
+
+from __future__ import annotations
+
+from dtfm.coordinator import events as ev
+from dtfm.scheduler.plan import Plan
+
+
+def narrate(event: ev.Event) -> str:
+    """One line."""
+    match event:
+        case ev.RunStarted():
+            return f"run {event.run.get('name')} started (id {event.run_id})"
+        case ev.RunResumed():
+            return f"run resumed: {event.reason}"
+        case ev.NodeJoined():
+            device = event.device
+            power = f"{device.memory_bytes / 2**30:.1f} GiB, {device.flops / 1e9:.0f} GFLOP/s"
+            return f"{event.node} joined from {event.address}: {device.name} ({device.kind}, {power}); {event.reason}"
+        case ev.NodeRefused():
+            return f"{event.node or 'a node'} was refused: {event.refusal}: {event.reason}"
+        case ev.NodeReady():
+            return f"{event.node} is ready"
+        case ev.NodeLeft():
+            return f"{event.node} left: {event.reason}"
+        case ev.LinksMeasured():
+            return f"{event.node} measured {len(event.links)} links"
+        case ev.RunDescribed():
+            workload = event.described.workload
+            size = sum(layer.parameter_bytes for layer in workload.layers)
+            return (
+                f"the model has {len(workload.layers)} layers, {size / 2**20:.1f} MiB of parameters; the data "
+                f"{event.described.training_samples} samples"
+            )
+        case ev.Waiting():
+            return f"waiting: {event.reason}"
+        case ev.PlanAdopted():
+            return f"plan {event.generation} from step {event.step + 1} on: {shape(event.plan)}; {event.reason}"
+        case ev.PlanStarted():
+            return f"plan {event.generation} begins with step {event.step}"
+        case ev.PlanFailed():
+            return f"plan {event.generation} failed on {event.node}: {event.reason}"
+        case ev.StepCommitted():
+            rate = f", {event.tokens / event.seconds:,.0f} tokens/s" if event.seconds > 0 else ""
+            return f"step {event.step}: loss {event.loss:.4f}, gradient norm {event.gradient_norm:.3f}{rate}"
+        case ev.StepAborted():
+            return f"step {event.step} was aborted: {event.problem} on {event.node}: {event.reason}"
+        case ev.DigestMismatch():
+            return f"step {event.step}: the replicas of stage {event.stage} hold different state: {event.digests}"
+        case ev.Evaluated():
+            return (
+                f"held-out loss after step {event.step}: {event.loss:.4f} nats per token (frequencies alone would give "
+                f"{event.unigram_entropy:.4f})"
+            )
+        case ev.CheckpointWritten():
+            return f"checkpoint of step {event.step}: {event.folder}"
+        case ev.CheckpointFailed():
+            return f"no checkpoint of step {event.step}: {event.reason}"
+        case ev.RolledBack():
+            return f"back from step {event.from_step} to step {event.step}: {event.reason}"
+        case ev.RunFinished():
+            return f"run finished: {event.reason}"
+        case ev.RunFailed():
+            return f"run failed: {event.reason}"
+        case ev.CoordinatorStopped():
+            return f"coordinator stopped: {event.reason}"
+
+
+def shape(plan: Plan) -> str:
+    """Like "2 stages: [0, 5) on a, b; [5, 10) on c, d"."""
+    stages = "; ".join(f"layers {s.layers[0]}-{s.layers[1] - 1} on {', '.join(s.replicas)}" for s in plan.stages)
+    return f"{len(plan.stages)} stage{'s' if len(plan.stages) > 1 else ''}: {stages}"

@@ -1,0 +1,254 @@
+"""The shell around ``tick``: gRPC streams in, the log and gRPC streams out."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from dtfm.coordinator import turn as t
+from dtfm.coordinator.events import Event
+from dtfm.coordinator.manifest import CheckpointError, write_manifest
+from dtfm.coordinator.planning import choose
+from dtfm.coordinator.services import Context, Joins, Observers
+from dtfm.coordinator.state import PlanChosen, State
+from dtfm.coordinator.store import Record, Store
+from dtfm.coordinator.tick import tick
+from dtfm.protos import control_pb2 as wire
+from dtfm.protos import control_pb2_grpc
+from dtfm.protos.connection import server_options, shows_token
+
+log = logging.getLogger(__name__)
+
+MAX_WAITING = 10_000
+"""Messages that may wait for a slow reader, in either direction."""
+
+PLANNING_LEASES = 0.5
+"""The planner may search for so many leases: a plan that comes later than nodes come and go is worth little."""
+
+
+class Server:
+    """One run's coordinator: everything that happens is put into a queue, and one task ticks through it."""
+
+    def __init__(
+        self, state: State, store: Store, token: str = "", clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.state = state
+        self.exit_code: int | None = None
+        self._store = store
+        self._token = token
+        self._clock = clock
+        self._inputs: asyncio.Queue[t.Input] = asyncio.Queue(MAX_WAITING)
+        self._streams: dict[int, asyncio.Queue[wire.CoordinatorMessage | None]] = {}
+        self._numbers = itertools.count(1)
+        self._answers: dict[int, asyncio.Future[t.AnswerPlanNow]] = {}
+        self._listeners: set[Callable[[Record], None]] = set()
+        self._appended = asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._stopping = False
+
+    async def listen(self, host: str, port: int) -> int:
+        """Starts serving; returns the port, which is drawn where 0 is asked for. Raises ValueError."""
+        self._grpc = grpc.aio.server(options=server_options())
+        control_pb2_grpc.add_CoordinatorServicer_to_server(Joins(self), self._grpc)  # type: ignore[no-untyped-call]
+        control_pb2_grpc.add_ObserverServicer_to_server(Observers(self), self._grpc)  # type: ignore[no-untyped-call]
+        address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        try:
+            bound = self._grpc.add_insecure_port(address)
+        except RuntimeError:
+            raise ValueError(
+                f"cannot listen on {address}: the port is in use, or the address is not this machine's; choose another with "
+                f"--listen HOST:PORT (port 0: any free one)"
+            ) from None
+        await self._grpc.start()
+        return bound
+
+    async def run(self, events: Sequence[Event] = ()) -> int:
+        """Until the run is over or ``ask_to_stop`` is called; returns the exit code. ``events``, which the state already
+        contains, go into the log first. Raises StoreError."""
+        timer = asyncio.create_task(self._beat())
+        try:
+            if events:
+                await self._append(events)
+            while self.exit_code is None:
+                await self._handle(await self._inputs.get())
+            await self._let_nodes_go()
+            return self.exit_code
+        finally:
+            timer.cancel()
+            self._stopping = True
+            self._appended.set()
+            for answer in self._answers.values():
+                answer.cancel()
+            await self._grpc.stop(grace=0.5)
+
+    def ask_to_stop(self, reason: str, *, dismiss: bool) -> None:
+        """``dismiss``: the nodes are told to stop as well; else they come back once a coordinator answers again."""
+        self._inputs.put_nowait(t.StopAsked(reason, dismiss))
+
+    def on_event(self, listener: Callable[[Record], None]) -> None:
+        """``listener`` is called with every event from now on, once it is in the log."""
+        self._listeners.add(listener)
+
+    async def _handle(self, event: t.Input) -> None:
+        self.state, commands = tick(self.state, event, self._clock())
+        # Events that stand together go into the log together: one wait for the disk.
+        for appends, group in itertools.groupby(commands, lambda c: isinstance(c, t.Append)):
+            if appends:
+                await self._append([c.event for c in group if isinstance(c, t.Append)])
+                continue
+            for command in group:
+                self._carry_out(command)
+
+    async def _append(self, events: Sequence[Event]) -> None:
+        records = await asyncio.to_thread(self._store.append, events)
+        for record in records:
+            for listener in self._listeners:
+                listener(record)
+        self._appended.set()
+        self._appended = asyncio.Event()
+
+    def _carry_out(self, command: t.Command) -> None:
+        match command:
+            case t.Send():
+                self._put(command.stream, command.message)
+            case t.HangUp():
+                self._put(command.stream, None)
+            case t.PlanWanted():
+                self._start(self._plan(command))
+            case t.WriteManifest():
+                self._start(self._write_manifest(command))
+            case t.AnswerPlanNow():
+                if (answer := self._answers.pop(command.ticket, None)) and not answer.done():
+                    answer.set_result(command)
+            case t.Log():
+                log.info(command.sentence)
+            case t.Stop():
+                self.exit_code = command.exit_code
+            case t.Append():
+                raise AssertionError("appended before")
+
+    def _put(self, stream: int, message: wire.CoordinatorMessage | None) -> None:
+        if (out := self._streams.get(stream)) is None:
+            return
+        try:
+            out.put_nowait(message)
+        except asyncio.QueueFull:  # it does not read: the stream ends, and its node with it
+            while not out.empty():
+                out.get_nowait()
+            out.put_nowait(None)
+
+    async def _plan(self, wanted: t.PlanWanted) -> None:
+        outcome: PlanChosen | str
+        hopeless = False
+        try:
+            outcome = await asyncio.to_thread(
+                choose,
+                wanted.cluster,
+                wanted.workload,
+                wanted.incumbent,
+                stages=wanted.stages,
+                seed=wanted.seed,
+                generation=wanted.generation,
+                seconds=PLANNING_LEASES * self.state.lease,
+            )
+        except ValueError as error:
+            outcome, hopeless = str(error), True
+        except Exception as error:
+            log.exception("the planner failed")
+            outcome, hopeless = f"the planner failed ({type(error).__name__}: {error}); this is a bug in dtfm", True
+        await self._inputs.put(t.Planned(wanted.number, outcome, hopeless))
+
+    async def _write_manifest(self, command: t.WriteManifest) -> None:
+        ledger, problem = self.state.ledger, ""
+        try:
+            await asyncio.to_thread(
+                write_manifest, command.tally.folder, ledger.run, ledger.run_id, command.step, command.tally.buckets
+            )
+        except CheckpointError as error:
+            problem = str(error)
+        except Exception as error:
+            log.exception("the manifest of step %d could not be written", command.step)
+            problem = f"{type(error).__name__}: {error}"
+        await self._inputs.put(t.ManifestDone(command.step, problem))
+
+    async def _beat(self) -> None:
+        while True:
+            await asyncio.sleep(self.state.heartbeat / 2)
+            await self._inputs.put(t.TimePassed())
+
+    async def _let_nodes_go(self) -> None:
+        """The nodes hear why, and hang up; those that do not within a lease are hung up on."""
+        until = self._clock() + self.state.lease
+        while self._streams and self._clock() < until:
+            with contextlib.suppress(TimeoutError):
+                event = await asyncio.wait_for(self._inputs.get(), max(0.0, until - self._clock()))
+                if not isinstance(event, t.StopAsked):
+                    await self._handle(event)
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    # What the gRPC services call.
+
+    async def join(self, requests: AsyncIterator[wire.NodeMessage], shown: bool, context: Context) -> None:
+        """Serves one node's stream from its first message to its end."""
+        stream = next(self._numbers)
+        out = self._streams[stream] = asyncio.Queue(MAX_WAITING)
+        reader = asyncio.create_task(self._read(stream, requests, shown))
+        try:
+            while (message := await out.get()) is not None:
+                await context.write(message)
+        finally:
+            reader.cancel()
+            del self._streams[stream]
+            await self._inputs.put(t.StreamClosed(stream, "its connection broke"))
+
+    async def _read(self, stream: int, requests: AsyncIterator[wire.NodeMessage], shown: bool) -> None:
+        reason = "it closed its stream"
+        try:
+            first = await asyncio.wait_for(anext(requests, None), self.state.lease)
+            await self._inputs.put(t.Greeted(stream, first or wire.NodeMessage(), shown))
+            async for message in requests:
+                await self._inputs.put(t.Heard(stream, message))
+        except TimeoutError:
+            await self._inputs.put(t.Greeted(stream, wire.NodeMessage(), shown))
+            return  # refused, and hung up on
+        except grpc.aio.AioRpcError as error:
+            reason = f"its connection broke ({error.code().name})"
+        except Exception as error:
+            reason = f"its connection broke ({type(error).__name__})"
+        await self._inputs.put(t.StreamClosed(stream, reason))
+        self._put(stream, None)
+
+    def allows(self, context: Context) -> bool:
+        return shows_token(context.invocation_metadata(), self._token)
+
+    async def plan_now(self) -> t.AnswerPlanNow:
+        ticket = next(self._numbers)
+        answer: asyncio.Future[t.AnswerPlanNow] = asyncio.get_running_loop().create_future()
+        self._answers[ticket] = answer
+        await self._inputs.put(t.PlanNow(ticket))
+        return await answer
+
+    async def records(self, after: int, follow: bool) -> AsyncIterator[Record]:
+        while True:
+            appended = self._appended
+            page = await asyncio.to_thread(self._store.page, after)
+            for record in page:
+                yield record
+                after = record.sequence
+            if page:
+                continue
+            if not follow or self._stopping:
+                return
+            await appended.wait()
