@@ -35,8 +35,8 @@ def bottleneck_matching(cost: NDArray[np.float64]) -> tuple[float, tuple[int, ..
 def _match(allowed: NDArray[np.bool_]) -> tuple[int, ...] | None:
     """A perfect matching within the allowed pairs (augmenting paths over bit sets), or None."""
     size = len(allowed)
-    weights = [1 << column for column in range(size)]
-    options = [sum(weight for weight, allow in zip(weights, row, strict=True) if allow) for row in allowed.tolist()]
+    packed = np.packbits(allowed, axis=1, bitorder="little")
+    options = [int.from_bytes(row, "little") for row in packed.tolist()]
     row_of = [-1] * size
 
     def place(row: int, unseen: int) -> int:

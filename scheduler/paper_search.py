@@ -33,6 +33,16 @@ Key = tuple[int, ...]
 Keys = tuple[Key, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How a walk cools. ``heat``: first temperature as part of the cost; ``smoothing``: weight of the means beside the worst
+    (the worst alone is a plateau wherever many pairs must improve together)."""
+
+    heat: float
+    smoothing: float
+    swaps: int
+
+
 @dataclass(slots=True)
 class PaperEvaluator:
     """Group and boundary costs by class, remembered.
@@ -46,7 +56,7 @@ class PaperEvaluator:
     members: list[list[int]]
     spent: int = 0
     _groups: dict[Key, float] = field(default_factory=dict)
-    _boundaries: dict[tuple[Key, Key], float] = field(default_factory=dict)
+    _boundaries: dict[tuple[Key, Key], tuple[float, float]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, problem: Problem) -> PaperEvaluator:
@@ -69,19 +79,23 @@ class PaperEvaluator:
             cost = self._groups[key] = float((block.sum(axis=1) - block.diagonal()).max())
         return cost
 
-    def boundary(self, a: Key, b: Key) -> float:
+    def boundary(self, a: Key, b: Key) -> tuple[float, float]:
+        """The cost, and the mean over the pairs of a matching of least sum: smoother, it shows progress below the worst pair."""
         pair = (a, b) if a <= b else (b, a)
         cost = self._boundaries.get(pair)
         if cost is None:
-            cost = self._boundaries[pair] = bottleneck_matching(self.activations[np.ix_(*pair)])[0]
+            block = self.activations[np.ix_(*pair)]
+            rows, columns = linear_sum_assignment(block)
+            cost = bottleneck_matching(block)[0], float(block[rows, columns].mean())
+            self._boundaries[pair] = cost
         return cost
 
     def total(self, keys: Keys) -> float:
         groups = max(self.group(key) for key in keys)
-        return groups + sum(self.boundary(a, b) for a, b in itertools.pairwise(keys))
+        return groups + sum(self.boundary(a, b)[0] for a, b in itertools.pairwise(keys))
 
     def reordered(self, keys: Keys) -> Keys:
-        cost = np.array([[self.boundary(a, b) for b in keys] for a in keys])
+        cost = np.array([[self.boundary(a, b)[0] for b in keys] for a in keys])
         return tuple(keys[stage] for stage in best_order(cost)[1])
 
 
@@ -107,8 +121,9 @@ def search_paper(
     rng: Random,
     evaluations: int,
     expired: Callable[[], bool],
+    bound: float = 0.0,
 ) -> tuple[Groups, int]:
-    """The best groups found, in pipeline order, and the evaluations spent."""
+    """The best groups found, in pipeline order, and the evaluations spent. Ends early when the cost is down to ``bound``."""
     evaluator = PaperEvaluator.of(problem)
     costs = problem.workload.paper
     assert costs is not None
@@ -119,90 +134,79 @@ def search_paper(
         population.append((evaluator.total(keys), keys))
     population = sorted(set(population))[:POPULATION]
     everyone = sorted(class_of.values())
-    heat = 0.05
-    while evaluator.spent < evaluations and not expired():
+    enough = bound * (1 + 1e-9)
+    while population[0][0] > enough and evaluator.spent < evaluations and not expired():
         mother, father = rng.choice(population)[1], rng.choice(population)[1]
-        child = aligned_crossover(mother, father, everyone, rng)
-        child = anneal(evaluator, child, everyone, rng, heat * rng.random(), min(ROUND, evaluations - evaluator.spent))
-        child = evaluator.reordered(child)
+        child, idle = aligned_crossover(mother, father, everyone, rng)
+        swaps = min(ROUND, evaluations - evaluator.spent)
+        pace = Pace(heat=0.03 * rng.random(), smoothing=rng.choice((0.0, 0.1, 0.5, 2.0)), swaps=swaps)
+        child = evaluator.reordered(anneal(evaluator, child, idle, rng, pace))
         population = sorted({*population, (evaluator.total(child), child)})[:POPULATION]
     return _nodes(evaluator, population[0][1]), evaluator.spent
 
 
-def anneal(evaluator: PaperEvaluator, keys: Keys, everyone: list[int], rng: Random, heat: float, swaps: int) -> Keys:
-    """The best state met on a cooling walk of swaps and reversals that starts at ``heat`` x the current cost."""
-    idle = list(everyone)
-    for key in keys:
-        for member in key:
-            idle.remove(member)
-    stages = len(keys)
-    pools = [list(key) for key in keys] + ([idle] if idle else [])
-    if len(pools) < 2:
-        return keys
-    state = list(keys)
-    group, boundary = evaluator.group, evaluator.boundary
-    group_costs = [group(key) for key in state]
-    edges = [boundary(a, b) for a, b in itertools.pairwise(state)]
-    total = max(group_costs) + sum(edges)
-    best, best_keys = total, keys
-    temperature = max(heat * total, 1e-9)
-    cooling = (1e-4) ** (1 / max(swaps, 1))
+def anneal(evaluator: PaperEvaluator, start: Keys, idle: list[int], rng: Random, pace: Pace) -> Keys:
+    """The cheapest state met on a cooling walk of swaps (with nodes left idle, too) and of reversals of part of the order."""
+    keys = [*start, tuple(idle)] if idle else list(start)
+    stages = len(start)
+    if len(keys) < 2:
+        return start
+    groups = [evaluator.group(key) for key in start]
+    edges = [evaluator.boundary(a, b) for a, b in itertools.pairwise(start)]
+    cost, energy = _sums(groups, edges, pace.smoothing)
+    best, best_keys = cost, start
+    temperature = max(pace.heat * cost, 1e-9)
+    cooling = 1e-4 ** (1 / pace.swaps)
     random = rng.random
-    for _ in range(swaps):
+    for _ in range(pace.swaps):
         evaluator.spent += 1
         temperature *= cooling
-        if stages > 2 and random() < 0.1:
-            first = int(random() * stages)
-            past = first + 2 + int(random() * (stages - first - 1))
-            if past > stages or past - first == stages:
-                continue
-            new_edges = edges[:]
-            if first > 0:
-                new_edges[first - 1] = boundary(state[first - 1], state[past - 1])
-            if past < stages:
-                new_edges[past - 1] = boundary(state[first], state[past])
-            new_edges[first : past - 1] = edges[first : past - 1][::-1]
-            new_total = max(group_costs) + sum(new_edges)
-            if new_total <= total or random() < math.exp((total - new_total) / temperature):
-                state[first:past] = state[first:past][::-1]
-                pools[first:past] = pools[first:past][::-1]
-                group_costs[first:past] = group_costs[first:past][::-1]
-                edges, total = new_edges, new_total
+        changed, changed_groups, changed_edges = keys[:], groups[:], edges[:]
+        if random() < 0.1:
+            first, past = sorted((int(random() * (stages + 1)), int(random() * (stages + 1))))
+            changed[first:past] = changed[first:past][::-1]
+            changed_groups[first:past] = changed_groups[first:past][::-1]
+            inside = slice(first, max(first, past - 1))
+            changed_edges[inside] = changed_edges[inside][::-1]
+            stale = {first - 1, past - 1}
         else:
-            a, b = int(random() * len(pools)), int(random() * len(pools))
-            i, j = int(random() * len(pools[a])), int(random() * len(pools[b]))
-            if a == b or pools[a][i] == pools[b][j]:
+            a, b = int(random() * len(keys)), int(random() * len(keys))
+            i, j = int(random() * len(keys[a])), int(random() * len(keys[b]))
+            mine, other = keys[a][i], keys[b][j]
+            if a == b or mine == other:
                 continue
-            pools[a][i], pools[b][j] = pools[b][j], pools[a][i]
-            new_edges, new_groups = edges[:], group_costs[:]
-            old = {}
+            changed[a] = tuple(sorted((*keys[a][:i], *keys[a][i + 1 :], other)))
+            changed[b] = tuple(sorted((*keys[b][:j], *keys[b][j + 1 :], mine)))
             for stage in (a, b):
                 if stage < stages:
-                    old[stage] = state[stage]
-                    state[stage] = tuple(sorted(pools[stage]))
-                    new_groups[stage] = group(state[stage])
-            new_total = max(new_groups)
-            for stage in old:
-                if stage:
-                    new_edges[stage - 1] = boundary(state[stage - 1], state[stage])
-                if stage + 1 < stages:
-                    new_edges[stage] = boundary(state[stage], state[stage + 1])
-            new_total += sum(new_edges)
-            if new_total <= total or random() < math.exp((total - new_total) / temperature):
-                group_costs, edges, total = new_groups, new_edges, new_total
-            else:
-                pools[a][i], pools[b][j] = pools[b][j], pools[a][i]
-                for stage, key in old.items():
-                    state[stage] = key
-        if total < best - 1e-12:
-            best, best_keys = total, tuple(state)
+                    changed_groups[stage] = evaluator.group(changed[stage])
+            stale = {a - 1, a, b - 1, b}
+        for edge in stale:
+            if 0 <= edge < stages - 1:
+                changed_edges[edge] = evaluator.boundary(changed[edge], changed[edge + 1])
+        new_cost, new_energy = _sums(changed_groups, changed_edges, pace.smoothing)
+        if new_energy <= energy or random() < math.exp((energy - new_energy) / temperature):
+            keys, groups, edges, energy = changed, changed_groups, changed_edges, new_energy
+            if new_cost < best - 1e-12:
+                best, best_keys = new_cost, tuple(keys[:stages])
     return best_keys
 
 
-def aligned_crossover(mother: Keys, father: Keys, everyone: list[int], rng: Random) -> Keys:
-    """Some groups of the father in place of the mother's that they share most with; the rest is repaired at random."""
-    if mother == father:
-        return mother
+def _sums(groups: list[float], edges: list[tuple[float, float]], smoothing: float) -> tuple[float, float]:
+    """The cost, and what the walk goes by."""
+    cost = max(groups)
+    means = sum(groups) / len(groups)
+    for bottleneck, mean in edges:
+        cost += bottleneck
+        means += math.sqrt(mean * bottleneck)
+    return cost, cost + smoothing * means
+
+
+def aligned_crossover(mother: Keys, father: Keys, everyone: list[int], rng: Random) -> tuple[Keys, list[int]]:
+    """Some groups of the father in place of the mother's that they share most with, and the nodes left idle.
+
+    A node that two of the chosen groups claim stays in the first; gaps are filled at random.
+    """
     overlap = np.array([[sum(min(a.count(c), b.count(c)) for c in set(a)) for b in father] for a in mother])
     _, partner = linear_sum_assignment(-overlap)
     left = list(everyone)
@@ -219,7 +223,7 @@ def aligned_crossover(mother: Keys, father: Keys, everyone: list[int], rng: Rand
     for group, key in zip(child, mother, strict=True):
         while len(group) < len(key):
             group.append(left.pop())
-    return tuple(tuple(sorted(group)) for group in child)
+    return tuple(tuple(sorted(group)) for group in child), sorted(left)
 
 
 def _nodes(evaluator: PaperEvaluator, keys: Keys) -> Groups:

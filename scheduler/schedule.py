@@ -17,6 +17,7 @@ from dtfm.scheduler.memory import in_flight_bytes, state_bytes
 from dtfm.scheduler.migrate import migration_seconds
 from dtfm.scheduler.moves import Shape
 from dtfm.scheduler.paper import PaperSeconds, paper_seconds
+from dtfm.scheduler.paper_bound import paper_bound
 from dtfm.scheduler.paper_search import search_paper
 from dtfm.scheduler.plan import Plan, validate
 from dtfm.scheduler.problem import Groups, Problem, draft_of
@@ -61,15 +62,18 @@ def schedule(
     evaluator = Evaluator(problem, keep_idle_hands=shape.sizes is not None)
     spent = 0
     if objective is Objective.PAPER:
-        groups, spent = search_paper(problem, _paper_seeds(problem, shape, seeds, rng), rng, budget, expired)
+        bound = paper_bound(problem)
+        starts = _paper_seeds(problem, shape, seeds, rng)
+        groups, spent = search_paper(problem, starts, rng, budget, expired, bound)
         best = evaluator(groups)
     else:
+        bound = iteration_bound(problem)
         best = search(evaluator, shape, seeds, rng, budget, expired)
     if not best.feasible:
         raise Infeasible(_shortfall(problem, best))
     plan = best.draft.plan(cluster, generation)
     validate(plan, cluster.ids, workload)
-    return _decide(problem, incumbent, obstacle, plan, objective, spent + evaluator.spent)
+    return _decide(problem, incumbent, obstacle, plan, objective, bound, spent + evaluator.spent)
 
 
 def _shape(problem: Problem, stages: int | tuple[int, ...] | None, objective: Objective) -> Shape:
@@ -141,7 +145,13 @@ def _paper_seeds(problem: Problem, shape: Shape, seeds: list[Groups], rng: Rando
 
 
 def _decide(
-    problem: Problem, incumbent: Plan | None, obstacle: Reason | None, plan: Plan, objective: Objective, spent: int
+    problem: Problem,
+    incumbent: Plan | None,
+    obstacle: Reason | None,
+    plan: Plan,
+    objective: Objective,
+    bound: float,
+    spent: int,
 ) -> Decision:
     """Keeps the incumbent where it can stay and the new plan is not better by MARGIN."""
     predicted = _predict(problem, incumbent, plan)
@@ -156,7 +166,6 @@ def _decide(
             sentence = f"The plan stays: the best other found saves {max(0.0, 1 - new / old):.1%} of a step."
         else:
             sentence = f"Another plan takes {new:.3g} s instead of {old:.3g} s per step."
-    bound = iteration_bound(problem) if objective is Objective.ITERATION else 0.0
     shape = " + ".join(str(len(stage.replicas)) for stage in plan.stages)
     idle = f"; idle: {', '.join(plan.idle[:5])}{' ...' if len(plan.idle) > 5 else ''}" if plan.idle else ""
     sentence += f" Replicas per stage: {shape}; {_value(predicted, objective):.3g} s per step{idle}."

@@ -26,3 +26,10 @@ def random_cluster(seed: int, count: int, unreachable: float = 0.0) -> Cluster:
 
 def even_workload(layers: int = 12, micro_batches: int = 8, activation: float = 1e6) -> Workload:
     return Workload(tuple(Layer(f"layer{index}", 2e11, 2e7, activation) for index in range(layers)), micro_batches)
+
+
+def shuffled(cluster: Cluster, seed: int) -> Cluster:
+    """The same nodes in another order: region order is a good plan on many networks."""
+    order = np.random.default_rng(seed).permutation(len(cluster.nodes))
+    nodes = tuple(cluster.nodes[index] for index in order)
+    return Cluster(nodes, cluster.latency[np.ix_(order, order)], cluster.bandwidth[np.ix_(order, order)])

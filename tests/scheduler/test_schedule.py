@@ -6,8 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dtfm.scheduler.cluster import Cluster
-from dtfm.scheduler.decision import Infeasible, Objective, Reason
-from dtfm.scheduler.networks import Network, paper_network, paper_workload
+from dtfm.scheduler.decision import Infeasible, Reason
 from dtfm.scheduler.plan import micro_batch_numbers, validate
 from dtfm.scheduler.schedule import schedule
 from tests.scheduler.clusters import even_workload, random_cluster, uniform_cluster
@@ -126,16 +125,3 @@ def test_a_new_node_beside_a_kept_plan_is_idle() -> None:
     kept = schedule(uniform_cluster(2), workload, first.plan)
     assert kept.reason is Reason.KEPT
     validate(kept.plan, ("n0", "n1"), workload)
-
-
-def test_the_paper_objective_finds_the_proven_optimum_of_shuffled_universities() -> None:
-    cluster = paper_network(Network.UNIVERSITIES)
-    order = np.random.default_rng(1).permutation(64)
-    shuffled = Cluster(
-        tuple(cluster.nodes[index] for index in order),
-        cluster.latency[np.ix_(order, order)],
-        cluster.bandwidth[np.ix_(order, order)],
-    )
-    decision = schedule(shuffled, paper_workload(), objective=Objective.PAPER, evaluations=20_000)
-    assert decision.predicted.paper is not None
-    assert decision.predicted.paper.total == pytest.approx(16.0868397, abs=1e-6)
