@@ -65,7 +65,7 @@ class Bucket:
             ours.copy_(theirs)
         return copy
 
-    def copy(self) -> Bucket:
+    def snapshot(self) -> Bucket:
         """The state as it is now, on the CPU, for a reader that must not see the next step. Gradients are left out."""
         snapshot = Bucket(self.spec, torch.device("cpu"), self.parameters.dtype)
         for target, source in zip(snapshot.state, self.state, strict=True):

@@ -1,0 +1,153 @@
+"""The ``dtfm-node`` command."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import secrets
+import signal
+import socket
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+
+from dtfm.node.device import open_device
+from dtfm.node.session import Session, Settings
+from dtfm.protos.connection import read_address
+
+app = typer.Typer(
+    help="Lends this machine's GPU (or CPU) to a training run.", no_args_is_help=True, add_completion=False
+)
+
+
+@app.callback()
+def _commands() -> None:
+    """Keeps `join` a subcommand while it is the only one."""
+
+
+@app.command()
+def join(
+    coordinator: Annotated[str, typer.Argument(help="The coordinator's HOST:PORT.")] = "127.0.0.1:7400",
+    id: Annotated[
+        str,
+        typer.Option(help="This node's identity, kept across restarts. Default: host name and a number, remembered."),
+    ] = "",
+    run: Annotated[str, typer.Option(help="Join only if the coordinator's run has this name.")] = "",
+    token: Annotated[
+        str,
+        typer.Option(
+            envvar="DTFM_TOKEN", help="The run's token. Better in the environment: arguments show in process lists."
+        ),
+    ] = "",
+    listen: Annotated[
+        str,
+        typer.Option(
+            help="HOST:PORT to listen on for peers. Port 0 takes a free one; behind NAT give a forwarded one."
+        ),
+    ] = "",
+    advertise: Annotated[
+        str,
+        typer.Option(
+            help="HOST[:PORT] at which peers reach this node. Default: the address that faces the coordinator."
+        ),
+    ] = "",
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
+    threads: Annotated[int, typer.Option(min=0, help="CPU threads to compute with. 0: PyTorch's default.")] = 0,
+    give_up_after: Annotated[
+        float, typer.Option(min=0, help="Exit with 1 after so many seconds without a coordinator.")
+    ] = 300.0,
+    allow_module: Annotated[
+        list[str] | None,
+        typer.Option(help="Let the run name code in this installed package.module (may be given several times)."),
+    ] = None,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log what happens, to standard error.")] = False,
+) -> None:
+    """Joins a run and takes part until it is over.
+
+    SIGTERM or Ctrl-C finishes the step in hand, says goodbye and exits 0; a second one exits at once. Exit codes: 0 the run is
+    complete or this node left in order, 1 the run failed or the coordinator is gone, 2 bad input or a refusal.
+    """
+    logging.basicConfig(
+        level=logging.INFO if verbose else logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
+    if threads:
+        torch.set_num_threads(threads)
+    try:
+        host, _ = read_address(coordinator)
+        advertised = advertise or _address_facing(host)
+        if ":" in advertised.rpartition("]")[2]:
+            read_address(advertised)
+        listen = listen or ("127.0.0.1:0" if advertised.startswith("127.") else "0.0.0.0:0")
+        read_address(listen)
+        settings = Settings(
+            coordinator=coordinator,
+            node=id or _remembered_identity(),
+            run=run,
+            token=token,
+            listen=listen,
+            advertise=advertised,
+            device=open_device(device),
+            give_up_after=give_up_after,
+            allowed_modules=tuple(allow_module or ()),
+        )
+        raise typer.Exit(asyncio.run(_join(settings)))
+    except ValueError as mistake:
+        print(mistake, file=sys.stderr)
+        raise typer.Exit(2) from None
+
+
+async def _join(settings: Settings) -> int:
+    session = Session(settings)
+    signalled = False
+
+    def on_signal(name: str) -> None:
+        nonlocal signalled
+        if signalled:
+            os._exit(130)
+        signalled = True
+        print(
+            f"{name}: finishing the step in hand, then leaving. Once more: exit at once.", file=sys.stderr, flush=True
+        )
+        session.leave(name)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, on_signal, signal.Signals(number).name)
+    return await session.run()
+
+
+def _address_facing(host: str) -> str:
+    """The local address from which ``host`` is reached; nothing is sent."""
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect(address)
+            local = probe.getsockname()[0]
+    except OSError as error:
+        raise ValueError(
+            f"{host!r} cannot be resolved or reached ({error}); is the coordinator's address right?"
+        ) from None
+    return f"[{local}]" if ":" in local else local
+
+
+def _remembered_identity() -> str:
+    """Drawn once per machine and user, so that a node that comes back is known again."""
+    state = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "dtfm" / "identity"
+    try:
+        if not state.exists():
+            state.parent.mkdir(parents=True, exist_ok=True)
+            state.write_text(f"{socket.gethostname().split('.')[0]}-{secrets.token_hex(2)}\n")
+        return state.read_text().strip()
+    except OSError as error:
+        raise ValueError(f"this node's identity cannot be kept in {state} ({error}); give one with --id NAME") from None
+
+
+def main() -> None:
+    app()
+
+
+if __name__ == "__main__":
+    main()

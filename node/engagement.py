@@ -1,0 +1,211 @@
+"""A node's part in one generation: its stage, its groups, and the steps it trains with them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
+import torch
+
+from dtfm.kernels.codec import Codec
+from dtfm.node import pipeline
+from dtfm.node.admission import Expectations
+from dtfm.node.data import Batch, Data
+from dtfm.node.inbox import Arrival, Inbox
+from dtfm.node.mailbox import Mailbox
+from dtfm.node.optimizer import adamw, decayed_ranges
+from dtfm.node.outbox import Outbox
+from dtfm.node.pipeline import Compute, NonFinite, Outcome, Topic
+from dtfm.node.reduction import Final, reduce_gradients
+from dtfm.node.samples import evaluation_samples, training_samples
+from dtfm.node.share import Group, Share
+from dtfm.node.stage import Stage, loss
+from dtfm.protos.frame import Kind
+from dtfm.protos.plan_pb2 import Run
+
+
+class Engagement:
+    """Made when a plan is adopted, closed when the next one comes. Used by one thread, but for ``inbox`` and ``close``."""
+
+    def __init__(
+        self,
+        run: Run,
+        share: Share,
+        groups: Mapping[int, Group],
+        stage: Stage,
+        data: Data,
+        outbox: Outbox,
+        applied: int,
+    ) -> None:
+        self.share = share
+        self.stage = stage
+        self._run = run
+        self.groups = groups
+        self._data = data
+        self._outbox = outbox
+        self._pipeline: Mailbox[Topic, Arrival] = Mailbox()
+        self._reduction: Mailbox[int, Arrival | Final] = Mailbox()
+        self._unfinished: dict[
+            int, int
+        ] = {}  # during the last backward: parameters per bucket that still get gradients
+        self._step = 0
+        self._hooks = [
+            parameter.register_post_accumulate_grad_hook(partial(self._accumulated, index))  # type: ignore[no-untyped-call]
+            for index, parameters in stage.parameters.items()
+            for parameter in parameters
+        ]
+        self._reducer = ThreadPoolExecutor(1, "reduce")
+        micro_batch = run.train.micro_batch
+        self._input_shape = stage.model.activation_shape(stage.first - 1, micro_batch) if not share.first else ()
+        self._output_shape = stage.model.activation_shape(stage.past_last - 1, micro_batch)
+        expect = Expectations(
+            share=share,
+            groups=groups,
+            bucket_elements={index: bucket.spec.size for index, bucket in stage.buckets.items()},
+            input_elements=math.prod(self._input_shape),
+            output_elements=math.prod(self._output_shape),
+            activation_dtype=stage.dtype,
+            parameter_dtype=stage.dtype,
+        )
+        self.inbox = Inbox(expect, applied, self._deliver)
+
+    def train(self, step: int) -> tuple[Outcome, float]:
+        """Forward, backward and reduction of ``step``: (what came of it, squared norm of the gradients counted here).
+
+        Raises NonFinite, and Closed when the step is called off.
+        """
+        self._step = step
+        self.stage.zero_gradients()
+        gradients = {index: bucket.gradients for index, bucket in self.stage.buckets.items()}
+        if not self.share.micro_batches:
+            self._expect_last_gradients()
+        reduction = self._reducer.submit(
+            reduce_gradients,
+            self.share.node,
+            step,
+            gradients,
+            self.groups,
+            self._reduction,
+            lambda kind, destination, bucket, shard, tensor: self._send(kind, step, destination, bucket, shard, tensor),
+        )
+        try:
+            outcome = pipeline.train_step(
+                self.share,
+                step,
+                self._run.train.micro_batch,
+                self._run.train.global_batch,
+                self._compute(partial(self._training_batch, step)),
+                self._pipeline,
+                lambda kind, destination, number, tensor: self._send(kind, step, destination, number, 0, tensor),
+                self._expect_last_gradients,
+            )
+            # Who has no micro-batches, or a parameter that got no gradient, adds nothing: that is final too.
+            for index in self._unfinished:
+                self._reduction.put(step, Final(index))
+            reduction.result()
+        except BaseException as error:
+            self.close(f"step {step} ended: {error}")
+            raise
+        finally:
+            self._unfinished.clear()
+        squared_norm = sum(
+            torch.linalg.vector_norm(flat, dtype=torch.float64).item() ** 2
+            for index, flat in sorted(gradients.items())
+            if self.share.node in self.groups[index].counted_by
+        )
+        if not torch.isfinite(torch.tensor(squared_norm)):
+            raise NonFinite(f"the squared gradient norm is {squared_norm}")
+        return outcome, squared_norm
+
+    def apply(self, step: int, gradient_norm: float) -> None:
+        """The optimizer's update with the reduced gradients; what arrives for ``step`` after this is stale."""
+        for bucket in self.stage.buckets.values():
+            adamw(
+                self._run.train,
+                step,
+                gradient_norm,
+                bucket.parameters,
+                bucket.gradients,
+                bucket.exp_avg,
+                bucket.exp_avg_sq,
+                decayed_ranges(bucket.spec.parameters),
+            )
+        self.inbox.advance(step)
+        self._pipeline.forget(("train", step))
+        self._pipeline.forget(("evaluate", step - 1))
+        self._reduction.forget(step)
+
+    def evaluate(self, step: int) -> tuple[float, int]:
+        """(sum of losses, samples) over this node's held-out micro-batches. Raises Closed."""
+        return pipeline.evaluate(
+            self.share,
+            step,
+            self._run.train.micro_batch,
+            self._compute(self._evaluation_batch),
+            self._pipeline,
+            lambda kind, destination, number, tensor: self._send(kind, step, destination, number, 0, tensor),
+        )
+
+    def close(self, reason: str) -> None:
+        """Whoever waits, or will wait, in ``train`` or ``evaluate`` gets Closed. From any thread."""
+        self._pipeline.close(reason)
+        self._reduction.close(reason)
+
+    def release(self) -> None:
+        """After ``close``: takes the hooks off the stage, which another engagement may go on with."""
+        for hook in self._hooks:
+            hook.remove()
+        self._reducer.shutdown()
+
+    def _compute(self, batch: Callable[[int], Batch]) -> Compute:
+        device = self.stage.device
+        return Compute(
+            forward=self.stage.forward,
+            loss=loss,
+            inputs=lambda number: batch(number)[0].to(device),
+            labels=lambda number: batch(number)[1].to(device),
+            activation_shape=self._input_shape,
+            output_shape=self._output_shape,
+            device=device,
+        )
+
+    def _training_batch(self, step: int, number: int) -> Batch:
+        train = self._run.train
+        indices = training_samples(
+            self._run.seed,
+            step,
+            number,
+            global_batch=train.global_batch,
+            micro_batch=train.micro_batch,
+            count=self._data.training_count,
+        )
+        return self._data.training_batch(indices)
+
+    def _evaluation_batch(self, number: int) -> Batch:
+        indices = evaluation_samples(number, micro_batch=self._run.train.micro_batch, count=self._data.evaluation_count)
+        return self._data.evaluation_batch(indices)
+
+    def _deliver(self, arrival: Arrival) -> None:
+        header = arrival.header
+        match header.kind:
+            case Kind.ACTIVATION | Kind.GRADIENT:
+                self._pipeline.put(("train", header.step), arrival)
+            case Kind.EVALUATION:
+                self._pipeline.put(("evaluate", header.step), arrival)
+            case Kind.REDUCE | Kind.GATHER:
+                self._reduction.put(header.step, arrival)
+
+    def _expect_last_gradients(self) -> None:
+        self._unfinished = {index: len(parameters) for index, parameters in self.stage.parameters.items()}
+
+    def _accumulated(self, bucket: int, _parameter: torch.Tensor) -> None:
+        if bucket in self._unfinished:
+            self._unfinished[bucket] -= 1
+            if self._unfinished[bucket] == 0:
+                del self._unfinished[bucket]
+                self._reduction.put(self._step, Final(bucket))
+
+    def _send(self, kind: Kind, step: int, destination: str, index: int, part: int, tensor: torch.Tensor) -> None:
+        self._outbox.send(destination, kind, self.share.generation, step, index, part, tensor, Codec.OFF)

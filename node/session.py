@@ -1,0 +1,284 @@
+"""A node's membership of a run: the control stream to the coordinator, and what its messages set in motion."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+import secrets
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import grpc
+import grpc.aio
+import torch
+
+import dtfm
+from dtfm.node.device import measure_device
+from dtfm.node.links import measure_links
+from dtfm.node.outbox import Outbox
+from dtfm.node.peer_server import PeerServer
+from dtfm.node.trainer import Trainer
+from dtfm.protos import PROTOCOL_VERSION, control_pb2_grpc
+from dtfm.protos.connection import open_channel, token_metadata
+from dtfm.protos.control_pb2 import (
+    CoordinatorMessage,
+    Goodbye,
+    Heartbeat,
+    Hello,
+    LinkReport,
+    NodeMessage,
+    Probe,
+    RefusalReason,
+    StepFailed,
+    StepProblem,
+)
+
+log = logging.getLogger(__name__)
+Argument = TypeVar("Argument")
+
+FIRST_PAUSE_SECONDS = 0.5
+LONGEST_PAUSE_SECONDS = 15.0
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How this node joins. Addresses are HOST:PORT; ``advertise`` without a port takes the one that it listens on.
+
+    ``token`` is the run's, shown to the coordinator. ``give_up_after`` is how many seconds without a coordinator it takes for the
+    node to exit.
+    """
+
+    coordinator: str
+    node: str
+    run: str
+    token: str
+    listen: str
+    advertise: str
+    device: torch.device
+    give_up_after: float
+    allowed_modules: tuple[str, ...]
+
+
+class Session:
+    """From the first hello to the last goodbye, through as many connections as it takes."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._incarnation = secrets.randbits(64)
+        self._outgoing: asyncio.Queue[NodeMessage] = asyncio.Queue()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._exit: int | None = None
+        self._leaving = False
+        self._address = settings.advertise
+        self._peer_token = ""
+        self._heartbeat_seconds = 1.0
+
+    async def run(self) -> int:
+        """Takes part until the run is over. Returns the process's exit code. Raises ValueError for a user's mistake."""
+        loop = asyncio.get_running_loop()
+        self._device = await asyncio.to_thread(measure_device, self._settings.device)
+        device = self._device
+        print(
+            f"{self._settings.node}: {device.name} ({device.kind}), {device.memory_bytes / 2**30:.1f} GiB free, "
+            f"{device.flops / 1e9:.0f} GFLOP/s",
+            flush=True,
+        )
+        self._outbox = Outbox(self._settings.node, self._peer_lost)
+        self._trainer = Trainer(
+            self._settings.node,
+            self._settings.device,
+            self._settings.allowed_modules,
+            self._outbox,
+            loop,
+            _on_loop(loop, self._send),
+            _on_loop(loop, self._fail),
+        )
+        self._server = PeerServer(self._trainer.donate)
+        port = await self._server.start(self._settings.listen)
+        if ":" not in self._address.rpartition("]")[2]:
+            self._address = f"{self._address}:{port}"
+        try:
+            await self._stay_connected()
+            return self._exit if self._exit is not None else 1
+        finally:
+            self._trainer.stop()
+            for task in self._tasks:
+                task.cancel()
+            await self._outbox.close()
+            await self._server.stop()
+
+    def leave(self, reason: str) -> None:
+        """Finishes the step in hand, says goodbye, and lets ``run`` return 0."""
+        self._leaving = True
+        self._trainer.leave(reason)
+
+    async def _stay_connected(self) -> None:
+        """Connects, and again whenever the connection breaks, with growing pauses, until told to exit or patience ends."""
+        pause = FIRST_PAUSE_SECONDS
+        silent_since = time.monotonic()
+        while self._exit is None:
+            problem, heard = await self._connect_once()
+            if self._exit is not None:
+                return
+            if self._leaving:
+                self._exit = 0
+                return
+            if heard:
+                silent_since, pause = time.monotonic(), FIRST_PAUSE_SECONDS
+            left = self._settings.give_up_after - (time.monotonic() - silent_since)
+            if left <= 0:
+                print(
+                    f"Gave up after {self._settings.give_up_after:.0f} s without the coordinator at "
+                    f"{self._settings.coordinator}: {problem}. Is it running there, and is that port open? "
+                    "(--give-up-after SECONDS waits longer)",
+                    file=sys.stderr,
+                    flush=True,
+                )
+                self._exit = 1
+                return
+            wait = min(pause * random.uniform(0.8, 1.2), max(left, 0.05))
+            print(
+                f"The coordinator at {self._settings.coordinator} does not answer ({problem}); next try in {wait:.1f} s, "
+                f"giving up in {left:.0f} s",
+                file=sys.stderr,
+                flush=True,
+            )
+            await asyncio.sleep(wait)
+            pause = min(pause * 2, LONGEST_PAUSE_SECONDS)
+
+    async def _connect_once(self) -> tuple[str, bool]:
+        """One control stream from hello to its end: (what ended it, whether the coordinator said anything)."""
+        heard = False
+        self._outgoing = asyncio.Queue()
+        self._send(
+            NodeMessage(
+                hello=Hello(
+                    protocol_version=PROTOCOL_VERSION,
+                    package_version=dtfm.__version__,
+                    run=self._settings.run,
+                    node=self._settings.node,
+                    incarnation=self._incarnation,
+                    address=self._address,
+                    device=self._device,
+                )
+            )
+        )
+        heartbeat: asyncio.Task[None] | None = None
+        async with open_channel(self._settings.coordinator) as channel:
+            stub = control_pb2_grpc.CoordinatorStub(channel)  # type: ignore[no-untyped-call]
+            stream = stub.Join(self._messages(), metadata=token_metadata(self._settings.token))
+            try:
+                async for message in stream:
+                    heard = True
+                    if message.WhichOneof("message") == "welcome" and heartbeat is None:
+                        heartbeat = asyncio.create_task(self._beat(message.welcome.heartbeat_seconds))
+                    await self._handle(message)
+                    if self._exit is not None:
+                        break
+                return "it closed the connection", heard
+            except grpc.aio.AioRpcError as error:
+                return f"{error.code().name}: {error.details()}", heard
+            finally:
+                if heartbeat is not None:
+                    heartbeat.cancel()
+                self._trainer.interrupt("the connection to the coordinator broke")
+                stream.cancel()
+
+    async def _handle(self, message: CoordinatorMessage) -> None:
+        kind = message.WhichOneof("message")
+        log.debug("from the coordinator: %s", kind)
+        match kind:
+            case "welcome":
+                self._peer_token = message.welcome.peer_token
+                self._heartbeat_seconds = message.welcome.heartbeat_seconds
+                self._server.token = self._peer_token
+                self._trainer.prepare(message.welcome.run, self._peer_token)
+            case "refusal":
+                name = RefusalReason.Name(message.refusal.reason)
+                print(
+                    f"The coordinator refused this node: {name}: {message.refusal.sentence}",
+                    file=sys.stderr,
+                    flush=True,
+                )
+                self._exit = 1 if name == "RUN_OVER" else 2
+            case "probe":
+                self._start(self._probe(message.probe))
+            case "assignment":
+                self._trainer.adopt(message.assignment, self._server.admit_to)
+            case "begin":
+                self._trainer.begin(message.begin)
+            case "commit":
+                self._trainer.conclude(message.commit)
+            case "abort":
+                log.info("step %d was called off: %s", message.abort.step, message.abort.reason)
+                self._trainer.call_off(message.abort.reason)
+            case "finish":
+                finish = message.finish
+                stream = sys.stdout if finish.completed else sys.stderr
+                print(finish.reason or "The run is complete.", file=stream, flush=True)
+                self._exit = 0 if finish.completed else 1
+            case _:
+                log.warning("ignored a message of the coordinator that this version does not know")
+
+    async def _probe(self, probe: Probe) -> None:
+        """One peer after the other, so that bursts do not share this node's link."""
+        metadata = token_metadata(self._peer_token)
+        report = LinkReport()
+        for peer in probe.peers:
+            report.links.extend(
+                await measure_links(self._settings.node, peer, metadata, timeout=10 * self._heartbeat_seconds)
+            )
+        self._send(NodeMessage(links=report))
+
+    async def _beat(self, every: float) -> None:
+        count = 0
+        while True:
+            await asyncio.sleep(every)
+            count += 1
+            self._send(NodeMessage(heartbeat=Heartbeat(count=count)))
+
+    async def _messages(self) -> AsyncIterator[NodeMessage]:
+        outgoing = self._outgoing
+        while True:
+            message = await outgoing.get()
+            yield message
+            if message.WhichOneof("message") == "goodbye":
+                return
+
+    def _send(self, message: NodeMessage) -> None:
+        self._outgoing.put_nowait(message)
+
+    def _fail(self, mistake: str) -> None:
+        print(mistake, file=sys.stderr, flush=True)
+        self._exit = 2
+        self._send(NodeMessage(goodbye=Goodbye(reason=mistake[:1000])))
+
+    def _peer_lost(self, peer: str, why: str) -> None:
+        where = self._trainer.at
+        if where is not None:
+            generation, step = where
+            failed = StepFailed(
+                generation=generation, step=step, problem=StepProblem.PEER_LOST, peer=peer, sentence=f"{peer}: {why}"
+            )
+            self._send(NodeMessage(step_failed=failed))
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+def _on_loop(loop: asyncio.AbstractEventLoop, function: Callable[[Argument], None]) -> Callable[[Argument], None]:
+    """``function``, to be called from any thread and run on ``loop``."""
+
+    def call(argument: Argument) -> None:
+        # The loop is closed when a checkpoint's last word comes after the session ended.
+        with contextlib.suppress(RuntimeError):
+            loop.call_soon_threadsafe(function, argument)
+
+    return call

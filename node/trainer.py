@@ -1,0 +1,385 @@
+"""The node's thread of work: takes the coordinator's decisions one after the other and carries them out."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import queue
+import threading
+from collections.abc import Callable, Coroutine, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+
+from dtfm.node.bucket import Bucket, bucket_bytes
+from dtfm.node.checkpoint import read_bucket, write_bucket, write_model_files
+from dtfm.node.data import Data, load_data
+from dtfm.node.engagement import Engagement
+from dtfm.node.inbox import Inbox
+from dtfm.node.mailbox import Closed
+from dtfm.node.model import Model, load_model
+from dtfm.node.outbox import Outbox
+from dtfm.node.pipeline import NonFinite
+from dtfm.node.profile import workload
+from dtfm.node.recovery import fetch_state, state_header
+from dtfm.node.share import Share, group_of, share_of
+from dtfm.node.stage import Stage, build_stage, initialise
+from dtfm.protos.connection import token_metadata
+from dtfm.protos.control_pb2 import (
+    Applied,
+    Assignment,
+    Begin,
+    BucketWritten,
+    Commit,
+    Evaluated,
+    Goodbye,
+    NodeMessage,
+    Peer,
+    PlanFailed,
+    PlanReady,
+    Prepared,
+    StepFailed,
+    StepProblem,
+    StepReady,
+)
+from dtfm.protos.frame import Header
+from dtfm.protos.peer_pb2 import StateRequest
+from dtfm.protos.plan_pb2 import BF16, FP64, Run
+
+log = logging.getLogger(__name__)
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What a node trains: read once from the run, whatever the plan."""
+
+    run: Run
+    model: Model
+    data: Data
+    peer_token: str
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """State that this node has in memory: buckets by index, as of after ``step``."""
+
+    step: int
+    buckets: Mapping[int, Bucket]
+
+
+class Trainer:
+    """Public methods are called on the event loop and return at once; what they ask for happens in this node's thread.
+
+    ``report`` takes a message for the coordinator, ``fail`` a sentence about a mistake of the user's that ends the node.
+    """
+
+    def __init__(
+        self,
+        node: str,
+        device: torch.device,
+        allowed_modules: tuple[str, ...],
+        outbox: Outbox,
+        loop: asyncio.AbstractEventLoop,
+        report: Callable[[NodeMessage], None],
+        fail: Callable[[str], None],
+    ) -> None:
+        self._node = node
+        self._device = device
+        self._allowed_modules = allowed_modules
+        self._outbox = outbox
+        self._loop = loop
+        self._report = report
+        self._fail = fail
+        self._commands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._work: Work | None = None
+        self._held = Held(0, {})
+        self._engagement: Engagement | None = None
+        self._voted: int | None = None  # the step that this node is ready to commit
+        self._digest: Future[bytes] | None = None
+        self._leaving: str | None = None
+        self._background = ThreadPoolExecutor(1, "digest")
+        self._writer = ThreadPoolExecutor(1, "checkpoint")
+        self._thread = threading.Thread(target=self._run, name="trainer", daemon=True)
+        self._thread.start()
+
+    # Called on the event loop
+
+    def prepare(self, run: Run, peer_token: str) -> None:
+        self._commands.put(lambda: self._prepare(run, peer_token))
+
+    def adopt(self, assignment: Assignment, admit_to: Callable[[Inbox | None], None]) -> None:
+        self.interrupt(f"generation {assignment.plan.generation} replaces this one")
+        self._commands.put(lambda: self._adopt(assignment, admit_to))
+
+    def begin(self, begin: Begin) -> None:
+        self._commands.put(lambda: self._begin(begin))
+
+    def conclude(self, commit: Commit) -> None:
+        self._commands.put(lambda: self._conclude(commit))
+
+    def leave(self, reason: str) -> None:
+        """Reports Goodbye as soon as the step in hand, if any, is committed or called off."""
+        self._commands.put(lambda: self._leave(reason))
+
+    def call_off(self, reason: str) -> None:
+        """The step in hand is aborted: nobody applies it."""
+        self.interrupt(reason)
+        self._commands.put(self._called_off)
+
+    def interrupt(self, reason: str) -> None:
+        """Calls off what the current generation is doing. A committed step is applied all the same."""
+        if self._engagement is not None:
+            self._engagement.close(reason)
+        self._outbox.interrupt(reason)
+
+    @property
+    def at(self) -> tuple[int, int] | None:
+        """(generation, step) that this node works on."""
+        return (self._engagement.share.generation, self._held.step + 1) if self._engagement is not None else None
+
+    def donate(self, request: StateRequest) -> tuple[Header, memoryview]:
+        """The asked-for bucket's state, copied. Raises LookupError with what this node has instead. From any thread."""
+        held = self._held
+        if held.step != request.step or request.bucket not in held.buckets:
+            raise LookupError(
+                f"{self._node} holds buckets {sorted(held.buckets)} as of step {held.step}, not bucket {request.bucket} as of "
+                f"{request.step}"
+            )
+        state = b"".join(held.buckets[request.bucket].export())[request.offset :]
+        return state_header(request, len(state)), memoryview(state)
+
+    def stop(self) -> None:
+        """Ends the thread once what it is doing is called off, and waits for checkpoints being written."""
+        self.interrupt("the node is stopping")
+        self._commands.put(None)
+        self._thread.join(timeout=10)
+        self._background.shutdown()
+        self._writer.shutdown()
+
+    # In this node's thread
+
+    def _run(self) -> None:
+        while (command := self._commands.get()) is not None:
+            try:
+                command()
+            except Closed as closed:
+                log.info("called off: %s", closed)
+            except Exception:
+                log.exception("a command failed")
+
+    def _await(self, work: Coroutine[Any, Any, Result]) -> Result:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+    def _prepare(self, run: Run, peer_token: str) -> None:
+        if self._work is None or self._work.run.id != run.id:
+            try:
+                data = load_data(run, self._allowed_modules)
+                model = load_model(run.model, data.sample, self._allowed_modules)
+            except ValueError as mistake:
+                self._fail(str(mistake))
+                return
+            self._work = Work(run, model, data, peer_token)
+            self._held = Held(0, {})
+        work = self._work
+        prepared = Prepared(
+            workload=workload(work.model, run),
+            data_fingerprint=work.data.fingerprint,
+            training_samples=work.data.training_count,
+            evaluation_samples=work.data.evaluation_count,
+            unigram_entropy=work.data.unigram_entropy,
+            tokens_per_sample=work.data.tokens_per_sample,
+            buckets=len(work.model.buckets),
+        )
+        self._report(NodeMessage(prepared=prepared))
+
+    def _adopt(self, assignment: Assignment, admit_to: Callable[[Inbox | None], None]) -> None:
+        plan = assignment.plan
+        assert self._work is not None
+        train = self._work.run.train
+        admit_to(None)
+        if self._engagement is not None:
+            self._engagement.release()
+        self._engagement, self._voted = None, None
+        share = share_of(plan, self._node, train.evaluation_samples // train.micro_batch)
+        if share is None:
+            log.info("idle in generation %d: %s", plan.generation, assignment.reason)
+            return
+        log.info(
+            "generation %d: layers %d to %d, stage %d of %d: %s",
+            plan.generation,
+            share.layers[0],
+            share.layers[1] - 1,
+            share.stage + 1,
+            share.stages,
+            assignment.reason,
+        )
+        try:
+            stage = self._acquire(assignment, share)
+            groups = {i: group_of(plan, bucket.spec.layers) for i, bucket in stage.buckets.items()}
+            neighbours = {*share.previous.values(), *share.next.values()}
+            neighbours |= {*share.evaluation_previous.values(), *share.evaluation_next.values()}
+            neighbours |= {member for group in groups.values() for member in group.members}
+            peers = {p.node: p.address for p in assignment.peers if p.node in neighbours and p.node != self._node}
+            engagement = Engagement(
+                self._work.run, share, groups, stage, self._work.data, self._outbox, assignment.step
+            )
+            self._await(
+                self._outbox.connect(plan.generation, self._work.peer_token, peers, self._work.run.lease_seconds)
+            )
+        except (ValueError, ConnectionError, OSError, torch.OutOfMemoryError) as problem:
+            log.error("generation %d could not be adopted: %s", plan.generation, problem)
+            failed = PlanFailed(generation=plan.generation, problem=str(problem)[:1000])
+            self._report(NodeMessage(plan_failed=failed))
+            return
+        admit_to(engagement.inbox)
+        self._engagement = engagement
+        # Until the generation begins this node still donates what it held before.
+        old = self._held.buckets if self._held.step == assignment.step else {}
+        self._held = Held(assignment.step, {**old, **stage.buckets})
+        self._digest = self._background.submit(stage.digest)
+        self._report(NodeMessage(plan_ready=PlanReady(generation=plan.generation)))
+
+    def _acquire(self, assignment: Assignment, share: Share) -> Stage:
+        """This node's stage with its state as of ``assignment.step``. Raises ValueError, ConnectionError or OSError."""
+        assert self._work is not None
+        run, model = self._work.run, self._work.model
+        donors = [list(d.nodes) for d in assignment.donors] or [[] for _ in model.layers]
+        mine = {
+            index: bucket
+            for index, bucket in self._held.buckets.items()
+            if self._held.step == assignment.step and any(self._node in donors[layer] for layer in bucket.spec.layers)
+        }
+        stage = build_stage(
+            model,
+            *share.layers,
+            self._device,
+            torch.float64 if run.train.precision == FP64 else torch.float32,
+            autocast=run.train.precision == BF16,
+            held=mine,
+        )
+        addresses = {p.node: p for p in assignment.peers}
+        for index, bucket in stage.buckets.items():
+            if index in mine:
+                continue
+            names = dict.fromkeys(n for layer in bucket.spec.layers for n in donors[layer] if n != self._node)
+            others: list[Peer] = [addresses[n] for n in names if n in addresses]
+            if others:
+                total = bucket_bytes(bucket.spec, stage.dtype)
+                metadata = token_metadata(self._work.peer_token)
+                self._await(
+                    fetch_state(
+                        bucket, total, assignment.step, assignment.plan.generation, others, metadata, run.lease_seconds
+                    )
+                )
+            elif assignment.checkpoint:
+                read_bucket(assignment.checkpoint, bucket)
+            elif assignment.step == 0:
+                initialise(model, bucket, run.seed)
+            else:
+                raise ValueError(f"nobody has the state of bucket {index} as of step {assignment.step}")
+        return stage
+
+    def _begin(self, begin: Begin) -> None:
+        engagement = self._engagement
+        if engagement is None or engagement.share.generation != begin.generation:
+            log.info("ignored the start of generation %d, which this node does not have", begin.generation)
+            return
+        assert begin.step == self._held.step + 1, (begin.step, self._held.step)
+        self._held = Held(self._held.step, engagement.stage.buckets)
+        self._train(engagement)
+
+    def _train(self, engagement: Engagement) -> None:
+        """Computes the next step and votes on it."""
+        step, generation = self._held.step + 1, engagement.share.generation
+        problem, sentence = StepProblem.INTERNAL, ""
+        try:
+            outcome, squared_norm = engagement.train(step)
+        except Closed:
+            raise
+        except NonFinite as error:
+            problem, sentence = StepProblem.NON_FINITE, str(error)
+        except torch.OutOfMemoryError as error:
+            problem, sentence = StepProblem.OUT_OF_MEMORY, str(error)
+        except Exception as error:
+            log.exception("step %d failed", step)
+            sentence = f"{type(error).__name__}: {error}"
+        else:
+            assert self._digest is not None
+            self._voted = step
+            ready = StepReady(
+                generation=generation,
+                step=step,
+                squared_gradient_norm=squared_norm,
+                loss_sum=outcome.loss_sum,
+                samples=outcome.samples,
+                state_digest=self._digest.result(),
+                compute_seconds=outcome.compute_seconds,
+                wait_seconds=outcome.wait_seconds,
+            )
+            self._report(NodeMessage(step_ready=ready))
+            return
+        log.error("step %d failed: %s", step, sentence)
+        failed = StepFailed(generation=generation, step=step, problem=problem, sentence=sentence[:1000])
+        self._report(NodeMessage(step_failed=failed))
+
+    def _conclude(self, commit: Commit) -> None:
+        """Applies a committed step, then what the coordinator wants done before the next one, then that one."""
+        engagement = self._engagement
+        if engagement is None or engagement.share.generation != commit.generation or self._voted != commit.step:
+            log.error("step %d was committed without this node's vote; ignored", commit.step)
+            return
+        engagement.apply(commit.step, commit.gradient_norm)
+        self._voted = None
+        self._held = Held(commit.step, engagement.stage.buckets)
+        self._digest = self._background.submit(engagement.stage.digest)
+        if commit.checkpoint:
+            self._write_checkpoint(engagement, commit.step)
+        if commit.evaluate:
+            loss_sum, samples = engagement.evaluate(commit.step)
+            evaluated = Evaluated(generation=commit.generation, step=commit.step, loss_sum=loss_sum, samples=samples)
+            if engagement.share.last:
+                self._report(NodeMessage(evaluated=evaluated))
+        if commit.pause:
+            applied = Applied(generation=commit.generation, step=commit.step, state_digest=self._digest.result())
+            self._report(NodeMessage(applied=applied))
+        if self._leaving is not None:
+            self._say_goodbye()
+        elif not commit.pause:
+            self._train(engagement)
+
+    def _write_checkpoint(self, engagement: Engagement, step: int) -> None:
+        """Copies this node's part of the checkpoint and writes it in the background. Each bucket is written by one node."""
+        assert self._work is not None
+        folder = f"{self._work.run.checkpoint.uri.rstrip('/')}/step-{step:08d}"
+        for index, bucket in engagement.stage.buckets.items():
+            writers = engagement.groups[index].counted_by
+            if writers[index % len(writers)] == self._node:
+                self._writer.submit(self._write_bucket, folder, step, bucket.snapshot())
+
+    def _write_bucket(self, folder: str, step: int, bucket: Bucket) -> None:
+        assert self._work is not None
+        written = BucketWritten(step=step, bucket=bucket.spec.index)
+        try:
+            written.file, written.size_bytes, written.digest = write_bucket(folder, bucket)
+            if bucket.spec.index == 0:
+                write_model_files(folder, self._work.model, self._work.data)
+        except Exception as error:
+            log.exception("bucket %d could not be written to %s", bucket.spec.index, folder)
+            written.problem = f"{type(error).__name__}: {error}"[:1000]
+        self._report(NodeMessage(bucket_written=written))
+
+    def _called_off(self) -> None:
+        self._voted = None
+        if self._leaving is not None:
+            self._say_goodbye()
+
+    def _leave(self, reason: str) -> None:
+        self._leaving = reason
+        if self._voted is None:
+            self._say_goodbye()
+
+    def _say_goodbye(self) -> None:
+        self._report(NodeMessage(goodbye=Goodbye(reason=self._leaving or "")))

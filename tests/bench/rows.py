@@ -1,0 +1,35 @@
+"""How benchmarks print: one table for people, or one JSON object per row."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+from rich.console import Console
+from rich.table import Table
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One measurement. ``ratio`` is value / the value of ``against``, taken in the same run; None where there is no such."""
+
+    measure: str
+    value: float
+    unit: str
+    against: str = ""
+    ratio: float | None = None
+
+
+def show(title: str, rows: Sequence[Row], as_json: bool) -> None:
+    if as_json:
+        for row in rows:
+            print(json.dumps(asdict(row)), flush=True)
+        return
+    table = Table(title=title)
+    for heading, justify in (("measure", "left"), ("value", "right"), ("unit", "left"), ("against", "left"), ("ratio", "right")):
+        table.add_column(heading, justify="right" if justify == "right" else "left")
+    for row in rows:
+        ratio = "" if row.ratio is None else f"{row.ratio:.3f}"
+        table.add_row(row.measure, f"{row.value:,.4g}", row.unit, row.against, ratio)
+    Console().print(table)

@@ -1,0 +1,92 @@
+"""Training as one process would do it: the yardstick of parity, written apart from the product's step, sum and optimizer.
+
+Only what both must start from is shared: initial weights and the order of samples.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from dtfm.node.data import Data, load_data
+from dtfm.node.model import Model, import_allowed, load_model
+from dtfm.node.samples import training_samples
+from dtfm.protos.plan_pb2 import FP64, Run
+
+
+def plain_losses(run: Run, steps: int, allowed_modules: tuple[str, ...] = ()) -> list[float]:
+    """Loss of each of the first ``steps`` steps."""
+    train = run.train
+    dtype = torch.float64 if train.precision == FP64 else torch.float32
+    data = load_data(run, allowed_modules)
+    module = whole_model(run, data, allowed_modules).to(dtype)
+    matrices = [p for p in module.parameters() if p.ndim >= 2]
+    vectors = [p for p in module.parameters() if p.ndim < 2]
+    optimizer = torch.optim.AdamW(
+        [{"params": matrices, "weight_decay": train.weight_decay}, {"params": vectors, "weight_decay": 0.0}],
+        betas=(train.beta1, train.beta2),
+        eps=train.epsilon,
+    )
+    losses = []
+    for step in range(1, steps + 1):
+        total = 0.0
+        count = train.global_batch // train.micro_batch
+        for number in range(count):
+            indices = training_samples(
+                run.seed,
+                step,
+                number,
+                global_batch=train.global_batch,
+                micro_batch=train.micro_batch,
+                count=data.training_count,
+            )
+            inputs, labels = data.training_batch(indices)
+            inputs = inputs.to(dtype) if inputs.is_floating_point() else inputs
+            output = module(inputs)
+            logits = output if isinstance(output, torch.Tensor) else output.logits
+            loss = functional.cross_entropy(logits.reshape(-1, logits.shape[-1]), labels.reshape(-1)) / count
+            loss.backward()
+            total += loss.item()
+        losses.append(total)
+        if train.clip_norm > 0:
+            nn.utils.clip_grad_norm_(module.parameters(), train.clip_norm)
+        for group in optimizer.param_groups:
+            group["lr"] = scheduled_rate(run, step)
+        optimizer.step()
+        optimizer.zero_grad()
+    return losses
+
+
+def whole_model(run: Run, data: Data, allowed_modules: tuple[str, ...]) -> Any:
+    """The model in one piece, with a run's initial weights."""
+    described = load_model(run.model, data.sample, allowed_modules)
+    if run.model.family == "module":
+        module: Any = import_allowed(run.model.module, allowed_modules, "model.module")()
+    else:
+        keywords = {"vocab_size": data.sample.vocabulary, **json.loads(run.model.config_json or "{}")}
+        dropouts = {key: 0.0 for key in ("attn_pdrop", "embd_pdrop", "resid_pdrop")} if run.model.family == "gpt2" else {}
+        module = AutoModelForCausalLM.from_config(AutoConfig.for_model(run.model.family, **keywords, **dropouts))
+    load_initial(module, described, run.seed)
+    return module
+
+
+def load_initial(module: nn.Module, described: Model, seed: int) -> None:
+    values = {k: v for spec in described.buckets for k, v in described.initial_parameters(spec, seed).items()}
+    with torch.no_grad():
+        for name, parameter in module.named_parameters():
+            parameter.copy_(values[name])
+
+
+def scheduled_rate(run: Run, step: int) -> float:
+    train = run.train
+    if train.warmup_steps and step <= train.warmup_steps:
+        return train.learning_rate * step / train.warmup_steps
+    done = (step - train.warmup_steps) / max(1, train.steps - train.warmup_steps)
+    floor = train.learning_rate * train.final_learning_rate_fraction
+    return floor + (train.learning_rate - floor) * (1 + math.cos(math.pi * min(1.0, done))) / 2
