@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dtfm.scheduler.memory import in_flight
 from dtfm.scheduler.problem import Groups, Problem
 
 
@@ -18,16 +19,17 @@ def balanced_cuts(problem: Problem, groups: Groups) -> tuple[tuple[int, ...], fl
     speeds = [float(sum(problem.flops[node] for node in group)) for group in groups]
     rooms = [float(min(problem.memory[node] for node in group)) for group in groups]
     work = problem.flops_before.tolist()
-    needs = (problem.parameters_before * problem.state_factor + problem.kept_before).tolist()
+    held = [min(in_flight(stage, len(groups)), problem.workload.micro_batches) for stage in range(len(groups))]
+    needs = [(problem.parameters_before * problem.state_factor + count * problem.kept_before).tolist() for count in held]
 
     def fill(limit: float, extra: float) -> tuple[int, ...] | None:
         cuts = [0]
-        for stage, (speed, room) in enumerate(zip(speeds, rooms, strict=True)):
+        for stage, (speed, room, need) in enumerate(zip(speeds, rooms, needs, strict=True)):
             first = cuts[-1]
             last = layers - (len(groups) - 1 - stage)
             end = first
-            flops_limit, bytes_limit = work[first] + limit * speed, needs[first] + room + extra
-            while end < last and work[end + 1] <= flops_limit and needs[end + 1] <= bytes_limit:
+            flops_limit, bytes_limit = work[first] + limit * speed, need[first] + room + extra
+            while end < last and work[end + 1] <= flops_limit and need[end + 1] <= bytes_limit:
                 end += 1
             if end == first:
                 return None
@@ -37,7 +39,7 @@ def balanced_cuts(problem: Problem, groups: Groups) -> tuple[tuple[int, ...], fl
     endless = float("inf")
     shortfall = 0.0
     if fill(endless, 0.0) is None:
-        low, shortfall = 0.0, needs[-1]
+        low, shortfall = 0.0, max(need[-1] for need in needs)
         while shortfall - low > 1.0 + 1e-6 * low:
             middle = (low + shortfall) / 2
             low, shortfall = (low, middle) if fill(endless, middle) else (middle, shortfall)

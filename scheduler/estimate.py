@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
+from dtfm.scheduler.memory import in_flight
 from dtfm.scheduler.problem import Draft, Floats, Ints, Problem
 
 
 def estimate(problem: Problem, draft: Draft) -> float:
-    """Seconds for one step of the draft; infinite when it needs a link that does not exist or a node with no room.
+    """Seconds for one step of the draft; infinite when it needs a link that does not exist.
 
     For every resource (a device, one direction of a link, all that a node sends or receives) the step takes at least: the
     first micro-batch's way to it, its whole load, and the last micro-batch's way from it back to the first stage. The
@@ -41,13 +42,7 @@ def estimate(problem: Problem, draft: Draft) -> float:
     beyond[:, :-1] += there + back
     round_trip = np.cumsum(beyond[:, ::-1], axis=1)[:, ::-1]
 
-    needs = np.diff(problem.parameters_before[cuts]) * problem.state_factor
-    kept = np.diff(problem.kept_before[cuts])
-    spare = problem.memory[chains] - needs
-    with np.errstate(divide="ignore", invalid="ignore"):
-        window = np.where(kept > 0, np.floor(spare / kept), np.inf)
-    if (spare < 0).any() or (window < 1).any():
-        return float("inf")
+    window = np.array([in_flight(stage, stages) for stage in range(stages)])
     busy = np.maximum(3 * forward * load, round_trip * load / np.minimum(window, load))
     pipeline = (arrival + busy + return_trip).max()
 

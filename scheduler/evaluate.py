@@ -52,9 +52,10 @@ class Evaluator:
         return self._known[key]
 
     def _price(self, groups: Groups, cuts: tuple[int, ...] | None) -> Candidate:
-        shortfall = 0.0
         if cuts is None:
             cuts, shortfall = balanced_cuts(self.problem, groups)
+        else:
+            shortfall = memory_shortfall(self.problem, groups, cuts)
         draft = route(self.problem, groups, cuts)
         if not self.keep_idle_hands:
             busy = set(draft.chains.ravel().tolist())
@@ -64,6 +65,12 @@ class Evaluator:
         missing = missing_links(self.problem, draft)
         seconds = float("inf") if shortfall or missing else estimate(self.problem, draft)
         return Candidate(draft, shortfall, missing, seconds)
+
+
+def memory_shortfall(problem: Problem, groups: Groups, cuts: tuple[int, ...]) -> float:
+    """Bytes that the node with the least room lacks; 0 when every stage fits on each of its nodes."""
+    rooms = np.array([problem.memory[list(group)].min() for group in groups])
+    return max(0.0, float((problem.stage_bytes(cuts) - rooms).max()))
 
 
 def missing_links(problem: Problem, draft: Draft) -> int:

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dtfm.scheduler.cluster import Cluster
-from dtfm.scheduler.memory import KEPT_PER_OUTPUT_BYTE
+from dtfm.scheduler.memory import KEPT_PER_OUTPUT_BYTE, in_flight
 from dtfm.scheduler.plan import Plan, Route, Stage
 from dtfm.scheduler.workload import Workload
 
@@ -68,6 +68,14 @@ class Problem:
     def state_factor(self) -> float:
         """Bytes of weights, gradients and optimizer state per byte of parameters."""
         return 2.0 + self.workload.optimizer_bytes_per_parameter_byte
+
+    def stage_bytes(self, cuts: tuple[int, ...]) -> Floats:
+        """What each stage takes of a node's memory: weights, gradients, optimizer state, and micro-batches in flight."""
+        stages = len(cuts) - 1
+        most = self.workload.micro_batches
+        held = np.array([min(in_flight(stage, stages), most) for stage in range(stages)])
+        edges = np.array(cuts)
+        return np.asarray(np.diff(self.parameters_before[edges]) * self.state_factor + held * np.diff(self.kept_before[edges]))
 
     def exchange(self, senders: Ints, receivers: Ints, size: float) -> Floats:
         """Seconds for ``size`` bytes forward and as many back, for every sender (rows) and receiver (columns)."""

@@ -12,8 +12,7 @@ from dtfm.scheduler.bounds import iteration_bound
 from dtfm.scheduler.cluster import Cluster
 from dtfm.scheduler.decision import Decision, Infeasible, Objective, Predicted, Reason
 from dtfm.scheduler.estimate import estimate
-from dtfm.scheduler.evaluate import Candidate, Evaluator
-from dtfm.scheduler.memory import in_flight_bytes, state_bytes
+from dtfm.scheduler.evaluate import Candidate, Evaluator, memory_shortfall, missing_links
 from dtfm.scheduler.migrate import migration_seconds
 from dtfm.scheduler.moves import Shape
 from dtfm.scheduler.paper import PaperSeconds, paper_seconds
@@ -122,7 +121,8 @@ def _obstacle(problem: Problem, incumbent: Plan | None, shape: Shape) -> Reason 
     draft = draft_of(incumbent, problem.cluster)
     if not shape.admits(draft.groups):
         return Reason.REQUESTED
-    return None if np.isfinite(estimate(problem, draft)) else Reason.INFEASIBLE
+    works = not missing_links(problem, draft) and not memory_shortfall(problem, draft.groups, draft.cuts)
+    return None if works else Reason.INFEASIBLE
 
 
 def _survivors(incumbent: Plan | None, cluster: Cluster) -> list[Groups]:
@@ -203,13 +203,13 @@ def _shortfall(problem: Problem, best: Candidate) -> str:
     ids, draft = problem.cluster.ids, best.draft
     if best.shortfall_bytes:
         lacking = []
-        for first, past_last, group in zip(draft.cuts, draft.cuts[1:], draft.groups, strict=False):
-            need = state_bytes(problem.workload, first, past_last) + in_flight_bytes(problem.workload, first, past_last)
+        needs = problem.stage_bytes(draft.cuts).tolist()
+        for first, past_last, group, need in zip(draft.cuts, draft.cuts[1:], draft.groups, needs, strict=False):
             lacking += [(need - problem.memory[node], ids[node], first, past_last, need) for node in group]
         lack, node, first, past_last, need = max(lacking)
         return (
             f"no plan fits the memory: in the nearest one found, {node} holds layers [{first}, {past_last}), which take "
-            f"{_size(need)} with one micro-batch in flight, and lacks {_size(lack)}; add nodes or memory, or shrink the model"
+            f"{_size(need)} with micro-batches in flight, and lacks {_size(lack)}; add nodes or memory, or shrink the model"
         )
     pairs = [(a, b) for group in draft.groups for a in group for b in group]
     pairs += [pair for chain in draft.chains for pair in itertools.pairwise(chain)]
