@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import socket
 from typing import Annotated
@@ -57,7 +58,9 @@ async def _serve(
     server = Server(state, store, token)
     server.on_event(lambda record: print_record(record, json_lines=json_lines))
     port = await server.listen(host, port)
-    if not json_lines:
+    if json_lines:
+        print(json.dumps({"event": "listening", "address": f"{host}:{port}"}), flush=True)
+    else:
         print(f"Run {state.run.name!r}, listening on {host}:{port}. To take part, on each machine:")
         print(f"    dtfm-node join {_reachable(host)}:{port}", flush=True)
         if host in ("127.0.0.1", "localhost", "::1"):
