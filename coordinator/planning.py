@@ -1,25 +1,16 @@
-"""From what was measured to what the scheduler takes, and from its decision to ours."""
+"""Asking the scheduler."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
 
-import numpy as np
-from numpy.typing import NDArray
-
-from dtfm.coordinator.ledger import Ledger
 from dtfm.coordinator.state import PlanChosen
-from dtfm.scheduler.cluster import Cluster, Node
+from dtfm.scheduler.cluster import Cluster
 from dtfm.scheduler.decision import Infeasible
 from dtfm.scheduler.plan import Plan
 from dtfm.scheduler.schedule import schedule
 from dtfm.scheduler.workload import Workload
-
-DEFAULT_LATENCY_SECONDS = 0.02
-DEFAULT_BANDWIDTH = 12.5e6
-"""Bytes per second, as of a 100 Mbit/s connection: what a link counts as while none at all has been measured."""
 
 
 def choose(
@@ -55,31 +46,6 @@ def choose(
         _finite(decision.predicted.iteration_seconds),
         _finite(decision.lower_bound_seconds),
     )
-
-
-def measured_cluster(ledger: Ledger, nodes: Sequence[str]) -> Cluster:
-    """The nodes in the order given, with their links as measured; one that was not gets the median of those that were."""
-    size = len(nodes)
-    latency, bandwidth = np.full((size, size), np.nan), np.full((size, size), np.nan)
-    index = {node: i for i, node in enumerate(nodes)}
-    for (source, destination), link in ledger.links.items():
-        if source in index and destination in index:
-            at = index[source], index[destination]
-            latency[at], bandwidth[at] = link.latency_seconds, link.bandwidth
-    reached = np.nan_to_num(bandwidth) > 0
-    _fill(latency, latency[reached], DEFAULT_LATENCY_SECONDS)
-    _fill(bandwidth, bandwidth[reached], DEFAULT_BANDWIDTH)
-    members = [ledger.members[node].device for node in nodes]
-    return Cluster(
-        tuple(Node(name, device.flops, device.memory_bytes) for name, device in zip(nodes, members, strict=True)),
-        latency,
-        bandwidth,
-    )
-
-
-def _fill(matrix: NDArray[np.float64], known: NDArray[np.float64], default: float) -> None:
-    matrix[np.isnan(matrix)] = float(np.median(known)) if known.size else default
-    np.fill_diagonal(matrix, 0.0)
 
 
 def _finite(seconds: float) -> float | None:

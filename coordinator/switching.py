@@ -7,7 +7,7 @@ from dataclasses import replace
 from dtfm.coordinator import events as ev
 from dtfm.coordinator.checks import shorten
 from dtfm.coordinator.ending import fail, finish
-from dtfm.coordinator.planning import measured_cluster
+from dtfm.coordinator.measured import measured_cluster
 from dtfm.coordinator.state import ATTEMPTS, Gathering, PlanAsked, PlanChosen, Stepping, Switching
 from dtfm.coordinator.turn import AnswerPlanNow, Planned, PlanWanted, Turn
 from dtfm.coordinator.wire import assignment
