@@ -89,7 +89,8 @@ class _Slice:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         self._hidden = x
-        given = {"inputs_embeds": x.detach()} if self._enters else {"input_ids": x}
+        # Not x itself, which families may change in place on the way to the first decoder layer.
+        given = {"inputs_embeds": torch.zeros_like(x)} if self._enters else {"input_ids": x}
         if not self._leaves:
             self._hidden = self._module(**given, use_cache=False).logits
         else:
@@ -223,6 +224,7 @@ def _trace(module: PreTrainedModel, sample: Sample) -> _Trace:
     batch = 2
     whole = copy.deepcopy(module).to("meta")  # type: ignore[arg-type]  # transformers' wrapper loses self
     whole.config._attn_implementation = "eager"
+    whole.config._experts_implementation = "batched_mm"  # the one whose shapes do not depend on values
     trace = _Trace(_decoder_name(whole))
     decoder = whole.get_submodule(trace.decoder)
     assert isinstance(decoder, nn.ModuleList)
