@@ -65,13 +65,6 @@ class Bucket:
             ours.copy_(theirs)
         return copy
 
-    def snapshot(self) -> Bucket:
-        """The state as it is now, on the CPU, for a reader that must not see the next step. Gradients are left out."""
-        snapshot = Bucket(self.spec, torch.device("cpu"), self.parameters.dtype)
-        for target, source in zip(snapshot.state, self.state, strict=True):
-            target.copy_(source.detach())
-        return snapshot
-
     def export(self) -> tuple[memoryview, memoryview, memoryview]:
         """The state's bytes: parameters, exp_avg, exp_avg_sq, native (little-endian) order, without copying on a CPU.
 
