@@ -1,0 +1,78 @@
+"""What the scheduler is told of a model's cost."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from dtfm.node.model import load_model
+from dtfm.node.profile import workload
+from dtfm.node.samples import Sample
+from dtfm.protos import plan_pb2
+from tests.node.test_stage import LENGTH, SIZES, VOCABULARY, model_of
+
+TRAIN = plan_pb2.Run.Train(micro_batch=3, global_batch=12)
+
+
+def test_a_llama_costs_what_its_matrix_products_cost() -> None:
+    hidden, inner, tokens = 32, 48, 3 * LENGTH
+    costs = workload(model_of("llama"), plan_pb2.Run(train=TRAIN))
+    assert [layer.name for layer in costs.layers] == ["embedding", "layer 1", "layer 2", "layer 3", "head"]
+    projections = hidden * hidden * 3  # query, key and value (half as many heads), output
+    attention = 2 * LENGTH * hidden  # scores and their weighted sum, per token
+    decoder = 2 * tokens * (projections + attention + 3 * hidden * inner)
+    assert [layer.forward_flops for layer in costs.layers[1:]] == [decoder] * 3 + [2 * tokens * hidden * VOCABULARY]
+    assert costs.layers[0].forward_flops < decoder / 100
+    weights = projections + 3 * hidden * inner + 2 * hidden
+    assert [layer.parameter_bytes for layer in costs.layers] == [
+        4 * VOCABULARY * hidden,
+        *[4 * weights] * 3,
+        4 * (VOCABULARY + 1) * hidden,
+    ]
+    assert [layer.activation_bytes for layer in costs.layers] == [4 * tokens * hidden] * 4 + [4 * tokens * VOCABULARY]
+    assert (costs.micro_batches, costs.optimizer_bytes_per_parameter_byte) == (4, 2.0)
+
+
+def test_a_tied_parameter_counts_for_every_layer_that_uses_it() -> None:
+    costs = workload(model_of("gpt2"), plan_pb2.Run(train=TRAIN))
+    tied, positions, norm = VOCABULARY * 32, 1024 * 32, 2 * 32
+    assert costs.layers[0].parameter_bytes == 4 * (tied + positions)
+    assert costs.layers[-1].parameter_bytes == 4 * (tied + norm)
+
+
+def test_precision_sets_the_bytes_and_not_the_flops() -> None:
+    single, mixed, double = (
+        workload(model_of("llama"), plan_pb2.Run(train=plan_pb2.Run.Train(micro_batch=3, global_batch=12, precision=p)))
+        for p in (plan_pb2.FP32, plan_pb2.BF16, plan_pb2.FP64)
+    )
+    assert single == mixed
+    for one, two in zip(single.layers, double.layers, strict=True):
+        assert two.forward_flops == one.forward_flops
+        assert (two.parameter_bytes, two.activation_bytes) == (2 * one.parameter_bytes, 2 * one.activation_bytes)
+
+
+def test_a_convnets_layers_are_unequal() -> None:
+    costs = workload(model_of("convnet"), plan_pb2.Run(train=TRAIN))
+    by_name = {layer.name: layer for layer in costs.layers}
+    assert by_name["0"].forward_flops == 3 * 2 * 144 * 8 * 3 * 9
+    assert by_name["3"].forward_flops == 3 * 2 * 36 * 12 * 8 * 9
+    assert by_name["6"].forward_flops == 3 * 2 * 432 * 4
+    assert (by_name["2"].forward_flops, by_name["2"].parameter_bytes) == (0, 0)
+    assert by_name["3"].activation_bytes == 4 * 3 * 12 * 36
+
+
+@pytest.mark.parametrize("attention", ["llama", "gpt2", "bloom"])
+def test_the_same_model_costs_the_same_again(attention: str) -> None:
+    run = plan_pb2.Run(train=TRAIN)
+    assert workload(model_of(attention), run) == workload(model_of(attention), run)
+
+
+def test_a_model_that_no_machine_could_hold_is_profiled_at_no_cost() -> None:
+    config = SIZES | {"hidden_size": 16384, "intermediate_size": 53248, "num_attention_heads": 128}
+    config |= {"max_position_embeddings": 4096}
+    spec = plan_pb2.Run.Model(family="llama", config_json=json.dumps(config))
+    model = load_model(spec, Sample((4096,), torch.int64, 128256))
+    assert sum(bucket.size for bucket in model.buckets) > 10e9
+    assert workload(model, plan_pb2.Run(train=TRAIN)).layers[1].forward_flops > 1e13
