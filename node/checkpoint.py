@@ -77,13 +77,15 @@ def read_bucket(folder: str, bucket: Bucket) -> None:
     most = bucket_bytes(bucket.spec, bucket.parameters.dtype) + _MOST_HEADER_BYTES
     content = _read(folder, _file_name(index), most)
     if len(content) != entry["bytes"] or blake3(content).hexdigest() != entry["blake3"]:
-        raise ValueError(f"{where}: {_file_name(index)} is not what was written (its BLAKE3 differs); use an older checkpoint")
+        raise ValueError(
+            f"{where}: {_file_name(index)} is not what was written (its BLAKE3 differs); use an older checkpoint"
+        )
     tensors = safetensors.torch.load(content)
     size = (bucket.spec.size,)
     expected = dict(bucket.spec.parameters) | dict.fromkeys(_MOMENTS, size)
     found = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
     if found != expected:
-        name = min(name for name in {*found, *expected} if found.get(name) != expected.get(name))
+        name = next(name for name in (*expected, *found) if found.get(name) != expected.get(name))
         raise ValueError(
             f"{where}: {name} has shape {found.get(name, 'missing')}, but the run's model says "
             f"{expected.get(name, 'no such parameter')}; resume with the model that the checkpoint was made with"
@@ -112,9 +114,13 @@ def _manifest_entry(folder: str, index: int) -> dict[str, Any]:
     if version != FORMAT:
         raise ValueError(f"checkpoint {folder} has format {version!r}, this node reads {FORMAT}; update the older side")
     buckets = manifest.get("buckets")
-    entries = [e for e in buckets if isinstance(e, dict) and e.get("index") == index] if isinstance(buckets, list) else []
+    entries = (
+        [e for e in buckets if isinstance(e, dict) and e.get("index") == index] if isinstance(buckets, list) else []
+    )
     if len(entries) != 1 or entries[0].get("file") != _file_name(index):
-        raise ValueError(f"checkpoint {folder}: {MANIFEST} does not list bucket {index} as one file {_file_name(index)}")
+        raise ValueError(
+            f"checkpoint {folder}: {MANIFEST} does not list bucket {index} as one file {_file_name(index)}"
+        )
     return entries[0]
 
 

@@ -32,7 +32,9 @@ def generate(folder: Path, prompt: str, tokens: int, seed: int, temperature: flo
     ids = torch.from_numpy(tokenizer.encode(prompt).astype(np.int64))[None]
     room = getattr(model.config, "max_position_embeddings", sys.maxsize) - ids.shape[1]
     if not ids.shape[1] or room < 1:
-        raise ValueError(f"the prompt has {ids.shape[1]} tokens; give at least one, and fewer than the model's positions")
+        raise ValueError(
+            f"the prompt has {ids.shape[1]} tokens; give at least one, and fewer than the model's positions"
+        )
     torch.manual_seed(seed)
     made = model.generate(
         ids,
