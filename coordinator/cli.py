@@ -6,6 +6,7 @@ import sys
 
 import typer
 
+from dtfm.coordinator.demo_command import demo
 from dtfm.coordinator.observe_commands import events, members, plan_now
 from dtfm.coordinator.serve_command import serve
 
@@ -15,7 +16,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (serve, members, events, plan_now):
+for command in (demo, serve, members, events, plan_now):
     app.command()(command)
 
 

@@ -270,8 +270,11 @@ class RunFile(Section):
 
 def read_run_file(path: Path | None) -> RunFile:
     """The run file at ``path``; without one, the defaults. Raises RunFileError, whose message names every problem."""
-    if path is None:
-        return parse_run({}, "the defaults")
+    return parse_run(read_table(path), str(path)) if path is not None else RunFile()
+
+
+def read_table(path: Path) -> dict[str, Any]:
+    """The TOML file at ``path``, its keys unchecked. Raises RunFileError."""
     try:
         raw = path.read_bytes()
     except OSError as error:
@@ -279,13 +282,12 @@ def read_run_file(path: Path | None) -> RunFile:
     if len(raw) > MAX_FILE_BYTES:
         raise RunFileError(f"{path} has {len(raw)} bytes; a run file has at most {MAX_FILE_BYTES}")
     try:
-        table = tomllib.loads(raw.decode())
+        return tomllib.loads(raw.decode())
     except UnicodeDecodeError as error:
         line = raw[: error.start].count(b"\n") + 1
         raise RunFileError(f"{path} is not UTF-8 text (line {line}); save it as UTF-8") from None
     except tomllib.TOMLDecodeError as error:
         raise RunFileError(f"{path} is not valid TOML: {error}") from None
-    return parse_run(table, str(path))
 
 
 def parse_run(table: Mapping[str, Any], source: str) -> RunFile:

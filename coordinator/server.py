@@ -190,8 +190,9 @@ class Server:
         while self._streams and self._clock() < until:
             with contextlib.suppress(TimeoutError):
                 event = await asyncio.wait_for(self._inputs.get(), max(0.0, until - self._clock()))
-                if not isinstance(event, t.StopAsked):
-                    await self._handle(event)
+                if isinstance(event, t.StopAsked):
+                    return  # asked twice: at once
+                await self._handle(event)
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)

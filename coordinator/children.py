@@ -1,0 +1,92 @@
+"""The demo's nodes: child processes on this machine, of which none outlives it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+TAIL_LINES = 15
+GIVE_UP_SECONDS = 20
+"""Should this process be killed outright, its nodes end so long after."""
+
+
+@dataclass(slots=True)
+class Child:
+    node: str
+    process: asyncio.subprocess.Process
+    log: Path
+    _output: IO[bytes]
+
+    def tail(self) -> str:
+        """The last lines of what it printed."""
+        self._output.flush()
+        return "\n".join(self.log.read_text(errors="replace").splitlines()[-TAIL_LINES:])
+
+
+class Children:
+    """``async with``: on leaving, whoever is left is told to stop, and killed when it does not. Each has a process group of
+    its own, so that what it started ends with it and a terminal's Ctrl-C does not reach it by another way."""
+
+    def __init__(self, address: str, token: str, folder: Path, threads: int) -> None:
+        self._address = address
+        self._folder = folder
+        self._threads = threads
+        self._environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "DTFM_TOKEN": token}
+        self._children: list[Child] = []
+        self._watchers: list[asyncio.Task[None]] = []
+
+    async def start(self, node: str, when_gone: Callable[[Child, int], None]) -> None:
+        """``when_gone`` is called with the exit code."""
+        log = self._folder / f"{node}.log"
+        output = log.open("wb")
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "dtfm.node.cli", "join", self._address, "--id", node),
+            *("--threads", str(self._threads), "--give-up-after", str(GIVE_UP_SECONDS), "--verbose"),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            env=self._environment,
+            start_new_session=True,
+        )
+        child = Child(node, process, log, output)
+        self._children.append(child)
+        self._watchers.append(asyncio.create_task(_watch(child, when_gone)))
+
+    async def finish(self, seconds: float) -> None:
+        """Waits for all to end by themselves, so long at most."""
+        waits = [asyncio.create_task(child.process.wait()) for child in self._children]
+        if waits:
+            _, pending = await asyncio.wait(waits, timeout=seconds)
+            for wait in pending:
+                wait.cancel()
+
+    async def __aenter__(self) -> Children:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for watcher in self._watchers:
+            watcher.cancel()
+        for number, seconds in ((signal.SIGTERM, 3.0), (signal.SIGKILL, 5.0)):
+            for child in self._children:
+                if child.process.returncode is None:
+                    _signal_group(child.process.pid, number)
+            await self.finish(seconds)
+        for child in self._children:
+            _signal_group(child.process.pid, signal.SIGKILL)  # what it may have left behind in its group
+            child._output.close()
+
+
+async def _watch(child: Child, when_gone: Callable[[Child, int], None]) -> None:
+    when_gone(child, await child.process.wait())
+
+
+def _signal_group(group: int, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(group, number)
