@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import signal
+import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -49,7 +50,7 @@ def open_run(store: Store, run: RunFile | None, *, resume: bool) -> tuple[State,
         message=current.message(ledger.run_id),
         peer_token=store.secret("peer_token", secrets.token_urlsafe(24)),
         ledger=ledger,
-        phase=Gathering(0.0, ""),
+        phase=Gathering(time.monotonic(), ""),
     )
     return state, events
 
