@@ -219,10 +219,10 @@ def _decoder_name(module: PreTrainedModel) -> str:
 
 
 def _trace(module: PreTrainedModel, sample: Sample) -> _Trace:
-    """Follows two samples through the model on the meta device: who is called before, in and after the decoder layers,
+    """Follows two samples through the model without computing: who is called before, in and after the decoder layers,
     and at what cost. Attention is counted as its two matrix products, whatever kernel will compute it."""
     batch = 2
-    whole = copy.deepcopy(module).to("meta")  # type: ignore[arg-type]  # transformers' wrapper loses self
+    whole = copy.deepcopy(module)
     whole.config._attn_implementation = "eager"
     whole.config._experts_implementation = "batched_mm"  # the one whose shapes do not depend on values
     trace = _Trace(_decoder_name(whole))
@@ -264,15 +264,26 @@ def _trace(module: PreTrainedModel, sample: Sample) -> _Trace:
     for layer in decoder:
         layer.register_forward_pre_hook(enter, with_kwargs=True, prepend=True)
         layer.register_forward_hook(leave)
-    tokens = torch.zeros(batch, *sample.shape, dtype=torch.int64, device="meta")
-    # Fake tensors rather than plain ones on meta: transformers then skips the checks that read values.
+    # Fake tensors on the CPU rather than plain ones on meta: transformers then skips the checks that read values.
     with FakeTensorMode(allow_non_fake_inputs=True), counter:
-        whole(input_ids=tokens, use_cache=False)
+        _fake(whole)
+        whole(input_ids=torch.zeros(batch, *sample.shape, dtype=torch.int64), use_cache=False)
     if current != count:
         raise _NotSeparable(f"{current} of its {count} layers were called")
     trace.flops.append(counter.get_total_flops())
     _layers(trace, whole, sample, batch)
     return trace
+
+
+def _fake(module: nn.Module) -> None:
+    """Under a FakeTensorMode: parameters that have a device and a shape, but no memory."""
+    fakes: dict[int, nn.Parameter] = {}
+    for part in module.modules():
+        for name, old in part._parameters.items():
+            if old is not None:
+                part._parameters[name] = fakes.setdefault(
+                    id(old), nn.Parameter(torch.empty(old.shape, dtype=old.dtype))
+                )
 
 
 def _layers(trace: _Trace, whole: PreTrainedModel, sample: Sample, batch: int) -> None:
