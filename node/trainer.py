@@ -22,7 +22,7 @@ from dtfm.node.mailbox import Closed
 from dtfm.node.model import Model, load_model
 from dtfm.node.outbox import Outbox
 from dtfm.node.pipeline import NonFinite
-from dtfm.node.profile import workload
+from dtfm.node.profile import run_dtype, workload
 from dtfm.node.recovery import fetch_state, state_header
 from dtfm.node.share import Share, group_of, share_of
 from dtfm.node.stage import Stage, build_stage, initialise
@@ -46,7 +46,7 @@ from dtfm.protos.control_pb2 import (
 )
 from dtfm.protos.frame import Header
 from dtfm.protos.peer_pb2 import StateRequest
-from dtfm.protos.plan_pb2 import BF16, FP64, Run
+from dtfm.protos.plan_pb2 import BF16, Run
 
 log = logging.getLogger(__name__)
 Result = TypeVar("Result")
@@ -256,7 +256,7 @@ class Trainer:
             model,
             *share.layers,
             self._device,
-            torch.float64 if run.train.precision == FP64 else torch.float32,
+            run_dtype(run),
             autocast=run.train.precision == BF16,
             held=mine,
         )
@@ -365,7 +365,7 @@ class Trainer:
         try:
             written.file, written.size_bytes, written.digest = write_bucket(folder, bucket)
             if bucket.spec.index == 0:
-                write_model_files(folder, self._work.model, self._work.data)
+                write_model_files(folder, self._work.model, self._work.data, run_dtype(self._work.run))
         except Exception as error:
             log.exception("bucket %d could not be written to %s", bucket.spec.index, folder)
             written.problem = f"{type(error).__name__}: {error}"[:1000]

@@ -27,7 +27,13 @@ def show(title: str, rows: Sequence[Row], as_json: bool) -> None:
             print(json.dumps(asdict(row)), flush=True)
         return
     table = Table(title=title)
-    for heading, justify in (("measure", "left"), ("value", "right"), ("unit", "left"), ("against", "left"), ("ratio", "right")):
+    for heading, justify in (
+        ("measure", "left"),
+        ("value", "right"),
+        ("unit", "left"),
+        ("against", "left"),
+        ("ratio", "right"),
+    ):
         table.add_column(heading, justify="right" if justify == "right" else "left")
     for row in rows:
         ratio = "" if row.ratio is None else f"{row.ratio:.3f}"

@@ -51,7 +51,7 @@ def plain_losses(run: Run, steps: int, allowed_modules: tuple[str, ...] = ()) ->
             output = module(inputs)
             logits = output if isinstance(output, torch.Tensor) else output.logits
             loss = functional.cross_entropy(logits.reshape(-1, logits.shape[-1]), labels.reshape(-1)) / count
-            loss.backward()
+            torch.autograd.backward(loss)
             total += loss.item()
         losses.append(total)
         if train.clip_norm > 0:
@@ -70,8 +70,10 @@ def whole_model(run: Run, data: Data, allowed_modules: tuple[str, ...]) -> Any:
         module: Any = import_allowed(run.model.module, allowed_modules, "model.module")()
     else:
         keywords = {"vocab_size": data.sample.vocabulary, **json.loads(run.model.config_json or "{}")}
-        dropouts = {key: 0.0 for key in ("attn_pdrop", "embd_pdrop", "resid_pdrop")} if run.model.family == "gpt2" else {}
-        module = AutoModelForCausalLM.from_config(AutoConfig.for_model(run.model.family, **keywords, **dropouts))
+        if run.model.family == "gpt2":
+            keywords |= dict.fromkeys(("attn_pdrop", "embd_pdrop", "resid_pdrop"), 0.0)
+        config = AutoConfig.for_model(run.model.family, **keywords)
+        module = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
     load_initial(module, described, run.seed)
     return module
 

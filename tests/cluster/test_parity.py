@@ -1,0 +1,99 @@
+"""Nodes together train exactly what one process would."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+
+import pytest
+
+from dtfm.coordinator.run_file import read_run_file
+from dtfm.protos.plan_pb2 import Run
+from tests.cluster.launch import Cluster
+from tests.cluster.plain import plain_losses
+
+STEPS = 20
+LLAMA = """
+[model]
+family = "llama"
+config = { hidden_size = 32, num_hidden_layers = 4, num_attention_heads = 4, intermediate_size = 64 }
+"""
+GPT2 = """
+[model]
+family = "gpt2"
+config = { n_embd = 32, n_layer = 3, n_head = 4, n_positions = 64 }
+"""
+CONVNET = """
+[model]
+family = "module"
+module = "tests.convnet:convnet"
+"""
+
+
+def run_file(model: str, precision: str, stages: list[int], source: str = "python-stdlib") -> str:
+    return f"""
+name = "parity"
+seed = 7
+{model}
+[data]
+source = "{source}"
+sequence_length = 32
+[train]
+steps = {STEPS}
+global_batch = 20
+micro_batch = 2
+learning_rate = 1e-2
+warmup_steps = 4
+precision = "{precision}"
+evaluation_samples = 8
+[network]
+compression = "off"
+[cluster]
+nodes = {sum(stages)}
+stages = {stages}
+"""
+
+
+def train(folder: Path, text: str, nodes: int, *options: str) -> Cluster:
+    with Cluster(folder, text) as cluster:
+        for number in range(nodes):
+            cluster.add(f"n{number}", *options)
+        assert cluster.finish() == 0
+    return cluster
+
+
+@functools.cache
+def expected_losses(run: bytes, allowed: tuple[str, ...]) -> list[float]:
+    return plain_losses(Run.FromString(run), STEPS, allowed)
+
+
+def assert_equal_losses(cluster: Cluster, tolerance: float, allowed: tuple[str, ...] = ()) -> None:
+    run = read_run_file(cluster.run_file).message("any")
+    run.checkpoint.uri = ""  # the one thing in which the shapes' runs differ
+    expected = expected_losses(run.SerializeToString(deterministic=True), allowed)
+    assert cluster.losses == pytest.approx(expected, rel=tolerance, abs=0)
+    # Replicas vote with a digest of their state and end the run when digests differ; the votes are checked in the coordinator.
+    assert not cluster.of("digest_mismatch")
+    assert [e["step"] for e in cluster.of("step_committed")] == list(range(1, STEPS + 1))
+    assert all(e["samples"] == 20 for e in cluster.of("step_committed"))
+
+
+@pytest.mark.parametrize("stages", [[2, 2], [1, 1, 1, 1], [4], [2, 1, 1]], ids=["2x2", "4x1", "1x4", "2+1+1"])
+@pytest.mark.parametrize(("precision", "tolerance"), [("fp64", 1e-9), ("fp32", 1e-4)])
+def test_llama(tmp_path: Path, stages: list[int], precision: str, tolerance: float) -> None:
+    text = run_file(LLAMA, precision, stages)
+    cluster = train(tmp_path, text, sum(stages))
+    assert_equal_losses(cluster, tolerance)
+    plan = cluster.of("plan_adopted")[-1]["plan"]
+    assert [len(stage["replicas"]) for stage in plan["stages"]] == stages
+
+
+def test_gpt2_with_its_tied_embedding_on_different_nodes(tmp_path: Path) -> None:
+    text = run_file(GPT2, "fp64", [2, 1, 1])
+    assert_equal_losses(train(tmp_path, text, 4), 1e-9)
+
+
+def test_a_convolutional_network(tmp_path: Path) -> None:
+    text = run_file(CONVNET, "fp64", [1, 2], source="module:tests.convnet:images")
+    cluster = train(tmp_path, text, 3, "--allow-module", "tests.convnet")
+    assert_equal_losses(cluster, 1e-9, ("tests.convnet",))
