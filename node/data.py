@@ -16,10 +16,10 @@ import torch
 from blake3 import blake3
 from numpy.typing import NDArray
 
-from dtfm.node.model import import_allowed
 from dtfm.node.samples import Sample, held_out
 from dtfm.node.sources import Document, documents
 from dtfm.node.tokenizer import Tokenizer, load_tokenizer
+from dtfm.node.user_code import import_allowed
 from dtfm.protos import plan_pb2
 
 log = logging.getLogger(__name__)

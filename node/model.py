@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
@@ -17,6 +15,7 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 from dtfm.node.bucket import BucketSpec
 from dtfm.node.initial import initial_values
 from dtfm.node.samples import Sample
+from dtfm.node.user_code import import_allowed
 from dtfm.protos import plan_pb2
 
 # A stage's computation: tokens or hidden states in, hidden states or logits out; both have the batch first.
@@ -104,32 +103,6 @@ def load_model(spec: plan_pb2.Run.Model, sample: Sample, allowed_modules: Sequen
                 f"model: parameter {name} has requires_grad=False; freezing is not supported, use a buffer"
             )
     return model
-
-
-def import_allowed(path: str, allowed_modules: Sequence[str], field: str) -> Callable[[], Any]:
-    """The function named "package.module:function", if the operator allows it.
-
-    Raises:
-        ValueError: malformed, not allowed, or not there; the message begins with ``field``.
-    """
-    module_name, _, function_name = path.partition(":")
-    if not (all(part.isidentifier() for part in module_name.split(".")) and function_name.isidentifier()):
-        raise ValueError(f"{field}: {path!r} is not of the form package.module:function")
-    if path not in allowed_modules and module_name not in allowed_modules:
-        raise ValueError(
-            f"{field}: this node runs no code from {path!r}; to let it, start the node with --allow-module {module_name}"
-        )
-    try:
-        function = getattr(importlib.import_module(module_name), function_name)
-    except ImportError as problem:
-        raise ValueError(
-            f"{field}: {module_name!r} cannot be imported ({problem}); install it on this node"
-        ) from problem
-    except AttributeError:
-        raise ValueError(f"{field}: module {module_name!r} has no {function_name!r}") from None
-    if not callable(function):
-        raise ValueError(f"{field}: {path!r} is a {type(function).__name__}, not a function")
-    return function  # type: ignore[no-any-return]
 
 
 @contextmanager

@@ -1,0 +1,33 @@
+"""Code that a run names and this node's operator allows."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+
+def import_allowed(path: str, allowed_modules: Sequence[str], field: str) -> Callable[[], Any]:
+    """The function named "package.module:function", if the operator allows it.
+
+    Raises:
+        ValueError: malformed, not allowed, or not there; the message begins with ``field``.
+    """
+    module_name, _, function_name = path.partition(":")
+    if not (all(part.isidentifier() for part in module_name.split(".")) and function_name.isidentifier()):
+        raise ValueError(f"{field}: {path!r} is not of the form package.module:function")
+    if path not in allowed_modules and module_name not in allowed_modules:
+        raise ValueError(
+            f"{field}: this node runs no code from {path!r}; to let it, start the node with --allow-module {module_name}"
+        )
+    try:
+        function = getattr(importlib.import_module(module_name), function_name)
+    except ImportError as problem:
+        raise ValueError(
+            f"{field}: {module_name!r} cannot be imported ({problem}); install it on this node"
+        ) from problem
+    except AttributeError:
+        raise ValueError(f"{field}: module {module_name!r} has no {function_name!r}") from None
+    if not callable(function):
+        raise ValueError(f"{field}: {path!r} is a {type(function).__name__}, not a function")
+    return function  # type: ignore[no-any-return]
