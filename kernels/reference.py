@@ -1,0 +1,98 @@
+"""The codecs as layout.py describes them, in plain NumPy: what the fast paths must equal bit for bit."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dtfm.kernels.layout import BF16_INFINITY, BLOCKS, SIGNS, SMALLEST, Blocks, Codec, check_scales
+
+Floats = NDArray[np.float32]
+
+
+def encode(codec: Codec, elements: Floats) -> bytes | None:
+    """The bytes of 1-D ``elements`` under ``codec``; None where it is a quantising one and ``elements`` too large for its
+    scales, infinite or NaN."""
+    if codec is Codec.OFF:
+        return elements.tobytes()
+    if codec is Codec.RAW16:
+        return _bf16(elements).tobytes()
+    layout = BLOCKS[codec]
+    x = np.zeros((layout.count(elements.size), layout.block), np.float32)
+    x.reshape(-1)[: elements.size] = elements
+    with np.errstate(over="ignore", invalid="ignore"):
+        y = _transform(_signed(np.where(np.abs(x) < _float(SMALLEST), np.float32(0), x))) if layout.rotated else x
+    magnitude = np.max(y.view(np.uint32) & 0x7FFFFFFF, axis=1)
+    zero = magnitude < layout.floor
+    scales = np.where(zero, 0, (magnitude + 0xFFFF) >> 16)
+    if np.any(scales >= BF16_INFINITY):
+        return None
+    values = np.zeros(y.shape, np.int8)
+    factor = np.float32(layout.levels) / _from_bf16(scales[~zero])
+    values[~zero] = np.rint(y[~zero] * factor[:, None])
+    return _pack(values, layout).tobytes() + scales.astype("<u2").tobytes()
+
+
+def decode(codec: Codec, encoded: bytes, elements: int) -> Floats:
+    """The ``elements`` float32 that ``encoded`` stands for. Raises ValueError for a scale that no encoder writes."""
+    if codec is Codec.OFF:
+        return np.frombuffer(encoded, np.float32, elements)
+    if codec is Codec.RAW16:
+        return _from_bf16(np.frombuffer(encoded, "<u2", elements))
+    layout = BLOCKS[codec]
+    count = layout.count(elements)
+    packed = np.frombuffer(encoded, np.uint8, count * layout.value_bytes).reshape(count, layout.value_bytes)
+    scales = np.frombuffer(encoded, "<u2", count, packed.size)
+    check_scales(scales, layout)
+    step = _from_bf16(scales) / np.float32(layout.levels)
+    with np.errstate(over="ignore", invalid="ignore"):
+        y = _unpack(packed, layout).astype(np.float32) * step[:, None]
+        x = _signed(_transform(y) * np.float32(1 / layout.block)) if layout.rotated else y
+    return x.reshape(-1)[:elements]
+
+
+def _float(bits: int) -> np.float32:
+    return np.uint32(bits).view(np.float32)
+
+
+def _bf16(x: Floats) -> NDArray[np.uint16]:
+    """Bits of ``x`` rounded to bfloat16; a NaN keeps its sign and upper bits and becomes quiet."""
+    bits = x.view(np.uint32)
+    # The carry out of the lower half, in wider numbers: it must not wrap around.
+    rounded = (bits + np.uint64(0x7FFF) + (bits >> 16 & 1)) >> np.uint64(16)
+    return np.where(np.isnan(x), bits >> 16 | 0x40, rounded).astype("<u2")
+
+
+def _from_bf16(bits: NDArray[np.uint16] | NDArray[np.uint32]) -> Floats:
+    return (bits.astype(np.uint32) << 16).view(np.float32)
+
+
+def _pack(values: NDArray[np.int8], layout: Blocks) -> NDArray[np.uint8]:
+    bits = values.view(np.uint8)
+    if layout.bits == 8:
+        return bits
+    half = layout.block // 2
+    return (bits[:, :half] & np.uint8(0x0F)) | (bits[:, half:] << np.uint8(4))
+
+
+def _unpack(packed: NDArray[np.uint8], layout: Blocks) -> NDArray[np.int8]:
+    if layout.bits == 8:
+        return packed.view(np.int8)
+    return np.concatenate([(packed << 4).view(np.int8) >> 4, packed.view(np.int8) >> 4], axis=1)
+
+
+def _signed(x: Floats) -> Floats:
+    """``x`` of shape (blocks, block) with the signs of SIGNS."""
+    return x * np.array([-1 if SIGNS >> j & 1 else 1 for j in range(x.shape[1])], np.float32)
+
+
+def _transform(x: Floats) -> Floats:
+    """The Walsh-Hadamard transform of each row of ``x``, shape (blocks, block), unnormalised."""
+    y = x.copy()
+    stride = x.shape[1] // 2
+    while stride:
+        pairs = y.reshape(len(y), -1, 2, stride)
+        a, b = pairs[:, :, 0].copy(), pairs[:, :, 1].copy()
+        pairs[:, :, 0], pairs[:, :, 1] = a + b, a - b
+        stride //= 2
+    return y
