@@ -1,22 +1,31 @@
-"""The codecs by name and number, and how many bytes each makes of a tensor."""
+"""Tensors to bytes and back, by codec; and how many bytes each codec makes of a tensor.
+
+Codecs other than OFF work in float32: other types are cast before and after. A tensor on a GPU is copied to the CPU to
+be encoded, and back after decoding.
+"""
 
 from __future__ import annotations
 
-import enum
+from dataclasses import dataclass
 
+import numpy as np
 import torch
 
+from dtfm.kernels.layout import BLOCKS, Codec
 
-class Codec(enum.IntEnum):
-    """How a tensor's elements become bytes. The numbers are on the wire."""
-
-    OFF = 0
-    """The elements as they are, little-endian."""
-
+__all__ = ["DTYPES", "DTYPE_NUMBERS", "Codec", "Encoded", "codec_named", "decode", "encode", "encoded_bytes"]
 
 # Numbers are on the wire.
 DTYPES: dict[int, torch.dtype] = {1: torch.float32, 2: torch.float64, 3: torch.bfloat16, 4: torch.float16}
 DTYPE_NUMBERS = {dtype: number for number, dtype in DTYPES.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """A tensor's bytes (uint8, contiguous), and the codec that made them: RAW16 where the one asked for could not."""
+
+    codec: Codec
+    data: memoryview
 
 
 def codec_named(name: str) -> Codec:
@@ -30,22 +39,47 @@ def codec_named(name: str) -> Codec:
 
 def encoded_bytes(codec: Codec, elements: int, dtype: torch.dtype) -> int:
     """Length in bytes of ``elements`` elements of ``dtype`` under ``codec``."""
-    assert codec is Codec.OFF
-    return elements * dtype.itemsize
+    if codec is Codec.OFF:
+        return elements * dtype.itemsize
+    if codec is Codec.RAW16:
+        return 2 * elements
+    layout = BLOCKS[codec]
+    return layout.count(elements) * (layout.value_bytes + 2)
 
 
-def encode(codec: Codec, tensor: torch.Tensor) -> memoryview:
-    """``tensor``'s elements (any shape, row-major) as uint8; a view of the tensor's own memory where nothing changes."""
-    assert codec is Codec.OFF
+def encode(codec: Codec, tensor: torch.Tensor) -> Encoded:
+    """``tensor``'s elements (any shape, row-major, a dtype of DTYPES) under ``codec``.
+
+    OFF gives a view of the tensor's own memory where that is contiguous and on the CPU. A quantising codec leaves a tensor
+    to RAW16 that holds a NaN, an infinity or a magnitude beyond bfloat16's: NaN and infinities arrive as such.
+    """
     flat = tensor.detach().contiguous().cpu().view(-1)
-    return flat.view(torch.uint8).numpy().data
+    if codec is Codec.OFF:
+        return Encoded(codec, flat.view(torch.uint8).numpy().data)
+    from dtfm.kernels import cpu  # here, because it takes a second that a run without compression need not spend
+
+    elements = flat.float().numpy()
+    for attempt in (codec, Codec.RAW16):
+        data = np.empty(encoded_bytes(attempt, elements.size, tensor.dtype), np.uint8)
+        if cpu.encode(attempt, elements, data):
+            break
+    return Encoded(attempt, data.data)
 
 
 def decode(codec: Codec, encoded: memoryview, elements: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """The 1-D tensor that ``encoded`` stands for.
+    """The 1-D tensor that ``encoded`` stands for; what exceeds ``dtype`` becomes infinite.
 
-    Raises ValueError when the length does not fit the codec and ``elements``.
+    Raises ValueError when the length does not fit the codec and ``elements``, or a block's scale is one that no encoder
+    writes (NaN among them). Other bytes make some tensor or other.
     """
     if len(encoded) != encoded_bytes(codec, elements, dtype):
         raise ValueError(f"{len(encoded)} bytes are no {elements} elements of {dtype} under {codec.name.lower()}")
-    return torch.frombuffer(encoded, dtype=dtype, count=elements).to(device)
+    if not elements:
+        return torch.empty(0, dtype=dtype, device=device)
+    if codec is Codec.OFF:
+        return torch.frombuffer(encoded, dtype=dtype, count=elements).to(device)
+    from dtfm.kernels import cpu
+
+    decoded = torch.empty(elements, dtype=torch.float32)
+    cpu.decode(codec, np.frombuffer(encoded, np.uint8), decoded.numpy())
+    return decoded.to(device, dtype)

@@ -135,8 +135,10 @@ class Outbox:
                 computed.synchronize()
             encoded = encode(codec, tensor)
             dtype = DTYPE_NUMBERS[tensor.dtype]
-            header = Header(kind, codec, dtype, generation, step, index, part, tensor.numel(), len(encoded))
-            self._loop.call_soon_threadsafe(lane.queue.put_nowait, (header, encoded, size))
+            header = Header(
+                kind, encoded.codec, dtype, generation, step, index, part, tensor.numel(), len(encoded.data)
+            )
+            self._loop.call_soon_threadsafe(lane.queue.put_nowait, (header, encoded.data, size))
 
         self._encoder.submit(encode_and_queue)
 

@@ -27,7 +27,7 @@ def reduce_together(gradients: dict[str, dict[int, torch.Tensor]], groups: dict[
 
     def run(node: str) -> None:
         def send(kind: Kind, destination: str, bucket: int, shard: int, tensor: torch.Tensor) -> None:
-            encoded = memoryview(bytes(encode(Codec.OFF, tensor)))
+            encoded = memoryview(bytes(encode(Codec.OFF, tensor).data))
             dtype = DTYPE_NUMBERS[tensor.dtype]
             header = Header(kind, Codec.OFF, dtype, 1, STEP, bucket, shard, tensor.numel(), len(encoded))
             mail[destination].put(STEP, Arrival(node, header, encoded))

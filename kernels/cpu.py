@@ -1,0 +1,250 @@
+"""The fast path on a CPU: one pass over memory per call, compiled by Numba, equal to reference.py bit for bit.
+
+Compiled code is kept beside this file (or where NUMBA_CACHE_DIR says), so only a machine's first import compiles, for a
+few seconds. What is kept holds layout.py's numbers: touch this file after changing them. The loops hold no GIL, write into arrays of the caller, and round every operation to float32 by itself: Numba fuses no
+multiply-adds unless asked for ``fastmath``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import numba
+import numpy as np
+from numba import types
+from numpy.typing import NDArray
+
+from dtfm.kernels.layout import BF16_INFINITY, BLOCKS, SIGNS, SMALLEST, Codec, check_scales
+
+F32 = NDArray[np.float32]
+U16 = NDArray[np.uint16]
+U8 = NDArray[np.uint8]
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+_f32, _u16, _u8 = types.float32[::1], types.uint16[::1], types.uint8[::1]
+_f32_in, _u16_in, _u8_in = (types.Array(a.dtype, 1, "C", readonly=True) for a in (_f32, _u16, _u8))
+
+
+def _compiled(signature: Any = None) -> Callable[[_F], _F]:
+    compiled: Callable[[_F], _F] = numba.njit(signature, nogil=True, cache=True, error_model="numpy")
+    return compiled
+
+
+_ABS = np.uint32(0x7FFFFFFF)
+_HALF = np.uint32(16)
+_ZERO = np.float32(0)
+_INFINITY = np.uint32(BF16_INFINITY)
+_LEVELS_8, _LEVELS_4 = np.float32(BLOCKS[Codec.I8B256].levels), np.float32(BLOCKS[Codec.I4B64].levels)
+_FLOOR, _FLOOR_ROTATED = np.uint32(SMALLEST), np.uint32(BLOCKS[Codec.I4H64].floor)
+_SMALLEST = _FLOOR.view(np.float32)
+_SIGNS = np.array([-1 if SIGNS >> j & 1 else 1 for j in range(64)], np.float32)
+_UNSCALE = np.float32(1 / 64)
+# Adding and taking away 1.5 * 2^23 rounds what is small to an integer, halves to even, and unlike rint it vectorises.
+_ROUND = np.float32(12582912)
+_Index = np.uintp
+
+
+def encode(codec: Codec, elements: F32, out: U8) -> bool:
+    """Encodes 1-D contiguous ``elements`` into ``out``, which has exactly the encoded length. False, with ``out``
+    undefined, where the codec is a quantising one and ``elements`` too large for its scales, infinite or NaN."""
+    if codec is Codec.RAW16:
+        _encode_raw16(elements, out.view(np.uint16))
+        return True
+    layout, kernel = BLOCKS[codec], _ENCODE[codec]
+    values, scales = _parts(out, layout.count(elements.size))
+    whole = elements.size // layout.block
+    fine = kernel(elements[: whole * layout.block], values[: whole * layout.value_bytes], scales[:whole])
+    if fine and whole < scales.size:
+        last = np.zeros(layout.block, np.float32)
+        last[: elements.size - whole * layout.block] = elements[whole * layout.block :]
+        fine = kernel(last, values[whole * layout.value_bytes :], scales[whole:])
+    return fine
+
+
+def decode(codec: Codec, encoded: U8, out: F32) -> None:
+    """Decodes ``encoded``, which has exactly the encoded length, into 1-D contiguous ``out``.
+
+    Raises ValueError, with ``out`` undefined, for a scale that no encoder writes.
+    """
+    if codec is Codec.RAW16:
+        _decode_raw16(np.require(encoded.view(np.uint16), requirements="A"), out)
+        return
+    layout, kernel = BLOCKS[codec], _DECODE[codec]
+    values, scales = _parts(encoded, layout.count(out.size))
+    scales = np.require(scales, requirements="A")
+    check_scales(scales, layout)
+    whole = out.size // layout.block
+    kernel(values[: whole * layout.value_bytes], scales[:whole], out[: whole * layout.block])
+    if whole < scales.size:
+        last = np.empty(layout.block, np.float32)
+        kernel(values[whole * layout.value_bytes :], scales[whole:], last)
+        out[whole * layout.block :] = last[: out.size - whole * layout.block]
+
+
+def _parts(encoded: U8, blocks: int) -> tuple[U8, U16]:
+    """The values and the scales of ``encoded``."""
+    split = encoded.size - 2 * blocks
+    return encoded[:split], encoded[split:].view(np.uint16)
+
+
+@_compiled(types.void(_f32_in, _u16))
+def _encode_raw16(x: F32, out: U16) -> None:
+    bits = x.view(np.uint32)
+    for i in range(x.size):
+        u = bits[i]
+        rounded = (u + np.uint32(0x7FFF) + ((u >> _HALF) & np.uint32(1))) >> _HALF
+        quiet = (u >> _HALF) | np.uint32(0x40)
+        out[i] = np.uint16(quiet if (u & _ABS) > np.uint32(0x7F800000) else rounded)
+
+
+@_compiled(types.void(_u16_in, _f32))
+def _decode_raw16(halves: U16, out: F32) -> None:
+    bits = out.view(np.uint32)
+    for i in range(out.size):
+        bits[i] = np.uint32(halves[i]) << _HALF
+
+
+# Below, `at` is where a block starts in an array, and sizes that could be constants are arguments: the compiler would
+# unroll short loops of a known length, which is slower than the vectors it makes of the others. Indices are unsigned,
+# for negative ones would count from the end, and asking costs the vectors too.
+
+
+@_compiled()
+def _scale(x: F32, at: int, size: int, floor: np.uint32) -> np.uint32:
+    """Bits of a block's scale; infinity's or more where it can have none."""
+    bits = x.view(np.uint32)
+    magnitude = np.uint32(0)
+    for k in range(size):
+        magnitude = max(magnitude, np.uint32(bits[_Index(at) + _Index(k)] & _ABS))
+    return np.uint32(0) if magnitude < floor else np.uint32((magnitude + np.uint32(0xFFFF)) >> _HALF)
+
+
+@_compiled()
+def _quantise_i8(x: F32, at: int, size: int, factor: np.float32, values: NDArray[np.int8]) -> None:
+    for k in range(size):
+        i = _Index(at) + _Index(k)
+        values[i] = np.int8((x[i] * factor + _ROUND) - _ROUND)
+
+
+@_compiled()
+def _quantise_i4(x: F32, at: int, half: int, factor: np.float32, values: U8, values_at: int) -> None:
+    for k in range(half):
+        i = _Index(at) + _Index(k)
+        low = np.int32((x[i] * factor + _ROUND) - _ROUND)
+        high = np.int32((x[i + _Index(half)] * factor + _ROUND) - _ROUND)
+        values[_Index(values_at) + _Index(k)] = np.uint8((low & np.int32(15)) | (high << np.int32(4)))
+
+
+@_compiled()
+def _restore_i4(values: U8, values_at: int, half: int, step: np.float32, x: F32, at: int) -> None:
+    for k in range(half):
+        i = _Index(at) + _Index(k)
+        both = np.int32(values[_Index(values_at) + _Index(k)])
+        x[i] = np.float32(((both & np.int32(15)) ^ np.int32(8)) - np.int32(8)) * step
+        x[i + _Index(half)] = np.float32(((both >> np.int32(4)) ^ np.int32(8)) - np.int32(8)) * step
+
+
+@_compiled(types.boolean(_f32_in, _u8, _u16))
+def _encode_i8(x: F32, values: U8, scales: U16) -> bool:
+    wide = np.empty(1, np.uint32)
+    for b in range(scales.size):
+        scale = _scale(x, 256 * b, 256, _FLOOR)
+        if scale >= _INFINITY:
+            return False
+        scales[b] = scale
+        wide[0] = scale << _HALF
+        factor = _LEVELS_8 / wide.view(np.float32)[0] if scale else _ZERO
+        _quantise_i8(x, 256 * b, 256, factor, values.view(np.int8))
+    return True
+
+
+@_compiled(types.void(_u8_in, _u16_in, _f32))
+def _decode_i8(values: U8, scales: U16, x: F32) -> None:
+    wide = np.empty(1, np.uint32)
+    signed = values.view(np.int8)
+    for b in range(scales.size):
+        wide[0] = np.uint32(scales[b]) << _HALF
+        step = wide.view(np.float32)[0] / _LEVELS_8
+        for i in range(256 * b, 256 * b + 256):
+            x[_Index(i)] = np.float32(signed[_Index(i)]) * step
+
+
+@_compiled(types.boolean(_f32_in, _u8, _u16))
+def _encode_i4(x: F32, values: U8, scales: U16) -> bool:
+    wide = np.empty(1, np.uint32)
+    half = min(32, x.size)
+    for b in range(scales.size):
+        scale = _scale(x, 64 * b, 2 * half, _FLOOR)
+        if scale >= _INFINITY:
+            return False
+        scales[b] = scale
+        wide[0] = scale << _HALF
+        factor = _LEVELS_4 / wide.view(np.float32)[0] if scale else _ZERO
+        _quantise_i4(x, 64 * b, half, factor, values, 32 * b)
+    return True
+
+
+@_compiled(types.void(_u8_in, _u16_in, _f32))
+def _decode_i4(values: U8, scales: U16, x: F32) -> None:
+    wide = np.empty(1, np.uint32)
+    half = min(32, x.size)
+    for b in range(scales.size):
+        wide[0] = np.uint32(scales[b]) << _HALF
+        _restore_i4(values, 32 * b, half, wide.view(np.float32)[0] / _LEVELS_4, x, 64 * b)
+
+
+@_compiled()
+def _butterfly(x: F32, at: int, out: F32, out_at: int, half: int) -> None:
+    """Sums and differences of a block's two halves, interleaved: six times this is the whole transform, in order."""
+    for k in range(half):
+        i, o = _Index(at) + _Index(k), _Index(out_at) + _Index(2 * k)
+        a, b = x[i], x[i + _Index(half)]
+        out[o], out[o + _Index(1)] = a + b, a - b
+
+
+@_compiled()
+def _transform(x: F32, at: int, spare: F32, half: int) -> None:
+    """The Walsh-Hadamard transform of the 64 elements of ``x`` from ``at`` on, in place, unnormalised."""
+    for _ in range(3):
+        _butterfly(x, at, spare, 0, half)
+        _butterfly(spare, 0, x, at, half)
+
+
+@_compiled(types.boolean(_f32_in, _u8, _u16))
+def _encode_i4h(x: F32, values: U8, scales: U16) -> bool:
+    wide = np.empty(1, np.uint32)
+    y, spare = np.empty(64, np.float32), np.empty(64, np.float32)
+    half = min(32, x.size)
+    for b in range(scales.size):
+        for k in range(2 * half):
+            i = _Index(k)
+            element = x[_Index(64 * b) + i]
+            y[i] = _ZERO if abs(element) < _SMALLEST else element * _SIGNS[i]
+        _transform(y, 0, spare, half)
+        scale = _scale(y, 0, 2 * half, _FLOOR_ROTATED)
+        if scale >= _INFINITY:
+            return False
+        scales[b] = scale
+        wide[0] = scale << _HALF
+        factor = _LEVELS_4 / wide.view(np.float32)[0] if scale else _ZERO
+        _quantise_i4(y, 0, half, factor, values, 32 * b)
+    return True
+
+
+@_compiled(types.void(_u8_in, _u16_in, _f32))
+def _decode_i4h(values: U8, scales: U16, x: F32) -> None:
+    wide = np.empty(1, np.uint32)
+    spare = np.empty(64, np.float32)
+    half = min(32, x.size)
+    for b in range(scales.size):
+        wide[0] = np.uint32(scales[b]) << _HALF
+        _restore_i4(values, 32 * b, half, wide.view(np.float32)[0] / _LEVELS_4, x, 64 * b)
+        _transform(x, 64 * b, spare, half)
+        for k in range(2 * half):
+            i = _Index(64 * b) + _Index(k)
+            x[i] = x[i] * _UNSCALE * _SIGNS[_Index(k)]
+
+
+_ENCODE = {Codec.I8B256: _encode_i8, Codec.I4B64: _encode_i4, Codec.I4H64: _encode_i4h}
+_DECODE = {Codec.I8B256: _decode_i8, Codec.I4B64: _decode_i4, Codec.I4H64: _decode_i4h}
