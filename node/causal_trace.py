@@ -75,7 +75,7 @@ class _Walk:
         self._chain, self._shape = chain, (_BATCH, *sample.shape)
         self._at, self._inside = 0, False  # number of the last decoder layer entered, and whether it is still running
         self._marks: list[int] = []  # operations counted so far, at the entry of the first layer and the exit of each
-        for name, part in whole.named_modules():
+        for name, part in whole.named_modules(remove_duplicate=False):
             if not name.startswith(f"{decoder}.") and next(part.parameters(recurse=False), None) is not None:
                 part.register_forward_pre_hook(lambda _part, _args, name=name: self._called(name))
         for layer in chain:
@@ -140,7 +140,7 @@ def _layers(
     """Gives every parameter to the layers that use it."""
     count = len(costs) - 2
     roots: list[list[str]] = [[], *([f"{decoder}.{number}"] for number in range(count)), []]
-    for name, part in whole.named_modules():
+    for name, part in whole.named_modules(remove_duplicate=False):
         if not name.startswith(f"{decoder}.") and next(part.parameters(recurse=False), None) is not None:
             around = not name or decoder.startswith(f"{name}.")
             if around or name not in users:
