@@ -32,3 +32,10 @@ def images(count: int = 256) -> tuple[torch.Tensor, torch.Tensor]:
         row, column = divmod(label, 2)
         inputs[index, :, row * half : (row + 1) * half, column * half : (column + 1) * half] += 1.0
     return inputs, labels
+
+
+def images_one_of_them_broken() -> tuple[torch.Tensor, torch.Tensor]:
+    """The same, but for one image of NaNs somewhere in the first epoch."""
+    inputs, labels = images()
+    inputs[100] = torch.nan
+    return inputs, labels

@@ -19,38 +19,60 @@ ROOT = Path(__file__).parents[2]
 
 
 class Process:
-    """One child process. ``output`` is what it has printed, both streams."""
+    """One child process; its standard error is read as it comes, its standard output line by line by ``on_line``."""
 
-    def __init__(self, command: list[str], folder: Path, log: Path, environment: dict[str, str] | None = None) -> None:
-        self.log = log
-        with log.open("wb") as out:
-            self.popen = subprocess.Popen(
-                command,
-                cwd=folder,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=out,
-                env={
-                    **os.environ,
-                    "OMP_NUM_THREADS": "1",
-                    "HF_HUB_OFFLINE": "1",
-                    "PYTHONPATH": str(ROOT),
-                    **(environment or {}),
-                },
-                start_new_session=True,
-            )
-
-    @property
-    def stdout(self) -> IO[bytes]:
+    def __init__(
+        self,
+        command: list[str],
+        folder: Path,
+        *,
+        environment: dict[str, str] | None = None,
+        on_line: Callable[[bytes], None] = lambda line: None,
+    ) -> None:
+        self._changed = threading.Condition()
+        self._errors = bytearray()
+        self.popen = subprocess.Popen(
+            command,
+            cwd=folder,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env={
+                **os.environ,
+                "OMP_NUM_THREADS": "1",
+                "HF_HUB_OFFLINE": "1",
+                "PYTHONPATH": str(ROOT),
+                **(environment or {}),
+            },
+            start_new_session=True,
+        )
         assert self.popen.stdout is not None
-        return self.popen.stdout
+        assert self.popen.stderr is not None
+        self._readers = [
+            threading.Thread(target=self._read, args=(self.popen.stdout, on_line), daemon=True),
+            threading.Thread(target=self._read, args=(self.popen.stderr, self._keep), daemon=True),
+        ]
+        for reader in self._readers:
+            reader.start()
 
     @property
     def errors(self) -> str:
-        return self.log.read_text(errors="replace")
+        """What it has printed to standard error."""
+        with self._changed:
+            return self._errors.decode(errors="replace")
 
     def wait(self, timeout: float) -> int:
-        return self.popen.wait(timeout)
+        """Its exit code, once it has ended and all that it printed is read."""
+        code = self.popen.wait(timeout)
+        for reader in self._readers:
+            reader.join(10)
+        return code
+
+    def wait_for_error(self, part: str, timeout: float = 60) -> None:
+        """Until standard error contains ``part``."""
+        with self._changed:
+            found = self._changed.wait_for(lambda: part.encode() in self._errors, timeout)
+        assert found, f"{part!r} did not come in {timeout:.0f} s:\n{self.errors}"
 
     def send(self, number: signal.Signals) -> None:
         self.popen.send_signal(number)
@@ -58,8 +80,24 @@ class Process:
     def close(self) -> None:
         if self.popen.poll() is None:
             self.popen.kill()
-        self.popen.wait(10)
-        self.stdout.close()
+        self.wait(10)
+
+    def _keep(self, line: bytes) -> None:
+        with self._changed:
+            self._errors += line
+            self._changed.notify_all()
+
+    @staticmethod
+    def _read(stream: IO[bytes], on_line: Callable[[bytes], None]) -> None:
+        with stream:
+            for line in stream:
+                on_line(line)
+
+
+def join_command(coordinator: str, name: str) -> list[str]:
+    """A node on the CPU with one thread."""
+    command = [sys.executable, "-m", "dtfm.node.cli", "join", coordinator, "--id", name]
+    return [*command, "--threads", "1", "--device", "cpu", "--verbose"]
 
 
 class Cluster:
@@ -68,71 +106,72 @@ class Cluster:
     Leaving the block ends every process.
     """
 
-    def __init__(self, folder: Path, run: str, *, serve: tuple[str, ...] = ()) -> None:
+    def __init__(self, folder: Path, run: str, *, address: str = "127.0.0.1:0", start: bool = True) -> None:
         self.folder = folder
         self.run_file = folder / "run.toml"
         self.run_file.write_text(run)
-        self._serve = serve
+        self.address = address
+        self._start = start
         self.events: list[Event] = []
         self.nodes: dict[str, Process] = {}
+        self.coordinator: Process | None = None
         self._changed = threading.Condition()
 
     def __enter__(self) -> Cluster:
-        self.start_coordinator()
+        if self._start:
+            self.start_coordinator()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for process in (*self.nodes.values(), self.coordinator):
+        processes = {**({"coordinator": self.coordinator} if self.coordinator else {}), **self.nodes}
+        for process in processes.values():
             process.close()
-        self._reader.join(10)
         if error is not None:  # what a person would look at first
-            for name, process in (("coordinator", self.coordinator), *self.nodes.items()):
+            for name, process in processes.items():
                 print(f"--- {name}\n{process.errors[-3000:]}", file=sys.stderr)
 
     def start_coordinator(self, *options: str) -> None:
         """Serves the run; a second call, after the first one ended, with the same store and address."""
-        listen = getattr(self, "address", "127.0.0.1:0")
-        command = [sys.executable, "-m", "dtfm.coordinator.cli", "serve", str(self.run_file), "--listen", listen]
-        command += ["--store", f"sqlite:///{self.folder}/store.db", "--json", "--verbose", *self._serve, *options]
-        self.coordinator = Process(command, self.folder, self.folder / "coordinator.log")
-        self._reader = threading.Thread(target=self._read, args=(self.coordinator,), daemon=True)
-        self._reader.start()
-        self.address = self.wait_for("listening", timeout=60)["address"]
+        command = [sys.executable, "-m", "dtfm.coordinator.cli", "serve", str(self.run_file), "--listen", self.address]
+        command += ["--store", f"sqlite:///{self.folder}/store.db", "--json", "--verbose", *options]
+        begun = len(self.events)
+        self.coordinator = Process(command, self.folder, on_line=self._heard)
+        self.address = self.wait_for("listening", after=begun)["address"]
 
     def add(self, name: str, *options: str, environment: dict[str, str] | None = None) -> Process:
-        command = [sys.executable, "-m", "dtfm.node.cli", "join", self.address, "--id", name, "--threads", "1"]
-        command += ["--device", "cpu", "--give-up-after", "20", "--verbose", *options]
-        process = Process(command, self.folder, self.folder / f"{name}.log", environment)
+        command = [*join_command(self.address, name), "--give-up-after", "20", *options]
+        process = Process(command, self.folder, environment=environment)
         self.nodes[name] = process
         return process
 
     def wait_for(
         self, event: str, *, where: Callable[[Event], bool] = lambda _: True, after: int = 0, timeout: float = 60
     ) -> Event:
-        """The first event of that name, from number ``after`` on, for which ``where`` holds; waits for it. Ends early, with an
-        error, when the coordinator does."""
+        """The first event of that name, from number ``after`` on, for which ``where`` holds; waits for it. Fails when the
+        coordinator ends without it."""
         deadline = time.monotonic() + timeout
-        with self._changed:
-            while True:
+        assert self.coordinator is not None
+        while True:
+            ended = self.coordinator.popen.poll() is not None
+            if ended:
+                self.coordinator.wait(10)
+            with self._changed:
                 for found in self.events[after:]:
                     if found["event"] == event and where(found):
                         return found
-                left = deadline - time.monotonic()
-                ended = not self._reader.is_alive()
-                if left <= 0 or ended:
-                    last = [e["event"] for e in self.events[-5:]]
-                    why = "the coordinator ended" if ended else f"nothing for {timeout:.0f} s"
-                    raise AssertionError(
-                        f"waited for {event}: {why}; the last events were {last}\n{self.coordinator.errors}"
-                    )
-                self._changed.wait(min(left, 1.0))
+                if ended or time.monotonic() > deadline:
+                    break
+                self._changed.wait(0.5)  # or sooner, when an event comes; the coordinator's death is no event
+        why = "the coordinator ended" if ended else f"nothing for {timeout:.0f} s"
+        last = [e["event"] for e in self.events[-5:]]
+        raise AssertionError(f"waited for {event}: {why}; the last events were {last}\n{self.coordinator.errors}")
 
     def finish(self, timeout: float = 100) -> int:
         """Waits for coordinator and nodes to end by themselves; the coordinator's exit code."""
+        assert self.coordinator is not None
         code = self.coordinator.wait(timeout)
-        self._reader.join(10)
         for process in self.nodes.values():
             process.wait(20)
         return code
@@ -144,8 +183,7 @@ class Cluster:
     def losses(self) -> list[float]:
         return [e["loss"] for e in self.of("step_committed")]
 
-    def _read(self, process: Process) -> None:
-        for line in process.stdout:
-            with self._changed:
-                self.events.append(json.loads(line))
-                self._changed.notify_all()
+    def _heard(self, line: bytes) -> None:
+        with self._changed:
+            self.events.append(json.loads(line))
+            self._changed.notify_all()

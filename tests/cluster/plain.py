@@ -15,8 +15,9 @@ from torch.nn import functional
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from dtfm.node.data import Data, load_data
-from dtfm.node.model import Model, import_allowed, load_model
+from dtfm.node.model import Model, load_model
 from dtfm.node.samples import training_samples
+from dtfm.node.user_code import import_allowed
 from dtfm.protos.plan_pb2 import FP64, Run
 
 

@@ -11,13 +11,9 @@ from dtfm.coordinator.run_file import read_run_file
 from dtfm.protos.plan_pb2 import Run
 from tests.cluster.launch import Cluster
 from tests.cluster.plain import plain_losses
+from tests.cluster.runs import run_file
 
 STEPS = 20
-LLAMA = """
-[model]
-family = "llama"
-config = { hidden_size = 32, num_hidden_layers = 4, num_attention_heads = 4, intermediate_size = 64 }
-"""
 GPT2 = """
 [model]
 family = "gpt2"
@@ -27,30 +23,6 @@ CONVNET = """
 [model]
 family = "module"
 module = "tests.convnet:convnet"
-"""
-
-
-def run_file(model: str, precision: str, stages: list[int], source: str = "python-stdlib") -> str:
-    return f"""
-name = "parity"
-seed = 7
-{model}
-[data]
-source = "{source}"
-sequence_length = 32
-[train]
-steps = {STEPS}
-global_batch = 20
-micro_batch = 2
-learning_rate = 1e-2
-warmup_steps = 4
-precision = "{precision}"
-evaluation_samples = 8
-[network]
-compression = "off"
-[cluster]
-nodes = {sum(stages)}
-stages = {stages}
 """
 
 
@@ -81,7 +53,7 @@ def assert_equal_losses(cluster: Cluster, tolerance: float, allowed: tuple[str, 
 @pytest.mark.parametrize("stages", [[2, 2], [1, 1, 1, 1], [4], [2, 1, 1]], ids=["2x2", "4x1", "1x4", "2+1+1"])
 @pytest.mark.parametrize(("precision", "tolerance"), [("fp64", 1e-9), ("fp32", 1e-4)])
 def test_llama(tmp_path: Path, stages: list[int], precision: str, tolerance: float) -> None:
-    text = run_file(LLAMA, precision, stages)
+    text = run_file(stages=stages, steps=STEPS, precision=precision)
     cluster = train(tmp_path, text, sum(stages))
     assert_equal_losses(cluster, tolerance)
     plan = cluster.of("plan_adopted")[-1]["plan"]
@@ -89,11 +61,11 @@ def test_llama(tmp_path: Path, stages: list[int], precision: str, tolerance: flo
 
 
 def test_gpt2_with_its_tied_embedding_on_different_nodes(tmp_path: Path) -> None:
-    text = run_file(GPT2, "fp64", [2, 1, 1])
+    text = run_file(model=GPT2, stages=[2, 1, 1], steps=STEPS)
     assert_equal_losses(train(tmp_path, text, 4), 1e-9)
 
 
 def test_a_convolutional_network(tmp_path: Path) -> None:
-    text = run_file(CONVNET, "fp64", [1, 2], source="module:tests.convnet:images")
+    text = run_file(model=CONVNET, stages=[1, 2], steps=STEPS, source="module:tests.convnet:images")
     cluster = train(tmp_path, text, 3, "--allow-module", "tests.convnet")
     assert_equal_losses(cluster, 1e-9, ("tests.convnet",))

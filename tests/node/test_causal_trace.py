@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -79,7 +80,7 @@ def pooling_layer(llama: Any) -> None:
 )
 def test_a_model_that_is_no_chain_of_layers_is_not_cut(change: Callable[[Any], None], complaint: str) -> None:
     model = model_of("llama")
-    module: Any = model.module
+    module: Any = copy.deepcopy(model.module)
     assert dissect(module, model.sample).layers == model.layers
     change(module)
     with pytest.raises(NotSeparable, match=complaint):

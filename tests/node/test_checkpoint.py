@@ -24,8 +24,8 @@ from dtfm.node.model import Model, load_model
 from dtfm.node.sample import generate
 from dtfm.node.stage import Stage, build_stage
 from dtfm.protos import plan_pb2
-from tests.node.test_data import trained_tokenizer  # noqa: F401  # a fixture
 from tests.node.test_stage import CPU, SIZES, stage_of
+from tests.tokenizer import make_tokenizer
 
 TEXT = "All nodes hold the same state after every commit.\n" * 20
 
@@ -128,8 +128,8 @@ def test_transformers_loads_the_export_with_equal_logits(family: str, tied: bool
     assert text == generate(tmp_path / "export", "All nodes", tokens=5, seed=1)
 
 
-def test_the_export_brings_its_tokenizer(tmp_path: Path, trained_tokenizer: Path) -> None:  # noqa: F811
-    data = text_data(tmp_path, str(trained_tokenizer))
+def test_the_export_brings_its_tokenizer(tmp_path: Path) -> None:
+    data = text_data(tmp_path, make_tokenizer(tmp_path / "tokenizer", TEXT))
     model = model_for("gpt2", data)
     write_checkpoint(str(tmp_path / "checkpoint"), [stage_of(model, 0, len(model.layers))])
     write_model_files(str(tmp_path / "checkpoint"), model, data, torch.float64)

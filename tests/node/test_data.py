@@ -13,8 +13,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import PreTrainedTokenizerFast
 
 from dtfm.node import data as data_module
 from dtfm.node import sources
@@ -22,6 +20,7 @@ from dtfm.node.data import Data, entropy, load_data
 from dtfm.node.tokenizer import load_tokenizer
 from dtfm.protos import plan_pb2
 from tests.convnet import SIDE
+from tests.tokenizer import make_tokenizer
 
 TEXT = "".join(f"line {number}: the quick brown fox jumps over the lazy dog\n" for number in range(40))
 
@@ -40,21 +39,6 @@ def everything(data: Data) -> tuple[torch.Tensor, torch.Tensor]:
         data.evaluation_batch(np.arange(data.evaluation_count)),
     ]
     return torch.cat([part[0] for part in parts]), torch.cat([part[1] for part in parts])
-
-
-@pytest.fixture
-def trained_tokenizer(tmp_path: Path) -> Path:
-    """A folder with a small byte-level BPE tokenizer."""
-    bpe = Tokenizer(models.BPE())
-    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    bpe.decoder = decoders.ByteLevel()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    bpe.train_from_iterator(
-        [TEXT],
-        trainers.BpeTrainer(vocab_size=300, special_tokens=["<end>"], initial_alphabet=alphabet, show_progress=False),
-    )
-    PreTrainedTokenizerFast(tokenizer_object=bpe, eos_token="<end>").save_pretrained(tmp_path / "tokenizer")  # type: ignore[no-untyped-call]
-    return tmp_path / "tokenizer"
 
 
 def test_every_token_of_the_text_is_predicted_once(tmp_path: Path) -> None:
@@ -121,10 +105,10 @@ def test_tokens_are_stored_in_as_few_bytes_as_hold_them(size: int, dtype: str) -
     assert tokens.dtype == np.dtype(dtype)
 
 
-def test_a_local_tokenizer(tmp_path: Path, trained_tokenizer: Path) -> None:
+def test_a_local_tokenizer(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text(TEXT)
     (tmp_path / "b.txt").write_text(TEXT)
-    data = load(str(tmp_path / "*.txt"), str(trained_tokenizer))
+    data = load(str(tmp_path / "*.txt"), make_tokenizer(tmp_path / "tokenizer", TEXT))
     assert data.tokenizer is not None
     assert data.sample.vocabulary == data.tokenizer.size == 300
     assert data.tokenizer.decode(data.tokenizer.encode(TEXT)) == TEXT

@@ -1,0 +1,57 @@
+"""Run files for tests: the demo in small, with what a test wants to say about it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from dtfm.coordinator.run_file import read_run_file
+from tests.cluster.plain import plain_losses
+
+LLAMA = """
+[model]
+family = "llama"
+config = { hidden_size = 32, num_hidden_layers = 4, num_attention_heads = 4, intermediate_size = 64 }
+"""
+
+
+def run_file(
+    *,
+    stages: list[int],
+    steps: int,
+    model: str = LLAMA,
+    source: str = "python-stdlib",
+    precision: str = "fp64",
+    learning_rate: float = 1e-2,
+    checkpoint_every: int = 0,
+) -> str:
+    """Steps of 20 samples in micro-batches of 2; ``stages`` are replicas per stage, all of them awaited."""
+    return f"""
+name = "test"
+seed = 7
+{model}
+[data]
+source = "{source}"
+sequence_length = 32
+[train]
+steps = {steps}
+global_batch = 20
+micro_batch = 2
+learning_rate = {learning_rate!r}
+warmup_steps = {min(4, steps)}
+precision = "{precision}"
+evaluation_samples = 8
+[network]
+compression = "off"
+[cluster]
+nodes = {sum(stages)}
+stages = {stages}
+lease = 5.0
+[checkpoint]
+every = {checkpoint_every}
+"""
+
+
+def losses_alone(path: Path, allowed_modules: tuple[str, ...] = ()) -> list[float]:
+    """Every step's loss of the run file at ``path``, trained by one plain process."""
+    run = read_run_file(path).message("any")
+    return plain_losses(run, run.train.steps, allowed_modules)

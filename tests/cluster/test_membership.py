@@ -1,0 +1,128 @@
+"""Nodes and the coordinator as a user meets them: absent, refused, signalled, lost."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.launch import Cluster, Process, join_command
+from tests.cluster.runs import losses_alone, run_file
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def start(folder: Path, *command: str) -> Process:
+    return Process(list(command), folder)
+
+
+def test_a_node_without_a_coordinator_retries_with_growing_pauses_and_gives_up_with_1(tmp_path: Path) -> None:
+    node = start(tmp_path, *join_command(f"127.0.0.1:{free_port()}", "n"), "--give-up-after", "4")
+    try:
+        assert node.wait(60) == 1
+        pauses = [float(p) for p in re.findall(r"next try in ([\d.]+) s, giving up in", node.errors)]
+        assert len(pauses) >= 3
+        assert pauses[1] > pauses[0]
+        assert "Gave up after 4 s" in node.errors
+        assert "Is it running there, and is that port open?" in node.errors
+    finally:
+        node.close()
+
+
+def test_a_node_that_starts_before_its_coordinator_joins_when_it_comes(tmp_path: Path) -> None:
+    with Cluster(tmp_path, run_file(stages=[1], steps=2), address=f"127.0.0.1:{free_port()}", start=False) as cluster:
+        node = cluster.add("early")
+        node.wait_for_error("does not answer")
+        cluster.start_coordinator()
+        assert cluster.finish() == 0
+        assert node.wait(20) == 0
+
+
+def test_a_second_node_with_the_same_identity_is_refused_and_the_first_goes_on(tmp_path: Path) -> None:
+    with Cluster(tmp_path, run_file(stages=[1, 1], steps=3)) as cluster:
+        cluster.add("twin")
+        cluster.wait_for("node_joined")
+        again = start(tmp_path, *join_command(cluster.address, "twin"))
+        try:
+            assert again.wait(60) == 2
+            assert "IDENTITY_IN_USE" in again.errors
+            assert "--id" in again.errors
+        finally:
+            again.close()
+        cluster.add("other")
+        assert cluster.finish() == 0
+
+
+def test_code_that_the_operator_did_not_allow_is_not_run(tmp_path: Path) -> None:
+    model = '[model]\nfamily = "module"\nmodule = "tests.convnet:convnet"\n'
+    text = run_file(model=model, source="module:tests.convnet:images", stages=[1], steps=2)
+    with Cluster(tmp_path, text) as cluster:
+        node = cluster.add("n")
+        assert node.wait(60) == 2
+        assert "--allow-module tests.convnet" in node.errors
+
+
+def test_a_loss_that_is_not_a_number_ends_the_run_after_three_attempts_and_says_why(tmp_path: Path) -> None:
+    model = '[model]\nfamily = "module"\nmodule = "tests.convnet:convnet"\n'
+    text = run_file(model=model, source="module:tests.convnet:images_one_of_them_broken", stages=[1, 1], steps=20)
+    with Cluster(tmp_path, text) as cluster:
+        nodes = [cluster.add(name, "--allow-module", "tests.convnet") for name in ("a", "b")]
+        assert cluster.finish() == 1
+        aborted = cluster.of("step_aborted")
+        assert len(aborted) == 3
+        assert {(e["step"], e["problem"]) for e in aborted} == {(aborted[0]["step"], "NON_FINITE")}
+        assert "train.learning_rate" in cluster.of("run_failed")[0]["reason"]
+        assert [node.wait(20) for node in nodes] == [1, 1]
+
+
+def test_sigterm_finishes_the_step_and_the_others_go_on(tmp_path: Path) -> None:
+    text = run_file(stages=[2], steps=60)
+    with Cluster(tmp_path, text) as cluster:
+        cluster.add("stays")
+        leaves = cluster.add("leaves")
+        cluster.wait_for("step_committed", where=lambda e: e["step"] == 5)
+        leaves.send(signal.SIGTERM)
+        assert leaves.wait(60) == 0
+        left = cluster.wait_for("node_left")
+        assert (left["node"], "goodbye" in left["reason"]) == ("leaves", True)
+        assert cluster.finish() == 0
+        assert cluster.losses == pytest.approx(losses_alone(cluster.run_file), rel=1e-9, abs=0)
+
+
+def test_a_second_signal_exits_at_once(tmp_path: Path) -> None:
+    with Cluster(tmp_path, run_file(stages=[1, 1], steps=10)) as cluster:
+        node = cluster.add("alone")  # waits for a second node that never comes
+        cluster.wait_for("node_ready")
+        os.kill(node.popen.pid, signal.SIGSTOP)
+        for number in (signal.SIGTERM, signal.SIGTERM):
+            node.send(number)
+        os.kill(node.popen.pid, signal.SIGCONT)
+        assert node.wait(20) in (0, 130)
+
+
+def test_a_killed_replica_costs_no_committed_step_and_a_late_one_takes_its_place(tmp_path: Path) -> None:
+    text = run_file(stages=[2, 1], steps=80)
+    with Cluster(tmp_path, text) as cluster:
+        for name in ("a", "b", "c"):
+            cluster.add(name)
+        cluster.wait_for("step_committed", where=lambda e: e["step"] == 5)
+        victim = cluster.of("plan_adopted")[-1]["plan"]["stages"][0]["replicas"][0]
+        cluster.nodes[victim].send(signal.SIGKILL)
+        cluster.wait_for("node_left")
+        late = cluster.add("late")
+        adopted = cluster.wait_for(
+            "plan_adopted", where=lambda e: any("late" in s["replicas"] for s in e["plan"]["stages"])
+        )
+        assert adopted["plan"]["generation"] >= 3
+        assert cluster.finish() == 0
+        assert late.wait(20) == 0
+        assert [e["step"] for e in cluster.of("step_committed")] == list(range(1, 81))
+        assert cluster.losses == pytest.approx(losses_alone(cluster.run_file), rel=1e-9, abs=0)

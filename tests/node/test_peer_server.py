@@ -1,0 +1,209 @@
+"""What a peer may say to a node, over a real connection: the rest is refused by name and hurts nobody else."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import grpc
+import grpc.aio
+import pytest
+import torch
+
+from dtfm.kernels.codec import Codec
+from dtfm.node.admission import Expectations
+from dtfm.node.bucket import Bucket, BucketSpec, bucket_bytes
+from dtfm.node.inbox import Arrival, Inbox
+from dtfm.node.links import measure_links
+from dtfm.node.outbox import Outbox
+from dtfm.node.peer_server import MAX_BURST_BYTES, PeerServer
+from dtfm.node.recovery import fetch_state, state_header
+from dtfm.node.share import share_of
+from dtfm.protos.connection import open_channel, token_metadata
+from dtfm.protos.control_pb2 import Peer
+from dtfm.protos.frame import MAX_FRAME_BYTES, Header, Kind, frames
+from dtfm.protos.peer_pb2 import StateRequest
+from dtfm.protos.plan_pb2 import Plan
+from dtfm.protos.streams import NODE_METADATA, download_call, state_call, tensors_call, upload_call
+
+TOKEN = "the run's"
+GENERATION, STEP, ELEMENTS = 2, 1, 300_000  # two frames of fp32
+PLAN = Plan(
+    generation=GENERATION,
+    stages=[
+        Plan.Stage(first_layer=0, past_last_layer=1, replicas=["a", "b"]),
+        Plan.Stage(first_layer=1, past_last_layer=2, replicas=["me"]),
+    ],
+    routes=[Plan.Route(nodes=["a", "me"], micro_batches=2), Plan.Route(nodes=["b", "me"], micro_batches=2)],
+)
+SPEC = BucketSpec(3, (1,), (("weight", (500, 700)),))
+
+
+class Node:
+    """A peer server, and what arrives at it."""
+
+    def __init__(self) -> None:
+        self.bucket = Bucket(SPEC, torch.device("cpu"), torch.float32)
+        for tensor in self.bucket.state:
+            tensor.normal_()
+        self.arrived: asyncio.Queue[Arrival] = asyncio.Queue()
+        self.server = PeerServer(self.donate)
+        self.server.token = TOKEN
+        share = share_of(PLAN, "me", 0)
+        assert share is not None
+        expect = Expectations(share, {}, {}, ELEMENTS, 0, torch.float32, torch.float32)
+        self.inbox = Inbox(expect, STEP - 1, self.arrived.put_nowait)
+        self.address = ""
+
+    def donate(self, request: StateRequest) -> tuple[Header, memoryview]:
+        if request.step != STEP:
+            raise LookupError(f"no state of step {request.step} here")
+        state = b"".join(self.bucket.export())[request.offset :]
+        return state_header(request, len(state)), memoryview(state)
+
+
+@pytest.fixture
+async def node() -> AsyncIterator[Node]:
+    node = Node()
+    node.address = f"127.0.0.1:{await node.server.start('127.0.0.1:0')}"
+    node.server.admit_to(node.inbox)
+    yield node
+    await node.server.stop()
+
+
+def metadata(source: str = "a", token: str = TOKEN) -> tuple[tuple[str, str], ...]:
+    return (*token_metadata(token), (NODE_METADATA, source))
+
+
+def tensor_frames(*, generation: int = GENERATION, index: int = 0) -> list[bytes]:
+    header = Header(Kind.ACTIVATION, 0, 1, generation, STEP, index, 0, ELEMENTS, ELEMENTS * 4)
+    return list(frames(header, memoryview(bytes(ELEMENTS * 4))))
+
+
+async def refusal(node: Node, sent: list[bytes], source: str = "a", token: str = TOKEN) -> grpc.aio.AioRpcError:
+    async def messages() -> AsyncIterator[bytes]:
+        for message in sent:
+            yield message
+
+    async with open_channel(node.address) as channel:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await tensors_call(channel)(messages(), metadata=metadata(source, token))
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("sent", "name"),
+    [
+        (tensor_frames(generation=GENERATION + 1), "UNKNOWN_GENERATION"),
+        ([bytes(MAX_FRAME_BYTES + 1)], "TOO_LARGE"),
+        ([tensor_frames()[0][:-1]], "TRUNCATED"),
+        ([tensor_frames()[0][:20]], "TRUNCATED"),
+        ([b"GET / HTTP/1.1" + bytes(100)], "MALFORMED"),
+        ([tensor_frames()[0][:-1] + b"!"], "CORRUPT"),
+        (tensor_frames(index=3), "UNEXPECTED"),
+        (tensor_frames()[:1] * 2, "DUPLICATE"),
+        (tensor_frames()[1:], "UNEXPECTED"),
+    ],
+)
+async def test_a_bad_frame_ends_its_own_stream_with_its_name_and_no_other(
+    node: Node, sent: list[bytes], name: str
+) -> None:
+    error = await refusal(node, sent)
+    assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert name in (error.details() or "")
+
+    lost: list[str] = []
+    outbox = Outbox("b", lambda peer, why: lost.append(why))
+    await outbox.connect(GENERATION, TOKEN, {"me": node.address}, 20)
+    tensor = torch.randn(ELEMENTS)
+    outbox.send("me", Kind.ACTIVATION, GENERATION, STEP, 2, 0, tensor, Codec.OFF)
+    arrival = await asyncio.wait_for(node.arrived.get(), 20)
+    await outbox.close()
+    assert (arrival.source, arrival.header.index) == ("b", 2)
+    assert torch.equal(torch.frombuffer(bytearray(arrival.encoded), dtype=torch.float32), tensor)
+    assert not lost
+
+
+async def test_a_message_beyond_what_a_connection_takes_is_cut_off_by_the_connection(node: Node) -> None:
+    error = await refusal(node, [bytes(5 << 20)])
+    assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+async def test_a_frame_of_an_earlier_generation_is_dropped_without_fuss(node: Node) -> None:
+    async def messages() -> AsyncIterator[bytes]:
+        for frame in (*tensor_frames(generation=GENERATION - 1), *tensor_frames()):
+            yield frame
+
+    async with open_channel(node.address) as channel:
+        await tensors_call(channel)(messages(), metadata=metadata())
+    assert node.arrived.qsize() == 1
+
+
+async def test_without_the_runs_token_nothing_is_answered(node: Node) -> None:
+    error = await refusal(node, tensor_frames(), token="another")
+    assert error.code() is grpc.StatusCode.UNAUTHENTICATED
+    links = await measure_links("a", Peer(node="me", address=node.address), metadata(token=""), 10)
+    assert [link.bandwidth for link in links] == [0, 0]
+    assert "TOKEN" in links[0].problem
+
+
+async def test_a_sender_learns_that_it_was_refused(node: Node) -> None:
+    lost: asyncio.Queue[tuple[str, str]] = asyncio.Queue()
+    outbox = Outbox("stranger", lambda peer, why: lost.put_nowait((peer, why)))
+    await outbox.connect(GENERATION, TOKEN, {"me": node.address}, 20)
+    outbox.send("me", Kind.ACTIVATION, GENERATION, STEP, 0, 0, torch.zeros(ELEMENTS), Codec.OFF)
+    peer, why = await asyncio.wait_for(lost.get(), 20)
+    await outbox.close()
+    assert peer == "me"
+    assert "UNEXPECTED" in why
+    assert "stranger" in why
+
+
+async def test_a_peer_that_cannot_be_reached_is_named_with_the_fix() -> None:
+    outbox = Outbox("a", lambda peer, why: None)
+    with pytest.raises(ConnectionError, match=r"me cannot be reached at 127.0.0.1:1 .*--advertise"):
+        await outbox.connect(GENERATION, TOKEN, {"me": "127.0.0.1:1"}, 0.5)
+    await outbox.close()
+
+
+async def test_links_are_measured_in_both_directions(node: Node) -> None:
+    to_peer, from_peer = await measure_links("a", Peer(node="me", address=node.address), metadata(), 30)
+    assert (to_peer.source, to_peer.destination) == ("a", "me")
+    assert (from_peer.source, from_peer.destination) == ("me", "a")
+    for link in (to_peer, from_peer):
+        assert not link.problem
+        assert 0 < link.latency_seconds < 5
+        assert link.bandwidth > 1e6
+
+
+async def test_bursts_are_bounded(node: Node) -> None:
+    async def endless() -> AsyncIterator[bytes]:
+        for _ in range(MAX_BURST_BYTES // (1 << 20) + 2):
+            yield bytes(1 << 20)
+
+    async with open_channel(node.address) as channel:
+        with pytest.raises(grpc.aio.AioRpcError, match="a burst has at most"):
+            await upload_call(channel)(endless(), metadata=metadata())
+        for wanted in (str(MAX_BURST_BYTES + 1).encode(), b"-1", b"lots"):
+            with pytest.raises(grpc.aio.AioRpcError, match="ask for 0 to"):
+                [chunk async for chunk in download_call(channel)(wanted, metadata=metadata())]
+
+
+async def test_state_comes_from_whichever_donor_has_it_and_goes_on_where_it_stopped(node: Node) -> None:
+    mine = Bucket(SPEC, torch.device("cpu"), torch.float32)
+    donors = [Peer(node="gone", address="127.0.0.1:1"), Peer(node="me", address=node.address)]
+    total = bucket_bytes(SPEC, torch.float32)
+    await fetch_state(mine, total, STEP, GENERATION, donors, metadata(), 30)
+    assert all(torch.equal(a, b) for a, b in zip(mine.state, node.bucket.state, strict=True))
+
+    async with open_channel(node.address) as channel:
+        request = StateRequest(generation=GENERATION, step=STEP, bucket=3, offset=total - 10)
+        (frame,) = [f async for f in state_call(channel)(request.SerializeToString(), metadata=metadata())]
+    assert frame.endswith(b"".join(node.bucket.export())[-10:])
+
+
+async def test_state_that_nobody_has_is_named(node: Node) -> None:
+    mine = Bucket(SPEC, torch.device("cpu"), torch.float32)
+    donors = [Peer(node="me", address=node.address)]
+    with pytest.raises(ConnectionError, match=r"bucket 3 as of step 9 .* no state of step 9 here"):
+        await fetch_state(mine, bucket_bytes(SPEC, torch.float32), 9, GENERATION, donors, metadata(), 0.5)
