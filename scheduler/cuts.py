@@ -20,7 +20,9 @@ def balanced_cuts(problem: Problem, groups: Groups) -> tuple[tuple[int, ...], fl
     rooms = [float(min(problem.memory[node] for node in group)) for group in groups]
     work = problem.flops_before.tolist()
     held = [min(in_flight(stage, len(groups)), problem.workload.micro_batches) for stage in range(len(groups))]
-    needs = [(problem.parameters_before * problem.state_factor + count * problem.kept_before).tolist() for count in held]
+    needs = [
+        (problem.parameters_before * problem.state_factor + count * problem.kept_before).tolist() for count in held
+    ]
 
     def fill(limit: float, extra: float) -> tuple[int, ...] | None:
         cuts = [0]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from dtfm.scheduler.migrate import Move
 from dtfm.scheduler.paper import PaperSeconds
 from dtfm.scheduler.plan import Plan
 
@@ -42,7 +43,10 @@ class Predicted:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """A plan, what it is predicted to cost in the objective's terms, what no plan can undercut, and why this one."""
+    """A plan, what it is predicted to cost, what no plan can undercut in the objective's terms, and why this one.
+
+    ``moves``: who must fetch state that it did not hold under the incumbent.
+    """
 
     plan: Plan
     predicted: Predicted
@@ -50,6 +54,7 @@ class Decision:
     reason: Reason
     sentence: str
     evaluations: int
+    moves: tuple[Move, ...] = ()
 
 
 class Infeasible(ValueError):

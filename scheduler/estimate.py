@@ -55,32 +55,35 @@ def estimate(problem: Problem, draft: Draft) -> float:
         limits = _shared_connections(problem, draft, load, sizes)
         pipeline = max(pipeline, (arrival + limits + return_trip).max())
 
-    # A stage's reduction starts when its last backward is done, while earlier stages still compute.
+    # Stages finish one after the other, the first last; each reduces its layers from the last to the first as they are done.
     ends = pipeline - return_trip.min(axis=0)
+    layers = np.diff(cuts)
     gradients = np.diff(problem.parameters_before[cuts])
-    reduced = [
-        float(end) + reduction(problem, np.array(group), float(size))
-        for end, group, size in zip(ends, draft.groups, gradients, strict=True)
-    ]
-    return max(reduced)
+    finished = 0.0
+    for stage, group in enumerate(draft.groups):
+        transfer, latency = reduction(problem, np.array(group), float(gradients[stage]))
+        hidden = 2 * float(forward[:, stage].min()) * (1 - 1 / layers[stage])
+        after = max(transfer - hidden, transfer / layers[stage])
+        finished = max(finished, float(ends[stage]) + after + latency)
+    return finished
 
 
-def reduction(problem: Problem, group: Ints, gradient_bytes: float) -> float:
-    """Seconds to reduce a stage's gradients: each replica owns a shard; reduce-scatter, then all-gather (section 3.2).
+def reduction(problem: Problem, group: Ints, gradient_bytes: float) -> tuple[float, float]:
+    """Seconds of transfer, and of latency, to reduce a stage's gradients (section 3.2).
 
-    A node sends to all others at once, so that a phase takes as long as the slowest link, or as the connection of the node
-    that is slowest to send or receive a shard for each of the others.
+    Each replica owns a shard; reduce-scatter, then all-gather. A node sends to all others at once, so that the transfer takes
+    as long as the slowest link, or as the connection that is slowest to send or receive a shard for each of the others.
     """
     others = len(group) - 1
     if not others:
-        return 0.0
+        return 0.0, 0.0
     shard = gradient_bytes / len(group)
     index = np.ix_(group, group)
-    slowest_link = float((problem.latency[index] + shard * problem.slowness[index]).max())
     connection = np.minimum(problem.up[group], problem.down[group]).min()
     if connection == 0:
-        return float("inf")
-    return 2 * max(slowest_link, float(problem.latency[index].max() + others * shard / connection))
+        return float("inf"), 0.0
+    slowest = max(float((shard * problem.slowness[index]).max()), float(others * shard / connection))
+    return 2 * slowest, 2 * float(problem.latency[index].max())
 
 
 def _shared_connections(problem: Problem, draft: Draft, load: Floats, sizes: Floats) -> Floats:

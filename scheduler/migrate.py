@@ -1,70 +1,95 @@
-"""What moves between nodes when one plan follows another."""
+"""What moves between nodes when one plan follows another, and how long it takes."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dtfm.scheduler.plan import Plan
-from dtfm.scheduler.problem import Problem
+from dtfm.scheduler.problem import Floats, Groups, Problem
+
+
+class Why(StrEnum):
+    JOINS = "joins"
+    """The node held nothing."""
+    WIDENS = "widens"
+    """It keeps layers that it has and takes further ones."""
+    MOVES = "moves"
+    """It changes to layers of which it has none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """A node that gets the state of layers that it does not hold yet."""
+    """A node that gets the state of ``layers``, which it does not hold yet: weights and optimizer state."""
 
     node: str
     layers: tuple[int, ...]
     bytes: float
+    why: Why
 
 
-def moves(problem: Problem, old: Plan, new: Plan) -> tuple[Move, ...]:
-    """What every node of the new plan must fetch: weights and optimizer state, no gradients."""
-    factor = problem.state_factor - 1.0
-    parameters = np.diff(problem.parameters_before) * factor
-    held = {node: range(*stage.layers) for stage in old.stages for node in stage.replicas}
-    result = []
-    for stage in new.stages:
-        for node in stage.replicas:
-            layers = tuple(layer for layer in range(*stage.layers) if layer not in held.get(node, range(0)))
-            if layers:
-                result.append(Move(node, layers, float(sum(parameters[layer] for layer in layers))))
-    return tuple(result)
+@dataclass(frozen=True, slots=True, eq=False)
+class Holdings:
+    """Who holds the state of which layer: bool [nodes, layers].
 
-
-def migration_seconds(problem: Problem, old: Plan, new: Plan) -> float:
-    """Seconds until the last node has its state, every layer coming from all its old holders that are still there.
-
-    A node receives from all donors at once; a donor's connection is shared by those that ask it. A layer without a living,
-    reachable donor comes from the checkpoint and costs nothing here.
+    Nodes that are gone hold nothing; a plan for a model of another length leaves nobody with anything.
     """
-    number = {name: index for index, name in enumerate(problem.cluster.ids)}
-    parameters = np.diff(problem.parameters_before) * (problem.state_factor - 1.0)
-    donors = [
-        [
-            number[node]
-            for stage in old.stages
-            if layer in range(*stage.layers)
-            for node in stage.replicas
-            if node in number
-        ]
-        for layer in range(len(parameters))
-    ]
-    sent, received = np.zeros(len(number)), np.zeros(len(number))
-    slowest = 0.0
-    for move in moves(problem, old, new):
-        receiver = number[move.node]
-        links: dict[int, float] = {}
-        for layer in move.layers:
-            able = [donor for donor in donors[layer] if np.isfinite(problem.slowness[donor, receiver])]
-            speeds = np.array([1.0 / problem.slowness[donor, receiver] for donor in able])
-            for donor, speed in zip(able, speeds, strict=True):
-                links[donor] = links.get(donor, 0.0) + float(parameters[layer] * speed / speeds.sum())
-        for donor, size in links.items():
-            sent[donor] += size
-            received[receiver] += size
-            slowest = max(slowest, float(problem.latency[donor, receiver] + size * problem.slowness[donor, receiver]))
-    with np.errstate(invalid="ignore", divide="ignore"):
-        connections = np.concatenate([sent / problem.up, received / problem.down])
-    return max(slowest, float(np.nanmax(connections, initial=0.0)))
+
+    problem: Problem
+    held: NDArray[np.bool_]
+
+    @classmethod
+    def of(cls, problem: Problem, plan: Plan) -> Holdings:
+        held = np.zeros((len(problem.flops), len(problem.activation)), dtype=bool)
+        for index, name in enumerate(problem.cluster.ids):
+            stage = plan.stage_of(name)
+            if stage is not None and plan.stages[-1].layers[1] == held.shape[1]:
+                held[index, slice(*plan.stages[stage].layers)] = True
+        return cls(problem, held)
+
+    def lacking(self, groups: Groups, cuts: tuple[int, ...]) -> NDArray[np.bool_]:
+        """Which layers each node must fetch for these stages: bool [nodes, layers]."""
+        needed = np.zeros_like(self.held)
+        for stage, group in enumerate(groups):
+            needed[list(group), cuts[stage] : cuts[stage + 1]] = True
+        return needed & ~self.held
+
+    def seconds(self, groups: Groups, cuts: tuple[int, ...]) -> float:
+        """Until the last node has its state.
+
+        A node fetches every layer from all who hold it at once, from each as much as its link carries; what a node sends, or
+        receives, shares its connection. A layer that no reachable node holds comes from the checkpoint and costs nothing here.
+        """
+        problem = self.problem
+        bandwidth = problem.bandwidth
+        together = self.held.T @ bandwidth
+        wanted = self.lacking(groups, cuts).T * self._layer_bytes[:, None]
+        flow = bandwidth * (self.held @ np.divide(wanted, together, out=np.zeros_like(together), where=together > 0))
+        busy = flow > 0
+        if not busy.any():
+            return 0.0
+        links = (problem.latency + flow * np.where(busy, problem.slowness, 0.0))[busy]
+        with np.errstate(invalid="ignore", divide="ignore"):
+            connections = np.concatenate([flow.sum(axis=1) / problem.up, flow.sum(axis=0) / problem.down])
+        return max(float(links.max()), float(np.nanmax(connections)))
+
+    def moves(self, groups: Groups, cuts: tuple[int, ...]) -> tuple[Move, ...]:
+        """Who must fetch what, in pipeline order."""
+        lacking = self.lacking(groups, cuts)
+        result = []
+        for stage, group in enumerate(groups):
+            for node in group:
+                layers = np.flatnonzero(lacking[node])
+                if len(layers):
+                    keeps = self.held[node, cuts[stage] : cuts[stage + 1]].any()
+                    why = Why.WIDENS if keeps else Why.MOVES if self.held[node].any() else Why.JOINS
+                    size = float(self._layer_bytes[layers].sum())
+                    result.append(Move(self.problem.cluster.ids[node], tuple(layers.tolist()), size, why))
+        return tuple(result)
+
+    @property
+    def _layer_bytes(self) -> Floats:
+        return np.diff(self.problem.parameters_before) * (self.problem.state_factor - 1.0)

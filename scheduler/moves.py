@@ -71,6 +71,12 @@ def neighbour(groups: Groups, nodes: int, shape: Shape, rng: Random) -> Groups |
     return changed if shape.admits(changed) and changed != groups else None
 
 
+def shift_cut(cuts: tuple[int, ...], boundary: int, by: int) -> tuple[int, ...] | None:
+    """One cut moved by so many layers; None where a stage would become empty."""
+    moved = (*cuts[:boundary], cuts[boundary] + by, *cuts[boundary + 1 :])
+    return moved if moved[boundary - 1] < moved[boundary] < moved[boundary + 1] else None
+
+
 def crossover(mother: Groups, father: Groups, shape: Shape, rng: Random) -> Groups | None:
     """Some stages of one parent in the other's plan; stages are paired by how many nodes they share first.
 

@@ -20,7 +20,8 @@ Groups = tuple[tuple[int, ...], ...]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Problem:
-    """Seconds, bytes and FLOP/s. ``slowness[i, j]`` is seconds per byte, infinite where j cannot be reached from i.
+    """Seconds, bytes and FLOP/s. ``slowness[i, j]`` is seconds per byte, infinite where j cannot be reached from i;
+    ``bandwidth`` is its inverse (0 on the diagonal).
 
     ``*_before[k]`` sums layers [0, k), so that layers [a, b) have ``before[b] - before[a]``.
     """
@@ -32,6 +33,7 @@ class Problem:
     up: Floats = field(init=False)
     down: Floats = field(init=False)
     latency: Floats = field(init=False)
+    bandwidth: Floats = field(init=False)
     slowness: Floats = field(init=False)
     flops_before: Floats = field(init=False)
     parameters_before: Floats = field(init=False)
@@ -46,15 +48,16 @@ class Problem:
         np.fill_diagonal(latency, 0.0)
         with np.errstate(divide="ignore"):
             slowness = 1.0 / bandwidth
-        others = np.where(np.isinf(bandwidth), 0.0, bandwidth)
+        np.fill_diagonal(bandwidth, 0.0)
         known_up = np.array([np.nan if node.up is None else node.up for node in nodes])
         known_down = np.array([np.nan if node.down is None else node.down for node in nodes])
         values = {
             "flops": np.array([node.flops for node in nodes]),
             "memory": np.array([node.memory_bytes for node in nodes]),
-            "up": np.where(np.isnan(known_up), others.max(axis=1), known_up),
-            "down": np.where(np.isnan(known_down), others.max(axis=0), known_down),
+            "up": np.where(np.isnan(known_up), bandwidth.max(axis=1), known_up),
+            "down": np.where(np.isnan(known_down), bandwidth.max(axis=0), known_down),
             "latency": latency,
+            "bandwidth": bandwidth,
             "slowness": slowness,
             "flops_before": _before([layer.forward_flops for layer in layers]),
             "parameters_before": _before([layer.parameter_bytes for layer in layers]),
@@ -75,7 +78,9 @@ class Problem:
         most = self.workload.micro_batches
         held = np.array([min(in_flight(stage, stages), most) for stage in range(stages)])
         edges = np.array(cuts)
-        return np.asarray(np.diff(self.parameters_before[edges]) * self.state_factor + held * np.diff(self.kept_before[edges]))
+        return np.asarray(
+            np.diff(self.parameters_before[edges]) * self.state_factor + held * np.diff(self.kept_before[edges])
+        )
 
     def exchange(self, senders: Ints, receivers: Ints, size: float) -> Floats:
         """Seconds for ``size`` bytes forward and as many back, for every sender (rows) and receiver (columns)."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+from functools import lru_cache
 
 import numpy as np
 from scipy.optimize import linear_sum_assignment
@@ -10,10 +11,11 @@ from scipy.optimize import linear_sum_assignment
 from dtfm.scheduler.matching import bottleneck_matching
 from dtfm.scheduler.problem import Draft, Floats, Groups, Ints, Problem
 
-EXACT_PAIRING = 128
+EXACT_PAIRING = 256
 """Up to so many micro-batches the pairing of two stages is exact; above, it is greedy."""
 
 
+@lru_cache(maxsize=4096)
 def shares(speeds: tuple[float, ...], micro_batches: int) -> tuple[int, ...]:
     """Whole micro-batches per node such that the last to finish finishes as early as possible; ties go to idle hands."""
     counts = [0] * len(speeds)
@@ -27,26 +29,42 @@ def shares(speeds: tuple[float, ...], micro_batches: int) -> tuple[int, ...]:
 
 
 def route(problem: Problem, groups: Groups, cuts: tuple[int, ...]) -> Draft:
-    """Shares by speed inside every stage, stages joined so that the worst exchange of a micro-batch is as short as possible.
+    """Shares by speed inside every stage; stages joined so that exchanges are short.
 
-    Where two stages have as many nodes with equal shares this is the paper's matching (section 3.3); in general it is a
-    transport of shares, solved as a pairing of single micro-batches.
+    Where two stages have as many nodes with equal shares this is the paper's matching (section 3.3): the worst exchange is as
+    short as possible. In general it is a transport of shares, solved as a pairing of single micro-batches with the least sum.
     """
     total = problem.workload.micro_batches
     counts = [shares(tuple(problem.flops[list(group)]), total) for group in groups]
     chains = np.repeat(np.array(groups[0], dtype=np.int64), counts[0])[:, None]
     for stage in range(1, len(groups)):
         senders, receivers = np.array(groups[stage - 1]), np.array(groups[stage])
-        cost = problem.exchange(senders, receivers, float(problem.activation[cuts[stage] - 1]))
-        position = {int(node): row for row, node in enumerate(senders)}
-        at = np.array([position[int(node)] for node in chains[:, -1]])
-        if len(senders) == len(receivers) and counts[stage - 1] == counts[stage] and len(set(counts[stage])) == 1:
-            following = receivers[np.array(bottleneck_matching(cost)[1])[at]]
+        if len(receivers) == 1:
+            following = np.full(total, receivers[0])
+        elif len(senders) == 1:
+            following = np.repeat(receivers, counts[stage])
         else:
-            following = receivers[_transport(cost, at, counts[stage])]
+            cost = problem.exchange(senders, receivers, float(problem.activation[cuts[stage] - 1]))
+            at = np.searchsorted(senders, chains[:, -1])
+            if counts[stage - 1] == counts[stage] and len(set(counts[stage])) == 1:
+                following = receivers[np.array(bottleneck_matching(cost)[1])[at]]
+            else:
+                following = receivers[_transport(cost, at, counts[stage])]
         chains = np.column_stack([chains, following])
     unique, index = np.unique(chains, axis=0, return_inverse=True)
     return Draft(groups, cuts, unique, np.bincount(index.ravel()))
+
+
+def interleaved(draft: Draft) -> Draft:
+    """The same shares, each route's spread evenly over the step instead of one route after the other.
+
+    Nodes take lower numbers first, so that where routes share a node, those numbered last would wait.
+    """
+    counts = draft.shares
+    place = np.concatenate([(np.arange(count) + 0.5) / count for count in counts])
+    order = np.repeat(np.arange(len(counts)), counts)[np.argsort(place, kind="stable")]
+    starts = np.flatnonzero(np.diff(order, prepend=-1))
+    return Draft(draft.groups, draft.cuts, draft.chains[order[starts]], np.diff(starts, append=len(order)))
 
 
 def _transport(cost: Floats, at: Ints, counts: tuple[int, ...]) -> Ints:
@@ -55,10 +73,7 @@ def _transport(cost: Floats, at: Ints, counts: tuple[int, ...]) -> Ints:
     if len(at) > EXACT_PAIRING:
         return _greedy_transport(cost, at, counts)
     slots = np.repeat(np.arange(len(counts)), counts)
-    full = cost[at][:, slots]
-    worst = bottleneck_matching(full)[0]
-    # Among all pairings without a worse exchange: the least sum, then as few different pairs as ties allow.
-    _, columns = linear_sum_assignment(np.where(full <= worst, full, 1e12))
+    _, columns = linear_sum_assignment(cost[at][:, slots])
     return np.asarray(slots[columns])
 
 

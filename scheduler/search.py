@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from random import Random
 
 from dtfm.scheduler.evaluate import Candidate, Evaluator
-from dtfm.scheduler.moves import Shape, crossover, neighbour
+from dtfm.scheduler.moves import Shape, crossover, neighbour, shift_cut
 from dtfm.scheduler.problem import Groups
 from dtfm.scheduler.seeds import all_groups, seed_groups
 
 Deadline = Callable[[], bool]
 """Says whether time is up."""
 
+Pricing = Callable[[Groups, tuple[int, ...] | None], Candidate]
+
 POPULATION = 16
+FINALISTS = 6
+STEPS_PER_NODE = 16
+HEAT = 0.05
+"""First temperature of a walk at most, as part of the seconds per step."""
+CUT_SHIFTS = 0.15
+"""Part of a walk's steps that move a cut by a layer."""
+PATIENCE = 25
+"""Walks without a new best after which the search ends."""
 SMALL = 5
 """Up to so many nodes every choice of groups is priced (1,081 for five)."""
 
@@ -23,54 +34,82 @@ def search(
 ) -> Candidate:
     """The best candidate found within the budget; the best of the seeds at least, even when time is up already.
 
-    ``extra`` are seeds beside those from the links (the incumbent). Ends early when nothing new was found for long.
+    ``extra`` are seeds beside those from the links (the incumbent). First by estimate, with two thirds of the budget; then the
+    best of these by simulation. Ends early when nothing new was found for long.
     """
     problem = evaluator.problem
-    count = len(problem.flops)
+    nodes = len(problem.flops)
     seeds = [groups for groups in (*extra, *seed_groups(problem, shape)) if shape.admits(groups)]
-    if count <= SMALL:
-        seeds += all_groups(count, shape)
+    if nodes <= SMALL:
+        seeds += all_groups(nodes, shape)
     population: list[Candidate] = []
     for groups in dict.fromkeys(seeds):
         if population and (expired() or evaluator.spent >= evaluations):
             break
-        population.append(evaluator(groups))
-    population = _fittest(population)
-    if count > SMALL:
-        population = _evolve(evaluator, shape, population, rng, evaluations, expired)
-    return _shift_cuts(evaluator, population[0], expired)
+        population.append(evaluator.estimated(groups))
+
+    def over(budget: int) -> Deadline:
+        return lambda: evaluator.spent >= budget or expired()
+
+    rough = evaluations * 2 // 3
+    if nodes > SMALL:
+        population = _evolve(evaluator.estimated, nodes, shape, population, rng, over(rough))
+    drafts = [candidate.draft for candidate in _fittest(population)]
+    population = _fittest([evaluator.simulated(draft.groups, draft.cuts) for draft in drafts])
+    if nodes > 1:
+        population = _evolve(evaluator.simulated, nodes, shape, population, rng, over(evaluations))
+    finalists = population[:FINALISTS] if not expired() else population[:1]
+    return min((_shift_cuts(evaluator, finalist, expired) for finalist in finalists), key=lambda found: found.price)
 
 
 def _evolve(
-    evaluator: Evaluator, shape: Shape, population: list[Candidate], rng: Random, evaluations: int, expired: Deadline
+    price: Pricing, nodes: int, shape: Shape, population: list[Candidate], rng: Random, over: Deadline
 ) -> list[Candidate]:
-    nodes = len(evaluator.problem.flops)
-    patience = 8 * nodes
+    """Children of two parents, each improved by a walk of small changes."""
+    population = _fittest(population)
     stale = 0
-    while stale < 12 and evaluator.spent < evaluations and not expired():
+    while stale < PATIENCE and not over():
         best = population[0].price
         mother, father = rng.choice(population), rng.choice(population)
         child = crossover(mother.draft.groups, father.draft.groups, shape, rng) if mother is not father else None
-        current = evaluator(child) if child is not None else mother
-        failures = tries = 0
-        while failures < patience and tries < 20 * patience and evaluator.spent < evaluations and not expired():
-            tries += 1
-            changed = neighbour(current.draft.groups, nodes, shape, rng)
-            if changed is None:
-                continue
-            candidate = evaluator(changed)
-            if candidate.price < current.price:
-                current, failures = candidate, 0
-            else:
-                failures += 1
-        population = _fittest([*population, current])
+        start = price(child, None) if child is not None else mother
+        population = _fittest([*population, _walk(price, nodes, shape, start, rng, over)])
         stale = 0 if population[0].price < best else stale + 1
     return population
 
 
+def _walk(price: Pricing, nodes: int, shape: Shape, start: Candidate, rng: Random, over: Deadline) -> Candidate:
+    """The best candidate met on a cooling walk: worse ones are taken, too, the less likely the later."""
+    current = best = start
+    heat = HEAT * rng.random()
+    steps = STEPS_PER_NODE * nodes
+    for step in range(steps):
+        if over():
+            break
+        groups, cuts = current.draft.groups, current.draft.cuts
+        if len(groups) > 1 and rng.random() < CUT_SHIFTS:
+            shifted = shift_cut(cuts, 1 + rng.randrange(len(groups) - 1), rng.choice((-1, 1)))
+            candidate = price(groups, shifted) if shifted else current
+        else:
+            changed = neighbour(groups, nodes, shape, rng)
+            candidate = price(changed, None) if changed else current
+        temperature = heat * (1 - step / steps) * current.seconds
+        loss = candidate.price[-1] - current.price[-1]
+        if candidate.price <= current.price or (
+            candidate.feasible and temperature > 0 and rng.random() < math.exp(-loss / temperature)
+        ):
+            current = candidate
+        if current.price < best.price:
+            best = current
+    return best
+
+
 def _fittest(population: list[Candidate]) -> list[Candidate]:
-    unique = {candidate.draft.groups: candidate for candidate in population}
-    return sorted(unique.values(), key=lambda candidate: candidate.price)[:POPULATION]
+    """The best, one for each choice of groups."""
+    unique: dict[Groups, Candidate] = {}
+    for candidate in sorted(population, key=lambda candidate: candidate.price):
+        unique.setdefault(candidate.draft.groups, candidate)
+    return list(unique.values())[:POPULATION]
 
 
 def _shift_cuts(evaluator: Evaluator, best: Candidate, expired: Deadline) -> Candidate:
@@ -83,9 +122,9 @@ def _shift_cuts(evaluator: Evaluator, best: Candidate, expired: Deadline) -> Can
         cuts = best.draft.cuts
         for boundary in range(1, len(cuts) - 1):
             for shift in (-1, 1):
-                moved = (*cuts[:boundary], cuts[boundary] + shift, *cuts[boundary + 1 :])
-                if moved[boundary - 1] < moved[boundary] < moved[boundary + 1]:
-                    candidate = evaluator(best.draft.groups, moved)
+                moved = shift_cut(cuts, boundary, shift)
+                if moved:
+                    candidate = evaluator.simulated(best.draft.groups, moved)
                     if candidate.price < best.price:
                         best, improved = candidate, True
     return best

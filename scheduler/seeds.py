@@ -37,11 +37,14 @@ def seed_groups(problem: Problem, shape: Shape) -> Iterator[Groups]:
             yield dealt(order, shape.sizes)
         return
     numbers = [shape.stages] if shape.stages is not None else range(1, min(shape.most_stages, count) + 1)
+    able = _able(problem)
+    if len(able) < count:
+        orders += [tuple(node for node in order if node in able) for order in orders]
     for stages in numbers:
-        everyone = _even(count, stages)
         for order in orders:
-            yield _blocks(order, everyone)
-            yield dealt(order, everyone)
+            if stages <= len(order):
+                yield _blocks(order, _even(len(order), stages))
+                yield dealt(order, _even(len(order), stages))
         for used in {stages, 2 * stages, (count + stages) // 2}:
             if stages <= used < count:
                 fastest = [node for node in orders[0] if node in by_speed[:used]]
@@ -49,6 +52,13 @@ def seed_groups(problem: Problem, shape: Shape) -> Iterator[Groups]:
     if shape.admits(((0,),)):
         for node in by_speed[:16]:
             yield ((node,),)
+
+
+def _able(problem: Problem) -> set[int]:
+    """Nodes that are not far slower, or far worse connected, than most."""
+    connection = np.minimum(problem.up, problem.down)
+    able = (problem.flops > 0.2 * np.median(problem.flops)) & (connection >= 0.2 * np.median(connection))
+    return set(np.flatnonzero(able).tolist())
 
 
 def all_groups(count: int, shape: Shape) -> Iterator[Groups]:

@@ -37,9 +37,11 @@ class _Network:
     """When messages arrive; remembers how long each queue is taken."""
 
     def __init__(self, problem: Problem) -> None:
-        self._latency, self._slowness = problem.latency.tolist(), problem.slowness.tolist()
+        self._latency: list[list[float]] = problem.latency.tolist()
+        self._slowness: list[list[float]] = problem.slowness.tolist()
         with np.errstate(divide="ignore"):
-            self._up, self._down = (1.0 / problem.up).tolist(), (1.0 / problem.down).tolist()
+            self._up: list[float] = (1.0 / problem.up).tolist()
+            self._down: list[float] = (1.0 / problem.down).tolist()
         nodes = len(self._up)
         self._sent, self._received = [0.0] * nodes, [0.0] * nodes
         self._links: dict[tuple[int, int], float] = {}

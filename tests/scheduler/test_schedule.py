@@ -66,7 +66,7 @@ def test_the_same_arguments_give_the_same_decision() -> None:
 
 def test_an_expired_deadline_still_gives_a_plan() -> None:
     decision = schedule(random_cluster(5, 9), even_workload(), deadline=lambda: True)
-    assert decision.evaluations <= 2
+    assert decision.evaluations < 10
     assert decision.plan.routes
 
 
