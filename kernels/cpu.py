@@ -1,8 +1,9 @@
 """The fast path on a CPU: one pass over memory per call, compiled by Numba, equal to reference.py bit for bit.
 
 Compiled code is kept beside this file (or where NUMBA_CACHE_DIR says), so only a machine's first import compiles, for a
-few seconds. What is kept holds layout.py's numbers: touch this file after changing them. The loops hold no GIL, write into arrays of the caller, and round every operation to float32 by itself: Numba fuses no
-multiply-adds unless asked for ``fastmath``.
+few seconds. What is kept holds layout.py's numbers: touch this file after changing them. The loops hold no GIL, write
+into arrays of the caller, and round every operation to float32 by itself: Numba fuses no multiply-adds unless asked for
+``fastmath``.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ def _compiled(signature: Any = None) -> Callable[[_F], _F]:
 _ABS = np.uint32(0x7FFFFFFF)
 _HALF = np.uint32(16)
 _ZERO = np.float32(0)
-_INFINITY = np.uint32(BF16_INFINITY)
+_CEILING, _CEILING_ROTATED = np.uint32(BF16_INFINITY), np.uint32(BLOCKS[Codec.I4H64].ceiling)
 _LEVELS_8, _LEVELS_4 = np.float32(BLOCKS[Codec.I8B256].levels), np.float32(BLOCKS[Codec.I4B64].levels)
 _FLOOR, _FLOOR_ROTATED = np.uint32(SMALLEST), np.uint32(BLOCKS[Codec.I4H64].floor)
 _SMALLEST = _FLOOR.view(np.float32)
@@ -47,7 +48,7 @@ _Index = np.uintp
 
 def encode(codec: Codec, elements: F32, out: U8) -> bool:
     """Encodes 1-D contiguous ``elements`` into ``out``, which has exactly the encoded length. False, with ``out``
-    undefined, where the codec is a quantising one and ``elements`` too large for its scales, infinite or NaN."""
+    undefined, where the codec is a quantising one and ``elements`` has a NaN, an infinity or what is too large for its scales."""
     if codec is Codec.RAW16:
         _encode_raw16(elements, out.view(np.uint16))
         return True
@@ -112,7 +113,7 @@ def _decode_raw16(halves: U16, out: F32) -> None:
 
 @_compiled()
 def _scale(x: F32, at: int, size: int, floor: np.uint32) -> np.uint32:
-    """Bits of a block's scale; infinity's or more where it can have none."""
+    """Bits of a block's scale; the ceiling or more where it can have none."""
     bits = x.view(np.uint32)
     magnitude = np.uint32(0)
     for k in range(size):
@@ -150,7 +151,7 @@ def _encode_i8(x: F32, values: U8, scales: U16) -> bool:
     wide = np.empty(1, np.uint32)
     for b in range(scales.size):
         scale = _scale(x, 256 * b, 256, _FLOOR)
-        if scale >= _INFINITY:
+        if scale >= _CEILING:
             return False
         scales[b] = scale
         wide[0] = scale << _HALF
@@ -176,7 +177,7 @@ def _encode_i4(x: F32, values: U8, scales: U16) -> bool:
     half = min(32, x.size)
     for b in range(scales.size):
         scale = _scale(x, 64 * b, 2 * half, _FLOOR)
-        if scale >= _INFINITY:
+        if scale >= _CEILING:
             return False
         scales[b] = scale
         wide[0] = scale << _HALF
@@ -223,7 +224,7 @@ def _encode_i4h(x: F32, values: U8, scales: U16) -> bool:
             y[i] = _ZERO if abs(element) < _SMALLEST else element * _SIGNS[i]
         _transform(y, 0, spare, half)
         scale = _scale(y, 0, 2 * half, _FLOOR_ROTATED)
-        if scale >= _INFINITY:
+        if scale >= _CEILING_ROTATED:
             return False
         scales[b] = scale
         wide[0] = scale << _HALF

@@ -5,7 +5,8 @@ Encoded, all blocks' values come first, then all blocks' scales:
 
 - A scale is the block's largest magnitude as a bfloat16 rounded up, so that no value exceeds it. A block whose largest
   magnitude is under the codec's ``floor`` has scale 0 and values 0: what lies below could meet denormals, which GPUs
-  flush to zero and CPUs do not. A scale that would be infinite makes the codec refuse the tensor.
+  flush to zero and CPUs do not. A block that would need a scale of the codec's ``ceiling`` or more (infinite, say) makes
+  the codec refuse the tensor.
 - A value is ``rint(element * (levels / scale))``, halves to even, and decodes to ``value * (scale / levels)``; every
   operation is rounded to float32 by itself, divisions are true divisions.
 - Values have 8 or 4 bits, two's complement. Of 4 bits, byte i of a block of B elements holds element i in its low
@@ -26,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 BF16_INFINITY = 0x7F80
-"""Bits of bfloat16's +inf: the first that no scale has."""
+"""Bits of bfloat16's +inf; those of NaNs and of what is negative are larger."""
 
 SIGNS = 0x9E3779B97F4A7C15
 """Bit j (the lowest is 0) is 1 where element j of a rotated block changes its sign: the golden ratio's first 64 bits."""
@@ -52,13 +53,15 @@ class Blocks:
     """A quantising codec's numbers.
 
     ``block``: elements per block; ``bits`` per value; ``levels``: the largest value; ``floor``: bits of the smallest
-    float32 magnitude that is quantised, and the high half of these: of the smallest scale but 0.
+    float32 magnitude that is quantised, whose upper half is the smallest scale but 0; ``ceiling``: bits of the smallest
+    bfloat16 that is too large for a scale.
     """
 
     block: int
     bits: int
     levels: int
     floor: int
+    ceiling: int = BF16_INFINITY
     rotated: bool = False
 
     @property
@@ -80,14 +83,15 @@ SMALLEST = _power_of_two(-100)
 BLOCKS = {
     Codec.I8B256: Blocks(256, bits=8, levels=127, floor=SMALLEST),
     Codec.I4B64: Blocks(64, bits=4, levels=7, floor=SMALLEST),
-    # 64 times the others' floor: the last multiplication, by 1/64, then still leaves no denormal.
-    Codec.I4H64: Blocks(64, bits=4, levels=7, floor=_power_of_two(-94), rotated=True),
+    # Rotating back adds 64 of the values that the scale bounds, and then multiplies by 1/64: the first must not overflow,
+    # the second leave no denormal.
+    Codec.I4H64: Blocks(64, bits=4, levels=7, floor=_power_of_two(-94), ceiling=_power_of_two(121) >> 16, rotated=True),
 }
 
 
 def check_scales(scales: NDArray[np.uint16], blocks: Blocks) -> None:
-    """Raises ValueError for a scale that no encoder writes: NaN, infinite, negative, or so small that devices differ."""
-    wrong = scales[(scales >= BF16_INFINITY) | ((scales != 0) & (scales < blocks.floor >> 16))]
+    """Raises ValueError for a scale that no encoder writes: NaN, negative, too large, or so small that devices differ."""
+    wrong = scales[(scales >= blocks.ceiling) | ((scales != 0) & (scales < blocks.floor >> 16))]
     if wrong.size:
         raise ValueError(
             f"{wrong.size} of {scales.size} blocks have a scale that no encoder writes, the first with bits "

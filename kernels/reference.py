@@ -5,14 +5,14 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from dtfm.kernels.layout import BF16_INFINITY, BLOCKS, SIGNS, SMALLEST, Blocks, Codec, check_scales
+from dtfm.kernels.layout import BLOCKS, SIGNS, SMALLEST, Blocks, Codec, check_scales
 
 Floats = NDArray[np.float32]
 
 
 def encode(codec: Codec, elements: Floats) -> bytes | None:
-    """The bytes of 1-D ``elements`` under ``codec``; None where it is a quantising one and ``elements`` too large for its
-    scales, infinite or NaN."""
+    """The bytes of 1-D ``elements`` under ``codec``; None where that is a quantising one and ``elements`` has a NaN, an infinity
+    or what is too large for its scales."""
     if codec is Codec.OFF:
         return elements.tobytes()
     if codec is Codec.RAW16:
@@ -25,7 +25,7 @@ def encode(codec: Codec, elements: Floats) -> bytes | None:
     magnitude = np.max(y.view(np.uint32) & 0x7FFFFFFF, axis=1)
     zero = magnitude < layout.floor
     scales = np.where(zero, 0, (magnitude + 0xFFFF) >> 16)
-    if np.any(scales >= BF16_INFINITY):
+    if np.any(scales >= layout.ceiling):
         return None
     values = np.zeros(y.shape, np.int8)
     factor = np.float32(layout.levels) / _from_bf16(scales[~zero])
@@ -89,9 +89,10 @@ def _signed(x: Floats) -> Floats:
 def _transform(x: Floats) -> Floats:
     """The Walsh-Hadamard transform of each row of ``x``, shape (blocks, block), unnormalised."""
     y = x.copy()
-    stride = x.shape[1] // 2
+    blocks, block = x.shape
+    stride = block // 2
     while stride:
-        pairs = y.reshape(len(y), -1, 2, stride)
+        pairs = y.reshape(blocks, block // (2 * stride), 2, stride)
         a, b = pairs[:, :, 0].copy(), pairs[:, :, 1].copy()
         pairs[:, :, 0], pairs[:, :, 1] = a + b, a - b
         stride //= 2

@@ -1,0 +1,32 @@
+"""Float32 arrays with everything in them that a codec could trip over."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+LARGEST_BF16 = 3.3895313892515355e38
+FINITE = (
+    *(0.0, -0.0, 1.0, -1.0, 0.5, 127.0, -63.5),
+    *(1e-45, -1e-45, 1.1754942e-38, 1.1754944e-38),  # denormals, and the smallest that is none
+    *(2.0**-100, -(2.0**-100), float(np.nextafter(np.float32(2.0**-100), np.float32(0))), 2.0**-94, 2.0**-95),
+    *(LARGEST_BF16, -LARGEST_BF16, 1e30),
+)
+NOT_FINITE = (float("nan"), float("inf"), float("-inf"), 3.4028234663852886e38)
+"""What no scale can carry: the last is finite, but rounds up to infinity as a bfloat16."""
+
+SIZES = st.one_of(st.integers(0, 700), st.sampled_from([0, 1, 63, 64, 65, 128, 255, 256, 257, 512, 1024]))
+
+
+@st.composite
+def float32(draw: st.DrawFn, special: tuple[float, ...] = FINITE) -> NDArray[np.float32]:
+    """Normally distributed numbers of one magnitude or of all, with some ``special`` ones among them."""
+    size = draw(SIZES)
+    noise = np.random.default_rng(draw(st.integers(0, 2**32)))
+    lowest, highest = sorted((draw(st.integers(-149, 100)), draw(st.integers(-149, 100))))
+    exponents = noise.integers(lowest, highest, size, endpoint=True)
+    x = np.ldexp(noise.standard_normal(size), exponents).astype(np.float32)
+    for place in draw(st.lists(st.integers(0, size - 1), max_size=8)) if size else []:
+        x[place] = draw(st.sampled_from(special))
+    return x

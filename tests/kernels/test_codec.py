@@ -1,0 +1,143 @@
+"""What nodes rely on: lengths known beforehand, errors within bounds, nothing trusted."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from numpy.typing import NDArray
+
+from dtfm.kernels.codec import DTYPES, Codec, codec_named, decode, encode, encoded_bytes
+from dtfm.kernels.layout import BLOCKS, SIGNS
+from tests.kernels.arrays import float32
+
+CPU = torch.device("cpu")
+QUANTISING = [Codec.I8B256, Codec.I4B64, Codec.I4H64]
+each_codec = pytest.mark.parametrize("codec", list(Codec))
+each_quantising = pytest.mark.parametrize("codec", QUANTISING)
+
+
+def there_and_back(codec: Codec, x: torch.Tensor) -> torch.Tensor:
+    encoded = encode(codec, x)
+    return decode(encoded.codec, encoded.data, x.numel(), x.dtype, CPU).view(x.shape)
+
+
+def largest_of_block(x: NDArray[np.float32], block: int) -> NDArray[np.float32]:
+    """Per element, the largest magnitude of its block."""
+    padded = np.zeros(-(-x.size // block) * block, np.float32)
+    padded[: x.size] = np.abs(x)
+    return np.repeat(padded.reshape(-1, block).max(1), block)[: x.size]
+
+
+@pytest.mark.parametrize(
+    ("codec", "bits"), [(Codec.RAW16, 16), (Codec.I8B256, 8.0625), (Codec.I4B64, 4.25), (Codec.I4H64, 4.25)]
+)
+def test_bits_per_element(codec: Codec, bits: float) -> None:
+    assert encoded_bytes(codec, 1 << 20, torch.float32) * 8 == bits * (1 << 20)
+
+
+@each_codec
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=str)
+@pytest.mark.parametrize("elements", [0, 1, 64, 1000])
+def test_the_length_follows_from_codec_elements_and_dtype(codec: Codec, dtype: torch.dtype, elements: int) -> None:
+    encoded = encode(codec, torch.linspace(-1, 1, elements, dtype=dtype))
+    assert encoded.codec is codec
+    assert len(encoded.data) == encoded_bytes(codec, elements, dtype)
+
+
+@each_codec
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=str)
+def test_every_dtype_comes_back_as_itself(codec: Codec, dtype: torch.dtype) -> None:
+    x = torch.linspace(-1, 1, 999, dtype=dtype)
+    y = there_and_back(codec, x)
+    assert y.dtype == dtype
+    torch.testing.assert_close(
+        y, x, rtol=0, atol={Codec.OFF: 0, Codec.RAW16: 2**-8, Codec.I8B256: 2**-6}.get(codec, 0.4)
+    )
+
+
+def test_off_changes_nothing_and_copies_nothing() -> None:
+    x = torch.randn(10, dtype=torch.float64)
+    encoded = encode(Codec.OFF, x)
+    x[3] = 7.0
+    assert torch.equal(decode(Codec.OFF, encoded.data, 10, torch.float64, CPU), x)
+
+
+@each_codec
+def test_elements_go_row_by_row_whatever_their_strides(codec: Codec) -> None:
+    x = torch.linspace(0, 1, 600).view(20, 30)
+    assert bytes(encode(codec, x.T).data) == bytes(encode(codec, x.T.clone(memory_format=torch.contiguous_format)).data)
+
+
+def test_raw16_is_bfloat16() -> None:
+    x = torch.randn(1000)
+    assert torch.equal(there_and_back(Codec.RAW16, x), x.bfloat16().float())
+
+
+@pytest.mark.parametrize(("codec", "levels"), [(Codec.I8B256, 127), (Codec.I4B64, 7)])
+@settings(max_examples=80, deadline=None)
+@given(x=float32())
+def test_error_zero_and_sign(codec: Codec, levels: int, x: NDArray[np.float32]) -> None:
+    y = there_and_back(codec, torch.from_numpy(x)).numpy()
+    largest = largest_of_block(x, BLOCKS[codec].block).astype(np.float64)
+    # Half a level, of a scale that rounding up has made at most 1/128 larger; what is under 2^-100 may vanish.
+    bound = np.where(largest < 2.0**-100, largest, largest / levels * 0.5 * (1 + 2**-7) * (1 + 2**-20))
+    assert np.all(np.abs(y.astype(np.float64) - x) <= bound)
+    assert np.all(y[x == 0] == 0)
+    assert np.all((y == 0) | (np.sign(y) == np.sign(x)))
+    assert np.all(np.isfinite(y))
+
+
+@settings(max_examples=80, deadline=None)
+@given(x=float32())
+def test_error_of_a_rotated_block(x: NDArray[np.float32]) -> None:
+    """A rotation keeps lengths: a block's error is at most that of 64 coefficients, each half a level off."""
+    encoded = encode(Codec.I4H64, torch.from_numpy(x))
+    if encoded.codec is not Codec.I4H64:  # overflowed
+        return
+    blocks = np.zeros((-(-x.size // 64), 64))
+    blocks.reshape(-1)[: x.size] = x
+    y = np.zeros_like(blocks)
+    y.reshape(-1)[: x.size] = decode(encoded.codec, encoded.data, x.size, torch.float32, CPU).numpy()
+    signs = np.array([-1 if SIGNS >> j & 1 else 1 for j in range(64)])
+    i = np.arange(64)
+    rows = np.array([[-1 if int(a & b).bit_count() & 1 else 1 for a in i] for b in i])
+    largest = np.abs((blocks * signs) @ rows).max(1, initial=0)
+    length = np.linalg.norm(blocks, axis=1)
+    bound = 0.51 * largest / 7 + 1e-5 * length + 64 * 2.0**-100
+    assert np.all(np.linalg.norm(y - blocks, axis=1) <= bound)
+
+
+@each_quantising
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+def test_a_tensor_that_is_not_finite_travels_as_raw16_and_says_so(codec: Codec, dtype: torch.dtype) -> None:
+    x = torch.ones(500, dtype=dtype)
+    x[100], x[200], x[300] = float("nan"), float("inf"), -float("inf")
+    encoded = encode(codec, x)
+    assert encoded.codec is Codec.RAW16
+    assert len(encoded.data) == encoded_bytes(Codec.RAW16, 500, dtype)
+    torch.testing.assert_close(there_and_back(codec, x), x, rtol=0, atol=0, equal_nan=True)
+
+
+@each_codec
+@pytest.mark.parametrize("difference", [-1, 1])
+def test_a_wrong_length_is_refused(codec: Codec, difference: int) -> None:
+    length = encoded_bytes(codec, 100, torch.float32) + difference
+    with pytest.raises(ValueError, match=f"{length} bytes are no 100 elements"):
+        decode(codec, memoryview(bytes(length)), 100, torch.float32, CPU)
+
+
+@each_quantising
+@pytest.mark.parametrize("bits", [0x7FC0, 0xFFC0, 0x7F80, 0xBF80, 0x8000, 0x0001, 0x0D7F])
+def test_a_scale_that_no_encoder_writes_is_refused(codec: Codec, bits: int) -> None:
+    data = bytearray(encode(codec, torch.ones(1000)).data)
+    data[-2:] = bits.to_bytes(2, "little")
+    with pytest.raises(ValueError, match=f"{bits:#06x}"):
+        decode(codec, memoryview(data), 1000, torch.float32, CPU)
+
+
+def test_codecs_by_name() -> None:
+    assert codec_named("i8b256") is Codec.I8B256
+    with pytest.raises(ValueError, match="there is no codec 'zip'; this version has off, raw16, i8b256, i4b64, i4h64"):
+        codec_named("zip")

@@ -1,0 +1,90 @@
+"""The compiled path gives the reference's bits, whatever goes in."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from dtfm.kernels import cpu, reference
+from dtfm.kernels.codec import encoded_bytes
+from dtfm.kernels.layout import Codec
+from tests.kernels.arrays import FINITE, NOT_FINITE, SIZES, float32
+
+CODECS = [c for c in Codec if c is not Codec.OFF]
+each_codec = pytest.mark.parametrize("codec", CODECS)
+
+
+def encoded(codec: Codec, x: NDArray[np.float32]) -> bytes | None:
+    out = np.full(encoded_bytes(codec, x.size, torch.float32), 0xAA, np.uint8)
+    return out.tobytes() if cpu.encode(codec, x, out) else None
+
+
+def decoded(codec: Codec, data: bytes, elements: int) -> NDArray[np.float32] | str:
+    out = np.full(elements, np.nan, np.float32)
+    try:
+        cpu.decode(codec, np.frombuffer(data, np.uint8), out)
+    except ValueError as error:
+        return str(error)
+    return out
+
+
+@each_codec
+@settings(max_examples=60, deadline=None)
+@given(x=float32(FINITE + NOT_FINITE))
+def test_encodes_as_the_reference(codec: Codec, x: NDArray[np.float32]) -> None:
+    assert encoded(codec, x) == reference.encode(codec, x)
+
+
+@each_codec
+@settings(max_examples=60, deadline=None)
+@given(x=float32())
+def test_decodes_as_the_reference(codec: Codec, x: NDArray[np.float32]) -> None:
+    data = reference.encode(codec, x)
+    if data is None:  # a rotation may overflow
+        return
+    out = decoded(codec, data, x.size)
+    assert isinstance(out, np.ndarray)
+    assert out.tobytes() == reference.decode(codec, data, x.size).tobytes()
+
+
+@each_codec
+@settings(max_examples=60, deadline=None)
+@given(elements=SIZES, seed=st.integers(0, 2**32), tame=st.booleans())
+def test_decodes_or_refuses_any_bytes_as_the_reference(codec: Codec, elements: int, seed: int, tame: bool) -> None:
+    """``tame`` makes every scale one that an encoder could have written, so that the values are met too."""
+    data = np.random.default_rng(seed).integers(0, 256, encoded_bytes(codec, elements, torch.float32), np.uint8)
+    if tame and codec is not Codec.RAW16 and elements:
+        count = reference.BLOCKS[codec].count(elements)
+        data[-2 * count :] = np.random.default_rng(seed).integers(0x1080, 0x7C00, count).astype("<u2").view(np.uint8)
+    out = decoded(codec, data.tobytes(), elements)
+    if isinstance(out, str):
+        with pytest.raises(ValueError, match="scale"):
+            reference.decode(codec, data.tobytes(), elements)
+        assert not tame
+    else:
+        assert out.tobytes() == reference.decode(codec, data.tobytes(), elements).tobytes()
+
+
+@each_codec
+def test_large_tensors_too(codec: Codec) -> None:
+    x = np.random.default_rng(0).standard_normal(1_000_003).astype(np.float32)
+    data = encoded(codec, x)
+    assert data is not None
+    assert data == reference.encode(codec, x)
+    out = decoded(codec, data, x.size)
+    assert isinstance(out, np.ndarray)
+    assert out.tobytes() == reference.decode(codec, data, x.size).tobytes()
+
+
+@each_codec
+def test_reads_bytes_wherever_they_lie(codec: Codec) -> None:
+    x = np.random.default_rng(0).standard_normal(321).astype(np.float32)
+    data = reference.encode(codec, x)
+    assert data is not None
+    out = np.empty(x.size, np.float32)
+    cpu.decode(codec, np.frombuffer(b"?" + data, np.uint8)[1:], out)
+    assert out.tobytes() == reference.decode(codec, data, x.size).tobytes()

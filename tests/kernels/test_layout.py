@@ -1,0 +1,145 @@
+"""The bytes of each codec, spelled out on tensors small enough to do by hand. The reference is what is tested here."""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from scipy.linalg import hadamard
+
+from dtfm.kernels import reference
+from dtfm.kernels.layout import SIGNS, Codec
+
+QUANTISING = [Codec.I8B256, Codec.I4B64, Codec.I4H64]
+
+
+def array(*values: float) -> NDArray[np.float32]:
+    return np.array(values, np.float32)
+
+
+def encoded(codec: Codec, x: NDArray[np.float32]) -> bytes:
+    data = reference.encode(codec, x)
+    assert data is not None
+    return data
+
+
+def scale_bits(data: bytes) -> int:
+    """Of a single block."""
+    return int.from_bytes(data[-2:], "little")
+
+
+def test_the_numbers_on_the_wire() -> None:
+    assert {c.name: c.value for c in Codec} == {"OFF": 0, "RAW16": 1, "I8B256": 2, "I4B64": 3, "I4H64": 4}
+
+
+@pytest.mark.parametrize(
+    ("value", "bits"),
+    [
+        (1.0, 0x3F80),
+        (1 + 2**-8, 0x3F80),  # half way: to the even neighbour, below
+        (1 + 3 * 2**-8, 0x3F82),  # half way: to the even neighbour, above
+        (1 + 2**-8 + 2**-20, 0x3F81),
+        (-0.0, 0x8000),
+        (1e-45, 0x0000),
+        (3.4e38, 0x7F80),  # beyond bfloat16's largest
+        (float("-inf"), 0xFF80),
+    ],
+)
+def test_raw16_rounds_to_nearest_even(value: float, bits: int) -> None:
+    assert encoded(Codec.RAW16, array(value)) == bits.to_bytes(2, "little")
+
+
+def test_raw16_keeps_a_nan_whose_only_bits_are_those_it_cuts_off() -> None:
+    sly = np.array([0x7F800001, 0xFF800001, 0xFFFFFFFF], np.uint32).view(np.float32)
+    assert encoded(Codec.RAW16, sly) == np.array([0x7FC0, 0xFFC0, 0xFFFF], "<u2").tobytes()
+
+
+def test_i8b256_values_first_then_scales() -> None:
+    x = np.zeros(300, np.float32)
+    x[:3] = 127, -127, 0.5  # 0.5 is half way between 0 and 1: to the even one
+    x[256:258] = 254, 127
+    data = encoded(Codec.I8B256, x)
+    assert len(data) == 2 * 256 + 2 * 2
+    assert np.frombuffer(data, np.int8, 3).tolist() == [127, -127, 0]
+    assert np.frombuffer(data, np.int8, 2, 256).tolist() == [127, 64]  # 63.5, to even
+    assert data[512:] == np.array([0x42FE, 0x437E], "<u2").tobytes()
+    assert not any(data[3:256])
+    assert not any(data[258:512])
+
+
+def test_i4b64_puts_element_i_low_and_element_i_plus_32_high() -> None:
+    x = np.zeros(64, np.float32)
+    x[0], x[1], x[31], x[32], x[33] = 7, -7, 3, -1, 2
+    data = encoded(Codec.I4B64, x)
+    assert len(data) == 32 + 2
+    assert data[:2] == bytes([0xF7, 0x29])
+    assert data[31] == 0x03
+    assert scale_bits(data) == 0x40E0
+
+
+def test_scales_are_rounded_up_so_that_no_value_exceeds_them() -> None:
+    data = encoded(Codec.I8B256, array(1 + 2**-20))
+    assert scale_bits(data) == 0x3F81
+    assert data[0] == 126  # 127 / 1.0078125 is 126.02
+
+
+@pytest.mark.parametrize("codec", [Codec.I8B256, Codec.I4B64])
+def test_blocks_under_2_to_the_minus_100_become_zero(codec: Codec) -> None:
+    at, under = np.float32(2**-100), np.nextafter(np.float32(2**-100), np.float32(0))
+    assert scale_bits(encoded(codec, array(at))) == 0x0D80
+    assert not any(encoded(codec, array(under, -under)))
+
+
+def test_rotated_blocks_count_elements_under_2_to_the_minus_100_as_zero() -> None:
+    under = np.nextafter(np.float32(2**-100), np.float32(0))
+    assert encoded(Codec.I4H64, np.full(64, under, np.float32)) == bytes(34)
+    assert encoded(Codec.I4H64, array(1, under)) == encoded(Codec.I4H64, array(1, 0))
+
+
+def test_rotated_blocks_quantise_the_signed_walsh_hadamard_transform() -> None:
+    x = np.random.default_rng(0).integers(-100, 100, 64).astype(np.float32)  # integers: every sum is exact
+    signs = np.array([-1 if SIGNS >> j & 1 else 1 for j in range(64)])
+    y = (hadamard(64) @ (x * signs)).astype(np.float32)
+    assert encoded(Codec.I4H64, x) == encoded(Codec.I4B64, y)
+
+
+def test_rotation_spreads_an_outlier() -> None:
+    x = np.random.default_rng(0).standard_normal(64).astype(np.float32)
+    x[17] = 40
+    plain, rotated = (reference.decode(codec, encoded(codec, x), 64) for codec in (Codec.I4B64, Codec.I4H64))
+    others = np.arange(64) != 17
+    assert np.square((rotated - x)[others]).mean() < 0.8 * np.square((plain - x)[others]).mean()
+
+
+@pytest.mark.parametrize("codec", QUANTISING)
+@pytest.mark.parametrize("value", [float("nan"), -float("nan"), float("inf"), float("-inf"), 3.4e38])
+def test_what_no_scale_can_carry_is_not_quantised(codec: Codec, value: float) -> None:
+    x = np.ones(1000, np.float32)
+    x[777] = value
+    assert reference.encode(codec, x) is None
+
+
+@pytest.mark.parametrize(("value", "taken"), [(3e38, False), (2.0**115, False), (2.0**114, True)])
+def test_what_would_overflow_on_its_way_there_or_back_is_not_rotated(value: float, taken: bool) -> None:
+    signs = np.array([-1 if SIGNS >> j & 1 else 1 for j in range(64)], np.float32)
+    data = reference.encode(Codec.I4H64, np.full(64, value, np.float32) * signs)  # one coefficient, 64 times as large
+    assert (data is not None) == taken
+
+
+GOLDEN = {
+    Codec.OFF: "08cfc7faedb89cb8",
+    Codec.RAW16: "6c554d216dcc2fb7",
+    Codec.I8B256: "51f662ef12a0a185",
+    Codec.I4B64: "87bee11dada5000a",
+    Codec.I4H64: "41dc09f2e851195e",
+}
+
+
+@pytest.mark.parametrize("codec", list(Codec))
+def test_the_bytes_stay_what_they_are(codec: Codec) -> None:
+    """Nodes of different versions may meet: another layout needs another codec number."""
+    hashed = np.arange(5000, dtype=np.uint32) * np.uint32(2654435761)
+    x = np.ldexp((hashed >> 8).astype(np.float32) - 2**23, (hashed & 31).astype(np.int32) - 40).astype(np.float32)
+    assert hashlib.sha256(encoded(codec, x)).hexdigest()[:16] == GOLDEN[codec]
