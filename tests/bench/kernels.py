@@ -1,0 +1,79 @@
+"""How fast the codecs are next to memory: ``python -m tests.bench.kernels [--json]``.
+
+64 MiB of normally distributed float32 on one CPU thread. Speeds count the bytes of the float32 tensor, each against a
+memcpy of it into memory that was written before. "into" rows write into such memory too and measure the codecs; "fresh"
+rows are what nodes call, and allocate what they return. Times are of this thread's own CPU, medians of rounds in which
+everything takes its turn, so that a busy machine disturbs all alike.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import statistics
+import time
+from collections.abc import Callable
+
+import numpy as np
+import torch
+
+from dtfm.kernels import codec, cpu
+from dtfm.kernels.layout import Codec
+from tests.bench.rows import Row, show
+
+ELEMENTS = 16 << 20
+ROUNDS = 9
+
+
+def subjects(x: torch.Tensor) -> dict[str, Callable[[], object]]:
+    """What is measured, by name; the first is what the others are held against."""
+    restored = torch.empty_like(x)
+    found: dict[str, Callable[[], object]] = {"memcpy": functools.partial(np.copyto, restored.numpy(), x.numpy())}
+    for c in Codec:
+        if c is Codec.OFF:
+            continue
+        encoded = np.empty(codec.encoded_bytes(c, x.numel(), x.dtype), np.uint8)
+        name = c.name.lower()
+        found[f"{name} encode into"] = functools.partial(cpu.encode, c, x.numpy(), encoded)
+        found[f"{name} decode into"] = functools.partial(cpu.decode, c, encoded, restored.numpy())
+        found[f"{name} encode fresh"] = functools.partial(codec.encode, c, x)
+        found[f"{name} decode fresh"] = functools.partial(
+            codec.decode, c, encoded.data, x.numel(), x.dtype, torch.device("cpu")
+        )
+    return found
+
+
+def measure() -> list[Row]:
+    torch.set_num_threads(1)
+    x = torch.from_numpy(np.random.default_rng(0).standard_normal(ELEMENTS, np.float32))
+    measured = subjects(x)
+    seconds: dict[str, list[float]] = {name: [] for name in measured}
+    for turn in range(ROUNDS + 1):
+        for name, run in measured.items():
+            began = time.thread_time()
+            run()
+            if turn:  # the first warms up, and leaves in `encoded` what decoding reads
+                seconds[name].append(time.thread_time() - began)
+    speeds = {name: x.nbytes / statistics.median(taken) / 1e9 for name, taken in seconds.items()}
+    against = next(iter(speeds))
+    return [
+        Row(
+            name,
+            speed,
+            "GB/s",
+            against if name != against else "",
+            speed / speeds[against] if name != against else None,
+        )
+        for name, speed in speeds.items()
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--json", action="store_true", help="one JSON object per row")
+    arguments = parser.parse_args()
+    show("Codecs: 64 MiB of float32, one CPU thread", measure(), arguments.json)
+
+
+if __name__ == "__main__":
+    main()
