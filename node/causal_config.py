@@ -86,6 +86,12 @@ def _settings(family: str, config_json: str) -> dict[str, Any]:
 
 
 def _check_sizes(config: PretrainedConfig, length: int, vocabulary: int) -> None:
+    for name in ("vocab_size", "hidden_size", "num_hidden_layers"):
+        value = getattr(config, name, None)
+        if not isinstance(value, int):
+            raise ValueError(
+                f"model.config.{name}: {value!r} is not a whole number; give one, or choose another model.family"
+            )
     if config.vocab_size < vocabulary:
         raise ValueError(
             f"model.config.vocab_size: {config.vocab_size} is less than the tokenizer's {vocabulary}; leave it out"

@@ -130,11 +130,20 @@ def load_data(run: plan_pb2.Run, allowed_modules: Sequence[str] = ()) -> Data:
     data = run.data
     if data.source.startswith("module:"):
         path = data.source.removeprefix("module:")
-        made = import_allowed(path, allowed_modules, "data.source")()
+        make = import_allowed(path, allowed_modules, "data.source")
+        try:
+            made = make()
+        except Exception as problem:  # whatever the user's function raises
+            raise ValueError(f"data.source: {path} failed: {type(problem).__name__}: {problem}") from problem
         inputs, labels = _checked(made, data.source)
         return TensorPairs(inputs, labels, data.evaluation_fraction)
     tokenizer = load_tokenizer(data.tokenizer)
-    tokens, digest = tokenize(documents(data.source, data.text_field), tokenizer)
+    try:
+        tokens, digest = tokenize(documents(data.source, data.text_field), tokenizer)
+    except OSError as problem:
+        raise ValueError(
+            f"data.source: {data.source!r} could not be read, or its tokens not stored: {problem}"
+        ) from problem
     return TokenWindows(tokens, digest, tokenizer, data)
 
 

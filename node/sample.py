@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -48,13 +49,13 @@ def generate(folder: Path, prompt: str, tokens: int, seed: int, temperature: flo
     return tokenizer.decode(made[0].numpy())
 
 
-def main() -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m dtfm.node.sample", description=__doc__)
     parser.add_argument("folder", type=Path, help="what `dtfm-coordinator export` wrote")
     parser.add_argument("--prompt", default="def ", help="text to go on from (default: %(default)r)")
     parser.add_argument("--tokens", type=int, default=200, help="how many to add (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=1)
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     try:
         print(generate(options.folder, options.prompt, options.tokens, options.seed))
     except ValueError as problem:

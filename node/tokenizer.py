@@ -34,7 +34,7 @@ class Bytes:
     separator = (10,)
 
     def encode(self, text: str) -> NDArray[np.uint8]:
-        return np.frombuffer(text.encode("utf-8", errors="surrogatepass"), dtype=np.uint8)
+        return np.frombuffer(text.encode("utf-8", errors="replace"), dtype=np.uint8)
 
     def decode(self, ids: NDArray[np.integer[Any]]) -> str:
         return ids.astype(np.uint8).tobytes().decode("utf-8", errors="replace")
@@ -53,6 +53,7 @@ class Pretrained:
         self.separator: tuple[int, ...] = (end,) if end is not None else tuple(self.encode("\n").tolist())
 
     def encode(self, text: str) -> NDArray[np.int64]:
+        text = text.encode("utf-8", errors="replace").decode("utf-8")  # JSON may hold halves of surrogate pairs
         ids = self._tokenizer(text, add_special_tokens=False, return_attention_mask=False, verbose=False)["input_ids"]
         return np.asarray(ids, dtype=np.int64)
 

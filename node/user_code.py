@@ -21,13 +21,12 @@ def import_allowed(path: str, allowed_modules: Sequence[str], field: str) -> Cal
             f"{field}: this node runs no code from {path!r}; to let it, start the node with --allow-module {module_name}"
         )
     try:
-        function = getattr(importlib.import_module(module_name), function_name)
-    except ImportError as problem:
+        module = importlib.import_module(module_name)
+    except Exception as problem:  # whatever the user's module raises
         raise ValueError(
-            f"{field}: {module_name!r} cannot be imported ({problem}); install it on this node"
+            f"{field}: {module_name!r} cannot be imported ({type(problem).__name__}: {problem}); install it on this node"
         ) from problem
-    except AttributeError:
-        raise ValueError(f"{field}: module {module_name!r} has no {function_name!r}") from None
+    function = getattr(module, function_name, None)
     if not callable(function):
-        raise ValueError(f"{field}: {path!r} is a {type(function).__name__}, not a function")
+        raise ValueError(f"{field}: module {module_name!r} has no function {function_name!r}")
     return function  # type: ignore[no-any-return]

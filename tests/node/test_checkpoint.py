@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,6 +20,7 @@ from dtfm.node.checkpoint import Written, read_bucket, write_bucket, write_model
 from dtfm.node.data import Data, load_data
 from dtfm.node.model import Model, load_model
 from dtfm.node.sample import generate
+from dtfm.node.sample import main as sample_command
 from dtfm.node.stage import Stage, build_stage
 from dtfm.protos import plan_pb2
 from tests.node.test_stage import CPU, SIZES, stage_of
@@ -140,11 +139,20 @@ def test_the_export_brings_its_tokenizer(tmp_path: Path) -> None:
     assert generate(tmp_path / "export", "All nodes", tokens=3, seed=1).startswith("All nodes")
 
 
-def test_the_sample_command_names_what_is_wrong(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "dtfm.node.sample", str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert "has no config.json: give a folder made by `dtfm-coordinator export`" in done.stderr
+def test_the_sample_command_prints_text_and_names_what_is_wrong(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert sample_command([str(tmp_path)]) == 2
+    assert "has no config.json: give a folder made by `dtfm-coordinator export`" in capsys.readouterr().err
+    data = text_data(tmp_path)
+    model = model_for("gpt2", data)
+    write_checkpoint(str(tmp_path / "checkpoint"), [stage_of(model, 0, len(model.layers))])
+    write_model_files(str(tmp_path / "checkpoint"), model, data)
+    export(tmp_path / "checkpoint", tmp_path / "export")
+    assert sample_command([str(tmp_path / "export"), "--prompt", "def f", "--tokens", "4", "--seed", "3"]) == 0
+    assert capsys.readouterr().out.startswith("def f")
+    assert sample_command([str(tmp_path / "export"), "--prompt", ""]) == 2
+    assert "the prompt has 0 tokens; give at least one" in capsys.readouterr().err
 
 
 def damage(file: str, change: Callable[[bytes], bytes]) -> Callable[[Path], None]:

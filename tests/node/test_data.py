@@ -19,6 +19,7 @@ from dtfm.node import sources
 from dtfm.node.data import Data, entropy, load_data
 from dtfm.node.tokenizer import load_tokenizer
 from dtfm.protos import plan_pb2
+from tests import convnet
 from tests.convnet import SIDE
 from tests.tokenizer import make_tokenizer
 
@@ -29,7 +30,7 @@ def load(source: str, tokenizer: str = "bytes", length: int = 16, fraction: floa
     data = plan_pb2.Run.Data(
         source=source, tokenizer=tokenizer, sequence_length=length, text_field=field, evaluation_fraction=fraction
     )
-    return load_data(plan_pb2.Run(data=data), ["tests.convnet"])
+    return load_data(plan_pb2.Run(data=data), ["tests.convnet", "tests.absent"])
 
 
 def everything(data: Data) -> tuple[torch.Tensor, torch.Tensor]:
@@ -118,6 +119,14 @@ def test_a_local_tokenizer(tmp_path: Path) -> None:
     assert len(tokens) < len(TEXT)
 
 
+@pytest.mark.parametrize("kind", ["bytes", "local"])
+def test_text_that_utf8_cannot_hold_is_replaced(kind: str, tmp_path: Path) -> None:
+    tokenizer = load_tokenizer("bytes" if kind == "bytes" else make_tokenizer(tmp_path / "tokenizer", TEXT))
+    (tmp_path / "a.jsonl").write_text('{"text": "a\\ud800b"}\n')
+    tokens, _ = data_module.tokenize(sources.documents(str(tmp_path / "a.jsonl"), "text"), tokenizer)
+    assert tokenizer.decode(tokens) == "a?b"
+
+
 def test_a_local_folder_of_a_hub_data_set(tmp_path: Path) -> None:
     folder = tmp_path / "set"
     folder.mkdir()
@@ -189,7 +198,12 @@ def write(name: str, content: bytes) -> Callable[[Path], str]:
         (write("a.jsonl", b"[" * 100_000), r"line 1 is not JSON"),
         (write("a.jsonl", b'{"text": "\xff"}\n'), r"a.jsonl is not UTF-8 text"),
         (lambda _: "module:os:getcwd", r"data.source: this node runs no code from 'os:getcwd'.*--allow-module os"),
-        (lambda _: "module:tests.convnet:absent", r"module 'tests.convnet' has no 'absent'"),
+        (lambda _: "module:tests.convnet:absent", r"module 'tests.convnet' has no function 'absent'"),
+        (
+            lambda _: "module:tests.absent:images",
+            r"'tests.absent' cannot be imported \(ModuleNotFoundError: .*install it",
+        ),
+        (lambda _: "module:tests.convnet:failing", r"data.source: tests.convnet:failing failed: ZeroDivisionError"),
         (lambda _: "module:tests.convnet", r"'tests.convnet' is not of the form package.module:function"),
         (lambda _: "module:tests.convnet:convnet", r"must return two tensors \(inputs, labels\), not Sequential"),
         (lambda folder: f"hf:{folder / 'absent'}", r"data.source: 'hf:.*absent' cannot be loaded"),
@@ -199,6 +213,7 @@ def test_data_that_cannot_be_read_is_named(
     source: Callable[[Path], str], complaint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr(convnet, "failing", lambda: 1 / 0, raising=False)
     with pytest.raises(ValueError, match=complaint):
         load(source(tmp_path))
 
