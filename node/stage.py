@@ -19,7 +19,6 @@ class Stage:
 
     ``buckets`` are those that its layers use, by index in rising order; a bucket shared with another stage is in both.
     ``parameters`` are the model's own, by bucket: views into the bucket's flat tensors.
-    ``parameters`` are the module's parameters by bucket.
     """
 
     def __init__(self, model: Model, first: int, past_last: int, buckets: Mapping[int, Bucket], autocast: bool) -> None:
