@@ -47,8 +47,11 @@ _Index = np.uintp
 
 
 def encode(codec: Codec, elements: F32, out: U8) -> bool:
-    """Encodes 1-D contiguous ``elements`` into ``out``, which has exactly the encoded length. False, with ``out``
-    undefined, where the codec is a quantising one and ``elements`` has a NaN, an infinity or what is too large for its scales."""
+    """Encodes 1-D contiguous ``elements`` into ``out``, which has exactly the encoded length.
+
+    False, with ``out`` undefined, where the codec is a quantising one and ``elements`` has a NaN, an infinity or what is
+    too large for its scales.
+    """
     if codec is Codec.RAW16:
         _encode_raw16(elements, out.view(np.uint16))
         return True
@@ -106,9 +109,9 @@ def _decode_raw16(halves: U16, out: F32) -> None:
         bits[i] = np.uint32(halves[i]) << _HALF
 
 
-# Below, `at` is where a block starts in an array, and sizes that could be constants are arguments: the compiler would
-# unroll short loops of a known length, which is slower than the vectors it makes of the others. Indices are unsigned,
-# for negative ones would count from the end, and asking costs the vectors too.
+# Below, `at` is where a block starts in an array. Sizes that could be constants are arguments, and come from min(32,
+# x.size), which is always 32: the compiler would unroll short loops whose length it knows, instead of making vectors of
+# them, at half the speed. Indices are unsigned: negative ones count from the end, and asking costs the vectors too.
 
 
 @_compiled()

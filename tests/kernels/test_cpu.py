@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from dtfm.kernels import cpu, reference
 from dtfm.kernels.codec import encoded_bytes
-from dtfm.kernels.layout import Codec
+from dtfm.kernels.layout import BLOCKS, Codec
 from tests.kernels.arrays import FINITE, NOT_FINITE, SIZES, float32
 
 CODECS = [c for c in Codec if c is not Codec.OFF]
@@ -58,7 +58,7 @@ def test_decodes_or_refuses_any_bytes_as_the_reference(codec: Codec, elements: i
     """``tame`` makes every scale one that an encoder could have written, so that the values are met too."""
     data = np.random.default_rng(seed).integers(0, 256, encoded_bytes(codec, elements, torch.float32), np.uint8)
     if tame and codec is not Codec.RAW16 and elements:
-        count = reference.BLOCKS[codec].count(elements)
+        count = BLOCKS[codec].count(elements)
         data[-2 * count :] = np.random.default_rng(seed).integers(0x1080, 0x7C00, count).astype("<u2").view(np.uint8)
     out = decoded(codec, data.tobytes(), elements)
     if isinstance(out, str):
