@@ -1,0 +1,73 @@
+"""What the search finds by the iteration objective, against enumeration and against common sense."""
+
+from itertools import combinations
+
+import numpy as np
+import pytest
+
+from dtfm.scheduler.cluster import Cluster, Node
+from dtfm.scheduler.evaluate import Evaluator
+from dtfm.scheduler.moves import Shape
+from dtfm.scheduler.problem import Problem
+from dtfm.scheduler.schedule import schedule
+from dtfm.scheduler.seeds import all_groups
+from dtfm.scheduler.workload import Workload
+from tests.scheduler.clusters import even_workload, random_cluster, uniform_cluster
+
+
+def exhaustive_seconds(cluster: Cluster, workload: Workload) -> float:
+    """The least simulated time over all choices of groups in order, and all cuts."""
+    problem, layers = Problem(cluster, workload), len(workload.layers)
+    evaluator = Evaluator(problem, keep_idle_hands=False)
+    return min(
+        evaluator.simulated(groups, (0, *inner, layers)).seconds
+        for groups in all_groups(len(cluster.nodes), Shape(most_stages=layers))
+        for inner in combinations(range(1, layers), len(groups) - 1)
+    )
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_on_four_nodes_the_plan_is_the_best_of_all(seed: int) -> None:
+    cluster, workload = random_cluster(seed, 4), even_workload(layers=4, micro_batches=4, activation=3e6)
+    found = schedule(cluster, workload).predicted.iteration_seconds
+    assert found == pytest.approx(exhaustive_seconds(cluster, workload), rel=1e-9)
+
+
+def test_all_groups_counts_ordered_partitions_of_every_subset() -> None:
+    assert len(set(all_groups(4, Shape(most_stages=4)))) == 149
+    assert set(all_groups(3, Shape(sizes=(1, 1), most_stages=2))) == {
+        ((a,), (b,)) for a in range(3) for b in range(3) if a != b
+    }
+
+
+@pytest.mark.parametrize("handicap", ["speed", "link"])
+def test_a_node_at_one_percent_stays_idle_and_costs_nothing(handicap: str) -> None:
+    cluster = uniform_cluster(12, flops=1e13)
+    workload = even_workload(layers=8, micro_batches=24)
+    alone = schedule(cluster, workload, evaluations=300).predicted.iteration_seconds
+    slow = Node("slow", 1e11 if handicap == "speed" else 1e13, 8e9)
+    bandwidth = np.full((13, 13), 1e8)
+    if handicap == "link":
+        bandwidth[12, :] = bandwidth[:, 12] = 1e6
+    together = schedule(Cluster((*cluster.nodes, slow), np.full((13, 13), 1e-3), bandwidth), workload, evaluations=300)
+    assert "slow" in together.plan.idle
+    assert "slow" in together.sentence
+    assert together.predicted.iteration_seconds <= 1.02 * alone
+
+
+def test_where_links_are_poor_and_one_device_is_enough_the_plan_is_that_device() -> None:
+    nodes = (Node("slow", 2e12, 8e9), Node("fast", 1e13, 8e9), Node("other", 2e12, 8e9))
+    cluster = Cluster(nodes, np.full((3, 3), 0.2), np.full((3, 3), 1e5))
+    plan = schedule(cluster, even_workload()).plan
+    assert plan.nodes == ("fast",)
+    assert plan.idle == ("slow", "other")
+
+
+def test_faster_devices_get_more_layers_or_more_micro_batches() -> None:
+    nodes = (Node("slow", 1e12, 8e9), Node("fast", 3e12, 8e9))
+    cluster = Cluster(nodes, np.full((2, 2), 1e-4), np.full((2, 2), 1e9))
+    split = schedule(cluster, even_workload(layers=8), stages=(1, 1)).plan
+    layers = {stage.replicas[0]: stage.layers[1] - stage.layers[0] for stage in split.stages}
+    assert layers == {"slow": 2, "fast": 6}
+    together = schedule(cluster, even_workload(micro_batches=8), stages=(2,)).plan
+    assert {route.nodes[0]: route.micro_batches for route in together.routes} == {"slow": 2, "fast": 6}
