@@ -36,4 +36,14 @@ def assignment(ledger: Ledger, reason: str) -> control_pb2.Assignment:
         donors=[control_pb2.Assignment.Donors(nodes=names) for names in donors],
         checkpoint="" if held or ledger.step == 0 else ledger.checkpoints[ledger.step],
         reason=reason,
+        links=[
+            control_pb2.LinkReport.Link(
+                source=link.source,
+                destination=link.destination,
+                latency_seconds=link.latency_seconds,
+                bandwidth=link.bandwidth,
+            )
+            for (source, destination), link in sorted(ledger.links.items())
+            if source in named and destination in named
+        ],
     )

@@ -9,14 +9,14 @@ from functools import partial
 
 import torch
 
-from dtfm.kernels.codec import Codec
 from dtfm.node import pipeline
 from dtfm.node.admission import Expectations
+from dtfm.node.compression import choose_codecs
 from dtfm.node.data import Batch, Data
 from dtfm.node.inbox import Arrival, Inbox
 from dtfm.node.mailbox import Mailbox
 from dtfm.node.optimizer import adamw, decayed_ranges
-from dtfm.node.outbox import Outbox
+from dtfm.node.outbox import Outbox, What
 from dtfm.node.pipeline import Compute, NonFinite, Outcome, Topic
 from dtfm.node.reduction import Final, reduce_gradients
 from dtfm.node.samples import evaluation_samples, training_samples
@@ -38,7 +38,10 @@ class Engagement:
         data: Data,
         outbox: Outbox,
         applied: int,
+        bandwidth: Mapping[str, float],
+        flops: float,
     ) -> None:
+        """``bandwidth`` of the links from here, in bytes per second by destination; ``flops`` of this device, per second."""
         self.share = share
         self.stage = stage
         self._run = run
@@ -60,12 +63,26 @@ class Engagement:
         micro_batch = run.train.micro_batch
         self._input_shape = stage.model.activation_shape(stage.first - 1, micro_batch) if not share.first else ()
         self._output_shape = stage.model.activation_shape(stage.past_last - 1, micro_batch)
+        bucket_elements = {index: bucket.spec.size for index, bucket in stage.buckets.items()}
+        input_elements, output_elements = math.prod(self._input_shape), math.prod(self._output_shape)
+        forward_flops = micro_batch * sum(layer.flops for layer in stage.model.layers[stage.first : stage.past_last])
+        self.codecs = choose_codecs(
+            run.network,
+            share,
+            groups,
+            bucket_elements,
+            input_elements=input_elements,
+            output_elements=output_elements,
+            dtype=stage.dtype,
+            bandwidth=bandwidth,
+            micro_batch_seconds=3 * forward_flops / flops,
+        )
         expect = Expectations(
             share=share,
             groups=groups,
-            bucket_elements={index: bucket.spec.size for index, bucket in stage.buckets.items()},
-            input_elements=math.prod(self._input_shape),
-            output_elements=math.prod(self._output_shape),
+            bucket_elements=bucket_elements,
+            input_elements=input_elements,
+            output_elements=output_elements,
             activation_dtype=stage.dtype,
             parameter_dtype=stage.dtype,
         )
@@ -88,7 +105,11 @@ class Engagement:
             gradients,
             self.groups,
             self._reduction,
-            lambda kind, destination, bucket, shard, tensor: self._send(kind, step, destination, bucket, shard, tensor),
+            lambda peer, bucket, shard, tensor: self._send(Kind.REDUCE, step, peer, bucket, shard, tensor),
+            lambda peer, bucket, shard, encoded, elements, dtype: self._outbox.send_encoded(
+                peer, What(Kind.GATHER, self.share.generation, step, bucket, shard), encoded, elements, dtype
+            ),
+            self.codecs.reduction,
         )
         try:
             outcome = pipeline.train_step(
@@ -208,4 +229,5 @@ class Engagement:
                 self._reduction.put(self._step, Final(bucket))
 
     def _send(self, kind: Kind, step: int, destination: str, index: int, part: int, tensor: torch.Tensor) -> None:
-        self._outbox.send(destination, kind, self.share.generation, step, index, part, tensor, Codec.OFF)
+        what = What(kind, self.share.generation, step, index, part)
+        self._outbox.send(destination, what, tensor, self.codecs.of(kind, destination))

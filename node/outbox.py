@@ -8,11 +8,12 @@ import logging
 import threading
 from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 
 import grpc.aio
 import torch
 
-from dtfm.kernels.codec import DTYPE_NUMBERS, Codec, encode
+from dtfm.kernels.codec import DTYPE_NUMBERS, Codec, Encoded, encode
 from dtfm.node.mailbox import Closed
 from dtfm.protos.connection import open_channel, token_metadata
 from dtfm.protos.frame import Header, Kind, frames
@@ -30,6 +31,17 @@ _LANES = {
     Kind.REDUCE: "reduction",
     Kind.GATHER: "reduction",
 }
+
+
+@dataclass(frozen=True, slots=True)
+class What:
+    """Which tensor is sent; ``index`` and ``part`` as in frame.Kind."""
+
+    kind: Kind
+    generation: int
+    step: int
+    index: int
+    part: int = 0
 
 
 class _Lane:
@@ -112,35 +124,50 @@ class Outbox:
         for lane in self._lanes.values():
             lane.wake()
 
-    def send(
-        self,
-        destination: str,
-        kind: Kind,
-        generation: int,
-        step: int,
-        index: int,
-        part: int,
-        tensor: torch.Tensor,
-        codec: Codec,
-    ) -> None:
-        """Queues ``tensor`` (any shape), which must not change until it has arrived. From any thread; waits while the lane
-        is full. Raises Closed."""
-        lane = self._lanes[destination, _LANES[kind]]
+    def send(self, destination: str, what: What, tensor: torch.Tensor, codec: Codec) -> None:
+        """Encodes and queues ``tensor`` (any shape), which must not change until it has arrived. From any thread; waits while
+        the lane is full. Raises Closed."""
+        lane = self._lanes[destination, _LANES[what.kind]]
         size = tensor.numel() * tensor.element_size()
         lane.reserve(size, lambda: self._closed)
         computed = torch.cuda.current_stream().record_event() if tensor.is_cuda else None
 
         def encode_and_queue() -> None:
-            if computed is not None:
-                computed.synchronize()
-            encoded = encode(codec, tensor)
-            dtype = DTYPE_NUMBERS[tensor.dtype]
-            header = Header(
-                kind, encoded.codec, dtype, generation, step, index, part, tensor.numel(), len(encoded.data)
-            )
-            self._loop.call_soon_threadsafe(lane.queue.put_nowait, (header, encoded.data, size))
+            try:
+                if computed is not None:
+                    computed.synchronize()
+                encoded = encode(codec, tensor)
+            except Exception as error:
+                log.exception("%s %d could not be encoded", what.kind.name, what.index)
+                why = f"{what.kind.name} {what.index} could not be encoded: {error}"
+                self._loop.call_soon_threadsafe(self._on_lost, destination, why)
+                lane.release(size)
+                return
+            self._queue(lane, what, encoded, tensor.numel(), tensor.dtype, size)
 
         self._encoder.submit(encode_and_queue)
+
+    def send_encoded(self, destination: str, what: What, encoded: Encoded, elements: int, dtype: torch.dtype) -> None:
+        """Queues bytes that are encoded already, so that several peers get the same ones. Else like ``send``."""
+        lane = self._lanes[destination, _LANES[what.kind]]
+        lane.reserve(len(encoded.data), lambda: self._closed)
+        self._queue(lane, what, encoded, elements, dtype, len(encoded.data))
+
+    def _queue(
+        self, lane: _Lane, what: What, encoded: Encoded, elements: int, dtype: torch.dtype, reserved: int
+    ) -> None:
+        header = Header(
+            what.kind,
+            encoded.codec,
+            DTYPE_NUMBERS[dtype],
+            what.generation,
+            what.step,
+            what.index,
+            what.part,
+            elements,
+            len(encoded.data),
+        )
+        self._loop.call_soon_threadsafe(lane.queue.put_nowait, (header, encoded.data, reserved))
 
     async def close(self) -> None:
         self.interrupt("the node is stopping")

@@ -12,15 +12,17 @@ from dataclasses import dataclass, field
 
 import torch
 
-from dtfm.kernels.codec import DTYPES, Codec, decode
+from dtfm.kernels.codec import DTYPES, Codec, Encoded, decode, encode
 from dtfm.node.admission import shards
 from dtfm.node.inbox import Arrival
 from dtfm.node.mailbox import Mailbox
 from dtfm.node.share import Group
 from dtfm.protos.frame import Kind
 
-#: send(kind, destination, bucket, shard, gradients of that shard)
-Send = Callable[[Kind, str, int, int, torch.Tensor], None]
+#: send(destination, bucket, shard, gradients of that shard)
+SendShare = Callable[[str, int, int, torch.Tensor], None]
+#: send(destination, bucket, shard, sum of the gradients of that shard, its elements, their dtype)
+SendSum = Callable[[str, int, int, Encoded, int, torch.dtype], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,12 +58,15 @@ def reduce_gradients(
     gradients: Mapping[int, torch.Tensor],
     groups: Mapping[int, Group],
     mailbox: Mailbox[int, Arrival | Final],
-    send: Send,
+    send_share: SendShare,
+    send_sum: SendSum,
+    codec: Codec,
 ) -> None:
     """Replaces ``gradients`` (flat tensors by bucket) by their sums over the buckets' groups.
 
     Runs in a thread of its own, beside backward: reads ``step`` from ``mailbox``, where the pipeline says Final for each
-    bucket and the inbox puts what the peers send. Returns when every bucket is complete. Raises Closed.
+    bucket and the inbox puts what the peers send. Sums go out under ``codec``. Returns when every bucket is complete. Raises
+    Closed.
     """
     buckets = {}
     for index, flat in gradients.items():
@@ -79,14 +84,15 @@ def reduce_gradients(
             bucket.final = True
             for rank, member in enumerate(bucket.members):
                 if rank != bucket.rank and rank in bucket.missing:
-                    send(Kind.REDUCE, member, index, rank, bucket.shard(rank))
+                    send_share(member, index, rank, bucket.shard(rank))
         else:
             _receive(bucket, item)
         if bucket.final and bucket.rank in bucket.missing and len(bucket.shares) == len(bucket.members) - 1:
-            _sum_shares(bucket)
+            total = _sum_shares(bucket, codec)
+            own = bucket.shard(bucket.rank)
             for rank, member in enumerate(bucket.members):
                 if rank != bucket.rank:
-                    send(Kind.GATHER, member, index, bucket.rank, bucket.shard(bucket.rank))
+                    send_sum(member, index, bucket.rank, total, own.numel(), own.dtype)
 
 
 def _receive(bucket: _Bucket, arrival: Arrival) -> None:
@@ -100,12 +106,15 @@ def _receive(bucket: _Bucket, arrival: Arrival) -> None:
         bucket.missing.discard(header.part)
 
 
-def _sum_shares(bucket: _Bucket) -> None:
+def _sum_shares(bucket: _Bucket, codec: Codec) -> Encoded:
+    """Sums the owned shard in place and returns what the others get; the owner, too, goes on with what that decodes to."""
     own = bucket.shard(bucket.rank)
     in_order = [own if rank == bucket.rank else bucket.shares[rank] for rank in range(len(bucket.members))]
     total = in_order[0].clone()
     for share in in_order[1:]:
         total.add_(share)
-    own.copy_(total)
+    encoded = encode(codec, total)
+    own.copy_(decode(encoded.codec, encoded.data, own.numel(), own.dtype, own.device))
     bucket.shares.clear()
     bucket.missing.discard(bucket.rank)
+    return encoded

@@ -92,6 +92,7 @@ class Session:
         self._trainer = Trainer(
             self._settings.node,
             self._settings.device,
+            self._device.flops,
             self._settings.allowed_modules,
             self._outbox,
             loop,

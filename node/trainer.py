@@ -80,6 +80,7 @@ class Trainer:
         self,
         node: str,
         device: torch.device,
+        flops: float,
         allowed_modules: tuple[str, ...],
         outbox: Outbox,
         loop: asyncio.AbstractEventLoop,
@@ -88,6 +89,7 @@ class Trainer:
     ) -> None:
         self._node = node
         self._device = device
+        self._flops = flops
         self._allowed_modules = allowed_modules
         self._outbox = outbox
         self._loop = loop
@@ -223,9 +225,19 @@ class Trainer:
             neighbours |= {*share.evaluation_previous.values(), *share.evaluation_next.values()}
             neighbours |= {member for group in groups.values() for member in group.members}
             peers = {p.node: p.address for p in assignment.peers if p.node in neighbours and p.node != self._node}
+            bandwidth = {k.destination: k.bandwidth for k in assignment.links if k.source == self._node and k.bandwidth}
             engagement = Engagement(
-                self._work.run, share, groups, stage, self._work.data, self._outbox, assignment.step
+                self._work.run,
+                share,
+                groups,
+                stage,
+                self._work.data,
+                self._outbox,
+                assignment.step,
+                bandwidth,
+                self._flops,
             )
+            log.info("codecs: %s", engagement.codecs)
             self._await(
                 self._outbox.connect(plan.generation, self._work.peer_token, peers, self._work.run.lease_seconds)
             )

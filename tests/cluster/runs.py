@@ -23,6 +23,7 @@ def run_file(
     precision: str = "fp64",
     learning_rate: float = 1e-2,
     checkpoint_every: int = 0,
+    compression: str = "off",
 ) -> str:
     """Steps of 20 samples in micro-batches of 2; ``stages`` are replicas per stage, all of them awaited."""
     return f"""
@@ -41,7 +42,7 @@ warmup_steps = {min(4, steps)}
 precision = "{precision}"
 evaluation_samples = 8
 [network]
-compression = "off"
+compression = "{compression}"
 [cluster]
 nodes = {sum(stages)}
 stages = {stages}

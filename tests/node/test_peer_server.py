@@ -15,7 +15,7 @@ from dtfm.node.admission import Expectations
 from dtfm.node.bucket import Bucket, BucketSpec, bucket_bytes
 from dtfm.node.inbox import Arrival, Inbox
 from dtfm.node.links import measure_links
-from dtfm.node.outbox import Outbox
+from dtfm.node.outbox import Outbox, What
 from dtfm.node.peer_server import MAX_BURST_BYTES, PeerServer
 from dtfm.node.recovery import fetch_state, state_header
 from dtfm.node.share import share_of
@@ -116,7 +116,7 @@ async def test_a_bad_frame_ends_its_own_stream_with_its_name_and_no_other(
     outbox = Outbox("b", lambda peer, why: lost.append(why))
     await outbox.connect(GENERATION, TOKEN, {"me": node.address}, 20)
     tensor = torch.randn(ELEMENTS)
-    outbox.send("me", Kind.ACTIVATION, GENERATION, STEP, 2, 0, tensor, Codec.OFF)
+    outbox.send("me", What(Kind.ACTIVATION, GENERATION, STEP, 2), tensor, Codec.OFF)
     arrival = await asyncio.wait_for(node.arrived.get(), 20)
     await outbox.close()
     assert (arrival.source, arrival.header.index) == ("b", 2)
@@ -151,7 +151,7 @@ async def test_a_sender_learns_that_it_was_refused(node: Node) -> None:
     lost: asyncio.Queue[tuple[str, str]] = asyncio.Queue()
     outbox = Outbox("stranger", lambda peer, why: lost.put_nowait((peer, why)))
     await outbox.connect(GENERATION, TOKEN, {"me": node.address}, 20)
-    outbox.send("me", Kind.ACTIVATION, GENERATION, STEP, 0, 0, torch.zeros(ELEMENTS), Codec.OFF)
+    outbox.send("me", What(Kind.ACTIVATION, GENERATION, STEP, 0), torch.zeros(ELEMENTS), Codec.OFF)
     peer, why = await asyncio.wait_for(lost.get(), 20)
     await outbox.close()
     assert peer == "me"

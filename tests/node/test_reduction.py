@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dtfm.kernels.codec import DTYPE_NUMBERS, Codec, encode
+from dtfm.kernels.codec import DTYPE_NUMBERS, Codec, Encoded, encode
 from dtfm.node.admission import shards
 from dtfm.node.inbox import Arrival
 from dtfm.node.mailbox import Closed, Mailbox
@@ -21,21 +21,34 @@ Mail = Mailbox[int, Arrival | Final]
 STEP = 4
 
 
-def reduce_together(gradients: dict[str, dict[int, torch.Tensor]], groups: dict[int, Group]) -> None:
+def reduce_together(
+    gradients: dict[str, dict[int, torch.Tensor]], groups: dict[int, Group], codec: Codec = Codec.OFF
+) -> None:
     """Runs every member's reduction in a thread; what one sends is in the other's mailbox at once."""
     mail: dict[str, Mail] = {node: Mailbox() for node in gradients}
 
     def run(node: str) -> None:
-        def send(kind: Kind, destination: str, bucket: int, shard: int, tensor: torch.Tensor) -> None:
-            encoded = memoryview(bytes(encode(Codec.OFF, tensor).data))
-            dtype = DTYPE_NUMBERS[tensor.dtype]
-            header = Header(kind, Codec.OFF, dtype, 1, STEP, bucket, shard, tensor.numel(), len(encoded))
-            mail[destination].put(STEP, Arrival(node, header, encoded))
+        def deliver(kind: Kind, to: str, bucket: int, shard: int, encoded: Encoded, elements: int) -> None:
+            data = memoryview(bytearray(encoded.data))
+            header = Header(
+                kind, encoded.codec, DTYPE_NUMBERS[torch.float32], 1, STEP, bucket, shard, elements, len(data)
+            )
+            mail[to].put(STEP, Arrival(node, header, data))
 
         for bucket in gradients[node]:
             mail[node].put(STEP, Final(bucket))
-        mine = {b: groups[b] for b in gradients[node]}
-        reduce_gradients(node, STEP, gradients[node], mine, mail[node], send)
+        reduce_gradients(
+            node,
+            STEP,
+            gradients[node],
+            {b: groups[b] for b in gradients[node]},
+            mail[node],
+            lambda to, bucket, shard, tensor: deliver(
+                Kind.REDUCE, to, bucket, shard, encode(codec, tensor), tensor.numel()
+            ),
+            lambda to, bucket, shard, encoded, elements, _: deliver(Kind.GATHER, to, bucket, shard, encoded, elements),
+            codec,
+        )
 
     with ThreadPoolExecutor(len(gradients)) as pool:
         for done in [pool.submit(run, node) for node in gradients]:
@@ -56,6 +69,18 @@ def test_all_members_end_with_the_sum_bit_for_bit(members: int, sizes: list[int]
         assert all(torch.equal(gradients[n][b], gradients[nodes[0]][b]) for n in nodes)
 
 
+@pytest.mark.parametrize("codec", [Codec.RAW16, Codec.I8B256])
+def test_under_a_lossy_codec_members_still_hold_the_same_bits_near_the_sum(codec: Codec) -> None:
+    nodes = ("a", "b", "c")
+    generator = torch.Generator().manual_seed(1)
+    gradients = {n: {0: torch.randn(5000, generator=generator)} for n in nodes}
+    expected = torch.stack([gradients[n][0] for n in nodes]).sum(0)
+    reduce_together(gradients, {0: Group(nodes, nodes)}, codec)
+    assert all(torch.equal(gradients[n][0], gradients["a"][0]) for n in nodes)
+    assert not torch.equal(gradients["a"][0], expected)
+    torch.testing.assert_close(gradients["a"][0], expected, rtol=0, atol=0.12)
+
+
 def test_a_tied_bucket_is_summed_across_stages_and_the_others_within_them() -> None:
     first, last = Group(("a", "b"), ("a", "b")), Group(("c",), ("c",))
     tied = Group(("a", "b", "c"), ("a", "b"))
@@ -74,7 +99,8 @@ def test_a_reduction_that_is_called_off_ends() -> None:
     mail: Mail = Mailbox()
     groups = {0: Group(("a", "b"), ("a", "b"))}
     with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(reduce_gradients, "a", STEP, {0: torch.ones(4)}, groups, mail, lambda *_: None)
+        arguments = ("a", STEP, {0: torch.ones(4)}, groups, mail, lambda *_: None, lambda *_: None, Codec.OFF)
+        waiting = pool.submit(reduce_gradients, *arguments)
         mail.close("b left")
         with pytest.raises(Closed, match="b left"):
             waiting.result(timeout=30)

@@ -1,0 +1,22 @@
+"""A run under a codec, over real processes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.launch import Cluster
+from tests.cluster.runs import losses_alone, run_file
+
+
+def test_eight_bits_both_ways_keep_replicas_equal_and_the_loss_close(tmp_path: Path) -> None:
+    text = run_file(stages=[2, 2], steps=20, precision="fp32", compression="i8b256")
+    with Cluster(tmp_path, text) as cluster:
+        for name in "abcd":
+            cluster.add(name)
+        assert cluster.finish() == 0
+    assert len(cluster.losses) == 20
+    alone = losses_alone(cluster.run_file)
+    assert cluster.losses != pytest.approx(alone, rel=1e-6)  # it was compressed
+    assert cluster.losses == pytest.approx(alone, rel=0.01)
