@@ -124,7 +124,7 @@ def give_up(turn: Turn, step: int, reason: str) -> None:
 def drained(turn: Turn) -> None:
     """Once all that follows the last commit is there: the run ends, or goes on with the plan that was chosen."""
     phase, ledger = turn.state.phase, turn.state.ledger
-    if not isinstance(phase, Pausing) or ledger.outcome is not None or _missing(turn, phase):
+    if not isinstance(phase, Pausing) or turn.state.stopped or _missing(turn, phase):
         return
     assert ledger.plan is not None
     for index, stage in enumerate(ledger.plan.stages):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dtfm.coordinator import events as ev
-from dtfm.coordinator.turn import AnswerPlanNow, Stop, Turn
+from dtfm.coordinator.turn import AnswerPlanNow, HangUp, Stop, Turn
 from dtfm.protos import control_pb2 as wire
 
 
@@ -20,17 +20,18 @@ def fail(turn: Turn, reason: str) -> None:
 def stop(turn: Turn, reason: str, dismiss: bool) -> None:
     """On request: nothing is lost but what came after the last checkpoint. Nodes that are not dismissed keep trying to
     come back."""
-    if turn.state.ledger.outcome is not None:
+    if turn.state.stopped:
         return
     turn.emit(ev.CoordinatorStopped(reason))
-    if dismiss:
-        turn.send(turn.state.sessions, finish=wire.Finish(completed=False, reason=reason))
-    turn.commands.append(Stop(1))
+    if not dismiss:
+        turn.commands.extend(HangUp(session.stream) for session in turn.state.sessions.values())
+        turn.set(sessions={})
+    _say_goodbye(turn, wire.Finish(completed=False, reason=reason), 1)
 
 
 def _say_goodbye(turn: Turn, message: wire.Finish, exit_code: int) -> None:
     turn.send(turn.state.sessions, finish=message)
     for ticket in turn.state.planning.tickets if turn.state.planning else ():
         turn.commands.append(AnswerPlanNow(ticket, False, turn.state.ledger.generation, message.reason))
-    turn.set(planning=None, chosen=None)
+    turn.set(planning=None, chosen=None, stopped=True)
     turn.commands.append(Stop(exit_code))

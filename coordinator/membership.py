@@ -91,7 +91,7 @@ def leave(turn: Turn, session: Session, reason: str) -> None:
         considered=turn.state.considered - {session.node},
         chosen=None if chosen is not None and session.node in chosen.plan.nodes else chosen,
     )
-    if turn.state.ledger.outcome is not None:
+    if turn.state.stopped:
         return
     if plan is not None and session.node in plan.nodes:
         node_lost(turn, session.node, reason)

@@ -63,6 +63,7 @@ class Server:
         try:
             bound = self._grpc.add_insecure_port(address)
         except RuntimeError:
+            await self._grpc.stop(None)
             raise ValueError(
                 f"cannot listen on {address}: the port is in use, or the address is not this machine's; choose another with "
                 f"--listen HOST:PORT (port 0: any free one)"
@@ -83,11 +84,15 @@ class Server:
             return self.exit_code
         finally:
             timer.cancel()
-            self._stopping = True
-            self._appended.set()
-            for answer in self._answers.values():
-                answer.cancel()
-            await self._grpc.stop(grace=0.5)
+            await self.close()
+
+    async def close(self) -> None:
+        """Ends all streams and frees the port; ``run`` does so by itself."""
+        self._stopping = True
+        self._appended.set()
+        for answer in self._answers.values():
+            answer.cancel()
+        await self._grpc.stop(grace=0.5)
 
     def ask_to_stop(self, reason: str, *, dismiss: bool) -> None:
         """``dismiss``: the nodes are told to stop as well; else they come back once a coordinator answers again."""

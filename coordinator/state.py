@@ -116,7 +116,8 @@ class PlanAsked:
 @dataclass(frozen=True, slots=True)
 class State:
     """``sessions`` by node. ``considered`` are the nodes that the last finished planning knew; ``gathered``: whether this
-    process has had a plan yet; ``asked`` counts requests to the planner; ``chosen`` waits for the next commit."""
+    process has had a plan yet; ``asked`` counts requests to the planner; ``chosen`` waits for the next commit; once
+    ``stopped``, nothing but farewells happens."""
 
     run: RunFile
     message: plan_pb2.Run
@@ -129,6 +130,7 @@ class State:
     considered: frozenset[str] = frozenset()
     asked: int = 0
     gathered: bool = False
+    stopped: bool = False
     evaluations: Mapping[int, EvaluationTally] = field(default_factory=dict)
     checkpoints: Mapping[int, CheckpointTally] = field(default_factory=dict)
 

@@ -11,6 +11,7 @@ from dtfm.coordinator.state import Gathering, Pausing, Session, State, Stepping,
 from dtfm.coordinator.turn import (
     Command,
     Greeted,
+    HangUp,
     Heard,
     Input,
     ManifestDone,
@@ -27,8 +28,10 @@ def tick(state: State, event: Input, now: float) -> tuple[State, Sequence[Comman
     """What becomes of ``state`` when ``event`` happens at ``now`` (seconds of a clock that never goes back), and what is
     to be done, in this order."""
     turn = Turn(state, now)
-    over = state.ledger.outcome is not None
+    over = state.stopped
     match event:
+        case Greeted() if over and state.ledger.outcome is None:
+            turn.commands.append(HangUp(event.stream))  # it is to come back to the next process
         case Greeted():
             membership.greeted(turn, event.stream, event.message, event.shows_token)
         case Heard():
@@ -61,6 +64,7 @@ def _heard(turn: Turn, event: Heard, over: bool) -> None:
     session = turn.state.sessions[session.node]
     try:
         if event.message.WhichOneof("message") == "goodbye":
+            turn.commands.append(HangUp(session.stream))
             membership.leave(turn, session, f"goodbye: {shorten(event.message.goodbye.reason)}")
         elif not over:
             _dispatch(turn, session, event)
@@ -102,7 +106,7 @@ def _dispatch(turn: Turn, session: Session, event: Heard) -> None:
 
 def _time_passed(turn: Turn) -> None:
     membership.lapse(turn)
-    if turn.state.ledger.outcome is not None:
+    if turn.state.stopped:
         return
     match turn.state.phase:
         case Gathering():

@@ -323,3 +323,9 @@ def test_a_stop_is_logged_and_dismisses_the_nodes_if_asked_to(dismiss: bool) -> 
     assert world.log[-1] == ev.CoordinatorStopped("Ctrl-C")
     assert world.exit_code == 1
     assert ("finish" in world.kinds_to("a")) == dismiss
+    assert (world.streams["a"] in world.hung_up) != dismiss
+    world.hear("a", heartbeat=wire.Heartbeat())
+    world.join("c")
+    world.lose("b")
+    assert world.state.ledger == world.refolded()
+    assert "plan_adopted" not in world.names()[-3:]
