@@ -110,6 +110,7 @@ class Cluster:
         self.folder = folder
         self.run_file = folder / "run.toml"
         self.run_file.write_text(run)
+        self.store = f"sqlite:///{folder}/store.db"
         self.address = address
         self._start = start
         self.events: list[Event] = []
@@ -135,7 +136,7 @@ class Cluster:
     def start_coordinator(self, *options: str) -> None:
         """Serves the run; a second call, after the first one ended, with the same store and address."""
         command = [sys.executable, "-m", "dtfm.coordinator.cli", "serve", str(self.run_file), "--listen", self.address]
-        command += ["--store", f"sqlite:///{self.folder}/store.db", "--json", "--verbose", *options]
+        command += ["--store", self.store, "--json", "--verbose", *options]
         begun = len(self.events)
         self.coordinator = Process(command, self.folder, on_line=self._heard)
         self.address = self.wait_for("listening", after=begun)["address"]

@@ -36,7 +36,7 @@ def test_it_follows_torch_adamw_with_clipping_and_decay_on_matrices_alone() -> N
     )
     for step in range(1, 21):
         gradients = torch.randn_like(flat) * 0.1
-        for parameter, piece in zip(theirs, gradients.split([90_000, 77]), strict=True):
+        for parameter, piece in zip(theirs, torch.split(gradients, [90_000, 77]), strict=True):
             parameter.grad = piece.view_as(parameter).clone()
         norm = torch.nn.utils.clip_grad_norm_(theirs, 1.0).item()
         for group in optimizer.param_groups:

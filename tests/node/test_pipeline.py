@@ -91,7 +91,7 @@ def train_all(plan: Plan, modules: dict[str, nn.Module]) -> dict[str, Outcome]:
 def test_loss_and_gradients_are_those_of_the_whole_model(sizes: tuple[int, ...]) -> None:
     whole = nn.Sequential(*[layer(i) for i in range(len(sizes))])
     losses = [squared(whole(rows(n)), rows(100 + n)) for n in range(MICRO_BATCHES)]
-    torch.stack(losses).mean().backward()
+    torch.autograd.backward(torch.stack(losses).mean())
 
     shape = plan(*sizes)
     modules = {n: layer(i) for i, s in enumerate(shape.stages) for n in s.replicas}
