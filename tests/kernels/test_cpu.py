@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from dtfm.kernels import cpu, reference
 from dtfm.kernels.codec import encoded_bytes
-from dtfm.kernels.layout import BLOCKS, Codec
+from dtfm.kernels.layout import BLOCKS, SIGNS, Codec
 from tests.kernels.arrays import FINITE, NOT_FINITE, SIZES, float32
 
 CODECS = [c for c in Codec if c is not Codec.OFF]
@@ -36,6 +36,15 @@ def decoded(codec: Codec, data: bytes, elements: int) -> NDArray[np.float32] | s
 @settings(max_examples=60, deadline=None)
 @given(x=float32(FINITE + NOT_FINITE))
 def test_encodes_as_the_reference(codec: Codec, x: NDArray[np.float32]) -> None:
+    assert encoded(codec, x) == reference.encode(codec, x)
+
+
+@each_codec
+@pytest.mark.parametrize("elements", [1, 64])
+@pytest.mark.parametrize("value", FINITE + NOT_FINITE)
+def test_encodes_as_the_reference_at_the_borders(codec: Codec, value: float, elements: int) -> None:
+    signs = np.array([-1 if SIGNS >> j & 1 else 1 for j in range(elements)], np.float32)
+    x = np.full(elements, value, np.float32) * signs  # rotated, 64 of them make one coefficient, 64 times as large
     assert encoded(codec, x) == reference.encode(codec, x)
 
 
