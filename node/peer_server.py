@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import logging
 from collections.abc import AsyncIterator, Callable
 
@@ -62,17 +64,19 @@ class PeerServer:
 
     async def _tensors(self, requests: AsyncIterator[bytes], context: Context) -> bytes:
         source = await self._check(context)
-        async for frame in requests:
-            try:
-                if self._inbox is None:
-                    raise FrameError(FrameProblem.UNKNOWN_GENERATION, "this node has no part in a plan")
-                self._inbox.take(source, frame)
-            except FrameError as refusal:
-                if refusal.problem is FrameProblem.STALE:
-                    log.debug("dropped a frame from %s: %s", source, refusal)
-                    continue
-                log.warning("refused a frame from %s: %s", source, refusal)
-                await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(refusal))
+        # A call is cancelled when either side stops: that is how these streams end.
+        with contextlib.suppress(asyncio.CancelledError):
+            async for frame in requests:
+                try:
+                    if self._inbox is None:
+                        raise FrameError(FrameProblem.UNKNOWN_GENERATION, "this node has no part in a plan")
+                    self._inbox.take(source, frame)
+                except FrameError as refusal:
+                    if refusal.problem is FrameProblem.STALE:
+                        log.debug("dropped a frame from %s: %s", source, refusal)
+                        continue
+                    log.warning("refused a frame from %s: %s", source, refusal)
+                    await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(refusal))
         return b""
 
     async def _ping(self, request: bytes, context: Context) -> bytes:
