@@ -1,0 +1,64 @@
+"""What is written can be gone on from, and loaded elsewhere."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from tests.cluster.launch import Cluster
+from tests.cluster.runs import losses_alone, run_file
+
+GPT2 = """
+[model]
+family = "gpt2"
+config = { n_embd = 32, n_layer = 3, n_head = 4, n_positions = 64 }
+"""
+
+
+def test_a_resumed_run_has_the_losses_of_an_uninterrupted_one(tmp_path: Path) -> None:
+    text = run_file(stages=[1, 2], steps=60, checkpoint_every=10)
+    with Cluster(tmp_path, text) as cluster:
+        for name in "abc":
+            cluster.add(name)
+        cluster.wait_for("checkpoint_written", where=lambda e: e["step"] == 20)
+        cluster.wait_for("step_committed", where=lambda e: e["step"] > 20 and e["step"] % 10 == 5)
+        assert cluster.coordinator is not None
+        cluster.coordinator.send(signal.SIGKILL)
+        cluster.coordinator.wait(10)
+        for node in cluster.nodes.values():  # all memory of the run is gone: only the checkpoint is left
+            node.send(signal.SIGKILL)
+        resumed = len(cluster.events)
+        cluster.start_coordinator("--resume")
+        for name in "abc":
+            cluster.add(name)
+        assert cluster.finish() == 0
+        rolled = cluster.wait_for("rolled_back", after=resumed)
+        assert rolled["step"] >= 20
+    # Steps between the checkpoint and the kill are trained twice; each time the same loss comes out.
+    alone = losses_alone(cluster.run_file)
+    for event in cluster.of("step_committed"):
+        assert event["loss"] == pytest.approx(alone[event["step"] - 1], rel=1e-9, abs=0)
+    assert {e["step"] for e in cluster.of("step_committed")} == set(range(1, 61))
+
+
+def test_an_export_loads_in_transformers_and_writes_text(tmp_path: Path) -> None:
+    text = run_file(model=GPT2, stages=[1, 1], steps=4, precision="fp32")
+    with Cluster(tmp_path, text) as cluster:
+        cluster.add("a")
+        cluster.add("b")
+        assert cluster.finish() == 0
+    export = [sys.executable, "-m", "dtfm.coordinator.cli", "export", "--store", cluster.store, str(tmp_path / "model")]
+    subprocess.run(export, check=True, timeout=60)
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "model")  # type: ignore[no-untyped-call]
+    tokens = model.generate(torch.tensor([list(b"def ")]), max_new_tokens=8, do_sample=False)
+    assert tokens.shape == (1, 12)
+    with torch.no_grad():
+        final = model(torch.tensor([list(b"import os\n" * 3)])).logits
+    assert final.isfinite().all()
+    assert torch.equal(model.lm_head.weight, model.transformer.wte.weight)
