@@ -52,6 +52,7 @@ class Server:
         self._listeners: set[Callable[[Record], None]] = set()
         self._appended = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._writing: asyncio.Future[list[Record]] | None = None
         self._stopping = False
 
     async def listen(self, host: str, port: int) -> int:
@@ -92,6 +93,8 @@ class Server:
         self._appended.set()
         for answer in self._answers.values():
             answer.cancel()
+        if self._writing is not None:
+            await asyncio.wait([self._writing])  # the store is not to be closed under it
         await self._grpc.stop(grace=0.5)
 
     def ask_to_stop(self, reason: str, *, dismiss: bool) -> None:
@@ -113,7 +116,8 @@ class Server:
                 self._carry_out(command)
 
     async def _append(self, events: Sequence[Event]) -> None:
-        records = await asyncio.to_thread(self._store.append, events)
+        writing = self._writing = asyncio.ensure_future(asyncio.to_thread(self._store.append, events))
+        records = await asyncio.shield(writing)
         for record in records:
             for listener in self._listeners:
                 listener(record)
