@@ -7,7 +7,8 @@ import sys
 import typer
 
 from dtfm.coordinator.demo_command import demo
-from dtfm.coordinator.observe_commands import events, members, plan_now
+from dtfm.coordinator.observe_commands import events, members, plan_now, watch
+from dtfm.coordinator.offline_commands import audit, export, plan
 from dtfm.coordinator.serve_command import serve
 
 app = typer.Typer(
@@ -16,7 +17,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (demo, serve, members, events, plan_now):
+for command in (demo, serve, members, events, watch, plan_now, plan, export, audit):
     app.command()(command)
 
 

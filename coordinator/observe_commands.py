@@ -1,18 +1,22 @@
-"""Commands that look at a run: ``members``, ``events``, ``plan-now``."""
+"""Commands that look at a run: ``members``, ``events``, ``watch``, ``plan-now``."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from typing import Annotated, Any
 
 import typer
+from rich.console import Console
+from rich.live import Live
 
 from dtfm.coordinator.ledger import fold
 from dtfm.coordinator.members import member_documents
 from dtfm.coordinator.observe import ask, records
 from dtfm.coordinator.options import DEFAULT_ADDRESS, Address, Json, StoreUrl, TokenFile, print_record, read_token
 from dtfm.coordinator.store import Store
+from dtfm.coordinator.watch import View, render
 from dtfm.protos import control_pb2 as wire
 
 
@@ -46,6 +50,29 @@ def plan_now(address: Address = DEFAULT_ADDRESS, token_file: TokenFile = None, j
         print(json.dumps({"changed": reply.changed, "generation": reply.generation, "reason": reply.reason}))
     else:
         print(f"{'A new plan' if reply.changed else 'No change'} (generation {reply.generation}): {reply.reason}")
+
+
+def watch(
+    address: Address = DEFAULT_ADDRESS, store: StoreUrl = "", token_file: TokenFile = None, json_lines: Json = False
+) -> None:
+    """A live view of the run, until it is over or Ctrl-C."""
+    with contextlib.suppress(KeyboardInterrupt):
+        asyncio.run(_watch(address, store, read_token(token_file), json_lines))
+
+
+async def _watch(address: str, store: str, token: str, json_lines: bool) -> None:
+    if json_lines:
+        await _events(address, store, token, 0, True, json_lines)
+        return
+    view = View()
+    console = Console()
+    live = Live(console=console, refresh_per_second=4, get_renderable=lambda: render(view))
+    # The log up to now is shown at once; on anything but a terminal, as it is in the end.
+    with live if console.is_terminal and not store else contextlib.nullcontext():
+        async for record in records(address, store, token, follow=not store):
+            view.add(record)
+    if not console.is_terminal or store:
+        console.print(render(view))
 
 
 async def _members(address: str, store: str, token: str) -> list[dict[str, Any]]:
