@@ -21,7 +21,7 @@ from dtfm.scheduler.search import Deadline, search
 from dtfm.scheduler.seeds import dealt, seed_groups
 from dtfm.scheduler.workload import Workload
 
-EVALUATIONS = {Objective.ITERATION: 4_000, Objective.PAPER: 100_000}
+EVALUATIONS = {Objective.ITERATION: 4_000, Objective.PAPER: 60_000}
 """Default budgets. An evaluation takes about 1 ms by the iteration objective, 0.05 ms by the paper's."""
 HORIZON_SECONDS = 1800.0
 

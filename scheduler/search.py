@@ -54,8 +54,12 @@ def search(
     rough = evaluations * 2 // 3
     if nodes > SMALL:
         population = _evolve(evaluator.estimated, nodes, shape, population, rng, over(rough))
-    drafts = [candidate.draft for candidate in _fittest(population)]
-    population = _fittest([evaluator.simulated(draft.groups, draft.cuts) for draft in drafts])
+    promising, population = _fittest(population), []
+    for candidate in promising:
+        if population and expired():
+            break
+        population.append(evaluator.simulated(candidate.draft.groups, candidate.draft.cuts))
+    population = _fittest(population)
     if nodes > 1:
         population = _evolve(evaluator.simulated, nodes, shape, population, rng, over(evaluations))
     finalists = population[:FINALISTS] if not expired() else population[:1]

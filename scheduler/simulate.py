@@ -4,7 +4,8 @@ What is simulated is ``node``: a device computes one micro-batch at a time, back
 and holds no more in flight than memory.in_flight says; the last stage turns round at once. During a node's last backward its
 layers' gradients become final from the last layer to the first, and each is reduced at once, beside the rest: shards to
 their owners, sums back to all. Messages pass three queues at the same time: their link, all that the sender sends, all
-that the receiver receives; they are there when the slowest is done, and the latency has passed.
+that the receiver receives; they are there when the slowest is done, and the latency has passed. Groups of more than EXACT_GROUP
+replicas reduce by formula, all layers at the end: their messages go with the square of their number.
 """
 
 from __future__ import annotations
@@ -15,8 +16,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from dtfm.scheduler.estimate import reduction
 from dtfm.scheduler.memory import in_flight
 from dtfm.scheduler.problem import Draft, Problem
+
+EXACT_GROUP = 48
 
 
 @dataclass(slots=True)
@@ -74,7 +78,8 @@ def simulate(problem: Problem, draft: Draft) -> float:
     network = _Network(problem)
     queue: list[tuple[float, int, Callable[..., None], tuple[int, ...]]] = []
     made = 0
-    reduction = _Reduction(problem, draft, network)
+    messages = _Reduction(problem, draft, network)
+    large: dict[tuple[int, ...], int] = {}
 
     def at(time: float, action: Callable[..., None], *arguments: int) -> None:
         nonlocal made
@@ -132,11 +137,19 @@ def simulate(problem: Problem, draft: Draft) -> float:
             at(now + 2 * float(done / problem.flops[node]), final, node, layer)
 
     def final(now: float, node: int, layer: int) -> None:
-        for time, owner in reduction.final(now, node, layer):
-            at(time, shard_arrived, owner, layer)
+        group = draft.groups[devices[node].stage]
+        if len(group) <= EXACT_GROUP:
+            for time, owner in messages.final(now, node, layer):
+                at(time, shard_arrived, owner, layer)
+        elif layer == draft.cuts[devices[node].stage]:
+            large[group] = large.get(group, 0) + 1
+            if large[group] == len(group):
+                layers = draft.cuts[devices[node].stage : devices[node].stage + 2]
+                size = float(np.diff(problem.parameters_before[list(layers)])[0])
+                at(now + sum(reduction(problem, np.array(group), size)), sum_arrived)
 
     def shard_arrived(now: float, node: int, layer: int) -> None:
-        for time in reduction.shard_arrived(now, node, layer):
+        for time in messages.shard_arrived(now, node, layer):
             at(time, sum_arrived)
 
     def sum_arrived(now: float) -> None:

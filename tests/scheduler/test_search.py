@@ -45,13 +45,13 @@ def test_a_node_at_one_percent_stays_idle_and_costs_nothing(handicap: str) -> No
     cluster = uniform_cluster(12, flops=1e13)
     workload = even_workload(layers=8, micro_batches=24)
     alone = schedule(cluster, workload, evaluations=300).predicted.iteration_seconds
-    slow = Node("slow", 1e11 if handicap == "speed" else 1e13, 8e9)
+    snail = Node("snail", 1e11 if handicap == "speed" else 1e13, 8e9)
     bandwidth = np.full((13, 13), 1e8)
     if handicap == "link":
         bandwidth[12, :] = bandwidth[:, 12] = 1e6
-    together = schedule(Cluster((*cluster.nodes, slow), np.full((13, 13), 1e-3), bandwidth), workload, evaluations=300)
-    assert "slow" in together.plan.idle
-    assert "slow" in together.sentence
+    together = schedule(Cluster((*cluster.nodes, snail), np.full((13, 13), 1e-3), bandwidth), workload, evaluations=300)
+    assert "snail" in together.plan.idle
+    assert "snail" in together.sentence
     assert together.predicted.iteration_seconds <= 1.02 * alone
 
 

@@ -1,0 +1,304 @@
+"""What the scheduler reaches, and how fast: ``python -m tests.bench.scheduler [--json] [--quick]``.
+
+One row per measure; ``against`` is what the value is compared with and ``ratio`` the value over it. One core; nodes are
+shuffled before planning.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, replace
+from itertools import combinations
+from random import Random
+
+import numpy as np
+from scipy.stats import spearmanr
+
+from dtfm.scheduler.cluster import Cluster, Node
+from dtfm.scheduler.decision import Objective
+from dtfm.scheduler.evaluate import Evaluator
+from dtfm.scheduler.migrate import Holdings
+from dtfm.scheduler.moves import Shape
+from dtfm.scheduler.networks import PAPER_COSTS, Network, paper_network, paper_workload
+from dtfm.scheduler.order import best_order
+from dtfm.scheduler.paper import paper_seconds
+from dtfm.scheduler.paper_search import PaperEvaluator
+from dtfm.scheduler.plan import Plan
+from dtfm.scheduler.problem import Groups, Problem, draft_of
+from dtfm.scheduler.schedule import schedule
+from dtfm.scheduler.seeds import all_groups
+from dtfm.scheduler.simulate import simulate
+from dtfm.scheduler.workload import Layer, Workload
+
+BEST_KNOWN = {
+    Network.DATA_CENTER: 3.4398,
+    Network.SPOT: 31.6342,
+    Network.UNIVERSITIES: 16.0868,
+    Network.REGIONAL: 34.8020,
+    Network.WORLDWIDE: 49.2184,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    measure: str
+    value: float
+    unit: str
+    against: str = ""
+    ratio: float | None = None
+
+
+def paper_networks(seeds: int) -> Iterator[Row]:
+    for network in Network:
+        cluster, workload = paper_network(network), paper_workload()
+        best = BEST_KNOWN[network]
+        problem = Problem(cluster, workload)
+        for name, value in (
+            ("random groups, best order", random_baseline(problem)),
+            ("region order, in blocks", ordered(problem, blocks=True)),
+            ("region order, dealt out", ordered(problem, blocks=False)),
+        ):
+            yield Row(f"{network}: {name}", value, "s", "best known", value / best)
+        costs, seconds = [], []
+        for seed in range(seeds):
+            began = time.perf_counter()
+            decision = schedule(shuffled(cluster, seed), workload, objective=Objective.PAPER, seed=seed)
+            seconds.append(time.perf_counter() - began)
+            assert decision.predicted.paper is not None
+            costs.append(decision.predicted.paper.total)
+        yield Row(f"{network}: found, worst of {seeds} seeds", max(costs), "s", "best known", max(costs) / best)
+        bound = decision.lower_bound_seconds
+        yield Row(f"{network}: certified lower bound", bound, "s", "found", bound / min(costs))
+        yield Row(f"{network}: time to plan, longest", max(seconds), "s", "limit 10 s", max(seconds) / 10)
+
+
+def random_baseline(problem: Problem) -> float:
+    costs = []
+    for seed in range(10):
+        order = np.random.default_rng(seed).permutation(64).tolist()
+        costs.append(best_ordered(problem, tuple(tuple(order[8 * i : 8 * i + 8]) for i in range(8))))
+    return statistics.mean(costs)
+
+
+def ordered(problem: Problem, blocks: bool) -> float:
+    starts = range(PAPER_COSTS.stages)
+    return best_ordered(
+        problem, tuple(tuple(range(8 * i, 8 * i + 8)) if blocks else tuple(range(i, 64, 8)) for i in starts)
+    )
+
+
+def best_ordered(problem: Problem, groups: Groups) -> float:
+    evaluator = PaperEvaluator.of(problem)
+    class_of = {node: index for index, nodes in enumerate(evaluator.members) for node in nodes}
+    keys = [tuple(sorted(class_of[node] for node in group)) for group in groups]
+    cost = np.array([[evaluator.boundary(a, b)[0] for b in keys] for a in keys])
+    return paper_seconds(problem, tuple(groups[stage] for stage in best_order(cost)[1])).total
+
+
+def small_clusters(count: int) -> Iterator[Row]:
+    ratios = []
+    for seed in range(count):
+        cluster, workload = random_cluster(seed, 4 + seed % 2), random_workload(seed, layers=5, micro_batches=6)
+        problem = Problem(cluster, workload)
+        evaluator = Evaluator(problem, keep_idle_hands=False)
+        best = min(
+            evaluator.simulated(groups, (0, *inner, 5)).seconds
+            for groups in all_groups(len(cluster.nodes), Shape(most_stages=5))
+            for inner in combinations(range(1, 5), len(groups) - 1)
+        )
+        ratios.append(schedule(cluster, workload, seed=seed).predicted.iteration_seconds / best)
+    equal = sum(ratio < 1 + 1e-9 for ratio in ratios)
+    yield Row("4 and 5 nodes: plans equal to the best of all groups and cuts", equal, "plans", "all", equal / count)
+    yield Row("4 and 5 nodes: worst plan", max(ratios), "x", "the best of all groups and cuts", max(ratios))
+
+
+def estimate_against_simulation(clusters: int) -> Iterator[Row]:
+    ranks, errors, fast_times, exact_times = [], [], [], []
+    for seed in range(clusters):
+        rng = Random(seed)
+        nodes = rng.choice([4, 8, 12, 16])
+        problem = Problem(random_cluster(seed, nodes), random_workload(seed, rng.choice([8, 24]), rng.choice([8, 32])))
+        evaluator = Evaluator(problem, keep_idle_hands=False)
+        began = time.perf_counter()
+        drawn = [evaluator.estimated(random_groups(rng, nodes)) for _ in range(50)]
+        fast_times.append((time.perf_counter() - began) / 50)
+        found = [candidate for candidate in drawn if candidate.feasible]
+        began = time.perf_counter()
+        exact = np.array([simulate(problem, candidate.draft) for candidate in found])
+        exact_times.append((time.perf_counter() - began) / len(found))
+        fast = np.array([candidate.seconds for candidate in found])
+        ranks.append(float(spearmanr(fast, exact)[0]))
+        errors += (np.abs(fast - exact) / exact).tolist()
+    rank, error = statistics.mean(ranks), statistics.median(errors)
+    yield Row("estimate against simulation: rank correlation, mean", rank, "", "goal 0.95", rank / 0.95)
+    yield Row("estimate against simulation: rank correlation, least", min(ranks), "", "goal 0.95", min(ranks) / 0.95)
+    yield Row("estimate against simulation: median error", error, "", "goal 0.1", error / 0.1)
+    fast_ms, exact_ms = 1e3 * statistics.mean(fast_times), 1e3 * statistics.mean(exact_times)
+    yield Row("a plan made and estimated", fast_ms, "ms")
+    yield Row("a plan simulated", exact_ms, "ms", "made and estimated", exact_ms / fast_ms)
+
+
+def handicapped_node() -> Iterator[Row]:
+    workload = Workload(tuple(Layer(f"l{i}", 2e11, 2e7, 1e6) for i in range(12)), 30)
+    nodes = tuple(Node(f"n{i}", 1e13, 8e9) for i in range(15))
+    bandwidth = np.full((16, 16), 1e8)
+    latency = np.full((16, 16), 1e-3)
+    alone = schedule(Cluster(nodes, latency[:15, :15], bandwidth[:15, :15]), workload).predicted.iteration_seconds
+    behind = bandwidth.copy()
+    behind[15, :] = behind[:, 15] = 1e6
+    for name, node, links in (
+        ("speed", Node("slow", 1e11, 8e9), bandwidth),
+        ("bandwidth", Node("slow", 1e13, 8e9), behind),
+    ):
+        found = schedule(Cluster((*nodes, node), latency, links), workload).predicted.iteration_seconds
+        yield Row(f"15 nodes and one at 1% {name}", found, "s per step", "without it", found / alone)
+
+
+def replay(events: int) -> Iterator[Row]:
+    """Joins, leaves and drifts, 10 minutes apart: seconds to do the steps that replanning from scratch each time does."""
+    policies: dict[str, Callable[[Cluster, Plan | None, int], tuple[Plan, float]]] = {
+        "with the incumbent": with_incumbent,
+        "from scratch each time": from_scratch,
+        "only when a node is lost": only_when_lost,
+    }
+    steps: dict[str, float] = {}
+    for name, policy in policies.items():
+        rng = np.random.default_rng(3)
+        everyone = random_cluster(11, 20)
+        present = list(range(12))
+        plan: Plan | None = None
+        done = moved = 0.0
+        for event in range(events):
+            kind = rng.integers(3)
+            absent = [node for node in range(20) if node not in present]
+            if kind == 0 and absent:
+                present.append(int(rng.choice(absent)))
+            elif kind == 1 and len(present) > 8:
+                present.remove(int(rng.choice(present)))
+            else:
+                drift = rng.uniform(0.7, 1.4, everyone.bandwidth.shape)
+                everyone = replace(everyone, bandwidth=everyone.bandwidth * drift)
+            cluster = part_of(everyone, present)
+            plan, moving = policy(cluster, plan, event)
+            done += max(0.0, HORIZON - moving) / step_seconds(cluster, plan)
+            moved += moving
+        steps[name] = done
+        against, other = next(iter(steps.items()))
+        yield Row(f"replay of {events} events, {name}: steps done", done, "steps", against, done / other)
+        yield Row(f"replay of {events} events, {name}: moving", moved, "s")
+
+
+HORIZON = 600.0
+REPLAY_WORKLOAD = Workload(tuple(Layer(f"l{i}", 2e11, 5e7, 1e6) for i in range(12)), 16)
+
+
+def with_incumbent(cluster: Cluster, plan: Plan | None, event: int) -> tuple[Plan, float]:
+    decision = schedule(cluster, REPLAY_WORKLOAD, plan, seed=event, evaluations=1000, horizon=HORIZON)
+    return decision.plan, decision.predicted.migration_seconds
+
+
+def from_scratch(cluster: Cluster, plan: Plan | None, event: int) -> tuple[Plan, float]:
+    found = schedule(cluster, REPLAY_WORKLOAD, seed=event, evaluations=1000).plan
+    if plan is None:
+        return found, 0.0
+    draft = draft_of(found, cluster)
+    return found, Holdings.of(Problem(cluster, REPLAY_WORKLOAD), plan).seconds(draft.groups, draft.cuts)
+
+
+def only_when_lost(cluster: Cluster, plan: Plan | None, event: int) -> tuple[Plan, float]:
+    if plan is not None and set(plan.nodes) <= set(cluster.ids):
+        return plan, 0.0
+    return with_incumbent(cluster, plan, event)
+
+
+def step_seconds(cluster: Cluster, plan: Plan) -> float:
+    return simulate(Problem(cluster, REPLAY_WORKLOAD), draft_of(plan, cluster))
+
+
+def scale(nodes: int, seconds: float) -> Iterator[Row]:
+    cluster = regional_cluster(nodes)
+    workload = Workload(tuple(Layer(f"l{i}", 2e11, 1e8, 4e6) for i in range(24)), nodes // 2)
+    plan: Plan | None = None
+    for name, limit in (("cold plan", seconds), ("replan", seconds / 10)):
+        began = time.perf_counter()
+        until = began + limit
+        plan = schedule(cluster, workload, plan, deadline=past(until)).plan
+        took = time.perf_counter() - began
+        yield Row(f"{nodes} nodes, {name} with a deadline of {limit:g} s", took, "s", "deadline", took / limit)
+
+
+def past(moment: float) -> Callable[[], bool]:
+    return lambda: time.perf_counter() > moment
+
+
+def shuffled(cluster: Cluster, seed: int) -> Cluster:
+    return part_of(cluster, np.random.default_rng(seed).permutation(len(cluster.nodes)).tolist())
+
+
+def part_of(cluster: Cluster, nodes: list[int]) -> Cluster:
+    index = np.ix_(nodes, nodes)
+    return Cluster(tuple(cluster.nodes[node] for node in nodes), cluster.latency[index], cluster.bandwidth[index])
+
+
+def random_cluster(seed: int, count: int) -> Cluster:
+    """Speeds within a factor of 10, directed links within one of 100."""
+    rng = np.random.default_rng(seed)
+    nodes = tuple(Node(f"n{i}", 10 ** rng.uniform(12, 13), 10 ** rng.uniform(9.5, 10.5)) for i in range(count))
+    return Cluster(nodes, rng.uniform(0.001, 0.1, (count, count)), 10 ** rng.uniform(6.5, 8.5, (count, count)))
+
+
+def regional_cluster(count: int) -> Cluster:
+    """12 regions, fast inside; speeds within a factor of 10."""
+    rng = np.random.default_rng(0)
+    region = rng.integers(0, 12, count)
+    between = 10 ** rng.uniform(7, 8.3, (12, 12))
+    np.fill_diagonal(between, 1e9)
+    near = region[:, None] == region[None]
+    nodes = tuple(Node(f"n{i}", 10 ** rng.uniform(12.5, 13.5), 16e9, str(region[i])) for i in range(count))
+    noise = rng.uniform(0.8, 1.2, (2, count, count))
+    return Cluster(nodes, np.where(near, 0.001, 0.05) * noise[0], between[np.ix_(region, region)] * noise[1])
+
+
+def random_workload(seed: int, layers: int, micro_batches: int) -> Workload:
+    rng = Random(seed)
+    sizes = [(rng.choice([2e6, 2e7, 5e7]), rng.choice([1e5, 1e6, 4e6])) for _ in range(layers)]
+    return Workload(tuple(Layer(f"l{i}", 2e11, p, a) for i, (p, a) in enumerate(sizes)), micro_batches)
+
+
+def random_groups(rng: Random, nodes: int) -> Groups:
+    stages = rng.randint(1, min(nodes, 8))
+    order = rng.sample(range(nodes), rng.randint(stages, nodes))
+    groups: list[list[int]] = [[] for _ in range(stages)]
+    for index, node in enumerate(order):
+        groups[index if index < stages else rng.randrange(stages)].append(node)
+    return tuple(tuple(sorted(group)) for group in groups)
+
+
+def rows(quick: bool) -> Iterator[Row]:
+    yield from paper_networks(2 if quick else 10)
+    yield from estimate_against_simulation(4 if quick else 20)
+    yield from small_clusters(4 if quick else 30)
+    yield from handicapped_node()
+    yield from replay(10 if quick else 60)
+    yield from scale(256 if quick else 1024, 10.0 if quick else 30.0)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", action="store_true", help="one JSON object per row")
+    parser.add_argument("--quick", action="store_true", help="fewer seeds, clusters and events")
+    options = parser.parse_args()
+    for row in rows(options.quick):
+        if options.json:
+            print(json.dumps(asdict(row)), flush=True)
+        else:
+            ratio = "" if row.ratio is None else f"{row.ratio:9.3f} x {row.against}"
+            print(f"{row.measure:72} {row.value:12.4f} {row.unit:10} {ratio}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
