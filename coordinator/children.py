@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import IO
 
 TAIL_LINES = 15
+TERM_SECONDS = 3.0
 GIVE_UP_SECONDS = 20
 """Should this process be killed outright, its nodes end so long after."""
 
@@ -39,7 +40,7 @@ class Children:
         self._folder = folder
         self._threads = threads
         self._environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "DTFM_TOKEN": token}
-        self._children: list[Child] = []
+        self.running: list[Child] = []
         self._watchers: list[asyncio.Task[None]] = []
 
     async def start(self, node: str, when_gone: Callable[[Child, int], None]) -> None:
@@ -56,12 +57,12 @@ class Children:
             start_new_session=True,
         )
         child = Child(node, process, log, output)
-        self._children.append(child)
+        self.running.append(child)
         self._watchers.append(asyncio.create_task(_watch(child, when_gone)))
 
     async def finish(self, seconds: float) -> None:
         """Waits for all to end by themselves, so long at most."""
-        waits = [asyncio.create_task(child.process.wait()) for child in self._children]
+        waits = [asyncio.create_task(child.process.wait()) for child in self.running]
         if waits:
             _, pending = await asyncio.wait(waits, timeout=seconds)
             for wait in pending:
@@ -73,12 +74,12 @@ class Children:
     async def __aexit__(self, *_: object) -> None:
         for watcher in self._watchers:
             watcher.cancel()
-        for number, seconds in ((signal.SIGTERM, 3.0), (signal.SIGKILL, 5.0)):
-            for child in self._children:
+        for number, seconds in ((signal.SIGTERM, TERM_SECONDS), (signal.SIGKILL, 5.0)):
+            for child in self.running:
                 if child.process.returncode is None:
                     _signal_group(child.process.pid, number)
             await self.finish(seconds)
-        for child in self._children:
+        for child in self.running:
             _signal_group(child.process.pid, signal.SIGKILL)  # what it may have left behind in its group
             child._output.close()
 

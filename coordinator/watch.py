@@ -19,9 +19,9 @@ from dtfm.coordinator.narrate import narrate
 from dtfm.coordinator.store import Record
 
 RECENT_STEPS = 20
-RECENT_EVENTS = 8
+RECENT_EVENTS = 7
 MOST_NODES = 10
-MOST_LINKS = 6
+MOST_LINKS = 4
 _STYLES = ["cyan", "magenta", "green", "yellow", "blue", "red"]
 _SPARKS = "▁▂▃▄▅▆▇█"
 
@@ -73,7 +73,9 @@ def _head(view: View) -> RenderableType:
         if ledger.evaluated
         else "",
     )
-    body: list[RenderableType] = [line, ProgressBar(total=max(steps, 1), completed=ledger.step)]
+    bar = Table.grid(expand=True)  # by itself a bar does not end its line
+    bar.add_row(ProgressBar(total=max(steps, 1), completed=ledger.step))
+    body: list[RenderableType] = [line, bar]
     if len(view.losses) > 1:
         body.append(Text("loss " + sparkline(view.losses), style="dim"))
     if ledger.outcome is not None:

@@ -35,7 +35,7 @@ def run_table(**changes: dict[str, Any]) -> dict[str, Any]:
     return {name: {**table, **changes.get(name, {})} for name, table in RUN.items()}
 
 
-def fresh_state(ledger: Ledger | None = None, **changes: dict[str, Any]) -> State:
+def fresh_state(ledger: Ledger | None = None, /, **changes: dict[str, Any]) -> State:
     run = parse_run(run_table(**changes), "the test")
     ledger = ledger or fold([RunStarted("run-id", run.model_dump(mode="json"))])
     return State(

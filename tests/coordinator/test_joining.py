@@ -134,9 +134,9 @@ def test_later_nodes_probe_all_that_prepared_before() -> None:
     world.hear("c", prepared())
     probe = world.last_to("c", "probe")
     assert [peer.node for peer in probe.peers] == ["a", "b"]
-    assert world.state.sessions["c"].standing is Standing.PROBING
+    assert "c" not in world.state.ready
     world.hear("c", links("c", ["a", "b"]))
-    assert world.state.sessions["c"].standing is Standing.READY
+    assert "c" in world.state.ready
     assert ("a", "c") in world.state.ledger.links
 
 

@@ -32,8 +32,11 @@ def vote(loss: float, samples: int) -> Maker:
 
 
 def bucket(number: int) -> Maker:
-    written = {"bucket": number, "file": "bucket-00001.safetensors", "size_bytes": 1, "digest": DIGEST}
-    return lambda _, s: wire.NodeMessage(bucket_written=wire.BucketWritten(step=max(0, s - 1), **written))
+    return lambda _, s: wire.NodeMessage(
+        bucket_written=wire.BucketWritten(
+            step=max(0, s - 1), bucket=number, file="bucket-00001.safetensors", size_bytes=1, digest=DIGEST
+        )
+    )
 
 
 MAKERS: st.SearchStrategy[Maker] = st.one_of(
@@ -43,8 +46,10 @@ MAKERS: st.SearchStrategy[Maker] = st.one_of(
         [
             lambda g, _: wire.NodeMessage(plan_ready=wire.PlanReady(generation=g)),
             lambda g, _: wire.NodeMessage(plan_failed=wire.PlanFailed(generation=g, problem="x")),
-            lambda g, s: wire.NodeMessage(step_failed=wire.StepFailed(generation=g, step=s, problem=2, peer="b")),
-            lambda g, s: wire.NodeMessage(step_failed=wire.StepFailed(generation=g, step=s, problem=99)),
+            lambda g, s: wire.NodeMessage(
+                step_failed=wire.StepFailed(generation=g, step=s, problem=wire.PEER_LOST, peer="b")
+            ),
+            lambda g, s: wire.NodeMessage(step_failed=wire.StepFailed(generation=g, step=s, problem=wire.INTERNAL)),
             lambda g, s: wire.NodeMessage(
                 evaluated=wire.Evaluated(generation=g, step=max(0, s - 1), loss_sum=1.0, samples=8)
             ),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 from pathlib import Path
+from typing import get_args
 
 import pytest
 import sqlalchemy as sa
@@ -49,7 +50,7 @@ def url(path: Path) -> str:
 
 
 def test_every_event_survives_the_way_through_the_store(tmp_path: Path) -> None:
-    assert {type(event) for event in EVERY_EVENT} == set(ev.Event.__args__)  # type: ignore[attr-defined]
+    assert {type(event) for event in EVERY_EVENT} == set(get_args(ev.Event))
     with Store(url(tmp_path), write=True) as store:
         written = store.append(EVERY_EVENT)
     with Store(url(tmp_path), write=False) as store:

@@ -325,7 +325,8 @@ def test_a_stop_is_logged_and_dismisses_the_nodes_if_asked_to(dismiss: bool) -> 
     assert ("finish" in world.kinds_to("a")) == dismiss
     assert (world.streams["a"] in world.hung_up) != dismiss
     world.hear("a", heartbeat=wire.Heartbeat())
-    world.join("c")
+    world.greet("c")
     world.lose("b")
     assert world.state.ledger == world.refolded()
-    assert "plan_adopted" not in world.names()[-3:]
+    stopped = world.names().index("coordinator_stopped")
+    assert set(world.names()[stopped + 1 :]) <= {"node_left"}
