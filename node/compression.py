@@ -24,6 +24,10 @@ class Codecs:
     gradients: Mapping[str, Codec]
     reduction: Codec
 
+    @property
+    def all(self) -> set[Codec]:
+        return {*self.activations.values(), *self.gradients.values(), self.reduction}
+
     def of(self, kind: Kind, destination: str) -> Codec:
         match kind:
             case Kind.ACTIVATION | Kind.EVALUATION:

@@ -9,6 +9,7 @@ from functools import partial
 
 import torch
 
+from dtfm.kernels.codec import encode
 from dtfm.node import pipeline
 from dtfm.node.admission import Expectations
 from dtfm.node.compression import choose_codecs
@@ -77,6 +78,8 @@ class Engagement:
             bandwidth=bandwidth,
             micro_batch_seconds=3 * forward_flops / flops,
         )
+        for codec in self.codecs.all:  # whatever a codec needs to load or compile, it does before the first step
+            encode(codec, torch.zeros(1, dtype=stage.dtype))
         expect = Expectations(
             share=share,
             groups=groups,

@@ -14,6 +14,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
 
+from tests.cluster.runs import write_corpus
+
 Event = dict[str, Any]
 ROOT = Path(__file__).parents[2]
 
@@ -110,6 +112,7 @@ class Cluster:
         self.folder = folder
         self.run_file = folder / "run.toml"
         self.run_file.write_text(run)
+        write_corpus(folder)
         self.store = f"sqlite:///{folder}/store.db"
         self.address = address
         self._start = start

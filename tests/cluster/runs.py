@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+import argparse
+import asyncio.events
+import dataclasses
+import enum
+import inspect
+import typing
 from pathlib import Path
 
 from dtfm.coordinator.run_file import read_run_file
 from tests.cluster.plain import plain_losses
+
+#: Real text that is read in an instant: a few of the standard library's modules.
+CORPUS = "corpus.txt"
 
 LLAMA = """
 [model]
@@ -19,7 +28,7 @@ def run_file(
     stages: list[int],
     steps: int,
     model: str = LLAMA,
-    source: str = "python-stdlib",
+    source: str = CORPUS,
     precision: str = "fp64",
     learning_rate: float = 1e-2,
     checkpoint_every: int = 0,
@@ -52,7 +61,14 @@ every = {checkpoint_every}
 """
 
 
+def write_corpus(folder: Path) -> None:
+    modules = (argparse, asyncio.events, dataclasses, enum, inspect, typing)
+    text = "\n".join(inspect.getsource(module) for module in modules)
+    (folder / CORPUS).write_text(text)
+
+
 def losses_alone(path: Path, allowed_modules: tuple[str, ...] = ()) -> list[float]:
     """Every step's loss of the run file at ``path``, trained by one plain process."""
     run = read_run_file(path).message("any")
+    run.data.source = run.data.source.replace(CORPUS, str(path.parent / CORPUS))
     return plain_losses(run, run.train.steps, allowed_modules)

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -55,7 +56,7 @@ def test_an_export_loads_in_transformers_and_writes_text(tmp_path: Path) -> None
         assert cluster.finish() == 0
     export = [sys.executable, "-m", "dtfm.coordinator.cli", "export", "--store", cluster.store, str(tmp_path / "model")]
     subprocess.run(export, check=True, timeout=60)
-    model = AutoModelForCausalLM.from_pretrained(tmp_path / "model")  # type: ignore[no-untyped-call]
+    model: Any = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
     tokens = model.generate(torch.tensor([list(b"def ")]), max_new_tokens=8, do_sample=False)
     assert tokens.shape == (1, 12)
     with torch.no_grad():

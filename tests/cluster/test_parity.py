@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 from pathlib import Path
 
 import pytest
 
-from dtfm.coordinator.run_file import read_run_file
-from dtfm.protos.plan_pb2 import Run
 from tests.cluster.launch import Cluster
-from tests.cluster.plain import plain_losses
-from tests.cluster.runs import run_file
+from tests.cluster.runs import losses_alone, run_file
 
 STEPS = 20
 GPT2 = """
@@ -34,15 +30,8 @@ def train(folder: Path, text: str, nodes: int, *options: str) -> Cluster:
     return cluster
 
 
-@functools.cache
-def expected_losses(run: bytes, allowed: tuple[str, ...]) -> list[float]:
-    return plain_losses(Run.FromString(run), STEPS, allowed)
-
-
 def assert_equal_losses(cluster: Cluster, tolerance: float, allowed: tuple[str, ...] = ()) -> None:
-    run = read_run_file(cluster.run_file).message("any")
-    run.checkpoint.uri = ""  # the one thing in which the shapes' runs differ
-    expected = expected_losses(run.SerializeToString(deterministic=True), allowed)
+    expected = losses_alone(cluster.run_file, allowed)
     assert cluster.losses == pytest.approx(expected, rel=tolerance, abs=0)
     # Replicas vote with a digest of their state and end the run when digests differ; the votes are checked in the coordinator.
     assert not cluster.of("digest_mismatch")
