@@ -22,6 +22,9 @@ from dtfm.coordinator.server import Server
 from dtfm.coordinator.serving import open_run, serve_until_over
 from dtfm.coordinator.store import Record, Store
 
+DEFAULT_STEPS = 100
+"""Of a demo whose run file does not say: within three minutes on two cores."""
+
 SAMPLE_SECONDS = 120
 
 
@@ -42,7 +45,7 @@ def demo_run(table: dict[str, Any], nodes: int, steps: int | None, folder: Path)
     cluster = dict(table.get("cluster", {}))
     cluster["nodes"] = nodes
     cluster.setdefault("stages", [-(-nodes // 2), nodes // 2] if nodes > 1 else [1])
-    train = dict(table.get("train", {}))
+    train = {"steps": DEFAULT_STEPS, **table.get("train", {})}
     if steps is not None:
         train["steps"] = steps
     checkpoint = {"uri": (folder / "checkpoints").resolve().as_uri(), **table.get("checkpoint", {})}

@@ -16,7 +16,7 @@ from dtfm.coordinator.run_file import read_table
 
 def demo(
     nodes: Annotated[int, typer.Option(min=1, max=64, help="How many nodes, each a process on this machine.")] = 4,
-    steps: Annotated[int | None, typer.Option(min=1, help="Instead of the run file's.")] = None,
+    steps: Annotated[int | None, typer.Option(min=1, help="Default: the run file's, or 100.")] = None,
     run: Annotated[
         Path | None, typer.Option(help="A run file (TOML); left out: a small Llama on Python's library.")
     ] = None,

@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationIn
 from dtfm.coordinator.complaints import RunFileError, sentences
 from dtfm.protos import plan_pb2
 
-Codec = Literal["auto", "off", "raw16", "i8b256"]
+Codec = Literal["auto", "off", "raw16", "i8b256", "i4b64", "i4h64"]
 Name = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
 
 MAX_FILE_BYTES = 1 << 20

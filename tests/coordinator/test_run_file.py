@@ -90,7 +90,7 @@ def test_a_run_survives_the_way_through_the_log() -> None:
         ("[cluster]\nstages = [2, 2]\nnodes = 3", "cluster.nodes = 3: must be at least 4"),
         (
             '[network]\nactivations = "zip"',
-            "network.activations = 'zip': must be one of 'auto', 'off', 'raw16' or 'i8b256'",
+            "network.activations = 'zip': must be one of 'auto', 'off', 'raw16', 'i8b256', 'i4b64' or 'i4h64'",
         ),
         (
             "[model]\nconfig = { hidden_size = 130, num_attention_heads = 4 }",
