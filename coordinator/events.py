@@ -44,11 +44,14 @@ class DeviceSeen:
 
 @dataclass(frozen=True, slots=True)
 class NodeJoined:
+    """``incarnation`` (hex) is drawn by every process of a node: with the same one comes what it had in memory."""
+
     node: str
     reason: str
     address: str
     device: DeviceSeen
     package_version: str = ""
+    incarnation: str = ""
     event: Literal["node_joined"] = "node_joined"
 
 

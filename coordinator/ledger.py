@@ -20,6 +20,7 @@ PEER_LOST = "PEER_LOST"
 class Member:
     address: str
     device: ev.DeviceSeen
+    incarnation: str
     ready: bool = False
 
 
@@ -33,9 +34,10 @@ class Outcome:
 class Ledger:
     """``step`` is the last committed one, ``generation`` the last plan's.
 
-    ``holders`` are, per layer, the nodes that hold its state as of ``step``. ``checkpoints`` maps steps to folders, whole
-    ones alone. Since the last commit, ``failures`` counts aborted steps whose fault lies in the step itself, and
-    ``peer_losses`` those that a node aborted because it lost a peer; ``plan_failures`` counts since a plan last started.
+    ``held`` says, per layer, which processes (node, incarnation) had its state as of ``step``; ``presumed``: one of them
+    has been away since, and may have missed the last commit. ``checkpoints`` maps steps to folders, whole ones alone.
+    Since the last commit, ``failures`` counts aborted steps whose fault lies in the step itself, and ``peer_losses``
+    those that a node aborted because it lost a peer; ``plan_failures`` counts since a plan last started.
     """
 
     run_id: str = ""
@@ -45,7 +47,8 @@ class Ledger:
     links: Mapping[tuple[str, str], ev.Link] = field(default_factory=dict)
     generation: int = 0
     plan: Plan | None = None
-    holders: tuple[tuple[str, ...], ...] = ()
+    held: tuple[tuple[tuple[str, str], ...], ...] = ()
+    presumed: bool = False
     step: int = 0
     last: ev.StepCommitted | None = None
     evaluated: ev.Evaluated | None = None
@@ -59,6 +62,12 @@ class Ledger:
     def checkpoint_step(self) -> int:
         """Step of the newest whole checkpoint; 0: there is none."""
         return max(self.checkpoints, default=0)
+
+    @property
+    def holders(self) -> tuple[tuple[str, ...], ...]:
+        """Per layer, the nodes that hold its state as of ``step`` and are here."""
+        present = {(node, member.incarnation) for node, member in self.members.items()}
+        return tuple(tuple(who[0] for who in layer if who in present) for layer in self.held)
 
     @property
     def state_is_held(self) -> bool:
@@ -86,8 +95,9 @@ def apply(ledger: Ledger, event: ev.Event) -> Ledger:
             fresh = replace(_emptied(ledger), run=event.run, outcome=outcome)
             return replace(fresh, failures=0, peer_losses=0, plan_failures=0)
         case ev.NodeJoined():
-            member = Member(event.address, event.device)
-            return replace(ledger, members={**ledger.members, event.node: member})
+            member = Member(event.address, event.device, event.incarnation)
+            back = any((event.node, event.incarnation) in layer for layer in ledger.held)
+            return replace(ledger, members={**ledger.members, event.node: member}, presumed=ledger.presumed or back)
         case ev.NodeReady():
             member = replace(ledger.members[event.node], ready=True)
             return replace(ledger, members={**ledger.members, event.node: member})
@@ -101,9 +111,10 @@ def apply(ledger: Ledger, event: ev.Event) -> Ledger:
         case ev.PlanAdopted():
             return replace(ledger, generation=event.generation, plan=event.plan)
         case ev.PlanStarted():
-            return replace(ledger, holders=_layer_holders(ledger), plan_failures=0)
+            return replace(ledger, held=_held_by_plan(ledger), presumed=False, plan_failures=0)
         case ev.PlanFailed():
-            return replace(ledger, plan_failures=ledger.plan_failures + 1)
+            held = () if ledger.presumed else ledger.held
+            return replace(ledger, plan_failures=ledger.plan_failures + 1, held=held, presumed=False)
         case ev.StepCommitted():
             return replace(ledger, step=event.step, last=event, failures=0, peer_losses=0)
         case ev.StepAborted():
@@ -121,7 +132,9 @@ def apply(ledger: Ledger, event: ev.Event) -> Ledger:
             checkpoints = {step: folder for step, folder in ledger.checkpoints.items() if step < event.step}
             if event.folder:
                 checkpoints[event.step] = event.folder
-            return replace(ledger, step=event.step, plan=None, holders=(), checkpoints=checkpoints, last=None)
+            return replace(
+                ledger, step=event.step, plan=None, held=(), presumed=False, checkpoints=checkpoints, last=None
+            )
         case ev.RunFinished():
             return replace(ledger, outcome=Outcome(True, event.reason))
         case ev.RunFailed():
@@ -131,8 +144,8 @@ def apply(ledger: Ledger, event: ev.Event) -> Ledger:
 
 
 def _emptied(ledger: Ledger) -> Ledger:
-    """Without nodes, and without what lives in them alone."""
-    return replace(ledger, members={}, links={}, plan=None, holders=())
+    """Without nodes; those that come back still have what they had."""
+    return replace(ledger, members={}, links={}, plan=None)
 
 
 def _without(ledger: Ledger, node: str) -> Ledger:
@@ -140,10 +153,13 @@ def _without(ledger: Ledger, node: str) -> Ledger:
         ledger,
         members={name: member for name, member in ledger.members.items() if name != node},
         links={pair: link for pair, link in ledger.links.items() if node not in pair},
-        holders=tuple(tuple(name for name in names if name != node) for names in ledger.holders),
     )
 
 
-def _layer_holders(ledger: Ledger) -> tuple[tuple[str, ...], ...]:
+def _held_by_plan(ledger: Ledger) -> tuple[tuple[tuple[str, str], ...], ...]:
     assert ledger.plan is not None
-    return tuple(stage.replicas for stage in ledger.plan.stages for _ in range(*stage.layers))
+    return tuple(
+        tuple((node, ledger.members[node].incarnation) for node in stage.replicas)
+        for stage in ledger.plan.stages
+        for _ in range(*stage.layers)
+    )

@@ -45,7 +45,8 @@ def greeted(turn: Turn, stream: int, message: wire.NodeMessage, shows_token: boo
     if turn.state.ledger.outcome is not None:  # the replaced stream may have ended the run
         turn.refuse(stream, named, wire.RUN_OVER, f"the run is over: {turn.state.ledger.outcome.reason}")
         return
-    turn.emit(ev.NodeJoined(hello.node, reason, hello.address, device, shorten(hello.package_version)))
+    incarnation = f"{hello.incarnation:016x}"
+    turn.emit(ev.NodeJoined(hello.node, reason, hello.address, device, shorten(hello.package_version), incarnation))
     turn.update(Session(hello.node, stream, hello.incarnation, hello.address, turn.now))
     welcome = wire.Welcome(run=state.message, heartbeat_seconds=state.heartbeat, peer_token=state.peer_token)
     turn.send([hello.node], welcome=welcome)

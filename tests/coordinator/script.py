@@ -149,10 +149,10 @@ class World:
     def hear(self, node: str, message: wire.NodeMessage | None = None, **fields: Any) -> None:
         self.feed(t.Heard(self.streams[node], message or wire.NodeMessage(**fields)))
 
-    def join(self, *nodes: str) -> None:
+    def join(self, *nodes: str, **changes: Any) -> None:
         """Each comes, prepares, and reports its links to those it is told to probe."""
         for node in nodes:
-            self.greet(node)
+            self.greet(node, **changes)
             self.hear(node, prepared())
             last = self.heard_by(node)[-1]
             if last.WhichOneof("message") == "probe":

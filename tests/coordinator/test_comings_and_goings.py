@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from dtfm.coordinator import events as ev
@@ -193,30 +195,75 @@ def test_a_node_lost_before_the_last_checkpoint_is_written_means_training_again(
     assert world.exit_code == 0
 
 
-def test_a_restarted_coordinator_waits_for_its_nodes_and_goes_on_from_the_checkpoint() -> None:
+def restarted(before: World, **changes: dict[str, Any]) -> World:
+    """The next coordinator process, on what the one before had logged."""
+    resumed = ev.RunResumed("from the log", dict(before.state.ledger.run))
+    return World(fresh_state(fold([resumed], before.refolded()), **changes))
+
+
+def test_a_restarted_coordinator_waits_for_its_nodes_and_no_step_is_lost() -> None:
+    before = training(train={"steps": 10})
+    before.step()
+    world = restarted(before, train={"steps": 10})
+    assert (world.state.ledger.step, world.state.ledger.plan, dict(world.state.ledger.members)) == (1, None, {})
+    world.join("a")
+    assert isinstance(world.state.phase, Gathering)
+    world.join("b")
+    assignment = world.last_to("a", "assignment")
+    assert (assignment.plan.generation, assignment.step, assignment.checkpoint) == (2, 1, "")
+    assert [list(donors.nodes) for donors in assignment.donors] == [["a"], ["a"], ["b"], ["b"]]
+    world.settle()
+    assert world.last_to("a", "begin") == wire.Begin(generation=2, step=2)
+
+
+def test_nodes_that_missed_the_commit_before_a_crash_make_it_go_back_to_the_checkpoint() -> None:
     before = training(train={"steps": 10})
     before.step()
     before.step()
     before.save()
     before.step()
-    resumed = ev.RunResumed("from the log", dict(before.state.ledger.run))
-    ledger = fold([resumed], before.refolded())
-    assert (ledger.step, ledger.plan, dict(ledger.members)) == (3, None, {})
-    world = World(fresh_state(ledger, train={"steps": 10}))
-    world.join("a")
-    assert isinstance(world.state.phase, Gathering)
-    world.join("b")
+    world = restarted(before, train={"steps": 10})
+    world.join("a", "b")
+    world.hear("a", plan_failed=wire.PlanFailed(generation=2, problem="nobody has the state as of step 3"))
     assert world.events(ev.RolledBack)[-1].step == 2
-    adopted = world.events(ev.PlanAdopted)[-1]
-    assert (adopted.generation, adopted.step) == (2, 2)
+    assert world.last_to("a", "assignment").checkpoint == "memory://checkpoints/step-00000002"
     world.settle()
-    assert world.last_to("a", "begin") == wire.Begin(generation=2, step=3)
+    assert world.last_to("a", "begin") == wire.Begin(generation=3, step=3)
+
+
+def test_nodes_that_were_restarted_too_have_nothing_in_memory() -> None:
+    before = training(train={"steps": 10})
+    before.step()
+    before.step()
+    before.save()
+    before.step()
+    world = restarted(before, train={"steps": 10})
+    world.join("a", incarnation=2)
+    world.join("b", incarnation=2)
+    assert world.events(ev.RolledBack)[-1].step == 2
+
+
+def test_a_plan_that_fails_for_other_reasons_leaves_the_state_where_it_is() -> None:
+    world = training("a", "b", "c")
+    world.step()
+    world.lose("a")
+    world.hear("b", plan_failed=wire.PlanFailed(generation=2, problem="no memory"))
+    assert world.events(ev.RolledBack) == []
+    assert world.last_to("b", "assignment").step == 1
+
+
+def test_a_node_that_comes_back_at_once_still_has_its_state() -> None:
+    world = training()
+    world.step()
+    world.lose("b")
+    world.join("b")
+    assert world.events(ev.RolledBack) == []
+    assert [list(donors.nodes) for donors in world.last_to("b", "assignment").donors] == [["a"], ["a"], ["b"], ["b"]]
 
 
 def test_a_restarted_coordinator_goes_on_with_fewer_nodes_after_some_time() -> None:
     before = training("a", "b", "c")
-    ledger = fold([ev.RunResumed("from the log", dict(before.state.ledger.run))], before.refolded())
-    world = World(fresh_state(ledger, cluster={"nodes": 3}))
+    world = restarted(before, cluster={"nodes": 3})
     world.join("a", "b")
     assert isinstance(world.state.phase, Gathering)
     world.wait(7 * LEASE, beating=["a", "b"])
@@ -228,8 +275,7 @@ def test_a_run_whose_last_checkpoint_is_whole_is_over_when_resumed() -> None:
     before.step()
     before.evaluate()
     before.save()
-    ledger = fold([ev.RunResumed("from the log", dict(before.state.ledger.run))], before.refolded())
-    world = World(fresh_state(ledger, train={"steps": 1}))
+    world = restarted(before, train={"steps": 1})
     world.join("a", "b")
     assert world.exit_code == 0
 
