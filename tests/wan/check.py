@@ -1,0 +1,169 @@
+"""Does the emulated network do what its file says? ``python -m tests.wan.check [NETWORK.json | NAME] [--json]``.
+
+Round trips of UDP datagrams and the rates of TCP connections, measured from inside the namespaces. A benchmark calls
+``check`` before it trusts the network. NAME is one of the paper's five, at eight nodes (networks.py).
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from subprocess import PIPE, Popen
+from typing import Any
+
+from dtfm.scheduler.formats import parse_network
+from dtfm.scheduler.networks import Network
+from tests.wan.networks import eight_nodes
+from tests.wan.wan import Wan, WanUnavailable
+
+TRIP_TOLERANCE, TRIP_SLACK_SECONDS = 0.05, 0.003
+"""A round trip may be off by 5% and 3 ms, which is what the kernel, Python and a busy machine add."""
+RATE_TOLERANCE = 0.12
+"""TCP/IP headers are 3.5%; the rest is for congestion control, which probes and backs off."""
+SEND_SECONDS = 1.0
+RAMP_SECONDS, RAMP_TRIPS = 0.5, 12.0
+"""A connection's first bytes are no measure of its link: it starts slowly."""
+
+Pair = tuple[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One direction of a pair: the round trip in seconds and TCP's rate in bytes per second, configured and measured."""
+
+    source: str
+    destination: str
+    trip: float
+    trip_measured: float
+    rate: float
+    rate_measured: float
+
+    @property
+    def agrees(self) -> bool:
+        trip_error = abs(self.trip_measured - self.trip)
+        rate_error = abs(self.rate_measured - self.rate)
+        return (
+            trip_error <= TRIP_TOLERANCE * self.trip + TRIP_SLACK_SECONDS and rate_error <= RATE_TOLERANCE * self.rate
+        )
+
+
+class Probes:
+    """One probe process per node of a Wan."""
+
+    def __init__(self, wan: Wan) -> None:
+        self._wan = wan
+        self._probes: dict[str, Popen[str]] = {}
+
+    def __enter__(self) -> Probes:
+        for name in self._wan.names:
+            command = [sys.executable, "-m", "tests.wan.probe", self._wan.address(name)]
+            self._probes[name] = self._wan.run(
+                name, command, cwd=Path(__file__).parents[2], stdin=PIPE, stdout=PIPE, text=True
+            )
+        for name in self._probes:
+            self._read(name)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for probe in self._probes.values():
+            probe.kill()
+            probe.wait(10)
+            for stream in (probe.stdin, probe.stdout):
+                assert stream is not None
+                with contextlib.suppress(BrokenPipeError):
+                    stream.close()
+
+    def all(self, orders: Mapping[Pair, dict[str, Any]]) -> dict[Pair, float]:
+        """Obeys all orders at once, each at its pair's source; NaN where a probe met a problem."""
+        results: dict[Pair, float] = {}
+        for (source, destination), order in orders.items():
+            probe = self._probes[source]
+            assert probe.stdin is not None
+            probe.stdin.write(json.dumps({"id": destination, **order}) + "\n")
+            probe.stdin.flush()
+        for source, _ in orders:
+            answer = self._read(source)
+            results[source, answer["id"]] = answer.get("value", float("nan"))
+        return results
+
+    def echo(self, pairs: list[Pair]) -> dict[Pair, float]:
+        """Round trips in seconds."""
+        return self.all({pair: {"echo": self._wan.address(pair[1])} for pair in pairs})
+
+    def send(self, pairs: list[Pair]) -> dict[Pair, float]:
+        """TCP's rate in bytes per second, of all pairs at once."""
+        trips = [self._wan.link(a, b).latency + self._wan.link(b, a).latency for a, b in pairs]
+        ramp = RAMP_SECONDS + RAMP_TRIPS * max(trips)
+        times = {"seconds": ramp + SEND_SECONDS, "ramp": ramp}
+        return self.all({pair: {"send": self._wan.address(pair[1]), **times} for pair in pairs})
+
+    def flood(self, pair: Pair, count: int) -> float:
+        """Share of small datagrams that came back."""
+        return self.all({pair: {"flood": self._wan.address(pair[1]), "count": count}})[pair]
+
+    def _read(self, name: str) -> dict[str, Any]:
+        stdout = self._probes[name].stdout
+        assert stdout is not None
+        line = stdout.readline()
+        assert line, f"the probe of {name} ended"
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+
+def rounds(names: tuple[str, ...]) -> Iterator[list[Pair]]:
+    """All ordered pairs, in rounds in which each node has one partner: a round-robin tournament."""
+    ring: list[str | None] = [*names, *([None] if len(names) % 2 else [])]
+    for _ in range(len(ring) - 1):
+        half = len(ring) // 2
+        couples = zip(ring[:half], reversed(ring[half:]), strict=True)
+        yield [pair for a, b in couples if a and b for pair in ((a, b), (b, a))]
+        ring = [ring[0], ring[-1], *ring[1:-1]]
+
+
+def check(wan: Wan) -> list[Finding]:
+    """Every link between nodes; in each round every node sends to one other and receives from it."""
+    findings = []
+    with Probes(wan) as probes:
+        for pairs in rounds(wan.network.ids):
+            trips, rates = probes.echo(pairs), probes.send(pairs)
+            for a, b in pairs:
+                there, back = wan.link(a, b), wan.link(b, a)
+                trip = there.latency + back.latency
+                findings.append(Finding(a, b, trip, trips[a, b], there.rate, rates[a, b]))
+    return findings
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("network", nargs="?", default=Network.WORLDWIDE.value, help="NETWORK.json, or a NAME")
+    parser.add_argument("--json", action="store_true", help="one JSON object per link")
+    arguments = parser.parse_args()
+    if arguments.network in list(Network):
+        network = eight_nodes(Network(arguments.network)).cluster
+    else:
+        network = parse_network(Path(arguments.network).read_text())
+    try:
+        with Wan(network) as wan:
+            findings = check(wan)
+    except WanUnavailable as reason:
+        print(f"No network can be emulated here: {reason}", file=sys.stderr)
+        return 2
+    for found in findings:
+        if arguments.json:
+            print(json.dumps({**asdict(found), "agrees": found.agrees}))
+        else:
+            print(
+                f"{found.source:>6} -> {found.destination:<6} round trip {found.trip_measured * 1e3:7.1f} of "
+                f"{found.trip * 1e3:7.1f} ms, rate {found.rate_measured * 8e-6:8.2f} of {found.rate * 8e-6:8.2f} Mbit/s"
+                f"{'' if found.agrees else '   WRONG'}"
+            )
+    return 0 if all(found.agrees for found in findings) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

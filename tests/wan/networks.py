@@ -1,0 +1,44 @@
+"""The paper's five networks at eight nodes, slowed down to what one small machine can emulate.
+
+Latencies stay; all bandwidths are divided by the same number, so that all links together, all busy at once, carry 1.5 Gbit/s.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from dtfm.scheduler.cluster import Cluster
+from dtfm.scheduler.networks import Network, paper_network
+
+TOTAL_BANDWIDTH = 1.5e9 / 8
+"""Bytes per second, over all ordered pairs."""
+
+_CHOSEN = {
+    Network.DATA_CENTER: (0, 1, 8, 9, 16, 17, 24, 25),  # two GPUs on each of four instances
+    Network.SPOT: (0, 1, 2, 3, 32, 33, 34, 35),  # one instance of four GPUs, four of one: half and half, as the 64
+    Network.UNIVERSITIES: (0, 1, 2, 3, 32, 33, 34, 35),
+    Network.REGIONAL: (0, 1, 16, 17, 32, 33, 48, 49),
+    Network.WORLDWIDE: (0, 8, 16, 24, 32, 40, 48, 56),  # one node in each of the eight regions
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Scaled:
+    """``cluster`` has the paper's bandwidths divided by ``divisor``; its nodes are n0 to n7."""
+
+    cluster: Cluster
+    divisor: float
+
+
+def eight_nodes(network: Network, total_bandwidth: float = TOTAL_BANDWIDTH) -> Scaled:
+    """Eight of the network's 64 nodes, in region order; ``total_bandwidth`` in bytes per second."""
+    whole = paper_network(network)
+    chosen = np.array(_CHOSEN[network])
+    nodes = tuple(replace(whole.nodes[index], id=f"n{number}") for number, index in enumerate(chosen))
+    latency, bandwidth = (matrix[np.ix_(chosen, chosen)].copy() for matrix in (whole.latency, whole.bandwidth))
+    for matrix in (latency, bandwidth):
+        np.fill_diagonal(matrix, 0.0)
+    divisor = float(bandwidth.sum()) / total_bandwidth
+    return Scaled(Cluster(nodes, latency, bandwidth / divisor), divisor)
