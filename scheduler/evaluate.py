@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from dtfm.scheduler.cuts import balanced_cuts
+from dtfm.scheduler.cuts import best_cuts
 from dtfm.scheduler.estimate import estimate
 from dtfm.scheduler.problem import Draft, Groups, Problem
 from dtfm.scheduler.routes import interleaved, route
@@ -74,7 +74,7 @@ class Evaluator:
 
     def _estimate(self, groups: Groups, cuts: tuple[int, ...] | None) -> Candidate:
         if cuts is None:
-            cuts, shortfall = balanced_cuts(self.problem, groups)
+            cuts, shortfall = best_cuts(self.problem, groups)
         else:
             shortfall = memory_shortfall(self.problem, groups, cuts)
         draft = route(self.problem, groups, cuts)

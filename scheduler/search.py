@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable
 from random import Random
 
@@ -17,13 +18,14 @@ Deadline = Callable[[], bool]
 Pricing = Callable[[Groups, tuple[int, ...] | None], Candidate]
 
 POPULATION = 16
+CROWD = 8
 FINALISTS = 6
 STEPS_PER_NODE = 16
 HEAT = 0.05
 """First temperature of a walk at most, as part of the seconds per step."""
 CUT_SHIFTS = 0.15
 """Part of a walk's steps that move a cut by a layer."""
-PATIENCE = 25
+PATIENCE = 40
 """Walks without a new best after which the search ends."""
 SMALL = 5
 """Up to so many nodes every choice of groups is priced (1,081 for five)."""
@@ -109,11 +111,15 @@ def _walk(price: Pricing, nodes: int, shape: Shape, start: Candidate, rng: Rando
 
 
 def _fittest(population: list[Candidate]) -> list[Candidate]:
-    """The best, one for each choice of groups."""
-    unique: dict[Groups, Candidate] = {}
+    """The best, one for each choice of groups, and no more than CROWD for each number of stages."""
+    kept: dict[Groups, Candidate] = {}
+    crowd: Counter[int] = Counter()
     for candidate in sorted(population, key=lambda candidate: candidate.price):
-        unique.setdefault(candidate.draft.groups, candidate)
-    return list(unique.values())[:POPULATION]
+        groups = candidate.draft.groups
+        if groups not in kept and crowd[len(groups)] < CROWD and len(kept) < POPULATION:
+            kept[groups] = candidate
+            crowd[len(groups)] += 1
+    return list(kept.values())
 
 
 def _shift_cuts(evaluator: Evaluator, best: Candidate, expired: Deadline) -> Candidate:
