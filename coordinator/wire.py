@@ -26,6 +26,7 @@ def assignment(ledger: Ledger, reason: str) -> control_pb2.Assignment:
     assert ledger.described is not None
     held = ledger.step > 0 and ledger.state_is_held
     donors = ledger.holders if held else ((),) * len(ledger.described.workload.layers)
+    last = ledger.last
     named = {*ledger.plan.nodes, *(node for names in donors for node in names)}
     return control_pb2.Assignment(
         plan=plan_message(ledger.plan),
@@ -46,4 +47,7 @@ def assignment(ledger: Ledger, reason: str) -> control_pb2.Assignment:
             for (source, destination), link in sorted(ledger.links.items())
             if source in named and destination in named
         ],
+        last_commit=control_pb2.Commit(generation=last.generation, step=last.step, gradient_norm=last.gradient_norm)
+        if last is not None
+        else None,
     )

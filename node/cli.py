@@ -64,16 +64,15 @@ def join(
         list[str] | None,
         typer.Option(help="Let the run name code in this installed package.module (may be given several times)."),
     ] = None,
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log what happens, to standard error.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log every message too.")] = False,
 ) -> None:
     """Joins a run and takes part until it is over.
 
     SIGTERM or Ctrl-C finishes the step in hand, says goodbye and exits 0; a second one exits at once. Exit codes: 0 the run is
     complete or this node left in order, 1 the run failed or the coordinator is gone, 2 bad input or a refusal.
     """
-    logging.basicConfig(
-        level=logging.INFO if verbose else logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
+    logging.getLogger("dtfm").setLevel(logging.DEBUG if verbose else logging.INFO)
     if threads:
         torch.set_num_threads(threads)
     try:

@@ -28,6 +28,13 @@ class Codecs:
     def all(self) -> set[Codec]:
         return {*self.activations.values(), *self.gradients.values(), self.reduction}
 
+    @property
+    def sentence(self) -> str:
+        """For people: what goes where under which codec."""
+        links = [f"activations to {peer} {codec.name.lower()}" for peer, codec in sorted(self.activations.items())]
+        links += [f"gradients to {peer} {codec.name.lower()}" for peer, codec in sorted(self.gradients.items())]
+        return ", ".join([*links, f"reduction {self.reduction.name.lower()}"])
+
     def of(self, kind: Kind, destination: str) -> Codec:
         match kind:
             case Kind.ACTIVATION | Kind.EVALUATION:

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import queue
 import threading
+import time
 from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ from dtfm.node.inbox import Inbox
 from dtfm.node.mailbox import Closed
 from dtfm.node.model import Model, load_model
 from dtfm.node.outbox import Outbox
-from dtfm.node.pipeline import NonFinite
+from dtfm.node.pipeline import NonFinite, Outcome
 from dtfm.node.profile import run_dtype, workload
 from dtfm.node.recovery import fetch_state, state_header
 from dtfm.node.share import Share, group_of, share_of
@@ -50,6 +51,9 @@ from dtfm.protos.plan_pb2 import BF16, Run
 
 log = logging.getLogger(__name__)
 Result = TypeVar("Result")
+
+NARRATE_SECONDS = 10.0
+"""At most so often a node's operator reads how a step went."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +106,7 @@ class Trainer:
         self._voted: int | None = None  # the step that this node is ready to commit
         self._digest: Future[bytes] | None = None
         self._leaving: str | None = None
+        self._said = 0.0  # when a step was last told of
         self._background = ThreadPoolExecutor(1, "digest")
         self._writer = ThreadPoolExecutor(1, "checkpoint")
         self._thread = threading.Thread(target=self._run, name="trainer", daemon=True)
@@ -177,6 +182,7 @@ class Trainer:
 
     def _prepare(self, run: Run, peer_token: str) -> None:
         if self._work is None or self._work.run.id != run.id:
+            log.info("run %r: reading its data (%s) and its model (%s)", run.name, run.data.source, run.model.family)
             try:
                 data = load_data(run, self._allowed_modules)
                 model = load_model(run.model, data.sample, self._allowed_modules)
@@ -203,6 +209,7 @@ class Trainer:
         train = self._work.run.train
         admit_to(None)
         if self._engagement is not None:
+            self._catch_up(self._engagement, assignment.last_commit)
             self._engagement.release()
         self._engagement, self._voted = None, None
         share = share_of(plan, self._node, train.evaluation_samples // train.micro_batch)
@@ -210,12 +217,14 @@ class Trainer:
             log.info("idle in generation %d: %s", plan.generation, assignment.reason)
             return
         log.info(
-            "generation %d: layers %d to %d, stage %d of %d: %s",
+            "generation %d: layers %d-%d, stage %d of %d with %d replicas, %d micro-batches a step. %s",
             plan.generation,
             share.layers[0],
             share.layers[1] - 1,
-            share.stage + 1,
+            share.stage,
             share.stages,
+            len(share.replicas),
+            len(share.micro_batches),
             assignment.reason,
         )
         try:
@@ -237,7 +246,6 @@ class Trainer:
                 bandwidth,
                 self._flops,
             )
-            log.info("codecs: %s", engagement.codecs)
             self._await(
                 self._outbox.connect(plan.generation, self._work.peer_token, peers, self._work.run.lease_seconds)
             )
@@ -246,6 +254,7 @@ class Trainer:
             failed = PlanFailed(generation=plan.generation, problem=str(problem)[:1000])
             self._report(NodeMessage(plan_failed=failed))
             return
+        log.info("compression: %s", engagement.codecs.sentence)
         admit_to(engagement.inbox)
         self._engagement = engagement
         # Until the generation begins this node still donates what it held before.
@@ -321,6 +330,7 @@ class Trainer:
         else:
             assert self._digest is not None
             self._voted = step
+            self._narrate(step, outcome)
             ready = StepReady(
                 generation=generation,
                 step=step,
@@ -337,16 +347,23 @@ class Trainer:
         failed = StepFailed(generation=generation, step=step, problem=problem, sentence=sentence[:1000])
         self._report(NodeMessage(step_failed=failed))
 
+    def _narrate(self, step: int, outcome: Outcome) -> None:
+        if time.monotonic() - self._said > NARRATE_SECONDS:
+            self._said = time.monotonic()
+            log.info(
+                "step %d: %.2f s computing, %.2f s waiting for peers",
+                step,
+                outcome.compute_seconds,
+                outcome.wait_seconds,
+            )
+
     def _conclude(self, commit: Commit) -> None:
         """Applies a committed step, then what the coordinator wants done before the next one, then that one."""
         engagement = self._engagement
         if engagement is None or engagement.share.generation != commit.generation or self._voted != commit.step:
             log.error("step %d was committed without this node's vote; ignored", commit.step)
             return
-        engagement.apply(commit.step, commit.gradient_norm)
-        self._voted = None
-        self._held = Held(commit.step, engagement.stage.buckets)
-        self._digest = self._background.submit(engagement.stage.digest)
+        self._apply(engagement, commit)
         if commit.checkpoint:
             self._write_checkpoint(engagement, commit.step)
         if commit.evaluate:
@@ -355,12 +372,26 @@ class Trainer:
             if engagement.share.last:
                 self._report(NodeMessage(evaluated=evaluated))
         if commit.pause:
+            assert self._digest is not None
             applied = Applied(generation=commit.generation, step=commit.step, state_digest=self._digest.result())
             self._report(NodeMessage(applied=applied))
         if self._leaving is not None:
             self._say_goodbye()
         elif not commit.pause:
             self._train(engagement)
+
+    def _catch_up(self, engagement: Engagement, commit: Commit) -> None:
+        """Applies a step that this node voted for and whose commit it has not heard: the connection broke, or the coordinator
+        died, just then."""
+        if (engagement.share.generation, self._voted) == (commit.generation, commit.step):
+            log.info("step %d was committed meanwhile", commit.step)
+            self._apply(engagement, commit)
+
+    def _apply(self, engagement: Engagement, commit: Commit) -> None:
+        engagement.apply(commit.step, commit.gradient_norm)
+        self._voted = None
+        self._held = Held(commit.step, engagement.stage.buckets)
+        self._digest = self._background.submit(engagement.stage.digest)
 
     def _write_checkpoint(self, engagement: Engagement, step: int) -> None:
         """Copies this node's part of the checkpoint and writes it in the background. Each bucket is written by one node."""

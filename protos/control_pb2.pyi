@@ -198,7 +198,7 @@ class LinkReport(_message.Message):
     def __init__(self, links: _Optional[_Iterable[_Union[LinkReport.Link, _Mapping]]] = ...) -> None: ...
 
 class Assignment(_message.Message):
-    __slots__ = ("plan", "peers", "step", "donors", "checkpoint", "reason", "links")
+    __slots__ = ("plan", "peers", "step", "donors", "checkpoint", "reason", "links", "last_commit")
     class Donors(_message.Message):
         __slots__ = ("nodes",)
         NODES_FIELD_NUMBER: _ClassVar[int]
@@ -211,6 +211,7 @@ class Assignment(_message.Message):
     CHECKPOINT_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     LINKS_FIELD_NUMBER: _ClassVar[int]
+    LAST_COMMIT_FIELD_NUMBER: _ClassVar[int]
     plan: _plan_pb2.Plan
     peers: _containers.RepeatedCompositeFieldContainer[Peer]
     step: int
@@ -218,7 +219,8 @@ class Assignment(_message.Message):
     checkpoint: str
     reason: str
     links: _containers.RepeatedCompositeFieldContainer[LinkReport.Link]
-    def __init__(self, plan: _Optional[_Union[_plan_pb2.Plan, _Mapping]] = ..., peers: _Optional[_Iterable[_Union[Peer, _Mapping]]] = ..., step: _Optional[int] = ..., donors: _Optional[_Iterable[_Union[Assignment.Donors, _Mapping]]] = ..., checkpoint: _Optional[str] = ..., reason: _Optional[str] = ..., links: _Optional[_Iterable[_Union[LinkReport.Link, _Mapping]]] = ...) -> None: ...
+    last_commit: Commit
+    def __init__(self, plan: _Optional[_Union[_plan_pb2.Plan, _Mapping]] = ..., peers: _Optional[_Iterable[_Union[Peer, _Mapping]]] = ..., step: _Optional[int] = ..., donors: _Optional[_Iterable[_Union[Assignment.Donors, _Mapping]]] = ..., checkpoint: _Optional[str] = ..., reason: _Optional[str] = ..., links: _Optional[_Iterable[_Union[LinkReport.Link, _Mapping]]] = ..., last_commit: _Optional[_Union[Commit, _Mapping]] = ...) -> None: ...
 
 class PlanReady(_message.Message):
     __slots__ = ("generation",)

@@ -183,6 +183,12 @@ class Cluster:
     def of(self, event: str) -> list[Event]:
         return [e for e in self.events if e["event"] == event]
 
+    def log(self) -> list[Event]:
+        """All events, as the store has them."""
+        command = [sys.executable, "-m", "dtfm.coordinator.cli", "events", "--store", self.store, "--json"]
+        output = subprocess.run(command, check=True, capture_output=True, timeout=60).stdout
+        return [json.loads(line) for line in output.splitlines()]
+
     @property
     def losses(self) -> list[float]:
         return [e["loss"] for e in self.of("step_committed")]

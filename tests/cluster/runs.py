@@ -23,6 +23,15 @@ config = { hidden_size = 32, num_hidden_layers = 4, num_attention_heads = 4, int
 """
 
 
+#: Computes in float64 throughout, unlike Llama, whose norms transformers rounds to float32: over some dozen steps that turns
+#: the last bit of a sum into a difference of 1e-9, in one process as in many.
+GPT2 = """
+[model]
+family = "gpt2"
+config = { n_embd = 32, n_layer = 3, n_head = 4, n_positions = 64 }
+"""
+
+
 def run_file(
     *,
     stages: list[int],

@@ -13,17 +13,11 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from tests.cluster.launch import Cluster
-from tests.cluster.runs import losses_alone, run_file
-
-GPT2 = """
-[model]
-family = "gpt2"
-config = { n_embd = 32, n_layer = 3, n_head = 4, n_positions = 64 }
-"""
+from tests.cluster.runs import GPT2, losses_alone, run_file
 
 
 def test_a_resumed_run_has_the_losses_of_an_uninterrupted_one(tmp_path: Path) -> None:
-    text = run_file(stages=[1, 2], steps=60, checkpoint_every=10)
+    text = run_file(model=GPT2, stages=[1, 2], steps=60, checkpoint_every=10)
     with Cluster(tmp_path, text) as cluster:
         for name in "abc":
             cluster.add(name)

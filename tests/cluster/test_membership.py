@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.launch import Cluster, Process, join_command
-from tests.cluster.runs import losses_alone, run_file
+from tests.cluster.runs import GPT2, losses_alone, run_file
 
 
 def free_port() -> int:
@@ -84,7 +84,7 @@ def test_a_loss_that_is_not_a_number_ends_the_run_after_three_attempts_and_says_
 
 
 def test_sigterm_finishes_the_step_and_the_others_go_on(tmp_path: Path) -> None:
-    text = run_file(stages=[2], steps=60)
+    text = run_file(model=GPT2, stages=[2], steps=60)
     with Cluster(tmp_path, text) as cluster:
         cluster.add("stays")
         leaves = cluster.add("leaves")
@@ -109,7 +109,7 @@ def test_a_second_signal_exits_at_once(tmp_path: Path) -> None:
 
 
 def test_a_killed_replica_costs_no_committed_step_and_a_late_one_takes_its_place(tmp_path: Path) -> None:
-    text = run_file(stages=[2, 1], steps=80)
+    text = run_file(model=GPT2, stages=[2, 1], steps=80)
     with Cluster(tmp_path, text) as cluster:
         for name in ("a", "b", "c"):
             cluster.add(name)

@@ -7,14 +7,9 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.launch import Cluster
-from tests.cluster.runs import losses_alone, run_file
+from tests.cluster.runs import GPT2, losses_alone, run_file
 
 STEPS = 20
-GPT2 = """
-[model]
-family = "gpt2"
-config = { n_embd = 32, n_layer = 3, n_head = 4, n_positions = 64 }
-"""
 CONVNET = """
 [model]
 family = "module"
