@@ -34,7 +34,7 @@ def best_cuts(problem: Problem, groups: Groups) -> tuple[tuple[int, ...], float]
     kept = _between(problem.kept_before)
     cannot = ~np.tri(layers + 1, k=-1, dtype=bool)  # a stage has a layer at least
 
-    paces = PACES * (3.0 * work[-1, 0] / sum(speeds))
+    paces = PACES * max(3.0 * work[-1, 0] / sum(speeds), 1e-12)
     way = np.full((len(paces), layers + 1), np.inf)
     way[:, 0] = 0.0
     slowest = np.zeros_like(way)

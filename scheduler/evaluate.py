@@ -52,7 +52,7 @@ class Evaluator:
     _simulated: dict[tuple[Groups, tuple[int, ...] | None], Candidate] = field(default_factory=dict)
 
     def estimated(self, groups: Groups, cuts: tuple[int, ...] | None = None) -> Candidate:
-        """With ``cuts`` None the model is cut by speed."""
+        """With ``cuts`` None the model is cut as best_cuts finds."""
         groups = tuple(tuple(sorted(group)) for group in groups)
         key = (groups, cuts)
         if key not in self._estimated:
@@ -100,9 +100,10 @@ def simulated(problem: Problem, draft: Draft) -> Candidate:
 
 
 def memory_shortfall(problem: Problem, groups: Groups, cuts: tuple[int, ...]) -> float:
-    """Bytes that the node with the least room lacks; 0 when every stage fits on each of its nodes."""
+    """Bytes that the node with the least room lacks; 0 when every stage fits on each of its nodes, roundings aside."""
     rooms = np.array([problem.memory[list(group)].min() for group in groups])
-    return max(0.0, float((problem.stage_bytes(cuts) - rooms).max()))
+    lacking = float((problem.stage_bytes(cuts) - rooms).max())
+    return lacking if lacking >= 1.0 else 0.0
 
 
 def missing_links(problem: Problem, draft: Draft) -> int:

@@ -149,6 +149,10 @@ def decision_document(decision: Decision, elapsed_seconds: float) -> dict[str, A
             "migration_seconds": predicted.migration_seconds,
         },
         "lower_bound_seconds": decision.lower_bound_seconds,
+        "moves": [
+            {"node": move.node, "layers": list(move.layers), "bytes": move.bytes, "why": move.why.value}
+            for move in decision.moves
+        ],
         "reason": decision.sentence,
         "reason_code": decision.reason.value,
         "elapsed_seconds": elapsed_seconds,

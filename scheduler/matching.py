@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.sparse import csr_array
+from scipy.sparse.csgraph import maximum_bipartite_matching
+
+SMALL = 64
+"""Up to here bit sets are faster than SciPy's matching, and no recursion runs deep."""
 
 
 def bottleneck_matching(cost: NDArray[np.float64]) -> tuple[float, tuple[int, ...]]:
@@ -35,6 +40,9 @@ def bottleneck_matching(cost: NDArray[np.float64]) -> tuple[float, tuple[int, ..
 def _match(allowed: NDArray[np.bool_]) -> tuple[int, ...] | None:
     """A perfect matching within the allowed pairs (augmenting paths over bit sets), or None."""
     size = len(allowed)
+    if size > SMALL:
+        found = maximum_bipartite_matching(csr_array(allowed), perm_type="column")
+        return None if (found < 0).any() else tuple(found.tolist())
     packed = np.packbits(allowed, axis=1, bitorder="little")
     options = [int.from_bytes(row, "little") for row in packed.tolist()]
     row_of = [-1] * size

@@ -127,7 +127,7 @@ _OBSTACLES = {
 def _summary(plan: Plan, predicted: Predicted, objective: Objective) -> str:
     shape = " + ".join(str(len(stage.replicas)) for stage in plan.stages)
     named = ", ".join(plan.idle[:5]) + (f" and {len(plan.idle) - 5} more" if len(plan.idle) > 5 else "")
-    idle = f"; idle, as they would slow it: {named}" if plan.idle else ""
+    idle = f"; idle, as no faster plan with them was found: {named}" if plan.idle else ""
     return f" Replicas per stage: {shape}; {_seconds(predicted, objective):.3g} s per step{idle}."
 
 

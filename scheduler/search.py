@@ -19,7 +19,9 @@ Pricing = Callable[[Groups, tuple[int, ...] | None], Candidate]
 
 POPULATION = 16
 CROWD = 8
+"""Of the population, with one number of stages: others must have time to grow."""
 FINALISTS = 6
+"""Whose cuts are shifted in the end."""
 STEPS_PER_NODE = 16
 HEAT = 0.05
 """First temperature of a walk at most, as part of the seconds per step."""
@@ -123,7 +125,7 @@ def _fittest(population: list[Candidate]) -> list[Candidate]:
 
 
 def _shift_cuts(evaluator: Evaluator, best: Candidate, expired: Deadline) -> Candidate:
-    """Moves single layers across the cuts while that helps: transfers and reductions are not in the balance by speed."""
+    """Moves single layers across the cuts while that helps: best_cuts sees neither single links nor reductions."""
     if not best.feasible:
         return best
     improved = True

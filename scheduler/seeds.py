@@ -47,8 +47,8 @@ def seed_groups(problem: Problem, shape: Shape) -> Iterator[Groups]:
                 yield dealt(order, _even(len(order), stages))
         for used in {stages, 2 * stages, (count + stages) // 2}:
             if stages <= used < count:
-                fastest = [node for node in orders[0] if node in by_speed[:used]]
-                yield _blocks(fastest, _even(used, stages))
+                fast = set(by_speed[:used])
+                yield _blocks([node for node in orders[0] if node in fast], _even(used, stages))
     if shape.admits(((0,),)):
         for node in by_speed[:16]:
             yield ((node,),)

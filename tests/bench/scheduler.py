@@ -197,12 +197,12 @@ REPLAY_WORKLOAD = Workload(tuple(Layer(f"l{i}", 2e11, 5e7, 1e6) for i in range(1
 
 
 def with_incumbent(cluster: Cluster, plan: Plan | None, event: int) -> tuple[Plan, float]:
-    decision = schedule(cluster, REPLAY_WORKLOAD, plan, seed=event, evaluations=1000, horizon=HORIZON)
+    decision = schedule(cluster, REPLAY_WORKLOAD, plan, seed=event, evaluations=600, horizon=HORIZON)
     return decision.plan, decision.predicted.migration_seconds
 
 
 def from_scratch(cluster: Cluster, plan: Plan | None, event: int) -> tuple[Plan, float]:
-    found = schedule(cluster, REPLAY_WORKLOAD, seed=event, evaluations=1000).plan
+    found = schedule(cluster, REPLAY_WORKLOAD, seed=event, evaluations=600).plan
     if plan is None:
         return found, 0.0
     draft = draft_of(found, cluster)
@@ -281,9 +281,9 @@ def random_groups(rng: Random, nodes: int) -> Groups:
 def rows(quick: bool) -> Iterator[Row]:
     yield from paper_networks(2 if quick else 10)
     yield from estimate_against_simulation(4 if quick else 20)
-    yield from small_clusters(4 if quick else 30)
+    yield from small_clusters(4 if quick else 20)
     yield from handicapped_node()
-    yield from replay(10 if quick else 60)
+    yield from replay(10 if quick else 40)
     yield from scale(256 if quick else 1024, 10.0 if quick else 30.0)
 
 

@@ -27,6 +27,16 @@ def test_the_matching_is_as_good_as_the_best_of_all_permutations_and_costs_what_
     assert sorted(columns) == list(range(len(cost)))
 
 
+def test_large_matrices_are_matched_as_small_ones_are() -> None:
+    rng = np.random.default_rng(0)
+    hidden = rng.permutation(100)
+    cost = rng.uniform(2.0, 3.0, (100, 100))
+    cost[np.arange(100), hidden] = rng.uniform(0.0, 1.0, 100)
+    value, columns = bottleneck_matching(cost)
+    assert columns == tuple(hidden)
+    assert value == cost[np.arange(100), hidden].max()
+
+
 @settings(max_examples=40, deadline=None)
 @given(squares(few))
 def test_the_stage_order_is_the_cheapest_of_all_permutations(cost: np.ndarray) -> None:

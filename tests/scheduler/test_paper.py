@@ -114,7 +114,7 @@ def best_of(network: Network, seed: int, evaluations: int) -> Decision:
 
 @pytest.mark.parametrize("network", Network)
 def test_the_best_known_cost_is_reached_on_shuffled_nodes(network: Network) -> None:
-    found = best_of(network, seed=1, evaluations=40_000).predicted.paper
+    found = best_of(network, seed=1, evaluations=20_000).predicted.paper
     assert found is not None
     assert found.total == pytest.approx(BEST_KNOWN[network], abs=1e-4)
 

@@ -83,7 +83,7 @@ def test_replanning_again_and_again_under_noise_moves_nobody() -> None:
         noise = rng.uniform(0.98, 1.02, cluster.bandwidth.shape)
         nodes = tuple(replace(node, flops=node.flops * rng.uniform(0.99, 1.01)) for node in cluster.nodes)
         noisy = Cluster(nodes, cluster.latency, cluster.bandwidth * noise)
-        decision = schedule(noisy, workload, plan, seed=generation, generation=generation, evaluations=400)
+        decision = schedule(noisy, workload, plan, seed=generation, generation=generation, evaluations=200)
         assert (decision.reason, decision.plan) == (Reason.KEPT, plan)
 
 
