@@ -1,7 +1,7 @@
 """Does the emulated network do what its file says? ``python -m tests.wan.check [NETWORK.json | NAME] [--json]``.
 
-Round trips of UDP datagrams and the rates of TCP connections, measured from inside the namespaces. A benchmark calls
-``check`` before it trusts the network. NAME is one of the paper's five, at eight nodes (networks.py).
+Round trips and rates of UDP datagrams, measured from inside the namespaces: what TCP makes of a link is its own affair. A
+benchmark calls ``check`` before it trusts the network. NAME is one of the paper's five, at eight nodes (networks.py).
 """
 
 from __future__ import annotations
@@ -23,18 +23,17 @@ from tests.wan.wan import Wan, WanUnavailable
 
 TRIP_TOLERANCE, TRIP_SLACK_SECONDS = 0.05, 0.003
 """A round trip may be off by 5% and 3 ms, which is what the kernel, Python and a busy machine add."""
-RATE_TOLERANCE = 0.12
-"""TCP/IP headers are 3.5%; the rest is for congestion control, which probes and backs off."""
-SEND_SECONDS = 1.0
-RAMP_SECONDS, RAMP_TRIPS = 0.5, 12.0
-"""A connection's first bytes are no measure of its link: it starts slowly."""
+RATE_TOLERANCE = 0.05
+POUR_SECONDS = 0.8
+OVERLOAD = 1.3
+LOOKED_AT_AGAIN = 4
 
 Pair = tuple[str, str]
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One direction of a pair: the round trip in seconds and TCP's rate in bytes per second, configured and measured."""
+    """One direction of a pair: the round trip in seconds and the rate in bytes per second, configured and measured."""
 
     source: str
     destination: str
@@ -95,12 +94,17 @@ class Probes:
         """Round trips in seconds."""
         return self.all({pair: {"echo": self._wan.address(pair[1])} for pair in pairs})
 
-    def send(self, pairs: list[Pair]) -> dict[Pair, float]:
-        """TCP's rate in bytes per second, of all pairs at once."""
-        trips = [self._wan.link(a, b).latency + self._wan.link(b, a).latency for a, b in pairs]
-        ramp = RAMP_SECONDS + RAMP_TRIPS * max(trips)
-        times = {"seconds": ramp + SEND_SECONDS, "ramp": ramp}
-        return self.all({pair: {"send": self._wan.address(pair[1]), **times} for pair in pairs})
+    def pour(self, pairs: list[Pair]) -> dict[Pair, float]:
+        """What passes when more is sent than may, in bytes of IP packets per second; all pairs at once."""
+        orders = {}
+        for pair in pairs:
+            rate = self._wan.link(*pair).rate * OVERLOAD
+            orders[pair] = {"pour": self._wan.address(pair[1]), "rate": rate, "seconds": POUR_SECONDS}
+        return self.all(orders)
+
+    def connect(self, pair: Pair, seconds: float) -> float:
+        """TCP's payload in bytes per second, in the second half of so many seconds."""
+        return self.all({pair: {"connect": self._wan.address(pair[1]), "seconds": seconds}})[pair]
 
     def flood(self, pair: Pair, count: int) -> float:
         """Share of small datagrams that came back."""
@@ -126,16 +130,25 @@ def rounds(names: tuple[str, ...]) -> Iterator[list[Pair]]:
 
 
 def check(wan: Wan) -> list[Finding]:
-    """Every link between nodes; in each round every node sends to one other and receives from it."""
-    findings = []
+    """Every link between nodes, measured while every node sends to one other and receives from it.
+
+    A few that disagree are measured once more, alone: a machine that is busy elsewhere errs now and then, a wrong network
+    always.
+    """
     with Probes(wan) as probes:
-        for pairs in rounds(wan.network.ids):
-            trips, rates = probes.echo(pairs), probes.send(pairs)
-            for a, b in pairs:
-                there, back = wan.link(a, b), wan.link(b, a)
-                trip = there.latency + back.latency
-                findings.append(Finding(a, b, trip, trips[a, b], there.rate, rates[a, b]))
+        findings = [found for disjoint in rounds(wan.network.ids) for found in _measure(wan, probes, disjoint)]
+        again = [(number, found) for number, found in enumerate(findings) if not found.agrees]
+        for number, found in again[:LOOKED_AT_AGAIN]:
+            findings[number] = _measure(wan, probes, [(found.source, found.destination)])[0]
     return findings
+
+
+def _measure(wan: Wan, probes: Probes, pairs: list[Pair]) -> list[Finding]:
+    trips, rates = probes.echo(pairs), probes.pour(pairs)
+    return [
+        Finding(a, b, wan.link(a, b).latency + wan.link(b, a).latency, trips[a, b], wan.link(a, b).rate, rates[a, b])
+        for a, b in pairs
+    ]
 
 
 def main() -> int:

@@ -1,8 +1,11 @@
 """Measures from inside a namespace; check.py starts one per node: ``python -m tests.wan.probe ADDRESS``.
 
-Answers UDP datagrams on port 5000, swallows TCP connections on port 5001, and obeys JSON lines: {"echo": address} gives the
-shortest of some round trips in seconds, {"send": address, "seconds": s, "ramp": r} what of s seconds of TCP arrived after
-its first r, in bytes per second, and {"flood": address, "count": n} the share of n datagrams that came back.
+Obeys JSON lines, each answered by one:
+``{"echo": address}``  the shortest of some UDP round trips, in seconds;
+``{"flood": address, "count": n}``  the share of n datagrams that came back;
+``{"pour": address, "rate": r, "seconds": s}``  sends r bytes per second of datagrams, more than the link takes, for s seconds;
+the bytes of IP packets per second that arrived;
+``{"connect": address, "seconds": s}``  the same of what a TCP connection carried in the second half of s seconds, its payload.
 """
 
 from __future__ import annotations
@@ -14,12 +17,25 @@ import struct
 import sys
 import threading
 import time
+from dataclasses import dataclass
 
-ECHO_PORT, SINK_PORT = 5000, 5001
-ECHOES = 5
-PATIENCE_SECONDS = 5.0
+ECHO_PORT, POUR_PORT, COUNT_PORT, SINK_PORT = 5000, 5001, 5002, 5003
+ECHOES = 3
+PATIENCE_SECONDS = 10.0
+SEGMENT_BYTES, HEADER_BYTES = 1400, 28
+MOST_SEGMENTS = 40
+_UDP_SEGMENT, _UDP_GRO = 103, 104  # linux/udp.h: many datagrams in one call, in and out
 _CHUNK = bytes(256 << 10)
-_TIMES = struct.Struct("!dd")
+_NUMBER = struct.Struct("!d")
+
+
+@dataclass(slots=True)
+class Poured:
+    """What has come from one sender: bytes after the first packet, and when the first and the last one came."""
+
+    first: float
+    last: float
+    count: int = 0
 
 
 def answer_echoes(address: str) -> None:
@@ -30,29 +46,57 @@ def answer_echoes(address: str) -> None:
             echo.sendto(datagram, sender)
 
 
+def count_pours(address: str, poured: dict[str, Poured]) -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as pool:
+        pool.setsockopt(socket.IPPROTO_UDP, _UDP_GRO, 1)
+        pool.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4 << 20)
+        pool.bind((address, POUR_PORT))
+        buffer = bytearray(1 << 16)
+        while True:
+            size, sender = pool.recvfrom_into(buffer)
+            now = time.monotonic()
+            seen = poured.get(sender[0])
+            if seen is None:
+                poured[sender[0]] = Poured(now, now)
+            else:
+                seen.last = now
+                seen.count += size + HEADER_BYTES * -(-size // SEGMENT_BYTES)
+
+
+def tell_counts(address: str, poured: dict[str, Poured]) -> None:
+    """To each that connects, the rate of what it has poured."""
+    with socket.create_server((address, COUNT_PORT), backlog=64) as server:
+        while True:
+            connection, sender = server.accept()
+            seen = poured.pop(sender[0], None)
+            rate = seen.count / (seen.last - seen.first) if seen and seen.last > seen.first else 0.0
+            with connection, contextlib.suppress(OSError):
+                connection.sendall(_NUMBER.pack(rate))
+
+
 def swallow(connection: socket.socket) -> None:
-    """Counts what arrives between the ramp's end and the end, and answers with the rate."""
-    with connection, contextlib.suppress(ConnectionError):
-        seconds, ramp = _TIMES.unpack(connection.recv(_TIMES.size, socket.MSG_WAITALL))
-        buffer = memoryview(bytearray(1 << 20))
+    """Answers with the rate of what arrived in the second half of the time."""
+    with connection, contextlib.suppress(OSError):
+        (seconds,) = _NUMBER.unpack(connection.recv(_NUMBER.size, socket.MSG_WAITALL))
         began = time.monotonic()
-        first = last = 0.0
-        count = 0
-        while got := connection.recv_into(buffer):
-            last = time.monotonic()
-            if not first and last - began >= ramp:
-                first = last
-            elif first:
+        count, half = 0, 0.0
+        buffer = bytearray(1 << 20)
+        while (now := time.monotonic()) < began + seconds:
+            got = connection.recv_into(buffer)
+            if not got:
+                return
+            if half:
                 count += got
-            if last - began >= seconds:
-                break
-        connection.sendall(struct.pack("!d", count / (last - first) if last > first > 0 else 0.0))
+            elif time.monotonic() >= began + seconds / 2:
+                half = time.monotonic()
+        connection.sendall(_NUMBER.pack(count / (now - half) if now > half > 0 else 0.0))
 
 
-def serve_sink(sink: socket.socket) -> None:
-    while True:
-        connection, _ = sink.accept()
-        threading.Thread(target=swallow, args=(connection,), daemon=True).start()
+def serve_sink(address: str) -> None:
+    with socket.create_server((address, SINK_PORT), backlog=64) as server:
+        while True:
+            connection, _ = server.accept()
+            threading.Thread(target=swallow, args=(connection,), daemon=True).start()
 
 
 def echo(address: str) -> float:
@@ -65,25 +109,6 @@ def echo(address: str) -> float:
             out.recv(64)
             trips.append(time.perf_counter() - began)
         return min(trips)
-
-
-def send(address: str, seconds: float, ramp: float) -> float:
-    with socket.create_connection((address, SINK_PORT), timeout=PATIENCE_SECONDS) as out:
-        out.settimeout(seconds + PATIENCE_SECONDS)
-        out.sendall(_TIMES.pack(seconds, ramp))
-        rates: list[float] = []
-
-        def listen() -> None:
-            with contextlib.suppress(OSError):
-                rates.extend(struct.unpack("!d", out.recv(8, socket.MSG_WAITALL)))
-
-        listener = threading.Thread(target=listen)
-        listener.start()
-        with contextlib.suppress(ConnectionError, TimeoutError):
-            while not rates:
-                out.sendall(_CHUNK)
-        listener.join()
-        return rates[0] if rates else 0.0
 
 
 def flood(address: str, count: int) -> float:
@@ -99,22 +124,67 @@ def flood(address: str, count: int) -> float:
         return came / count
 
 
+def pour(address: str, rate: float, seconds: float) -> float:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as out:
+        out.setsockopt(socket.IPPROTO_UDP, _UDP_SEGMENT, SEGMENT_BYTES)
+        out.connect((address, POUR_PORT))
+        segments = min(max(round(rate * 0.005 / SEGMENT_BYTES), 1), MOST_SEGMENTS)
+        packet = bytes(segments * SEGMENT_BYTES)
+        began = time.monotonic()
+        sent = 0
+        while (passed := time.monotonic() - began) < seconds:
+            if sent > passed * rate:
+                time.sleep(0.001)
+                continue
+            out.send(packet)
+            sent += len(packet)
+    # This waits in the same queue, so it comes after all that was poured.
+    with socket.create_connection((address, COUNT_PORT), timeout=PATIENCE_SECONDS) as answer:
+        return float(_NUMBER.unpack(answer.recv(_NUMBER.size, socket.MSG_WAITALL))[0])
+
+
+def connect(address: str, seconds: float) -> float:
+    with socket.create_connection((address, SINK_PORT), timeout=PATIENCE_SECONDS) as out:
+        out.settimeout(seconds + PATIENCE_SECONDS)
+        out.sendall(_NUMBER.pack(seconds))
+        answer: list[float] = []
+
+        def listen() -> None:
+            with contextlib.suppress(OSError):
+                answer.extend(_NUMBER.unpack(out.recv(_NUMBER.size, socket.MSG_WAITALL)))
+
+        listener = threading.Thread(target=listen)
+        listener.start()
+        with contextlib.suppress(OSError):
+            while not answer:
+                out.sendall(_CHUNK)
+        listener.join()
+        return answer[0]
+
+
 def obey(order: dict[str, object]) -> float:
     match order:
         case {"echo": str(address)}:
             return echo(address)
-        case {"send": str(address), "seconds": float(seconds), "ramp": float(ramp)}:
-            return send(address, seconds, ramp)
         case {"flood": str(address), "count": int(count)}:
             return flood(address, count)
+        case {"pour": str(address), "rate": float(rate), "seconds": float(seconds)}:
+            return pour(address, rate, seconds)
+        case {"connect": str(address), "seconds": float(seconds)}:
+            return connect(address, seconds)
     raise AssertionError(order)
 
 
 def main() -> None:
     address = sys.argv[1]
-    sink = socket.create_server((address, SINK_PORT), backlog=64)
-    threading.Thread(target=answer_echoes, args=(address,), daemon=True).start()
-    threading.Thread(target=serve_sink, args=(sink,), daemon=True).start()
+    poured: dict[str, Poured] = {}
+    for target, arguments in (
+        (answer_echoes, (address,)),
+        (count_pours, (address, poured)),
+        (tell_counts, (address, poured)),
+        (serve_sink, (address,)),
+    ):
+        threading.Thread(target=target, args=arguments, daemon=True).start()
     lock = threading.Lock()
 
     def work(line: str) -> None:

@@ -24,6 +24,8 @@ _CLONE_NEWNET = 0x40000000
 _TUNSETIFF, _TUNSETOFFLOAD = 0x400454CA, 0x400454D0
 _IFF_TUN, _IFF_NO_PI, _IFF_VNET_HDR = 0x0001, 0x1000, 0x4000
 _TUN_F_CSUM, _TUN_F_TSO4 = 0x01, 0x02
+_TUN_F_USO = 0x60  # UDP's likewise; Linux 6.2 and later
+_UDP_SEGMENTS = 5
 _HEADER = struct.Struct(
     "<BBHHHH"
 )  # flags, kind of segmenting, header bytes, bytes per segment, checksum's start and offset
@@ -59,7 +61,10 @@ def open_endpoint(address: str) -> Endpoint:
     namespace = os.open("/proc/self/ns/net", os.O_RDONLY)
     tun = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
     fcntl.ioctl(tun, _TUNSETIFF, struct.pack("16sH22x", DEVICE.encode(), _IFF_TUN | _IFF_NO_PI | _IFF_VNET_HDR))
-    fcntl.ioctl(tun, _TUNSETOFFLOAD, _TUN_F_CSUM | _TUN_F_TSO4)
+    try:
+        fcntl.ioctl(tun, _TUNSETOFFLOAD, _TUN_F_CSUM | _TUN_F_TSO4 | _TUN_F_USO)
+    except OSError:
+        fcntl.ioctl(tun, _TUNSETOFFLOAD, _TUN_F_CSUM | _TUN_F_TSO4)
     for name, value in _SETTINGS.items():
         Path("/proc/sys/net", name).write_text(value)
     _ip("link", "set", "lo", "up")
