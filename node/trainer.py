@@ -7,15 +7,15 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
 
-from dtfm.node.bucket import Bucket, bucket_bytes
-from dtfm.node.checkpoint import read_bucket, write_bucket, write_model_files
+from dtfm.node.bucket import Bucket
+from dtfm.node.checkpoint import write_bucket, write_model_files
 from dtfm.node.data import Data, load_data
 from dtfm.node.engagement import Engagement
 from dtfm.node.inbox import Inbox
@@ -24,9 +24,8 @@ from dtfm.node.model import Model, load_model
 from dtfm.node.outbox import Outbox
 from dtfm.node.pipeline import NonFinite, Outcome
 from dtfm.node.profile import run_dtype, workload
-from dtfm.node.recovery import fetch_state, state_header
-from dtfm.node.share import Share, group_of, share_of
-from dtfm.node.stage import Stage, build_stage, initialise
+from dtfm.node.recovery import Held, acquire_stage, donate
+from dtfm.node.share import group_of, share_of
 from dtfm.protos.connection import token_metadata
 from dtfm.protos.control_pb2 import (
     Applied,
@@ -37,7 +36,6 @@ from dtfm.protos.control_pb2 import (
     Evaluated,
     Goodbye,
     NodeMessage,
-    Peer,
     PlanFailed,
     PlanReady,
     Prepared,
@@ -47,7 +45,7 @@ from dtfm.protos.control_pb2 import (
 )
 from dtfm.protos.frame import Header
 from dtfm.protos.peer_pb2 import StateRequest
-from dtfm.protos.plan_pb2 import BF16, Run
+from dtfm.protos.plan_pb2 import Run
 
 log = logging.getLogger(__name__)
 Result = TypeVar("Result")
@@ -64,14 +62,6 @@ class Work:
     model: Model
     data: Data
     peer_token: str
-
-
-@dataclass(frozen=True, slots=True)
-class Held:
-    """State that this node has in memory: buckets by index, as of after ``step``."""
-
-    step: int
-    buckets: Mapping[int, Bucket]
 
 
 class Trainer:
@@ -148,15 +138,8 @@ class Trainer:
         return (self._engagement.share.generation, self._held.step + 1) if self._engagement is not None else None
 
     def donate(self, request: StateRequest) -> tuple[Header, memoryview]:
-        """The asked-for bucket's state, copied. Raises LookupError with what this node has instead. From any thread."""
-        held = self._held
-        if held.step != request.step or request.bucket not in held.buckets:
-            raise LookupError(
-                f"{self._node} holds buckets {sorted(held.buckets)} as of step {held.step}, not bucket {request.bucket} as of "
-                f"{request.step}"
-            )
-        state = b"".join(held.buckets[request.bucket].export())[request.offset :]
-        return state_header(request, len(state)), memoryview(state)
+        """What recovery.donate gives of what this node holds now. From any thread."""
+        return donate(self._held, request)
 
     def stop(self) -> None:
         """Ends the thread once what it is doing is called off, and waits for checkpoints being written."""
@@ -174,8 +157,23 @@ class Trainer:
                 command()
             except Closed as closed:
                 log.info("called off: %s", closed)
-            except Exception:
-                log.exception("a command failed")
+            except Exception as error:
+                self._report_failure(error)
+
+    def _report_failure(self, error: Exception) -> None:
+        """The step in hand cannot be finished here: the coordinator calls it off for all."""
+        match error:
+            case NonFinite():
+                problem = StepProblem.NON_FINITE
+            case torch.OutOfMemoryError():
+                problem = StepProblem.OUT_OF_MEMORY
+            case _:
+                problem = StepProblem.INTERNAL
+        log.error("step %d failed: %s", self._held.step + 1, error, exc_info=problem == StepProblem.INTERNAL)
+        if self.at is not None:
+            generation, step = self.at
+            failed = StepFailed(generation=generation, step=step, problem=problem, sentence=_sentence(error))
+            self._report(NodeMessage(step_failed=failed))
 
     def _await(self, work: Coroutine[Any, Any, Result]) -> Result:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
@@ -186,8 +184,8 @@ class Trainer:
             try:
                 data = load_data(run, self._allowed_modules)
                 model = load_model(run.model, data.sample, self._allowed_modules)
-            except ValueError as mistake:
-                self._fail(str(mistake))
+            except Exception as problem:
+                self._fail(_sentence(problem))
                 return
             self._work = Work(run, model, data, peer_token)
             self._held = Held(0, {})
@@ -228,7 +226,17 @@ class Trainer:
             assignment.reason,
         )
         try:
-            stage = self._acquire(assignment, share)
+            stage = acquire_stage(
+                self._node,
+                self._work.run,
+                self._work.model,
+                self._device,
+                self._held,
+                assignment,
+                share.layers,
+                token_metadata(self._work.peer_token),
+                self._await,
+            )
             groups = {i: group_of(plan, bucket.spec.layers) for i, bucket in stage.buckets.items()}
             neighbours = {*share.previous.values(), *share.next.values()}
             neighbours |= {*share.evaluation_previous.values(), *share.evaluation_next.values()}
@@ -246,12 +254,16 @@ class Trainer:
                 bandwidth,
                 self._flops,
             )
-            self._await(
-                self._outbox.connect(plan.generation, self._work.peer_token, peers, self._work.run.lease_seconds)
-            )
-        except (ValueError, ConnectionError, OSError, torch.OutOfMemoryError) as problem:
+            try:
+                self._await(
+                    self._outbox.connect(plan.generation, self._work.peer_token, peers, self._work.run.lease_seconds)
+                )
+            except ConnectionError:
+                engagement.release()
+                raise
+        except Exception as problem:
             log.error("generation %d could not be adopted: %s", plan.generation, problem)
-            failed = PlanFailed(generation=plan.generation, problem=str(problem)[:1000])
+            failed = PlanFailed(generation=plan.generation, problem=_sentence(problem))
             self._report(NodeMessage(plan_failed=failed))
             return
         log.info("compression: %s", engagement.codecs.sentence)
@@ -262,46 +274,6 @@ class Trainer:
         self._held = Held(assignment.step, {**old, **stage.buckets})
         self._digest = self._background.submit(stage.digest)
         self._report(NodeMessage(plan_ready=PlanReady(generation=plan.generation)))
-
-    def _acquire(self, assignment: Assignment, share: Share) -> Stage:
-        """This node's stage with its state as of ``assignment.step``. Raises ValueError, ConnectionError or OSError."""
-        assert self._work is not None
-        run, model = self._work.run, self._work.model
-        donors = [list(d.nodes) for d in assignment.donors] or [[] for _ in model.layers]
-        mine = {
-            index: bucket
-            for index, bucket in self._held.buckets.items()
-            if self._held.step == assignment.step and any(self._node in donors[layer] for layer in bucket.spec.layers)
-        }
-        stage = build_stage(
-            model,
-            *share.layers,
-            self._device,
-            run_dtype(run),
-            autocast=run.train.precision == BF16,
-            held=mine,
-        )
-        addresses = {p.node: p for p in assignment.peers}
-        for index, bucket in stage.buckets.items():
-            if index in mine:
-                continue
-            names = dict.fromkeys(n for layer in bucket.spec.layers for n in donors[layer] if n != self._node)
-            others: list[Peer] = [addresses[n] for n in names if n in addresses]
-            if others:
-                total = bucket_bytes(bucket.spec, stage.dtype)
-                metadata = token_metadata(self._work.peer_token)
-                self._await(
-                    fetch_state(
-                        bucket, total, assignment.step, assignment.plan.generation, others, metadata, run.lease_seconds
-                    )
-                )
-            elif assignment.checkpoint:
-                read_bucket(assignment.checkpoint, bucket)
-            elif assignment.step == 0:
-                initialise(model, bucket, run.seed)
-            else:
-                raise ValueError(f"nobody has the state of bucket {index} as of step {assignment.step}")
-        return stage
 
     def _begin(self, begin: Begin) -> None:
         engagement = self._engagement
@@ -314,38 +286,22 @@ class Trainer:
 
     def _train(self, engagement: Engagement) -> None:
         """Computes the next step and votes on it."""
-        step, generation = self._held.step + 1, engagement.share.generation
-        problem, sentence = StepProblem.INTERNAL, ""
-        try:
-            outcome, squared_norm = engagement.train(step)
-        except Closed:
-            raise
-        except NonFinite as error:
-            problem, sentence = StepProblem.NON_FINITE, str(error)
-        except torch.OutOfMemoryError as error:
-            problem, sentence = StepProblem.OUT_OF_MEMORY, str(error)
-        except Exception as error:
-            log.exception("step %d failed", step)
-            sentence = f"{type(error).__name__}: {error}"
-        else:
-            assert self._digest is not None
-            self._voted = step
-            self._narrate(step, outcome)
-            ready = StepReady(
-                generation=generation,
-                step=step,
-                squared_gradient_norm=squared_norm,
-                loss_sum=outcome.loss_sum,
-                samples=outcome.samples,
-                state_digest=self._digest.result(),
-                compute_seconds=outcome.compute_seconds,
-                wait_seconds=outcome.wait_seconds,
-            )
-            self._report(NodeMessage(step_ready=ready))
-            return
-        log.error("step %d failed: %s", step, sentence)
-        failed = StepFailed(generation=generation, step=step, problem=problem, sentence=sentence[:1000])
-        self._report(NodeMessage(step_failed=failed))
+        step = self._held.step + 1
+        outcome, squared_norm = engagement.train(step)
+        assert self._digest is not None
+        self._voted = step
+        self._narrate(step, outcome)
+        ready = StepReady(
+            generation=engagement.share.generation,
+            step=step,
+            squared_gradient_norm=squared_norm,
+            loss_sum=outcome.loss_sum,
+            samples=outcome.samples,
+            state_digest=self._digest.result(),
+            compute_seconds=outcome.compute_seconds,
+            wait_seconds=outcome.wait_seconds,
+        )
+        self._report(NodeMessage(step_ready=ready))
 
     def _narrate(self, step: int, outcome: Outcome) -> None:
         if time.monotonic() - self._said > NARRATE_SECONDS:
@@ -411,7 +367,7 @@ class Trainer:
                 write_model_files(folder, self._work.model, self._work.data, run_dtype(self._work.run))
         except Exception as error:
             log.exception("bucket %d could not be written to %s", bucket.spec.index, folder)
-            written.problem = f"{type(error).__name__}: {error}"[:1000]
+            written.problem = _sentence(error)
         self._report(NodeMessage(bucket_written=written))
 
     def _called_off(self) -> None:
@@ -426,3 +382,9 @@ class Trainer:
 
     def _say_goodbye(self) -> None:
         self._report(NodeMessage(goodbye=Goodbye(reason=self._leaving or "")))
+
+
+def _sentence(error: Exception) -> str:
+    """For the coordinator's log. A ValueError's or ConnectionError's words are ours, and enough."""
+    known = isinstance(error, (ValueError, ConnectionError, NonFinite))
+    return (str(error) if known else f"{type(error).__name__}: {error}")[:1000]

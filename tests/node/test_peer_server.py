@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import AsyncIterator
 
 import grpc
@@ -17,7 +18,7 @@ from dtfm.node.inbox import Arrival, Inbox
 from dtfm.node.links import measure_links
 from dtfm.node.outbox import Outbox, What
 from dtfm.node.peer_server import MAX_BURST_BYTES, PeerServer
-from dtfm.node.recovery import fetch_state, state_header
+from dtfm.node.recovery import Held, donate, fetch_state
 from dtfm.node.share import share_of
 from dtfm.protos.connection import open_channel, token_metadata
 from dtfm.protos.control_pb2 import Peer
@@ -47,19 +48,13 @@ class Node:
         for tensor in self.bucket.state:
             tensor.normal_()
         self.arrived: asyncio.Queue[Arrival] = asyncio.Queue()
-        self.server = PeerServer(self.donate)
+        self.server = PeerServer(functools.partial(donate, Held(STEP, {SPEC.index: self.bucket})))
         self.server.token = TOKEN
         share = share_of(PLAN, "me", 0)
         assert share is not None
         expect = Expectations(share, {}, {}, ELEMENTS, 0, torch.float32, torch.float32)
         self.inbox = Inbox(expect, STEP - 1, self.arrived.put_nowait)
         self.address = ""
-
-    def donate(self, request: StateRequest) -> tuple[Header, memoryview]:
-        if request.step != STEP:
-            raise LookupError(f"no state of step {request.step} here")
-        state = b"".join(self.bucket.export())[request.offset :]
-        return state_header(request, len(state)), memoryview(state)
 
 
 @pytest.fixture
@@ -193,7 +188,7 @@ async def test_state_comes_from_whichever_donor_has_it_and_goes_on_where_it_stop
     mine = Bucket(SPEC, torch.device("cpu"), torch.float32)
     donors = [Peer(node="gone", address="127.0.0.1:1"), Peer(node="me", address=node.address)]
     total = bucket_bytes(SPEC, torch.float32)
-    await fetch_state(mine, total, STEP, GENERATION, donors, metadata(), 30)
+    await fetch_state(mine, STEP, GENERATION, donors, metadata(), 30)
     assert all(torch.equal(a, b) for a, b in zip(mine.state, node.bucket.state, strict=True))
 
     async with open_channel(node.address) as channel:
@@ -205,5 +200,5 @@ async def test_state_comes_from_whichever_donor_has_it_and_goes_on_where_it_stop
 async def test_state_that_nobody_has_is_named(node: Node) -> None:
     mine = Bucket(SPEC, torch.device("cpu"), torch.float32)
     donors = [Peer(node="me", address=node.address)]
-    with pytest.raises(ConnectionError, match=r"bucket 3 as of step 9 .* no state of step 9 here"):
-        await fetch_state(mine, bucket_bytes(SPEC, torch.float32), 9, GENERATION, donors, metadata(), 0.5)
+    with pytest.raises(ConnectionError, match=r"bucket 3 as of step 9 .* as of step 9 is not held here"):
+        await fetch_state(mine, 9, GENERATION, donors, metadata(), 0.5)
