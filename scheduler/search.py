@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -20,12 +21,15 @@ Pricing = Callable[[Groups, tuple[int, ...] | None], Candidate]
 POPULATION = 16
 CROWD = 8
 """Of the population, with one number of stages: others must have time to grow."""
-FINALISTS = 6
+FEW_CUTS = 20
+SETTLED = 64
+"""Whose cuts are shifted between estimate and simulation."""
+FINALISTS = 8
 """Whose cuts are shifted in the end."""
 STEPS_PER_NODE = 16
 HEAT = 0.05
 """First temperature of a walk at most, as part of the seconds per step."""
-CUT_SHIFTS = 0.15
+CUT_SHIFTS = 0.25
 """Part of a walk's steps that move a cut by a layer."""
 PATIENCE = 40
 """Walks without a new best after which the search ends."""
@@ -58,7 +62,9 @@ def search(
     rough = evaluations * 2 // 3
     if nodes > SMALL:
         population = _evolve(evaluator.estimated, nodes, shape, population, rng, over(rough))
-    promising, population = _fittest(population), []
+    best_first = sorted(population, key=lambda candidate: candidate.price)[:SETTLED]
+    promising = _fittest([_settle_cuts(evaluator.estimated, candidate, over(rough)) for candidate in best_first])
+    population = []
     for candidate in promising:
         if population and expired():
             break
@@ -67,7 +73,8 @@ def search(
     if nodes > 1:
         population = _evolve(evaluator.simulated, nodes, shape, population, rng, over(evaluations))
     finalists = population[:FINALISTS] if not expired() else population[:1]
-    return min((_shift_cuts(evaluator, finalist, expired) for finalist in finalists), key=lambda found: found.price)
+    settled = [_settle_cuts(evaluator.simulated, finalist, expired) for finalist in finalists]
+    return min(settled, key=lambda candidate: candidate.price)
 
 
 def _evolve(
@@ -124,19 +131,26 @@ def _fittest(population: list[Candidate]) -> list[Candidate]:
     return list(kept.values())
 
 
-def _shift_cuts(evaluator: Evaluator, best: Candidate, expired: Deadline) -> Candidate:
-    """Moves single layers across the cuts while that helps: best_cuts sees neither single links nor reductions."""
-    if not best.feasible:
+def _settle_cuts(price: Pricing, best: Candidate, over: Deadline) -> Candidate:
+    """The best cuts for the groups: best_cuts sees neither single links nor reductions.
+
+    All of them where they are few; else single layers move across the cuts while that helps.
+    """
+    if not best.feasible or over():
         return best
+    groups, layers = best.draft.groups, best.draft.cuts[-1]
+    if math.comb(layers - 1, len(groups) - 1) <= FEW_CUTS:
+        every = itertools.combinations(range(1, layers), len(groups) - 1)
+        return min([best, *(price(groups, (0, *inner, layers)) for inner in every)], key=lambda found: found.price)
     improved = True
-    while improved and not expired():
+    while improved and not over():
         improved = False
         cuts = best.draft.cuts
         for boundary in range(1, len(cuts) - 1):
             for shift in (-1, 1):
                 moved = shift_cut(cuts, boundary, shift)
                 if moved:
-                    candidate = evaluator.simulated(best.draft.groups, moved)
+                    candidate = price(best.draft.groups, moved)
                     if candidate.price < best.price:
                         best, improved = candidate, True
     return best
