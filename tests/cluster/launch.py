@@ -102,13 +102,27 @@ def join_command(coordinator: str, name: str) -> list[str]:
     return [*command, "--threads", "1", "--device", "cpu", "--verbose"]
 
 
+def here(name: str, command: list[str]) -> list[str]:
+    """Where a process runs unless told otherwise: beside the others."""
+    return command
+
+
 class Cluster:
     """``with Cluster(folder, run) as cluster``: a coordinator that serves ``run`` (TOML); nodes join with ``add``.
 
     Leaving the block ends every process.
     """
 
-    def __init__(self, folder: Path, run: str, *, address: str = "127.0.0.1:0", start: bool = True) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        run: str,
+        *,
+        address: str = "127.0.0.1:0",
+        start: bool = True,
+        place: Callable[[str, list[str]], list[str]] = here,
+    ) -> None:
+        """``place`` makes the command of "coordinator" or a node run elsewhere, as the same process."""
         self.folder = folder
         self.run_file = folder / "run.toml"
         self.run_file.write_text(run)
@@ -116,6 +130,7 @@ class Cluster:
         self.store = f"sqlite:///{folder}/store.db"
         self.address = address
         self._start = start
+        self._place = place
         self.events: list[Event] = []
         self.nodes: dict[str, Process] = {}
         self.coordinator: Process | None = None
@@ -141,12 +156,12 @@ class Cluster:
         command = [sys.executable, "-m", "dtfm.coordinator.cli", "serve", str(self.run_file), "--listen", self.address]
         command += ["--store", self.store, "--json", "--verbose", *options]
         begun = len(self.events)
-        self.coordinator = Process(command, self.folder, on_line=self._heard)
+        self.coordinator = Process(self._place("coordinator", command), self.folder, on_line=self._heard)
         self.address = self.wait_for("listening", after=begun)["address"]
 
     def add(self, name: str, *options: str, environment: dict[str, str] | None = None) -> Process:
         command = [*join_command(self.address, name), "--give-up-after", "20", *options]
-        process = Process(command, self.folder, environment=environment)
+        process = Process(self._place(name, command), self.folder, environment=environment)
         self.nodes[name] = process
         return process
 

@@ -104,7 +104,7 @@ class Probes:
 
     def connect(self, pair: Pair, seconds: float) -> float:
         """TCP's payload in bytes per second, in the second half of so many seconds."""
-        return self.all({pair: {"connect": self._wan.address(pair[1]), "seconds": seconds}})[pair]
+        return self.all({pair: {"connect": self._wan.address(pair[1]), "seconds": float(seconds)}})[pair]
 
     def flood(self, pair: Pair, count: int) -> float:
         """Share of small datagrams that came back."""

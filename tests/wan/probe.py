@@ -22,6 +22,7 @@ from dataclasses import dataclass
 ECHO_PORT, POUR_PORT, COUNT_PORT, SINK_PORT = 5000, 5001, 5002, 5003
 ECHOES = 3
 PATIENCE_SECONDS = 10.0
+FLOOD_PAUSE_SECONDS, FLOOD_END_SECONDS = 0.0005, 0.5
 SEGMENT_BYTES, HEADER_BYTES = 1400, 28
 MOST_SEGMENTS = 40
 _UDP_SEGMENT, _UDP_GRO = 103, 104  # linux/udp.h: many datagrams in one call, in and out
@@ -113,10 +114,14 @@ def echo(address: str) -> float:
 
 def flood(address: str, count: int) -> float:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as out:
-        out.settimeout(0.5)
+        came = 0
+        out.settimeout(FLOOD_PAUSE_SECONDS)  # few enough under way for every buffer: what is lost is lost to the link
         for _ in range(count):
             out.sendto(bytes(64), (address, ECHO_PORT))
-        came = 0
+            with contextlib.suppress(TimeoutError):
+                out.recv(64)
+                came += 1
+        out.settimeout(FLOOD_END_SECONDS)
         with contextlib.suppress(TimeoutError):
             while came < count:
                 out.recv(64)

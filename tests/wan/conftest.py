@@ -1,0 +1,19 @@
+"""What the tests here need of the machine."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from dtfm.scheduler.cluster import Cluster, Node
+from tests.wan.wan import Wan, WanUnavailable
+
+
+@pytest.fixture(scope="session")
+def emulation() -> None:
+    """Skips where no network can be emulated."""
+    try:
+        with Wan(Cluster((Node("n0", 1e9, 1e9),), np.zeros((1, 1)), np.zeros((1, 1)))):
+            pass
+    except WanUnavailable as reason:
+        pytest.skip(f"no emulated network here: {reason}")
