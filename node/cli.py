@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import os
 import secrets
 import signal
 import socket
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -16,17 +18,13 @@ import torch
 import typer
 
 from dtfm.node.device import open_device
+from dtfm.node.doctor import examine
 from dtfm.node.session import Session, Settings
 from dtfm.protos.connection import read_address
 
 app = typer.Typer(
     help="Lends this machine's GPU (or CPU) to a training run.", no_args_is_help=True, add_completion=False
 )
-
-
-@app.callback()
-def _commands() -> None:
-    """Keeps `join` a subcommand while it is the only one."""
 
 
 @app.command()
@@ -97,6 +95,25 @@ def join(
     except ValueError as mistake:
         print(mistake, file=sys.stderr)
         raise typer.Exit(2) from None
+
+
+@app.command()
+def doctor(
+    coordinator: Annotated[str, typer.Argument(help="The coordinator's HOST:PORT; left out: not asked.")] = "",
+    token: Annotated[str, typer.Option(envvar="DTFM_TOKEN", help="The run's token.")] = "",
+    listen: Annotated[str, typer.Option(help="HOST:PORT that a node here would listen on.")] = "0.0.0.0:0",
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
+    json_lines: Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")] = False,
+) -> None:
+    """Says what would stop this machine from joining a run, and how to mend it. Exit codes: 0 nothing, 1 something."""
+    findings = asyncio.run(examine(coordinator, token, listen, device))
+    for finding in findings:
+        if json_lines:
+            print(json.dumps(asdict(finding)))
+        else:
+            mark = {True: "good", False: "BAD ", None: "hm  "}[finding.good]
+            print(f"{mark} {finding.check}: {finding.finding}" + (f"\n     fix: {finding.fix}" if finding.fix else ""))
+    raise typer.Exit(1 if any(finding.good is False for finding in findings) else 0)
 
 
 async def _join(settings: Settings) -> int:

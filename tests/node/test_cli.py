@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import socket
 
 import pytest
 from typer.testing import CliRunner
 
 from dtfm.node.cli import app
+from dtfm.node.doctor import check_disk, check_tcp_buffers
 
 
 @pytest.mark.parametrize(
@@ -34,3 +36,28 @@ def test_a_port_in_use() -> None:
     assert result.exit_code == 2
     assert address in result.stderr
     assert "--listen HOST:PORT" in result.stderr
+
+
+def test_the_doctor_names_what_is_wrong_with_the_fix_and_exits_1() -> None:
+    result = CliRunner().invoke(app, ["doctor", "127.0.0.1:1", "--device", "cpu", "--json"])
+    assert result.exit_code == 1
+    findings = {f["check"]: f for f in map(json.loads, result.stdout.splitlines())}
+    assert findings["packages"]["good"]
+    assert findings["coordinator"]["good"] is False
+    assert "UNAVAILABLE" in findings["coordinator"]["finding"]
+    assert "dtfm-coordinator serve --listen 0.0.0.0:1" in findings["coordinator"]["fix"]
+
+
+def test_the_doctor_lets_a_sound_machine_pass() -> None:
+    result = CliRunner().invoke(app, ["doctor", "--device", "cpu"])
+    assert result.exit_code == 0
+    assert "good listen: 0.0.0.0:0 is free" in result.stdout
+
+
+def test_the_doctor_knows_what_small_buffers_and_a_full_disk_mean() -> None:
+    small = check_tcp_buffers(lambda path: "4096 131072 4194304\n")
+    assert small.good is None
+    assert "336 Mbit/s" in small.finding
+    assert "sysctl -w" in small.fix
+    assert check_tcp_buffers(lambda path: "4096 131072 33554432\n").good
+    assert check_disk(lambda: 1 << 20).good is False
