@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from tests.cluster.launch import Cluster
 from tests.wan.wan import COORDINATOR, Wan
 
 PORT = 7400
+COMMAND = "dtfm.coordinator.cli"
 
 
-def wan_cluster(wan: Wan, folder: Path, run: str) -> Cluster:
-    """``with wan_cluster(wan, folder, run) as cluster: cluster.add("n0")``: nodes run where ``wan`` has one of that name."""
-    return Cluster(folder, run, address=f"{wan.address(COORDINATOR)}:{PORT}", place=wan.inside)
+def wan_cluster(wan: Wan, folder: Path, run: str, *, coordinator: Sequence[str] = (COMMAND,)) -> Cluster:
+    """``with wan_cluster(wan, folder, run) as cluster: cluster.add("n0")``: nodes run where ``wan`` has one of that name.
+
+    ``coordinator``: the module that is run in place of the coordinator's own, and its first arguments.
+    """
+
+    def place(name: str, command: list[str]) -> list[str]:
+        if name == COORDINATOR:
+            command = [part for word in command for part in (coordinator if word == COMMAND else (word,))]
+        return wan.inside(name, command)
+
+    return Cluster(folder, run, address=f"{wan.address(COORDINATOR)}:{PORT}", place=place)

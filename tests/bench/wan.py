@@ -1,0 +1,161 @@
+"""Eight nodes across the paper's worldwide links: ``python -m tests.bench.wan [--json] [--steps N] [--only NAME ...]``.
+
+The network is emulated (tests/wan), one node in each of the paper's eight regions: its latencies, its bandwidths divided by
+one number, which the title states. The network is checked against its file before anything is measured. Every way trains
+the same model on the same samples in four stages of two replicas, so that they differ in placement and codec alone. A
+step's time is the median from commit to commit; the first ones warm up.
+
+Two yardsticks stand beside a way's time: what its plan was predicted to take, and the larger of the busiest link's bytes
+over its rate and the busiest node's seconds of computing, below which no step can be.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from dtfm.scheduler.networks import Network
+from tests.bench.rows import Row, show
+from tests.wan.check import check
+from tests.wan.cluster import wan_cluster
+from tests.wan.networks import Scaled, eight_nodes
+from tests.wan.wan import COORDINATOR, Wan, WanUnavailable
+
+WARM_UP = 3
+TOTAL_BANDWIDTH = 800e6 / 8
+"""Bytes per second over all links: slow enough that bytes are the time, with eight nodes computing on a core or two."""
+PATIENCE_SECONDS = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """One way to train. ``blind``: the seed that places nodes at random; None: the scheduler does."""
+
+    name: str
+    compression: str = "off"
+    blind: int | None = None
+
+
+WAYS = (
+    Way("scheduled, off"),
+    Way("scheduled, auto", compression="auto"),
+    Way("random 1, off", blind=1),
+    Way("random 2, off", blind=2),
+    Way("random 3, off", blind=3),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """Seconds per step: measured, predicted (NaN without a prediction), and what the busiest link and node need at least."""
+
+    step: float
+    predicted: float
+    busiest_link: float
+    busiest_node: float
+
+
+def coordinator_of(way: Way) -> list[str]:
+    """The module that is this way's coordinator, with what it takes first."""
+    return ["dtfm.coordinator.cli"] if way.blind is None else ["tests.bench.blind", str(way.blind)]
+
+
+def run_file(way: Way, steps: int) -> str:
+    """The demo's model and data in four stages of two replicas."""
+    return f"""
+name = "wan"
+[train]
+steps = {steps}
+evaluate_every = 0
+evaluation_samples = 8
+[network]
+compression = "{way.compression}"
+[cluster]
+nodes = 8
+stages = [2, 2, 2, 2]
+lease = 20.0
+[checkpoint]
+every = 0
+"""
+
+
+def measure(way: Way, network: Scaled, steps: int) -> Outcome:
+    """Trains ``steps`` steps, and some before, on a network of its own."""
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        Wan(network.cluster) as wan,
+        wan_cluster(wan, Path(folder), run_file(way, steps + WARM_UP), coordinator=coordinator_of(way)) as cluster,
+    ):
+        for name in network.cluster.ids:
+            cluster.add(name)
+        cluster.wait_for("step_committed", where=lambda e: e["step"] == WARM_UP, timeout=PATIENCE_SECONDS)
+        before = wan.traffic()
+        cluster.wait_for("step_committed", where=lambda e: e["step"] == steps + WARM_UP, timeout=PATIENCE_SECONDS)
+        after = wan.traffic()
+        committed = cluster.of("step_committed")[WARM_UP : steps + WARM_UP]
+        adopted = cluster.of("plan_adopted")[-1]
+        busiest = max(
+            (after[pair].bytes - before[pair].bytes) / steps / wan.link(*pair).rate
+            for pair in after
+            if COORDINATOR not in pair
+        )
+    predicted = adopted["predicted_seconds"]
+    return Outcome(
+        step=statistics.median(e["seconds"] for e in committed),
+        predicted=float("nan") if predicted is None else predicted,
+        busiest_link=busiest,
+        busiest_node=statistics.median(max(e["compute_seconds"].values()) for e in committed),
+    )
+
+
+def rows_of(way: Way, outcome: Outcome, first: tuple[Way, Outcome]) -> list[Row]:
+    least = max(outcome.busiest_link, outcome.busiest_node)
+    name = way.name
+    against = (first[0].name, outcome.step / first[1].step) if way != first[0] else ("", None)
+    rows = [Row(name, outcome.step, "s", *against)]
+    if way.blind is None:
+        rows.append(Row(f"{name}: predicted", outcome.predicted, "s", "measured", outcome.predicted / outcome.step))
+    rows.append(
+        Row(f"{name}: busiest link", outcome.busiest_link, "s", "measured", outcome.busiest_link / outcome.step)
+    )
+    rows.append(
+        Row(f"{name}: busiest node", outcome.busiest_node, "s", "measured", outcome.busiest_node / outcome.step)
+    )
+    return [*rows, Row(f"{name}: over the larger", outcome.step / least, "x")]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=8, help=f"measured, after {WARM_UP} that warm up")
+    parser.add_argument(
+        "--only", nargs="+", choices=[way.name for way in WAYS], help="the first is what others are held to"
+    )
+    parser.add_argument("--json", action="store_true", help="one JSON object per row")
+    arguments = parser.parse_args()
+    network = eight_nodes(Network.WORLDWIDE, TOTAL_BANDWIDTH)
+    try:
+        with Wan(network.cluster) as wan:
+            wrong = [found for found in check(wan) if not found.agrees]
+    except WanUnavailable as reason:
+        print(f"No network can be emulated here: {reason}", file=sys.stderr)
+        return 2
+    if wrong:
+        print(f"The emulated network is not as its file says, so nothing is measured: {wrong}", file=sys.stderr)
+        return 1
+    chosen = [way for way in WAYS if arguments.only is None or way.name in arguments.only]
+    outcomes: list[tuple[Way, Outcome]] = []
+    for way in chosen:
+        print(f"{way.name} ...", file=sys.stderr, flush=True)
+        outcomes.append((way, measure(way, network, arguments.steps)))
+    rows = [row for way, outcome in outcomes for row in rows_of(way, outcome, outcomes[0])]
+    title = f"One step over worldwide links, bandwidths divided by {network.divisor:.0f}, {arguments.steps} steps each"
+    show(title, rows, arguments.json)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
