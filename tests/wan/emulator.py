@@ -121,7 +121,7 @@ def main() -> None:
     try:
         endpoints = [open_endpoint(address) for address in orders["addresses"]]
     except OSError as error:
-        _answer({"unavailable": error.strerror or str(error)})
+        _answer({"unavailable": str(error)})
         return
     with contextlib.suppress(PermissionError):
         os.nice(-10)  # a late packet is a wrong measurement

@@ -16,8 +16,9 @@ import numpy as np
 import pytest
 
 from dtfm.scheduler.cluster import Cluster, Node
+from tests.cluster.launch import ROOT
 from tests.wan.check import Probes, check, rounds
-from tests.wan.wan import _ROOT, COORDINATOR, Wan
+from tests.wan.wan import COORDINATOR, Wan
 
 pytestmark = pytest.mark.usefixtures("emulation")
 MBIT = 1e6 / 8
@@ -161,7 +162,7 @@ def test_no_network_outlives_who_asked_for_it(number: signal.Signals) -> None:
     """
     with subprocess.Popen(
         [sys.executable, "-c", textwrap.dedent(script)],
-        cwd=_ROOT,
+        cwd=ROOT,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,

@@ -90,10 +90,9 @@ def envelope(packet: bytes) -> Envelope | None:
     _, kind, _, segment_bytes, start, _ = _HEADER.unpack_from(packet)
     size = len(packet) - HEADER_BYTES
     segments = 1
-    if (
-        kind and segment_bytes
-    ):  # the headers before each segment: IP's, then TCP's, whose length stands in its 13th byte
-        headers = start + (packet[HEADER_BYTES + start + 12] >> 4) * 4
+    if kind and segment_bytes:
+        # Before each segment stand IP's header and UDP's, or TCP's, whose length stands in its 13th byte.
+        headers = start + (8 if kind == _UDP_SEGMENTS else (packet[HEADER_BYTES + start + 12] >> 4) * 4)
         segments = max(1, -(-(size - headers) // segment_bytes))
         size += (segments - 1) * headers
     return Envelope(packet[HEADER_BYTES + 19], segments, size)

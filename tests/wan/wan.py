@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -64,6 +65,9 @@ class Wan:
     def __enter__(self) -> Wan:
         if not sys.platform.startswith("linux"):
             raise WanUnavailable(f"network namespaces are Linux's, and this is {sys.platform}")
+        for tool, package in (("ip", "iproute2"), ("nsenter", "util-linux")):
+            if shutil.which(tool) is None:
+                raise WanUnavailable(f"there is no command {tool!r} here; on Debian: apt-get install {package}")
         self._emulator = subprocess.Popen(
             [sys.executable, "-m", "tests.wan.emulator"],
             cwd=_ROOT,
