@@ -17,7 +17,7 @@ from typing import Annotated
 import torch
 import typer
 
-from dtfm.node.device import open_device
+from dtfm.node.device import measure_device, open_device
 from dtfm.node.doctor import examine
 from dtfm.node.session import Session, Settings
 from dtfm.protos.connection import read_address
@@ -117,7 +117,10 @@ def doctor(
 
 
 async def _join(settings: Settings) -> int:
-    session = Session(settings)
+    device = await asyncio.to_thread(measure_device, settings.device)
+    memory, speed = device.memory_bytes / 2**30, device.flops / 1e9
+    print(f"{settings.node}: {device.name} ({device.kind}), {memory:.1f} GiB free, {speed:.0f} GFLOP/s", flush=True)
+    session = Session(settings, device)
     signalled = False
 
     def on_signal(name: str) -> None:

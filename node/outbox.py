@@ -6,9 +6,10 @@ import asyncio
 import contextlib
 import logging
 import threading
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Any
 
 import grpc.aio
 import torch
@@ -50,6 +51,7 @@ class _Lane:
     def __init__(self, destination: str) -> None:
         self.destination = destination
         self.queue: asyncio.Queue[tuple[Header, memoryview, int]] = asyncio.Queue()
+        self.carried = 0  # the generation of what was last written
         self._room = threading.Condition()
         self._waiting_bytes = 0
 
@@ -77,10 +79,11 @@ class _Lane:
 class Outbox:
     """The sending side of a node's data plane.
 
-    ``on_lost(peer, why)`` is called on the event loop when a stream to a peer breaks or the peer refuses a frame.
+    ``on_lost(peer, generation, why)`` is called on the event loop when a stream that carried tensors of that generation breaks,
+    the peer's refusal of a frame included.
     """
 
-    def __init__(self, node: str, on_lost: Callable[[str, str], None]) -> None:
+    def __init__(self, node: str, on_lost: Callable[[str, int, str], None]) -> None:
         self._node = node
         self._on_lost = on_lost
         self._token = ""
@@ -93,10 +96,13 @@ class Outbox:
         self._generation = 0
         self._closed: str | None = None
 
-    async def connect(self, generation: int, token: str, peers: Mapping[str, str], timeout: float) -> None:
+    async def connect(
+        self, generation: int, token: str, peers: Mapping[str, str], timeout: float, lease: float
+    ) -> None:
         """Opens what ``generation`` needs: a channel and lanes to each of ``peers`` (node to HOST:PORT), and no others.
 
-        Returns when all are reachable; raises ConnectionError naming the one that is not within ``timeout`` seconds.
+        Returns when all are reachable; raises ConnectionError naming one that is not within ``timeout`` seconds. A peer that
+        vanishes without a word counts as lost after about ``lease`` seconds.
         """
         self._generation, self._token, self._closed = generation, token, None
         for node in [n for n, address in self._addresses.items() if peers.get(n) != address]:
@@ -105,18 +111,21 @@ class Outbox:
             if node in self._channels:
                 continue
             self._addresses[node] = address
-            self._channels[node] = open_channel(address)
+            self._channels[node] = open_channel(address, lease)
             for lane in sorted(set(_LANES.values())):
                 self._lanes[node, lane] = _Lane(node)
                 self._writers[node, lane] = asyncio.create_task(self._write(node, lane))
-        for node, channel in self._channels.items():
-            try:
-                await asyncio.wait_for(channel.channel_ready(), timeout)
-            except TimeoutError:
+        ready = {node: asyncio.create_task(channel.channel_ready()) for node, channel in self._channels.items()}
+        if ready:
+            _, pending = await asyncio.wait(ready.values(), timeout=timeout)
+            for task in pending:
+                task.cancel()
+        for node, task in ready.items():
+            if task in pending:
                 raise ConnectionError(
                     f"{node} cannot be reached at {peers[node]} within {timeout:.0f} s: is that port open in its firewall, "
                     "and does its --advertise name an address that others reach?"
-                ) from None
+                )
 
     def interrupt(self, reason: str) -> None:
         """Whoever waits for room, and whoever sends before the next connect, gets Closed."""
@@ -130,7 +139,7 @@ class Outbox:
         lane = self._lanes[destination, _LANES[what.kind]]
         size = tensor.numel() * tensor.element_size()
         lane.reserve(size, lambda: self._closed)
-        computed = torch.cuda.current_stream().record_event() if tensor.is_cuda else None
+        computed = torch.cuda.current_stream(tensor.device).record_event() if tensor.is_cuda else None
 
         def encode_and_queue() -> None:
             try:
@@ -140,7 +149,7 @@ class Outbox:
             except Exception as error:
                 log.exception("%s %d could not be encoded", what.kind.name, what.index)
                 why = f"{what.kind.name} {what.index} could not be encoded: {error}"
-                self._loop.call_soon_threadsafe(self._on_lost, destination, why)
+                self._loop.call_soon_threadsafe(self._on_lost, destination, what.generation, why)
                 lane.release(size)
                 return
             self._queue(lane, what, encoded, tensor.numel(), tensor.dtype, size)
@@ -189,29 +198,34 @@ class Outbox:
         """Keeps one stream open to ``node`` and writes what is queued; a stream that broke is opened anew for what comes next."""
         lane = self._lanes[node, lane_name]
         while True:
-            queued = [await lane.queue.get()]
-            call = tensors_call(self._channels[node])(
-                self._frames(lane, queued), metadata=(*token_metadata(self._token), (NODE_METADATA, self._node))
-            )
+            first = await lane.queue.get()
+            metadata = (*token_metadata(self._token), (NODE_METADATA, self._node))
+            call = tensors_call(self._channels[node])(metadata=metadata)
+            # A task of our own: an iterator given to grpc outlives its call and would swallow what is queued next.
+            pump = asyncio.create_task(self._pump(call, lane, first))
             try:
                 await call
                 why = "it ended the stream"
             except grpc.aio.AioRpcError as error:
                 why = f"{error.code().name}: {error.details()}"
-            except asyncio.CancelledError:
+            finally:
                 call.cancel()
-                raise
+                pump.cancel()
+                await asyncio.gather(pump, return_exceptions=True)
             log.warning("the %s stream to %s broke: %s", lane_name, node, why)
-            while not lane.queue.empty():
-                lane.release(lane.queue.get_nowait()[2])
-            self._on_lost(node, why)
+            if lane.carried == self._generation:  # else nothing of this generation is lost: go on with what is queued
+                while not lane.queue.empty():
+                    lane.release(lane.queue.get_nowait()[2])
+                self._on_lost(node, lane.carried, why)
 
-    async def _frames(self, lane: _Lane, queued: list[tuple[Header, memoryview, int]]) -> AsyncIterator[bytes]:
+    async def _pump(self, call: Any, lane: _Lane, item: tuple[Header, memoryview, int]) -> None:
         while True:
-            header, encoded, size = queued.pop() if queued else await lane.queue.get()
+            header, encoded, size = item
             try:
                 if header.generation == self._generation:
+                    lane.carried = header.generation
                     for frame in frames(header, encoded):
-                        yield frame
+                        await call.write(frame)
             finally:
                 lane.release(size)
+            item = await lane.queue.get()

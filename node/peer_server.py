@@ -105,7 +105,7 @@ class PeerServer:
         await self._check(context)
         try:
             wanted = StateRequest.FromString(request)
-            header, state = self._donate(wanted)
+            header, state = await asyncio.to_thread(self._donate, wanted)
         except DecodeError:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "MALFORMED: no StateRequest")
         except LookupError as error:

@@ -18,15 +18,15 @@ import grpc.aio
 import torch
 
 import dtfm
-from dtfm.node.device import measure_device
 from dtfm.node.links import measure_links
 from dtfm.node.outbox import Outbox
 from dtfm.node.peer_server import PeerServer
 from dtfm.node.trainer import Trainer
 from dtfm.protos import PROTOCOL_VERSION, control_pb2_grpc
-from dtfm.protos.connection import open_channel, token_metadata
+from dtfm.protos.connection import DEFAULT_LEASE, open_channel, token_metadata
 from dtfm.protos.control_pb2 import (
     CoordinatorMessage,
+    Device,
     Goodbye,
     Heartbeat,
     Hello,
@@ -67,8 +67,11 @@ class Settings:
 class Session:
     """From the first hello to the last goodbye, through as many connections as it takes."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, device: Device) -> None:
+        """On a running event loop. ``device`` is what measure_device says of the one in ``settings``."""
+        loop = asyncio.get_running_loop()
         self._settings = settings
+        self._device = device
         self._incarnation = secrets.randbits(64)
         self._outgoing: asyncio.Queue[NodeMessage] = asyncio.Queue()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -76,38 +79,31 @@ class Session:
         self._leaving = False
         self._address = settings.advertise
         self._peer_token = ""
-        self._heartbeat_seconds = 1.0
-
-    async def run(self) -> int:
-        """Takes part until the run is over. Returns the process's exit code. Raises ValueError for a user's mistake."""
-        loop = asyncio.get_running_loop()
-        self._device = await asyncio.to_thread(measure_device, self._settings.device)
-        device = self._device
-        print(
-            f"{self._settings.node}: {device.name} ({device.kind}), {device.memory_bytes / 2**30:.1f} GiB free, "
-            f"{device.flops / 1e9:.0f} GFLOP/s",
-            flush=True,
-        )
-        self._outbox = Outbox(self._settings.node, self._peer_lost)
+        self._lease = DEFAULT_LEASE  # until the run says
+        self._hang_up: Callable[[], object] = lambda: None
+        self._outbox = Outbox(settings.node, self._peer_lost)
         self._trainer = Trainer(
-            self._settings.node,
-            self._settings.device,
-            self._device.flops,
-            self._settings.allowed_modules,
+            settings.node,
+            settings.device,
+            device.flops,
+            settings.allowed_modules,
             self._outbox,
             loop,
             _on_loop(loop, self._send),
             _on_loop(loop, self._fail),
         )
         self._server = PeerServer(self._trainer.donate)
-        port = await self._server.start(self._settings.listen)
-        if ":" not in self._address.rpartition("]")[2]:
-            self._address = f"{self._address}:{port}"
+
+    async def run(self) -> int:
+        """Takes part until the run is over. Returns the process's exit code. Raises ValueError for a user's mistake."""
         try:
+            port = await self._server.start(self._settings.listen)
+            if ":" not in self._address.rpartition("]")[2]:
+                self._address = f"{self._address}:{port}"
             await self._stay_connected()
             return self._exit if self._exit is not None else 1
         finally:
-            self._trainer.stop()
+            await asyncio.to_thread(self._trainer.stop)
             for task in self._tasks:
                 task.cancel()
             await self._outbox.close()
@@ -123,12 +119,12 @@ class Session:
         pause = FIRST_PAUSE_SECONDS
         silent_since = time.monotonic()
         while self._exit is None:
-            problem, heard = await self._connect_once()
-            if self._exit is not None:
-                return
             if self._leaving:
                 self._exit = 0
                 return
+            problem, heard = await self._connect_once()
+            if self._exit is not None or self._leaving:
+                continue
             if heard:
                 silent_since, pause = time.monotonic(), FIRST_PAUSE_SECONDS
             left = self._settings.give_up_after - (time.monotonic() - silent_since)
@@ -170,9 +166,10 @@ class Session:
             )
         )
         heartbeat: asyncio.Task[None] | None = None
-        async with open_channel(self._settings.coordinator) as channel:
+        async with open_channel(self._settings.coordinator, self._lease) as channel:
             stub = control_pb2_grpc.CoordinatorStub(channel)  # type: ignore[no-untyped-call]
             stream = stub.Join(self._messages(), metadata=token_metadata(self._settings.token))
+            self._hang_up = stream.cancel
             try:
                 async for message in stream:
                     heard = True
@@ -184,6 +181,10 @@ class Session:
                 return "it closed the connection", heard
             except grpc.aio.AioRpcError as error:
                 return f"{error.code().name}: {error.details()}", heard
+            except asyncio.CancelledError:
+                if not self._leaving:
+                    raise
+                return "it did not answer the goodbye", heard
             finally:
                 if heartbeat is not None:
                     heartbeat.cancel()
@@ -196,7 +197,7 @@ class Session:
         match kind:
             case "welcome":
                 self._peer_token = message.welcome.peer_token
-                self._heartbeat_seconds = message.welcome.heartbeat_seconds
+                self._lease = message.welcome.run.lease_seconds
                 self._server.token = self._peer_token
                 self._trainer.prepare(message.welcome.run, self._peer_token)
             case "refusal":
@@ -231,9 +232,7 @@ class Session:
         metadata = token_metadata(self._peer_token)
         report = LinkReport()
         for peer in probe.peers:
-            report.links.extend(
-                await measure_links(self._settings.node, peer, metadata, timeout=10 * self._heartbeat_seconds)
-            )
+            report.links.extend(await measure_links(self._settings.node, peer, metadata, timeout=3 * self._lease))
         self._send(NodeMessage(links=report))
 
     async def _beat(self, every: float) -> None:
@@ -249,6 +248,8 @@ class Session:
             message = await outgoing.get()
             yield message
             if message.WhichOneof("message") == "goodbye":
+                # The coordinator ends the stream; should it be gone without a trace, this does.
+                asyncio.get_running_loop().call_later(self._lease, self._hang_up)
                 return
 
     def _send(self, message: NodeMessage) -> None:
@@ -259,10 +260,10 @@ class Session:
         self._exit = 2
         self._send(NodeMessage(goodbye=Goodbye(reason=mistake[:1000])))
 
-    def _peer_lost(self, peer: str, why: str) -> None:
+    def _peer_lost(self, peer: str, generation: int, why: str) -> None:
         where = self._trainer.at
-        if where is not None:
-            generation, step = where
+        if where is not None and where[0] == generation:
+            step = where[1]
             failed = StepFailed(
                 generation=generation, step=step, problem=StepProblem.PEER_LOST, peer=peer, sentence=f"{peer}: {why}"
             )

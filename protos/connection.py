@@ -23,10 +23,16 @@ _BOUNDS = (
 )
 
 
-def channel_options() -> tuple[tuple[str, int], ...]:
-    """Bounded messages, no proxy (peers are named by address), and reconnects that come back within seconds."""
+def channel_options(lease: float) -> tuple[tuple[str, int], ...]:
+    """Bounded messages, no proxy (peers are named by address), reconnects that come back within seconds, and an end to
+    connections whose other side has said nothing, not even to a ping, for about ``lease`` seconds."""
+    half = max(int(lease * 500), 100)
     return (
         *_BOUNDS,
+        ("grpc.keepalive_time_ms", half),
+        ("grpc.keepalive_timeout_ms", half),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.max_pings_without_data", 0),
         ("grpc.enable_http_proxy", 0),
         ("grpc.initial_reconnect_backoff_ms", 200),
         ("grpc.min_reconnect_backoff_ms", 200),
@@ -35,13 +41,22 @@ def channel_options() -> tuple[tuple[str, int], ...]:
 
 
 def server_options() -> tuple[tuple[str, int], ...]:
-    """Bounded messages, and a port that is in use is refused rather than shared."""
-    return (*_BOUNDS, ("grpc.so_reuseport", 0))
+    """Bounded messages, clients' pings welcome, and a port that is in use is refused rather than shared."""
+    return (
+        *_BOUNDS,
+        ("grpc.so_reuseport", 0),
+        ("grpc.http2.min_recv_ping_interval_without_data_ms", 100),
+        ("grpc.http2.max_ping_strikes", 0),
+    )
 
 
-def open_channel(address: str) -> grpc.aio.Channel:
+DEFAULT_LEASE = 10.0
+"""Seconds; that of a run file which does not say. Until a node knows its run's."""
+
+
+def open_channel(address: str, lease: float = DEFAULT_LEASE) -> grpc.aio.Channel:
     """A channel to HOST:PORT. Connects at the first call; close it with ``await channel.close()``."""
-    return grpc.aio.insecure_channel(address, options=channel_options())
+    return grpc.aio.insecure_channel(address, options=channel_options(lease))
 
 
 def token_metadata(token: str) -> Metadata:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 from collections.abc import AsyncIterator
 
@@ -76,13 +77,14 @@ def tensor_frames(*, generation: int = GENERATION, index: int = 0) -> list[bytes
 
 
 async def refusal(node: Node, sent: list[bytes], source: str = "a", token: str = TOKEN) -> grpc.aio.AioRpcError:
-    async def messages() -> AsyncIterator[bytes]:
-        for message in sent:
-            yield message
-
     async with open_channel(node.address) as channel:
+        call = tensors_call(channel)(metadata=metadata(source, token))
+        with contextlib.suppress(grpc.aio.AioRpcError, grpc.aio.UsageError, asyncio.InvalidStateError):
+            for message in sent:  # the call may end before all is written
+                await call.write(message)
+            await call.done_writing()
         with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await tensors_call(channel)(messages(), metadata=metadata(source, token))
+            await call
     return caught.value
 
 
@@ -108,8 +110,8 @@ async def test_a_bad_frame_ends_its_own_stream_with_its_name_and_no_other(
     assert name in (error.details() or "")
 
     lost: list[str] = []
-    outbox = Outbox("b", lambda peer, why: lost.append(why))
-    await outbox.connect(GENERATION, TOKEN, {"me": node.address}, 20)
+    outbox = Outbox("b", lambda peer, generation, why: lost.append(why))
+    await outbox.connect(GENERATION, TOKEN, {"me": node.address}, 20, 10)
     tensor = torch.randn(ELEMENTS)
     outbox.send("me", What(Kind.ACTIVATION, GENERATION, STEP, 2), tensor, Codec.OFF)
     arrival = await asyncio.wait_for(node.arrived.get(), 20)
@@ -144,8 +146,8 @@ async def test_without_the_runs_token_nothing_is_answered(node: Node) -> None:
 
 async def test_a_sender_learns_that_it_was_refused(node: Node) -> None:
     lost: asyncio.Queue[tuple[str, str]] = asyncio.Queue()
-    outbox = Outbox("stranger", lambda peer, why: lost.put_nowait((peer, why)))
-    await outbox.connect(GENERATION, TOKEN, {"me": node.address}, 20)
+    outbox = Outbox("stranger", lambda peer, generation, why: lost.put_nowait((peer, why)))
+    await outbox.connect(GENERATION, TOKEN, {"me": node.address}, 20, 10)
     outbox.send("me", What(Kind.ACTIVATION, GENERATION, STEP, 0), torch.zeros(ELEMENTS), Codec.OFF)
     peer, why = await asyncio.wait_for(lost.get(), 20)
     await outbox.close()
@@ -154,10 +156,37 @@ async def test_a_sender_learns_that_it_was_refused(node: Node) -> None:
     assert "stranger" in why
 
 
+async def test_after_a_stream_broke_nothing_that_is_sent_next_is_swallowed(node: Node) -> None:
+    lost: asyncio.Queue[str] = asyncio.Queue()
+    outbox = Outbox("a", lambda peer, generation, why: lost.put_nowait(why))
+    await outbox.connect(GENERATION, TOKEN, {"me": node.address}, 20, 10)
+    outbox.send("me", What(Kind.ACTIVATION, GENERATION, STEP, 3), torch.zeros(ELEMENTS), Codec.OFF)  # is b's to send
+    assert "UNEXPECTED" in await asyncio.wait_for(lost.get(), 20)
+    for index in (0, 1):
+        outbox.send("me", What(Kind.ACTIVATION, GENERATION, STEP, index), torch.zeros(ELEMENTS), Codec.OFF)
+    arrived = [(await asyncio.wait_for(node.arrived.get(), 20)).header.index for _ in range(2)]
+    await outbox.close()
+    assert arrived == [0, 1]
+
+
+async def test_a_stream_that_broke_over_an_earlier_generation_is_no_loss_to_this_one(node: Node) -> None:
+    lost: list[str] = []
+    outbox = Outbox("a", lambda peer, generation, why: lost.append(why))
+    await outbox.connect(GENERATION + 1, TOKEN, {"me": node.address}, 20, 10)
+    outbox.send("me", What(Kind.ACTIVATION, GENERATION + 1, STEP, 0), torch.zeros(ELEMENTS), Codec.OFF)
+    await outbox.connect(
+        GENERATION, TOKEN, {"me": node.address}, 20, 10
+    )  # what is queued belongs to no generation of now
+    outbox.send("me", What(Kind.ACTIVATION, GENERATION, STEP, 1), torch.zeros(ELEMENTS), Codec.OFF)
+    arrival = await asyncio.wait_for(node.arrived.get(), 20)
+    await outbox.close()
+    assert (arrival.header.index, lost) == (1, [])
+
+
 async def test_a_peer_that_cannot_be_reached_is_named_with_the_fix() -> None:
-    outbox = Outbox("a", lambda peer, why: None)
+    outbox = Outbox("a", lambda peer, generation, why: None)
     with pytest.raises(ConnectionError, match=r"me cannot be reached at 127.0.0.1:1 .*--advertise"):
-        await outbox.connect(GENERATION, TOKEN, {"me": "127.0.0.1:1"}, 0.5)
+        await outbox.connect(GENERATION, TOKEN, {"me": "127.0.0.1:1"}, 0.5, 10)
     await outbox.close()
 
 
