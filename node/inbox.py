@@ -7,7 +7,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from dtfm.node.admission import Expectations, admit
-from dtfm.protos.frame import FrameError, FrameProblem, Header, parse
+from dtfm.protos.frame import FrameError, FrameProblem, Header, Kind, parse
+
+#: Which tensor: from whom, kind, step, index, part.
+_Key = tuple[str, Kind, int, int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,27 +31,29 @@ class Inbox:
         self._applied = applied
         self._deliver = deliver
         self._lock = threading.Lock()
-        self._partial: dict[tuple[str, Header], bytearray] = {}
-        self._done: set[tuple[str, Header]] = set()
+        self._partial: dict[_Key, tuple[Header, bytearray]] = {}
+        self._done: set[_Key] = set()
 
     def advance(self, applied: int) -> None:
         """``applied`` is applied: what belongs to it, or to earlier steps, is stale from now on."""
         with self._lock:
             self._applied = applied
-            self._partial = {k: v for k, v in self._partial.items() if k[1].step >= applied}
-            self._done = {k for k in self._done if k[1].step >= applied}
+            self._partial = {k: v for k, v in self._partial.items() if k[2] >= applied}
+            self._done = {k for k in self._done if k[2] >= applied}
 
     def take(self, source: str, frame: bytes) -> None:
         """One frame from ``source``. Raises FrameError for one that is refused; a stale one is no fault of the sender's."""
         header, payload = parse(frame)
-        key = (source, replace(header, offset=0))
+        whole_header = replace(header, offset=0)
+        # Not by codec: a tensor is one and the same however it is encoded.
+        key = (source, header.kind, header.step, header.index, header.part)
         with self._lock:
             admit(self._expect, self._applied, source, header)
             if key in self._done:
                 raise FrameError(FrameProblem.DUPLICATE, f"{header.kind.name} {header.index} part {header.part}")
-            whole = self._partial.get(key)
-            if whole is None:
-                whole = self._partial[key] = bytearray()
+            first_header, whole = self._partial.setdefault(key, (whole_header, bytearray()))
+            if whole_header != first_header:
+                raise FrameError(FrameProblem.UNEXPECTED, f"{header.kind.name} {header.index} began otherwise")
             # Frames of one tensor come in order on their stream, so what is there says what must follow.
             if header.offset != len(whole):
                 raise FrameError(
@@ -60,4 +65,4 @@ class Inbox:
                 return
             del self._partial[key]
             self._done.add(key)
-        self._deliver(Arrival(source, key[1], memoryview(whole)))
+        self._deliver(Arrival(source, whole_header, memoryview(whole)))

@@ -118,6 +118,18 @@ def test_a_tensor_sent_twice_counts_once(at: Fixture) -> None:
     assert at.problem("a1", header()) is FrameProblem.DUPLICATE
 
 
+def test_a_tensor_sent_again_under_another_codec_is_the_same_tensor(at: Fixture) -> None:
+    at.take("a1", header())
+    other = replace(header(), codec=1, total=ELEMENTS * 2)
+    assert at.problem("a1", other) is FrameProblem.DUPLICATE
+
+
+def test_a_tensor_cannot_change_its_codec_half_way(at: Fixture) -> None:
+    at.inbox.take("a1", next(iter(frames(header(), memoryview(bytes(ELEMENTS * 4))))))
+    other = replace(header(), codec=1, total=ELEMENTS * 2)
+    assert at.problem("a1", other) is FrameProblem.UNEXPECTED
+
+
 def test_frames_of_a_tensor_in_the_wrong_order_or_twice_are_refused(at: Fixture) -> None:
     first, second = frames(header(), memoryview(bytes(ELEMENTS * 4)))
     with pytest.raises(FrameError, match="UNEXPECTED"):
