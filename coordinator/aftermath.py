@@ -39,10 +39,11 @@ def evaluated(turn: Turn, node: str, report: wire.Evaluated) -> None:
     if tally is None or tally.generation != report.generation or node not in tally.expected:
         turn.log(f"ignored an evaluation of step {report.step} from {node}: none is awaited")
         return
-    if report.samples > turn.state.run.train.evaluation_samples or not math.isfinite(report.loss_sum):
-        raise malformed(
-            "loss_sum, samples", (report.loss_sum, report.samples), "finite, and no more than were asked for"
-        )
+    if report.samples > turn.state.run.train.evaluation_samples:
+        raise malformed("samples", report.samples, "no more than were asked for")
+    if not math.isfinite(report.loss_sum):
+        evaluation_lost(turn, report.step, f"{node} says it is {report.loss_sum}")
+        return
     tally = replace(tally, reports={**tally.reports, node: report})
     turn.set(evaluations={**turn.state.evaluations, report.step: tally})
     samples = sum(r.samples for r in tally.reports.values())
@@ -93,6 +94,13 @@ def applied(turn: Turn, node: str, message: wire.Applied) -> None:
     if (message.generation, message.step) != (plan.generation, turn.state.ledger.step):
         return
     turn.set(phase=replace(phase, applied={**phase.applied, node: message.state_digest}))
+    drained(turn)
+
+
+def evaluation_lost(turn: Turn, step: int, why: str) -> None:
+    """The run goes on without this held-out loss."""
+    turn.log(f"no held-out loss after step {step}: {why}")
+    _forget_evaluation(turn, step)
     drained(turn)
 
 

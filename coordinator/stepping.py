@@ -41,7 +41,14 @@ def step_ready(turn: Turn, node: str, vote: wire.StepReady) -> None:
 
 
 def step_failed(turn: Turn, node: str, message: wire.StepFailed) -> None:
-    plan = turn.state.ledger.plan
+    plan, ledger = turn.state.ledger.plan, turn.state.ledger
+    if isinstance(turn.state.phase, Pausing) and (message.generation, message.step - 1) == (
+        ledger.generation,
+        ledger.step,
+    ):
+        if ledger.step in turn.state.evaluations:
+            aftermath.evaluation_lost(turn, ledger.step, f"{node}: {shorten(message.sentence)}")
+        return
     if not _current(turn, turn.state.phase, message.generation, message.step) or not plan or node not in plan.nodes:
         turn.log(
             f"ignored a failure of {node} in step {message.step} of generation {message.generation}: not in progress"

@@ -85,6 +85,30 @@ def test_the_whole_run() -> None:
     ]
 
 
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_held_out_loss_that_is_not_finite_costs_nobody_their_place(value: float) -> None:
+    world = training()
+    world.step()
+    world.step()
+    world.hear("b", evaluated=wire.Evaluated(generation=1, step=2, loss_sum=value, samples=8))
+    assert set(world.state.sessions) == {"a", "b"}
+    assert not world.events(ev.Evaluated)
+    world.step()
+    assert world.events(ev.StepCommitted)[-1].step == 3
+
+
+def test_a_peer_lost_during_the_last_evaluation_does_not_take_the_run_with_it() -> None:
+    world = training()
+    for _ in range(3):
+        world.step()
+    world.apply()
+    world.save()
+    assert world.exit_code is None
+    world.fail_step("a", wire.PEER_LOST, peer="b", step=4)
+    assert world.exit_code == 0
+    assert not world.events(ev.StepAborted)
+
+
 def test_votes_of_another_step_or_generation_do_not_count() -> None:
     world = training()
     world.vote("a", step=2)
