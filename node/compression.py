@@ -51,7 +51,7 @@ def choose_codec(setting: str, elements: int, dtype: torch.dtype, bandwidth: flo
     if setting != "auto":
         return codec_named(setting)
     for codec in GENTLEST_FIRST:
-        if encoded_bytes(codec, elements, dtype) <= bandwidth * seconds:
+        if encoded_bytes(codec, elements, dtype) / bandwidth <= seconds:
             return codec
     return GENTLEST_FIRST[-1]
 

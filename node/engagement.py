@@ -178,7 +178,7 @@ class Engagement:
         self._reduction.close(reason)
 
     def release(self) -> None:
-        """After ``close``: takes the hooks off the stage, which another engagement may go on with."""
+        """After ``close``: ends the threads, and takes off the hooks, which would keep this engagement alive with its stage."""
         for hook in self._hooks:
             hook.remove()
         self._reducer.shutdown()

@@ -9,7 +9,8 @@ import torch
 
 from dtfm.protos.plan_pb2 import Run
 
-_CHUNK = 1 << 16
+CPU_CHUNK = 1 << 16
+"""Elements that are updated at a time on a CPU, so that they stay in its cache; a GPU takes all at once."""
 
 
 def learning_rate(train: Run.Train, step: int) -> float:
@@ -63,8 +64,9 @@ def adamw(
     to_root = 1 / math.sqrt(1 - train.beta2**step)
     for start, stop in decayed:
         parameters[start:stop].mul_(1 - rate * train.weight_decay)
-    for start in range(0, parameters.numel(), _CHUNK):
-        chunk = slice(start, start + _CHUNK)
+    size = max(parameters.numel(), 1) if parameters.is_cuda else CPU_CHUNK
+    for start in range(0, parameters.numel(), size):
+        chunk = slice(start, start + size)
         g, m, v = gradients[chunk], exp_avg[chunk], exp_avg_sq[chunk]
         g.mul_(clip)
         m.mul_(train.beta1)

@@ -42,7 +42,11 @@ def donate(held: Held, request: StateRequest) -> tuple[Header, memoryview]:
             f"bucket {request.bucket} as of step {request.step} is not held here, but buckets {sorted(held.buckets)} as of "
             f"{held.step}"
         )
-    state = b"".join(held.buckets[request.bucket].export())[request.offset :]
+    pieces, skip = [], request.offset
+    for piece in held.buckets[request.bucket].export():
+        pieces.append(piece[min(skip, len(piece)) :])
+        skip -= min(skip, len(piece))
+    state = b"".join(pieces)
     return state_header(request, len(state)), memoryview(state)
 
 

@@ -8,8 +8,8 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Coroutine
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import torch
@@ -93,12 +93,15 @@ class Trainer:
         self._work: Work | None = None
         self._held = Held(0, {})
         self._engagement: Engagement | None = None
+        self._newest = 0  # generation
+        self._waiting: Future[Any] | None = None  # for the event loop
         self._voted: int | None = None  # the step that this node is ready to commit
         self._digest: Future[bytes] | None = None
         self._leaving: str | None = None
         self._said = 0.0  # when a step was last told of
         self._background = ThreadPoolExecutor(1, "digest")
         self._writer = ThreadPoolExecutor(1, "checkpoint")
+        self._writing: list[Future[None]] = []
         self._thread = threading.Thread(target=self._run, name="trainer", daemon=True)
         self._thread.start()
 
@@ -108,6 +111,7 @@ class Trainer:
         self._commands.put(lambda: self._prepare(run, peer_token))
 
     def adopt(self, assignment: Assignment, admit_to: Callable[[Inbox | None], None]) -> None:
+        self._newest = assignment.plan.generation
         self.interrupt(f"generation {assignment.plan.generation} replaces this one")
         self._commands.put(lambda: self._adopt(assignment, admit_to))
 
@@ -128,14 +132,18 @@ class Trainer:
 
     def interrupt(self, reason: str) -> None:
         """Calls off what the current generation is doing. A committed step is applied all the same."""
-        if self._engagement is not None:
-            self._engagement.close(reason)
+        engagement, waiting = self._engagement, self._waiting
+        if engagement is not None:
+            engagement.close(reason)
+        if waiting is not None:
+            waiting.cancel()
         self._outbox.interrupt(reason)
 
     @property
     def at(self) -> tuple[int, int] | None:
         """(generation, step) that this node works on."""
-        return (self._engagement.share.generation, self._held.step + 1) if self._engagement is not None else None
+        engagement = self._engagement
+        return (engagement.share.generation, self._held.step + 1) if engagement is not None else None
 
     def donate(self, request: StateRequest) -> tuple[Header, memoryview]:
         """What recovery.donate gives of what this node holds now. From any thread."""
@@ -161,7 +169,13 @@ class Trainer:
                 self._report_failure(error)
 
     def _report_failure(self, error: Exception) -> None:
-        """The step in hand cannot be finished here: the coordinator calls it off for all."""
+        """The step in hand cannot be finished here, and is called off for all; or, before there is one, this node cannot take
+        part."""
+        at = self.at
+        if at is None:
+            log.debug("this node cannot take part", exc_info=error)
+            self._fail(_sentence(error))
+            return
         match error:
             case NonFinite():
                 problem = StepProblem.NON_FINITE
@@ -169,26 +183,31 @@ class Trainer:
                 problem = StepProblem.OUT_OF_MEMORY
             case _:
                 problem = StepProblem.INTERNAL
-        log.error("step %d failed: %s", self._held.step + 1, error, exc_info=problem == StepProblem.INTERNAL)
-        if self.at is not None:
-            generation, step = self.at
-            failed = StepFailed(generation=generation, step=step, problem=problem, sentence=_sentence(error))
-            self._report(NodeMessage(step_failed=failed))
+        generation, step = at
+        log.error("step %d failed: %s", step, error, exc_info=error if problem == StepProblem.INTERNAL else None)
+        failed = StepFailed(generation=generation, step=step, problem=problem, sentence=_sentence(error))
+        self._report(NodeMessage(step_failed=failed))
 
     def _await(self, work: Coroutine[Any, Any, Result]) -> Result:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+        """Runs ``work`` on the event loop. Raises Closed when that is called off."""
+        self._waiting = waiting = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return waiting.result()
+        except CancelledError:
+            raise Closed("the wait for peers was called off") from None
+        finally:
+            self._waiting = None
 
     def _prepare(self, run: Run, peer_token: str) -> None:
-        if self._work is None or self._work.run.id != run.id:
+        if self._work is not None and self._work.run.id == run.id:
+            # A resumed run may differ in what does not change what is learned.
+            self._work = replace(self._work, run=run, peer_token=peer_token)
+        else:
             log.info("run %r: reading its data (%s) and its model (%s)", run.name, run.data.source, run.model.family)
-            try:
-                data = load_data(run, self._allowed_modules)
-                model = load_model(run.model, data.sample, self._allowed_modules)
-            except Exception as problem:
-                self._fail(_sentence(problem))
-                return
+            data = load_data(run, self._allowed_modules)
+            model = load_model(run.model, data.sample, self._allowed_modules)
             self._work = Work(run, model, data, peer_token)
-            self._held = Held(0, {})
+            self._held, self._voted = Held(0, {}), None
         work = self._work
         prepared = Prepared(
             workload=workload(work.model, run),
@@ -205,11 +224,15 @@ class Trainer:
         plan = assignment.plan
         assert self._work is not None
         train = self._work.run.train
-        admit_to(None)
         if self._engagement is not None:
             self._catch_up(self._engagement, assignment.last_commit)
             self._engagement.release()
         self._engagement, self._voted = None, None
+        if plan.generation < self._newest:
+            log.info("passed over generation %d: %d is here", plan.generation, self._newest)
+            return
+        if self._held.step != assignment.step:
+            self._held = Held(assignment.step, {})  # of another past: its memory may be needed
         share = share_of(plan, self._node, train.evaluation_samples // train.micro_batch)
         if share is None:
             log.info("idle in generation %d: %s", plan.generation, assignment.reason)
@@ -255,12 +278,13 @@ class Trainer:
                 self._flops,
             )
             try:
-                self._await(
-                    self._outbox.connect(plan.generation, self._work.peer_token, peers, self._work.run.lease_seconds)
-                )
-            except ConnectionError:
+                lease = self._work.run.lease_seconds
+                self._await(self._outbox.connect(plan.generation, self._work.peer_token, peers, lease, lease))
+            except (ConnectionError, Closed):
                 engagement.release()
                 raise
+        except Closed:
+            raise
         except Exception as problem:
             log.error("generation %d could not be adopted: %s", plan.generation, problem)
             failed = PlanFailed(generation=plan.generation, problem=_sentence(problem))
@@ -270,8 +294,7 @@ class Trainer:
         admit_to(engagement.inbox)
         self._engagement = engagement
         # Until the generation begins this node still donates what it held before.
-        old = self._held.buckets if self._held.step == assignment.step else {}
-        self._held = Held(assignment.step, {**old, **stage.buckets})
+        self._held = Held(assignment.step, {**self._held.buckets, **stage.buckets})
         self._digest = self._background.submit(stage.digest)
         self._report(NodeMessage(plan_ready=PlanReady(generation=plan.generation)))
 
@@ -322,15 +345,15 @@ class Trainer:
         self._apply(engagement, commit)
         if commit.checkpoint:
             self._write_checkpoint(engagement, commit.step)
+        if commit.pause:
+            assert self._digest is not None
+            applied = Applied(generation=commit.generation, step=commit.step, state_digest=self._digest.result())
+            self._report(NodeMessage(applied=applied))
         if commit.evaluate:
             loss_sum, samples = engagement.evaluate(commit.step)
             evaluated = Evaluated(generation=commit.generation, step=commit.step, loss_sum=loss_sum, samples=samples)
             if engagement.share.last:
                 self._report(NodeMessage(evaluated=evaluated))
-        if commit.pause:
-            assert self._digest is not None
-            applied = Applied(generation=commit.generation, step=commit.step, state_digest=self._digest.result())
-            self._report(NodeMessage(applied=applied))
         if self._leaving is not None:
             self._say_goodbye()
         elif not commit.pause:
@@ -344,8 +367,9 @@ class Trainer:
             self._apply(engagement, commit)
 
     def _apply(self, engagement: Engagement, commit: Commit) -> None:
+        # Should applying fail half-way, what is left is of no use to anybody, and must not be applied again.
+        self._voted, self._held = None, Held(commit.step, {})
         engagement.apply(commit.step, commit.gradient_norm)
-        self._voted = None
         self._held = Held(commit.step, engagement.stage.buckets)
         self._digest = self._background.submit(engagement.stage.digest)
 
@@ -353,10 +377,18 @@ class Trainer:
         """Copies this node's part of the checkpoint and writes it in the background. Each bucket is written by one node."""
         assert self._work is not None
         folder = f"{self._work.run.checkpoint.uri.rstrip('/')}/step-{step:08d}"
+        behind = not all(written.done() for written in self._writing)
+        if not behind:
+            self._writing.clear()
         for index, bucket in engagement.stage.buckets.items():
             writers = engagement.groups[index].counted_by
-            if writers[index % len(writers)] == self._node:
-                self._writer.submit(self._write_bucket, folder, step, bucket.snapshot())
+            if writers[index % len(writers)] != self._node:
+                continue
+            if behind:  # copies would pile up
+                problem = "the one before is still being written; raise checkpoint.every"
+                self._report(NodeMessage(bucket_written=BucketWritten(step=step, bucket=index, problem=problem)))
+            else:
+                self._writing.append(self._writer.submit(self._write_bucket, folder, step, bucket.snapshot()))
 
     def _write_bucket(self, folder: str, step: int, bucket: Bucket) -> None:
         assert self._work is not None
@@ -381,7 +413,8 @@ class Trainer:
             self._say_goodbye()
 
     def _say_goodbye(self) -> None:
-        self._report(NodeMessage(goodbye=Goodbye(reason=self._leaving or "")))
+        # By the writer's hand: after the checkpoint that it is writing.
+        self._writer.submit(self._report, NodeMessage(goodbye=Goodbye(reason=self._leaving or "")))
 
 
 def _sentence(error: Exception) -> str:
