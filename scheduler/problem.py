@@ -72,12 +72,15 @@ class Problem:
         """Bytes of weights, gradients and optimizer state per byte of parameters."""
         return 2.0 + self.workload.optimizer_bytes_per_parameter_byte
 
-    def stage_bytes(self, cuts: tuple[int, ...]) -> Floats:
-        """What each stage takes of a node's memory: weights, gradients, optimizer state, and micro-batches in flight."""
-        stages = len(cuts) - 1
+    def stage_bytes(self, cuts: tuple[int, ...] | Ints) -> Floats:
+        """What each stage takes of a node's memory: weights, gradients, optimizer state, and micro-batches in flight.
+
+        ``cuts`` is [..., stages + 1], the result [..., stages].
+        """
+        edges = np.asarray(cuts)
+        stages = edges.shape[-1] - 1
         most = self.workload.micro_batches
         held = np.array([min(in_flight(stage, stages), most) for stage in range(stages)])
-        edges = np.array(cuts)
         return np.asarray(
             np.diff(self.parameters_before[edges]) * self.state_factor + held * np.diff(self.kept_before[edges])
         )

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from random import Random
 
 from dtfm.scheduler.evaluate import Candidate, Evaluator
+from dtfm.scheduler.exact import improve
 from dtfm.scheduler.moves import Shape, crossover, neighbour, shift_cut
 from dtfm.scheduler.problem import Groups
 from dtfm.scheduler.seeds import all_groups, seed_groups
@@ -34,7 +35,7 @@ CUT_SHIFTS = 0.25
 PATIENCE = 40
 """Walks without a new best after which the search ends."""
 SMALL = 5
-"""Up to so many nodes every choice of groups is priced (1,081 for five)."""
+"""Up to so many nodes every choice of groups is weighed (1,081 for five)."""
 
 
 def search(
@@ -70,8 +71,10 @@ def search(
             break
         population.append(evaluator.simulated(candidate.draft.groups, candidate.draft.cuts))
     population = _fittest(population)
-    if nodes > 1:
+    if nodes > SMALL:
         population = _evolve(evaluator.simulated, nodes, shape, population, rng, over(evaluations))
+    elif population[0].feasible:
+        population.insert(0, improve(evaluator, shape, population[0], over(evaluations)))
     finalists = population[:FINALISTS] if not expired() else population[:1]
     settled = [_settle_cuts(evaluator.simulated, finalist, expired) for finalist in finalists]
     return min(settled, key=lambda candidate: candidate.price)
