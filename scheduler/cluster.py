@@ -38,12 +38,15 @@ class Cluster:
 
     ``latency[i, j]`` is in seconds one way from ``nodes[i]`` to ``nodes[j]``, ``bandwidth[i, j]`` in bytes per second; both
     are float64 of shape [len(nodes), len(nodes)]. Bandwidth 0 means that j cannot be reached from i. Diagonals are not
-    read. Raises ValueError where a shape, an id or a number is impossible.
+    read. ``ratio[i, j]``, of the same shape, is what a link's codec makes of a byte of activations or gradients (0.25: a
+    quarter of a byte travels); None: they travel as they are. State that moves always does. Raises ValueError where a
+    shape, an id or a number is impossible.
     """
 
     nodes: tuple[Node, ...]
     latency: NDArray[np.float64]
     bandwidth: NDArray[np.float64]
+    ratio: NDArray[np.float64] | None = None
 
     def __post_init__(self) -> None:
         if not self.nodes:
@@ -52,16 +55,19 @@ class Cluster:
         if len(set(ids)) < len(ids):
             twice = next(name for name in ids if ids.count(name) > 1)
             raise ValueError(f"nodes: the id {twice!r} stands more than once; ids must differ")
-        for name in ("latency", "bandwidth"):
+        for name in ("latency", "bandwidth", "ratio"):
             matrix = getattr(self, name)
+            if matrix is None:
+                continue
             if matrix.shape != (len(ids), len(ids)):
                 raise ValueError(f"{name} has shape {matrix.shape}; {len(ids)} nodes need {(len(ids), len(ids))}")
-            wrong = ~(np.isfinite(matrix) & (matrix >= 0))
+            wrong = ~(np.isfinite(matrix) & ((matrix > 0) if name == "ratio" else (matrix >= 0)))
             np.fill_diagonal(wrong, False)
             if wrong.any():
                 i, j = (int(index) for index in np.argwhere(wrong)[0])
+                least = "above 0" if name == "ratio" else "0 or above"
                 raise ValueError(
-                    f"{name} from {ids[i]!r} to {ids[j]!r} is {matrix[i, j]}; it must be a finite number, 0 or above"
+                    f"{name} from {ids[i]!r} to {ids[j]!r} is {matrix[i, j]}; it must be a finite number, {least}"
                 )
 
     @property

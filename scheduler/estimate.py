@@ -74,24 +74,30 @@ def reduction(problem: Problem, group: Ints, gradient_bytes: float) -> tuple[flo
     Each replica owns a shard; reduce-scatter, then all-gather. A node sends to all others at once, so that the transfer takes
     as long as the slowest link, or as the connection that is slowest to send or receive a shard for each of the others.
     """
-    others = len(group) - 1
-    if not others:
+    if len(group) == 1:
         return 0.0, 0.0
     shard = gradient_bytes / len(group)
     index = np.ix_(group, group)
-    connection = np.minimum(problem.up[group], problem.down[group]).min()
-    if connection == 0:
+    up, down = problem.up[group], problem.down[group]
+    if min(up.min(), down.min()) == 0:
         return float("inf"), 0.0
-    slowest = max(float((shard * problem.slowness[index]).max()), float(others * shard / connection))
+    ratio = np.where(np.eye(len(group), dtype=bool), 0.0, problem.ratio[index])
+    connections = max(float((ratio.sum(axis=1) / up).max()), float((ratio.sum(axis=0) / down).max()))
+    slowest = shard * max(float(problem.slowness[index].max()), connections)
     return 2 * slowest, 2 * float(problem.latency[index].max())
 
 
 def _shared_connections(problem: Problem, draft: Draft, load: Floats, sizes: Floats) -> Floats:
     """Seconds that each node of each chain needs to send, or to receive, all its activations and gradients: the larger."""
-    to_next = np.append(sizes, 0.0)
-    to_previous = np.insert(sizes, 0, 0.0)
-    moved = load * (to_next + to_previous)
-    return np.asarray(moved / np.minimum(problem.up, problem.down)[draft.chains])
+    chains = draft.chains
+    senders, receivers = chains[:, :-1], chains[:, 1:]
+    forward, backward = sizes * problem.ratio[senders, receivers], sizes * problem.ratio[receivers, senders]
+    sent, received = np.zeros_like(load), np.zeros_like(load)
+    sent[:, :-1] += forward
+    sent[:, 1:] += backward
+    received[:, 1:] += forward
+    received[:, :-1] += backward
+    return np.asarray(load * np.maximum(sent / problem.up[chains], received / problem.down[chains]))
 
 
 def _sums(keys: Ints, shares: Ints) -> Floats:

@@ -23,9 +23,10 @@ BYTES_PER_GIGABIT = 1e9 / 8
 def parse_network(text: str) -> Cluster:
     """A cluster from ``{"nodes": [{"id", "region", "flops", "memory_bytes"}], "latency_ms", "bandwidth_gbps"}``.
 
-    Matrices are one way, row = source, column = destination; ``region``, ``up_gbps`` and ``down_gbps`` may be left out.
+    Matrices are one way, row = source, column = destination; ``region``, ``up_gbps`` and ``down_gbps`` may be left out, and
+    so may ``ratio``: encoded bytes per byte of activations and gradients on each link (1).
     """
-    document = _document(text, {"nodes", "latency_ms", "bandwidth_gbps"})
+    document = _document(text, {"nodes", "latency_ms", "bandwidth_gbps", "ratio"})
     nodes = []
     for index, entry in enumerate(_list(document, "nodes", "")):
         path = f"nodes[{index}]"
@@ -39,7 +40,9 @@ def parse_network(text: str) -> Cluster:
         nodes.append(Node(_text(entry, "id", path), flops, memory, region, **limits))
     latency = _matrix(document, "latency_ms", len(nodes)) / 1e3
     bandwidth = _matrix(document, "bandwidth_gbps", len(nodes)) * BYTES_PER_GIGABIT
-    return Cluster(tuple(nodes), latency, bandwidth)
+    return Cluster(
+        tuple(nodes), latency, bandwidth, _matrix(document, "ratio", len(nodes)) if "ratio" in document else None
+    )
 
 
 def dump_network(cluster: Cluster) -> str:
@@ -56,9 +59,11 @@ def dump_network(cluster: Cluster) -> str:
         entry |= {} if node.down is None else {"down_gbps": node.down / BYTES_PER_GIGABIT}
         nodes.append(entry)
     latency, bandwidth = cluster.latency * 1e3, cluster.bandwidth / BYTES_PER_GIGABIT
-    for matrix in (latency, bandwidth):
+    matrices = {"latency_ms": latency, "bandwidth_gbps": bandwidth}
+    matrices |= {} if cluster.ratio is None else {"ratio": cluster.ratio.copy()}
+    for matrix in matrices.values():
         np.fill_diagonal(matrix, 0.0)
-    return json.dumps({"nodes": nodes, "latency_ms": latency.tolist(), "bandwidth_gbps": bandwidth.tolist()})
+    return json.dumps({"nodes": nodes} | {key: matrix.tolist() for key, matrix in matrices.items()})
 
 
 def parse_workload(text: str) -> Workload:

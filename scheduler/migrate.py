@@ -71,7 +71,7 @@ class Holdings:
         busy = flow > 0
         if not busy.any():
             return 0.0
-        links = (problem.latency + flow * np.where(busy, problem.slowness, 0.0))[busy]
+        links = problem.latency[busy] + flow[busy] / bandwidth[busy]
         with np.errstate(invalid="ignore", divide="ignore"):
             connections = np.concatenate([flow.sum(axis=1) / problem.up, flow.sum(axis=0) / problem.down])
         return max(float(links.max()), float(np.nanmax(connections)))

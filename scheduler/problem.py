@@ -20,8 +20,10 @@ Groups = tuple[tuple[int, ...], ...]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Problem:
-    """Seconds, bytes and FLOP/s. ``slowness[i, j]`` is seconds per byte, infinite where j cannot be reached from i;
-    ``bandwidth`` is its inverse (0 on the diagonal).
+    """Seconds, bytes and FLOP/s.
+
+    ``slowness[i, j]`` is the link's seconds per byte of a tensor, its codec counted, infinite where j cannot be reached from
+    i; ``ratio[i, j]`` is the codec's bytes per byte, ``bandwidth`` the link's own bytes per second (0 on the diagonal).
 
     ``*_before[k]`` sums layers [0, k), so that layers [a, b) have ``before[b] - before[a]``.
     """
@@ -35,6 +37,7 @@ class Problem:
     latency: Floats = field(init=False)
     bandwidth: Floats = field(init=False)
     slowness: Floats = field(init=False)
+    ratio: Floats = field(init=False)
     flops_before: Floats = field(init=False)
     parameters_before: Floats = field(init=False)
     kept_before: Floats = field(init=False)
@@ -46,8 +49,10 @@ class Problem:
         np.fill_diagonal(bandwidth, np.inf)
         latency = self.cluster.latency.astype(np.float64)
         np.fill_diagonal(latency, 0.0)
+        given = self.cluster.ratio
+        ratio = np.broadcast_to(1.0, latency.shape) if given is None else given.astype(np.float64)
         with np.errstate(divide="ignore"):
-            slowness = 1.0 / bandwidth
+            slowness = ratio / bandwidth
         np.fill_diagonal(bandwidth, 0.0)
         known_up = np.array([np.nan if node.up is None else node.up for node in nodes])
         known_down = np.array([np.nan if node.down is None else node.down for node in nodes])
@@ -59,6 +64,7 @@ class Problem:
             "latency": latency,
             "bandwidth": bandwidth,
             "slowness": slowness,
+            "ratio": ratio,
             "flops_before": _before([layer.forward_flops for layer in layers]),
             "parameters_before": _before([layer.parameter_bytes for layer in layers]),
             "kept_before": _before([KEPT_PER_OUTPUT_BYTE * layer.activation_bytes for layer in layers]),

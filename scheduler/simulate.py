@@ -43,6 +43,7 @@ class _Network:
     def __init__(self, problem: Problem) -> None:
         self._latency: list[list[float]] = problem.latency.tolist()
         self._slowness: list[list[float]] = problem.slowness.tolist()
+        self._ratio: list[list[float]] = problem.ratio.tolist()
         with np.errstate(divide="ignore"):
             self._up: list[float] = (1.0 / problem.up).tolist()
             self._down: list[float] = (1.0 / problem.down).tolist()
@@ -51,12 +52,13 @@ class _Network:
         self._links: dict[tuple[int, int], float] = {}
 
     def send(self, now: float, a: int, b: int, size: float) -> float:
-        """The time at which ``size`` bytes sent now arrive."""
+        """The time at which ``size`` bytes of a tensor, sent now, arrive."""
         if self._slowness[a][b] == float("inf"):
             return float("inf")
         link = self._links[a, b] = max(now, self._links.get((a, b), 0.0)) + size * self._slowness[a][b]
-        sent = self._sent[a] = max(now, self._sent[a]) + size * self._up[a]
-        received = self._received[b] = max(now, self._received[b]) + size * self._down[b]
+        encoded = size * self._ratio[a][b]
+        sent = self._sent[a] = max(now, self._sent[a]) + encoded * self._up[a]
+        received = self._received[b] = max(now, self._received[b]) + encoded * self._down[b]
         return max(link, sent, received) + self._latency[a][b]
 
 

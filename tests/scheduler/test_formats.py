@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -37,6 +38,11 @@ def test_dumps_read_back_as_they_were() -> None:
     assert again.nodes == cluster.nodes
     off_diagonal = ~np.eye(4, dtype=bool)
     np.testing.assert_allclose(again.bandwidth[off_diagonal], cluster.bandwidth[off_diagonal], rtol=1e-12)
+    assert again.ratio is None
+    encoded = replace(cluster, ratio=np.full((4, 4), 0.25))
+    ratio = parse_network(dump_network(encoded)).ratio
+    assert ratio is not None
+    assert (ratio[off_diagonal] == 0.25).all()
     for workload in (paper_workload(), even_workload()):
         assert parse_workload(dump_workload(workload)) == workload
     plan = schedule(uniform_cluster(4), even_workload(), stages=(2, 1), generation=7).plan
@@ -57,6 +63,7 @@ def test_a_decision_is_plain_json_with_the_documented_keys() -> None:
         ({"nodes": [{"id": "a", "flops": 0, "memory_bytes": 1}] * 2}, r"'a': flops is 0\.0; .* above 0"),
         ({"nodes": [{"id": "a", "flops": 1, "memory_bytes": 1}] * 2}, r"'a' stands more than once"),
         ({"nodes": [{"id": "a", "flops": 1, "memory_byte": 1}] * 2}, r"nodes\[0\]\.memory_byte is unknown"),
+        ({"ratio": [[1, 0], [1, 1]]}, r"ratio from 'a' to 'b' is 0\.0; it must be a finite number, above 0"),
         ({"latency_ms": [[0, 1]]}, r"latency_ms has 1 rows; there are 2 nodes"),
         ({"latency_ms": [[0, 1], [1]]}, r"latency_ms\[1\] is 1 numbers; it must be a list of 2"),
         ({"latency_ms": [[0, -1], [1, 0]]}, r"latency_ms\[0\]\[1\] is -1; it must be a finite number, 0 or above"),

@@ -1,5 +1,6 @@
 """The event simulation against sums done by hand, and the estimate against the simulation."""
 
+from dataclasses import replace
 from random import Random
 
 import numpy as np
@@ -8,7 +9,9 @@ from scipy.stats import spearmanr
 
 from dtfm.scheduler.bounds import iteration_bound
 from dtfm.scheduler.cluster import Cluster, Node
+from dtfm.scheduler.estimate import estimate
 from dtfm.scheduler.evaluate import Evaluator
+from dtfm.scheduler.migrate import Holdings
 from dtfm.scheduler.problem import Draft, Groups, Problem
 from dtfm.scheduler.routes import interleaved, route
 from dtfm.scheduler.simulate import simulate
@@ -76,6 +79,32 @@ def test_a_connection_shared_by_two_links_sends_one_after_the_other() -> None:
     shared = problem_of(3, layers=1, micro_batches=3, latency=0, bandwidth=1, up=0.5)
     assert simulate(free, plan(free, (0, 1, 2))) == 3 + 2 * 4  # a shard of 2 bytes to each of two, twice
     assert simulate(shared, plan(shared, (0, 1, 2))) == 3 + 2 * 8
+
+
+def compressed(problem: Problem, ratio: list[list[float]]) -> Problem:
+    return Problem(replace(problem.cluster, ratio=np.array(ratio)), problem.workload)
+
+
+def test_a_codec_shortens_what_its_link_carries_and_only_that() -> None:
+    plain = problem_of(2, layers=2, micro_batches=1, latency=0.5, bandwidth=4)
+    problem = compressed(plain, [[1, 0.25], [0.5, 1]])
+    there, back = 0.5 + 0.25 * 8 / 4, 0.5 + 0.5 * 8 / 4
+    assert simulate(problem, plan(problem, (0,), (1,))) == 1 + there + 1 + 2 + back + 2
+    assert estimate(problem, plan(problem, (0,), (1,))) == pytest.approx(1 + there + 1 + 2 + back + 2)
+
+
+def test_a_codec_lightens_the_connection_that_links_share() -> None:
+    shared = problem_of(3, layers=1, micro_batches=3, latency=0, bandwidth=1, up=0.5)
+    problem = compressed(shared, [[0.25] * 3] * 3)
+    assert simulate(problem, plan(problem, (0, 1, 2))) == 3 + 2 * 8 * 0.25
+    assert estimate(problem, plan(problem, (0, 1, 2))) == pytest.approx(3 + 2 * 8 * 0.25)
+
+
+def test_state_moves_uncompressed() -> None:
+    plain = problem_of(2, layers=1, micro_batches=1, latency=0, bandwidth=4)
+    for problem in (plain, compressed(plain, [[0.25] * 2] * 2)):
+        holdings = Holdings.of(problem, plan(problem, (0,)).plan(problem.cluster, 0))
+        assert holdings.seconds(((0, 1),), (0, 1)) == 6 * 3 / 4  # weights and two optimizer states
 
 
 def test_interleaved_routes_keep_both_replicas_of_a_shared_node_busy() -> None:
