@@ -55,9 +55,8 @@ def _obstacle(problem: Problem, incumbent: Plan, shape: Shape) -> Reason | None:
     ids = set(problem.cluster.ids)
     if not ids.issuperset(incumbent.nodes):
         return Reason.NODE_LOST
-    rest = tuple(node for node in problem.cluster.ids if node not in incumbent.nodes)
     try:
-        validate(replace(incumbent, idle=rest), ids, problem.workload)
+        validate(replace(incumbent, idle=_rest(problem, incumbent)), ids, problem.workload)
     except ValueError:
         return Reason.REQUESTED
     draft = draft_of(incumbent, problem.cluster)
@@ -65,6 +64,11 @@ def _obstacle(problem: Problem, incumbent: Plan, shape: Shape) -> Reason | None:
         return Reason.REQUESTED
     works = not missing_links(problem, draft) and not memory_shortfall(problem, draft.groups, draft.cuts)
     return None if works else Reason.INFEASIBLE
+
+
+def _rest(problem: Problem, plan: Plan) -> tuple[str, ...]:
+    used = set(plan.nodes)
+    return tuple(node for node in problem.cluster.ids if node not in used)
 
 
 def decide(
@@ -100,8 +104,8 @@ def decide(
         old, new = _seconds(current, objective), _seconds(predicted, objective)
         gain = 1 - new / old - moving / horizon
         if gain <= MARGIN:
-            rest = tuple(node for node in problem.cluster.ids if node not in incumbent.plan.nodes)
-            plan, predicted, moves = replace(incumbent.plan, idle=rest), current, ()
+            plan = replace(incumbent.plan, idle=_rest(problem, incumbent.plan))
+            predicted, moves = current, ()
             reason = Reason.KEPT
             sentence = (
                 f"The plan stays: another would gain {max(0.0, gain):.1%}, less than the {MARGIN:.0%} that it takes."

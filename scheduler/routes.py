@@ -78,12 +78,21 @@ def _transport(cost: Floats, at: Ints, counts: tuple[int, ...]) -> Ints:
 
 
 def _greedy_transport(cost: Floats, at: Ints, counts: tuple[int, ...]) -> Ints:
-    waiting = {int(row): list(np.flatnonzero(at == row)) for row in np.unique(at)}
-    free = list(counts)
+    """The cheapest pairs first; pairs of which one side has nothing left are dropped from time to time."""
+    order = np.argsort(at, kind="stable")
+    start = np.searchsorted(at[order], np.arange(len(cost)))
+    waiting, free = np.bincount(at, minlength=len(cost)), np.array(counts)
     result = np.zeros(len(at), dtype=np.int64)
-    for flat in np.argsort(cost, axis=None, kind="stable"):
-        row, column = divmod(int(flat), cost.shape[1])
-        while free[column] and waiting.get(row):
-            result[waiting[row].pop()] = column
-            free[column] -= 1
+    rows, columns = np.divmod(np.argsort(cost, axis=None, kind="stable"), cost.shape[1])
+    while len(rows):
+        for row, column in zip(rows[:4096].tolist(), columns[:4096].tolist(), strict=True):
+            number = min(waiting[row], free[column])
+            if number:
+                result[order[start[row] : start[row] + number]] = column
+                start[row] += number
+                waiting[row] -= number
+                free[column] -= number
+        rows, columns = rows[4096:], columns[4096:]
+        useful = (waiting[rows] > 0) & (free[columns] > 0)
+        rows, columns = rows[useful], columns[useful]
     return result

@@ -37,29 +37,39 @@ class _Device:
     busy: bool = False
 
 
+@dataclass(slots=True)
+class _Link:
+    slowness: float
+    ratio: float
+    latency: float
+    taken_until: float = 0.0
+
+
 class _Network:
     """When messages arrive; remembers how long each queue is taken."""
 
     def __init__(self, problem: Problem) -> None:
-        self._latency: list[list[float]] = problem.latency.tolist()
-        self._slowness: list[list[float]] = problem.slowness.tolist()
-        self._ratio: list[list[float]] = problem.ratio.tolist()
+        self._problem = problem
         with np.errstate(divide="ignore"):
             self._up: list[float] = (1.0 / problem.up).tolist()
             self._down: list[float] = (1.0 / problem.down).tolist()
         nodes = len(self._up)
         self._sent, self._received = [0.0] * nodes, [0.0] * nodes
-        self._links: dict[tuple[int, int], float] = {}
+        self._links: dict[tuple[int, int], _Link] = {}
 
     def send(self, now: float, a: int, b: int, size: float) -> float:
         """The time at which ``size`` bytes of a tensor, sent now, arrive."""
-        if self._slowness[a][b] == float("inf"):
+        link = self._links.get((a, b))
+        if link is None:
+            matrices = self._problem.slowness, self._problem.ratio, self._problem.latency
+            link = self._links[a, b] = _Link(*(float(matrix[a, b]) for matrix in matrices))
+        if link.slowness == float("inf"):
             return float("inf")
-        link = self._links[a, b] = max(now, self._links.get((a, b), 0.0)) + size * self._slowness[a][b]
-        encoded = size * self._ratio[a][b]
+        encoded = size * link.ratio
+        link.taken_until = max(now, link.taken_until) + size * link.slowness
         sent = self._sent[a] = max(now, self._sent[a]) + encoded * self._up[a]
         received = self._received[b] = max(now, self._received[b]) + encoded * self._down[b]
-        return max(link, sent, received) + self._latency[a][b]
+        return max(link.taken_until, sent, received) + link.latency
 
 
 def simulate(problem: Problem, draft: Draft) -> float:
