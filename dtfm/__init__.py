@@ -3,4 +3,9 @@
 The packages live in the folders beside this one (``node/`` is ``dtfm.node``); the links here give them one import name.
 """
 
+import os
+
+# Before grpc is imported, which reads it then: that a peer ends its connection in order is no news to a user.
+os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+
 __version__ = "0.1.0"

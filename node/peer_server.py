@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import AsyncIterator, Callable
 
@@ -18,6 +17,10 @@ from dtfm.protos.peer_pb2 import StateRequest
 from dtfm.protos.streams import NODE_METADATA, peer_handlers
 
 log = logging.getLogger(__name__)
+# grpc tells of every call that is cancelled when the server stops as of an error.
+logging.getLogger("grpc._cython.cygrpc").addFilter(
+    lambda record: not (record.exc_info and isinstance(record.exc_info[1], asyncio.CancelledError))
+)
 
 Context = grpc.aio.ServicerContext[bytes, bytes]
 #: The bytes of a bucket's state and the header they travel under. Raises LookupError, with a sentence, when it is not here.
@@ -64,19 +67,17 @@ class PeerServer:
 
     async def _tensors(self, requests: AsyncIterator[bytes], context: Context) -> bytes:
         source = await self._check(context)
-        # A call is cancelled when either side stops: that is how these streams end.
-        with contextlib.suppress(asyncio.CancelledError):
-            async for frame in requests:
-                try:
-                    if self._inbox is None:
-                        raise FrameError(FrameProblem.UNKNOWN_GENERATION, "this node has no part in a plan")
-                    self._inbox.take(source, frame)
-                except FrameError as refusal:
-                    if refusal.problem is FrameProblem.STALE:
-                        log.debug("dropped a frame from %s: %s", source, refusal)
-                        continue
-                    log.warning("refused a frame from %s: %s", source, refusal)
-                    await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(refusal))
+        async for frame in requests:
+            try:
+                if self._inbox is None:
+                    raise FrameError(FrameProblem.UNKNOWN_GENERATION, "this node has no part in a plan")
+                self._inbox.take(source, frame)
+            except FrameError as refusal:
+                if refusal.problem is FrameProblem.STALE:
+                    log.debug("dropped a frame from %s: %s", source, refusal)
+                    continue
+                log.warning("refused a frame from %s: %s", source, refusal)
+                await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(refusal))
         return b""
 
     async def _ping(self, request: bytes, context: Context) -> bytes:

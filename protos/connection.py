@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import hmac
-import os
 from collections.abc import Iterable
-
-# Before grpc is imported, which reads it then: peers that end their connections in order are no news to a user.
-os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
 import grpc
 import grpc.aio

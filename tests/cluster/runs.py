@@ -76,8 +76,8 @@ def write_corpus(folder: Path) -> None:
     (folder / CORPUS).write_text(text)
 
 
-def losses_alone(path: Path, allowed_modules: tuple[str, ...] = ()) -> list[float]:
-    """Every step's loss of the run file at ``path``, trained by one plain process."""
+def losses_alone(path: Path, allowed_modules: tuple[str, ...] = (), *, steps: int | None = None) -> list[float]:
+    """Loss of every step, or of the first ``steps``, of the run file at ``path``, trained by one plain process."""
     run = read_run_file(path).message("any")
     run.data.source = run.data.source.replace(CORPUS, str(path.parent / CORPUS))
-    return plain_losses(run, run.train.steps, allowed_modules)
+    return plain_losses(run, steps or run.train.steps, allowed_modules)

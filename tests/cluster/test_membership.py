@@ -84,7 +84,7 @@ def test_a_loss_that_is_not_a_number_ends_the_run_after_three_attempts_and_says_
 
 
 def test_sigterm_finishes_the_step_and_the_others_go_on(tmp_path: Path) -> None:
-    text = run_file(model=GPT2, stages=[2], steps=60)
+    text = run_file(model=GPT2, stages=[2], steps=150)
     with Cluster(tmp_path, text) as cluster:
         cluster.add("stays")
         leaves = cluster.add("leaves")
@@ -109,20 +109,24 @@ def test_a_second_signal_exits_at_once(tmp_path: Path) -> None:
 
 
 def test_a_killed_replica_costs_no_committed_step_and_a_late_one_takes_its_place(tmp_path: Path) -> None:
-    text = run_file(model=GPT2, stages=[2, 1], steps=80)
+    # More steps than there will be time for; slow learning, lest rounding grow tenfold every twenty steps (it does at 1e-2).
+    text = run_file(model=GPT2, stages=[2, 1], steps=5000, learning_rate=1e-3)
     with Cluster(tmp_path, text) as cluster:
         for name in ("a", "b", "c"):
             cluster.add(name)
         cluster.wait_for("step_committed", where=lambda e: e["step"] == 5)
         victim = cluster.of("plan_adopted")[-1]["plan"]["stages"][0]["replicas"][0]
         cluster.nodes[victim].send(signal.SIGKILL)
-        cluster.wait_for("node_left")
-        late = cluster.add("late")
-        adopted = cluster.wait_for(
-            "plan_adopted", where=lambda e: any("late" in s["replicas"] for s in e["plan"]["stages"])
-        )
-        assert adopted["plan"]["generation"] >= 3
-        assert cluster.finish() == 0
-        assert late.wait(20) == 0
-        assert [e["step"] for e in cluster.of("step_committed")] == list(range(1, 81))
-        assert cluster.losses == pytest.approx(losses_alone(cluster.run_file), rel=1e-9, abs=0)
+        cluster.wait_for("plan_started", where=lambda e: e["generation"] > 1)
+        cluster.add("late")
+        cluster.wait_for("plan_adopted", where=lambda e: any("late" in s["replicas"] for s in e["plan"]["stages"]))
+        joined = len(cluster.events)
+        cluster.wait_for("plan_started", after=joined)
+        cluster.wait_for("step_committed", after=joined, where=lambda e: e["step"] % 10 == 0)
+        assert cluster.coordinator is not None
+        cluster.coordinator.send(signal.SIGINT)
+        assert cluster.finish() == 1  # the run is not over
+    steps = [e["step"] for e in cluster.of("step_committed")]
+    assert steps == list(range(1, len(steps) + 1))
+    alone = losses_alone(cluster.run_file, steps=len(steps))
+    assert cluster.losses == pytest.approx(alone, rel=1e-8, abs=0)
