@@ -21,14 +21,16 @@ from dtfm.coordinator.observe import records
 from dtfm.coordinator.options import DEFAULT_ADDRESS, DEFAULT_STORE, Address, Json, StoreUrl, TokenFile, read_token
 from dtfm.coordinator.store import Record, Store
 from dtfm.scheduler.decision import Infeasible, Objective
-from dtfm.scheduler.formats import decision_document, parse_network, parse_plan, parse_workload
+from dtfm.scheduler.formats import decision_document, parse_any_network, parse_plan, parse_workload
 from dtfm.scheduler.schedule import schedule
 
 Parsed = TypeVar("Parsed")
 
 
 def plan(
-    network: Annotated[Path, typer.Option(help="NETWORK.json: nodes, latency_ms, bandwidth_gbps.")],
+    network: Annotated[
+        Path, typer.Option(help="NETWORK.json: nodes, latency_ms, bandwidth_gbps, classes for thousands.")
+    ],
     workload: Annotated[Path, typer.Option(help="WORKLOAD.json: layers, micro_batches.")],
     objective: Annotated[
         Objective, typer.Option(help="Seconds per step, or the paper's cost model.")
@@ -40,7 +42,7 @@ def plan(
     json_lines: Json = False,
 ) -> None:
     """Runs the scheduler alone, on files. Exit codes: 0 a plan, 1 none is possible, 2 bad input."""
-    cluster, work = _parsed(network, parse_network), _parsed(workload, parse_workload)
+    cluster, work = _parsed(network, parse_any_network), _parsed(workload, parse_workload)
     current = _parsed(incumbent, parse_plan) if incumbent is not None else None
     began = time.monotonic()
     try:

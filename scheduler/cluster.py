@@ -39,14 +39,16 @@ class Cluster:
     ``latency[i, j]`` is in seconds one way from ``nodes[i]`` to ``nodes[j]``, ``bandwidth[i, j]`` in bytes per second; both
     are float64 of shape [len(nodes), len(nodes)]. Bandwidth 0 means that j cannot be reached from i. Diagonals are not
     read. ``ratio[i, j]``, of the same shape, is what a link's codec makes of a byte of activations or gradients (0.25: a
-    quarter of a byte travels); None: they travel as they are. State that moves always does. Raises ValueError where a
-    shape, an id or a number is impossible.
+    quarter of a byte travels); None: they travel as they are. State that moves always does. With ``copies`` above 1 each
+    node stands for so many alike, and diagonals are the links between these: see compact.Miniature. Raises ValueError where
+    a shape, an id or a number is impossible.
     """
 
     nodes: tuple[Node, ...]
     latency: NDArray[np.float64]
     bandwidth: NDArray[np.float64]
     ratio: NDArray[np.float64] | None = None
+    copies: int = 1
 
     def __post_init__(self) -> None:
         if not self.nodes:

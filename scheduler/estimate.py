@@ -74,16 +74,19 @@ def reduction(problem: Problem, group: Ints, gradient_bytes: float) -> tuple[flo
     Each replica owns a shard; reduce-scatter, then all-gather. A node sends to all others at once, so that the transfer takes
     as long as the slowest link, or as the connection that is slowest to send or receive a shard for each of the others.
     """
-    if len(group) == 1:
+    copies = problem.cluster.copies
+    replicas = len(group) * copies
+    if replicas == 1:
         return 0.0, 0.0
-    shard = gradient_bytes / len(group)
+    shard = gradient_bytes / replicas
     index = np.ix_(group, group)
     up, down = problem.up[group], problem.down[group]
     if min(up.min(), down.min()) == 0:
         return float("inf"), 0.0
-    ratio = np.where(np.eye(len(group), dtype=bool), 0.0, problem.ratio[index])
+    # To each other node that a node stands for, and to itself nothing.
+    ratio = problem.ratio[index] * (copies - np.eye(len(group)))
     connections = max(float((ratio.sum(axis=1) / up).max()), float((ratio.sum(axis=0) / down).max()))
-    slowest = shard * max(float(problem.slowness[index].max()), connections)
+    slowest = shard * max(float(problem.slowness[index].max()), float(problem.own_slowness[group].max()), connections)
     return 2 * slowest, 2 * float(problem.latency[index].max())
 
 

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from dtfm.scheduler.cluster import Cluster, Node
+from dtfm.scheduler.compact import DENSE, CompactCluster
 from dtfm.scheduler.decision import Decision
 from dtfm.scheduler.plan import Plan, Route, Stage
 from dtfm.scheduler.problem import Floats
@@ -21,16 +23,41 @@ BYTES_PER_GIGABIT = 1e9 / 8
 
 
 def parse_network(text: str) -> Cluster:
+    """parse_any_network, for those who need a link per pair of nodes."""
+    network = parse_any_network(text)
+    if isinstance(network, CompactCluster):
+        raise ValueError(
+            f"nodes has {len(network.nodes)} entries; in the compact form at most {DENSE} are possible here"
+        )
+    return network
+
+
+def parse_any_network(text: str) -> Cluster | CompactCluster:
     """A cluster from ``{"nodes": [{"id", "region", "flops", "memory_bytes"}], "latency_ms", "bandwidth_gbps"}``.
 
     Matrices are one way, row = source, column = destination; ``region``, ``up_gbps`` and ``down_gbps`` may be left out, and
     so may ``ratio``: encoded bytes per byte of activations and gradients on each link (1).
+
+    The compact form, for networks of thousands, adds ``"classes": ["eu", ...]`` and to each node ``"class": "eu"``; the
+    matrices then have a row and a column per class, diagonals are between two nodes of one class, and ``ratio`` is not
+    possible. ``up_gbps`` and ``down_gbps`` are what one node sends and receives altogether. Up to compact.DENSE nodes the
+    result is a Cluster all the same.
     """
-    document = _document(text, {"nodes", "latency_ms", "bandwidth_gbps", "ratio"})
+    document = _document(text, {"nodes", "latency_ms", "bandwidth_gbps", "ratio", "classes"})
+    classes = _ids(document, "classes", "") if "classes" in document else None
+    if classes is not None and "ratio" in document:
+        raise ValueError("ratio stands beside classes; it needs matrices with a row per node")
+    class_of = []
     nodes = []
     for index, entry in enumerate(_list(document, "nodes", "")):
         path = f"nodes[{index}]"
-        _keys(entry, path, {"id", "region", "flops", "memory_bytes", "up_gbps", "down_gbps"})
+        keys = {"id", "region", "flops", "memory_bytes", "up_gbps", "down_gbps"}
+        _keys(entry, path, keys if classes is None else keys | {"class"})
+        if classes is not None:
+            name = _text(entry, "class", path)
+            if name not in classes:
+                raise ValueError(f"{path}.class is {name!r:.80}; it must be one of classes: {', '.join(classes)}")
+            class_of.append(classes.index(name))
         limits = {
             name: _number(entry, f"{name}_gbps", path) * BYTES_PER_GIGABIT if f"{name}_gbps" in entry else None
             for name in ("up", "down")
@@ -38,11 +65,15 @@ def parse_network(text: str) -> Cluster:
         region = _text(entry, "region", path) if "region" in entry else ""
         flops, memory = _number(entry, "flops", path), _number(entry, "memory_bytes", path)
         nodes.append(Node(_text(entry, "id", path), flops, memory, region, **limits))
-    latency = _matrix(document, "latency_ms", len(nodes)) / 1e3
-    bandwidth = _matrix(document, "bandwidth_gbps", len(nodes)) * BYTES_PER_GIGABIT
-    return Cluster(
-        tuple(nodes), latency, bandwidth, _matrix(document, "ratio", len(nodes)) if "ratio" in document else None
-    )
+    if classes is not None:
+        latency, bandwidth = (_matrix(document, key, classes, "classes") for key in ("latency_ms", "bandwidth_gbps"))
+        compact = CompactCluster(
+            tuple(nodes), classes, np.array(class_of), latency / 1e3, bandwidth * BYTES_PER_GIGABIT
+        )
+        return compact.of(list(range(len(nodes)))) if len(nodes) <= DENSE else compact
+    latency, bandwidth = (_matrix(document, key, nodes, "nodes") for key in ("latency_ms", "bandwidth_gbps"))
+    ratio = _matrix(document, "ratio", nodes, "nodes") if "ratio" in document else None
+    return Cluster(tuple(nodes), latency / 1e3, bandwidth * BYTES_PER_GIGABIT, ratio)
 
 
 def dump_network(cluster: Cluster) -> str:
@@ -229,19 +260,22 @@ def _integer(entry: dict[str, Any], key: str, path: str) -> int:
     return value
 
 
-def _matrix(document: dict[str, Any], key: str, size: int) -> Floats:
+def _matrix(document: dict[str, Any], key: str, names: Sequence[object], of: str) -> Floats:
+    """A square matrix with a row and a column per name; between nodes the diagonal is not read."""
+    size, diagonal = len(names), of != "nodes"
     rows = _list(document, key, "")
     if len(rows) != size:
-        raise ValueError(f"{key} has {len(rows)} rows; there are {size} nodes")
+        raise ValueError(f"{key} has {len(rows)} rows; there are {size} {of}")
     for i, row in enumerate(rows):
         if not isinstance(row, list) or len(row) != size:
             shown = f"{len(row)} numbers" if isinstance(row, list) else f"{row!r:.80}"
-            raise ValueError(f"{key}[{i}] is {shown}; it must be a list of {size} numbers, one per node")
+            raise ValueError(f"{key}[{i}] is {shown}; it must be a list of {size} numbers, as there are {of}")
         for j, value in enumerate(row):
             if isinstance(value, bool) or not isinstance(value, int | float):
                 raise ValueError(f"{key}[{i}][{j}] is {value!r:.80}; it must be a number")
-            if not (math.isfinite(value) and value >= 0) and i != j:
+            if not (math.isfinite(value) and value >= 0) and (diagonal or i != j):
                 raise ValueError(f"{key}[{i}][{j}] is {value}; it must be a finite number, 0 or above")
     matrix = np.array(rows, dtype=np.float64).reshape(size, size)
-    np.fill_diagonal(matrix, 0.0)
+    if not diagonal:
+        np.fill_diagonal(matrix, 0.0)
     return matrix

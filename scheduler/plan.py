@@ -89,11 +89,12 @@ def validate(plan: Plan, cluster_ids: Collection[str], workload: Workload) -> No
     if missing:
         raise ValueError(f"node {missing[0]!r} is neither in a stage nor idle")
 
+    holders = [set(stage.replicas) for stage in plan.stages]
     for index, route in enumerate(plan.routes):
         if len(route.nodes) != len(plan.stages):
             raise ValueError(f"route {index} has {len(route.nodes)} nodes; there are {len(plan.stages)} stages")
-        for node, stage in zip(route.nodes, plan.stages, strict=True):
-            if node not in stage.replicas:
+        for node, stage, held_by in zip(route.nodes, plan.stages, holders, strict=True):
+            if node not in held_by:
                 raise ValueError(f"route {index} passes {node!r}, which does not hold layers {list(stage.layers)}")
         if route.micro_batches < 1:
             raise ValueError(f"route {index} has {route.micro_batches} micro-batches; it must have at least 1")

@@ -24,6 +24,7 @@ class Problem:
 
     ``slowness[i, j]`` is the link's seconds per byte of a tensor, its codec counted, infinite where j cannot be reached from
     i; ``ratio[i, j]`` is the codec's bytes per byte, ``bandwidth`` the link's own bytes per second (0 on the diagonal).
+    ``own_slowness[i]`` is between the nodes that node i stands for: 0 where that is itself alone.
 
     ``*_before[k]`` sums layers [0, k), so that layers [a, b) have ``before[b] - before[a]``.
     """
@@ -38,6 +39,7 @@ class Problem:
     bandwidth: Floats = field(init=False)
     slowness: Floats = field(init=False)
     ratio: Floats = field(init=False)
+    own_slowness: Floats = field(init=False)
     flops_before: Floats = field(init=False)
     parameters_before: Floats = field(init=False)
     kept_before: Floats = field(init=False)
@@ -46,13 +48,16 @@ class Problem:
     def __post_init__(self) -> None:
         nodes, layers = self.cluster.nodes, self.workload.layers
         bandwidth = self.cluster.bandwidth.astype(np.float64)
-        np.fill_diagonal(bandwidth, np.inf)
+        if self.cluster.copies == 1:
+            np.fill_diagonal(bandwidth, np.inf)
         latency = self.cluster.latency.astype(np.float64)
         np.fill_diagonal(latency, 0.0)
         given = self.cluster.ratio
         ratio = np.broadcast_to(1.0, latency.shape) if given is None else given.astype(np.float64)
         with np.errstate(divide="ignore"):
             slowness = ratio / bandwidth
+        own_slowness = slowness.diagonal().copy()
+        np.fill_diagonal(slowness, 0.0)
         np.fill_diagonal(bandwidth, 0.0)
         known_up = np.array([np.nan if node.up is None else node.up for node in nodes])
         known_down = np.array([np.nan if node.down is None else node.down for node in nodes])
@@ -65,6 +70,7 @@ class Problem:
             "bandwidth": bandwidth,
             "slowness": slowness,
             "ratio": ratio,
+            "own_slowness": own_slowness,
             "flops_before": _before([layer.forward_flops for layer in layers]),
             "parameters_before": _before([layer.parameter_bytes for layer in layers]),
             "kept_before": _before([KEPT_PER_OUTPUT_BYTE * layer.activation_bytes for layer in layers]),

@@ -7,6 +7,7 @@ from random import Random
 
 from dtfm.scheduler.bounds import iteration_bound
 from dtfm.scheduler.cluster import Cluster
+from dtfm.scheduler.compact import CompactCluster, shrink
 from dtfm.scheduler.decision import Decision, Infeasible, Objective
 from dtfm.scheduler.evaluate import Evaluator
 from dtfm.scheduler.infeasible import shortfall
@@ -27,7 +28,7 @@ HORIZON_SECONDS = 1800.0
 
 
 def schedule(
-    cluster: Cluster,
+    cluster: Cluster | CompactCluster,
     workload: Workload,
     incumbent: Plan | None = None,
     *,
@@ -48,8 +49,28 @@ def schedule(
     how many seconds a plan is expected to stand before somebody joins or leaves: within it, a plan that takes an incumbent's
     place must win back what moving state costs.
 
+    A compact cluster is planned in miniature: by the iteration objective, with ``stages`` None or a number, from scratch.
+
     Raises Infeasible when no plan fits, ValueError when ``stages`` or ``horizon`` is impossible.
     """
+    if isinstance(cluster, CompactCluster):
+        if incumbent is not None or objective is not Objective.ITERATION or isinstance(stages, tuple):
+            raise ValueError(
+                f"a compact network of {len(cluster.nodes)} nodes is planned from scratch, by the iteration objective and "
+                "with replicas chosen freely; leave out the incumbent, objective paper and replicas per stage"
+            )
+        small = shrink(cluster, workload)
+        found = schedule(
+            small.cluster,
+            small.workload,
+            stages=stages,
+            seed=seed,
+            evaluations=evaluations,
+            deadline=deadline,
+            generation=generation,
+            horizon=horizon,
+        )
+        return small.expand(found)
     if not (math.isfinite(horizon) and horizon > 0):
         raise ValueError(f"horizon is {horizon}; it must be a finite number of seconds above 0")
     expired = deadline or (lambda: False)

@@ -73,7 +73,7 @@ def search(
     population = _fittest(population)
     if nodes > SMALL:
         population = _evolve(evaluator.simulated, nodes, shape, population, rng, over(evaluations))
-    elif population[0].feasible:
+    elif population[0].feasible and problem.cluster.copies == 1:
         population.insert(0, improve(evaluator, shape, population[0], over(evaluations)))
     finalists = population[:FINALISTS] if not expired() else population[:1]
     settled = [_settle_cuts(evaluator.simulated, finalist, expired) for finalist in finalists]

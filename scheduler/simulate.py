@@ -150,7 +150,7 @@ def simulate(problem: Problem, draft: Draft) -> float:
 
     def final(now: float, node: int, layer: int) -> None:
         group = draft.groups[devices[node].stage]
-        if len(group) <= EXACT_GROUP:
+        if len(group) * problem.cluster.copies <= EXACT_GROUP:
             for time, owner in messages.final(now, node, layer):
                 at(time, shard_arrived, owner, layer)
         elif layer == draft.cuts[devices[node].stage]:
