@@ -36,6 +36,7 @@ from dtfm.scheduler.seeds import all_groups
 from dtfm.scheduler.simulate import simulate
 from dtfm.scheduler.workload import Layer, Workload
 from tests.bench.clusters import (
+    compact_cluster,
     part_of,
     random_cluster,
     random_groups,
@@ -265,8 +266,21 @@ def scale(nodes: int, seconds: float) -> Iterator[Row]:
         yield Row(
             f"{nodes} nodes, {name}, told to end after {0.8 * limit:.1f} s", took, "s", f"{limit:g} s", took / limit
         )
+    yield most_memory(2)
+
+
+def scale_compact(nodes: int, limit: float) -> Iterator[Row]:
+    workload = Workload(tuple(Layer(f"l{i}", 2e11, 1e8, 4e6) for i in range(24)), nodes // 2)
+    began = time.perf_counter()
+    schedule(compact_cluster(nodes), workload, deadline=past(began + limit / 2))
+    took = time.perf_counter() - began
+    yield Row(f"{nodes} nodes, compact, told to end after {limit / 2:g} s", took, "s", f"{limit:g} s", took / limit)
+    yield most_memory(4)
+
+
+def most_memory(limit: float) -> Row:
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20  # Linux counts in KiB
-    yield Row(f"{nodes} nodes: most memory so far", peak, "GiB", "limit 2 GiB", peak / 2)
+    return Row("most memory so far", peak, "GiB", f"limit {limit:g} GiB", peak / limit)
 
 
 def past(moment: float) -> Callable[[], bool]:
@@ -280,6 +294,7 @@ def rows(quick: bool) -> Iterator[Row]:
     yield from handicapped_node()
     yield from replay(10 if quick else 40)
     yield from scale(256 if quick else 1024, 10.0 if quick else 30.0)
+    yield from scale_compact(2_048 if quick else 10_240, 10.0 if quick else 120.0)
 
 
 def main() -> None:
