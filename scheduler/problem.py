@@ -57,6 +57,7 @@ class Problem:
         with np.errstate(divide="ignore"):
             slowness = ratio / bandwidth
         own_slowness = slowness.diagonal().copy()
+        own_bandwidth = np.where(np.isinf(bandwidth.diagonal()), 0.0, bandwidth.diagonal())
         np.fill_diagonal(slowness, 0.0)
         np.fill_diagonal(bandwidth, 0.0)
         known_up = np.array([np.nan if node.up is None else node.up for node in nodes])
@@ -64,8 +65,8 @@ class Problem:
         values = {
             "flops": np.array([node.flops for node in nodes]),
             "memory": np.array([node.memory_bytes for node in nodes]),
-            "up": np.where(np.isnan(known_up), bandwidth.max(axis=1), known_up),
-            "down": np.where(np.isnan(known_down), bandwidth.max(axis=0), known_down),
+            "up": np.where(np.isnan(known_up), np.maximum(bandwidth.max(axis=1), own_bandwidth), known_up),
+            "down": np.where(np.isnan(known_down), np.maximum(bandwidth.max(axis=0), own_bandwidth), known_down),
             "latency": latency,
             "bandwidth": bandwidth,
             "slowness": slowness,
