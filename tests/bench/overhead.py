@@ -20,10 +20,9 @@ import torch
 
 from dtfm.coordinator.run_file import parse_run
 from dtfm.node.data import load_data
-from dtfm.node.samples import training_samples
 from dtfm.protos.plan_pb2 import Run
 from tests.bench.rows import Row, show
-from tests.cluster.plain import whole_model
+from tests.cluster.plain import batch, whole_model
 
 WARM_UP = 3
 
@@ -40,15 +39,7 @@ def plain_step_seconds(run: Run, steps: int) -> list[float]:
     for step in range(1, steps + 1):
         began = time.perf_counter()
         for number in range(count):
-            indices = training_samples(
-                run.seed,
-                step,
-                number,
-                global_batch=train.global_batch,
-                micro_batch=train.micro_batch,
-                count=data.training_count,
-            )
-            inputs, labels = data.training_batch(indices)
+            inputs, labels = batch(run, data, step, number)
             logits = model(inputs).logits
             loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten()) / count
             torch.autograd.backward(loss)

@@ -39,15 +39,7 @@ def plain_losses(run: Run, steps: int, allowed_modules: tuple[str, ...] = ()) ->
         total = 0.0
         count = train.global_batch // train.micro_batch
         for number in range(count):
-            indices = training_samples(
-                run.seed,
-                step,
-                number,
-                global_batch=train.global_batch,
-                micro_batch=train.micro_batch,
-                count=data.training_count,
-            )
-            inputs, labels = data.training_batch(indices)
+            inputs, labels = batch(run, data, step, number)
             inputs = inputs.to(dtype) if inputs.is_floating_point() else inputs
             output = module(inputs)
             logits = output if isinstance(output, torch.Tensor) else output.logits
@@ -62,6 +54,20 @@ def plain_losses(run: Run, steps: int, allowed_modules: tuple[str, ...] = ()) ->
         optimizer.step()
         optimizer.zero_grad()
     return losses
+
+
+def batch(run: Run, data: Data, step: int, number: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Inputs and labels of one micro-batch."""
+    train = run.train
+    indices = training_samples(
+        run.seed,
+        step,
+        number,
+        global_batch=train.global_batch,
+        micro_batch=train.micro_batch,
+        count=data.training_count,
+    )
+    return data.training_batch(indices)
 
 
 def whole_model(run: Run, data: Data, allowed_modules: tuple[str, ...]) -> Any:
