@@ -39,8 +39,10 @@ proto: $(READY)  ## Regenerate the stubs from protos/*.proto
 	$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. $(PROTOS:%=dtfm/%)
 	$(BIN)/python -m grpc_tools.protoc -I. --grpc_python_out=. dtfm/protos/control.proto
 
-bench: $(READY)  ## The measurements quoted in README
+bench: $(READY)  ## The measurements quoted in README (a quarter of an hour)
 	$(BIN)/python -m tests.bench.overhead
+	$(BIN)/python -m tests.bench.kernels
+	$(BIN)/python -m tests.bench.scheduler
 
 clean:  ## Remove .venv and caches
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache *.egg-info
