@@ -45,7 +45,7 @@ class Wire:
         self.mail: dict[str, Mailbox[Topic, Arrival]] = {n: Mailbox() for s in plan.stages for n in s.replicas}
 
     def send_from(self, node: str, kind: Kind, destination: str, number: int, tensor: torch.Tensor) -> None:
-        encoded = memoryview(bytes(encode(Codec.OFF, tensor).data))
+        encoded = memoryview(bytearray(encode(Codec.OFF, tensor).data))
         dtype = DTYPE_NUMBERS[tensor.dtype]
         header = Header(kind, Codec.OFF, dtype, 1, STEP, number, 0, tensor.numel(), len(encoded))
         topic: Topic = ("evaluate" if kind is Kind.EVALUATION else "train", STEP)
