@@ -14,8 +14,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from dtfm.node.bucket import Bucket
-from dtfm.node.checkpoint import write_bucket, write_model_files
+from dtfm.node.checkpoint_writer import CheckpointWriter
 from dtfm.node.data import Data, load_data
 from dtfm.node.engagement import Engagement
 from dtfm.node.inbox import Inbox
@@ -23,7 +22,7 @@ from dtfm.node.mailbox import Closed
 from dtfm.node.model import Model, load_model
 from dtfm.node.outbox import Outbox
 from dtfm.node.pipeline import NonFinite, Outcome
-from dtfm.node.profile import run_dtype, workload
+from dtfm.node.profile import workload
 from dtfm.node.recovery import Held, acquire_stage, donate
 from dtfm.node.share import group_of, share_of
 from dtfm.protos.connection import token_metadata
@@ -31,7 +30,6 @@ from dtfm.protos.control_pb2 import (
     Applied,
     Assignment,
     Begin,
-    BucketWritten,
     Commit,
     Evaluated,
     Goodbye,
@@ -100,8 +98,7 @@ class Trainer:
         self._leaving: str | None = None
         self._said = 0.0  # when a step was last told of
         self._background = ThreadPoolExecutor(1, "digest")
-        self._writer = ThreadPoolExecutor(1, "checkpoint")
-        self._writing: list[Future[None]] = []
+        self._writer = CheckpointWriter(report)
         self._thread = threading.Thread(target=self._run, name="trainer", daemon=True)
         self._thread.start()
 
@@ -155,7 +152,7 @@ class Trainer:
         self._commands.put(None)
         self._thread.join(timeout=10)
         self._background.shutdown()
-        self._writer.shutdown()
+        self._writer.close()
 
     # In this node's thread
 
@@ -344,7 +341,8 @@ class Trainer:
             return
         self._apply(engagement, commit)
         if commit.checkpoint:
-            self._write_checkpoint(engagement, commit.step)
+            assert self._work is not None
+            self._write_checkpoint(engagement, self._work, commit.step)
         if commit.pause:
             assert self._digest is not None
             applied = Applied(generation=commit.generation, step=commit.step, state_digest=self._digest.result())
@@ -373,34 +371,14 @@ class Trainer:
         self._held = Held(commit.step, engagement.stage.buckets)
         self._digest = self._background.submit(engagement.stage.digest)
 
-    def _write_checkpoint(self, engagement: Engagement, step: int) -> None:
-        """Copies this node's part of the checkpoint and writes it in the background. Each bucket is written by one node."""
-        assert self._work is not None
-        folder = f"{self._work.run.checkpoint.uri.rstrip('/')}/step-{step:08d}"
-        behind = not all(written.done() for written in self._writing)
-        if not behind:
-            self._writing.clear()
+    def _write_checkpoint(self, engagement: Engagement, work: Work, step: int) -> None:
+        """Each bucket is written by one of the nodes that count it."""
+        mine = []
         for index, bucket in engagement.stage.buckets.items():
             writers = engagement.groups[index].counted_by
-            if writers[index % len(writers)] != self._node:
-                continue
-            if behind:  # copies would pile up
-                problem = "the one before is still being written; raise checkpoint.every"
-                self._report(NodeMessage(bucket_written=BucketWritten(step=step, bucket=index, problem=problem)))
-            else:
-                self._writing.append(self._writer.submit(self._write_bucket, folder, step, bucket.snapshot()))
-
-    def _write_bucket(self, folder: str, step: int, bucket: Bucket) -> None:
-        assert self._work is not None
-        written = BucketWritten(step=step, bucket=bucket.spec.index)
-        try:
-            written.file, written.size_bytes, written.digest = write_bucket(folder, bucket)
-            if bucket.spec.index == 0:
-                write_model_files(folder, self._work.model, self._work.data, run_dtype(self._work.run))
-        except Exception as error:
-            log.exception("bucket %d could not be written to %s", bucket.spec.index, folder)
-            written.problem = _sentence(error)
-        self._report(NodeMessage(bucket_written=written))
+            if writers[index % len(writers)] == self._node:
+                mine.append(bucket)
+        self._writer.write(work.run, work.model, work.data, step, mine)
 
     def _called_off(self) -> None:
         self._voted = None
@@ -413,8 +391,8 @@ class Trainer:
             self._say_goodbye()
 
     def _say_goodbye(self) -> None:
-        # By the writer's hand: after the checkpoint that it is writing.
-        self._writer.submit(self._report, NodeMessage(goodbye=Goodbye(reason=self._leaving or "")))
+        # A checkpoint that is being written is not left half done.
+        self._writer.report_after(NodeMessage(goodbye=Goodbye(reason=self._leaving or "")))
 
 
 def _sentence(error: Exception) -> str:

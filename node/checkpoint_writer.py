@@ -1,0 +1,63 @@
+"""Writes a node's part of each checkpoint in the background, while training goes on."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+
+from dtfm.node.bucket import Bucket
+from dtfm.node.checkpoint import write_bucket, write_model_files
+from dtfm.node.data import Data
+from dtfm.node.model import Model
+from dtfm.node.profile import run_dtype
+from dtfm.protos.control_pb2 import BucketWritten, NodeMessage
+from dtfm.protos.plan_pb2 import Run
+
+log = logging.getLogger(__name__)
+
+
+class CheckpointWriter:
+    """One thread; what it has to say goes to ``report``, in order."""
+
+    def __init__(self, report: Callable[[NodeMessage], None]) -> None:
+        self._report = report
+        self._thread = ThreadPoolExecutor(1, "checkpoint")
+        self._writing: list[Future[None]] = []
+
+    def write(self, run: Run, model: Model, data: Data, step: int, buckets: Iterable[Bucket]) -> None:
+        """Copies ``buckets`` as they are now and writes them; or, while the checkpoint before is still being written, says
+        that, lest copies pile up."""
+        behind = not all(written.done() for written in self._writing)
+        if not behind:
+            self._writing.clear()
+        for bucket in buckets:
+            if behind:
+                problem = "the one before is still being written; raise checkpoint.every"
+                self._say(BucketWritten(step=step, bucket=bucket.spec.index, problem=problem))
+            else:
+                work = self._thread.submit(self._write, run, model, data, step, bucket.snapshot())
+                self._writing.append(work)
+
+    def report_after(self, message: NodeMessage) -> None:
+        """Reports ``message`` once what is being written is done."""
+        self._thread.submit(self._report, message)
+
+    def close(self) -> None:
+        """Waits for what is being written."""
+        self._thread.shutdown()
+
+    def _write(self, run: Run, model: Model, data: Data, step: int, bucket: Bucket) -> None:
+        folder = f"{run.checkpoint.uri.rstrip('/')}/step-{step:08d}"
+        written = BucketWritten(step=step, bucket=bucket.spec.index)
+        try:
+            written.file, written.size_bytes, written.digest = write_bucket(folder, bucket)
+            if bucket.spec.index == 0:
+                write_model_files(folder, model, data, run_dtype(run))
+        except Exception as error:
+            log.exception("bucket %d could not be written to %s", bucket.spec.index, folder)
+            written.problem = f"{type(error).__name__}: {error}"[:1000]
+        self._say(written)
+
+    def _say(self, written: BucketWritten) -> None:
+        self._report(NodeMessage(bucket_written=written))
