@@ -10,6 +10,7 @@ import secrets
 import signal
 import socket
 import sys
+from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -20,6 +21,7 @@ import typer
 from dtfm.node.device import measure_device, open_device
 from dtfm.node.doctor import examine
 from dtfm.node.session import Session, Settings
+from dtfm.node.trace import write_trace
 from dtfm.protos.connection import read_address
 
 app = typer.Typer(
@@ -62,6 +64,9 @@ def join(
         list[str] | None,
         typer.Option(help="Let the run name code in this installed package.module (may be given several times)."),
     ] = None,
+    trace: Annotated[
+        Path | None, typer.Option(help="Write what this node does, and when, to this file: open it at ui.perfetto.dev.")
+    ] = None,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log every message too.")] = False,
 ) -> None:
     """Joins a run and takes part until it is over.
@@ -91,7 +96,8 @@ def join(
             give_up_after=give_up_after,
             allowed_modules=tuple(allow_module or ()),
         )
-        raise typer.Exit(asyncio.run(_join(settings)))
+        with write_trace(trace, settings.node) if trace else nullcontext():
+            raise typer.Exit(asyncio.run(_join(settings)))
     except ValueError as mistake:
         print(mistake, file=sys.stderr)
         raise typer.Exit(2) from None

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from dtfm.node.admission import Expectations, admit
+from dtfm.node.trace import Activity, tell
 from dtfm.protos.frame import FrameError, FrameProblem, Header, Kind, parse
 
 #: Which tensor: from whom, kind, step, index, part.
@@ -31,7 +33,7 @@ class Inbox:
         self._applied = applied
         self._deliver = deliver
         self._lock = threading.Lock()
-        self._partial: dict[_Key, tuple[Header, bytearray]] = {}
+        self._partial: dict[_Key, tuple[Header, bytearray, float]] = {}
         self._done: set[_Key] = set()
 
     def advance(self, applied: int) -> None:
@@ -51,7 +53,7 @@ class Inbox:
             admit(self._expect, self._applied, source, header)
             if key in self._done:
                 raise FrameError(FrameProblem.DUPLICATE, f"{header.kind.name} {header.index} part {header.part}")
-            first_header, whole = self._partial.setdefault(key, (whole_header, bytearray()))
+            first_header, whole, began = self._partial.setdefault(key, (whole_header, bytearray(), time.perf_counter()))
             if whole_header != first_header:
                 raise FrameError(FrameProblem.UNEXPECTED, f"{header.kind.name} {header.index} began otherwise")
             # Frames of one tensor come in order on their stream, so what is there says what must follow.
@@ -65,4 +67,5 @@ class Inbox:
                 return
             del self._partial[key]
             self._done.add(key)
+        tell(Activity.RECEIVE, header.step, header.index, f"from {source}", began)
         self._deliver(Arrival(source, whole_header, memoryview(whole)))

@@ -16,6 +16,7 @@ import torch
 
 from dtfm.kernels.codec import DTYPE_NUMBERS, Codec, Encoded, encode
 from dtfm.node.mailbox import Closed
+from dtfm.node.trace import Activity, span
 from dtfm.protos.connection import open_channel, token_metadata
 from dtfm.protos.frame import Header, Kind, frames
 from dtfm.protos.streams import NODE_METADATA, tensors_call
@@ -48,8 +49,8 @@ class What:
 class _Lane:
     """One stream to one peer. ``reserve`` is called by computing threads, all else on the event loop."""
 
-    def __init__(self, destination: str) -> None:
-        self.destination = destination
+    def __init__(self, name: str) -> None:
+        self.name = name
         self.queue: asyncio.Queue[tuple[Header, memoryview, int]] = asyncio.Queue()
         self.carried = 0  # the generation of what was last written
         self._room = threading.Condition()
@@ -113,7 +114,7 @@ class Outbox:
             self._addresses[node] = address
             self._channels[node] = open_channel(address, lease)
             for lane in sorted(set(_LANES.values())):
-                self._lanes[node, lane] = _Lane(node)
+                self._lanes[node, lane] = _Lane(f"{lane} to {node}")
                 self._writers[node, lane] = asyncio.create_task(self._write(node, lane))
         ready = {node: asyncio.create_task(channel.channel_ready()) for node, channel in self._channels.items()}
         if ready:
@@ -145,7 +146,8 @@ class Outbox:
             try:
                 if computed is not None:
                     computed.synchronize()
-                encoded = encode(codec, tensor)
+                with span(Activity.ENCODE, what.step, what.index):
+                    encoded = encode(codec, tensor)
             except Exception as error:
                 log.exception("%s %d could not be encoded", what.kind.name, what.index)
                 why = f"{what.kind.name} {what.index} could not be encoded: {error}"
@@ -212,7 +214,7 @@ class Outbox:
                 call.cancel()
                 pump.cancel()
                 await asyncio.gather(pump, return_exceptions=True)
-            log.warning("the %s stream to %s broke: %s", lane_name, node, why)
+            log.warning("the stream %s broke: %s", lane.name, why)
             if lane.carried == self._generation:  # else nothing of this generation is lost: go on with what is queued
                 while not lane.queue.empty():
                     lane.release(lane.queue.get_nowait()[2])
@@ -224,8 +226,9 @@ class Outbox:
             try:
                 if header.generation == self._generation:
                     lane.carried = header.generation
-                    for frame in frames(header, encoded):
-                        await call.write(frame)
+                    with span(Activity.SEND, header.step, header.index, lane.name):
+                        for frame in frames(header, encoded):
+                            await call.write(frame)
             finally:
                 lane.release(size)
             item = await lane.queue.get()

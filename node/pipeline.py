@@ -17,6 +17,7 @@ from dtfm.kernels.codec import DTYPES, Codec, decode
 from dtfm.node.inbox import Arrival
 from dtfm.node.mailbox import Mailbox
 from dtfm.node.share import Share
+from dtfm.node.trace import Activity, span
 from dtfm.protos.frame import Kind
 
 #: What arrives for the pipeline, by kind of work and step.
@@ -103,7 +104,8 @@ def train_step(
 
     def take(arrival: Arrival) -> None:
         header = arrival.header
-        flat = decode(Codec(header.codec), arrival.encoded, header.elements, DTYPES[header.dtype], compute.device)
+        with span(Activity.DECODE, step, header.index):
+            flat = decode(Codec(header.codec), arrival.encoded, header.elements, DTYPES[header.dtype], compute.device)
         if header.kind is Kind.ACTIVATION:
             inputs[header.index] = flat.view(compute.activation_shape).requires_grad_()
             waiting[header.index] = None
@@ -116,7 +118,8 @@ def train_step(
         task = next_task(waiting, gradients, len(outputs), share.in_flight)
         if task is None:
             began = time.perf_counter()
-            arrival = mailbox.get(topic)
+            with span(Activity.WAIT, step):
+                arrival = mailbox.get(topic)
             waited += time.perf_counter() - began
             take(arrival)
             continue
@@ -124,11 +127,13 @@ def train_step(
         began = time.perf_counter()
         if direction is Direction.FORWARD:
             del waiting[number]
-            x = compute.inputs(number) if share.first else inputs[number]
-            y = compute.forward(x)
+            with span(Activity.FORWARD, step, number):
+                x = compute.inputs(number) if share.first else inputs[number]
+                y = compute.forward(x)
+                if share.last:
+                    loss = compute.loss(y, compute.labels(number))
+                    value = loss.item()
             if share.last:
-                loss = compute.loss(y, compute.labels(number))
-                value = loss.item()
                 if not torch.isfinite(loss):
                     raise NonFinite(f"the loss of micro-batch {number} is {value}")
                 loss_sum += value * micro_batch
@@ -142,7 +147,8 @@ def train_step(
             left -= 1
             if left == 0:
                 before_last_backward()
-            torch.autograd.backward(outputs.pop(number), gradients.pop(number))
+            with span(Activity.BACKWARD, step, number):
+                torch.autograd.backward(outputs.pop(number), gradients.pop(number))
             if not share.first:
                 gradient = inputs.pop(number).grad
                 assert gradient is not None

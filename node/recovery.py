@@ -17,6 +17,7 @@ from dtfm.node.checkpoint import read_bucket
 from dtfm.node.model import Model
 from dtfm.node.profile import run_dtype
 from dtfm.node.stage import Stage, build_stage, initialise
+from dtfm.node.trace import Activity, span
 from dtfm.protos.connection import Metadata, open_channel
 from dtfm.protos.control_pb2 import Assignment, Peer
 from dtfm.protos.frame import FrameError, FrameProblem, Header, Kind, parse
@@ -83,7 +84,8 @@ def acquire_stage(
         others = [addresses[name] for name in names if name in addresses]
         if others:
             generation = assignment.plan.generation
-            wait(fetch_state(bucket, assignment.step, generation, others, metadata, run.lease_seconds))
+            with span(Activity.FETCH, assignment.step, index):
+                wait(fetch_state(bucket, assignment.step, generation, others, metadata, run.lease_seconds))
         elif assignment.checkpoint:
             read_bucket(assignment.checkpoint, bucket)
         elif assignment.step == 0:

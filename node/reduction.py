@@ -17,6 +17,7 @@ from dtfm.node.admission import shards
 from dtfm.node.inbox import Arrival
 from dtfm.node.mailbox import Mailbox
 from dtfm.node.share import Group
+from dtfm.node.trace import Activity, span
 from dtfm.protos.frame import Kind
 
 #: send(destination, bucket, shard, gradients of that shard)
@@ -88,7 +89,8 @@ def reduce_gradients(
         else:
             _receive(bucket, item)
         if bucket.final and bucket.rank in bucket.missing and len(bucket.shares) == len(bucket.members) - 1:
-            total = _sum_shares(bucket, codec)
+            with span(Activity.REDUCE, step, index):
+                total = _sum_shares(bucket, codec)
             own = bucket.shard(bucket.rank)
             for rank, member in enumerate(bucket.members):
                 if rank != bucket.rank:

@@ -25,6 +25,7 @@ from dtfm.node.pipeline import NonFinite, Outcome
 from dtfm.node.profile import workload
 from dtfm.node.recovery import Held, acquire_stage, donate
 from dtfm.node.share import group_of, share_of
+from dtfm.node.trace import Activity, span
 from dtfm.protos.connection import token_metadata
 from dtfm.protos.control_pb2 import (
     Applied,
@@ -246,17 +247,18 @@ class Trainer:
             assignment.reason,
         )
         try:
-            stage = acquire_stage(
-                self._node,
-                self._work.run,
-                self._work.model,
-                self._device,
-                self._held,
-                assignment,
-                share.layers,
-                token_metadata(self._work.peer_token),
-                self._await,
-            )
+            with span(Activity.ADOPT, assignment.step):
+                stage = acquire_stage(
+                    self._node,
+                    self._work.run,
+                    self._work.model,
+                    self._device,
+                    self._held,
+                    assignment,
+                    share.layers,
+                    token_metadata(self._work.peer_token),
+                    self._await,
+                )
             groups = {i: group_of(plan, bucket.spec.layers) for i, bucket in stage.buckets.items()}
             neighbours = {*share.previous.values(), *share.next.values()}
             neighbours |= {*share.evaluation_previous.values(), *share.evaluation_next.values()}
@@ -311,17 +313,18 @@ class Trainer:
         assert self._digest is not None
         self._voted = step
         self._narrate(step, outcome)
-        ready = StepReady(
-            generation=engagement.share.generation,
-            step=step,
-            squared_gradient_norm=squared_norm,
-            loss_sum=outcome.loss_sum,
-            samples=outcome.samples,
-            state_digest=self._digest.result(),
-            compute_seconds=outcome.compute_seconds,
-            wait_seconds=outcome.wait_seconds,
-        )
-        self._report(NodeMessage(step_ready=ready))
+        with span(Activity.VOTE, step):
+            ready = StepReady(
+                generation=engagement.share.generation,
+                step=step,
+                squared_gradient_norm=squared_norm,
+                loss_sum=outcome.loss_sum,
+                samples=outcome.samples,
+                state_digest=self._digest.result(),
+                compute_seconds=outcome.compute_seconds,
+                wait_seconds=outcome.wait_seconds,
+            )
+            self._report(NodeMessage(step_ready=ready))
 
     def _narrate(self, step: int, outcome: Outcome) -> None:
         if time.monotonic() - self._said > NARRATE_SECONDS:
@@ -348,7 +351,8 @@ class Trainer:
             applied = Applied(generation=commit.generation, step=commit.step, state_digest=self._digest.result())
             self._report(NodeMessage(applied=applied))
         if commit.evaluate:
-            loss_sum, samples = engagement.evaluate(commit.step)
+            with span(Activity.EVALUATE, commit.step):
+                loss_sum, samples = engagement.evaluate(commit.step)
             evaluated = Evaluated(generation=commit.generation, step=commit.step, loss_sum=loss_sum, samples=samples)
             if engagement.share.last:
                 self._report(NodeMessage(evaluated=evaluated))
@@ -367,7 +371,8 @@ class Trainer:
     def _apply(self, engagement: Engagement, commit: Commit) -> None:
         # Should applying fail half-way, what is left is of no use to anybody, and must not be applied again.
         self._voted, self._held = None, Held(commit.step, {})
-        engagement.apply(commit.step, commit.gradient_norm)
+        with span(Activity.APPLY, commit.step):
+            engagement.apply(commit.step, commit.gradient_norm)
         self._held = Held(commit.step, engagement.stage.buckets)
         self._digest = self._background.submit(engagement.stage.digest)
 

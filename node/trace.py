@@ -1,0 +1,147 @@
+"""What this node does, and when: spans, told to whoever listens. Process-wide, like logging, and silent unless somebody does.
+
+`write_trace` writes them as a Chrome trace (open it at ui.perfetto.dev); several nodes' files can be opened together, as
+their times are those of the wall clock.
+"""
+
+from __future__ import annotations
+
+import enum
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+
+class Activity(enum.Enum):
+    """What a span may be of. On a GPU, computing spans end when the work is queued, unless the node waits for its result."""
+
+    ADOPT = "adopt"  # a plan: state, streams
+    FETCH = "fetch"  # one bucket's state from donors
+    FORWARD = "forward"
+    BACKWARD = "backward"
+    WAIT = "wait"  # for tensors of peers
+    ENCODE = "encode"
+    SEND = "send"
+    RECEIVE = "receive"
+    DECODE = "decode"
+    REDUCE = "reduce"  # adding up one shard's gradients
+    VOTE = "vote"
+    APPLY = "apply"
+    EVALUATE = "evaluate"
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """``began`` and ``ended`` in seconds of time.perf_counter; ``ended`` is None while it lasts. ``index``: which micro-batch
+    or bucket, as in frame.Kind. ``track``: the thread, or the stream, that it belongs to; the spans of a track nest."""
+
+    activity: Activity
+    step: int
+    index: int
+    track: str
+    began: float
+    ended: float | None = None
+
+
+#: Called at a span's beginning and at its end, in the thread where it happens.
+Listener = Callable[[Span], None]
+
+_listeners: list[Listener] = []
+_NOTHING: AbstractContextManager[None] = nullcontext()
+
+
+def listen(listener: Listener) -> None:
+    """From now on ``listener`` hears of every span in this process."""
+    _listeners.append(listener)
+
+
+def forget(listener: Listener) -> None:
+    _listeners.remove(listener)
+
+
+def span(activity: Activity, step: int, index: int = 0, track: str = "") -> AbstractContextManager[None]:
+    """``with span(Activity.FORWARD, step, number):`` around what it is of. ``track`` is the thread's name unless given."""
+    return _Lasting(activity, step, index, track) if _listeners else _NOTHING
+
+
+def tell(activity: Activity, step: int, index: int, track: str, began: float) -> None:
+    """Of a span that is over, where a ``with`` block does not fit; ``began`` by time.perf_counter."""
+    if _listeners:
+        _notify(Span(activity, step, index, track, began, time.perf_counter()))
+
+
+@contextmanager
+def write_trace(path: Path, node: str) -> Iterator[None]:
+    """Writes all spans of the block to ``path`` as they end, as a Chrome trace of the process ``node``.
+
+    The file can be read at any time, also when the process was killed: the format lets the closing bracket be missing.
+    Raises ValueError when ``path`` cannot be written.
+    """
+    try:
+        file = path.open("w")
+    except OSError as error:
+        raise ValueError(
+            f"the trace cannot be written to {path}: {error.strerror}; give --trace another file"
+        ) from error
+    lock = threading.Lock()
+    tracks: dict[str, int] = {}
+    wall = time.time() - time.perf_counter()
+    with file:
+        named = {"ph": "M", "name": "process_name", "pid": node, "args": {"name": node}}
+        file.write(f"[{json.dumps(named)}")
+
+        def write(span: Span) -> None:
+            if span.ended is None:
+                return
+            with lock:
+                if span.track not in tracks:
+                    tracks[span.track] = len(tracks)
+                    arguments = {"name": span.track}
+                    thread = {"ph": "M", "name": "thread_name", "pid": node, "tid": tracks[span.track]}
+                    file.write(f",\n{json.dumps({**thread, 'args': arguments})}")
+                event = {
+                    "ph": "X",
+                    "name": f"{span.activity.value} {span.index}",
+                    "cat": span.activity.value,
+                    "pid": node,
+                    "tid": tracks[span.track],
+                    "ts": round((wall + span.began) * 1e6, 1),
+                    "dur": round((span.ended - span.began) * 1e6, 1),
+                    "args": {"step": span.step, "index": span.index},
+                }
+                file.write(f",\n{json.dumps(event)}")
+
+        listen(write)
+        try:
+            yield
+        finally:
+            forget(write)
+            file.write("\n]\n")
+
+
+class _Lasting:
+    """A span while it lasts."""
+
+    __slots__ = ("_span",)
+
+    def __init__(self, activity: Activity, step: int, index: int, track: str) -> None:
+        self._span = Span(activity, step, index, track or threading.current_thread().name, time.perf_counter())
+
+    def __enter__(self) -> None:
+        _notify(self._span)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        span = self._span
+        _notify(Span(span.activity, span.step, span.index, span.track, span.began, time.perf_counter()))
+
+
+def _notify(span: Span) -> None:
+    for listener in tuple(_listeners):
+        listener(span)
