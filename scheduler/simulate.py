@@ -54,7 +54,7 @@ class _Network:
             self._up: list[float] = (1.0 / problem.up).tolist()
             self._down: list[float] = (1.0 / problem.down).tolist()
         nodes = len(self._up)
-        self._sent, self._received = [0.0] * nodes, [0.0] * nodes
+        self.sent, self.received = [0.0] * nodes, [0.0] * nodes
         self._links: dict[tuple[int, int], _Link] = {}
 
     def send(self, now: float, a: int, b: int, size: float) -> float:
@@ -67,8 +67,8 @@ class _Network:
             return float("inf")
         encoded = size * link.ratio
         link.taken_until = max(now, link.taken_until) + size * link.slowness
-        sent = self._sent[a] = max(now, self._sent[a]) + encoded * self._up[a]
-        received = self._received[b] = max(now, self._received[b]) + encoded * self._down[b]
+        sent = self.sent[a] = max(now, self.sent[a]) + encoded * self._up[a]
+        received = self.received[b] = max(now, self.received[b]) + encoded * self._down[b]
         return max(link.taken_until, sent, received) + link.latency
 
 
@@ -90,8 +90,15 @@ def simulate(problem: Problem, draft: Draft) -> float:
     network = _Network(problem)
     queue: list[tuple[float, int, Callable[..., None], tuple[int, ...]]] = []
     made = 0
-    messages = _Reduction(problem, draft, network)
+    for group in draft.groups:
+        if np.isinf(problem.slowness[np.ix_(group, group)]).any():
+            return float("inf")
+    small = [group for group in draft.groups if len(group) > 1 and len(group) * problem.cluster.copies <= EXACT_GROUP]
+    reductions = {
+        node: reduction for group in small for reduction in [_Reduction(problem, group, network)] for node in group
+    }
     large: dict[tuple[int, ...], int] = {}
+    summed_until = 0.0
 
     def at(time: float, action: Callable[..., None], *arguments: int) -> None:
         nonlocal made
@@ -150,22 +157,22 @@ def simulate(problem: Problem, draft: Draft) -> float:
 
     def final(now: float, node: int, layer: int) -> None:
         group = draft.groups[devices[node].stage]
-        if len(group) * problem.cluster.copies <= EXACT_GROUP:
-            for time, owner in messages.final(now, node, layer):
-                at(time, shard_arrived, owner, layer)
-        elif layer == draft.cuts[devices[node].stage]:
+        if node in reductions:
+            for owner, time in reductions[node].scatter(now, node, layer):
+                at(time, summed, owner, layer)
+        elif len(group) * problem.cluster.copies > EXACT_GROUP and layer == draft.cuts[devices[node].stage]:
             large[group] = large.get(group, 0) + 1
             if large[group] == len(group):
                 layers = draft.cuts[devices[node].stage : devices[node].stage + 2]
                 size = float(np.diff(problem.parameters_before[list(layers)])[0])
-                at(now + sum(reduction(problem, np.array(group), size)), sum_arrived)
+                at(now + sum(reduction(problem, np.array(group), size)), done)
 
-    def shard_arrived(now: float, node: int, layer: int) -> None:
-        for time in messages.shard_arrived(now, node, layer):
-            at(time, sum_arrived)
+    def summed(now: float, node: int, layer: int) -> None:
+        nonlocal summed_until
+        summed_until = max(summed_until, reductions[node].gather(now, node, layer))
 
-    def sum_arrived(now: float) -> None:
-        """The last of these is the end."""
+    def done(now: float) -> None:
+        """The last of all events is the end."""
 
     for group in draft.groups:
         for node in group:
@@ -179,32 +186,61 @@ def simulate(problem: Problem, draft: Draft) -> float:
         if now == float("inf"):
             return now
         action(now, *arguments)
-    return now
+    return max(now, summed_until)
 
 
 class _Reduction:
-    """Reduce-scatter, then all-gather, of every layer on its own."""
+    """Reduce-scatter, then all-gather, of every layer of one group on its own.
 
-    def __init__(self, problem: Problem, draft: Draft, network: _Network) -> None:
+    Nobody else uses the links inside a group, so that only its nodes' connections are shared with the pipeline.
+    """
+
+    def __init__(self, problem: Problem, group: tuple[int, ...], network: _Network) -> None:
+        index = np.ix_(group, group)
+        ratio = problem.ratio[index]
+        self._group = group
+        self._place = {node: place for place, node in enumerate(group)}
+        self._bytes = (np.diff(problem.parameters_before) / len(group)).tolist()
         self._network = network
-        self._group = {node: group for group in draft.groups for node in group}
-        self._bytes = np.diff(problem.parameters_before).tolist()
-        self._waiting: dict[tuple[int, int], int] = {}
+        self._latency: list[list[float]] = problem.latency[index].tolist()
+        self._on_link: list[list[float]] = problem.slowness[index].tolist()
+        self._on_up: list[list[float]] = (ratio / problem.up[list(group), None]).tolist()
+        self._on_down: list[list[float]] = (ratio / problem.down[list(group)]).tolist()
+        self._taken = [[0.0] * len(group) for _ in group]
+        self._senders: dict[int, int] = {}
+        self._complete: dict[int, list[float]] = {}
 
-    def final(self, now: float, node: int, layer: int) -> list[tuple[float, int]]:
-        """Sends a layer's shards to their owners; arrivals (time, owner)."""
-        group = self._group[node]
-        if len(group) == 1:
-            return []
-        shard = self._bytes[layer] / len(group)
-        sent = [(self._network.send(now, node, owner, shard), owner) for owner in group if owner != node]
-        return [*sent, (now, node)]
+    def scatter(self, now: float, node: int, layer: int) -> list[tuple[int, float]]:
+        """A node's gradients of a layer are final: their shards go to the owners.
 
-    def shard_arrived(self, now: float, node: int, layer: int) -> list[float]:
-        """A shard that the node owns is here, or its own is final; once all are, their sum goes to everyone: arrivals."""
-        group = self._group[node]
-        here = self._waiting[node, layer] = self._waiting.get((node, layer), 0) + 1
-        if here != len(group):
-            return []
-        shard = self._bytes[layer] / len(group)
-        return [self._network.send(now, node, other, shard) for other in group if other != node]
+        When the last of the group has sent, all owners with the time at which their shards are complete.
+        """
+        complete = self._complete.setdefault(layer, [0.0] * len(self._group))
+        for place, time in enumerate(self._send(now, self._place[node], self._bytes[layer])):
+            if time > complete[place]:
+                complete[place] = time
+        self._senders[layer] = self._senders.get(layer, 0) + 1
+        return list(zip(self._group, complete, strict=True)) if self._senders[layer] == len(self._group) else []
+
+    def gather(self, now: float, node: int, layer: int) -> float:
+        """An owner has the sum of its shards, which goes to everyone: when the last of them has it."""
+        return max(self._send(now, self._place[node], self._bytes[layer]))
+
+    def _send(self, now: float, me: int, size: float) -> list[float]:
+        """So many bytes to each member: arrivals. As _Network.send, all at once."""
+        network, taken = self._network, self._taken[me]
+        sent = max(now, network.sent[self._group[me]])
+        arrivals = []
+        rows = zip(self._group, self._latency[me], self._on_link[me], self._on_up[me], self._on_down[me], strict=True)
+        for place, (other, latency, on_link, on_up, on_down) in enumerate(rows):
+            if place == me:
+                arrivals.append(now)
+                continue
+            link = taken[place]
+            taken[place] = link = (link if link > now else now) + size * on_link
+            sent += size * on_up
+            received = network.received[other]
+            network.received[other] = received = (received if received > now else now) + size * on_down
+            arrivals.append(max(link, sent, received) + latency)
+        network.sent[self._group[me]] = sent
+        return arrivals
