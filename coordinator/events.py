@@ -293,4 +293,16 @@ def from_json(value: dict[str, Any]) -> Event:
     try:
         return _ADAPTER.validate_python(value)
     except ValidationError as error:
-        raise ValueError(f"not an event of this version of dtfm: {error.errors(include_url=False)[0]['msg']}") from None
+        raise _no_event(error) from None
+
+
+def from_text(text: str) -> Event:
+    """``from_json`` of what is still JSON text, in half the time."""
+    try:
+        return _ADAPTER.validate_json(text)
+    except ValidationError as error:
+        raise _no_event(error) from None
+
+
+def _no_event(error: ValidationError) -> ValueError:
+    return ValueError(f"not an event of this version of dtfm: {error.errors(include_url=False)[0]['msg']}")

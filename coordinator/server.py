@@ -8,24 +8,28 @@ import itertools
 import logging
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import grpc
 import grpc.aio
 
+from dtfm.coordinator import snapshot
 from dtfm.coordinator import turn as t
 from dtfm.coordinator.events import Event
+from dtfm.coordinator.ledger import Ledger
 from dtfm.coordinator.manifest import CheckpointError, write_manifest
 from dtfm.coordinator.planning import choose
 from dtfm.coordinator.services import Context, Joins, Observers
 from dtfm.coordinator.state import PlanChosen, State
-from dtfm.coordinator.store import Record, Store
+from dtfm.coordinator.store import Record, Store, StoreError
 from dtfm.coordinator.tick import tick
 from dtfm.protos import control_pb2 as wire
 from dtfm.protos import control_pb2_grpc
 from dtfm.protos.connection import server_options, shows_token
 
 log = logging.getLogger(__name__)
+P = ParamSpec("P")
+Result = TypeVar("Result")
 
 MAX_WAITING = 10_000
 """Messages that may wait for a slow reader, in either direction."""
@@ -52,7 +56,9 @@ class Server:
         self._listeners: set[Callable[[Record], None]] = set()
         self._appended = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._writing: asyncio.Future[list[Record]] | None = None
+        self._writing: set[asyncio.Future[Any]] = set()
+        self._snapshot_due = store.last_snapshot + snapshot.EVERY
+        self._snapshots = asyncio.Lock()
         self._stopping = False
 
     async def listen(self, host: str, port: int) -> int:
@@ -82,6 +88,7 @@ class Server:
             while self.exit_code is None:
                 await self._handle(await self._inputs.get())
             await self._let_nodes_go()
+            await self._take_snapshot(self.state.ledger, self._store.last)
             return self.exit_code
         finally:
             timer.cancel()
@@ -93,8 +100,8 @@ class Server:
         self._appended.set()
         for answer in self._answers.values():
             answer.cancel()
-        if self._writing is not None:
-            await asyncio.wait([self._writing])  # the store is not to be closed under it
+        if self._writing:
+            await asyncio.wait(self._writing)  # the store is not to be closed under it
         await self._grpc.stop(grace=0.5)
 
     def ask_to_stop(self, reason: str, *, dismiss: bool) -> None:
@@ -114,15 +121,33 @@ class Server:
                 continue
             for command in group:
                 self._carry_out(command)
+        if self._store.last >= self._snapshot_due:
+            self._start(self._take_snapshot(self.state.ledger, self._store.last))
 
     async def _append(self, events: Sequence[Event]) -> None:
-        writing = self._writing = asyncio.ensure_future(asyncio.to_thread(self._store.append, events))
-        records = await asyncio.shield(writing)
-        for record in records:
+        for record in await self._write(self._store.append, events):
             for listener in self._listeners:
                 listener(record)
         self._appended.set()
         self._appended = asyncio.Event()
+
+    async def _take_snapshot(self, ledger: Ledger, last: int) -> None:
+        """``ledger`` is what the log up to the event ``last`` adds up to. One after the other, as the last one counts."""
+        self._snapshot_due = last + snapshot.EVERY
+        async with self._snapshots:
+            if last <= self._store.last_snapshot:
+                return
+            try:
+                await self._write(lambda: self._store.keep(snapshot.take(ledger, last)))
+            except StoreError as error:
+                log.warning("no snapshot of event %d: %s", last, error)
+
+    async def _write(self, write: Callable[P, Result], *arguments: P.args, **options: P.kwargs) -> Result:
+        """What ``write`` does in a thread; ``close`` waits for it, whoever else gave up."""
+        writing = asyncio.ensure_future(asyncio.to_thread(write, *arguments, **options))
+        self._writing.add(writing)
+        writing.add_done_callback(self._writing.discard)
+        return await asyncio.shield(writing)
 
     def _carry_out(self, command: t.Command) -> None:
         match command:

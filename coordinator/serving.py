@@ -14,6 +14,7 @@ from dtfm.coordinator.ledger import fold
 from dtfm.coordinator.manifest import newest, read_manifest
 from dtfm.coordinator.run_file import RunFile, parse_run
 from dtfm.coordinator.server import Server
+from dtfm.coordinator.snapshot import restore
 from dtfm.coordinator.state import Gathering, State
 from dtfm.coordinator.store import Store
 
@@ -27,7 +28,7 @@ def open_run(store: Store, run: RunFile | None, *, resume: bool) -> tuple[State,
 
     ``run`` None: the defaults, or, with ``resume``, what was trained before.
     """
-    ledger = fold(record.event for record in store.read())
+    ledger = restore(store)
     if not ledger.run_id:
         events = _from_checkpoint(store, run or RunFile()) if resume else _start(run or RunFile())
     elif not resume:

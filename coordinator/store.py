@@ -7,15 +7,16 @@ import json
 import os
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import IO, Any, Self
 
 import sqlalchemy as sa
 from sqlalchemy import exc
 
-from dtfm.coordinator.events import Event, from_json, to_json
+from dtfm.coordinator.events import Event, from_json, from_text, to_json
 
 _PAGE = 1000
+_SNAPSHOTS_KEPT = 2
 _METADATA = sa.MetaData()
 _EVENTS = sa.Table(
     "events",
@@ -23,6 +24,14 @@ _EVENTS = sa.Table(
     sa.Column("sequence", sa.Integer, primary_key=True, autoincrement=False),
     sa.Column("time", sa.Float, nullable=False),
     sa.Column("event", sa.Text, nullable=False),
+)
+_SNAPSHOTS = sa.Table(
+    "snapshots",
+    _METADATA,
+    sa.Column("sequence", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("format", sa.Integer, nullable=False),
+    sa.Column("digest", sa.String(64), nullable=False),
+    sa.Column("text", sa.Text, nullable=False),
 )
 _SECRETS = sa.Table(
     "secrets",
@@ -56,6 +65,16 @@ class Record:
         return cls(int(fields["sequence"]), float(fields["time"]), from_json(rest))
 
 
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """What the events up to ``sequence`` add up to, as ``text`` whose ``format`` snapshot.py knows."""
+
+    sequence: int
+    format: int
+    digest: str
+    text: str
+
+
 class Store:
     """An open log. For writing there is one process at a time: a second is refused at opening where the database is a
     file, and at its first append elsewhere, because sequence numbers are given out here and must not collide."""
@@ -63,7 +82,7 @@ class Store:
     def __init__(self, url: str, *, write: bool) -> None:
         self.url = url
         self._lock: IO[bytes] | None = None
-        self._last = 0
+        self._last = self._last_snapshot = 0
         try:
             parsed = sa.make_url(url)
             path = parsed.database if parsed.get_backend_name() == "sqlite" else None
@@ -82,11 +101,19 @@ class Store:
                 _METADATA.create_all(self._engine)
             with self._engine.connect() as connection:
                 self._last = connection.execute(sa.select(sa.func.max(_EVENTS.c.sequence))).scalar() or 0
+                if write:
+                    newest = sa.select(sa.func.max(_SNAPSHOTS.c.sequence)).where(_SNAPSHOTS.c.sequence <= self._last)
+                    self._last_snapshot = connection.execute(newest).scalar() or 0
 
     @property
     def last(self) -> int:
         """Sequence number of the newest event that this object wrote or found at opening; 0: none."""
         return self._last
+
+    @property
+    def last_snapshot(self) -> int:
+        """The event as of which the newest snapshot is that this object kept or found at opening; 0: none."""
+        return self._last_snapshot
 
     def append(self, events: Sequence[Event]) -> list[Record]:
         """All of them or none, on disk when this returns. Raises StoreError."""
@@ -103,6 +130,23 @@ class Store:
         while page := self.page(after):
             yield from page
             after = page[-1].sequence
+
+    def keep(self, snapshot: Snapshot) -> None:
+        """On disk when this returns, or not at all; older ones but the last make way. Raises StoreError."""
+        before = sa.select(_SNAPSHOTS.c.sequence).where(_SNAPSHOTS.c.sequence < snapshot.sequence)
+        before = before.order_by(_SNAPSHOTS.c.sequence.desc()).limit(_SNAPSHOTS_KEPT - 1)
+        with _Explained(self.url), self._engine.begin() as connection:
+            kept = connection.execute(before).scalars().all()
+            connection.execute(sa.delete(_SNAPSHOTS).where(_SNAPSHOTS.c.sequence.not_in(kept)))
+            connection.execute(sa.insert(_SNAPSHOTS).values(asdict(snapshot)))
+        self._last_snapshot = snapshot.sequence
+
+    def snapshots(self) -> list[Snapshot]:
+        """The newest first. Raises StoreError."""
+        query = sa.select(_SNAPSHOTS).order_by(_SNAPSHOTS.c.sequence.desc())
+        with _Explained(self.url), self._engine.connect() as connection:
+            rows = connection.execute(query).all()
+        return [Snapshot(row.sequence, row.format, row.digest, row.text) for row in rows]
 
     def secret(self, name: str, default: str) -> str:
         """A value that outlives the process but is no event; ``default`` is kept where there is none yet."""
@@ -129,7 +173,7 @@ class Store:
         with _Explained(self.url), self._engine.connect() as connection:
             rows = connection.execute(query).all()
         try:
-            return [Record(row.sequence, row.time, from_json(json.loads(row.event))) for row in rows]
+            return [Record(row.sequence, row.time, from_text(row.event)) for row in rows]
         except ValueError as error:
             raise StoreError(f"{self.url} holds what cannot be read: {error}") from None
 

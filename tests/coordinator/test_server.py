@@ -13,13 +13,14 @@ import grpc.aio
 import pytest
 
 from dtfm.coordinator import events as ev
+from dtfm.coordinator import snapshot
 from dtfm.coordinator.ledger import Ledger, fold
 from dtfm.coordinator.manifest import read_manifest
 from dtfm.coordinator.observe import ask, records
 from dtfm.coordinator.run_file import RunFile, parse_run
 from dtfm.coordinator.server import Server
 from dtfm.coordinator.serving import open_run
-from dtfm.coordinator.store import Store
+from dtfm.coordinator.store import Snapshot, Store, StoreError
 from dtfm.protos import control_pb2 as wire
 from dtfm.protos import control_pb2_grpc
 from dtfm.protos.connection import MAX_MESSAGE_BYTES, open_channel
@@ -144,6 +145,31 @@ async def test_a_run_resumed_from_its_log_goes_on_from_its_checkpoint(tmp_path: 
     with pytest.raises(ValueError, match="is over"):
         async with serving(tmp_path, resume=True):
             pass
+
+
+async def test_the_end_and_every_so_many_events_leave_a_snapshot(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(snapshot, "EVERY", 5)
+    async with serving(tmp_path) as served:
+        assert await train(served, served.node("a"), served.node("b")) == 0
+        last, before = served.store.snapshots()
+        assert last.sequence == served.store.last
+        assert 5 <= before.sequence < last.sequence
+        for kept in (last, before):
+            assert snapshot.read(kept) == fold(served.events[: kept.sequence])
+
+
+async def test_a_full_disk_costs_the_snapshot_and_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def full(_: Snapshot) -> None:
+        raise StoreError("the disk is full")
+
+    async with serving(tmp_path) as served:
+        monkeypatch.setattr(served.store, "keep", full)
+        assert await train(served, served.node("a"), served.node("b")) == 0
+        assert f"no snapshot of event {served.store.last}: the disk is full" in caplog.text
 
 
 async def test_a_run_resumed_from_its_checkpoint_alone(tmp_path: Path) -> None:
