@@ -132,7 +132,7 @@ def give_up(turn: Turn, step: int, reason: str) -> None:
 def drained(turn: Turn) -> None:
     """Once all that follows the last commit is there: the run ends, or goes on with the plan that was chosen."""
     phase, ledger = turn.state.phase, turn.state.ledger
-    if not isinstance(phase, Pausing) or turn.state.stopped or _missing(turn, phase):
+    if not isinstance(phase, Pausing) or turn.state.stopped or missing(turn):
         return
     assert ledger.plan is not None
     for index, stage in enumerate(ledger.plan.stages):
@@ -147,7 +147,7 @@ def drained(turn: Turn) -> None:
     if ledger.step < turn.state.run.train.steps:
         if turn.state.chosen is not None:
             adopt(turn, turn.state.chosen, "")
-        else:
+        elif not turn.state.saving:  # else who wants to go does so now, see departure.py
             again(turn, "a node of the plan that was chosen has left")
         return
     finish(turn, f"all {ledger.step} steps are trained; the checkpoint is {ledger.checkpoints[ledger.step]}")
@@ -157,17 +157,19 @@ def overdue(turn: Turn) -> None:
     """What follows a commit with pause took longer than patience lasts."""
     phase, step = turn.state.phase, turn.state.ledger.step
     assert isinstance(phase, Pausing)
-    missing = _missing(turn, phase)
-    fail(turn, f"step {step} is trained, but {missing} did not come within {turn.state.patience:g} seconds")
+    fail(turn, f"step {step} is trained, but {missing(turn)} did not come within {turn.state.patience:g} seconds")
 
 
-def _missing(turn: Turn, phase: Pausing) -> str:
+def missing(turn: Turn) -> str:
     """What the pause still waits for; empty: nothing."""
-    ledger = turn.state.ledger
+    phase, ledger = turn.state.phase, turn.state.ledger
+    assert isinstance(phase, Pausing)
     assert ledger.plan is not None
     silent = sorted((set(ledger.plan.nodes) & turn.state.sessions.keys()) - phase.applied.keys())
     if ledger.step == turn.state.run.train.steps and ledger.step not in ledger.checkpoints:
         return "the last checkpoint"
+    if turn.state.saving and ledger.step in turn.state.checkpoints:
+        return "the checkpoint"
     if ledger.step in turn.state.evaluations:
         return "the held-out loss"
     return f"the word of {', '.join(silent)}" if silent else ""

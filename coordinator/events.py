@@ -74,6 +74,15 @@ class NodeReady:
 
 
 @dataclass(frozen=True, slots=True)
+class NodeLeaving:
+    """The node wants to go, and works on until its part is handed over."""
+
+    node: str
+    reason: str
+    event: Literal["node_leaving"] = "node_leaving"
+
+
+@dataclass(frozen=True, slots=True)
 class NodeLeft:
     node: str
     reason: str
@@ -260,6 +269,7 @@ Event = (
     | NodeJoined
     | NodeRefused
     | NodeReady
+    | NodeLeaving
     | NodeLeft
     | LinksMeasured
     | RunDescribed

@@ -139,7 +139,7 @@ def apply(ledger: Ledger, event: ev.Event) -> Ledger:
             return replace(ledger, outcome=Outcome(True, event.reason))
         case ev.RunFailed():
             return replace(ledger, outcome=Outcome(False, event.reason))
-        case ev.NodeRefused() | ev.Waiting() | ev.DigestMismatch() | ev.CheckpointFailed():
+        case ev.NodeRefused() | ev.NodeLeaving() | ev.Waiting() | ev.DigestMismatch() | ev.CheckpointFailed():
             return ledger
 
 

@@ -21,6 +21,8 @@ def narrate(event: ev.Event) -> str:
             return f"{event.node or 'a node'} was refused: {event.refusal}: {event.reason}"
         case ev.NodeReady():
             return f"{event.node} is ready"
+        case ev.NodeLeaving():
+            return f"{event.node} wants to leave ({event.reason}); it hands over first"
         case ev.NodeLeft():
             return f"{event.node} left: {event.reason}"
         case ev.LinksMeasured():

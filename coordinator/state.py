@@ -32,7 +32,8 @@ class Standing(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """A node's live stream. ``heard``: when it last gave a sign of life; ``probe_until``: when its link report is due."""
+    """A node's live stream. ``heard``: when it last gave a sign of life; ``probe_until``: when its link report is due;
+    ``leaving``: why it wants to go, if it does."""
 
     node: str
     stream: int
@@ -41,6 +42,7 @@ class Session:
     heard: float
     standing: Standing = Standing.JOINED
     probe_until: float = 0.0
+    leaving: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,8 +118,9 @@ class PlanAsked:
 @dataclass(frozen=True, slots=True)
 class State:
     """``sessions`` by node. ``considered`` are the nodes that the last finished planning knew; ``gathered``: whether this
-    process has had a plan yet; ``asked`` counts requests to the planner; ``chosen`` waits for the next commit; once
-    ``stopped``, nothing but farewells happens."""
+    process has had a plan yet; ``asked`` counts requests to the planner; ``chosen`` waits for the next commit; ``saving``:
+    nobody can take over from a node that wants to go, so the next commit ends in a checkpoint; once ``stopped``, nothing but
+    farewells happens."""
 
     run: RunFile
     message: plan_pb2.Run
@@ -130,6 +133,7 @@ class State:
     considered: frozenset[str] = frozenset()
     asked: int = 0
     gathered: bool = False
+    saving: bool = False
     stopped: bool = False
     evaluations: Mapping[int, EvaluationTally] = field(default_factory=dict)
     checkpoints: Mapping[int, CheckpointTally] = field(default_factory=dict)
@@ -148,8 +152,19 @@ class State:
 
     @property
     def ready(self) -> tuple[str, ...]:
-        """Nodes that can be planned with, by name."""
+        """Nodes that can take part, by name."""
         return tuple(sorted(s.node for s in self.sessions.values() if s.standing is Standing.READY))
+
+    @property
+    def staying(self) -> tuple[str, ...]:
+        """Nodes to plan with: of those that are ready, the ones that do not want to go."""
+        return tuple(node for node in self.ready if not self.sessions[node].leaving)
+
+    @property
+    def leaver_at_work(self) -> bool:
+        """Whether a node that wants to go has a part in the plan."""
+        plan = self.ledger.plan
+        return plan is not None and any(s.leaving and s.node in plan.nodes for s in self.sessions.values())
 
     def session_of(self, stream: int) -> Session | None:
         return next((session for session in self.sessions.values() if session.stream == stream), None)

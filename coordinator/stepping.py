@@ -141,14 +141,14 @@ def _announce(turn: Turn, step: int, plan: Plan, gradient_norm: float) -> None:
     run = turn.state.run
     last = step == run.train.steps
     evaluate = last or _due(step, run.train.evaluate_every)
-    checkpoint = last or _due(step, run.checkpoint.every)
+    checkpoint = last or turn.state.saving or _due(step, run.checkpoint.every)
     commit = wire.Commit(
         generation=plan.generation,
         step=step,
         gradient_norm=gradient_norm,
         evaluate=evaluate,
         checkpoint=checkpoint,
-        pause=last or turn.state.chosen is not None,
+        pause=last or turn.state.saving or turn.state.chosen is not None,
     )
     turn.send(plan.nodes, commit=commit)
     aftermath.expect(turn, step, evaluate, checkpoint)

@@ -31,7 +31,7 @@ def consider(turn: Turn, ticket: int | None = None) -> None:
     """Asks the planner if there is cause to: nothing trains, a ready node has no part in the plan, or somebody asks."""
     state = turn.state
     phase = state.phase
-    ready = frozenset(state.ready)
+    ready = frozenset(state.staying)
     tickets = () if ticket is None else (ticket,)
     if isinstance(phase, Gathering):
         if problem := _too_few(turn, phase):
@@ -46,7 +46,11 @@ def consider(turn: Turn, ticket: int | None = None) -> None:
     elif not isinstance(phase, Stepping) or state.planning or state.chosen:
         answer(turn, tickets, False, "a change of plan is under way already")
         return
-    elif ticket is None and ready <= state.considered:
+    elif not ready:
+        turn.set(saving=True)
+        answer(turn, tickets, False, "every node wants to leave")
+        return
+    elif ticket is None and ready <= state.considered and (state.saving or not state.leaver_at_work):
         return
     _ask(turn, ready, tickets)
 
@@ -56,7 +60,7 @@ def planned(turn: Turn, result: Planned) -> None:
     asked, phase, outcome = turn.state.planning, turn.state.phase, result.outcome
     if asked is None or asked.number != result.number:
         return
-    if not asked.ready <= set(turn.state.ready):
+    if not asked.ready <= set(turn.state.staying):
         turn.set(planning=None)
         answer(turn, asked.tickets, False, "a node left meanwhile")
         consider(turn)
@@ -69,6 +73,8 @@ def planned(turn: Turn, result: Planned) -> None:
             fail(turn, f"no plan is possible: {outcome}")
         elif isinstance(phase, Gathering):
             _wait(turn, phase, outcome)
+        elif turn.state.leaver_at_work:
+            turn.set(saving=True)
     elif isinstance(phase, Gathering):
         answer(turn, asked.tickets, True, outcome.reason)
         adopt(turn, outcome, phase.reason)
@@ -99,6 +105,7 @@ def adopt(turn: Turn, choice: PlanChosen, cause: str) -> None:
         chosen=None,
         planning=None,
         gathered=True,
+        saving=False,
         evaluations={},
     )
     turn.send(turn.state.ready, assignment=assignment(turn.state.ledger, reason))
@@ -147,7 +154,7 @@ def answer(turn: Turn, tickets: tuple[int, ...], changed: bool, reason: str) -> 
 def _too_few(turn: Turn, phase: Gathering) -> str:
     """Why planning makes no sense yet; empty: it does."""
     state = turn.state
-    cluster, ready = state.run.cluster, len(state.ready)
+    cluster, ready = state.run.cluster, len(state.staying)
     pinned = cluster.pinned
     least = len(pinned) if isinstance(pinned, tuple) else pinned or 1
     waited = bool(state.ledger.generation) and turn.now - phase.since >= GRACE_LEASES * state.lease

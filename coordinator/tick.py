@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dtfm.coordinator import aftermath, membership, stepping, switching
+from dtfm.coordinator import aftermath, departure, membership, stepping, switching
 from dtfm.coordinator.checks import Refused, shorten
 from dtfm.coordinator.ending import stop
 from dtfm.coordinator.state import Gathering, Pausing, Session, State, Stepping, Switching
@@ -53,6 +53,7 @@ def tick(state: State, event: Input, now: float) -> tuple[State, Sequence[Comman
             _time_passed(turn)
         case Planned() | ManifestDone() | TimePassed():
             pass
+    departure.let_go(turn)
     return turn.state, turn.commands
 
 
@@ -98,6 +99,8 @@ def _dispatch(turn: Turn, session: Session, event: Heard) -> None:
             aftermath.bucket_written(turn, node, message.bucket_written)
         case "applied":
             aftermath.applied(turn, node, message.applied)
+        case "leaving":
+            departure.wishes_to_leave(turn, session, message.leaving)
         case "heartbeat":
             pass
         case _:

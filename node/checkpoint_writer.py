@@ -39,10 +39,6 @@ class CheckpointWriter:
                 work = self._thread.submit(self._write, run, model, data, step, bucket.snapshot())
                 self._writing.append(work)
 
-    def report_after(self, message: NodeMessage) -> None:
-        """Reports ``message`` once what is being written is done."""
-        self._thread.submit(self._report, message)
-
     def close(self) -> None:
         """Waits for what is being written."""
         self._thread.shutdown()

@@ -71,7 +71,8 @@ def join(
 ) -> None:
     """Joins a run and takes part until it is over.
 
-    SIGTERM or Ctrl-C finishes the step in hand, says goodbye and exits 0; a second one exits at once. Exit codes: 0 the run is
+    SIGTERM or Ctrl-C hands this node's part over to the others, which costs them no step, and exits 0; a second one exits at
+    once. Exit codes: 0 the run is
     complete or this node left in order, 1 the run failed or the coordinator is gone, 2 bad input or a refusal.
     """
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
@@ -135,7 +136,7 @@ async def _join(settings: Settings) -> int:
             os._exit(130)
         signalled = True
         print(
-            f"{name}: finishing the step in hand, then leaving. Once more: exit at once.", file=sys.stderr, flush=True
+            f"{name}: handing over to the others, then leaving. Once more: exit at once.", file=sys.stderr, flush=True
         )
         session.leave(name)
 

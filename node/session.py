@@ -30,6 +30,7 @@ from dtfm.protos.control_pb2 import (
     Goodbye,
     Heartbeat,
     Hello,
+    Leaving,
     LinkReport,
     NodeMessage,
     Probe,
@@ -76,7 +77,7 @@ class Session:
         self._outgoing: asyncio.Queue[NodeMessage] = asyncio.Queue()
         self._tasks: set[asyncio.Task[None]] = set()
         self._exit: int | None = None
-        self._leaving = False
+        self._leaving = asyncio.Event()
         self._address = settings.advertise
         self._peer_token = ""
         self._lease = DEFAULT_LEASE  # until the run says
@@ -110,20 +111,20 @@ class Session:
             await self._server.stop()
 
     def leave(self, reason: str) -> None:
-        """Finishes the step in hand, says goodbye, and lets ``run`` return 0."""
-        self._leaving = True
-        self._trainer.leave(reason)
+        """Works on until this node's part is handed over, then lets ``run`` return 0."""
+        self._leaving.set()
+        self._send(NodeMessage(leaving=Leaving(reason=reason)))
 
     async def _stay_connected(self) -> None:
         """Connects, and again whenever the connection breaks, with growing pauses, until told to exit or patience ends."""
         pause = FIRST_PAUSE_SECONDS
         silent_since = time.monotonic()
         while self._exit is None:
-            if self._leaving:
+            if self._leaving.is_set():
                 self._exit = 0
                 return
             problem, heard = await self._connect_once()
-            if self._exit is not None or self._leaving:
+            if self._exit is not None or self._leaving.is_set():
                 continue
             if heard:
                 silent_since, pause = time.monotonic(), FIRST_PAUSE_SECONDS
@@ -145,7 +146,8 @@ class Session:
                 file=sys.stderr,
                 flush=True,
             )
-            await asyncio.sleep(wait)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._leaving.wait(), wait)
             pause = min(pause * 2, LONGEST_PAUSE_SECONDS)
 
     async def _connect_once(self) -> tuple[str, bool]:
@@ -182,7 +184,7 @@ class Session:
             except grpc.aio.AioRpcError as error:
                 return f"{error.code().name}: {error.details()}", heard
             except asyncio.CancelledError:
-                if not self._leaving:
+                if self._exit is None:
                     raise
                 return "it did not answer the goodbye", heard
             finally:
@@ -223,7 +225,7 @@ class Session:
                 finish = message.finish
                 stream = sys.stdout if finish.completed else sys.stderr
                 print(finish.reason or "The run is complete.", file=stream, flush=True)
-                self._exit = 0 if finish.completed else 1
+                self._exit = 0 if finish.completed or self._leaving.is_set() else 1
             case _:
                 log.warning("ignored a message of the coordinator that this version does not know")
 

@@ -33,7 +33,6 @@ from dtfm.protos.control_pb2 import (
     Begin,
     Commit,
     Evaluated,
-    Goodbye,
     NodeMessage,
     PlanFailed,
     PlanReady,
@@ -96,7 +95,6 @@ class Trainer:
         self._waiting: Future[Any] | None = None  # for the event loop
         self._voted: int | None = None  # the step that this node is ready to commit
         self._digest: Future[bytes] | None = None
-        self._leaving: str | None = None
         self._said = 0.0  # when a step was last told of
         self._background = ThreadPoolExecutor(1, "digest")
         self._writer = CheckpointWriter(report)
@@ -119,14 +117,10 @@ class Trainer:
     def conclude(self, commit: Commit) -> None:
         self._commands.put(lambda: self._conclude(commit))
 
-    def leave(self, reason: str) -> None:
-        """Reports Goodbye as soon as the step in hand, if any, is committed or called off."""
-        self._commands.put(lambda: self._leave(reason))
-
     def call_off(self, reason: str) -> None:
         """The step in hand is aborted: nobody applies it."""
         self.interrupt(reason)
-        self._commands.put(self._called_off)
+        self._commands.put(self._forget_vote)
 
     def interrupt(self, reason: str) -> None:
         """Calls off what the current generation is doing. A committed step is applied all the same."""
@@ -356,9 +350,7 @@ class Trainer:
             evaluated = Evaluated(generation=commit.generation, step=commit.step, loss_sum=loss_sum, samples=samples)
             if engagement.share.last:
                 self._report(NodeMessage(evaluated=evaluated))
-        if self._leaving is not None:
-            self._say_goodbye()
-        elif not commit.pause:
+        if not commit.pause:
             self._train(engagement)
 
     def _catch_up(self, engagement: Engagement, commit: Commit) -> None:
@@ -385,19 +377,8 @@ class Trainer:
                 mine.append(bucket)
         self._writer.write(work.run, work.model, work.data, step, mine)
 
-    def _called_off(self) -> None:
+    def _forget_vote(self) -> None:
         self._voted = None
-        if self._leaving is not None:
-            self._say_goodbye()
-
-    def _leave(self, reason: str) -> None:
-        self._leaving = reason
-        if self._voted is None:
-            self._say_goodbye()
-
-    def _say_goodbye(self) -> None:
-        # A checkpoint that is being written is not left half done.
-        self._writer.report_after(NodeMessage(goodbye=Goodbye(reason=self._leaving or "")))
 
 
 def _sentence(error: Exception) -> str:

@@ -83,7 +83,7 @@ def test_a_loss_that_is_not_a_number_ends_the_run_after_three_attempts_and_says_
         assert [node.wait(20) for node in nodes] == [1, 1]
 
 
-def test_sigterm_finishes_the_step_and_the_others_go_on(tmp_path: Path) -> None:
+def test_sigterm_hands_over_and_costs_the_others_no_step(tmp_path: Path) -> None:
     text = run_file(model=GPT2, stages=[2], steps=150)
     with Cluster(tmp_path, text) as cluster:
         cluster.add("stays")
@@ -92,9 +92,23 @@ def test_sigterm_finishes_the_step_and_the_others_go_on(tmp_path: Path) -> None:
         leaves.send(signal.SIGTERM)
         assert leaves.wait(60) == 0
         left = cluster.wait_for("node_left")
-        assert (left["node"], "goodbye" in left["reason"]) == ("leaves", True)
+        assert (left["node"], left["reason"]) == ("leaves", "in order: SIGTERM")
         assert cluster.finish() == 0
+        assert cluster.of("step_aborted") == []
         assert cluster.losses == pytest.approx(losses_alone(cluster.run_file), rel=1e-9, abs=0)
+
+
+def test_the_only_node_leaves_a_checkpoint_from_which_the_next_one_goes_on(tmp_path: Path) -> None:
+    with Cluster(tmp_path, run_file(model=GPT2, stages=[1], steps=150)) as cluster:
+        first = cluster.add("first")
+        cluster.wait_for("step_committed", where=lambda e: e["step"] == 5)
+        first.send(signal.SIGTERM)
+        assert first.wait(60) == 0
+        cluster.add("second")
+        assert cluster.finish() == 0
+    steps = [e["step"] for e in cluster.of("step_committed")]
+    assert steps == list(range(1, 151))
+    assert cluster.losses == pytest.approx(losses_alone(cluster.run_file), rel=1e-9, abs=0)
 
 
 def test_a_second_signal_exits_at_once(tmp_path: Path) -> None:

@@ -55,6 +55,7 @@ MAKERS: st.SearchStrategy[Maker] = st.one_of(
             ),
             lambda g, s: wire.NodeMessage(applied=wire.Applied(generation=g, step=max(0, s - 1), state_digest=DIGEST)),
             lambda _g, _s: wire.NodeMessage(goodbye=wire.Goodbye(reason="x")),
+            lambda _g, _s: wire.NodeMessage(leaving=wire.Leaving(reason="x")),
             lambda _g, _s: wire.NodeMessage(),
             lambda _g, _s: prepared(),
             lambda _g, _s: links("a", ["b", "c"]),
