@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import AsyncIterator
+
 import grpc.aio
 import pytest
 
-from dtfm.protos.connection import read_address, server_options, shows_token, token_metadata
+from dtfm.protos.connection import open_channel, read_address, server_options, shows_token, token_metadata
+from dtfm.protos.streams import peer_handlers, ping_call
+
+FAR_SECONDS = 0.25
+"""One way; farther than any two places on Earth are over cables."""
 
 
 def test_a_shown_token_is_accepted_and_any_other_is_not() -> None:
@@ -58,3 +65,42 @@ async def test_a_port_in_use_is_refused_not_shared() -> None:
     second = grpc.aio.server(options=server_options())
     with pytest.raises(RuntimeError):
         second.add_insecure_port(f"127.0.0.1:{port}")
+
+
+async def echo(request: bytes, context: grpc.aio.ServicerContext[bytes, bytes]) -> bytes:
+    return request
+
+
+async def nothing(requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext[bytes, bytes]) -> bytes:
+    return b""
+
+
+async def nothing_at_all(request: bytes, context: grpc.aio.ServicerContext[bytes, bytes]) -> AsyncIterator[bytes]:
+    yield b""
+
+
+async def test_the_first_call_to_the_other_side_of_the_world_succeeds() -> None:
+    """Setting up a connection takes several round trips, and an attempt is allowed the time for them."""
+    server = grpc.aio.server(options=server_options())
+    server.add_generic_rpc_handlers((peer_handlers(nothing, echo, nothing, nothing_at_all, nothing_at_all),))
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    loop = asyncio.get_running_loop()
+
+    async def carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(1 << 16):
+            loop.call_later(FAR_SECONDS, writer.write, data)
+        loop.call_later(FAR_SECONDS, writer.close)
+
+    async def link(near: asyncio.StreamReader, near_writer: asyncio.StreamWriter) -> None:
+        far, far_writer = await asyncio.open_connection("127.0.0.1", port)
+        await asyncio.gather(carry(near, far_writer), carry(far, near_writer))
+
+    link_server = await asyncio.start_server(link, "127.0.0.1", 0)
+    try:
+        address = f"127.0.0.1:{link_server.sockets[0].getsockname()[1]}"
+        async with open_channel(address, lease=2.0) as channel:
+            assert await ping_call(channel)(b"hello") == b"hello"
+    finally:
+        link_server.close()
+        await server.stop(None)
