@@ -2,8 +2,8 @@
 
 64 MiB of normally distributed float32 on one CPU thread. Speeds count the bytes of the float32 tensor, each against a
 memcpy of it into memory that was written before. "into" rows write into such memory too and measure the codecs; "fresh"
-rows are what nodes call, and allocate what they return. Times are of this thread's own CPU, medians of rounds in which
-everything takes its turn, so that a busy machine disturbs all alike.
+rows are what nodes call, and return memory that is used again once nobody holds it (kernels/memory.py). Times are of this
+thread's own CPU, medians of rounds in which everything takes its turn, so that a busy machine disturbs all alike.
 """
 
 from __future__ import annotations

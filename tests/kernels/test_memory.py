@@ -1,0 +1,101 @@
+"""What nobody uses any more is used again, and nothing before."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import torch
+
+from dtfm.kernels.codec import Codec, decode, encode
+from dtfm.kernels.memory import MEMORY, SMALLEST_BYTES, Memory
+
+MIB = 1 << 20
+
+
+def address(array: np.typing.NDArray[np.uint8]) -> int:
+    return int(array.ctypes.data)
+
+
+def test_memory_is_used_again_once_nothing_refers_to_it() -> None:
+    memory = Memory()
+    first = memory.take(4 * MIB)
+    at = address(first)
+    view = first.data[5:]
+    del first
+    assert address(memory.take(4 * MIB)) != at
+    del view
+    assert at in (address(memory.take(4 * MIB)), address(memory.take(4 * MIB)))
+
+
+def test_a_tensor_that_views_memory_keeps_it() -> None:
+    memory = Memory()
+    held = memory.take(4 * MIB)
+    held[:] = 1
+    tensor = torch.frombuffer(held.data, dtype=torch.float32)[7:]
+    del held
+    memory.take(4 * MIB)[:] = 2
+    assert torch.all(tensor.view(torch.uint8) == 1)
+    assert memory.free_bytes == 4 * MIB
+    del tensor
+    assert memory.free_bytes == 8 * MIB
+
+
+def test_no_more_is_kept_than_asked_for_and_the_longest_unused_goes_first() -> None:
+    memory = Memory(kept=10 * MIB)
+    blocks = [memory.take(size * MIB) for size in (4, 5, 6)]
+    last = address(blocks[2])
+    while blocks:
+        del blocks[0]
+    assert memory.free_bytes == 6 * MIB
+    assert address(memory.take(6 * MIB)) == last
+    del blocks
+    too_large = memory.take(11 * MIB)
+    del too_large
+    assert memory.free_bytes == 0
+
+
+def test_a_block_serves_what_is_at_least_half_its_size() -> None:
+    memory = Memory()
+    at = address(memory.take(8 * MIB))
+    assert address(memory.take(4 * MIB - 1)) != at
+    smaller = memory.take(4 * MIB)
+    assert (address(smaller), smaller.nbytes) == (at, 4 * MIB)
+
+
+def test_small_pieces_are_left_to_the_allocator() -> None:
+    memory = Memory()
+    memory.take(SMALLEST_BYTES - 1)
+    assert memory.free_bytes == 0
+
+
+def test_from_many_threads_nobody_gets_what_another_still_uses() -> None:
+    memory = Memory()
+    wrong: list[int] = []
+
+    def work(number: int) -> None:
+        for _ in range(50):
+            mine = memory.take(MIB)
+            mine[:1000] = number
+            if np.any(mine[:1000] != number):
+                wrong.append(number)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+    assert memory.free_bytes <= 2 * 4 * MIB  # each holds one while it takes the next
+
+
+def test_codecs_use_it_both_ways() -> None:
+    x = torch.linspace(-1, 1, 2 * MIB)
+    encoded = encode(Codec.I8B256, x)
+    decoded = decode(encoded.codec, encoded.data, x.numel(), x.dtype, x.device)
+    kept = decoded.clone()
+    encode(Codec.I8B256, -x)
+    decode(encoded.codec, encoded.data, x.numel(), x.dtype, x.device)
+    assert torch.equal(decoded, kept)
+    del encoded, decoded
+    assert MEMORY.free_bytes >= x.nbytes
