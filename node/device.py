@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import platform
+import sys
 import time
 from pathlib import Path
 
@@ -12,10 +14,25 @@ import torch
 from dtfm.protos.control_pb2 import Device
 
 MEASURE_SECONDS = 0.3
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
+
+
+def keep_freed_memory() -> bool:
+    """Has this process keep up to 256 MiB that it frees, in pieces up to 32 MiB, for what it allocates next; whether it could
+    be told to (glibc's malloc can). Otherwise each frame and tensor asks the kernel for pages, which zeroes them first."""
+    if not sys.platform.startswith("linux"):
+        return False
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    # 32 MiB is the most that glibc takes as a threshold.
+    return mallopt is not None and mallopt(_M_MMAP_THRESHOLD, 32 << 20) == 1 == mallopt(_M_TRIM_THRESHOLD, 256 << 20)
 
 
 def open_device(name: str) -> torch.device:
-    """``auto`` (the first GPU, else the CPU), ``cpu``, ``cuda`` or ``cuda:N``. Raises ValueError for one that is not there."""
+    """``auto`` (the first GPU, else the CPU), ``cpu``, ``cuda`` or ``cuda:N``. Raises ValueError for one that is not there.
+
+    What comes next will move tensors, so the process keeps freed memory from here on.
+    """
+    keep_freed_memory()
     if name == "auto":
         return torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
     try:
