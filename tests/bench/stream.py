@@ -1,0 +1,171 @@
+"""Tensor streams beside a plain socket: ``python -m tests.bench.stream [--json] [--only loopback | wan]``.
+
+One long-lived stream of 64 MiB tensors between two processes, as frames through gRPC (ours) and through a plain Python socket
+that sends and receives them (``recv_into``) from and into the same memory again and again. Loopback: speed, and CPU seconds per
+GB of both ends together. Then the same over an emulated link (tests/wan) of 100 Mbit/s, 100 ms each way. The two take turns;
+a ratio is the median of those within one turn, other values are medians over turns. The first turn opens the streams and is
+left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from subprocess import PIPE, Popen
+from typing import Any
+
+import numpy as np
+
+from dtfm.scheduler.cluster import Cluster, Node
+from tests.bench.rows import Row, show
+from tests.bench.stream_end import TENSOR_BYTES
+from tests.cluster.launch import ROOT
+from tests.wan.wan import Wan, WanUnavailable
+
+WAYS = ("ours", "socket")
+LOOPBACK_TURNS, LOOPBACK_TENSORS = 11, 8
+WAN_TURNS, WAN_TENSORS = 3, 2
+WAN_LATENCY_SECONDS, WAN_RATE = 0.1, 100e6 / 8
+
+#: start(end, command, options of Popen): end 0 sends, 1 receives.
+Start = Callable[..., "Popen[str]"]
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """What one way did in one turn: megabytes per second, and CPU seconds per gigabyte of both ends together."""
+
+    speed: float
+    cpu: float
+
+    def of(self, measure: str) -> float:
+        return self.speed if measure == "speed" else self.cpu
+
+
+class End:
+    """A running stream_end."""
+
+    def __init__(self, address: str, process: Popen[str]) -> None:
+        self._address = address
+        self._process = process
+        self._ports = self._read()
+
+    def address(self, way: str) -> str:
+        return f"{self._address}:{int(self._ports[way])}"
+
+    def send(self, way: str, to: End, tensors: int) -> float:
+        """Seconds until all had arrived."""
+        return self._ask({"send": way, "to": to.address(way), "tensors": tensors})
+
+    def cpu(self) -> float:
+        """Seconds so far."""
+        return self._ask({})
+
+    def _ask(self, order: dict[str, Any]) -> float:
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(order) + "\n")
+        self._process.stdin.flush()
+        return self._read()["seconds"]
+
+    def _read(self) -> dict[str, float]:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        assert line, "an end of the stream ended"
+        answer: dict[str, float] = json.loads(line)
+        return answer
+
+
+@contextmanager
+def two_ends(addresses: tuple[str, str], start: Start) -> Iterator[tuple[End, End]]:
+    """The sending and the receiving end, each started by ``start(which, command, **options of Popen)``."""
+    processes = [
+        start(
+            which,
+            [sys.executable, "-m", "tests.bench.stream_end", address],
+            cwd=ROOT,
+            stdin=PIPE,
+            stdout=PIPE,
+            text=True,
+        )
+        for which, address in enumerate(addresses)
+    ]
+    try:
+        sender, receiver = (End(*each) for each in zip(addresses, processes, strict=True))
+        yield sender, receiver
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate()
+
+
+def take_turns(sender: End, receiver: End, turns: int, tensors: int) -> dict[str, list[Turn]]:
+    taken: dict[str, list[Turn]] = {way: [] for way in WAYS}
+    for turn in range(turns + 1):
+        for way in WAYS:
+            cpu = sender.cpu() + receiver.cpu()
+            seconds = sender.send(way, receiver, tensors)
+            cpu = sender.cpu() + receiver.cpu() - cpu
+            size = tensors * TENSOR_BYTES
+            if turn:
+                taken[way].append(Turn(size / seconds / 1e6, cpu / size * 1e9))
+    return taken
+
+
+def rows(where: str, taken: dict[str, list[Turn]]) -> list[Row]:
+    found = []
+    for measure, unit in (("speed", "MB/s"), ("CPU", "s/GB")):
+        ours, theirs = ([turn.of(measure) for turn in taken[way]] for way in WAYS)
+        against = f"{where}: socket, {measure}"
+        ratio = statistics.median(a / b for a, b in zip(ours, theirs, strict=True))
+        found.append(Row(against, statistics.median(theirs), unit))
+        found.append(Row(f"{where}: ours, {measure}", statistics.median(ours), unit, against, ratio))
+    return found
+
+
+def on_loopback() -> list[Row]:
+    def start(_: int, command: list[str], **options: Any) -> Popen[str]:
+        started: Popen[str] = Popen(command, **options)
+        return started
+
+    with two_ends(("127.0.0.1", "127.0.0.1"), start) as ends:
+        return rows("loopback", take_turns(*ends, LOOPBACK_TURNS, LOOPBACK_TENSORS))
+
+
+def on_wan() -> list[Row]:
+    """Raises WanUnavailable."""
+    apart = np.array([[0, 1], [1, 0]])
+    network = Cluster((Node("n0", 1, 1), Node("n1", 1, 1)), apart * WAN_LATENCY_SECONDS, apart * WAN_RATE)
+    with Wan(network) as wan:
+        addresses = (wan.address("n0"), wan.address("n1"))
+
+        def start(which: int, command: list[str], **options: Any) -> Popen[str]:
+            return wan.run(f"n{which}", command, **options)
+
+        with two_ends(addresses, start) as ends:
+            return rows("100 ms x 100 Mbit/s", take_turns(*ends, WAN_TURNS, WAN_TENSORS))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--json", action="store_true", help="one JSON object per row")
+    parser.add_argument("--only", choices=("loopback", "wan"), help="leave out the other")
+    arguments = parser.parse_args()
+    found = [] if arguments.only == "wan" else on_loopback()
+    if arguments.only != "loopback":
+        try:
+            found += on_wan()
+        except WanUnavailable as reason:
+            print(f"No network can be emulated here: {reason}", file=sys.stderr)
+            show("Streams of 64 MiB tensors", found, arguments.json)
+            return 2
+    show("Streams of 64 MiB tensors", found, arguments.json)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

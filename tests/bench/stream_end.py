@@ -1,0 +1,145 @@
+"""One end of the streams that stream.py measures: ``python -m tests.bench.stream_end ADDRESS``.
+
+First says on which ports of ADDRESS it listens. Then obeys JSON lines, each answered by one:
+``{"send": "ours" | "socket", "to": address, "tensors": n}``  sends n tensors to another end; the seconds until all had arrived;
+``{}``  the CPU seconds that this process has used so far.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import sys
+import threading
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc.aio
+import numpy as np
+
+from dtfm.kernels.memory import MEMORY
+from dtfm.node.device import keep_freed_memory
+from dtfm.protos.assembly import Assembly
+from dtfm.protos.connection import open_channel, server_options
+from dtfm.protos.frame import Header, Kind, frames, parse
+from dtfm.protos.streams import peer_handlers, ping_call, tensors_call
+
+TENSOR_BYTES = 64 << 20
+_ACKNOWLEDGED = b"!"
+
+Context = grpc.aio.ServicerContext[bytes, bytes]
+
+
+class Receiver:
+    """Takes tensors on both ports."""
+
+    def __init__(self) -> None:
+        self._arrived = asyncio.Semaphore(0)
+
+    async def start(self, address: str) -> dict[str, int]:
+        """The ports, by way."""
+        self._server = grpc.aio.server(options=server_options())
+        handlers = peer_handlers(self._tensors, self._ping, self._unused, self._unused_stream, self._unused_stream)
+        self._server.add_generic_rpc_handlers((handlers,))
+        ours = self._server.add_insecure_port(f"{address}:0")
+        await self._server.start()
+        listener = socket.create_server((address, 0))
+        threading.Thread(target=_take_plain, args=(listener,), daemon=True).start()
+        return {"ours": ours, "socket": listener.getsockname()[1]}
+
+    async def _tensors(self, requests: AsyncIterator[bytes], context: Context) -> bytes:
+        assembly: Assembly | None = None
+        async for frame in requests:
+            header, payload = parse(frame)
+            assembly = assembly or Assembly(header, MEMORY.take(header.total).data)
+            if assembly.take(header, payload):
+                assembly = None
+                self._arrived.release()
+        return b""
+
+    async def _ping(self, request: bytes, context: Context) -> bytes:
+        """Answers when so many tensors more have arrived."""
+        for _ in range(int(request)):
+            await self._arrived.acquire()
+        return b""
+
+    async def _unused(self, requests: AsyncIterator[bytes], context: Context) -> bytes:
+        return b""
+
+    async def _unused_stream(self, request: bytes, context: Context) -> AsyncIterator[bytes]:
+        yield b""
+
+
+def _take_plain(listener: socket.socket) -> None:
+    while True:
+        connection, _ = listener.accept()
+        threading.Thread(target=_swallow, args=(connection,), daemon=True).start()
+
+
+def _swallow(connection: socket.socket) -> None:
+    """Acknowledges each tensor. All go into the same memory: the least that receiving can cost."""
+    whole = memoryview(bytearray(TENSOR_BYTES))
+    with connection:
+        while True:
+            filled = 0
+            while filled < TENSOR_BYTES:
+                got = connection.recv_into(whole[filled:])
+                if not got:
+                    return
+                filled += got
+            connection.sendall(_ACKNOWLEDGED)
+
+
+class Sender:
+    """Keeps one stream of each way open to each address."""
+
+    def __init__(self) -> None:
+        self._tensor = np.random.default_rng(0).integers(0, 256, TENSOR_BYTES, np.uint8).data
+        self._header = Header(Kind.ACTIVATION, 0, 1, 1, 1, 0, 0, TENSOR_BYTES // 4, TENSOR_BYTES)
+        self._channels: dict[str, grpc.aio.Channel] = {}
+        self._streams: dict[str, Any] = {}
+        self._sockets: dict[str, socket.socket] = {}
+
+    async def ours(self, to: str, tensors: int) -> None:
+        if to not in self._channels:
+            self._channels[to] = open_channel(to)
+            self._streams[to] = tensors_call(self._channels[to])()
+        arrived = asyncio.ensure_future(ping_call(self._channels[to])(str(tensors).encode()))
+        for _ in range(tensors):
+            for frame in frames(self._header, self._tensor):
+                await self._streams[to].write(frame)
+        await arrived
+
+    async def socket(self, to: str, tensors: int) -> None:
+        if to not in self._sockets:
+            host, _, port = to.rpartition(":")
+            self._sockets[to] = socket.create_connection((host, int(port)))
+
+        def send() -> None:
+            for _ in range(tensors):
+                self._sockets[to].sendall(self._tensor)
+            for _ in range(tensors):
+                self._sockets[to].recv(1)
+
+        await asyncio.to_thread(send)
+
+
+async def main() -> None:
+    keep_freed_memory()
+    print(json.dumps(await Receiver().start(sys.argv[1])), flush=True)
+    sender = Sender()
+    while line := await asyncio.to_thread(sys.stdin.readline):
+        order = json.loads(line)
+        if "send" in order:
+            began = time.perf_counter()
+            await {"ours": sender.ours, "socket": sender.socket}[order["send"]](order["to"], order["tensors"])
+            answer = {"seconds": time.perf_counter() - began}
+        else:
+            answer = {"seconds": time.process_time()}
+        print(json.dumps(answer), flush=True)
+
+
+if __name__ == "__main__":
+    asyncio.run(main())
