@@ -5,8 +5,10 @@ Only what both must start from is shared: initial weights and the order of sampl
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -21,8 +23,8 @@ from dtfm.node.user_code import import_allowed
 from dtfm.protos.plan_pb2 import FP64, Run
 
 
-def plain_losses(run: Run, steps: int, allowed_modules: tuple[str, ...] = ()) -> list[float]:
-    """Loss of each of the first ``steps`` steps."""
+def plain_losses(run: Run, allowed_modules: tuple[str, ...] = ()) -> Iterator[float]:
+    """Loss of step 1, 2, and so on, each computed when it is asked for, with no end."""
     train = run.train
     dtype = torch.float64 if train.precision == FP64 else torch.float32
     data = load_data(run, allowed_modules)
@@ -34,8 +36,7 @@ def plain_losses(run: Run, steps: int, allowed_modules: tuple[str, ...] = ()) ->
         betas=(train.beta1, train.beta2),
         eps=train.epsilon,
     )
-    losses = []
-    for step in range(1, steps + 1):
+    for step in itertools.count(1):
         total = 0.0
         count = train.global_batch // train.micro_batch
         for number in range(count):
@@ -46,14 +47,13 @@ def plain_losses(run: Run, steps: int, allowed_modules: tuple[str, ...] = ()) ->
             loss = functional.cross_entropy(logits.reshape(-1, logits.shape[-1]), labels.reshape(-1)) / count
             torch.autograd.backward(loss)
             total += loss.item()
-        losses.append(total)
+        yield total
         if train.clip_norm > 0:
             nn.utils.clip_grad_norm_(module.parameters(), train.clip_norm)
         for group in optimizer.param_groups:
             group["lr"] = scheduled_rate(run, step)
         optimizer.step()
         optimizer.zero_grad()
-    return losses
 
 
 def batch(run: Run, data: Data, step: int, number: int) -> tuple[torch.Tensor, torch.Tensor]:
