@@ -9,19 +9,37 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any
+from typing import Any, Protocol
 
+from dtfm.coordinator.audit import Audit, audit
+from dtfm.coordinator.store import Store
+from tests.cluster.faults import COORDINATOR, Fault, to_text
+from tests.cluster.nursery import MODULES, Command, nursery
 from tests.cluster.runs import write_corpus
 
 Event = dict[str, Any]
 ROOT = Path(__file__).parents[2]
 
 
+class Running(Protocol):
+    """What subprocess.Popen and nursery.Child have in common."""
+
+    pid: int
+
+    def poll(self) -> int | None: ...
+    def wait(self, timeout: float) -> int: ...
+    def send_signal(self, number: signal.Signals, /) -> None: ...
+    def kill(self) -> None: ...
+
+
 class Process:
-    """One child process; its standard error is read as it comes, its standard output line by line by ``on_line``."""
+    """One child process; its standard error is read as it comes, its standard output line by line by ``on_line``.
+
+    A node or a coordinator comes from the nursery, in no time, unless it is to be ``fresh``: an interpreter of its own.
+    """
 
     def __init__(
         self,
@@ -30,29 +48,38 @@ class Process:
         *,
         environment: dict[str, str] | None = None,
         on_line: Callable[[bytes], None] = lambda line: None,
+        faults: Sequence[Fault] = (),
+        fresh: bool = False,
     ) -> None:
         self._changed = threading.Condition()
         self._errors = bytearray()
-        self.popen = subprocess.Popen(
-            command,
-            cwd=folder,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env={
-                **os.environ,
-                "OMP_NUM_THREADS": "1",
-                "HF_HUB_OFFLINE": "1",
-                "PYTHONPATH": str(ROOT),
-                **(environment or {}),
-            },
-            start_new_session=True,
-        )
-        assert self.popen.stdout is not None
-        assert self.popen.stderr is not None
+        forked = not fresh and command[0] == sys.executable and command[1] == "-m" and command[2] in MODULES
+        assert forked or not faults, "faults are carried out by the nursery's children"
+        settings = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT), **(environment or {})}
+        output, writing_output = os.pipe()
+        errors, writing_errors = os.pipe()
+        self.running: Running
+        try:
+            if forked:
+                text = to_text(faults) if faults else ""
+                order = Command(command[2], tuple(command[3:]), str(folder), {**os.environ, **settings}, text)
+                self.running = nursery().fork(order, writing_output, writing_errors)
+            else:
+                self.running = subprocess.Popen(
+                    command,
+                    cwd=folder,
+                    stdin=subprocess.DEVNULL,
+                    stdout=writing_output,
+                    stderr=writing_errors,
+                    env={**os.environ, **settings},
+                    start_new_session=True,
+                )
+        finally:
+            os.close(writing_output)
+            os.close(writing_errors)
         self._readers = [
-            threading.Thread(target=self._read, args=(self.popen.stdout, on_line), daemon=True),
-            threading.Thread(target=self._read, args=(self.popen.stderr, self._keep), daemon=True),
+            threading.Thread(target=self._read, args=(output, on_line), daemon=True),
+            threading.Thread(target=self._read, args=(errors, self._keep), daemon=True),
         ]
         for reader in self._readers:
             reader.start()
@@ -65,7 +92,7 @@ class Process:
 
     def wait(self, timeout: float) -> int:
         """Its exit code, once it has ended and all that it printed is read."""
-        code = self.popen.wait(timeout)
+        code = self.running.wait(timeout)
         for reader in self._readers:
             reader.join(10)
         return code
@@ -77,11 +104,11 @@ class Process:
         assert found, f"{part!r} did not come in {timeout:.0f} s:\n{self.errors}"
 
     def send(self, number: signal.Signals) -> None:
-        self.popen.send_signal(number)
+        self.running.send_signal(number)
 
     def close(self) -> None:
-        if self.popen.poll() is None:
-            self.popen.kill()
+        if self.running.poll() is None:
+            self.running.kill()
         self.wait(10)
 
     def _keep(self, line: bytes) -> None:
@@ -90,8 +117,8 @@ class Process:
             self._changed.notify_all()
 
     @staticmethod
-    def _read(stream: IO[bytes], on_line: Callable[[bytes], None]) -> None:
-        with stream:
+    def _read(descriptor: int, on_line: Callable[[bytes], None]) -> None:
+        with open(descriptor, "rb") as stream:
             for line in stream:
                 on_line(line)
 
@@ -121,8 +148,11 @@ class Cluster:
         address: str = "127.0.0.1:0",
         start: bool = True,
         place: Callable[[str, list[str]], list[str]] = here,
+        faults: Sequence[Fault] = (),
+        fresh: bool = False,
     ) -> None:
-        """``place`` makes the command of "coordinator" or a node run elsewhere, as the same process."""
+        """``place`` makes the command of "coordinator" or a node run elsewhere, as the same process. ``faults`` happen in the
+        first process of each name. ``fresh`` as for Process."""
         self.folder = folder
         self.run_file = folder / "run.toml"
         self.run_file.write_text(run)
@@ -131,6 +161,8 @@ class Cluster:
         self.address = address
         self._start = start
         self._place = place
+        self._faults = {fault.process: [f for f in faults if f.process == fault.process] for fault in faults}
+        self._fresh = fresh
         self.events: list[Event] = []
         self.nodes: dict[str, Process] = {}
         self.coordinator: Process | None = None
@@ -144,7 +176,7 @@ class Cluster:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        processes = {**({"coordinator": self.coordinator} if self.coordinator else {}), **self.nodes}
+        processes = {**({COORDINATOR: self.coordinator} if self.coordinator else {}), **self.nodes}
         for process in processes.values():
             process.close()
         if error is not None:  # what a person would look at first
@@ -156,12 +188,12 @@ class Cluster:
         command = [sys.executable, "-m", "dtfm.coordinator.cli", "serve", str(self.run_file), "--listen", self.address]
         command += ["--store", self.store, "--json", "--verbose", *options]
         begun = len(self.events)
-        self.coordinator = Process(self._place("coordinator", command), self.folder, on_line=self._heard)
+        self.coordinator = self._process(COORDINATOR, command, on_line=self._heard)
         self.address = self.wait_for("listening", after=begun)["address"]
 
     def add(self, name: str, *options: str, environment: dict[str, str] | None = None) -> Process:
         command = [*join_command(self.address, name), "--give-up-after", "20", *options]
-        process = Process(self._place(name, command), self.folder, environment=environment)
+        process = self._process(name, command, environment=environment)
         self.nodes[name] = process
         return process
 
@@ -173,7 +205,7 @@ class Cluster:
         deadline = time.monotonic() + timeout
         assert self.coordinator is not None
         while True:
-            ended = self.coordinator.popen.poll() is not None
+            ended = self.coordinator.running.poll() is not None
             if ended:
                 self.coordinator.wait(10)
             with self._changed:
@@ -200,13 +232,21 @@ class Cluster:
 
     def log(self) -> list[Event]:
         """All events, as the store has them."""
-        command = [sys.executable, "-m", "dtfm.coordinator.cli", "events", "--store", self.store, "--json"]
-        output = subprocess.run(command, check=True, capture_output=True, timeout=60).stdout
-        return [json.loads(line) for line in output.splitlines()]
+        with Store(self.store, write=False) as store:
+            return [record.to_json() for record in store.read()]
+
+    def audit(self) -> Audit:
+        """What `dtfm-coordinator audit` finds in the store."""
+        with Store(self.store, write=False) as store:
+            return audit(store.read())
 
     @property
     def losses(self) -> list[float]:
         return [e["loss"] for e in self.of("step_committed")]
+
+    def _process(self, name: str, command: list[str], **options: Any) -> Process:
+        faults = self._faults.pop(name, ())
+        return Process(self._place(name, command), self.folder, faults=faults, fresh=self._fresh, **options)
 
     def _heard(self, line: bytes) -> None:
         with self._changed:

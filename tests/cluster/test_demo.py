@@ -30,7 +30,7 @@ class Demo:
         self.lines: list[dict[str, object]] = []
         (folder / "run.toml").write_text(run_file(stages=[1, 1], steps=400, source="python-stdlib"))
         command = [sys.executable, "-m", "dtfm.coordinator.cli", "demo", "--run", "run.toml", "--nodes", "2", "--json"]
-        self.process = Process([*command, *options], folder, on_line=self._heard)
+        self.process = Process([*command, *options], folder, on_line=self._heard, fresh=True)
 
     def _heard(self, line: bytes) -> None:
         self.lines.append(json.loads(line))

@@ -1,0 +1,250 @@
+"""Processes that start in milliseconds: forked from one that has imported all that a node and a coordinator need.
+
+Importing torch and transformers takes a processor seconds, which a test with six nodes pays six times over. A nursery is a
+process of its own that does it once; on request it forks, and the child runs the real command: its own ``main``, arguments,
+environment, working folder, session and standard streams, exit code and signals like any process. What differs: sys.path and
+the seed of string hashes are the nursery's, so some tests go on starting interpreters.
+
+The nursery has never more than one thread, the only state from which forking is safe: it imports, but computes nothing and
+opens no connection. It ends, and its children with it, when whoever started it lets go of its socket.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import importlib
+import json
+import os
+import select
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+MODULES = ("dtfm.node.cli", "dtfm.coordinator.cli")
+"""What children run: ``main()`` of one of these."""
+
+PRELOADED = (
+    *MODULES,
+    "tests.cluster.faults",
+    "dtfm.node.causal_lm",
+    "fsspec.implementations.local",
+    "transformers.models.gpt2.modeling_gpt2",
+    "transformers.models.llama.modeling_llama",
+    "numba",
+    "sqlalchemy.dialects.sqlite.pysqlite",
+)
+_ROOT = Path(__file__).parents[2]
+_LARGEST_MESSAGE = 1 << 17
+_STATUS = struct.Struct("<i")
+_PR_SET_PDEATHSIG = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """``python -m module arguments`` in ``folder``. ``faults``: to be carried out there, as faults.to_text gives them."""
+
+    module: str
+    arguments: tuple[str, ...]
+    folder: str
+    environment: dict[str, str]
+    faults: str = ""
+
+
+class Child:
+    """A process of the nursery's, as subprocess.Popen would show it."""
+
+    def __init__(self, pid: int, pidfd: int, status: int) -> None:
+        """``status``: a pipe on which the nursery says how it ended. Takes both descriptors over."""
+        self.pid = pid
+        self._pidfd = pidfd
+        self._status = status
+        self._code: int | None = None
+        self._lock = threading.Lock()
+
+    def poll(self) -> int | None:
+        """The exit code, or minus the signal that ended it; None while it runs."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return self.wait(0)
+        return None
+
+    def wait(self, timeout: float) -> int:
+        """``poll`` once it has ended. Raises subprocess.TimeoutExpired."""
+        with self._lock:
+            if self._code is None:
+                if not select.select([self._status], [], [], timeout)[0]:
+                    raise subprocess.TimeoutExpired(f"process {self.pid}", timeout)
+                said = os.read(self._status, _STATUS.size)
+                self._code = _STATUS.unpack(said)[0] if said else -signal.SIGKILL  # with the nursery
+                os.close(self._status)
+                os.close(self._pidfd)
+            return self._code
+
+    def send_signal(self, number: signal.Signals) -> None:
+        """Nothing happens once it has ended."""
+        with self._lock:
+            if self._code is None:
+                with contextlib.suppress(ProcessLookupError):
+                    signal.pidfd_send_signal(self._pidfd, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+
+class Nursery:
+    """Starts at once, is ready when everything is imported; ``fork`` waits for that. From any thread."""
+
+    def __init__(self, preloaded: Sequence[str] = PRELOADED) -> None:
+        self._lock = threading.Lock()
+        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "tests.cluster.nursery", str(theirs.fileno()), *preloaded],
+                cwd=_ROOT,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(_ROOT)},
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+            )
+
+    def fork(self, command: Command, stdout: int, stderr: int) -> Child:
+        """A child that runs ``command`` and writes to these descriptors, which stay the caller's."""
+        reading, writing = os.pipe()
+        try:
+            with self._lock:
+                socket.send_fds(self._socket, [json.dumps(asdict(command)).encode()], [stdout, stderr, writing])
+                answer, handles, _, _ = socket.recv_fds(self._socket, _LARGEST_MESSAGE, 1)
+        finally:
+            os.close(writing)
+        assert answer, f"the nursery ended with {self._process.wait(10)}"
+        return Child(json.loads(answer)["pid"], handles[0], reading)
+
+    def close(self) -> None:
+        """Ends it, and every child that still runs."""
+        self._socket.close()
+        self._process.wait(30)
+
+
+_nursery: Nursery | None = None
+
+
+def nursery() -> Nursery:
+    """This process's nursery, started when first asked for."""
+    global _nursery
+    if _nursery is None:
+        _nursery = Nursery()
+    return _nursery
+
+
+def close_nursery() -> None:
+    global _nursery
+    if _nursery is not None:
+        _nursery.close()
+        _nursery = None
+
+
+# In the nursery
+
+
+def serve(connection: socket.socket) -> Callable[[], None] | None:
+    """Forks on request until the other side lets go: None. In a child: what it shall run."""
+    wake, awake = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+    signal.set_wakeup_fd(awake)
+    signal.signal(signal.SIGCHLD, lambda *_: None)  # so that the wake-up descriptor is written
+    reports: dict[int, int] = {}
+    while True:
+        readable, _, _ = select.select([connection.fileno(), wake], [], [])
+        if wake in readable:
+            os.read(wake, 4096)
+            _reap(reports)
+        if connection.fileno() not in readable:
+            continue
+        message, received, _, _ = socket.recv_fds(connection, _LARGEST_MESSAGE, 3)
+        if not message:
+            return None
+        stdout, stderr, report = received
+        _assert_single_threaded()
+        parent = os.getpid()
+        pid = os.fork()
+        if pid == 0:
+            connection.detach()  # its number is free for others from here on
+            return _child(Command(**json.loads(message)), parent, stdout, stderr)
+        reports[pid] = report
+        pidfd = os.pidfd_open(pid)
+        socket.send_fds(connection, [json.dumps({"pid": pid}).encode()], [pidfd])
+        for descriptor in (stdout, stderr, pidfd):
+            os.close(descriptor)
+
+
+def _child(command: Command, parent: int, stdout: int, stderr: int) -> Callable[[], None]:
+    """Makes this fork a process of its own; returns what it is for."""
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    os.setsid()
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it ended before that was in force
+        os._exit(1)
+    os.dup2(stdout, 1)
+    os.dup2(stderr, 2)
+    os.closerange(3, max(map(int, os.listdir("/proc/self/fd"))) + 1)
+    os.chdir(command.folder)
+    os.environ.clear()
+    os.environ.update(command.environment)
+    module = importlib.import_module(command.module)
+    sys.argv = [str(module.__file__), *command.arguments]
+    if command.faults:
+        from tests.cluster import faults  # here: it is used in children alone
+
+        faults.install(faults.from_text(command.faults))
+    main: Callable[[], None] = module.main
+    return main
+
+
+def _reap(reports: dict[int, int]) -> None:
+    """Tells of every child that has ended how it did."""
+    while reports:
+        pid, status = os.waitpid(-1, os.WNOHANG)
+        if pid == 0:
+            return
+        report = reports.pop(pid)
+        with contextlib.suppress(BrokenPipeError):
+            os.write(report, _STATUS.pack(os.waitstatus_to_exitcode(status)))
+        os.close(report)
+
+
+def _assert_single_threaded() -> None:
+    threads = os.listdir("/proc/self/task")
+    assert len(threads) == 1 == threading.active_count(), (
+        f"{len(threads)} threads: a fork would copy locks in any state"
+    )
+
+
+def _preload(modules: Sequence[str]) -> None:
+    for module in modules:
+        importlib.import_module(module)
+    _assert_single_threaded()
+    gc.collect()
+    gc.freeze()  # children leave these pages alone, and so share them
+
+
+def _main() -> None:
+    # Whoever ends the tests by Ctrl-C shall not end this before them: it follows its socket.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with socket.socket(fileno=int(sys.argv[1])) as connection:
+        _preload(sys.argv[2:])
+        run = serve(connection)
+    if run is not None:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        run()
+
+
+if __name__ == "__main__":
+    _main()
