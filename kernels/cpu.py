@@ -16,7 +16,7 @@ import numpy as np
 from numba import types
 from numpy.typing import NDArray
 
-from dtfm.kernels.layout import BF16_INFINITY, BLOCKS, SIGNS, SMALLEST, Codec, check_scales
+from dtfm.kernels.layout import BF16_INFINITY, BLOCKS, SIGNS, SMALLEST, Blocks, Codec, check_places, check_scales
 
 F32 = NDArray[np.float32]
 U16 = NDArray[np.uint16]
@@ -25,6 +25,8 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 
 _f32, _u16, _u8 = types.float32[::1], types.uint16[::1], types.uint8[::1]
 _f32_in, _u16_in, _u8_in = (types.Array(a.dtype, 1, "C", readonly=True) for a in (_f32, _u16, _u8))
+_i8_rows, _u8_rows = types.int8[:, ::1], types.uint8[:, ::1]
+_i8_rows_in, _u8_rows_in = (types.Array(a.dtype, 2, "C", readonly=True) for a in (_i8_rows, _u8_rows))
 
 
 def _compiled(signature: Any = None) -> Callable[[_F], _F]:
@@ -55,8 +57,11 @@ def encode(codec: Codec, elements: F32, out: U8) -> bool:
     if codec is Codec.RAW16:
         _encode_raw16(elements, out.view(np.uint16))
         return True
-    layout, kernel = BLOCKS[codec], _ENCODE[codec]
+    layout = BLOCKS[codec]
     values, scales = _parts(out, layout.count(elements.size))
+    if layout.kept is not None:
+        return _encode_kept(elements, values, scales, layout)
+    kernel = _ENCODE[codec]
     whole = elements.size // layout.block
     fine = kernel(elements[: whole * layout.block], values[: whole * layout.value_bytes], scales[:whole])
     if fine and whole < scales.size:
@@ -69,21 +74,40 @@ def encode(codec: Codec, elements: F32, out: U8) -> bool:
 def decode(codec: Codec, encoded: U8, out: F32) -> None:
     """Decodes ``encoded``, which has exactly the encoded length, into 1-D contiguous ``out``.
 
-    Raises ValueError, with ``out`` undefined, for a scale that no encoder writes.
+    Raises ValueError, with ``out`` undefined, for a scale, or places, that no encoder writes.
     """
     if codec is Codec.RAW16:
         _decode_raw16(np.require(encoded.view(np.uint16), requirements="A"), out)
         return
-    layout, kernel = BLOCKS[codec], _DECODE[codec]
+    layout = BLOCKS[codec]
     values, scales = _parts(encoded, layout.count(out.size))
     scales = np.require(scales, requirements="A")
     check_scales(scales, layout)
+    if layout.kept is not None:
+        kept, places = values.reshape(2, scales.size, layout.kept)
+        check_places(places)
+        _decode_topk(kept.view(np.int8), places, scales, layout.block, out)
+        return
+    kernel = _DECODE[codec]
     whole = out.size // layout.block
     kernel(values[: whole * layout.value_bytes], scales[:whole], out[: whole * layout.block])
     if whole < scales.size:
         last = np.empty(layout.block, np.float32)
         kernel(values[whole * layout.value_bytes :], scales[whole:], last)
         out[whole * layout.block :] = last[: out.size - whole * layout.block]
+
+
+def _encode_kept(elements: F32, values: U8, scales: U16, layout: Blocks) -> bool:
+    kept, places = values.reshape(2, scales.size, layout.kept or 0)
+    whole = elements.size // layout.block
+    fine = _encode_topk(
+        elements[: whole * layout.block], layout.block, kept[:whole].view(np.int8), places[:whole], scales[:whole]
+    )
+    if fine and whole < scales.size:
+        last = np.zeros(layout.block, np.float32)
+        last[: elements.size - whole * layout.block] = elements[whole * layout.block :]
+        fine = _encode_topk(last, layout.block, kept[whole:].view(np.int8), places[whole:], scales[whole:])
+    return bool(fine)
 
 
 def _parts(encoded: U8, blocks: int) -> tuple[U8, U16]:
@@ -248,6 +272,63 @@ def _decode_i4h(values: U8, scales: U16, x: F32) -> None:
         for k in range(2 * half):
             i = _Index(64 * b) + _Index(k)
             x[i] = x[i] * _UNSCALE * _SIGNS[_Index(k)]
+
+
+@_compiled()
+def _insert(rising: NDArray[np.uint64], slot: int, key: np.uint64) -> None:
+    """Puts ``key`` into ``rising`` in place of what is at ``slot``, where it or something smaller belongs."""
+    while slot + 1 < rising.size and rising[_Index(slot + 1)] < key:
+        rising[_Index(slot)] = rising[_Index(slot + 1)]
+        slot += 1
+    rising[_Index(slot)] = key
+
+
+@_compiled(types.boolean(_f32_in, types.intp, _i8_rows, _u8_rows, _u16))
+def _encode_topk(x: F32, block: int, values: NDArray[np.int8], places: U8, scales: U16) -> bool:
+    bits = x.view(np.uint32)
+    kept = values.shape[1]
+    # Magnitude above, place below, so that all differ; the place counted from the end, so that of equals the first is largest.
+    keys, chosen = np.empty(kept, np.uint64), np.empty(kept, np.uint64)
+    shift, last = np.uint64(8), np.uint64(block - 1)
+    wide = np.empty(1, np.uint32)
+    for b in range(scales.size):
+        first = b * block
+        for k in range(kept):
+            magnitude = np.uint64(bits[first + k] & _ABS)
+            _insert(keys, kept - 1 - k, (magnitude << shift) | (last - np.uint64(k)))
+        smallest = np.uint32(keys[0] >> shift)
+        for k in range(kept, block):
+            magnitude = bits[_Index(first) + _Index(k)] & _ABS
+            if magnitude > smallest:
+                _insert(keys, 0, (np.uint64(magnitude) << shift) | (last - np.uint64(k)))
+                smallest = np.uint32(keys[0] >> shift)
+        top = np.uint32(keys[kept - 1] >> shift)
+        scale = np.uint32(0) if top < _FLOOR else np.uint32((top + np.uint32(0xFFFF)) >> _HALF)
+        if scale >= _CEILING:
+            return False
+        scales[b] = scale
+        wide[0] = scale << _HALF
+        factor = _LEVELS_8 / wide.view(np.float32)[0] if scale else _ZERO
+        for k in range(kept):
+            _insert(chosen, kept - 1 - k, last - (keys[k] & last))
+        for k in range(kept):
+            place = chosen[k]
+            places[b, k] = place
+            values[b, k] = np.int8((x[_Index(first) + _Index(place)] * factor + _ROUND) - _ROUND)
+    return True
+
+
+@_compiled(types.void(_i8_rows_in, _u8_rows_in, _u16_in, types.intp, _f32))
+def _decode_topk(values: NDArray[np.int8], places: U8, scales: U16, block: int, x: F32) -> None:
+    wide = np.empty(1, np.uint32)
+    x[:] = _ZERO
+    for b in range(scales.size):
+        wide[0] = np.uint32(scales[b]) << _HALF
+        step = wide.view(np.float32)[0] / _LEVELS_8
+        for k in range(values.shape[1]):
+            i = b * block + places[b, k]
+            if i < x.size:
+                x[i] = np.float32(values[b, k]) * step
 
 
 _ENCODE = {Codec.I8B256: _encode_i8, Codec.I4B64: _encode_i4, Codec.I4H64: _encode_i4h}

@@ -16,6 +16,10 @@ Encoded, all blocks' values come first, then all blocks' scales:
 in place, strides from B/2 down to 1, each pair (a, b) becoming (a + b, a - b); s flips the sign of the elements whose bit
 in SIGNS is 1. Elements of magnitude under 2^-100 count as zero. Decoding applies H again, then s / B. A single large element
 is so spread over its block instead of deciding the scale alone.
+
+``kept`` codecs leave out all but so many elements of each block: they keep those of the largest magnitudes, of equal ones
+the first, in the order in which they stand. After all blocks' values comes where in its block each of them stands (a byte
+each), then the scales. What was left out decodes to 0.
 """
 
 from __future__ import annotations
@@ -46,6 +50,14 @@ class Codec(enum.IntEnum):
     """4 bits in blocks of 64: 4.25 bits per element."""
     I4H64 = 4
     """As I4B64, rotated."""
+    TOPK = 5
+    """The 8 largest of each block of 256, in 8 bits: 0.56 bits per element. See ``sparse``."""
+
+    @property
+    def sparse(self) -> bool:
+        """Leaves elements out: for the gradients that replicas exchange, whose sender makes up for it in the next steps
+        (feedback.py). Not for activations, nor for the gradients that flow back to them: these have no next step."""
+        return self is Codec.TOPK
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +66,7 @@ class Blocks:
 
     ``block``: elements per block; ``bits`` per value; ``levels``: the largest value; ``floor``: bits of the smallest
     float32 magnitude that is quantised, whose upper half is the smallest scale but 0; ``ceiling``: bits of the smallest
-    bfloat16 that is too large for a scale.
+    bfloat16 that is too large for a scale; ``kept``: how many elements of a block have a value, None for all.
     """
 
     block: int
@@ -63,11 +75,12 @@ class Blocks:
     floor: int
     ceiling: int = BF16_INFINITY
     rotated: bool = False
+    kept: int | None = None
 
     @property
     def value_bytes(self) -> int:
-        """Bytes of one block's values."""
-        return self.block * self.bits // 8
+        """Bytes of one block's values, and of where they stand."""
+        return self.block * self.bits // 8 if self.kept is None else self.kept * (self.bits // 8 + 1)
 
     def count(self, elements: int) -> int:
         """Blocks that ``elements`` elements fill."""
@@ -86,6 +99,7 @@ BLOCKS = {
     # Rotating back adds 64 of the values that the scale bounds, and then multiplies by 1/64: the first must not overflow,
     # the second leave no denormal.
     Codec.I4H64: Blocks(64, bits=4, levels=7, floor=_power_of_two(-94), ceiling=_power_of_two(121) >> 16, rotated=True),
+    Codec.TOPK: Blocks(256, bits=8, levels=127, floor=SMALLEST, kept=8),
 }
 
 
@@ -96,4 +110,14 @@ def check_scales(scales: NDArray[np.uint16], blocks: Blocks) -> None:
         raise ValueError(
             f"{wrong.size} of {scales.size} blocks have a scale that no encoder writes, the first with bits "
             f"{int(wrong[0]):#06x}: the sender does not follow this version's layout"
+        )
+
+
+def check_places(places: NDArray[np.uint8]) -> None:
+    """Raises ValueError unless each row of ``places``, shape (blocks, kept), rises: otherwise one element had two values."""
+    wrong = np.flatnonzero(np.any(places[:, 1:] <= places[:, :-1], axis=1))
+    if wrong.size:
+        raise ValueError(
+            f"{wrong.size} of {len(places)} blocks have places that do not rise, the first {places[wrong[0]].tolist()}: "
+            "the sender does not follow this version's layout"
         )

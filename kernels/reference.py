@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from dtfm.kernels.layout import BLOCKS, SIGNS, SMALLEST, Blocks, Codec, check_scales
+from dtfm.kernels.layout import BLOCKS, SIGNS, SMALLEST, Blocks, Codec, check_places, check_scales
 
 Floats = NDArray[np.float32]
 
@@ -23,6 +23,9 @@ def encode(codec: Codec, elements: Floats) -> bytes | None:
     with np.errstate(over="ignore", invalid="ignore"):
         y = _transform(_signed(np.where(np.abs(x) < _float(SMALLEST), np.float32(0), x))) if layout.rotated else x
     magnitude = np.max(y.view(np.uint32) & 0x7FFFFFFF, axis=1)
+    places = None if layout.kept is None else _largest(y, layout.kept)
+    if places is not None:
+        y = np.take_along_axis(y, places.astype(np.intp), axis=1)
     zero = magnitude < layout.floor
     scales = np.where(zero, 0, (magnitude + 0xFFFF) >> 16)
     if np.any(scales >= layout.ceiling):
@@ -30,11 +33,13 @@ def encode(codec: Codec, elements: Floats) -> bytes | None:
     values = np.zeros(y.shape, np.int8)
     factor = np.float32(layout.levels) / _from_bf16(scales[~zero])
     values[~zero] = np.rint(y[~zero] * factor[:, None])
-    return _pack(values, layout).tobytes() + scales.astype("<u2").tobytes()
+    return (
+        _pack(values, layout).tobytes() + (b"" if places is None else places.tobytes()) + scales.astype("<u2").tobytes()
+    )
 
 
 def decode(codec: Codec, encoded: bytes, elements: int) -> Floats:
-    """The ``elements`` float32 that ``encoded`` stands for. Raises ValueError for a scale that no encoder writes."""
+    """The ``elements`` float32 that ``encoded`` stands for. Raises ValueError for a scale, or places, that no encoder writes."""
     if codec is Codec.OFF:
         return np.frombuffer(encoded, np.float32, elements)
     if codec is Codec.RAW16:
@@ -44,9 +49,15 @@ def decode(codec: Codec, encoded: bytes, elements: int) -> Floats:
     packed = np.frombuffer(encoded, np.uint8, count * layout.value_bytes).reshape(count, layout.value_bytes)
     scales = np.frombuffer(encoded, "<u2", count, packed.size)
     check_scales(scales, layout)
+    places = None
+    if layout.kept is not None:
+        packed, places = packed.reshape(2, count, layout.kept)
+        check_places(places)
     step = _from_bf16(scales) / np.float32(layout.levels)
     with np.errstate(over="ignore", invalid="ignore"):
         y = _unpack(packed, layout).astype(np.float32) * step[:, None]
+        if places is not None:
+            y = _spread(y, places, layout.block)
         x = _signed(_transform(y) * np.float32(1 / layout.block)) if layout.rotated else y
     return x.reshape(-1)[:elements]
 
@@ -79,6 +90,18 @@ def _unpack(packed: NDArray[np.uint8], layout: Blocks) -> NDArray[np.int8]:
     if layout.bits == 8:
         return packed.view(np.int8)
     return np.concatenate([(packed << 4).view(np.int8) >> 4, packed.view(np.int8) >> 4], axis=1)
+
+
+def _largest(x: Floats, kept: int) -> NDArray[np.uint8]:
+    """Where in each row of ``x``, shape (blocks, block), the ``kept`` elements of the largest magnitude stand, rising."""
+    magnitude = (x.view(np.uint32) & 0x7FFFFFFF).astype(np.int64)
+    return np.sort(np.argsort(-magnitude, axis=1, kind="stable")[:, :kept], axis=1).astype(np.uint8)
+
+
+def _spread(values: Floats, places: NDArray[np.uint8], block: int) -> Floats:
+    x = np.zeros((len(values), block), np.float32)
+    np.put_along_axis(x, places.astype(np.intp), values, axis=1)
+    return x
 
 
 def _signed(x: Floats) -> Floats:

@@ -13,8 +13,9 @@ from dtfm.kernels.layout import BLOCKS, SIGNS
 from tests.kernels.arrays import float32
 
 CPU = torch.device("cpu")
-QUANTISING = [Codec.I8B256, Codec.I4B64, Codec.I4H64]
+QUANTISING = [Codec.I8B256, Codec.I4B64, Codec.I4H64, Codec.TOPK]
 each_codec = pytest.mark.parametrize("codec", list(Codec))
+each_dense = pytest.mark.parametrize("codec", [c for c in Codec if not c.sparse])
 each_quantising = pytest.mark.parametrize("codec", QUANTISING)
 
 
@@ -31,7 +32,8 @@ def largest_of_block(x: NDArray[np.float32], block: int) -> NDArray[np.float32]:
 
 
 @pytest.mark.parametrize(
-    ("codec", "bits"), [(Codec.RAW16, 16), (Codec.I8B256, 8.0625), (Codec.I4B64, 4.25), (Codec.I4H64, 4.25)]
+    ("codec", "bits"),
+    [(Codec.RAW16, 16), (Codec.I8B256, 8.0625), (Codec.I4B64, 4.25), (Codec.I4H64, 4.25), (Codec.TOPK, 0.5625)],
 )
 def test_bits_per_element(codec: Codec, bits: float) -> None:
     assert encoded_bytes(codec, 1 << 20, torch.float32) * 8 == bits * (1 << 20)
@@ -46,7 +48,7 @@ def test_the_length_follows_from_codec_elements_and_dtype(codec: Codec, dtype: t
     assert len(encoded.data) == encoded_bytes(codec, elements, dtype)
 
 
-@each_codec
+@each_dense
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=str)
 def test_every_dtype_comes_back_as_itself(codec: Codec, dtype: torch.dtype) -> None:
     x = torch.linspace(-1, 1, 999, dtype=dtype)
@@ -87,6 +89,24 @@ def test_error_zero_and_sign(codec: Codec, levels: int, x: NDArray[np.float32]) 
     assert np.all(y[x == 0] == 0)
     assert np.all((y == 0) | (np.sign(y) == np.sign(x)))
     assert np.all(np.isfinite(y))
+
+
+@settings(max_examples=80, deadline=None)
+@given(x=float32())
+def test_topk_keeps_the_largest_to_half_a_level_and_nothing_else(x: NDArray[np.float32]) -> None:
+    y = there_and_back(Codec.TOPK, torch.from_numpy(x)).numpy()
+    for start in range(0, x.size, 256):
+        before, after = x[start : start + 256].astype(np.float64), y[start : start + 256]
+        largest = np.abs(before).max()
+        smallest_kept = np.sort(np.abs(before))[-min(8, before.size)]
+        bound = np.where(np.abs(before) >= smallest_kept, largest / 127 * 0.5 * (1 + 2**-7) * (1 + 2**-20), np.inf)
+        sent = after != 0
+        assert np.count_nonzero(sent) <= 8
+        assert np.all(np.abs(before[sent]) >= smallest_kept)
+        if largest >= 2.0**-100:
+            assert np.all(np.abs(after - before)[sent] <= bound[sent])
+            above = np.abs(before) > smallest_kept
+            assert np.all(np.abs(after - before)[above] <= bound[above])
 
 
 @settings(max_examples=80, deadline=None)
@@ -137,7 +157,21 @@ def test_a_scale_that_no_encoder_writes_is_refused(codec: Codec, bits: int) -> N
         decode(codec, memoryview(data), 1000, torch.float32, CPU)
 
 
+@pytest.mark.parametrize("places", [[0, 0, 1, 2, 3, 4, 5, 6], [7, 6, 5, 4, 3, 2, 1, 0], [1, 2, 3, 4, 5, 6, 255, 7]])
+def test_places_that_do_not_rise_are_refused(places: list[int]) -> None:
+    data = bytearray(encode(Codec.TOPK, torch.ones(1000)).data)
+    data[8 * 4 + 8 : 8 * 4 + 16] = bytes(places)
+    with pytest.raises(ValueError, match="1 of 4 blocks have places that do not rise"):
+        decode(Codec.TOPK, memoryview(data), 1000, torch.float32, CPU)
+
+
+def test_only_topk_is_not_for_activations() -> None:
+    assert [codec for codec in Codec if codec.sparse] == [Codec.TOPK]
+
+
 def test_codecs_by_name() -> None:
     assert codec_named("i8b256") is Codec.I8B256
-    with pytest.raises(ValueError, match="there is no codec 'zip'; this version has off, raw16, i8b256, i4b64, i4h64"):
+    with pytest.raises(
+        ValueError, match="there is no codec 'zip'; this version has off, raw16, i8b256, i4b64, i4h64, topk"
+    ):
         codec_named("zip")

@@ -64,14 +64,17 @@ def test_decodes_as_the_reference(codec: Codec, x: NDArray[np.float32]) -> None:
 @settings(max_examples=60, deadline=None)
 @given(elements=SIZES, seed=st.integers(0, 2**32), tame=st.booleans())
 def test_decodes_or_refuses_any_bytes_as_the_reference(codec: Codec, elements: int, seed: int, tame: bool) -> None:
-    """``tame`` makes every scale one that an encoder could have written, so that the values are met too."""
+    """``tame`` makes every scale and place one that an encoder could have written, so that the values are met too."""
     data = np.random.default_rng(seed).integers(0, 256, encoded_bytes(codec, elements, torch.float32), np.uint8)
     if tame and codec is not Codec.RAW16 and elements:
         count = BLOCKS[codec].count(elements)
         data[-2 * count :] = np.random.default_rng(seed).integers(0x1080, 0x7C00, count).astype("<u2").view(np.uint8)
+        if kept := BLOCKS[codec].kept:
+            shuffled = np.random.default_rng(seed).permuted(np.tile(np.arange(256), (count, 1)), axis=1)
+            data[kept * count : 2 * kept * count] = np.sort(shuffled[:, :kept], axis=1).reshape(-1)
     out = decoded(codec, data.tobytes(), elements)
     if isinstance(out, str):
-        with pytest.raises(ValueError, match="scale"):
+        with pytest.raises(ValueError, match=r"that no encoder writes|that do not rise"):
             reference.decode(codec, data.tobytes(), elements)
         assert not tame
     else:

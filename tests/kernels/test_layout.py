@@ -12,7 +12,7 @@ from scipy.linalg import hadamard
 from dtfm.kernels import reference
 from dtfm.kernels.layout import SIGNS, Codec
 
-QUANTISING = [Codec.I8B256, Codec.I4B64, Codec.I4H64]
+QUANTISING = [Codec.I8B256, Codec.I4B64, Codec.I4H64, Codec.TOPK]
 
 
 def array(*values: float) -> NDArray[np.float32]:
@@ -31,7 +31,7 @@ def scale_bits(data: bytes) -> int:
 
 
 def test_the_numbers_on_the_wire() -> None:
-    assert {c.name: c.value for c in Codec} == {"OFF": 0, "RAW16": 1, "I8B256": 2, "I4B64": 3, "I4H64": 4}
+    assert {c.name: c.value for c in Codec} == {"OFF": 0, "RAW16": 1, "I8B256": 2, "I4B64": 3, "I4H64": 4, "TOPK": 5}
 
 
 @pytest.mark.parametrize(
@@ -85,11 +85,36 @@ def test_scales_are_rounded_up_so_that_no_value_exceeds_them() -> None:
     assert data[0] == 126  # 127 / 1.0078125 is 126.02
 
 
-@pytest.mark.parametrize("codec", [Codec.I8B256, Codec.I4B64])
+def test_topk_values_then_places_then_scales() -> None:
+    x = np.zeros(300, np.float32)
+    x[[250, 3, 100, 255, 7, 20, 30, 40, 50]] = 127, -126, 64, -32, 16, 8, 4, 2.5, 1
+    x[299] = 127
+    data = encoded(Codec.TOPK, x)
+    assert len(data) == 2 * (8 + 8 + 2)
+    values, places = np.frombuffer(data, np.int8, 16).reshape(2, 8), np.frombuffer(data, np.uint8, 16, 16).reshape(2, 8)
+    assert values[0].tolist() == [-126, 16, 8, 4, 2, 64, 127, -32]  # 2.5 to even; 50 is the ninth largest
+    assert places[0].tolist() == [3, 7, 20, 30, 40, 100, 250, 255]
+    assert values[1].tolist() == [0, 0, 0, 0, 0, 0, 0, 127]
+    assert places[1].tolist() == [0, 1, 2, 3, 4, 5, 6, 43]
+    assert data[32:] == np.array([0x42FE, 0x42FE], "<u2").tobytes()
+    decoded = reference.decode(Codec.TOPK, data, 300)
+    assert np.flatnonzero(decoded).tolist() == [3, 7, 20, 30, 40, 100, 250, 255, 299]
+    assert decoded[[3, 250, 299]].tolist() == [-126, 127, 127]
+
+
+def test_topk_keeps_the_first_of_equal_magnitudes_whatever_their_signs() -> None:
+    x = np.where(np.arange(256) % 2, -1, 1).astype(np.float32)
+    x[200] = 2
+    data = encoded(Codec.TOPK, x)
+    assert list(data[8:16]) == [0, 1, 2, 3, 4, 5, 6, 200]
+
+
+@pytest.mark.parametrize("codec", [Codec.I8B256, Codec.I4B64, Codec.TOPK])
 def test_blocks_under_2_to_the_minus_100_become_zero(codec: Codec) -> None:
     at, under = np.float32(2**-100), np.nextafter(np.float32(2**-100), np.float32(0))
     assert scale_bits(encoded(codec, array(float(at)))) == 0x0D80
-    assert not any(encoded(codec, array(float(under), -float(under))))
+    assert not reference.decode(codec, encoded(codec, array(float(under), -float(under))), 2).any()
+    assert scale_bits(encoded(codec, array(float(under), -float(under)))) == 0
 
 
 def test_rotated_blocks_count_elements_under_2_to_the_minus_100_as_zero() -> None:
@@ -134,6 +159,7 @@ GOLDEN = {
     Codec.I8B256: "51f662ef12a0a185",
     Codec.I4B64: "87bee11dada5000a",
     Codec.I4H64: "41dc09f2e851195e",
+    Codec.TOPK: "d7d3a781ea04beb0",
 }
 
 

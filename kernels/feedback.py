@@ -1,0 +1,34 @@
+"""Error feedback: what a codec takes from this step's gradients is added to the next step's (arXiv 1809.07599, algorithm 1)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from dtfm.kernels.codec import Codec, Encoded, decode, encode
+
+
+@dataclass(frozen=True, slots=True)
+class Corrected:
+    """``encoded`` is what is sent, ``decoded`` what its receivers make of it, ``residual`` what they still lack; the latter 1-D
+    float32, on the gradients' device."""
+
+    encoded: Encoded
+    decoded: torch.Tensor
+    residual: torch.Tensor
+
+
+def encode_with_feedback(codec: Codec, gradients: torch.Tensor, carried: torch.Tensor | None) -> Corrected:
+    """Encodes ``gradients`` (any shape, n elements) plus ``carried`` (1-D float32, n elements; None at first).
+
+    The residual is (gradients + carried) - decoded; 0 where that is not finite, so that one bad step is not carried into all
+    later ones. Keep it in place of ``carried`` only once the step is committed: an aborted step was sent for nothing.
+    """
+    corrected = gradients.detach().reshape(-1).float()
+    if carried is not None:
+        corrected = corrected + carried
+    encoded = encode(codec, corrected)
+    decoded = decode(encoded.codec, encoded.data, corrected.numel(), corrected.dtype, corrected.device)
+    residual = torch.nan_to_num(corrected - decoded, nan=0.0, posinf=0.0, neginf=0.0)
+    return Corrected(encoded, decoded, residual)
