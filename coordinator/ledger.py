@@ -34,17 +34,18 @@ class Outcome:
 class Ledger:
     """``step`` is the last committed one, ``generation`` the last plan's.
 
-    ``held`` says, per layer, which processes (node, incarnation) had its state as of ``step``; ``presumed``: one of them
-    has been away since, and may have missed the last commit. ``checkpoints`` maps steps to folders, whole ones alone.
-    Since the last commit, ``failures`` counts aborted steps whose fault lies in the step itself, and ``peer_losses``
-    those that a node aborted because it lost a peer; ``plan_failures`` counts since a plan last started.
+    ``links`` are by source, then by destination. ``held`` says, per layer, which processes (node, incarnation) had its
+    state as of ``step``; ``presumed``: one of them has been away since, and may have missed the last commit.
+    ``checkpoints`` maps steps to folders, whole ones alone. Since the last commit, ``failures`` counts aborted steps whose
+    fault lies in the step itself, and ``peer_losses`` those that a node aborted because it lost a peer; ``plan_failures``
+    counts since a plan last started.
     """
 
     run_id: str = ""
     run: Mapping[str, Any] = field(default_factory=dict)
     described: ev.Described | None = None
     members: Mapping[str, Member] = field(default_factory=dict)
-    links: Mapping[tuple[str, str], ev.Link] = field(default_factory=dict)
+    links: Mapping[str, Mapping[str, ev.Link]] = field(default_factory=dict)
     generation: int = 0
     plan: Plan | None = None
     held: tuple[tuple[tuple[str, str], ...], ...] = ()
@@ -104,8 +105,7 @@ def apply(ledger: Ledger, event: ev.Event) -> Ledger:
         case ev.NodeLeft():
             return _without(ledger, event.node)
         case ev.LinksMeasured():
-            links = {**ledger.links, **{(link.source, link.destination): link for link in event.links}}
-            return replace(ledger, links=links, peer_losses=0)
+            return replace(ledger, links=_with_links(ledger.links, event.links), peer_losses=0)
         case ev.RunDescribed():
             return replace(ledger, described=event.described)
         case ev.PlanAdopted():
@@ -152,8 +152,28 @@ def _without(ledger: Ledger, node: str) -> Ledger:
     return replace(
         ledger,
         members={name: member for name, member in ledger.members.items() if name != node},
-        links={pair: link for pair, link in ledger.links.items() if node not in pair},
+        links={source: _but(row, node) for source, row in ledger.links.items() if source != node},
     )
+
+
+def _with_links(
+    links: Mapping[str, Mapping[str, ev.Link]], measured: Iterable[ev.Link]
+) -> Mapping[str, Mapping[str, ev.Link]]:
+    rows: dict[str, dict[str, ev.Link]] = {}
+    for link in measured:
+        row = rows.get(link.source)
+        if row is None:
+            row = rows[link.source] = dict(links.get(link.source, {}))
+        row[link.destination] = link
+    return {**links, **rows}
+
+
+def _but(row: Mapping[str, ev.Link], node: str) -> Mapping[str, ev.Link]:
+    if node not in row:
+        return row
+    fewer = dict(row)
+    del fewer[node]
+    return fewer
 
 
 def _held_by_plan(ledger: Ledger) -> tuple[tuple[tuple[str, str], ...], ...]:

@@ -19,11 +19,11 @@ def measured_cluster(ledger: Ledger, nodes: Sequence[str]) -> Cluster:
     """The nodes in the order given, with their links as measured; one that was not gets the median of those that were."""
     size = len(nodes)
     latency, bandwidth = np.full((size, size), np.nan), np.full((size, size), np.nan)
-    index = {node: i for i, node in enumerate(nodes)}
-    for (source, destination), link in ledger.links.items():
-        if source in index and destination in index:
-            at = index[source], index[destination]
-            latency[at], bandwidth[at] = link.latency_seconds, link.bandwidth
+    for i, source in enumerate(nodes):
+        row = ledger.links.get(source, {})
+        for j, destination in enumerate(nodes):
+            if (link := row.get(destination)) is not None:
+                latency[i, j], bandwidth[i, j] = link.latency_seconds, link.bandwidth
     reached = np.nan_to_num(bandwidth) > 0
     _fill(latency, latency[reached], DEFAULT_LATENCY_SECONDS)
     _fill(bandwidth, bandwidth[reached], DEFAULT_BANDWIDTH)

@@ -24,8 +24,7 @@ def member_documents(ledger: Ledger) -> list[dict[str, Any]]:
                 "device": asdict(member.device),
                 "links": {
                     destination: {"latency_seconds": link.latency_seconds, "bandwidth": link.bandwidth}
-                    for (source, destination), link in sorted(ledger.links.items())
-                    if source == node
+                    for destination, link in sorted(ledger.links.get(node, {}).items())
                 },
             }
         )

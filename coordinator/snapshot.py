@@ -10,7 +10,6 @@ import json
 import logging
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import groupby
 
 from blake3 import blake3
 from pydantic import TypeAdapter, ValidationError
@@ -45,7 +44,7 @@ def read(snapshot: Snapshot) -> Ledger:
     first, *rest = snapshot.text.split("\n")
     try:
         ledger = _LEDGER.validate_json(first)
-        return replace(ledger, links=dict(_links(rest)))
+        return replace(ledger, links=dict(map(_row, rest)))
     except (ValidationError, ValueError, TypeError) as error:
         raise ValueError(f"it cannot be read: {str(error).splitlines()[0]}") from None
 
@@ -66,17 +65,14 @@ def restore(store: Store) -> Ledger:
 
 def _lines(ledger: Ledger) -> Iterator[str]:
     yield _LEDGER.dump_json(replace(ledger, links={})).decode()
-    links = sorted(ledger.links.values(), key=lambda link: link.source)
-    for source, group in groupby(links, key=lambda link: link.source):
-        row = [[link.destination, link.latency_seconds, link.bandwidth, link.problem] for link in group]
-        yield json.dumps([source, row])
+    for source, row in ledger.links.items():
+        links = [[link.destination, link.latency_seconds, link.bandwidth, link.problem] for link in row.values()]
+        yield json.dumps([source, links])
 
 
-def _links(lines: list[str]) -> Iterator[tuple[tuple[str, str], Link]]:
-    for line in lines:
-        source, row = json.loads(line)
-        for destination, latency, bandwidth, problem in row:
-            yield (source, destination), Link(source, destination, latency, bandwidth, problem)
+def _row(line: str) -> tuple[str, dict[str, Link]]:
+    source, links = json.loads(line)
+    return source, {destination: Link(source, destination, *rest) for destination, *rest in links}
 
 
 def _digest(sequence: int, text: str) -> str:

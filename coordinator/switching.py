@@ -10,7 +10,7 @@ from dtfm.coordinator.ending import fail, finish
 from dtfm.coordinator.measured import measured_cluster
 from dtfm.coordinator.state import ATTEMPTS, Gathering, PlanAsked, PlanChosen, Stepping, Switching
 from dtfm.coordinator.turn import AnswerPlanNow, Planned, PlanWanted, Turn
-from dtfm.coordinator.wire import assignment
+from dtfm.coordinator.wire import assignments
 from dtfm.protos import control_pb2 as wire
 from dtfm.scheduler.plan import Plan
 
@@ -108,7 +108,8 @@ def adopt(turn: Turn, choice: PlanChosen, cause: str) -> None:
         saving=False,
         evaluations={},
     )
-    turn.send(turn.state.ready, assignment=assignment(turn.state.ledger, reason))
+    for node, message in assignments(turn.state.ledger, reason, turn.state.ready):
+        turn.send([node], assignment=message)
 
 
 def again(turn: Turn, reason: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -142,8 +143,8 @@ def _links(ledger: Ledger) -> RenderableType:
     table.add_column("from → to", no_wrap=True)
     table.add_column("ms", justify="right")
     table.add_column("Mbit/s", justify="right")
-    slowest = sorted(ledger.links.values(), key=lambda link: (link.bandwidth, -link.latency_seconds))
-    for link in slowest[:MOST_LINKS]:
+    links = (link for row in ledger.links.values() for link in row.values())
+    for link in heapq.nsmallest(MOST_LINKS, links, key=lambda link: (link.bandwidth, -link.latency_seconds)):
         rate = f"{link.bandwidth * 8 / 1e6:,.0f}" if link.bandwidth > 0 else "none"
         table.add_row(f"{link.source} → {link.destination}", f"{link.latency_seconds * 1e3:.2f}", rate)
     return table

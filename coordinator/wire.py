@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+
 from dtfm.coordinator.ledger import Ledger
 from dtfm.protos import control_pb2, plan_pb2
 from dtfm.scheduler.plan import Plan
@@ -19,9 +21,29 @@ def plan_message(plan: Plan) -> plan_pb2.Plan:
     )
 
 
-def assignment(ledger: Ledger, reason: str) -> control_pb2.Assignment:
-    """The ledger's plan for its nodes: state as of the last committed step comes from whoever holds it, or, where
-    some of it is held by nobody, all of it from the checkpoint."""
+def assignments(ledger: Ledger, reason: str, nodes: Iterable[str]) -> Iterator[tuple[str, control_pb2.Assignment]]:
+    """For each of ``nodes`` the ledger's plan: state as of the last committed step comes from whoever holds it, or, where
+    some of it is held by nobody, all of it from the checkpoint. A node is told of the links that begin at it; all of them
+    would not fit into a message where there are hundreds of nodes."""
+    common = _assignment(ledger, reason)
+    named = {peer.node for peer in common.peers}
+    for node in nodes:
+        message = control_pb2.Assignment()
+        message.CopyFrom(common)
+        message.links.extend(
+            control_pb2.LinkReport.Link(
+                source=link.source,
+                destination=link.destination,
+                latency_seconds=link.latency_seconds,
+                bandwidth=link.bandwidth,
+            )
+            for destination, link in sorted(ledger.links.get(node, {}).items())
+            if destination in named
+        )
+        yield node, message
+
+
+def _assignment(ledger: Ledger, reason: str) -> control_pb2.Assignment:
     assert ledger.plan is not None
     assert ledger.described is not None
     held = ledger.step > 0 and ledger.state_is_held
@@ -37,16 +59,6 @@ def assignment(ledger: Ledger, reason: str) -> control_pb2.Assignment:
         donors=[control_pb2.Assignment.Donors(nodes=names) for names in donors],
         checkpoint="" if held or ledger.step == 0 else ledger.checkpoints[ledger.step],
         reason=reason,
-        links=[
-            control_pb2.LinkReport.Link(
-                source=link.source,
-                destination=link.destination,
-                latency_seconds=link.latency_seconds,
-                bandwidth=link.bandwidth,
-            )
-            for (source, destination), link in sorted(ledger.links.items())
-            if source in named and destination in named
-        ],
         last_commit=control_pb2.Commit(generation=last.generation, step=last.step, gradient_norm=last.gradient_norm)
         if last is not None
         else None,

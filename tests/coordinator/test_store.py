@@ -25,6 +25,7 @@ EVERY_EVENT: list[ev.Event] = [
     ev.NodeJoined("a", "first contact", "10.0.0.1:7000", DEVICE, "0.1"),
     ev.NodeRefused("a", "TOKEN", "why"),
     ev.NodeReady("a"),
+    ev.NodeLeaving("a", "why"),
     ev.NodeLeft("a", "why"),
     ev.LinksMeasured("a", (ev.Link("a", "b", 0.001, 1e9), ev.Link("b", "a", 0.0, 0.0, "no route"))),
     ev.RunDescribed(DESCRIBED),
