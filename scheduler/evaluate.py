@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
@@ -15,6 +16,9 @@ from dtfm.scheduler.simulate import simulate
 
 INTERLEAVING_GAIN = 0.005
 """Plans with few routes are easier to read."""
+
+Improved = Callable[[int, float], None]
+"""Told of every plan that is better than all before: the evaluations spent until then, and its seconds."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -47,7 +51,10 @@ class Evaluator:
     keep_idle_hands: bool
     """Whether a replica that gets no micro-batch stays in its stage (its place was asked for) or becomes idle."""
     surcharge: Callable[[Groups, tuple[int, ...]], float] = lambda groups, cuts: 0.0
+    improved: Improved = lambda evaluations, seconds: None
     spent: int = 0
+    best: float = math.inf
+    """Least exact price so far, what moving state costs included."""
     _estimated: dict[tuple[Groups, tuple[int, ...] | None], Candidate] = field(default_factory=dict)
     _simulated: dict[tuple[Groups, tuple[int, ...] | None], Candidate] = field(default_factory=dict)
 
@@ -69,7 +76,10 @@ class Evaluator:
         if key not in self._simulated:
             self.spent += 1
             exact = simulated(self.problem, rough.draft)
-            self._simulated[key] = replace(exact, surcharge=rough.surcharge)
+            candidate = self._simulated[key] = replace(exact, surcharge=rough.surcharge)
+            if candidate.price[-1] < self.best:
+                self.best = candidate.price[-1]
+                self.improved(self.spent, self.best)
         return self._simulated[key]
 
     def _estimate(self, groups: Groups, cuts: tuple[int, ...] | None) -> Candidate:

@@ -17,6 +17,7 @@ from random import Random
 import numpy as np
 from scipy.optimize import linear_sum_assignment
 
+from dtfm.scheduler.evaluate import Improved
 from dtfm.scheduler.matching import bottleneck_matching
 from dtfm.scheduler.order import best_order
 from dtfm.scheduler.paper import activation_exchange, gradient_exchange
@@ -54,12 +55,14 @@ class PaperEvaluator:
     gradients: Floats
     activations: Floats
     members: list[list[int]]
+    improved: Improved = lambda evaluations, cost: None
     spent: int = 0
+    best: float = math.inf
     _groups: dict[Key, float] = field(default_factory=dict)
     _boundaries: dict[tuple[Key, Key], tuple[float, float]] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, problem: Problem) -> PaperEvaluator:
+    def of(cls, problem: Problem, improved: Improved = lambda evaluations, cost: None) -> PaperEvaluator:
         costs = problem.workload.paper
         assert costs is not None
         gradients, activations = gradient_exchange(problem, costs), activation_exchange(problem, costs)
@@ -70,7 +73,7 @@ class PaperEvaluator:
         members = interchangeable(gradients, activations)
         first = [nodes[0] for nodes in members]
         other = [nodes[-1] for nodes in members]
-        return cls(gradients[np.ix_(first, other)], activations[np.ix_(first, other)], members)
+        return cls(gradients[np.ix_(first, other)], activations[np.ix_(first, other)], members, improved)
 
     def group(self, key: Key) -> float:
         cost = self._groups.get(key)
@@ -93,6 +96,12 @@ class PaperEvaluator:
     def total(self, keys: Keys) -> float:
         groups = max(self.group(key) for key in keys)
         return groups + sum(self.boundary(a, b)[0] for a, b in itertools.pairwise(keys))
+
+    def found(self, cost: float) -> None:
+        """Tells ``improved`` when no cost so far was as low."""
+        if cost < self.best - 1e-12:
+            self.best = cost
+            self.improved(self.spent, cost)
 
     def reordered(self, keys: Keys) -> Keys:
         cost = np.array([[self.boundary(a, b)[0] for b in keys] for a in keys])
@@ -122,9 +131,10 @@ def search_paper(
     evaluations: int,
     expired: Callable[[], bool],
     bound: float = 0.0,
+    improved: Improved = lambda evaluations, cost: None,
 ) -> tuple[Groups, int]:
     """The best groups found, in pipeline order, and the evaluations spent. Ends early when the cost is down to ``bound``."""
-    evaluator = PaperEvaluator.of(problem)
+    evaluator = PaperEvaluator.of(problem, improved)
     costs = problem.workload.paper
     assert costs is not None
     class_of = {node: index for index, nodes in enumerate(evaluator.members) for node in nodes}
@@ -132,6 +142,7 @@ def search_paper(
     for groups in seeds:
         keys = evaluator.reordered(tuple(tuple(sorted(class_of[node] for node in group)) for group in groups))
         population.append((evaluator.total(keys), keys))
+        evaluator.found(population[-1][0])
     population = sorted(set(population))[:POPULATION]
     everyone = sorted(class_of.values())
     enough = bound * (1 + 1e-9)
@@ -141,7 +152,9 @@ def search_paper(
         swaps = min(ROUND, evaluations - evaluator.spent)
         pace = Pace(heat=0.03 * rng.random(), smoothing=rng.choice((0.0, 0.1, 0.5, 2.0)), swaps=swaps)
         child = evaluator.reordered(anneal(evaluator, child, idle, rng, pace))
-        population = sorted({*population, (evaluator.total(child), child)})[:POPULATION]
+        cost = evaluator.total(child)
+        evaluator.found(cost)
+        population = sorted({*population, (cost, child)})[:POPULATION]
     return _nodes(evaluator, population[0][1]), evaluator.spent
 
 
@@ -189,6 +202,7 @@ def anneal(evaluator: PaperEvaluator, start: Keys, idle: list[int], rng: Random,
             keys, groups, edges, energy = changed, changed_groups, changed_edges, new_energy
             if new_cost < best - 1e-12:
                 best, best_keys = new_cost, tuple(keys[:stages])
+                evaluator.found(new_cost)
     return best_keys
 
 

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from dtfm.scheduler.bounds import iteration_bound
-from dtfm.scheduler.cluster import Cluster
 from dtfm.scheduler.decision import Decision, Objective, Predicted, Reason
 from dtfm.scheduler.evaluate import Evaluator, memory_shortfall, missing_links
 from dtfm.scheduler.migrate import Holdings
@@ -14,6 +13,7 @@ from dtfm.scheduler.moves import Shape
 from dtfm.scheduler.paper import PaperSeconds, paper_seconds
 from dtfm.scheduler.plan import Plan, validate
 from dtfm.scheduler.problem import Draft, Groups, Problem, draft_of
+from dtfm.scheduler.repair import survivors
 from dtfm.scheduler.simulate import simulate
 
 MARGIN = 0.03
@@ -32,20 +32,14 @@ class Incumbent:
     def of(cls, problem: Problem, plan: Plan, shape: Shape) -> Incumbent:
         return cls(plan, _obstacle(problem, plan, shape), Holdings.of(problem, plan))
 
-    def survivors(self, cluster: Cluster) -> Groups:
-        """Its groups without the nodes that are gone: a start for the search."""
-        number = {name: index for index, name in enumerate(cluster.ids)}
-        groups = (tuple(number[node] for node in stage.replicas if node in number) for stage in self.plan.stages)
-        return tuple(group for group in groups if group)
-
     def surcharge(self, problem: Problem, horizon: float) -> Callable[[Groups, tuple[int, ...]], float]:
         """Seconds per step that moving state costs, spread over the steps of ``horizon`` seconds."""
         if self.obstacle is None:
             step = simulate(problem, draft_of(self.plan, problem.cluster))
         else:
-            survivors = self.survivors(problem.cluster)
-            usable = survivors and len(survivors) <= len(problem.activation)
-            repaired = Evaluator(problem, keep_idle_hands=True).estimated(survivors) if usable else None
+            left = tuple(group for group in survivors(self.plan, problem) if group)
+            usable = left and len(left) <= len(problem.activation)
+            repaired = Evaluator(problem, keep_idle_hands=True).estimated(left) if usable else None
             step = repaired.seconds if repaired is not None and repaired.feasible else iteration_bound(problem)
         return lambda groups, cuts: self.holdings.seconds(groups, cuts) * step / horizon
 

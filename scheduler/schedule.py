@@ -9,13 +9,14 @@ from dtfm.scheduler.bounds import iteration_bound
 from dtfm.scheduler.cluster import Cluster
 from dtfm.scheduler.compact import CompactCluster, shrink
 from dtfm.scheduler.decision import Decision, Infeasible, Objective
-from dtfm.scheduler.evaluate import Evaluator
+from dtfm.scheduler.evaluate import Evaluator, Improved
 from dtfm.scheduler.infeasible import shortfall
 from dtfm.scheduler.moves import Shape
 from dtfm.scheduler.paper_bound import paper_bound
 from dtfm.scheduler.paper_search import search_paper
 from dtfm.scheduler.plan import Plan
 from dtfm.scheduler.problem import Groups, Problem
+from dtfm.scheduler.repair import Start, mended
 from dtfm.scheduler.replan import Incumbent, decide
 from dtfm.scheduler.request import requested_shape
 from dtfm.scheduler.search import Deadline, search
@@ -39,6 +40,7 @@ def schedule(
     deadline: Deadline | None = None,
     generation: int = 0,
     horizon: float = HORIZON_SECONDS,
+    improved: Improved = lambda evaluations, seconds: None,
 ) -> Decision:
     """Plans who computes what, and says why.
 
@@ -47,7 +49,8 @@ def schedule(
     give the same decision, unless ``deadline`` (called between evaluations, true when time is up) ends the search early;
     some plan is made even then. A new plan has ``generation``; where ``incumbent`` is kept it keeps its own. ``horizon`` is
     how many seconds a plan is expected to stand before somebody joins or leaves: within it, a plan that takes an incumbent's
-    place must win back what moving state costs.
+    place must win back what moving state costs. ``improved`` is told of every plan better than all before, in the objective's
+    seconds, what moving costs per step included.
 
     A compact cluster is planned in miniature: by the iteration objective, with ``stages`` None or a number, from scratch.
 
@@ -69,6 +72,7 @@ def schedule(
             deadline=deadline,
             generation=generation,
             horizon=horizon,
+            improved=improved,
         )
         return small.expand(found)
     if not (math.isfinite(horizon) and horizon > 0):
@@ -77,15 +81,16 @@ def schedule(
     budget = EVALUATIONS[objective] if evaluations is None else evaluations
     problem = Problem(cluster, workload)
     shape = requested_shape(problem, stages, objective)
-    evaluator = Evaluator(problem, keep_idle_hands=shape.sizes is not None)
+    evaluator = Evaluator(problem, keep_idle_hands=shape.sizes is not None, improved=improved)
     standing = None if incumbent is None else Incumbent.of(problem, incumbent, shape)
-    starts = [] if standing is None else [standing.survivors(cluster)]
+    starts = [] if incumbent is None else list(mended(incumbent, problem))
     rng = Random(seed)
     spent = 0
     if objective is Objective.PAPER:
         bound = paper_bound(problem)
-        groups, spent = search_paper(problem, _paper_starts(problem, shape, starts, rng), rng, budget, expired, bound)
-        best = evaluator.simulated(groups)
+        seeds = _paper_starts(problem, shape, starts, rng)
+        groups, spent = search_paper(problem, seeds, rng, budget, expired, bound, improved)
+        best = Evaluator(problem, keep_idle_hands=True).simulated(groups)
     else:
         bound = iteration_bound(problem)
         if standing is not None:
@@ -96,9 +101,11 @@ def schedule(
     return decide(problem, standing, best.draft, generation, objective, bound, spent + evaluator.spent, horizon)
 
 
-def _paper_starts(problem: Problem, shape: Shape, starts: list[Groups], rng: Random) -> list[Groups]:
+def _paper_starts(problem: Problem, shape: Shape, starts: list[Start], rng: Random) -> list[Groups]:
     assert shape.sizes is not None
-    made = [groups for groups in (*starts, *seed_groups(problem, shape)) if shape.admits(groups)]
+    made = [
+        groups for groups in (*(groups for groups, _ in starts), *seed_groups(problem, shape)) if shape.admits(groups)
+    ]
     order = list(range(len(problem.flops)))
     for _ in range(4):
         rng.shuffle(order)

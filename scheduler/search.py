@@ -5,13 +5,14 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from random import Random
 
 from dtfm.scheduler.evaluate import Candidate, Evaluator
 from dtfm.scheduler.exact import improve
 from dtfm.scheduler.moves import Shape, crossover, neighbour, shift_cut
 from dtfm.scheduler.problem import Groups
+from dtfm.scheduler.repair import Start
 from dtfm.scheduler.seeds import all_groups, seed_groups
 
 Deadline = Callable[[], bool]
@@ -32,6 +33,8 @@ HEAT = 0.05
 """First temperature of a walk at most, as part of the seconds per step."""
 CUT_SHIFTS = 0.25
 """Part of a walk's steps that move a cut by a layer."""
+KEEP_CUTS = 0.5
+"""Part of the other steps that leave the cuts where they are, so that what was gained by moving them is not lost."""
 PATIENCE = 40
 """Walks without a new best after which the search ends."""
 SMALL = 5
@@ -39,28 +42,32 @@ SMALL = 5
 
 
 def search(
-    evaluator: Evaluator, shape: Shape, extra: Iterable[Groups], rng: Random, evaluations: int, expired: Deadline
+    evaluator: Evaluator, shape: Shape, starts: Sequence[Start], rng: Random, evaluations: int, expired: Deadline
 ) -> Candidate:
     """The best candidate found within the budget; the best of the seeds at least, even when time is up already.
 
-    ``extra`` are seeds beside those from the links (the incumbent). First by estimate, with two thirds of the budget; then the
-    best of these by simulation. Ends early when nothing new was found for long.
+    ``starts`` are tried before the seeds from the links. First by estimate, with two thirds of the budget; then the best of these
+    by simulation. Ends early when nothing new was found for long.
     """
     problem = evaluator.problem
     nodes = len(problem.flops)
-    seeds = [groups for groups in (*extra, *seed_groups(problem, shape)) if shape.admits(groups)]
+    near = len(starts[0][0]) if starts else 0
+    seeds: list[Start] = [start for start in starts if shape.admits(start[0])]
+    seeds += [(groups, None) for groups in seed_groups(problem, shape, near) if shape.admits(groups)]
     if nodes <= SMALL:
-        seeds += all_groups(nodes, shape)
+        seeds += [(groups, None) for groups in all_groups(nodes, shape)]
+    rough = evaluations * 2 // 3
+    # With something to start from, most of a small budget is better spent on improving it.
+    for_seeds = rough // 3 if starts and nodes > SMALL else evaluations
     population: list[Candidate] = []
-    for groups in dict.fromkeys(seeds):
-        if population and (expired() or evaluator.spent >= evaluations):
+    for groups, cuts in dict.fromkeys(seeds):
+        if population and (expired() or evaluator.spent >= for_seeds):
             break
-        population.append(evaluator.estimated(groups))
+        population.append(evaluator.estimated(groups, cuts))
 
     def over(budget: int) -> Deadline:
         return lambda: evaluator.spent >= budget or expired()
 
-    rough = evaluations * 2 // 3
     if nodes > SMALL:
         population = _evolve(evaluator.estimated, nodes, shape, population, rng, over(rough))
     best_first = sorted(population, key=lambda candidate: candidate.price)[:SETTLED]
@@ -72,11 +79,11 @@ def search(
         population.append(evaluator.simulated(candidate.draft.groups, candidate.draft.cuts))
     population = _fittest(population)
     if nodes > SMALL:
-        population = _evolve(evaluator.simulated, nodes, shape, population, rng, over(evaluations))
+        population = _evolve(evaluator.simulated, nodes, shape, population, rng, over(evaluations * 9 // 10))
     elif population[0].feasible and problem.cluster.copies == 1:
         population.insert(0, improve(evaluator, shape, population[0], over(evaluations)))
     finalists = population[:FINALISTS] if not expired() else population[:1]
-    settled = [_settle_cuts(evaluator.simulated, finalist, expired) for finalist in finalists]
+    settled = [_settle_cuts(evaluator.simulated, finalist, over(evaluations)) for finalist in finalists]
     return min(settled, key=lambda candidate: candidate.price)
 
 
@@ -110,7 +117,8 @@ def _walk(price: Pricing, nodes: int, shape: Shape, start: Candidate, rng: Rando
             candidate = price(groups, shifted) if shifted else current
         else:
             changed = neighbour(groups, nodes, shape, rng)
-            candidate = price(changed, None) if changed else current
+            same_cuts = changed is not None and len(changed) == len(groups) and rng.random() < KEEP_CUTS
+            candidate = price(changed, cuts if same_cuts else None) if changed else current
         temperature = heat * (1 - step / steps) * current.seconds
         loss = candidate.price[-1] - current.price[-1]
         if candidate.price <= current.price or (

@@ -26,8 +26,11 @@ def similarity_order(problem: Problem) -> tuple[int, ...]:
     return tuple(int(node) for node in leaves_list(linkage(squareform(distance, checks=False), "average")))
 
 
-def seed_groups(problem: Problem, shape: Shape) -> Iterator[Groups]:
-    """Well connected nodes as one stage's replicas, or as one route, or in the order given; for each number of stages."""
+def seed_groups(problem: Problem, shape: Shape, near: int = 0) -> Iterator[Groups]:
+    """Well connected nodes as one stage's replicas, or as one route, or in the order given; for each number of stages.
+
+    Numbers close to ``near`` come first.
+    """
     count = len(problem.flops)
     orders = [similarity_order(problem), tuple(range(count))]
     by_speed = tuple(sorted(range(count), key=lambda node: (-problem.flops[node], node)))
@@ -36,7 +39,8 @@ def seed_groups(problem: Problem, shape: Shape) -> Iterator[Groups]:
             yield _blocks(order, shape.sizes)
             yield dealt(order, shape.sizes)
         return
-    numbers = [shape.stages] if shape.stages is not None else range(1, min(shape.most_stages, count) + 1)
+    numbers = [shape.stages] if shape.stages is not None else list(range(1, min(shape.most_stages, count) + 1))
+    numbers.sort(key=lambda stages: (abs(stages - near), stages))
     able = _able(problem)
     if len(able) < count:
         orders += [tuple(node for node in order if node in able) for order in orders]

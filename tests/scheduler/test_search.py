@@ -1,17 +1,19 @@
 """What the search finds by the iteration objective, against enumeration and against common sense."""
 
+from dataclasses import replace
 from itertools import combinations
 
 import numpy as np
 import pytest
 
 from dtfm.scheduler.cluster import Cluster, Node
+from dtfm.scheduler.decision import Objective
 from dtfm.scheduler.evaluate import Evaluator
 from dtfm.scheduler.moves import Shape
 from dtfm.scheduler.problem import Problem
 from dtfm.scheduler.schedule import schedule
 from dtfm.scheduler.seeds import all_groups
-from dtfm.scheduler.workload import Workload
+from dtfm.scheduler.workload import PaperCosts, Workload
 from tests.scheduler.clusters import even_workload, random_cluster, uniform_cluster
 
 
@@ -71,3 +73,22 @@ def test_faster_devices_get_more_layers_or_more_micro_batches() -> None:
     assert layers == {"slow": 2, "fast": 6}
     together = schedule(cluster, even_workload(micro_batches=8), stages=(2,)).plan
     assert {route.nodes[0]: route.micro_batches for route in together.routes} == {"slow": 2, "fast": 6}
+
+
+@pytest.mark.parametrize("objective", Objective)
+def test_improvements_are_told_as_they_are_found_and_the_last_is_the_plan(objective: Objective) -> None:
+    told: list[tuple[int, float]] = []
+    workload = replace(even_workload(), paper=PaperCosts(2, 4, 0.1, 0.2))
+    found = schedule(
+        random_cluster(1, 8),
+        workload,
+        objective=objective,
+        evaluations=600,
+        improved=lambda evaluations, seconds: told.append((evaluations, seconds)),
+    )
+    assert len(told) > 1
+    assert [evaluations for evaluations, _ in told] == sorted(evaluations for evaluations, _ in told)
+    assert [seconds for _, seconds in told] == sorted({seconds for _, seconds in told}, reverse=True)
+    paper = found.predicted.paper
+    last = paper.total if objective is Objective.PAPER and paper is not None else found.predicted.iteration_seconds
+    assert told[-1][1] == pytest.approx(last, rel=1e-9)
