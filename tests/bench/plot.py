@@ -11,7 +11,7 @@ COLOURS = ("#3366cc", "#dc3912", "#109618", "#990099", "#ff9900", "#0099c6")
 
 
 def svg(title: str, across: str, up: str, lines: Mapping[str, Sequence[tuple[float, float]]]) -> str:
-    """Lines through their (x, y) points, x and y above 0."""
+    """Steps through their (x, y) points, x and y above 0: a value stands until the next point."""
     xs = [math.log10(x) for points in lines.values() for x, _ in points]
     ys = [math.log10(y) for points in lines.values() for _, y in points]
     left, right, low, high = min(xs), max(xs) + 1e-9, min(ys), max(ys) + 1e-9
@@ -33,7 +33,7 @@ def svg(title: str, across: str, up: str, lines: Mapping[str, Sequence[tuple[flo
     for index, (name, points) in enumerate(lines.items()):
         colour = COLOURS[index % len(COLOURS)]
         places = [at(*point) for point in points]
-        path = f"M{places[0][0]:.1f} {places[0][1]:.1f}" + "".join(f"L{x:.1f} {y:.1f}" for x, y in places[1:])
+        path = f"M{places[0][0]:.1f} {places[0][1]:.1f}" + "".join(f"H{x:.1f}V{y:.1f}" for x, y in places[1:])
         parts.append(f'<path d="{path}" fill="none" stroke="{colour}" stroke-width="2"/>')
         parts.append(f'<text x="{WIDTH - 3 * MARGIN + 12}" y="{80 + 20 * index}" fill="{colour}">{escape(name)}</text>')
     body = "\n".join(parts)

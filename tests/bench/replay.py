@@ -1,0 +1,119 @@
+"""Nodes that join, leave and drift, and three ways to answer: what each costs in time and in bytes moved.
+
+Between two events every way does the same number of steps. Its total is the sum of iteration time x steps, and of the time
+to move state, during which nothing is trained (nodes fetch it beside their steps, so that this is the worst case).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from dtfm.scheduler.cluster import Cluster
+from dtfm.scheduler.evaluate import memory_shortfall, missing_links
+from dtfm.scheduler.migrate import Holdings
+from dtfm.scheduler.plan import Plan
+from dtfm.scheduler.problem import Problem, draft_of
+from dtfm.scheduler.schedule import schedule
+from dtfm.scheduler.simulate import simulate
+from dtfm.scheduler.workload import Layer, Workload
+from tests.bench.clusters import part_of, regional_cluster
+
+STEPS = 100
+"""Between two events."""
+FEWEST, FIRST, MOST = 48, 56, 64
+WORKLOAD = Workload(tuple(Layer(f"l{i}", 2e11, 5e7, 1e6) for i in range(12)), 32)
+EVALUATIONS = 250
+
+
+Answer = Callable[[Cluster, "Plan | None", float, int], Plan]
+"""The plan to follow, given the cluster, the plan so far, the seconds until the next event at its pace, and a seed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """Of one way through all events. ``training`` and ``moving`` in seconds of the run, ``planning`` in seconds of a core."""
+
+    training: float
+    moving: float
+    moved_bytes: float
+    changes: int
+    planning: float
+
+    @property
+    def total(self) -> float:
+        return self.training + self.moving
+
+
+def changing_cluster(events: int, seed: int) -> Iterator[Cluster]:
+    """The nodes that are present after each event, from the first on: a join, a leave, or a drift, one third each.
+
+    A drift gives a node's device, and all its links, another speed: 0.4 to 1.6 of what it had at first.
+    """
+    rng = np.random.default_rng(seed)
+    everyone = regional_cluster(MOST + 8, seed)
+    speed, link = np.ones(len(everyone.nodes)), np.ones(len(everyone.nodes))
+    present = sorted(rng.permutation(len(everyone.nodes))[:FIRST].tolist())
+    for event in range(events + 1):
+        kind = rng.integers(3)
+        if event == 0:
+            pass
+        elif kind == 0 and len(present) < MOST:
+            present.append(int(rng.choice(np.setdiff1d(np.arange(len(everyone.nodes)), present))))
+        elif kind == 1 and len(present) > FEWEST:
+            present.remove(int(rng.choice(present)))
+        else:
+            node = rng.choice(present)
+            speed[node], link[node] = rng.uniform(0.4, 1.6, 2)
+        nodes = tuple(replace(node, flops=node.flops * speed[index]) for index, node in enumerate(everyone.nodes))
+        bandwidth = everyone.bandwidth * np.minimum(link[:, None], link[None])
+        yield part_of(Cluster(nodes, everyone.latency, bandwidth), present)
+
+
+def with_incumbent(cluster: Cluster, plan: Plan | None, until_next: float, seed: int) -> Plan:
+    return schedule(cluster, WORKLOAD, plan, seed=seed, evaluations=EVALUATIONS, horizon=until_next).plan
+
+
+def from_scratch(cluster: Cluster, plan: Plan | None, until_next: float, seed: int) -> Plan:
+    return schedule(cluster, WORKLOAD, seed=seed, evaluations=EVALUATIONS).plan
+
+
+def when_forced(cluster: Cluster, plan: Plan | None, until_next: float, seed: int) -> Plan:
+    if plan is not None and set(plan.nodes) <= set(cluster.ids):
+        problem, draft = Problem(cluster, WORKLOAD), draft_of(plan, cluster)
+        if not missing_links(problem, draft) and not memory_shortfall(problem, draft.groups, draft.cuts):
+            return plan
+    return with_incumbent(cluster, plan, until_next, seed)
+
+
+WAYS: dict[str, Answer] = {
+    "with the incumbent": with_incumbent,
+    "from scratch each time": from_scratch,
+    "only when forced": when_forced,
+}
+
+
+def follow(answer: Answer, events: int, seed: int) -> Outcome:
+    """Goes through the events in one way; all ways start from one plan, which costs nothing."""
+    clusters = changing_cluster(events, seed)
+    first = next(clusters)
+    plan = schedule(first, WORKLOAD, seed=seed).plan
+    training = moving = moved = planning = 0.0
+    changes = 0
+    iteration = simulate(Problem(first, WORKLOAD), draft_of(plan, first))
+    for event, cluster in enumerate(clusters):
+        began = time.process_time()
+        answered = answer(cluster, plan, STEPS * iteration, event)
+        planning += time.process_time() - began
+        problem, draft = Problem(cluster, WORKLOAD), draft_of(answered, cluster)
+        holdings = Holdings.of(problem, plan)
+        moving += holdings.seconds(draft.groups, draft.cuts)
+        moved += sum(move.bytes for move in holdings.moves(draft.groups, draft.cuts))
+        changes += (answered.stages, answered.routes) != (plan.stages, plan.routes)
+        plan = answered
+        iteration = simulate(problem, draft)
+        training += STEPS * iteration
+    return Outcome(training, moving, moved, changes, planning)
