@@ -53,6 +53,7 @@ class _Lane:
         self.name = name
         self.queue: asyncio.Queue[tuple[Header, memoryview, int]] = asyncio.Queue()
         self.carried = 0  # the generation of what was last written
+        self.busy = False
         self._room = threading.Condition()
         self._waiting_bytes = 0
 
@@ -95,6 +96,7 @@ class Outbox:
         self._lanes: dict[tuple[str, str], _Lane] = {}
         self._writers: dict[tuple[str, str], asyncio.Task[None]] = {}
         self._generation = 0
+        self._drained = asyncio.Event()  # a lane has nothing left to write
         self._closed: str | None = None
 
     async def connect(
@@ -180,6 +182,15 @@ class Outbox:
         )
         self._loop.call_soon_threadsafe(lane.queue.put_nowait, (header, encoded.data, reserved))
 
+    async def give_way(self, spent: float) -> None:
+        """For state, which shares this node's uplink: returns when no tensor waits to be written, but within four times the
+        ``spent`` seconds that the last piece took, so that a busy link leaves a fifth of itself."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(4 * spent):
+                while any(lane.busy for lane in self._lanes.values()):
+                    self._drained.clear()
+                    await self._drained.wait()
+
     async def close(self) -> None:
         self.interrupt("the node is stopping")
         for node in list(self._channels):
@@ -223,6 +234,7 @@ class Outbox:
     async def _pump(self, call: Any, lane: _Lane, item: tuple[Header, memoryview, int]) -> None:
         while True:
             header, encoded, size = item
+            lane.busy = True
             try:
                 if header.generation == self._generation:
                     lane.carried = header.generation
@@ -231,4 +243,6 @@ class Outbox:
                             await call.write(frame)
             finally:
                 lane.release(size)
+                lane.busy = not lane.queue.empty()
+                self._drained.set()
             item = await lane.queue.get()

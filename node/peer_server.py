@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
 
 import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError
 
+from dtfm.node.holding import Holding
 from dtfm.node.inbox import Inbox
 from dtfm.protos.connection import server_options, shows_token
-from dtfm.protos.frame import CHUNK_BYTES, FrameError, FrameProblem, Header, frames
-from dtfm.protos.peer_pb2 import StateRequest
+from dtfm.protos.frame import CHUNK_BYTES, FrameError, FrameProblem, frames
+from dtfm.protos.peer_pb2 import FollowRequest, StateRequest
 from dtfm.protos.streams import NODE_METADATA, peer_handlers
 
 log = logging.getLogger(__name__)
@@ -23,8 +25,8 @@ logging.getLogger("grpc._cython.cygrpc").addFilter(
 )
 
 Context = grpc.aio.ServicerContext[bytes, bytes]
-#: The bytes of a bucket's state and the header they travel under. Raises LookupError, with a sentence, when it is not here.
-Donate = Callable[[StateRequest], tuple[Header, memoryview]]
+#: Called with the seconds that a piece of state took: returns when the next one may go.
+GiveWay = Callable[[float], Awaitable[None]]
 
 MAX_BURST_BYTES = 64 << 20
 
@@ -32,12 +34,13 @@ MAX_BURST_BYTES = 64 << 20
 class PeerServer:
     """Serves peers. Until ``token`` is set every call is refused, and until ``admit_to`` names an inbox every tensor."""
 
-    def __init__(self, donate: Donate) -> None:
-        self._donate = donate
+    def __init__(self, holding: Holding, give_way: GiveWay) -> None:
+        self._holding = holding
+        self._give_way = give_way
         self._inbox: Inbox | None = None
         self.token: str | None = None
         self._server = grpc.aio.server(options=server_options())
-        handlers = peer_handlers(self._tensors, self._ping, self._upload, self._download, self._state)
+        handlers = peer_handlers(self._tensors, self._ping, self._upload, self._download, self._state, self._follow)
         self._server.add_generic_rpc_handlers((handlers,))
 
     async def start(self, listen: str) -> int:
@@ -106,10 +109,30 @@ class PeerServer:
         await self._check(context)
         try:
             wanted = StateRequest.FromString(request)
-            header, state = await asyncio.to_thread(self._donate, wanted)
+            header, state = await asyncio.to_thread(self._holding.donate, wanted)
         except DecodeError:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "MALFORMED: no StateRequest")
         except LookupError as error:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
         for frame in frames(header, state):
+            began = time.monotonic()
             yield frame
+            await self._give_way(time.monotonic() - began)
+
+    async def _follow(self, request: bytes, context: Context) -> AsyncIterator[bytes]:
+        await self._check(context)
+        try:
+            follower = self._holding.follow(FollowRequest.FromString(request).buckets)
+        except DecodeError:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "MALFORMED: no FollowRequest")
+        except LookupError as error:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
+        try:
+            async for frame in follower.frames():
+                began = time.monotonic()
+                yield frame
+                await self._give_way(time.monotonic() - began)
+        except LookupError as error:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
+        finally:
+            follower.close()

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
 import grpc
@@ -14,41 +13,19 @@ import torch
 
 from dtfm.node.bucket import Bucket, bucket_bytes
 from dtfm.node.checkpoint import read_bucket
+from dtfm.node.holding import Held
 from dtfm.node.model import Model
 from dtfm.node.profile import run_dtype
 from dtfm.node.stage import Stage, build_stage, initialise
 from dtfm.node.trace import Activity, span
 from dtfm.protos.connection import Metadata, open_channel
 from dtfm.protos.control_pb2 import Assignment, Peer
-from dtfm.protos.frame import FrameError, FrameProblem, Header, Kind, parse
+from dtfm.protos.frame import FrameError, FrameProblem, Kind, parse
 from dtfm.protos.peer_pb2 import StateRequest
 from dtfm.protos.plan_pb2 import BF16, Run
 from dtfm.protos.streams import state_call
 
 RETRY_SECONDS = 0.2
-
-
-@dataclass(frozen=True, slots=True)
-class Held:
-    """State that a node has in memory: buckets by index, as of after ``step``."""
-
-    step: int
-    buckets: Mapping[int, Bucket]
-
-
-def donate(held: Held, request: StateRequest) -> tuple[Header, memoryview]:
-    """The asked-for bucket's state from the asked-for byte on, copied. Raises LookupError saying what is held instead."""
-    if held.step != request.step or request.bucket not in held.buckets:
-        raise LookupError(
-            f"bucket {request.bucket} as of step {request.step} is not held here, but buckets {sorted(held.buckets)} as of "
-            f"{held.step}"
-        )
-    pieces, skip = [], request.offset
-    for piece in held.buckets[request.bucket].export():
-        pieces.append(piece[min(skip, len(piece)) :])
-        skip -= min(skip, len(piece))
-    state = b"".join(pieces)
-    return state_header(request, len(state)), memoryview(state)
 
 
 def acquire_stage(
@@ -57,6 +34,7 @@ def acquire_stage(
     model: Model,
     device: torch.device,
     held: Held,
+    copied: Mapping[int, Bucket],
     assignment: Assignment,
     layers: tuple[int, int],
     metadata: Metadata,
@@ -64,12 +42,12 @@ def acquire_stage(
 ) -> Stage:
     """``node``'s stage of ``layers`` with its state as of ``assignment.step``.
 
-    A bucket comes from ``held`` where the coordinator counts on that, else from its donors, else from the checkpoint, else, at
-    step 0, from the seed. ``wait`` runs a coroutine on the event loop and returns when it is done. Raises ValueError,
-    ConnectionError or OSError.
+    A bucket comes from ``held`` where the coordinator counts on that, else from what was ``copied`` in advance, else from its
+    donors, else from the checkpoint, else, at step 0, from the seed. ``wait`` runs a coroutine on the event loop and returns
+    when it is done. Raises ValueError, ConnectionError or OSError.
     """
     donors = [list(d.nodes) for d in assignment.donors] or [[] for _ in model.layers]
-    mine = {
+    mine = dict(copied) | {
         index: bucket
         for index, bucket in held.buckets.items()
         if held.step == assignment.step and any(node in donors[layer] for layer in bucket.spec.layers)
@@ -77,26 +55,50 @@ def acquire_stage(
     autocast = run.train.precision == BF16
     stage = build_stage(model, *layers, device, run_dtype(run), autocast=autocast, held=mine)
     addresses = {peer.node: peer for peer in assignment.peers}
+    from_peers: list[tuple[Bucket, list[Peer]]] = []
     for index, bucket in stage.buckets.items():
         if index in mine:
             continue
         names = dict.fromkeys(n for layer in bucket.spec.layers for n in donors[layer] if n != node)
         others = [addresses[name] for name in names if name in addresses]
         if others:
-            generation = assignment.plan.generation
-            with span(Activity.FETCH, assignment.step, index):
-                wait(fetch_state(bucket, assignment.step, generation, others, metadata, run.lease_seconds))
+            from_peers.append((bucket, others))
         elif assignment.checkpoint:
             read_bucket(assignment.checkpoint, bucket)
         elif assignment.step == 0:
             initialise(model, bucket, run.seed)
         else:
             raise ValueError(f"nobody has the state of bucket {index} as of step {assignment.step}")
+    if from_peers:
+        wait(fetch_states(from_peers, assignment.step, assignment.plan.generation, metadata, run.lease_seconds))
     return stage
 
 
+async def fetch_states(
+    wanted: Sequence[tuple[Bucket, Sequence[Peer]]], step: int, generation: int, metadata: Metadata, patience: float
+) -> None:
+    """Fills buckets, each from its own donors, all donors at once: who is done with one bucket gives the next. As fetch_state."""
+    left = sorted(wanted, key=lambda item: -item[0].spec.size)
+
+    async def serve(donor: Peer) -> None:
+        while (item := next((item for item in left if donor in item[1]), None)) is not None:
+            left.remove(item)
+            bucket, donors = item
+            in_turn = [donor, *(other for other in donors if other != donor)]
+            with span(Activity.FETCH, step, bucket.spec.index, f"state from {donor.node}"):
+                await fetch_state(bucket, step, generation, in_turn, metadata, patience)
+
+    donors = {donor.node: donor for _, peers in wanted for donor in peers}
+    try:
+        async with asyncio.TaskGroup() as group:
+            for donor in donors.values():
+                group.create_task(serve(donor))
+    except* ConnectionError as problems:
+        raise problems.exceptions[0] from None
+
+
 async def fetch_state(
-    bucket: Bucket, step: int, generation: int, donors: list[Peer], metadata: Metadata, patience: float
+    bucket: Bucket, step: int, generation: int, donors: Sequence[Peer], metadata: Metadata, patience: float
 ) -> None:
     """Fills ``bucket`` with its state as of ``step`` from whichever of ``donors`` has it.
 
@@ -139,8 +141,3 @@ async def _payloads(frames: AsyncIterator[bytes], bucket: int, step: int, left: 
             raise FrameError(FrameProblem.UNEXPECTED, f"{header.kind.name} {header.index} of step {header.step}")
         received += len(payload)
         yield payload
-
-
-def state_header(request: StateRequest, size: int) -> Header:
-    """The header under which ``size`` bytes of state travel: from the asked-for offset to the end."""
-    return Header(Kind.STATE, 0, 0, request.generation, request.step, request.bucket, 0, size, size)

@@ -18,6 +18,7 @@ import grpc.aio
 import torch
 
 import dtfm
+from dtfm.node.holding import Holding
 from dtfm.node.links import measure_links
 from dtfm.node.outbox import Outbox
 from dtfm.node.peer_server import PeerServer
@@ -33,6 +34,7 @@ from dtfm.protos.control_pb2 import (
     Leaving,
     LinkReport,
     NodeMessage,
+    Prefetch,
     Probe,
     RefusalReason,
     StepFailed,
@@ -83,17 +85,19 @@ class Session:
         self._lease = DEFAULT_LEASE  # until the run says
         self._hang_up: Callable[[], object] = lambda: None
         self._outbox = Outbox(settings.node, self._peer_lost)
+        holding = Holding()
         self._trainer = Trainer(
             settings.node,
             settings.device,
             device.flops,
             settings.allowed_modules,
             self._outbox,
+            holding,
             loop,
             _on_loop(loop, self._send),
             _on_loop(loop, self._fail),
         )
-        self._server = PeerServer(self._trainer.donate)
+        self._server = PeerServer(holding, self._outbox.give_way)
 
     async def run(self) -> int:
         """Takes part until the run is over. Returns the process's exit code. Raises ValueError for a user's mistake."""
@@ -104,6 +108,7 @@ class Session:
             await self._stay_connected()
             return self._exit if self._exit is not None else 1
         finally:
+            await self._trainer.prefetch(Prefetch())
             await asyncio.to_thread(self._trainer.stop)
             for task in self._tasks:
                 task.cancel()
@@ -214,6 +219,8 @@ class Session:
                 self._start(self._probe(message.probe))
             case "assignment":
                 self._trainer.adopt(message.assignment, self._server.admit_to)
+            case "prefetch":
+                self._start(self._trainer.prefetch(message.prefetch))
             case "begin":
                 self._trainer.begin(message.begin)
             case "commit":

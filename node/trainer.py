@@ -7,23 +7,27 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
 
+from dtfm.node.bucket import Bucket
 from dtfm.node.checkpoint_writer import CheckpointWriter
 from dtfm.node.data import Data, load_data
 from dtfm.node.engagement import Engagement
+from dtfm.node.following import Following, donors_of
+from dtfm.node.holding import Held, Holding
 from dtfm.node.inbox import Inbox
 from dtfm.node.mailbox import Closed
 from dtfm.node.model import Model, load_model
 from dtfm.node.outbox import Outbox
 from dtfm.node.pipeline import NonFinite, Outcome
-from dtfm.node.profile import workload
-from dtfm.node.recovery import Held, acquire_stage, donate
+from dtfm.node.profile import run_dtype, workload
+from dtfm.node.recovery import acquire_stage
 from dtfm.node.share import group_of, share_of
 from dtfm.node.trace import Activity, span
 from dtfm.protos.connection import token_metadata
@@ -36,13 +40,13 @@ from dtfm.protos.control_pb2 import (
     NodeMessage,
     PlanFailed,
     PlanReady,
+    Prefetch,
+    Prefetched,
     Prepared,
     StepFailed,
     StepProblem,
     StepReady,
 )
-from dtfm.protos.frame import Header
-from dtfm.protos.peer_pb2 import StateRequest
 from dtfm.protos.plan_pb2 import Run
 
 log = logging.getLogger(__name__)
@@ -75,6 +79,7 @@ class Trainer:
         flops: float,
         allowed_modules: tuple[str, ...],
         outbox: Outbox,
+        holding: Holding,
         loop: asyncio.AbstractEventLoop,
         report: Callable[[NodeMessage], None],
         fail: Callable[[str], None],
@@ -89,7 +94,8 @@ class Trainer:
         self._fail = fail
         self._commands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._work: Work | None = None
-        self._held = Held(0, {})
+        self._holding = holding
+        self._following: Following | None = None
         self._engagement: Engagement | None = None
         self._newest = 0  # generation
         self._waiting: Future[Any] | None = None  # for the event loop
@@ -135,11 +141,35 @@ class Trainer:
     def at(self) -> tuple[int, int] | None:
         """(generation, step) that this node works on."""
         engagement = self._engagement
-        return (engagement.share.generation, self._held.step + 1) if engagement is not None else None
+        return (engagement.share.generation, self._holding.held.step + 1) if engagement is not None else None
 
-    def donate(self, request: StateRequest) -> tuple[Header, memoryview]:
-        """What recovery.donate gives of what this node holds now. From any thread."""
-        return donate(self._held, request)
+    async def prefetch(self, wanted: Prefetch) -> None:
+        """Starts to copy what is not held here, or ends it; reports Prefetched when that is near the others' step."""
+        work = self._work
+        if work is None:
+            return
+
+        def near(problem: str) -> None:
+            self._report(NodeMessage(prefetched=Prefetched(number=wanted.number, problem=problem[:1000])))
+
+        held = self._holding.held.buckets
+        donors = {
+            spec: peers
+            for spec, peers in donors_of(wanted, work.model.buckets, self._node).items()
+            if spec.index not in held
+        }
+        following = self._following
+        if following is not None and following.sound and following.buckets == {spec.index for spec in donors}:
+            following.tell_when_near(near)
+            return
+        self._following = None
+        if following is not None:
+            await following.close()
+        if donors:
+            metadata = token_metadata(work.peer_token)
+            self._following = Following(work.run, self._device, run_dtype(work.run), donors, metadata, near)
+        elif wanted.past_last_layer:
+            near("")
 
     def stop(self) -> None:
         """Ends the thread once what it is doing is called off, and waits for checkpoints being written."""
@@ -199,7 +229,8 @@ class Trainer:
             data = load_data(run, self._allowed_modules)
             model = load_model(run.model, data.sample, self._allowed_modules)
             self._work = Work(run, model, data, peer_token)
-            self._held, self._voted = Held(0, {}), None
+            self._holding.replace(Held(0, {}))
+            self._voted = None
         work = self._work
         prepared = Prepared(
             workload=workload(work.model, run),
@@ -223,8 +254,8 @@ class Trainer:
         if plan.generation < self._newest:
             log.info("passed over generation %d: %d is here", plan.generation, self._newest)
             return
-        if self._held.step != assignment.step:
-            self._held = Held(assignment.step, {})  # of another past: its memory may be needed
+        if self._holding.held.step != assignment.step:
+            self._holding.replace(Held(assignment.step, {}))  # of another past: its memory may be needed
         share = share_of(plan, self._node, train.evaluation_samples // train.micro_batch)
         if share is None:
             log.info("idle in generation %d: %s", plan.generation, assignment.reason)
@@ -247,7 +278,8 @@ class Trainer:
                     self._work.run,
                     self._work.model,
                     self._device,
-                    self._held,
+                    self._holding.held,
+                    self._await(self._copied(assignment.step)),
                     assignment,
                     share.layers,
                     token_metadata(self._work.peer_token),
@@ -287,7 +319,7 @@ class Trainer:
         admit_to(engagement.inbox)
         self._engagement = engagement
         # Until the generation begins this node still donates what it held before.
-        self._held = Held(assignment.step, {**self._held.buckets, **stage.buckets})
+        self._holding.replace(Held(assignment.step, {**self._holding.held.buckets, **stage.buckets}))
         self._digest = self._background.submit(stage.digest)
         self._report(NodeMessage(plan_ready=PlanReady(generation=plan.generation)))
 
@@ -296,13 +328,13 @@ class Trainer:
         if engagement is None or engagement.share.generation != begin.generation:
             log.info("ignored the start of generation %d, which this node does not have", begin.generation)
             return
-        assert begin.step == self._held.step + 1, (begin.step, self._held.step)
-        self._held = Held(self._held.step, engagement.stage.buckets)
+        assert begin.step == self._holding.held.step + 1, (begin.step, self._holding.held.step)
+        self._holding.replace(Held(begin.step - 1, engagement.stage.buckets))
         self._train(engagement)
 
     def _train(self, engagement: Engagement) -> None:
         """Computes the next step and votes on it."""
-        step = self._held.step + 1
+        step = self._holding.held.step + 1
         outcome, squared_norm = engagement.train(step)
         assert self._digest is not None
         self._voted = step
@@ -361,12 +393,21 @@ class Trainer:
             self._apply(engagement, commit)
 
     def _apply(self, engagement: Engagement, commit: Commit) -> None:
-        # Should applying fail half-way, what is left is of no use to anybody, and must not be applied again.
-        self._voted, self._held = None, Held(commit.step, {})
+        self._voted = None  # should applying fail half-way, it must not be done again
         with span(Activity.APPLY, commit.step):
-            engagement.apply(commit.step, commit.gradient_norm)
-        self._held = Held(commit.step, engagement.stage.buckets)
+            update = partial(engagement.apply, commit.step, commit.gradient_norm)
+            self._holding.apply(commit.step, commit.gradient_norm, update)
         self._digest = self._background.submit(engagement.stage.digest)
+
+    async def _copied(self, step: int) -> Mapping[int, Bucket]:
+        """What was copied in advance and is as of ``step``. The copying ends."""
+        following, self._following = self._following, None
+        if following is None or self._work is None:
+            return {}
+        copied = await following.at(step, self._work.run.lease_seconds)
+        await following.close()
+        log.info("%d of %d buckets were copied in advance", len(copied), len(following.buckets))
+        return copied
 
     def _write_checkpoint(self, engagement: Engagement, work: Work, step: int) -> None:
         """Each bucket is written by one of the nodes that count it."""

@@ -45,7 +45,7 @@ OUT_OF_MEMORY: StepProblem
 INTERNAL: StepProblem
 
 class NodeMessage(_message.Message):
-    __slots__ = ("hello", "prepared", "heartbeat", "links", "plan_ready", "plan_failed", "step_ready", "step_failed", "evaluated", "bucket_written", "applied", "goodbye", "leaving")
+    __slots__ = ("hello", "prepared", "heartbeat", "links", "plan_ready", "plan_failed", "step_ready", "step_failed", "evaluated", "bucket_written", "applied", "goodbye", "leaving", "prefetched")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     PREPARED_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
@@ -59,6 +59,7 @@ class NodeMessage(_message.Message):
     APPLIED_FIELD_NUMBER: _ClassVar[int]
     GOODBYE_FIELD_NUMBER: _ClassVar[int]
     LEAVING_FIELD_NUMBER: _ClassVar[int]
+    PREFETCHED_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     prepared: Prepared
     heartbeat: Heartbeat
@@ -72,10 +73,11 @@ class NodeMessage(_message.Message):
     applied: Applied
     goodbye: Goodbye
     leaving: Leaving
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., prepared: _Optional[_Union[Prepared, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., links: _Optional[_Union[LinkReport, _Mapping]] = ..., plan_ready: _Optional[_Union[PlanReady, _Mapping]] = ..., plan_failed: _Optional[_Union[PlanFailed, _Mapping]] = ..., step_ready: _Optional[_Union[StepReady, _Mapping]] = ..., step_failed: _Optional[_Union[StepFailed, _Mapping]] = ..., evaluated: _Optional[_Union[Evaluated, _Mapping]] = ..., bucket_written: _Optional[_Union[BucketWritten, _Mapping]] = ..., applied: _Optional[_Union[Applied, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., leaving: _Optional[_Union[Leaving, _Mapping]] = ...) -> None: ...
+    prefetched: Prefetched
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., prepared: _Optional[_Union[Prepared, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., links: _Optional[_Union[LinkReport, _Mapping]] = ..., plan_ready: _Optional[_Union[PlanReady, _Mapping]] = ..., plan_failed: _Optional[_Union[PlanFailed, _Mapping]] = ..., step_ready: _Optional[_Union[StepReady, _Mapping]] = ..., step_failed: _Optional[_Union[StepFailed, _Mapping]] = ..., evaluated: _Optional[_Union[Evaluated, _Mapping]] = ..., bucket_written: _Optional[_Union[BucketWritten, _Mapping]] = ..., applied: _Optional[_Union[Applied, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., leaving: _Optional[_Union[Leaving, _Mapping]] = ..., prefetched: _Optional[_Union[Prefetched, _Mapping]] = ...) -> None: ...
 
 class CoordinatorMessage(_message.Message):
-    __slots__ = ("welcome", "refusal", "probe", "assignment", "begin", "commit", "abort", "finish")
+    __slots__ = ("welcome", "refusal", "probe", "assignment", "begin", "commit", "abort", "finish", "prefetch")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     REFUSAL_FIELD_NUMBER: _ClassVar[int]
     PROBE_FIELD_NUMBER: _ClassVar[int]
@@ -84,6 +86,7 @@ class CoordinatorMessage(_message.Message):
     COMMIT_FIELD_NUMBER: _ClassVar[int]
     ABORT_FIELD_NUMBER: _ClassVar[int]
     FINISH_FIELD_NUMBER: _ClassVar[int]
+    PREFETCH_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     refusal: Refusal
     probe: Probe
@@ -92,7 +95,8 @@ class CoordinatorMessage(_message.Message):
     commit: Commit
     abort: Abort
     finish: Finish
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., refusal: _Optional[_Union[Refusal, _Mapping]] = ..., probe: _Optional[_Union[Probe, _Mapping]] = ..., assignment: _Optional[_Union[Assignment, _Mapping]] = ..., begin: _Optional[_Union[Begin, _Mapping]] = ..., commit: _Optional[_Union[Commit, _Mapping]] = ..., abort: _Optional[_Union[Abort, _Mapping]] = ..., finish: _Optional[_Union[Finish, _Mapping]] = ...) -> None: ...
+    prefetch: Prefetch
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., refusal: _Optional[_Union[Refusal, _Mapping]] = ..., probe: _Optional[_Union[Probe, _Mapping]] = ..., assignment: _Optional[_Union[Assignment, _Mapping]] = ..., begin: _Optional[_Union[Begin, _Mapping]] = ..., commit: _Optional[_Union[Commit, _Mapping]] = ..., abort: _Optional[_Union[Abort, _Mapping]] = ..., finish: _Optional[_Union[Finish, _Mapping]] = ..., prefetch: _Optional[_Union[Prefetch, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("protocol_version", "package_version", "run", "node", "incarnation", "address", "device")
@@ -223,6 +227,28 @@ class Assignment(_message.Message):
     links: _containers.RepeatedCompositeFieldContainer[LinkReport.Link]
     last_commit: Commit
     def __init__(self, plan: _Optional[_Union[_plan_pb2.Plan, _Mapping]] = ..., peers: _Optional[_Iterable[_Union[Peer, _Mapping]]] = ..., step: _Optional[int] = ..., donors: _Optional[_Iterable[_Union[Assignment.Donors, _Mapping]]] = ..., checkpoint: _Optional[str] = ..., reason: _Optional[str] = ..., links: _Optional[_Iterable[_Union[LinkReport.Link, _Mapping]]] = ..., last_commit: _Optional[_Union[Commit, _Mapping]] = ...) -> None: ...
+
+class Prefetch(_message.Message):
+    __slots__ = ("number", "first_layer", "past_last_layer", "donors", "peers")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    FIRST_LAYER_FIELD_NUMBER: _ClassVar[int]
+    PAST_LAST_LAYER_FIELD_NUMBER: _ClassVar[int]
+    DONORS_FIELD_NUMBER: _ClassVar[int]
+    PEERS_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    first_layer: int
+    past_last_layer: int
+    donors: _containers.RepeatedCompositeFieldContainer[Assignment.Donors]
+    peers: _containers.RepeatedCompositeFieldContainer[Peer]
+    def __init__(self, number: _Optional[int] = ..., first_layer: _Optional[int] = ..., past_last_layer: _Optional[int] = ..., donors: _Optional[_Iterable[_Union[Assignment.Donors, _Mapping]]] = ..., peers: _Optional[_Iterable[_Union[Peer, _Mapping]]] = ...) -> None: ...
+
+class Prefetched(_message.Message):
+    __slots__ = ("number", "problem")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    PROBLEM_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    problem: str
+    def __init__(self, number: _Optional[int] = ..., problem: _Optional[str] = ...) -> None: ...
 
 class PlanReady(_message.Message):
     __slots__ = ("generation",)

@@ -34,7 +34,10 @@ class Kind(enum.IntEnum):
     GATHER = 5
     """Reduced gradients of one shard, from its owner. index: bucket, part: shard."""
     STATE = 6
-    """Parameters and optimizer state. index: bucket."""
+    """Parameters and optimizer state. index: bucket, part: the newest step that the sender has applied."""
+    UPDATE = 7
+    """The global gradient norm (float64), then the summed gradients, of a step that the sender has applied. index: bucket,
+    part: the newest such step."""
 
 
 class FrameProblem(enum.Enum):

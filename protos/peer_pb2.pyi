@@ -1,5 +1,7 @@
+from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable
 from typing import ClassVar as _ClassVar, Optional as _Optional
 
 DESCRIPTOR: _descriptor.FileDescriptor
@@ -15,3 +17,9 @@ class StateRequest(_message.Message):
     bucket: int
     offset: int
     def __init__(self, generation: _Optional[int] = ..., step: _Optional[int] = ..., bucket: _Optional[int] = ..., offset: _Optional[int] = ...) -> None: ...
+
+class FollowRequest(_message.Message):
+    __slots__ = ("buckets",)
+    BUCKETS_FIELD_NUMBER: _ClassVar[int]
+    buckets: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, buckets: _Optional[_Iterable[int]] = ...) -> None: ...

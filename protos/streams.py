@@ -1,4 +1,4 @@
-"""The node-to-node methods. All but the State request carry raw bytes: no message is built around a tensor."""
+"""The node-to-node methods. All but the State and Follow requests carry raw bytes: no message is built around a tensor."""
 
 from __future__ import annotations
 
@@ -18,13 +18,19 @@ BytesToStream = Callable[[bytes, "grpc.aio.ServicerContext[bytes, bytes]"], Asyn
 
 
 def peer_handlers(
-    tensors: FrameStream, ping: BytesToBytes, upload: FrameStream, download: BytesToStream, state: BytesToStream
+    tensors: FrameStream,
+    ping: BytesToBytes,
+    upload: FrameStream,
+    download: BytesToStream,
+    state: BytesToStream,
+    follow: BytesToStream,
 ) -> grpc.GenericRpcHandler:
     """The server side.
 
     ``tensors``: frames of frame.py, for as long as the caller is there. ``ping``: echoes. ``upload`` and ``download``: a
     burst of bytes, timed by the node that probes; upload answers with the number received, download is asked for a
-    number (both ASCII decimal). ``state``: a StateRequest, answered by STATE frames.
+    number (both ASCII decimal). ``state``: a StateRequest, answered by STATE frames. ``follow``: a FollowRequest, answered by
+    STATE frames of each bucket, then, for as long as the caller is there, UPDATE frames for each step.
     """
     return grpc.method_handlers_generic_handler(
         SERVICE,
@@ -34,6 +40,7 @@ def peer_handlers(
             "Upload": grpc.stream_unary_rpc_method_handler(upload),
             "Download": grpc.unary_stream_rpc_method_handler(download),
             "State": grpc.unary_stream_rpc_method_handler(state),
+            "Follow": grpc.unary_stream_rpc_method_handler(follow),
         },
     )
 
@@ -56,3 +63,7 @@ def download_call(channel: grpc.aio.Channel) -> Any:
 
 def state_call(channel: grpc.aio.Channel) -> Any:
     return channel.unary_stream(f"/{SERVICE}/State")
+
+
+def follow_call(channel: grpc.aio.Channel) -> Any:
+    return channel.unary_stream(f"/{SERVICE}/Follow")

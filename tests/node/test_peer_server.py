@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 from collections.abc import AsyncIterator
 
 import grpc
@@ -15,11 +14,12 @@ import torch
 from dtfm.kernels.codec import Codec
 from dtfm.node.admission import Expectations
 from dtfm.node.bucket import Bucket, BucketSpec, bucket_bytes
+from dtfm.node.holding import Held, Holding
 from dtfm.node.inbox import Arrival, Inbox
 from dtfm.node.links import measure_links
 from dtfm.node.outbox import Outbox, What
 from dtfm.node.peer_server import MAX_BURST_BYTES, PeerServer
-from dtfm.node.recovery import Held, donate, fetch_state
+from dtfm.node.recovery import fetch_state
 from dtfm.node.share import share_of
 from dtfm.protos.connection import open_channel, token_metadata
 from dtfm.protos.control_pb2 import Peer
@@ -41,6 +41,10 @@ PLAN = Plan(
 SPEC = BucketSpec(3, (1,), (("weight", (500, 700)),))
 
 
+async def at_once(_: float) -> None:
+    pass
+
+
 class Node:
     """A peer server, and what arrives at it."""
 
@@ -49,7 +53,9 @@ class Node:
         for tensor in self.bucket.state:
             tensor.normal_()
         self.arrived: asyncio.Queue[Arrival] = asyncio.Queue()
-        self.server = PeerServer(functools.partial(donate, Held(STEP, {SPEC.index: self.bucket})))
+        self.holding = Holding()
+        self.holding.replace(Held(STEP, {SPEC.index: self.bucket}))
+        self.server = PeerServer(self.holding, at_once)
         self.server.token = TOKEN
         share = share_of(PLAN, "me", 0)
         assert share is not None
@@ -229,5 +235,7 @@ async def test_state_comes_from_whichever_donor_has_it_and_goes_on_where_it_stop
 async def test_state_that_nobody_has_is_named(node: Node) -> None:
     mine = Bucket(SPEC, torch.device("cpu"), torch.float32)
     donors = [Peer(node="me", address=node.address)]
-    with pytest.raises(ConnectionError, match=r"bucket 3 as of step 9 .* as of step 9 is not held here"):
+    with pytest.raises(
+        ConnectionError, match=r"bucket 3 as of step 9 .* state as of step 9 is not held here, but of 1"
+    ):
         await fetch_state(mine, 9, GENERATION, donors, metadata(), 0.5)

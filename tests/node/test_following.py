@@ -1,0 +1,175 @@
+"""A node that follows others has their state, bit for bit, step after step, whatever donor it comes from."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+
+import pytest
+import torch
+
+from dtfm.node.bucket import Bucket, BucketSpec
+from dtfm.node.following import Following
+from dtfm.node.holding import MAX_BEHIND, Held, Holding
+from dtfm.node.optimizer import adamw, decayed_ranges
+from dtfm.node.peer_server import PeerServer
+from dtfm.node.recovery import fetch_states
+from dtfm.protos.connection import token_metadata
+from dtfm.protos.control_pb2 import Peer
+from dtfm.protos.plan_pb2 import Run
+
+TOKEN = "the run's"
+RUN = Run(
+    lease_seconds=5,
+    train=Run.Train(steps=100, learning_rate=1e-2, weight_decay=0.1, beta1=0.9, beta2=0.95, epsilon=1e-8, clip_norm=1),
+)
+# The first is several frames long.
+SPECS = [BucketSpec(0, (0,), (("w", (700, 500)), ("b", (500,)))), BucketSpec(1, (1,), (("v", (7, 3)),))]
+
+
+class Donor:
+    """A node that trains buckets on gradients that are equal on all donors; ``on_frame`` is called after every frame of state
+    that it gave."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.holding = Holding()
+        self.buckets = {spec.index: Bucket(spec, torch.device("cpu"), torch.float32) for spec in SPECS}
+        self.holding.replace(Held(3, self.buckets))
+        self.given = 0
+        self.train_while_giving = 0
+        self.server = PeerServer(self.holding, self._gave)
+        self.server.token = TOKEN
+        self.peer = Peer()
+
+    async def _gave(self, _: float) -> None:
+        self.given += 1
+        if self.train_while_giving:
+            self.train_while_giving -= 1
+            self.train()
+
+    @property
+    def step(self) -> int:
+        return self.holding.held.step
+
+    def train(self) -> None:
+        step = self.step + 1
+        for index, bucket in self.buckets.items():
+            generator = torch.Generator().manual_seed(100 * step + index)
+            bucket.gradients.copy_(torch.randn(bucket.spec.size, generator=generator))
+        self.holding.apply(step, 2.5, lambda: self._update(step))
+
+    def _update(self, step: int) -> None:
+        for b in self.buckets.values():
+            ranges = decayed_ranges(b.spec.parameters)
+            adamw(RUN.train, step, 2.5, b.parameters, b.gradients, b.exp_avg, b.exp_avg_sq, ranges)
+
+
+@pytest.fixture
+async def donors() -> AsyncIterator[list[Donor]]:
+    both = [Donor("a"), Donor("b")]
+    for donor in both:
+        donor.peer = Peer(node=donor.name, address=f"127.0.0.1:{await donor.server.start('127.0.0.1:0')}")
+        donor.train()
+    yield both
+    for donor in both:
+        await donor.server.stop()
+
+
+def follow(donors: Sequence[Donor]) -> tuple[Following, asyncio.Future[str]]:
+    near: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    peers = {spec: [donor.peer for donor in donors] for spec in SPECS}
+    following = Following(RUN, torch.device("cpu"), torch.float32, peers, token_metadata(TOKEN), near.set_result)
+    return following, near
+
+
+async def until_at(following: Following, step: int) -> None:
+    async with following._changed:
+        await following._changed.wait_for(lambda: {copy.at for copy in following._copies.values()} == {step})
+
+
+def same(copied: dict[int, Bucket], donor: Donor) -> bool:
+    return copied.keys() == donor.buckets.keys() and all(
+        torch.equal(mine, theirs)
+        for index, bucket in copied.items()
+        for mine, theirs in zip(bucket.state, donor.buckets[index].state, strict=True)
+    )
+
+
+async def test_state_comes_once_and_then_every_step_is_applied_here_too(donors: list[Donor]) -> None:
+    following, near = follow(donors)
+    assert await near == ""
+    for _ in range(5):
+        for donor in donors:
+            donor.train()
+        assert same(await following.at(donors[0].step, 10), donors[0])
+    await following.close()
+
+
+async def test_all_donors_give(donors: list[Donor]) -> None:
+    following, near = follow(donors)
+    assert await near == ""
+    await following.close()
+    assert all(donor.given for donor in donors)
+
+
+async def test_steps_that_are_applied_while_the_state_is_on_its_way_are_not_missed(donors: list[Donor]) -> None:
+    donors[0].train_while_giving = 4
+    following, near = follow(donors[:1])
+    assert await near == ""
+    copied = await following.at(8, 10)
+    assert donors[0].step == 8
+    assert same(copied, donors[0])
+    await following.close()
+
+
+async def test_a_donor_that_dies_is_replaced_by_another(donors: list[Donor]) -> None:
+    following, near = follow(donors)
+    assert await near == ""
+    await donors[0].server.stop()
+    donors[1].train()
+    await until_at(following, donors[1].step)
+    assert same(await following.at(donors[1].step, 10), donors[1])
+    assert following.sound
+    await following.close()
+
+
+async def test_a_bucket_that_nobody_has_is_named(donors: list[Donor]) -> None:
+    for donor in donors:
+        donor.holding.replace(Held(4, {0: donor.buckets[0]}))
+    following, near = follow(donors)
+    assert "NOT_HELD: buckets [1] are not held here" in await near
+    assert not following.sound
+    await following.close()
+
+
+async def test_after_going_back_to_another_past_it_is_followed_from_there(donors: list[Donor]) -> None:
+    following, near = follow(donors)
+    assert await near == ""
+    for donor in donors:
+        donor.holding.replace(Held(2, donor.buckets))
+        donor.buckets[0].parameters.fill_(7)
+    await until_at(following, 2)
+    assert same(await following.at(2, 10), donors[0])
+    await following.close()
+
+
+async def test_a_follower_that_is_too_slow_is_let_go_and_told_so(donors: list[Donor]) -> None:
+    follower = donors[0].holding.follow([1])
+    sent = follower.frames()
+    await anext(sent)
+    for _ in range(MAX_BEHIND + 1):
+        donors[0].train()
+    with pytest.raises(LookupError, match="TOO_SLOW"):
+        [frame async for frame in sent]
+    follower.close()
+
+
+async def test_in_a_pause_state_is_fetched_from_all_donors_at_once(donors: list[Donor]) -> None:
+    mine = {spec.index: Bucket(spec, torch.device("cpu"), torch.float32) for spec in SPECS}
+    peers = [donor.peer for donor in donors]
+    await fetch_states([(bucket, peers) for bucket in mine.values()], 4, 1, token_metadata(TOKEN), 10)
+    assert same(mine, donors[0])
+    assert all(donor.given for donor in donors)
+    with pytest.raises(ConnectionError, match="bucket 1 as of step 9 could not be had"):
+        await fetch_states([(mine[1], peers)], 9, 1, token_metadata(TOKEN), 0.3)
