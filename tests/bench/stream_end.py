@@ -41,7 +41,9 @@ class Receiver:
     async def start(self, address: str) -> dict[str, int]:
         """The ports, by way."""
         self._server = grpc.aio.server(options=server_options())
-        handlers = peer_handlers(self._tensors, self._ping, self._unused, self._unused_stream, self._unused_stream)
+        handlers = peer_handlers(
+            self._tensors, self._ping, self._unused, self._unused_stream, self._unused_stream, self._unused_stream
+        )
         self._server.add_generic_rpc_handlers((handlers,))
         ours = self._server.add_insecure_port(f"{address}:0")
         await self._server.start()

@@ -82,7 +82,9 @@ async def nothing_at_all(request: bytes, context: grpc.aio.ServicerContext[bytes
 async def test_the_first_call_to_the_other_side_of_the_world_succeeds() -> None:
     """Setting up a connection takes several round trips, and an attempt is allowed the time for them."""
     server = grpc.aio.server(options=server_options())
-    server.add_generic_rpc_handlers((peer_handlers(nothing, echo, nothing, nothing_at_all, nothing_at_all),))
+    server.add_generic_rpc_handlers(
+        (peer_handlers(nothing, echo, nothing, nothing_at_all, nothing_at_all, nothing_at_all),)
+    )
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     loop = asyncio.get_running_loop()
