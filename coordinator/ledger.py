@@ -34,7 +34,8 @@ class Outcome:
 class Ledger:
     """``step`` is the last committed one, ``generation`` the last plan's.
 
-    ``links`` are by source, then by destination. ``held`` says, per layer, which processes (node, incarnation) had its
+    ``links`` are by source, then by destination; ``broken`` are the pairs of nodes, each in order of name, of which one
+    could not reach the other. ``held`` says, per layer, which processes (node, incarnation) had its
     state as of ``step``; ``presumed``: one of them has been away since, and may have missed the last commit.
     ``checkpoints`` maps steps to folders, whole ones alone. Since the last commit, ``failures`` counts aborted steps whose
     fault lies in the step itself, and ``peer_losses`` those that a node aborted because it lost a peer; ``plan_failures``
@@ -46,6 +47,7 @@ class Ledger:
     described: ev.Described | None = None
     members: Mapping[str, Member] = field(default_factory=dict)
     links: Mapping[str, Mapping[str, ev.Link]] = field(default_factory=dict)
+    broken: frozenset[tuple[str, str]] = frozenset()
     generation: int = 0
     plan: Plan | None = None
     held: tuple[tuple[tuple[str, str], ...], ...] = ()
@@ -105,7 +107,8 @@ def apply(ledger: Ledger, event: ev.Event) -> Ledger:
         case ev.NodeLeft():
             return _without(ledger, event.node)
         case ev.LinksMeasured():
-            return replace(ledger, links=_with_links(ledger.links, event.links), peer_losses=0)
+            links = _with_links(ledger.links, event.links)
+            return replace(ledger, links=links, broken=_broken(links, ledger.broken, event.links), peer_losses=0)
         case ev.RunDescribed():
             return replace(ledger, described=event.described)
         case ev.PlanAdopted():
@@ -145,7 +148,7 @@ def apply(ledger: Ledger, event: ev.Event) -> Ledger:
 
 def _emptied(ledger: Ledger) -> Ledger:
     """Without nodes; those that come back still have what they had."""
-    return replace(ledger, members={}, links={}, plan=None)
+    return replace(ledger, members={}, links={}, broken=frozenset(), plan=None)
 
 
 def _without(ledger: Ledger, node: str) -> Ledger:
@@ -153,6 +156,7 @@ def _without(ledger: Ledger, node: str) -> Ledger:
         ledger,
         members={name: member for name, member in ledger.members.items() if name != node},
         links={source: _but(row, node) for source, row in ledger.links.items() if source != node},
+        broken=frozenset(pair for pair in ledger.broken if node not in pair),
     )
 
 
@@ -166,6 +170,15 @@ def _with_links(
             row = rows[link.source] = dict(links.get(link.source, {}))
         row[link.destination] = link
     return {**links, **rows}
+
+
+def _broken(
+    links: Mapping[str, Mapping[str, ev.Link]], broken: frozenset[tuple[str, str]], measured: Iterable[ev.Link]
+) -> frozenset[tuple[str, str]]:
+    pairs = {(min(link.source, link.destination), max(link.source, link.destination)) for link in measured}
+    both = {(a, b): (links.get(a, {}).get(b), links.get(b, {}).get(a)) for a, b in pairs}
+    now = {pair for pair, ways in both.items() if any(link is not None and link.bandwidth == 0 for link in ways)}
+    return (broken - pairs) | now
 
 
 def _but(row: Mapping[str, ev.Link], node: str) -> Mapping[str, ev.Link]:

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from dtfm.coordinator import events as ev
 from dtfm.coordinator.checks import MAX_NODES, Refused, check_agrees, check_hello, check_links, check_prepared, shorten
-from dtfm.coordinator.state import PROBE_LEASES, Session, Standing
+from dtfm.coordinator.state import (
+    LONGEST_WAVE_LEASES,
+    PROBE_LEASES,
+    SIGN_OF_LIFE_LEASES,
+    TOGETHER_LEASES,
+    Contender,
+    Mending,
+    Session,
+    Standing,
+)
 from dtfm.coordinator.stepping import node_lost
 from dtfm.coordinator.switching import consider
 from dtfm.coordinator.turn import HangUp, Turn
@@ -34,7 +43,7 @@ def greeted(turn: Turn, stream: int, message: wire.NodeMessage, shows_token: boo
     reason = "first contact"
     if (old := state.sessions.get(hello.node)) is not None:
         if old.incarnation != hello.incarnation:
-            turn.refuse(stream, named, wire.IDENTITY_IN_USE, _in_use(turn, old))
+            _contend(turn, stream, hello, old)
             return
         turn.commands.append(HangUp(old.stream))
         leave(turn, old, "its stream was replaced by a newer one")
@@ -64,23 +73,39 @@ def prepared(turn: Turn, session: Session, message: wire.Prepared) -> None:
     else:
         check_agrees(described, turn.state.ledger.described)
     peers = [s for s in turn.state.sessions.values() if s.standing is not Standing.JOINED]
-    if not peers:
-        _ready(turn, session)
-        return
-    turn.update(session, standing=Standing.PROBING, probe_until=turn.now + PROBE_LEASES * turn.state.lease)
-    probe = wire.Probe(peers=[wire.Peer(node=s.node, address=s.address) for s in sorted(peers, key=lambda s: s.node)])
-    turn.send([session.node], probe=probe)
+    patience = SIGN_OF_LIFE_LEASES * turn.state.lease
+    lively = [peer for peer in peers if turn.now - peer.heard <= patience]
+    if lively:
+        turn.update(session, standing=Standing.PROBING, probe_until=turn.now + PROBE_LEASES * turn.state.lease)
+        _probe(turn, session.node, lively)
+    else:
+        _arrive(turn, session)
+    silent = [peer for peer in peers if peer not in lively]
+    if silent:  # asked for apart, so that nobody waits for an answer of theirs
+        _probe(turn, session.node, silent)
 
 
 def links_measured(turn: Turn, session: Session, report: wire.LinkReport) -> None:
     links = check_links(report, session.node, turn.state.sessions)
+    broken = turn.state.ledger.broken
     for link in links:
         if link.problem:
             turn.log(f"link {link.source} to {link.destination}: {link.problem}")
     if links:
         turn.emit(ev.LinksMeasured(session.node, links))
     if session.standing is Standing.PROBING:
-        _ready(turn, session)
+        _arrive(turn, session)
+    elif session.standing is Standing.READY and broken - turn.state.ledger.broken:  # there is more to plan with
+        turn.set(considered=turn.state.considered - {session.node})
+        consider(turn)
+
+
+def closed(turn: Turn, stream: int, reason: str) -> None:
+    """A stream has ended, whoever's it was."""
+    contenders = {node: c for node, c in turn.state.contenders.items() if c.stream != stream}
+    turn.set(contenders=contenders)
+    if session := turn.state.session_of(stream):
+        leave(turn, session, reason)
 
 
 def leave(turn: Turn, session: Session, reason: str) -> None:
@@ -92,34 +117,101 @@ def leave(turn: Turn, session: Session, reason: str) -> None:
         considered=turn.state.considered - {session.node},
         chosen=None if chosen is not None and session.node in chosen.plan.nodes else chosen,
     )
-    if turn.state.stopped:
-        return
-    if plan is not None and session.node in plan.nodes:
-        node_lost(turn, session.node, reason)
-    else:
-        consider(turn)
+    if not turn.state.stopped:
+        if plan is not None and session.node in plan.nodes:
+            node_lost(turn, session.node, reason)
+        else:
+            consider(turn)
+    if (contender := turn.state.contenders.get(session.node)) is not None:
+        turn.set(contenders={node: c for node, c in turn.state.contenders.items() if node != session.node})
+        greeted(turn, contender.stream, wire.NodeMessage(hello=contender.hello), True)
 
 
 def lapse(turn: Turn) -> None:
-    """Leases that ran out, and link reports that are overdue."""
+    """Leases that ran out, identities that two claim, link reports that are overdue, and newcomers that have waited for
+    others long enough."""
     for session in sorted(turn.state.sessions.values(), key=lambda s: s.node):
         if turn.now - session.heard > turn.state.lease:
             turn.commands.append(HangUp(session.stream))
             leave(turn, session, f"no sign of life for {turn.state.lease:g} seconds")
         elif session.standing is Standing.PROBING and turn.now > session.probe_until:
             turn.log(f"{session.node} did not report its links in time; they count as average ones")
-            _ready(turn, session)
+            _arrive(turn, session)
+    _decide_contests(turn)
+    if turn.state.stopped:
+        return
+    arrived = [s.arrived for s in turn.state.sessions.values() if s.standing is Standing.ARRIVED]
+    lease = turn.state.lease
+    if arrived and (
+        turn.now - max(arrived) >= TOGETHER_LEASES * lease or turn.now - min(arrived) >= LONGEST_WAVE_LEASES * lease
+    ):
+        _let_in(turn)
+    _measure_broken_links(turn)
 
 
-def _ready(turn: Turn, session: Session) -> None:
-    turn.update(session, standing=Standing.READY)
-    turn.emit(ev.NodeReady(session.node))
+def _arrive(turn: Turn, session: Session) -> None:
+    """The node can be planned with: at once where it completes those that the run awaits, else with all others that come
+    in the same moment."""
+    state = turn.state
+    turn.update(session, standing=Standing.ARRIVED, arrived=turn.now)
+    here = sum(s.standing in (Standing.ARRIVED, Standing.READY) for s in turn.state.sessions.values())
+    if not state.gathered and here >= state.run.cluster.nodes:
+        _let_in(turn)
+
+
+def _let_in(turn: Turn) -> None:
+    for session in sorted(turn.state.sessions.values(), key=lambda s: s.node):
+        if session.standing is Standing.ARRIVED:
+            turn.update(session, standing=Standing.READY)
+            turn.emit(ev.NodeReady(session.node))
     consider(turn)
 
 
-def _in_use(turn: Turn, old: Session) -> str:
-    left = max(0.0, turn.state.lease - (turn.now - old.heard))
+def _probe(turn: Turn, node: str, peers: list[Session]) -> None:
+    named = [wire.Peer(node=s.node, address=s.address) for s in sorted(peers, key=lambda s: s.node)]
+    turn.send([node], probe=wire.Probe(peers=named))
+
+
+def _measure_broken_links(turn: Turn) -> None:
+    """Links that could not be used are measured again, at ever longer intervals, in case they can."""
+    first = PROBE_LEASES * turn.state.lease
+    mending = {
+        pair: turn.state.mending.get(pair, Mending(turn.now + first, 2 * first)) for pair in turn.state.ledger.broken
+    }
+    ready = set(turn.state.ready)
+    for (node, peer), link in sorted(mending.items()):
+        if turn.now >= link.due and {node, peer} <= ready:
+            _probe(turn, node, [turn.state.sessions[peer]])
+            mending[node, peer] = Mending(turn.now + link.pause, 2 * link.pause)
+    if mending != turn.state.mending:
+        turn.set(mending=mending)
+
+
+def _contend(turn: Turn, stream: int, hello: wire.Hello, old: Session) -> None:
+    """Another process claims a node's identity: whether it is that node, started again, shows in whether the old process
+    still gives signs of life."""
+    other = turn.state.contenders.get(hello.node)
+    if other is not None and other.hello.incarnation != hello.incarnation:
+        turn.refuse(stream, hello.node, wire.IDENTITY_IN_USE, _in_use(old))
+        return
+    if other is not None:
+        turn.commands.append(HangUp(other.stream))
+    turn.set(contenders={**turn.state.contenders, hello.node: Contender(stream, hello, turn.now)})
+
+
+def _decide_contests(turn: Turn) -> None:
+    for node, contender in sorted(turn.state.contenders.items()):
+        old = turn.state.sessions[node]
+        if old.heard > contender.since:
+            turn.set(contenders={n: c for n, c in turn.state.contenders.items() if n != node})
+            turn.refuse(contender.stream, node, wire.IDENTITY_IN_USE, _in_use(old))
+        elif turn.now - contender.since > SIGN_OF_LIFE_LEASES * turn.state.lease:
+            turn.commands.append(HangUp(old.stream))
+            leave(turn, old, "a new process has its identity, and this one gave no sign of life since")
+
+
+def _in_use(old: Session) -> str:
     return (
-        f"another live process has the identity {old.node!r} (at {old.address}); give this one its own with --id, or, if "
-        f"the other is gone, try again in {left:.0f} seconds"
+        f"another process has the identity {old.node!r} and is alive (at {old.address}); give this one its own with --id, or "
+        f"end the other"
     )

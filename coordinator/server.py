@@ -20,7 +20,7 @@ from dtfm.coordinator.ledger import Ledger
 from dtfm.coordinator.manifest import CheckpointError, write_manifest
 from dtfm.coordinator.planning import choose
 from dtfm.coordinator.services import Context, Joins, Observers
-from dtfm.coordinator.state import PlanChosen, State
+from dtfm.coordinator.state import TOGETHER_LEASES, PlanChosen, State
 from dtfm.coordinator.store import Record, Store, StoreError
 from dtfm.coordinator.tick import tick
 from dtfm.protos import control_pb2 as wire
@@ -215,7 +215,7 @@ class Server:
 
     async def _beat(self) -> None:
         while True:
-            await asyncio.sleep(self.state.heartbeat / 2)
+            await asyncio.sleep(self.state.lease * TOGETHER_LEASES / 2)
             await self._inputs.put(t.TimePassed())
 
     async def _let_nodes_go(self) -> None:

@@ -21,19 +21,29 @@ PATIENCE_LEASES = 100
 PROBE_LEASES = 6
 """So many leases for measuring links; a node that has not by then is planned with as if its links were average ones."""
 
+TOGETHER_LEASES = 0.05
+"""Nodes that come within so many leases of one another are planned with together, so that a storm of them ends in one plan."""
+
+LONGEST_WAVE_LEASES = 1.0
+"""So many leases after the first of them came, they are planned with even if more keep coming."""
+
+SIGN_OF_LIFE_LEASES = 0.5
+"""Within so many leases, two heartbeats, a live node is heard of: who has its identity by then takes its place if not."""
+
 
 class Standing(enum.Enum):
     """How far a node has come since its stream opened."""
 
     JOINED = "joined"
     PROBING = "probing"
+    ARRIVED = "arrived"
     READY = "ready"
 
 
 @dataclass(frozen=True, slots=True)
 class Session:
     """A node's live stream. ``heard``: when it last gave a sign of life; ``probe_until``: when its link report is due;
-    ``leaving``: why it wants to go, if it does."""
+    ``arrived``: when nothing was missing any more to plan with it; ``leaving``: why it wants to go, if it does."""
 
     node: str
     stream: int
@@ -42,7 +52,26 @@ class Session:
     heard: float
     standing: Standing = Standing.JOINED
     probe_until: float = 0.0
+    arrived: float = 0.0
     leaving: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Contender:
+    """A process that has the identity of a node which is here, another process of old that may be dead. ``since``: when it
+    said hello."""
+
+    stream: int
+    hello: wire.Hello
+    since: float
+
+
+@dataclass(frozen=True, slots=True)
+class Mending:
+    """A link that could not be used: when it is measured again, and how long to wait after that."""
+
+    due: float
+    pause: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,10 +146,10 @@ class PlanAsked:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """``sessions`` by node. ``considered`` are the nodes that the last finished planning knew; ``gathered``: whether this
-    process has had a plan yet; ``asked`` counts requests to the planner; ``chosen`` waits for the next commit; ``saving``:
-    nobody can take over from a node that wants to go, so the next commit ends in a checkpoint; once ``stopped``, nothing but
-    farewells happens."""
+    """``sessions`` and ``contenders`` by node, ``mending`` by the two nodes, in order of name. ``considered`` are the nodes
+    that the last finished planning knew; ``gathered``: whether this process has had a plan yet; ``asked`` counts requests
+    to the planner; ``chosen`` waits for the next commit; ``saving``: nobody can take over from a node that wants to go, so
+    that the next commit ends in a checkpoint; once ``stopped``, nothing but farewells happens."""
 
     run: RunFile
     message: plan_pb2.Run
@@ -128,6 +157,8 @@ class State:
     ledger: Ledger
     phase: Phase
     sessions: Mapping[str, Session] = field(default_factory=dict)
+    contenders: Mapping[str, Contender] = field(default_factory=dict)
+    mending: Mapping[tuple[str, str], Mending] = field(default_factory=dict)
     planning: PlanAsked | None = None
     chosen: PlanChosen | None = None
     considered: frozenset[str] = frozenset()

@@ -37,8 +37,7 @@ def tick(state: State, event: Input, now: float) -> tuple[State, Sequence[Comman
         case Heard():
             _heard(turn, event, over)
         case StreamClosed():
-            if session := state.session_of(event.stream):
-                membership.leave(turn, session, event.reason)
+            membership.closed(turn, event.stream, event.reason)
         case StopAsked():
             stop(turn, event.reason, event.dismiss)
         case PlanNow() if over:

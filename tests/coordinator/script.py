@@ -9,7 +9,7 @@ from dtfm.coordinator import turn as t
 from dtfm.coordinator.events import Event, RunStarted
 from dtfm.coordinator.ledger import Ledger, fold
 from dtfm.coordinator.run_file import parse_run
-from dtfm.coordinator.state import Gathering, PlanChosen, State
+from dtfm.coordinator.state import TOGETHER_LEASES, Gathering, PlanChosen, Standing, State
 from dtfm.coordinator.tick import tick
 from dtfm.protos import PROTOCOL_VERSION, plan_pb2
 from dtfm.protos import control_pb2 as wire
@@ -150,13 +150,16 @@ class World:
         self.feed(t.Heard(self.streams[node], message or wire.NodeMessage(**fields)))
 
     def join(self, *nodes: str, **changes: Any) -> None:
-        """Each comes, prepares, and reports its links to those it is told to probe."""
+        """Each comes, prepares, and reports its links to those it is told to probe; then a moment passes without another."""
         for node in nodes:
             self.greet(node, **changes)
             self.hear(node, prepared())
             last = self.heard_by(node)[-1]
             if last.WhichOneof("message") == "probe":
                 self.hear(node, links(node, [peer.node for peer in last.probe.peers]))
+        if any(session.standing is Standing.ARRIVED for session in self.state.sessions.values()):
+            self.now += self.state.lease * TOGETHER_LEASES
+            self.feed(t.TimePassed())
 
     def lose(self, node: str, reason: str = "its connection broke") -> None:
         self.feed(t.StreamClosed(self.streams[node], reason))

@@ -9,10 +9,10 @@ import pytest
 
 from dtfm.coordinator import events as ev
 from dtfm.coordinator import turn as t
-from dtfm.coordinator.state import Standing
+from dtfm.coordinator.state import TOGETHER_LEASES, Standing
 from dtfm.protos import control_pb2 as wire
 from dtfm.protos import plan_pb2
-from tests.coordinator.script import LAYERS, LEASE, World, fresh_state, links, prepared, training
+from tests.coordinator.script import LAYERS, LEASE, World, fresh_state, links, prepared, training, two_stages
 
 BIG = plan_pb2.Workload(
     layers=[plan_pb2.Workload.Layer(name="x", forward_flops=math.inf)] * LAYERS,
@@ -92,10 +92,66 @@ def test_two_live_processes_cannot_have_one_identity() -> None:
     world = World()
     world.greet("a", incarnation=1)
     first = world.streams["a"]
-    refusal = refusal_of(world, world.greet("a", incarnation=2))
+    second = world.greet("a", incarnation=2)
+    world.wait(LEASE / 4)
+    world.feed(t.Heard(first, wire.NodeMessage(heartbeat=wire.Heartbeat())))
+    world.feed(t.TimePassed())
+    refusal = refusal_of(world, second)
     assert refusal.reason == wire.IDENTITY_IN_USE
     assert "--id" in refusal.sentence
     assert world.state.sessions["a"].stream == first
+    assert not world.state.contenders
+
+
+def test_a_restarted_node_takes_its_place_once_its_old_stream_breaks() -> None:
+    world = World()
+    old = world.greet("a", incarnation=1)
+    new = world.greet("a", incarnation=2)
+    assert new not in world.said
+    world.feed(t.StreamClosed(old, "its connection broke"))
+    assert world.said[new][-1].WhichOneof("message") == "welcome"
+    assert world.state.sessions["a"].incarnation == 2
+    assert [(e.event, e.reason) for e in world.log if isinstance(e, ev.NodeJoined | ev.NodeLeft)] == [
+        ("node_joined", "first contact"),
+        ("node_left", "its connection broke"),
+        ("node_joined", "first contact"),
+    ]
+
+
+def test_a_restarted_node_takes_its_place_when_the_old_process_gives_no_sign_of_life() -> None:
+    world = training("a", "b")
+    world.step()
+    old = world.streams["a"]
+    new = world.greet("a", incarnation=2)
+    world.wait(LEASE * 0.4, beating=["b"])
+    assert new not in world.said
+    world.wait(LEASE * 0.2, beating=["b"])
+    assert old in world.hung_up
+    assert world.said[new][-1].WhichOneof("message") == "welcome"
+    assert world.state.sessions["a"].incarnation == 2
+    world.feed(t.StreamClosed(old, "late news of the old stream"))
+    assert "a" in world.state.sessions
+
+
+def test_of_two_that_claim_an_identity_the_second_is_refused_and_a_reconnect_is_none() -> None:
+    world = World()
+    world.greet("a", incarnation=1)
+    first = world.greet("a", incarnation=2)
+    again = world.greet("a", incarnation=2)
+    assert first in world.hung_up
+    assert refusal_of(world, world.greet("a", incarnation=3)).reason == wire.IDENTITY_IN_USE
+    world.wait(LEASE * 0.6)
+    assert world.said[again][-1].WhichOneof("message") == "welcome"
+
+
+def test_who_claims_an_identity_and_goes_away_never_becomes_a_member() -> None:
+    world = World()
+    old = world.greet("a", incarnation=1)
+    new = world.greet("a", incarnation=2)
+    world.feed(t.StreamClosed(new, "its connection broke"))
+    world.feed(t.StreamClosed(old, "its connection broke"))
+    assert not world.state.sessions
+    assert not world.state.ledger.members
 
 
 def test_the_same_process_replaces_its_old_stream() -> None:
@@ -122,7 +178,7 @@ def test_the_first_prepared_defines_the_run_and_needs_no_probe() -> None:
     world.hear("a", prepared())
     assert world.state.ledger.described is not None
     assert world.state.ledger.described.workload.micro_batches == 4
-    assert world.state.sessions["a"].standing is Standing.READY
+    assert world.state.sessions["a"].standing is Standing.ARRIVED
     assert world.kinds_to("a") == ["welcome"]
 
 
@@ -136,6 +192,7 @@ def test_later_nodes_probe_all_that_prepared_before() -> None:
     assert [peer.node for peer in probe.peers] == ["a", "b"]
     assert "c" not in world.state.ready
     world.hear("c", links("c", ["a", "b"]))
+    world.wait(LEASE / 4)
     assert "c" in world.state.ready
     assert "c" in world.state.ledger.links["a"]
 
@@ -147,6 +204,97 @@ def test_a_node_that_does_not_report_its_links_is_planned_with_all_the_same() ->
     world.hear("b", prepared())
     world.wait(7 * LEASE, beating=["a", "b"])
     assert world.state.sessions["b"].standing is Standing.READY
+
+
+def test_a_peer_that_hangs_does_not_keep_a_newcomer_waiting() -> None:
+    world = World(fresh_state(cluster={"nodes": 4}))
+    world.join("a", "hung")
+    world.wait(LEASE * 0.6, beating=["a"])
+    world.greet("b")
+    world.hear("b", prepared())
+    probes = [[peer.node for peer in message.probe.peers] for message in world.heard_by("b")[1:]]
+    assert probes == [["a"], ["hung"]]
+    world.hear("b", links("b", ["a"]))
+    world.wait(LEASE / 4, beating=["a", "b"])
+    assert "b" in world.state.ready
+
+
+def test_newcomers_of_the_same_moment_are_ready_together() -> None:
+    world = World(fresh_state(cluster={"nodes": 9}))
+    for node in ("a", "b", "c"):
+        world.greet(node)
+        world.hear(node, prepared())
+        world.hear(node, links(node, []))
+        world.now += LEASE * TOGETHER_LEASES / 2
+        world.feed(t.TimePassed())
+        assert world.state.ready == ()
+    world.now += LEASE * TOGETHER_LEASES / 2
+    world.feed(t.TimePassed())
+    assert world.state.ready == ("a", "b", "c")
+
+
+def test_the_nodes_that_a_run_awaits_do_not_wait_for_others() -> None:
+    world = World()
+    world.greet("a")
+    world.hear("a", prepared())
+    world.greet("b")
+    world.hear("b", prepared())
+    world.hear("b", links("b", ["a"]))
+    assert world.names()[-1] == "plan_adopted"
+
+
+def test_forty_that_join_at_once_end_in_one_plan() -> None:
+    world = training("a", "b")
+    newcomers = [f"n{number:02d}" for number in range(40)]
+    for node in newcomers:
+        world.greet(node)
+        world.hear(node, prepared())
+        world.hear(node, links(node, ["a", "b"]))
+        world.now += 1 / len(newcomers)
+        world.feed(t.TimePassed())
+    world.wait(LEASE / 4, beating=["a", "b", *newcomers])
+    world.step()
+    world.apply()
+    assert [set(adopted.plan.nodes) for adopted in world.events(ev.PlanAdopted)] == [
+        {"a", "b"},
+        {"a", "b", *newcomers},
+    ]
+
+
+def test_a_stream_of_newcomers_is_let_in_at_least_once_a_lease() -> None:
+    world = World(fresh_state(cluster={"nodes": 1000}))
+    for number in range(30):
+        node = f"n{number}"
+        world.greet(node)
+        world.hear(node, prepared())
+        world.hear(node, links(node, []))
+        world.wait(LEASE * TOGETHER_LEASES * 0.9, beating=list(world.state.sessions))
+    assert 20 <= len(world.state.ready) < 30
+
+
+def test_a_link_that_broke_is_measured_again_ever_more_rarely_and_planned_with_once_it_is_well() -> None:
+    world = World(fresh_state(cluster={"nodes": 3}))
+    world.planner = lambda ids: two_stages(["a", "b"])
+    world.join("a", "b")
+    world.greet("c")
+    world.hear("c", prepared())
+    report = links("c", ["a", "b"])
+    for link in report.links.links:
+        if "b" in (link.source, link.destination):
+            link.bandwidth, link.problem = 0, "no route"
+    world.hear("c", report)
+    world.settle()
+    assert world.state.ledger.broken == {("b", "c")}
+    probed = []
+    for _ in range(95):
+        before = len(world.heard_by("b"))
+        world.wait(LEASE, beating=["a", "b", "c"])
+        probed.append(sum(m.WhichOneof("message") == "probe" for m in world.heard_by("b")[before:]))
+    assert [seconds for seconds, count in enumerate(probed, 1) if count] == [7, 19, 43, 91]
+    asked = world.state.asked
+    world.hear("b", links("b", ["c"]))
+    assert world.state.ledger.broken == frozenset()
+    assert world.state.asked == asked + 1
 
 
 @pytest.mark.parametrize(
