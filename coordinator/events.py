@@ -230,6 +230,17 @@ class CheckpointFailed:
 
 
 @dataclass(frozen=True, slots=True)
+class StateCopied:
+    """The node has the state of ``layers`` [first, past_last) as of ``step``, copied in advance from who then had it."""
+
+    node: str
+    incarnation: str
+    layers: tuple[int, int]
+    step: int
+    event: Literal["state_copied"] = "state_copied"
+
+
+@dataclass(frozen=True, slots=True)
 class RolledBack:
     """No node holds some stage's state any more: training goes back from ``from_step`` to ``step``. ``folder`` is the
     checkpoint that holds it; empty at step 0."""
@@ -283,6 +294,7 @@ Event = (
     | Evaluated
     | CheckpointWritten
     | CheckpointFailed
+    | StateCopied
     | RolledBack
     | RunFinished
     | RunFailed

@@ -131,6 +131,14 @@ def apply(ledger: Ledger, event: ev.Event) -> Ledger:
             return replace(ledger, evaluated=event)
         case ev.CheckpointWritten():
             return replace(ledger, checkpoints={**ledger.checkpoints, event.step: event.folder})
+        case ev.StateCopied():
+            assert event.step == ledger.step
+            mine = (event.node, event.incarnation)
+            held = tuple(
+                who if mine in who or layer not in range(*event.layers) else (*who, mine)
+                for layer, who in enumerate(ledger.held)
+            )
+            return replace(ledger, held=held)
         case ev.RolledBack():
             checkpoints = {step: folder for step, folder in ledger.checkpoints.items() if step < event.step}
             if event.folder:

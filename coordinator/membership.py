@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dtfm.coordinator import events as ev
 from dtfm.coordinator.checks import MAX_NODES, Refused, check_agrees, check_hello, check_links, check_prepared, shorten
+from dtfm.coordinator.copying import keep_up
 from dtfm.coordinator.state import (
     LONGEST_WAVE_LEASES,
     PROBE_LEASES,
@@ -122,6 +123,7 @@ def leave(turn: Turn, session: Session, reason: str) -> None:
             node_lost(turn, session.node, reason)
         else:
             consider(turn)
+            keep_up(turn)
     if (contender := turn.state.contenders.get(session.node)) is not None:
         turn.set(contenders={node: c for node, c in turn.state.contenders.items() if node != session.node})
         greeted(turn, contender.stream, wire.NodeMessage(hello=contender.hello), True)

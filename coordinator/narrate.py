@@ -58,6 +58,9 @@ def narrate(event: ev.Event) -> str:
             return f"checkpoint of step {event.step}: {event.folder}"
         case ev.CheckpointFailed():
             return f"no checkpoint of step {event.step}: {event.reason}"
+        case ev.StateCopied():
+            layers = f"{event.layers[0]}-{event.layers[1] - 1}"
+            return f"{event.node} has copied the state of layers {layers} in advance, as of step {event.step}"
         case ev.RolledBack():
             return f"back from step {event.from_step} to step {event.step}: {event.reason}"
         case ev.RunFinished():

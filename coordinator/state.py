@@ -41,6 +41,18 @@ class Standing(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
+class Copying:
+    """A node copies the state of ``layers`` in advance, asked under ``number`` in ``generation``. ``near``: it keeps up with
+    those who train, or cannot; ``step``: what it has is as of after that."""
+
+    number: int
+    generation: int
+    layers: tuple[int, int]
+    near: bool = False
+    step: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Session:
     """A node's live stream. ``heard``: when it last gave a sign of life; ``probe_until``: when its link report is due;
     ``arrived``: when nothing was missing any more to plan with it; ``leaving``: why it wants to go, if it does."""
@@ -54,6 +66,7 @@ class Session:
     probe_until: float = 0.0
     arrived: float = 0.0
     leaving: str = ""
+    copying: Copying | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +176,7 @@ class State:
     chosen: PlanChosen | None = None
     considered: frozenset[str] = frozenset()
     asked: int = 0
+    copies: int = 0
     gathered: bool = False
     saving: bool = False
     stopped: bool = False

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from dtfm.coordinator import aftermath
+from dtfm.coordinator import aftermath, copying
 from dtfm.coordinator import events as ev
 from dtfm.coordinator.checks import check_vote, shorten
 from dtfm.coordinator.ending import fail
@@ -148,7 +148,7 @@ def _announce(turn: Turn, step: int, plan: Plan, gradient_norm: float) -> None:
         gradient_norm=gradient_norm,
         evaluate=evaluate,
         checkpoint=checkpoint,
-        pause=last or turn.state.saving or turn.state.chosen is not None,
+        pause=last or turn.state.saving or (turn.state.chosen is not None and not copying.awaited(turn.state)),
     )
     turn.send(plan.nodes, commit=commit)
     aftermath.expect(turn, step, evaluate, checkpoint)

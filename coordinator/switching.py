@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from dtfm.coordinator import copying
 from dtfm.coordinator import events as ev
 from dtfm.coordinator.checks import shorten
 from dtfm.coordinator.ending import fail, finish
@@ -43,7 +44,7 @@ def consider(turn: Turn, ticket: int | None = None) -> None:
         if state.planning and state.planning.ready == ready:
             turn.set(planning=replace(state.planning, tickets=state.planning.tickets + tickets))
             return
-    elif not isinstance(phase, Stepping) or state.planning or state.chosen:
+    elif not isinstance(phase, Stepping) or state.planning or (state.chosen and not copying.awaited(state)):
         answer(turn, tickets, False, "a change of plan is under way already")
         return
     elif not ready:
@@ -80,9 +81,12 @@ def planned(turn: Turn, result: Planned) -> None:
         adopt(turn, outcome, phase.reason)
     elif current is not None and _same_work(outcome.plan, current):
         answer(turn, asked.tickets, False, f"the plan stays as it is: {outcome.reason}")
+        turn.set(chosen=None)
+        copying.keep_up(turn)
     elif isinstance(phase, Stepping):
         answer(turn, asked.tickets, True, outcome.reason)
         turn.set(chosen=outcome)
+        copying.keep_up(turn)
     else:
         answer(turn, asked.tickets, False, "the plan changed meanwhile")
 
@@ -92,6 +96,8 @@ def adopt(turn: Turn, choice: PlanChosen, cause: str) -> None:
     training goes back to the newest checkpoint, or to the start."""
     if turn.state.ledger.step >= turn.state.run.train.steps and _ends_or_goes_back(turn):
         return
+    if not turn.state.ledger.state_is_held:
+        copying.count_copies(turn)
     if not turn.state.ledger.state_is_held and turn.state.ledger.step not in turn.state.ledger.checkpoints:
         _roll_back(turn, "no node holds all of the state as of the last step any more")
     ledger = turn.state.ledger
@@ -131,6 +137,7 @@ def plan_ready(turn: Turn, node: str, generation: int) -> None:
         turn.emit(ev.PlanStarted(generation, step))
         turn.set(phase=Stepping(step, turn.now, turn.now + turn.state.patience))
         turn.send(ledger.plan.nodes, begin=wire.Begin(generation=generation, step=step))
+        copying.keep_up(turn)
         consider(turn)
 
 

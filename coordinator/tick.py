@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dtfm.coordinator import aftermath, departure, membership, stepping, switching
+from dtfm.coordinator import aftermath, copying, departure, membership, stepping, switching
 from dtfm.coordinator.checks import Refused, shorten
 from dtfm.coordinator.ending import stop
 from dtfm.coordinator.state import Gathering, Pausing, Session, State, Stepping, Switching
@@ -98,6 +98,8 @@ def _dispatch(turn: Turn, session: Session, event: Heard) -> None:
             aftermath.bucket_written(turn, node, message.bucket_written)
         case "applied":
             aftermath.applied(turn, node, message.applied)
+        case "prefetched":
+            copying.prefetched(turn, session, message.prefetched)
         case "leaving":
             departure.wishes_to_leave(turn, session, message.leaving)
         case "heartbeat":

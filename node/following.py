@@ -29,6 +29,10 @@ from dtfm.protos.streams import follow_call
 log = logging.getLogger(__name__)
 
 
+#: What a step's number, or else a problem, is told to.
+Tell = Callable[[int, str], None]
+
+
 @dataclass(slots=True)
 class _Copy:
     """``at``: the step that the bucket is as of; None while it is not whole. ``newest``: the step that its donor is at.
@@ -44,8 +48,8 @@ class _Copy:
 class Following:
     """Follows buckets at their donors, all donors at once, until closed. Made and used on one event loop.
 
-    ``on_near`` is called once: with "" when every bucket is at most one step behind, or with a sentence when one cannot be had
-    from anybody; the others go on.
+    ``tell(step, problem)`` is called whenever all buckets are as of one and the same ``step``, at most one behind their donors;
+    and, once, with 0 and a sentence when a bucket cannot be had from anybody.
     """
 
     def __init__(
@@ -55,11 +59,12 @@ class Following:
         dtype: torch.dtype,
         donors: Mapping[BucketSpec, Sequence[Peer]],
         metadata: Metadata,
-        on_near: Callable[[str], None],
+        tell: Tell,
     ) -> None:
         self._run = run
         self._metadata = metadata
-        self._on_near: Callable[[str], None] | None = on_near
+        self._tell = tell
+        self._told = -1  # the step last told of
         self._copies = {spec.index: _Copy(Bucket(spec, device, dtype), list(peers)) for spec, peers in donors.items()}
         self._problem = ""
         self._changed = asyncio.Condition()
@@ -75,9 +80,9 @@ class Following:
     def buckets(self) -> frozenset[int]:
         return frozenset(self._copies)
 
-    def tell_when_near(self, on_near: Callable[[str], None]) -> None:
-        """``on_near`` in the place of the one before, called for the first time or once more."""
-        self._on_near = on_near
+    def tell_instead(self, tell: Tell) -> None:
+        """``tell`` in the place of the one before, as if nothing had been told yet."""
+        self._tell, self._told = tell, -1
         self._tell_if_near()
 
     async def at(self, step: int, patience: float) -> dict[int, Bucket]:
@@ -171,16 +176,15 @@ class Following:
         )
 
     def _tell_if_near(self) -> None:
-        if self._on_near is None:
-            return
+        first, *others = self._copies.values()
+        step, problem = first.at, ""
         if not self.sound:
-            problem = self._problem or "some layers have no donor"
-        elif all(copy.at is not None and copy.newest - copy.at <= 1 for copy in self._copies.values()):
-            problem = ""
-        else:
+            step, problem = 0, self._problem or "some layers have no donor"
+        elif step is None or any(c.at != step for c in others) or any(c.newest - step > 1 for c in (first, *others)):
             return
-        on_near, self._on_near = self._on_near, None
-        on_near(problem)
+        if step != self._told:
+            self._told = step
+            self._tell(step, problem)
 
 
 def donors_of(wanted: Prefetch, buckets: Iterable[BucketSpec], node: str) -> dict[BucketSpec, list[Peer]]:

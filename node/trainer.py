@@ -149,8 +149,9 @@ class Trainer:
         if work is None:
             return
 
-        def near(problem: str) -> None:
-            self._report(NodeMessage(prefetched=Prefetched(number=wanted.number, problem=problem[:1000])))
+        def tell(step: int, problem: str) -> None:
+            prefetched = Prefetched(number=wanted.number, step=step, problem=problem[:1000])
+            self._report(NodeMessage(prefetched=prefetched))
 
         held = self._holding.held.buckets
         donors = {
@@ -160,16 +161,16 @@ class Trainer:
         }
         following = self._following
         if following is not None and following.sound and following.buckets == {spec.index for spec in donors}:
-            following.tell_when_near(near)
+            following.tell_instead(tell)
             return
         self._following = None
         if following is not None:
             await following.close()
         if donors:
             metadata = token_metadata(work.peer_token)
-            self._following = Following(work.run, self._device, run_dtype(work.run), donors, metadata, near)
+            self._following = Following(work.run, self._device, run_dtype(work.run), donors, metadata, tell)
         elif wanted.past_last_layer:
-            near("")
+            tell(self._holding.held.step, "")
 
     def stop(self) -> None:
         """Ends the thread once what it is doing is called off, and waits for checkpoints being written."""

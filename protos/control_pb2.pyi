@@ -243,12 +243,14 @@ class Prefetch(_message.Message):
     def __init__(self, number: _Optional[int] = ..., first_layer: _Optional[int] = ..., past_last_layer: _Optional[int] = ..., donors: _Optional[_Iterable[_Union[Assignment.Donors, _Mapping]]] = ..., peers: _Optional[_Iterable[_Union[Peer, _Mapping]]] = ...) -> None: ...
 
 class Prefetched(_message.Message):
-    __slots__ = ("number", "problem")
+    __slots__ = ("number", "step", "problem")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
     PROBLEM_FIELD_NUMBER: _ClassVar[int]
     number: int
+    step: int
     problem: str
-    def __init__(self, number: _Optional[int] = ..., problem: _Optional[str] = ...) -> None: ...
+    def __init__(self, number: _Optional[int] = ..., step: _Optional[int] = ..., problem: _Optional[str] = ...) -> None: ...
 
 class PlanReady(_message.Message):
     __slots__ = ("generation",)

@@ -101,6 +101,7 @@ class World:
         self.exit_code: int | None = None
         self.planner = planner
         self.automatic_planning = True
+        self.automatic_copying = True
         self.wanted: list[t.PlanWanted] = []
         self.manifests: list[t.WriteManifest] = []
         self.answers: list[t.AnswerPlanNow] = []
@@ -111,12 +112,14 @@ class World:
 
     def feed(self, event: t.Input) -> None:
         self.state, commands = tick(self.state, event, self.now)
+        copies: list[t.Send] = []
         for command in commands:
             match command:
                 case t.Append():
                     self.log.append(command.event)
                 case t.Send():
                     self.said.setdefault(command.stream, []).append(command.message)
+                    copies.append(command)
                 case t.HangUp():
                     self.hung_up.add(command.stream)
                 case t.PlanWanted():
@@ -129,8 +132,17 @@ class World:
                     self.exit_code = command.exit_code
                 case t.Log():
                     pass
+        for copy in copies if self.automatic_copying else ():
+            self._copy(copy)
         while self.automatic_planning and self.wanted:
             self.plan()
+
+    def _copy(self, send: t.Send) -> None:
+        """Who is asked to copy state in advance has it at once."""
+        prefetch = send.message.prefetch
+        if prefetch.past_last_layer:
+            done = wire.Prefetched(number=prefetch.number, step=self.state.ledger.step)
+            self.feed(t.Heard(send.stream, wire.NodeMessage(prefetched=done)))
 
     def plan(self) -> None:
         """Answers the planner's oldest question."""

@@ -77,9 +77,15 @@ async def donors() -> AsyncIterator[list[Donor]]:
 
 
 def follow(donors: Sequence[Donor]) -> tuple[Following, asyncio.Future[str]]:
+    """What follows both buckets, and what is told first: a problem, or nothing."""
     near: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+    def tell(step: int, problem: str) -> None:
+        if not near.done():
+            near.set_result(problem)
+
     peers = {spec: [donor.peer for donor in donors] for spec in SPECS}
-    following = Following(RUN, torch.device("cpu"), torch.float32, peers, token_metadata(TOKEN), near.set_result)
+    following = Following(RUN, torch.device("cpu"), torch.float32, peers, token_metadata(TOKEN), tell)
     return following, near
 
 
@@ -120,6 +126,19 @@ async def test_steps_that_are_applied_while_the_state_is_on_its_way_are_not_miss
     copied = await following.at(8, 10)
     assert donors[0].step == 8
     assert same(copied, donors[0])
+    await following.close()
+
+
+async def test_every_step_that_it_has_caught_up_with_is_told(donors: list[Donor]) -> None:
+    told: asyncio.Queue[int] = asyncio.Queue()
+    following, near = follow(donors)
+    assert await near == ""
+    following.tell_instead(lambda step, problem: told.put_nowait(step))
+    for step in (5, 6):
+        assert await told.get() == step - 1
+        for donor in donors:
+            donor.train()
+    assert await told.get() == 6
     await following.close()
 
 

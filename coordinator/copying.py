@@ -1,0 +1,139 @@
+"""State that nodes copy in advance, while others train on it: for the plan that is chosen, and as spares."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from dtfm.coordinator import events as ev
+from dtfm.coordinator.checks import shorten
+from dtfm.coordinator.state import Copying, Session, State, Stepping
+from dtfm.coordinator.turn import Turn
+from dtfm.protos import control_pb2 as wire
+from dtfm.scheduler.plan import Plan
+
+Layers = tuple[int, int]
+
+MOST_DONORS = 8
+"""So many donors of a layer are named to who copies it: those with the fastest links."""
+
+
+def keep_up(turn: Turn) -> None:
+    """Has each node copy what it should, and no more: where a plan is chosen, its nodes what they lack for it; idle nodes a
+    stage each, to take over when one of its replicas is lost. To be called when plan, choice or nodes have changed."""
+    state = turn.state
+    if not isinstance(state.phase, Stepping):
+        return
+    wanted = wanted_copies(state)
+    for node in state.ready:
+        session, layers = turn.state.sessions[node], wanted.get(node)
+        old = _current(state, session)
+        if layers is None:
+            if old is not None:
+                turn.update(session, copying=None)
+                turn.send([node], prefetch=wire.Prefetch())
+        elif old is None or old.layers != layers or old.generation != state.ledger.generation:
+            number = turn.state.copies + 1
+            turn.set(copies=number)
+            turn.update(session, copying=Copying(number, state.ledger.generation, layers))
+            turn.send([node], prefetch=_prefetch(state, node, number, layers))
+
+
+def prefetched(turn: Turn, session: Session, message: wire.Prefetched) -> None:
+    """The node has copied what it was asked to, or could not."""
+    copying = session.copying
+    if copying is None or copying.number != message.number:
+        return  # of an earlier request
+    if message.problem:
+        layers = f"{copying.layers[0]}-{copying.layers[1] - 1}"
+        turn.log(f"{session.node} cannot copy layers {layers} in advance: {shorten(message.problem)}")
+    turn.update(session, copying=Copying(copying.number, copying.generation, copying.layers, True, message.step))
+
+
+def awaited(state: State) -> frozenset[str]:
+    """Nodes of the chosen plan that are still copying what they lack for it."""
+    if state.chosen is None:
+        return frozenset()
+    lacking = _lacking(state, state.chosen.plan)
+    copies = {node: _current(state, state.sessions[node]) for node in lacking if node in state.sessions}
+    return frozenset(node for node, copying in copies.items() if copying is None or not copying.near)
+
+
+def count_copies(turn: Turn) -> None:
+    """Where nobody has some layers' state any more, those who copied it in advance and kept up count as having it."""
+    ledger = turn.state.ledger
+    for node in turn.state.ready:
+        copying = turn.state.sessions[node].copying
+        if copying is not None and copying.step == ledger.step:
+            turn.emit(ev.StateCopied(node, ledger.members[node].incarnation, copying.layers, copying.step))
+
+
+def wanted_copies(state: State) -> Mapping[str, Layers]:
+    """The layers that each node should copy. A spare takes the stage with the fewest replicas and spares that it has memory
+    for."""
+    plan, described = state.ledger.plan, state.ledger.described
+    assert plan is not None
+    assert described is not None
+    wanted = _lacking(state, state.chosen.plan) if state.chosen is not None else {}
+    workload = described.workload
+    backing = {stage.layers: len(stage.replicas) for stage in plan.stages}
+    for node in state.staying:
+        if node in plan.nodes or node in wanted:
+            continue
+        memory = state.ledger.members[node].device.memory_bytes
+        fitting = [
+            layers
+            for layers in backing
+            if sum(layer.parameter_bytes for layer in workload.layers[slice(*layers)])
+            * (2 + workload.optimizer_bytes_per_parameter_byte)
+            <= memory
+        ]
+        if fitting:
+            wanted[node] = min(fitting, key=lambda layers: (backing[layers], layers))
+            backing[wanted[node]] += 1
+    return wanted
+
+
+def _lacking(state: State, plan: Plan) -> dict[str, Layers]:
+    """What the nodes of ``plan`` must have and have not."""
+    holders = state.ledger.holders
+    return {
+        node: stage.layers
+        for stage in plan.stages
+        for node in stage.replicas
+        if holders and any(node not in holders[layer] for layer in range(*stage.layers))
+    }
+
+
+def _current(state: State, session: Session) -> Copying | None:
+    """What the node copies, unless the plan that came since, in which it has a part, has ended that."""
+    copying, plan = session.copying, state.ledger.plan
+    if copying is None or plan is None:
+        return None
+    ended = copying.generation != state.ledger.generation and session.node in plan.nodes
+    return None if ended else copying
+
+
+def _prefetch(state: State, node: str, number: int, layers: Layers) -> wire.Prefetch:
+    holders = state.ledger.holders
+    donors = [_fastest(state, node, holders[layer]) if layer >= layers[0] else () for layer in range(layers[1])]
+    members = state.ledger.members
+    return wire.Prefetch(
+        number=number,
+        first_layer=layers[0],
+        past_last_layer=layers[1],
+        donors=[wire.Assignment.Donors(nodes=names) for names in donors],
+        peers=[
+            wire.Peer(node=name, address=members[name].address)
+            for name in sorted({name for names in donors for name in names})
+        ],
+    )
+
+
+def _fastest(state: State, node: str, donors: Sequence[str]) -> Sequence[str]:
+    def bandwidth(donor: str) -> float:
+        link = state.ledger.links.get(donor, {}).get(node)
+        return link.bandwidth if link is not None else 0.0
+
+    return sorted((donor for donor in donors if donor != node), key=lambda donor: (-bandwidth(donor), donor))[
+        :MOST_DONORS
+    ]

@@ -1,0 +1,145 @@
+"""State is copied in advance, while others train: by who will need it, and by spares."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dtfm.coordinator import events as ev
+from dtfm.coordinator.ledger import fold
+from dtfm.coordinator.state import Stepping, Switching
+from dtfm.protos import control_pb2 as wire
+from dtfm.scheduler.plan import Plan, Route, Stage
+from tests.coordinator.script import LAYERS, World, training, two_stages
+
+
+def copied(world: World, node: str, **changes: Any) -> None:
+    """The node has caught up with what it was last asked to copy."""
+    number = world.last_to(node, "prefetch").number
+    fields = {"number": number, "step": world.state.ledger.step, **changes}
+    world.hear(node, prefetched=wire.Prefetched(**fields))
+
+
+def slow_to_copy(*nodes: str) -> World:
+    world = training(*nodes, train={"steps": 20, "evaluate_every": 0})
+    world.automatic_copying = False
+    return world
+
+
+def test_who_gets_a_place_copies_its_state_while_the_others_train_on() -> None:
+    world = slow_to_copy("a", "b")
+    world.step()
+    world.join("c")
+    prefetch = world.last_to("c", "prefetch")
+    assert (prefetch.first_layer, prefetch.past_last_layer) == (2, 4)
+    assert [list(donors.nodes) for donors in prefetch.donors] == [[], [], ["b"], ["b"]]
+    assert [peer.node for peer in prefetch.peers] == ["b"]
+    for _ in range(3):
+        world.step()
+        assert not world.last_to("a", "commit").pause
+    copied(world, "c")
+    world.step()
+    assert not world.last_to("a", "commit").pause  # b, which moves to the other stage, is still copying
+    copied(world, "b")
+    world.step()
+    assert world.last_to("a", "commit").pause
+    world.apply()
+    assert isinstance(world.state.phase, Switching)
+
+
+def test_who_cannot_copy_in_advance_gets_its_state_in_the_pause() -> None:
+    world = slow_to_copy("a", "b")
+    world.join("c")
+    copied(world, "b")
+    copied(world, "c", step=0, problem="TOO_SLOW: steps are quicker than this link")
+    world.step()
+    assert world.last_to("a", "commit").pause
+
+
+def test_an_answer_to_an_earlier_request_counts_for_nothing() -> None:
+    world = slow_to_copy("a", "b")
+    world.join("c")
+    copied(world, "b")
+    copied(world, "c", number=99)
+    world.step()
+    assert not world.last_to("a", "commit").pause
+
+
+def test_a_newcomer_during_the_copying_is_planned_with_too() -> None:
+    world = slow_to_copy("a", "b")
+    world.join("c")
+    world.join("d")
+    assert world.state.chosen is not None
+    assert world.state.chosen.plan.nodes == ("a", "b", "c", "d")
+    for node in ("b", "c"):
+        copied(world, node)
+    world.step()
+    assert not world.last_to("a", "commit").pause
+    copied(world, "d")
+    world.step()
+    assert world.last_to("a", "commit").pause
+
+
+def test_when_the_choice_falls_through_the_copying_ends() -> None:
+    world = slow_to_copy("a", "b")
+    world.join("c")
+    world.planner = lambda _: "nothing better"
+    world.lose("c")
+    assert world.last_to("b", "prefetch") == wire.Prefetch()
+    world.step()
+    assert not world.last_to("a", "commit").pause
+
+
+def spare_world(**changes: dict[str, Any]) -> World:
+    """a and b train, c has no part."""
+    world = training("a", "b", train={"steps": 20, "evaluate_every": 0}, **changes)
+    current = world.plan_in_force
+    world.planner = lambda ids: current if {"a", "b"} <= set(ids) else two_stages(ids)
+    world.join("c")
+    return world
+
+
+def test_an_idle_node_copies_a_stage_and_keeps_up() -> None:
+    world = spare_world()
+    prefetch = world.last_to("c", "prefetch")
+    assert (prefetch.first_layer, prefetch.past_last_layer) == (0, 2)
+    assert isinstance(world.state.phase, Stepping)
+
+
+def test_spares_take_the_stages_with_the_least_backing_first() -> None:
+    world = spare_world()
+    world.join("d", "e")
+    ranges = [(p.first_layer, p.past_last_layer) for p in (world.last_to(n, "prefetch") for n in "cde")]
+    assert ranges == [(0, 2), (2, 4), (0, 2)]
+
+
+def test_a_spare_without_the_memory_for_it_copies_nothing() -> None:
+    world = training("a", "b", train={"steps": 20, "evaluate_every": 0})
+    current = world.plan_in_force
+    world.planner = lambda ids: current
+    world.join("c", device=wire.Device(kind="cpu", name="small", memory_bytes=1 << 20, flops=1e11))
+    assert "prefetch" not in world.kinds_to("c")
+
+
+def test_a_stage_that_lost_its_only_replica_goes_on_from_the_spare_and_no_step_is_lost() -> None:
+    world = spare_world()
+    world.step()
+    copied(world, "c")
+    world.planner = lambda ids: Plan(0, (Stage((0, 2), ("c",)), Stage((2, LAYERS), ("b",))), (Route(("c", "b"), 4),))
+    world.lose("a")
+    assert world.events(ev.RolledBack) == []
+    assert world.events(ev.StateCopied) == [ev.StateCopied("c", f"{1:016x}", (0, 2), 1)]
+    assignment = world.last_to("c", "assignment")
+    assert assignment.step == 1
+    assert [list(donors.nodes) for donors in assignment.donors] == [["c"], ["c"], ["b"], ["b"]]
+    assert fold(world.log, world.start) == world.state.ledger
+
+
+def test_a_spare_that_is_a_step_behind_cannot_save_the_stage() -> None:
+    world = spare_world()
+    world.step()
+    world.automatic_copying = False
+    copied(world, "c")
+    world.step()
+    world.lose("a")
+    assert world.events(ev.StateCopied) == []
+    assert world.events(ev.RolledBack)[-1].from_step == 2
