@@ -1,0 +1,75 @@
+"""The certified bound on the iteration time: never above any plan, and of use where links matter."""
+
+from dataclasses import replace
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dtfm.scheduler.bounds import iteration_bound, work_bound
+from dtfm.scheduler.cluster import Cluster, Node
+from dtfm.scheduler.evaluate import Evaluator
+from dtfm.scheduler.exact import all_cuts
+from dtfm.scheduler.moves import Shape
+from dtfm.scheduler.problem import Problem
+from dtfm.scheduler.seeds import all_groups
+from dtfm.scheduler.workload import Layer, Workload
+from tests.scheduler.clusters import even_workload, uniform_cluster
+
+
+def all_prices(problem: Problem, idle_hands: bool) -> list[float]:
+    """Simulated seconds of every choice of groups and cuts, routed as plans are."""
+    layers, nodes = len(problem.activation), len(problem.flops)
+    evaluator = Evaluator(problem, keep_idle_hands=idle_hands)
+    return [
+        evaluator.simulated(groups, tuple(cuts)).seconds
+        for groups in all_groups(nodes, Shape(most_stages=min(nodes, layers)))
+        for cuts in all_cuts(layers, len(groups)).tolist()
+    ]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 10**6),
+    count=st.integers(1, 4),
+    layers=st.integers(1, 4),
+    micro_batches=st.integers(1, 6),
+    alike=st.booleans(),
+    slow=st.sampled_from([1e4, 1e6, 1e8]),
+    idle_hands=st.booleans(),
+)
+def test_no_plan_undercuts_the_bound(
+    seed: int, count: int, layers: int, micro_batches: int, alike: bool, slow: float, idle_hands: bool
+) -> None:
+    rng = np.random.default_rng(seed)
+    spread = 0.0 if alike else 1.0
+    nodes = tuple(
+        Node(
+            f"n{i}",
+            10 ** (12 + spread * rng.random()),
+            rng.choice([2e8, 1e9, 1e10]),
+            up=1e7 if rng.random() < 0.5 else None,
+            down=1e7 if rng.random() < 0.5 else None,
+        )
+        for i in range(count)
+    )
+    bandwidth = slow * 10 ** (2 * spread * rng.random((count, count))) * (rng.random((count, count)) > 0.05)
+    latency = 0.1 * rng.random((count, count))
+    ratio = 0.25 + 0.75 * rng.random((count, count))
+    model = tuple(
+        Layer("", rng.choice([1e10, 2e11]), rng.choice([1e5, 5e7]), rng.choice([1e4, 4e6])) for _ in range(layers)
+    )
+    problem = Problem(Cluster(nodes, latency, bandwidth, ratio), Workload(model, micro_batches))
+    assert iteration_bound(problem) <= min(all_prices(problem, idle_hands)) * (1 + 1e-9)
+
+
+def test_equal_devices_without_delays_reach_it() -> None:
+    problem = Problem(uniform_cluster(1), even_workload())
+    assert min(all_prices(problem, False)) <= iteration_bound(problem) * (1 + 1e-6)
+
+
+def test_poor_links_raise_it_to_what_one_device_takes() -> None:
+    far = replace(uniform_cluster(4), bandwidth=np.full((4, 4), 10.0))
+    problem = Problem(far, even_workload(layers=4))
+    assert iteration_bound(problem) > 3.9 * work_bound(problem.workload, problem.flops)
+    assert min(all_prices(problem, False)) <= iteration_bound(problem) * (1 + 1e-6)
