@@ -1,6 +1,6 @@
 """What the scheduler reaches, and how fast.
 
-    python -m tests.bench.scheduler [--json] [--quick] [--replays N] [--plot FILE.svg]
+    python -m tests.bench.scheduler [--json] [--quick] [--exhaustive] [--replays N] [--plot FILE.svg]
 
 One row per measure; ``against`` is what the value is compared with and ``ratio`` the value over it. One core; nodes are
 shuffled before planning. The plot is the best cost so far against time, one search per network of the paper.
@@ -20,6 +20,7 @@ from random import Random
 import numpy as np
 from scipy.stats import spearmanr
 
+from dtfm.scheduler.bounds import work_bound
 from dtfm.scheduler.cluster import Cluster, Node
 from dtfm.scheduler.decision import Objective
 from dtfm.scheduler.evaluate import Evaluator
@@ -117,21 +118,27 @@ def best_so_far(network: Network) -> list[tuple[float, float]]:
     return [*points, (time.process_time() - began, points[-1][1])]
 
 
-def small_clusters(sizes: dict[int, int]) -> Iterator[Row]:
+def small_clusters(sizes: dict[int, int], layers: int) -> Iterator[Row]:
     """Against every choice of groups and every cut: four nodes by brute force, more without those that a bound rules out.
 
-    The bound is tested against brute force in tests/scheduler/test_exact.py. Six nodes have 9,365 choices of groups, each with
-    up to 6 cuts; eight nodes have a million and take hours.
+    That bound is tested against brute force in tests/scheduler/test_exact.py. Six nodes and 5 layers have 9,365 choices of
+    groups, each with up to 6 cuts; eight nodes and 3 layers have 52,925.
     """
     for count, clusters in sizes.items():
-        ratios = []
+        ratios, tight, loose = [], [], []
         for seed in range(clusters):
-            cluster, workload = random_cluster(seed, count), random_workload(seed, layers=5, micro_batches=6)
+            cluster, workload = random_cluster(seed, count), random_workload(seed, layers, micro_batches=6)
             decision = schedule(cluster, workload, seed=seed)
-            ratios.append(decision.predicted.iteration_seconds / optimum(cluster, workload, decision.plan))
+            best = optimum(cluster, workload, decision.plan)
+            ratios.append(decision.predicted.iteration_seconds / best)
+            tight.append(decision.lower_bound_seconds / best)
+            loose.append(work_bound(workload, Problem(cluster, workload).flops) / best)
+        title = f"{count} nodes, {layers} layers"
         equal = sum(ratio < 1 + 1e-9 for ratio in ratios)
-        yield Row(f"{count} nodes: plans equal to the best of all", equal, "plans", "clusters", equal / clusters)
-        yield Row(f"{count} nodes: worst plan", max(ratios), "x", "the best of all", max(ratios))
+        yield Row(f"{title}: plans equal to the best of all", equal, "plans", "clusters", equal / clusters)
+        yield Row(f"{title}: worst plan", max(ratios), "x", "the best of all", max(ratios))
+        bound, devices = statistics.median(tight), statistics.median(loose)
+        yield Row(f"{title}: certified bound, median", bound, "of the best", "devices alone", bound / devices)
 
 
 def optimum(cluster: Cluster, workload: Workload, found: Plan) -> float:
@@ -252,10 +259,12 @@ def past(moment: float) -> Callable[[], bool]:
     return lambda: time.perf_counter() > moment
 
 
-def rows(quick: bool, replays: int) -> Iterator[Row]:
+def rows(quick: bool, exhaustive: bool, replays: int) -> Iterator[Row]:
     yield from paper_networks(2 if quick else 10)
     yield from estimate_against_simulation(4 if quick else 20)
-    yield from small_clusters({4: 4, 5: 2} if quick else {4: 30, 5: 50, 6: 20})
+    yield from small_clusters({4: 4, 5: 2} if quick else {4: 30, 5: 50, 6: 20}, layers=5)
+    if exhaustive:
+        yield from small_clusters({7: 20, 8: 10}, layers=3)
     yield from handicapped_node()
     yield from replayed(10 if quick else 200, 1 if quick else replays)
     yield from scale(256 if quick else 1024, 10.0 if quick else 30.0)
@@ -266,6 +275,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", action="store_true", help="one JSON object per row")
     parser.add_argument("--quick", action="store_true", help="fewer seeds, clusters and events")
+    parser.add_argument("--exhaustive", action="store_true", help="small clusters of 7 and 8 nodes, too")
     parser.add_argument(
         "--replays", type=int, default=1, metavar="N", help="seeds of the replay; 1 takes some 4 minutes"
     )
@@ -274,7 +284,7 @@ def main() -> None:
     )
     options = parser.parse_args()
     made = []
-    for row in rows(options.quick, options.replays):
+    for row in rows(options.quick, options.exhaustive, options.replays):
         print(f"{row.measure}: {row.value:.4g} {row.unit}", file=sys.stderr, flush=True)
         made.append(row)
     show("The scheduler", made, options.json)
