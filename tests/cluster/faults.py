@@ -1,7 +1,6 @@
 """Faults as data: ``fail("b").at(step=5, phase=Phase.REDUCE).by(SIGKILL)``, given to a Cluster before it starts "b".
 
-The process itself carries its faults out, in the thread that has just come to that phase, so they hit it exactly. Each
-happens once, and only in the first process of that name: one that is started again is sound.
+The process itself carries its faults out, in the thread that has just come to that phase, so they hit it exactly.
 """
 
 from __future__ import annotations
@@ -30,8 +29,6 @@ from dtfm.protos.control_pb2 import Commit
 from dtfm.protos.frame import HEADER_BYTES, Header, frames
 
 COORDINATOR = "coordinator"
-ANNOUNCED = "fault: "
-"""How the line on standard error begins that a process writes just before a fault."""
 HOUR = 3600.0
 
 
@@ -83,7 +80,8 @@ _BEGINNINGS = {
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """``process``: a node, or COORDINATOR. ``seconds``: how long a PAUSE lasts."""
+    """``process``: a node, or COORDINATOR. ``step``: or the first one after it in which the process comes to ``phase``; it may
+    have no part in this one. ``seconds``: how long a PAUSE lasts."""
 
     process: str
     step: int
@@ -120,6 +118,11 @@ def fail(process: str) -> Victim:
     return Victim(process)
 
 
+def announcement(fault: Fault) -> str:
+    """The line that the process writes to standard error just before."""
+    return f"fault: {fault}\n"
+
+
 def pair_of_faults(seed: int, nodes: Sequence[str], step: int, *, pause: float) -> tuple[Fault, Fault]:
     """Two of ``nodes`` fail in the same step, each somewhere and somehow: the same for the same ``seed``."""
     chance = random.Random(seed)
@@ -144,14 +147,14 @@ def from_text(text: str) -> tuple[Fault, ...]:
 
 def install(faults: Sequence[Fault]) -> None:
     """From now on this process carries ``faults`` out."""
-    pending = {(fault.step, fault.phase): fault for fault in faults}
-    assert len(pending) == len(faults), "two faults of one process at the same moment"
+    pending = sorted(faults, key=lambda fault: fault.step)
 
     def reach(step: int, phase: Phase) -> Fault | None:
         """Here is ``phase`` of ``step``: what was to happen has happened when this returns."""
-        fault = pending.pop((step, phase), None)
+        fault = next((f for f in pending if f.phase is phase and f.step <= step), None)
         if fault is not None:
-            os.write(2, f"{ANNOUNCED}{fault}\n".encode())
+            pending.remove(fault)
+            os.write(2, announcement(fault).encode())
             _MEANS[fault.means](fault)
         return fault
 

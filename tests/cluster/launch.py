@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from dtfm.coordinator.audit import Audit, audit
 from dtfm.coordinator.store import Store
-from tests.cluster.faults import COORDINATOR, Fault, to_text
+from tests.cluster.faults import COORDINATOR, Fault, announcement, to_text
 from tests.cluster.nursery import MODULES, Command, nursery
 from tests.cluster.runs import write_corpus
 
@@ -150,9 +150,11 @@ class Cluster:
         place: Callable[[str, list[str]], list[str]] = here,
         faults: Sequence[Fault] = (),
         fresh: bool = False,
+        nodes: Sequence[str] = (),
     ) -> None:
-        """``place`` makes the command of "coordinator" or a node run elsewhere, as the same process. ``faults`` happen in the
-        first process of each name. ``fresh`` as for Process."""
+        """``place`` makes the command of "coordinator" or a node run elsewhere, as the same process. Each of ``faults``
+        happens once, in whichever process of that name comes to its moment first. ``fresh`` as for Process. ``nodes`` are
+        added at once."""
         self.folder = folder
         self.run_file = folder / "run.toml"
         self.run_file.write_text(run)
@@ -161,8 +163,10 @@ class Cluster:
         self.address = address
         self._start = start
         self._place = place
-        self._faults = {fault.process: [f for f in faults if f.process == fault.process] for fault in faults}
+        self._faults = faults
+        self._started: list[tuple[str, Process]] = []
         self._fresh = fresh
+        self._first = nodes
         self.events: list[Event] = []
         self.nodes: dict[str, Process] = {}
         self.coordinator: Process | None = None
@@ -171,16 +175,17 @@ class Cluster:
     def __enter__(self) -> Cluster:
         if self._start:
             self.start_coordinator()
+        for name in self._first:
+            self.add(name)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        processes = {**({COORDINATOR: self.coordinator} if self.coordinator else {}), **self.nodes}
-        for process in processes.values():
+        for _, process in self._started:
             process.close()
         if error is not None:  # what a person would look at first
-            for name, process in processes.items():
+            for name, process in self._started:
                 print(f"--- {name}\n{process.errors[-3000:]}", file=sys.stderr)
 
     def start_coordinator(self, *options: str) -> None:
@@ -209,7 +214,9 @@ class Cluster:
             if ended:
                 self.coordinator.wait(10)
             with self._changed:
-                for found in self.events[after:]:
+                while after < len(self.events):
+                    found = self.events[after]
+                    after += 1
                     if found["event"] == event and where(found):
                         return found
                 if ended or time.monotonic() > deadline:
@@ -245,8 +252,11 @@ class Cluster:
         return [e["loss"] for e in self.of("step_committed")]
 
     def _process(self, name: str, command: list[str], **options: Any) -> Process:
-        faults = self._faults.pop(name, ())
-        return Process(self._place(name, command), self.folder, faults=faults, fresh=self._fresh, **options)
+        happened = "".join(process.errors for started, process in self._started if started == name)
+        faults = [f for f in self._faults if f.process == name and announcement(f) not in happened]
+        process = Process(self._place(name, command), self.folder, faults=faults, fresh=self._fresh, **options)
+        self._started.append((name, process))
+        return process
 
     def _heard(self, line: bytes) -> None:
         with self._changed:
