@@ -7,6 +7,9 @@ import numpy as np
 from dtfm.scheduler.memory import in_flight
 from dtfm.scheduler.problem import Draft, Floats, Ints, Problem
 
+EXACT_GROUP = 48
+"""Replicas up to which a reduction is followed link by link: their messages go with the square of their number."""
+
 
 def estimate(problem: Problem, draft: Draft) -> float:
     """Seconds for one step of the draft; infinite when it needs a link that does not exist.
@@ -14,7 +17,7 @@ def estimate(problem: Problem, draft: Draft) -> float:
     For every resource (a device, one direction of a link, all that a node sends or receives) the step takes at least: the
     first micro-batch's way to it, its whole load, and the last micro-batch's way from it back to the first stage. The
     largest of these stands for the pipeline. A node that holds few micro-batches in flight is busy for one round trip per so
-    many. Every stage then reduces its gradients, the last stages earlier than the first.
+    many. Every stage then reduces its gradients, the last stages earlier than the first, link by link.
     """
     chains, shares = draft.chains, draft.shares
     stages = len(draft.groups)
@@ -55,17 +58,53 @@ def estimate(problem: Problem, draft: Draft) -> float:
         limits = _shared_connections(problem, draft, load, sizes)
         pipeline = max(pipeline, (arrival + limits + return_trip).max())
 
-    # Stages finish one after the other, the first last; each reduces its layers from the last to the first as they are done.
-    ends = pipeline - return_trip.min(axis=0)
+    # A chain ends when its slowest device does, each of its stages by the way home earlier.
+    chain_ends = (arrival + busy + return_trip).max(axis=1)
+    ends = np.zeros((stages, count))
+    for stage in range(stages):
+        np.maximum.at(ends[stage], chains[:, stage], chain_ends - return_trip[:, stage])
     layers = np.diff(cuts)
     gradients = np.diff(problem.parameters_before[cuts])
-    finished = 0.0
+    finished = float(pipeline)
     for stage, group in enumerate(draft.groups):
-        transfer, latency = reduction(problem, np.array(group), float(gradients[stage]))
-        hidden = 2 * float(forward[:, stage].min()) * (1 - 1 / layers[stage])
-        after = max(transfer - hidden, transfer / layers[stage])
-        finished = max(finished, float(ends[stage]) + after + latency)
+        members = np.array(group)
+        hidden = 2 * work[stage] / problem.flops[members] * (1 - 1 / layers[stage])
+        finished = max(
+            finished,
+            _reduced(problem, members, ends[stage, members], hidden, float(gradients[stage]), int(layers[stage])),
+        )
     return finished
+
+
+def _reduced(problem: Problem, group: Ints, ends: Floats, hidden: Floats, gradient_bytes: float, layers: int) -> float:
+    """When a stage's gradients are reduced whose nodes end their last backward at ``ends``; ``hidden``: so many seconds before
+    that, most gradients are final.
+
+    Every link carries a shard there, and once the last node's are final as much again; the last layer's go there and back.
+    """
+    copies = problem.cluster.copies
+    if len(group) * copies == 1:
+        return float(ends[0])
+    if copies > 1 or len(group) > EXACT_GROUP:
+        transfer, latency = reduction(problem, group, gradient_bytes)
+        return float(ends.max()) + max(transfer - float(hidden.min()), transfer / layers) + latency
+    index = np.ix_(group, group)
+    shard = gradient_bytes / len(group)
+    slowness, latencies = problem.slowness[index], problem.latency[index]
+    apart = problem.ratio[index] * (1 - np.eye(len(group)))
+    up, down = problem.up[group], problem.down[group]
+    if min(up.min(), down.min()) == 0 or not np.isfinite(slowness).all():
+        return float("inf")
+    begun, last = ends - hidden, int(ends.argmax())
+    link = np.maximum(slowness, (apart.sum(axis=1) / up)[:, None])
+    link = np.maximum(link, (apart.sum(axis=0) / down)[None])
+    np.fill_diagonal(link, 0.0)
+    there = begun[:, None] + shard * link
+    complete = np.maximum(there, ends[:, None] + shard / layers * link) + latencies
+    summed = complete.max(axis=0)  # per owner
+    early = np.maximum(there.max(axis=1), begun[last])
+    onward = np.maximum(early[:, None] + shard * link, summed[:, None] + shard / layers * link) + latencies
+    return float(onward.max())
 
 
 def reduction(problem: Problem, group: Ints, gradient_bytes: float) -> tuple[float, float]:

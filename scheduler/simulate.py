@@ -16,11 +16,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from dtfm.scheduler.estimate import reduction
+from dtfm.scheduler.estimate import EXACT_GROUP, reduction
 from dtfm.scheduler.memory import in_flight
 from dtfm.scheduler.problem import Draft, Problem
-
-EXACT_GROUP = 48
 
 
 @dataclass(slots=True)
