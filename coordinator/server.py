@@ -20,7 +20,7 @@ from dtfm.coordinator.ledger import Ledger
 from dtfm.coordinator.manifest import CheckpointError, write_manifest
 from dtfm.coordinator.planning import choose
 from dtfm.coordinator.services import Context, Joins, Observers
-from dtfm.coordinator.state import TOGETHER_LEASES, PlanChosen, State
+from dtfm.coordinator.state import PLANNING_LEASES, TOGETHER_LEASES, PlanChosen, State
 from dtfm.coordinator.store import Record, Store, StoreError
 from dtfm.coordinator.tick import tick
 from dtfm.protos import control_pb2 as wire
@@ -33,9 +33,6 @@ Result = TypeVar("Result")
 
 MAX_WAITING = 10_000
 """Messages that may wait for a slow reader, in either direction."""
-
-PLANNING_LEASES = 0.5
-"""The planner may search for so many leases: a plan that comes later than nodes come and go is worth little."""
 
 
 class Server:
@@ -227,6 +224,8 @@ class Server:
                 if isinstance(event, t.StopAsked):
                     return  # asked twice: at once
                 await self._handle(event)
+        for session in list(self.state.sessions.values()):
+            await self._handle(t.StreamClosed(session.stream, "it did not hang up when the run was over"))
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)

@@ -17,6 +17,7 @@ from dtfm.coordinator.server import Server
 from dtfm.coordinator.snapshot import restore
 from dtfm.coordinator.state import Gathering, State
 from dtfm.coordinator.store import Store
+from dtfm.coordinator.timeouts import check_ladder
 
 CHANGEABLE = ("cluster.", "network.", "checkpoint.", "train.evaluate_every", "train.evaluation_samples")
 """Keys that a resumed run may have otherwise than before: they do not change what is learned."""
@@ -28,6 +29,7 @@ def open_run(store: Store, run: RunFile | None, *, resume: bool) -> tuple[State,
 
     ``run`` None: the defaults, or, with ``resume``, what was trained before.
     """
+    check_ladder()
     ledger = restore(store)
     if not ledger.run_id:
         events = _from_checkpoint(store, run or RunFile()) if resume else _start(run or RunFile())

@@ -15,6 +15,12 @@ from dtfm.scheduler.plan import Plan
 ATTEMPTS = 3
 """So many failures in a row, of a step or of a plan, end the run."""
 
+HEARTBEAT_LEASES = 0.25
+"""Nodes give a sign of life so often."""
+
+PLANNING_LEASES = 0.5
+"""The planner may search for so many leases: a plan that comes later than nodes come and go is worth little."""
+
 PATIENCE_LEASES = 100
 """A node that still gives signs of life may take so many leases for a step or for loading its state."""
 
@@ -189,7 +195,7 @@ class State:
 
     @property
     def heartbeat(self) -> float:
-        return self.lease / 4
+        return self.lease * HEARTBEAT_LEASES
 
     @property
     def patience(self) -> float:

@@ -26,14 +26,23 @@ class FakeNode:
     """``async with``: joins, and serves until its stream ends. ``finish`` and ``refusal`` are the last such words it got."""
 
     def __init__(
-        self, address: str, name: str, /, token: str = "", twist: Twist | None = None, **changes: object
+        self,
+        address: str,
+        name: str,
+        /,
+        token: str = "",
+        twist: Twist | None = None,
+        deaf: bool = False,
+        **changes: object,
     ) -> None:
+        """``deaf``: it beats, and hears nothing."""
         self.name = name
         self.finish: wire.Finish | None = None
         self.refusal: wire.Refusal | None = None
         self.welcome: wire.Welcome | None = None
         self._address = address
         self._token = token
+        self._deaf = deaf
         self._twist = twist or (lambda message: message)
         self._hello = hello(name, **changes)
         self._outgoing: asyncio.Queue[wire.NodeMessage | None] = asyncio.Queue()
@@ -61,7 +70,8 @@ class FakeNode:
             beat = asyncio.create_task(self._beat())
             try:
                 async for message in stub.Join(self._messages(), metadata=token_metadata(self._token)):
-                    self._hear(message)
+                    if not self._deaf:
+                        self._hear(message)
             except grpc.aio.AioRpcError:
                 pass
             finally:

@@ -172,6 +172,13 @@ async def test_a_full_disk_costs_the_snapshot_and_a_warning(
         assert f"no snapshot of event {served.store.last}: the disk is full" in caplog.text
 
 
+async def test_nodes_that_hang_when_the_run_ends_do_not_stay_members(tmp_path: Path) -> None:
+    async with serving(tmp_path, run_in(tmp_path, cluster={"lease": 0.5})) as served, served.node("hung", deaf=True):
+        await served.until(lambda: "hung" in served.ledger.members)
+        assert await train(served, served.node("a"), served.node("b")) == 0
+        assert not served.ledger.members
+
+
 async def test_a_run_resumed_from_its_checkpoint_alone(tmp_path: Path) -> None:
     hold: Callable[[wire.NodeMessage], wire.NodeMessage | None] = lambda m: None if m.step_ready.step == 3 else m  # noqa: E731
     async with serving(tmp_path) as served, served.node("a", twist=hold), served.node("b", twist=hold):
