@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import random
+
 from dtfm.coordinator import events as ev
 from dtfm.coordinator.checks import MAX_NODES, Refused, check_agrees, check_hello, check_links, check_prepared, shorten
 from dtfm.coordinator.copying import keep_up
 from dtfm.coordinator.state import (
     LONGEST_WAVE_LEASES,
+    MOST_PROBED,
     PROBE_LEASES,
     SIGN_OF_LIFE_LEASES,
     TOGETHER_LEASES,
@@ -73,7 +76,11 @@ def prepared(turn: Turn, session: Session, message: wire.Prepared) -> None:
         turn.emit(ev.RunDescribed(described))
     else:
         check_agrees(described, turn.state.ledger.described)
-    peers = [s for s in turn.state.sessions.values() if s.standing is not Standing.JOINED]
+    others = sorted(
+        (s for s in turn.state.sessions.values() if s.standing is not Standing.JOINED), key=lambda s: s.node
+    )
+    # Drawn by name, so that every node has links that were measured, and a replay draws the same.
+    peers = random.Random(session.node).sample(others, min(len(others), MOST_PROBED))
     patience = SIGN_OF_LIFE_LEASES * turn.state.lease
     lively = [peer for peer in peers if turn.now - peer.heard <= patience]
     if lively:
@@ -132,8 +139,9 @@ def leave(turn: Turn, session: Session, reason: str) -> None:
 def lapse(turn: Turn) -> None:
     """Leases that ran out, identities that two claim, link reports that are overdue, and newcomers that have waited for
     others long enough."""
+    _look_at_the_clock(turn)
     for session in sorted(turn.state.sessions.values(), key=lambda s: s.node):
-        if turn.now - session.heard > turn.state.lease:
+        if turn.now - max(session.heard, turn.state.hearing) > turn.state.lease:
             turn.commands.append(HangUp(session.stream))
             leave(turn, session, f"no sign of life for {turn.state.lease:g} seconds")
         elif session.standing is Standing.PROBING and turn.now > session.probe_until:
@@ -149,6 +157,14 @@ def lapse(turn: Turn) -> None:
     ):
         _let_in(turn)
     _measure_broken_links(turn)
+
+
+def _look_at_the_clock(turn: Turn) -> None:
+    """Where this process was held up itself (suspended, swapped out, busy), what nodes said meanwhile is still to be read:
+    their silence counts from now."""
+    if turn.now - turn.state.looked > SIGN_OF_LIFE_LEASES * turn.state.lease:
+        turn.set(hearing=turn.now)
+    turn.set(looked=turn.now)
 
 
 def _arrive(turn: Turn, session: Session) -> None:
@@ -207,7 +223,7 @@ def _decide_contests(turn: Turn) -> None:
         if old.heard > contender.since:
             turn.set(contenders={n: c for n, c in turn.state.contenders.items() if n != node})
             turn.refuse(contender.stream, node, wire.IDENTITY_IN_USE, _in_use(old))
-        elif turn.now - contender.since > SIGN_OF_LIFE_LEASES * turn.state.lease:
+        elif turn.now - max(contender.since, turn.state.hearing) > SIGN_OF_LIFE_LEASES * turn.state.lease:
             turn.commands.append(HangUp(old.stream))
             leave(turn, old, "a new process has its identity, and this one gave no sign of life since")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -26,6 +27,10 @@ PATIENCE_LEASES = 100
 
 PROBE_LEASES = 6
 """So many leases for measuring links; a node that has not by then is planned with as if its links were average ones."""
+
+MOST_PROBED = 64
+"""A newcomer measures its links to at most so many others, which takes about PROBE_LEASES where the lease is 10 seconds; its
+other links count as average ones."""
 
 TOGETHER_LEASES = 0.05
 """Nodes that come within so many leases of one another are planned with together, so that a storm of them ends in one plan."""
@@ -165,10 +170,12 @@ class PlanAsked:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """``sessions`` and ``contenders`` by node, ``mending`` by the two nodes, in order of name. ``considered`` are the nodes
-    that the last finished planning knew; ``gathered``: whether this process has had a plan yet; ``asked`` counts requests
-    to the planner; ``chosen`` waits for the next commit; ``saving``: nobody can take over from a node that wants to go, so
-    that the next commit ends in a checkpoint; once ``stopped``, nothing but farewells happens."""
+    """``sessions`` and ``contenders`` by node, ``mending`` by the two nodes, in order of name. ``looked``: when this process
+    last looked at the clock; ``hearing``: since when it does so all the time, and hears nodes as they speak. ``considered``
+    are the nodes that the last finished planning knew; ``gathered``: whether this process has had a plan yet; ``asked``
+    counts requests to the planner, ``copies`` those to copy state in advance; ``chosen`` waits for the next commit;
+    ``saving``: nobody can take over from a node that wants to go, so that the next commit ends in a checkpoint; once
+    ``stopped``, nothing but farewells happens."""
 
     run: RunFile
     message: plan_pb2.Run
@@ -178,6 +185,8 @@ class State:
     sessions: Mapping[str, Session] = field(default_factory=dict)
     contenders: Mapping[str, Contender] = field(default_factory=dict)
     mending: Mapping[tuple[str, str], Mending] = field(default_factory=dict)
+    looked: float = -math.inf
+    hearing: float = -math.inf
     planning: PlanAsked | None = None
     chosen: PlanChosen | None = None
     considered: frozenset[str] = frozenset()

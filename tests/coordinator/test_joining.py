@@ -9,7 +9,7 @@ import pytest
 
 from dtfm.coordinator import events as ev
 from dtfm.coordinator import turn as t
-from dtfm.coordinator.state import TOGETHER_LEASES, Standing
+from dtfm.coordinator.state import MOST_PROBED, TOGETHER_LEASES, Standing
 from dtfm.protos import control_pb2 as wire
 from dtfm.protos import plan_pb2
 from tests.coordinator.script import LAYERS, LEASE, World, fresh_state, links, prepared, training, two_stages
@@ -120,6 +120,7 @@ def test_a_restarted_node_takes_its_place_once_its_old_stream_breaks() -> None:
 
 def test_a_restarted_node_takes_its_place_when_the_old_process_gives_no_sign_of_life() -> None:
     world = training("a", "b")
+    world.feed(t.TimePassed())
     world.step()
     old = world.streams["a"]
     new = world.greet("a", incarnation=2)
@@ -135,6 +136,7 @@ def test_a_restarted_node_takes_its_place_when_the_old_process_gives_no_sign_of_
 
 def test_of_two_that_claim_an_identity_the_second_is_refused_and_a_reconnect_is_none() -> None:
     world = World()
+    world.feed(t.TimePassed())
     world.greet("a", incarnation=1)
     first = world.greet("a", incarnation=2)
     again = world.greet("a", incarnation=2)
@@ -204,6 +206,19 @@ def test_a_node_that_does_not_report_its_links_is_planned_with_all_the_same() ->
     world.hear("b", prepared())
     world.wait(7 * LEASE, beating=["a", "b"])
     assert world.state.sessions["b"].standing is Standing.READY
+
+
+def test_a_newcomer_among_many_probes_some_of_them() -> None:
+    world = World(fresh_state(cluster={"nodes": 1000}))
+    names = [f"n{number:03d}" for number in range(3 * MOST_PROBED)]
+    probed: set[str] = set()
+    for node in names:
+        world.greet(node)
+        world.hear(node, prepared())
+        peers = [peer.node for message in world.heard_by(node) for peer in message.probe.peers]
+        assert len(peers) == len(set(peers)) <= MOST_PROBED
+        probed.update(peers)
+    assert len(probed) > 2 * MOST_PROBED
 
 
 def test_a_peer_that_hangs_does_not_keep_a_newcomer_waiting() -> None:
@@ -346,6 +361,17 @@ def test_a_lease_lapses_without_signs_of_life() -> None:
     world.wait(LEASE * 1.5, beating=["a"])
     assert set(world.state.sessions) == {"a"}
     assert world.events(ev.NodeLeft)[-1].reason == "no sign of life for 10 seconds"
+
+
+def test_a_coordinator_that_was_suspended_does_not_blame_its_nodes() -> None:
+    world = World(fresh_state(cluster={"nodes": 3}))
+    world.join("a", "b")
+    world.wait(LEASE, beating=["a", "b"])
+    world.now += 5 * LEASE
+    world.feed(t.TimePassed())
+    assert set(world.state.sessions) == {"a", "b"}
+    world.wait(LEASE * 1.2, beating=["a"])
+    assert set(world.state.sessions) == {"a"}
 
 
 def test_messages_of_a_node_that_is_not_ready_are_ignored() -> None:
