@@ -14,7 +14,7 @@ from dtfm.scheduler.problem import Problem
 from dtfm.scheduler.schedule import schedule
 from dtfm.scheduler.seeds import all_groups
 from dtfm.scheduler.workload import PaperCosts, Workload
-from tests.scheduler.clusters import even_workload, random_cluster, uniform_cluster
+from tests.scheduler.clusters import even_workload, random_cluster, shuffled, uniform_cluster
 
 
 def exhaustive_seconds(cluster: Cluster, workload: Workload) -> float:
@@ -33,6 +33,26 @@ def test_on_four_nodes_the_plan_is_the_best_of_all(seed: int) -> None:
     cluster, workload = random_cluster(seed, 4), even_workload(layers=4, micro_batches=4, activation=3e6)
     found = schedule(cluster, workload).predicted.iteration_seconds
     assert found == pytest.approx(exhaustive_seconds(cluster, workload), rel=1e-9)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_on_few_nodes_their_order_does_not_matter(seed: int) -> None:
+    cluster, workload = random_cluster(seed, 4), even_workload(layers=4, micro_batches=4, activation=3e6)
+    costs = [schedule(shuffled(cluster, order), workload).predicted.iteration_seconds for order in range(3)]
+    assert costs == pytest.approx([costs[0]] * 3, rel=1e-9)
+
+
+def test_on_more_nodes_their_order_matters_no_more_than_the_seed() -> None:
+    cluster, workload = random_cluster(4, 8), even_workload(layers=6)
+    ordered, seeded = (
+        [
+            schedule(shuffled(cluster, order), workload, seed=seed, evaluations=300).predicted.iteration_seconds
+            for order, seed in variants
+        ]
+        for variants in ([(0, 0), (1, 0), (2, 0), (3, 0)], [(0, 0), (0, 1), (0, 2), (0, 3)])
+    )
+    assert min(ordered) <= max(seeded)
+    assert max(ordered) / min(ordered) <= 1.1 * max(seeded) / min(seeded)
 
 
 def test_all_groups_counts_ordered_partitions_of_every_subset() -> None:
