@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from dtfm.coordinator import events as ev
 from dtfm.coordinator.checks import shorten
+from dtfm.coordinator.ledger import Ledger
 from dtfm.coordinator.state import Copying, Session, State, Stepping
 from dtfm.coordinator.turn import Turn
 from dtfm.protos import control_pb2 as wire
@@ -46,7 +48,7 @@ def prefetched(turn: Turn, session: Session, message: wire.Prefetched) -> None:
     if message.problem:
         layers = f"{copying.layers[0]}-{copying.layers[1] - 1}"
         turn.log(f"{session.node} cannot copy layers {layers} in advance: {shorten(message.problem)}")
-    turn.update(session, copying=Copying(copying.number, copying.generation, copying.layers, True, message.step))
+    turn.update(session, copying=replace(copying, near=True, step=message.step, voted=message.voted))
 
 
 def awaited(state: State) -> frozenset[str]:
@@ -63,8 +65,20 @@ def count_copies(turn: Turn) -> None:
     ledger = turn.state.ledger
     for node in turn.state.ready:
         copying = turn.state.sessions[node].copying
-        if copying is not None and copying.step == ledger.step:
-            turn.emit(ev.StateCopied(node, ledger.members[node].incarnation, copying.layers, copying.step))
+        if copying is not None and _has(ledger, copying):
+            turn.emit(ev.StateCopied(node, ledger.members[node].incarnation, copying.layers, ledger.step))
+
+
+def _has(ledger: Ledger, copying: Copying) -> bool:
+    """Whether the state as of the last commit is there, or follows from what is and from that commit."""
+    last = ledger.last
+    if (
+        last is not None
+        and last.step == ledger.step
+        and (copying.step + 1, copying.voted) == (last.step, last.generation)
+    ):
+        return True
+    return copying.near and copying.step == ledger.step
 
 
 def wanted_copies(state: State) -> Mapping[str, Layers]:

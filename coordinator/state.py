@@ -54,13 +54,15 @@ class Standing(enum.Enum):
 @dataclass(frozen=True, slots=True)
 class Copying:
     """A node copies the state of ``layers`` in advance, asked under ``number`` in ``generation``. ``near``: it keeps up with
-    those who train, or cannot; ``step``: what it has is as of after that."""
+    those who train, or cannot; ``step``: what it has is as of after that; ``voted``: it has the gradients of the next one, as
+    voted for in that generation."""
 
     number: int
     generation: int
     layers: tuple[int, int]
     near: bool = False
-    step: int | None = None
+    step: int = 0
+    voted: int = 0
 
 
 @dataclass(frozen=True, slots=True)

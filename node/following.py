@@ -20,7 +20,7 @@ from dtfm.node.bucket import Bucket, BucketSpec, bucket_bytes
 from dtfm.node.holding import NORM
 from dtfm.node.optimizer import adamw, decayed_ranges
 from dtfm.protos.connection import Metadata, open_channel
-from dtfm.protos.control_pb2 import Peer, Prefetch
+from dtfm.protos.control_pb2 import Commit, Peer
 from dtfm.protos.frame import FrameError, FrameProblem, Header, Kind, parse
 from dtfm.protos.peer_pb2 import FollowRequest
 from dtfm.protos.plan_pb2 import Run
@@ -29,27 +29,40 @@ from dtfm.protos.streams import follow_call
 log = logging.getLogger(__name__)
 
 
-#: What a step's number, or else a problem, is told to.
-Tell = Callable[[int, str], None]
+@dataclass(frozen=True, slots=True)
+class Copied:
+    """All is as of after ``step`` (0: it is not all as of one step), and, unless ``voted`` is 0, the gradients of the next
+    step are here as summed and voted for in that generation. ``problem``: why it cannot go on."""
+
+    step: int
+    voted: int = 0
+    problem: str = ""
+
+
+Tell = Callable[[Copied], None]
 
 
 @dataclass(slots=True)
 class _Copy:
     """``at``: the step that the bucket is as of; None while it is not whole. ``newest``: the step that its donor is at.
-    ``donors`` are those not tried yet, and the one in use. ``received``: what has come of the state or update in hand."""
+    ``donors`` are those not tried yet, and the one in use; ``begun``: that one has given the state, and steps follow.
+    ``received``: what has come of the tensor in hand; ``voted``: the generation and gradients of the next step, which may yet be
+    called off."""
 
     bucket: Bucket
     donors: list[Peer]
     at: int | None = None
     newest: int = 0
+    begun: bool = False
     received: bytearray = field(default_factory=bytearray)
+    voted: tuple[int, bytearray] | None = None
 
 
 class Following:
     """Follows buckets at their donors, all donors at once, until closed. Made and used on one event loop.
 
-    ``tell(step, problem)`` is called whenever all buckets are as of one and the same ``step``, at most one behind their donors;
-    and, once, with 0 and a sentence when a bucket cannot be had from anybody.
+    ``tell`` is called whenever all buckets are as of one and the same step, at most one behind their donors, and once more when
+    all have the next one's gradients; with a problem when a bucket cannot be had from anybody any more.
     """
 
     def __init__(
@@ -64,7 +77,7 @@ class Following:
         self._run = run
         self._metadata = metadata
         self._tell = tell
-        self._told = -1  # the step last told of
+        self._told: Copied | None = None
         self._copies = {spec.index: _Copy(Bucket(spec, device, dtype), list(peers)) for spec, peers in donors.items()}
         self._problem = ""
         self._changed = asyncio.Condition()
@@ -82,22 +95,27 @@ class Following:
 
     def tell_instead(self, tell: Tell) -> None:
         """``tell`` in the place of the one before, as if nothing had been told yet."""
-        self._tell, self._told = tell, -1
+        self._tell, self._told = tell, None
         self._tell_if_near()
 
-    async def at(self, step: int, patience: float) -> dict[int, Bucket]:
-        """The buckets that are as of after ``step``; waits up to ``patience`` seconds for updates on their way."""
+    async def at(self, commit: Commit, patience: float) -> dict[int, Bucket]:
+        """The buckets that are as of after the step of ``commit``, the last one; waits up to ``patience`` seconds for what is on
+        its way. Where the donor was lost between the commit and applying it, the step is applied here all the same."""
 
         def settled() -> bool:
-            return all(copy.at is None or copy.at >= step for copy in self._copies.values())
+            return all(not c.begun or (c.at is not None and c.at >= commit.step) for c in self._copies.values())
 
         async with self._changed:
             try:
                 async with asyncio.timeout(patience):
                     await self._changed.wait_for(settled)
             except TimeoutError:
-                log.warning("what was copied in advance is not all as of step %d", step)
-        return {index: copy.bucket for index, copy in self._copies.items() if copy.at == step}
+                log.warning("what was copied in advance is not all as of step %d", commit.step)
+        for copy in self._copies.values():
+            generation = copy.voted[0] if copy.voted is not None else 0
+            if (copy.at, generation) == (commit.step - 1, commit.generation) and commit.step > 0:
+                await asyncio.to_thread(self._apply, copy, commit.step, commit.gradient_norm)
+        return {index: copy.bucket for index, copy in self._copies.items() if copy.at == commit.step}
 
     async def close(self) -> None:
         for task in self._tasks:
@@ -140,70 +158,61 @@ class Following:
         async with self._changed:
             for index in indices:
                 copy = self._copies[index]
-                copy.at = None
+                copy.begun = False  # what it has stays good for as long as no further step is applied
                 copy.received.clear()
                 copy.donors = [peer for peer in copy.donors if peer.node != donor.node]
             self._changed.notify_all()
         self._ask(indices)
 
     async def _take(self, copy: _Copy, header: Header, payload: memoryview) -> None:
-        """One frame: the next piece of the bucket's state, or of the update that must come next. Raises FrameError."""
-        bucket = copy.bucket
-        if copy.at is None:
-            kind, step, total = Kind.STATE, header.step, bucket_bytes(bucket.spec, bucket.parameters.dtype)
-        else:
-            kind, step, total = Kind.UPDATE, copy.at + 1, NORM.size + bucket.gradients.nbytes
-        if (header.kind, header.step, header.total, header.offset) != (kind, step, total, len(copy.received)):
+        """One frame: the next piece of the bucket's state, or of a step that may follow. Raises FrameError."""
+        totals = {Kind.STATE: bucket_bytes(copy.bucket.spec, copy.bucket.parameters.dtype)}
+        step = header.step
+        if copy.begun and copy.at is not None:
+            totals, step = {Kind.UPDATE: copy.bucket.gradients.nbytes}, copy.at + 1
+            if copy.voted is not None:
+                totals[Kind.COMMITTED] = NORM.size
+        wanted = (step, totals.get(header.kind), len(copy.received))
+        if (header.step, header.total, header.offset) != wanted:
             raise FrameError(FrameProblem.UNEXPECTED, f"{header.kind.name} {header.index} of step {header.step}")
         copy.received += payload
-        if len(copy.received) < total:
+        if len(copy.received) < header.total:
             return
-        await asyncio.to_thread(self._apply if kind is Kind.UPDATE else _load, copy, step)
+        whole, copy.received = copy.received, bytearray()
+        match header.kind:
+            case Kind.STATE:
+                copy.at = None
+                await asyncio.to_thread(copy.bucket.load, whole)
+                copy.at, copy.begun = step, True
+            case Kind.UPDATE:
+                copy.voted = header.generation, whole
+            case Kind.COMMITTED:
+                (norm,) = NORM.unpack(whole)
+                await asyncio.to_thread(self._apply, copy, step, norm)
+        copy.newest = header.part
         async with self._changed:
-            copy.at, copy.newest = step, max(copy.newest, header.part)
-            copy.received = bytearray()
             self._changed.notify_all()
         self._tell_if_near()
 
-    def _apply(self, copy: _Copy, step: int) -> None:
-        bucket = copy.bucket
-        (norm,) = NORM.unpack_from(copy.received)
-        gradients = torch.frombuffer(copy.received, dtype=torch.uint8, offset=NORM.size)
-        bucket.gradients.view(torch.uint8).copy_(gradients)
-        decayed = decayed_ranges(bucket.spec.parameters)
-        adamw(
-            self._run.train, step, norm, bucket.parameters, bucket.gradients, bucket.exp_avg, bucket.exp_avg_sq, decayed
-        )
+    def _apply(self, copy: _Copy, step: int, gradient_norm: float) -> None:
+        assert copy.voted is not None
+        b, (_, gradients) = copy.bucket, copy.voted
+        copy.at, copy.voted = None, None  # until all of it has changed
+        if gradients:
+            b.gradients.view(torch.uint8).copy_(torch.frombuffer(gradients, dtype=torch.uint8))
+        ranges = decayed_ranges(b.spec.parameters)
+        adamw(self._run.train, step, gradient_norm, b.parameters, b.gradients, b.exp_avg, b.exp_avg_sq, ranges)
+        copy.at = step
 
     def _tell_if_near(self) -> None:
-        first, *others = self._copies.values()
-        step, problem = first.at, ""
-        if not self.sound:
-            step, problem = 0, self._problem or "some layers have no donor"
-        elif step is None or any(c.at != step for c in others) or any(c.newest - step > 1 for c in (first, *others)):
+        problem = "" if self.sound else self._problem or "some layers have no donor"
+        copies = self._copies.values()
+        steps = {copy.at for copy in copies}
+        step = steps.pop() if len(steps) == 1 else None
+        if not problem and (step is None or any(copy.newest - step > 1 for copy in copies)):
             return
-        if step != self._told:
-            self._told = step
-            self._tell(step, problem)
-
-
-def donors_of(wanted: Prefetch, buckets: Iterable[BucketSpec], node: str) -> dict[BucketSpec, list[Peer]]:
-    """For each of the ``buckets`` that the wanted layers use: who has it, other than ``node``."""
-    addresses = {peer.node: peer for peer in wanted.peers}
-    layers = range(wanted.first_layer, wanted.past_last_layer)
-    donors = {}
-    for spec in buckets:
-        if any(layer in layers for layer in spec.layers):
-            names = dict.fromkeys(
-                n
-                for layer in spec.layers
-                if layer < len(wanted.donors)
-                for n in wanted.donors[layer].nodes
-                if n != node
-            )
-            donors[spec] = [addresses[name] for name in names if name in addresses]
-    return donors
-
-
-def _load(copy: _Copy, step: int) -> None:
-    copy.bucket.load(copy.received)
+        generations = {copy.voted[0] if copy.voted is not None else 0 for copy in copies}
+        news = Copied(step or 0, generations.pop() if len(generations) == 1 else 0, problem)
+        if news != self._told:
+            self._told = news
+            self._tell(news)

@@ -6,8 +6,8 @@ import asyncio
 import struct
 import threading
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -16,10 +16,13 @@ from dtfm.protos.frame import Header, Kind, frames
 from dtfm.protos.peer_pb2 import StateRequest
 
 NORM = struct.Struct("<d")
-"""How an update begins: the global gradient norm of its step."""
+"""How a COMMITTED frame tells the global gradient norm."""
 
 MAX_BEHIND = 8
-"""So many updates of one bucket may wait for a follower; one that is slower is let go."""
+"""So many steps of one bucket may wait for a follower; one that is slower is let go."""
+
+Piece = tuple[Header, memoryview]
+"""What travels as the frames of one tensor."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,41 +34,37 @@ class Held:
 
 
 class Follower:
-    """A peer's subscription to some buckets: their state first, then the updates of every later step. On one event loop."""
+    """A peer's subscription to some buckets: their state, then every later step's gradients and norm. On one event loop."""
 
     def __init__(self, holding: Holding, buckets: Collection[int], loop: asyncio.AbstractEventLoop) -> None:
         self._holding = holding
         self._loop = loop
         self._to_send = deque(sorted(set(buckets)))
-        self._updates: dict[int, deque[tuple[int, memoryview]]] = {
-            i: deque() for i in self._to_send
-        }  # steps, by bucket
+        self._waiting: dict[int, deque[Piece]] = {index: deque() for index in self._to_send}
         self._newest = 0
         self._news = asyncio.Event()
         self._ended = ""
         self.has: set[int] = set()
-        """Buckets whose state is on its way: their updates must follow. Guarded by the holding's lock."""
+        """Buckets whose state is on its way: what is done to them must follow. Guarded by the holding's lock."""
 
-    def put(self, step: int, updates: Mapping[int, memoryview]) -> None:
-        """From any thread: ``step`` was applied, with these updates by bucket."""
-        self._loop.call_soon_threadsafe(self._put, step, updates)
+    def put(self, pieces: Sequence[Piece]) -> None:
+        """From any thread."""
+        self._loop.call_soon_threadsafe(self._put, pieces)
 
     def end(self, why: str) -> None:
         """From any thread."""
         self._loop.call_soon_threadsafe(self._end, why)
 
     async def frames(self) -> AsyncIterator[bytes]:
-        """What to send, without end: each bucket's state, then its updates, which go before the state of further buckets.
+        """What to send, without end: each bucket's state, then its steps, which go before the state of further buckets.
         Raises LookupError when there is nothing more to follow here."""
         state: Iterator[bytes] = iter(())
         sending: int | None = None  # the bucket whose state is on its way
         while not self._ended:
             self._news.clear()
-            if (index := next((i for i, queue in self._updates.items() if queue and i != sending), None)) is not None:
-                step, data = self._updates[index].popleft()
-                for frame in frames(
-                    Header(Kind.UPDATE, 0, 0, 0, step, index, self._newest, len(data), len(data)), data
-                ):
+            if (index := next((i for i, queue in self._waiting.items() if queue and i != sending), None)) is not None:
+                header, data = self._waiting[index].popleft()
+                for frame in frames(replace(header, part=self._newest), data):
                     yield frame
             elif (piece := next(state, None)) is not None:
                 yield piece
@@ -83,12 +82,14 @@ class Follower:
     def close(self) -> None:
         self._holding.forget(self)
 
-    def _put(self, step: int, updates: Mapping[int, memoryview]) -> None:
-        self._newest = step
-        for index, data in updates.items():
-            self._updates[index].append((step, data))
-            if len(self._updates[index]) > MAX_BEHIND:
-                self._end(f"TOO_SLOW: {MAX_BEHIND} updates of bucket {index} wait; steps are quicker than this link")
+    def _put(self, pieces: Sequence[Piece]) -> None:
+        for header, data in pieces:
+            self._newest = max(self._newest, header.part)
+            self._waiting[header.index].append((header, data))
+            if len(self._waiting[header.index]) > 2 * MAX_BEHIND:
+                self._end(
+                    f"TOO_SLOW: {MAX_BEHIND} steps of bucket {header.index} wait; they are quicker than this link"
+                )
         self._news.set()
 
     def _end(self, why: str) -> None:
@@ -102,6 +103,7 @@ class Holding:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._held = Held(0, {})
+        self._voting = 0  # the generation in which the next step's gradients are summed and voted for; 0: they are not
         self._followers: list[Follower] = []
 
     @property
@@ -112,22 +114,37 @@ class Holding:
         """What is held from now on. Who follows a bucket that is no longer among it, or of another past, is let go."""
         with self._lock:
             kept = held.buckets.keys() if held.step == self._held.step else ()
-            self._held = held
+            self._held, self._voting = held, 0
             for follower in [f for f in self._followers if not f.has <= set(kept)]:
                 self._followers.remove(follower)
                 follower.end(f"NOT_HELD: of the buckets {sorted(follower.has)} some are no longer held here")
 
-    def apply(self, step: int, gradient_norm: float, update: Callable[[], None]) -> None:
-        """``update`` changes the held buckets to their state as of after ``step``, by their gradients, which followers get.
-        Should it fail half-way, what is left is of no use to anybody, and is not held any more."""
+    def vote(self, generation: int) -> None:
+        """The held buckets' gradients are those of the next step, summed; until ``retract`` or ``apply`` they stay. Followers
+        get them already, so that they can go on from here should this node be lost right after the commit."""
         with self._lock:
-            buckets, self._held = self._held.buckets, Held(step, {})
+            self._voting = generation
             followed = {index for follower in self._followers for index in follower.has}
-            updates = {index: _update(gradient_norm, buckets[index]) for index in followed}
+            updates = {index: self._update(index) for index in followed}
+            for follower in self._followers:
+                follower.put([updates[index] for index in sorted(follower.has)])
+
+    def retract(self) -> None:
+        """The gradients are about to change."""
+        with self._lock:
+            self._voting = 0
+
+    def apply(self, step: int, gradient_norm: float, update: Callable[[], None]) -> None:
+        """``update`` changes the held buckets, by the gradients voted for, to their state as of after ``step``. Should it fail
+        half-way, what is left is of no use to anybody, and is not held any more."""
+        with self._lock:
+            buckets, self._held, self._voting = self._held.buckets, Held(step, {}), 0
             update()
             self._held = Held(step, buckets)
+            norm = memoryview(NORM.pack(gradient_norm))
             for follower in self._followers:
-                follower.put(step, {index: updates[index] for index in follower.has})
+                headers = (_header(Kind.COMMITTED, 0, step, index, step, len(norm)) for index in sorted(follower.has))
+                follower.put([(header, norm) for header in headers])
 
     def follow(self, buckets: Collection[int]) -> Follower:
         """On the event loop on which it is read. Raises LookupError for a bucket that is not held here."""
@@ -143,13 +160,16 @@ class Holding:
             if follower in self._followers:
                 self._followers.remove(follower)
 
-    def begin(self, follower: Follower, bucket: int) -> tuple[Header, memoryview]:
-        """A copy of a bucket's state as it is now; the follower gets its updates from the next step on. Raises LookupError."""
+    def begin(self, follower: Follower, bucket: int) -> Piece:
+        """A copy of a bucket's state as it is now; the follower gets its steps from the next one on. Raises LookupError."""
         with self._lock:
+            state = self._copy(bucket, 0, 0)
             follower.has.add(bucket)
-            return self._copy(bucket, 0, 0)
+            if self._voting:
+                follower.put([self._update(bucket)])
+            return state
 
-    def donate(self, request: StateRequest) -> tuple[Header, memoryview]:
+    def donate(self, request: StateRequest) -> Piece:
         """The asked-for bucket's state as of the asked-for step, from the asked-for byte on, copied. Raises LookupError saying
         what is held instead."""
         with self._lock:
@@ -159,7 +179,7 @@ class Holding:
                 )
             return self._copy(request.bucket, request.offset, request.generation)
 
-    def _copy(self, bucket: int, offset: int, generation: int) -> tuple[Header, memoryview]:
+    def _copy(self, bucket: int, offset: int, generation: int) -> Piece:
         if bucket not in self._held.buckets:
             raise LookupError(f"NOT_HELD: bucket {bucket} is not held here, but {sorted(self._held.buckets)}")
         pieces = []
@@ -168,10 +188,13 @@ class Holding:
             offset -= min(offset, len(piece))
         state = b"".join(pieces)
         step = self._held.step
-        header = Header(Kind.STATE, 0, 0, generation, step, bucket, step, len(state), len(state))
-        return header, memoryview(state)
+        return _header(Kind.STATE, generation, step, bucket, step, len(state)), memoryview(state)
+
+    def _update(self, bucket: int) -> Piece:
+        gradients = self._held.buckets[bucket].gradients.detach().cpu().view(torch.uint8).numpy()
+        data = memoryview(bytes(gradients.data))
+        return _header(Kind.UPDATE, self._voting, self._held.step + 1, bucket, self._held.step, len(data)), data
 
 
-def _update(gradient_norm: float, bucket: Bucket) -> memoryview:
-    gradients = bucket.gradients.detach().cpu().view(torch.uint8).numpy()
-    return memoryview(b"".join((NORM.pack(gradient_norm), gradients.data)))
+def _header(kind: Kind, generation: int, step: int, bucket: int, newest: int, size: int) -> Header:
+    return Header(kind, 0, 0, generation, step, bucket, newest, size, size)

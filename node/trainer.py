@@ -17,16 +17,16 @@ import torch
 
 from dtfm.node.bucket import Bucket
 from dtfm.node.checkpoint_writer import CheckpointWriter
+from dtfm.node.copier import Copier
 from dtfm.node.data import Data, load_data
 from dtfm.node.engagement import Engagement
-from dtfm.node.following import Following, donors_of
 from dtfm.node.holding import Held, Holding
 from dtfm.node.inbox import Inbox
 from dtfm.node.mailbox import Closed
 from dtfm.node.model import Model, load_model
 from dtfm.node.outbox import Outbox
 from dtfm.node.pipeline import NonFinite, Outcome
-from dtfm.node.profile import run_dtype, workload
+from dtfm.node.profile import workload
 from dtfm.node.recovery import acquire_stage
 from dtfm.node.share import group_of, share_of
 from dtfm.node.trace import Activity, span
@@ -41,7 +41,6 @@ from dtfm.protos.control_pb2 import (
     PlanFailed,
     PlanReady,
     Prefetch,
-    Prefetched,
     Prepared,
     StepFailed,
     StepProblem,
@@ -95,7 +94,7 @@ class Trainer:
         self._commands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._work: Work | None = None
         self._holding = holding
-        self._following: Following | None = None
+        self._copier = Copier(node, device, report)
         self._engagement: Engagement | None = None
         self._newest = 0  # generation
         self._waiting: Future[Any] | None = None  # for the event loop
@@ -144,33 +143,13 @@ class Trainer:
         return (engagement.share.generation, self._holding.held.step + 1) if engagement is not None else None
 
     async def prefetch(self, wanted: Prefetch) -> None:
-        """Starts to copy what is not held here, or ends it; reports Prefetched when that is near the others' step."""
-        work = self._work
-        if work is None:
-            return
-
-        def tell(step: int, problem: str) -> None:
-            prefetched = Prefetched(number=wanted.number, step=step, problem=problem[:1000])
-            self._report(NodeMessage(prefetched=prefetched))
-
-        held = self._holding.held.buckets
-        donors = {
-            spec: peers
-            for spec, peers in donors_of(wanted, work.model.buckets, self._node).items()
-            if spec.index not in held
-        }
-        following = self._following
-        if following is not None and following.sound and following.buckets == {spec.index for spec in donors}:
-            following.tell_instead(tell)
-            return
-        self._following = None
-        if following is not None:
-            await following.close()
-        if donors:
-            metadata = token_metadata(work.peer_token)
-            self._following = Following(work.run, self._device, run_dtype(work.run), donors, metadata, tell)
-        elif wanted.past_last_layer:
-            tell(self._holding.held.step, "")
+        """Copies what is wanted while training goes on; no layers: nothing more."""
+        work, engagement = self._work, self._engagement
+        if wanted.past_last_layer and work is not None:
+            trained = engagement.stage.buckets if engagement is not None else ()
+            await self._copier.copy(work.run, work.model, work.peer_token, wanted, trained)
+        else:
+            await self._copier.stop()
 
     def stop(self) -> None:
         """Ends the thread once what it is doing is called off, and waits for checkpoints being written."""
@@ -258,6 +237,15 @@ class Trainer:
         if self._holding.held.step != assignment.step:
             self._holding.replace(Held(assignment.step, {}))  # of another past: its memory may be needed
         share = share_of(plan, self._node, train.evaluation_samples // train.micro_batch)
+        copied: Mapping[int, Bucket] = {}
+        if share is not None or any(self._node in donors.nodes for donors in assignment.donors):
+            last = (
+                assignment.last_commit
+                if assignment.last_commit.step == assignment.step
+                else Commit(step=assignment.step)
+            )
+            copied = self._await(self._copier.take(last, self._work.run.lease_seconds))
+            self._holding.replace(Held(assignment.step, {**self._holding.held.buckets, **copied}))
         if share is None:
             log.info("idle in generation %d: %s", plan.generation, assignment.reason)
             return
@@ -280,7 +268,7 @@ class Trainer:
                     self._work.model,
                     self._device,
                     self._holding.held,
-                    self._await(self._copied(assignment.step)),
+                    copied,
                     assignment,
                     share.layers,
                     token_metadata(self._work.peer_token),
@@ -336,7 +324,9 @@ class Trainer:
     def _train(self, engagement: Engagement) -> None:
         """Computes the next step and votes on it."""
         step = self._holding.held.step + 1
+        self._holding.retract()
         outcome, squared_norm = engagement.train(step)
+        self._holding.vote(engagement.share.generation)
         assert self._digest is not None
         self._voted = step
         self._narrate(step, outcome)
@@ -399,16 +389,6 @@ class Trainer:
             update = partial(engagement.apply, commit.step, commit.gradient_norm)
             self._holding.apply(commit.step, commit.gradient_norm, update)
         self._digest = self._background.submit(engagement.stage.digest)
-
-    async def _copied(self, step: int) -> Mapping[int, Bucket]:
-        """What was copied in advance and is as of ``step``. The copying ends."""
-        following, self._following = self._following, None
-        if following is None or self._work is None:
-            return {}
-        copied = await following.at(step, self._work.run.lease_seconds)
-        await following.close()
-        log.info("%d of %d buckets were copied in advance", len(copied), len(following.buckets))
-        return copied
 
     def _write_checkpoint(self, engagement: Engagement, work: Work, step: int) -> None:
         """Each bucket is written by one of the nodes that count it."""

@@ -243,14 +243,16 @@ class Prefetch(_message.Message):
     def __init__(self, number: _Optional[int] = ..., first_layer: _Optional[int] = ..., past_last_layer: _Optional[int] = ..., donors: _Optional[_Iterable[_Union[Assignment.Donors, _Mapping]]] = ..., peers: _Optional[_Iterable[_Union[Peer, _Mapping]]] = ...) -> None: ...
 
 class Prefetched(_message.Message):
-    __slots__ = ("number", "step", "problem")
+    __slots__ = ("number", "step", "voted", "problem")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
+    VOTED_FIELD_NUMBER: _ClassVar[int]
     PROBLEM_FIELD_NUMBER: _ClassVar[int]
     number: int
     step: int
+    voted: int
     problem: str
-    def __init__(self, number: _Optional[int] = ..., step: _Optional[int] = ..., problem: _Optional[str] = ...) -> None: ...
+    def __init__(self, number: _Optional[int] = ..., step: _Optional[int] = ..., voted: _Optional[int] = ..., problem: _Optional[str] = ...) -> None: ...
 
 class PlanReady(_message.Message):
     __slots__ = ("generation",)

@@ -36,8 +36,9 @@ class Kind(enum.IntEnum):
     STATE = 6
     """Parameters and optimizer state. index: bucket, part: the newest step that the sender has applied."""
     UPDATE = 7
-    """The global gradient norm (float64), then the summed gradients, of a step that the sender has applied. index: bucket,
-    part: the newest such step."""
+    """Summed gradients of a step that the sender votes for, to who follows its state. index: bucket."""
+    COMMITTED = 8
+    """The step's global gradient norm (float64), with which the sender has applied it. index: bucket, part: as in STATE."""
 
 
 class FrameProblem(enum.Enum):

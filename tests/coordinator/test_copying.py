@@ -143,3 +143,23 @@ def test_a_spare_that_is_a_step_behind_cannot_save_the_stage() -> None:
     world.lose("a")
     assert world.events(ev.StateCopied) == []
     assert world.events(ev.RolledBack)[-1].from_step == 2
+
+
+def test_a_spare_with_the_gradients_of_the_last_step_as_committed_can_save_the_stage() -> None:
+    world = spare_world()
+    world.automatic_copying = False
+    copied(world, "c", voted=1)
+    world.step()
+    world.lose("a")
+    assert world.events(ev.StateCopied) == [ev.StateCopied("c", f"{1:016x}", (0, 2), 1)]
+    assert world.events(ev.RolledBack) == []
+
+
+def test_gradients_of_another_attempt_save_nothing() -> None:
+    world = spare_world()
+    world.step()
+    world.automatic_copying = False
+    copied(world, "c", voted=7)
+    world.step()
+    world.lose("a")
+    assert world.events(ev.StateCopied) == []

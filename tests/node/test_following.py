@@ -9,16 +9,17 @@ import pytest
 import torch
 
 from dtfm.node.bucket import Bucket, BucketSpec
-from dtfm.node.following import Following
+from dtfm.node.following import Copied, Following
 from dtfm.node.holding import MAX_BEHIND, Held, Holding
 from dtfm.node.optimizer import adamw, decayed_ranges
 from dtfm.node.peer_server import PeerServer
 from dtfm.node.recovery import fetch_states
 from dtfm.protos.connection import token_metadata
-from dtfm.protos.control_pb2 import Peer
+from dtfm.protos.control_pb2 import Commit, Peer
 from dtfm.protos.plan_pb2 import Run
 
 TOKEN = "the run's"
+GENERATION = 2
 RUN = Run(
     lease_seconds=5,
     train=Run.Train(steps=100, learning_rate=1e-2, weight_decay=0.1, beta1=0.9, beta2=0.95, epsilon=1e-8, clip_norm=1),
@@ -52,11 +53,18 @@ class Donor:
     def step(self) -> int:
         return self.holding.held.step
 
-    def train(self) -> None:
+    def train(self, commit: bool = True, attempt: int = 0) -> None:
         step = self.step + 1
+        self.holding.retract()
         for index, bucket in self.buckets.items():
-            generator = torch.Generator().manual_seed(100 * step + index)
+            generator = torch.Generator().manual_seed(100 * step + index + 10 * attempt)
             bucket.gradients.copy_(torch.randn(bucket.spec.size, generator=generator))
+        self.holding.vote(GENERATION)
+        if commit:
+            self.commit()
+
+    def commit(self) -> None:
+        step = self.step + 1
         self.holding.apply(step, 2.5, lambda: self._update(step))
 
     def _update(self, step: int) -> None:
@@ -80,13 +88,17 @@ def follow(donors: Sequence[Donor]) -> tuple[Following, asyncio.Future[str]]:
     """What follows both buckets, and what is told first: a problem, or nothing."""
     near: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
-    def tell(step: int, problem: str) -> None:
+    def tell(copied: Copied) -> None:
         if not near.done():
-            near.set_result(problem)
+            near.set_result(copied.problem)
 
     peers = {spec: [donor.peer for donor in donors] for spec in SPECS}
     following = Following(RUN, torch.device("cpu"), torch.float32, peers, token_metadata(TOKEN), tell)
     return following, near
+
+
+def committed(step: int) -> Commit:
+    return Commit(generation=GENERATION, step=step, gradient_norm=2.5)
 
 
 async def until_at(following: Following, step: int) -> None:
@@ -108,7 +120,7 @@ async def test_state_comes_once_and_then_every_step_is_applied_here_too(donors: 
     for _ in range(5):
         for donor in donors:
             donor.train()
-        assert same(await following.at(donors[0].step, 10), donors[0])
+        assert same(await following.at(committed(donors[0].step), 10), donors[0])
     await following.close()
 
 
@@ -123,22 +135,54 @@ async def test_steps_that_are_applied_while_the_state_is_on_its_way_are_not_miss
     donors[0].train_while_giving = 4
     following, near = follow(donors[:1])
     assert await near == ""
-    copied = await following.at(8, 10)
+    copied = await following.at(committed(8), 10)
     assert donors[0].step == 8
     assert same(copied, donors[0])
     await following.close()
 
 
 async def test_every_step_that_it_has_caught_up_with_is_told(donors: list[Donor]) -> None:
-    told: asyncio.Queue[int] = asyncio.Queue()
-    following, near = follow(donors)
+    told: asyncio.Queue[Copied] = asyncio.Queue()
+    following, near = follow(donors[:1])
     assert await near == ""
-    following.tell_instead(lambda step, problem: told.put_nowait(step))
-    for step in (5, 6):
-        assert await told.get() == step - 1
-        for donor in donors:
-            donor.train()
-    assert await told.get() == 6
+    following.tell_instead(told.put_nowait)
+    for step in (4, 5):
+        assert await told.get() == Copied(step)
+        donors[0].train(commit=False)
+        assert await told.get() == Copied(step, GENERATION)
+        donors[0].commit()
+    assert await told.get() == Copied(6)
+    await following.close()
+
+
+async def test_a_donor_that_is_lost_between_commit_and_update_is_survived(donors: list[Donor]) -> None:
+    told: asyncio.Queue[Copied] = asyncio.Queue()
+    following, near = follow(donors[:1])
+    assert await near == ""
+    following.tell_instead(told.put_nowait)
+    assert await told.get() == Copied(4)
+    donors[0].train(commit=False, attempt=1)  # called off
+    donors[0].train(commit=False)
+    while await told.get() != Copied(4, GENERATION):
+        pass
+    await donors[0].server.stop()
+    lost = await told.get()
+    assert (lost.step, lost.voted, bool(lost.problem)) == (4, GENERATION, True)
+    donors[1].train()
+    assert same(await following.at(committed(5), 10), donors[1])
+    await following.close()
+
+
+async def test_gradients_of_an_attempt_that_was_called_off_are_never_applied(donors: list[Donor]) -> None:
+    following, near = follow(donors[:1])
+    assert await near == ""
+    donors[0].train(commit=False)
+    async with following._changed:
+        await following._changed.wait_for(lambda: all(copy.voted for copy in following._copies.values()))
+    await donors[0].server.stop()
+    async with following._changed:
+        await following._changed.wait_for(lambda: not following.sound)
+    assert await following.at(Commit(generation=GENERATION + 1, step=5, gradient_norm=2.5), 10) == {}
     await following.close()
 
 
@@ -148,7 +192,7 @@ async def test_a_donor_that_dies_is_replaced_by_another(donors: list[Donor]) -> 
     await donors[0].server.stop()
     donors[1].train()
     await until_at(following, donors[1].step)
-    assert same(await following.at(donors[1].step, 10), donors[1])
+    assert same(await following.at(committed(donors[1].step), 10), donors[1])
     assert following.sound
     await following.close()
 
@@ -169,7 +213,7 @@ async def test_after_going_back_to_another_past_it_is_followed_from_there(donors
         donor.holding.replace(Held(2, donor.buckets))
         donor.buckets[0].parameters.fill_(7)
     await until_at(following, 2)
-    assert same(await following.at(2, 10), donors[0])
+    assert same(await following.at(committed(2), 10), donors[0])
     await following.close()
 
 
