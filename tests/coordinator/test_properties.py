@@ -142,6 +142,19 @@ def test_no_step_is_skipped_or_committed_twice_and_the_log_is_the_state(
 
 @settings(max_examples=50, deadline=None)
 @given(st.lists(MOVES, min_size=5, max_size=40))
+def test_members_are_who_has_a_stream_and_nobody_stays_one_in_silence(moves: list[tuple[Any, ...]]) -> None:
+    world = World(fresh_state(cluster={"nodes": 2}, train={"steps": 5}))
+    world.join("a", "b")
+    for move in moves:
+        play(world, move)
+        assert set(world.state.ledger.members) == set(world.state.sessions)
+    if world.exit_code is None:
+        world.wait(2 * LEASE)
+        assert not world.state.ledger.members
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(MOVES, min_size=5, max_size=40))
 def test_from_anywhere_a_run_can_be_finished(moves: list[tuple[Any, ...]]) -> None:
     """No order of events leaves a run stuck: with fresh nodes that do their part it ends well, unless it failed by name."""
     world = World(fresh_state(cluster={"nodes": 2, "stages": 2}, train={"steps": 5}))

@@ -238,6 +238,19 @@ async def test_two_nodes_with_one_identity(tmp_path: Path) -> None:
         assert "a" in served.server.state.sessions
 
 
+async def test_a_node_started_again_takes_the_place_of_its_process_that_fell_silent(tmp_path: Path) -> None:
+    silent: Callable[[wire.NodeMessage], wire.NodeMessage | None] = lambda _: None  # noqa: E731
+    run = run_in(tmp_path, cluster={"lease": 1.0})
+    async with serving(tmp_path, run) as served, served.node("a", incarnation=1, twist=silent) as first:
+        await served.until(lambda: "a" in served.ledger.members)
+        async with served.node("a", incarnation=2) as second:
+            await served.until(lambda: served.ledger.members["a"].incarnation.endswith("2"))
+            await asyncio.wait_for(first.over.wait(), 10)
+            assert second.refusal is None
+        reasons = [event.reason for event in served.events if isinstance(event, ev.NodeLeft)]
+        assert reasons[0] == "a new process has its identity, and this one gave no sign of life since"
+
+
 async def test_a_stream_that_says_nothing_is_hung_up_on(tmp_path: Path) -> None:
     async with serving(tmp_path, run_in(tmp_path, cluster={"lease": 0.5})) as served, open_channel(served.address) as c:
         stub = control_pb2_grpc.CoordinatorStub(c)  # type: ignore[no-untyped-call]
