@@ -19,6 +19,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dtfm.kernels.codec import Codec
+from dtfm.node.admission import Expectations
+from dtfm.node.inbox import Arrival, Inbox
 from dtfm.node.outbox import Outbox, What
 from dtfm.protos.assembly import Assembly
 from dtfm.protos.connection import open_channel, server_options
@@ -30,7 +32,6 @@ from tests.node.test_peer_server import ELEMENTS, GENERATION, STEP, TOKEN, Node,
 Result = TypeVar("Result")
 Damage = Callable[[random.Random, list[bytes]], None]
 PATIENCE_SECONDS = 30.0
-PROBLEMS = tuple(problem.name for problem in FrameProblem)
 ANSWERS = (grpc.StatusCode.OK, grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.FAILED_PRECONDITION)
 seeds = st.integers(0, 2**32)
 
@@ -94,6 +95,21 @@ def test_of_damaged_frames_a_tensor_comes_out_as_it_was_sent_or_not_at_all(damag
     assert refused or sent == whole or not done
 
 
+class Recording(Inbox):
+    """Remembers what it refused."""
+
+    def __init__(self, expect: Expectations, applied: int, deliver: Callable[[Arrival], None]) -> None:
+        super().__init__(expect, applied, deliver)
+        self.refused: list[FrameProblem] = []
+
+    def take(self, source: str, frame: bytes) -> None:
+        try:
+            super().take(source, frame)
+        except FrameError as refusal:
+            self.refused.append(refusal.problem)
+            raise
+
+
 class Running:
     """A node that serves on an event loop of its own."""
 
@@ -142,8 +158,11 @@ async def outcome(call: Awaitable[bytes]) -> grpc.aio.AioRpcError | bytes:
         return refusal
 
 
-def is_named(refusal: grpc.aio.AioRpcError) -> bool:
-    return refusal.code() is grpc.StatusCode.INVALID_ARGUMENT and (refusal.details() or "").startswith(PROBLEMS)
+def is_named(refusal: grpc.aio.AioRpcError, problem: FrameProblem) -> bool:
+    """Whether the caller learns of ``problem``, unless its own write met the end of the call before that did."""
+    if refusal.code() is grpc.StatusCode.INTERNAL:
+        return refusal.details() == "Internal error from Core"
+    return refusal.code() is grpc.StatusCode.INVALID_ARGUMENT and (refusal.details() or "").startswith(problem.name)
 
 
 async def send_all(call: Any, sent: list[bytes]) -> None:
@@ -161,8 +180,8 @@ def test_a_damaged_stream_is_refused_by_name_and_the_one_beside_it_goes_on(
 ) -> None:
     async def scene() -> None:
         node = running.node
-        node.inbox = type(node.inbox)(node.inbox._expect, STEP - 1, node.arrived.put_nowait)
-        node.server.admit_to(node.inbox)
+        inbox = Recording(node.inbox._expect, STEP - 1, node.arrived.put_nowait)
+        node.server.admit_to(inbox)
         sent = tensor_frames(index=0) + tensor_frames(index=1)
         whole = list(sent)
         damage(random.Random(seed), sent)
@@ -177,8 +196,10 @@ def test_a_damaged_stream_is_refused_by_name_and_the_one_beside_it_goes_on(
             if isinstance(refusal, bytes):
                 assert set(sent) <= set(whole)
                 assert len(sent) <= len(whole)
+                assert inbox.refused == []
             else:
-                assert is_named(refusal), refusal
+                (problem,) = inbox.refused
+                assert is_named(refusal, problem), refusal
             await beside.write(second)
             await beside.done_writing()
             assert await beside == b""
