@@ -73,7 +73,7 @@ def check_hello(hello: wire.Hello, run: RunFile, run_id: str) -> DeviceSeen:
         raise malformed("device.name", device.name, "at most 256 characters")
     if not 0 < device.memory_bytes < 1 << 50:
         raise malformed("device.memory_bytes", device.memory_bytes, "above 0 and below 2**50")
-    _number("device.flops", device.flops, 1.0, 1e21)
+    check_flops(device.flops)
     return DeviceSeen(device.kind, shorten(device.name), device.memory_bytes, device.flops)
 
 
@@ -152,12 +152,21 @@ def check_links(report: wire.LinkReport, reporter: str, known: Collection[str]) 
     return tuple(links)
 
 
+def check_flops(flops: float) -> None:
+    """Raises Refused for what no device computes per second."""
+    _number("device.flops", flops, 1.0, 1e21)
+
+
 def check_vote(vote: wire.StepReady) -> None:
     """Raises Refused for a vote that cannot be counted. NaN and infinity are for the caller to judge."""
     if not 8 <= len(vote.state_digest) <= 64:
         raise malformed("state_digest", vote.state_digest.hex(), "a digest of 8 to 64 bytes")
     _number("compute_seconds", vote.compute_seconds, 0, 1e7)
     _number("wait_seconds", vote.wait_seconds, 0, 1e7)
+    if len(vote.arrived) > MAX_NODES:
+        raise malformed("arrived", len(vote.arrived), f"at most {MAX_NODES} entries")
+    for arrived in vote.arrived:
+        _number("arrived.seconds", arrived.seconds, 0, 1e7)
 
 
 def check_bucket(written: wire.BucketWritten, buckets: int) -> None:

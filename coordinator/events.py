@@ -101,6 +101,16 @@ class Link:
 
 
 @dataclass(frozen=True, slots=True)
+class DeviceDrifted:
+    """The node's device has become slower or faster for good; ``flops`` is what it counts for from now on."""
+
+    node: str
+    flops: float
+    reason: str
+    event: Literal["device_drifted"] = "device_drifted"
+
+
+@dataclass(frozen=True, slots=True)
 class LinksMeasured:
     node: str
     links: tuple[Link, ...]
@@ -282,6 +292,7 @@ Event = (
     | NodeReady
     | NodeLeaving
     | NodeLeft
+    | DeviceDrifted
     | LinksMeasured
     | RunDescribed
     | Waiting

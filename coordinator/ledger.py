@@ -106,6 +106,10 @@ def apply(ledger: Ledger, event: ev.Event) -> Ledger:
             return replace(ledger, members={**ledger.members, event.node: member})
         case ev.NodeLeft():
             return _without(ledger, event.node)
+        case ev.DeviceDrifted():
+            member = ledger.members[event.node]
+            device = replace(member.device, flops=event.flops)
+            return replace(ledger, members={**ledger.members, event.node: replace(member, device=device)})
         case ev.LinksMeasured():
             links = _with_links(ledger.links, event.links)
             return replace(ledger, links=links, broken=_broken(links, ledger.broken, event.links), peer_losses=0)

@@ -25,6 +25,8 @@ def narrate(event: ev.Event) -> str:
             return f"{event.node} wants to leave ({event.reason}); it hands over first"
         case ev.NodeLeft():
             return f"{event.node} left: {event.reason}"
+        case ev.DeviceDrifted():
+            return f"{event.node} has changed: {event.reason}"
         case ev.LinksMeasured():
             return f"{event.node} measured {len(event.links)} links"
         case ev.RunDescribed():

@@ -52,6 +52,14 @@ class Standing(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
+class Seen:
+    """Speeds of one device or link in the steps of this generation: the last ones, and the median of the first."""
+
+    recent: tuple[float, ...] = ()
+    before: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Copying:
     """A node copies the state of ``layers`` in advance, asked under ``number`` in ``generation``. ``near``: it keeps up with
     those who train, or cannot; ``step``: what it has is as of after that; ``voted``: it has the gradients of the next one, as
@@ -194,6 +202,7 @@ class State:
     considered: frozenset[str] = frozenset()
     asked: int = 0
     copies: int = 0
+    seen: Mapping[tuple[str, str], Seen] = field(default_factory=dict)
     gathered: bool = False
     saving: bool = False
     stopped: bool = False

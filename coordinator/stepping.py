@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from dtfm.coordinator import aftermath, copying
+from dtfm.coordinator import aftermath, copying, drift
 from dtfm.coordinator import events as ev
 from dtfm.coordinator.checks import check_vote, shorten
 from dtfm.coordinator.ending import fail
@@ -134,6 +134,7 @@ def _count(turn: Turn, phase: Stepping, plan: Plan) -> None:
             wait_seconds={node: vote.wait_seconds for node, vote in sorted(phase.votes.items())},
         )
     )
+    drift.committed(turn, phase.votes)
     _announce(turn, phase.step, plan, math.sqrt(squared_norm))
 
 

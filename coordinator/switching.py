@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from dtfm.coordinator import copying
+from dtfm.coordinator import copying, drift
 from dtfm.coordinator import events as ev
 from dtfm.coordinator.checks import shorten
 from dtfm.coordinator.ending import fail, finish
@@ -137,6 +137,7 @@ def plan_ready(turn: Turn, node: str, generation: int) -> None:
         turn.emit(ev.PlanStarted(generation, step))
         turn.set(phase=Stepping(step, turn.now, turn.now + turn.state.patience))
         turn.send(ledger.plan.nodes, begin=wire.Begin(generation=generation, step=step))
+        drift.forget(turn)
         copying.keep_up(turn)
         consider(turn)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dtfm.coordinator import aftermath, copying, departure, membership, stepping, switching
+from dtfm.coordinator import aftermath, copying, departure, drift, membership, stepping, switching
 from dtfm.coordinator.checks import Refused, shorten
 from dtfm.coordinator.ending import stop
 from dtfm.coordinator.state import Gathering, Pausing, Session, State, Stepping, Switching
@@ -103,7 +103,7 @@ def _dispatch(turn: Turn, session: Session, event: Heard) -> None:
         case "leaving":
             departure.wishes_to_leave(turn, session, message.leaving)
         case "heartbeat":
-            pass
+            drift.measured(turn, node, message.heartbeat.flops)
         case _:
             turn.log(f"ignored a message of {node} that means nothing here: {kind}")
 

@@ -9,10 +9,14 @@ from dataclasses import dataclass, replace
 
 from dtfm.node.admission import Expectations, admit
 from dtfm.node.trace import Activity, tell
-from dtfm.protos.frame import FrameError, FrameProblem, Header, Kind, parse
+from dtfm.protos.frame import CHUNK_BYTES, FrameError, FrameProblem, Header, Kind, parse
 
 #: Which tensor: from whom, kind, step, index, part.
 _Key = tuple[str, Kind, int, int, int]
+
+
+#: (bytes that followed first frames, seconds since those had come)
+Pace = tuple[int, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +39,7 @@ class Inbox:
         self._lock = threading.Lock()
         self._partial: dict[_Key, tuple[Header, bytearray, float]] = {}
         self._done: set[_Key] = set()
+        self._paces: dict[str, Pace] = {}
 
     def advance(self, applied: int) -> None:
         """``applied`` is applied: what belongs to it, or to earlier steps, is stale from now on."""
@@ -42,6 +47,12 @@ class Inbox:
             self._applied = applied
             self._partial = {k: v for k, v in self._partial.items() if k[2] >= applied}
             self._done = {k for k in self._done if k[2] >= applied}
+
+    def take_paces(self) -> dict[str, Pace]:
+        """By source, how quickly its tensors of more than one frame came since this was last asked."""
+        with self._lock:
+            paces, self._paces = self._paces, {}
+            return paces
 
     def take(self, source: str, frame: bytes) -> None:
         """One frame from ``source``. Raises FrameError for one that is refused; a stale one is no fault of the sender's."""
@@ -67,5 +78,8 @@ class Inbox:
                 return
             del self._partial[key]
             self._done.add(key)
+            if (after_first := header.total - CHUNK_BYTES) > 0:
+                bytes_, seconds = self._paces.get(source, (0, 0.0))
+                self._paces[source] = bytes_ + after_first, seconds + time.perf_counter() - began
         tell(Activity.RECEIVE, header.step, header.index, f"from {source}", began)
         self._deliver(Arrival(source, whole_header, memoryview(whole)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import random
 import secrets
@@ -18,6 +19,7 @@ import grpc.aio
 import torch
 
 import dtfm
+from dtfm.node.device import measure_device
 from dtfm.node.holding import Holding
 from dtfm.node.links import measure_links
 from dtfm.node.outbox import Outbox
@@ -46,6 +48,8 @@ Argument = TypeVar("Argument")
 
 FIRST_PAUSE_SECONDS = 0.5
 LONGEST_PAUSE_SECONDS = 15.0
+IDLE_BEATS = 40
+"""A node without a part in the plan times its device again every so many heartbeats: it may have been slow, and recovered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,11 +249,12 @@ class Session:
         self._send(NodeMessage(links=report))
 
     async def _beat(self, every: float) -> None:
-        count = 0
-        while True:
+        for count in itertools.count(1):
             await asyncio.sleep(every)
-            count += 1
-            self._send(NodeMessage(heartbeat=Heartbeat(count=count)))
+            beat = Heartbeat(count=count)
+            if count % IDLE_BEATS == 0 and self._trainer.at is None:
+                beat.flops = (await asyncio.to_thread(measure_device, self._settings.device)).flops
+            self._send(NodeMessage(heartbeat=beat))
 
     async def _messages(self) -> AsyncIterator[NodeMessage]:
         outgoing = self._outgoing

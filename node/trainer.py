@@ -340,6 +340,10 @@ class Trainer:
                 state_digest=self._digest.result(),
                 compute_seconds=outcome.compute_seconds,
                 wait_seconds=outcome.wait_seconds,
+                arrived=[
+                    StepReady.Arrived(source=source, bytes=size, seconds=seconds)
+                    for source, (size, seconds) in sorted(engagement.inbox.take_paces().items())
+                ],
             )
             self._report(NodeMessage(step_ready=ready))
 

@@ -165,10 +165,12 @@ class Prepared(_message.Message):
     def __init__(self, workload: _Optional[_Union[_plan_pb2.Workload, _Mapping]] = ..., data_fingerprint: _Optional[bytes] = ..., training_samples: _Optional[int] = ..., evaluation_samples: _Optional[int] = ..., unigram_entropy: _Optional[float] = ..., tokens_per_sample: _Optional[int] = ..., buckets: _Optional[int] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
-    __slots__ = ("count",)
+    __slots__ = ("count", "flops")
     COUNT_FIELD_NUMBER: _ClassVar[int]
+    FLOPS_FIELD_NUMBER: _ClassVar[int]
     count: int
-    def __init__(self, count: _Optional[int] = ...) -> None: ...
+    flops: float
+    def __init__(self, count: _Optional[int] = ..., flops: _Optional[float] = ...) -> None: ...
 
 class Probe(_message.Message):
     __slots__ = ("peers",)
@@ -277,7 +279,16 @@ class Begin(_message.Message):
     def __init__(self, generation: _Optional[int] = ..., step: _Optional[int] = ...) -> None: ...
 
 class StepReady(_message.Message):
-    __slots__ = ("generation", "step", "squared_gradient_norm", "loss_sum", "samples", "state_digest", "compute_seconds", "wait_seconds")
+    __slots__ = ("generation", "step", "squared_gradient_norm", "loss_sum", "samples", "state_digest", "compute_seconds", "wait_seconds", "arrived")
+    class Arrived(_message.Message):
+        __slots__ = ("source", "bytes", "seconds")
+        SOURCE_FIELD_NUMBER: _ClassVar[int]
+        BYTES_FIELD_NUMBER: _ClassVar[int]
+        SECONDS_FIELD_NUMBER: _ClassVar[int]
+        source: str
+        bytes: int
+        seconds: float
+        def __init__(self, source: _Optional[str] = ..., bytes: _Optional[int] = ..., seconds: _Optional[float] = ...) -> None: ...
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     SQUARED_GRADIENT_NORM_FIELD_NUMBER: _ClassVar[int]
@@ -286,6 +297,7 @@ class StepReady(_message.Message):
     STATE_DIGEST_FIELD_NUMBER: _ClassVar[int]
     COMPUTE_SECONDS_FIELD_NUMBER: _ClassVar[int]
     WAIT_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    ARRIVED_FIELD_NUMBER: _ClassVar[int]
     generation: int
     step: int
     squared_gradient_norm: float
@@ -294,7 +306,8 @@ class StepReady(_message.Message):
     state_digest: bytes
     compute_seconds: float
     wait_seconds: float
-    def __init__(self, generation: _Optional[int] = ..., step: _Optional[int] = ..., squared_gradient_norm: _Optional[float] = ..., loss_sum: _Optional[float] = ..., samples: _Optional[int] = ..., state_digest: _Optional[bytes] = ..., compute_seconds: _Optional[float] = ..., wait_seconds: _Optional[float] = ...) -> None: ...
+    arrived: _containers.RepeatedCompositeFieldContainer[StepReady.Arrived]
+    def __init__(self, generation: _Optional[int] = ..., step: _Optional[int] = ..., squared_gradient_norm: _Optional[float] = ..., loss_sum: _Optional[float] = ..., samples: _Optional[int] = ..., state_digest: _Optional[bytes] = ..., compute_seconds: _Optional[float] = ..., wait_seconds: _Optional[float] = ..., arrived: _Optional[_Iterable[_Union[StepReady.Arrived, _Mapping]]] = ...) -> None: ...
 
 class StepFailed(_message.Message):
     __slots__ = ("generation", "step", "problem", "peer", "sentence")

@@ -1,0 +1,87 @@
+"""Devices and links that are no longer as they were when the plan was made, as training itself shows: no probes.
+
+Each is compared with itself under the same plan, for only then does it do the same work beside the same others. So it does not
+matter that a device computes less than its peak, or that a link is shared.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping
+from dataclasses import replace
+
+from dtfm.coordinator import events as ev
+from dtfm.coordinator.checks import check_flops
+from dtfm.coordinator.state import Seen
+from dtfm.coordinator.turn import Turn
+from dtfm.protos import control_pb2 as wire
+
+WINDOW = 5
+"""So many steps are looked at together, by their median: one slow step is noise."""
+
+FACTOR = 2.0
+"""A device or link must be so many times slower, or faster, than before to be planned with anew."""
+
+LEAST_SECONDS = 0.05
+"""What takes less in a step is not measured: it is not what the step waits for."""
+
+
+def look(seen: Seen, speed: float) -> tuple[Seen, float | None]:
+    """``seen`` with one more step's speed, and by what factor that has changed, if it has for good."""
+    recent = (*seen.recent, speed)[-WINDOW:]
+    if len(recent) < WINDOW:
+        return replace(seen, recent=recent), None
+    now = statistics.median(recent)
+    if seen.before is None:
+        return Seen((), now), None
+    ratio = now / seen.before
+    if 1 / FACTOR < ratio < FACTOR:
+        return replace(seen, recent=recent), None
+    return Seen((), now), ratio
+
+
+def committed(turn: Turn, votes: Mapping[str, wire.StepReady]) -> None:
+    """What the votes of a committed step show. Whoever has changed is planned with anew."""
+    for node, vote in sorted(votes.items()):
+        if vote.compute_seconds >= LEAST_SECONDS and (ratio := _changed(turn, (node, ""), 1 / vote.compute_seconds)):
+            _device(turn, node, turn.state.ledger.members[node].device.flops * ratio, "in training")
+        for arrived in vote.arrived:
+            link = turn.state.ledger.links.get(arrived.source, {}).get(node)
+            if link is None or arrived.seconds < LEAST_SECONDS:
+                continue
+            if ratio := _changed(turn, (arrived.source, node), arrived.bytes / arrived.seconds):
+                turn.emit(ev.LinksMeasured(node, (replace(link, bandwidth=link.bandwidth * ratio),)))
+                _reconsider(turn, node)
+
+
+def measured(turn: Turn, node: str, flops: float) -> None:
+    """A node has timed its device again (0: it has not); while it trains that would be no measure."""
+    plan, known = turn.state.ledger.plan, turn.state.ledger.members[node].device.flops
+    if not flops or (plan is not None and node in plan.nodes):
+        return
+    check_flops(flops)
+    if not 1 / FACTOR < flops / known < FACTOR:
+        _device(turn, node, flops, "while idle")
+
+
+def forget(turn: Turn) -> None:
+    """Under another plan nothing can be compared with before."""
+    turn.set(seen={})
+
+
+def _changed(turn: Turn, what: tuple[str, str], speed: float) -> float | None:
+    seen, ratio = look(turn.state.seen.get(what, Seen()), speed)
+    turn.set(seen={**turn.state.seen, what: seen})
+    return ratio
+
+
+def _device(turn: Turn, node: str, flops: float, where: str) -> None:
+    before = turn.state.ledger.members[node].device.flops
+    change = f"{flops / before:.1f} times faster" if flops > before else f"{before / flops:.1f} times slower"
+    reason = f"{where} it is {change} than before"
+    turn.emit(ev.DeviceDrifted(node, flops, reason))
+    _reconsider(turn, node)
+
+
+def _reconsider(turn: Turn, node: str) -> None:
+    turn.set(considered=turn.state.considered - {node})
