@@ -61,6 +61,8 @@ class Means(enum.Enum):
     """A bit of the next frame that the node sends is flipped, after its checksum was taken."""
     CLOCK_JUMP = "CLOCK_JUMP"
     """Python's wall clock is an hour ahead from then on. (The machine's own is everybody's, and stays.)"""
+    HOLD = "HOLD"
+    """No harm: the thread stays there until the test lets go (Cluster.let_go), so that something else happens first."""
 
 
 SIGKILL = Means.SIGKILL
@@ -68,6 +70,7 @@ PAUSE = Means.PAUSE
 RESET = Means.RESET
 CORRUPT_FRAME = Means.CORRUPT_FRAME
 CLOCK_JUMP = Means.CLOCK_JUMP
+HOLD = Means.HOLD
 
 _BEGINNINGS = {
     Activity.FORWARD: Phase.FORWARD,
@@ -121,6 +124,11 @@ def fail(process: str) -> Victim:
 def announcement(fault: Fault) -> str:
     """The line that the process writes to standard error just before."""
     return f"fault: {fault}\n"
+
+
+def gate(fault: Fault) -> str:
+    """The named pipe, in the process's folder, at which a HOLD waits for a writer."""
+    return f"hold-{fault.process}-{fault.step}"
 
 
 def pair_of_faults(seed: int, nodes: Sequence[str], step: int, *, pause: float) -> tuple[Fault, Fault]:
@@ -260,12 +268,17 @@ def _advance_clock(_: Fault) -> None:
     mock.patch.object(time, "time", ahead).start()
 
 
+def _hold(fault: Fault) -> None:
+    os.close(os.open(gate(fault), os.O_RDONLY))
+
+
 _MEANS: dict[Means, Callable[[Fault], None]] = {
     SIGKILL: _kill,
     PAUSE: _pause,
     RESET: _reset,
     CORRUPT_FRAME: _corrupt_next_frame,
     CLOCK_JUMP: _advance_clock,
+    HOLD: _hold,
 }
 
 assert sys.platform.startswith("linux"), "faults are carried out by means of Linux"

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from dtfm.coordinator.audit import Audit, audit
 from dtfm.coordinator.store import Store
-from tests.cluster.faults import COORDINATOR, Fault, announcement, to_text
+from tests.cluster.faults import COORDINATOR, HOLD, Fault, announcement, gate, to_text
 from tests.cluster.nursery import MODULES, Command, nursery
 from tests.cluster.runs import write_corpus
 
@@ -165,6 +165,10 @@ class Cluster:
         self._place = place
         self._faults = faults
         self._started: list[tuple[str, Process]] = []
+        for fault in faults:
+            if fault.means is HOLD:
+                os.mkfifo(folder / gate(fault))
+        self._gates: list[int] = []
         self._fresh = fresh
         self._first = nodes
         self.events: list[Event] = []
@@ -184,6 +188,8 @@ class Cluster:
     ) -> None:
         for _, process in self._started:
             process.close()
+        for opened in self._gates:
+            os.close(opened)
         if error is not None:  # what a person would look at first
             for name, process in self._started:
                 print(f"--- {name}\n{process.errors[-3000:]}", file=sys.stderr)
@@ -201,6 +207,10 @@ class Cluster:
         process = self._process(name, command, environment=environment)
         self.nodes[name] = process
         return process
+
+    def let_go(self, hold: Fault) -> None:
+        """Whoever is held there goes on; whoever comes there passes."""
+        self._gates.append(os.open(self.folder / gate(hold), os.O_RDWR))  # to write alone would wait for a reader
 
     def wait_for(
         self, event: str, *, where: Callable[[Event], bool] = lambda _: True, after: int = 0, timeout: float = 60

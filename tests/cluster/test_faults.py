@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.cluster.exact import assert_exact
 from tests.cluster.faults import (
     CLOCK_JUMP,
     COORDINATOR,
@@ -23,7 +24,7 @@ from tests.cluster.faults import (
     pair_of_faults,
 )
 from tests.cluster.launch import Cluster, Event
-from tests.cluster.runs import GPT2, losses_alone, run_file
+from tests.cluster.runs import GPT2, run_file
 
 NODES = ("a", "b", "c", "d")
 STEP = 5
@@ -111,20 +112,3 @@ def left_by(cluster: Cluster, fault: Fault) -> Event:
 
 def has_all(event: Event) -> bool:
     return {node for stage in event["plan"]["stages"] for node in stage["replicas"]} == set(NODES)
-
-
-def assert_exact(cluster: Cluster) -> None:
-    """Steps are consecutive, but for those that went back because no node had a stage's state any more; each has the loss
-    that one process has; the log is in order, which includes that replicas held the same bits."""
-    alone = losses_alone(
-        cluster.run_file, steps=max(e["step"] for e in cluster.log() if e["event"] == "step_committed")
-    )
-    last = 0
-    for event in cluster.log():
-        if event["event"] == "rolled_back":
-            last = event["step"]
-        if event["event"] == "step_committed":
-            assert event["step"] == last + 1
-            assert event["loss"] == pytest.approx(alone[last], rel=1e-8, abs=0)
-            last = event["step"]
-    assert cluster.audit().findings == ()
