@@ -7,27 +7,33 @@ from pathlib import Path
 
 import pytest
 
+from tests.cluster.faults import COORDINATOR, SIGKILL, Phase, announcement, fail
 from tests.cluster.launch import Cluster
 from tests.cluster.runs import GPT2, losses_alone, run_file
 
-STEPS = 120
+STEPS = 60
+DEATHS = [
+    fail(COORDINATOR).at(step=5, phase=Phase.VOTE).by(SIGKILL),
+    fail(COORDINATOR).at(step=20, phase=Phase.COMMIT).by(SIGKILL),
+]
 
 
 def test_killed_and_restarted_it_loses_no_step(tmp_path: Path) -> None:
     text = run_file(model=GPT2, stages=[2, 1], steps=STEPS)
-    with Cluster(tmp_path, text) as cluster:
-        for name in "abc":
-            cluster.add(name)
-        for step in (5, 20, 40):
-            cluster.wait_for("step_committed", where=lambda e, step=step: e["step"] == step)  # type: ignore[misc]
+    with Cluster(tmp_path, text, faults=DEATHS, nodes="abc") as cluster:
+        for death in DEATHS:
             assert cluster.coordinator is not None
-            cluster.coordinator.send(signal.SIGKILL)
+            cluster.coordinator.wait_for_error(announcement(death))
             cluster.coordinator.wait(10)
             cluster.start_coordinator("--resume")
+        cluster.wait_for("step_committed", where=lambda e: e["step"] == 40)
+        assert cluster.coordinator is not None
+        cluster.coordinator.send(signal.SIGKILL)  # at no particular point
+        cluster.coordinator.wait(10)
+        cluster.start_coordinator("--resume")
         assert cluster.finish() == 0
         assert not cluster.of("rolled_back")
     # A commit that was logged but not printed before the kill is the one thing that standard output may lack.
-    records = cluster.log()
-    committed = [e for e in records if e["event"] == "step_committed"]
+    committed = [e for e in cluster.log() if e["event"] == "step_committed"]
     assert [e["step"] for e in committed] == list(range(1, STEPS + 1))
     assert [e["loss"] for e in committed] == pytest.approx(losses_alone(cluster.run_file), rel=1e-9, abs=0)
