@@ -13,7 +13,7 @@ from dtfm.scheduler.exact import improve
 from dtfm.scheduler.moves import Shape, crossover, neighbour, shift_cut
 from dtfm.scheduler.problem import Groups
 from dtfm.scheduler.repair import Start
-from dtfm.scheduler.seeds import all_groups, seed_groups
+from dtfm.scheduler.seeds import all_groups, random_groups, seed_groups
 
 Deadline = Callable[[], bool]
 """Says whether time is up."""
@@ -37,6 +37,8 @@ KEEP_CUTS = 0.5
 """Part of the other steps that leave the cuts where they are, so that what was gained by moving them is not lost."""
 PATIENCE = 40
 """Walks without a new best after which the search ends."""
+STRANGERS = 0.5
+"""Part of the walks that begin anywhere, once PATIENCE is down by a quarter: a population grows alike."""
 SMALL = 5
 """Up to so many nodes every choice of groups is weighed (1,081 for five)."""
 
@@ -96,7 +98,11 @@ def _evolve(
     while stale < PATIENCE and not over():
         best = population[0].price
         mother, father = rng.choice(population), rng.choice(population)
-        child = crossover(mother.draft.groups, father.draft.groups, shape, rng) if mother is not father else None
+        child: Groups | None = None
+        if stale > PATIENCE // 4 and rng.random() < STRANGERS:
+            child = random_groups(nodes, shape, rng)
+        elif mother is not father:
+            child = crossover(mother.draft.groups, father.draft.groups, shape, rng)
         start = price(child, None) if child is not None else mother
         population = _fittest([*population, _walk(price, nodes, shape, start, rng, over)])
         stale = 0 if population[0].price < best else stale + 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from random import Random
 
 import numpy as np
 from scipy.cluster.hierarchy import leaves_list, linkage
@@ -87,6 +88,16 @@ def all_groups(count: int, shape: Shape) -> Iterator[Groups]:
                 groups.pop(at)
 
     yield from place(0, [])
+
+
+def random_groups(count: int, shape: Shape, rng: Random) -> Groups:
+    """Any groups within the shape; at least half of the nodes take part where their number is free."""
+    order = list(range(count))
+    rng.shuffle(order)
+    if shape.sizes is not None:
+        return _blocks(order, shape.sizes)
+    stages = shape.stages if shape.stages is not None else rng.randint(1, min(shape.most_stages, count))
+    return _blocks(order, _even(rng.randint(max(stages, count // 2), count), stages))
 
 
 def _even(count: int, stages: int) -> tuple[int, ...]:
