@@ -1,8 +1,8 @@
-"""State that nodes copy in advance, while others train on it: for the plan that is chosen, and as spares."""
+"""State that nodes copy in advance, while others train on it: for the plan that is chosen, as spares, as neighbours."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import replace
 
 from dtfm.coordinator import events as ev
@@ -11,17 +11,20 @@ from dtfm.coordinator.ledger import Ledger
 from dtfm.coordinator.state import Copying, Session, State, Stepping
 from dtfm.coordinator.turn import Turn
 from dtfm.protos import control_pb2 as wire
-from dtfm.scheduler.plan import Plan
+from dtfm.scheduler.plan import Plan, Stage
 
 Layers = tuple[int, int]
+
+GUARD_SHARE = 0.2
+"""Of a link's capacity: so much may go into copying a neighbour's state beside training."""
 
 MOST_DONORS = 8
 """So many donors of a layer are named to who copies it: those with the fastest links."""
 
 
 def keep_up(turn: Turn) -> None:
-    """Has each node copy what it should, and no more: where a plan is chosen, its nodes what they lack for it; idle nodes a
-    stage each, to take over when one of its replicas is lost. To be called when plan, choice or nodes have changed."""
+    """Has each node copy what it should, and no more (see `wanted_copies`): for the chosen plan, or to take over when a replica
+    is lost. To be called when plan, choice or nodes have changed."""
     state = turn.state
     if not isinstance(state.phase, Stepping):
         return
@@ -82,29 +85,55 @@ def _has(ledger: Ledger, copying: Copying) -> bool:
 
 
 def wanted_copies(state: State) -> Mapping[str, Layers]:
-    """The layers that each node should copy. A spare takes the stage with the fewest replicas and spares that it has memory
-    for."""
-    plan, described = state.ledger.plan, state.ledger.described
+    """The layers that each node should copy: what it lacks for the chosen plan; else, where it is idle, the stage with the
+    fewest replicas and spares; and stages that then have but one replica are copied by neighbours, if their links allow."""
+    plan = state.ledger.plan
     assert plan is not None
-    assert described is not None
     wanted = _lacking(state, state.chosen.plan) if state.chosen is not None else {}
-    workload = described.workload
     backing = {stage.layers: len(stage.replicas) for stage in plan.stages}
     for node in state.staying:
         if node in plan.nodes or node in wanted:
             continue
-        memory = state.ledger.members[node].device.memory_bytes
         fitting = [
-            layers
-            for layers in backing
-            if sum(layer.parameter_bytes for layer in workload.layers[slice(*layers)])
-            * (2 + workload.optimizer_bytes_per_parameter_byte)
-            <= memory
+            layers for layers in backing if _memory(state, layers) <= state.ledger.members[node].device.memory_bytes
         ]
         if fitting:
             wanted[node] = min(fitting, key=lambda layers: (backing[layers], layers))
             backing[wanted[node]] += 1
+    if state.chosen is None:
+        for stage in plan.stages:
+            if backing[stage.layers] == 1 and (guard := _guard(state, plan, stage, wanted)):
+                wanted[guard] = stage.layers
     return wanted
+
+
+def _guard(state: State, plan: Plan, stage: Stage, busy: Container[str]) -> str:
+    """The neighbour that copies the state of ``stage`` beside its own work: the one to which its only replica has the fastest
+    link, if that carries a step's gradients in GUARD_SHARE of a step, and half its memory is enough; empty: there is none."""
+    ledger = state.ledger
+    if ledger.last is None or ledger.described is None:
+        return ""
+    (holder,) = stage.replicas
+    size = sum(layer.parameter_bytes for layer in ledger.described.workload.layers[slice(*stage.layers)])
+    least = size / (GUARD_SHARE * max(ledger.last.seconds, 1e-3))
+    candidates = []
+    for other in plan.stages:
+        for node in other.replicas:
+            link = ledger.links.get(holder, {}).get(node)
+            memory = 2 * (_memory(state, other.layers) + _memory(state, stage.layers))
+            if node == holder or node in busy or node not in state.staying or link is None or link.bandwidth < least:
+                continue
+            if memory <= ledger.members[node].device.memory_bytes:
+                candidates.append((-link.bandwidth, node))
+    return min(candidates)[1] if candidates else ""
+
+
+def _memory(state: State, layers: Layers) -> float:
+    """Bytes of the layers' parameters, gradients and optimizer state."""
+    described = state.ledger.described
+    assert described is not None
+    size = sum(layer.parameter_bytes for layer in described.workload.layers[slice(*layers)])
+    return size * (2 + described.workload.optimizer_bytes_per_parameter_byte)
 
 
 def _lacking(state: State, plan: Plan) -> dict[str, Layers]:

@@ -121,6 +121,7 @@ def _count(turn: Turn, phase: Stepping, plan: Plan) -> None:
     if not (math.isfinite(loss) and 0 <= squared_norm < math.inf):
         _abort(turn, wire.NON_FINITE, plan.stages[-1].replicas[0], "the sum over all nodes is infinite")
         return
+    first_of_generation = state.ledger.last is None or state.ledger.last.generation != plan.generation
     turn.emit(
         ev.StepCommitted(
             step=phase.step,
@@ -135,6 +136,8 @@ def _count(turn: Turn, phase: Stepping, plan: Plan) -> None:
         )
     )
     drift.committed(turn, phase.votes)
+    if first_of_generation:
+        copying.keep_up(turn)  # from now on it is known how long a step takes
     _announce(turn, phase.step, plan, math.sqrt(squared_norm))
 
 

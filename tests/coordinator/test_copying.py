@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from dtfm.coordinator import events as ev
@@ -9,7 +10,7 @@ from dtfm.coordinator.ledger import fold
 from dtfm.coordinator.state import Stepping, Switching
 from dtfm.protos import control_pb2 as wire
 from dtfm.scheduler.plan import Plan, Route, Stage
-from tests.coordinator.script import LAYERS, World, training, two_stages
+from tests.coordinator.script import LAYERS, World, fresh_state, training, two_stages
 
 
 def copied(world: World, node: str, **changes: Any) -> None:
@@ -163,3 +164,24 @@ def test_gradients_of_another_attempt_save_nothing() -> None:
     world.step()
     world.lose("a")
     assert world.events(ev.StateCopied) == []
+
+
+def test_a_stage_with_one_replica_is_copied_by_its_neighbour_where_links_allow() -> None:
+    world = training("a", "b", train={"steps": 20, "evaluate_every": 0}, checkpoint={"every": 0})
+    assert "prefetch" not in world.kinds_to("a")
+    world.now += 1
+    world.step()
+    ranges = {n: (world.last_to(n, "prefetch").first_layer, world.last_to(n, "prefetch").past_last_layer) for n in "ab"}
+    assert ranges == {"a": (2, 4), "b": (0, 2)}
+    world.planner = lambda ids: Plan(0, (Stage((0, LAYERS), ("a",)),), (Route(("a",), 4),))
+    world.state = replace(world.state, run=fresh_state(cluster={"nodes": 1, "stages": "auto"}).run)
+    world.lose("b")
+    assert world.events(ev.RolledBack) == []
+    assert [list(donors.nodes) for donors in world.last_to("a", "assignment").donors] == [["a"]] * 4
+
+
+def test_a_link_that_copying_would_fill_is_spared_it() -> None:
+    world = training("a", "b", train={"steps": 20, "evaluate_every": 0}, checkpoint={"every": 0})
+    world.now += 0.01  # 2 MiB of gradients a step of 10 ms, over 1 GB/s: a fifth of the link
+    world.step()
+    assert "prefetch" not in world.kinds_to("a")
