@@ -71,9 +71,15 @@ def admit(expect: Expectations, applied: int, source: str, header: Header) -> No
             f"{DTYPES.get(header.dtype, header.dtype)}",
         )
     try:
-        total = encoded_bytes(Codec(header.codec), elements, dtype)
+        codec = Codec(header.codec)
     except ValueError:
         raise FrameError(FrameProblem.MALFORMED, f"codec {header.codec} does not exist") from None
+    if codec.sparse and header.kind not in (Kind.REDUCE, Kind.GATHER):
+        raise FrameError(
+            FrameProblem.UNEXPECTED,
+            f"{header.kind.name} {header.index} under {codec.name.lower()}, which is for gradients that replicas exchange",
+        )
+    total = encoded_bytes(codec, elements, dtype)
     if header.total != total:
         raise FrameError(FrameProblem.MALFORMED, f"{header.total} bytes encoded; codec and elements make {total}")
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from dtfm.kernels.codec import Codec, encoded_bytes
 from dtfm.node.admission import Expectations, shards
 from dtfm.node.inbox import Arrival, Inbox
 from dtfm.node.share import group_of, share_of
@@ -122,6 +123,19 @@ def test_a_tensor_sent_again_under_another_codec_is_the_same_tensor(at: Fixture)
     at.take("a1", header())
     other = replace(header(), codec=1, total=ELEMENTS * 2)
     assert at.problem("a1", other) is FrameProblem.DUPLICATE
+
+
+@pytest.mark.parametrize("kind", [Kind.ACTIVATION, Kind.EVALUATION, Kind.GRADIENT])
+def test_what_leaves_elements_out_is_for_replicas_gradients_alone(at: Fixture, kind: Kind) -> None:
+    def under_topk(plain: Header) -> Header:
+        total = encoded_bytes(Codec.TOPK, plain.elements, torch.float32)
+        return replace(plain, codec=Codec.TOPK, total=total)
+
+    source = "z" if kind is Kind.GRADIENT else "a1"
+    assert at.problem(source, under_topk(header(kind))) is FrameProblem.UNEXPECTED
+    at.take("other", under_topk(header(Kind.REDUCE, index=1, part=0, elements=512)))
+    at.take("other", under_topk(header(Kind.GATHER, index=1, part=1, elements=BUCKET - 512)))
+    assert [a.header.kind for a in at.arrived] == [Kind.REDUCE, Kind.GATHER]
 
 
 def test_a_tensor_cannot_change_its_codec_half_way(at: Fixture) -> None:
