@@ -64,6 +64,12 @@ def join(
         list[str] | None,
         typer.Option(help="Let the run name code in this installed package.module (may be given several times)."),
     ] = None,
+    notices: Annotated[
+        bool,
+        typer.Option(
+            help="Leave in order when the cloud host (AWS, Google, Azure) says that it takes this machine away."
+        ),
+    ] = True,
     trace: Annotated[
         Path | None, typer.Option(help="Write what this node does, and when, to this file: open it at ui.perfetto.dev.")
     ] = None,
@@ -96,6 +102,7 @@ def join(
             device=open_device(device),
             give_up_after=give_up_after,
             allowed_modules=tuple(allow_module or ()),
+            heed_notices=notices,
         )
         with write_trace(trace, settings.node) if trace else nullcontext():
             raise typer.Exit(asyncio.run(_join(settings)))

@@ -22,6 +22,7 @@ import dtfm
 from dtfm.node.device import measure_device
 from dtfm.node.holding import Holding
 from dtfm.node.links import measure_links
+from dtfm.node.notices import notice
 from dtfm.node.outbox import Outbox
 from dtfm.node.peer_server import PeerServer
 from dtfm.node.trainer import Trainer
@@ -57,7 +58,7 @@ class Settings:
     """How this node joins. Addresses are HOST:PORT; ``advertise`` without a port takes the one that it listens on.
 
     ``token`` is the run's, shown to the coordinator. ``give_up_after`` is how many seconds without a coordinator it takes for the
-    node to exit.
+    node to exit. ``heed_notices``: it leaves when the cloud host says that it takes the machine away.
     """
 
     coordinator: str
@@ -69,6 +70,7 @@ class Settings:
     device: torch.device
     give_up_after: float
     allowed_modules: tuple[str, ...]
+    heed_notices: bool
 
 
 class Session:
@@ -109,6 +111,8 @@ class Session:
             port = await self._server.start(self._settings.listen)
             if ":" not in self._address.rpartition("]")[2]:
                 self._address = f"{self._address}:{port}"
+            if self._settings.heed_notices:
+                self._start(self._heed_notice())
             await self._stay_connected()
             return self._exit if self._exit is not None else 1
         finally:
@@ -247,6 +251,11 @@ class Session:
         for peer in probe.peers:
             report.links.extend(await measure_links(self._settings.node, peer, metadata, timeout=3 * self._lease))
         self._send(NodeMessage(links=report))
+
+    async def _heed_notice(self) -> None:
+        if reason := await notice():
+            print(f"{reason}: handing over to the others, then leaving.", file=sys.stderr, flush=True)
+            self.leave(reason)
 
     async def _beat(self, every: float) -> None:
         for count in itertools.count(1):
