@@ -5,10 +5,12 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
+from dtfm.kernels.memory import MEMORY
 from dtfm.node.admission import Expectations, admit
 from dtfm.node.trace import Activity, tell
+from dtfm.protos.assembly import Assembly
 from dtfm.protos.frame import CHUNK_BYTES, FrameError, FrameProblem, Header, Kind, parse
 
 #: Which tensor: from whom, kind, step, index, part.
@@ -37,7 +39,7 @@ class Inbox:
         self._applied = applied
         self._deliver = deliver
         self._lock = threading.Lock()
-        self._partial: dict[_Key, tuple[Header, bytearray, float]] = {}
+        self._partial: dict[_Key, tuple[Assembly, float]] = {}
         self._done: set[_Key] = set()
         self._paces: dict[str, Pace] = {}
 
@@ -57,29 +59,23 @@ class Inbox:
     def take(self, source: str, frame: bytes) -> None:
         """One frame from ``source``. Raises FrameError for one that is refused; a stale one is no fault of the sender's."""
         header, payload = parse(frame)
-        whole_header = replace(header, offset=0)
         # Not by codec: a tensor is one and the same however it is encoded.
         key = (source, header.kind, header.step, header.index, header.part)
         with self._lock:
             admit(self._expect, self._applied, source, header)
             if key in self._done:
                 raise FrameError(FrameProblem.DUPLICATE, f"{header.kind.name} {header.index} part {header.part}")
-            first_header, whole, began = self._partial.setdefault(key, (whole_header, bytearray(), time.perf_counter()))
-            if whole_header != first_header:
-                raise FrameError(FrameProblem.UNEXPECTED, f"{header.kind.name} {header.index} began otherwise")
-            # Frames of one tensor come in order on their stream, so what is there says what must follow.
-            if header.offset != len(whole):
-                raise FrameError(
-                    FrameProblem.DUPLICATE if header.offset < len(whole) else FrameProblem.UNEXPECTED,
-                    f"offset {header.offset} of {header.kind.name} {header.index}; {len(whole)} is next",
-                )
-            whole += payload
-            if len(whole) < header.total:
+            assembly, began = self._partial.get(key) or (
+                Assembly(header, MEMORY.take(header.total).data),
+                time.perf_counter(),
+            )
+            if not assembly.take(header, payload):
+                self._partial[key] = assembly, began
                 return
-            del self._partial[key]
+            self._partial.pop(key, None)
             self._done.add(key)
             if (after_first := header.total - CHUNK_BYTES) > 0:
                 bytes_, seconds = self._paces.get(source, (0, 0.0))
                 self._paces[source] = bytes_ + after_first, seconds + time.perf_counter() - began
         tell(Activity.RECEIVE, header.step, header.index, f"from {source}", began)
-        self._deliver(Arrival(source, whole_header, memoryview(whole)))
+        self._deliver(Arrival(source, assembly.header, assembly.encoded))
