@@ -1,0 +1,152 @@
+"""Many nodes without models in one process, each on a connection and a stream of its own, that do what they are told."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import time
+from collections.abc import AsyncIterator, Coroutine, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+import grpc.aio
+
+from dtfm.protos import control_pb2 as wire
+from dtfm.protos import control_pb2_grpc
+from dtfm.protos.connection import channel_options
+from tests.coordinator.script import DIGEST, hello, links, prepared
+
+
+class Member:
+    """One node. A heartbeat's count is the time at which it was handed to gRPC, in nanoseconds of the monotonic clock."""
+
+    def __init__(
+        self, name: str, address: str, micro_batches: int, micro_batch: int, step_seconds: float | None
+    ) -> None:
+        self.name = name
+        self._micro_batches = micro_batches
+        self._micro_batch = micro_batch
+        self._plan = wire.Assignment()
+        self._step_seconds = step_seconds
+        self._outgoing: asyncio.Queue[wire.NodeMessage | None] = asyncio.Queue()
+        # Without a pool of its own, gRPC puts channels to one address on one connection.
+        options = (*channel_options(10.0), ("grpc.use_local_subchannel_pool", 1))
+        self._channel = grpc.aio.insecure_channel(address, options=options)
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def start(self) -> None:
+        self._start(self._serve())
+
+    async def close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await self._channel.close()
+
+    async def _serve(self) -> None:
+        stub = control_pb2_grpc.CoordinatorStub(self._channel)  # type: ignore[no-untyped-call]
+        self._say(hello(self.name))
+        # Who was lost is in the coordinator's log.
+        with contextlib.suppress(grpc.aio.AioRpcError):
+            async for message in stub.Join(self._messages()):
+                self._hear(message)
+
+    async def _messages(self) -> AsyncIterator[wire.NodeMessage]:
+        while (message := await self._outgoing.get()) is not None:
+            yield message
+
+    def _say(self, message: wire.NodeMessage) -> None:
+        self._outgoing.put_nowait(message)
+
+    def _hear(self, message: wire.CoordinatorMessage) -> None:
+        match message.WhichOneof("message"):
+            case "refusal":
+                raise RuntimeError(f"{self.name} was refused: {message.refusal.sentence}")
+            case "welcome":
+                self._start(self._beat(message.welcome.heartbeat_seconds))
+                self._say(prepared(self._micro_batches))
+            case "probe":
+                self._say(links(self.name, [peer.node for peer in message.probe.peers]))
+            case "assignment":
+                self._plan = message.assignment
+                if self._has_a_part:
+                    ready = wire.PlanReady(generation=self._plan.plan.generation)
+                    self._say(wire.NodeMessage(plan_ready=ready))
+            case "prefetch" if message.prefetch.past_last_layer:
+                copied = wire.Prefetched(number=message.prefetch.number, step=self._plan.step)
+                self._say(wire.NodeMessage(prefetched=copied))
+            case "finish":
+                self._outgoing.put_nowait(None)
+            case "begin":
+                self._start(self._vote(message.begin.step))
+            case "commit" if message.commit.pause:
+                commit = message.commit
+                applied = wire.Applied(generation=commit.generation, step=commit.step, state_digest=DIGEST)
+                self._say(wire.NodeMessage(applied=applied))
+            case "commit":
+                self._start(self._vote(message.commit.step + 1))
+
+    async def _beat(self, every: float) -> None:
+        await asyncio.sleep(random.uniform(0, every))
+        while True:
+            heartbeat = wire.Heartbeat(count=time.monotonic_ns())
+            self._say(wire.NodeMessage(heartbeat=heartbeat))
+            await asyncio.sleep(every)
+
+    async def _vote(self, step: int) -> None:
+        if self._step_seconds is None:
+            return
+        await asyncio.sleep(self._step_seconds)
+        routes = self._plan.plan.routes
+        samples = self._micro_batch * sum(r.micro_batches for r in routes if r.nodes[-1] == self.name)
+        ready = wire.StepReady(
+            generation=self._plan.plan.generation,
+            step=step,
+            squared_gradient_norm=2.0,
+            loss_sum=float(samples),
+            samples=samples,
+            state_digest=DIGEST,
+        )
+        self._say(wire.NodeMessage(step_ready=ready))
+
+    @property
+    def _has_a_part(self) -> bool:
+        return any(self.name in stage.replicas for stage in self._plan.plan.stages)
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            asyncio.get_running_loop().call_exception_handler({"message": f"{self.name} failed", "exception": error})
+
+
+class Crowd:
+    """``async with``: members join with ``join``, and are closed in the end. A step takes ``step_seconds``; None: for ever."""
+
+    def __init__(self, address: str, micro_batches: int, micro_batch: int, step_seconds: float | None) -> None:
+        self._address = address
+        self._micro_batches = micro_batches
+        self._micro_batch = micro_batch
+        self._step_seconds = step_seconds
+        self._members: list[Member] = []
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, _kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
+    ) -> None:
+        await asyncio.gather(*[member.close() for member in self._members])
+
+    async def join(self, names: Sequence[str], seconds: float) -> None:
+        """Each says hello, evenly over ``seconds``."""
+        began = time.monotonic()
+        for index, name in enumerate(names):
+            await asyncio.sleep(began + seconds * index / len(names) - time.monotonic())
+            member = Member(name, self._address, self._micro_batches, self._micro_batch, self._step_seconds)
+            self._members.append(member)
+            member.start()

@@ -1,0 +1,58 @@
+"""A coordinator on one core that says when it took each heartbeat: ``python -m tests.bench.timed_coordinator FOLDER CORE``,
+for coordinator.py. It prints its events, each with the time, and at the end the heartbeats, all as JSON lines."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+from dtfm.coordinator import turn as t
+from dtfm.coordinator.run_file import RunFile, read_run_file
+from dtfm.coordinator.server import Server
+from dtfm.coordinator.serving import open_run, serve_until_over
+from dtfm.coordinator.store import Store
+
+
+class TimedServer(Server):
+    """``beats``: when each heartbeat was taken and how long after it was sent, in seconds."""
+
+    def _carry_out(self, command: t.Command) -> None:
+        super()._carry_out(command)
+        if isinstance(command, t.PlanWanted):
+            _say("plan_wanted")
+
+    def __init__(self, store: Store, run: RunFile) -> None:
+        state, self.first = open_run(store, run, resume=False)
+        super().__init__(state, store)
+        self.beats: list[tuple[float, float]] = []
+
+    async def _handle(self, event: t.Input) -> None:
+        await super()._handle(event)
+        if isinstance(event, t.Planned):
+            _say("planned")
+        if isinstance(event, t.Heard) and event.message.WhichOneof("message") == "heartbeat":
+            now = time.monotonic_ns()
+            self.beats.append((now / 1e9, (now - event.message.heartbeat.count) / 1e9))
+
+
+async def serve(folder: Path) -> None:
+    with Store(f"sqlite:///{folder}/dtfm.db", write=True) as store:
+        server = TimedServer(store, read_run_file(folder / "run.toml"))
+        server.on_event(lambda record: _say(record.event.event))
+        port = await server.listen("127.0.0.1", 0)
+        print(json.dumps({"event": "listening", "address": f"127.0.0.1:{port}"}), flush=True)
+        await serve_until_over(server, server.first)
+        print(json.dumps({"event": "beats", "beats": server.beats}), flush=True)
+
+
+def _say(event: str) -> None:
+    print(json.dumps({"event": event, "at": time.monotonic()}), flush=True)
+
+
+if __name__ == "__main__":
+    os.sched_setaffinity(0, {int(sys.argv[2])})
+    asyncio.run(serve(Path(sys.argv[1])))
