@@ -9,19 +9,8 @@ import threading
 from pathlib import Path
 
 from tests.cluster.launch import Process
+from tests.cluster.leaks import processes_in
 from tests.cluster.runs import run_file
-
-
-def processes_in(folder: Path) -> list[str]:
-    """Command lines of the processes that work in ``folder`` or below it."""
-    found = []
-    for process in Path("/proc").iterdir():
-        try:
-            if process.name.isdigit() and (process / "cwd").resolve().is_relative_to(folder):
-                found.append((process / "cmdline").read_bytes().replace(b"\0", b" ").decode())
-        except OSError:
-            continue  # it ended meanwhile, or is not ours
-    return found
 
 
 class Demo:

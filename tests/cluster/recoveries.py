@@ -1,0 +1,54 @@
+"""What a log says of how long recovering took. Times are the log's, seconds of the wall clock."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Iterator, Sequence
+
+from tests.bench.rows import Row
+from tests.cluster.launch import Event
+
+
+def commits(events: Iterable[Event]) -> Iterator[Event]:
+    return (event for event in events if event["event"] == "step_committed")
+
+
+def until_commit_without(events: Sequence[Event], node: str, since: float) -> float:
+    """Seconds from ``since``, when ``node`` failed, to the first commit in which it has no part: a step whose votes were all
+    in when it died does not count. Raises StopIteration when there is none."""
+    without = next(e for e in commits(events) if e["time"] > since and node not in e["compute_seconds"])
+    return float(without["time"]) - since
+
+
+def contribution(events: Sequence[Event], node: str, since: float) -> tuple[float, float]:
+    """When ``node`` first joined after ``since``, and when the first step with a part of its was committed after that. Raises
+    StopIteration when it did neither."""
+    joined = next(e["time"] for e in events if e["event"] == "node_joined" and e["node"] == node and e["time"] > since)
+    first = next(e["time"] for e in commits(events) if e["time"] > joined and node in e["compute_seconds"])
+    return float(joined), float(first)
+
+
+def committed_between(events: Iterable[Event], begin: float, end: float) -> int:
+    return sum(begin < event["time"] <= end for event in commits(events))
+
+
+def mean_members(events: Sequence[Event], begin: float, end: float) -> float:
+    """How many nodes were members on average between ``begin`` and ``end``."""
+    present: set[str] = set()
+    weighted, at = 0.0, begin
+    for event in events:
+        if event["event"] in ("node_joined", "node_left"):
+            now = min(max(event["time"], begin), end)
+            weighted += len(present) * (now - at)
+            at = now
+            (present.add if event["event"] == "node_joined" else present.discard)(event["node"])
+    return (weighted + len(present) * (end - at)) / (end - begin)
+
+
+def median_and_worst(measure: str, values: Sequence[float], unit: str, against: str, allowed: float) -> tuple[Row, Row]:
+    """Two rows, each compared with ``allowed``, which is ``against``."""
+    median, worst = statistics.median(values), max(values)
+    return (
+        Row(f"{measure}, median of {len(values)}", median, unit, against, median / allowed),
+        Row(f"{measure}, worst", worst, unit, against, worst / allowed),
+    )

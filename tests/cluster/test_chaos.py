@@ -1,0 +1,25 @@
+"""Nodes die and return for a while: nothing is lost, nothing counted twice, nothing left behind."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.chaos import run_chaos
+
+SECONDS = 60.0
+SEED = 1
+
+
+@pytest.mark.timeout(120 + SECONDS)
+def test_chaos_loses_nothing_and_leaks_nothing(tmp_path: Path) -> None:
+    report = run_chaos(tmp_path, SECONDS, SEED)
+    assert len(report.recovery) == len(report.contribution) == 3
+    assert report.findings == ()
+    assert report.missing_samples == 0
+    assert report.digest_mismatches == 0
+    assert report.processes_left == ()
+    assert report.file_growth <= 0
+    assert report.memory_growth < 32 << 20
+    assert report.rate / report.quiet_rate / report.presence > 0.85, report
