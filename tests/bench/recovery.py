@@ -1,0 +1,159 @@
+"""How long a loss holds training up: ``python -m tests.bench.recovery [--kills 20] [--silences 5] [--json]``.
+
+Four nodes, two stages of two replicas, on this machine. One node after the other, drawn by the seed, is killed (its
+connections are reset at once) and comes back as a new process; then some fall silent (SIGSTOP) until they are given up,
+and come back as they were. Lost micro-batches are those that survivors had gone backward through, and had to again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import signal
+import statistics
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.bench.rows import Row, show
+from tests.cluster.launch import Cluster, Event
+from tests.cluster.nursery import close_nursery
+from tests.cluster.recoveries import commits, contribution, median_and_worst, until_commit_without
+from tests.cluster.runs import GPT2, run_file
+
+NODES = ("a", "b", "c", "d")
+STAGES = 2
+MICRO_BATCHES = 10
+LEASE = 2.0
+QUIET_STEPS = 10
+"""Between a return and the next loss."""
+ALLOWED_SECONDS = 0.3
+"""Beside one undisturbed iteration, and the lease where nothing was reset."""
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """``at`` in seconds of the wall clock."""
+
+    node: str
+    at: float
+
+
+class Ordeal:
+    """A cluster that loses one node after the other."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._lives = dict.fromkeys(NODES, 0)
+        for node in NODES:
+            self._start(node)
+        self._await_all(0)
+
+    def kill(self, node: str) -> Loss:
+        loss = Loss(node, time.time())
+        left = self._lose(node, signal.SIGKILL)
+        self._start(node)
+        self._await_all(left)
+        return loss
+
+    def silence(self, node: str) -> Loss:
+        loss = Loss(node, time.time())
+        left = self._lose(node, signal.SIGSTOP)
+        self._cluster.nodes[node].send(signal.SIGCONT)
+        self._await_all(left)
+        return loss
+
+    def _start(self, node: str) -> None:
+        self._lives[node] += 1
+        self._cluster.add(node, "--trace", f"{node}-{self._lives[node]}.trace")
+
+    def _lose(self, node: str, number: signal.Signals) -> int:
+        """Until the others have committed a step; the number of the event that ``node`` left."""
+        begun = len(self._cluster.events)
+        self._cluster.nodes[node].send(number)
+        gone = self._cluster.wait_for("node_left", where=lambda e: e["node"] == node, after=begun)
+        left = self._cluster.events.index(gone)
+        self._cluster.wait_for("step_committed", where=lambda e: node not in e["compute_seconds"], after=left)
+        return left
+
+    def _await_all(self, after: int) -> None:
+        """Until all nodes have worked together for some steps, from event number ``after`` on."""
+        together = self._cluster.wait_for("step_committed", where=by_all, after=after)
+        self._cluster.wait_for("step_committed", where=lambda e: e["step"] == together["step"] + QUIET_STEPS)
+
+
+def by_all(committed: Event) -> bool:
+    return set(committed["compute_seconds"]) == set(NODES)
+
+
+def lost_micro_batches(folder: Path, step: int, dead: str) -> float:
+    """Of ``step``, gone backward through by survivors more often than needed; a part of the pipeline counts as a part."""
+    backwards = 0
+    for trace in folder.glob("*.trace"):
+        for line in trace.read_text().splitlines():
+            try:
+                span = json.loads(line.strip("[,"))
+            except ValueError:
+                continue  # the last line of a process that was killed
+            backwards += span.get("cat") == "backward" and span["args"]["step"] == step and span["pid"] != dead
+    return max(0.0, backwards / STAGES - MICRO_BATCHES)
+
+
+def interrupted_step(events: list[Event], loss: Loss) -> int:
+    """The step that was first committed without the node that was lost."""
+    return next(
+        int(e["step"]) for e in commits(events) if e["time"] > loss.at and loss.node not in e["compute_seconds"]
+    )
+
+
+def measure(folder: Path, kills: int, silences: int, seed: int) -> list[Row]:
+    chance = random.Random(seed)
+    text = run_file(model=GPT2, stages=[2, 2], steps=1_000_000, learning_rate=1e-3, lease=LEASE)
+    with Cluster(folder, text) as cluster:
+        ordeal = Ordeal(cluster)
+        killed = [ordeal.kill(chance.choice(NODES)) for _ in range(kills)]
+        silenced = [ordeal.silence(chance.choice(NODES)) for _ in range(silences)]
+        assert cluster.coordinator is not None
+        cluster.coordinator.send(signal.SIGINT)
+        cluster.finish()
+    events = cluster.log()
+    assert cluster.audit().findings == ()
+    iteration = statistics.median(e["seconds"] for e in commits(events) if by_all(e))
+    after_kill = [until_commit_without(events, loss.node, loss.at) for loss in killed]
+    after_silence = [until_commit_without(events, loss.node, loss.at) for loss in silenced]
+    lost = [lost_micro_batches(folder, interrupted_step(events, loss), loss.node) for loss in killed]
+    returns = [contribution(events, loss.node, loss.at) for loss in killed]
+    joining = [first - joined for joined, first in returns]
+    by_reset, by_silence = iteration + ALLOWED_SECONDS, iteration + ALLOWED_SECONDS + LEASE
+    allowed = f"iteration + {ALLOWED_SECONDS} s"
+    return [
+        Row("iteration, undisturbed, median", iteration, "s"),
+        *median_and_worst("kill to next commit", after_kill, "s", allowed, by_reset),
+        *median_and_worst("silence to next commit", after_silence, "s", f"{allowed} + lease", by_silence),
+        *median_and_worst("micro-batches lost per kill", lost, "", "of a step", MICRO_BATCHES),
+        *median_and_worst("join to first contributed step", joining, "s", "iteration", iteration),
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kills", type=int, default=20)
+    parser.add_argument("--silences", type=int, default=5)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--json", action="store_true", help="one JSON object per row")
+    arguments = parser.parse_args()
+    if arguments.kills < 1 or arguments.silences < 1:
+        parser.error("at least one kill and one silence")
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            rows = measure(Path(folder), arguments.kills, arguments.silences, arguments.seed)
+    finally:
+        close_nursery()
+    show(f"Recovery: 4 nodes, 2 stages, lease {LEASE:g} s, {os.cpu_count()} cores", rows, arguments.json)
+
+
+if __name__ == "__main__":
+    main()
