@@ -53,7 +53,8 @@ class Process:
     ) -> None:
         self._changed = threading.Condition()
         self._errors = bytearray()
-        forked = not fresh and command[0] == sys.executable and command[1] == "-m" and command[2] in MODULES
+        network, inner = _namespace(command)
+        forked = not fresh and inner[0] == sys.executable and inner[1] == "-m" and inner[2] in MODULES
         assert forked or not faults, "faults are carried out by the nursery's children"
         settings = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT), **(environment or {})}
         output, writing_output = os.pipe()
@@ -62,7 +63,7 @@ class Process:
         try:
             if forked:
                 text = to_text(faults) if faults else ""
-                order = Command(command[2], tuple(command[3:]), str(folder), {**os.environ, **settings}, text)
+                order = Command(inner[2], tuple(inner[3:]), str(folder), {**os.environ, **settings}, text, network)
                 self.running = nursery().fork(order, writing_output, writing_errors)
             else:
                 self.running = subprocess.Popen(
@@ -121,6 +122,13 @@ class Process:
         with open(descriptor, "rb") as stream:
             for line in stream:
                 on_line(line)
+
+
+def _namespace(command: list[str]) -> tuple[str, list[str]]:
+    """The file of the network namespace that nsenter shall run the rest in (empty: none), and that rest."""
+    if command[0] == "nsenter" and command[1].startswith("--net=") and command[2] == "--":
+        return command[1].removeprefix("--net="), command[3:]
+    return "", command
 
 
 def join_command(coordinator: str, name: str) -> list[str]:

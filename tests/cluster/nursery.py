@@ -45,17 +45,20 @@ _ROOT = Path(__file__).parents[2]
 _LARGEST_MESSAGE = 1 << 17
 _STATUS = struct.Struct("<i")
 _PR_SET_PDEATHSIG = 1
+_CLONE_NEWNET = 0x40000000
 
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """``python -m module arguments`` in ``folder``. ``faults``: to be carried out there, as faults.to_text gives them."""
+    """``python -m module arguments`` in ``folder``. ``faults``: to be carried out there, as faults.to_text gives them.
+    ``network``: the file of a network namespace to be in."""
 
     module: str
     arguments: tuple[str, ...]
     folder: str
     environment: dict[str, str]
     faults: str = ""
+    network: str = ""
 
 
 class Child:
@@ -195,6 +198,8 @@ def _child(command: Command, parent: int, stdout: int, stderr: int) -> Callable[
     os.dup2(stdout, 1)
     os.dup2(stderr, 2)
     os.closerange(3, max(map(int, os.listdir("/proc/self/fd"))) + 1)
+    if command.network:
+        _enter_network(command.network)
     os.chdir(command.folder)
     os.environ.clear()
     os.environ.update(command.environment)
@@ -206,6 +211,15 @@ def _child(command: Command, parent: int, stdout: int, stderr: int) -> Callable[
         faults.install(faults.from_text(command.faults))
     main: Callable[[], None] = module.main
     return main
+
+
+def _enter_network(path: str) -> None:
+    """Raises OSError, as where this process may not."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    namespace = os.open(path, os.O_RDONLY)
+    if libc.setns(namespace, _CLONE_NEWNET) != 0:
+        raise OSError(ctypes.get_errno(), f"cannot enter the network namespace {path}")
+    os.close(namespace)
 
 
 def _reap(reports: dict[int, int]) -> None:
