@@ -1,0 +1,74 @@
+"""What only a network can do to a run: cut a node off, or become slow."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dtfm.scheduler.cluster import Cluster as Network
+from dtfm.scheduler.cluster import Node
+from tests.cluster.exact import assert_exact
+from tests.cluster.launch import Cluster
+from tests.cluster.runs import GPT2, run_file
+from tests.wan.cluster import wan_cluster
+from tests.wan.wan import COORDINATOR, Wan
+
+NAMES = ("a", "b", "c", "d")
+LATENCY, RATE = 0.001, 100e6 / 8
+SLOW_GBPS = 2e-3
+LEASE = 1.5
+
+
+@pytest.fixture
+def wan(emulation: None) -> Iterator[Wan]:
+    nodes = tuple(Node(name, 1e9, 1e9) for name in NAMES)
+    with Wan(Network(nodes, np.full((4, 4), LATENCY), np.full((4, 4), RATE))) as wan:
+        yield wan
+
+
+def training(wan: Wan, folder: Path, lease: float) -> Cluster:
+    """As a context; with more steps to train than there will be time for."""
+    text = run_file(model=GPT2, stages=[2, 2], steps=5000, learning_rate=1e-3, lease=lease)
+    return wan_cluster(wan, folder, text)
+
+
+def test_a_node_that_is_cut_off_is_done_without_and_comes_back_when_the_network_does(wan: Wan, tmp_path: Path) -> None:
+    with training(wan, tmp_path, LEASE) as cluster:
+        for name in NAMES:
+            cluster.add(name)
+        cluster.wait_for("step_committed", where=lambda e: e["step"] == 5)
+        set_links(wan, "b", 0.0)
+        left = cluster.wait_for("node_left")
+        assert left["node"] == "b"
+        cluster.wait_for("step_committed", after=cluster.events.index(left))
+        set_links(wan, "b", RATE * 8 / 1e9)
+        cluster.wait_for(
+            "step_committed", where=lambda e: "b" in e["compute_seconds"], after=cluster.events.index(left)
+        )
+    assert cluster.of("rolled_back") == []
+    assert_exact(cluster)
+
+
+def test_a_link_that_becomes_slow_is_no_reason_to_give_anybody_up(wan: Wan, tmp_path: Path) -> None:
+    with training(wan, tmp_path, 10.0) as cluster:
+        for name in NAMES:
+            cluster.add(name)
+        cluster.wait_for("step_committed", where=lambda e: e["step"] == 5)
+        for name in NAMES:
+            if name != "b":
+                wan.set_link("b", name, gbps=SLOW_GBPS)
+        last = cluster.of("step_committed")[-1]["step"]
+        cluster.wait_for("step_committed", where=lambda e: e["step"] == last + 3)
+    assert cluster.of("node_left") == []
+    assert_exact(cluster)
+
+
+def set_links(wan: Wan, node: str, gbps: float) -> None:
+    """All of ``node``'s, in both directions."""
+    for other in (*NAMES, COORDINATOR):
+        if other != node:
+            wan.set_link(node, other, gbps=gbps)
+            wan.set_link(other, node, gbps=gbps)
