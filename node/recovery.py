@@ -26,6 +26,8 @@ from dtfm.protos.plan_pb2 import BF16, Run
 from dtfm.protos.streams import state_call
 
 RETRY_SECONDS = 0.2
+ASKED_AT_ONCE = 2
+"""Buckets of one donor: while one is on its way the next one is asked for, so that the link never waits for a round trip."""
 
 
 def acquire_stage(
@@ -77,34 +79,44 @@ def acquire_stage(
 async def fetch_states(
     wanted: Sequence[tuple[Bucket, Sequence[Peer]]], step: int, generation: int, metadata: Metadata, patience: float
 ) -> None:
-    """Fills buckets, each from its own donors, all donors at once: who is done with one bucket gives the next. As fetch_state."""
-    left = sorted(wanted, key=lambda item: -item[0].spec.size)
-
-    async def serve(donor: Peer) -> None:
-        while (item := next((item for item in left if donor in item[1]), None)) is not None:
-            left.remove(item)
-            bucket, donors = item
-            in_turn = [donor, *(other for other in donors if other != donor)]
-            with span(Activity.FETCH, step, bucket.spec.index, f"state from {donor.node}"):
-                await fetch_state(bucket, step, generation, in_turn, metadata, patience)
-
-    donors = {donor.node: donor for _, peers in wanted for donor in peers}
-    try:
-        async with asyncio.TaskGroup() as group:
-            for donor in donors.values():
-                group.create_task(serve(donor))
-    except* ConnectionError as problems:
-        raise problems.exceptions[0] from None
-
-
-async def fetch_state(
-    bucket: Bucket, step: int, generation: int, donors: Sequence[Peer], metadata: Metadata, patience: float
-) -> None:
-    """Fills ``bucket`` with its state as of ``step`` from whichever of ``donors`` has it.
+    """Fills buckets with their state as of ``step``, each from its own donors, all donors at once: who is done with one bucket
+    gives the next.
 
     A broken transfer goes on at the next donor from the byte where it stopped. A donor may still be applying ``step``; so
     they are asked again until nothing has come for ``patience`` seconds. Raises ConnectionError naming the last problem.
     """
+    left = sorted(wanted, key=lambda item: -item[0].spec.size)
+    donors = {donor.node: donor for _, peers in wanted for donor in peers}
+    channels = {name: open_channel(donor.address, patience) for name, donor in donors.items()}
+
+    async def serve(donor: Peer) -> None:
+        while (item := next((item for item in left if donor in item[1]), None)) is not None:
+            left.remove(item)
+            bucket, holders = item
+            in_turn = [donor, *(other for other in holders if other != donor)]
+            with span(Activity.FETCH, step, bucket.spec.index, f"state from {donor.node}"):
+                await _fetch_state(bucket, step, generation, in_turn, channels, metadata, patience)
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            for donor in [*donors.values()] * ASKED_AT_ONCE:
+                group.create_task(serve(donor))
+    except* ConnectionError as problems:
+        raise problems.exceptions[0] from None
+    finally:
+        await asyncio.gather(*(channel.close() for channel in channels.values()))
+
+
+async def _fetch_state(
+    bucket: Bucket,
+    step: int,
+    generation: int,
+    donors: Sequence[Peer],
+    channels: Mapping[str, grpc.aio.Channel],
+    metadata: Metadata,
+    patience: float,
+) -> None:
+    """One bucket of ``fetch_states``, from whichever of ``donors`` has it."""
     total = bucket_bytes(bucket.spec, bucket.parameters.dtype)
     have, heard = 0, time.monotonic()
     problem = "nobody has it"
@@ -112,8 +124,8 @@ async def fetch_state(
         for donor in donors:
             request = StateRequest(generation=generation, step=step, bucket=bucket.spec.index, offset=have)
             try:
-                async with open_channel(donor.address) as channel, asyncio.timeout(patience) as silence:
-                    frames = state_call(channel)(request.SerializeToString(), metadata=metadata)
+                async with asyncio.timeout(patience) as silence:
+                    frames = state_call(channels[donor.node])(request.SerializeToString(), metadata=metadata)
                     async for payload in _payloads(frames, bucket.spec.index, step, total - have):
                         bucket.load(payload, have)
                         have, heard = have + len(payload), time.monotonic()

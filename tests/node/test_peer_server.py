@@ -19,7 +19,7 @@ from dtfm.node.inbox import Arrival, Inbox
 from dtfm.node.links import measure_links
 from dtfm.node.outbox import Outbox, What
 from dtfm.node.peer_server import MAX_BURST_BYTES, PeerServer
-from dtfm.node.recovery import fetch_state
+from dtfm.node.recovery import fetch_states
 from dtfm.node.share import share_of
 from dtfm.protos.connection import open_channel, token_metadata
 from dtfm.protos.control_pb2 import Peer
@@ -223,7 +223,7 @@ async def test_state_comes_from_whichever_donor_has_it_and_goes_on_where_it_stop
     mine = Bucket(SPEC, torch.device("cpu"), torch.float32)
     donors = [Peer(node="gone", address="127.0.0.1:1"), Peer(node="me", address=node.address)]
     total = bucket_bytes(SPEC, torch.float32)
-    await fetch_state(mine, STEP, GENERATION, donors, metadata(), 30)
+    await fetch_states([(mine, donors)], STEP, GENERATION, metadata(), 30)
     assert all(torch.equal(a, b) for a, b in zip(mine.state, node.bucket.state, strict=True))
 
     async with open_channel(node.address) as channel:
@@ -238,4 +238,4 @@ async def test_state_that_nobody_has_is_named(node: Node) -> None:
     with pytest.raises(
         ConnectionError, match=r"bucket 3 as of step 9 .* state as of step 9 is not held here, but of 1"
     ):
-        await fetch_state(mine, 9, GENERATION, donors, metadata(), 0.5)
+        await fetch_states([(mine, donors)], 9, GENERATION, metadata(), 0.5)

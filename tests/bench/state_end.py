@@ -1,0 +1,70 @@
+"""One end of the state benchmark: ``donor ADDRESS`` gives buckets until its input ends, ``fetch DONOR...`` gets them, once per
+line of its input, and prints the seconds it took."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+
+import torch
+
+from dtfm.node.bucket import Bucket, BucketSpec
+from dtfm.node.holding import Held, Holding
+from dtfm.node.peer_server import PeerServer
+from dtfm.node.recovery import fetch_states
+from dtfm.protos.connection import token_metadata
+from dtfm.protos.control_pb2 import Peer
+
+TOKEN = "the benchmark's"
+STEP = 7
+BUCKETS = 32
+ELEMENTS = 87_382
+"""Of each bucket: 1 MiB of state in fp32."""
+SPECS = [BucketSpec(index, (index,), (("weight", (ELEMENTS,)),)) for index in range(BUCKETS)]
+STATE_BYTES = BUCKETS * ELEMENTS * 3 * 4
+
+
+def buckets() -> dict[int, Bucket]:
+    return {spec.index: Bucket(spec, torch.device("cpu"), torch.float32) for spec in SPECS}
+
+
+async def donor(address: str) -> None:
+    async def at_once(_: float) -> None:
+        pass
+
+    holding = Holding()
+    held = buckets()
+    for index, bucket in held.items():
+        for tensor in bucket.state:
+            tensor.fill_(index + 1)
+    holding.replace(Held(STEP, held))
+    server = PeerServer(holding, at_once)
+    server.token = TOKEN
+    print(await server.start(f"{address}:0"), flush=True)
+    await asyncio.to_thread(sys.stdin.read)
+    await server.stop()
+
+
+async def fetch(donors: list[Peer]) -> None:
+    mine = buckets()
+    began = time.perf_counter()
+    await fetch_states([(bucket, donors) for bucket in mine.values()], STEP, 1, token_metadata(TOKEN), 30)
+    print(time.perf_counter() - began, flush=True)
+    assert all((bucket.parameters == index + 1).all() for index, bucket in mine.items())
+
+
+def main() -> None:
+    match sys.argv[1:]:
+        case ["donor", address]:
+            asyncio.run(donor(address))
+        case ["fetch"]:
+            for line in sys.stdin:
+                peers = [Peer(node=f"donor {i}", address=address) for i, address in enumerate(line.split())]
+                asyncio.run(fetch(peers))
+        case _:
+            raise SystemExit(__doc__)
+
+
+if __name__ == "__main__":
+    main()
