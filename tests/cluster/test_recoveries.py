@@ -1,0 +1,71 @@
+"""What is read from a log, and what follows from a seed: the parts of chaos without processes."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.cluster.chaos import ABSENT, PERIOD, schedule_of_kills
+from tests.cluster.faults import PAUSE, RESET, Phase, fail, from_text, pair_of_faults, to_text
+from tests.cluster.launch import Event
+from tests.cluster.recoveries import committed_between, contribution, mean_members, until_commit_without
+
+NODES = ("a", "b", "c")
+
+
+def committed(time: float, *nodes: str) -> Event:
+    return {"event": "step_committed", "time": time, "compute_seconds": dict.fromkeys(nodes, 0.1)}
+
+
+def told(event: str, time: float, node: str) -> Event:
+    return {"event": event, "time": time, "node": node}
+
+
+#: "b" dies at 2.5, just after its vote for the step that is committed at 3, and returns at 6.
+LOG = [
+    told("node_joined", 0.0, "a"),
+    told("node_joined", 0.0, "b"),
+    committed(2.0, "a", "b"),
+    committed(3.0, "a", "b"),
+    told("node_left", 3.0, "b"),
+    committed(4.0, "a"),
+    told("node_joined", 6.0, "b"),
+    committed(7.0, "a"),
+    committed(9.0, "a", "b"),
+]
+
+
+def test_the_step_that_a_dead_node_had_voted_for_is_no_recovery() -> None:
+    assert until_commit_without(LOG, "b", since=2.5) == 1.5
+
+
+def test_a_return_is_from_the_join_to_the_first_step_with_a_part() -> None:
+    assert contribution(LOG, "b", since=2.5) == (6.0, 9.0)
+    with pytest.raises(StopIteration):
+        contribution(LOG, "b", since=6.0)
+
+
+def test_members_are_counted_for_as_long_as_they_were_there() -> None:
+    assert mean_members(LOG, 2.0, 7.0) == pytest.approx((2 * 1 + 1 * 3 + 2 * 1) / 5)
+
+
+def test_commits_are_counted_after_the_beginning_up_to_the_end() -> None:
+    assert committed_between(LOG, 2.0, 7.0) == 3
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_each_period_has_one_kill_and_room_for_the_return(seed: int) -> None:
+    kills = schedule_of_kills(seed, 100.0, NODES)
+    assert kills == schedule_of_kills(seed, 100.0, NODES)
+    assert [int(kill.at / PERIOD) for kill in kills] == [0, 1, 2, 3, 4]
+    assert all(kill.at % PERIOD + ABSENT < PERIOD for kill in kills)
+    assert {kill.node for kill in kills} <= {"b", "c"}
+
+
+def test_faults_survive_being_text_and_follow_from_the_seed() -> None:
+    faults = (
+        fail("a").at(step=3, phase=Phase.REDUCE).by(RESET),
+        fail("b").at(step=4, phase=Phase.COMMIT).by(PAUSE, seconds=2.5),
+    )
+    assert from_text(to_text(faults)) == faults
+    assert pair_of_faults(7, NODES, 5, pause=1.0) == pair_of_faults(7, NODES, 5, pause=1.0)
+    assert len({pair_of_faults(seed, NODES, 5, pause=1.0) for seed in range(20)}) > 10
