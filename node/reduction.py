@@ -3,6 +3,9 @@
 As in the paper (arXiv 2206.01288, section 3.2) each member owns a shard: the others send it their gradients of that shard,
 it adds them up and sends the sum to all. Adding happens in the group's order whatever the order of arrival, and every
 member takes the owner's bytes, so that all hold the same bits.
+
+Under a codec that leaves elements out, what is left out of a message is added to the next step's message for the same shard:
+of shares by each member, of sums by the owner.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ from dataclasses import dataclass, field
 import torch
 
 from dtfm.kernels.codec import DTYPES, Codec, Encoded, decode, encode
+from dtfm.kernels.feedback import encode_with_feedback
 from dtfm.node.admission import shards
 from dtfm.node.inbox import Arrival
 from dtfm.node.mailbox import Mailbox
@@ -20,10 +24,12 @@ from dtfm.node.share import Group
 from dtfm.node.trace import Activity, span
 from dtfm.protos.frame import Kind
 
-#: send(destination, bucket, shard, gradients of that shard)
-SendShare = Callable[[str, int, int, torch.Tensor], None]
-#: send(destination, bucket, shard, sum of the gradients of that shard, its elements, their dtype)
-SendSum = Callable[[str, int, int, Encoded, int, torch.dtype], None]
+#: send(kind, destination, bucket, shard, encoded gradients of that shard or their sum, its elements, their dtype)
+Send = Callable[[Kind, str, int, int, Encoded, int, torch.dtype], None]
+
+#: By bucket and shard, what a node's messages have left out so far: 1-D float32 of the shard's elements. No more than one
+#: message a step concerns a shard: its sum from the owner, a share from any other.
+Residuals = Mapping[tuple[int, int], torch.Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,16 +65,28 @@ def reduce_gradients(
     gradients: Mapping[int, torch.Tensor],
     groups: Mapping[int, Group],
     mailbox: Mailbox[int, Arrival | Final],
-    send_share: SendShare,
-    send_sum: SendSum,
+    send: Send,
     codec: Codec,
-) -> None:
+    carried: Residuals,
+) -> Residuals:
     """Replaces ``gradients`` (flat tensors by bucket) by their sums over the buckets' groups.
 
     Runs in a thread of its own, beside backward: reads ``step`` from ``mailbox``, where the pipeline says Final for each
-    bucket and the inbox puts what the peers send. Sums go out under ``codec``. Returns when every bucket is complete. Raises
+    bucket and the inbox puts what the peers send. Everything goes out under ``codec``; ``carried`` is what it has left out in
+    earlier steps. Returns, when every bucket is complete, what is to be carried instead once the step is committed. Raises
     Closed.
     """
+    left_out: dict[tuple[int, int], torch.Tensor] = {}
+
+    def encoded(bucket: _Bucket, shard: int, tensor: torch.Tensor) -> Encoded:
+        with span(Activity.ENCODE, step, bucket.index):
+            if not codec.sparse:
+                return encode(codec, tensor)
+            at = bucket.index, shard
+            corrected = encode_with_feedback(codec, tensor, carried.get(at))
+            left_out[at] = corrected.residual
+            return corrected.encoded
+
     buckets = {}
     for index, flat in gradients.items():
         members = groups[index].members
@@ -85,16 +103,23 @@ def reduce_gradients(
             bucket.final = True
             for rank, member in enumerate(bucket.members):
                 if rank != bucket.rank and rank in bucket.missing:
-                    send_share(member, index, rank, bucket.shard(rank))
+                    share = bucket.shard(rank)
+                    message = encoded(bucket, rank, share)
+                    send(Kind.REDUCE, member, index, rank, message, share.numel(), share.dtype)
         else:
-            _receive(bucket, item)
+            with span(Activity.DECODE, step, index):
+                _receive(bucket, item)
         if bucket.final and bucket.rank in bucket.missing and len(bucket.shares) == len(bucket.members) - 1:
-            with span(Activity.REDUCE, step, index):
-                total = _sum_shares(bucket, codec)
             own = bucket.shard(bucket.rank)
+            with span(Activity.REDUCE, step, index):
+                message = encoded(bucket, bucket.rank, _sum(bucket))
+                # The owner, too, goes on with what the others get.
+                own.copy_(decode(message.codec, message.data, own.numel(), own.dtype, own.device))
+            bucket.missing.discard(bucket.rank)
             for rank, member in enumerate(bucket.members):
                 if rank != bucket.rank:
-                    send_sum(member, index, bucket.rank, total, own.numel(), own.dtype)
+                    send(Kind.GATHER, member, index, bucket.rank, message, own.numel(), own.dtype)
+    return left_out
 
 
 def _receive(bucket: _Bucket, arrival: Arrival) -> None:
@@ -108,15 +133,12 @@ def _receive(bucket: _Bucket, arrival: Arrival) -> None:
         bucket.missing.discard(header.part)
 
 
-def _sum_shares(bucket: _Bucket, codec: Codec) -> Encoded:
-    """Sums the owned shard in place and returns what the others get; the owner, too, goes on with what that decodes to."""
+def _sum(bucket: _Bucket) -> torch.Tensor:
+    """Of the owned shard, all members' shares, which are let go of."""
     own = bucket.shard(bucket.rank)
     in_order = [own if rank == bucket.rank else bucket.shares[rank] for rank in range(len(bucket.members))]
     total = in_order[0].clone()
     for share in in_order[1:]:
         total.add_(share)
-    encoded = encode(codec, total)
-    own.copy_(decode(encoded.codec, encoded.data, own.numel(), own.dtype, own.device))
     bucket.shares.clear()
-    bucket.missing.discard(bucket.rank)
-    return encoded
+    return total

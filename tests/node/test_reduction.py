@@ -9,11 +9,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dtfm.kernels.codec import DTYPE_NUMBERS, Codec, Encoded, encode
+from dtfm.kernels.codec import DTYPE_NUMBERS, Codec, Encoded
 from dtfm.node.admission import shards
 from dtfm.node.inbox import Arrival
 from dtfm.node.mailbox import Closed, Mailbox
-from dtfm.node.reduction import Final, reduce_gradients
+from dtfm.node.reduction import Final, Residuals, reduce_gradients
 from dtfm.node.share import Group
 from dtfm.protos.frame import Header, Kind
 
@@ -22,37 +22,31 @@ STEP = 4
 
 
 def reduce_together(
-    gradients: dict[str, dict[int, torch.Tensor]], groups: dict[int, Group], codec: Codec = Codec.OFF
-) -> None:
+    gradients: dict[str, dict[int, torch.Tensor]],
+    groups: dict[int, Group],
+    codec: Codec = Codec.OFF,
+    carried: dict[str, Residuals] | None = None,
+) -> dict[str, Residuals]:
     """Runs every member's reduction in a thread; what one sends is in the other's mailbox at once."""
     mail: dict[str, Mail] = {node: Mailbox() for node in gradients}
 
-    def run(node: str) -> None:
-        def deliver(kind: Kind, to: str, bucket: int, shard: int, encoded: Encoded, elements: int) -> None:
+    def run(node: str) -> Residuals:
+        def deliver(
+            kind: Kind, to: str, bucket: int, shard: int, encoded: Encoded, elements: int, dtype: torch.dtype
+        ) -> None:
             data = memoryview(bytearray(encoded.data))
-            header = Header(
-                kind, encoded.codec, DTYPE_NUMBERS[torch.float32], 1, STEP, bucket, shard, elements, len(data)
-            )
+            header = Header(kind, encoded.codec, DTYPE_NUMBERS[dtype], 1, STEP, bucket, shard, elements, len(data))
             mail[to].put(STEP, Arrival(node, header, data))
 
         for bucket in gradients[node]:
             mail[node].put(STEP, Final(bucket))
-        reduce_gradients(
-            node,
-            STEP,
-            gradients[node],
-            {b: groups[b] for b in gradients[node]},
-            mail[node],
-            lambda to, bucket, shard, tensor: deliver(
-                Kind.REDUCE, to, bucket, shard, encode(codec, tensor), tensor.numel()
-            ),
-            lambda to, bucket, shard, encoded, elements, _: deliver(Kind.GATHER, to, bucket, shard, encoded, elements),
-            codec,
-        )
+        mine = {b: groups[b] for b in gradients[node]}
+        before = carried[node] if carried is not None else {}
+        return reduce_gradients(node, STEP, gradients[node], mine, mail[node], deliver, codec, before)
 
     with ThreadPoolExecutor(len(gradients)) as pool:
-        for done in [pool.submit(run, node) for node in gradients]:
-            done.result(timeout=30)
+        running = {node: pool.submit(run, node) for node in gradients}
+        return {node: done.result(timeout=30) for node, done in running.items()}
 
 
 @settings(max_examples=30, deadline=None)
@@ -81,6 +75,59 @@ def test_under_a_lossy_codec_members_still_hold_the_same_bits_near_the_sum(codec
     torch.testing.assert_close(gradients["a"][0], expected, rtol=0, atol=0.12)
 
 
+@settings(max_examples=20, deadline=None)
+@given(
+    members=st.integers(2, 4),
+    sizes=st.lists(st.integers(0, 3000), min_size=1, max_size=2),
+    steps=st.integers(1, 5),
+    dtype=st.sampled_from([torch.float32, torch.float64]),
+    seed=st.integers(0, 99),
+)
+def test_what_topk_leaves_out_is_carried_until_it_arrives(
+    members: int, sizes: list[int], steps: int, dtype: torch.dtype, seed: int
+) -> None:
+    """Over any number of steps, what all arrived at and what is still carried add up to what all put in."""
+    generator = torch.Generator().manual_seed(seed)
+    nodes = [f"n{i}" for i in range(members)]
+    groups = dict.fromkeys(range(len(sizes)), Group(tuple(nodes), tuple(nodes)))
+    put_in = [torch.zeros(size, dtype=torch.float64) for size in sizes]
+    arrived = [torch.zeros(size, dtype=torch.float64) for size in sizes]
+    carried: dict[str, Residuals] = {node: {} for node in nodes}
+    for _ in range(steps):
+        gradients = {
+            n: {b: torch.randn(size, generator=generator).to(dtype) for b, size in enumerate(sizes)} for n in nodes
+        }
+        for b, total in enumerate(put_in):
+            total += sum(gradients[n][b].double() for n in nodes)
+        carried = reduce_together(gradients, groups, Codec.TOPK, carried)
+        for b, total in enumerate(arrived):
+            total += gradients[nodes[0]][b]
+            assert all(torch.equal(gradients[n][b], gradients[nodes[0]][b]) for n in nodes)
+    for residuals in carried.values():
+        for (b, shard), residual in residuals.items():
+            start, stop = shards(sizes[b], members)[shard]
+            arrived[b][start:stop] += residual
+    for b, expected in enumerate(put_in):
+        torch.testing.assert_close(arrived[b], expected, rtol=1e-4, atol=1e-4)
+
+
+def test_topk_sends_little_and_what_it_carries_is_not_changed_in_place() -> None:
+    nodes = ("a", "b")
+    gradients = {n: {0: torch.linspace(-1, 1, 2048)} for n in nodes}
+    first = reduce_together(gradients, {0: Group(nodes, nodes)}, Codec.TOPK)
+    assert int(gradients["a"][0].count_nonzero()) == 2048 * 8 // 256
+    assert {n: set(residuals) for n, residuals in first.items()} == {n: {(0, 0), (0, 1)} for n in nodes}
+    before = {at: residual.clone() for at, residual in first["a"].items()}
+    reduce_together({n: {0: torch.ones(2048)} for n in nodes}, {0: Group(nodes, nodes)}, Codec.TOPK, first)
+    assert all(torch.equal(first["a"][at], residual) for at, residual in before.items())
+
+
+def test_other_codecs_carry_nothing() -> None:
+    nodes = ("a", "b")
+    gradients = {n: {0: torch.randn(600, generator=torch.Generator().manual_seed(1))} for n in nodes}
+    assert reduce_together(gradients, {0: Group(nodes, nodes)}, Codec.I8B256) == {"a": {}, "b": {}}
+
+
 def test_a_tied_bucket_is_summed_across_stages_and_the_others_within_them() -> None:
     first, last = Group(("a", "b"), ("a", "b")), Group(("c",), ("c",))
     tied = Group(("a", "b", "c"), ("a", "b"))
@@ -99,8 +146,8 @@ def test_a_reduction_that_is_called_off_ends() -> None:
     mail: Mail = Mailbox()
     groups = {0: Group(("a", "b"), ("a", "b"))}
     with ThreadPoolExecutor(1) as pool:
-        arguments = ("a", STEP, {0: torch.ones(4)}, groups, mail, lambda *_: None, lambda *_: None, Codec.OFF)
-        waiting = pool.submit(reduce_gradients, *arguments)
+        one = {0: torch.ones(4)}
+        waiting = pool.submit(reduce_gradients, "a", STEP, one, groups, mail, lambda *_: None, Codec.OFF, {})
         mail.close("b left")
         with pytest.raises(Closed, match="b left"):
             waiting.result(timeout=30)
