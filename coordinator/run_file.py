@@ -16,6 +16,7 @@ from dtfm.coordinator.complaints import RunFileError, sentences
 from dtfm.protos import plan_pb2
 
 Codec = Literal["auto", "off", "raw16", "i8b256", "i4b64", "i4h64"]
+ReductionCodec = Literal["auto", "off", "raw16", "i8b256", "i4b64", "i4h64", "topk"]
 Name = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
 
 MAX_FILE_BYTES = 1 << 20
@@ -160,10 +161,21 @@ class Network(Section):
         default_factory=lambda known: known.get("compression", "auto"),
         description="Codec of the gradients that flow back through the pipeline; left out: compression.",
     )
-    reduction: Codec = Field(
+    reduction: ReductionCodec = Field(
         default_factory=lambda known: known.get("compression", "auto"),
-        description="Codec of the gradients that replicas exchange; left out: compression.",
+        description='Codec of the gradients that replicas exchange; left out: compression. "topk" sends the largest '
+        "thirtieth of them and the rest in later steps.",
     )
+
+    @field_validator("compression", "activations", "gradients", mode="before")
+    @classmethod
+    def _nothing_left_out(cls, codec: object) -> object:
+        if codec == "topk":
+            raise ValueError(
+                'leaves out most elements, which replicas alone make up for in later steps; set network.reduction = "topk", '
+                'and "i8b256" here'
+            )
+        return codec
 
 
 def _least_nodes(stages: Literal["auto"] | int | list[int]) -> int:

@@ -49,6 +49,7 @@ def test_what_is_left_out_follows_from_what_is_given() -> None:
     assert read("[cluster]\nstages = [2, 1, 1]").cluster.nodes == 4
     network = read('[network]\ncompression = "off"\nreduction = "i8b256"').network
     assert (network.activations, network.gradients, network.reduction) == ("off", "off", "i8b256")
+    assert read('[network]\nreduction = "topk"').network.reduction == "topk"
 
 
 def test_stages_are_pinned_by_number_or_by_list() -> None:
@@ -91,6 +92,13 @@ def test_a_run_survives_the_way_through_the_log() -> None:
         (
             '[network]\nactivations = "zip"',
             "network.activations = 'zip': must be one of 'auto', 'off', 'raw16', 'i8b256', 'i4b64' or 'i4h64'",
+        ),
+        *(
+            (
+                f'[network]\n{key} = "topk"',
+                f"network.{key} = 'topk': leaves out most elements, which replicas alone make up",
+            )
+            for key in ("compression", "activations", "gradients")
         ),
         (
             "[model]\nconfig = { hidden_size = 130, num_attention_heads = 4 }",
