@@ -25,9 +25,9 @@ def wishes_to_leave(turn: Turn, session: Session, leaving: wire.Leaving) -> None
 
 def let_go(turn: Turn) -> None:
     """Whoever wants to go and is not needed any more is set free."""
-    for node in sorted(turn.state.sessions):
+    for node in sorted(node for node, session in turn.state.sessions.items() if session.leaving):
         session = turn.state.sessions.get(node)
-        if session is None or not session.leaving or turn.state.stopped or _needed(turn, session):
+        if session is None or turn.state.stopped or _needed(turn, session):
             continue
         reason = f"in order: {session.leaving}"
         turn.send(

@@ -11,13 +11,36 @@ from dtfm.coordinator.checks import check_vote, shorten
 from dtfm.coordinator.ending import fail
 from dtfm.coordinator.ledger import NODE_LEFT, PEER_LOST
 from dtfm.coordinator.state import ATTEMPTS, Pausing, Stepping, Switching
-from dtfm.coordinator.switching import again, regroup
+from dtfm.coordinator.switching import again, consider, regroup
 from dtfm.coordinator.turn import Turn
 from dtfm.protos import control_pb2 as wire
 from dtfm.scheduler.plan import Plan
 
 NORM_TOLERANCE = 1e-4
 """Replicas of a stage hold the same reduced gradient; devices of different kinds may sum its squares in another order."""
+
+
+def plan_ready(turn: Turn, node: str, generation: int) -> None:
+    """A node of the plan holds its state. Once all do, training goes on; or, where all steps are trained, what follows the last
+    commit is done again, as it came to nothing before."""
+    phase, ledger, run = turn.state.phase, turn.state.ledger, turn.state.run
+    if not isinstance(phase, Switching) or generation != ledger.generation:
+        return
+    assert ledger.plan is not None
+    awaiting = phase.awaiting - {node}
+    turn.set(phase=replace(phase, awaiting=awaiting))
+    if awaiting:
+        return
+    step = ledger.step + 1
+    turn.emit(ev.PlanStarted(generation, step))
+    drift.forget(turn)
+    if ledger.step >= run.train.steps and ledger.last is not None:
+        _announce(turn, ledger.step, ledger.plan, ledger.last.gradient_norm)
+        return
+    turn.set(phase=Stepping(step, turn.now, turn.now + turn.state.patience))
+    turn.send(ledger.plan.nodes, begin=wire.Begin(generation=generation, step=step))
+    copying.keep_up(turn)
+    consider(turn)
 
 
 def step_ready(turn: Turn, node: str, vote: wire.StepReady) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from dtfm.coordinator import copying, drift
+from dtfm.coordinator import copying
 from dtfm.coordinator import events as ev
 from dtfm.coordinator.checks import shorten
 from dtfm.coordinator.ending import fail, finish
@@ -12,7 +12,6 @@ from dtfm.coordinator.measured import measured_cluster
 from dtfm.coordinator.state import ATTEMPTS, Gathering, PlanAsked, PlanChosen, Stepping, Switching
 from dtfm.coordinator.turn import AnswerPlanNow, Planned, PlanWanted, Turn
 from dtfm.coordinator.wire import assignments
-from dtfm.protos import control_pb2 as wire
 from dtfm.scheduler.plan import Plan
 
 GRACE_LEASES = 6
@@ -94,9 +93,11 @@ def planned(turn: Turn, result: Planned) -> None:
 def adopt(turn: Turn, choice: PlanChosen, cause: str) -> None:
     """The plan gets the next generation and goes out to everybody. Where some stage's state is held by no node any more,
     training goes back to the newest checkpoint, or to the start."""
-    if turn.state.ledger.step >= turn.state.run.train.steps and _ends_or_goes_back(turn):
+    ledger = turn.state.ledger
+    if ledger.step >= turn.state.run.train.steps and ledger.step in ledger.checkpoints:
+        finish(turn, f"all {ledger.step} steps are trained; the checkpoint is {ledger.checkpoints[ledger.step]}")
         return
-    if not turn.state.ledger.state_is_held:
+    if not ledger.state_is_held:
         copying.count_copies(turn)
     if not turn.state.ledger.state_is_held and turn.state.ledger.step not in turn.state.ledger.checkpoints:
         _roll_back(turn, "no node holds all of the state as of the last step any more")
@@ -123,23 +124,6 @@ def again(turn: Turn, reason: str) -> None:
     plan = turn.state.ledger.plan
     assert plan is not None
     adopt(turn, PlanChosen(plan, "the same plan again"), reason)
-
-
-def plan_ready(turn: Turn, node: str, generation: int) -> None:
-    phase, ledger = turn.state.phase, turn.state.ledger
-    if not isinstance(phase, Switching) or generation != ledger.generation:
-        return
-    assert ledger.plan is not None
-    awaiting = phase.awaiting - {node}
-    turn.set(phase=replace(phase, awaiting=awaiting))
-    if not awaiting:
-        step = ledger.step + 1
-        turn.emit(ev.PlanStarted(generation, step))
-        turn.set(phase=Stepping(step, turn.now, turn.now + turn.state.patience))
-        turn.send(ledger.plan.nodes, begin=wire.Begin(generation=generation, step=step))
-        drift.forget(turn)
-        copying.keep_up(turn)
-        consider(turn)
 
 
 def plan_failed(turn: Turn, node: str, generation: int, problem: str) -> None:
@@ -210,16 +194,6 @@ def _roll_back(turn: Turn, reason: str) -> None:
     turn.emit(ev.RolledBack(step, ledger.step, ledger.checkpoints.get(step, ""), sentence))
     # Those of later steps would be of another past.
     turn.set(checkpoints={s: tally for s, tally in turn.state.checkpoints.items() if s <= step})
-
-
-def _ends_or_goes_back(turn: Turn) -> bool:
-    """All steps are trained already. True: and saved, so that the run ends; else it goes back to what is saved."""
-    ledger = turn.state.ledger
-    if ledger.step in ledger.checkpoints:
-        finish(turn, f"all {ledger.step} steps are trained; the checkpoint is {ledger.checkpoints[ledger.step]}")
-        return True
-    _roll_back(turn, "the last step's checkpoint was not written")
-    return False
 
 
 def _same_work(one: Plan, other: Plan) -> bool:

@@ -360,10 +360,14 @@ class Trainer:
     def _conclude(self, commit: Commit) -> None:
         """Applies a committed step, then what the coordinator wants done before the next one, then that one."""
         engagement = self._engagement
-        if engagement is None or engagement.share.generation != commit.generation or self._voted != commit.step:
+        if engagement is None or engagement.share.generation != commit.generation:
+            log.error("step %d was committed without this node's part in it; ignored", commit.step)
+            return
+        if self._voted == commit.step:
+            self._apply(engagement, commit)
+        elif self._holding.held.step != commit.step:
             log.error("step %d was committed without this node's vote; ignored", commit.step)
             return
-        self._apply(engagement, commit)
         if commit.checkpoint:
             assert self._work is not None
             self._write_checkpoint(engagement, self._work, commit.step)

@@ -37,3 +37,17 @@ def test_killed_and_restarted_it_loses_no_step(tmp_path: Path) -> None:
     committed = [e for e in cluster.log() if e["event"] == "step_committed"]
     assert [e["step"] for e in committed] == list(range(1, STEPS + 1))
     assert [e["loss"] for e in committed] == pytest.approx(losses_alone(cluster.run_file), rel=1e-9, abs=0)
+
+
+def test_killed_between_the_last_commit_and_its_checkpoint_it_trains_nothing_again(tmp_path: Path) -> None:
+    death = fail(COORDINATOR).at(step=8, phase=Phase.COMMIT).by(SIGKILL)
+    with Cluster(tmp_path, run_file(model=GPT2, stages=[1, 1], steps=8), faults=[death], nodes="ab") as cluster:
+        assert cluster.coordinator is not None
+        cluster.coordinator.wait_for_error(announcement(death))
+        cluster.coordinator.wait(10)
+        cluster.start_coordinator("--resume")
+        assert cluster.finish() == 0
+    log = cluster.log()
+    assert [e["step"] for e in log if e["event"] == "step_committed"] == list(range(1, 9))
+    assert [e["event"] for e in log if e["event"] in ("rolled_back", "run_finished")] == ["run_finished"]
+    assert [e["step"] for e in log if e["event"] == "checkpoint_written"] == [8]

@@ -290,3 +290,39 @@ def test_pinned_replicas_are_a_wish_once_nodes_are_lost() -> None:
     world.lose("d")
     asked.append(world.wanted[-1].stages)
     assert asked == [(2, 2), 2]
+
+
+def test_a_coordinator_lost_between_the_last_commit_and_its_checkpoint_has_that_written_again() -> None:
+    before = training(train={"steps": 1})
+    before.step()
+    assert before.last_to("a", "commit").checkpoint
+    world = restarted(before, train={"steps": 1})
+    world.join("a", "b")
+    world.settle()
+    assert world.events(ev.RolledBack) == []
+    assert "begin" not in world.kinds_to("a")
+    commit = world.last_to("a", "commit")
+    assert (commit.generation, commit.step, commit.checkpoint, commit.evaluate, commit.pause) == (
+        2,
+        1,
+        True,
+        True,
+        True,
+    )
+    world.evaluate()
+    world.apply()
+    world.save()
+    assert world.exit_code == 0
+    assert world.events(ev.StepCommitted) == []
+
+
+def test_a_replica_lost_while_the_last_checkpoint_is_written_makes_the_others_write_it_again() -> None:
+    world = training("a", "b", "c", train={"steps": 1})
+    world.step()
+    world.lose("a")
+    world.settle()
+    assert world.last_to("b", "commit").checkpoint
+    world.evaluate()
+    world.apply()
+    world.save()
+    assert world.exit_code == 0
