@@ -3,7 +3,8 @@
 Importing torch and transformers takes a processor seconds, which a test with six nodes pays six times over. A nursery is a
 process of its own that does it once; on request it forks, and the child runs the real command: its own ``main``, arguments,
 environment, working folder, session and standard streams, exit code and signals like any process. What differs: sys.path and
-the seed of string hashes are the nursery's, so some tests go on starting interpreters.
+the seed of string hashes are the nursery's, and at its end, exit handlers called, it does not take a thousand modules apart,
+which nobody outside would notice and costs as much as a short run. So some tests go on starting interpreters.
 
 The nursery has never more than one thread, the only state from which forking is safe: it imports, but computes nothing and
 opens no connection. It ends, and its children with it, when whoever started it lets go of its socket.
@@ -11,6 +12,7 @@ opens no connection. It ends, and its children with it, when whoever started it 
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import ctypes
 import gc
@@ -249,15 +251,39 @@ def _preload(modules: Sequence[str]) -> None:
     gc.freeze()  # children leave these pages alone, and so share them
 
 
+class _End:
+    """The child's last exit handler, as it is registered first: what other handlers and threads had to do is done."""
+
+    def __init__(self) -> None:
+        self._code: int | None = None
+        atexit.register(self._leave)
+
+    def run(self, main: Callable[[], None]) -> None:
+        try:
+            main()
+            self._code = 0
+        except SystemExit as ending:
+            if ending.code is None or isinstance(ending.code, int):
+                self._code = ending.code or 0
+            raise
+
+    def _leave(self) -> None:
+        if self._code is not None:  # else this is the nursery, or the interpreter has something to say
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(self._code & 0xFF)
+
+
 def _main() -> None:
+    end = _End()
     # Whoever ends the tests by Ctrl-C shall not end this before them: it follows its socket.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with socket.socket(fileno=int(sys.argv[1])) as connection:
         _preload(sys.argv[2:])
-        run = serve(connection)
-    if run is not None:
+        main = serve(connection)
+    if main is not None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        run()
+        end.run(main)
 
 
 if __name__ == "__main__":
