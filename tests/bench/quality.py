@@ -1,0 +1,113 @@
+"""What compression costs in learning: ``python -m tests.bench.quality [--json] [--steps N] [--whole]``.
+
+The demo's model is trained once per codec and direction, everything else uncompressed, and once under "auto" with links of
+100 Mbit/s and devices of 50 TFLOP/s, so fast that "auto" compresses all it can (on slower ones nothing needs to be).
+A value is the held-out loss after the last step, in nats per token; its ratio is to that of the run without compression.
+
+Four nodes, two stages of two replicas, are threads of one process here (tests/node/in_process.py): the same engagements,
+codecs and frames as in processes, hence the same arithmetic, without sockets. Steps are of 8 sequences of 128 tokens in
+place of the demo's 32 of 256; ``--whole`` makes them whole, which takes ten times as long.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Mapping
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from multiprocessing import get_context
+
+import torch
+
+from dtfm.coordinator.run_file import parse_run
+from dtfm.node.data import load_data
+from dtfm.node.model import load_model
+from tests.bench.rows import Row, show
+from tests.node.in_process import InProcess, even_plan
+
+DIRECTIONS = {
+    "activations": ("raw16", "i8b256", "i4b64", "i4h64"),
+    "gradients": ("raw16", "i8b256", "i4b64", "i4h64"),
+    "reduction": ("raw16", "i8b256", "i4b64", "i4h64", "topk"),
+}
+BANDWIDTH = 100e6 / 8
+FLOPS = 50e12
+SMALLER = {"train": {"global_batch": 8, "micro_batch": 2}, "data": {"sequence_length": 128}}
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """``network`` is the run file's."""
+
+    name: str
+    network: Mapping[str, str]
+
+
+UNCOMPRESSED = Way("off", {"compression": "off"})
+WAYS = (
+    UNCOMPRESSED,
+    Way("auto at 100 Mbit/s", {"compression": "auto"}),
+    *(
+        Way(f"{direction} {codec}", {"compression": "off", direction: codec})
+        for direction, codecs in DIRECTIONS.items()
+        for codec in codecs
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """``codecs``: what the first node says of its streams. ``megabytes``: sent by all nodes in all steps."""
+
+    loss: float
+    seconds: float
+    megabytes: float
+    codecs: str
+
+
+def train(way: Way, steps: int, whole: bool) -> Trained:
+    torch.set_num_threads(1)
+    began = time.perf_counter()
+    given = {} if whole else SMALLER
+    table = {**given, "train": {**given.get("train", {}), "steps": steps}, "network": dict(way.network)}
+    run = parse_run(table, way.name).message("quality")
+    data = load_data(run)
+    model = load_model(run.model, data.sample)
+    plan = even_plan(len(model.layers), 2, 2, run.train.global_batch // run.train.micro_batch)
+    with InProcess(run, plan, model, data, bandwidth=BANDWIDTH, flops=FLOPS) as nodes:
+        for _ in range(steps):
+            nodes.train()
+        first, *others = (engagement.stage.digest() for engagement in nodes.engagements.values())
+        assert others[0] == first, "replicas differ"
+        assert others[1] == others[2], "replicas differ"
+        sent = sum(wire.sent_bytes for wire in nodes.wires.values())
+        # The last stage's replicas send back what the first ones send on.
+        codecs = "; ".join(sorted({e.codecs.sentence for e in nodes.engagements.values()}))
+        return Trained(nodes.evaluate(), time.perf_counter() - began, sent / 1e6, codecs)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--whole", action="store_true", help="steps of as many and as long sequences as the demo's")
+    parser.add_argument("--workers", type=int, default=os.cpu_count(), help="runs at the same time")
+    parser.add_argument("--json", action="store_true", help="one JSON object per row")
+    arguments = parser.parse_args()
+    with ProcessPoolExecutor(arguments.workers, get_context("spawn")) as pool:
+        running = {way: pool.submit(train, way, arguments.steps, arguments.whole) for way in WAYS}
+        rows = []
+        for way, trained in ((way, future.result()) for way, future in running.items()):
+            print(f"{way.name}: {trained}", file=sys.stderr, flush=True)
+            uncompressed = running[UNCOMPRESSED].result().loss
+            compared = () if way is UNCOMPRESSED else (UNCOMPRESSED.name, trained.loss / uncompressed)
+            rows.append(Row(way.name, trained.loss, "nats/token", *compared))
+    size = "the demo's steps" if arguments.whole else "steps of 8 x 128 tokens"
+    show(f"Held-out loss after {arguments.steps} of {size}", rows, arguments.json)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

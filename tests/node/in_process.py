@@ -1,0 +1,120 @@
+"""The nodes of one generation as threads of this process: engagements, inboxes, frames and codecs are the product's own, what
+they lack is sockets and a coordinator."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from types import TracebackType
+from typing import TypeVar, cast
+
+import torch
+
+from dtfm.kernels.codec import DTYPE_NUMBERS, Codec, Encoded, encode
+from dtfm.node.data import Data
+from dtfm.node.engagement import Engagement
+from dtfm.node.inbox import Inbox
+from dtfm.node.model import Model
+from dtfm.node.outbox import Outbox, What
+from dtfm.node.share import group_of, share_of
+from dtfm.node.stage import build_stage
+from dtfm.protos.frame import Header, frames
+from dtfm.protos.plan_pb2 import FP64, Plan, Run
+
+Result = TypeVar("Result")
+
+
+class Wire:
+    """An Outbox whose frames are in the other's inbox at once."""
+
+    def __init__(self, node: str, inboxes: Mapping[str, Inbox]) -> None:
+        self._node = node
+        self._inboxes = inboxes
+        self.sent_bytes = 0
+
+    def send(self, destination: str, what: What, tensor: torch.Tensor, codec: Codec) -> None:
+        self.send_encoded(destination, what, encode(codec, tensor), tensor.numel(), tensor.dtype)
+
+    def send_encoded(self, destination: str, what: What, encoded: Encoded, elements: int, dtype: torch.dtype) -> None:
+        size = len(encoded.data)
+        number = DTYPE_NUMBERS[dtype]
+        header = Header(
+            what.kind, encoded.codec, number, what.generation, what.step, what.index, what.part, elements, size
+        )
+        self.sent_bytes += size
+        for frame in frames(header, encoded.data):
+            self._inboxes[destination].take(self._node, frame)
+
+
+class InProcess:
+    """``with InProcess(...) as nodes: nodes.train()``: what the plan's nodes do, each in a thread, from the weights at the start
+    on. ``bandwidth`` of every link in bytes per second and ``flops`` of every node are what "auto" goes by."""
+
+    def __init__(self, run: Run, plan: Plan, model: Model, data: Data, *, bandwidth: float, flops: float) -> None:
+        names = [name for stage in plan.stages for name in stage.replicas]
+        dtype = torch.float64 if run.train.precision == FP64 else torch.float32
+        inboxes: dict[str, Inbox] = {}
+        self._plan = plan
+        self.step = 0
+        self.engagements: dict[str, Engagement] = {}
+        self.wires = {name: Wire(name, inboxes) for name in names}
+        for name in names:
+            share = share_of(plan, name, run.train.evaluation_samples // run.train.micro_batch)
+            assert share is not None
+            stage = build_stage(model, *share.layers, torch.device("cpu"), dtype)
+            stage.initialise(run.seed)
+            groups = {index: group_of(plan, bucket.spec.layers) for index, bucket in stage.buckets.items()}
+            links = dict.fromkeys(names, bandwidth)
+            outbox = cast(Outbox, self.wires[name])
+            engagement = Engagement(run, share, groups, stage, data, outbox, 0, links, flops)
+            self.engagements[name] = engagement
+            inboxes[name] = engagement.inbox
+        self._threads = ThreadPoolExecutor(len(names))
+
+    def __enter__(self) -> InProcess:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for engagement in self.engagements.values():
+            engagement.close("the end")
+            engagement.release()
+        self._threads.shutdown()
+
+    def train(self, *, commit: bool = True) -> float:
+        """The next step's mean loss. Unless ``commit``, the step is aborted once all have done their part: nobody applies it."""
+        step = self.step + 1
+        done = self._all(lambda engagement: engagement.train(step))
+        if commit:
+            voted = dict(zip(self.engagements, (squared for _, squared in done), strict=True))
+            norm = math.sqrt(sum(voted[stage.replicas[0]] for stage in self._plan.stages))
+            self._all(lambda engagement: engagement.apply(step, norm))
+            self.step = step
+        return sum(outcome.loss_sum for outcome, _ in done) / sum(outcome.samples for outcome, _ in done)
+
+    def evaluate(self) -> float:
+        """The mean held-out loss."""
+        done = self._all(lambda engagement: engagement.evaluate(self.step))
+        return sum(loss for loss, _ in done) / sum(samples for _, samples in done)
+
+    def _all(self, work: Callable[[Engagement], Result]) -> list[Result]:
+        running = [self._threads.submit(work, engagement) for engagement in self.engagements.values()]
+        return [each.result(timeout=600) for each in running]
+
+
+def even_plan(layers: int, stages: int, replicas: int, micro_batches: int) -> Plan:
+    """``stages`` of about as many layers, ``replicas`` each; nodes n0, n1, ... in pipeline order."""
+    borders = [layers * number // stages for number in range(stages + 1)]
+    names = [[f"n{stage * replicas + replica}" for replica in range(replicas)] for stage in range(stages)]
+    return Plan(
+        generation=1,
+        stages=[
+            Plan.Stage(first_layer=borders[s], past_last_layer=borders[s + 1], replicas=names[s]) for s in range(stages)
+        ],
+        routes=[
+            Plan.Route(nodes=[group[r] for group in names], micro_batches=micro_batches // replicas)
+            for r in range(replicas)
+        ],
+    )

@@ -1,0 +1,62 @@
+"""A generation's nodes together, without sockets: what one commit after the other does to them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from dtfm.coordinator.run_file import read_run_file
+from dtfm.node.data import load_data
+from dtfm.node.model import load_model
+from tests.cluster.runs import losses_alone, run_file, write_corpus
+from tests.node.in_process import InProcess, even_plan
+
+
+@pytest.fixture
+def text() -> str:
+    return run_file(stages=[2, 2], steps=4)
+
+
+@pytest.fixture
+def nodes(tmp_path: Path, text: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[InProcess]:
+    """Two stages of two replicas."""
+    monkeypatch.chdir(tmp_path)
+    write_corpus(tmp_path)
+    (tmp_path / "run.toml").write_text(text)
+    run = read_run_file(tmp_path / "run.toml").message("test")
+    data = load_data(run)
+    model = load_model(run.model, data.sample)
+    plan = even_plan(len(model.layers), 2, 2, run.train.global_batch // run.train.micro_batch)
+    with InProcess(run, plan, model, data, bandwidth=1e9, flops=1e12) as nodes:
+        yield nodes
+
+
+def digests(nodes: InProcess) -> list[bytes]:
+    return [engagement.stage.digest() for engagement in nodes.engagements.values()]
+
+
+def test_nodes_train_what_one_process_does(tmp_path: Path, nodes: InProcess) -> None:
+    losses = [nodes.train() for _ in range(4)]
+    assert losses == pytest.approx(losses_alone(tmp_path / "run.toml"), rel=1e-9, abs=0)
+
+
+@pytest.mark.parametrize(
+    "text", [run_file(stages=[2, 2], steps=4).replace("[cluster]", 'reduction = "topk"\n[cluster]')]
+)
+def test_under_topk_replicas_stay_equal_and_an_aborted_step_leaves_no_trace(nodes: InProcess) -> None:
+    for _ in range(2):
+        nodes.train()
+    first = digests(nodes)
+    assert first[0] == first[1]
+    assert first[2] == first[3]
+    carried = {name: dict(engagement._carried) for name, engagement in nodes.engagements.items()}
+    values = {(name, at): value.clone() for name, mine in carried.items() for at, value in mine.items()}
+    assert sum(float(value.abs().sum()) for value in values.values()) > 0
+    nodes.train(commit=False)
+    assert digests(nodes) == first
+    for name, engagement in nodes.engagements.items():
+        assert engagement._carried.keys() == carried[name].keys()
+        assert all(torch.equal(value, values[name, at]) for at, value in engagement._carried.items())
