@@ -2,77 +2,127 @@
 
 from __future__ import annotations
 
+import asyncio
+import math
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
 import grpc
 import grpc.aio
 
 from dtfm.protos.connection import Metadata, open_channel
 from dtfm.protos.control_pb2 import LinkReport, Peer
-from dtfm.protos.frame import CHUNK_BYTES
 from dtfm.protos.streams import download_call, ping_call, upload_call
 
 PINGS = 5
-BURST_SECONDS = 0.25
-"""What a burst should take: its size follows from a first, small one."""
-FIRST_BURST_BYTES = 256 << 10
+BURST_CHUNK_BYTES = 64 << 10
+FIRST_BURST_BYTES = 4 * BURST_CHUNK_BYTES
 LARGEST_BURST_BYTES = 16 << 20
+BURST_SECONDS = 0.25
+BURST_ROUND_TRIPS = 6
+"""A burst should take so long, and so many round trips, lest it be all slow start: its size follows from a first, small one."""
 
 
-async def measure_links(node: str, peer: Peer, metadata: Metadata, timeout: float) -> list[LinkReport.Link]:
-    """The links node -> peer and peer -> node: one-way latency in seconds (half the shortest of some round trips) and
-    bandwidth in bytes per second (a timed burst). A peer that does not answer within ``timeout`` seconds has bandwidth 0
-    and its problem named."""
-    to_peer = LinkReport.Link(source=node, destination=peer.node)
-    from_peer = LinkReport.Link(source=peer.node, destination=node)
-    deadline = time.monotonic() + timeout
+async def measure_links(node: str, peers: Sequence[Peer], metadata: Metadata, lease: float) -> list[LinkReport.Link]:
+    """For each peer the links node -> peer and peer -> node: one-way latency in seconds (half the shortest of some round trips)
+    and bandwidth in bytes per second (the latter half of a burst). A peer that does not answer within half a ``lease``, or
+    does not take a burst within one, has bandwidth 0 and its problem named.
 
-    def left() -> float:
-        return max(deadline - time.monotonic(), 0.001)
+    All peers at once say how far they are; then bursts go up and come down, one of each at a time, so that they do not share
+    this node's link.
+    """
+    probed = [_Probed(node, peer, metadata, lease) for peer in peers]
+    try:
+        await asyncio.gather(*(each.ping() for each in probed))
 
-    async with open_channel(peer.address) as channel:
+        async def bursts(measure: Callable[[_Probed], Awaitable[None]]) -> None:
+            for each in probed:
+                if not each.to_peer.problem:
+                    await measure(each)
+
+        await asyncio.gather(bursts(_Probed.upload), bursts(_Probed.download))
+    finally:
+        await asyncio.gather(*(each.channel.close() for each in probed))
+    return [link for each in probed for link in (each.to_peer, each.from_peer)]
+
+
+class _Probed:
+    """One peer, and what is known of the links to and from it."""
+
+    def __init__(self, node: str, peer: Peer, metadata: Metadata, lease: float) -> None:
+        self.channel = open_channel(peer.address, lease)
+        self.to_peer = LinkReport.Link(source=node, destination=peer.node)
+        self.from_peer = LinkReport.Link(source=peer.node, destination=node)
+        self._address = peer.address
+        self._metadata = metadata
+        self._lease = lease
+
+    async def ping(self) -> None:
+        ping = ping_call(self.channel)
+        deadline = time.monotonic() + self._lease / 2
         try:
-            ping = ping_call(channel)
-            await ping(b"", metadata=metadata, timeout=left(), wait_for_ready=True)
+            await ping(b"", metadata=self._metadata, timeout=self._lease / 2, wait_for_ready=True)
             trips = []
             for _ in range(PINGS):
                 began = time.perf_counter()
-                await ping(b"", metadata=metadata, timeout=left())
+                await ping(b"", metadata=self._metadata, timeout=max(deadline - time.monotonic(), 0.001))
                 trips.append(time.perf_counter() - began)
-            to_peer.latency_seconds = from_peer.latency_seconds = min(trips) / 2
-
-            async def upload(size: int) -> float:
-                began = time.perf_counter()
-                await upload_call(channel)(_burst(size), metadata=metadata, timeout=left())
-                return time.perf_counter() - began
-
-            async def download(size: int) -> float:
-                began = time.perf_counter()
-                async for _ in download_call(channel)(str(size).encode(), metadata=metadata, timeout=left()):
-                    pass
-                return time.perf_counter() - began
-
-            for link, transfer in ((to_peer, upload), (from_peer, download)):
-                seconds = await transfer(FIRST_BURST_BYTES)
-                size = burst_bytes(FIRST_BURST_BYTES, seconds)
-                # The round trip that starts and ends a burst is no part of its bandwidth.
-                link.bandwidth = size / max(await transfer(size) - min(trips), 1e-6)
         except grpc.aio.AioRpcError as error:
-            for link in (to_peer, from_peer):
-                link.bandwidth = 0
-                link.problem = f"{peer.address}: {error.code().name}: {error.details()}"[:300]
-    return [to_peer, from_peer]
+            self._broken(error)
+        else:
+            self.to_peer.latency_seconds = self.from_peer.latency_seconds = min(trips) / 2
+
+    async def upload(self) -> None:
+        async def burst(size: int) -> float:
+            answer = await upload_call(self.channel)(_burst(size), metadata=self._metadata, timeout=self._lease)
+            speed = float(answer)
+            if not 0 < speed < math.inf:
+                raise ValueError(f"the peer says that the burst came at {speed} bytes per second")
+            return speed
+
+        await self._measure(self.to_peer, burst)
+
+    async def download(self) -> None:
+        async def burst(size: int) -> float:
+            chunks = download_call(self.channel)(str(size).encode(), metadata=self._metadata, timeout=self._lease)
+            return await pace(chunks)
+
+        await self._measure(self.from_peer, burst)
+
+    async def _measure(self, link: LinkReport.Link, burst: Callable[[int], Awaitable[float]]) -> None:
+        try:
+            first = await burst(FIRST_BURST_BYTES)
+            bandwidth = await burst(burst_bytes(first, 2 * link.latency_seconds))
+        except (grpc.aio.AioRpcError, ValueError) as error:
+            self._broken(error)
+        else:
+            link.bandwidth = bandwidth if not link.problem else 0
+
+    def _broken(self, error: grpc.aio.AioRpcError | ValueError) -> None:
+        why = f"{error.code().name}: {error.details()}" if isinstance(error, grpc.aio.AioRpcError) else str(error)
+        for link in (self.to_peer, self.from_peer):
+            link.bandwidth = 0
+            link.problem = f"{self._address}: {why}"[:300]
 
 
-def burst_bytes(first_bytes: int, first_seconds: float) -> int:
-    """How large a burst takes about BURST_SECONDS, judging from a first one; whole chunks, within bounds."""
-    wanted = first_bytes / max(first_seconds, 1e-6) * BURST_SECONDS
-    chunks = round(min(wanted, LARGEST_BURST_BYTES) / CHUNK_BYTES)
-    return max(chunks, 1) * CHUNK_BYTES
+async def pace(chunks: AsyncIterator[bytes]) -> float:
+    """Bytes per second at which the latter half of the chunks came. Raises ValueError when there are fewer than two."""
+    arrivals = [(time.perf_counter(), len(chunk)) async for chunk in chunks]
+    if len(arrivals) < 2:
+        raise ValueError(f"a burst came in {len(arrivals)} pieces; it takes two to tell how quickly")
+    half = (len(arrivals) - 1) // 2
+    seconds = arrivals[-1][0] - arrivals[half][0]
+    return sum(size for _, size in arrivals[half + 1 :]) / max(seconds, 1e-6)
+
+
+def burst_bytes(bytes_per_second: float, round_trip: float) -> int:
+    """How large a burst takes long enough to tell the bandwidth of a link that seems to have this one; whole chunks."""
+    wanted = bytes_per_second * max(BURST_SECONDS, BURST_ROUND_TRIPS * round_trip)
+    chunks = round(min(wanted, LARGEST_BURST_BYTES) / BURST_CHUNK_BYTES)
+    return max(chunks * BURST_CHUNK_BYTES, FIRST_BURST_BYTES)
 
 
 async def _burst(size: int) -> AsyncIterator[bytes]:
-    chunk = bytes(min(size, CHUNK_BYTES))
-    for start in range(0, size, CHUNK_BYTES):
+    chunk = bytes(BURST_CHUNK_BYTES)
+    for start in range(0, size, BURST_CHUNK_BYTES):
         yield chunk[: size - start]

@@ -13,8 +13,9 @@ from google.protobuf.message import DecodeError
 
 from dtfm.node.holding import Holding
 from dtfm.node.inbox import Inbox
+from dtfm.node.links import BURST_CHUNK_BYTES, pace
 from dtfm.protos.connection import server_options, shows_token
-from dtfm.protos.frame import CHUNK_BYTES, FrameError, FrameProblem, frames
+from dtfm.protos.frame import FrameError, FrameProblem, frames
 from dtfm.protos.peer_pb2 import FollowRequest, StateRequest
 from dtfm.protos.streams import NODE_METADATA, peer_handlers
 
@@ -89,20 +90,27 @@ class PeerServer:
 
     async def _upload(self, requests: AsyncIterator[bytes], context: Context) -> bytes:
         await self._check(context)
-        received = 0
-        async for chunk in requests:
-            received += len(chunk)
-            if received > MAX_BURST_BYTES:
-                await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"a burst has at most {MAX_BURST_BYTES} bytes")
-        return str(received).encode()
+
+        async def bounded() -> AsyncIterator[bytes]:
+            received = 0
+            async for chunk in requests:
+                received += len(chunk)
+                if received > MAX_BURST_BYTES:
+                    raise ValueError(f"a burst has at most {MAX_BURST_BYTES} bytes")
+                yield chunk
+
+        try:
+            return str(await pace(bounded())).encode()
+        except ValueError as error:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
 
     async def _download(self, request: bytes, context: Context) -> AsyncIterator[bytes]:
         await self._check(context)
         wanted = int(request) if request.isdigit() and len(request) < 12 else -1
         if not 0 <= wanted <= MAX_BURST_BYTES:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"ask for 0 to {MAX_BURST_BYTES} bytes")
-        chunk = bytes(CHUNK_BYTES)
-        for start in range(0, wanted, CHUNK_BYTES):
+        chunk = bytes(BURST_CHUNK_BYTES)
+        for start in range(0, wanted, BURST_CHUNK_BYTES):
             yield chunk[: wanted - start]
 
     async def _state(self, request: bytes, context: Context) -> AsyncIterator[bytes]:

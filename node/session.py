@@ -245,12 +245,9 @@ class Session:
                 log.warning("ignored a message of the coordinator that this version does not know")
 
     async def _probe(self, probe: Probe) -> None:
-        """One peer after the other, so that bursts do not share this node's link."""
         metadata = token_metadata(self._peer_token)
-        report = LinkReport()
-        for peer in probe.peers:
-            report.links.extend(await measure_links(self._settings.node, peer, metadata, timeout=3 * self._lease))
-        self._send(NodeMessage(links=report))
+        links = await measure_links(self._settings.node, list(probe.peers), metadata, self._lease)
+        self._send(NodeMessage(links=LinkReport(links=links)))
 
     async def _heed_notice(self) -> None:
         if reason := await notice():

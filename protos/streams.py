@@ -28,8 +28,8 @@ def peer_handlers(
     """The server side.
 
     ``tensors``: frames of frame.py, for as long as the caller is there. ``ping``: echoes. ``upload`` and ``download``: a
-    burst of bytes, timed by the node that probes; upload answers with the number received, download is asked for a
-    number (both ASCII decimal). ``state``: a StateRequest, answered by STATE frames. ``follow``: a FollowRequest, answered by
+    burst of bytes; upload answers with the bytes per second at which its latter half came, download is asked for a
+    number of bytes (both ASCII decimal). ``state``: a StateRequest, answered by STATE frames. ``follow``: a FollowRequest, answered by
     STATE frames of each bucket, then, for as long as the caller is there, UPDATE and COMMITTED frames for each step.
     """
     return grpc.method_handlers_generic_handler(

