@@ -1,125 +1,44 @@
-"""The best plan of a small cluster for certain: every choice of groups and cuts that a bound does not rule out is simulated."""
+"""The best plan of a small cluster for certain: every plan that a bound does not rule out is simulated."""
 
 from __future__ import annotations
 
-import itertools
-import math
 from collections.abc import Callable
-from functools import lru_cache
 
 import numpy as np
 
+from dtfm.scheduler.branching import promising
 from dtfm.scheduler.evaluate import Candidate, Evaluator
-from dtfm.scheduler.memory import in_flight
 from dtfm.scheduler.moves import Shape
-from dtfm.scheduler.problem import Floats, Groups, Ints, Problem
-from dtfm.scheduler.routes import shares
-from dtfm.scheduler.seeds import all_groups
+from dtfm.scheduler.plan_bounds import plan_bounds
 
-MOST_CUTS = 10_000
-"""Of one choice of groups; choices with more are left out."""
+MOST_NODES = 8
+"""Eight have 255 possible groups for a stage, and a second is enough to know which of them go together."""
+MOST_LAYERS = 48
 
 
-def improve(evaluator: Evaluator, shape: Shape, best: Candidate, over: Callable[[], bool]) -> Candidate:
-    """The best of all groups and cuts, unless ``over`` ends it early; ``best`` is a feasible plan that was found before.
+OPEN_PER_EVALUATION = 4
+"""Begun plans of one length that are weighed, per evaluation that is left."""
 
-    Routes are those that routes.route makes for the groups.
+
+def improve(
+    evaluator: Evaluator, shape: Shape, best: Candidate, evaluations: int, expired: Callable[[], bool]
+) -> Candidate:
+    """The best of all groups and cuts where ``evaluations`` in all, and the time, are enough; ``best`` is a plan found before.
+
+    Routes are those that routes.route makes for the groups. Clusters and models that are too large are left alone.
     """
-    nodes, layers = len(evaluator.problem.flops), len(evaluator.problem.activation)
-    open_plans: list[tuple[float, Groups, tuple[int, ...]]] = []
-    for groups in all_groups(nodes, shape):
-        if over():
-            return best
-        idle_hands = not (evaluator.keep_idle_hands or all(count.all() for count in _counts(evaluator.problem, groups)))
-        if idle_hands or math.comb(layers - 1, len(groups) - 1) > MOST_CUTS:
-            continue
-        cuts = all_cuts(layers, len(groups))
-        bounds = plan_bounds(evaluator.problem, groups, cuts)
-        promising = np.flatnonzero(bounds < best.price[-1])
-        open_plans += [(float(bounds[index]), groups, tuple(cuts[index].tolist())) for index in promising]
-    for bound, groups, cut in sorted(open_plans):
+
+    def over() -> bool:
+        return evaluator.spent >= evaluations or expired()
+
+    problem = evaluator.problem
+    small = len(problem.flops) <= MOST_NODES and len(problem.activation) <= MOST_LAYERS and problem.cluster.copies == 1
+    if not small or over():
+        return best
+    most = OPEN_PER_EVALUATION * (evaluations - evaluator.spent)
+    for bound, groups, cuts in promising(problem, shape, evaluator.keep_idle_hands, best.price[-1], most, expired):
         if bound >= best.price[-1] or over():
             break
-        best = min(best, evaluator.simulated(groups, cut), key=lambda candidate: candidate.price)
+        if plan_bounds(problem, groups, np.array([cuts]))[0] < best.price[-1]:
+            best = min(best, evaluator.simulated(groups, cuts), key=lambda candidate: candidate.price)
     return best
-
-
-@lru_cache(maxsize=64)
-def all_cuts(layers: int, stages: int) -> Ints:
-    """Every way to cut so many layers into so many stages: int64 [ways, stages + 1]."""
-    inner = itertools.combinations(range(1, layers), stages - 1)
-    return np.array([(0, *cuts, layers) for cuts in inner], dtype=np.int64)
-
-
-def plan_bounds(problem: Problem, groups: Groups, cuts: Ints) -> Floats:
-    """What simulate cannot undercut, in seconds, for each of the cuts (rows): float64 [len(cuts)]; infinite where infeasible.
-
-    The first micro-batch's shortest way to a stage, everything that one device, one connection or one link of the stage must
-    then do without a pause, and the shortest way back; and the same for the reduction of a stage's gradients, of which
-    what becomes final before a node's last backward ends may hide behind it.
-    """
-    stages = len(groups)
-    members = [np.array(group) for group in groups]
-    counts = _counts(problem, groups)
-    if not all(count.all() for count in counts):
-        return np.zeros(len(cuts))  # rare: places that were asked for and have nothing to do
-    work = np.diff(problem.flops_before[cuts], axis=1)
-    quickest = work / np.array([problem.flops[group].max() for group in members])
-    sizes = problem.activation[cuts[:, 1:-1] - 1]
-    there, back, waits = (np.zeros((len(cuts), stages)) for _ in range(3))
-    for stage in range(stages - 1):
-        size = sizes[:, stage]
-        for way, senders, receivers in ((there, stage, stage + 1), (back, stage + 1, stage)):
-            index = np.ix_(members[senders], members[receivers])
-            slowness = problem.slowness[index]
-            with np.errstate(divide="ignore"):
-                rates = 1.0 / slowness
-                slowest = max(
-                    (counts[senders] / rates.sum(axis=1)).max(), (counts[receivers] / rates.sum(axis=0)).max()
-                )
-            if not np.isfinite(slowest):
-                return np.full(len(cuts), np.inf)
-            way[:, stage] = problem.latency[index].min() + size * slowness.min()
-            waits[:, stage] = np.maximum(waits[:, stage], size * (slowest - slowness.min()))
-    arrival, homeward = np.zeros_like(work), np.zeros_like(work)
-    arrival[:, 1:] = np.cumsum(quickest + there, axis=1)[:, :-1]
-    homeward[:, 1:] = np.cumsum(2 * quickest + back, axis=1)[:, :-1]
-    whole = (3 * quickest + there + back).sum(axis=1)
-    bound = whole + waits.max(axis=1)
-    beyond = (3 * quickest + there + back)[:, ::-1].cumsum(axis=1)[:, ::-1] - 3 * quickest
-    for stage, group in enumerate(members):
-        pace = work[:, stage, None] / problem.flops[group]
-        turns = np.ceil(counts[stage] / in_flight(stage, stages))
-        busy = np.maximum(3 * counts[stage] * pace, turns * (3 * pace + beyond[:, stage, None]))
-        ends = arrival[:, stage, None] + busy
-        bound = np.maximum(bound, ends.max(axis=1) + homeward[:, stage])
-        if np.isinf(problem.slowness[np.ix_(group, group)]).any():
-            return np.full(len(cuts), np.inf)
-        if len(group) > 1:
-            bound = np.maximum(bound, _reduced(problem, group, cuts[:, stage : stage + 2], ends, pace))
-    room = np.array([problem.memory[group].min() for group in members])
-    lacking = (problem.stage_bytes(cuts) - room).max(axis=1)
-    return np.where(lacking >= 1.0, np.inf, bound * (1 - 1e-9))
-
-
-def _counts(problem: Problem, groups: Groups) -> list[Ints]:
-    """Micro-batches of every node, stage by stage."""
-    total = problem.workload.micro_batches
-    return [np.array(shares(tuple(problem.flops[list(group)].tolist()), total)) for group in groups]
-
-
-def _reduced(problem: Problem, group: Ints, layers: Ints, ends: Floats, pace: Floats) -> Floats:
-    """The earliest end of a stage's reduction, its nodes' last backwards ending at ``ends`` [cuts, nodes]."""
-    index = np.ix_(group, group)
-    slowness, latency = problem.slowness[index], problem.latency[index]
-    shard = np.diff(problem.parameters_before[layers], axis=1)[:, 0] / len(group)
-    last = (problem.parameters_before[layers[:, 0] + 1] - problem.parameters_before[layers[:, 0]]) / len(group)
-    # Each link carries a shard there for the owner, and later the sender's own sum.
-    begun = ends - 2 * pace
-    carried = (begun[:, :, None] + 2 * shard[:, None, None] * slowness + latency).max(axis=(1, 2))
-    # A node's last gradients go to every owner, and their sum from there to everyone else.
-    hop = last[:, None, None] * slowness + latency
-    apart = ~np.eye(len(group), dtype=bool)
-    onward = np.where(apart, hop, 0.0).max(axis=2)
-    summed = (ends[:, :, None] + np.where(apart, hop + onward[:, None, :], 0.0)).max(axis=(1, 2))
-    return np.asarray(np.maximum(carried, summed))

@@ -9,11 +9,11 @@ from collections.abc import Callable, Sequence
 from random import Random
 
 from dtfm.scheduler.evaluate import Candidate, Evaluator
-from dtfm.scheduler.exact import improve
+from dtfm.scheduler.exact import MOST_NODES, improve
 from dtfm.scheduler.moves import Shape, crossover, neighbour, shift_cut
 from dtfm.scheduler.problem import Groups
 from dtfm.scheduler.repair import Start
-from dtfm.scheduler.seeds import all_groups, random_groups, seed_groups
+from dtfm.scheduler.seeds import random_groups, seed_groups
 
 Deadline = Callable[[], bool]
 """Says whether time is up."""
@@ -39,8 +39,8 @@ PATIENCE = 40
 """Walks without a new best after which the search ends."""
 STRANGERS = 0.5
 """Part of the walks that begin anywhere, once PATIENCE is down by a quarter: a population grows alike."""
-SMALL = 5
-"""Up to so many nodes every choice of groups is weighed (1,081 for five)."""
+SMALL_SHARE = 0.3
+"""Part of the budget for the search where exact.improve follows."""
 
 
 def search(
@@ -56,11 +56,11 @@ def search(
     near = len(starts[0][0]) if starts else 0
     seeds: list[Start] = [start for start in starts if shape.admits(start[0])]
     seeds += [(groups, None) for groups in seed_groups(problem, shape, near) if shape.admits(groups)]
-    if nodes <= SMALL:
-        seeds += [(groups, None) for groups in all_groups(nodes, shape)]
+    small = nodes <= MOST_NODES
+    all_evaluations, evaluations = evaluations, int(evaluations * SMALL_SHARE) if small else evaluations
     rough = evaluations * 2 // 3
     # With something to start from, most of a small budget is better spent on improving it.
-    for_seeds = rough // 3 if starts and nodes > SMALL else evaluations
+    for_seeds = rough // 3 if starts else evaluations
     population: list[Candidate] = []
     for groups, cuts in dict.fromkeys(seeds):
         if population and (expired() or evaluator.spent >= for_seeds):
@@ -70,8 +70,7 @@ def search(
     def over(budget: int) -> Deadline:
         return lambda: evaluator.spent >= budget or expired()
 
-    if nodes > SMALL:
-        population = _evolve(evaluator.estimated, nodes, shape, population, rng, over(rough))
+    population = _evolve(evaluator.estimated, nodes, shape, population, rng, over(rough))
     best_first = sorted(population, key=lambda candidate: candidate.price)[:SETTLED]
     promising = _fittest([_settle_cuts(evaluator.estimated, candidate, over(rough)) for candidate in best_first])
     population = []
@@ -80,13 +79,11 @@ def search(
             break
         population.append(evaluator.simulated(candidate.draft.groups, candidate.draft.cuts))
     population = _fittest(population)
-    if nodes > SMALL:
-        population = _evolve(evaluator.simulated, nodes, shape, population, rng, over(evaluations * 9 // 10))
-    elif population[0].feasible and problem.cluster.copies == 1:
-        population.insert(0, improve(evaluator, shape, population[0], over(evaluations)))
+    population = _evolve(evaluator.simulated, nodes, shape, population, rng, over(evaluations * 9 // 10))
     finalists = population[:FINALISTS] if not expired() else population[:1]
     settled = [_settle_cuts(evaluator.simulated, finalist, over(evaluations)) for finalist in finalists]
-    return min(settled, key=lambda candidate: candidate.price)
+    best = min(settled, key=lambda candidate: candidate.price)
+    return improve(evaluator, shape, best, all_evaluations, expired) if small else best
 
 
 def _evolve(

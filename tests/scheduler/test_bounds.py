@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from dtfm.scheduler.bounds import iteration_bound, work_bound
 from dtfm.scheduler.cluster import Cluster, Node
 from dtfm.scheduler.evaluate import Evaluator
-from dtfm.scheduler.exact import all_cuts
 from dtfm.scheduler.moves import Shape
+from dtfm.scheduler.plan_bounds import all_cuts
 from dtfm.scheduler.problem import Problem
 from dtfm.scheduler.seeds import all_groups
 from dtfm.scheduler.workload import Layer, Workload

@@ -28,7 +28,7 @@ def exhaustive_seconds(cluster: Cluster, workload: Workload) -> float:
     )
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(2))
 def test_on_four_nodes_the_plan_is_the_best_of_all(seed: int) -> None:
     cluster, workload = random_cluster(seed, 4), even_workload(layers=4, micro_batches=4, activation=3e6)
     found = schedule(cluster, workload).predicted.iteration_seconds
