@@ -20,7 +20,7 @@ from dtfm.coordinator.ledger import Ledger
 from dtfm.coordinator.manifest import CheckpointError, write_manifest
 from dtfm.coordinator.planning import choose
 from dtfm.coordinator.services import Context, Joins, Observers
-from dtfm.coordinator.state import PLANNING_LEASES, TOGETHER_LEASES, PlanChosen, State
+from dtfm.coordinator.state import TOGETHER_LEASES, PlanChosen, State
 from dtfm.coordinator.store import Record, Store, StoreError
 from dtfm.coordinator.tick import tick
 from dtfm.protos import control_pb2 as wire
@@ -188,7 +188,7 @@ class Server:
                 stages=wanted.stages,
                 seed=wanted.seed,
                 generation=wanted.generation,
-                seconds=PLANNING_LEASES * self.state.lease,
+                seconds=wanted.seconds,
             )
         except ValueError as error:
             outcome, hopeless = str(error), True
@@ -225,7 +225,7 @@ class Server:
                     return  # asked twice: at once
                 await self._handle(event)
         for session in list(self.state.sessions.values()):
-            await self._handle(t.StreamClosed(session.stream, "it did not hang up when the run was over"))
+            await self._handle(t.StreamClosed(session.stream, "the run is over"))
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)

@@ -19,6 +19,9 @@ ATTEMPTS = 3
 HEARTBEAT_LEASES = 0.25
 """Nodes give a sign of life so often."""
 
+HASTE_LEASES = 0.01
+"""A plan may take so many leases to be found while nothing trains; PLANNING_LEASES else."""
+
 PLANNING_LEASES = 0.5
 """The planner may search for so many leases: a plan that comes later than nodes come and go is worth little."""
 
@@ -171,11 +174,12 @@ class PlanChosen:
 
 @dataclass(frozen=True, slots=True)
 class PlanAsked:
-    """The planner is at work. ``tickets``: who waits for an answer."""
+    """The planner is at work; ``hasty``: on the first good plan. ``tickets``: who waits for an answer."""
 
     number: int
     ready: frozenset[str]
     tickets: tuple[int, ...] = ()
+    hasty: bool = False
 
 
 @dataclass(frozen=True, slots=True)

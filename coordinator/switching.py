@@ -9,7 +9,16 @@ from dtfm.coordinator import events as ev
 from dtfm.coordinator.checks import shorten
 from dtfm.coordinator.ending import fail, finish
 from dtfm.coordinator.measured import measured_cluster
-from dtfm.coordinator.state import ATTEMPTS, Gathering, PlanAsked, PlanChosen, Stepping, Switching
+from dtfm.coordinator.state import (
+    ATTEMPTS,
+    HASTE_LEASES,
+    PLANNING_LEASES,
+    Gathering,
+    PlanAsked,
+    PlanChosen,
+    Stepping,
+    Switching,
+)
 from dtfm.coordinator.turn import AnswerPlanNow, Planned, PlanWanted, Turn
 from dtfm.coordinator.wire import assignments
 from dtfm.scheduler.plan import Plan
@@ -65,7 +74,10 @@ def planned(turn: Turn, result: Planned) -> None:
         answer(turn, asked.tickets, False, "a node left meanwhile")
         consider(turn)
         return
-    turn.set(planning=None, considered=asked.ready)
+    if asked.hasty and isinstance(phase, Gathering) and isinstance(outcome, str) and not result.hopeless:
+        _ask(turn, asked.ready, (), thorough=True)
+        return
+    turn.set(planning=None, considered=frozenset() if asked.hasty else asked.ready)
     current = turn.state.ledger.plan
     if isinstance(outcome, str):
         answer(turn, asked.tickets, False, outcome)
@@ -163,12 +175,15 @@ def _wait(turn: Turn, phase: Gathering, problem: str) -> None:
     turn.set(planning=None)
 
 
-def _ask(turn: Turn, ready: frozenset[str], tickets: tuple[int, ...]) -> None:
+def _ask(turn: Turn, ready: frozenset[str], tickets: tuple[int, ...], thorough: bool = False) -> None:
+    """``thorough``: even if nothing trains. Else those who could train on would wait for the planner: the first good plan is
+    taken then, and a better one looked for once it trains."""
     state = turn.state
+    hasty = isinstance(state.phase, Gathering) and state.ledger.plan is not None and not thorough
     described = state.ledger.described
     assert described is not None
     old = state.planning.tickets if state.planning else ()
-    asked = PlanAsked(state.asked + 1, ready, old + tickets)
+    asked = PlanAsked(state.asked + 1, ready, old + tickets, hasty)
     turn.set(asked=asked.number, planning=asked)
     pinned = state.run.cluster.pinned
     if isinstance(pinned, tuple) and sum(pinned) > len(ready):
@@ -182,6 +197,7 @@ def _ask(turn: Turn, ready: frozenset[str], tickets: tuple[int, ...]) -> None:
             stages=pinned,
             seed=state.run.seed,
             generation=state.ledger.generation + 1,
+            seconds=state.lease * (HASTE_LEASES if hasty else PLANNING_LEASES),
         )
     )
 

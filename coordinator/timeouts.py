@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from dtfm.coordinator.state import (
+    HASTE_LEASES,
     HEARTBEAT_LEASES,
     LONGEST_WAVE_LEASES,
     PATIENCE_LEASES,
@@ -26,6 +27,7 @@ class Timeout:
 
 
 LADDER = (
+    Timeout("for a plan to be found while nothing trains", HASTE_LEASES),
     Timeout("between two looks at the clock", TOGETHER_LEASES / 2),
     Timeout("for newcomers to count as coming together", TOGETHER_LEASES),
     Timeout("between two heartbeats", HEARTBEAT_LEASES),

@@ -111,6 +111,7 @@ class PlanWanted:
     stages: int | tuple[int, ...] | None
     seed: int
     generation: int
+    seconds: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -326,3 +326,26 @@ def test_a_replica_lost_while_the_last_checkpoint_is_written_makes_the_others_wr
     world.apply()
     world.save()
     assert world.exit_code == 0
+
+
+def test_after_a_loss_the_first_good_plan_is_taken_and_a_better_one_looked_for_while_it_trains() -> None:
+    world = training("a", "b", "c")
+    world.automatic_planning = False
+    world.lose("a")
+    assert world.wanted[-1].seconds == 0.01 * LEASE
+    world.plan()
+    world.settle()
+    assert isinstance(world.state.phase, Stepping)
+    assert world.wanted[-1].seconds == 0.5 * LEASE
+
+
+def test_no_plan_in_haste_is_no_proof_that_there_is_none() -> None:
+    world = training("a", "b", "c")
+    world.planner = lambda _: "too little memory"
+    world.automatic_planning = False
+    world.lose("a")
+    world.plan()
+    assert world.wanted[-1].seconds == 0.5 * LEASE
+    assert world.events(ev.Waiting) == []
+    world.plan()
+    assert "too little memory" in world.events(ev.Waiting)[-1].reason
