@@ -1,0 +1,223 @@
+"""Who may talk to whom: a run's certificate authority, nodes' certificates, and the gRPC credentials made of them.
+
+The coordinator is the run's authority: it makes a key once and certifies itself. That certificate carries a proof that its maker
+knows the run's token, so that a node, which knows nothing but the token and an address, can tell the run's authority from
+somebody in between before it shows the token. Over that connection the node sends a signing request with its hello, and
+is certified under its own name. Between nodes both sides show certificates: an address is who it should be or no connection
+comes about, and a call's name is the certificate's.
+
+Keys are ECDSA P-256, TLS is 1.2 or later as gRPC has it. All certificates and keys here are PEM. Whoever reaches the
+coordinator can try guesses at the token against the proof, at the cost of scrypt (RFC 7914) each: draw a token, don't think
+one up.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import hmac
+import ssl
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+
+import grpc
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    PublicFormat,
+    load_pem_private_key,
+)
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from dtfm.protos.connection import read_address
+
+COORDINATOR_NAME = "coordinator.dtfm"
+"""What the authority's certificate calls its server, whatever address it is reached at."""
+CLOCKS_APART = timedelta(days=1)
+"""How much later than the coordinator's a node's clock may be without a fresh certificate being refused as not yet valid."""
+AUTHORITY_LIFETIME = timedelta(days=3650)
+MAX_REQUEST_BYTES = 4096
+
+ChannelOptions = tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """What one side shows: its certificate and the key to it; ``authority`` is the certificate it trusts."""
+
+    authority: bytes
+    certificate: bytes
+    key: bytes = field(repr=False)
+
+
+def make_key() -> bytes:
+    """A new private key."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+
+
+def make_authority(key: bytes, token: str, now: datetime) -> Identity:
+    """The run's authority, which is the coordinator's own identity too, of the private ``key`` (make_key)."""
+    private = _private(key)
+    name = _subject(COORDINATOR_NAME, proof=_proof(private.public_key(), token))
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(private.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - CLOCKS_APART)
+        .not_valid_after(now + AUTHORITY_LIFETIME)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(_key_usage(signs_certificates=True), critical=True)
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName(COORDINATOR_NAME)]), critical=False)
+        .sign(private, hashes.SHA256())
+        .public_bytes(Encoding.PEM)
+    )
+    return Identity(certificate, certificate, key)
+
+
+def is_authority(certificate: bytes, token: str) -> bool:
+    """Whether ``certificate`` was made by somebody who knows ``token``."""
+    try:
+        loaded = x509.load_pem_x509_certificate(certificate)
+        key = loaded.public_key()
+        shown = loaded.subject.get_attributes_for_oid(NameOID.DN_QUALIFIER)
+    except ValueError:
+        return False
+    if not isinstance(key, ec.EllipticCurvePublicKey) or len(shown) != 1:
+        return False
+    return hmac.compare_digest(str(shown[0].value).encode(), _proof(key, token).encode())
+
+
+def fetch_authority(address: str, token: str, timeout: float) -> bytes:
+    """The certificate of the run's authority, from the coordinator at HOST:PORT; nothing secret is sent. Blocks.
+
+    Raises ConnectionError when nobody answers with TLS within ``timeout`` seconds, and PermissionError for one who does not know
+    ``token``."""
+    try:
+        certificate = ssl.get_server_certificate(read_address(address), timeout=timeout).encode()
+    except OSError as error:  # ssl.SSLError is one
+        raise ConnectionError(f"no coordinator answers at {address}: {error}") from error
+    if not is_authority(certificate, token):
+        raise PermissionError(
+            f"who answers at {address} does not know this run's token: is the token the coordinator's, and the address right?"
+        )
+    return certificate
+
+
+def signing_request(key: bytes) -> bytes:
+    """Asks for a certificate for the private ``key``, which stays here."""
+    builder = x509.CertificateSigningRequestBuilder().subject_name(x509.Name([]))
+    return builder.sign(_private(key), hashes.SHA256()).public_bytes(Encoding.PEM)
+
+
+def issue(authority: Identity, request: bytes, node: str, now: datetime, lifetime: timedelta) -> bytes:
+    """A certificate for ``node``, whose identity the caller has established; of ``request`` only the public key counts. Raises
+    ValueError for what is no request by the key's owner."""
+    if len(request) > MAX_REQUEST_BYTES:
+        raise ValueError(f"a signing request has at most {MAX_REQUEST_BYTES} bytes, not {len(request)}")
+    try:
+        wanted = x509.load_pem_x509_csr(request)
+        key = wanted.public_key()
+        genuine = wanted.is_signature_valid
+    except (ValueError, TypeError, InvalidSignature) as problem:
+        raise ValueError(f"this is no signing request: {problem}") from None
+    if not genuine or not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP256R1):
+        raise ValueError("a signing request must be signed with the P-256 key that it names")
+    usages = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
+    return (
+        x509.CertificateBuilder()
+        .subject_name(_subject(certified_name(node)))
+        .issuer_name(x509.load_pem_x509_certificate(authority.certificate).subject)
+        .public_key(key)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - CLOCKS_APART)
+        .not_valid_after(now + lifetime)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(_key_usage(signs_certificates=False), critical=True)
+        .add_extension(x509.ExtendedKeyUsage(usages), critical=False)
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName(certified_name(node))]), critical=False)
+        .sign(_private(authority.key), hashes.SHA256())
+        .public_bytes(Encoding.PEM)
+    )
+
+
+def certified_name(node: str) -> str:
+    """What a certificate calls ``node``: a host name of bounded length, whatever characters the node's own name has."""
+    return f"{hashlib.sha256(node.encode()).hexdigest()[:32]}.node.dtfm"
+
+
+def shows_certificate(auth_context: Mapping[str, Iterable[bytes]], node: str) -> bool:
+    """Whether a call (``context.auth_context()``) comes from ``node``, by its certificate."""
+    return certified_name(node).encode() in auth_context.get("x509_subject_alternative_name", ())
+
+
+def coordinator_credentials(authority: Identity) -> grpc.ServerCredentials:
+    """The coordinator's server: it shows its certificate, and asks callers for none, as those who join have none yet."""
+    return grpc.ssl_server_credentials([(authority.key, authority.certificate)])
+
+
+def peer_credentials(identity: Identity) -> grpc.ServerCredentials:
+    """A node's server: only who shows a certificate of the run gets through."""
+    return grpc.ssl_server_credentials(
+        [(identity.key, identity.certificate)], root_certificates=identity.authority, require_client_auth=True
+    )
+
+
+def to_coordinator(authority: bytes) -> tuple[grpc.ChannelCredentials, ChannelOptions]:
+    """What a channel to the coordinator needs, beside channel_options."""
+    return grpc.ssl_channel_credentials(authority), _named(COORDINATOR_NAME)
+
+
+def to_peer(identity: Identity, node: str) -> tuple[grpc.ChannelCredentials, ChannelOptions]:
+    """What a channel to ``node`` needs, beside channel_options: whatever its address, no other is accepted there."""
+    credentials = grpc.ssl_channel_credentials(identity.authority, identity.key, identity.certificate)
+    return credentials, _named(certified_name(node))
+
+
+def _named(name: str) -> ChannelOptions:
+    return (("grpc.ssl_target_name_override", name),)
+
+
+def _private(key: bytes) -> ec.EllipticCurvePrivateKey:
+    loaded = load_pem_private_key(key, None)
+    assert isinstance(loaded, ec.EllipticCurvePrivateKey)
+    return loaded
+
+
+def _subject(name: str, proof: str = "") -> x509.Name:
+    attributes = [x509.NameAttribute(NameOID.COMMON_NAME, name)]
+    if proof:
+        attributes.append(x509.NameAttribute(NameOID.DN_QUALIFIER, proof))
+    return x509.Name(attributes)
+
+
+def _key_usage(*, signs_certificates: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=True,
+        key_cert_sign=signs_certificates,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        crl_sign=False,
+        encipher_only=False,
+        decipher_only=False,
+    )
+
+
+def _proof(key: ec.EllipticCurvePublicKey, token: str) -> str:
+    public = key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+    return hmac.new(_proof_key(token), public, hashlib.sha256).hexdigest()
+
+
+@functools.lru_cache(4)
+def _proof_key(token: str) -> bytes:
+    return hashlib.scrypt(token.encode(), salt=b"dtfm run authority", n=1 << 14, r=8, p=1, dklen=32)

@@ -1,0 +1,185 @@
+"""Over real connections: members of the run understand each other, strangers get nowhere, and nobody passes for another."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives.serialization import Encoding
+
+from dtfm.protos.connection import channel_options, server_options
+from dtfm.protos.credentials import (
+    MAX_REQUEST_BYTES,
+    ChannelOptions,
+    Identity,
+    certified_name,
+    coordinator_credentials,
+    fetch_authority,
+    is_authority,
+    issue,
+    make_authority,
+    make_key,
+    peer_credentials,
+    shows_certificate,
+    signing_request,
+    to_coordinator,
+    to_peer,
+)
+
+TOKEN = "the run's"
+NOW = datetime.now(UTC)
+DAY = timedelta(days=1)
+AUTHORITY = make_authority(make_key(), TOKEN, NOW)
+Context = grpc.aio.ServicerContext[bytes, bytes]
+
+
+def member(node: str, authority: Identity = AUTHORITY, now: datetime = NOW) -> Identity:
+    key = make_key()
+    return Identity(authority.certificate, issue(authority, signing_request(key), node, now, DAY), key)
+
+
+@asynccontextmanager
+async def serving(credentials: grpc.ServerCredentials) -> AsyncIterator[str]:
+    """The address of a server that answers whether the caller is the node that the request names."""
+
+    async def who(request: bytes, context: Context) -> bytes:
+        return b"yes" if shows_certificate(context.auth_context(), request.decode()) else b"no"
+
+    server = grpc.aio.server(options=server_options())
+    handlers: dict[str, Any] = {"Who": grpc.unary_unary_rpc_method_handler(who)}
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("Test", handlers),))
+    port = server.add_secure_port("127.0.0.1:0", credentials)
+    await server.start()
+    try:
+        yield f"127.0.0.1:{port}"
+    finally:
+        await server.stop(None)
+
+
+async def ask(address: str, way: tuple[grpc.ChannelCredentials, ChannelOptions], who: str) -> bytes:
+    credentials, options = way
+    async with grpc.aio.secure_channel(address, credentials, options=(*channel_options(5), *options)) as channel:
+        call: Any = channel.unary_unary("/Test/Who")
+        answer: bytes = await call(who.encode(), timeout=20)
+        return answer
+
+
+async def is_refused(address: str, way: tuple[grpc.ChannelCredentials, ChannelOptions]) -> bool:
+    try:
+        await ask(address, way, "")
+    except grpc.aio.AioRpcError as refusal:
+        return refusal.code() is grpc.StatusCode.UNAVAILABLE
+    return False
+
+
+async def test_members_know_each_other_by_their_certificates_whatever_their_names_and_addresses() -> None:
+    long_name = "a node / with an odd näme_" * 20
+    async with serving(peer_credentials(member("b"))) as address:
+        for node in ("a", long_name):
+            assert await ask(address, to_peer(member(node), "b"), node) == b"yes"
+            assert await ask(address, to_peer(member(node), "b"), "another") == b"no"
+
+
+async def test_a_strangers_certificate_is_refused_by_servers_and_by_callers() -> None:
+    other_run = make_authority(make_key(), TOKEN, NOW)
+    stranger = replace(member("a", other_run), authority=AUTHORITY.certificate)
+    async with serving(peer_credentials(member("b"))) as address:
+        assert await is_refused(address, to_peer(stranger, "b"))
+    async with serving(peer_credentials(replace(member("b", other_run), authority=AUTHORITY.certificate))) as address:
+        assert await is_refused(address, to_peer(member("a"), "b"))
+
+
+async def test_who_has_no_certificate_or_no_tls_gets_nowhere() -> None:
+    async with serving(peer_credentials(member("b"))) as address:
+        _, options = to_peer(member("a"), "b")
+        assert await is_refused(address, (grpc.ssl_channel_credentials(AUTHORITY.certificate), options))
+        async with grpc.aio.insecure_channel(address, options=channel_options(5)) as channel:
+            call: Any = channel.unary_unary("/Test/Who")
+            with pytest.raises(grpc.aio.AioRpcError, match="UNAVAILABLE"):
+                await call(b"")
+
+
+async def test_no_member_passes_for_another() -> None:
+    async with serving(peer_credentials(member("c"))) as address:
+        assert await is_refused(address, to_peer(member("a"), "b"))
+
+
+async def test_a_member_is_no_authority() -> None:
+    a = member("a")
+    forged = Identity(AUTHORITY.certificate, issue(a, signing_request(a.key), "c", NOW, DAY) + a.certificate, a.key)
+    async with serving(peer_credentials(member("b"))) as address:
+        assert await is_refused(address, to_peer(forged, "b"))
+
+
+async def test_a_certificate_that_is_over_is_refused_and_one_of_a_fast_clock_is_not() -> None:
+    async with serving(peer_credentials(member("b"))) as address:
+        assert await is_refused(address, to_peer(member("a", now=NOW - 2 * DAY), "b"))
+        assert await ask(address, to_peer(member("a", now=NOW + DAY / 2), "b"), "a") == b"yes"
+
+
+async def test_who_joins_needs_the_token_and_an_address_to_find_the_authority() -> None:
+    async with serving(coordinator_credentials(AUTHORITY)) as address:
+        found = await asyncio.to_thread(fetch_authority, address, TOKEN, 10)
+        assert found == AUTHORITY.certificate
+        assert await ask(address, to_coordinator(found), "anybody") == b"no"  # has no certificate yet
+        with pytest.raises(PermissionError, match="does not know this run's token"):
+            await asyncio.to_thread(fetch_authority, address, "another", 10)
+    with pytest.raises(ConnectionError, match="no coordinator answers"):
+        await asyncio.to_thread(fetch_authority, address, TOKEN, 10)
+
+
+async def test_somebody_in_between_is_no_coordinator() -> None:
+    between = make_authority(make_key(), "a guess", NOW)
+    async with serving(coordinator_credentials(between)) as address:
+        with pytest.raises(PermissionError):
+            await asyncio.to_thread(fetch_authority, address, TOKEN, 10)
+        assert await is_refused(address, to_coordinator(AUTHORITY.certificate))
+    async with serving(coordinator_credentials(member("a"))) as address:
+        assert await is_refused(address, to_coordinator(AUTHORITY.certificate))
+
+
+def test_a_proof_is_of_the_authoritys_own_key() -> None:
+    assert is_authority(AUTHORITY.certificate, TOKEN)
+    assert not is_authority(member("a").certificate, TOKEN)
+    assert not is_authority(b"no certificate", TOKEN)
+
+
+def test_a_restarted_coordinator_is_the_same_authority() -> None:
+    again = make_authority(AUTHORITY.key, TOKEN, NOW + DAY)
+    a = member("a", again)
+    x509.load_pem_x509_certificate(a.certificate).verify_directly_issued_by(
+        x509.load_pem_x509_certificate(AUTHORITY.certificate)
+    )
+
+
+@pytest.mark.parametrize(
+    "request_bytes",
+    [b"", b"noise", make_key(), AUTHORITY.certificate, bytes(MAX_REQUEST_BYTES + 1), signing_request(make_key())[:-40]],
+)
+def test_what_is_no_request_is_refused(request_bytes: bytes) -> None:
+    with pytest.raises(ValueError, match="signing request"):
+        issue(AUTHORITY, request_bytes, "a", NOW, DAY)
+
+
+def test_a_request_for_somebody_elses_key_is_refused() -> None:
+    genuine = x509.load_pem_x509_csr(signing_request(make_key()))
+    der = bytearray(genuine.public_bytes(Encoding.DER))
+    der[-1] ^= 1  # of the signature
+    body = base64.encodebytes(bytes(der))
+    forged = b"-----BEGIN CERTIFICATE REQUEST-----\n" + body + b"-----END CERTIFICATE REQUEST-----\n"
+    with pytest.raises(ValueError, match="signing request"):
+        issue(AUTHORITY, forged, "a", NOW, DAY)
+
+
+def test_names_differ_where_nodes_do_and_keys_stay_out_of_logs() -> None:
+    assert certified_name("a") != certified_name("b")
+    assert "PRIVATE" not in repr(AUTHORITY)
