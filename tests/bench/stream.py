@@ -1,10 +1,10 @@
 """Tensor streams beside a plain socket: ``python -m tests.bench.stream [--json] [--only loopback | wan]``.
 
 One long-lived stream of 64 MiB tensors between two processes, as frames through gRPC (ours) and through a plain Python socket
-that sends and receives them (``recv_into``) from and into the same memory again and again. Loopback: speed, and CPU seconds per
-GB of both ends together. Then the same over an emulated link (tests/wan) of 100 Mbit/s, 100 ms each way. The two take turns;
-a ratio is the median of those within one turn, other values are medians over turns. The first turn opens the streams and is
-left out.
+that sends and receives them (``recv_into``) from and into the same memory again and again; in the clear, and with
+certificates on both sides, where the socket is Python's ssl. Loopback: speed, and CPU seconds per GB of both ends together.
+Then the same over an emulated link (tests/wan) of 100 Mbit/s, 100 ms each way, in the clear. The ways take turns; a ratio is
+the median of those within one turn, other values are medians over turns. The first turn opens the streams and is left out.
 """
 
 from __future__ import annotations
@@ -16,18 +16,20 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from subprocess import PIPE, Popen
 from typing import Any
 
 import numpy as np
 
+from dtfm.protos.credentials import Identity, issue, make_authority, make_key, signing_request
 from dtfm.scheduler.cluster import Cluster, Node
 from tests.bench.rows import Row, show
-from tests.bench.stream_end import TENSOR_BYTES
+from tests.bench.stream_end import RECEIVER, TENSOR_BYTES, WAYS, identity_line
 from tests.cluster.launch import ROOT
 from tests.wan.wan import Wan, WanUnavailable
 
-WAYS = ("ours", "socket")
+CLEAR = WAYS[:2]
 LOOPBACK_TURNS, LOOPBACK_TENSORS = 11, 8
 WAN_TURNS, WAN_TENSORS = 3, 2
 WAN_LATENCY_SECONDS, WAN_RATE = 0.1, 100e6 / 8
@@ -50,9 +52,12 @@ class Turn:
 class End:
     """A running stream_end."""
 
-    def __init__(self, address: str, process: Popen[str]) -> None:
+    def __init__(self, address: str, process: Popen[str], identity: Identity) -> None:
         self._address = address
         self._process = process
+        assert process.stdin is not None
+        process.stdin.write(identity_line(identity))
+        process.stdin.flush()
         self._ports = self._read()
 
     def address(self, way: str) -> str:
@@ -80,6 +85,19 @@ class End:
         return answer
 
 
+def two_identities() -> tuple[Identity, Identity]:
+    """The sender's and the receiver's, of one run."""
+    now = datetime.now(UTC)
+    authority = make_authority(make_key(), "", now)
+
+    def member(node: str) -> Identity:
+        key = make_key()
+        certificate = issue(authority, signing_request(key), node, now, timedelta(hours=1))
+        return Identity(authority.certificate, certificate, key)
+
+    return member("sender"), member(RECEIVER)
+
+
 @contextmanager
 def two_ends(addresses: tuple[str, str], start: Start) -> Iterator[tuple[End, End]]:
     """The sending and the receiving end, each started by ``start(which, command, **options of Popen)``."""
@@ -95,7 +113,7 @@ def two_ends(addresses: tuple[str, str], start: Start) -> Iterator[tuple[End, En
         for which, address in enumerate(addresses)
     ]
     try:
-        sender, receiver = (End(*each) for each in zip(addresses, processes, strict=True))
+        sender, receiver = (End(*each) for each in zip(addresses, processes, two_identities(), strict=True))
         yield sender, receiver
     finally:
         for process in processes:
@@ -103,10 +121,10 @@ def two_ends(addresses: tuple[str, str], start: Start) -> Iterator[tuple[End, En
             process.communicate()
 
 
-def take_turns(sender: End, receiver: End, turns: int, tensors: int) -> dict[str, list[Turn]]:
-    taken: dict[str, list[Turn]] = {way: [] for way in WAYS}
+def take_turns(ways: tuple[str, ...], sender: End, receiver: End, turns: int, tensors: int) -> dict[str, list[Turn]]:
+    taken: dict[str, list[Turn]] = {way: [] for way in ways}
     for turn in range(turns + 1):
-        for way in WAYS:
+        for way in ways:
             cpu = sender.cpu() + receiver.cpu()
             seconds = sender.send(way, receiver, tensors)
             cpu = sender.cpu() + receiver.cpu() - cpu
@@ -119,11 +137,13 @@ def take_turns(sender: End, receiver: End, turns: int, tensors: int) -> dict[str
 def rows(where: str, taken: dict[str, list[Turn]]) -> list[Row]:
     found = []
     for measure, unit in (("speed", "MB/s"), ("CPU", "s/GB")):
-        ours, theirs = ([turn.of(measure) for turn in taken[way]] for way in WAYS)
-        against = f"{where}: socket, {measure}"
-        ratio = statistics.median(a / b for a, b in zip(ours, theirs, strict=True))
-        found.append(Row(against, statistics.median(theirs), unit))
-        found.append(Row(f"{where}: ours, {measure}", statistics.median(ours), unit, against, ratio))
+        for our_way in (way for way in taken if way.startswith("ours")):
+            their_way = our_way.replace("ours", "socket")
+            ours, theirs = ([turn.of(measure) for turn in taken[way]] for way in (our_way, their_way))
+            against = f"{where}: {their_way}, {measure}"
+            ratio = statistics.median(a / b for a, b in zip(ours, theirs, strict=True))
+            found.append(Row(against, statistics.median(theirs), unit))
+            found.append(Row(f"{where}: {our_way}, {measure}", statistics.median(ours), unit, against, ratio))
     return found
 
 
@@ -133,7 +153,7 @@ def on_loopback() -> list[Row]:
         return started
 
     with two_ends(("127.0.0.1", "127.0.0.1"), start) as ends:
-        return rows("loopback", take_turns(*ends, LOOPBACK_TURNS, LOOPBACK_TENSORS))
+        return rows("loopback", take_turns(WAYS, *ends, LOOPBACK_TURNS, LOOPBACK_TENSORS))
 
 
 def on_wan() -> list[Row]:
@@ -147,7 +167,7 @@ def on_wan() -> list[Row]:
             return wan.run(f"n{which}", command, **options)
 
         with two_ends(addresses, start) as ends:
-            return rows("100 ms x 100 Mbit/s", take_turns(*ends, WAN_TURNS, WAN_TENSORS))
+            return rows("100 ms x 100 Mbit/s", take_turns(CLEAR, *ends, WAN_TURNS, WAN_TENSORS))
 
 
 def main() -> int:

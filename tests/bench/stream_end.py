@@ -1,7 +1,8 @@
 """One end of the streams that stream.py measures: ``python -m tests.bench.stream_end ADDRESS``.
 
-First says on which ports of ADDRESS it listens. Then obeys JSON lines, each answered by one:
-``{"send": "ours" | "socket", "to": address, "tensors": n}``  sends n tensors to another end; the seconds until all had arrived;
+The first line it reads is its identity, as of ``identity_line``. Then it says on which ports of ADDRESS it listens, and obeys
+JSON lines, each answered by one:
+``{"send": way, "to": address, "tensors": n}``  sends n tensors to another end; the seconds until all had arrived;
 ``{}``  the CPU seconds that this process has used so far.
 """
 
@@ -10,10 +11,14 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import ssl
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import AsyncIterator
+from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import grpc.aio
@@ -22,11 +27,15 @@ import numpy as np
 from dtfm.kernels.memory import MEMORY
 from dtfm.node.device import keep_freed_memory
 from dtfm.protos.assembly import Assembly
-from dtfm.protos.connection import open_channel, server_options
+from dtfm.protos.connection import DEFAULT_LEASE, channel_options, open_channel, server_options
+from dtfm.protos.credentials import Identity, certified_name, peer_credentials, to_peer
 from dtfm.protos.frame import Header, Kind, frames, parse
 from dtfm.protos.streams import peer_handlers, ping_call, tensors_call
 
 TENSOR_BYTES = 64 << 20
+WAYS = ("ours", "socket", "ours, mTLS", "socket, mTLS")
+RECEIVER = "receiver"
+"""What the receiving end's certificate must say."""
 _ACKNOWLEDGED = b"!"
 
 Context = grpc.aio.ServicerContext[bytes, bytes]
@@ -35,7 +44,8 @@ Context = grpc.aio.ServicerContext[bytes, bytes]
 class Receiver:
     """Takes tensors on both ports."""
 
-    def __init__(self) -> None:
+    def __init__(self, identity: Identity) -> None:
+        self._identity = identity
         self._arrived = asyncio.Semaphore(0)
 
     async def start(self, address: str) -> dict[str, int]:
@@ -46,10 +56,14 @@ class Receiver:
         )
         self._server.add_generic_rpc_handlers((handlers,))
         ours = self._server.add_insecure_port(f"{address}:0")
+        ours_secure = self._server.add_secure_port(f"{address}:0", peer_credentials(self._identity))
         await self._server.start()
-        listener = socket.create_server((address, 0))
-        threading.Thread(target=_take_plain, args=(listener,), daemon=True).start()
-        return {"ours": ours, "socket": listener.getsockname()[1]}
+        plain, secure = (socket.create_server((address, 0)) for _ in range(2))
+        context = ssl_context(self._identity, ssl.Purpose.CLIENT_AUTH)
+        threading.Thread(target=_take, args=(plain, None), daemon=True).start()
+        threading.Thread(target=_take, args=(secure, context), daemon=True).start()
+        ports = (ours, plain.getsockname()[1], ours_secure, secure.getsockname()[1])
+        return dict(zip(WAYS, ports, strict=True))
 
     async def _tensors(self, requests: AsyncIterator[bytes], context: Context) -> bytes:
         assembly: Assembly | None = None
@@ -74,9 +88,26 @@ class Receiver:
         yield b""
 
 
-def _take_plain(listener: socket.socket) -> None:
+def identity_line(identity: Identity) -> str:
+    return json.dumps({name: pem.decode() for name, pem in asdict(identity).items()}) + "\n"
+
+
+def ssl_context(identity: Identity, purpose: ssl.Purpose) -> ssl.SSLContext:
+    """Shows ``identity``'s certificate, and has the other side show one of the same authority."""
+    context = ssl.create_default_context(purpose, cadata=identity.authority.decode())
+    context.verify_mode = ssl.CERT_REQUIRED
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "identity.pem"
+        file.write_bytes(identity.key + identity.certificate)
+        context.load_cert_chain(file)
+    return context
+
+
+def _take(listener: socket.socket, context: ssl.SSLContext | None) -> None:
     while True:
         connection, _ = listener.accept()
+        if context is not None:
+            connection = context.wrap_socket(connection, server_side=True)
         threading.Thread(target=_swallow, args=(connection,), daemon=True).start()
 
 
@@ -97,16 +128,25 @@ def _swallow(connection: socket.socket) -> None:
 class Sender:
     """Keeps one stream of each way open to each address."""
 
-    def __init__(self) -> None:
+    def __init__(self, identity: Identity) -> None:
+        self._identity = identity
         self._tensor = np.random.default_rng(0).integers(0, 256, TENSOR_BYTES, np.uint8).data
         self._header = Header(Kind.ACTIVATION, 0, 1, 1, 1, 0, 0, TENSOR_BYTES // 4, TENSOR_BYTES)
         self._channels: dict[str, grpc.aio.Channel] = {}
         self._streams: dict[str, Any] = {}
         self._sockets: dict[str, socket.socket] = {}
 
-    async def ours(self, to: str, tensors: int) -> None:
+    async def send(self, way: str, to: str, tensors: int) -> None:
+        secure = way.endswith("mTLS")
+        await (self._ours if way.startswith("ours") else self._socket)(secure, to, tensors)
+
+    async def _ours(self, secure: bool, to: str, tensors: int) -> None:
         if to not in self._channels:
-            self._channels[to] = open_channel(to)
+            credentials, named = to_peer(self._identity, RECEIVER)
+            options = (*channel_options(DEFAULT_LEASE), *named)
+            self._channels[to] = (
+                grpc.aio.secure_channel(to, credentials, options=options) if secure else open_channel(to)
+            )
             self._streams[to] = tensors_call(self._channels[to])()
         arrived = asyncio.ensure_future(ping_call(self._channels[to])(str(tensors).encode()))
         for _ in range(tensors):
@@ -114,10 +154,13 @@ class Sender:
                 await self._streams[to].write(frame)
         await arrived
 
-    async def socket(self, to: str, tensors: int) -> None:
+    async def _socket(self, secure: bool, to: str, tensors: int) -> None:
         if to not in self._sockets:
             host, _, port = to.rpartition(":")
             self._sockets[to] = socket.create_connection((host, int(port)))
+            if secure:
+                context = ssl_context(self._identity, ssl.Purpose.SERVER_AUTH)
+                self._sockets[to] = context.wrap_socket(self._sockets[to], server_hostname=certified_name(RECEIVER))
 
         def send() -> None:
             for _ in range(tensors):
@@ -130,13 +173,14 @@ class Sender:
 
 async def main() -> None:
     keep_freed_memory()
-    print(json.dumps(await Receiver().start(sys.argv[1])), flush=True)
-    sender = Sender()
+    identity = Identity(**{name: pem.encode() for name, pem in json.loads(sys.stdin.readline()).items()})
+    print(json.dumps(await Receiver(identity).start(sys.argv[1])), flush=True)
+    sender = Sender(identity)
     while line := await asyncio.to_thread(sys.stdin.readline):
         order = json.loads(line)
         if "send" in order:
             began = time.perf_counter()
-            await {"ours": sender.ours, "socket": sender.socket}[order["send"]](order["to"], order["tensors"])
+            await sender.send(order["send"], order["to"], order["tensors"])
             answer = {"seconds": time.perf_counter() - began}
         else:
             answer = {"seconds": time.process_time()}
