@@ -11,6 +11,7 @@ from dtfm.coordinator.run_file import RunFile
 from dtfm.protos import PROTOCOL_VERSION
 from dtfm.protos import control_pb2 as wire
 from dtfm.protos.connection import read_address
+from dtfm.protos.credentials import read_request
 from dtfm.scheduler.workload import Layer, Workload
 
 MAX_NODES = 1000
@@ -74,6 +75,10 @@ def check_hello(hello: wire.Hello, run: RunFile, run_id: str) -> DeviceSeen:
     if not 0 < device.memory_bytes < 1 << 50:
         raise malformed("device.memory_bytes", device.memory_bytes, "above 0 and below 2**50")
     check_flops(device.flops)
+    try:
+        read_request(hello.signing_request)
+    except ValueError as error:
+        raise Refused(wire.MALFORMED, f"signing_request: {shorten(str(error))}") from None
     return DeviceSeen(device.kind, shorten(device.name), device.memory_bytes, device.flops)
 
 

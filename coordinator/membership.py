@@ -20,7 +20,7 @@ from dtfm.coordinator.state import (
 )
 from dtfm.coordinator.stepping import node_lost
 from dtfm.coordinator.switching import consider
-from dtfm.coordinator.turn import HangUp, Turn
+from dtfm.coordinator.turn import Admit, HangUp, Turn
 from dtfm.protos import control_pb2 as wire
 
 
@@ -61,8 +61,8 @@ def greeted(turn: Turn, stream: int, message: wire.NodeMessage, shows_token: boo
     incarnation = f"{hello.incarnation:016x}"
     turn.emit(ev.NodeJoined(hello.node, reason, hello.address, device, shorten(hello.package_version), incarnation))
     turn.update(Session(hello.node, stream, hello.incarnation, hello.address, turn.now))
-    welcome = wire.Welcome(run=state.message, heartbeat_seconds=state.heartbeat, peer_token=state.peer_token)
-    turn.send([hello.node], welcome=welcome)
+    welcome = wire.Welcome(run=state.message, heartbeat_seconds=state.heartbeat)
+    turn.commands.append(Admit(stream, hello.node, hello.signing_request, welcome))
 
 
 def prepared(turn: Turn, session: Session, message: wire.Prepared) -> None:

@@ -12,7 +12,8 @@ import grpc.aio
 from dtfm.coordinator.store import Record, Store
 from dtfm.protos import control_pb2 as wire
 from dtfm.protos import control_pb2_grpc
-from dtfm.protos.connection import open_channel, read_address, token_metadata
+from dtfm.protos.connection import DEFAULT_LEASE, open_channel, read_address, token_metadata
+from dtfm.protos.credentials import fetch_authority, to_coordinator
 
 Reply = TypeVar("Reply")
 
@@ -25,8 +26,7 @@ async def records(address: str, store_url: str, token: str, *, after: int = 0, f
             for record in store.read(after):
                 yield record
         return
-    read_address(address)
-    async with open_channel(address) as channel:
+    async with await _open(address, token) as channel:
         stub = control_pb2_grpc.ObserverStub(channel)  # type: ignore[no-untyped-call]
         heard = False
         try:
@@ -46,8 +46,7 @@ async def ask(
     request: object,
 ) -> Reply:
     """One call of the Observer service. Raises ValueError where the coordinator does not answer or refuses."""
-    read_address(address)
-    async with open_channel(address) as channel:
+    async with await _open(address, token) as channel:
         stub = control_pb2_grpc.ObserverStub(channel)  # type: ignore[no-untyped-call]
         try:
             return await call(stub)(request, metadata=token_metadata(token))
@@ -55,9 +54,24 @@ async def ask(
             raise _explained(address, error) from None
 
 
+async def _open(address: str, token: str) -> grpc.aio.Channel:
+    read_address(address)
+    try:
+        authority = await fetch_authority(address, token, DEFAULT_LEASE)
+    except ConnectionError:
+        raise _nobody_answers(address) from None
+    except PermissionError as error:
+        raise ValueError(str(error)) from None
+    return open_channel(address, to_coordinator(authority))
+
+
+def _nobody_answers(address: str) -> ValueError:
+    return ValueError(
+        f"no coordinator answers at {address}; give its HOST:PORT, or read its log by --store sqlite:///dtfm.db"
+    )
+
+
 def _explained(address: str, error: grpc.aio.AioRpcError) -> ValueError:
     if error.code() == grpc.StatusCode.UNAVAILABLE:
-        return ValueError(
-            f"no coordinator answers at {address}; give its HOST:PORT, or read its log by --store sqlite:///dtfm.db"
-        )
+        return _nobody_answers(address)
     return ValueError(f"the coordinator at {address} refused: {error.details()}")

@@ -8,6 +8,7 @@ import itertools
 import logging
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from datetime import UTC, datetime
 from typing import Any, ParamSpec, TypeVar
 
 import grpc
@@ -26,6 +27,7 @@ from dtfm.coordinator.tick import tick
 from dtfm.protos import control_pb2 as wire
 from dtfm.protos import control_pb2_grpc
 from dtfm.protos.connection import server_options, shows_token
+from dtfm.protos.credentials import coordinator_credentials, issue, make_authority, make_key
 
 log = logging.getLogger(__name__)
 P = ParamSpec("P")
@@ -45,6 +47,8 @@ class Server:
         self.exit_code: int | None = None
         self._store = store
         self._token = token
+        key = store.secret("authority_key", make_key().decode()).encode()
+        self._authority = make_authority(key, token, datetime.now(UTC))
         self._clock = clock
         self._inputs: asyncio.Queue[t.Input] = asyncio.Queue(MAX_WAITING)
         self._streams: dict[int, asyncio.Queue[wire.CoordinatorMessage | None]] = {}
@@ -58,6 +62,11 @@ class Server:
         self._snapshots = asyncio.Lock()
         self._stopping = False
 
+    @property
+    def authority(self) -> bytes:
+        """The certificate by which this coordinator is known."""
+        return self._authority.certificate
+
     async def listen(self, host: str, port: int) -> int:
         """Starts serving; returns the port, which is drawn where 0 is asked for. Raises ValueError."""
         self._grpc = grpc.aio.server(options=server_options())
@@ -65,7 +74,7 @@ class Server:
         control_pb2_grpc.add_ObserverServicer_to_server(Observers(self), self._grpc)  # type: ignore[no-untyped-call]
         address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         try:
-            bound = self._grpc.add_insecure_port(address)
+            bound = self._grpc.add_secure_port(address, coordinator_credentials(self._authority))
         except RuntimeError:
             await self._grpc.stop(None)
             raise ValueError(
@@ -150,6 +159,8 @@ class Server:
         match command:
             case t.Send():
                 self._put(command.stream, command.message)
+            case t.Admit():
+                self._put(command.stream, self._welcome(command))
             case t.HangUp():
                 self._put(command.stream, None)
             case t.PlanWanted():
@@ -165,6 +176,12 @@ class Server:
                 self.exit_code = command.exit_code
             case t.Append():
                 raise AssertionError("appended before")
+
+    def _welcome(self, admit: t.Admit) -> wire.CoordinatorMessage:
+        message = wire.CoordinatorMessage(welcome=admit.welcome)
+        message.welcome.authority = self._authority.certificate
+        message.welcome.certificate = issue(self._authority, admit.request, admit.node, datetime.now(UTC))
+        return message
 
     def _put(self, stream: int, message: wire.CoordinatorMessage | None) -> None:
         if (out := self._streams.get(stream)) is None:

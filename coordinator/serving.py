@@ -51,7 +51,6 @@ def open_run(store: Store, run: RunFile | None, *, resume: bool) -> tuple[State,
     state = State(
         run=current,
         message=current.message(ledger.run_id),
-        peer_token=store.secret("peer_token", secrets.token_urlsafe(24)),
         ledger=ledger,
         phase=Gathering(time.monotonic(), ""),
     )

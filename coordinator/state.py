@@ -193,7 +193,6 @@ class State:
 
     run: RunFile
     message: plan_pb2.Run
-    peer_token: str
     ledger: Ledger
     phase: Phase
     sessions: Mapping[str, Session] = field(default_factory=dict)

@@ -96,6 +96,16 @@ class Send:
 
 
 @dataclass(frozen=True, slots=True)
+class Admit:
+    """Certify ``node`` by its signing request, and send it the welcome with its certificate."""
+
+    stream: int
+    node: str
+    request: bytes
+    welcome: wire.Welcome
+
+
+@dataclass(frozen=True, slots=True)
 class HangUp:
     """End the stream once all that was sent on it has gone out."""
 
@@ -144,7 +154,7 @@ class Stop:
     exit_code: int
 
 
-Command = Append | Send | HangUp | PlanWanted | WriteManifest | AnswerPlanNow | Log | Stop
+Command = Append | Send | Admit | HangUp | PlanWanted | WriteManifest | AnswerPlanNow | Log | Stop
 
 
 class Turn:

@@ -11,8 +11,8 @@ from dtfm.node.bucket import Bucket, BucketSpec
 from dtfm.node.following import Copied, Following
 from dtfm.node.model import Model
 from dtfm.node.profile import run_dtype
-from dtfm.protos.connection import token_metadata
 from dtfm.protos.control_pb2 import Commit, NodeMessage, Peer, Prefetch, Prefetched
+from dtfm.protos.credentials import Identity
 from dtfm.protos.plan_pb2 import Run
 
 log = logging.getLogger(__name__)
@@ -27,7 +27,9 @@ class Copier:
         self._report = report
         self._following: Following | None = None
 
-    async def copy(self, run: Run, model: Model, peer_token: str, wanted: Prefetch, trained: Collection[int]) -> None:
+    async def copy(
+        self, run: Run, model: Model, identity: Identity, wanted: Prefetch, trained: Collection[int]
+    ) -> None:
         """Starts to copy what is wanted but for the buckets ``trained`` here; reports Prefetched after every step that is
         caught up with."""
 
@@ -45,8 +47,7 @@ class Copier:
             return
         await self.stop()
         if donors:
-            metadata = token_metadata(peer_token)
-            self._following = Following(run, self._device, run_dtype(run), donors, metadata, tell)
+            self._following = Following(run, self._device, run_dtype(run), donors, identity, tell)
         else:
             tell(Copied(0))  # all that is wanted is trained here
 

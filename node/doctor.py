@@ -17,6 +17,7 @@ from dtfm.node.device import measure_device, open_device
 from dtfm.protos import control_pb2_grpc
 from dtfm.protos.connection import open_channel, read_address, token_metadata
 from dtfm.protos.control_pb2 import MembersRequest
+from dtfm.protos.credentials import fetch_authority, to_coordinator
 
 NEEDED = ("torch", "transformers", "safetensors", "grpcio")
 LEAST_DISK_BYTES = 1 << 30
@@ -113,7 +114,16 @@ async def check_coordinator(address: str, token: str) -> Finding:
         return Finding(
             "coordinator", False, f"{host} is no known host: {error}", "check the name, or give its IP address"
         )
-    async with open_channel(address) as channel:
+    fix = (
+        f"is `dtfm-coordinator serve --listen 0.0.0.0:{port}` running there, and TCP port {port} open in its firewall?"
+    )
+    try:
+        authority = await fetch_authority(address, token, ANSWER_SECONDS)
+    except ConnectionError as error:
+        return Finding("coordinator", False, f"{address}: {error}", fix)
+    except PermissionError as error:
+        return Finding("coordinator", False, str(error), "set DTFM_TOKEN to the run's token")
+    async with open_channel(address, to_coordinator(authority)) as channel:
         stub = control_pb2_grpc.ObserverStub(channel)  # type: ignore[no-untyped-call]
         try:
             reply = await stub.Members(MembersRequest(), metadata=token_metadata(token), timeout=ANSWER_SECONDS)
@@ -122,6 +132,5 @@ async def check_coordinator(address: str, token: str) -> Finding:
                 return Finding(
                     "coordinator", False, f"{address} refuses the token", "set DTFM_TOKEN to the run's token"
                 )
-            fix = f"is `dtfm-coordinator serve --listen 0.0.0.0:{port}` running there, and TCP port {port} open in its firewall?"
             return Finding("coordinator", False, f"{address}: {error.code().name}: {error.details()}", fix)
     return Finding("coordinator", True, f"{address} answers; {len(reply.members_json)} nodes are there")

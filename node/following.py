@@ -19,8 +19,9 @@ import torch
 from dtfm.node.bucket import Bucket, BucketSpec, bucket_bytes
 from dtfm.node.holding import NORM
 from dtfm.node.optimizer import adamw, decayed_ranges
-from dtfm.protos.connection import Metadata, open_channel
+from dtfm.protos.connection import open_channel
 from dtfm.protos.control_pb2 import Commit, Peer
+from dtfm.protos.credentials import Identity, to_peer
 from dtfm.protos.frame import FrameError, FrameProblem, Header, Kind, parse
 from dtfm.protos.peer_pb2 import FollowRequest
 from dtfm.protos.plan_pb2 import Run
@@ -71,11 +72,11 @@ class Following:
         device: torch.device,
         dtype: torch.dtype,
         donors: Mapping[BucketSpec, Sequence[Peer]],
-        metadata: Metadata,
+        identity: Identity,
         tell: Tell,
     ) -> None:
         self._run = run
-        self._metadata = metadata
+        self._identity = identity
         self._tell = tell
         self._told: Copied | None = None
         self._copies = {spec.index: _Copy(Bucket(spec, device, dtype), list(peers)) for spec, peers in donors.items()}
@@ -142,8 +143,9 @@ class Following:
         """Until the stream breaks; then the next donors are asked."""
         request = FollowRequest(buckets=indices).SerializeToString()
         try:
-            async with open_channel(donor.address, self._run.lease_seconds) as channel:
-                async for frame in follow_call(channel)(request, metadata=self._metadata):
+            way = to_peer(self._identity, donor.node)
+            async with open_channel(donor.address, way, self._run.lease_seconds) as channel:
+                async for frame in follow_call(channel)(request):
                     header, payload = parse(frame)
                     if header.index not in indices:
                         raise FrameError(FrameProblem.UNEXPECTED, f"bucket {header.index} was not asked for")

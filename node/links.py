@@ -10,8 +10,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 import grpc
 import grpc.aio
 
-from dtfm.protos.connection import Metadata, open_channel
+from dtfm.protos.connection import open_channel
 from dtfm.protos.control_pb2 import LinkReport, Peer
+from dtfm.protos.credentials import Identity, to_peer
 from dtfm.protos.streams import download_call, ping_call, upload_call
 
 PINGS = 5
@@ -23,7 +24,7 @@ BURST_ROUND_TRIPS = 6
 """A burst should take so long, and so many round trips, lest it be all slow start: its size follows from a first, small one."""
 
 
-async def measure_links(node: str, peers: Sequence[Peer], metadata: Metadata, lease: float) -> list[LinkReport.Link]:
+async def measure_links(node: str, peers: Sequence[Peer], identity: Identity, lease: float) -> list[LinkReport.Link]:
     """For each peer the links node -> peer and peer -> node: one-way latency in seconds (half the shortest of some round trips)
     and bandwidth in bytes per second (the latter half of a burst). A peer that does not answer within half a ``lease``, or
     does not take a burst within one, has bandwidth 0 and its problem named.
@@ -31,7 +32,7 @@ async def measure_links(node: str, peers: Sequence[Peer], metadata: Metadata, le
     All peers at once say how far they are; then bursts go up and come down, one of each at a time, so that they do not share
     this node's link.
     """
-    probed = [_Probed(node, peer, metadata, lease) for peer in peers]
+    probed = [_Probed(node, peer, identity, lease) for peer in peers]
     try:
         await asyncio.gather(*(each.ping() for each in probed))
 
@@ -49,23 +50,22 @@ async def measure_links(node: str, peers: Sequence[Peer], metadata: Metadata, le
 class _Probed:
     """One peer, and what is known of the links to and from it."""
 
-    def __init__(self, node: str, peer: Peer, metadata: Metadata, lease: float) -> None:
-        self.channel = open_channel(peer.address, lease)
+    def __init__(self, node: str, peer: Peer, identity: Identity, lease: float) -> None:
+        self.channel = open_channel(peer.address, to_peer(identity, peer.node), lease)
         self.to_peer = LinkReport.Link(source=node, destination=peer.node)
         self.from_peer = LinkReport.Link(source=peer.node, destination=node)
         self._address = peer.address
-        self._metadata = metadata
         self._lease = lease
 
     async def ping(self) -> None:
         ping = ping_call(self.channel)
         deadline = time.monotonic() + self._lease / 2
         try:
-            await ping(b"", metadata=self._metadata, timeout=self._lease / 2, wait_for_ready=True)
+            await ping(b"", timeout=self._lease / 2, wait_for_ready=True)
             trips = []
             for _ in range(PINGS):
                 began = time.perf_counter()
-                await ping(b"", metadata=self._metadata, timeout=max(deadline - time.monotonic(), 0.001))
+                await ping(b"", timeout=max(deadline - time.monotonic(), 0.001))
                 trips.append(time.perf_counter() - began)
         except grpc.aio.AioRpcError as error:
             self._broken(error)
@@ -74,7 +74,7 @@ class _Probed:
 
     async def upload(self) -> None:
         async def burst(size: int) -> float:
-            answer = await upload_call(self.channel)(_burst(size), metadata=self._metadata, timeout=self._lease)
+            answer = await upload_call(self.channel)(_burst(size), timeout=self._lease)
             speed = float(answer)
             if not 0 < speed < math.inf:
                 raise ValueError(f"the peer says that the burst came at {speed} bytes per second")
@@ -84,7 +84,7 @@ class _Probed:
 
     async def download(self) -> None:
         async def burst(size: int) -> float:
-            chunks = download_call(self.channel)(str(size).encode(), metadata=self._metadata, timeout=self._lease)
+            chunks = download_call(self.channel)(str(size).encode(), timeout=self._lease)
             return await pace(chunks)
 
         await self._measure(self.from_peer, burst)

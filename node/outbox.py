@@ -17,7 +17,8 @@ import torch
 from dtfm.kernels.codec import DTYPE_NUMBERS, Codec, Encoded, encode
 from dtfm.node.mailbox import Closed
 from dtfm.node.trace import Activity, span
-from dtfm.protos.connection import open_channel, token_metadata
+from dtfm.protos.connection import open_channel
+from dtfm.protos.credentials import Identity, to_peer
 from dtfm.protos.frame import Header, Kind, frames
 from dtfm.protos.streams import NODE_METADATA, tensors_call
 
@@ -88,7 +89,7 @@ class Outbox:
     def __init__(self, node: str, on_lost: Callable[[str, int, str], None]) -> None:
         self._node = node
         self._on_lost = on_lost
-        self._token = ""
+        self._authority = b""
         self._loop = asyncio.get_running_loop()
         self._encoder = ThreadPoolExecutor(1, "encode")
         self._addresses: dict[str, str] = {}
@@ -100,21 +101,25 @@ class Outbox:
         self._closed: str | None = None
 
     async def connect(
-        self, generation: int, token: str, peers: Mapping[str, str], timeout: float, lease: float
+        self, generation: int, identity: Identity, peers: Mapping[str, str], timeout: float, lease: float
     ) -> None:
         """Opens what ``generation`` needs: a channel and lanes to each of ``peers`` (node to HOST:PORT), and no others.
 
         Returns when all are reachable; raises ConnectionError naming one that is not within ``timeout`` seconds. A peer that
         vanishes without a word counts as lost after about ``lease`` seconds.
         """
-        self._generation, self._token, self._closed = generation, token, None
-        for node in [n for n, address in self._addresses.items() if peers.get(n) != address]:
+        self._generation, self._closed = generation, None
+        renewed = (
+            identity.authority != self._authority
+        )  # by a coordinator that started again: channels may not outlive it
+        self._authority = identity.authority
+        for node in [n for n, address in self._addresses.items() if renewed or peers.get(n) != address]:
             await self._disconnect(node)
         for node, address in peers.items():
             if node in self._channels:
                 continue
             self._addresses[node] = address
-            self._channels[node] = open_channel(address, lease)
+            self._channels[node] = open_channel(address, to_peer(identity, node), lease)
             for lane in sorted(set(_LANES.values())):
                 self._lanes[node, lane] = _Lane(f"{lane} to {node}")
                 self._writers[node, lane] = asyncio.create_task(self._write(node, lane))
@@ -212,8 +217,7 @@ class Outbox:
         lane = self._lanes[node, lane_name]
         while True:
             first = await lane.queue.get()
-            metadata = (*token_metadata(self._token), (NODE_METADATA, self._node))
-            call = tensors_call(self._channels[node])(metadata=metadata)
+            call = tensors_call(self._channels[node])(metadata=((NODE_METADATA, self._node),))
             # A task of our own: an iterator given to grpc outlives its call and would swallow what is queued next.
             pump = asyncio.create_task(self._pump(call, lane, first))
             try:

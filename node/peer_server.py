@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
+from datetime import UTC, datetime
 
 import grpc
 import grpc.aio
@@ -14,7 +15,8 @@ from google.protobuf.message import DecodeError
 from dtfm.node.holding import Holding
 from dtfm.node.inbox import Inbox
 from dtfm.node.links import BURST_CHUNK_BYTES, pace
-from dtfm.protos.connection import server_options, shows_token
+from dtfm.protos.connection import server_options
+from dtfm.protos.credentials import Identity, nobody, peer_credentials, shows_certificate
 from dtfm.protos.frame import FrameError, FrameProblem, frames
 from dtfm.protos.peer_pb2 import FollowRequest, StateRequest
 from dtfm.protos.streams import NODE_METADATA, peer_handlers
@@ -33,13 +35,14 @@ MAX_BURST_BYTES = 64 << 20
 
 
 class PeerServer:
-    """Serves peers. Until ``token`` is set every call is refused, and until ``admit_to`` names an inbox every tensor."""
+    """Serves peers. Until ``become`` says who this node is nobody gets through, and until ``admit_to`` names an inbox no
+    tensor."""
 
     def __init__(self, holding: Holding, give_way: GiveWay) -> None:
         self._holding = holding
         self._give_way = give_way
         self._inbox: Inbox | None = None
-        self.token: str | None = None
+        self._identity = nobody(datetime.now(UTC))
         self._server = grpc.aio.server(options=server_options())
         handlers = peer_handlers(self._tensors, self._ping, self._upload, self._download, self._state, self._follow)
         self._server.add_generic_rpc_handlers((handlers,))
@@ -47,7 +50,7 @@ class PeerServer:
     async def start(self, listen: str) -> int:
         """Listens on HOST:PORT (port 0 takes a free one) and returns the port. Raises ValueError when it is taken."""
         try:
-            port = self._server.add_insecure_port(listen)
+            port = self._server.add_secure_port(listen, peer_credentials(lambda: self._identity))
         except RuntimeError as error:
             raise ValueError(
                 f"cannot listen on {listen}: {error}. Is the port in use? Give another with --listen HOST:PORT"
@@ -58,19 +61,15 @@ class PeerServer:
     async def stop(self) -> None:
         await self._server.stop(grace=0)
 
+    def become(self, identity: Identity) -> None:
+        """From now on peers of that run get through, and meet that node."""
+        self._identity = identity
+
     def admit_to(self, inbox: Inbox | None) -> None:
         self._inbox = inbox
 
-    async def _check(self, context: Context) -> str:
-        """The calling node's name. Ends the call when its token is not this run's."""
-        metadata = context.invocation_metadata()
-        if self.token is None or not shows_token(metadata, self.token):
-            await context.abort(grpc.StatusCode.UNAUTHENTICATED, "TOKEN: this is no call from a member of the run")
-        name = next((value for key, value in metadata or () if key == NODE_METADATA), "")
-        return name if isinstance(name, str) else name.decode("latin-1")
-
     async def _tensors(self, requests: AsyncIterator[bytes], context: Context) -> bytes:
-        source = await self._check(context)
+        source = await _caller(context)
         async for frame in requests:
             try:
                 if self._inbox is None:
@@ -85,12 +84,9 @@ class PeerServer:
         return b""
 
     async def _ping(self, request: bytes, context: Context) -> bytes:
-        await self._check(context)
         return request
 
     async def _upload(self, requests: AsyncIterator[bytes], context: Context) -> bytes:
-        await self._check(context)
-
         async def bounded() -> AsyncIterator[bytes]:
             received = 0
             async for chunk in requests:
@@ -105,7 +101,6 @@ class PeerServer:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
 
     async def _download(self, request: bytes, context: Context) -> AsyncIterator[bytes]:
-        await self._check(context)
         wanted = int(request) if request.isdigit() and len(request) < 12 else -1
         if not 0 <= wanted <= MAX_BURST_BYTES:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"ask for 0 to {MAX_BURST_BYTES} bytes")
@@ -114,7 +109,6 @@ class PeerServer:
             yield chunk[: wanted - start]
 
     async def _state(self, request: bytes, context: Context) -> AsyncIterator[bytes]:
-        await self._check(context)
         try:
             wanted = StateRequest.FromString(request)
             header, state = await asyncio.to_thread(self._holding.donate, wanted)
@@ -128,7 +122,6 @@ class PeerServer:
             await self._give_way(time.monotonic() - began)
 
     async def _follow(self, request: bytes, context: Context) -> AsyncIterator[bytes]:
-        await self._check(context)
         try:
             follower = self._holding.follow(FollowRequest.FromString(request).buckets)
         except DecodeError:
@@ -144,3 +137,12 @@ class PeerServer:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
         finally:
             follower.close()
+
+
+async def _caller(context: Context) -> str:
+    """The calling node's name. Ends the call of a member of the run that claims another's."""
+    name = next((value for key, value in context.invocation_metadata() or () if key == NODE_METADATA), "")
+    name = name if isinstance(name, str) else name.decode("latin-1")
+    if not shows_certificate(context.auth_context(), name):
+        await context.abort(grpc.StatusCode.UNAUTHENTICATED, f"CERTIFICATE: the caller's is not {name[:64]!r}'s")
+    return name

@@ -18,8 +18,9 @@ from dtfm.node.model import Model
 from dtfm.node.profile import run_dtype
 from dtfm.node.stage import Stage, build_stage, initialise
 from dtfm.node.trace import Activity, span
-from dtfm.protos.connection import Metadata, open_channel
+from dtfm.protos.connection import open_channel
 from dtfm.protos.control_pb2 import Assignment, Peer
+from dtfm.protos.credentials import Identity, to_peer
 from dtfm.protos.frame import FrameError, FrameProblem, Kind, parse
 from dtfm.protos.peer_pb2 import StateRequest
 from dtfm.protos.plan_pb2 import BF16, Run
@@ -39,7 +40,7 @@ def acquire_stage(
     copied: Mapping[int, Bucket],
     assignment: Assignment,
     layers: tuple[int, int],
-    metadata: Metadata,
+    identity: Identity,
     wait: Callable[[Coroutine[Any, Any, None]], None],
 ) -> Stage:
     """``node``'s stage of ``layers`` with its state as of ``assignment.step``.
@@ -72,12 +73,12 @@ def acquire_stage(
         else:
             raise ValueError(f"nobody has the state of bucket {index} as of step {assignment.step}")
     if from_peers:
-        wait(fetch_states(from_peers, assignment.step, assignment.plan.generation, metadata, run.lease_seconds))
+        wait(fetch_states(from_peers, assignment.step, assignment.plan.generation, identity, run.lease_seconds))
     return stage
 
 
 async def fetch_states(
-    wanted: Sequence[tuple[Bucket, Sequence[Peer]]], step: int, generation: int, metadata: Metadata, patience: float
+    wanted: Sequence[tuple[Bucket, Sequence[Peer]]], step: int, generation: int, identity: Identity, patience: float
 ) -> None:
     """Fills buckets with their state as of ``step``, each from its own donors, all donors at once: who is done with one bucket
     gives the next.
@@ -87,7 +88,7 @@ async def fetch_states(
     """
     left = sorted(wanted, key=lambda item: -item[0].spec.size)
     donors = {donor.node: donor for _, peers in wanted for donor in peers}
-    channels = {name: open_channel(donor.address, patience) for name, donor in donors.items()}
+    channels = {name: open_channel(donor.address, to_peer(identity, name), patience) for name, donor in donors.items()}
 
     async def serve(donor: Peer) -> None:
         while (item := next((item for item in left if donor in item[1]), None)) is not None:
@@ -95,7 +96,7 @@ async def fetch_states(
             bucket, holders = item
             in_turn = [donor, *(other for other in holders if other != donor)]
             with span(Activity.FETCH, step, bucket.spec.index, f"state from {donor.node}"):
-                await _fetch_state(bucket, step, generation, in_turn, channels, metadata, patience)
+                await _fetch_state(bucket, step, generation, in_turn, channels, patience)
 
     try:
         async with asyncio.TaskGroup() as group:
@@ -113,7 +114,6 @@ async def _fetch_state(
     generation: int,
     donors: Sequence[Peer],
     channels: Mapping[str, grpc.aio.Channel],
-    metadata: Metadata,
     patience: float,
 ) -> None:
     """One bucket of ``fetch_states``, from whichever of ``donors`` has it."""
@@ -125,7 +125,7 @@ async def _fetch_state(
             request = StateRequest(generation=generation, step=step, bucket=bucket.spec.index, offset=have)
             try:
                 async with asyncio.timeout(patience) as silence:
-                    frames = state_call(channels[donor.node])(request.SerializeToString(), metadata=metadata)
+                    frames = state_call(channels[donor.node])(request.SerializeToString())
                     async for payload in _payloads(frames, bucket.spec.index, step, total - have):
                         bucket.load(payload, have)
                         have, heard = have + len(payload), time.monotonic()

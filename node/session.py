@@ -43,6 +43,7 @@ from dtfm.protos.control_pb2 import (
     StepFailed,
     StepProblem,
 )
+from dtfm.protos.credentials import Identity, fetch_authority, make_key, signing_request, to_coordinator
 
 log = logging.getLogger(__name__)
 Argument = TypeVar("Argument")
@@ -87,7 +88,8 @@ class Session:
         self._exit: int | None = None
         self._leaving = asyncio.Event()
         self._address = settings.advertise
-        self._peer_token = ""
+        self._key = make_key()
+        self._identity: Identity | None = None  # until the first welcome
         self._lease = DEFAULT_LEASE  # until the run says
         self._hang_up: Callable[[], object] = lambda: None
         self._outbox = Outbox(settings.node, self._peer_lost)
@@ -166,6 +168,14 @@ class Session:
     async def _connect_once(self) -> tuple[str, bool]:
         """One control stream from hello to its end: (what ended it, whether the coordinator said anything)."""
         heard = False
+        try:
+            authority = await fetch_authority(self._settings.coordinator, self._settings.token, self._lease)
+        except ConnectionError as error:
+            return str(error), heard
+        except PermissionError as error:
+            if self._identity is None:
+                self._refused("TOKEN", str(error))
+            return str(error), heard
         self._outgoing = asyncio.Queue()
         self._send(
             NodeMessage(
@@ -177,11 +187,12 @@ class Session:
                     incarnation=self._incarnation,
                     address=self._address,
                     device=self._device,
+                    signing_request=signing_request(self._key),
                 )
             )
         )
         heartbeat: asyncio.Task[None] | None = None
-        async with open_channel(self._settings.coordinator, self._lease) as channel:
+        async with open_channel(self._settings.coordinator, to_coordinator(authority), self._lease) as channel:
             stub = control_pb2_grpc.CoordinatorStub(channel)  # type: ignore[no-untyped-call]
             stream = stub.Join(self._messages(), metadata=token_metadata(self._settings.token))
             self._hang_up = stream.cancel
@@ -211,18 +222,13 @@ class Session:
         log.debug("from the coordinator: %s", kind)
         match kind:
             case "welcome":
-                self._peer_token = message.welcome.peer_token
-                self._lease = message.welcome.run.lease_seconds
-                self._server.token = self._peer_token
-                self._trainer.prepare(message.welcome.run, self._peer_token)
+                welcome = message.welcome
+                self._lease = welcome.run.lease_seconds
+                self._identity = Identity(welcome.authority, welcome.certificate, self._key)
+                self._server.become(self._identity)
+                self._trainer.prepare(welcome.run, self._identity)
             case "refusal":
-                name = RefusalReason.Name(message.refusal.reason)
-                print(
-                    f"The coordinator refused this node: {name}: {message.refusal.sentence}",
-                    file=sys.stderr,
-                    flush=True,
-                )
-                self._exit = 1 if name == "RUN_OVER" else 2
+                self._refused(RefusalReason.Name(message.refusal.reason), message.refusal.sentence)
             case "probe":
                 self._start(self._probe(message.probe))
             case "assignment":
@@ -244,9 +250,13 @@ class Session:
             case _:
                 log.warning("ignored a message of the coordinator that this version does not know")
 
+    def _refused(self, reason: str, sentence: str) -> None:
+        print(f"The coordinator refused this node: {reason}: {sentence}", file=sys.stderr, flush=True)
+        self._exit = 1 if reason == "RUN_OVER" else 2
+
     async def _probe(self, probe: Probe) -> None:
-        metadata = token_metadata(self._peer_token)
-        links = await measure_links(self._settings.node, list(probe.peers), metadata, self._lease)
+        assert self._identity is not None  # who is told to probe has been welcomed
+        links = await measure_links(self._settings.node, list(probe.peers), self._identity, self._lease)
         self._send(NodeMessage(links=LinkReport(links=links)))
 
     async def _heed_notice(self) -> None:

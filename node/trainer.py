@@ -30,7 +30,6 @@ from dtfm.node.profile import workload
 from dtfm.node.recovery import acquire_stage
 from dtfm.node.share import group_of, share_of
 from dtfm.node.trace import Activity, span
-from dtfm.protos.connection import token_metadata
 from dtfm.protos.control_pb2 import (
     Applied,
     Assignment,
@@ -46,6 +45,7 @@ from dtfm.protos.control_pb2 import (
     StepProblem,
     StepReady,
 )
+from dtfm.protos.credentials import Identity
 from dtfm.protos.plan_pb2 import Run
 
 log = logging.getLogger(__name__)
@@ -62,7 +62,7 @@ class Work:
     run: Run
     model: Model
     data: Data
-    peer_token: str
+    identity: Identity
 
 
 class Trainer:
@@ -108,8 +108,8 @@ class Trainer:
 
     # Called on the event loop
 
-    def prepare(self, run: Run, peer_token: str) -> None:
-        self._commands.put(lambda: self._prepare(run, peer_token))
+    def prepare(self, run: Run, identity: Identity) -> None:
+        self._commands.put(lambda: self._prepare(run, identity))
 
     def adopt(self, assignment: Assignment, admit_to: Callable[[Inbox | None], None]) -> None:
         self._newest = assignment.plan.generation
@@ -147,7 +147,7 @@ class Trainer:
         work, engagement = self._work, self._engagement
         if wanted.past_last_layer and work is not None:
             trained = engagement.stage.buckets if engagement is not None else ()
-            await self._copier.copy(work.run, work.model, work.peer_token, wanted, trained)
+            await self._copier.copy(work.run, work.model, work.identity, wanted, trained)
         else:
             await self._copier.stop()
 
@@ -200,15 +200,15 @@ class Trainer:
         finally:
             self._waiting = None
 
-    def _prepare(self, run: Run, peer_token: str) -> None:
+    def _prepare(self, run: Run, identity: Identity) -> None:
         if self._work is not None and self._work.run.id == run.id:
             # A resumed run may differ in what does not change what is learned.
-            self._work = replace(self._work, run=run, peer_token=peer_token)
+            self._work = replace(self._work, run=run, identity=identity)
         else:
             log.info("run %r: reading its data (%s) and its model (%s)", run.name, run.data.source, run.model.family)
             data = load_data(run, self._allowed_modules)
             model = load_model(run.model, data.sample, self._allowed_modules)
-            self._work = Work(run, model, data, peer_token)
+            self._work = Work(run, model, data, identity)
             self._holding.replace(Held(0, {}))
             self._voted = None
         work = self._work
@@ -271,7 +271,7 @@ class Trainer:
                     copied,
                     assignment,
                     share.layers,
-                    token_metadata(self._work.peer_token),
+                    self._work.identity,
                     self._await,
                 )
             groups = {i: group_of(plan, bucket.spec.layers) for i, bucket in stage.buckets.items()}
@@ -293,7 +293,7 @@ class Trainer:
             )
             try:
                 lease = self._work.run.lease_seconds
-                self._await(self._outbox.connect(plan.generation, self._work.peer_token, peers, lease, lease))
+                self._await(self._outbox.connect(plan.generation, self._work.identity, peers, lease, lease))
             except (ConnectionError, Closed):
                 engagement.release()
                 raise

@@ -1,4 +1,4 @@
-"""How a connection is opened, on both ends: channel options, message bounds, the token."""
+"""How a connection is opened, on both ends: channel options, message bounds, the token. Who may be there: credentials.py."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ MAX_MESSAGE_BYTES = 4 << 20
 """Largest single gRPC message either side takes: a tensor frame is at most 1 MiB, a probe of 1,000 links far less."""
 
 Metadata = tuple[tuple[str, str], ...]
+Way = tuple[grpc.ChannelCredentials, tuple[tuple[str, str], ...]]
+"""To whom a channel leads: what credentials.to_coordinator and to_peer give."""
 
 LOOKAHEAD_BYTES = 16 << 20
 """What may be on its way to a receiver beyond what it has read, per stream: fills 1 Gbit/s over a round trip of 130 ms."""
@@ -55,9 +57,11 @@ DEFAULT_LEASE = 10.0
 """Seconds; that of a run file which does not say. Until a node knows its run's."""
 
 
-def open_channel(address: str, lease: float = DEFAULT_LEASE) -> grpc.aio.Channel:
-    """A channel to HOST:PORT. Connects at the first call; close it with ``await channel.close()``."""
-    return grpc.aio.insecure_channel(address, options=channel_options(lease))
+def open_channel(address: str, way: Way, lease: float = DEFAULT_LEASE) -> grpc.aio.Channel:
+    """An encrypted channel to HOST:PORT, where nobody else than ``way`` says is accepted. Connects at the first call; close it
+    with ``await channel.close()``."""
+    credentials, named = way
+    return grpc.aio.secure_channel(address, credentials, options=(*channel_options(lease), *named))
 
 
 def token_metadata(token: str) -> Metadata:

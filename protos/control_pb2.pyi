@@ -99,7 +99,7 @@ class CoordinatorMessage(_message.Message):
     def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., refusal: _Optional[_Union[Refusal, _Mapping]] = ..., probe: _Optional[_Union[Probe, _Mapping]] = ..., assignment: _Optional[_Union[Assignment, _Mapping]] = ..., begin: _Optional[_Union[Begin, _Mapping]] = ..., commit: _Optional[_Union[Commit, _Mapping]] = ..., abort: _Optional[_Union[Abort, _Mapping]] = ..., finish: _Optional[_Union[Finish, _Mapping]] = ..., prefetch: _Optional[_Union[Prefetch, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("protocol_version", "package_version", "run", "node", "incarnation", "address", "device")
+    __slots__ = ("protocol_version", "package_version", "run", "node", "incarnation", "address", "device", "signing_request")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     PACKAGE_VERSION_FIELD_NUMBER: _ClassVar[int]
     RUN_FIELD_NUMBER: _ClassVar[int]
@@ -107,6 +107,7 @@ class Hello(_message.Message):
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     DEVICE_FIELD_NUMBER: _ClassVar[int]
+    SIGNING_REQUEST_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     package_version: str
     run: str
@@ -114,7 +115,8 @@ class Hello(_message.Message):
     incarnation: int
     address: str
     device: Device
-    def __init__(self, protocol_version: _Optional[int] = ..., package_version: _Optional[str] = ..., run: _Optional[str] = ..., node: _Optional[str] = ..., incarnation: _Optional[int] = ..., address: _Optional[str] = ..., device: _Optional[_Union[Device, _Mapping]] = ...) -> None: ...
+    signing_request: bytes
+    def __init__(self, protocol_version: _Optional[int] = ..., package_version: _Optional[str] = ..., run: _Optional[str] = ..., node: _Optional[str] = ..., incarnation: _Optional[int] = ..., address: _Optional[str] = ..., device: _Optional[_Union[Device, _Mapping]] = ..., signing_request: _Optional[bytes] = ...) -> None: ...
 
 class Device(_message.Message):
     __slots__ = ("kind", "name", "memory_bytes", "flops")
@@ -129,14 +131,16 @@ class Device(_message.Message):
     def __init__(self, kind: _Optional[str] = ..., name: _Optional[str] = ..., memory_bytes: _Optional[int] = ..., flops: _Optional[float] = ...) -> None: ...
 
 class Welcome(_message.Message):
-    __slots__ = ("run", "heartbeat_seconds", "peer_token")
+    __slots__ = ("run", "heartbeat_seconds", "authority", "certificate")
     RUN_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_SECONDS_FIELD_NUMBER: _ClassVar[int]
-    PEER_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    AUTHORITY_FIELD_NUMBER: _ClassVar[int]
+    CERTIFICATE_FIELD_NUMBER: _ClassVar[int]
     run: _plan_pb2.Run
     heartbeat_seconds: float
-    peer_token: str
-    def __init__(self, run: _Optional[_Union[_plan_pb2.Run, _Mapping]] = ..., heartbeat_seconds: _Optional[float] = ..., peer_token: _Optional[str] = ...) -> None: ...
+    authority: bytes
+    certificate: bytes
+    def __init__(self, run: _Optional[_Union[_plan_pb2.Run, _Mapping]] = ..., heartbeat_seconds: _Optional[float] = ..., authority: _Optional[bytes] = ..., certificate: _Optional[bytes] = ...) -> None: ...
 
 class Refusal(_message.Message):
     __slots__ = ("reason", "sentence")

@@ -8,18 +8,20 @@ comes about, and a call's name is the certificate's.
 
 Keys are ECDSA P-256, TLS is 1.2 or later as gRPC has it. All certificates and keys here are PEM. Whoever reaches the
 coordinator can try guesses at the token against the proof, at the cost of scrypt (RFC 7914) each: draw a token, don't think
-one up.
+one up. An empty token proves nothing: connections are encrypted, and whoever comes is let in.
 """
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import hashlib
 import hmac
 import ssl
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from typing import Any
 
 import grpc
 from cryptography import x509
@@ -35,7 +37,7 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from dtfm.protos.connection import read_address
+from dtfm.protos.connection import Way, read_address
 
 COORDINATOR_NAME = "coordinator.dtfm"
 """What the authority's certificate calls its server, whatever address it is reached at."""
@@ -43,8 +45,6 @@ CLOCKS_APART = timedelta(days=1)
 """How much later than the coordinator's a node's clock may be without a fresh certificate being refused as not yet valid."""
 AUTHORITY_LIFETIME = timedelta(days=3650)
 MAX_REQUEST_BYTES = 4096
-
-ChannelOptions = tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +83,11 @@ def make_authority(key: bytes, token: str, now: datetime) -> Identity:
     return Identity(certificate, certificate, key)
 
 
+def nobody(now: datetime) -> Identity:
+    """Of no run: who shows this is trusted by none, and trusts none."""
+    return make_authority(make_key(), "", now)
+
+
 def is_authority(certificate: bytes, token: str) -> bool:
     """Whether ``certificate`` was made by somebody who knows ``token``."""
     try:
@@ -96,16 +101,24 @@ def is_authority(certificate: bytes, token: str) -> bool:
     return hmac.compare_digest(str(shown[0].value).encode(), _proof(key, token).encode())
 
 
-def fetch_authority(address: str, token: str, timeout: float) -> bytes:
-    """The certificate of the run's authority, from the coordinator at HOST:PORT; nothing secret is sent. Blocks.
+async def fetch_authority(address: str, token: str, timeout: float) -> bytes:
+    """The certificate of the run's authority, from the coordinator at HOST:PORT; nothing secret is sent.
 
     Raises ConnectionError when nobody answers with TLS within ``timeout`` seconds, and PermissionError for one who does not know
     ``token``."""
+    host, port = read_address(address)
     try:
-        certificate = ssl.get_server_certificate(read_address(address), timeout=timeout).encode()
+        async with asyncio.timeout(timeout):
+            _, writer = await asyncio.open_connection(host, port, ssl=_anybody(), server_hostname=COORDINATOR_NAME)
+    except TimeoutError:
+        raise ConnectionError(f"no answer within {timeout:.0f} s") from None
     except OSError as error:  # ssl.SSLError is one
-        raise ConnectionError(f"no coordinator answers at {address}: {error}") from error
-    if not is_authority(certificate, token):
+        raise ConnectionError(str(error)) from error
+    shown = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
+    writer.transport.abort()
+    certificate = ssl.DER_cert_to_PEM_cert(shown).encode()
+    # Where the token's proof costs time it costs it beside the event loop.
+    if not await asyncio.to_thread(is_authority, certificate, token):
         raise PermissionError(
             f"who answers at {address} does not know this run's token: is the token the coordinator's, and the address right?"
         )
@@ -118,9 +131,8 @@ def signing_request(key: bytes) -> bytes:
     return builder.sign(_private(key), hashes.SHA256()).public_bytes(Encoding.PEM)
 
 
-def issue(authority: Identity, request: bytes, node: str, now: datetime, lifetime: timedelta) -> bytes:
-    """A certificate for ``node``, whose identity the caller has established; of ``request`` only the public key counts. Raises
-    ValueError for what is no request by the key's owner."""
+def read_request(request: bytes) -> ec.EllipticCurvePublicKey:
+    """The key that a certificate is asked for. Raises ValueError for what is no request by the key's owner."""
     if len(request) > MAX_REQUEST_BYTES:
         raise ValueError(f"a signing request has at most {MAX_REQUEST_BYTES} bytes, not {len(request)}")
     try:
@@ -131,12 +143,20 @@ def issue(authority: Identity, request: bytes, node: str, now: datetime, lifetim
         raise ValueError(f"this is no signing request: {problem}") from None
     if not genuine or not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP256R1):
         raise ValueError("a signing request must be signed with the P-256 key that it names")
+    return key
+
+
+def issue(
+    authority: Identity, request: bytes, node: str, now: datetime, lifetime: timedelta = AUTHORITY_LIFETIME
+) -> bytes:
+    """A certificate for ``node``, whose identity the caller has established; of ``request`` only the public key counts. Raises
+    ValueError as read_request."""
     usages = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
     return (
         x509.CertificateBuilder()
         .subject_name(_subject(certified_name(node)))
         .issuer_name(x509.load_pem_x509_certificate(authority.certificate).subject)
-        .public_key(key)
+        .public_key(read_request(request))
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - CLOCKS_APART)
         .not_valid_after(now + lifetime)
@@ -164,26 +184,47 @@ def coordinator_credentials(authority: Identity) -> grpc.ServerCredentials:
     return grpc.ssl_server_credentials([(authority.key, authority.certificate)])
 
 
-def peer_credentials(identity: Identity) -> grpc.ServerCredentials:
-    """A node's server: only who shows a certificate of the run gets through."""
-    return grpc.ssl_server_credentials(
-        [(identity.key, identity.certificate)], root_certificates=identity.authority, require_client_auth=True
-    )
+def peer_credentials(identity: Callable[[], Identity]) -> grpc.ServerCredentials:
+    """A node's server: only who shows a certificate of the run gets through. ``identity`` is asked at every handshake, from
+    any thread: a node listens before it is certified, and may be certified anew."""
+    shown = identity()
+
+    def newer() -> Any:  # None: the same as before (types-grpcio does not know)
+        nonlocal shown
+        if (now := identity()) is shown:
+            return None
+        shown = now
+        return _configuration(now)
+
+    return grpc.dynamic_ssl_server_credentials(_configuration(shown), newer, require_client_authentication=True)
 
 
-def to_coordinator(authority: bytes) -> tuple[grpc.ChannelCredentials, ChannelOptions]:
-    """What a channel to the coordinator needs, beside channel_options."""
+def to_coordinator(authority: bytes) -> Way:
+    """To the coordinator that has the key of this authority, at whatever address."""
     return grpc.ssl_channel_credentials(authority), _named(COORDINATOR_NAME)
 
 
-def to_peer(identity: Identity, node: str) -> tuple[grpc.ChannelCredentials, ChannelOptions]:
-    """What a channel to ``node`` needs, beside channel_options: whatever its address, no other is accepted there."""
+def to_peer(identity: Identity, node: str) -> Way:
+    """To ``node``, at whatever address: no other is accepted there."""
     credentials = grpc.ssl_channel_credentials(identity.authority, identity.key, identity.certificate)
     return credentials, _named(certified_name(node))
 
 
-def _named(name: str) -> ChannelOptions:
+def _named(name: str) -> tuple[tuple[str, str]]:
     return (("grpc.ssl_target_name_override", name),)
+
+
+def _configuration(identity: Identity) -> grpc.ServerCertificateConfiguration:
+    return grpc.ssl_server_certificate_configuration([(identity.key, identity.certificate)], identity.authority)
+
+
+def _anybody() -> ssl.SSLContext:
+    """Takes any certificate, to look at it."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    context.set_alpn_protocols(["h2"])  # gRPC's servers insist
+    return context
 
 
 def _private(key: bytes) -> ec.EllipticCurvePrivateKey:
@@ -220,4 +261,6 @@ def _proof(key: ec.EllipticCurvePublicKey, token: str) -> str:
 
 @functools.lru_cache(4)
 def _proof_key(token: str) -> bytes:
+    if not token:
+        return b""  # there is nothing to guess
     return hashlib.scrypt(token.encode(), salt=b"dtfm run authority", n=1 << 14, r=8, p=1, dklen=32)

@@ -14,7 +14,8 @@ import grpc.aio
 
 from dtfm.protos import control_pb2 as wire
 from dtfm.protos import control_pb2_grpc
-from dtfm.protos.connection import channel_options
+from dtfm.protos.connection import Way, channel_options
+from dtfm.protos.credentials import fetch_authority, to_coordinator
 from tests.coordinator.script import DIGEST, hello, links, prepared
 
 
@@ -22,7 +23,7 @@ class Member:
     """One node. A heartbeat's count is the time at which it was handed to gRPC, in nanoseconds of the monotonic clock."""
 
     def __init__(
-        self, name: str, address: str, micro_batches: int, micro_batch: int, step_seconds: float | None
+        self, name: str, address: str, way: Way, micro_batches: int, micro_batch: int, step_seconds: float | None
     ) -> None:
         self.name = name
         self._micro_batches = micro_batches
@@ -31,8 +32,9 @@ class Member:
         self._step_seconds = step_seconds
         self._outgoing: asyncio.Queue[wire.NodeMessage | None] = asyncio.Queue()
         # Without a pool of its own, gRPC puts channels to one address on one connection.
-        options = (*channel_options(10.0), ("grpc.use_local_subchannel_pool", 1))
-        self._channel = grpc.aio.insecure_channel(address, options=options)
+        credentials, named = way
+        options = (*channel_options(10.0), *named, ("grpc.use_local_subchannel_pool", 1))
+        self._channel = grpc.aio.secure_channel(address, credentials, options=options)
         self._tasks: set[asyncio.Task[None]] = set()
 
     def start(self) -> None:
@@ -135,6 +137,7 @@ class Crowd:
         self._members: list[Member] = []
 
     async def __aenter__(self) -> Self:
+        self._way = to_coordinator(await fetch_authority(self._address, "", 10.0))
         return self
 
     async def __aexit__(
@@ -147,6 +150,6 @@ class Crowd:
         began = time.monotonic()
         for index, name in enumerate(names):
             await asyncio.sleep(began + seconds * index / len(names) - time.monotonic())
-            member = Member(name, self._address, self._micro_batches, self._micro_batch, self._step_seconds)
+            member = Member(name, self._address, self._way, self._micro_batches, self._micro_batch, self._step_seconds)
             self._members.append(member)
             member.start()

@@ -39,8 +39,8 @@ def measure() -> list[Row]:
             return process
 
         donors = []
-        for name in ("donor0", "donor1"):
-            process = start(name, "donor", wan.address(name))
+        for number, name in enumerate(("donor0", "donor1")):
+            process = start(name, "donor", wan.address(name), str(number))
             assert process.stdout is not None
             donors.append(f"{wan.address(name)}:{process.stdout.readline().strip()}")
         joiner = start("joiner", "fetch")

@@ -1,5 +1,5 @@
-"""One end of the state benchmark: ``donor ADDRESS`` gives buckets until its input ends, ``fetch DONOR...`` gets them, once per
-line of its input, and prints the seconds it took."""
+"""One end of the state benchmark: ``donor ADDRESS NUMBER`` gives buckets until its input ends, ``fetch`` gets them, from
+the donors on each line of its input (0, 1, ...), and prints the seconds it took."""
 
 from __future__ import annotations
 
@@ -13,10 +13,9 @@ from dtfm.node.bucket import Bucket, BucketSpec
 from dtfm.node.holding import Held, Holding
 from dtfm.node.peer_server import PeerServer
 from dtfm.node.recovery import fetch_states
-from dtfm.protos.connection import token_metadata
 from dtfm.protos.control_pb2 import Peer
+from tests.protos.members import member
 
-TOKEN = "the benchmark's"
 STEP = 7
 BUCKETS = 32
 ELEMENTS = 87_382
@@ -29,7 +28,7 @@ def buckets() -> dict[int, Bucket]:
     return {spec.index: Bucket(spec, torch.device("cpu"), torch.float32) for spec in SPECS}
 
 
-async def donor(address: str) -> None:
+async def donor(address: str, number: str) -> None:
     async def at_once(_: float) -> None:
         pass
 
@@ -40,7 +39,7 @@ async def donor(address: str) -> None:
             tensor.fill_(index + 1)
     holding.replace(Held(STEP, held))
     server = PeerServer(holding, at_once)
-    server.token = TOKEN
+    server.become(member(f"donor {number}"))
     print(await server.start(f"{address}:0"), flush=True)
     await asyncio.to_thread(sys.stdin.read)
     await server.stop()
@@ -49,15 +48,15 @@ async def donor(address: str) -> None:
 async def fetch(donors: list[Peer]) -> None:
     mine = buckets()
     began = time.perf_counter()
-    await fetch_states([(bucket, donors) for bucket in mine.values()], STEP, 1, token_metadata(TOKEN), 30)
+    await fetch_states([(bucket, donors) for bucket in mine.values()], STEP, 1, member("joiner"), 30)
     print(time.perf_counter() - began, flush=True)
     assert all((bucket.parameters == index + 1).all() for index, bucket in mine.items())
 
 
 def main() -> None:
     match sys.argv[1:]:
-        case ["donor", address]:
-            asyncio.run(donor(address))
+        case ["donor", address, number]:
+            asyncio.run(donor(address, number))
         case ["fetch"]:
             for line in sys.stdin:
                 peers = [Peer(node=f"donor {i}", address=address) for i, address in enumerate(line.split())]

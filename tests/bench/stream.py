@@ -16,17 +16,17 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
 from subprocess import PIPE, Popen
 from typing import Any
 
 import numpy as np
 
-from dtfm.protos.credentials import Identity, issue, make_authority, make_key, signing_request
+from dtfm.protos.credentials import Identity
 from dtfm.scheduler.cluster import Cluster, Node
 from tests.bench.rows import Row, show
 from tests.bench.stream_end import RECEIVER, TENSOR_BYTES, WAYS, identity_line
 from tests.cluster.launch import ROOT
+from tests.protos.members import member
 from tests.wan.wan import Wan, WanUnavailable
 
 CLEAR = WAYS[:2]
@@ -85,19 +85,6 @@ class End:
         return answer
 
 
-def two_identities() -> tuple[Identity, Identity]:
-    """The sender's and the receiver's, of one run."""
-    now = datetime.now(UTC)
-    authority = make_authority(make_key(), "", now)
-
-    def member(node: str) -> Identity:
-        key = make_key()
-        certificate = issue(authority, signing_request(key), node, now, timedelta(hours=1))
-        return Identity(authority.certificate, certificate, key)
-
-    return member("sender"), member(RECEIVER)
-
-
 @contextmanager
 def two_ends(addresses: tuple[str, str], start: Start) -> Iterator[tuple[End, End]]:
     """The sending and the receiving end, each started by ``start(which, command, **options of Popen)``."""
@@ -113,7 +100,9 @@ def two_ends(addresses: tuple[str, str], start: Start) -> Iterator[tuple[End, En
         for which, address in enumerate(addresses)
     ]
     try:
-        sender, receiver = (End(*each) for each in zip(addresses, processes, two_identities(), strict=True))
+        sender, receiver = (
+            End(*each) for each in zip(addresses, processes, (member("sender"), member(RECEIVER)), strict=True)
+        )
         yield sender, receiver
     finally:
         for process in processes:

@@ -56,7 +56,7 @@ class Receiver:
         )
         self._server.add_generic_rpc_handlers((handlers,))
         ours = self._server.add_insecure_port(f"{address}:0")
-        ours_secure = self._server.add_secure_port(f"{address}:0", peer_credentials(self._identity))
+        ours_secure = self._server.add_secure_port(f"{address}:0", peer_credentials(lambda: self._identity))
         await self._server.start()
         plain, secure = (socket.create_server((address, 0)) for _ in range(2))
         context = ssl_context(self._identity, ssl.Purpose.CLIENT_AUTH)
@@ -142,10 +142,10 @@ class Sender:
 
     async def _ours(self, secure: bool, to: str, tensors: int) -> None:
         if to not in self._channels:
-            credentials, named = to_peer(self._identity, RECEIVER)
-            options = (*channel_options(DEFAULT_LEASE), *named)
             self._channels[to] = (
-                grpc.aio.secure_channel(to, credentials, options=options) if secure else open_channel(to)
+                open_channel(to, to_peer(self._identity, RECEIVER))
+                if secure
+                else grpc.aio.insecure_channel(to, options=channel_options(DEFAULT_LEASE))
             )
             self._streams[to] = tensors_call(self._channels[to])()
         arrived = asyncio.ensure_future(ping_call(self._channels[to])(str(tensors).encode()))

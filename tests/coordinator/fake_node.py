@@ -16,6 +16,7 @@ from blake3 import blake3
 from dtfm.protos import control_pb2 as wire
 from dtfm.protos import control_pb2_grpc
 from dtfm.protos.connection import open_channel, token_metadata
+from dtfm.protos.credentials import to_coordinator
 from tests.coordinator.script import BUCKETS, DIGEST, hello, links, prepared
 
 Twist = Callable[[wire.NodeMessage], wire.NodeMessage | None]
@@ -28,6 +29,7 @@ class FakeNode:
     def __init__(
         self,
         address: str,
+        authority: bytes,
         name: str,
         /,
         token: str = "",
@@ -41,6 +43,7 @@ class FakeNode:
         self.refusal: wire.Refusal | None = None
         self.welcome: wire.Welcome | None = None
         self._address = address
+        self._authority = authority
         self._token = token
         self._deaf = deaf
         self._twist = twist or (lambda message: message)
@@ -65,7 +68,7 @@ class FakeNode:
             self._outgoing.put_nowait(message)
 
     async def _serve(self) -> None:
-        async with open_channel(self._address) as channel:
+        async with open_channel(self._address, to_coordinator(self._authority)) as channel:
             stub = control_pb2_grpc.CoordinatorStub(channel)  # type: ignore[no-untyped-call]
             beat = asyncio.create_task(self._beat())
             try:

@@ -13,12 +13,14 @@ from dtfm.coordinator.state import TOGETHER_LEASES, Gathering, PlanChosen, Stand
 from dtfm.coordinator.tick import tick
 from dtfm.protos import PROTOCOL_VERSION, plan_pb2
 from dtfm.protos import control_pb2 as wire
+from dtfm.protos.credentials import make_key, signing_request
 from dtfm.scheduler.plan import Plan, Route, Stage
 
 E = TypeVar("E")
 
 LAYERS = 4
 BUCKETS = 4
+SIGNING_REQUEST = signing_request(make_key())
 DIGEST = b"state at some step"
 LEASE = 10.0
 START = 100.0
@@ -38,9 +40,7 @@ def run_table(**changes: dict[str, Any]) -> dict[str, Any]:
 def fresh_state(ledger: Ledger | None = None, /, **changes: dict[str, Any]) -> State:
     run = parse_run(run_table(**changes), "the test")
     ledger = ledger or fold([RunStarted("run-id", run.model_dump(mode="json"))])
-    return State(
-        run=run, message=run.message(ledger.run_id), peer_token="secret", ledger=ledger, phase=Gathering(START, "")
-    )
+    return State(run=run, message=run.message(ledger.run_id), ledger=ledger, phase=Gathering(START, ""))
 
 
 def hello(node: str, /, **changes: Any) -> wire.NodeMessage:
@@ -50,6 +50,7 @@ def hello(node: str, /, **changes: Any) -> wire.NodeMessage:
         "incarnation": 1,
         "address": "10.0.0.1:7000",
         "device": wire.Device(kind="cpu", name="a cpu", memory_bytes=1 << 33, flops=1e11),
+        "signing_request": SIGNING_REQUEST,
     }
     return wire.NodeMessage(hello=wire.Hello(**{**fields, **changes}))
 
@@ -91,7 +92,8 @@ def two_stages(nodes: Iterable[str], micro_batches: int = 4) -> Plan:
 
 
 class World:
-    """``log`` is what is in the store, ``said`` what each node was told (streams are named by their numbers)."""
+    """``log`` is what is in the store, ``said`` what each node was told (streams are named by their numbers),
+    ``certified`` the nodes that got a certificate, and by which request."""
 
     def __init__(self, state: State | None = None, planner: Callable[[Iterable[str]], Plan | str] = two_stages) -> None:
         self.state = state or fresh_state()
@@ -106,6 +108,7 @@ class World:
         self.manifests: list[t.WriteManifest] = []
         self.answers: list[t.AnswerPlanNow] = []
         self.hung_up: set[int] = set()
+        self.certified: list[tuple[str, bytes]] = []
         self.said: dict[int, list[wire.CoordinatorMessage]] = {}
         self.streams: dict[str, int] = {}
         self._next_stream = 0
@@ -120,6 +123,10 @@ class World:
                 case t.Send():
                     self.said.setdefault(command.stream, []).append(command.message)
                     copies.append(command)
+                case t.Admit():
+                    welcome = wire.CoordinatorMessage(welcome=command.welcome)
+                    self.said.setdefault(command.stream, []).append(welcome)
+                    self.certified.append((command.node, command.request))
                 case t.HangUp():
                     self.hung_up.add(command.stream)
                 case t.PlanWanted():

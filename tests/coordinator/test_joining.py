@@ -12,7 +12,17 @@ from dtfm.coordinator import turn as t
 from dtfm.coordinator.state import MOST_PROBED, TOGETHER_LEASES, Standing
 from dtfm.protos import control_pb2 as wire
 from dtfm.protos import plan_pb2
-from tests.coordinator.script import LAYERS, LEASE, World, fresh_state, links, prepared, training, two_stages
+from tests.coordinator.script import (
+    LAYERS,
+    LEASE,
+    SIGNING_REQUEST,
+    World,
+    fresh_state,
+    links,
+    prepared,
+    training,
+    two_stages,
+)
 
 BIG = plan_pb2.Workload(
     layers=[plan_pb2.Workload.Layer(name="x", forward_flops=math.inf)] * LAYERS,
@@ -32,7 +42,7 @@ def test_a_node_is_welcomed_with_the_run_and_its_heartbeat() -> None:
     welcome = world.last_to("a", "welcome")
     assert welcome.run == world.state.message
     assert welcome.heartbeat_seconds == LEASE / 4
-    assert welcome.peer_token == "secret"
+    assert world.certified == [("a", SIGNING_REQUEST)]
     assert world.names() == ["node_joined"]
 
 
@@ -42,7 +52,7 @@ def test_a_node_is_welcomed_with_the_run_and_its_heartbeat() -> None:
         (
             {"protocol_version": 7},
             wire.PROTOCOL_VERSION,
-            "version 7, this coordinator 1; update dtfm on the coordinator",
+            "version 7, this coordinator 2; update dtfm on the coordinator",
         ),
         ({"protocol_version": 0}, wire.PROTOCOL_VERSION, "update dtfm on the node"),
         ({"run": "other"}, wire.WRONG_RUN, "asks for run 'other', this coordinator has 'demo'"),
@@ -57,6 +67,7 @@ def test_a_node_is_welcomed_with_the_run_and_its_heartbeat() -> None:
         ({"device": wire.Device(kind="cpu", memory_bytes=0, flops=1)}, wire.MALFORMED, "above 0"),
         ({"device": wire.Device(kind="cpu", memory_bytes=1, flops=math.nan)}, wire.MALFORMED, "device.flops is nan"),
         ({"device": wire.Device(kind="cpu", memory_bytes=1, flops=-1)}, wire.MALFORMED, "device.flops is -1.0"),
+        ({"signing_request": b"please"}, wire.MALFORMED, "signing_request: this is no signing request"),
     ],
 )
 def test_a_hello_that_does_not_fit_is_refused_by_name(

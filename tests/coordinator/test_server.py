@@ -24,6 +24,7 @@ from dtfm.coordinator.store import Snapshot, Store, StoreError
 from dtfm.protos import control_pb2 as wire
 from dtfm.protos import control_pb2_grpc
 from dtfm.protos.connection import MAX_MESSAGE_BYTES, open_channel
+from dtfm.protos.credentials import to_coordinator
 from tests.coordinator.fake_node import FakeNode, nan_at
 from tests.coordinator.script import hello, run_table
 
@@ -44,7 +45,10 @@ class Served:
         self.task = task
 
     def node(self, name: str, **changes: Any) -> FakeNode:
-        return FakeNode(self.address, name, **changes)
+        return FakeNode(self.address, self.server.authority, name, **changes)
+
+    def channel(self) -> grpc.aio.Channel:
+        return open_channel(self.address, to_coordinator(self.server.authority))
 
     @property
     def events(self) -> list[ev.Event]:
@@ -252,8 +256,8 @@ async def test_a_node_started_again_takes_the_place_of_its_process_that_fell_sil
 
 
 async def test_a_stream_that_says_nothing_is_hung_up_on(tmp_path: Path) -> None:
-    async with serving(tmp_path, run_in(tmp_path, cluster={"lease": 0.5})) as served, open_channel(served.address) as c:
-        stub = control_pb2_grpc.CoordinatorStub(c)  # type: ignore[no-untyped-call]
+    async with serving(tmp_path, run_in(tmp_path, cluster={"lease": 0.5})) as served, served.channel() as channel:
+        stub = control_pb2_grpc.CoordinatorStub(channel)  # type: ignore[no-untyped-call]
         call = stub.Join()
         reply = await asyncio.wait_for(call.read(), 10)
         assert reply.refusal.reason == wire.MALFORMED
@@ -263,7 +267,9 @@ async def test_a_stream_that_says_nothing_is_hung_up_on(tmp_path: Path) -> None:
 async def test_a_message_larger_than_allowed_ends_its_stream_alone(tmp_path: Path) -> None:
     async with serving(tmp_path) as served, served.node("a"):
         await served.until(lambda: "a" in served.server.state.sessions)
-        async with grpc.aio.insecure_channel(served.address, options=[("grpc.max_send_message_length", -1)]) as channel:
+        credentials, named = to_coordinator(served.server.authority)
+        options = (*named, ("grpc.max_send_message_length", -1))
+        async with grpc.aio.secure_channel(served.address, credentials, options=options) as channel:
             stub = control_pb2_grpc.CoordinatorStub(channel)  # type: ignore[no-untyped-call]
             call = stub.Join()
             await call.write(hello("b"))
@@ -301,7 +307,7 @@ async def test_observers_see_members_and_events(tmp_path: Path) -> None:
         assert [record.sequence for record in seen] == list(range(1, len(seen) + 1))
         assert [record.event for record in seen] == served.events
         for call in await observe(served.address, "wrong"):
-            with pytest.raises(ValueError, match=r"refused: the token is missing or wrong"):
+            with pytest.raises(ValueError, match="does not know this run's token"):
                 await call
     for call in await observe(served.address, "secret"):
         with pytest.raises(ValueError, match="no coordinator answers at"):

@@ -44,7 +44,7 @@ def test_the_doctor_names_what_is_wrong_with_the_fix_and_exits_1() -> None:
     findings = {f["check"]: f for f in map(json.loads, result.stdout.splitlines())}
     assert findings["packages"]["good"]
     assert findings["coordinator"]["good"] is False
-    assert "UNAVAILABLE" in findings["coordinator"]["finding"]
+    assert "127.0.0.1:1: " in findings["coordinator"]["finding"]
     assert "dtfm-coordinator serve --listen 0.0.0.0:1" in findings["coordinator"]["fix"]
 
 

@@ -14,11 +14,10 @@ from dtfm.node.holding import MAX_BEHIND, Held, Holding
 from dtfm.node.optimizer import adamw, decayed_ranges
 from dtfm.node.peer_server import PeerServer
 from dtfm.node.recovery import fetch_states
-from dtfm.protos.connection import token_metadata
 from dtfm.protos.control_pb2 import Commit, Peer
 from dtfm.protos.plan_pb2 import Run
+from tests.protos.members import member
 
-TOKEN = "the run's"
 GENERATION = 2
 RUN = Run(
     lease_seconds=5,
@@ -40,7 +39,7 @@ class Donor:
         self.given = 0
         self.train_while_giving = 0
         self.server = PeerServer(self.holding, self._gave)
-        self.server.token = TOKEN
+        self.server.become(member(name))
         self.peer = Peer()
 
     async def _gave(self, _: float) -> None:
@@ -93,7 +92,7 @@ def follow(donors: Sequence[Donor]) -> tuple[Following, asyncio.Future[str]]:
             near.set_result(copied.problem)
 
     peers = {spec: [donor.peer for donor in donors] for spec in SPECS}
-    following = Following(RUN, torch.device("cpu"), torch.float32, peers, token_metadata(TOKEN), tell)
+    following = Following(RUN, torch.device("cpu"), torch.float32, peers, member("me"), tell)
     return following, near
 
 
@@ -231,8 +230,8 @@ async def test_a_follower_that_is_too_slow_is_let_go_and_told_so(donors: list[Do
 async def test_in_a_pause_state_is_fetched_from_all_donors_at_once(donors: list[Donor]) -> None:
     mine = {spec.index: Bucket(spec, torch.device("cpu"), torch.float32) for spec in SPECS}
     peers = [donor.peer for donor in donors]
-    await fetch_states([(bucket, peers) for bucket in mine.values()], 4, 1, token_metadata(TOKEN), 10)
+    await fetch_states([(bucket, peers) for bucket in mine.values()], 4, 1, member("me"), 10)
     assert same(mine, donors[0])
     assert all(donor.given for donor in donors)
     with pytest.raises(ConnectionError, match="bucket 1 as of step 9 could not be had"):
-        await fetch_states([(mine[1], peers)], 9, 1, token_metadata(TOKEN), 0.3)
+        await fetch_states([(mine[1], peers)], 9, 1, member("me"), 0.3)

@@ -7,6 +7,7 @@ import contextlib
 import socket
 import time
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 import grpc
 import grpc.aio
@@ -32,14 +33,15 @@ from dtfm.node.outbox import Outbox, What
 from dtfm.node.peer_server import MAX_BURST_BYTES, PeerServer
 from dtfm.node.recovery import fetch_states
 from dtfm.node.share import share_of
-from dtfm.protos.connection import open_channel, token_metadata
+from dtfm.protos.connection import open_channel
 from dtfm.protos.control_pb2 import Peer
+from dtfm.protos.credentials import Identity, make_authority, make_key, to_peer
 from dtfm.protos.frame import MAX_FRAME_BYTES, Header, Kind, frames
 from dtfm.protos.peer_pb2 import StateRequest
 from dtfm.protos.plan_pb2 import Plan
 from dtfm.protos.streams import NODE_METADATA, download_call, state_call, tensors_call, upload_call
+from tests.protos.members import NOW, TOKEN, member
 
-TOKEN = "the run's"
 GENERATION, STEP, ELEMENTS = 2, 1, 300_000  # two frames of fp32
 PLAN = Plan(
     generation=GENERATION,
@@ -67,7 +69,7 @@ class Node:
         self.holding = Holding()
         self.holding.replace(Held(STEP, {SPEC.index: self.bucket}))
         self.server = PeerServer(self.holding, at_once)
-        self.server.token = TOKEN
+        self.server.become(member("me"))
         share = share_of(PLAN, "me", 0)
         assert share is not None
         expect = Expectations(share, {}, {}, ELEMENTS, 0, torch.float32, torch.float32)
@@ -84,8 +86,13 @@ async def node() -> AsyncIterator[Node]:
     await node.server.stop()
 
 
-def metadata(source: str = "a", token: str = TOKEN) -> tuple[tuple[str, str], ...]:
-    return (*token_metadata(token), (NODE_METADATA, source))
+def channel_to(node: Node, source: str = "a") -> grpc.aio.Channel:
+    return open_channel(node.address, to_peer(member(source), "me"))
+
+
+def named(source: str = "a") -> tuple[tuple[str, str]]:
+    """What a tensor stream of ``source`` carries."""
+    return ((NODE_METADATA, source),)
 
 
 def tensor_frames(*, generation: int = GENERATION, index: int = 0) -> list[bytes]:
@@ -93,9 +100,9 @@ def tensor_frames(*, generation: int = GENERATION, index: int = 0) -> list[bytes
     return list(frames(header, memoryview(bytes(ELEMENTS * 4))))
 
 
-async def refusal(node: Node, sent: list[bytes], source: str = "a", token: str = TOKEN) -> grpc.aio.AioRpcError:
-    async with open_channel(node.address) as channel:
-        call = tensors_call(channel)(metadata=metadata(source, token))
+async def refusal(node: Node, sent: list[bytes], source: str = "a", claimed: str = "a") -> grpc.aio.AioRpcError:
+    async with channel_to(node, source) as channel:
+        call = tensors_call(channel)(metadata=named(claimed))
         with contextlib.suppress(grpc.aio.AioRpcError, grpc.aio.UsageError, asyncio.InvalidStateError):
             for message in sent:  # the call may end before all is written
                 await call.write(message)
@@ -128,7 +135,7 @@ async def test_a_bad_frame_ends_its_own_stream_with_its_name_and_no_other(
 
     lost: list[str] = []
     outbox = Outbox("b", lambda peer, generation, why: lost.append(why))
-    await outbox.connect(GENERATION, TOKEN, {"me": node.address}, 20, 10)
+    await outbox.connect(GENERATION, member("b"), {"me": node.address}, 20, 10)
     tensor = torch.randn(ELEMENTS)
     outbox.send("me", What(Kind.ACTIVATION, GENERATION, STEP, 2), tensor, Codec.OFF)
     arrival = await asyncio.wait_for(node.arrived.get(), 20)
@@ -148,23 +155,50 @@ async def test_a_frame_of_an_earlier_generation_is_dropped_without_fuss(node: No
         for frame in (*tensor_frames(generation=GENERATION - 1), *tensor_frames()):
             yield frame
 
-    async with open_channel(node.address) as channel:
-        await tensors_call(channel)(messages(), metadata=metadata())
+    async with channel_to(node) as channel:
+        await tensors_call(channel)(messages(), metadata=named())
     assert node.arrived.qsize() == 1
 
 
-async def test_without_the_runs_token_nothing_is_answered(node: Node) -> None:
-    error = await refusal(node, tensor_frames(), token="another")
+async def test_a_member_that_names_itself_another_is_refused(node: Node) -> None:
+    error = await refusal(node, [], source="b", claimed="a")
     assert error.code() is grpc.StatusCode.UNAUTHENTICATED
-    links = await measure_links("a", [Peer(node="me", address=node.address)], metadata(token=""), 10)
+    assert node.arrived.empty()
+
+
+async def test_a_member_of_another_run_with_the_same_token_is_answered_nothing(node: Node) -> None:
+    """Not even where it trusts this run's nodes."""
+    stranger = replace(member("a", make_authority(make_key(), TOKEN, NOW)), authority=member("a").authority)
+    me = Peer(node="me", address=node.address)
+    links = await measure_links("a", [me], stranger, 1)
     assert [link.bandwidth for link in links] == [0, 0]
-    assert "TOKEN" in links[0].problem
+    mine = Bucket(SPEC, torch.device("cpu"), torch.float32)
+    with pytest.raises(ConnectionError, match="UNAVAILABLE"):
+        await fetch_states([(mine, [me])], STEP, GENERATION, stranger, 0.3)
+    outbox = Outbox("a", lambda peer, generation, why: None)
+    with pytest.raises(ConnectionError, match="me cannot be reached"):
+        await outbox.connect(GENERATION, stranger, {"me": node.address}, 1, 10)
+    await outbox.close()
+
+
+async def test_a_coordinator_that_starts_again_is_a_new_authority_to_channels(node: Node) -> None:
+    async def send(outbox: Outbox, identity: Identity, index: int) -> int:
+        await outbox.connect(GENERATION, identity, {"me": node.address}, 20, 10)
+        outbox.send("me", What(Kind.ACTIVATION, GENERATION, STEP, index), torch.zeros(ELEMENTS), Codec.OFF)
+        return (await asyncio.wait_for(node.arrived.get(), 20)).header.index
+
+    outbox = Outbox("a", lambda peer, generation, why: None)
+    assert await send(outbox, member("a"), 0) == 0
+    authority = make_authority(make_key(), TOKEN, NOW)
+    node.server.become(member("me", authority))
+    assert await send(outbox, member("a", authority), 1) == 1
+    await outbox.close()
 
 
 async def test_a_sender_learns_that_it_was_refused(node: Node) -> None:
     lost: asyncio.Queue[tuple[str, str]] = asyncio.Queue()
     outbox = Outbox("stranger", lambda peer, generation, why: lost.put_nowait((peer, why)))
-    await outbox.connect(GENERATION, TOKEN, {"me": node.address}, 20, 10)
+    await outbox.connect(GENERATION, member("stranger"), {"me": node.address}, 20, 10)
     outbox.send("me", What(Kind.ACTIVATION, GENERATION, STEP, 0), torch.zeros(ELEMENTS), Codec.OFF)
     peer, why = await asyncio.wait_for(lost.get(), 20)
     await outbox.close()
@@ -176,7 +210,7 @@ async def test_a_sender_learns_that_it_was_refused(node: Node) -> None:
 async def test_after_a_stream_broke_nothing_that_is_sent_next_is_swallowed(node: Node) -> None:
     lost: asyncio.Queue[str] = asyncio.Queue()
     outbox = Outbox("a", lambda peer, generation, why: lost.put_nowait(why))
-    await outbox.connect(GENERATION, TOKEN, {"me": node.address}, 20, 10)
+    await outbox.connect(GENERATION, member("a"), {"me": node.address}, 20, 10)
     outbox.send("me", What(Kind.ACTIVATION, GENERATION, STEP, 3), torch.zeros(ELEMENTS), Codec.OFF)  # is b's to send
     assert "UNEXPECTED" in await asyncio.wait_for(lost.get(), 20)
     for index in (0, 1):
@@ -189,10 +223,10 @@ async def test_after_a_stream_broke_nothing_that_is_sent_next_is_swallowed(node:
 async def test_a_stream_that_broke_over_an_earlier_generation_is_no_loss_to_this_one(node: Node) -> None:
     lost: list[str] = []
     outbox = Outbox("a", lambda peer, generation, why: lost.append(why))
-    await outbox.connect(GENERATION + 1, TOKEN, {"me": node.address}, 20, 10)
+    await outbox.connect(GENERATION + 1, member("a"), {"me": node.address}, 20, 10)
     outbox.send("me", What(Kind.ACTIVATION, GENERATION + 1, STEP, 0), torch.zeros(ELEMENTS), Codec.OFF)
     await outbox.connect(
-        GENERATION, TOKEN, {"me": node.address}, 20, 10
+        GENERATION, member("a"), {"me": node.address}, 20, 10
     )  # what is queued belongs to no generation of now
     outbox.send("me", What(Kind.ACTIVATION, GENERATION, STEP, 1), torch.zeros(ELEMENTS), Codec.OFF)
     arrival = await asyncio.wait_for(node.arrived.get(), 20)
@@ -203,12 +237,12 @@ async def test_a_stream_that_broke_over_an_earlier_generation_is_no_loss_to_this
 async def test_a_peer_that_cannot_be_reached_is_named_with_the_fix() -> None:
     outbox = Outbox("a", lambda peer, generation, why: None)
     with pytest.raises(ConnectionError, match=r"me cannot be reached at 127.0.0.1:1 .*--advertise"):
-        await outbox.connect(GENERATION, TOKEN, {"me": "127.0.0.1:1"}, 0.5, 10)
+        await outbox.connect(GENERATION, member("a"), {"me": "127.0.0.1:1"}, 0.5, 10)
     await outbox.close()
 
 
 async def test_links_are_measured_in_both_directions(node: Node) -> None:
-    to_peer, from_peer = await measure_links("a", [Peer(node="me", address=node.address)], metadata(), 30)
+    to_peer, from_peer = await measure_links("a", [Peer(node="me", address=node.address)], member("a"), 30)
     assert (to_peer.source, to_peer.destination) == ("a", "me")
     assert (from_peer.source, from_peer.destination) == ("me", "a")
     for link in (to_peer, from_peer):
@@ -221,7 +255,7 @@ async def test_a_peer_that_hangs_costs_half_a_lease_and_the_others_are_measured(
     with socket.create_server(("127.0.0.1", 0)) as silent:  # accepts, and says nothing
         hung = Peer(node="hung", address=f"127.0.0.1:{silent.getsockname()[1]}")
         began = time.monotonic()
-        links = await measure_links("a", [hung, Peer(node="me", address=node.address)], metadata(), 2)
+        links = await measure_links("a", [hung, Peer(node="me", address=node.address)], member("a"), 2)
     assert time.monotonic() - began < 2
     assert [(link.destination, bool(link.problem)) for link in links] == [
         ("hung", True),
@@ -254,24 +288,24 @@ async def test_bursts_are_bounded(node: Node) -> None:
         for _ in range(MAX_BURST_BYTES // (1 << 20) + 2):
             yield bytes(1 << 20)
 
-    async with open_channel(node.address) as channel:
+    async with channel_to(node) as channel:
         with pytest.raises(grpc.aio.AioRpcError, match="a burst has at most"):
-            await upload_call(channel)(endless(), metadata=metadata())
+            await upload_call(channel)(endless())
         for wanted in (str(MAX_BURST_BYTES + 1).encode(), b"-1", b"lots"):
             with pytest.raises(grpc.aio.AioRpcError, match="ask for 0 to"):
-                [chunk async for chunk in download_call(channel)(wanted, metadata=metadata())]
+                [chunk async for chunk in download_call(channel)(wanted)]
 
 
 async def test_state_comes_from_whichever_donor_has_it_and_goes_on_where_it_stopped(node: Node) -> None:
     mine = Bucket(SPEC, torch.device("cpu"), torch.float32)
     donors = [Peer(node="gone", address="127.0.0.1:1"), Peer(node="me", address=node.address)]
     total = bucket_bytes(SPEC, torch.float32)
-    await fetch_states([(mine, donors)], STEP, GENERATION, metadata(), 30)
+    await fetch_states([(mine, donors)], STEP, GENERATION, member("a"), 30)
     assert all(torch.equal(a, b) for a, b in zip(mine.state, node.bucket.state, strict=True))
 
-    async with open_channel(node.address) as channel:
+    async with channel_to(node) as channel:
         request = StateRequest(generation=GENERATION, step=STEP, bucket=3, offset=total - 10)
-        (frame,) = [f async for f in state_call(channel)(request.SerializeToString(), metadata=metadata())]
+        (frame,) = [f async for f in state_call(channel)(request.SerializeToString())]
     assert frame.endswith(b"".join(node.bucket.export())[-10:])
 
 
@@ -281,4 +315,4 @@ async def test_state_that_nobody_has_is_named(node: Node) -> None:
     with pytest.raises(
         ConnectionError, match=r"bucket 3 as of step 9 .* state as of step 9 is not held here, but of 1"
     ):
-        await fetch_states([(mine, donors)], 9, GENERATION, metadata(), 0.5)
+        await fetch_states([(mine, donors)], 9, GENERATION, member("a"), 0.5)

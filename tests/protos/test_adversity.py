@@ -23,11 +23,13 @@ from dtfm.node.admission import Expectations
 from dtfm.node.inbox import Arrival, Inbox
 from dtfm.node.outbox import Outbox, What
 from dtfm.protos.assembly import Assembly
-from dtfm.protos.connection import open_channel, server_options
+from dtfm.protos.connection import server_options
+from dtfm.protos.credentials import peer_credentials
 from dtfm.protos.frame import CHUNK_BYTES, FrameError, FrameProblem, Header, Kind, frames, parse
 from dtfm.protos.peer_pb2 import StateRequest
 from dtfm.protos.streams import SERVICE, download_call, ping_call, state_call, tensors_call, upload_call
-from tests.node.test_peer_server import ELEMENTS, GENERATION, STEP, TOKEN, Node, metadata, tensor_frames
+from tests.node.test_peer_server import ELEMENTS, GENERATION, STEP, Node, channel_to, named, tensor_frames
+from tests.protos.members import member
 
 Result = TypeVar("Result")
 Damage = Callable[[random.Random, list[bytes]], None]
@@ -185,11 +187,11 @@ def test_a_damaged_stream_is_refused_by_name_and_the_one_beside_it_goes_on(
         sent = tensor_frames(index=0) + tensor_frames(index=1)
         whole = list(sent)
         damage(random.Random(seed), sent)
-        async with open_channel(node.address) as bad, open_channel(node.address) as good:
-            beside = tensors_call(good)(metadata=metadata("b"))
+        async with channel_to(node, "a") as bad, channel_to(node, "b") as good:
+            beside = tensors_call(good)(metadata=named("b"))
             first, second = tensor_frames(index=2)
             await beside.write(first)
-            call = tensors_call(bad)(metadata=metadata("a"))
+            call = tensors_call(bad)(metadata=named("a"))
             await send_all(call, sent)
             refusal = await outcome(call)
             # Two tensors may come in either order, and a lost one may still come: all else is refused.
@@ -214,16 +216,16 @@ def test_a_damaged_stream_is_refused_by_name_and_the_one_beside_it_goes_on(
 @given(request=st.binary(max_size=60))
 def test_whatever_is_asked_is_answered_or_refused_by_name(running: Running, request: bytes) -> None:
     async def scene() -> None:
-        async with open_channel(running.node.address) as channel:
-            assert await ping_call(channel)(request, metadata=metadata()) == request
+        async with channel_to(running.node) as channel:
+            assert await ping_call(channel)(request) == request
 
             async def chunks() -> AsyncIterator[bytes]:
                 yield request
                 yield request
 
-            assert float(await upload_call(channel)(chunks(), metadata=metadata())) >= 0
+            assert float(await upload_call(channel)(chunks())) >= 0
             for method in (download_call, state_call):
-                assert await how_it_ended(method(channel)(request, metadata=metadata())) in ANSWERS
+                assert await how_it_ended(method(channel)(request)) in ANSWERS
 
     running.run(scene())
 
@@ -240,22 +242,22 @@ def test_state_is_asked_for_with_any_numbers(
 ) -> None:
     async def scene() -> None:
         wanted = StateRequest(generation=generation, step=step, bucket=bucket, offset=offset).SerializeToString()
-        async with open_channel(running.node.address) as channel:
-            assert await how_it_ended(state_call(channel)(wanted, metadata=metadata())) in ANSWERS
+        async with channel_to(running.node) as channel:
+            assert await how_it_ended(state_call(channel)(wanted)) in ANSWERS
 
     running.run(scene())
 
 
 def test_who_asks_and_does_not_read_keeps_nobody_waiting(running: Running) -> None:
     async def scene() -> None:
-        async with open_channel(running.node.address) as idle, open_channel(running.node.address) as busy:
-            unread = [download_call(idle)(str(64 << 20).encode(), metadata=metadata()) for _ in range(4)]
+        async with channel_to(running.node) as idle, channel_to(running.node) as busy:
+            unread = [download_call(idle)(str(64 << 20).encode()) for _ in range(4)]
             for call in unread:
                 await call.read()
-            burst = [chunk async for chunk in download_call(busy)(str(8 << 20).encode(), metadata=metadata())]
+            burst = [chunk async for chunk in download_call(busy)(str(8 << 20).encode())]
             assert sum(map(len, burst)) == 8 << 20
             for channel in (idle, busy):
-                assert await ping_call(channel)(b"still there?", metadata=metadata()) == b"still there?"
+                assert await ping_call(channel)(b"still there?") == b"still there?"
             for call in unread:
                 call.cancel()
 
@@ -270,16 +272,17 @@ async def test_a_peer_that_stops_reading_holds_back_who_sends_to_it_and_nobody_e
         await stop.wait()
         return b""
 
+    itself = member("deaf")
     deaf = grpc.aio.server(options=server_options())
     handlers: dict[str, Any] = {"Tensors": grpc.stream_unary_rpc_method_handler(never_reads)}
     deaf.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
-    port = deaf.add_insecure_port("127.0.0.1:0")
+    port = deaf.add_secure_port("127.0.0.1:0", peer_credentials(lambda: itself))
     await deaf.start()
     node = Node()
     node.address = f"127.0.0.1:{await node.server.start('127.0.0.1:0')}"
     node.server.admit_to(node.inbox)
     outbox = Outbox("a", lambda peer, generation, why: None)
-    await outbox.connect(GENERATION, TOKEN, {"deaf": f"127.0.0.1:{port}", "me": node.address}, 20, 10)
+    await outbox.connect(GENERATION, member("a"), {"deaf": f"127.0.0.1:{port}", "me": node.address}, 20, 10)
     sent = 0
     large = torch.zeros(4 << 20)  # 16 MiB
 

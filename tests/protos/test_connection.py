@@ -9,7 +9,9 @@ import grpc.aio
 import pytest
 
 from dtfm.protos.connection import open_channel, read_address, server_options, shows_token, token_metadata
+from dtfm.protos.credentials import peer_credentials, to_peer
 from dtfm.protos.streams import peer_handlers, ping_call
+from tests.protos.members import member
 
 FAR_SECONDS = 0.25
 """One way; farther than any two places on Earth are over cables."""
@@ -81,11 +83,12 @@ async def nothing_at_all(request: bytes, context: grpc.aio.ServicerContext[bytes
 
 async def test_the_first_call_to_the_other_side_of_the_world_succeeds() -> None:
     """Setting up a connection takes several round trips, and an attempt is allowed the time for them."""
+    near = member("near")
     server = grpc.aio.server(options=server_options())
     server.add_generic_rpc_handlers(
         (peer_handlers(nothing, echo, nothing, nothing_at_all, nothing_at_all, nothing_at_all),)
     )
-    port = server.add_insecure_port("127.0.0.1:0")
+    port = server.add_secure_port("127.0.0.1:0", peer_credentials(lambda: near))
     await server.start()
     loop = asyncio.get_running_loop()
 
@@ -101,7 +104,7 @@ async def test_the_first_call_to_the_other_side_of_the_world_succeeds() -> None:
     link_server = await asyncio.start_server(link, "127.0.0.1", 0)
     try:
         address = f"127.0.0.1:{link_server.sockets[0].getsockname()[1]}"
-        async with open_channel(address, lease=2.0) as channel:
+        async with open_channel(address, to_peer(member("far"), "near"), lease=2.0) as channel:
             assert await ping_call(channel)(b"hello") == b"hello"
     finally:
         link_server.close()

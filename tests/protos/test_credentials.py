@@ -7,7 +7,6 @@ import base64
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import grpc
@@ -16,10 +15,9 @@ import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding
 
-from dtfm.protos.connection import channel_options, server_options
+from dtfm.protos.connection import Way, channel_options, open_channel, server_options
 from dtfm.protos.credentials import (
     MAX_REQUEST_BYTES,
-    ChannelOptions,
     Identity,
     certified_name,
     coordinator_credentials,
@@ -28,23 +26,16 @@ from dtfm.protos.credentials import (
     issue,
     make_authority,
     make_key,
+    nobody,
     peer_credentials,
     shows_certificate,
     signing_request,
     to_coordinator,
     to_peer,
 )
+from tests.protos.members import AUTHORITY, DAY, NOW, TOKEN, member
 
-TOKEN = "the run's"
-NOW = datetime.now(UTC)
-DAY = timedelta(days=1)
-AUTHORITY = make_authority(make_key(), TOKEN, NOW)
 Context = grpc.aio.ServicerContext[bytes, bytes]
-
-
-def member(node: str, authority: Identity = AUTHORITY, now: datetime = NOW) -> Identity:
-    key = make_key()
-    return Identity(authority.certificate, issue(authority, signing_request(key), node, now, DAY), key)
 
 
 @asynccontextmanager
@@ -65,15 +56,18 @@ async def serving(credentials: grpc.ServerCredentials) -> AsyncIterator[str]:
         await server.stop(None)
 
 
-async def ask(address: str, way: tuple[grpc.ChannelCredentials, ChannelOptions], who: str) -> bytes:
-    credentials, options = way
-    async with grpc.aio.secure_channel(address, credentials, options=(*channel_options(5), *options)) as channel:
+async def ask(address: str, way: Way, who: str) -> bytes:
+    async with open_channel(address, way, 5) as channel:
         call: Any = channel.unary_unary("/Test/Who")
         answer: bytes = await call(who.encode(), timeout=20)
         return answer
 
 
-async def is_refused(address: str, way: tuple[grpc.ChannelCredentials, ChannelOptions]) -> bool:
+def peers_of(identity: Identity) -> grpc.ServerCredentials:
+    return peer_credentials(lambda: identity)
+
+
+async def is_refused(address: str, way: Way) -> bool:
     try:
         await ask(address, way, "")
     except grpc.aio.AioRpcError as refusal:
@@ -83,7 +77,7 @@ async def is_refused(address: str, way: tuple[grpc.ChannelCredentials, ChannelOp
 
 async def test_members_know_each_other_by_their_certificates_whatever_their_names_and_addresses() -> None:
     long_name = "a node / with an odd näme_" * 20
-    async with serving(peer_credentials(member("b"))) as address:
+    async with serving(peers_of(member("b"))) as address:
         for node in ("a", long_name):
             assert await ask(address, to_peer(member(node), "b"), node) == b"yes"
             assert await ask(address, to_peer(member(node), "b"), "another") == b"no"
@@ -92,14 +86,14 @@ async def test_members_know_each_other_by_their_certificates_whatever_their_name
 async def test_a_strangers_certificate_is_refused_by_servers_and_by_callers() -> None:
     other_run = make_authority(make_key(), TOKEN, NOW)
     stranger = replace(member("a", other_run), authority=AUTHORITY.certificate)
-    async with serving(peer_credentials(member("b"))) as address:
+    async with serving(peers_of(member("b"))) as address:
         assert await is_refused(address, to_peer(stranger, "b"))
-    async with serving(peer_credentials(replace(member("b", other_run), authority=AUTHORITY.certificate))) as address:
+    async with serving(peers_of(replace(member("b", other_run), authority=AUTHORITY.certificate))) as address:
         assert await is_refused(address, to_peer(member("a"), "b"))
 
 
 async def test_who_has_no_certificate_or_no_tls_gets_nowhere() -> None:
-    async with serving(peer_credentials(member("b"))) as address:
+    async with serving(peers_of(member("b"))) as address:
         _, options = to_peer(member("a"), "b")
         assert await is_refused(address, (grpc.ssl_channel_credentials(AUTHORITY.certificate), options))
         async with grpc.aio.insecure_channel(address, options=channel_options(5)) as channel:
@@ -109,42 +103,61 @@ async def test_who_has_no_certificate_or_no_tls_gets_nowhere() -> None:
 
 
 async def test_no_member_passes_for_another() -> None:
-    async with serving(peer_credentials(member("c"))) as address:
+    async with serving(peers_of(member("c"))) as address:
         assert await is_refused(address, to_peer(member("a"), "b"))
 
 
 async def test_a_member_is_no_authority() -> None:
     a = member("a")
     forged = Identity(AUTHORITY.certificate, issue(a, signing_request(a.key), "c", NOW, DAY) + a.certificate, a.key)
-    async with serving(peer_credentials(member("b"))) as address:
+    async with serving(peers_of(member("b"))) as address:
         assert await is_refused(address, to_peer(forged, "b"))
 
 
 async def test_a_certificate_that_is_over_is_refused_and_one_of_a_fast_clock_is_not() -> None:
-    async with serving(peer_credentials(member("b"))) as address:
+    async with serving(peers_of(member("b"))) as address:
         assert await is_refused(address, to_peer(member("a", now=NOW - 2 * DAY), "b"))
         assert await ask(address, to_peer(member("a", now=NOW + DAY / 2), "b"), "a") == b"yes"
 
 
+async def test_a_node_listens_before_it_is_certified_and_is_reached_from_then_on() -> None:
+    shown = nobody(NOW)
+    async with serving(peer_credentials(lambda: shown)) as address:
+        assert await is_refused(address, to_peer(member("a"), "b"))
+        shown = member("b")
+        assert await ask(address, to_peer(member("a"), "b"), "a") == b"yes"
+        other_run = make_authority(make_key(), TOKEN, NOW)
+        shown = member("b", other_run)
+        assert await ask(address, to_peer(member("a", other_run), "b"), "a") == b"yes"
+        assert await is_refused(address, to_peer(member("a"), "b"))
+
+
 async def test_who_joins_needs_the_token_and_an_address_to_find_the_authority() -> None:
     async with serving(coordinator_credentials(AUTHORITY)) as address:
-        found = await asyncio.to_thread(fetch_authority, address, TOKEN, 10)
+        found = await fetch_authority(address, TOKEN, 10)
         assert found == AUTHORITY.certificate
         assert await ask(address, to_coordinator(found), "anybody") == b"no"  # has no certificate yet
         with pytest.raises(PermissionError, match="does not know this run's token"):
-            await asyncio.to_thread(fetch_authority, address, "another", 10)
-    with pytest.raises(ConnectionError, match="no coordinator answers"):
-        await asyncio.to_thread(fetch_authority, address, TOKEN, 10)
+            await fetch_authority(address, "another", 10)
+    with pytest.raises(ConnectionError, match=r"refused|failed"):
+        await fetch_authority(address, TOKEN, 10)
 
 
 async def test_somebody_in_between_is_no_coordinator() -> None:
     between = make_authority(make_key(), "a guess", NOW)
     async with serving(coordinator_credentials(between)) as address:
         with pytest.raises(PermissionError):
-            await asyncio.to_thread(fetch_authority, address, TOKEN, 10)
+            await fetch_authority(address, TOKEN, 10)
         assert await is_refused(address, to_coordinator(AUTHORITY.certificate))
     async with serving(coordinator_credentials(member("a"))) as address:
         assert await is_refused(address, to_coordinator(AUTHORITY.certificate))
+
+
+async def test_who_accepts_and_says_nothing_is_given_up_on() -> None:
+    silent = await asyncio.start_server(lambda *_: asyncio.sleep(0), "127.0.0.1", 0)
+    async with silent:
+        with pytest.raises(ConnectionError, match="no answer within 0 s"):
+            await fetch_authority(f"127.0.0.1:{silent.sockets[0].getsockname()[1]}", TOKEN, 0.2)
 
 
 def test_a_proof_is_of_the_authoritys_own_key() -> None:
