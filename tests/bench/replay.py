@@ -81,6 +81,10 @@ def from_scratch(cluster: Cluster, plan: Plan | None, until_next: float, seed: i
     return schedule(cluster, WORKLOAD, seed=seed, evaluations=EVALUATIONS).plan
 
 
+def with_thrice_the_budget(cluster: Cluster, plan: Plan | None, until_next: float, seed: int) -> Plan:
+    return schedule(cluster, WORKLOAD, seed=seed, evaluations=3 * EVALUATIONS).plan
+
+
 def when_forced(cluster: Cluster, plan: Plan | None, until_next: float, seed: int) -> Plan:
     if plan is not None and set(plan.nodes) <= set(cluster.ids):
         problem, draft = Problem(cluster, WORKLOAD), draft_of(plan, cluster)
@@ -94,6 +98,7 @@ WAYS: dict[str, Answer] = {
     "from scratch each time": from_scratch,
     "only when forced": when_forced,
 }
+MORE_WAYS = WAYS | {"from scratch, with three times the evaluations": with_thrice_the_budget}
 
 
 def follow(answer: Answer, events: int, seed: int) -> Outcome:

@@ -13,7 +13,7 @@ import resource
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from random import Random
 
@@ -24,8 +24,6 @@ from dtfm.scheduler.bounds import work_bound
 from dtfm.scheduler.cluster import Cluster, Node
 from dtfm.scheduler.decision import Objective
 from dtfm.scheduler.evaluate import Evaluator
-from dtfm.scheduler.exact import all_cuts, improve
-from dtfm.scheduler.moves import Shape
 from dtfm.scheduler.networks import PAPER_COSTS, Network, paper_network, paper_workload
 from dtfm.scheduler.order import best_order
 from dtfm.scheduler.paper import paper_seconds
@@ -33,7 +31,6 @@ from dtfm.scheduler.paper_search import PaperEvaluator
 from dtfm.scheduler.plan import Plan
 from dtfm.scheduler.problem import Groups, Problem, draft_of
 from dtfm.scheduler.schedule import schedule
-from dtfm.scheduler.seeds import all_groups
 from dtfm.scheduler.simulate import simulate
 from dtfm.scheduler.workload import Layer, Workload
 from tests.bench.clusters import (
@@ -45,9 +42,12 @@ from tests.bench.clusters import (
     regional_cluster,
     shuffled,
 )
+from tests.bench.optimum import branched_seconds, enumerated_seconds
 from tests.bench.plot import svg
-from tests.bench.replay import WAYS, follow
+from tests.bench.replay import MORE_WAYS, WAYS, Answer, follow
 from tests.bench.rows import Row, show
+
+Points = list[tuple[float, float]]
 
 BEST_KNOWN = {
     Network.DATA_CENTER: 3.4398,
@@ -58,7 +58,8 @@ BEST_KNOWN = {
 }
 
 
-def paper_networks(seeds: int) -> Iterator[Row]:
+def paper_networks(seeds: int, progress: dict[str, Points]) -> Iterator[Row]:
+    """``progress`` gets, per network, (seconds, cost over best known) at every improvement of the last search, and at its end."""
     for network in Network:
         cluster, workload = paper_network(network), paper_workload()
         best = BEST_KNOWN[network]
@@ -72,8 +73,15 @@ def paper_networks(seeds: int) -> Iterator[Row]:
         costs, seconds = [], []
         for seed in range(seeds):
             began = time.process_time()
-            decision = schedule(shuffled(cluster, seed), workload, objective=Objective.PAPER, seed=seed)
+            points: Points = []
+
+            def improved(_: int, cost: float, since: float = began, to: Points = points) -> None:
+                to.append((time.process_time() - since, cost))
+
+            nodes = shuffled(cluster, seed)
+            decision = schedule(nodes, workload, objective=Objective.PAPER, seed=seed, improved=improved)
             seconds.append(time.process_time() - began)
+            progress[network] = [(at, cost / best) for at, cost in (*points, (seconds[-1], points[-1][1]))]
             assert decision.predicted.paper is not None
             costs.append(decision.predicted.paper.total)
         yield Row(f"{network}: found, worst of {seeds} seeds", max(costs), "s", "best known", max(costs) / best)
@@ -105,25 +113,9 @@ def best_ordered(problem: Problem, groups: Groups) -> float:
     return paper_seconds(problem, tuple(groups[stage] for stage in best_order(cost)[1])).total
 
 
-def best_so_far(network: Network) -> list[tuple[float, float]]:
-    """(seconds, cost over best known) at every improvement of one search; the last point is its end."""
-    began = time.process_time()
-    points: list[tuple[float, float]] = []
-
-    def improved(evaluations: int, cost: float) -> None:
-        points.append((time.process_time() - began, cost / BEST_KNOWN[network]))
-
-    cluster = shuffled(paper_network(network), 1)
-    schedule(cluster, paper_workload(), objective=Objective.PAPER, seed=1, improved=improved)
-    return [*points, (time.process_time() - began, points[-1][1])]
-
-
-def small_clusters(sizes: dict[int, int], layers: int) -> Iterator[Row]:
-    """Against every choice of groups and every cut: four nodes by brute force, more without those that a bound rules out.
-
-    That bound is tested against brute force in tests/scheduler/test_exact.py. Six nodes and 5 layers have 9,365 choices of
-    groups, each with up to 6 cuts; eight nodes and 3 layers have 52,925.
-    """
+def small_clusters(sizes: dict[int, int], layers: int, exhaustive: bool) -> Iterator[Row]:
+    """Against the best of all choices of groups and cuts; ``sizes`` has the number of clusters per number of nodes."""
+    optimum = enumerated_seconds if exhaustive else branched_seconds
     for count, clusters in sizes.items():
         ratios, tight, loose = [], [], []
         for seed in range(clusters):
@@ -139,21 +131,6 @@ def small_clusters(sizes: dict[int, int], layers: int) -> Iterator[Row]:
         yield Row(f"{title}: worst plan", max(ratios), "x", "the best of all", max(ratios))
         bound, devices = statistics.median(tight), statistics.median(loose)
         yield Row(f"{title}: certified bound, median", bound, "of the best", "devices alone", bound / devices)
-
-
-def optimum(cluster: Cluster, workload: Workload, found: Plan) -> float:
-    layers, nodes = len(workload.layers), len(cluster.nodes)
-    evaluator = Evaluator(Problem(cluster, workload), keep_idle_hands=False)
-    shape = Shape(most_stages=min(nodes, layers))
-    if nodes > 4:
-        draft = draft_of(found, cluster)
-        start = evaluator.simulated(draft.groups, draft.cuts)
-        return improve(evaluator, shape, start, over=lambda: False).seconds
-    return min(
-        evaluator.simulated(groups, tuple(cuts)).seconds
-        for groups in all_groups(nodes, shape)
-        for cuts in all_cuts(layers, len(groups)).tolist()
-    )
 
 
 def estimate_against_simulation(clusters: int) -> Iterator[Row]:
@@ -198,14 +175,14 @@ def handicapped_node() -> Iterator[Row]:
         yield Row(f"15 nodes and one at 1% {name}", found, "s per step", "without it", found / alone)
 
 
-def replayed(events: int, seeds: int) -> Iterator[Row]:
+def replayed(events: int, seeds: int, ways: Mapping[str, Answer]) -> Iterator[Row]:
     """Medians over the seeds; what planning takes is not part of the totals."""
-    outcomes = {name: [follow(answer, events, seed) for seed in range(1, seeds + 1)] for name, answer in WAYS.items()}
-    ours = statistics.median(outcome.total for outcome in outcomes[next(iter(WAYS))])
+    outcomes = {name: [follow(answer, events, seed) for seed in range(1, seeds + 1)] for name, answer in ways.items()}
+    ours = statistics.median(outcome.total for outcome in outcomes[next(iter(ways))])
     for name, found in outcomes.items():
         title = f"replay of {events} events, {name}"
         total = statistics.median(outcome.total for outcome in found)
-        yield Row(f"{title}: training and moving", total, "s", next(iter(WAYS)), total / ours)
+        yield Row(f"{title}: training and moving", total, "s", next(iter(ways)), total / ours)
         for what, unit, values in (
             ("training", "s", [outcome.training for outcome in found]),
             ("moving", "s", [outcome.moving for outcome in found]),
@@ -217,7 +194,7 @@ def replayed(events: int, seeds: int) -> Iterator[Row]:
 
 
 def scale(nodes: int, seconds: float) -> Iterator[Row]:
-    """A cold plan, then one more node, then one of those in the plan lost."""
+    """A cold plan, then one more node, then one of those in the plan lost. Seconds of the core, whoever else is on it."""
     cluster = regional_cluster(nodes + 1)
     workload = Workload(tuple(Layer(f"l{i}", 2e11, 1e8, 4e6) for i in range(24)), nodes // 2)
     plan: Plan | None = None
@@ -230,9 +207,9 @@ def scale(nodes: int, seconds: float) -> Iterator[Row]:
             assert plan is not None
             present = [node for node in everyone if cluster.ids[node] != plan.stages[0].replicas[0]]
         now = part_of(cluster, present)
-        began = time.perf_counter()
+        began = time.process_time()
         plan = schedule(now, workload, plan, deadline=past(began + 0.6 * limit)).plan
-        took = time.perf_counter() - began
+        took = time.process_time() - began
         yield Row(
             f"{nodes} nodes, {name}, told to end after {0.6 * limit:.1f} s", took, "s", f"{limit:g} s", took / limit
         )
@@ -243,9 +220,9 @@ def scale(nodes: int, seconds: float) -> Iterator[Row]:
 
 def scale_compact(nodes: int, limit: float) -> Iterator[Row]:
     workload = Workload(tuple(Layer(f"l{i}", 2e11, 1e8, 4e6) for i in range(24)), nodes // 2)
-    began = time.perf_counter()
+    began = time.process_time()
     schedule(compact_cluster(nodes), workload, deadline=past(began + limit / 2))
-    took = time.perf_counter() - began
+    took = time.process_time() - began
     yield Row(f"{nodes} nodes, compact, told to end after {limit / 2:g} s", took, "s", f"{limit:g} s", took / limit)
     yield most_memory(4)
 
@@ -256,17 +233,16 @@ def most_memory(limit: float) -> Row:
 
 
 def past(moment: float) -> Callable[[], bool]:
-    return lambda: time.perf_counter() > moment
+    return lambda: time.process_time() > moment
 
 
-def rows(quick: bool, exhaustive: bool, replays: int) -> Iterator[Row]:
-    yield from paper_networks(2 if quick else 10)
+def rows(quick: bool, exhaustive: bool, replays: int, progress: dict[str, Points]) -> Iterator[Row]:
+    yield from paper_networks(2 if quick else 10, progress)
     yield from estimate_against_simulation(4 if quick else 20)
-    yield from small_clusters({4: 4, 5: 2} if quick else {4: 30, 5: 50, 6: 20}, layers=5)
-    if exhaustive:
-        yield from small_clusters({7: 20, 8: 10}, layers=3)
+    sizes = dict.fromkeys((4, 8), 2) if quick else dict.fromkeys(range(4, 9), 20)
+    yield from small_clusters(sizes, 3 if exhaustive else 5, exhaustive)
     yield from handicapped_node()
-    yield from replayed(10 if quick else 200, 1 if quick else replays)
+    yield from replayed(10 if quick else 200, 1 if quick else replays, MORE_WAYS if exhaustive else WAYS)
     yield from scale(256 if quick else 1024, 10.0 if quick else 30.0)
     yield from scale_compact(2_048 if quick else 10_240, 10.0 if quick else 120.0)
 
@@ -275,24 +251,28 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", action="store_true", help="one JSON object per row")
     parser.add_argument("--quick", action="store_true", help="fewer seeds, clusters and events")
-    parser.add_argument("--exhaustive", action="store_true", help="small clusters of 7 and 8 nodes, too")
+    parser.add_argument(
+        "--exhaustive",
+        action="store_true",
+        help="small clusters against an enumeration, replay against a larger budget",
+    )
     parser.add_argument(
         "--replays", type=int, default=1, metavar="N", help="seeds of the replay; 1 takes some 4 minutes"
     )
     parser.add_argument(
-        "--plot", type=Path, metavar="FILE.svg", help="cost against planning time, on the paper's networks"
+        "--plot", type=Path, default=Path("build/scheduler.svg"), metavar="FILE.svg", help="where it goes"
     )
     options = parser.parse_args()
     made = []
-    for row in rows(options.quick, options.exhaustive, options.replays):
+    progress: dict[str, Points] = {}
+    for row in rows(options.quick, options.exhaustive, options.replays, progress):
         print(f"{row.measure}: {row.value:.4g} {row.unit}", file=sys.stderr, flush=True)
         made.append(row)
     show("The scheduler", made, options.json)
-    if options.plot is not None:
-        lines = {network.value: best_so_far(network) for network in Network}
-        across, up = "seconds on one core", "best so far / best known"
-        options.plot.write_text(svg("One search per network, the paper's objective", across, up, lines))
-        print(f"The plot is in {options.plot}.", file=sys.stderr)
+    across, up = "seconds on one core", "best so far / best known"
+    options.plot.parent.mkdir(parents=True, exist_ok=True)
+    options.plot.write_text(svg("One search per network, the paper's objective", across, up, progress))
+    print(f"The plot is in {options.plot}.", file=sys.stderr)
 
 
 if __name__ == "__main__":
