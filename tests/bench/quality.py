@@ -97,12 +97,12 @@ def main() -> int:
     parser.add_argument("--json", action="store_true", help="one JSON object per row")
     arguments = parser.parse_args()
     with ProcessPoolExecutor(arguments.workers, get_context("spawn")) as pool:
-        running = {way: pool.submit(train, way, arguments.steps, arguments.whole) for way in WAYS}
-        rows = []
-        for way, trained in ((way, future.result()) for way, future in running.items()):
+        running = [pool.submit(train, way, arguments.steps, arguments.whole) for way in WAYS]
+        rows: list[Row] = []
+        for way, future in zip(WAYS, running, strict=True):
+            trained = future.result()
             print(f"{way.name}: {trained}", file=sys.stderr, flush=True)
-            uncompressed = running[UNCOMPRESSED].result().loss
-            compared = () if way is UNCOMPRESSED else (UNCOMPRESSED.name, trained.loss / uncompressed)
+            compared = () if way is UNCOMPRESSED else (UNCOMPRESSED.name, trained.loss / rows[0].value)
             rows.append(Row(way.name, trained.loss, "nats/token", *compared))
     size = "the demo's steps" if arguments.whole else "steps of 8 x 128 tokens"
     show(f"Held-out loss after {arguments.steps} of {size}", rows, arguments.json)

@@ -1,0 +1,202 @@
+"""One replica of those that reduce.py measures: ``python -m tests.bench.reduce_end WAY RANK PORT ADDRESS...``, one per rank.
+
+WAY is "gloo", "hivemind" (with an interpreter that has it) or a codec's name for ours. Says on a line when it is ready, twice:
+to be connected to, and connected; then for each line it reads sums BUCKETS tensors with the other replicas and says the
+largest relative error. A way starts from memory that is filled in before the line comes. Importing is left to the ways: the
+interpreter that has hivemind need not have more than that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import os
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+
+BUCKETS, BUCKET_ELEMENTS = 8, 1 << 20
+DEVICE = "wan0"
+
+Reduce = Callable[[list[torch.Tensor]], Awaitable[None]]
+
+
+def gradients_of(rank: int, turn: int) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(1000 * turn + rank)
+    return [torch.randn(BUCKET_ELEMENTS, generator=generator) for _ in range(BUCKETS)]
+
+
+def error_of(tensors: list[torch.Tensor], ranks: int, turn: int) -> float:
+    """Norm of what the first of ``tensors`` differs from the sum, over the norm of the sum."""
+    expected = torch.stack([gradients_of(rank, turn)[0] for rank in range(ranks)]).sum(0)
+    return float(torch.linalg.vector_norm(tensors[0] - expected) / torch.linalg.vector_norm(expected))
+
+
+async def heard() -> str:
+    return await asyncio.to_thread(sys.stdin.readline)
+
+
+def say(text: str) -> None:
+    print(text, flush=True)
+
+
+async def ours(codec_name: str, rank: int, port: int, addresses: list[str]) -> Reduce:
+    from dtfm.kernels.codec import codec_named
+    from dtfm.node.admission import Expectations
+    from dtfm.node.device import keep_freed_memory
+    from dtfm.node.holding import Holding
+    from dtfm.node.inbox import Arrival, Inbox
+    from dtfm.node.mailbox import Mailbox
+    from dtfm.node.outbox import Outbox, What
+    from dtfm.node.peer_server import PeerServer
+    from dtfm.node.reduction import Final, Residuals, reduce_gradients
+    from dtfm.node.share import group_of, share_of
+    from dtfm.protos.plan_pb2 import Plan
+
+    keep_freed_memory()
+    names = [f"n{number}" for number in range(len(addresses))]
+    plan = Plan(
+        generation=1,
+        stages=[Plan.Stage(first_layer=0, past_last_layer=BUCKETS, replicas=names)],
+        routes=[Plan.Route(nodes=[name], micro_batches=1) for name in names],
+    )
+    share = share_of(plan, names[rank], 0)
+    assert share is not None
+    groups = {index: group_of(plan, [index]) for index in range(BUCKETS)}
+    sizes = dict.fromkeys(range(BUCKETS), BUCKET_ELEMENTS)
+    mailbox: Mailbox[int, Arrival | Final] = Mailbox()
+    expect = Expectations(share, groups, sizes, 0, 0, torch.float32, torch.float32)
+    inbox = Inbox(expect, 0, lambda arrival: mailbox.put(arrival.header.step, arrival))
+    outbox = Outbox(names[rank], lambda peer, _, why: mailbox.close(f"{peer}: {why}"))
+    server = PeerServer(Holding(), outbox.give_way)
+    server.token = "bench"
+    server.admit_to(inbox)
+    await server.start(f"{addresses[rank]}:{port}")
+    say("ready")
+    await heard()
+    peers = {n: f"{address}:{port}" for n, address in zip(names, addresses, strict=True) if n != names[rank]}
+    await outbox.connect(1, server.token, peers, 60, 60)
+    codec = codec_named(codec_name)
+    carried: Residuals = {}
+    step = 0
+
+    async def reduce(tensors: list[torch.Tensor]) -> None:
+        nonlocal carried, step
+        step += 1
+        for index in reversed(range(BUCKETS)):  # as backward finishes them
+            mailbox.put(step, Final(index))
+        carried = await asyncio.to_thread(
+            reduce_gradients,
+            names[rank],
+            step,
+            dict(enumerate(tensors)),
+            groups,
+            mailbox,
+            lambda kind, peer, bucket, part, encoded, elements, dtype: outbox.send_encoded(
+                peer, What(kind, 1, step, bucket, part), encoded, elements, dtype
+            ),
+            codec,
+            carried,
+        )
+        inbox.advance(step)
+        mailbox.forget(step)
+
+    return reduce
+
+
+async def gloo(_: str, rank: int, port: int, addresses: list[str]) -> Reduce:
+    import torch.distributed as dist
+
+    os.environ["GLOO_SOCKET_IFNAME"] = DEVICE
+    say("ready")
+    await heard()
+    master = f"tcp://{addresses[0]}:{port}"
+    await asyncio.to_thread(dist.init_process_group, "gloo", init_method=master, rank=rank, world_size=len(addresses))
+
+    async def reduce(tensors: list[torch.Tensor]) -> None:
+        works = [dist.all_reduce(tensor, async_op=True) for tensor in tensors]
+        await asyncio.to_thread(lambda: [work.wait() for work in works])
+
+    return reduce
+
+
+async def hivemind(_: str, rank: int, port: int, addresses: list[str]) -> Reduce:
+    """From the moment that the group has formed: only its all-reduce is measured. Its averages are turned into sums."""
+    library: Any = importlib.import_module("hivemind")
+    stages: Any = importlib.import_module("hivemind.averaging.control").AveragingStage
+    kept = Path(f"peer-{port}")  # how to reach rank 0, which its key is part of
+    mine = [f"/ip4/{addresses[rank]}/tcp/{port}"]
+    options: dict[str, Any] = {"host_maddrs": mine, "start": True, "use_relay": False, "use_auto_relay": False}
+    if rank == 0:
+        dht = library.DHT(**options)
+        addresses_there = [str(address) for address in dht.get_visible_maddrs()]
+        await asyncio.to_thread(kept.write_text, "\n".join(addresses_there))
+        say("ready")
+        await heard()
+    else:
+        say("ready")
+        await heard()
+        first = await asyncio.to_thread(kept.read_text)
+        dht = library.DHT(initial_peers=first.splitlines(), **options)
+    tensors_there = [torch.zeros(BUCKET_ELEMENTS) for _ in range(BUCKETS)]
+    averager = library.averaging.DecentralizedAverager(
+        tensors_there, dht, prefix="bench", target_group_size=len(addresses), min_group_size=len(addresses), start=True
+    )
+    formed: list[Any] = []
+
+    async def form() -> None:
+        control = averager.step(wait=False, require_trigger=True, timeout=600)
+        while control.stage is not stages.AWAITING_TRIGGER:
+            assert not control.done(), control.result()
+            await asyncio.sleep(0.05)
+        formed.append(control)
+
+    await form()
+
+    async def reduce(tensors: list[torch.Tensor]) -> None:
+        with averager.get_tensors() as there:
+            for mine, given in zip(there, tensors, strict=True):
+                mine.copy_(given)
+        control = formed.pop()
+        control.allow_allreduce()
+        await asyncio.to_thread(control.result)
+        with averager.get_tensors() as there:
+            for mine, given in zip(there, tensors, strict=True):
+                torch.mul(mine, len(addresses), out=given)
+
+    reduce.again = form  # type: ignore[attr-defined]
+    return reduce
+
+
+async def main() -> None:
+    torch.set_num_threads(1)
+    way, rank, port, addresses = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4:]
+    make = {"gloo": gloo, "hivemind": hivemind}.get(way, ours)
+    tracing: Any = nullcontext()
+    if make is ours and (folder := os.environ.get("REDUCE_TRACE")):
+        tracing = importlib.import_module("dtfm.node.trace").write_trace(Path(folder, f"{way}-{rank}.json"), f"n{rank}")
+    with tracing:
+        reduce = await make(way, rank, port, addresses)
+        turn = 1
+        tensors = gradients_of(rank, turn)
+        say("connected")
+        while await heard():
+            began = time.perf_counter()
+            await reduce(tensors)
+            say(f"{time.perf_counter() - began}")
+            say(f"{error_of(tensors, len(addresses), turn)}")
+            turn += 1
+            tensors = gradients_of(rank, turn)
+            if (form := getattr(reduce, "again", None)) is not None:
+                await form()
+            say("again")
+    os._exit(0)  # whatever threads and children a way has
+
+
+if __name__ == "__main__":
+    asyncio.run(main())
