@@ -61,6 +61,8 @@ class Means(enum.Enum):
     """A bit of the next frame that the node sends is flipped, after its checksum was taken."""
     CLOCK_JUMP = "CLOCK_JUMP"
     """Python's wall clock is an hour ahead from then on. (The machine's own is everybody's, and stays.)"""
+    SLOW = "SLOW"
+    """Every forward takes the fault's seconds longer from then on."""
     HOLD = "HOLD"
     """No harm: the thread stays there until the test lets go (Cluster.let_go), so that something else happens first."""
 
@@ -70,6 +72,7 @@ PAUSE = Means.PAUSE
 RESET = Means.RESET
 CORRUPT_FRAME = Means.CORRUPT_FRAME
 CLOCK_JUMP = Means.CLOCK_JUMP
+SLOW = Means.SLOW
 HOLD = Means.HOLD
 
 _BEGINNINGS = {
@@ -84,7 +87,7 @@ _BEGINNINGS = {
 @dataclass(frozen=True, slots=True)
 class Fault:
     """``process``: a node, or COORDINATOR. ``step``: or the first one after it in which the process comes to ``phase``; it may
-    have no part in this one. ``seconds``: how long a PAUSE lasts."""
+    have no part in this one. ``seconds``: how long a PAUSE lasts, or how much longer SLOW takes."""
 
     process: str
     step: int
@@ -103,7 +106,7 @@ class Moment:
     phase: Phase
 
     def by(self, means: Means, *, seconds: float = 0.0) -> Fault:
-        assert (seconds > 0) == (means is PAUSE), "a pause lasts for some seconds, nothing else does"
+        assert (seconds > 0) == (means in (PAUSE, SLOW)), "a pause and slowness take some seconds, nothing else does"
         return Fault(self.process, self.step, self.phase, means, seconds)
 
 
@@ -268,6 +271,14 @@ def _advance_clock(_: Fault) -> None:
     mock.patch.object(time, "time", ahead).start()
 
 
+def _slow_down(fault: Fault) -> None:
+    def dawdle(span: Span) -> None:
+        if span.ended is None and span.activity is Activity.FORWARD:
+            time.sleep(fault.seconds)
+
+    listen(dawdle)
+
+
 def _hold(fault: Fault) -> None:
     os.close(os.open(gate(fault), os.O_RDONLY))
 
@@ -278,6 +289,7 @@ _MEANS: dict[Means, Callable[[Fault], None]] = {
     RESET: _reset,
     CORRUPT_FRAME: _corrupt_next_frame,
     CLOCK_JUMP: _advance_clock,
+    SLOW: _slow_down,
     HOLD: _hold,
 }
 

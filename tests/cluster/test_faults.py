@@ -16,6 +16,7 @@ from tests.cluster.faults import (
     PAUSE,
     RESET,
     SIGKILL,
+    SLOW,
     Fault,
     Means,
     Phase,
@@ -87,12 +88,14 @@ def train_until_all_are_back(folder: Path, faults: Sequence[Fault]) -> Cluster:
     return cluster
 
 
-def started(folder: Path, faults: Sequence[Fault]) -> Cluster:
-    """As a context: a coordinator and four nodes, with more steps to train than there will be time for."""
+def started(
+    folder: Path, faults: Sequence[Fault], stages: Sequence[int] = (2, 2), nodes: Sequence[str] = NODES
+) -> Cluster:
+    """As a context: a coordinator and its nodes, with more steps to train than there will be time for."""
     lease = LEASE_OF_THE_SILENT if any(fault.means is PAUSE for fault in faults) else LEASE
     # Slow learning, lest rounding grow tenfold every twenty steps (it does at 1e-2).
-    text = run_file(model=GPT2, stages=[2, 2], steps=5000, learning_rate=1e-3, lease=lease)
-    return Cluster(folder, text, faults=faults, nodes=NODES)
+    text = run_file(model=GPT2, stages=[*stages], steps=5000, learning_rate=1e-3, lease=lease)
+    return Cluster(folder, text, faults=faults, nodes=nodes)
 
 
 def await_fault(cluster: Cluster, fault: Fault) -> None:
@@ -112,3 +115,22 @@ def left_by(cluster: Cluster, fault: Fault) -> Event:
 
 def has_all(event: Event) -> bool:
     return {node for stage in event["plan"]["stages"] for node in stage["replicas"]} == set(NODES)
+
+
+def test_a_node_that_became_slow_gets_less_to_do(tmp_path: Path) -> None:
+    fault = fail("b").at(step=STEP + 5, phase=Phase.FORWARD).by(SLOW, seconds=0.1)
+    with started(tmp_path, [fault], stages=[2], nodes=("a", "b")) as cluster:
+        before = shares(cluster.wait_for("plan_adopted"))
+        drifted = cluster.wait_for("device_drifted", timeout=100)
+        assert (drifted["node"], "slower than before" in drifted["reason"]) == ("b", True)
+        after = shares(cluster.wait_for("plan_adopted", where=lambda e: e["generation"] == 2))
+        assert after.get("b", 0) < before["b"]
+        started_over = len(cluster.events)
+        cluster.wait_for("step_committed", after=started_over)
+    assert cluster.of("step_aborted") == []
+    assert_exact(cluster)
+
+
+def shares(adopted: Event) -> dict[str, int]:
+    """Micro-batches by node."""
+    return {route["nodes"][0]: route["micro_batches"] for route in adopted["plan"]["routes"]}
