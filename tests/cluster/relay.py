@@ -1,0 +1,49 @@
+"""A TCP relay that hears all that passes through it."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from types import TracebackType
+from typing import Self
+
+
+class Relay:
+    """``with Relay(port) as relay``: whoever connects to ``relay.port`` reaches ``port``, both on loopback. ``heard``: what
+    passed, for each connection one way and the other."""
+
+    def __init__(self, port: int) -> None:
+        self._to = ("127.0.0.1", port)
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._listener.getsockname()[1]
+        self.heard: list[bytearray] = []
+
+    def __enter__(self) -> Self:
+        threading.Thread(target=self._accept, daemon=True).start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._listener.close()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                near, _ = self._listener.accept()
+                far = socket.create_connection(self._to)
+                for source, destination in ((near, far), (far, near)):
+                    self.heard.append(bytearray())
+                    arguments = (source, destination, self.heard[-1])
+                    threading.Thread(target=_carry, args=arguments, daemon=True).start()
+
+
+def _carry(source: socket.socket, destination: socket.socket, heard: bytearray) -> None:
+    with contextlib.suppress(OSError):
+        while data := source.recv(1 << 16):
+            heard += data
+            destination.sendall(data)
+    for end in (source, destination):
+        with contextlib.suppress(OSError):
+            end.shutdown(socket.SHUT_RDWR)

@@ -1,0 +1,93 @@
+"""Who is no member of a run cannot join it, read its state or send to it, and who listens in hears nothing of its tensors."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+
+import grpc
+import grpc.aio
+import pytest
+import torch
+
+from dtfm.node.bucket import Bucket, BucketSpec
+from dtfm.node.outbox import Outbox
+from dtfm.node.recovery import fetch_states
+from dtfm.protos import control_pb2_grpc
+from dtfm.protos.connection import open_channel, token_metadata
+from dtfm.protos.control_pb2 import NodeMessage, Peer
+from dtfm.protos.credentials import Identity, fetch_authority, make_key, signing_request, to_coordinator
+from dtfm.protos.frame import Header, Kind, frames
+from dtfm.protos.streams import ping_call
+from tests.cluster.launch import Cluster
+from tests.cluster.relay import Relay
+from tests.cluster.runs import run_file
+from tests.cluster.test_membership import free_port
+from tests.coordinator.script import hello
+
+TOKEN = "one token for two runs"
+
+
+async def joined(coordinator: str, node: str) -> Identity:
+    """What ``node`` gets from a coordinator that lets it in; it hangs up then."""
+    key = make_key()
+    authority = await fetch_authority(coordinator, TOKEN, 10)
+    async with open_channel(coordinator, to_coordinator(authority)) as channel:
+        stub = control_pb2_grpc.CoordinatorStub(channel)  # type: ignore[no-untyped-call]
+
+        async def greeting() -> AsyncIterator[NodeMessage]:
+            yield hello(node, signing_request=signing_request(key))
+
+        async for message in stub.Join(greeting(), metadata=token_metadata(TOKEN)):
+            return Identity(message.welcome.authority, message.welcome.certificate, key)
+    raise AssertionError("no welcome")
+
+
+async def test_strangers_cannot_join_nor_reach_a_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DTFM_TOKEN", TOKEN)
+    other = tmp_path / "other"
+    other.mkdir()
+    run = run_file(stages=[1, 1], steps=1)
+    with Cluster(tmp_path, run, nodes=["a"]) as cluster, Cluster(other, run) as other_cluster:
+        for token in ("", "one token for two run"):
+            stranger = cluster.add("b", environment={"DTFM_TOKEN": token})
+            assert stranger.wait(60) == 2
+            assert "does not know this run's token" in stranger.errors
+            assert TOKEN not in stranger.errors
+        a = Peer(node="a", address=cluster.wait_for("node_joined")["address"])
+        mine = await joined(cluster.address, "c")
+        theirs = await joined(other_cluster.address, "c")
+
+        async with grpc.aio.insecure_channel(a.address) as channel:
+            with pytest.raises(grpc.aio.AioRpcError, match="UNAVAILABLE"):
+                await ping_call(channel)(b"")
+        bucket = Bucket(BucketSpec(0, (0,), (("weight", (4, 4)),)), torch.device("cpu"), torch.float64)
+        trusting = replace(theirs, authority=mine.authority)  # and not trusted
+        for identity, reason in ((mine, "NOT_HELD"), (theirs, "UNAVAILABLE"), (trusting, "UNAVAILABLE")):
+            with pytest.raises(ConnectionError, match=reason):
+                await fetch_states([(bucket, [a])], 1, 1, identity, 0.3)
+        outbox = Outbox("c", lambda peer, generation, why: None)
+        await outbox.connect(1, mine, {"a": a.address}, 20, 10)
+        with pytest.raises(ConnectionError, match="a cannot be reached"):
+            await outbox.connect(2, theirs, {"a": a.address}, 1, 10)
+        await outbox.close()
+
+
+def test_who_listens_in_hears_no_tensor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DTFM_TOKEN", TOKEN)
+    ports = [free_port(), free_port()]
+    with (
+        Relay(ports[0]) as first,
+        Relay(ports[1]) as second,
+        Cluster(tmp_path, run_file(stages=[1, 1], steps=3)) as cluster,
+    ):
+        for name, port, relay in (("a", ports[0], first), ("b", ports[1], second)):
+            cluster.add(name, "--listen", f"127.0.0.1:{port}", "--advertise", f"127.0.0.1:{relay.port}")
+        assert cluster.finish() == 0
+        heard = [bytes(stream) for relay in (first, second) for stream in relay.heard]
+    assert max(map(len, heard)) > 3 * 20 * 32 * 32 * 8  # activations in float64 of three steps
+    for kind in (Kind.ACTIVATION, Kind.GRADIENT):
+        begins = next(frames(Header(kind, 0, 0, 1, 1, 0, 0, 0, 0), memoryview(b"")))[:6]
+        assert not any(begins in stream for stream in heard)
+    assert not any(TOKEN.encode() in stream for stream in heard)
