@@ -9,7 +9,7 @@ import typer
 from dtfm.coordinator.demo_command import demo
 from dtfm.coordinator.observe_commands import events, members, plan_now, watch
 from dtfm.coordinator.offline_commands import audit, export, plan
-from dtfm.coordinator.serve_command import serve
+from dtfm.coordinator.serve_command import serve, token
 
 app = typer.Typer(
     help="Coordinates a training run: who is there, who computes what, which steps count.",
@@ -17,7 +17,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (demo, serve, members, events, watch, plan_now, plan, export, audit):
+for command in (demo, serve, token, members, events, watch, plan_now, plan, export, audit):
     app.command()(command)
 
 

@@ -19,7 +19,9 @@ DEFAULT_STORE = "sqlite:///dtfm.db"
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")]
 TokenFile = Annotated[
     Path | None,
-    typer.Option(help="File that holds the run's token; else DTFM_TOKEN in the environment; without either, none."),
+    typer.Option(
+        help="File that holds the run's token; else DTFM_TOKEN in the environment; without either, everybody may come."
+    ),
 ]
 Address = Annotated[str, typer.Argument(metavar="[ADDRESS]", help="The coordinator's HOST:PORT.")]
 StoreUrl = Annotated[str, typer.Option("--store", help="Read this event log (a SQLAlchemy URL) instead of asking.")]

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import secrets
 import socket
+import sys
 from typing import Annotated
 
 import typer
@@ -25,6 +27,16 @@ from dtfm.coordinator.server import Server
 from dtfm.coordinator.serving import open_run, serve_until_over
 from dtfm.coordinator.store import Store
 from dtfm.protos.connection import read_address
+
+SHORTEST_TOKEN = 16
+"""Shorter ones can be guessed by whoever reaches the coordinator."""
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+
+def token(json_lines: Json = False) -> None:
+    """Draws a token for a run: put it into DTFM_TOKEN, for the coordinator and on every node."""
+    drawn = secrets.token_urlsafe(24)
+    print(json.dumps({"token": drawn}) if json_lines else drawn)
 
 
 def serve(
@@ -47,6 +59,8 @@ def serve(
     host, port = read_address(listen)
     run = read_run_file(run_file) if run_file is not None or not resume else None
     token = read_token(token_file)
+    if warning := weakness(token, host):
+        print(f"Warning: {warning} Draw one: dtfm-coordinator token", file=sys.stderr, flush=True)
     with Store(store, write=True) as opened:
         raise typer.Exit(asyncio.run(_serve(opened, run, resume, host, port, token, json_lines)))
 
@@ -63,9 +77,18 @@ async def _serve(
     else:
         print(f"Run {state.run.name!r}, listening on {host}:{port}. To take part, on each machine:")
         print(f"    dtfm-node join {_reachable(host)}:{port}", flush=True)
-        if host in ("127.0.0.1", "localhost", "::1"):
+        if host in LOOPBACK:
             print(f"  (machines other than this one need: serve --listen 0.0.0.0:{port})", flush=True)
     return await serve_until_over(server, events)
+
+
+def weakness(token: str, host: str) -> str:
+    """What is wrong with ``token`` for a server that listens on ``host``, a sentence; empty: nothing."""
+    if not token and host not in LOOPBACK:
+        return f"without a token whoever reaches {host} can take part in this run, or pass for its coordinator."
+    if 0 < len(token) < SHORTEST_TOKEN:
+        return f"whoever reaches this coordinator can guess at a token of {len(token)} characters."
+    return ""
 
 
 def _reachable(host: str) -> str:

@@ -96,7 +96,7 @@ def join(
             coordinator=coordinator,
             node=id or _remembered_identity(),
             run=run,
-            token=token,
+            token=token.strip(),
             listen=listen,
             advertise=advertised,
             device=open_device(device),
@@ -120,7 +120,7 @@ def doctor(
     json_lines: Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")] = False,
 ) -> None:
     """Says what would stop this machine from joining a run, and how to mend it. Exit codes: 0 nothing, 1 something."""
-    findings = asyncio.run(examine(coordinator, token, listen, device))
+    findings = asyncio.run(examine(coordinator, token.strip(), listen, device))
     for finding in findings:
         if json_lines:
             print(json.dumps(asdict(finding)))

@@ -13,6 +13,7 @@ from dtfm.coordinator import cli
 from dtfm.coordinator import events as ev
 from dtfm.coordinator.demo import demo_run, new_folder
 from dtfm.coordinator.options import read_token
+from dtfm.coordinator.serve_command import weakness
 from dtfm.coordinator.store import Store
 from tests.coordinator.script import training
 
@@ -141,6 +142,16 @@ def test_every_demo_gets_a_folder_of_its_own(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ValueError, match="another folder with --dir"):
         new_folder(tmp_path / "file")
+
+
+def test_a_token_is_drawn_and_a_weak_one_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch, "token", "--json") == 0
+    drawn = json.loads(capsys.readouterr().out)["token"]
+    assert weakness(drawn, "0.0.0.0") == weakness("", "127.0.0.1") == ""
+    assert "without a token whoever reaches 0.0.0.0" in weakness("", "0.0.0.0")
+    assert "a token of 6 characters" in weakness("secret", "127.0.0.1")
 
 
 def test_a_token_comes_from_a_file_or_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
