@@ -57,6 +57,7 @@ async def ours(codec_name: str, rank: int, port: int, addresses: list[str]) -> R
     from dtfm.node.reduction import Final, Residuals, reduce_gradients
     from dtfm.node.share import group_of, share_of
     from dtfm.protos.plan_pb2 import Plan
+    from tests.protos.members import member
 
     keep_freed_memory()
     names = [f"n{number}" for number in range(len(addresses))]
@@ -74,13 +75,14 @@ async def ours(codec_name: str, rank: int, port: int, addresses: list[str]) -> R
     inbox = Inbox(expect, 0, lambda arrival: mailbox.put(arrival.header.step, arrival))
     outbox = Outbox(names[rank], lambda peer, _, why: mailbox.close(f"{peer}: {why}"))
     server = PeerServer(Holding(), outbox.give_way)
-    server.token = "bench"
+    identity = member(names[rank])
+    server.become(identity)
     server.admit_to(inbox)
     await server.start(f"{addresses[rank]}:{port}")
     say("ready")
     await heard()
     peers = {n: f"{address}:{port}" for n, address in zip(names, addresses, strict=True) if n != names[rank]}
-    await outbox.connect(1, server.token, peers, 60, 60)
+    await outbox.connect(1, identity, peers, 60, 60)
     codec = codec_named(codec_name)
     carried: Residuals = {}
     step = 0
