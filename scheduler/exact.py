@@ -10,6 +10,7 @@ from dtfm.scheduler.branching import promising
 from dtfm.scheduler.evaluate import Candidate, Evaluator
 from dtfm.scheduler.moves import Shape
 from dtfm.scheduler.plan_bounds import plan_bounds
+from dtfm.scheduler.problem import Problem
 
 MOST_NODES = 8
 """Eight have 255 possible groups for a stage, and a second is enough to know which of them go together."""
@@ -20,20 +21,25 @@ OPEN_PER_EVALUATION = 4
 """Begun plans of one length that are weighed, per evaluation that is left."""
 
 
+def is_small(problem: Problem) -> bool:
+    """Whether improve is fast."""
+    nodes, layers = len(problem.flops), len(problem.activation)
+    return nodes <= MOST_NODES and layers <= MOST_LAYERS and problem.cluster.copies == 1
+
+
 def improve(
     evaluator: Evaluator, shape: Shape, best: Candidate, evaluations: int, expired: Callable[[], bool]
 ) -> Candidate:
     """The best of all groups and cuts where ``evaluations`` in all, and the time, are enough; ``best`` is a plan found before.
 
-    Routes are those that routes.route makes for the groups. Clusters and models that are too large are left alone.
+    The cluster must be small. Routes are those that routes.route makes for the groups.
     """
 
     def over() -> bool:
         return evaluator.spent >= evaluations or expired()
 
     problem = evaluator.problem
-    small = len(problem.flops) <= MOST_NODES and len(problem.activation) <= MOST_LAYERS and problem.cluster.copies == 1
-    if not small or over():
+    if over():
         return best
     most = OPEN_PER_EVALUATION * (evaluations - evaluator.spent)
     for bound, groups, cuts in promising(problem, shape, evaluator.keep_idle_hands, best.price[-1], most, expired):

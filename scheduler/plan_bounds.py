@@ -2,21 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
-from functools import lru_cache
-
 import numpy as np
 
 from dtfm.scheduler.memory import in_flight
 from dtfm.scheduler.problem import Floats, Groups, Ints, Problem
 from dtfm.scheduler.routes import shares
-
-
-@lru_cache(maxsize=64)
-def all_cuts(layers: int, stages: int) -> Ints:
-    """Every way to cut so many layers into so many stages: int64 [ways, stages + 1]."""
-    inner = itertools.combinations(range(1, layers), stages - 1)
-    return np.array([(0, *cuts, layers) for cuts in inner], dtype=np.int64)
 
 
 def plan_bounds(problem: Problem, groups: Groups, cuts: Ints) -> Floats:

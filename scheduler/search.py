@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from random import Random
 
 from dtfm.scheduler.evaluate import Candidate, Evaluator
-from dtfm.scheduler.exact import MOST_NODES, improve
+from dtfm.scheduler.exact import improve, is_small
 from dtfm.scheduler.moves import Shape, crossover, neighbour, shift_cut
 from dtfm.scheduler.problem import Groups
 from dtfm.scheduler.repair import Start
@@ -40,7 +40,7 @@ PATIENCE = 40
 STRANGERS = 0.5
 """Part of the walks that begin anywhere, once PATIENCE is down by a quarter: a population grows alike."""
 SMALL_SHARE = 0.3
-"""Part of the budget for the search where exact.improve follows."""
+"""Part of the budget that the search gets on a small cluster."""
 
 
 def search(
@@ -48,16 +48,25 @@ def search(
 ) -> Candidate:
     """The best candidate found within the budget; the best of the seeds at least, even when time is up already.
 
-    ``starts`` are tried before the seeds from the links. First by estimate, with two thirds of the budget; then the best of these
-    by simulation. Ends early when nothing new was found for long.
+    ``starts`` are tried before the seeds from the links. On a small cluster what the search leaves of the budget goes to every
+    plan that may be better still.
     """
+    if not is_small(evaluator.problem):
+        return _found(evaluator, shape, starts, rng, evaluations, expired)
+    best = _found(evaluator, shape, starts, rng, int(SMALL_SHARE * evaluations), expired)
+    return improve(evaluator, shape, best, evaluations, expired)
+
+
+def _found(
+    evaluator: Evaluator, shape: Shape, starts: Sequence[Start], rng: Random, evaluations: int, expired: Deadline
+) -> Candidate:
+    """First by estimate, with two thirds of the budget; then the best of these by simulation. Ends early when nothing new was
+    found for long."""
     problem = evaluator.problem
     nodes = len(problem.flops)
     near = len(starts[0][0]) if starts else 0
     seeds: list[Start] = [start for start in starts if shape.admits(start[0])]
     seeds += [(groups, None) for groups in seed_groups(problem, shape, near) if shape.admits(groups)]
-    small = nodes <= MOST_NODES
-    all_evaluations, evaluations = evaluations, int(evaluations * SMALL_SHARE) if small else evaluations
     rough = evaluations * 2 // 3
     # With something to start from, most of a small budget is better spent on improving it.
     for_seeds = rough // 3 if starts else evaluations
@@ -82,8 +91,7 @@ def search(
     population = _evolve(evaluator.simulated, nodes, shape, population, rng, over(evaluations * 9 // 10))
     finalists = population[:FINALISTS] if not expired() else population[:1]
     settled = [_settle_cuts(evaluator.simulated, finalist, over(evaluations)) for finalist in finalists]
-    best = min(settled, key=lambda candidate: candidate.price)
-    return improve(evaluator, shape, best, all_evaluations, expired) if small else best
+    return min(settled, key=lambda candidate: candidate.price)
 
 
 def _evolve(

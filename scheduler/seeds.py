@@ -1,4 +1,4 @@
-"""Where a search starts: plans made from the links' clusters, from the given order of nodes, and by enumeration."""
+"""Where a search starts: plans made from the links' clusters and from the given order of nodes."""
 
 from __future__ import annotations
 
@@ -64,30 +64,6 @@ def _able(problem: Problem) -> set[int]:
     connection = np.minimum(problem.up, problem.down)
     able = (problem.flops > 0.2 * np.median(problem.flops)) & (connection >= 0.2 * np.median(connection))
     return set(np.flatnonzero(able).tolist())
-
-
-def all_groups(count: int, shape: Shape) -> Iterator[Groups]:
-    """Every ordered choice of groups among ``count`` nodes within the shape."""
-
-    def place(node: int, groups: list[list[int]]) -> Iterator[Groups]:
-        if node == count:
-            if groups:
-                made = tuple(tuple(group) for group in groups)
-                if shape.admits(made):
-                    yield made
-            return
-        yield from place(node + 1, groups)
-        for group in groups:
-            group.append(node)
-            yield from place(node + 1, groups)
-            group.pop()
-        if len(groups) < shape.most_stages:
-            for at in range(len(groups) + 1):
-                groups.insert(at, [node])
-                yield from place(node + 1, groups)
-                groups.pop(at)
-
-    yield from place(0, [])
 
 
 def random_groups(count: int, shape: Shape, rng: Random) -> Groups:

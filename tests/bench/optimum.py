@@ -9,10 +9,10 @@ from dtfm.scheduler.evaluate import Evaluator
 from dtfm.scheduler.exact import improve
 from dtfm.scheduler.moves import Shape
 from dtfm.scheduler.plan import Plan
-from dtfm.scheduler.plan_bounds import all_cuts, plan_bounds
+from dtfm.scheduler.plan_bounds import plan_bounds
 from dtfm.scheduler.problem import Groups, Problem, draft_of
-from dtfm.scheduler.seeds import all_groups
 from dtfm.scheduler.workload import Workload
+from tests.scheduler.enumeration import all_cuts, all_groups
 
 UNLIMITED = 1_000_000
 

@@ -10,11 +10,10 @@ from dtfm.scheduler.bounds import iteration_bound, work_bound
 from dtfm.scheduler.cluster import Cluster, Node
 from dtfm.scheduler.evaluate import Evaluator
 from dtfm.scheduler.moves import Shape
-from dtfm.scheduler.plan_bounds import all_cuts
 from dtfm.scheduler.problem import Problem
-from dtfm.scheduler.seeds import all_groups
 from dtfm.scheduler.workload import Layer, Workload
 from tests.scheduler.clusters import even_workload, uniform_cluster
+from tests.scheduler.enumeration import all_cuts, all_groups
 
 
 def all_prices(problem: Problem, idle_hands: bool) -> list[float]:

@@ -7,12 +7,12 @@ from hypothesis import strategies as st
 from dtfm.scheduler.branching import promising
 from dtfm.scheduler.evaluate import Evaluator, simulated
 from dtfm.scheduler.moves import Shape
-from dtfm.scheduler.plan_bounds import all_cuts, plan_bounds
+from dtfm.scheduler.plan_bounds import plan_bounds
 from dtfm.scheduler.problem import Problem
 from dtfm.scheduler.routes import route
 from dtfm.scheduler.schedule import schedule
-from dtfm.scheduler.seeds import all_groups
 from tests.scheduler.clusters import even_workload, random_cluster
+from tests.scheduler.enumeration import all_cuts, all_groups
 
 SHAPES = [Shape(most_stages=4), Shape(stages=2, most_stages=2), Shape(stages=2, sizes=(2, 1), most_stages=2)]
 

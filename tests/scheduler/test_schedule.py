@@ -99,11 +99,11 @@ def test_impossible_stages_are_refused_with_their_value(stages: int | tuple[int,
 def test_an_incumbent_stays_through_noise_and_goes_when_its_node_is_lost() -> None:
     workload = even_workload()
     cluster = random_cluster(3, 6)
-    first = schedule(cluster, workload, evaluations=2000, generation=1)
+    first = schedule(cluster, workload, evaluations=1000, generation=1)
     assert first.reason is Reason.FIRST
     noise = np.random.default_rng(0).uniform(0.98, 1.02, cluster.bandwidth.shape)
     noisy = replace(cluster, bandwidth=cluster.bandwidth * noise)
-    kept = schedule(noisy, workload, first.plan, seed=1, evaluations=1000, generation=2)
+    kept = schedule(noisy, workload, first.plan, seed=1, evaluations=500, generation=2)
     assert (kept.reason, kept.plan, kept.predicted.migration_seconds) == (Reason.KEPT, first.plan, 0.0)
     lost = [index for index, node in enumerate(cluster.ids) if node != first.plan.nodes[0]]
     smaller = Cluster(
@@ -111,11 +111,11 @@ def test_an_incumbent_stays_through_noise_and_goes_when_its_node_is_lost() -> No
         cluster.latency[np.ix_(lost, lost)],
         cluster.bandwidth[np.ix_(lost, lost)],
     )
-    moved = schedule(smaller, workload, first.plan, evaluations=500, generation=2)
+    moved = schedule(smaller, workload, first.plan, evaluations=300, generation=2)
     assert moved.reason is Reason.NODE_LOST
     assert moved.plan.generation == 2
     validate(moved.plan, smaller.ids, workload)
-    other = schedule(cluster, workload, first.plan, stages=(2, 2), generation=2)
+    other = schedule(cluster, workload, first.plan, stages=(2, 2), evaluations=300, generation=2)
     assert other.reason is Reason.REQUESTED
 
 

@@ -12,9 +12,9 @@ from dtfm.scheduler.evaluate import Evaluator
 from dtfm.scheduler.moves import Shape
 from dtfm.scheduler.problem import Problem
 from dtfm.scheduler.schedule import schedule
-from dtfm.scheduler.seeds import all_groups
 from dtfm.scheduler.workload import PaperCosts, Workload
 from tests.scheduler.clusters import even_workload, random_cluster, shuffled, uniform_cluster
+from tests.scheduler.enumeration import all_groups
 
 
 def exhaustive_seconds(cluster: Cluster, workload: Workload) -> float:
