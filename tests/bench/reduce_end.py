@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import importlib
 import os
+import signal
 import sys
 import time
 from collections.abc import Awaitable, Callable
@@ -197,8 +198,12 @@ async def main() -> None:
             if (form := getattr(reduce, "again", None)) is not None:
                 await form()
             say("again")
-    os._exit(0)  # whatever threads and children a way has
 
 
 if __name__ == "__main__":
-    asyncio.run(main())
+    try:
+        asyncio.run(main())
+    finally:
+        # Children that a way has would keep the pipe open by which others see that this replica ended.
+        if os.getpgrp() == os.getpid():
+            os.killpg(0, signal.SIGKILL)
