@@ -18,6 +18,8 @@ MAX_NODES = 1000
 MAX_LAYERS = 10_000
 MAX_BUCKETS = 20_000
 SENTENCE_CHARACTERS = 500
+MOST_FLOPS = 1e21
+MOST_BANDWIDTH = 1e13
 
 _IDENTITY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _FILE = re.compile(r"bucket-[0-9]{5,9}\.safetensors")
@@ -150,7 +152,7 @@ def check_links(report: wire.LinkReport, reporter: str, known: Collection[str]) 
         if link.source == link.destination or reporter not in (link.source, link.destination):
             raise malformed("link", f"{link.source} to {link.destination}", "from or to the node that reports it")
         _number("latency_seconds", link.latency_seconds, 0, 3600)
-        _number("bandwidth", link.bandwidth, 0, 1e13)
+        _number("bandwidth", link.bandwidth, 0, MOST_BANDWIDTH)
         if link.source in known and link.destination in known:
             problem = shorten(link.problem)
             links.append(Link(link.source, link.destination, link.latency_seconds, link.bandwidth, problem))
@@ -159,7 +161,7 @@ def check_links(report: wire.LinkReport, reporter: str, known: Collection[str]) 
 
 def check_flops(flops: float) -> None:
     """Raises Refused for what no device computes per second."""
-    _number("device.flops", flops, 1.0, 1e21)
+    _number("device.flops", flops, 1.0, MOST_FLOPS)
 
 
 def check_vote(vote: wire.StepReady) -> None:
@@ -172,6 +174,7 @@ def check_vote(vote: wire.StepReady) -> None:
         raise malformed("arrived", len(vote.arrived), f"at most {MAX_NODES} entries")
     for arrived in vote.arrived:
         _number("arrived.seconds", arrived.seconds, 0, 1e7)
+        _number("arrived.bytes", arrived.bytes, 1, 1e15)
 
 
 def check_bucket(written: wire.BucketWritten, buckets: int) -> None:

@@ -18,6 +18,9 @@ Layers = tuple[int, int]
 GUARD_SHARE = 0.2
 """Of a link's capacity: so much may go into copying a neighbour's state beside training."""
 
+MOST_SPARES = 2
+"""Of one stage: each takes a part of its replicas' uplinks."""
+
 MOST_DONORS = 8
 """So many donors of a layer are named to who copies it: those with the fastest links."""
 
@@ -91,12 +94,12 @@ def wanted_copies(state: State) -> Mapping[str, Layers]:
     assert plan is not None
     wanted = _lacking(state, state.chosen.plan) if state.chosen is not None else {}
     backing = {stage.layers: len(stage.replicas) for stage in plan.stages}
+    most = {layers: backing[layers] + MOST_SPARES for layers in backing}
     for node in state.staying:
         if node in plan.nodes or node in wanted:
             continue
-        fitting = [
-            layers for layers in backing if _memory(state, layers) <= state.ledger.members[node].device.memory_bytes
-        ]
+        memory = state.ledger.members[node].device.memory_bytes
+        fitting = [layers for layers in backing if backing[layers] < most[layers] and _memory(state, layers) <= memory]
         if fitting:
             wanted[node] = min(fitting, key=lambda layers: (backing[layers], layers))
             backing[wanted[node]] += 1
@@ -137,13 +140,17 @@ def _memory(state: State, layers: Layers) -> float:
 
 
 def _lacking(state: State, plan: Plan) -> dict[str, Layers]:
-    """What the nodes of ``plan`` must have and have not."""
-    holders = state.ledger.holders
+    """What the nodes of ``plan`` must have and have not, where they have memory for it beside what they train now."""
+    holders, current = state.ledger.holders, state.ledger.plan
+    assert current is not None
+    trained = {node: _memory(state, stage.layers) for stage in current.stages for node in stage.replicas}
     return {
         node: stage.layers
         for stage in plan.stages
         for node in stage.replicas
-        if holders and any(node not in holders[layer] for layer in range(*stage.layers))
+        if holders
+        and any(node not in holders[layer] for layer in range(*stage.layers))
+        and trained.get(node, 0) + _memory(state, stage.layers) <= state.ledger.members[node].device.memory_bytes
     }
 
 

@@ -19,7 +19,8 @@ def wishes_to_leave(turn: Turn, session: Session, leaving: wire.Leaving) -> None
     turn.emit(ev.NodeLeaving(session.node, reason))
     chosen = turn.state.chosen
     turn.update(session, leaving=reason)
-    turn.set(chosen=None if chosen is not None and session.node in chosen.plan.nodes else chosen)
+    if chosen is not None and session.node in chosen.plan.nodes:
+        turn.set(chosen=None, considered=frozenset())
     consider(turn)
 
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from dtfm.coordinator import events as ev
-from dtfm.coordinator.checks import check_flops
+from dtfm.coordinator.checks import MOST_BANDWIDTH, MOST_FLOPS, check_flops
 from dtfm.coordinator.state import Seen
 from dtfm.coordinator.turn import Turn
 from dtfm.protos import control_pb2 as wire
@@ -41,17 +41,28 @@ def look(seen: Seen, speed: float) -> tuple[Seen, float | None]:
 
 
 def committed(turn: Turn, votes: Mapping[str, wire.StepReady]) -> None:
-    """What the votes of a committed step show. Whoever has changed is planned with anew."""
+    """What the votes of a committed step show. Whoever has changed is planned with anew. While state is being copied nothing is
+    judged: that shares the links."""
+    if any(s.copying is not None and not s.copying.near for s in turn.state.sessions.values()):
+        return
+    seen = dict(turn.state.seen)
+
+    def changed(what: tuple[str, str], speed: float) -> float | None:
+        seen[what], ratio = look(seen.get(what, Seen()), speed)
+        return ratio
+
     for node, vote in sorted(votes.items()):
-        if vote.compute_seconds >= LEAST_SECONDS and (ratio := _changed(turn, (node, ""), 1 / vote.compute_seconds)):
+        if vote.compute_seconds >= LEAST_SECONDS and (ratio := changed((node, ""), 1 / vote.compute_seconds)):
             _device(turn, node, turn.state.ledger.members[node].device.flops * ratio, "in training")
         for arrived in vote.arrived:
             link = turn.state.ledger.links.get(arrived.source, {}).get(node)
             if link is None or arrived.seconds < LEAST_SECONDS:
                 continue
-            if ratio := _changed(turn, (arrived.source, node), arrived.bytes / arrived.seconds):
-                turn.emit(ev.LinksMeasured(node, (replace(link, bandwidth=link.bandwidth * ratio),)))
+            if ratio := changed((arrived.source, node), arrived.bytes / arrived.seconds):
+                bandwidth = min(link.bandwidth * ratio, MOST_BANDWIDTH)
+                turn.emit(ev.LinksMeasured(node, (replace(link, bandwidth=bandwidth),)))
                 _reconsider(turn, node)
+    turn.set(seen=seen)
 
 
 def measured(turn: Turn, node: str, flops: float) -> None:
@@ -69,13 +80,8 @@ def forget(turn: Turn) -> None:
     turn.set(seen={})
 
 
-def _changed(turn: Turn, what: tuple[str, str], speed: float) -> float | None:
-    seen, ratio = look(turn.state.seen.get(what, Seen()), speed)
-    turn.set(seen={**turn.state.seen, what: seen})
-    return ratio
-
-
 def _device(turn: Turn, node: str, flops: float, where: str) -> None:
+    flops = min(max(flops, 1.0), MOST_FLOPS)
     before = turn.state.ledger.members[node].device.flops
     change = f"{flops / before:.1f} times faster" if flops > before else f"{before / flops:.1f} times slower"
     reason = f"{where} it is {change} than before"

@@ -121,10 +121,9 @@ def leave(turn: Turn, session: Session, reason: str) -> None:
     plan, chosen = turn.state.ledger.plan, turn.state.chosen
     turn.set(sessions={node: s for node, s in turn.state.sessions.items() if node != session.node})
     turn.emit(ev.NodeLeft(session.node, reason))
-    turn.set(
-        considered=turn.state.considered - {session.node},
-        chosen=None if chosen is not None and session.node in chosen.plan.nodes else chosen,
-    )
+    turn.set(considered=turn.state.considered - {session.node})
+    if chosen is not None and session.node in chosen.plan.nodes:
+        turn.set(chosen=None, considered=frozenset())
     if not turn.state.stopped:
         if plan is not None and session.node in plan.nodes:
             node_lost(turn, session.node, reason)

@@ -119,6 +119,8 @@ def adopt(turn: Turn, choice: PlanChosen, cause: str) -> None:
     turn.emit(
         ev.PlanAdopted(plan.generation, plan, reason, ledger.step, choice.predicted_seconds, choice.lower_bound_seconds)
     )
+    if turn.state.chosen not in (None, choice):
+        turn.set(considered=frozenset())  # what was chosen is dropped: whom it was for is planned with again
     turn.set(
         phase=Switching(frozenset(plan.nodes), turn.now + turn.state.patience),
         chosen=None,

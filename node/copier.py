@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping
 
@@ -26,6 +27,7 @@ class Copier:
         self._device = device
         self._report = report
         self._following: Following | None = None
+        self._one_at_a_time = asyncio.Lock()
 
     async def copy(
         self, run: Run, model: Model, identity: Identity, wanted: Prefetch, trained: Collection[int]
@@ -41,27 +43,39 @@ class Copier:
         donors = donors_of(wanted, model.buckets, self._node)
         for index in trained:
             donors.pop(model.buckets[index], None)
-        following = self._following
-        if following is not None and following.sound and following.buckets == {spec.index for spec in donors}:
-            following.tell_instead(tell)
-            return
-        await self.stop()
-        if donors:
-            self._following = Following(run, self._device, run_dtype(run), donors, identity, tell)
-        else:
-            tell(Copied(0))  # all that is wanted is trained here
+        async with self._one_at_a_time:
+            if self._following is not None and self._following.serves(donors):
+                self._following.tell_instead(tell)
+                return
+            await self._end()
+            if not donors:
+                tell(Copied(0))  # all that is wanted is trained here
+                return
+            try:
+                self._following = Following(run, self._device, run_dtype(run), donors, identity, tell)
+            except Exception as error:  # out of memory, say: the coordinator waits for an answer
+                log.exception(
+                    "the state of layers %d-%d cannot be copied", wanted.first_layer, wanted.past_last_layer - 1
+                )
+                tell(Copied(0, problem=f"{type(error).__name__}: {error}"))
 
     async def take(self, commit: Commit, patience: float) -> Mapping[int, Bucket]:
-        """What was copied and is as of after the last ``commit``; what is on its way is waited for. The copying ends."""
-        following, self._following = self._following, None
-        if following is None:
-            return {}
-        copied = await following.at(commit, patience)
-        await following.close()
-        log.info("%d of %d buckets were copied in advance", len(copied), len(following.buckets))
+        """What was copied and is as of after the last ``commit``; what is on its way is waited for. The copying ends, unless this
+        is cancelled."""
+        async with self._one_at_a_time:
+            following = self._following
+            if following is None:
+                return {}
+            copied = await following.at(commit, patience)
+            await self._end()
+        log.info("%d of %d buckets were copied in advance", len(copied), following.size)
         return copied
 
     async def stop(self) -> None:
+        async with self._one_at_a_time:
+            await self._end()
+
+    async def _end(self) -> None:
         following, self._following = self._following, None
         if following is not None:
             await following.close()

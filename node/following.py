@@ -46,7 +46,7 @@ Tell = Callable[[Copied], None]
 @dataclass(slots=True)
 class _Copy:
     """``at``: the step that the bucket is as of; None while it is not whole. ``newest``: the step that its donor is at.
-    ``donors`` are those not tried yet, and the one in use; ``begun``: that one has given the state, and steps follow.
+    ``donors`` are those not tried yet, and the one in use, ``donor``; ``begun``: that one has given the state, and steps follow.
     ``received``: what has come of the tensor in hand; ``voted``: the generation and gradients of the next step, which may yet be
     called off."""
 
@@ -54,6 +54,7 @@ class _Copy:
     donors: list[Peer]
     at: int | None = None
     newest: int = 0
+    donor: str = ""
     begun: bool = False
     received: bytearray = field(default_factory=bytearray)
     voted: tuple[int, bytearray] | None = None
@@ -91,8 +92,15 @@ class Following:
         return all(copy.donors for copy in self._copies.values())
 
     @property
-    def buckets(self) -> frozenset[int]:
-        return frozenset(self._copies)
+    def size(self) -> int:
+        """In buckets."""
+        return len(self._copies)
+
+    def serves(self, donors: Mapping[BucketSpec, Sequence[Peer]]) -> bool:
+        """Whether it follows just these buckets, each at one of these donors."""
+        known = {spec.index: {peer.node for peer in peers} for spec, peers in donors.items()}
+        asked = {index: copy.donor for index, copy in self._copies.items()}
+        return self.sound and asked.keys() == known.keys() and all(donor in known[i] for i, donor in asked.items())
 
     def tell_instead(self, tell: Tell) -> None:
         """``tell`` in the place of the one before, as if nothing had been told yet."""
@@ -113,8 +121,8 @@ class Following:
             except TimeoutError:
                 log.warning("what was copied in advance is not all as of step %d", commit.step)
         for copy in self._copies.values():
-            generation = copy.voted[0] if copy.voted is not None else 0
-            if (copy.at, generation) == (commit.step - 1, commit.generation) and commit.step > 0:
+            voted = copy.voted is not None and copy.voted[0] == commit.generation
+            if voted and copy.at == commit.step - 1:
                 await asyncio.to_thread(self._apply, copy, commit.step, commit.gradient_norm)
         return {index: copy.bucket for index, copy in self._copies.items() if copy.at == commit.step}
 
@@ -131,6 +139,7 @@ class Following:
             copy = self._copies[index]
             if copy.donors:
                 donor = min(copy.donors, key=lambda peer: load.get(peer.node, 0))
+                copy.donor = donor.node
                 load[donor.node] = load.get(donor.node, 0) + copy.bucket.spec.size
                 shares.setdefault(donor.node, (donor, []))[1].append(index)
         for donor, part in shares.values():
@@ -155,6 +164,9 @@ class Following:
             why = f"{error.code().name}: {error.details()}"
         except FrameError as error:
             why = f"it sent a frame that is refused: {error}"
+        except Exception as error:  # out of memory, say: whoever waits for this must hear of it
+            log.exception("copying from %s failed", donor.node)
+            why = f"{type(error).__name__}: {error}"
         self._problem = f"{donor.node} at {donor.address}: {why}"
         log.info("cannot follow buckets %s any more at %s", sorted(indices), self._problem)
         async with self._changed:
@@ -185,7 +197,7 @@ class Following:
             case Kind.STATE:
                 copy.at = None
                 await asyncio.to_thread(copy.bucket.load, whole)
-                copy.at, copy.begun = step, True
+                copy.at, copy.begun, copy.voted = step, True, None
             case Kind.UPDATE:
                 copy.voted = header.generation, whole
             case Kind.COMMITTED:

@@ -43,7 +43,8 @@ class Follower:
         self._waiting: dict[int, deque[Piece]] = {index: deque() for index in self._to_send}
         self._newest = 0
         self._news = asyncio.Event()
-        self._ended = ""
+        self.ended = ""
+        """Why there is nothing more to follow here; empty: there is."""
         self.has: set[int] = set()
         """Buckets whose state is on its way: what is done to them must follow. Guarded by the holding's lock."""
 
@@ -60,9 +61,12 @@ class Follower:
         Raises LookupError when there is nothing more to follow here."""
         state: Iterator[bytes] = iter(())
         sending: int | None = None  # the bucket whose state is on its way
-        while not self._ended:
+        served = -1
+        while not self.ended:
             self._news.clear()
-            if (index := next((i for i, queue in self._waiting.items() if queue and i != sending), None)) is not None:
+            ready = [i for i, queue in self._waiting.items() if queue and i != sending]
+            if ready:
+                index = served = min(ready, key=lambda i: (i <= served, i))  # in turn
                 header, data = self._waiting[index].popleft()
                 for frame in frames(replace(header, part=self._newest), data):
                     yield frame
@@ -77,23 +81,25 @@ class Follower:
                 sending = None
             else:
                 await self._news.wait()
-        raise LookupError(self._ended)
+        raise LookupError(self.ended)
 
     def close(self) -> None:
         self._holding.forget(self)
 
     def _put(self, pieces: Sequence[Piece]) -> None:
+        if self.ended:
+            return
         for header, data in pieces:
             self._newest = max(self._newest, header.part)
             self._waiting[header.index].append((header, data))
-            if len(self._waiting[header.index]) > 2 * MAX_BEHIND:
-                self._end(
-                    f"TOO_SLOW: {MAX_BEHIND} steps of bucket {header.index} wait; they are quicker than this link"
-                )
+        if any(len(waiting) > 2 * MAX_BEHIND for waiting in self._waiting.values()):
+            self._end(f"TOO_SLOW: {MAX_BEHIND} steps wait; they are quicker than this link")
         self._news.set()
 
     def _end(self, why: str) -> None:
-        self._ended = self._ended or why
+        self.ended = self.ended or why
+        for waiting in self._waiting.values():
+            waiting.clear()  # nobody may ever read it
         self._news.set()
 
 
@@ -124,9 +130,9 @@ class Holding:
         get them already, so that they can go on from here should this node be lost right after the commit."""
         with self._lock:
             self._voting = generation
-            followed = {index for follower in self._followers for index in follower.has}
-            updates = {index: self._update(index) for index in followed}
-            for follower in self._followers:
+            followers = [follower for follower in self._followers if not follower.ended]
+            updates = {index: self._update(index) for index in {i for follower in followers for i in follower.has}}
+            for follower in followers:
                 follower.put([updates[index] for index in sorted(follower.has)])
 
     def retract(self) -> None:
@@ -146,12 +152,12 @@ class Holding:
                 headers = (_header(Kind.COMMITTED, 0, step, index, step, len(norm)) for index in sorted(follower.has))
                 follower.put([(header, norm) for header in headers])
 
-    def follow(self, buckets: Collection[int]) -> Follower:
-        """On the event loop on which it is read. Raises LookupError for a bucket that is not held here."""
+    def follow(self, buckets: Collection[int], loop: asyncio.AbstractEventLoop) -> Follower:
+        """To be read on ``loop``. Raises LookupError for a bucket that is not held here."""
         with self._lock:
             if missing := sorted(set(buckets) - self._held.buckets.keys()):
                 raise LookupError(f"NOT_HELD: buckets {missing} are not held here, but {sorted(self._held.buckets)}")
-            follower = Follower(self, buckets, asyncio.get_running_loop())
+            follower = Follower(self, buckets, loop)
             self._followers.append(follower)
             return follower
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
@@ -19,6 +18,7 @@ PINGS = 5
 BURST_CHUNK_BYTES = 64 << 10
 FIRST_BURST_BYTES = 4 * BURST_CHUNK_BYTES
 LARGEST_BURST_BYTES = 16 << 20
+MOST_BYTES_PER_SECOND = 1e13
 BURST_SECONDS = 0.25
 BURST_ROUND_TRIPS = 6
 """A burst should take so long, and so many round trips, lest it be all slow start: its size follows from a first, small one."""
@@ -76,7 +76,7 @@ class _Probed:
         async def burst(size: int) -> float:
             answer = await upload_call(self.channel)(_burst(size), timeout=self._lease)
             speed = float(answer)
-            if not 0 < speed < math.inf:
+            if not 0 < speed < MOST_BYTES_PER_SECOND:  # NaN too
                 raise ValueError(f"the peer says that the burst came at {speed} bytes per second")
             return speed
 

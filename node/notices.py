@@ -59,8 +59,13 @@ def _azure(fetch: Fetch) -> str:
     status, body = fetch("GET", "/metadata/scheduledevents?api-version=2020-07-01", {"Metadata": "true"})
     if status != 200:
         raise ValueError(f"no answer: status {status}")
+    # Every machine of a scale set gets the events of all of them.
+    named, name = fetch(
+        "GET", "/metadata/instance/compute/name?api-version=2021-02-01&format=text", {"Metadata": "true"}
+    )
     for event in json.loads(body)["Events"]:
-        if event["EventType"] in ("Preempt", "Terminate"):
+        concerned = named != 200 or name.decode() in event.get("Resources", [])
+        if concerned and event["EventType"] in ("Preempt", "Terminate"):
             return f"scheduled event: {event['EventType']} not before {event.get('NotBefore') or 'now'}"
     return ""
 

@@ -233,6 +233,8 @@ class Outbox:
             if lane.carried == self._generation:  # else nothing of this generation is lost: go on with what is queued
                 while not lane.queue.empty():
                     lane.release(lane.queue.get_nowait()[2])
+                lane.busy = False
+                self._drained.set()
                 self._on_lost(node, lane.carried, why)
 
     async def _pump(self, call: Any, lane: _Lane, item: tuple[Header, memoryview, int]) -> None:

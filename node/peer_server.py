@@ -91,6 +91,8 @@ class PeerServer:
             received = 0
             async for chunk in requests:
                 received += len(chunk)
+                if not chunk:
+                    raise ValueError("a burst has no empty pieces")
                 if received > MAX_BURST_BYTES:
                     raise ValueError(f"a burst has at most {MAX_BURST_BYTES} bytes")
                 yield chunk
@@ -123,7 +125,8 @@ class PeerServer:
 
     async def _follow(self, request: bytes, context: Context) -> AsyncIterator[bytes]:
         try:
-            follower = self._holding.follow(FollowRequest.FromString(request).buckets)
+            wanted, loop = FollowRequest.FromString(request), asyncio.get_running_loop()
+            follower = await asyncio.to_thread(self._holding.follow, wanted.buckets, loop)
         except DecodeError:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "MALFORMED: no FollowRequest")
         except LookupError as error:
@@ -136,7 +139,7 @@ class PeerServer:
         except LookupError as error:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
         finally:
-            follower.close()
+            loop.run_in_executor(None, follower.close)  # it may have to wait while a step is applied
 
 
 async def _caller(context: Context) -> str:

@@ -102,6 +102,14 @@ def train_step(
     left = len(share.micro_batches)
     loss_sum = busy = waited = 0.0
 
+    def hand_on(kind: Kind, destination: str, number: int, tensor: torch.Tensor) -> None:
+        """Where a link is full this waits for it, which is no computing."""
+        nonlocal busy, waited
+        began = time.perf_counter()
+        send(kind, destination, number, tensor)
+        seconds = time.perf_counter() - began
+        busy, waited = busy - seconds, waited + seconds
+
     def take(arrival: Arrival) -> None:
         header = arrival.header
         with span(Activity.DECODE, step, header.index):
@@ -142,7 +150,7 @@ def train_step(
                 gradients[number] = torch.full_like(loss, weight)
             else:
                 outputs[number] = y
-                send(Kind.ACTIVATION, share.next[number], number, y.detach())
+                hand_on(Kind.ACTIVATION, share.next[number], number, y.detach())
         else:
             left -= 1
             if left == 0:
@@ -152,7 +160,7 @@ def train_step(
             if not share.first:
                 gradient = inputs.pop(number).grad
                 assert gradient is not None
-                send(Kind.GRADIENT, share.previous[number], number, gradient)
+                hand_on(Kind.GRADIENT, share.previous[number], number, gradient)
         busy += time.perf_counter() - began
     samples = len(share.micro_batches) * micro_batch if share.last else 0
     return Outcome(loss_sum, samples, busy, waited)

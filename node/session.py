@@ -87,6 +87,7 @@ class Session:
         self._tasks: set[asyncio.Task[None]] = set()
         self._exit: int | None = None
         self._leaving = asyncio.Event()
+        self._leave_reason = ""
         self._address = settings.advertise
         self._key = make_key()
         self._identity: Identity | None = None  # until the first welcome
@@ -128,6 +129,7 @@ class Session:
     def leave(self, reason: str) -> None:
         """Works on until this node's part is handed over, then lets ``run`` return 0."""
         self._leaving.set()
+        self._leave_reason = reason
         self._send(NodeMessage(leaving=Leaving(reason=reason)))
 
     async def _stay_connected(self) -> None:
@@ -227,6 +229,8 @@ class Session:
                 self._identity = Identity(welcome.authority, welcome.certificate, self._key)
                 self._server.become(self._identity)
                 self._trainer.prepare(welcome.run, self._identity)
+                if self._leaving.is_set():  # said too early to be heard
+                    self._send(NodeMessage(leaving=Leaving(reason=self._leave_reason)))
             case "refusal":
                 self._refused(RefusalReason.Name(message.refusal.reason), message.refusal.sentence)
             case "probe":

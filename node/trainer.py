@@ -146,7 +146,9 @@ class Trainer:
         """Copies what is wanted while training goes on; no layers: nothing more."""
         work, engagement = self._work, self._engagement
         if wanted.past_last_layer and work is not None:
-            trained = engagement.stage.buckets if engagement is not None else ()
+            # The last engagement may still be coming to its end here.
+            current = engagement is not None and engagement.share.generation == self._newest
+            trained = engagement.stage.buckets if engagement is not None and current else ()
             await self._copier.copy(work.run, work.model, work.identity, wanted, trained)
         else:
             await self._copier.stop()
@@ -244,7 +246,12 @@ class Trainer:
                 if assignment.last_commit.step == assignment.step
                 else Commit(step=assignment.step)
             )
-            copied = self._await(self._copier.take(last, self._work.run.lease_seconds))
+            try:
+                copied = self._await(self._copier.take(last, self._work.run.lease_seconds))
+            except Closed:
+                raise
+            except Exception:
+                log.exception("what was copied in advance is of no use")
             self._holding.replace(Held(assignment.step, {**self._holding.held.buckets, **copied}))
         if share is None:
             log.info("idle in generation %d: %s", plan.generation, assignment.reason)

@@ -185,3 +185,27 @@ def test_a_link_that_copying_would_fill_is_spared_it() -> None:
     world.now += 0.01  # 2 MiB of gradients a step of 10 ms, over 1 GB/s: a fifth of the link
     world.step()
     assert "prefetch" not in world.kinds_to("a")
+
+
+def test_a_choice_that_an_aborted_step_drops_is_made_again() -> None:
+    world = slow_to_copy("a", "b")
+    world.join("c")
+    assert world.state.chosen is not None
+    world.fail_step("a", wire.PEER_LOST, peer="b")
+    world.settle()
+    assert world.state.chosen is not None
+
+
+def test_a_choice_that_a_newcomer_drops_by_leaving_is_made_again_for_the_others() -> None:
+    world = slow_to_copy("a", "b")
+    world.join("c")
+    world.join("d")
+    world.lose("d")
+    assert world.state.chosen is not None
+    assert world.state.chosen.plan.nodes == ("a", "b", "c")
+
+
+def test_a_stage_has_at_most_two_spares() -> None:
+    world = spare_world()
+    world.join(*"defgh")
+    assert [node for node in "cdefgh" if "prefetch" in world.kinds_to(node)] == ["c", "d", "e", "f"]

@@ -103,3 +103,9 @@ def test_a_speed_that_no_device_has_is_refused() -> None:
     world.join("d")
     world.hear("d", heartbeat=wire.Heartbeat(flops=float("nan")))
     assert world.last_to("d", "refusal").reason == wire.MALFORMED
+
+
+def test_arrivals_of_nothing_are_refused() -> None:
+    world = long_run()
+    world.vote("a", arrived=[wire.StepReady.Arrived(source="b", bytes=0, seconds=1.0)])
+    assert world.last_to("a", "refusal").reason == wire.MALFORMED

@@ -52,13 +52,13 @@ class Donor:
     def step(self) -> int:
         return self.holding.held.step
 
-    def train(self, commit: bool = True, attempt: int = 0) -> None:
+    def train(self, commit: bool = True, generation: int = GENERATION) -> None:
         step = self.step + 1
         self.holding.retract()
         for index, bucket in self.buckets.items():
-            generator = torch.Generator().manual_seed(100 * step + index + 10 * attempt)
+            generator = torch.Generator().manual_seed(100 * step + index + 10 * (generation - GENERATION))
             bucket.gradients.copy_(torch.randn(bucket.spec.size, generator=generator))
-        self.holding.vote(GENERATION)
+        self.holding.vote(generation)
         if commit:
             self.commit()
 
@@ -160,7 +160,7 @@ async def test_a_donor_that_is_lost_between_commit_and_update_is_survived(donors
     assert await near == ""
     following.tell_instead(told.put_nowait)
     assert await told.get() == Copied(4)
-    donors[0].train(commit=False, attempt=1)  # called off
+    donors[0].train(commit=False, generation=GENERATION - 1)  # called off
     donors[0].train(commit=False)
     while await told.get() != Copied(4, GENERATION):
         pass
@@ -169,6 +169,21 @@ async def test_a_donor_that_is_lost_between_commit_and_update_is_survived(donors
     assert (lost.step, lost.voted, bool(lost.problem)) == (4, GENERATION, True)
     donors[1].train()
     assert same(await following.at(committed(5), 10), donors[1])
+    await following.close()
+
+
+async def test_state_from_another_donor_makes_the_old_ones_gradients_stale(donors: list[Donor]) -> None:
+    following, near = follow(donors[:1])
+    assert await near == ""
+    donors[0].train(commit=False)
+    async with following._changed:
+        await following._changed.wait_for(lambda: all(copy.voted for copy in following._copies.values()))
+    donors[1].train()
+    for copy in following._copies.values():
+        copy.donors.append(donors[1].peer)
+    await donors[0].server.stop()
+    await until_at(following, 5)
+    assert await following.at(Commit(generation=GENERATION, step=6, gradient_norm=2.5), 0.2) == {}
     await following.close()
 
 
@@ -217,7 +232,7 @@ async def test_after_going_back_to_another_past_it_is_followed_from_there(donors
 
 
 async def test_a_follower_that_is_too_slow_is_let_go_and_told_so(donors: list[Donor]) -> None:
-    follower = donors[0].holding.follow([1])
+    follower = donors[0].holding.follow([1], asyncio.get_running_loop())
     sent = follower.frames()
     await anext(sent)
     for _ in range(MAX_BEHIND + 1):

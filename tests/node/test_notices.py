@@ -78,11 +78,16 @@ async def test_google_says_true() -> None:
         assert "being preempted" in await notice([at(GCP, address)])
 
 
-@pytest.mark.parametrize(("kind", "heard"), [("Preempt", True), ("Terminate", True), ("Freeze", False)])
-async def test_azure_schedules_events(kind: str, heard: bool) -> None:
-    events = [{"EventType": kind, "NotBefore": "Mon, 19 Sep 2026 18:29:47 GMT"}]
+@pytest.mark.parametrize(
+    ("kind", "machine", "heard"),
+    [("Preempt", "ours", True), ("Terminate", "ours", True), ("Freeze", "ours", False), ("Preempt", "another", False)],
+)
+async def test_azure_schedules_events(kind: str, machine: str, heard: bool) -> None:
+    events = [{"EventType": kind, "NotBefore": "Mon, 19 Sep 2026 18:29:47 GMT", "Resources": [machine]}]
 
     def answer(method: str, path: str, headers: dict[str, str]) -> tuple[int, bytes]:
+        if path.startswith("/metadata/instance/compute/name?"):
+            return 200, b"ours"
         known = path.startswith("/metadata/scheduledevents?api-version=") and headers.get("metadata") == "true"
         return (200, json.dumps({"Events": events}).encode()) if known else (400, b"")
 
