@@ -8,7 +8,7 @@ import pytest
 
 from tests.cluster.chaos import run_chaos
 
-SECONDS = 60.0
+SECONDS = 30.0
 SEED = 1
 
 

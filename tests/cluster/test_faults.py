@@ -118,8 +118,9 @@ def has_all(event: Event) -> bool:
 
 
 def test_a_node_that_became_slow_gets_less_to_do(tmp_path: Path) -> None:
-    fault = fail("b").at(step=STEP + 5, phase=Phase.FORWARD).by(SLOW, seconds=0.1)
-    with started(tmp_path, [fault], stages=[2], nodes=("a", "b")) as cluster:
+    slow = fail("b").at(step=1, phase=Phase.FORWARD).by(SLOW, seconds=0.02)  # else its steps are too short to be measured
+    slower = fail("b").at(step=10, phase=Phase.FORWARD).by(SLOW, seconds=0.2)
+    with started(tmp_path, [slow, slower], stages=[2], nodes=("a", "b")) as cluster:
         before = shares(cluster.wait_for("plan_adopted"))
         drifted = cluster.wait_for("device_drifted", timeout=100)
         assert (drifted["node"], "slower than before" in drifted["reason"]) == ("b", True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -38,6 +39,7 @@ async def joined(coordinator: str, node: str) -> Identity:
 
         async def greeting() -> AsyncIterator[NodeMessage]:
             yield hello(node, signing_request=signing_request(key))
+            await asyncio.Event().wait()  # who ends its half of the stream has left
 
         async for message in stub.Join(greeting(), metadata=token_metadata(TOKEN)):
             return Identity(message.welcome.authority, message.welcome.certificate, key)
