@@ -118,7 +118,8 @@ def has_all(event: Event) -> bool:
 
 
 def test_a_node_that_became_slow_gets_less_to_do(tmp_path: Path) -> None:
-    slow = fail("b").at(step=1, phase=Phase.FORWARD).by(SLOW, seconds=0.02)  # else its steps are too short to be measured
+    # Already somewhat slow: else its steps are too short to be measured.
+    slow = fail("b").at(step=1, phase=Phase.FORWARD).by(SLOW, seconds=0.02)
     slower = fail("b").at(step=10, phase=Phase.FORWARD).by(SLOW, seconds=0.2)
     with started(tmp_path, [slow, slower], stages=[2], nodes=("a", "b")) as cluster:
         before = shares(cluster.wait_for("plan_adopted"))
