@@ -83,7 +83,7 @@ def write_trace(path: Path, node: str) -> Iterator[None]:
     Raises ValueError when ``path`` cannot be written.
     """
     try:
-        file = path.open("w")
+        file = path.open("w", buffering=1)  # whole events, should the process be killed
     except OSError as error:
         raise ValueError(
             f"the trace cannot be written to {path}: {error.strerror}; give --trace another file"

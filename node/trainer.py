@@ -241,17 +241,7 @@ class Trainer:
         share = share_of(plan, self._node, train.evaluation_samples // train.micro_batch)
         copied: Mapping[int, Bucket] = {}
         if share is not None or any(self._node in donors.nodes for donors in assignment.donors):
-            last = (
-                assignment.last_commit
-                if assignment.last_commit.step == assignment.step
-                else Commit(step=assignment.step)
-            )
-            try:
-                copied = self._await(self._copier.take(last, self._work.run.lease_seconds))
-            except Closed:
-                raise
-            except Exception:
-                log.exception("what was copied in advance is of no use")
+            copied = self._take_copies(assignment, self._work.run.lease_seconds)
             self._holding.replace(Held(assignment.step, {**self._holding.held.buckets, **copied}))
         if share is None:
             log.info("idle in generation %d: %s", plan.generation, assignment.reason)
@@ -318,6 +308,18 @@ class Trainer:
         self._holding.replace(Held(assignment.step, {**self._holding.held.buckets, **stage.buckets}))
         self._digest = self._background.submit(stage.digest)
         self._report(NodeMessage(plan_ready=PlanReady(generation=plan.generation)))
+
+    def _take_copies(self, assignment: Assignment, patience: float) -> Mapping[int, Bucket]:
+        """What was copied in advance and is as of the assignment's step. Raises Closed."""
+        known = assignment.last_commit.step == assignment.step
+        last = assignment.last_commit if known else Commit(step=assignment.step)
+        try:
+            return self._await(self._copier.take(last, patience))
+        except Closed:
+            raise
+        except Exception:
+            log.exception("what was copied in advance is of no use")
+            return {}
 
     def _begin(self, begin: Begin) -> None:
         engagement = self._engagement
