@@ -7,7 +7,7 @@ import contextlib
 import logging
 import threading
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -141,15 +141,15 @@ class Outbox:
         for lane in self._lanes.values():
             lane.wake()
 
-    def send(self, destination: str, what: What, tensor: torch.Tensor, codec: Codec) -> None:
+    def send(self, destination: str, what: What, tensor: torch.Tensor, codec: Codec) -> Future[Encoded]:
         """Encodes and queues ``tensor`` (any shape), which must not change until it has arrived. From any thread; waits while
-        the lane is full. Raises Closed."""
+        the lane is full. Returns what is being sent, so that it can be sent again. Raises Closed."""
         lane = self._lanes[destination, _LANES[what.kind]]
         size = tensor.numel() * tensor.element_size()
         lane.reserve(size, lambda: self._closed)
         computed = torch.cuda.current_stream(tensor.device).record_event() if tensor.is_cuda else None
 
-        def encode_and_queue() -> None:
+        def encode_and_queue() -> Encoded:
             try:
                 if computed is not None:
                     computed.synchronize()
@@ -160,10 +160,11 @@ class Outbox:
                 why = f"{what.kind.name} {what.index} could not be encoded: {error}"
                 self._loop.call_soon_threadsafe(self._on_lost, destination, what.generation, why)
                 lane.release(size)
-                return
+                raise
             self._queue(lane, what, encoded, tensor.numel(), tensor.dtype, size)
+            return encoded
 
-        self._encoder.submit(encode_and_queue)
+        return self._encoder.submit(encode_and_queue)
 
     def send_encoded(self, destination: str, what: What, encoded: Encoded, elements: int, dtype: torch.dtype) -> None:
         """Queues bytes that are encoded already, so that several peers get the same ones. Else like ``send``."""
