@@ -1,4 +1,4 @@
-"""Tensors on their way to peers: encoded, queued within bounds, written to one long-lived stream per peer and lane."""
+"""Tensors on their way to peers: encoded, queued within bounds, written to one long-lived stream per peer and rank."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import threading
+import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ import torch
 from dtfm.kernels.codec import DTYPE_NUMBERS, Codec, Encoded, encode
 from dtfm.node.mailbox import Closed
 from dtfm.node.trace import Activity, span
+from dtfm.node.uplink import Rank, Uplink
 from dtfm.protos.connection import open_channel
 from dtfm.protos.credentials import Identity, to_peer
 from dtfm.protos.frame import Header, Kind, frames
@@ -27,12 +29,12 @@ log = logging.getLogger(__name__)
 QUEUE_BYTES = 32 << 20
 """What may wait for one lane; who sends more waits until the link has taken some (back-pressure)."""
 
-_LANES = {
-    Kind.ACTIVATION: "pipeline",
-    Kind.GRADIENT: "pipeline",
-    Kind.EVALUATION: "pipeline",
-    Kind.REDUCE: "reduction",
-    Kind.GATHER: "reduction",
+_RANKS = {
+    Kind.ACTIVATION: Rank.PIPELINE,
+    Kind.GRADIENT: Rank.PIPELINE,
+    Kind.EVALUATION: Rank.PIPELINE,
+    Kind.REDUCE: Rank.REDUCTION,
+    Kind.GATHER: Rank.REDUCTION,
 }
 
 
@@ -47,14 +49,21 @@ class What:
     part: int = 0
 
 
+#: A tensor's header and encoded bytes, and how many bytes were reserved for it.
+_Item = tuple[Header, memoryview, int]
+
+
 class _Lane:
     """One stream to one peer. ``reserve`` is called by computing threads, all else on the event loop."""
 
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.queue: asyncio.Queue[tuple[Header, memoryview, int]] = asyncio.Queue()
+    def __init__(self, node: str, rank: Rank, uplink: Uplink) -> None:
+        self.name = f"{rank.name.lower()} to {node}"
         self.carried = 0  # the generation of what was last written
-        self.busy = False
+        self._closed = False
+        self._node = node
+        self._rank = rank
+        self._uplink = uplink
+        self.queue: asyncio.Queue[_Item] = asyncio.Queue()
         self._room = threading.Condition()
         self._waiting_bytes = 0
 
@@ -78,6 +87,30 @@ class _Lane:
         with self._room:
             self._room.notify_all()
 
+    def put(self, item: _Item) -> None:
+        if self._closed:
+            return
+        self._uplink.occupy(self._node, self._rank)
+        self.queue.put_nowait(item)
+
+    def done(self, size: int) -> None:
+        """Something from the queue is written, or never will be."""
+        self.release(size)
+        if self.queue.empty():
+            self._uplink.vacate(self._node, self._rank)
+
+    def clear(self) -> None:
+        while not self.queue.empty():
+            self.done(self.queue.get_nowait()[2])
+
+    def close(self) -> None:
+        self._closed = True
+        self._uplink.vacate(self._node, self._rank)
+
+    async def written(self, seconds: float) -> None:
+        """After a frame that took so long: returns when the next one may be written."""
+        await self._uplink.give_way(self._rank, seconds, self._node)
+
 
 class Outbox:
     """The sending side of a node's data plane.
@@ -87,6 +120,7 @@ class Outbox:
     """
 
     def __init__(self, node: str, on_lost: Callable[[str, int, str], None]) -> None:
+        self.uplink = Uplink()
         self._node = node
         self._on_lost = on_lost
         self._authority = b""
@@ -94,10 +128,9 @@ class Outbox:
         self._encoder = ThreadPoolExecutor(1, "encode")
         self._addresses: dict[str, str] = {}
         self._channels: dict[str, grpc.aio.Channel] = {}
-        self._lanes: dict[tuple[str, str], _Lane] = {}
-        self._writers: dict[tuple[str, str], asyncio.Task[None]] = {}
+        self._lanes: dict[tuple[str, Rank], _Lane] = {}
+        self._writers: dict[tuple[str, Rank], asyncio.Task[None]] = {}
         self._generation = 0
-        self._drained = asyncio.Event()  # a lane has nothing left to write
         self._closed: str | None = None
 
     async def connect(
@@ -120,9 +153,9 @@ class Outbox:
                 continue
             self._addresses[node] = address
             self._channels[node] = open_channel(address, to_peer(identity, node), lease)
-            for lane in sorted(set(_LANES.values())):
-                self._lanes[node, lane] = _Lane(f"{lane} to {node}")
-                self._writers[node, lane] = asyncio.create_task(self._write(node, lane))
+            for rank in sorted(set(_RANKS.values())):
+                lane = self._lanes[node, rank] = _Lane(node, rank, self.uplink)
+                self._writers[node, rank] = asyncio.create_task(self._write(node, lane))
         ready = {node: asyncio.create_task(channel.channel_ready()) for node, channel in self._channels.items()}
         if ready:
             _, pending = await asyncio.wait(ready.values(), timeout=timeout)
@@ -144,7 +177,7 @@ class Outbox:
     def send(self, destination: str, what: What, tensor: torch.Tensor, codec: Codec) -> Future[Encoded]:
         """Encodes and queues ``tensor`` (any shape), which must not change until it has arrived. From any thread; waits while
         the lane is full. Returns what is being sent, so that it can be sent again. Raises Closed."""
-        lane = self._lanes[destination, _LANES[what.kind]]
+        lane = self._lanes[destination, _RANKS[what.kind]]
         size = tensor.numel() * tensor.element_size()
         lane.reserve(size, lambda: self._closed)
         computed = torch.cuda.current_stream(tensor.device).record_event() if tensor.is_cuda else None
@@ -168,7 +201,7 @@ class Outbox:
 
     def send_encoded(self, destination: str, what: What, encoded: Encoded, elements: int, dtype: torch.dtype) -> None:
         """Queues bytes that are encoded already, so that several peers get the same ones. Else like ``send``."""
-        lane = self._lanes[destination, _LANES[what.kind]]
+        lane = self._lanes[destination, _RANKS[what.kind]]
         lane.reserve(len(encoded.data), lambda: self._closed)
         self._queue(lane, what, encoded, elements, dtype, len(encoded.data))
 
@@ -186,16 +219,7 @@ class Outbox:
             elements,
             len(encoded.data),
         )
-        self._loop.call_soon_threadsafe(lane.queue.put_nowait, (header, encoded.data, reserved))
-
-    async def give_way(self, spent: float) -> None:
-        """For state, which shares this node's uplink: returns when no tensor waits to be written, but within four times the
-        ``spent`` seconds that the last piece took, so that a busy link leaves a fifth of itself."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(4 * spent):
-                while any(lane.busy for lane in self._lanes.values()):
-                    self._drained.clear()
-                    await self._drained.wait()
+        self._loop.call_soon_threadsafe(lane.put, (header, encoded.data, reserved))
 
     async def close(self) -> None:
         self.interrupt("the node is stopping")
@@ -209,13 +233,12 @@ class Outbox:
             writer.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await writer
-            del self._lanes[key]
+            self._lanes.pop(key).close()
         self._addresses.pop(node)
         await self._channels.pop(node).close()
 
-    async def _write(self, node: str, lane_name: str) -> None:
+    async def _write(self, node: str, lane: _Lane) -> None:
         """Keeps one stream open to ``node`` and writes what is queued; a stream that broke is opened anew for what comes next."""
-        lane = self._lanes[node, lane_name]
         while True:
             first = await lane.queue.get()
             call = tensors_call(self._channels[node])(metadata=((NODE_METADATA, self._node),))
@@ -232,24 +255,20 @@ class Outbox:
                 await asyncio.gather(pump, return_exceptions=True)
             log.warning("the stream %s broke: %s", lane.name, why)
             if lane.carried == self._generation:  # else nothing of this generation is lost: go on with what is queued
-                while not lane.queue.empty():
-                    lane.release(lane.queue.get_nowait()[2])
-                lane.busy = False
-                self._drained.set()
+                lane.clear()
                 self._on_lost(node, lane.carried, why)
 
-    async def _pump(self, call: Any, lane: _Lane, item: tuple[Header, memoryview, int]) -> None:
+    async def _pump(self, call: Any, lane: _Lane, item: _Item) -> None:
         while True:
             header, encoded, size = item
-            lane.busy = True
             try:
                 if header.generation == self._generation:
                     lane.carried = header.generation
                     with span(Activity.SEND, header.step, header.index, lane.name):
                         for frame in frames(header, encoded):
+                            began = time.monotonic()
                             await call.write(frame)
+                            await lane.written(time.monotonic() - began)
             finally:
-                lane.release(size)
-                lane.busy = not lane.queue.empty()
-                self._drained.set()
+                lane.done(size)
             item = await lane.queue.get()

@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 import grpc
@@ -26,6 +27,7 @@ from dtfm.node.notices import notice
 from dtfm.node.outbox import Outbox
 from dtfm.node.peer_server import PeerServer
 from dtfm.node.trainer import Trainer
+from dtfm.node.uplink import Rank
 from dtfm.protos import PROTOCOL_VERSION, control_pb2_grpc
 from dtfm.protos.connection import DEFAULT_LEASE, open_channel, token_metadata
 from dtfm.protos.control_pb2 import (
@@ -106,7 +108,7 @@ class Session:
             _on_loop(loop, self._send),
             _on_loop(loop, self._fail),
         )
-        self._server = PeerServer(holding, self._outbox.give_way)
+        self._server = PeerServer(holding, partial(self._outbox.uplink.give_way, Rank.STATE))
 
     async def run(self) -> int:
         """Takes part until the run is over. Returns the process's exit code. Raises ValueError for a user's mistake."""

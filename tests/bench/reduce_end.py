@@ -16,6 +16,7 @@ import sys
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,7 @@ async def ours(codec_name: str, rank: int, port: int, addresses: list[str]) -> R
     from dtfm.node.peer_server import PeerServer
     from dtfm.node.reduction import Final, Residuals, reduce_gradients
     from dtfm.node.share import group_of, share_of
+    from dtfm.node.uplink import Rank
     from dtfm.protos.plan_pb2 import Plan
     from tests.protos.members import member
 
@@ -75,7 +77,7 @@ async def ours(codec_name: str, rank: int, port: int, addresses: list[str]) -> R
     expect = Expectations(share, groups, sizes, 0, 0, torch.float32, torch.float32)
     inbox = Inbox(expect, 0, lambda arrival: mailbox.put(arrival.header.step, arrival))
     outbox = Outbox(names[rank], lambda peer, _, why: mailbox.close(f"{peer}: {why}"))
-    server = PeerServer(Holding(), outbox.give_way)
+    server = PeerServer(Holding(), partial(outbox.uplink.give_way, Rank.STATE))
     identity = member(names[rank])
     server.become(identity)
     server.admit_to(inbox)
@@ -105,6 +107,7 @@ async def ours(codec_name: str, rank: int, port: int, addresses: list[str]) -> R
             ),
             codec,
             carried,
+            {},
         )
         inbox.advance(step)
         mailbox.forget(step)
