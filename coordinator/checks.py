@@ -12,6 +12,7 @@ from dtfm.protos import PROTOCOL_VERSION
 from dtfm.protos import control_pb2 as wire
 from dtfm.protos.connection import read_address
 from dtfm.protos.credentials import read_request
+from dtfm.scheduler.plan import Plan, micro_batch_numbers
 from dtfm.scheduler.workload import Layer, Workload
 
 MAX_NODES = 1000
@@ -175,6 +176,18 @@ def check_vote(vote: wire.StepReady) -> None:
     for arrived in vote.arrived:
         _number("arrived.seconds", arrived.seconds, 0, 1e7)
         _number("arrived.bytes", arrived.bytes, 1, 1e15)
+
+
+def check_progress(progress: wire.Progress, plan: Plan, node: str) -> None:
+    """Raises Refused for work on micro-batches that are not the node's."""
+    stage = plan.stage_of(node)
+    assert stage is not None
+    numbers = zip(plan.routes, micro_batch_numbers(plan), strict=True)
+    mine = {number for route, numbers in numbers if route.nodes[stage] == node for number in numbers}
+    for field in ("activations", "gradients", "finished"):
+        told = getattr(progress, field)
+        if len(told) > len(mine) or not mine.issuperset(told):
+            raise malformed(f"progress.{field}", list(told[:20]), f"among the node's own, {sorted(mine)[:20]}")
 
 
 def check_bucket(written: wire.BucketWritten, buckets: int) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from dtfm.coordinator import events as ev
@@ -66,13 +66,19 @@ def awaited(state: State) -> frozenset[str]:
     return frozenset(node for node, copying in copies.items() if copying is None or not copying.near)
 
 
+def copies(state: State) -> Iterator[tuple[str, Layers]]:
+    """Nodes that copied layers' state in advance, and have it as of the last commit."""
+    for node in state.ready:
+        copying = state.sessions[node].copying
+        if copying is not None and _has(state.ledger, copying):
+            yield node, copying.layers
+
+
 def count_copies(turn: Turn) -> None:
     """Where nobody has some layers' state any more, those who copied it in advance and kept up count as having it."""
     ledger = turn.state.ledger
-    for node in turn.state.ready:
-        copying = turn.state.sessions[node].copying
-        if copying is not None and _has(ledger, copying):
-            turn.emit(ev.StateCopied(node, ledger.members[node].incarnation, copying.layers, ledger.step))
+    for node, layers in copies(turn.state):
+        turn.emit(ev.StateCopied(node, ledger.members[node].incarnation, layers, ledger.step))
 
 
 def _has(ledger: Ledger, copying: Copying) -> bool:

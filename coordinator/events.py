@@ -146,7 +146,8 @@ class Waiting:
 
 @dataclass(frozen=True, slots=True)
 class PlanAdopted:
-    """``step`` is the last committed one. Seconds: the planner's prediction and its lower bound, if any."""
+    """``step`` is the last committed one; what nodes have done of the next one since generation ``counts_from`` still counts.
+    Seconds: the planner's prediction and its lower bound, if any."""
 
     generation: int
     plan: Plan
@@ -154,15 +155,18 @@ class PlanAdopted:
     step: int
     predicted_seconds: float | None = None
     lower_bound_seconds: float | None = None
+    counts_from: int = 0
     event: Literal["plan_adopted"] = "plan_adopted"
 
 
 @dataclass(frozen=True, slots=True)
 class PlanStarted:
-    """Every node of the plan holds its state: the next step begins under it."""
+    """Every node of the plan holds its state: ``step`` begins under it; or goes on, where ``finished`` micro-batches
+    are done in some stage already."""
 
     generation: int
     step: int
+    finished: int = 0
     event: Literal["plan_started"] = "plan_started"
 
 

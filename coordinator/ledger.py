@@ -49,6 +49,7 @@ class Ledger:
     links: Mapping[str, Mapping[str, ev.Link]] = field(default_factory=dict)
     broken: frozenset[tuple[str, str]] = frozenset()
     generation: int = 0
+    counts_from: int = 0
     plan: Plan | None = None
     held: tuple[tuple[tuple[str, str], ...], ...] = ()
     presumed: bool = False
@@ -116,7 +117,7 @@ def apply(ledger: Ledger, event: ev.Event) -> Ledger:
         case ev.RunDescribed():
             return replace(ledger, described=event.described)
         case ev.PlanAdopted():
-            return replace(ledger, generation=event.generation, plan=event.plan)
+            return replace(ledger, generation=event.generation, plan=event.plan, counts_from=event.counts_from)
         case ev.PlanStarted():
             return replace(ledger, held=_held_by_plan(ledger), presumed=False, plan_failures=0)
         case ev.PlanFailed():

@@ -122,10 +122,12 @@ class Gathering:
 
 @dataclass(frozen=True, slots=True)
 class Switching:
-    """A plan is adopted; ``awaiting`` are the nodes that do not hold their state yet."""
+    """A plan is adopted; ``awaiting`` are the nodes that do not hold their state yet, ``progress`` is what the others have of
+    the next step."""
 
     awaiting: frozenset[str]
     deadline: float
+    progress: Mapping[str, wire.Progress] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,12 +7,13 @@ from dataclasses import replace
 
 from dtfm.coordinator import aftermath, copying, drift
 from dtfm.coordinator import events as ev
-from dtfm.coordinator.checks import check_vote, shorten
+from dtfm.coordinator.checks import check_progress, check_vote, shorten
 from dtfm.coordinator.ending import fail
 from dtfm.coordinator.ledger import NODE_LEFT, PEER_LOST
 from dtfm.coordinator.state import ATTEMPTS, Pausing, Stepping, Switching
 from dtfm.coordinator.switching import again, consider, regroup
 from dtfm.coordinator.turn import Turn
+from dtfm.coordinator.wire import beginnings
 from dtfm.protos import control_pb2 as wire
 from dtfm.scheduler.plan import Plan
 
@@ -20,25 +21,28 @@ NORM_TOLERANCE = 1e-4
 """Replicas of a stage hold the same reduced gradient; devices of different kinds may sum its squares in another order."""
 
 
-def plan_ready(turn: Turn, node: str, generation: int) -> None:
+def plan_ready(turn: Turn, node: str, ready: wire.PlanReady) -> None:
     """A node of the plan holds its state. Once all do, training goes on; or, where all steps are trained, what follows the last
     commit is done again, as it came to nothing before."""
     phase, ledger, run = turn.state.phase, turn.state.ledger, turn.state.run
-    if not isinstance(phase, Switching) or generation != ledger.generation:
+    if not isinstance(phase, Switching) or ready.generation != ledger.generation or node not in phase.awaiting:
         return
     assert ledger.plan is not None
-    awaiting = phase.awaiting - {node}
-    turn.set(phase=replace(phase, awaiting=awaiting))
-    if awaiting:
+    check_progress(ready.progress, ledger.plan, node)
+    phase = replace(phase, awaiting=phase.awaiting - {node}, progress={**phase.progress, node: ready.progress})
+    turn.set(phase=phase)
+    if phase.awaiting:
         return
     step = ledger.step + 1
-    turn.emit(ev.PlanStarted(generation, step))
+    finished = {number for progress in phase.progress.values() for number in progress.finished}
+    turn.emit(ev.PlanStarted(ledger.generation, step, len(finished)))
     drift.forget(turn)
     if ledger.step >= run.train.steps and ledger.last is not None:
         _announce(turn, ledger.step, ledger.plan, ledger.last.gradient_norm)
         return
     turn.set(phase=Stepping(step, turn.now, turn.now + turn.state.patience))
-    turn.send(ledger.plan.nodes, begin=wire.Begin(generation=generation, step=step))
+    for nodes, begin in beginnings(ledger.plan, step, phase.progress):
+        turn.send(nodes, begin=begin)
     copying.keep_up(turn)
     consider(turn)
 
@@ -197,7 +201,7 @@ def _abort(turn: Turn, problem: wire.StepProblem, node: str, sentence: str) -> N
     if turn.state.ledger.failures >= ATTEMPTS:
         fail(turn, f"{ATTEMPTS} attempts in a row failed at {reason}{_advice(problem)}")
     else:
-        again(turn, reason)
+        again(turn, reason, afresh=True)  # what is wrong may have gone on to others
 
 
 def _peer_lost(turn: Turn, node: str, peer: str, sentence: str) -> None:

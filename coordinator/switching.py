@@ -22,6 +22,8 @@ from dtfm.coordinator.state import (
 from dtfm.coordinator.turn import AnswerPlanNow, Planned, PlanWanted, Turn
 from dtfm.coordinator.wire import assignments
 from dtfm.scheduler.plan import Plan
+from dtfm.scheduler.problem import Problem
+from dtfm.scheduler.reroute import rerouted
 
 GRACE_LEASES = 6
 """After a restart, so many leases are left for the nodes of before to come back."""
@@ -46,6 +48,11 @@ def consider(turn: Turn, ticket: int | None = None) -> None:
         if problem := _too_few(turn, phase):
             _wait(turn, phase, problem)
             answer(turn, tickets, False, problem)
+            return
+        if (plan := _carried_on(turn)) is not None:
+            answer(turn, tickets, False, "the plan has just changed")
+            turn.set(considered=frozenset())  # a better one is looked for once it trains
+            adopt(turn, PlanChosen(plan, "the same stages without who is gone"), phase.reason)
             return
         if phase.said and state.considered == ready and not tickets:
             return  # the planner found no plan for these
@@ -102,9 +109,9 @@ def planned(turn: Turn, result: Planned) -> None:
         answer(turn, asked.tickets, False, "the plan changed meanwhile")
 
 
-def adopt(turn: Turn, choice: PlanChosen, cause: str) -> None:
+def adopt(turn: Turn, choice: PlanChosen, cause: str, *, afresh: bool = False) -> None:
     """The plan gets the next generation and goes out to everybody. Where some stage's state is held by no node any more,
-    training goes back to the newest checkpoint, or to the start."""
+    training goes back to the newest checkpoint, or to the start. ``afresh``: nothing that was done of the next step counts."""
     ledger = turn.state.ledger
     if ledger.step >= turn.state.run.train.steps and ledger.step in ledger.checkpoints:
         finish(turn, f"all {ledger.step} steps are trained; the checkpoint is {ledger.checkpoints[ledger.step]}")
@@ -113,11 +120,20 @@ def adopt(turn: Turn, choice: PlanChosen, cause: str) -> None:
         copying.count_copies(turn)
     if not turn.state.ledger.state_is_held and turn.state.ledger.step not in turn.state.ledger.checkpoints:
         _roll_back(turn, "no node holds all of the state as of the last step any more")
+        afresh = True
     ledger = turn.state.ledger
     reason = shorten(f"{cause}: {choice.reason}" if cause else choice.reason)
     plan = replace(choice.plan, generation=ledger.generation + 1)
     turn.emit(
-        ev.PlanAdopted(plan.generation, plan, reason, ledger.step, choice.predicted_seconds, choice.lower_bound_seconds)
+        ev.PlanAdopted(
+            plan.generation,
+            plan,
+            reason,
+            ledger.step,
+            choice.predicted_seconds,
+            choice.lower_bound_seconds,
+            plan.generation if afresh else ledger.counts_from,
+        )
     )
     if turn.state.chosen not in (None, choice):
         turn.set(considered=frozenset())  # what was chosen is dropped: whom it was for is planned with again
@@ -133,11 +149,11 @@ def adopt(turn: Turn, choice: PlanChosen, cause: str) -> None:
         turn.send([node], assignment=message)
 
 
-def again(turn: Turn, reason: str) -> None:
-    """The same plan under the next generation."""
+def again(turn: Turn, reason: str, *, afresh: bool = False) -> None:
+    """The same plan under the next generation; ``afresh`` as in adopt."""
     plan = turn.state.ledger.plan
     assert plan is not None
-    adopt(turn, PlanChosen(plan, "the same plan again"), reason)
+    adopt(turn, PlanChosen(plan, "the same plan again"), reason, afresh=afresh)
 
 
 def plan_failed(turn: Turn, node: str, generation: int, problem: str) -> None:
@@ -156,6 +172,22 @@ def answer(turn: Turn, tickets: tuple[int, ...], changed: bool, reason: str) -> 
     """To those who asked to plan now; a change comes under the next generation, at the next commit."""
     generation = turn.state.ledger.generation + changed
     turn.commands.extend(AnswerPlanNow(ticket, changed, generation, reason) for ticket in tickets)
+
+
+def _carried_on(turn: Turn) -> Plan | None:
+    """The plan that trained until now, without those of its nodes that are gone; None where that is not possible."""
+    state = turn.state
+    plan, described = state.ledger.plan, state.ledger.described
+    if plan is None or described is None or not state.gathered:
+        return None
+    present = [node for node in state.ready if node in plan.nodes or node in state.staying]
+    if not present:
+        return None
+    holders = [set(layer) for layer in state.ledger.holders] or [set[str]() for _ in described.workload.layers]
+    for node, layers in copying.copies(state):
+        for layer in range(*layers):
+            holders[layer].add(node)
+    return rerouted(plan, Problem(measured_cluster(state.ledger, present), described.workload), holders)
 
 
 def _too_few(turn: Turn, phase: Gathering) -> str:

@@ -85,7 +85,7 @@ def _dispatch(turn: Turn, session: Session, event: Heard) -> None:
         case "links":
             membership.links_measured(turn, session, message.links)
         case "plan_ready":
-            stepping.plan_ready(turn, node, message.plan_ready.generation)
+            stepping.plan_ready(turn, node, message.plan_ready)
         case "plan_failed":
             switching.plan_failed(turn, node, message.plan_failed.generation, message.plan_failed.problem)
         case "step_ready":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 from dtfm.coordinator.ledger import Ledger
 from dtfm.protos import control_pb2, plan_pb2
@@ -43,6 +43,22 @@ def assignments(ledger: Ledger, reason: str, nodes: Iterable[str]) -> Iterator[t
         yield node, message
 
 
+def beginnings(
+    plan: Plan, step: int, progress: Mapping[str, control_pb2.Progress]
+) -> Iterator[tuple[tuple[str, ...], control_pb2.Begin]]:
+    """For the replicas of each stage the start of ``step``, which goes on where ``progress``, by node, says so."""
+    for stage, before, after in zip(plan.stages, (None, *plan.stages), (*plan.stages[1:], None), strict=False):
+        yield (
+            stage.replicas,
+            control_pb2.Begin(
+                generation=plan.generation,
+                step=step,
+                activations=sorted(n for node in (after.replicas if after else ()) for n in progress[node].activations),
+                gradients=sorted(n for node in (before.replicas if before else ()) for n in progress[node].gradients),
+            ),
+        )
+
+
 def _assignment(ledger: Ledger, reason: str) -> control_pb2.Assignment:
     assert ledger.plan is not None
     assert ledger.described is not None
@@ -62,4 +78,5 @@ def _assignment(ledger: Ledger, reason: str) -> control_pb2.Assignment:
         last_commit=control_pb2.Commit(generation=last.generation, step=last.step, gradient_norm=last.gradient_norm)
         if last is not None
         else None,
+        counts_from=ledger.counts_from,
     )

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Collection, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 
 import torch
 
-from dtfm.kernels.codec import encode
+from dtfm.kernels.codec import Encoded, encode
 from dtfm.node import pipeline
 from dtfm.node.admission import Expectations
 from dtfm.node.compression import choose_codecs
 from dtfm.node.data import Batch, Data
 from dtfm.node.inbox import Arrival, Inbox
-from dtfm.node.mailbox import Mailbox
+from dtfm.node.mailbox import Closed, Mailbox
 from dtfm.node.optimizer import adamw, decayed_ranges
 from dtfm.node.outbox import Outbox, What
 from dtfm.node.pipeline import Compute, NonFinite, Outcome, Topic
+from dtfm.node.progress import Progress
 from dtfm.node.reduction import Final, Residuals, reduce_gradients
 from dtfm.node.samples import evaluation_samples, training_samples
 from dtfm.node.share import Group, Share
@@ -41,20 +42,24 @@ class Engagement:
         applied: int,
         bandwidth: Mapping[str, float],
         flops: float,
+        progress: Progress | None = None,
     ) -> None:
-        """``bandwidth`` of the links from here, in bytes per second by destination; ``flops`` of this device, per second."""
+        """``bandwidth`` of the links from here, in bytes per second by destination; ``flops`` of this device, per second;
+        ``progress`` on the next step from an earlier generation, with the same ``stage``."""
         self.share = share
         self.stage = stage
+        self.progress = progress or Progress(share.generation, applied + 1)
+        self.progress.generation = share.generation
         self._run = run
         self.groups = groups
         self._data = data
         self._outbox = outbox
         self._pipeline: Mailbox[Topic, Arrival] = Mailbox()
         self._reduction: Mailbox[int, Arrival | Final] = Mailbox()
-        self._unfinished: dict[
-            int, int
-        ] = {}  # during the last backward: parameters per bucket that still get gradients
-        self._step = 0
+        # During the last backward: parameters per bucket that still get gradients.
+        self._unfinished: dict[int, int] = {}
+        # Tensors of an interrupted step that the neighbours have from an earlier generation.
+        self._had: dict[Kind, frozenset[int]] = {}
         self._hooks = [
             parameter.register_post_accumulate_grad_hook(partial(self._accumulated, index))  # type: ignore[no-untyped-call]
             for index, parameters in stage.parameters.items()
@@ -95,15 +100,21 @@ class Engagement:
         )
         self.inbox = Inbox(expect, applied, self._deliver)
 
+    def neighbours_have(self, activations: Collection[int], gradients: Collection[int]) -> None:
+        """Of the step that ``progress`` is of: micro-batches whose activation the next stage has, whose gradient the previous."""
+        self._had = {Kind.ACTIVATION: frozenset(activations), Kind.GRADIENT: frozenset(gradients)}
+
     def train(self, step: int) -> tuple[Outcome, float]:
-        """Forward, backward and reduction of ``step``: (what came of it, squared norm of the gradients counted here).
+        """What ``progress`` lacks of forward and backward, then reduction of ``step``: (what came of it, squared norm of the
+        gradients counted here).
 
         Raises NonFinite, and Closed when the step is called off.
         """
-        self._step = step
-        self.stage.zero_gradients()
+        progress = self.progress
+        assert progress.step == step
         gradients = {index: bucket.gradients for index, bucket in self.stage.buckets.items()}
-        if not self.share.micro_batches:
+        self._take_up(gradients)
+        if progress.finished >= set(self.share.micro_batches):
             self._expect_last_gradients()
         reduction = self._reducer.submit(
             reduce_gradients,
@@ -117,16 +128,18 @@ class Engagement:
             ),
             self.codecs.reduction,
             self._carried,
+            progress.unreduced,
         )
         try:
+            self._send_again()
             outcome = pipeline.train_step(
                 self.share,
-                step,
+                progress,
                 self._run.train.micro_batch,
                 self._run.train.global_batch,
                 self._compute(partial(self._training_batch, step)),
                 self._pipeline,
-                lambda kind, destination, number, tensor: self._send(kind, step, destination, number, tensor),
+                self._hand_on,
                 self._expect_last_gradients,
             )
             # Who has no micro-batches, or a parameter that got no gradient, adds nothing: that is final too.
@@ -134,6 +147,8 @@ class Engagement:
                 self._reduction.put(step, Final(index))
             self._left_out = reduction.result()
         except BaseException as error:
+            if not isinstance(error, Closed):
+                progress.spoil()
             self.close(f"step {step} ended: {error}")
             raise
         finally:
@@ -161,6 +176,7 @@ class Engagement:
                 decayed_ranges(bucket.spec.parameters),
             )
         self._carried = self._left_out  # not before: an aborted step was sent for nothing
+        self.progress, self._had = Progress(self.share.generation, step + 1), {}
         self.inbox.advance(step)
         self._pipeline.forget(("train", step))
         self._pipeline.forget(("evaluate", step - 1))
@@ -174,7 +190,7 @@ class Engagement:
             self._run.train.micro_batch,
             self._compute(self._evaluation_batch),
             self._pipeline,
-            lambda kind, destination, number, tensor: self._send(kind, step, destination, number, tensor),
+            partial(self._send_held_out, step),
         )
 
     def close(self, reason: str) -> None:
@@ -234,8 +250,42 @@ class Engagement:
             self._unfinished[bucket] -= 1
             if self._unfinished[bucket] == 0:
                 del self._unfinished[bucket]
-                self._reduction.put(self._step, Final(bucket))
+                self._reduction.put(self.progress.step, Final(bucket))
 
-    def _send(self, kind: Kind, step: int, destination: str, index: int, tensor: torch.Tensor) -> None:
+    def _take_up(self, gradients: Mapping[int, torch.Tensor]) -> None:
+        """Gradients are as they were before any reduction."""
+        progress = self.progress
+        if not progress.finished:
+            self.stage.zero_gradients()
+        else:
+            for index, mine in progress.unreduced.items():
+                gradients[index].copy_(mine)
+        progress.unreduced.clear()  # they grow from here
+
+    def _send_again(self) -> None:
+        """What the neighbours of an interrupted step lack of what was computed here."""
+        progress, share = self.progress, self.share
+        for (kind, number), sent in sorted(progress.sent.items(), key=lambda item: item[0]):
+            destination = (share.next if kind is Kind.ACTIVATION else share.previous).get(number)
+            if destination is None or number in self._had.get(kind, ()):
+                continue
+            if isinstance(sent, torch.Tensor):
+                progress.sent[kind, number] = self._send(kind, progress.step, destination, number, sent)
+            else:
+                encoded, shape = sent.result(), self._output_shape if kind is Kind.ACTIVATION else self._input_shape
+                what = What(kind, share.generation, progress.step, number)
+                self._outbox.send_encoded(destination, what, encoded, math.prod(shape), self.stage.dtype)
+
+    def _hand_on(self, kind: Kind, destination: str, number: int, tensor: torch.Tensor) -> None:
+        """To a neighbour that trains the same micro-batch."""
+        progress, size = self.progress, tensor.numel() * tensor.element_size()
+        progress.keep(kind, number, tensor, size)  # first, as sending may be called off
+        if number not in self._had.get(kind, ()):
+            progress.keep(kind, number, self._send(kind, progress.step, destination, number, tensor), size)
+
+    def _send_held_out(self, step: int, kind: Kind, destination: str, number: int, tensor: torch.Tensor) -> None:
+        self._send(kind, step, destination, number, tensor)
+
+    def _send(self, kind: Kind, step: int, destination: str, index: int, tensor: torch.Tensor) -> Future[Encoded]:
         what = What(kind, self.share.generation, step, index)
-        self._outbox.send(destination, what, tensor, self.codecs.of(kind, destination))
+        return self._outbox.send(destination, what, tensor, self.codecs.of(kind, destination))

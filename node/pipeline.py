@@ -16,6 +16,7 @@ import torch
 from dtfm.kernels.codec import DTYPES, Codec, decode
 from dtfm.node.inbox import Arrival
 from dtfm.node.mailbox import Mailbox
+from dtfm.node.progress import Progress
 from dtfm.node.share import Share
 from dtfm.node.trace import Activity, span
 from dtfm.protos.frame import Kind
@@ -79,7 +80,7 @@ class Compute:
 
 def train_step(
     share: Share,
-    step: int,
+    progress: Progress,
     micro_batch: int,
     global_batch: int,
     compute: Compute,
@@ -87,20 +88,19 @@ def train_step(
     send: Send,
     before_last_backward: Callable[[], None],
 ) -> Outcome:
-    """Forward and backward of this node's micro-batches; their gradients of the mean loss over ``global_batch`` samples
-    are added to the parameters' ``.grad``.
+    """Forward and backward of those of this node's micro-batches that ``progress`` lacks; their gradients of the mean loss over
+    ``global_batch`` samples are added to the parameters' ``.grad``.
 
-    Calls ``before_last_backward`` once, so that hooks can tell when each bucket's gradients are final. Raises NonFinite, and
-    Closed when the step is called off.
+    Calls ``before_last_backward`` once, or never where nothing is left to do, so that hooks can tell when each bucket's
+    gradients are final. Raises NonFinite, and Closed when the step is called off; then ``progress`` is what was done.
     """
+    step = progress.step
     topic: Topic = ("train", step)
-    waiting = dict.fromkeys(share.micro_batches) if share.first else {}
-    inputs: dict[int, torch.Tensor] = {}  # arrived, or kept for backward
-    outputs: dict[int, torch.Tensor] = {}  # of micro-batches in flight
-    gradients: dict[int, torch.Tensor] = {}
+    waiting = dict.fromkeys(progress.waiting(share))
+    inputs, outputs, gradients = progress.inputs, progress.outputs, progress.gradients
     weight = micro_batch / global_batch
-    left = len(share.micro_batches)
-    loss_sum = busy = waited = 0.0
+    left = len(set(share.micro_batches) - progress.finished)
+    busy = waited = 0.0
 
     def hand_on(kind: Kind, destination: str, number: int, tensor: torch.Tensor) -> None:
         """Where a link is full this waits for it, which is no computing."""
@@ -112,6 +112,8 @@ def train_step(
 
     def take(arrival: Arrival) -> None:
         header = arrival.header
+        if progress.has(header.kind, header.index):
+            return  # from an earlier generation
         with span(Activity.DECODE, step, header.index):
             flat = decode(Codec(header.codec), arrival.encoded, header.elements, DTYPES[header.dtype], compute.device)
         if header.kind is Kind.ACTIVATION:
@@ -123,7 +125,8 @@ def train_step(
     while left:
         while (arrival := mailbox.get_nowait(topic)) is not None:
             take(arrival)
-        task = next_task(waiting, gradients, len(outputs), share.in_flight)
+        # A gradient may come again before its forward is done again.
+        task = next_task(waiting, gradients.keys() & outputs.keys(), len(outputs), share.in_flight)
         if task is None:
             began = time.perf_counter()
             with span(Activity.WAIT, step):
@@ -144,7 +147,7 @@ def train_step(
             if share.last:
                 if not torch.isfinite(loss):
                     raise NonFinite(f"the loss of micro-batch {number} is {value}")
-                loss_sum += value * micro_batch
+                progress.losses[number] = value
                 outputs[number] = loss
                 # The last stage turns round at once: nothing is gained by holding the graph.
                 gradients[number] = torch.full_like(loss, weight)
@@ -157,13 +160,16 @@ def train_step(
                 before_last_backward()
             with span(Activity.BACKWARD, step, number):
                 torch.autograd.backward(outputs.pop(number), gradients.pop(number))
+            progress.finished.add(number)
             if not share.first:
                 gradient = inputs.pop(number).grad
                 assert gradient is not None
                 hand_on(Kind.GRADIENT, share.previous[number], number, gradient)
         busy += time.perf_counter() - began
-    samples = len(share.micro_batches) * micro_batch if share.last else 0
-    return Outcome(loss_sum, samples, busy, waited)
+    if not share.last:
+        return Outcome(0.0, 0, busy, waited)
+    loss_sum = sum(progress.losses[number] for number in share.micro_batches) * micro_batch
+    return Outcome(loss_sum, len(share.micro_batches) * micro_batch, busy, waited)
 
 
 @torch.no_grad()

@@ -9,26 +9,26 @@ import threading
 import time
 from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
 import torch
 
+from dtfm.node.adoption import Work, engage
 from dtfm.node.bucket import Bucket
 from dtfm.node.checkpoint_writer import CheckpointWriter
 from dtfm.node.copier import Copier
-from dtfm.node.data import Data, load_data
+from dtfm.node.data import load_data
 from dtfm.node.engagement import Engagement
 from dtfm.node.holding import Held, Holding
 from dtfm.node.inbox import Inbox
 from dtfm.node.mailbox import Closed
-from dtfm.node.model import Model, load_model
+from dtfm.node.model import load_model
 from dtfm.node.outbox import Outbox
 from dtfm.node.pipeline import NonFinite, Outcome
 from dtfm.node.profile import workload
-from dtfm.node.recovery import acquire_stage
-from dtfm.node.share import group_of, share_of
+from dtfm.node.share import share_of
 from dtfm.node.trace import Activity, span
 from dtfm.protos.control_pb2 import (
     Applied,
@@ -53,16 +53,6 @@ Result = TypeVar("Result")
 
 NARRATE_SECONDS = 10.0
 """At most so often a node's operator reads how a step went."""
-
-
-@dataclass(frozen=True, slots=True)
-class Work:
-    """What a node trains: read once from the run, whatever the plan."""
-
-    run: Run
-    model: Model
-    data: Data
-    identity: Identity
 
 
 class Trainer:
@@ -96,6 +86,7 @@ class Trainer:
         self._holding = holding
         self._copier = Copier(node, device, report)
         self._engagement: Engagement | None = None
+        self._earlier: Engagement | None = None  # what the next one may build on
         self._newest = 0  # generation
         self._waiting: Future[Any] | None = None  # for the event loop
         self._voted: int | None = None  # the step that this node is ready to commit
@@ -232,12 +223,14 @@ class Trainer:
         if self._engagement is not None:
             self._catch_up(self._engagement, assignment.last_commit)
             self._engagement.release()
+            self._earlier = self._engagement
         self._engagement, self._voted = None, None
         if plan.generation < self._newest:
             log.info("passed over generation %d: %d is here", plan.generation, self._newest)
             return
         if self._holding.held.step != assignment.step:
             self._holding.replace(Held(assignment.step, {}))  # of another past: its memory may be needed
+            self._earlier = None
         share = share_of(plan, self._node, train.evaluation_samples // train.micro_batch)
         copied: Mapping[int, Bucket] = {}
         if share is not None or any(self._node in donors.nodes for donors in assignment.donors):
@@ -245,6 +238,7 @@ class Trainer:
             self._holding.replace(Held(assignment.step, {**self._holding.held.buckets, **copied}))
         if share is None:
             log.info("idle in generation %d: %s", plan.generation, assignment.reason)
+            self._earlier = None
             return
         log.info(
             "generation %d: layers %d-%d, stage %d of %d with %d replicas, %d micro-batches a step. %s",
@@ -259,41 +253,18 @@ class Trainer:
         )
         try:
             with span(Activity.ADOPT, assignment.step):
-                stage = acquire_stage(
-                    self._node,
-                    self._work.run,
-                    self._work.model,
+                engagement = engage(
+                    self._work,
+                    share,
+                    assignment,
                     self._device,
+                    self._flops,
                     self._holding.held,
                     copied,
-                    assignment,
-                    share.layers,
-                    self._work.identity,
+                    self._earlier,
+                    self._outbox,
                     self._await,
                 )
-            groups = {i: group_of(plan, bucket.spec.layers) for i, bucket in stage.buckets.items()}
-            neighbours = {*share.previous.values(), *share.next.values()}
-            neighbours |= {*share.evaluation_previous.values(), *share.evaluation_next.values()}
-            neighbours |= {member for group in groups.values() for member in group.members}
-            peers = {p.node: p.address for p in assignment.peers if p.node in neighbours and p.node != self._node}
-            bandwidth = {k.destination: k.bandwidth for k in assignment.links if k.source == self._node and k.bandwidth}
-            engagement = Engagement(
-                self._work.run,
-                share,
-                groups,
-                stage,
-                self._work.data,
-                self._outbox,
-                assignment.step,
-                bandwidth,
-                self._flops,
-            )
-            try:
-                lease = self._work.run.lease_seconds
-                self._await(self._outbox.connect(plan.generation, self._work.identity, peers, lease, lease))
-            except (ConnectionError, Closed):
-                engagement.release()
-                raise
         except Closed:
             raise
         except Exception as problem:
@@ -303,11 +274,12 @@ class Trainer:
             return
         log.info("compression: %s", engagement.codecs.sentence)
         admit_to(engagement.inbox)
-        self._engagement = engagement
+        self._engagement, self._earlier = engagement, None
         # Until the generation begins this node still donates what it held before.
-        self._holding.replace(Held(assignment.step, {**self._holding.held.buckets, **stage.buckets}))
-        self._digest = self._background.submit(stage.digest)
-        self._report(NodeMessage(plan_ready=PlanReady(generation=plan.generation)))
+        self._holding.replace(Held(assignment.step, {**self._holding.held.buckets, **engagement.stage.buckets}))
+        self._digest = self._background.submit(engagement.stage.digest)
+        ready = PlanReady(generation=plan.generation, progress=engagement.progress.told(share))
+        self._report(NodeMessage(plan_ready=ready))
 
     def _take_copies(self, assignment: Assignment, patience: float) -> Mapping[int, Bucket]:
         """What was copied in advance and is as of the assignment's step. Raises Closed."""
@@ -327,6 +299,7 @@ class Trainer:
             log.info("ignored the start of generation %d, which this node does not have", begin.generation)
             return
         assert begin.step == self._holding.held.step + 1, (begin.step, self._holding.held.step)
+        engagement.neighbours_have(begin.activations, begin.gradients)
         self._holding.replace(Held(begin.step - 1, engagement.stage.buckets))
         self._train(engagement)
 

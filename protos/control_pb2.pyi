@@ -210,7 +210,7 @@ class LinkReport(_message.Message):
     def __init__(self, links: _Optional[_Iterable[_Union[LinkReport.Link, _Mapping]]] = ...) -> None: ...
 
 class Assignment(_message.Message):
-    __slots__ = ("plan", "peers", "step", "donors", "checkpoint", "reason", "links", "last_commit")
+    __slots__ = ("plan", "peers", "step", "donors", "checkpoint", "reason", "links", "last_commit", "counts_from")
     class Donors(_message.Message):
         __slots__ = ("nodes",)
         NODES_FIELD_NUMBER: _ClassVar[int]
@@ -224,6 +224,7 @@ class Assignment(_message.Message):
     REASON_FIELD_NUMBER: _ClassVar[int]
     LINKS_FIELD_NUMBER: _ClassVar[int]
     LAST_COMMIT_FIELD_NUMBER: _ClassVar[int]
+    COUNTS_FROM_FIELD_NUMBER: _ClassVar[int]
     plan: _plan_pb2.Plan
     peers: _containers.RepeatedCompositeFieldContainer[Peer]
     step: int
@@ -232,7 +233,8 @@ class Assignment(_message.Message):
     reason: str
     links: _containers.RepeatedCompositeFieldContainer[LinkReport.Link]
     last_commit: Commit
-    def __init__(self, plan: _Optional[_Union[_plan_pb2.Plan, _Mapping]] = ..., peers: _Optional[_Iterable[_Union[Peer, _Mapping]]] = ..., step: _Optional[int] = ..., donors: _Optional[_Iterable[_Union[Assignment.Donors, _Mapping]]] = ..., checkpoint: _Optional[str] = ..., reason: _Optional[str] = ..., links: _Optional[_Iterable[_Union[LinkReport.Link, _Mapping]]] = ..., last_commit: _Optional[_Union[Commit, _Mapping]] = ...) -> None: ...
+    counts_from: int
+    def __init__(self, plan: _Optional[_Union[_plan_pb2.Plan, _Mapping]] = ..., peers: _Optional[_Iterable[_Union[Peer, _Mapping]]] = ..., step: _Optional[int] = ..., donors: _Optional[_Iterable[_Union[Assignment.Donors, _Mapping]]] = ..., checkpoint: _Optional[str] = ..., reason: _Optional[str] = ..., links: _Optional[_Iterable[_Union[LinkReport.Link, _Mapping]]] = ..., last_commit: _Optional[_Union[Commit, _Mapping]] = ..., counts_from: _Optional[int] = ...) -> None: ...
 
 class Prefetch(_message.Message):
     __slots__ = ("number", "first_layer", "past_last_layer", "donors", "peers")
@@ -261,10 +263,22 @@ class Prefetched(_message.Message):
     def __init__(self, number: _Optional[int] = ..., step: _Optional[int] = ..., voted: _Optional[int] = ..., problem: _Optional[str] = ...) -> None: ...
 
 class PlanReady(_message.Message):
-    __slots__ = ("generation",)
+    __slots__ = ("generation", "progress")
     GENERATION_FIELD_NUMBER: _ClassVar[int]
+    PROGRESS_FIELD_NUMBER: _ClassVar[int]
     generation: int
-    def __init__(self, generation: _Optional[int] = ...) -> None: ...
+    progress: Progress
+    def __init__(self, generation: _Optional[int] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ...) -> None: ...
+
+class Progress(_message.Message):
+    __slots__ = ("activations", "gradients", "finished")
+    ACTIVATIONS_FIELD_NUMBER: _ClassVar[int]
+    GRADIENTS_FIELD_NUMBER: _ClassVar[int]
+    FINISHED_FIELD_NUMBER: _ClassVar[int]
+    activations: _containers.RepeatedScalarFieldContainer[int]
+    gradients: _containers.RepeatedScalarFieldContainer[int]
+    finished: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, activations: _Optional[_Iterable[int]] = ..., gradients: _Optional[_Iterable[int]] = ..., finished: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class PlanFailed(_message.Message):
     __slots__ = ("generation", "problem")
@@ -275,12 +289,16 @@ class PlanFailed(_message.Message):
     def __init__(self, generation: _Optional[int] = ..., problem: _Optional[str] = ...) -> None: ...
 
 class Begin(_message.Message):
-    __slots__ = ("generation", "step")
+    __slots__ = ("generation", "step", "activations", "gradients")
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
+    ACTIVATIONS_FIELD_NUMBER: _ClassVar[int]
+    GRADIENTS_FIELD_NUMBER: _ClassVar[int]
     generation: int
     step: int
-    def __init__(self, generation: _Optional[int] = ..., step: _Optional[int] = ...) -> None: ...
+    activations: _containers.RepeatedScalarFieldContainer[int]
+    gradients: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, generation: _Optional[int] = ..., step: _Optional[int] = ..., activations: _Optional[_Iterable[int]] = ..., gradients: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class StepReady(_message.Message):
     __slots__ = ("generation", "step", "squared_gradient_norm", "loss_sum", "samples", "state_digest", "compute_seconds", "wait_seconds", "arrived")

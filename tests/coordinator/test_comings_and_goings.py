@@ -11,7 +11,7 @@ from dtfm.coordinator.ledger import fold
 from dtfm.coordinator.state import Gathering, Stepping, Switching
 from dtfm.coordinator.turn import ManifestDone
 from dtfm.protos import control_pb2 as wire
-from tests.coordinator.script import LEASE, World, fresh_state, training
+from tests.coordinator.script import LEASE, World, fresh_state, training, two_stages
 
 
 def test_a_replica_lost_in_a_step_aborts_it_and_the_others_go_on_with_their_state() -> None:
@@ -288,6 +288,7 @@ def test_pinned_replicas_are_a_wish_once_nodes_are_lost() -> None:
     world.plan()
     world.settle()
     world.lose("d")
+    world.settle()
     asked.append(world.wanted[-1].stages)
     assert asked == [(2, 2), 2]
 
@@ -328,10 +329,20 @@ def test_a_replica_lost_while_the_last_checkpoint_is_written_makes_the_others_wr
     assert world.exit_code == 0
 
 
-def test_after_a_loss_the_first_good_plan_is_taken_and_a_better_one_looked_for_while_it_trains() -> None:
-    world = training("a", "b", "c")
+def without_a_stage() -> World:
+    """Of two stages one has lost its only replica; an idle node is left, without state."""
+    world = training("a", "b")
+    world.planner = lambda ids: world.plan_in_force
+    world.automatic_copying = False
+    world.join("c")
+    world.planner = two_stages
     world.automatic_planning = False
     world.lose("a")
+    return world
+
+
+def test_after_the_loss_of_a_stage_the_first_good_plan_is_taken_and_a_better_one_looked_for_while_it_trains() -> None:
+    world = without_a_stage()
     assert world.wanted[-1].seconds == 0.01 * LEASE
     world.plan()
     world.settle()
@@ -340,10 +351,8 @@ def test_after_a_loss_the_first_good_plan_is_taken_and_a_better_one_looked_for_w
 
 
 def test_no_plan_in_haste_is_no_proof_that_there_is_none() -> None:
-    world = training("a", "b", "c")
+    world = without_a_stage()
     world.planner = lambda _: "too little memory"
-    world.automatic_planning = False
-    world.lose("a")
     world.plan()
     assert world.wanted[-1].seconds == 0.5 * LEASE
     assert world.events(ev.Waiting) == []

@@ -3,9 +3,10 @@ they lack is sockets and a coordinator."""
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
 from typing import TypeVar, cast
 
@@ -15,10 +16,12 @@ from dtfm.kernels.codec import DTYPE_NUMBERS, Codec, Encoded, encode
 from dtfm.node.data import Data
 from dtfm.node.engagement import Engagement
 from dtfm.node.inbox import Inbox
+from dtfm.node.mailbox import Closed
 from dtfm.node.model import Model
 from dtfm.node.outbox import Outbox, What
-from dtfm.node.share import group_of, share_of
-from dtfm.node.stage import build_stage
+from dtfm.node.progress import Progress
+from dtfm.node.share import Share, group_of, share_of
+from dtfm.node.stage import Stage, build_stage
 from dtfm.protos.frame import Header, frames
 from dtfm.protos.plan_pb2 import FP64, Plan, Run
 
@@ -32,9 +35,13 @@ class Wire:
         self._node = node
         self._inboxes = inboxes
         self.sent_bytes = 0
+        self.on_sent: Callable[[], None] = lambda: None
 
-    def send(self, destination: str, what: What, tensor: torch.Tensor, codec: Codec) -> None:
-        self.send_encoded(destination, what, encode(codec, tensor), tensor.numel(), tensor.dtype)
+    def send(self, destination: str, what: What, tensor: torch.Tensor, codec: Codec) -> Future[Encoded]:
+        sent = Future[Encoded]()
+        sent.set_result(encode(codec, tensor))
+        self.send_encoded(destination, what, sent.result(), tensor.numel(), tensor.dtype)
+        return sent
 
     def send_encoded(self, destination: str, what: What, encoded: Encoded, elements: int, dtype: torch.dtype) -> None:
         size = len(encoded.data)
@@ -45,6 +52,7 @@ class Wire:
         self.sent_bytes += size
         for frame in frames(header, encoded.data):
             self._inboxes[destination].take(self._node, frame)
+        self.on_sent()
 
 
 class InProcess:
@@ -52,25 +60,72 @@ class InProcess:
     on. ``bandwidth`` of every link in bytes per second and ``flops`` of every node are what "auto" goes by."""
 
     def __init__(self, run: Run, plan: Plan, model: Model, data: Data, *, bandwidth: float, flops: float) -> None:
-        names = [name for stage in plan.stages for name in stage.replicas]
-        dtype = torch.float64 if run.train.precision == FP64 else torch.float32
-        inboxes: dict[str, Inbox] = {}
+        self._run, self._data, self._bandwidth, self._flops = run, data, bandwidth, flops
+        self._inboxes: dict[str, Inbox] = {}
         self._plan = plan
         self.step = 0
         self.engagements: dict[str, Engagement] = {}
-        self.wires = {name: Wire(name, inboxes) for name in names}
-        for name in names:
-            share = share_of(plan, name, run.train.evaluation_samples // run.train.micro_batch)
-            assert share is not None
+        self.wires = {name: Wire(name, self._inboxes) for stage in plan.stages for name in stage.replicas}
+        dtype = torch.float64 if run.train.precision == FP64 else torch.float32
+        for name in self.wires:
+            share = self._share(name)
             stage = build_stage(model, *share.layers, torch.device("cpu"), dtype)
             stage.initialise(run.seed)
-            groups = {index: group_of(plan, bucket.spec.layers) for index, bucket in stage.buckets.items()}
-            links = dict.fromkeys(names, bandwidth)
-            outbox = cast(Outbox, self.wires[name])
-            engagement = Engagement(run, share, groups, stage, data, outbox, 0, links, flops)
-            self.engagements[name] = engagement
-            inboxes[name] = engagement.inbox
-        self._threads = ThreadPoolExecutor(len(names))
+            self._engage(share, stage, None)
+        self._threads = ThreadPoolExecutor(len(self.wires))
+
+    def _share(self, name: str) -> Share:
+        share = share_of(self._plan, name, self._run.train.evaluation_samples // self._run.train.micro_batch)
+        assert share is not None
+        return share
+
+    def _engage(self, share: Share, stage: Stage, progress: Progress | None) -> None:
+        groups = {index: group_of(self._plan, bucket.spec.layers) for index, bucket in stage.buckets.items()}
+        outbox = cast(Outbox, self.wires[share.node])
+        links = dict.fromkeys(self.wires, self._bandwidth)
+        engagement = Engagement(
+            self._run, share, groups, stage, self._data, outbox, self.step, links, self._flops, progress
+        )
+        self.engagements[share.node] = engagement
+        self._inboxes[share.node] = engagement.inbox
+
+    def interrupt(self, sent: int) -> None:
+        """The next step is called off once so many tensors have been sent."""
+        left = itertools.count(sent - 1, -1)
+
+        def count_down() -> None:
+            if next(left) <= 0:
+                for engagement in self.engagements.values():
+                    engagement.close("called off")
+                raise Closed("called off")
+
+        for wire in self.wires.values():
+            wire.on_sent = count_down
+        for done in [self._threads.submit(engagement.train, self.step + 1) for engagement in self.engagements.values()]:
+            assert isinstance(done.exception(timeout=600), Closed | None)
+        for wire in self.wires.values():
+            wire.on_sent = lambda: None
+
+    def go_on(self, plan: Plan) -> None:
+        """The nodes of ``plan``, whose stages are as before, take the interrupted step up where they were."""
+        before, self.engagements, self._plan = self.engagements, {}, plan
+        for engagement in before.values():
+            engagement.close("another plan")
+            engagement.release()
+        for name in (name for stage in plan.stages for name in stage.replicas):
+            share, progress = self._share(name), before[name].progress
+            assert progress.fits(share)
+            progress.narrow(share)
+            self._engage(share, before[name].stage, progress)
+        reports = {name: e.progress.told(e.share) for name, e in self.engagements.items()}
+        for engagement in self.engagements.values():
+            stage = engagement.share.stage
+            following = plan.stages[stage + 1].replicas if stage + 1 < len(plan.stages) else ()
+            previous = plan.stages[stage - 1].replicas if stage else ()
+            engagement.neighbours_have(
+                [number for name in following for number in reports[name].activations],
+                [number for name in previous for number in reports[name].gradients],
+            )
 
     def __enter__(self) -> InProcess:
         return self

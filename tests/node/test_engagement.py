@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,8 +12,12 @@ import torch
 from dtfm.coordinator.run_file import read_run_file
 from dtfm.node.data import load_data
 from dtfm.node.model import load_model
+from dtfm.node.trace import Activity, Span, forget, listen
+from dtfm.protos.plan_pb2 import Plan
 from tests.cluster.runs import losses_alone, run_file, write_corpus
 from tests.node.in_process import InProcess, even_plan
+
+LAYERS, MICRO_BATCHES = 6, 10
 
 
 @pytest.fixture
@@ -29,9 +34,19 @@ def nodes(tmp_path: Path, text: str, monkeypatch: pytest.MonkeyPatch) -> Iterato
     run = read_run_file(tmp_path / "run.toml").message("test")
     data = load_data(run)
     model = load_model(run.model, data.sample)
-    plan = even_plan(len(model.layers), 2, 2, run.train.global_batch // run.train.micro_batch)
+    assert (len(model.layers), run.train.global_batch // run.train.micro_batch) == (LAYERS, MICRO_BATCHES)
+    plan = even_plan(LAYERS, 2, 2, MICRO_BATCHES)
     with InProcess(run, plan, model, data, bandwidth=1e9, flops=1e12) as nodes:
         yield nodes
+
+
+def without_n1() -> Plan:
+    """The plan of ``nodes``, n0 doing n1's part too."""
+    plan = even_plan(LAYERS, 2, 2, MICRO_BATCHES)
+    del plan.stages[0].replicas[1]
+    plan.routes[1].nodes[0] = "n0"
+    plan.generation = 2
+    return plan
 
 
 def digests(nodes: InProcess) -> list[bytes]:
@@ -41,6 +56,29 @@ def digests(nodes: InProcess) -> list[bytes]:
 def test_nodes_train_what_one_process_does(tmp_path: Path, nodes: InProcess) -> None:
     losses = [nodes.train() for _ in range(4)]
     assert losses == pytest.approx(losses_alone(tmp_path / "run.toml"), rel=1e-9, abs=0)
+
+
+@pytest.mark.parametrize("sent", [*range(1, 40, 3), 45, 60])
+def test_an_interrupted_step_goes_on_and_only_what_the_lost_node_did_is_done_again(
+    tmp_path: Path, nodes: InProcess, sent: int
+) -> None:
+    backwards: Counter[int] = Counter()
+
+    def count(span: Span) -> None:
+        if span.activity is Activity.BACKWARD and span.ended is None:
+            backwards[span.step] += 1
+
+    losses = [nodes.train()]
+    listen(count)
+    try:
+        nodes.interrupt(sent)
+        lost = len(nodes.engagements["n1"].progress.finished)
+        nodes.go_on(without_n1())
+        losses += [nodes.train(), nodes.train()]
+    finally:
+        forget(count)
+    assert losses == pytest.approx(losses_alone(tmp_path / "run.toml", steps=3), rel=1e-9, abs=0)
+    assert backwards == {2: 2 * MICRO_BATCHES + lost, 3: 2 * MICRO_BATCHES}
 
 
 @pytest.mark.parametrize(

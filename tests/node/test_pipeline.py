@@ -15,6 +15,7 @@ from dtfm.kernels.codec import DTYPE_NUMBERS, Codec, encode
 from dtfm.node.inbox import Arrival
 from dtfm.node.mailbox import Closed, Mailbox
 from dtfm.node.pipeline import Compute, Direction, NonFinite, Outcome, Topic, evaluate, next_task, train_step
+from dtfm.node.progress import Progress
 from dtfm.node.share import Share, share_of
 from dtfm.protos.frame import Header, Kind
 from dtfm.protos.plan_pb2 import Plan
@@ -81,7 +82,8 @@ def train_all(plan: Plan, modules: dict[str, nn.Module]) -> dict[str, Outcome]:
             wire.send_from(node, kind, destination, number, tensor)
 
         total = ROWS * MICRO_BATCHES
-        return train_step(share, STEP, ROWS, total, compute(modules[node]), wire.mail[node], send, lambda: None)
+        progress = Progress(1, STEP)
+        return train_step(share, progress, ROWS, total, compute(modules[node]), wire.mail[node], send, lambda: None)
 
     with ThreadPoolExecutor(len(modules)) as pool:
         return {n: f.result(timeout=30) for n, f in {n: pool.submit(run, n) for n in modules}.items()}
@@ -143,7 +145,7 @@ def test_a_step_that_is_called_off_ends() -> None:
     assert share is not None
     mailbox: Mailbox[Topic, Arrival] = Mailbox()
     with ThreadPoolExecutor(1) as pool:
-        arguments = (share, STEP, ROWS, ROWS, compute(layer(1)), mailbox, lambda *_: None, lambda: None)
+        arguments = (share, Progress(1, STEP), ROWS, ROWS, compute(layer(1)), mailbox, lambda *_: None, lambda: None)
         waiting = pool.submit(train_step, *arguments)
         mailbox.close("s0r0 left")
         with pytest.raises(Closed, match="s0r0 left"):

@@ -1,0 +1,93 @@
+"""From an assignment to an engagement: a stage with its state, its groups, streams to its neighbours."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from dtfm.node.bucket import Bucket
+from dtfm.node.data import Data
+from dtfm.node.engagement import Engagement
+from dtfm.node.holding import Held
+from dtfm.node.mailbox import Closed
+from dtfm.node.model import Model
+from dtfm.node.outbox import Outbox
+from dtfm.node.progress import Progress
+from dtfm.node.recovery import acquire_stage
+from dtfm.node.share import Share, group_of
+from dtfm.protos.control_pb2 import Assignment
+from dtfm.protos.credentials import Identity
+from dtfm.protos.plan_pb2 import Run
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What a node trains: read once from the run, whatever the plan."""
+
+    run: Run
+    model: Model
+    data: Data
+    identity: Identity
+
+
+def engage(
+    work: Work,
+    share: Share,
+    assignment: Assignment,
+    device: torch.device,
+    flops: float,
+    held: Held,
+    copied: Mapping[int, Bucket],
+    earlier: Engagement | None,
+    outbox: Outbox,
+    wait: Callable[[Coroutine[Any, Any, None]], None],
+) -> Engagement:
+    """This node's part in the assignment's plan. ``earlier`` is its part in the last one, closed and released: its stage, and its
+    progress on an interrupted step, are taken over where they still count. ``flops``, ``held``, ``copied`` and ``wait`` as in
+    Engagement and acquire_stage. Raises ValueError, ConnectionError, OSError, and Closed when called off."""
+    progress = None
+    if earlier is not None and _still_holds(earlier, share, assignment, held):
+        stage = earlier.stage
+        progress = _still_counts(earlier.progress, share, assignment)
+    else:
+        stage = acquire_stage(
+            share.node, work.run, work.model, device, held, copied, assignment, share.layers, work.identity, wait
+        )
+    plan = assignment.plan
+    groups = {i: group_of(plan, bucket.spec.layers) for i, bucket in stage.buckets.items()}
+    neighbours = {*share.previous.values(), *share.next.values()}
+    neighbours |= {*share.evaluation_previous.values(), *share.evaluation_next.values()}
+    neighbours |= {member for group in groups.values() for member in group.members}
+    peers = {p.node: p.address for p in assignment.peers if p.node in neighbours and p.node != share.node}
+    bandwidth = {k.destination: k.bandwidth for k in assignment.links if k.source == share.node and k.bandwidth}
+    engagement = Engagement(
+        work.run, share, groups, stage, work.data, outbox, assignment.step, bandwidth, flops, progress
+    )
+    try:
+        lease = work.run.lease_seconds
+        wait(outbox.connect(plan.generation, work.identity, peers, lease, lease))
+    except (ConnectionError, Closed):
+        engagement.release()
+        raise
+    return engagement
+
+
+def _still_holds(earlier: Engagement, share: Share, assignment: Assignment, held: Held) -> bool:
+    """Whether the earlier stage is this one, with the state that the coordinator counts on."""
+    stage = earlier.stage
+    if (stage.first, stage.past_last) != share.layers or held.step != assignment.step:
+        return False
+    donors = [set(donors.nodes) for donors in assignment.donors]
+    counted_on = assignment.step == 0 or all(share.node in donors[layer] for layer in range(*share.layers))
+    return counted_on and all(held.buckets.get(index) is bucket for index, bucket in stage.buckets.items())
+
+
+def _still_counts(progress: Progress, share: Share, assignment: Assignment) -> Progress | None:
+    """The progress on the step that is next, if it can be built on."""
+    if progress.step != assignment.step + 1 or progress.generation < assignment.counts_from or not progress.fits(share):
+        return None
+    progress.narrow(share)
+    return progress

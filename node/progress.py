@@ -1,0 +1,92 @@
+"""What a node has done of one step, kept until the step is committed.
+
+A step that is interrupted because a node was lost goes on under the next generation (DESIGN.md, How a step runs, 6): what the
+survivors have computed still counts, and of what they sent they can send again what the lost node's successors need. So
+only the lost node's own micro-batches are computed again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+
+import torch
+
+from dtfm.kernels.codec import Encoded
+from dtfm.node.share import Share
+from dtfm.protos import control_pb2 as wire
+from dtfm.protos.frame import Kind
+
+KEPT_BYTES = 1 << 30
+"""What was sent in one step is kept up to so many bytes; where it is more, an interrupted step begins anew here."""
+
+Sent = Future[Encoded] | torch.Tensor
+"""A tensor as it went to a neighbour; or, where it did not come to that, as it was computed."""
+
+
+@dataclass(slots=True)
+class Progress:
+    """One node's work on ``step`` for one stage, last continued in ``generation``. By micro-batch:
+
+    ``inputs``: the stage's inputs that have come and whose backward is not done (none on the first stage); ``outputs``: those
+    of micro-batches in flight, with their graphs (on the last stage the losses); ``gradients``: of outputs, come and not
+    used yet; ``finished``: gone backward, their gradients are added to the buckets'; ``losses``: means, on the last stage;
+    ``sent``: what went to the neighbours.
+
+    ``unreduced``: by bucket, this node's sum of gradients (flat, on the CPU), once the group's takes its place.
+    """
+
+    generation: int
+    step: int
+    inputs: dict[int, torch.Tensor] = field(default_factory=dict)
+    outputs: dict[int, torch.Tensor] = field(default_factory=dict)
+    gradients: dict[int, torch.Tensor] = field(default_factory=dict)
+    finished: set[int] = field(default_factory=set)
+    losses: dict[int, float] = field(default_factory=dict)
+    sent: dict[tuple[Kind, int], Sent] = field(default_factory=dict)
+    unreduced: dict[int, torch.Tensor] = field(default_factory=dict)
+    _kept_bytes: int = 0
+    _spoilt: bool = False
+
+    def waiting(self, share: Share) -> Iterator[int]:
+        """Micro-batches that can go forward."""
+        for number in share.micro_batches if share.first else self.inputs:
+            if number not in self.outputs and number not in self.finished:
+                yield number
+
+    def has(self, kind: Kind, number: int) -> bool:
+        """Whether a neighbour's tensor has come already, in this generation or an earlier one."""
+        return number in self.finished or number in (self.inputs if kind is Kind.ACTIVATION else self.gradients)
+
+    def keep(self, kind: Kind, number: int, sent: Sent, size: int) -> None:
+        """``size`` in bytes; what is kept under the same name is replaced."""
+        if not self._spoilt:
+            self._kept_bytes += size if (kind, number) not in self.sent else 0
+            self.sent[kind, number] = sent
+        if self._kept_bytes > KEPT_BYTES:
+            self.spoil()
+
+    def spoil(self) -> None:
+        """This attempt may still succeed, but another one can not build on it."""
+        self._spoilt = True
+        self.sent.clear()
+
+    def fits(self, share: Share) -> bool:
+        """Whether it can go on as ``share``, of the same stage: nothing that is added up here is for others to compute now."""
+        return not self._spoilt and self.finished <= set(share.micro_batches)
+
+    def narrow(self, share: Share) -> None:
+        """Lets go of micro-batches that others compute now."""
+        for mine in (self.inputs, self.outputs, self.gradients):
+            for number in mine.keys() - set(share.micro_batches):
+                del mine[number]
+
+    def told(self, share: Share) -> wire.Progress:
+        """What the coordinator and, through it, the neighbours learn of it."""
+        numbers = share.micro_batches
+        return wire.Progress(
+            activations=[] if share.first else [n for n in numbers if self.has(Kind.ACTIVATION, n)],
+            gradients=[] if share.last else [n for n in numbers if self.has(Kind.GRADIENT, n)],
+            finished=sorted(self.finished),
+        )

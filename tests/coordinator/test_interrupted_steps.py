@@ -1,0 +1,103 @@
+"""A step that lost a node goes on where the others are; only what the lost node did is done again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import pytest
+
+from dtfm.coordinator import events as ev
+from dtfm.coordinator.state import Stepping, Switching
+from dtfm.protos import control_pb2 as wire
+from dtfm.scheduler.plan import Plan, Route, Stage
+from tests.coordinator.script import LAYERS, LEASE, World, fresh_state, two_stages
+
+
+def two_by_two(_: Iterable[str]) -> Plan:
+    """Micro-batches 0 and 1 go from a to c, 2 and 3 from b to d."""
+    half = LAYERS // 2
+    stages = (Stage((0, half), ("a", "b")), Stage((half, LAYERS), ("c", "d")))
+    return Plan(0, stages, (Route(("a", "c"), 2), Route(("b", "d"), 2)))
+
+
+@pytest.fixture
+def world() -> World:
+    world = World(fresh_state(cluster={"nodes": 4}, train={"steps": 10}), two_by_two)
+    world.join("a", "b", "c", "d")
+    world.settle()
+    world.automatic_planning = False
+    return world
+
+
+def ready(world: World, node: str, **progress: list[int]) -> None:
+    generation = world.state.ledger.generation
+    world.hear(node, plan_ready=wire.PlanReady(generation=generation, progress=wire.Progress(**progress)))
+
+
+def test_without_a_replica_the_others_go_on_at_once_with_the_micro_batches_they_had(world: World) -> None:
+    world.lose("d")
+    assert isinstance(world.state.phase, Switching)
+    assert world.wanted == []
+    plan = world.plan_in_force
+    assert plan.routes == (Route(("a", "c"), 2), Route(("b", "c"), 2))
+    assert world.last_to("a", "assignment").counts_from == 0
+
+
+def test_each_is_told_what_its_neighbours_have_already(world: World) -> None:
+    world.lose("d")
+    ready(world, "a", gradients=[0], finished=[0])
+    ready(world, "b", gradients=[2])
+    ready(world, "c", activations=[0, 1], finished=[0])
+    assert world.last_to("a", "begin") == wire.Begin(generation=2, step=1, activations=[0, 1])
+    assert world.last_to("c", "begin") == wire.Begin(generation=2, step=1, gradients=[0, 2])
+    assert world.events(ev.PlanStarted)[-1] == ev.PlanStarted(2, 1, finished=1)
+
+
+def test_while_the_step_goes_on_a_better_plan_is_looked_for(world: World) -> None:
+    world.lose("d")
+    world.settle()
+    assert isinstance(world.state.phase, Stepping)
+    assert world.wanted[-1].seconds == 0.5 * LEASE
+
+
+def test_a_spare_takes_the_place_of_the_lost_node(world: World) -> None:
+    world.automatic_planning, world.planner = True, lambda ids: world.plan_in_force
+    world.join("e")
+    world.step()
+    world.automatic_planning = False
+    world.hear("e", prefetched=wire.Prefetched(number=world.last_to("e", "prefetch").number, step=1))
+    assert world.last_to("e", "prefetch").past_last_layer == LAYERS // 2  # the copy is of the first stage
+    world.lose("b")
+    assert world.plan_in_force.routes == (Route(("a", "c"), 2), Route(("e", "d"), 2))
+    world.lose("c")
+    assert world.plan_in_force.routes == (Route(("a", "d"), 2), Route(("e", "d"), 2))
+
+
+def test_what_went_wrong_by_itself_is_done_afresh(world: World) -> None:
+    world.hear("a", step_failed=wire.StepFailed(generation=1, step=1, problem=wire.NON_FINITE))
+    assert world.last_to("b", "assignment").counts_from == 2
+    world.lose("d")
+    assert world.last_to("b", "assignment").counts_from == 2
+    assert world.events(ev.PlanAdopted)[-1].counts_from == 2
+
+
+def test_a_broken_stream_between_two_nodes_costs_no_work(world: World) -> None:
+    world.hear("a", step_failed=wire.StepFailed(generation=1, step=1, problem=wire.PEER_LOST, peer="c"))
+    assert world.last_to("b", "assignment").counts_from == 0
+
+
+@pytest.mark.parametrize("field", ["activations", "gradients", "finished"])
+def test_progress_on_the_micro_batches_of_others_is_refused(world: World, field: str) -> None:
+    world.lose("d")
+    ready(world, "a", **{field: [2]})
+    assert world.last_to("a", "refusal").reason == wire.MALFORMED
+    assert f"progress.{field}" in world.last_to("a", "refusal").sentence
+
+
+def test_of_another_past_nothing_counts(world: World) -> None:
+    world.step()
+    world.automatic_planning, world.planner = True, two_stages
+    world.lose("a")
+    world.lose("b")
+    assert world.events(ev.RolledBack)[-1].step == 0
+    assert world.last_to("c", "assignment").counts_from == world.state.ledger.generation
