@@ -2,7 +2,8 @@
 
 Four nodes, two stages of two replicas, on this machine. One node after the other, drawn by the seed, is killed (its
 connections are reset at once) and comes back as a new process; then some fall silent (SIGSTOP) until they are given up,
-and come back as they were. Lost micro-batches are those that survivors had gone backward through, and had to again.
+and come back as they were. Micro-batches done again are those that had gone backward, at survivors or at the node that was
+killed, whose gradients are gone with it.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import signal
 import statistics
 import tempfile
 import time
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -89,17 +91,18 @@ def by_all(committed: Event) -> bool:
     return set(committed["compute_seconds"]) == set(NODES)
 
 
-def lost_micro_batches(folder: Path, step: int, dead: str) -> float:
-    """Of ``step``, gone backward through by survivors more often than needed; a part of the pipeline counts as a part."""
-    backwards = 0
+def done_again(folder: Path, step: int, dead: str) -> tuple[float, float]:
+    """Micro-batches of ``step`` that went backward more often than needed: (at survivors, at all). A stage counts as a part."""
+    backwards: Counter[bool] = Counter()
     for trace in folder.glob("*.trace"):
         for line in trace.read_text().splitlines():
             try:
                 span = json.loads(line.strip("[,"))
             except ValueError:
                 continue  # the last line of a process that was killed
-            backwards += span.get("cat") == "backward" and span["args"]["step"] == step and span["pid"] != dead
-    return max(0.0, backwards / STAGES - MICRO_BATCHES)
+            if span.get("cat") == "backward" and span["args"]["step"] == step:
+                backwards[span["pid"] == dead] += 1
+    return max(0.0, backwards[False] / STAGES - MICRO_BATCHES), backwards.total() / STAGES - MICRO_BATCHES
 
 
 def interrupted_step(events: list[Event], loss: Loss) -> int:
@@ -124,7 +127,7 @@ def measure(folder: Path, kills: int, silences: int, seed: int) -> list[Row]:
     iteration = statistics.median(e["seconds"] for e in commits(events) if by_all(e))
     after_kill = [until_commit_without(events, loss.node, loss.at) for loss in killed]
     after_silence = [until_commit_without(events, loss.node, loss.at) for loss in silenced]
-    lost = [lost_micro_batches(folder, interrupted_step(events, loss), loss.node) for loss in killed]
+    again = [done_again(folder, interrupted_step(events, loss), loss.node) for loss in killed]
     returns = [contribution(events, loss.node, loss.at) for loss in killed]
     joining = [first - joined for joined, first in returns]
     by_reset, by_silence = iteration + ALLOWED_SECONDS, iteration + ALLOWED_SECONDS + LEASE
@@ -133,7 +136,10 @@ def measure(folder: Path, kills: int, silences: int, seed: int) -> list[Row]:
         Row("iteration, undisturbed, median", iteration, "s"),
         *median_and_worst("kill to next commit", after_kill, "s", allowed, by_reset),
         *median_and_worst("silence to next commit", after_silence, "s", f"{allowed} + lease", by_silence),
-        *median_and_worst("micro-batches lost per kill", lost, "", "of a step", MICRO_BATCHES),
+        *median_and_worst(
+            "survivors' micro-batches done again", [own for own, _ in again], "", "a step", MICRO_BATCHES
+        ),
+        *median_and_worst("all micro-batches done again", [both for _, both in again], "", "a step", MICRO_BATCHES),
         *median_and_worst("join to first contributed step", joining, "s", "iteration", iteration),
     ]
 
