@@ -29,6 +29,9 @@ log = logging.getLogger(__name__)
 QUEUE_BYTES = 32 << 20
 """What may wait for one lane; who sends more waits until the link has taken some (back-pressure)."""
 
+MOST_ANSWERED = 500
+"""Bytes that are read of why a peer ended a stream."""
+
 _RANKS = {
     Kind.ACTIVATION: Rank.PIPELINE,
     Kind.GRADIENT: Rank.PIPELINE,
@@ -245,8 +248,8 @@ class Outbox:
             # A task of our own: an iterator given to grpc outlives its call and would swallow what is queued next.
             pump = asyncio.create_task(self._pump(call, lane, first))
             try:
-                await call
-                why = "it ended the stream"
+                answer: bytes = await call
+                why = answer[:MOST_ANSWERED].decode(errors="replace") or "it ended the stream"
             except grpc.aio.AioRpcError as error:
                 why = f"{error.code().name}: {error.details()}"
             finally:

@@ -69,7 +69,9 @@ class PeerServer:
         self._inbox = inbox
 
     async def _tensors(self, requests: AsyncIterator[bytes], context: Context) -> bytes:
-        source = await _caller(context)
+        source = _claimed(context)
+        if not shows_certificate(context.auth_context(), source):
+            return f"CERTIFICATE: the caller's does not name {source[:64]!r}".encode()
         async for frame in requests:
             try:
                 if self._inbox is None:
@@ -80,7 +82,7 @@ class PeerServer:
                     log.debug("dropped a frame from %s: %s", source, refusal)
                     continue
                 log.warning("refused a frame from %s: %s", source, refusal)
-                await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(refusal))
+                return str(refusal).encode()
         return b""
 
     async def _ping(self, request: bytes, context: Context) -> bytes:
@@ -142,10 +144,7 @@ class PeerServer:
             loop.run_in_executor(None, follower.close)  # it may have to wait while a step is applied
 
 
-async def _caller(context: Context) -> str:
-    """The calling node's name. Ends the call of a member of the run that claims another's."""
+def _claimed(context: Context) -> str:
+    """The calling node's name, as it says."""
     name = next((value for key, value in context.invocation_metadata() or () if key == NODE_METADATA), "")
-    name = name if isinstance(name, str) else name.decode("latin-1")
-    if not shows_certificate(context.auth_context(), name):
-        await context.abort(grpc.StatusCode.UNAUTHENTICATED, f"CERTIFICATE: the caller's is not {name[:64]!r}'s")
-    return name
+    return name if isinstance(name, str) else name.decode("latin-1")

@@ -27,11 +27,12 @@ def peer_handlers(
 ) -> grpc.GenericRpcHandler:
     """The server side.
 
-    ``tensors``: frames of frame.py, for as long as the caller is there. ``ping``: echoes. ``upload`` and ``download``: a
-    burst of bytes; upload answers with the bytes per second at which its latter half came, download is asked for a
-    number of bytes (both ASCII decimal). ``state``: a StateRequest, answered by STATE frames. ``follow``: a FollowRequest,
-    answered by STATE frames of each bucket, then, for as long as the caller is there, UPDATE and COMMITTED frames for each
-    step.
+    ``tensors``: frames of frame.py, for as long as the caller is there; a refusal is the answer, and ends the call (a status
+    would not do: where the call's end meets a write of the caller's, grpc puts its own INTERNAL in its place). ``ping``:
+    echoes. ``upload`` and ``download``: a burst of bytes; upload answers with the bytes per second at which its latter half
+    came, download is asked for a number of bytes (both ASCII decimal). ``state``: a StateRequest, answered by STATE frames.
+    ``follow``: a FollowRequest, answered by STATE frames of each bucket, then, for as long as the caller is there, UPDATE
+    and COMMITTED frames for each step.
     """
     return grpc.method_handlers_generic_handler(
         SERVICE,
