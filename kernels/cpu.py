@@ -16,7 +16,7 @@ import numpy as np
 from numba import types
 from numpy.typing import NDArray
 
-from dtfm.kernels.layout import BF16_INFINITY, BLOCKS, SIGNS, SMALLEST, Blocks, Codec, check_places, check_scales
+from dtfm.kernels.layout import BF16_INFINITY, BLOCKS, SIGNS, SMALLEST, Blocks, Codec, check
 
 F32 = NDArray[np.float32]
 U16 = NDArray[np.uint16]
@@ -79,13 +79,12 @@ def decode(codec: Codec, encoded: U8, out: F32) -> None:
     if codec is Codec.RAW16:
         _decode_raw16(np.require(encoded.view(np.uint16), requirements="A"), out)
         return
+    check(codec, encoded, out.size)
     layout = BLOCKS[codec]
     values, scales = _parts(encoded, layout.count(out.size))
     scales = np.require(scales, requirements="A")
-    check_scales(scales, layout)
     if layout.kept is not None:
         kept, places = values.reshape(2, scales.size, layout.kept)
-        check_places(places)
         _decode_topk(kept.view(np.int8), places, scales, layout.block, out)
         return
     kernel = _DECODE[codec]

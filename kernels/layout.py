@@ -103,6 +103,19 @@ BLOCKS = {
 }
 
 
+def check(codec: Codec, encoded: NDArray[np.uint8], elements: int) -> None:
+    """Raises ValueError where ``encoded``, of the length that ``elements`` elements have under ``codec``, holds a scale, or
+    places, that no encoder writes."""
+    blocks = BLOCKS.get(codec)
+    if blocks is None:
+        return
+    count = blocks.count(elements)
+    places, scales = np.split(encoded, [count * blocks.value_bytes])
+    check_scales(scales.view(np.uint16), blocks)
+    if blocks.kept is not None:
+        check_places(places[count * blocks.kept :].reshape(count, blocks.kept))
+
+
 def check_scales(scales: NDArray[np.uint16], blocks: Blocks) -> None:
     """Raises ValueError for a scale that no encoder writes: NaN, negative, too large, or so small that devices differ."""
     wrong = scales[(scales >= blocks.ceiling) | ((scales != 0) & (scales < blocks.floor >> 16))]

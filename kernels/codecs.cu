@@ -1,0 +1,342 @@
+// The codecs as layout.py describes them, on a GPU: one pass over memory per kernel, equal to reference.py bit for bit.
+//
+// A warp has a tile of 256 elements, one to four blocks, and each of its lanes eight elements of one block: four in each half
+// of the block, where lanes side by side read and write what lies side by side. All kernels are launched with 256 threads in as
+// many thread blocks as make a warp per tile; gpu.py does so, and compiles this text, which needs no header, by NVRTC.
+//
+// Every operation on floats is one that rounds explicitly: of plain * and + the compiler makes fused multiply-adds, which
+// round once instead of twice. CuPy has denormals flushed to zero; layout.py keeps them out of all that is quantised.
+
+using u8 = unsigned char;
+using u16 = unsigned short;
+using u32 = unsigned int;
+using u64 = unsigned long long;
+
+constexpr u32 ALL = 0xFFFFFFFF;  // lanes
+constexpr u32 LANES = 32;
+constexpr u32 WARPS = 8;  // per thread block
+constexpr u32 TILE = 256;
+constexpr u32 ABS = 0x7FFFFFFF;
+constexpr u32 INFINITE = 0x7F800000;
+constexpr u32 SMALLEST = 0x0D800000;  // 2^-100
+constexpr u64 SIGNS = 0x9E3779B97F4A7C15;
+
+struct I8B256 {
+    static constexpr u32 block = 256, bits = 8, levels = 127, floor = SMALLEST, ceiling = 0x7F80;
+    static constexpr bool rotated = false;
+};
+struct I4B64 {
+    static constexpr u32 block = 64, bits = 4, levels = 7, floor = SMALLEST, ceiling = 0x7F80;
+    static constexpr bool rotated = false;
+};
+struct I4H64 {
+    static constexpr u32 block = 64, bits = 4, levels = 7, floor = 0x10800000, ceiling = 0x7C00;
+    static constexpr bool rotated = true;
+};
+struct Topk {
+    static constexpr u32 block = 256, kept = 8, levels = 127, floor = SMALLEST, ceiling = 0x7F80;
+};
+
+// ---- Elements: float, or bfloat16, whose 16 bits are the upper half of a float's.
+
+struct bfloat16 {
+    u16 bits;
+};
+
+// Bits of x as a bfloat16, rounded to nearest, halves to even; a NaN keeps its sign and upper bits and becomes quiet.
+__device__ inline u16 rounded(float x) {
+    const u32 bits = __float_as_uint(x);
+    return (bits & ABS) > INFINITE ? bits >> 16 | 0x40 : (bits + 0x7FFF + (bits >> 16 & 1)) >> 16;
+}
+
+__device__ inline float widened(u16 bits) { return __uint_as_float(static_cast<u32>(bits) << 16); }
+__device__ inline float loaded(float x) { return x; }
+__device__ inline float loaded(bfloat16 x) { return widened(x.bits); }
+__device__ inline void store(float x, float& to) { to = x; }
+__device__ inline void store(float x, bfloat16& to) { to.bits = rounded(x); }
+
+template <typename T>
+struct alignas(4 * sizeof(T)) Four {
+    T at[4];
+};
+
+// A lane's eight elements: four from `first` on, four from `second` on. What lies past the end reads as zero.
+struct Lane {
+    u64 first, second;
+    bool whole;  // all of the tile is there, and fours of elements can be moved at once
+};
+
+template <typename T>
+__device__ inline Lane lane_at(const T* x, u64 elements, u64 tile, u64 first, u64 second) {
+    const bool aligned = reinterpret_cast<u64>(x) % sizeof(Four<T>) == 0;
+    return {first, second, aligned && (tile + 1) * TILE <= elements};
+}
+
+template <typename T>
+__device__ inline void read(const T* x, u64 elements, const Lane& lane, float (&v)[8]) {
+    if (lane.whole) {
+        const Four<T> first = *reinterpret_cast<const Four<T>*>(x + lane.first);
+        const Four<T> second = *reinterpret_cast<const Four<T>*>(x + lane.second);
+        for (u32 j = 0; j < 4; ++j) v[j] = loaded(first.at[j]), v[4 + j] = loaded(second.at[j]);
+    } else {
+        for (u32 j = 0; j < 4; ++j) {
+            v[j] = lane.first + j < elements ? loaded(x[lane.first + j]) : 0.0f;
+            v[4 + j] = lane.second + j < elements ? loaded(x[lane.second + j]) : 0.0f;
+        }
+    }
+}
+
+template <typename T>
+__device__ inline void write(const float (&v)[8], u64 elements, const Lane& lane, T* x) {
+    if (lane.whole) {
+        Four<T> first, second;
+        for (u32 j = 0; j < 4; ++j) store(v[j], first.at[j]), store(v[4 + j], second.at[j]);
+        *reinterpret_cast<Four<T>*>(x + lane.first) = first;
+        *reinterpret_cast<Four<T>*>(x + lane.second) = second;
+    } else {
+        for (u32 j = 0; j < 4; ++j) {
+            if (lane.first + j < elements) store(v[j], x[lane.first + j]);
+            if (lane.second + j < elements) store(v[4 + j], x[lane.second + j]);
+        }
+    }
+}
+
+// ---- Where a thread works.
+
+__device__ inline u64 tile_of_warp() { return static_cast<u64>(blockIdx.x) * WARPS + threadIdx.x / LANES; }
+
+// A block is shared by block / 8 lanes; `part` is a lane's number among these.
+template <typename C>
+struct Share {
+    static constexpr u32 lanes = C::block / 8;
+    u64 block, blocks;
+    u32 part;
+    Lane lane;
+
+    template <typename T>
+    __device__ Share(const T* x, u64 elements, u64 tile) {
+        block = tile * (LANES / lanes) + threadIdx.x % LANES / lanes;
+        blocks = (elements + C::block - 1) / C::block;
+        part = threadIdx.x % lanes;
+        const u64 at = block * C::block + 4 * part;
+        lane = lane_at(x, elements, tile, at, at + C::block / 2);
+    }
+};
+
+// ---- Scales.
+
+// Bits of a block's scale; the ceiling or more where it can have none.
+__device__ inline u32 scale_of(u32 magnitude, u32 floor) { return magnitude < floor ? 0 : (magnitude + 0xFFFF) >> 16; }
+
+__device__ inline float factor_of(u32 scale, u32 levels) {
+    return scale ? __fdiv_rn(static_cast<float>(levels), widened(scale)) : 0.0f;
+}
+
+__device__ inline float step_of(u32 scale, u32 levels) { return __fdiv_rn(widened(scale), static_cast<float>(levels)); }
+
+__device__ inline u32 quantised(float x, float factor) { return __float2int_rn(__fmul_rn(x, factor)); }
+
+// The largest of a value that `lanes` neighbouring lanes have.
+__device__ inline u32 largest(u32 value, u32 lanes) {
+    for (u32 apart = lanes / 2; apart; apart /= 2) value = max(value, __shfl_xor_sync(ALL, value, apart));
+    return value;
+}
+
+// ---- Values: four of them are the bytes of a word, with what is above their bits cut off.
+
+__device__ inline u32 packed(const u32* q, u32 mask) {
+    return (q[0] & mask) | (q[1] & mask) << 8 | (q[2] & mask) << 16 | (q[3] & mask) << 24;
+}
+
+__device__ inline float restored(u32 word, u32 lowest, u32 bits, float step) {
+    const int value = static_cast<int>(word << (32 - bits - lowest)) >> (32 - bits);  // bits from `lowest` on, signed
+    return __fmul_rn(__int2float_rn(value), step);
+}
+
+// ---- Rotation.
+
+__device__ inline void butterfly(float& a, float& b) {
+    const float sum = __fadd_rn(a, b);
+    b = __fsub_rn(a, b);
+    a = sum;
+}
+
+// What SIGNS does to the elements that transform() is about.
+__device__ inline void flip(float (&v)[8], u32 part) {
+    const u32 first = static_cast<u32>(SIGNS >> 4 * part), second = static_cast<u32>(SIGNS >> (32 + 4 * part));
+    for (u32 j = 0; j < 4; ++j) {
+        v[j] = __uint_as_float(__float_as_uint(v[j]) ^ (first << (31 - j) & ~ABS));
+        v[4 + j] = __uint_as_float(__float_as_uint(v[4 + j]) ^ (second << (31 - j) & ~ABS));
+    }
+}
+
+// The Walsh-Hadamard transform of 64 elements, of which a lane has 4 part + j in v[j] and 32 + 4 part + j in v[4 + j].
+__device__ inline void transform(float (&v)[8], u32 part) {
+    for (u32 j = 0; j < 4; ++j) butterfly(v[j], v[4 + j]);  // stride 32
+    for (u32 apart = 4; apart; apart /= 2) {                // strides 16, 8, 4: between lanes
+        // Times 1 or -1 is exact: this fused operation rounds once, as the addition or subtraction does.
+        const float sign = part & apart ? -1.0f : 1.0f;
+        for (u32 j = 0; j < 8; ++j) v[j] = __fmaf_rn(v[j], sign, __shfl_xor_sync(ALL, v[j], apart));
+    }
+    for (u32 j = 0; j < 8; j += 4) {
+        butterfly(v[j], v[j + 2]), butterfly(v[j + 1], v[j + 3]);  // stride 2
+        butterfly(v[j], v[j + 1]), butterfly(v[j + 2], v[j + 3]);  // stride 1
+    }
+}
+
+// ---- Kernels. A whole warp returns or none of its lanes: those that are left would wait for the others for ever.
+
+template <typename C, typename T>
+__device__ inline void encode(const T* x, u64 elements, u8* encoded, u32* refused) {
+    const u64 tile = tile_of_warp();
+    if (tile * TILE >= elements) return;
+    const Share<C> share(x, elements, tile);
+    float v[8];
+    read(x, elements, share.lane, v);
+    if (C::rotated) {
+        for (u32 j = 0; j < 8; ++j) v[j] = (__float_as_uint(v[j]) & ABS) < SMALLEST ? 0.0f : v[j];
+        flip(v, share.part);
+        transform(v, share.part);
+    }
+    u32 magnitude = 0;
+    for (u32 j = 0; j < 8; ++j) magnitude = max(magnitude, __float_as_uint(v[j]) & ABS);
+    const u32 scale = scale_of(largest(magnitude, share.lanes), C::floor);
+    if (scale >= C::ceiling) *refused = 1;
+    if (share.block >= share.blocks) return;
+
+    const float factor = factor_of(scale, C::levels);
+    u32 q[8];
+    for (u32 j = 0; j < 8; ++j) q[j] = quantised(v[j], factor);
+    u32* values = reinterpret_cast<u32*>(encoded) + share.block * (C::block * C::bits / 32) + share.part;
+    if (C::bits == 8) {
+        values[0] = packed(q, 0xFF);
+        values[share.lanes] = packed(q + 4, 0xFF);
+    } else {
+        values[0] = packed(q, 0xF) | packed(q + 4, 0xF) << 4;
+    }
+    if (share.part == 0) reinterpret_cast<u16*>(encoded + share.blocks * (C::block * C::bits / 8))[share.block] = scale;
+}
+
+template <typename C, typename T>
+__device__ inline void decode(const u8* encoded, u64 elements, T* x) {
+    const u64 tile = tile_of_warp();
+    if (tile * TILE >= elements) return;
+    const Share<C> share(x, elements, tile);
+    float v[8] = {};
+    if (share.block < share.blocks) {
+        const u32* values = reinterpret_cast<const u32*>(encoded) + share.block * (C::block * C::bits / 32) + share.part;
+        const u32 scale = reinterpret_cast<const u16*>(encoded + share.blocks * (C::block * C::bits / 8))[share.block];
+        const float step = step_of(scale, C::levels);
+        const u32 first = values[0], second = C::bits == 8 ? values[share.lanes] : first >> 4;
+        for (u32 j = 0; j < 4; ++j) {
+            v[j] = restored(first, 8 * j, C::bits, step);
+            v[4 + j] = restored(second, 8 * j, C::bits, step);
+        }
+    }
+    if (C::rotated) {
+        transform(v, share.part);
+        for (u32 j = 0; j < 8; ++j) v[j] = __fmul_rn(v[j], 1.0f / C::block);
+        flip(v, share.part);
+    }
+    write(v, elements, share.lane, x);
+}
+
+template <typename T>
+__device__ inline void encode_raw16(const T* x, u64 elements, u8* encoded) {
+    const u64 tile = tile_of_warp();
+    if (tile * TILE >= elements) return;
+    const Share<I8B256> share(x, elements, tile);
+    float v[8];
+    read(x, elements, share.lane, v);
+    write(v, elements, share.lane, reinterpret_cast<bfloat16*>(encoded));
+}
+
+template <typename T>
+__device__ inline void decode_raw16(const u8* encoded, u64 elements, T* x) {
+    const u64 tile = tile_of_warp();
+    if (tile * TILE >= elements) return;
+    const Share<I8B256> share(x, elements, tile);
+    float v[8];
+    read(reinterpret_cast<const bfloat16*>(encoded), elements, share.lane, v);
+    write(v, elements, share.lane, x);
+}
+
+template <typename T>
+__device__ inline void encode_topk(const T* x, u64 elements, u8* encoded, u32* refused) {
+    const u64 block = tile_of_warp(), blocks = (elements + Topk::block - 1) / Topk::block;
+    if (block >= blocks) return;
+    const u32 lane = threadIdx.x % LANES;
+    const u64 at = block * Topk::block + 8 * lane;  // eight in a row, so that of equal elements the first lane has the first
+    float v[8];
+    read(x, elements, lane_at(x, elements, block, at, at + 4), v);
+
+    u32 left[8];  // magnitude + 1, 0 once taken
+    for (u32 j = 0; j < 8; ++j) left[j] = (__float_as_uint(v[j]) & ABS) + 1;
+    u32 magnitude = 0;
+    for (u32 taken = 0; taken < Topk::kept; ++taken) {
+        u32 own = 0;
+        for (u32 j = 0; j < 8; ++j) own = max(own, left[j]);
+        const u32 most = largest(own, LANES);
+        if (taken == 0) magnitude = most - 1;
+        if (lane + 1 == static_cast<u32>(__ffs(__ballot_sync(ALL, own == most)))) {
+            bool found = false;
+            for (u32 j = 0; j < 8; ++j) {
+                const bool here = !found && left[j] == most;
+                left[j] = here ? 0 : left[j];
+                found = found || here;
+            }
+        }
+    }
+    const u32 scale = scale_of(magnitude, Topk::floor);
+    if (scale >= Topk::ceiling) *refused = 1;
+    const float factor = factor_of(scale, Topk::levels);
+
+    u64 slot = block * Topk::kept;
+    for (u32 j = 0; j < 8; ++j) slot += __popc(__ballot_sync(ALL, left[j] == 0) & ((1u << lane) - 1));
+    for (u32 j = 0; j < 8; ++j) {
+        if (left[j] == 0) {
+            encoded[slot] = quantised(v[j], factor);
+            encoded[blocks * Topk::kept + slot] = 8 * lane + j;
+            ++slot;
+        }
+    }
+    if (lane == 0) reinterpret_cast<u16*>(encoded + blocks * (2 * Topk::kept))[block] = scale;
+}
+
+template <typename T>
+__device__ inline void decode_topk(const u8* encoded, u64 elements, T* x) {
+    __shared__ float rows[WARPS][TILE];
+    const u64 block = tile_of_warp(), blocks = (elements + Topk::block - 1) / Topk::block;
+    if (block >= blocks) return;
+    const u32 lane = threadIdx.x % LANES;
+    float* row = rows[threadIdx.x / LANES];
+    for (u32 j = 0; j < 8; ++j) row[lane + LANES * j] = 0.0f;
+    __syncwarp();
+    if (lane < Topk::kept) {
+        const u64 slot = block * Topk::kept + lane;
+        const u32 scale = reinterpret_cast<const u16*>(encoded + blocks * (2 * Topk::kept))[block];
+        row[encoded[blocks * Topk::kept + slot]] = restored(encoded[slot], 0, 8, step_of(scale, Topk::levels));
+    }
+    __syncwarp();
+    const Share<I8B256> share(x, elements, block);
+    float v[8];
+    for (u32 j = 0; j < 4; ++j) v[j] = row[4 * lane + j], v[4 + j] = row[TILE / 2 + 4 * lane + j];
+    write(v, elements, share.lane, x);
+}
+
+// `encoded` begins where eight bytes can be moved at once. `refused` becomes 1 where a block can have no scale.
+#define KERNELS(codec, type, encode_it, decode_it)                                                                \
+    extern "C" __global__ void codec##_encode_##type(const type* x, u64 elements, u8* encoded, u32* refused) {   \
+        encode_it;                                                                                                \
+    }                                                                                                             \
+    extern "C" __global__ void codec##_decode_##type(const u8* encoded, u64 elements, type* x) { decode_it; }
+
+#define FOR_TYPE(type)                                                                                            \
+    KERNELS(raw16, type, encode_raw16(x, elements, encoded), decode_raw16(encoded, elements, x))                  \
+    KERNELS(i8b256, type, encode<I8B256>(x, elements, encoded, refused), decode<I8B256>(encoded, elements, x))    \
+    KERNELS(i4b64, type, encode<I4B64>(x, elements, encoded, refused), decode<I4B64>(encoded, elements, x))       \
+    KERNELS(i4h64, type, encode<I4H64>(x, elements, encoded, refused), decode<I4H64>(encoded, elements, x))       \
+    KERNELS(topk, type, encode_topk(x, elements, encoded, refused), decode_topk(encoded, elements, x))
+
+FOR_TYPE(float)
+FOR_TYPE(bfloat16)
