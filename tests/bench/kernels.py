@@ -1,4 +1,4 @@
-"""How fast the codecs are next to memory: ``python -m tests.bench.kernels [--json]``.
+"""How fast the codecs are next to memory: ``python -m tests.bench.kernels [--json]``; on a GPU, --device cuda (kernels_gpu.py).
 
 64 MiB of normally distributed float32 on one CPU thread. Speeds count the bytes of the float32 tensor, each against a
 memcpy of it into memory that was written before. "into" rows write into such memory too and measure the codecs; "fresh"
@@ -71,8 +71,18 @@ def measure() -> list[Row]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--json", action="store_true", help="one JSON object per row")
+    parser.add_argument("--device", type=torch.device, default=torch.device("cpu"), help="cpu, cuda or cuda:N")
     arguments = parser.parse_args()
-    show("Codecs: 64 MiB of float32, one CPU thread", measure(), arguments.json)
+    device: torch.device = arguments.device
+    if device.type != "cuda":
+        show("Codecs: 64 MiB of float32, one CPU thread", measure(), arguments.json)
+    elif not torch.cuda.is_available():
+        parser.error(f"{device} is not there: torch {torch.__version__} finds no GPU")
+    else:
+        from tests.bench import kernels_gpu  # needs CuPy
+
+        for title, rows in kernels_gpu.measure(torch.device("cuda", device.index or 0)):
+            show(title, rows, arguments.json)
 
 
 if __name__ == "__main__":
