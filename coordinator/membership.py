@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 
 from dtfm.coordinator import events as ev
 from dtfm.coordinator.checks import MAX_NODES, Refused, check_agrees, check_hello, check_links, check_prepared, shorten
@@ -11,10 +12,12 @@ from dtfm.coordinator.state import (
     LONGEST_WAVE_LEASES,
     MOST_PROBED,
     PROBE_LEASES,
+    REMEMBERED_LEASES,
     SIGN_OF_LIFE_LEASES,
     TOGETHER_LEASES,
     Contender,
     Mending,
+    Remembered,
     Session,
     Standing,
 )
@@ -22,6 +25,7 @@ from dtfm.coordinator.stepping import node_lost
 from dtfm.coordinator.switching import consider
 from dtfm.coordinator.turn import Admit, HangUp, Turn
 from dtfm.protos import control_pb2 as wire
+from dtfm.protos.connection import read_address
 
 
 def greeted(turn: Turn, stream: int, message: wire.NodeMessage, shows_token: bool) -> None:
@@ -79,6 +83,11 @@ def prepared(turn: Turn, session: Session, message: wire.Prepared) -> None:
     others = sorted(
         (s for s in turn.state.sessions.values() if s.standing is not Standing.JOINED), key=lambda s: s.node
     )
+    known = _remembered_links(turn, session)
+    if known:
+        turn.emit(ev.LinksMeasured(session.node, known))
+        measured = {node for link in known for node in (link.source, link.destination)}
+        others = [other for other in others if other.node not in measured]
     # Drawn by name, so that every node has links that were measured, and a replay draws the same.
     peers = random.Random(session.node).sample(others, min(len(others), MOST_PROBED))
     patience = SIGN_OF_LIFE_LEASES * turn.state.lease
@@ -119,6 +128,7 @@ def closed(turn: Turn, stream: int, reason: str) -> None:
 def leave(turn: Turn, session: Session, reason: str) -> None:
     """The node is gone, for whatever reason; training goes on without it."""
     plan, chosen = turn.state.ledger.plan, turn.state.chosen
+    _remember_links(turn, session)
     turn.set(sessions={node: s for node, s in turn.state.sessions.items() if node != session.node})
     turn.emit(ev.NodeLeft(session.node, reason))
     turn.set(considered=turn.state.considered - {session.node})
@@ -182,6 +192,34 @@ def _let_in(turn: Turn) -> None:
             turn.update(session, standing=Standing.READY)
             turn.emit(ev.NodeReady(session.node))
     consider(turn)
+
+
+def _remember_links(turn: Turn, session: Session) -> None:
+    """Those of a node that is about to leave."""
+    rows = turn.state.ledger.links
+    links = (*rows.get(session.node, {}).values(), *(row[session.node] for row in rows.values() if session.node in row))
+    hosts = {node: _host(other) for node, other in turn.state.sessions.items()}
+    kept = {node: old for node, old in turn.state.remembered.items() if turn.now <= old.until and node != session.node}
+    for oldest in list(kept)[: len(kept) + 1 - MAX_NODES]:
+        del kept[oldest]
+    until = turn.now + REMEMBERED_LEASES * turn.state.lease
+    turn.set(remembered={**kept, session.node: Remembered(until, hosts, links)})
+
+
+def _remembered_links(turn: Turn, session: Session) -> tuple[ev.Link, ...]:
+    """Links between a node that came back and others, both ways, if all are on the hosts where they were."""
+    old = turn.state.remembered.get(session.node)
+    if old is None or turn.now > old.until or old.hosts[session.node] != _host(session):
+        return ()
+    others = [other for other in turn.state.sessions.values() if other.standing is not Standing.JOINED]
+    here = {other.node for other in others if old.hosts.get(other.node) == _host(other)}
+    usable = [link for link in old.links if link.bandwidth > 0 and here & {link.source, link.destination}]
+    ways = Counter(frozenset((link.source, link.destination)) for link in usable)
+    return tuple(link for link in usable if ways[frozenset((link.source, link.destination))] == 2)
+
+
+def _host(session: Session) -> str:
+    return read_address(session.address)[0]
 
 
 def _probe(turn: Turn, node: str, peers: list[Session]) -> None:

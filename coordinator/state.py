@@ -7,6 +7,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from dtfm.coordinator.events import Link
 from dtfm.coordinator.ledger import Ledger
 from dtfm.coordinator.run_file import RunFile
 from dtfm.protos import control_pb2 as wire
@@ -34,6 +35,9 @@ PROBE_LEASES = 6
 MOST_PROBED = 64
 """A newcomer measures its links to at most so many others, which takes about PROBE_LEASES where the lease is 10 seconds; its
 other links count as average ones."""
+
+REMEMBERED_LEASES = 100
+"""For so many leases the links of a node that left count as measured, should it come back."""
 
 TOGETHER_LEASES = 0.05
 """Nodes that come within so many leases of one another are planned with together, so that a storm of them ends in one plan."""
@@ -112,6 +116,16 @@ class Mending:
 
 
 @dataclass(frozen=True, slots=True)
+class Remembered:
+    """What was known of the links of a node that left: good ``until`` then, where both ends are on the ``hosts`` where they
+    were."""
+
+    until: float
+    hosts: Mapping[str, str]
+    links: tuple[Link, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Gathering:
     """Nothing trains: too few nodes are ready, or a plan is being made. ``said``: the sentence of the last Waiting."""
 
@@ -186,12 +200,13 @@ class PlanAsked:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """``sessions`` and ``contenders`` by node, ``mending`` by the two nodes, in order of name. ``looked``: when this process
-    last looked at the clock; ``hearing``: since when it does so all the time, and hears nodes as they speak. ``considered``
-    are the nodes that the last finished planning knew; ``gathered``: whether this process has had a plan yet; ``asked``
-    counts requests to the planner, ``copies`` those to copy state in advance; ``chosen`` waits for the next commit;
-    ``saving``: nobody can take over from a node that wants to go, so that the next commit ends in a checkpoint; once
-    ``stopped``, nothing but farewells happens."""
+    """``sessions``, ``contenders`` and ``remembered`` by node, ``mending`` by the two nodes, in order of name. ``looked``: when
+    this process last looked at the clock; ``hearing``: since when it does so all the time, and hears nodes as they speak.
+    ``considered`` are the nodes that the last finished planning knew; ``gathered``: whether this process has had a plan yet;
+    ``asked`` counts requests to the planner, ``copies`` those to copy state in advance; ``chosen`` waits for the next commit;
+    ``saving``: nobody can take over from a node that wants to go, so that the next commit ends in a checkpoint; once ``stopped``,
+    nothing but farewells happens.
+    """
 
     run: RunFile
     message: plan_pb2.Run
@@ -200,6 +215,7 @@ class State:
     sessions: Mapping[str, Session] = field(default_factory=dict)
     contenders: Mapping[str, Contender] = field(default_factory=dict)
     mending: Mapping[tuple[str, str], Mending] = field(default_factory=dict)
+    remembered: Mapping[str, Remembered] = field(default_factory=dict)
     looked: float = -math.inf
     hearing: float = -math.inf
     planning: PlanAsked | None = None

@@ -9,7 +9,7 @@ import pytest
 
 from dtfm.coordinator import events as ev
 from dtfm.coordinator import turn as t
-from dtfm.coordinator.state import MOST_PROBED, TOGETHER_LEASES, Standing
+from dtfm.coordinator.state import MOST_PROBED, REMEMBERED_LEASES, TOGETHER_LEASES, Standing
 from dtfm.protos import control_pb2 as wire
 from dtfm.protos import plan_pb2
 from tests.coordinator.script import (
@@ -392,3 +392,34 @@ def test_messages_of_a_node_that_is_not_ready_are_ignored() -> None:
     world.hear("c", step_ready=wire.StepReady(generation=1, step=1, state_digest=b"x" * 16))
     world.hear("c", bucket_written=wire.BucketWritten(step=1))
     assert world.state.ledger == before
+
+
+def test_who_comes_back_to_where_it_was_need_not_measure_its_links_again() -> None:
+    world = training("a", "b", "c")
+    world.lose("c")
+    world.greet("c", incarnation=2)
+    world.hear("c", prepared())
+    assert "probe" not in world.kinds_to("c")
+    assert world.state.ledger.links["a"]["c"].bandwidth == world.state.ledger.links["c"]["a"].bandwidth == 1e9
+
+
+def test_elsewhere_or_much_later_it_measures_them() -> None:
+    world = training("a", "b", "c")
+    world.lose("c")
+    world.greet("c", incarnation=2, address="10.0.0.2:7000")
+    world.hear("c", prepared())
+    assert [peer.node for peer in world.last_to("c", "probe").peers] == ["a", "b"]
+    world.lose("c")
+    world.wait(REMEMBERED_LEASES * LEASE + 1, beating=["a", "b"])
+    world.greet("c", incarnation=3, address="10.0.0.2:7000")
+    world.hear("c", prepared())
+    assert "probe" in world.kinds_to("c")
+
+
+def test_only_links_to_who_is_new_are_measured_when_a_node_comes_back() -> None:
+    world = training("a", "b", "c")
+    world.lose("c")
+    world.join("d")
+    world.greet("c", incarnation=2)
+    world.hear("c", prepared())
+    assert [peer.node for peer in world.last_to("c", "probe").peers] == ["d"]
