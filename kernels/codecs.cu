@@ -43,10 +43,16 @@ struct bfloat16 {
     u16 bits;
 };
 
-// Bits of x as a bfloat16, rounded to nearest, halves to even; a NaN keeps its sign and upper bits and becomes quiet.
+// Bits of x as a bfloat16, rounded to nearest, halves to even. A NaN must have been through quiet().
 __device__ inline u16 rounded(float x) {
     const u32 bits = __float_as_uint(x);
-    return (bits & ABS) > INFINITE ? bits >> 16 | 0x40 : (bits + 0x7FFF + (bits >> 16 & 1)) >> 16;
+    return (bits + 0x7FFF + (bits >> 16 & 1)) >> 16;
+}
+
+// A NaN with its sign and upper bits, quiet, that rounding leaves as it is; anything else unchanged.
+__device__ inline float quiet(float x) {
+    const u32 bits = __float_as_uint(x);
+    return __uint_as_float((bits & ABS) > INFINITE ? (bits | 0x400000) & 0xFFFF0000 : bits);
 }
 
 __device__ inline float widened(u16 bits) { return __uint_as_float(static_cast<u32>(bits) << 16); }
@@ -248,6 +254,7 @@ __device__ inline void encode_raw16(const T* x, u64 elements, u8* encoded) {
     const Share<I8B256> share(x, elements, tile);
     float v[8];
     read(x, elements, share.lane, v);
+    for (u32 j = 0; j < 8; ++j) v[j] = quiet(v[j]);
     write(v, elements, share.lane, reinterpret_cast<bfloat16*>(encoded));
 }
 
