@@ -81,8 +81,8 @@ __device__ inline Lane lane_at(const T* x, u64 elements, u64 tile, u64 first, u6
 template <typename T>
 __device__ inline void read(const T* x, u64 elements, const Lane& lane, float (&v)[8]) {
     if (lane.whole) {
-        const Four<T> first = *reinterpret_cast<const Four<T>*>(x + lane.first);
-        const Four<T> second = *reinterpret_cast<const Four<T>*>(x + lane.second);
+        const Four<T>* fours = reinterpret_cast<const Four<T>*>(x);
+        const Four<T> first = fours[lane.first / 4], second = fours[lane.second / 4];
         for (u32 j = 0; j < 4; ++j) v[j] = loaded(first.at[j]), v[4 + j] = loaded(second.at[j]);
     } else {
         for (u32 j = 0; j < 4; ++j) {
@@ -97,8 +97,8 @@ __device__ inline void write(const float (&v)[8], u64 elements, const Lane& lane
     if (lane.whole) {
         Four<T> first, second;
         for (u32 j = 0; j < 4; ++j) store(v[j], first.at[j]), store(v[4 + j], second.at[j]);
-        *reinterpret_cast<Four<T>*>(x + lane.first) = first;
-        *reinterpret_cast<Four<T>*>(x + lane.second) = second;
+        Four<T>* fours = reinterpret_cast<Four<T>*>(x);  // not x + lane.first: NVRTC would take half of them apart
+        fours[lane.first / 4] = first, fours[lane.second / 4] = second;
     } else {
         for (u32 j = 0; j < 4; ++j) {
             if (lane.first + j < elements) store(v[j], x[lane.first + j]);
