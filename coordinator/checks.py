@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Collection
 
-from dtfm.coordinator.events import Described, DeviceSeen, Link
+from dtfm.coordinator.events import Codecs, Described, DeviceSeen, Link
 from dtfm.coordinator.run_file import RunFile
 from dtfm.protos import PROTOCOL_VERSION
 from dtfm.protos import control_pb2 as wire
@@ -24,6 +24,8 @@ MOST_BANDWIDTH = 1e13
 
 _IDENTITY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _FILE = re.compile(r"bucket-[0-9]{5,9}\.safetensors")
+_CODEC = re.compile(r"[a-z0-9]{1,16}")
+_TENSORS = ("activations", "gradients", "reduction")
 _EVERYWHERE = ("0.0.0.0", "::")
 
 
@@ -188,6 +190,22 @@ def check_progress(progress: wire.Progress, plan: Plan, node: str) -> None:
         told = getattr(progress, field)
         if len(told) > len(mine) or not mine.issuperset(told):
             raise malformed(f"progress.{field}", list(told[:20]), f"among the node's own, {sorted(mine)[:20]}")
+
+
+def check_codecs(told: Collection[wire.LinkCodec], plan: Plan, node: str) -> Codecs:
+    """What the node sends under the plan. Raises Refused where that goes to nobody of the plan, or twice."""
+    if len(told) > len(_TENSORS) * len(plan.nodes):
+        raise malformed("codecs", len(told), f"at most {len(_TENSORS)} for each node of the plan")
+    codecs: dict[str, dict[str, str]] = {}
+    for link in told:
+        if link.destination == node or link.destination not in plan.nodes:
+            raise malformed("codecs.destination", link.destination, "another node of the plan")
+        if link.tensors not in _TENSORS or link.tensors in codecs.setdefault(link.destination, {}):
+            raise malformed("codecs.tensors", link.tensors, f"one of {', '.join(_TENSORS)}, each once")
+        if not _CODEC.fullmatch(link.codec):
+            raise malformed("codecs.codec", link.codec, "up to 16 small letters and digits")
+        codecs[link.destination][link.tensors] = link.codec
+    return codecs
 
 
 def check_bucket(written: wire.BucketWritten, buckets: int) -> None:

@@ -11,9 +11,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from dtfm.coordinator import events as ev
-from dtfm.coordinator.checks import MOST_BANDWIDTH, MOST_FLOPS, check_flops
-from dtfm.coordinator.state import Seen
+from dtfm.coordinator.checks import MOST_BANDWIDTH, MOST_FLOPS, check_codecs, check_flops
+from dtfm.coordinator.state import Seen, Switching
 from dtfm.coordinator.turn import Turn
+from dtfm.coordinator.wire import link_message
 from dtfm.protos import control_pb2 as wire
 
 WINDOW = 5
@@ -59,8 +60,9 @@ def committed(turn: Turn, votes: Mapping[str, wire.StepReady]) -> None:
             if link is None or arrived.seconds < LEAST_SECONDS:
                 continue
             if ratio := changed((arrived.source, node), arrived.bytes / arrived.seconds):
-                bandwidth = min(link.bandwidth * ratio, MOST_BANDWIDTH)
-                turn.emit(ev.LinksMeasured(node, (replace(link, bandwidth=bandwidth),)))
+                now = replace(link, bandwidth=min(link.bandwidth * ratio, MOST_BANDWIDTH))
+                turn.emit(ev.LinksMeasured(node, (now,)))
+                turn.send([arrived.source], links_changed=wire.LinksChanged(links=[link_message(now)]))
                 _reconsider(turn, node)
     turn.set(seen=seen)
 
@@ -73,6 +75,17 @@ def measured(turn: Turn, node: str, flops: float) -> None:
     check_flops(flops)
     if not 1 / FACTOR < flops / known < FACTOR:
         _device(turn, node, flops, "while idle")
+
+
+def codecs_chosen(turn: Turn, node: str, message: wire.CodecsChosen) -> None:
+    """A node's answer to LinksChanged, if that made a difference. Its links carry other bytes now than before."""
+    ledger, plan = turn.state.ledger, turn.state.ledger.plan
+    if isinstance(turn.state.phase, Switching) or message.generation != ledger.generation:
+        return  # what it sends under the next plan comes with its PlanReady
+    if plan is None or node not in plan.nodes:
+        return
+    turn.emit(ev.CodecsChosen(node, check_codecs(message.codecs, plan, node)))
+    turn.set(seen={what: seen for what, seen in turn.state.seen.items() if what[0] != node or not what[1]})
 
 
 def forget(turn: Turn) -> None:

@@ -5,13 +5,17 @@ Their JSON is a contract (DESIGN.md, Commands): scripts read it from ``--json``,
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, TypeAdapter, ValidationError
 
 from dtfm.scheduler.plan import Plan
 from dtfm.scheduler.workload import Workload
+
+#: By destination: what goes there, and under which codec.
+Codecs = Mapping[str, Mapping[str, str]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,12 +166,23 @@ class PlanAdopted:
 @dataclass(frozen=True, slots=True)
 class PlanStarted:
     """Every node of the plan holds its state: ``step`` begins under it; or goes on, where ``finished`` micro-batches
-    are done in some stage already."""
+    are done in some stage already. ``codecs``: by source and destination, what the plan has sent there (as in the run file's
+    [network]) and under which codec."""
 
     generation: int
     step: int
     finished: int = 0
+    codecs: Mapping[str, Codecs] = field(default_factory=dict)
     event: Literal["plan_started"] = "plan_started"
+
+
+@dataclass(frozen=True, slots=True)
+class CodecsChosen:
+    """Links have changed, and with them the codecs of all that the node sends."""
+
+    node: str
+    codecs: Codecs
+    event: Literal["codecs_chosen"] = "codecs_chosen"
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,6 +318,7 @@ Event = (
     | PlanAdopted
     | PlanStarted
     | PlanFailed
+    | CodecsChosen
     | StepCommitted
     | StepAborted
     | DigestMismatch

@@ -35,7 +35,7 @@ class Ledger:
     """``step`` is the last committed one, ``generation`` the last plan's.
 
     ``links`` are by source, then by destination; ``broken`` are the pairs of nodes, each in order of name, of which one
-    could not reach the other. ``held`` says, per layer, which processes (node, incarnation) had its
+    could not reach the other. ``codecs`` are by source. ``held`` says, per layer, which processes (node, incarnation) had its
     state as of ``step``; ``presumed``: one of them has been away since, and may have missed the last commit.
     ``checkpoints`` maps steps to folders, whole ones alone. Since the last commit, ``failures`` counts aborted steps whose
     fault lies in the step itself, and ``peer_losses`` those that a node aborted because it lost a peer; ``plan_failures``
@@ -51,6 +51,7 @@ class Ledger:
     generation: int = 0
     counts_from: int = 0
     plan: Plan | None = None
+    codecs: Mapping[str, ev.Codecs] = field(default_factory=dict)
     held: tuple[tuple[tuple[str, str], ...], ...] = ()
     presumed: bool = False
     step: int = 0
@@ -117,9 +118,14 @@ def apply(ledger: Ledger, event: ev.Event) -> Ledger:
         case ev.RunDescribed():
             return replace(ledger, described=event.described)
         case ev.PlanAdopted():
-            return replace(ledger, generation=event.generation, plan=event.plan, counts_from=event.counts_from)
+            return replace(
+                ledger, generation=event.generation, plan=event.plan, codecs={}, counts_from=event.counts_from
+            )
         case ev.PlanStarted():
-            return replace(ledger, held=_held_by_plan(ledger), presumed=False, plan_failures=0)
+            held = _held_by_plan(ledger)
+            return replace(ledger, held=held, presumed=False, plan_failures=0, codecs=event.codecs)
+        case ev.CodecsChosen():
+            return replace(ledger, codecs={**ledger.codecs, event.node: event.codecs})
         case ev.PlanFailed():
             held = () if ledger.presumed else ledger.held
             return replace(ledger, plan_failures=ledger.plan_failures + 1, held=held, presumed=False)

@@ -9,7 +9,8 @@ from dtfm.coordinator.ledger import Ledger
 
 
 def member_documents(ledger: Ledger) -> list[dict[str, Any]]:
-    """One JSON object per node, by name: where it is, what it is, what it does. ``stage`` is None while it has none."""
+    """One JSON object per node, by name: where it is, what it is, what it does. ``stage`` is None while it has none;
+    the ``codecs`` of a link say what the plan has sent over it, and under which."""
     plan = ledger.plan
     documents = []
     for node, member in sorted(ledger.members.items()):
@@ -23,7 +24,11 @@ def member_documents(ledger: Ledger) -> list[dict[str, Any]]:
                 "layers": list(plan.stages[stage].layers) if plan is not None and stage is not None else None,
                 "device": asdict(member.device),
                 "links": {
-                    destination: {"latency_seconds": link.latency_seconds, "bandwidth": link.bandwidth}
+                    destination: {
+                        "latency_seconds": link.latency_seconds,
+                        "bandwidth": link.bandwidth,
+                        "codecs": dict(ledger.codecs.get(node, {}).get(destination, {})),
+                    }
                     for destination, link in sorted(ledger.links.get(node, {}).items())
                 },
             }

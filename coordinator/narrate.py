@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping
+
 from dtfm.coordinator import events as ev
 from dtfm.scheduler.plan import Plan
 
@@ -41,9 +44,18 @@ def narrate(event: ev.Event) -> str:
         case ev.PlanAdopted():
             return f"plan {event.generation} from step {event.step + 1} on: {shape(event.plan)}; {event.reason}"
         case ev.PlanStarted():
-            return f"plan {event.generation} begins with step {event.step}"
+            used = Counter(
+                codec for links in event.codecs.values() for tensors in links.values() for codec in tensors.values()
+            )
+            under = ", ".join(f"{codec} on {count}" for codec, count in sorted(used.items()))
+            return (
+                f"plan {event.generation} begins with step {event.step}{f'; codecs of links: {under}' if under else ''}"
+            )
         case ev.PlanFailed():
             return f"plan {event.generation} failed on {event.node}: {event.reason}"
+        case ev.CodecsChosen():
+            sent = [f"to {node} {sending(tensors)}" for node, tensors in sorted(event.codecs.items())]
+            return f"{event.node} sends from now on {'; '.join(sent) or 'nothing'}"
         case ev.StepCommitted():
             rate = f", {event.tokens / event.seconds:,.0f} tokens/s" if event.seconds > 0 else ""
             return f"step {event.step}: loss {event.loss:.4f}, gradient norm {event.gradient_norm:.3f}{rate}"
@@ -71,6 +83,11 @@ def narrate(event: ev.Event) -> str:
             return f"run failed: {event.reason}"
         case ev.CoordinatorStopped():
             return f"coordinator stopped: {event.reason}"
+
+
+def sending(tensors: Mapping[str, str]) -> str:
+    """What goes over a link and under which codec, like "activations i8b256"."""
+    return ", ".join(f"{what} {codec}" for what, codec in sorted(tensors.items()))
 
 
 def shape(plan: Plan) -> str:

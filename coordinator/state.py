@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from dtfm.coordinator.events import Link
+from dtfm.coordinator.events import Codecs, Link
 from dtfm.coordinator.ledger import Ledger
 from dtfm.coordinator.run_file import RunFile
 from dtfm.protos import control_pb2 as wire
@@ -137,11 +137,12 @@ class Gathering:
 @dataclass(frozen=True, slots=True)
 class Switching:
     """A plan is adopted; ``awaiting`` are the nodes that do not hold their state yet, ``progress`` is what the others have of
-    the next step."""
+    the next step, ``codecs`` what they send, by node."""
 
     awaiting: frozenset[str]
     deadline: float
     progress: Mapping[str, wire.Progress] = field(default_factory=dict)
+    codecs: Mapping[str, Codecs] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from dtfm.coordinator import aftermath, copying, drift
 from dtfm.coordinator import events as ev
-from dtfm.coordinator.checks import check_progress, check_vote, shorten
+from dtfm.coordinator.checks import check_codecs, check_progress, check_vote, shorten
 from dtfm.coordinator.ending import fail
 from dtfm.coordinator.ledger import NODE_LEFT, PEER_LOST
 from dtfm.coordinator.state import ATTEMPTS, Pausing, Stepping, Switching
@@ -29,13 +29,19 @@ def plan_ready(turn: Turn, node: str, ready: wire.PlanReady) -> None:
         return
     assert ledger.plan is not None
     check_progress(ready.progress, ledger.plan, node)
-    phase = replace(phase, awaiting=phase.awaiting - {node}, progress={**phase.progress, node: ready.progress})
+    codecs = check_codecs(ready.codecs, ledger.plan, node)
+    phase = replace(
+        phase,
+        awaiting=phase.awaiting - {node},
+        progress={**phase.progress, node: ready.progress},
+        codecs={**phase.codecs, node: codecs} if codecs else phase.codecs,
+    )
     turn.set(phase=phase)
     if phase.awaiting:
         return
     step = ledger.step + 1
     finished = {number for progress in phase.progress.values() for number in progress.finished}
-    turn.emit(ev.PlanStarted(ledger.generation, step, len(finished)))
+    turn.emit(ev.PlanStarted(ledger.generation, step, len(finished), phase.codecs))
     drift.forget(turn)
     if ledger.step >= run.train.steps and ledger.last is not None:
         _announce(turn, ledger.step, ledger.plan, ledger.last.gradient_norm)

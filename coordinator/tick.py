@@ -102,6 +102,8 @@ def _dispatch(turn: Turn, session: Session, event: Heard) -> None:
             copying.prefetched(turn, session, message.prefetched)
         case "leaving":
             departure.wishes_to_leave(turn, session, message.leaving)
+        case "codecs_chosen":
+            drift.codecs_chosen(turn, node, message.codecs_chosen)
         case "heartbeat":
             drift.measured(turn, node, message.heartbeat.flops)
         case _:
@@ -128,5 +130,14 @@ def _time_passed(turn: Turn) -> None:
 
 
 _OF_THE_READY = frozenset(
-    ("plan_ready", "plan_failed", "step_ready", "step_failed", "evaluated", "bucket_written", "applied")
+    (
+        "plan_ready",
+        "plan_failed",
+        "step_ready",
+        "step_failed",
+        "evaluated",
+        "bucket_written",
+        "applied",
+        "codecs_chosen",
+    )
 )

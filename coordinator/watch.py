@@ -139,14 +139,19 @@ def _grid(ledger: Ledger) -> RenderableType:
 
 
 def _links(ledger: Ledger) -> RenderableType:
+    """Of those that the plan uses; before there is one, of all."""
     table = Table(title="Slowest links", title_justify="left", expand=True)
-    table.add_column("from → to", no_wrap=True)
-    table.add_column("ms", justify="right")
-    table.add_column("Mbit/s", justify="right")
-    links = (link for row in ledger.links.values() for link in row.values())
-    for link in heapq.nsmallest(MOST_LINKS, links, key=lambda link: (link.bandwidth, -link.latency_seconds)):
+    table.add_column("from → to", no_wrap=True, overflow="ellipsis")
+    table.add_column("ms", justify="right", no_wrap=True)
+    table.add_column("Mbit/s", justify="right", no_wrap=True)
+    table.add_column("codec", no_wrap=True)
+    links = [link for row in ledger.links.values() for link in row.values()]
+    used = [link for link in links if ledger.codecs.get(link.source, {}).get(link.destination)]
+    for link in heapq.nsmallest(MOST_LINKS, used or links, key=lambda link: (link.bandwidth, -link.latency_seconds)):
         rate = f"{link.bandwidth * 8 / 1e6:,.0f}" if link.bandwidth > 0 else "none"
-        table.add_row(f"{link.source} → {link.destination}", f"{link.latency_seconds * 1e3:.2f}", rate)
+        codecs = ledger.codecs.get(link.source, {}).get(link.destination, {})
+        under = "/".join(dict.fromkeys(codec for _, codec in sorted(codecs.items())))
+        table.add_row(f"{link.source} → {link.destination}", f"{link.latency_seconds * 1e3:.2f}", rate, under)
     return table
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 
+from dtfm.coordinator.events import Link
 from dtfm.coordinator.ledger import Ledger
 from dtfm.protos import control_pb2, plan_pb2
 from dtfm.scheduler.plan import Plan
@@ -21,6 +22,15 @@ def plan_message(plan: Plan) -> plan_pb2.Plan:
     )
 
 
+def link_message(link: Link) -> control_pb2.LinkReport.Link:
+    return control_pb2.LinkReport.Link(
+        source=link.source,
+        destination=link.destination,
+        latency_seconds=link.latency_seconds,
+        bandwidth=link.bandwidth,
+    )
+
+
 def assignments(ledger: Ledger, reason: str, nodes: Iterable[str]) -> Iterator[tuple[str, control_pb2.Assignment]]:
     """For each of ``nodes`` the ledger's plan: state as of the last committed step comes from whoever holds it, or, where
     some of it is held by nobody, all of it from the checkpoint. A node is told of the links that begin at it; all of them
@@ -31,12 +41,7 @@ def assignments(ledger: Ledger, reason: str, nodes: Iterable[str]) -> Iterator[t
         message = control_pb2.Assignment()
         message.CopyFrom(common)
         message.links.extend(
-            control_pb2.LinkReport.Link(
-                source=link.source,
-                destination=link.destination,
-                latency_seconds=link.latency_seconds,
-                bandwidth=link.bandwidth,
-            )
+            link_message(link)
             for destination, link in sorted(ledger.links.get(node, {}).items())
             if destination in named
         )

@@ -63,8 +63,9 @@ def engage(
     neighbours |= {member for group in groups.values() for member in group.members}
     peers = {p.node: p.address for p in assignment.peers if p.node in neighbours and p.node != share.node}
     bandwidth = {k.destination: k.bandwidth for k in assignment.links if k.source == share.node and k.bandwidth}
+    codecs = earlier.codecs if earlier is not None else None
     engagement = Engagement(
-        work.run, share, groups, stage, work.data, outbox, assignment.step, bandwidth, flops, progress
+        work.run, share, groups, stage, work.data, outbox, assignment.step, bandwidth, flops, progress, codecs
     )
     try:
         lease = work.run.lease_seconds

@@ -12,7 +12,7 @@ import torch
 from dtfm.kernels.codec import Encoded, encode
 from dtfm.node import pipeline
 from dtfm.node.admission import Expectations
-from dtfm.node.compression import choose_codecs
+from dtfm.node.compression import Codecs, choose_codecs
 from dtfm.node.data import Batch, Data
 from dtfm.node.inbox import Arrival, Inbox
 from dtfm.node.mailbox import Closed, Mailbox
@@ -43,9 +43,10 @@ class Engagement:
         bandwidth: Mapping[str, float],
         flops: float,
         progress: Progress | None = None,
+        codecs: Codecs | None = None,
     ) -> None:
         """``bandwidth`` of the links from here, in bytes per second by destination; ``flops`` of this device, per second;
-        ``progress`` on the next step from an earlier generation, with the same ``stage``."""
+        ``progress`` on the next step from an earlier generation, with the same ``stage``; ``codecs`` of the generation before."""
         self.share = share
         self.stage = stage
         self.progress = progress or Progress(share.generation, applied + 1)
@@ -76,7 +77,9 @@ class Engagement:
         bucket_elements = {index: bucket.spec.size for index, bucket in stage.buckets.items()}
         input_elements, output_elements = math.prod(self._input_shape), math.prod(self._output_shape)
         forward_flops = micro_batch * sum(layer.flops for layer in stage.model.layers[stage.first : stage.past_last])
-        self.codecs = choose_codecs(
+        self._bandwidth = dict(bandwidth)
+        self._choose_codecs = partial(
+            choose_codecs,
             run.network,
             share,
             groups,
@@ -84,11 +87,10 @@ class Engagement:
             input_elements=input_elements,
             output_elements=output_elements,
             dtype=stage.dtype,
-            bandwidth=bandwidth,
             micro_batch_seconds=3 * forward_flops / flops,
         )
-        for codec in self.codecs.all:  # whatever a codec needs to load or compile, it does before the first step
-            encode(codec, torch.zeros(1, dtype=stage.dtype))
+        self.codecs = self._choose_codecs(bandwidth=self._bandwidth, previous=codecs)
+        self._warm_up_codecs()
         expect = Expectations(
             share=share,
             groups=groups,
@@ -99,6 +101,13 @@ class Engagement:
             parameter_dtype=stage.dtype,
         )
         self.inbox = Inbox(expect, applied, self._deliver)
+
+    def links_changed(self, bandwidth: Mapping[str, float]) -> bool:
+        """Between two steps: of some of the links from here, as in ``__init__``. Whether the codecs are others now."""
+        self._bandwidth.update(bandwidth)
+        before, self.codecs = self.codecs, self._choose_codecs(bandwidth=self._bandwidth, previous=self.codecs)
+        self._warm_up_codecs()
+        return self.codecs != before
 
     def neighbours_have(self, activations: Collection[int], gradients: Collection[int]) -> None:
         """Of the step that ``progress`` is of: micro-batches whose activation the next stage has, whose gradient the previous."""
@@ -203,6 +212,11 @@ class Engagement:
         for hook in self._hooks:
             hook.remove()
         self._reducer.shutdown()
+
+    def _warm_up_codecs(self) -> None:
+        """Whatever a codec needs to load or compile, it does before its first step."""
+        for codec in self.codecs.all:
+            encode(codec, torch.zeros(1, dtype=self.stage.dtype))
 
     def _compute(self, batch: Callable[[int], Batch]) -> Compute:
         device = self.stage.device

@@ -245,6 +245,8 @@ class Session:
                 self._trainer.begin(message.begin)
             case "commit":
                 self._trainer.conclude(message.commit)
+            case "links_changed":
+                self._trainer.links_changed(message.links_changed)
             case "abort":
                 log.info("step %d was called off: %s", message.abort.step, message.abort.reason)
                 self._trainer.call_off(message.abort.reason)

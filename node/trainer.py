@@ -34,8 +34,10 @@ from dtfm.protos.control_pb2 import (
     Applied,
     Assignment,
     Begin,
+    CodecsChosen,
     Commit,
     Evaluated,
+    LinksChanged,
     NodeMessage,
     PlanFailed,
     PlanReady,
@@ -112,6 +114,9 @@ class Trainer:
 
     def conclude(self, commit: Commit) -> None:
         self._commands.put(lambda: self._conclude(commit))
+
+    def links_changed(self, links: LinksChanged) -> None:
+        self._commands.put(lambda: self._links_changed(links))
 
     def call_off(self, reason: str) -> None:
         """The step in hand is aborted: nobody applies it."""
@@ -278,7 +283,9 @@ class Trainer:
         # Until the generation begins this node still donates what it held before.
         self._holding.replace(Held(assignment.step, {**self._holding.held.buckets, **engagement.stage.buckets}))
         self._digest = self._background.submit(engagement.stage.digest)
-        ready = PlanReady(generation=plan.generation, progress=engagement.progress.told(share))
+        ready = PlanReady(
+            generation=plan.generation, progress=engagement.progress.told(share), codecs=engagement.codecs.told
+        )
         self._report(NodeMessage(plan_ready=ready))
 
     def _take_copies(self, assignment: Assignment, patience: float) -> Mapping[int, Bucket]:
@@ -365,6 +372,15 @@ class Trainer:
                 self._report(NodeMessage(evaluated=evaluated))
         if not commit.pause:
             self._train(engagement)
+
+    def _links_changed(self, changed: LinksChanged) -> None:
+        """After a step, or before the first one."""
+        engagement = self._engagement
+        bandwidth = {k.destination: k.bandwidth for k in changed.links if k.source == self._node and k.bandwidth}
+        if engagement is not None and engagement.links_changed(bandwidth):
+            log.info("compression from now on: %s", engagement.codecs.sentence)
+            chosen = CodecsChosen(generation=engagement.share.generation, codecs=engagement.codecs.told)
+            self._report(NodeMessage(codecs_chosen=chosen))
 
     def _catch_up(self, engagement: Engagement, commit: Commit) -> None:
         """Applies a step that this node voted for and whose commit it has not heard: the connection broke, or the coordinator

@@ -28,7 +28,7 @@ def test_replicas_that_exchange_the_largest_gradients_stay_equal_and_learn(tmp_p
         for name in "ab":
             cluster.add(name)
         assert cluster.finish() == 0
-        assert "reduction topk" in cluster.nodes["a"].errors
+        assert "reduction to b topk" in cluster.nodes["a"].errors
     assert len(cluster.losses) == 25
     assert not cluster.of("digest_mismatch")
     assert cluster.audit().findings == ()

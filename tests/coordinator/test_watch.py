@@ -79,7 +79,7 @@ def test_members_say_what_each_does() -> None:
     seen = {document["node"]: document for document in member_documents(world.state.ledger)}
     assert (seen["a"]["status"], seen["a"]["stage"], seen["a"]["layers"]) == ("computing", 0, [0, 2])
     assert (seen["c"]["status"], seen["c"]["stage"]) == ("idle", None)
-    assert seen["a"]["links"]["b"] == {"latency_seconds": 0.001, "bandwidth": 1e9}
+    assert seen["a"]["links"]["b"] == {"latency_seconds": 0.001, "bandwidth": 1e9, "codecs": {}}
 
 
 def test_the_audit_of_a_true_log_finds_nothing() -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from math import isfinite
 from pathlib import Path
 
 import pytest
 import torch
 
 from dtfm.coordinator.run_file import read_run_file
+from dtfm.kernels.codec import Codec
 from dtfm.node.data import load_data
 from dtfm.node.model import load_model
 from dtfm.node.trace import Activity, Span, forget, listen
@@ -98,3 +100,25 @@ def test_under_topk_replicas_stay_equal_and_an_aborted_step_leaves_no_trace(node
     for name, engagement in nodes.engagements.items():
         assert engagement._carried.keys() == carried[name].keys()
         assert all(torch.equal(value, values[name, at]) for at, value in engagement._carried.items())
+
+
+def test_a_link_that_changed_has_its_sender_choose_another_codec_between_two_steps(
+    tmp_path: Path, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_corpus(tmp_path)
+    (tmp_path / "run.toml").write_text(text.replace('compression = "off"', 'compression = "auto"'))
+    run = read_run_file(tmp_path / "run.toml").message("test")
+    data = load_data(run)
+    plan = even_plan(LAYERS, 2, 2, MICRO_BATCHES)
+    with InProcess(run, plan, load_model(run.model, data.sample), data, bandwidth=1e9, flops=1e9) as nodes:
+        n0 = nodes.engagements["n0"]
+        nodes.train()
+        before = n0.codecs
+        assert before.all == {Codec.OFF}
+        assert not n0.links_changed({"n2": 0.9e9})
+        assert n0.links_changed({"n2": 1.0})
+        assert (n0.codecs.activations["n2"], n0.codecs.reduction) == (Codec.I8B256, Codec.OFF)
+        assert isfinite(nodes.train())
+        assert n0.links_changed({"n2": 1e9})
+        assert n0.codecs == before
