@@ -26,7 +26,7 @@ BURST_ROUND_TRIPS = 6
 
 async def measure_links(node: str, peers: Sequence[Peer], identity: Identity, lease: float) -> list[LinkReport.Link]:
     """For each peer the links node -> peer and peer -> node: one-way latency in seconds (half the shortest of some round trips)
-    and bandwidth in bytes per second (the latter half of a burst). A peer that does not answer within half a ``lease``, or
+    and bandwidth in bytes per second (see late_rate). A peer that does not answer within half a ``lease``, or
     does not take a burst within one, has bandwidth 0 and its problem named.
 
     All peers at once say how far they are; then bursts go up and come down, one of each at a time, so that they do not share
@@ -106,13 +106,27 @@ class _Probed:
 
 
 async def pace(chunks: AsyncIterator[bytes]) -> float:
-    """Bytes per second at which the latter half of the chunks came. Raises ValueError when there are fewer than two."""
-    arrivals = [(time.perf_counter(), len(chunk)) async for chunk in chunks]
+    """Bytes per second at which the chunks came, see late_rate. Raises ValueError when there are fewer than two."""
+    began = time.perf_counter()
+    arrivals = [(time.perf_counter() - began, len(chunk)) async for chunk in chunks]
     if len(arrivals) < 2:
         raise ValueError(f"a burst came in {len(arrivals)} pieces; it takes two to tell how quickly")
-    half = (len(arrivals) - 1) // 2
-    seconds = arrivals[-1][0] - arrivals[half][0]
-    return sum(size for _, size in arrivals[half + 1 :]) / max(seconds, 1e-6)
+    return late_rate(arrivals)
+
+
+def late_rate(arrivals: Sequence[tuple[float, int]]) -> float:
+    """Bytes per second in the latter half of the time that a burst took; ``arrivals``: seconds since it began, and bytes.
+
+    The first half is slow start. Half of the time and not of the bytes: whatever came behind a lost packet is handed over in
+    the instant in which that is there again, and would seem to have taken none.
+    """
+    middle, last = arrivals[-1][0] / 2, 0.0
+    late = 0.0
+    for at, size in arrivals:
+        if at > middle:  # a chunk that was under way in the middle counts in part
+            late += size * min(1.0, (at - middle) / max(at - last, 1e-9))
+        last = at
+    return late / max(middle, 1e-6)
 
 
 def burst_bytes(bytes_per_second: float, round_trip: float) -> int:

@@ -26,6 +26,7 @@ from dtfm.node.links import (
     FIRST_BURST_BYTES,
     LARGEST_BURST_BYTES,
     burst_bytes,
+    late_rate,
     measure_links,
     pace,
 )
@@ -263,7 +264,19 @@ async def test_a_peer_that_hangs_costs_half_a_lease_and_the_others_are_measured(
     ]
 
 
-async def test_the_latter_half_of_a_burst_tells_the_pace() -> None:
+def test_the_latter_half_of_a_burst_tells_the_pace_and_not_its_slow_start() -> None:
+    start = [(1.0, 10), (2.0, 20), (3.0, 40)]
+    steady = [(3.0 + 0.5 * count, 50) for count in range(1, 11)]
+    assert late_rate(start + steady) == pytest.approx(100)
+
+
+def test_what_a_lost_packet_held_up_and_came_at_once_seems_no_faster_than_the_burst() -> None:
+    steady = [(float(at), 100) for at in range(1, 5)]
+    stalled = [(7.0, 100)] * 4  # three seconds of silence, then all at once
+    assert 50 < late_rate(steady + stalled) < 2 * 800 / 7
+
+
+async def test_a_burst_has_two_pieces_at_least() -> None:
     async def burst(pieces: int) -> AsyncIterator[bytes]:
         for _ in range(pieces):
             yield bytes(100)
