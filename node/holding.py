@@ -21,6 +21,9 @@ NORM = struct.Struct("<d")
 MAX_BEHIND = 8
 """So many steps of one bucket may wait for a follower; one that is slower is let go."""
 
+MOST_WAITING_BYTES = 512 << 20
+"""Beyond two steps, which any follower may need, no more than this may wait for one."""
+
 Piece = tuple[Header, memoryview]
 """What travels as the frames of one tensor."""
 
@@ -41,6 +44,7 @@ class Follower:
         self._loop = loop
         self._to_send = deque(sorted(set(buckets)))
         self._waiting: dict[int, deque[Piece]] = {index: deque() for index in self._to_send}
+        self._waiting_bytes = 0
         self._newest = 0
         self._news = asyncio.Event()
         self.ended = ""
@@ -68,6 +72,7 @@ class Follower:
             if ready:
                 index = served = min(ready, key=lambda i: (i <= served, i))  # in turn
                 header, data = self._waiting[index].popleft()
+                self._waiting_bytes -= len(data)
                 for frame in frames(replace(header, part=self._newest), data):
                     yield frame
             elif (piece := next(state, None)) is not None:
@@ -92,8 +97,11 @@ class Follower:
         for header, data in pieces:
             self._newest = max(self._newest, header.part)
             self._waiting[header.index].append((header, data))
-        if any(len(waiting) > 2 * MAX_BEHIND for waiting in self._waiting.values()):
-            self._end(f"TOO_SLOW: {MAX_BEHIND} steps wait; they are quicker than this link")
+            self._waiting_bytes += len(data)
+        behind = max(map(len, self._waiting.values()), default=0) / 2  # of a step both gradients and norm
+        if behind > MAX_BEHIND or (behind > 2 and self._waiting_bytes > MOST_WAITING_BYTES):
+            waits = f"{behind:.0f} steps with {self._waiting_bytes / 2**20:.0f} MiB wait"
+            self._end(f"TOO_SLOW: {waits}; they come quicker than this link takes them")
         self._news.set()
 
     def _end(self, why: str) -> None:

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Sequence
 import pytest
 import torch
 
+from dtfm.node import holding
 from dtfm.node.bucket import Bucket, BucketSpec
 from dtfm.node.following import Copied, Following
 from dtfm.node.holding import MAX_BEHIND, Held, Holding
@@ -237,6 +238,22 @@ async def test_a_follower_that_is_too_slow_is_let_go_and_told_so(donors: list[Do
     await anext(sent)
     for _ in range(MAX_BEHIND + 1):
         donors[0].train()
+    with pytest.raises(LookupError, match="TOO_SLOW"):
+        [frame async for frame in sent]
+    follower.close()
+
+
+async def test_a_follower_for_whom_too_many_bytes_wait_is_let_go_but_two_steps_may_always(
+    donors: list[Donor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(holding, "MOST_WAITING_BYTES", SPECS[1].size)
+    follower = donors[0].holding.follow([1], asyncio.get_running_loop())
+    sent = follower.frames()
+    await anext(sent)
+    for ended in (False, False, True):
+        donors[0].train()
+        await asyncio.sleep(0)  # it hears of it on this loop
+        assert bool(follower.ended) is ended
     with pytest.raises(LookupError, match="TOO_SLOW"):
         [frame async for frame in sent]
     follower.close()
