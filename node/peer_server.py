@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 
 import grpc
@@ -16,7 +18,7 @@ from dtfm.node.holding import Holding
 from dtfm.node.inbox import Inbox
 from dtfm.node.links import BURST_CHUNK_BYTES, pace
 from dtfm.protos.connection import server_options
-from dtfm.protos.credentials import Identity, nobody, peer_credentials, shows_certificate
+from dtfm.protos.credentials import Identity, nobody, peer_credentials, shown_name, shows_certificate
 from dtfm.protos.frame import FrameError, FrameProblem, frames
 from dtfm.protos.peer_pb2 import FollowRequest, StateRequest
 from dtfm.protos.streams import NODE_METADATA, peer_handlers
@@ -33,6 +35,10 @@ GiveWay = Callable[[float], Awaitable[None]]
 
 MAX_BURST_BYTES = 64 << 20
 
+MOST_CALLS = 16
+"""So many requests for state, and as many to follow, one peer may have here at a time: each takes the memory of a bucket. Who
+recovers asks each donor for two at once, and, where others are lost, for those that it asked of them."""
+
 
 class PeerServer:
     """Serves peers. Until ``become`` says who this node is nobody gets through, and until ``admit_to`` names an inbox no
@@ -43,6 +49,7 @@ class PeerServer:
         self._give_way = give_way
         self._inbox: Inbox | None = None
         self._identity = nobody(datetime.now(UTC))
+        self._calls: Counter[tuple[str, str]] = Counter()
         self._server = grpc.aio.server(options=server_options())
         handlers = peer_handlers(self._tensors, self._ping, self._upload, self._download, self._state, self._follow)
         self._server.add_generic_rpc_handlers((handlers,))
@@ -113,35 +120,52 @@ class PeerServer:
             yield chunk[: wanted - start]
 
     async def _state(self, request: bytes, context: Context) -> AsyncIterator[bytes]:
-        try:
-            wanted = StateRequest.FromString(request)
-            header, state = await asyncio.to_thread(self._holding.donate, wanted)
-        except DecodeError:
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "MALFORMED: no StateRequest")
-        except LookupError as error:
-            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
-        for frame in frames(header, state):
-            began = time.monotonic()
-            yield frame
-            await self._give_way(time.monotonic() - began)
-
-    async def _follow(self, request: bytes, context: Context) -> AsyncIterator[bytes]:
-        try:
-            wanted, loop = FollowRequest.FromString(request), asyncio.get_running_loop()
-            follower = await asyncio.to_thread(self._holding.follow, wanted.buckets, loop)
-        except DecodeError:
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "MALFORMED: no FollowRequest")
-        except LookupError as error:
-            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
-        try:
-            async for frame in follower.frames():
+        async with self._place("State", context):
+            try:
+                wanted = StateRequest.FromString(request)
+                header, state = await asyncio.to_thread(self._holding.donate, wanted)
+            except DecodeError:
+                await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "MALFORMED: no StateRequest")
+            except LookupError as error:
+                await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
+            for frame in frames(header, state):
                 began = time.monotonic()
                 yield frame
                 await self._give_way(time.monotonic() - began)
-        except LookupError as error:
-            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
+
+    async def _follow(self, request: bytes, context: Context) -> AsyncIterator[bytes]:
+        async with self._place("Follow", context):
+            try:
+                wanted, loop = FollowRequest.FromString(request), asyncio.get_running_loop()
+                follower = await asyncio.to_thread(self._holding.follow, wanted.buckets, loop)
+            except DecodeError:
+                await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "MALFORMED: no FollowRequest")
+            except LookupError as error:
+                await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
+            try:
+                async for frame in follower.frames():
+                    began = time.monotonic()
+                    yield frame
+                    await self._give_way(time.monotonic() - began)
+            except LookupError as error:
+                await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
+            finally:
+                loop.run_in_executor(None, follower.close)  # it may have to wait while a step is applied
+
+    @asynccontextmanager
+    async def _place(self, method: str, context: Context) -> AsyncIterator[None]:
+        """One of the caller's MOST_CALLS. Ends the call where all are taken."""
+        caller = shown_name(context.auth_context()), method
+        if self._calls[caller] >= MOST_CALLS:
+            busy = f"BUSY: {MOST_CALLS} calls of {method} run for this peer already; wait for one to end"
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, busy)
+        self._calls[caller] += 1
+        try:
+            yield
         finally:
-            loop.run_in_executor(None, follower.close)  # it may have to wait while a step is applied
+            self._calls[caller] -= 1
+            if not self._calls[caller]:
+                del self._calls[caller]
 
 
 def _claimed(context: Context) -> str:

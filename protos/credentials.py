@@ -174,6 +174,11 @@ def certified_name(node: str) -> str:
     return f"{hashlib.sha256(node.encode()).hexdigest()[:32]}.node.dtfm"
 
 
+def shown_name(auth_context: Mapping[str, Iterable[bytes]]) -> str:
+    """What the caller's certificate calls it (as ``certified_name`` does); empty where it shows none."""
+    return next((name.decode("latin-1") for name in auth_context.get("x509_subject_alternative_name", ())), "")
+
+
 def shows_certificate(auth_context: Mapping[str, Iterable[bytes]], node: str) -> bool:
     """Whether a call (``context.auth_context()``) comes from ``node``, by its certificate."""
     return certified_name(node).encode() in auth_context.get("x509_subject_alternative_name", ())

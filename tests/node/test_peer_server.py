@@ -31,16 +31,16 @@ from dtfm.node.links import (
     pace,
 )
 from dtfm.node.outbox import Outbox, What
-from dtfm.node.peer_server import MAX_BURST_BYTES, PeerServer
+from dtfm.node.peer_server import MAX_BURST_BYTES, MOST_CALLS, PeerServer
 from dtfm.node.recovery import fetch_states
 from dtfm.node.share import share_of
 from dtfm.protos.connection import open_channel
 from dtfm.protos.control_pb2 import Peer
 from dtfm.protos.credentials import Identity, make_authority, make_key, to_peer
 from dtfm.protos.frame import MAX_FRAME_BYTES, Header, Kind, frames
-from dtfm.protos.peer_pb2 import StateRequest
+from dtfm.protos.peer_pb2 import FollowRequest, StateRequest
 from dtfm.protos.plan_pb2 import Plan
-from dtfm.protos.streams import NODE_METADATA, download_call, state_call, tensors_call, upload_call
+from dtfm.protos.streams import NODE_METADATA, download_call, follow_call, state_call, tensors_call, upload_call
 from tests.protos.members import NOW, TOKEN, member
 
 GENERATION, STEP, ELEMENTS = 2, 1, 300_000  # two frames of fp32
@@ -327,3 +327,17 @@ async def test_state_that_nobody_has_is_named(node: Node) -> None:
         ConnectionError, match=r"bucket 3 as of step 9 .* state as of step 9 is not held here, but of 1"
     ):
         await fetch_states([(mine, donors)], 9, GENERATION, member("a"), 0.5)
+
+
+async def test_a_peer_has_only_so_many_places_and_leaves_the_others_theirs(node: Node) -> None:
+    wanted = StateRequest(generation=GENERATION, step=STEP, bucket=SPEC.index).SerializeToString()
+    follow = FollowRequest(buckets=[SPEC.index]).SerializeToString()
+    async with channel_to(node, "a") as greedy, channel_to(node, "b") as modest:
+        followed = [follow_call(greedy)(follow) for _ in range(MOST_CALLS)]
+        for call in followed:
+            await call.read()
+        with pytest.raises(grpc.aio.AioRpcError, match=f"BUSY: {MOST_CALLS} calls of Follow run for this peer already"):
+            await follow_call(greedy)(follow).read()
+        assert await follow_call(modest)(follow).read()
+        for _ in range(2 * MOST_CALLS):  # one that has ended leaves its place
+            assert [frame async for frame in state_call(greedy)(wanted)]
