@@ -54,7 +54,8 @@ def prefetched(turn: Turn, session: Session, message: wire.Prefetched) -> None:
     if message.problem:
         layers = f"{copying.layers[0]}-{copying.layers[1] - 1}"
         turn.log(f"{session.node} cannot copy layers {layers} in advance: {shorten(message.problem)}")
-    turn.update(session, copying=replace(copying, near=True, step=message.step, voted=message.voted))
+    ended = bool(message.problem)
+    turn.update(session, copying=replace(copying, near=True, ended=ended, step=message.step, voted=message.voted))
 
 
 def awaited(state: State) -> frozenset[str]:
@@ -72,6 +73,15 @@ def copies(state: State) -> Iterator[tuple[str, Layers]]:
         copying = state.sessions[node].copying
         if copying is not None and _has(state.ledger, copying):
             yield node, copying.layers
+
+
+def last_words_due(state: State) -> bool:
+    """Whether a node that kept up with what nobody has any more has still to say how far it came: it does once it notices that
+    its donors are gone."""
+    lost = {layer for layer, who in enumerate(state.ledger.holders) if not who}
+    copies = [state.sessions[node].copying for node in state.ready]
+    due = [c for c in copies if c is not None and c.near and not c.ended and not _has(state.ledger, c)]
+    return any(not lost.isdisjoint(range(*copying.layers)) for copying in due)
 
 
 def count_copies(turn: Turn) -> None:

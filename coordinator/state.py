@@ -32,6 +32,9 @@ PATIENCE_LEASES = 100
 PROBE_LEASES = 6
 """So many leases for measuring links; a node that has not by then is planned with as if its links were average ones."""
 
+LAST_WORD_LEASES = 0.5
+"""For so many leases a node that copied what nobody else has any more is waited for, to say how far it came."""
+
 MOST_PROBED = 64
 """A newcomer measures its links to at most so many others, which takes about PROBE_LEASES where the lease is 10 seconds; its
 other links count as average ones."""
@@ -69,13 +72,14 @@ class Seen:
 @dataclass(frozen=True, slots=True)
 class Copying:
     """A node copies the state of ``layers`` in advance, asked under ``number`` in ``generation``. ``near``: it keeps up with
-    those who train, or cannot; ``step``: what it has is as of after that; ``voted``: it has the gradients of the next one, as
-    voted for in that generation."""
+    those who train, or cannot (``ended``); ``step``: what it has is as of after that; ``voted``: it has the gradients of the
+    next one, as voted for in that generation."""
 
     number: int
     generation: int
     layers: tuple[int, int]
     near: bool = False
+    ended: bool = False
     step: int = 0
     voted: int = 0
 

@@ -12,6 +12,7 @@ from dtfm.coordinator.measured import measured_cluster
 from dtfm.coordinator.state import (
     ATTEMPTS,
     HASTE_LEASES,
+    LAST_WORD_LEASES,
     PLANNING_LEASES,
     Gathering,
     PlanAsked,
@@ -48,6 +49,9 @@ def consider(turn: Turn, ticket: int | None = None) -> None:
         if problem := _too_few(turn, phase):
             _wait(turn, phase, problem)
             answer(turn, tickets, False, problem)
+            return
+        if turn.now < phase.since + LAST_WORD_LEASES * state.lease and copying.last_words_due(state):
+            answer(turn, tickets, False, "nodes that copied state of a lost one have still to say how far they came")
             return
         if (plan := _carried_on(turn)) is not None:
             answer(turn, tickets, False, "the plan has just changed")

@@ -100,6 +100,8 @@ def _dispatch(turn: Turn, session: Session, event: Heard) -> None:
             aftermath.applied(turn, node, message.applied)
         case "prefetched":
             copying.prefetched(turn, session, message.prefetched)
+            if isinstance(turn.state.phase, Gathering):
+                switching.consider(turn)  # it may have what nobody else has any more
         case "leaving":
             departure.wishes_to_leave(turn, session, message.leaving)
         case "codecs_chosen":

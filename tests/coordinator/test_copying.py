@@ -142,6 +142,7 @@ def test_a_spare_that_is_a_step_behind_cannot_save_the_stage() -> None:
     copied(world, "c")
     world.step()
     world.lose("a")
+    copied(world, "c", step=1, problem="a is gone")
     assert world.events(ev.StateCopied) == []
     assert world.events(ev.RolledBack)[-1].from_step == 2
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import pytest
 
 from dtfm.coordinator import events as ev
-from dtfm.coordinator.state import Stepping, Switching
+from dtfm.coordinator.state import LAST_WORD_LEASES, Stepping, Switching
 from dtfm.protos import control_pb2 as wire
 from dtfm.scheduler.plan import Plan, Route, Stage
 from tests.coordinator.script import LAYERS, LEASE, World, fresh_state, two_stages
@@ -101,3 +101,37 @@ def test_of_another_past_nothing_counts(world: World) -> None:
     world.lose("b")
     assert world.events(ev.RolledBack)[-1].step == 0
     assert world.last_to("c", "assignment").counts_from == world.state.ledger.generation
+
+
+def test_who_copied_what_is_lost_may_first_say_how_far_it_came() -> None:
+    world = World(fresh_state(cluster={"nodes": 2}, train={"steps": 10}))
+    world.join("a", "b")
+    world.settle()
+    world.planner = lambda ids: world.plan_in_force
+    world.join("c")
+    world.step()
+    number = world.last_to("c", "prefetch").number
+    world.hear("c", prefetched=wire.Prefetched(number=number, step=1))
+    world.step()  # of which c has not told
+    world.planner = two_stages
+    world.lose("a")
+    assert world.events(ev.RolledBack) == []
+    world.hear("c", prefetched=wire.Prefetched(number=number, step=2, problem="a is gone"))
+    assert world.plan_in_force.stages[0].replicas == ("c",)
+    assert world.last_to("c", "assignment").step == 2
+    assert world.events(ev.RolledBack) == []
+
+
+def test_the_last_word_of_who_copied_what_is_lost_is_not_awaited_for_long() -> None:
+    world = World(fresh_state(cluster={"nodes": 2}, train={"steps": 10}))
+    world.join("a", "b")
+    world.settle()
+    world.planner = lambda ids: world.plan_in_force
+    world.join("c")
+    world.step()
+    world.planner = two_stages
+    world.lose("a")
+    world.wait(LAST_WORD_LEASES * LEASE, beating=["b", "c"])
+    assert world.events(ev.RolledBack)[-1].step == 0
+    world.settle()
+    assert isinstance(world.state.phase, Stepping)
