@@ -16,6 +16,7 @@ import random
 import signal
 import tempfile
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -65,8 +66,8 @@ class Report:
     recovery: tuple[float, ...]
     contribution: tuple[float, ...]
     processes_left: tuple[str, ...]
-    file_growth: int
-    memory_growth: int
+    file_growth: Mapping[str, int]
+    memory_growth: Mapping[str, int]
 
 
 def schedule_of_kills(seed: int, seconds: float, nodes: tuple[str, ...]) -> list[Kill]:
@@ -88,12 +89,14 @@ def run_chaos(folder: Path, seconds: float, seed: int, count: int = 6) -> Report
         warm = cluster.wait_for("step_committed", where=lambda e: e["step"] == 10)
         calm = min(max(seconds / 4, _CALM[0]), _CALM[1])
         began = cluster.wait_for("step_committed", where=lambda e: e["time"] >= warm["time"] + calm)
-        witnesses = [_process(cluster, name) for name in ("coordinator", nodes[0])]
-        before, died_at = [(0, 0)] * len(witnesses), []
+        witnesses = {name: _process(cluster, name) for name in ("coordinator", nodes[0])}
+        files_before, memory_before = dict.fromkeys(witnesses, 0), dict.fromkeys(witnesses, 0)
+        died_at = []
         for number, kill in enumerate(kills):
             sleep_until(began["time"] + kill.at)
             if number <= 1:  # once one has died and returned, if there is time for two: then all is as it will be
-                before = [(open_files(pid), resident_bytes(pid)) for pid in witnesses]
+                files_before = {name: open_files(pid) for name, pid in witnesses.items()}
+                memory_before = {name: resident_bytes(pid) for name, pid in witnesses.items()}
             died_at.append(time.time())
             cluster.nodes[kill.node].send(signal.SIGKILL)
             cluster.nodes[kill.node].wait(10)
@@ -104,7 +107,8 @@ def run_chaos(folder: Path, seconds: float, seed: int, count: int = 6) -> Report
         whole = cluster.wait_for(
             "step_committed", where=lambda e: e["time"] > ended and len(e["compute_seconds"]) == count
         )
-        after = [(open_files(pid), resident_bytes(pid)) for pid in witnesses]
+        file_growth = {name: open_files(pid) - files_before[name] for name, pid in witnesses.items()}
+        memory_growth = {name: resident_bytes(pid) - memory_before[name] for name, pid in witnesses.items()}
         assert cluster.coordinator is not None
         cluster.coordinator.send(signal.SIGINT)
         assert cluster.finish() == 1
@@ -125,8 +129,8 @@ def run_chaos(folder: Path, seconds: float, seed: int, count: int = 6) -> Report
         recovery=tuple(until_commit_without(events, k.node, at) for k, at in zip(kills, died_at, strict=True)),
         contribution=tuple(first - joined for joined, first in returns),
         processes_left=tuple(processes_in(folder)),
-        file_growth=max(a[0] - b[0] for a, b in zip(after, before, strict=True)),
-        memory_growth=max(a[1] - b[1] for a, b in zip(after, before, strict=True)),
+        file_growth=file_growth,
+        memory_growth=memory_growth,
     )
 
 
@@ -164,8 +168,8 @@ def rows(report: Report) -> list[Row]:
         *median_and_worst("kill to next commit", report.recovery, "s", "undisturbed step", 1 / report.calm_rate),
         *median_and_worst("join to first step", report.contribution, "s", "undisturbed step", 1 / report.calm_rate),
         Row("processes left", len(report.processes_left), ""),
-        Row("open files gained", report.file_growth, ""),
-        Row("memory gained", report.memory_growth / 2**20, "MiB"),
+        *(Row(f"open files gained, {name}", gained, "") for name, gained in report.file_growth.items()),
+        *(Row(f"memory gained, {name}", gained / 2**20, "MiB") for name, gained in report.memory_growth.items()),
     ]
 
 

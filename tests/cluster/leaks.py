@@ -26,3 +26,9 @@ def open_files(pid: int) -> int:
 
 def resident_bytes(pid: int) -> int:
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * _PAGE
+
+
+def peak_bytes(pid: int) -> int:
+    """The most that was ever resident."""
+    line = next(x for x in Path(f"/proc/{pid}/status").read_text().splitlines() if x.startswith("VmHWM:"))
+    return int(line.split()[1]) * 1024

@@ -20,7 +20,7 @@ def test_chaos_loses_nothing_and_leaks_nothing(tmp_path: Path) -> None:
     assert report.missing_samples == 0
     assert report.digest_mismatches == 0
     assert report.processes_left == ()
-    assert report.file_growth <= 0
-    assert report.memory_growth < 32 << 20
+    assert max(report.file_growth.values()) <= 0
+    assert max(report.memory_growth.values()) < 32 << 20
     # Its usual value is above 0.95; on a machine shared with others no closer look can be had in a minute.
     assert report.rate / report.quiet_rate / report.presence > 0.7, report

@@ -1,0 +1,131 @@
+"""What a node takes beside what it must: ``python -m tests.bench.memory [--steps 3] [--json]``.
+
+A coordinator and two nodes on this machine train a Llama of 57 million parameters, once as two stages and once as two
+replicas. A node must hold weights, gradients and AdamW's moments of its layers, and what autograd keeps of the micro-batches
+in flight (counted here, by the same stage, storage by storage). All else that its process takes at its peak counts as
+beside: kernels' and streams' buffers, what is kept to send again, freed memory that is not given back. Its size before it
+has a stage (the interpreter and its libraries, the data) is taken off.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from pathlib import Path
+
+import torch
+
+from dtfm.coordinator.run_file import read_run_file
+from dtfm.node.data import load_data
+from dtfm.node.model import load_model
+from dtfm.node.stage import build_stage
+from dtfm.protos.plan_pb2 import Run
+from tests.bench.rows import Row, show
+from tests.cluster.launch import Cluster
+from tests.cluster.leaks import peak_bytes, resident_bytes
+from tests.cluster.runs import write_corpus
+
+STATE_TENSORS = 4
+"""Of a parameter: itself, its gradient, two moments."""
+MODEL = """[model]
+family = "llama"
+config = { hidden_size = 768, num_hidden_layers = 8, num_attention_heads = 8, intermediate_size = 2048 }"""
+
+
+def run_text(stages: list[int], steps: int) -> str:
+    return f"""
+name = "memory"
+{MODEL}
+[data]
+source = "corpus.txt"
+sequence_length = 128
+[train]
+steps = {steps}
+global_batch = 16
+micro_batch = 2
+evaluate_every = 0
+evaluation_samples = 2
+[network]
+compression = "auto"
+[cluster]
+nodes = 2
+stages = {stages}
+lease = 30.0
+[checkpoint]
+every = 0
+"""
+
+
+def kept_bytes(run: Run, first: int, past_last: int) -> int:
+    """What autograd holds after the forward of one micro-batch through layers [first, past_last), parameters aside."""
+    data = load_data(run)
+    model = load_model(run.model, data.sample)
+    stage = build_stage(model, first, past_last, torch.device("cpu"), torch.float32)
+    stage.initialise(run.seed)
+    held = {bucket.parameters.untyped_storage().data_ptr() for bucket in stage.buckets.values()}
+    storages: dict[int, int] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in held:
+            storages[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    x = (
+        torch.zeros(model.activation_shape(first - 1, run.train.micro_batch), requires_grad=True)
+        if first
+        else data.training_batch(range(run.train.micro_batch))[0]
+    )
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        graph = stage.forward(x)
+    assert graph.requires_grad
+    return sum(storages.values())
+
+
+def measure(stages: list[int], steps: int) -> list[Row]:
+    rows = []
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        with Cluster(folder, run_text(stages, steps), fresh=True) as cluster:
+            cluster.add("a")
+            cluster.wait_for("node_ready")
+            idle = resident_bytes(cluster.nodes["a"].running.pid)
+            cluster.add("b")
+            cluster.wait_for("step_committed", where=lambda e: e["step"] == steps - 1, timeout=600)
+            peaks = {node: peak_bytes(process.running.pid) for node, process in cluster.nodes.items()}
+            plan = cluster.of("plan_adopted")[-1]["plan"]
+            cluster.finish()
+        write_corpus(folder)
+        run = read_run_file(folder / "run.toml").message("memory")
+        run.data.source = str(folder / "corpus.txt")
+        micro_batches = run.train.global_batch // run.train.micro_batch
+        model = load_model(run.model, load_data(run).sample)
+        for number, stage in enumerate(plan["stages"]):
+            layers = range(*stage["layers"])
+            parameters = sum(b.size for b in model.buckets if any(layer in layers for layer in b.layers))
+            state = 4 * STATE_TENSORS * parameters
+            last = number == len(plan["stages"]) - 1
+            flying = 1 if last else min(micro_batches, 2 * (len(plan["stages"]) - number))
+            needed = state + flying * kept_bytes(run, layers.start, layers.stop)
+            for node in stage["replicas"]:
+                what = f"{len(stages)} stages x {max(stages)}: stage {number}"
+                rows.append(Row(f"{what}: state", state / 2**20, "MiB"))
+                rows.append(Row(f"{what}: state and {flying} in flight", needed / 2**20, "MiB"))
+                taken = peaks[node] - idle
+                rows.append(Row(f"{what}: taken at the peak", taken / 2**20, "MiB", "needed", taken / needed))
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=4)
+    parser.add_argument("--json", action="store_true", help="one JSON object per row")
+    arguments = parser.parse_args()
+    if arguments.steps < 3:
+        parser.error("at least 3 steps: the first ones are not yet at the peak")
+    rows = [row for stages in ([1, 1], [2]) for row in measure(stages, arguments.steps)]
+    show("Peak memory of a node, its size before it has a stage taken off", rows, arguments.json)
+
+
+if __name__ == "__main__":
+    main()
