@@ -32,8 +32,9 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Copied:
-    """All is as of after ``step`` (0: it is not all as of one step), and, unless ``voted`` is 0, the gradients of the next
-    step are here as summed and voted for in that generation. ``problem``: why it cannot go on."""
+    """All is as of after ``step`` (0: it is not), and, unless ``voted`` is 0, what it takes to go on to the next one is here, as
+    voted for in that generation: gradients, or, where its commit came already, what they make. ``problem``: why it cannot go
+    on."""
 
     step: int
     voted: int = 0
@@ -221,12 +222,21 @@ class Following:
     def _tell_if_near(self) -> None:
         problem = "" if self.sound else self._problem or "some layers have no donor"
         copies = self._copies.values()
-        steps = {copy.at for copy in copies}
-        step = steps.pop() if len(steps) == 1 else None
+        step, voted = self._has()
         if not problem and (step is None or any(copy.newest - step > 1 for copy in copies)):
             return
-        generations = {copy.voted[0] if copy.voted is not None else 0 for copy in copies}
-        news = Copied(step or 0, generations.pop() if len(generations) == 1 else 0, problem)
+        news = Copied(step or 0, voted, problem)
         if news != self._told:
             self._told = news
             self._tell(news)
+
+    def _has(self) -> tuple[int | None, int]:
+        """``step`` and ``voted`` as in Copied."""
+        at = [copy.at for copy in self._copies.values() if copy.at is not None]
+        if len(at) < len(self._copies):
+            return None, 0
+        step = min(at)
+        generations = {c.voted[0] if c.voted is not None else 0 for c in self._copies.values() if c.at == step}
+        voted = generations.pop() if len(generations) == 1 else 0
+        behind = max(at) - step
+        return (step, voted) if behind == 0 or (behind == 1 and voted) else (None, 0)

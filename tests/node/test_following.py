@@ -173,6 +173,24 @@ async def test_a_donor_that_is_lost_between_commit_and_update_is_survived(donors
     await following.close()
 
 
+async def test_a_donor_that_is_lost_while_it_tells_of_a_commit_is_survived(donors: list[Donor]) -> None:
+    told: asyncio.Queue[Copied] = asyncio.Queue()
+    peers = {spec: [donor.peer] for spec, donor in zip(SPECS, donors, strict=True)}
+    following = Following(RUN, torch.device("cpu"), torch.float32, peers, member("me"), told.put_nowait)
+    assert await told.get() == Copied(4)
+    for donor in donors:
+        donor.train(commit=False)
+    assert await told.get() == Copied(4, GENERATION)
+    donors[0].commit()  # the first bucket goes on, the second hears nothing any more
+    async with following._changed:
+        await following._changed.wait_for(lambda: following._copies[0].at == 5)
+    await donors[1].server.stop()
+    lost = await told.get()
+    assert (lost.step, lost.voted, bool(lost.problem)) == (4, GENERATION, True)
+    assert same(await following.at(committed(5), 10), donors[0])
+    await following.close()
+
+
 async def test_state_from_another_donor_makes_the_old_ones_gradients_stale(donors: list[Donor]) -> None:
     following, near = follow(donors[:1])
     assert await near == ""
