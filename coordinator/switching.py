@@ -139,6 +139,8 @@ def adopt(turn: Turn, choice: PlanChosen, cause: str, *, afresh: bool = False) -
             plan.generation if afresh else ledger.counts_from,
         )
     )
+    if turn.state.planning is not None:
+        answer(turn, turn.state.planning.tickets, False, "the plan has just changed")
     if turn.state.chosen not in (None, choice):
         turn.set(considered=frozenset())  # what was chosen is dropped: whom it was for is planned with again
     turn.set(

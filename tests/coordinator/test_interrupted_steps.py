@@ -8,6 +8,7 @@ import pytest
 
 from dtfm.coordinator import events as ev
 from dtfm.coordinator.state import LAST_WORD_LEASES, Stepping, Switching
+from dtfm.coordinator.turn import PlanNow
 from dtfm.protos import control_pb2 as wire
 from dtfm.scheduler.plan import Plan, Route, Stage
 from tests.coordinator.script import LAYERS, LEASE, World, fresh_state, two_stages
@@ -58,6 +59,13 @@ def test_while_the_step_goes_on_a_better_plan_is_looked_for(world: World) -> Non
     world.settle()
     assert isinstance(world.state.phase, Stepping)
     assert world.wanted[-1].seconds == 0.5 * LEASE
+
+
+def test_who_asked_for_a_plan_just_then_gets_an_answer(world: World) -> None:
+    world.feed(PlanNow(7))
+    assert world.answers == []
+    world.lose("d")
+    assert [(answer.ticket, answer.changed) for answer in world.answers] == [(7, False)]
 
 
 def test_a_spare_takes_the_place_of_the_lost_node(world: World) -> None:
