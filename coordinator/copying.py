@@ -36,7 +36,7 @@ def keep_up(turn: Turn) -> None:
         session, layers = turn.state.sessions[node], wanted.get(node)
         old = _current(state, session)
         if layers is None:
-            if old is not None:
+            if session.copying is not None:  # even one that a plan may have ended
                 turn.update(session, copying=None)
                 turn.send([node], prefetch=wire.Prefetch())
         elif old is None or old.layers != layers or old.generation != state.ledger.generation:

@@ -181,6 +181,19 @@ def test_a_stage_with_one_replica_is_copied_by_its_neighbour_where_links_allow()
     assert [list(donors.nodes) for donors in world.last_to("a", "assignment").donors] == [["a"]] * 4
 
 
+def test_a_copy_that_the_next_plan_has_no_use_for_ends_though_its_node_takes_part() -> None:
+    world = training("a", "b", train={"steps": 20, "evaluate_every": 0}, checkpoint={"every": 0})
+    world.now += 1
+    world.step()
+    assert world.last_to("a", "prefetch").past_last_layer == LAYERS
+    world.now += 0.01  # now copying would fill the link
+    world.step()
+    world.fail_step("a", wire.PEER_LOST, peer="b")
+    world.settle()
+    assert world.last_to("a", "prefetch") == wire.Prefetch()
+    assert world.state.sessions["a"].copying is None
+
+
 def test_a_link_that_copying_would_fill_is_spared_it() -> None:
     world = training("a", "b", train={"steps": 20, "evaluate_every": 0}, checkpoint={"every": 0})
     world.now += 0.01  # 2 MiB of gradients a step of 10 ms, over 1 GB/s: a fifth of the link
