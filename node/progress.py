@@ -81,6 +81,7 @@ class Progress:
         for mine in (self.inputs, self.outputs, self.gradients):
             for number in mine.keys() - set(share.micro_batches):
                 del mine[number]
+        self.sent = {what: sent for what, sent in self.sent.items() if what[1] in share.micro_batches}
 
     def told(self, share: Share) -> wire.Progress:
         """What the coordinator and, through it, the neighbours learn of it."""

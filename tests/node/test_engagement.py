@@ -51,6 +51,17 @@ def without_n1() -> Plan:
     return plan
 
 
+def plan_by_micro_batch(generation: int, first_stage: dict[int, str]) -> Plan:
+    """The plan of ``nodes``, but that some micro-batches pass these nodes of the first stage."""
+    plan = even_plan(LAYERS, 2, 2, MICRO_BATCHES)
+    chains = [list(route.nodes) for route in plan.routes for _ in range(route.micro_batches)]
+    del plan.routes[:]
+    for number, (first, last) in enumerate(chains):
+        plan.routes.add(nodes=[first_stage.get(number, first), last], micro_batches=1)
+    plan.generation = generation
+    return plan
+
+
 def digests(nodes: InProcess) -> list[bytes]:
     return [engagement.stage.digest() for engagement in nodes.engagements.values()]
 
@@ -81,6 +92,17 @@ def test_an_interrupted_step_goes_on_and_only_what_the_lost_node_did_is_done_aga
         forget(count)
     assert losses == pytest.approx(losses_alone(tmp_path / "run.toml", steps=3), rel=1e-9, abs=0)
     assert backwards == {2: 2 * MICRO_BATCHES + lost, 3: 2 * MICRO_BATCHES}
+
+
+def test_a_micro_batch_that_went_to_another_node_and_came_back_is_sent_once(tmp_path: Path, nodes: InProcess) -> None:
+    nodes.interrupt(1)
+    (node, number), *_ = [(n, k) for n in ("n0", "n1") for k in nodes.engagements[n].progress.outputs]
+    other = "n1" if node == "n0" else "n0"
+    nodes.go_on(plan_by_micro_batch(2, {number: other}))
+    nodes.go_on(plan_by_micro_batch(3, {}))
+    assert [nodes.train(), nodes.train()] == pytest.approx(
+        losses_alone(tmp_path / "run.toml", steps=2), rel=1e-9, abs=0
+    )
 
 
 @pytest.mark.parametrize(
