@@ -14,7 +14,12 @@ def plan_message(plan: Plan) -> plan_pb2.Plan:
     return plan_pb2.Plan(
         generation=plan.generation,
         stages=[
-            plan_pb2.Plan.Stage(first_layer=stage.layers[0], past_last_layer=stage.layers[1], replicas=stage.replicas)
+            plan_pb2.Plan.Stage(
+                first_layer=stage.layers[0],
+                past_last_layer=stage.layers[1],
+                replicas=stage.replicas,
+                in_flight=stage.in_flight,
+            )
             for stage in plan.stages
         ],
         routes=[plan_pb2.Plan.Route(nodes=route.nodes, micro_batches=route.micro_batches) for route in plan.routes],

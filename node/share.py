@@ -28,6 +28,8 @@ class Share:
     evaluation_micro_batches: tuple[int, ...]
     evaluation_previous: Mapping[int, str]
     evaluation_next: Mapping[int, str]
+    in_flight: int
+    """Micro-batches that may be forward but not yet backward here."""
 
     @property
     def first(self) -> bool:
@@ -36,12 +38,6 @@ class Share:
     @property
     def last(self) -> bool:
         return self.stage == self.stages - 1
-
-    @property
-    def in_flight(self) -> int:
-        """Micro-batches that may be forward but not yet backward here: one per stage that follows, and as many again to
-        keep every link and device busy while the first ones return."""
-        return 2 * (self.stages - self.stage)
 
 
 def share_of(plan: Plan, node: str, evaluation_micro_batches: int) -> Share | None:
@@ -66,6 +62,8 @@ def share_of(plan: Plan, node: str, evaluation_micro_batches: int) -> Share | No
         evaluation_micro_batches=held_out,
         evaluation_previous=_neighbours(plan, held_out, evaluation_route, stage - 1),
         evaluation_next=_neighbours(plan, held_out, evaluation_route, stage + 1),
+        # As many as the plan says; else one per stage that follows, and as many again to keep links and devices busy.
+        in_flight=plan.stages[stage].in_flight or 2 * (len(plan.stages) - stage),
     )
 
 

@@ -133,14 +133,16 @@ class Workload(_message.Message):
 class Plan(_message.Message):
     __slots__ = ("generation", "stages", "routes", "idle")
     class Stage(_message.Message):
-        __slots__ = ("first_layer", "past_last_layer", "replicas")
+        __slots__ = ("first_layer", "past_last_layer", "replicas", "in_flight")
         FIRST_LAYER_FIELD_NUMBER: _ClassVar[int]
         PAST_LAST_LAYER_FIELD_NUMBER: _ClassVar[int]
         REPLICAS_FIELD_NUMBER: _ClassVar[int]
+        IN_FLIGHT_FIELD_NUMBER: _ClassVar[int]
         first_layer: int
         past_last_layer: int
         replicas: _containers.RepeatedScalarFieldContainer[str]
-        def __init__(self, first_layer: _Optional[int] = ..., past_last_layer: _Optional[int] = ..., replicas: _Optional[_Iterable[str]] = ...) -> None: ...
+        in_flight: int
+        def __init__(self, first_layer: _Optional[int] = ..., past_last_layer: _Optional[int] = ..., replicas: _Optional[_Iterable[str]] = ..., in_flight: _Optional[int] = ...) -> None: ...
     class Route(_message.Message):
         __slots__ = ("nodes", "micro_batches")
         NODES_FIELD_NUMBER: _ClassVar[int]

@@ -82,7 +82,7 @@ class Miniature:
                 nodes = tuple(bundle[node][copy] for node in route.nodes)
                 routes.append(Route(nodes, route.micro_batches + extra))
         stages = tuple(
-            Stage(stage.layers, tuple(member for node in stage.replicas for member in bundle[node]))
+            Stage(stage.layers, tuple(member for node in stage.replicas for member in bundle[node]), stage.in_flight)
             for stage in decision.plan.stages
         )
         used = {node for stage in stages for node in stage.replicas}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from dtfm.scheduler.memory import in_flight
+from dtfm.scheduler.depth import depths
 from dtfm.scheduler.problem import Draft, Floats, Ints, Problem
 
 EXACT_GROUP = 48
@@ -45,8 +45,7 @@ def estimate(problem: Problem, draft: Draft) -> float:
     beyond[:, :-1] += there + back
     round_trip = np.cumsum(beyond[:, ::-1], axis=1)[:, ::-1]
 
-    window = np.array([in_flight(stage, stages) for stage in range(stages)])
-    busy = np.maximum(3 * forward * load, round_trip * load / np.minimum(window, load))
+    busy = np.maximum(3 * forward * load, round_trip * load / np.minimum(depths(problem, draft), load))
     pipeline = (arrival + busy + return_trip).max()
 
     if stages > 1:

@@ -148,11 +148,12 @@ def parse_plan(text: str) -> Plan:
     stages = []
     for index, entry in enumerate(_list(document, "stages", "")):
         path = f"stages[{index}]"
-        _keys(entry, path, {"layers", "replicas"})
+        _keys(entry, path, {"layers", "replicas"}, {"in_flight"})
         layers = _list(entry, "layers", path)
         if len(layers) != 2 or not all(type(layer) is int and layer >= 0 for layer in layers):
             raise ValueError(f"{path}.layers is {layers!r:.80}; it must be [first, past_last], two whole numbers")
-        stages.append(Stage((layers[0], layers[1]), _ids(entry, "replicas", path)))
+        in_flight = _integer(entry, "in_flight", path) if "in_flight" in entry else 0
+        stages.append(Stage((layers[0], layers[1]), _ids(entry, "replicas", path), in_flight))
     routes = []
     for index, entry in enumerate(_list(document, "routes", "")):
         path = f"routes[{index}]"
@@ -166,7 +167,10 @@ def plan_document(plan: Plan) -> dict[str, Any]:
     """PLAN.json as an object; parse_plan reads its dump back."""
     return {
         "generation": plan.generation,
-        "stages": [{"layers": list(stage.layers), "replicas": list(stage.replicas)} for stage in plan.stages],
+        "stages": [
+            {"layers": list(stage.layers), "replicas": list(stage.replicas), "in_flight": stage.in_flight}
+            for stage in plan.stages
+        ],
         "routes": [{"nodes": list(route.nodes), "micro_batches": route.micro_batches} for route in plan.routes],
         "idle": list(plan.idle),
     }
@@ -204,13 +208,13 @@ def _document(text: str, keys: set[str]) -> dict[str, Any]:
     return dict(document)
 
 
-def _keys(entry: object, path: str, keys: set[str]) -> None:
+def _keys(entry: object, path: str, keys: set[str], optional: set[str] = frozenset()) -> None:
     if not isinstance(entry, dict):
         raise ValueError(
             f"{path or 'the document'} is {entry!r:.80}; it must be an object with {', '.join(sorted(keys))}"
         )
     for key in entry:
-        if key not in keys:
+        if key not in keys | optional:
             raise ValueError(f"{_path(path, key)} is unknown; the keys are {', '.join(sorted(keys))}")
 
 

@@ -11,10 +11,12 @@ from dtfm.scheduler.workload import Workload
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """Layers [first, past_last) and the nodes that each hold all of them."""
+    """Layers [first, past_last) and the nodes that each hold all of them. ``in_flight``: how many micro-batches each of these
+    holds between forward and backward; 0: memory.in_flight."""
 
     layers: tuple[int, int]
     replicas: tuple[str, ...]
+    in_flight: int = 0
 
 
 @dataclass(frozen=True, slots=True)

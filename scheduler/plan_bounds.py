@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from dtfm.scheduler.memory import in_flight
 from dtfm.scheduler.problem import Floats, Groups, Ints, Problem
 from dtfm.scheduler.routes import shares
 
@@ -47,8 +46,7 @@ def plan_bounds(problem: Problem, groups: Groups, cuts: Ints) -> Floats:
     beyond = (3 * quickest + there + back)[:, ::-1].cumsum(axis=1)[:, ::-1] - 3 * quickest
     for stage, group in enumerate(members):
         pace = work[:, stage, None] / problem.flops[group]
-        turns = np.ceil(counts[stage] / in_flight(stage, stages))
-        busy = np.maximum(3 * counts[stage] * pace, turns * (3 * pace + beyond[:, stage, None]))
+        busy = np.maximum(3 * counts[stage] * pace, 3 * pace + beyond[:, stage, None])
         ends = arrival[:, stage, None] + busy
         bound = np.maximum(bound, ends.max(axis=1) + homeward[:, stage])
         if np.isinf(problem.slowness[np.ix_(group, group)]).any():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -120,14 +121,17 @@ class Draft:
     chains: Ints
     shares: Ints
 
-    def plan(self, cluster: Cluster, generation: int) -> Plan:
+    def plan(self, cluster: Cluster, in_flight: Iterable[int], generation: int) -> Plan:
+        """``in_flight``: per stage, as depth.depths has it."""
         ids = cluster.ids
         used = {node for group in self.groups for node in group}
         return Plan(
             generation=generation,
             stages=tuple(
-                Stage((first, past_last), tuple(ids[node] for node in group))
-                for first, past_last, group in zip(self.cuts, self.cuts[1:], self.groups, strict=False)
+                Stage((first, past_last), tuple(ids[node] for node in group), held)
+                for first, past_last, group, held in zip(
+                    self.cuts[:-1], self.cuts[1:], self.groups, in_flight, strict=True
+                )
             ),
             routes=tuple(
                 Route(tuple(ids[node] for node in chain), int(share))

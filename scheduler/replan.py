@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from dtfm.scheduler.bounds import iteration_bound
 from dtfm.scheduler.decision import Decision, Objective, Predicted, Reason
+from dtfm.scheduler.depth import depths
 from dtfm.scheduler.evaluate import Evaluator, memory_shortfall, missing_links
 from dtfm.scheduler.migrate import Holdings
 from dtfm.scheduler.moves import Shape
@@ -76,7 +77,7 @@ def decide(
     horizon: float,
 ) -> Decision:
     """Keeps the incumbent where it can stay, unless the draft wins within the horizon what moving costs, and MARGIN."""
-    plan = draft.plan(problem.cluster, generation)
+    plan = draft.plan(problem.cluster, depths(problem, draft).tolist(), generation)
     validate(plan, problem.cluster.ids, problem.workload)
     if incumbent is None:
         predicted = _predict(problem, draft, 0.0)

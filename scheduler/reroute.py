@@ -30,7 +30,11 @@ def rerouted(plan: Plan, problem: Problem, holders: Sequence[Collection[str]]) -
             if able := [node for node in idle if all(node in holders[layer] for layer in range(*stage.layers))]:
                 successor[gone] = able[0]
                 idle.remove(able[0])
-    stages = [Stage(s.layers, tuple(successor[node] for node in s.replicas if node in successor)) for s in plan.stages]
+    stages = []
+    for stage in plan.stages:
+        replicas = tuple(successor[node] for node in stage.replicas if node in successor)
+        # A newcomer may have less memory: whatever is feasible at all allows the least in flight.
+        stages.append(Stage(stage.layers, replicas, stage.in_flight if set(replicas) <= set(stage.replicas) else 0))
     if not all(stage.replicas for stage in stages):
         return None
     chains = [

@@ -1,7 +1,7 @@
 """One step as the nodes really do it, event by event: the exact tier behind the estimate.
 
 What is simulated is ``node``: a device computes one micro-batch at a time, backward before forward and lower numbers first,
-and holds no more in flight than memory.in_flight says; the last stage turns round at once. During a node's last backward its
+and holds no more in flight than depth.depths says; the last stage turns round at once. During a node's last backward its
 layers' gradients become final from the last layer to the first, and each is reduced at once, beside the rest: shards to
 their owners, sums back to all. Messages pass three queues at the same time: their link, all that the sender sends, all
 that the receiver receives; they are there when the slowest is done, and the latency has passed. Groups of more than EXACT_GROUP
@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from dtfm.scheduler.depth import depths
 from dtfm.scheduler.estimate import EXACT_GROUP, reduction
-from dtfm.scheduler.memory import in_flight
 from dtfm.scheduler.problem import Draft, Problem
 
 
@@ -76,8 +76,9 @@ def simulate(problem: Problem, draft: Draft) -> float:
     work = np.diff(problem.flops_before[list(draft.cuts)])
     outputs = problem.activation[np.array(draft.cuts[1:]) - 1].tolist()
     chain_of = np.repeat(draft.chains, draft.shares, axis=0).tolist()
+    limits = depths(problem, draft).tolist()
     devices = {
-        node: _Device(stage, float(work[stage] / problem.flops[node]), in_flight(stage, stages), 0)
+        node: _Device(stage, float(work[stage] / problem.flops[node]), limits[stage], 0)
         for stage, group in enumerate(draft.groups)
         for node in group
     }

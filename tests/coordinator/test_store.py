@@ -76,7 +76,10 @@ def test_a_plan_in_the_log_is_a_plan_file() -> None:
     fields = ev.to_json(ev.PlanAdopted(1, PLAN, "why", 0))
     assert fields["plan"] == {
         "generation": 1,
-        "stages": [{"layers": [0, 2], "replicas": ["a", "b"]}, {"layers": [2, 3], "replicas": ["c"]}],
+        "stages": [
+            {"layers": [0, 2], "replicas": ["a", "b"], "in_flight": 0},
+            {"layers": [2, 3], "replicas": ["c"], "in_flight": 0},
+        ],
         "routes": [{"nodes": ["a", "c"], "micro_batches": 3}, {"nodes": ["b", "c"], "micro_batches": 5}],
         "idle": ["d"],
     }

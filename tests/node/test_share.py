@@ -33,6 +33,12 @@ def test_an_idle_node_has_no_share() -> None:
     assert share_of(plan, "a", 1) is not None
 
 
+def test_as_many_are_in_flight_as_the_plan_says_or_two_per_stage_from_this_one_on() -> None:
+    stages = [Plan.Stage(past_last_layer=1, replicas=["a"]), Plan.Stage(past_last_layer=2, replicas=["b"], in_flight=7)]
+    plan = Plan(stages=stages, routes=[Plan.Route(nodes=["a", "b"], micro_batches=9)])
+    assert [share.in_flight for name in "ab" if (share := share_of(plan, name, 0))] == [4, 7]
+
+
 @given(plans(), st.integers(0, 5))
 def test_every_micro_batch_passes_every_stage_once_and_neighbours_agree(plan: Plan, held_out: int) -> None:
     shares = {n: share_of(plan, n, held_out) for s in plan.stages for n in s.replicas}
