@@ -8,15 +8,30 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dtfm.coordinator.ledger import Ledger
+from dtfm.coordinator.run_file import RunFile
 from dtfm.scheduler.cluster import Cluster, Node
 
 DEFAULT_LATENCY_SECONDS = 0.02
 DEFAULT_BANDWIDTH = 12.5e6
 """Bytes per second, as of a 100 Mbit/s connection: what a link counts as while none at all has been measured."""
 
+BITS_PER_ELEMENT = {"auto": 8.0625, "raw16": 16.0, "i8b256": 8.0625, "i4b64": 4.25, "i4h64": 4.25, "topk": 0.5625}
+"""Under each codec (kernels/layout.py). Where "auto" takes a gentler one than counted here, its transfer hides under compute."""
 
-def measured_cluster(ledger: Ledger, nodes: Sequence[str]) -> Cluster:
-    """The nodes in the order given, with their links as measured; one that was not gets the median of those that were."""
+
+def bytes_ratio(run: RunFile) -> float:
+    """Bytes on a link per byte of a tensor, under the run's codec that leaves most of them."""
+    width = 64.0 if run.train.precision == "fp64" else 32.0
+    network = run.network
+    return max(
+        BITS_PER_ELEMENT.get(codec, width) / width
+        for codec in (network.activations, network.gradients, network.reduction)
+    )
+
+
+def measured_cluster(ledger: Ledger, nodes: Sequence[str], ratio: float) -> Cluster:
+    """The nodes in the order given, with their links as measured; one that was not gets the median of those that were.
+    ``ratio``: see bytes_ratio."""
     size = len(nodes)
     latency, bandwidth = np.full((size, size), np.nan), np.full((size, size), np.nan)
     for i, source in enumerate(nodes):
@@ -32,6 +47,7 @@ def measured_cluster(ledger: Ledger, nodes: Sequence[str]) -> Cluster:
         tuple(Node(name, device.flops, device.memory_bytes) for name, device in zip(nodes, members, strict=True)),
         latency,
         bandwidth,
+        np.full((size, size), ratio),
     )
 
 

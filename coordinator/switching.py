@@ -8,7 +8,7 @@ from dtfm.coordinator import copying
 from dtfm.coordinator import events as ev
 from dtfm.coordinator.checks import shorten
 from dtfm.coordinator.ending import fail, finish
-from dtfm.coordinator.measured import measured_cluster
+from dtfm.coordinator.measured import bytes_ratio, measured_cluster
 from dtfm.coordinator.state import (
     ATTEMPTS,
     HASTE_LEASES,
@@ -193,7 +193,9 @@ def _carried_on(turn: Turn) -> Plan | None:
     for node, layers in copying.copies(state):
         for layer in range(*layers):
             holders[layer].add(node)
-    return rerouted(plan, Problem(measured_cluster(state.ledger, present), described.workload), holders)
+    return rerouted(
+        plan, Problem(measured_cluster(state.ledger, present, bytes_ratio(state.run)), described.workload), holders
+    )
 
 
 def _too_few(turn: Turn, phase: Gathering) -> str:
@@ -231,7 +233,7 @@ def _ask(turn: Turn, ready: frozenset[str], tickets: tuple[int, ...], thorough: 
     turn.commands.append(
         PlanWanted(
             number=asked.number,
-            cluster=measured_cluster(state.ledger, sorted(ready)),
+            cluster=measured_cluster(state.ledger, sorted(ready), bytes_ratio(state.run)),
             workload=described.workload,
             incumbent=state.ledger.plan,
             stages=pinned,
