@@ -200,7 +200,7 @@ def _remember_links(turn: Turn, session: Session) -> None:
     links = (*rows.get(session.node, {}).values(), *(row[session.node] for row in rows.values() if session.node in row))
     hosts = {node: _host(other) for node, other in turn.state.sessions.items()}
     kept = {node: old for node, old in turn.state.remembered.items() if turn.now <= old.until and node != session.node}
-    for oldest in list(kept)[: len(kept) + 1 - MAX_NODES]:
+    for oldest in list(kept)[: max(len(kept) + 1 - MAX_NODES, 0)]:
         del kept[oldest]
     until = turn.now + REMEMBERED_LEASES * turn.state.lease
     turn.set(remembered={**kept, session.node: Remembered(until, hosts, links)})

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from dtfm.coordinator import events as ev
+from dtfm.coordinator import membership
 from dtfm.coordinator import turn as t
 from dtfm.coordinator.state import MOST_PROBED, REMEMBERED_LEASES, TOGETHER_LEASES, Standing
 from dtfm.protos import control_pb2 as wire
@@ -423,3 +424,15 @@ def test_only_links_to_who_is_new_are_measured_when_a_node_comes_back() -> None:
     world.greet("c", incarnation=2)
     world.hear("c", prepared())
     assert [peer.node for peer in world.last_to("c", "probe").peers] == ["d"]
+
+
+def test_links_of_all_that_left_are_remembered_while_there_is_room_then_of_the_last(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(membership, "MAX_NODES", 4)
+    world = training("a", "b")
+    for node in "cdefg":
+        world.join(node)
+        world.lose(node)
+        assert len(world.state.remembered) == min(4, 1 + "cdefg".index(node))
+    assert list(world.state.remembered) == ["d", "e", "f", "g"]
