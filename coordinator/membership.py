@@ -198,7 +198,8 @@ def _remember_links(turn: Turn, session: Session) -> None:
     """Those of a node that is about to leave."""
     rows = turn.state.ledger.links
     links = (*rows.get(session.node, {}).values(), *(row[session.node] for row in rows.values() if session.node in row))
-    hosts = {node: _host(other) for node, other in turn.state.sessions.items()}
+    ends = {session.node}.union(*((link.source, link.destination) for link in links))
+    hosts = {node: _host(other) for node, other in turn.state.sessions.items() if node in ends}
     kept = {node: old for node, old in turn.state.remembered.items() if turn.now <= old.until and node != session.node}
     for oldest in list(kept)[: max(len(kept) + 1 - MAX_NODES, 0)]:
         del kept[oldest]
