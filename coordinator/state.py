@@ -151,9 +151,12 @@ class Switching:
 
 @dataclass(frozen=True, slots=True)
 class Stepping:
+    """``resumed``: some of the step was done in an earlier generation."""
+
     step: int
     since: float
     deadline: float
+    resumed: bool = False
     votes: Mapping[str, wire.StepReady] = field(default_factory=dict)
 
 
@@ -208,9 +211,9 @@ class State:
     """``sessions``, ``contenders`` and ``remembered`` by node, ``mending`` by the two nodes, in order of name. ``looked``: when
     this process last looked at the clock; ``hearing``: since when it does so all the time, and hears nodes as they speak.
     ``considered`` are the nodes that the last finished planning knew; ``gathered``: whether this process has had a plan yet;
-    ``asked`` counts requests to the planner, ``copies`` those to copy state in advance; ``chosen`` waits for the next commit;
-    ``saving``: nobody can take over from a node that wants to go, so that the next commit ends in a checkpoint; once ``stopped``,
-    nothing but farewells happens.
+    ``timed`` is the last generation of which it is known how long a step takes; ``asked`` counts requests to the planner,
+    ``copies`` those to copy state in advance; ``chosen`` waits for the next commit; ``saving``: nobody can take over from a node
+    that wants to go, so that the next commit ends in a checkpoint; once ``stopped``, nothing but farewells happens.
     """
 
     run: RunFile
@@ -230,6 +233,7 @@ class State:
     copies: int = 0
     seen: Mapping[tuple[str, str], Seen] = field(default_factory=dict)
     gathered: bool = False
+    timed: int = 0
     saving: bool = False
     stopped: bool = False
     evaluations: Mapping[int, EvaluationTally] = field(default_factory=dict)

@@ -46,7 +46,7 @@ def plan_ready(turn: Turn, node: str, ready: wire.PlanReady) -> None:
     if ledger.step >= run.train.steps and ledger.last is not None:
         _announce(turn, ledger.step, ledger.plan, ledger.last.gradient_norm)
         return
-    turn.set(phase=Stepping(step, turn.now, turn.now + turn.state.patience))
+    turn.set(phase=Stepping(step, turn.now, turn.now + turn.state.patience, resumed=bool(finished)))
     for nodes, begin in beginnings(ledger.plan, step, phase.progress):
         turn.send(nodes, begin=begin)
     copying.keep_up(turn)
@@ -154,7 +154,6 @@ def _count(turn: Turn, phase: Stepping, plan: Plan) -> None:
     if not (math.isfinite(loss) and 0 <= squared_norm < math.inf):
         _abort(turn, wire.NON_FINITE, plan.stages[-1].replicas[0], "the sum over all nodes is infinite")
         return
-    first_of_generation = state.ledger.last is None or state.ledger.last.generation != plan.generation
     turn.emit(
         ev.StepCommitted(
             step=phase.step,
@@ -169,8 +168,9 @@ def _count(turn: Turn, phase: Stepping, plan: Plan) -> None:
         )
     )
     drift.committed(turn, phase.votes)
-    if first_of_generation:
-        copying.keep_up(turn)  # from now on it is known how long a step takes
+    if not phase.resumed and state.timed != plan.generation:
+        turn.set(timed=plan.generation)
+        copying.keep_up(turn)
     _announce(turn, phase.step, plan, math.sqrt(squared_norm))
 
 

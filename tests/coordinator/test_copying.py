@@ -201,6 +201,22 @@ def test_a_link_that_copying_would_fill_is_spared_it() -> None:
     assert "prefetch" not in world.kinds_to("a")
 
 
+def test_the_rest_of_an_interrupted_step_does_not_tell_how_long_steps_take() -> None:
+    world = training("a", "b", train={"steps": 20, "evaluate_every": 0}, checkpoint={"every": 0})
+    world.now += 1
+    world.step()
+    world.fail_step("a", wire.PEER_LOST, peer="b")
+    for node in "ab":
+        done = wire.Progress(finished=[0, 1, 2])
+        world.hear(node, plan_ready=wire.PlanReady(generation=2, progress=done))
+    world.now += 0.01
+    world.step()
+    assert world.last_to("a", "prefetch").past_last_layer == LAYERS
+    world.now += 0.01  # this one does
+    world.step()
+    assert world.last_to("a", "prefetch") == wire.Prefetch()
+
+
 def test_a_choice_that_an_aborted_step_drops_is_made_again() -> None:
     world = slow_to_copy("a", "b")
     world.join("c")
