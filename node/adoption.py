@@ -69,7 +69,7 @@ def engage(
     )
     try:
         lease = work.run.lease_seconds
-        wait(outbox.connect(plan.generation, work.identity, peers, lease, lease))
+        wait(outbox.connect(plan.generation, work.identity, peers, lease, lease, bandwidth))
     except (ConnectionError, Closed):
         engagement.release()
         raise

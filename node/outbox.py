@@ -7,7 +7,7 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -22,7 +22,7 @@ from dtfm.node.uplink import Rank, Uplink
 from dtfm.protos.connection import open_channel
 from dtfm.protos.credentials import Identity, to_peer
 from dtfm.protos.frame import Header, Kind, frames
-from dtfm.protos.streams import NODE_METADATA, tensors_call
+from dtfm.protos.streams import NODE_METADATA, tensors_call, upload_call
 
 log = logging.getLogger(__name__)
 
@@ -31,6 +31,13 @@ QUEUE_BYTES = 32 << 20
 
 MOST_ANSWERED = 500
 """Bytes that are read of why a peer ended a stream."""
+
+WARM_SECONDS = 0.1
+"""A new connection is sent bytes for so long, where its link's bandwidth is known. TCP begins slowly: of two messages of 8 MiB
+over 500 Mbit/s and a round trip of 67 ms the first took 0.67 s and the second 0.21 s; after this both took 0.21 s."""
+
+MOST_WARMING = 8 << 20
+_WARMING_PIECE = bytes(1 << 16)
 
 _RANKS = {
     Kind.ACTIVATION: Rank.PIPELINE,
@@ -133,15 +140,23 @@ class Outbox:
         self._channels: dict[str, grpc.aio.Channel] = {}
         self._lanes: dict[tuple[str, Rank], _Lane] = {}
         self._writers: dict[tuple[str, Rank], asyncio.Task[None]] = {}
+        self._warming: dict[str, asyncio.Task[None]] = {}
         self._generation = 0
         self._closed: str | None = None
 
     async def connect(
-        self, generation: int, identity: Identity, peers: Mapping[str, str], timeout: float, lease: float
+        self,
+        generation: int,
+        identity: Identity,
+        peers: Mapping[str, str],
+        timeout: float,
+        lease: float,
+        bandwidth: Mapping[str, float] | None = None,
     ) -> None:
         """Opens what ``generation`` needs: a channel and lanes to each of ``peers`` (node to HOST:PORT), and no others.
 
-        Returns when all are reachable; raises ConnectionError naming one that is not within ``timeout`` seconds. A peer that
+        Returns when all are reachable, and goes on warming those up that are new, as far as their links' ``bandwidth`` (bytes
+        per second) is known; raises ConnectionError naming one that is not within ``timeout`` seconds. A peer that
         vanishes without a word counts as lost after about ``lease`` seconds.
         """
         self._generation, self._closed = generation, None
@@ -156,6 +171,9 @@ class Outbox:
                 continue
             self._addresses[node] = address
             self._channels[node] = open_channel(address, to_peer(identity, node), lease)
+            size = min(MOST_WARMING, (bandwidth or {}).get(node, 0.0) * WARM_SECONDS)
+            if (pieces := int(size / len(_WARMING_PIECE))) > 1:  # as a burst must have
+                self._warming[node] = asyncio.create_task(self._warm_up(node, pieces))
             for rank in sorted(set(_RANKS.values())):
                 lane = self._lanes[node, rank] = _Lane(node, rank, self.uplink)
                 self._writers[node, rank] = asyncio.create_task(self._write(node, lane))
@@ -230,7 +248,20 @@ class Outbox:
             await self._disconnect(node)
         self._encoder.shutdown()
 
+    async def _warm_up(self, node: str, pieces: int) -> None:
+        async def burst() -> AsyncIterator[bytes]:
+            for _ in range(pieces):
+                yield _WARMING_PIECE
+
+        channel = self._channels[node]
+        await channel.channel_ready()
+        with contextlib.suppress(grpc.aio.AioRpcError):  # a tensor's stream will tell
+            await upload_call(channel)(burst())
+
     async def _disconnect(self, node: str) -> None:
+        if (warming := self._warming.pop(node, None)) is not None:
+            warming.cancel()
+            await asyncio.gather(warming, return_exceptions=True)
         for key in [k for k in self._writers if k[0] == node]:
             writer = self._writers.pop(key)
             writer.cancel()

@@ -1,25 +1,31 @@
-"""On a slow line, what the pipeline waits for overtakes what replicas exchange."""
+"""On a slow line, what the pipeline waits for overtakes what replicas exchange; and connections are warm when they are needed."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import socket
-from collections.abc import Coroutine
+from collections.abc import AsyncIterator, Coroutine
 from typing import Any
 
+import grpc
+import grpc.aio
+import pytest
 import torch
 
 from dtfm.kernels.codec import Codec, encode
 from dtfm.node.admission import Expectations
 from dtfm.node.holding import Holding
 from dtfm.node.inbox import Arrival, Inbox
-from dtfm.node.outbox import Outbox, What
+from dtfm.node.outbox import MOST_WARMING, Outbox, What
 from dtfm.node.peer_server import PeerServer
 from dtfm.node.share import Group, share_of
 from dtfm.node.uplink import Rank
+from dtfm.protos.connection import server_options
+from dtfm.protos.credentials import peer_credentials
 from dtfm.protos.frame import CHUNK_BYTES, Kind
 from dtfm.protos.plan_pb2 import Plan
+from dtfm.protos.streams import SERVICE
 from tests.node.test_peer_server import at_once
 from tests.protos.members import member
 
@@ -131,3 +137,39 @@ async def test_an_activation_overtakes_what_waits_for_the_same_peer() -> None:
     # In turns with the activation's frames as many shares would go; a fifth of the line is theirs, and some are in the socket.
     assert before > ACTIVATION_FRAMES
     assert before - overtaken <= ACTIVATION_FRAMES // 2
+
+
+class Oven:
+    """Hears what connections are warmed up with."""
+
+    def __init__(self) -> None:
+        self.heard: asyncio.Queue[int] = asyncio.Queue()
+        itself = member("z")
+        self.server = grpc.aio.server(options=server_options())
+        handlers: dict[str, Any] = {"Upload": grpc.stream_unary_rpc_method_handler(self._upload)}
+        self.server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
+        self.port = self.server.add_secure_port("127.0.0.1:0", peer_credentials(lambda: itself))
+
+    async def _upload(self, requests: AsyncIterator[bytes], context: object) -> bytes:
+        self.heard.put_nowait(sum([len(piece) async for piece in requests]))
+        return b""
+
+
+@pytest.mark.parametrize(
+    ("bandwidth", "size"),
+    [({"z": 40e6}, 4_000_000), ({"z": 2e6}, 200_000), ({"z": 1e12}, MOST_WARMING), ({"z": 1e5}, 0), ({}, 0), (None, 0)],
+)
+async def test_a_new_connection_is_warmed_up_for_a_moment_of_its_links_time(
+    bandwidth: dict[str, float] | None, size: int
+) -> None:
+    oven, outbox = Oven(), Outbox("a", lambda peer, generation, why: None)
+    await oven.server.start()
+    for generation in (1, 2):  # the second finds it connected
+        peers = {"z": f"127.0.0.1:{oven.port}"}
+        await outbox.connect(generation, member("a"), peers, PATIENCE_SECONDS, PATIENCE_SECONDS, bandwidth)
+    if size:
+        heard = await asyncio.wait_for(oven.heard.get(), PATIENCE_SECONDS)
+        assert size - (1 << 16) < heard <= size
+    await outbox.close()
+    await oven.server.stop(None)
+    assert oven.heard.empty()
