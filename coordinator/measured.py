@@ -34,10 +34,10 @@ def measured_cluster(ledger: Ledger, nodes: Sequence[str], ratio: float) -> Clus
     ``ratio``: see bytes_ratio."""
     size = len(nodes)
     latency, bandwidth = np.full((size, size), np.nan), np.full((size, size), np.nan)
-    for i, source in enumerate(nodes):
-        row = ledger.links.get(source, {})
-        for j, destination in enumerate(nodes):
-            if (link := row.get(destination)) is not None:
+    places = {node: place for place, node in enumerate(nodes)}
+    for source, i in places.items():
+        for destination, link in ledger.links.get(source, {}).items():
+            if (j := places.get(destination)) is not None:
                 latency[i, j], bandwidth[i, j] = link.latency_seconds, link.bandwidth
     reached = np.nan_to_num(bandwidth) > 0
     _fill(latency, latency[reached], DEFAULT_LATENCY_SECONDS)
