@@ -1,0 +1,45 @@
+"""The parts of a step add up to it."""
+
+from __future__ import annotations
+
+from dataclasses import astuple
+from pathlib import Path
+
+import pytest
+
+from tests.bench.explain import Parts, Span, parts_of, read_trace
+
+STEP = 2
+NODES = {
+    "busy": [
+        Span("apply", 1, 0.8, 1.0),
+        Span("forward", STEP, 1.5, 2.5),
+        Span("backward", STEP, 3.0, 5.0),
+        Span("vote", STEP, 5.9, 6.0),
+        Span("apply", STEP, 6.5, 6.7),
+    ],
+    "idler": [
+        Span("apply", 1, 0.9, 1.2),
+        Span("forward", STEP, 1.2, 1.4),
+        Span("backward", STEP, 5.0, 5.4),
+        Span("vote", STEP, 5.6, 5.7),
+        Span("apply", STEP, 6.6, 6.9),
+    ],
+}
+
+
+def test_they_follow_the_busiest_node_and_then_whoever_is_last() -> None:
+    parts = parts_of(STEP, NODES)
+    expected = Parts(filling=0.5, computing=3.0, waiting=0.5, draining=0.4, reducing=0.6, committing=0.5, applying=0.2)
+    assert astuple(parts) == pytest.approx(astuple(expected))
+    assert sum(astuple(parts)) == pytest.approx(6.7 - 1.0)
+
+
+def test_a_trace_that_was_cut_off_is_read_up_to_there(tmp_path: Path) -> None:
+    path = tmp_path / "n0.json"
+    path.write_text(
+        '[{"ph": "M", "name": "process_name", "pid": "n0", "args": {"name": "n0"}},\n'
+        '{"ph": "X", "name": "vote 0", "cat": "vote", "ts": 2000000.0, "dur": 500000.0, "args": {"step": 3, "index": 0}},\n'
+        '{"ph": "X", "na'
+    )
+    assert read_trace(path) == [Span("vote", 3, 2.0, 2.5)]
