@@ -1,0 +1,46 @@
+"""The cluster that plans are made for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dtfm.coordinator import events as ev
+from dtfm.coordinator.ledger import Ledger, Member
+from dtfm.coordinator.measured import bytes_ratio, measured_cluster
+from dtfm.coordinator.run_file import read_run_file
+
+
+@pytest.mark.parametrize(
+    ("network", "precision", "ratio"),
+    [
+        ('compression = "off"', "fp32", 1.0),
+        ('compression = "raw16"', "fp32", 0.5),
+        ('compression = "auto"', "fp32", 8.0625 / 32),
+        ('compression = "auto"', "fp64", 8.0625 / 64),
+        ('compression = "i4h64"\ngradients = "i8b256"', "fp32", 8.0625 / 32),
+        ('compression = "i8b256"\nreduction = "topk"', "fp32", 8.0625 / 32),
+        ('compression = "i8b256"\nactivations = "off"', "fp32", 1.0),
+    ],
+)
+def test_links_weigh_what_the_codec_leaves_of_a_byte(
+    tmp_path: Path, network: str, precision: str, ratio: float
+) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text(f'[train]\nprecision = "{precision}"\n[network]\n{network}\n')
+    assert bytes_ratio(read_run_file(path)) == ratio
+
+
+def test_a_link_that_was_not_measured_counts_as_the_median_of_those_that_were() -> None:
+    member = Member("", ev.DeviceSeen("cpu", "", 1, 1e9), "")
+    links = {
+        "a": {"b": ev.Link("a", "b", 0.1, 100.0), "c": ev.Link("a", "c", 0.3, 300.0)},
+        "b": {"a": ev.Link("b", "a", 0.2, 200.0)},
+    }
+    cluster = measured_cluster(Ledger(members=dict.fromkeys("abc", member), links=links), ["a", "b", "c"], 0.25)
+    assert cluster.bandwidth.tolist() == [[0, 100, 300], [200, 0, 200], [200, 200, 0]]
+    assert cluster.latency == pytest.approx(np.array([[0, 0.1, 0.3], [0.2, 0, 0.2], [0.2, 0.2, 0]]))
+    assert cluster.ratio is not None
+    assert (cluster.ratio == 0.25).all()
