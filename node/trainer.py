@@ -244,6 +244,7 @@ class Trainer:
         if share is None:
             log.info("idle in generation %d: %s", plan.generation, assignment.reason)
             self._earlier = None
+            admit_to(None)
             return
         log.info(
             "generation %d: layers %d-%d, stage %d of %d with %d replicas, %d micro-batches a step. %s",

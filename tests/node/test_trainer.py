@@ -1,0 +1,74 @@
+"""What a node's thread of work does with the plans that it gets."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import weakref
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from dtfm.coordinator.run_file import read_run_file
+from dtfm.node.engagement import Engagement
+from dtfm.node.holding import Holding
+from dtfm.node.inbox import Inbox
+from dtfm.node.outbox import Outbox
+from dtfm.node.trainer import Trainer
+from dtfm.protos.control_pb2 import Assignment, NodeMessage
+from dtfm.protos.plan_pb2 import Plan
+from tests.cluster.runs import run_file, write_corpus
+from tests.node.in_process import even_plan
+from tests.protos.members import member
+
+LAYERS, MICRO_BATCHES = 6, 10
+
+
+class Node:
+    """A trainer that has read the run; ``reports`` is what it says, ``admitted`` where it lets frames in."""
+
+    def __init__(self) -> None:
+        self.reports: asyncio.Queue[NodeMessage] = asyncio.Queue()
+        self.admitted: asyncio.Queue[Inbox | None] = asyncio.Queue()
+        self.outbox = Outbox("n0", lambda *lost: None)
+        loop = asyncio.get_running_loop()
+
+        def report(message: NodeMessage) -> None:
+            loop.call_soon_threadsafe(self.reports.put_nowait, message)
+
+        device = torch.device("cpu")
+        self.trainer = Trainer("n0", device, 1e12, (), self.outbox, Holding(), loop, report, pytest.fail)
+
+    def adopt(self, plan: Plan) -> None:
+        loop = asyncio.get_running_loop()
+        assignment = Assignment(plan=plan, donors=[Assignment.Donors() for _ in range(LAYERS)])
+        self.trainer.adopt(assignment, lambda inbox: loop.call_soon_threadsafe(self.admitted.put_nowait, inbox))
+
+
+@pytest.fixture
+async def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Node]:
+    monkeypatch.chdir(tmp_path)
+    write_corpus(tmp_path)
+    (tmp_path / "run.toml").write_text(run_file(stages=[1], steps=4))
+    node = Node()
+    node.trainer.prepare(read_run_file(tmp_path / "run.toml").message("test"), member("n0"))
+    assert (await node.reports.get()).WhichOneof("message") == "prepared"
+    yield node
+    await asyncio.to_thread(node.trainer.stop)
+    await node.outbox.close()
+
+
+async def test_a_node_without_a_part_keeps_nothing_of_what_it_computed(node: Node) -> None:
+    node.adopt(even_plan(LAYERS, 1, 1, MICRO_BATCHES))
+    assert await node.admitted.get() is not None
+    assert (await node.reports.get()).plan_ready.generation == 1
+    assert node.trainer._engagement is not None
+    engagement: weakref.ref[Engagement] = weakref.ref(node.trainer._engagement)
+    idle = even_plan(LAYERS, 1, 1, MICRO_BATCHES)
+    idle.generation, idle.stages[0].replicas[0], idle.routes[0].nodes[0] = 2, "n1", "n1"
+    node.adopt(idle)
+    assert await node.admitted.get() is None
+    gc.collect()
+    assert engagement() is None
