@@ -43,8 +43,11 @@ class Node:
 
     def adopt(self, plan: Plan) -> None:
         loop = asyncio.get_running_loop()
-        assignment = Assignment(plan=plan, donors=[Assignment.Donors() for _ in range(LAYERS)])
-        self.trainer.adopt(assignment, lambda inbox: loop.call_soon_threadsafe(self.admitted.put_nowait, inbox))
+
+        def admit_to(inbox: Inbox | None) -> None:
+            loop.call_soon_threadsafe(self.admitted.put_nowait, inbox)
+
+        self.trainer.adopt(Assignment(plan=plan, donors=[Assignment.Donors() for _ in range(LAYERS)]), admit_to)
 
 
 @pytest.fixture
