@@ -227,6 +227,8 @@ class Following:
             return
         news = Copied(step or 0, voted, problem)
         if news != self._told:
+            if self._told is None and not problem:
+                log.info("%d buckets are copied, as of step %d, and kept up", self.size, news.step)
             self._told = news
             self._tell(news)
 

@@ -43,6 +43,8 @@ def test_a_spare_takes_over_the_stage_of_a_killed_node_and_no_step_is_lost(tmp_p
     with Cluster(tmp_path, text) as cluster:
         for name in ("a", "b", "c"):
             cluster.add(name)
+        (spare,) = cluster.wait_for("plan_adopted")["plan"]["idle"]
+        cluster.nodes[spare].wait_for_error("and kept up")
         cluster.wait_for("step_committed", where=lambda e: e["step"] == 20)
         plan = cluster.of("plan_adopted")[-1]["plan"]
         cluster.nodes[plan["stages"][0]["replicas"][0]].send(signal.SIGKILL)
