@@ -18,7 +18,7 @@ from dtfm.node.outbox import Outbox
 from dtfm.node.progress import Progress
 from dtfm.node.recovery import acquire_stage
 from dtfm.node.share import Share, group_of
-from dtfm.protos.control_pb2 import Assignment
+from dtfm.protos.control_pb2 import Assignment, Device
 from dtfm.protos.credentials import Identity
 from dtfm.protos.plan_pb2 import Run
 
@@ -38,7 +38,7 @@ def engage(
     share: Share,
     assignment: Assignment,
     device: torch.device,
-    flops: float,
+    hardware: Device,
     held: Held,
     copied: Mapping[int, Bucket],
     earlier: Engagement | None,
@@ -46,7 +46,7 @@ def engage(
     wait: Callable[[Coroutine[Any, Any, None]], None],
 ) -> Engagement:
     """This node's part in the assignment's plan. ``earlier`` is its part in the last one, closed and released: its stage, and its
-    progress on an interrupted step, are taken over where they still count. ``flops``, ``held``, ``copied`` and ``wait`` as in
+    progress on an interrupted step, are taken over where they still count. ``hardware``, ``held``, ``copied`` and ``wait`` as in
     Engagement and acquire_stage. Raises ValueError, ConnectionError, OSError, and Closed when called off."""
     progress = None
     if earlier is not None and _still_holds(earlier, share, assignment, held):
@@ -64,12 +64,13 @@ def engage(
     peers = {p.node: p.address for p in assignment.peers if p.node in neighbours and p.node != share.node}
     bandwidth = {k.destination: k.bandwidth for k in assignment.links if k.source == share.node and k.bandwidth}
     codecs = earlier.codecs if earlier is not None else None
+    holds = {k.destination: k.bandwidth * 2 * k.latency_seconds for k in assignment.links if k.source == share.node}
     engagement = Engagement(
-        work.run, share, groups, stage, work.data, outbox, assignment.step, bandwidth, flops, progress, codecs
+        work.run, share, groups, stage, work.data, outbox, assignment.step, bandwidth, hardware, progress, codecs
     )
     try:
         lease = work.run.lease_seconds
-        wait(outbox.connect(plan.generation, work.identity, peers, lease, lease, bandwidth))
+        wait(outbox.connect(plan.generation, work.identity, peers, lease, lease, holds))
     except (ConnectionError, Closed):
         engagement.release()
         raise

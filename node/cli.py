@@ -17,6 +17,7 @@ from typing import Annotated
 
 import torch
 import typer
+from pydantic import ByteSize, Field, TypeAdapter, ValidationError
 
 from dtfm.node.device import measure_device, open_device
 from dtfm.node.doctor import examine
@@ -56,6 +57,10 @@ def join(
         ),
     ] = "",
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
+    memory: Annotated[
+        str,
+        typer.Option(help="How much of its memory this node may be given work for, e.g. 6GiB. Default: what is free."),
+    ] = "",
     threads: Annotated[int, typer.Option(min=0, help="CPU threads to compute with. 0: PyTorch's default.")] = 0,
     give_up_after: Annotated[
         float, typer.Option(min=0, help="Exit with 1 after so many seconds without a coordinator.")
@@ -105,7 +110,7 @@ def join(
             heed_notices=notices,
         )
         with write_trace(trace, settings.node) if trace else nullcontext():
-            raise typer.Exit(asyncio.run(_join(settings)))
+            raise typer.Exit(asyncio.run(_join(settings, _read_size(memory))))
     except ValueError as mistake:
         print(mistake, file=sys.stderr)
         raise typer.Exit(2) from None
@@ -130,8 +135,9 @@ def doctor(
     raise typer.Exit(1 if any(finding.good is False for finding in findings) else 0)
 
 
-async def _join(settings: Settings) -> int:
+async def _join(settings: Settings, most_memory: int | None) -> int:
     device = await asyncio.to_thread(measure_device, settings.device)
+    device.memory_bytes = min(device.memory_bytes, most_memory or device.memory_bytes)
     memory, speed = device.memory_bytes / 2**30, device.flops / 1e9
     print(f"{settings.node}: {device.name} ({device.kind}), {memory:.1f} GiB free, {speed:.0f} GFLOP/s", flush=True)
     session = Session(settings, device)
@@ -164,6 +170,16 @@ def _address_facing(host: str) -> str:
             f"{host!r} cannot be resolved or reached ({error}); is the coordinator's address right?"
         ) from None
     return f"[{local}]" if ":" in local else local
+
+
+def _read_size(text: str) -> int | None:
+    """In bytes; None for an empty text."""
+    if not text:
+        return None
+    try:
+        return TypeAdapter(Annotated[ByteSize, Field(gt=0)]).validate_python(text)
+    except ValidationError:
+        raise ValueError(f"--memory {text!r} is no amount of memory; give it like 6GiB or 500MB") from None
 
 
 def _remembered_identity() -> str:

@@ -12,6 +12,7 @@ import torch
 from dtfm.kernels.codec import Encoded, encode
 from dtfm.node import pipeline
 from dtfm.node.admission import Expectations
+from dtfm.node.bucket import bucket_bytes
 from dtfm.node.compression import Codecs, choose_codecs
 from dtfm.node.data import Batch, Data
 from dtfm.node.inbox import Arrival, Inbox
@@ -19,11 +20,12 @@ from dtfm.node.mailbox import Closed, Mailbox
 from dtfm.node.optimizer import adamw, decayed_ranges
 from dtfm.node.outbox import Outbox, What
 from dtfm.node.pipeline import Compute, NonFinite, Outcome, Topic
-from dtfm.node.progress import Progress
+from dtfm.node.progress import Progress, room_beside
 from dtfm.node.reduction import Final, Residuals, reduce_gradients
 from dtfm.node.samples import evaluation_samples, training_samples
 from dtfm.node.share import Group, Share
 from dtfm.node.stage import Stage, loss
+from dtfm.protos.control_pb2 import Device
 from dtfm.protos.frame import Kind
 from dtfm.protos.plan_pb2 import Run
 
@@ -41,15 +43,17 @@ class Engagement:
         outbox: Outbox,
         applied: int,
         bandwidth: Mapping[str, float],
-        flops: float,
+        hardware: Device,
         progress: Progress | None = None,
         codecs: Codecs | None = None,
     ) -> None:
-        """``bandwidth`` of the links from here, in bytes per second by destination; ``flops`` of this device, per second;
+        """``bandwidth`` of the links from here, in bytes per second by destination; ``hardware`` is this device's;
         ``progress`` on the next step from an earlier generation, with the same ``stage``; ``codecs`` of the generation before."""
         self.share = share
         self.stage = stage
-        self.progress = progress or Progress(share.generation, applied + 1)
+        state = sum(bucket_bytes(b.spec, stage.dtype) + b.gradients.nbytes for b in stage.buckets.values())
+        self._room = room_beside(state, hardware)
+        self.progress = progress or Progress(share.generation, applied + 1, self._room)
         self.progress.generation = share.generation
         self._run = run
         self.groups = groups
@@ -87,7 +91,7 @@ class Engagement:
             input_elements=input_elements,
             output_elements=output_elements,
             dtype=stage.dtype,
-            micro_batch_seconds=3 * forward_flops / flops,
+            micro_batch_seconds=3 * forward_flops / hardware.flops,
         )
         self.codecs = self._choose_codecs(bandwidth=self._bandwidth, previous=codecs)
         self._warm_up_codecs()
@@ -137,7 +141,7 @@ class Engagement:
             ),
             self.codecs.reduction,
             self._carried,
-            progress.unreduced,
+            progress.keep_unreduced,
         )
         try:
             self._send_again()
@@ -185,7 +189,7 @@ class Engagement:
                 decayed_ranges(bucket.spec.parameters),
             )
         self._carried = self._left_out  # not before: an aborted step was sent for nothing
-        self.progress, self._had = Progress(self.share.generation, step + 1), {}
+        self.progress, self._had = Progress(self.share.generation, step + 1, self._room), {}
         self.inbox.advance(step)
         self._pipeline.forget(("train", step))
         self._pipeline.forget(("evaluate", step - 1))
@@ -268,13 +272,10 @@ class Engagement:
 
     def _take_up(self, gradients: Mapping[int, torch.Tensor]) -> None:
         """Gradients are as they were before any reduction."""
-        progress = self.progress
-        if not progress.finished:
+        for index, mine in self.progress.take_unreduced().items():
+            gradients[index].copy_(mine)
+        if not self.progress.finished:
             self.stage.zero_gradients()
-        else:
-            for index, mine in progress.unreduced.items():
-                gradients[index].copy_(mine)
-        progress.unreduced.clear()  # they grow from here
 
     def _send_again(self) -> None:
         """What the neighbours of an interrupted step lack of what was computed here."""

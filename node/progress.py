@@ -18,11 +18,22 @@ from dtfm.node.share import Share
 from dtfm.protos import control_pb2 as wire
 from dtfm.protos.frame import Kind
 
-KEPT_BYTES = 1 << 30
-"""What was sent in one step is kept up to so many bytes; where it is more, an interrupted step begins anew here."""
+MOST_KEPT_BYTES = 1 << 30
+"""Beside the state, what was computed in one step is kept up to so many bytes; where it is more, an interrupted step begins
+anew here."""
+
+SPARE_SHARE = 0.25
+"""So much of the memory that the state leaves free on a CPU may be kept. On a GPU's host nothing else needs it."""
 
 Sent = Future[Encoded] | torch.Tensor
 """A tensor as it went to a neighbour; or, where it did not come to that, as it was computed."""
+
+
+def room_beside(state_bytes: int, hardware: wire.Device) -> int:
+    """How many bytes may be kept beside weights, gradients and moments of so many."""
+    if hardware.kind != "cpu":
+        return MOST_KEPT_BYTES
+    return max(0, min(MOST_KEPT_BYTES, int(SPARE_SHARE * (hardware.memory_bytes - state_bytes))))
 
 
 @dataclass(slots=True)
@@ -34,11 +45,13 @@ class Progress:
     used yet; ``finished``: gone backward, their gradients are added to the buckets'; ``losses``: means, on the last stage;
     ``sent``: what went to the neighbours.
 
-    ``unreduced``: by bucket, this node's sum of gradients (flat, on the CPU), once the group's takes its place.
+    ``unreduced``: by bucket, this node's sum of gradients (flat, on the CPU), once the group's takes its place. ``room``: how
+    many bytes of ``sent`` and ``unreduced`` may be kept.
     """
 
     generation: int
     step: int
+    room: int = MOST_KEPT_BYTES
     inputs: dict[int, torch.Tensor] = field(default_factory=dict)
     outputs: dict[int, torch.Tensor] = field(default_factory=dict)
     gradients: dict[int, torch.Tensor] = field(default_factory=dict)
@@ -46,7 +59,6 @@ class Progress:
     losses: dict[int, float] = field(default_factory=dict)
     sent: dict[tuple[Kind, int], Sent] = field(default_factory=dict)
     unreduced: dict[int, torch.Tensor] = field(default_factory=dict)
-    _kept_bytes: int = 0
     _spoilt: bool = False
 
     def waiting(self, share: Share) -> Iterator[int]:
@@ -61,16 +73,31 @@ class Progress:
 
     def keep(self, kind: Kind, number: int, sent: Sent, size: int) -> None:
         """``size`` in bytes; what is kept under the same name is replaced."""
-        if not self._spoilt:
-            self._kept_bytes += size if (kind, number) not in self.sent else 0
+        if (kind, number) in self.sent or self._make_room(size):
             self.sent[kind, number] = sent
-        if self._kept_bytes > KEPT_BYTES:
-            self.spoil()
+
+    def keep_unreduced(self, bucket: int, gradients: torch.Tensor) -> None:
+        """They are about to be replaced."""
+        if self._make_room(gradients.nbytes):
+            self.unreduced[bucket] = gradients.to("cpu", copy=True)
+
+    def take_unreduced(self) -> dict[int, torch.Tensor]:
+        """Each bucket's gradients as they were before they were replaced, for another attempt."""
+        taken, self.unreduced = self.unreduced, {}
+        self.room += sum(gradients.nbytes for gradients in taken.values())
+        return taken
 
     def spoil(self) -> None:
         """This attempt may still succeed, but another one can not build on it."""
         self._spoilt = True
         self.sent.clear()
+        self.unreduced.clear()
+
+    def _make_room(self, size: int) -> bool:
+        self.room -= 0 if self._spoilt else size
+        if self.room < 0:
+            self.spoil()
+        return not self._spoilt
 
     def fits(self, share: Share) -> bool:
         """Whether it can go on as ``share``, of the same stage: nothing that is added up here is for others to compute now."""

@@ -68,10 +68,10 @@ def reduce_gradients(
     send: Send,
     codec: Codec,
     carried: Residuals,
-    unreduced: dict[int, torch.Tensor],
+    keep: Callable[[int, torch.Tensor], None],
 ) -> Residuals:
-    """Replaces ``gradients`` (flat tensors by bucket) by their sums over the buckets' groups; what they were goes to
-    ``unreduced``, so that the reduction can be done again with others.
+    """Replaces ``gradients`` (flat tensors by bucket) by their sums over the buckets' groups; before, each is
+    given to ``keep``, so that the reduction can be done again with others.
 
     Runs in a thread of its own, beside backward: reads ``step`` from ``mailbox``, where the pipeline says Final for each
     bucket and the inbox puts what the peers send. Everything goes out under ``codec``; ``carried`` is what it has left out in
@@ -103,7 +103,7 @@ def reduce_gradients(
             continue
         if isinstance(item, Final):
             bucket.final = True
-            unreduced[index] = bucket.gradients.to("cpu", copy=True)
+            keep(index, bucket.gradients)
             for rank, member in enumerate(bucket.members):
                 if rank != bucket.rank and rank in bucket.missing:
                     share = bucket.shard(rank)

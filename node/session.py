@@ -100,7 +100,7 @@ class Session:
         self._trainer = Trainer(
             settings.node,
             settings.device,
-            device.flops,
+            device,
             settings.allowed_modules,
             self._outbox,
             holding,

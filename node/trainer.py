@@ -36,6 +36,7 @@ from dtfm.protos.control_pb2 import (
     Begin,
     CodecsChosen,
     Commit,
+    Device,
     Evaluated,
     LinksChanged,
     NodeMessage,
@@ -67,7 +68,7 @@ class Trainer:
         self,
         node: str,
         device: torch.device,
-        flops: float,
+        hardware: Device,
         allowed_modules: tuple[str, ...],
         outbox: Outbox,
         holding: Holding,
@@ -77,7 +78,7 @@ class Trainer:
     ) -> None:
         self._node = node
         self._device = device
-        self._flops = flops
+        self._hardware = hardware
         self._allowed_modules = allowed_modules
         self._outbox = outbox
         self._loop = loop
@@ -264,7 +265,7 @@ class Trainer:
                     share,
                     assignment,
                     self._device,
-                    self._flops,
+                    self._hardware,
                     self._holding.held,
                     copied,
                     self._earlier,

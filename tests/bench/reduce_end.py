@@ -107,7 +107,7 @@ async def ours(codec_name: str, rank: int, port: int, addresses: list[str]) -> R
             ),
             codec,
             carried,
-            {},
+            lambda *_: None,
         )
         inbox.advance(step)
         mailbox.forget(step)

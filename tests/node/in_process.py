@@ -22,6 +22,7 @@ from dtfm.node.outbox import Outbox, What
 from dtfm.node.progress import Progress
 from dtfm.node.share import Share, group_of, share_of
 from dtfm.node.stage import Stage, build_stage
+from dtfm.protos.control_pb2 import Device
 from dtfm.protos.frame import Header, frames
 from dtfm.protos.plan_pb2 import FP64, Plan, Run
 
@@ -60,7 +61,8 @@ class InProcess:
     on. ``bandwidth`` of every link in bytes per second and ``flops`` of every node are what "auto" goes by."""
 
     def __init__(self, run: Run, plan: Plan, model: Model, data: Data, *, bandwidth: float, flops: float) -> None:
-        self._run, self._data, self._bandwidth, self._flops = run, data, bandwidth, flops
+        self._run, self._data, self._bandwidth = run, data, bandwidth
+        self._hardware = Device(kind="cpu", memory_bytes=1 << 30, flops=flops)
         self._inboxes: dict[str, Inbox] = {}
         self._plan = plan
         self.step = 0
@@ -84,7 +86,7 @@ class InProcess:
         outbox = cast(Outbox, self.wires[share.node])
         links = dict.fromkeys(self.wires, self._bandwidth)
         engagement = Engagement(
-            self._run, share, groups, stage, self._data, outbox, self.step, links, self._flops, progress
+            self._run, share, groups, stage, self._data, outbox, self.step, links, self._hardware, progress
         )
         self.engagements[share.node] = engagement
         self._inboxes[share.node] = engagement.inbox

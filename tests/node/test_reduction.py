@@ -42,7 +42,7 @@ def reduce_together(
             mail[node].put(STEP, Final(bucket))
         mine = {b: groups[b] for b in gradients[node]}
         before = carried[node] if carried is not None else {}
-        return reduce_gradients(node, STEP, gradients[node], mine, mail[node], deliver, codec, before, {})
+        return reduce_gradients(node, STEP, gradients[node], mine, mail[node], deliver, codec, before, lambda *_: None)
 
     with ThreadPoolExecutor(len(gradients)) as pool:
         running = {node: pool.submit(run, node) for node in gradients}
@@ -147,7 +147,9 @@ def test_a_reduction_that_is_called_off_ends() -> None:
     groups = {0: Group(("a", "b"), ("a", "b"))}
     with ThreadPoolExecutor(1) as pool:
         one = {0: torch.ones(4)}
-        waiting = pool.submit(reduce_gradients, "a", STEP, one, groups, mail, lambda *_: None, Codec.OFF, {}, {})
+        waiting = pool.submit(
+            reduce_gradients, "a", STEP, one, groups, mail, lambda *_: None, Codec.OFF, {}, lambda *_: None
+        )
         mail.close("b left")
         with pytest.raises(Closed, match="b left"):
             waiting.result(timeout=30)

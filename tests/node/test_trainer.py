@@ -17,7 +17,7 @@ from dtfm.node.holding import Holding
 from dtfm.node.inbox import Inbox
 from dtfm.node.outbox import Outbox
 from dtfm.node.trainer import Trainer
-from dtfm.protos.control_pb2 import Assignment, NodeMessage
+from dtfm.protos.control_pb2 import Assignment, Device, NodeMessage
 from dtfm.protos.plan_pb2 import Plan
 from tests.cluster.runs import run_file, write_corpus
 from tests.node.in_process import even_plan
@@ -39,7 +39,17 @@ class Node:
             loop.call_soon_threadsafe(self.reports.put_nowait, message)
 
         device = torch.device("cpu")
-        self.trainer = Trainer("n0", device, 1e12, (), self.outbox, Holding(), loop, report, pytest.fail)
+        self.trainer = Trainer(
+            "n0",
+            device,
+            Device(kind="cpu", memory_bytes=1 << 30, flops=1e12),
+            (),
+            self.outbox,
+            Holding(),
+            loop,
+            report,
+            pytest.fail,
+        )
 
     def adopt(self, plan: Plan) -> None:
         loop = asyncio.get_running_loop()
