@@ -48,7 +48,8 @@ def test_beyond_its_room_nothing_is_kept_and_the_step_begins_anew() -> None:
     assert progress.fits(middle(2))
     progress.keep(Kind.ACTIVATION, 2, TENSOR, TENSOR.nbytes)
     assert not progress.fits(middle(2))
-    assert progress.sent == progress.unreduced == {}
+    assert not progress.sent
+    assert not progress.unreduced
 
 
 def test_unreduced_gradients_are_copies_and_taking_them_gives_their_room_back() -> None:
