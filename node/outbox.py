@@ -32,11 +32,11 @@ QUEUE_BYTES = 32 << 20
 MOST_ANSWERED = 500
 """Bytes that are read of why a peer ended a stream."""
 
-WARM_SECONDS = 0.1
-"""A new connection is sent bytes for so long, where its link's bandwidth is known. TCP begins slowly: of two messages of 8 MiB
-over 500 Mbit/s and a round trip of 67 ms the first took 0.67 s and the second 0.21 s; after this both took 0.21 s."""
+WARMING = 2
+"""So many times what a link holds is sent over a new connection. TCP begins slowly: of messages of 8 MiB over 500 Mbit/s and a
+round trip of 134 ms (67 ms) the first took 1.60 s (0.67 s) and the second 0.28 s (0.21 s); after this the first did too."""
 
-MOST_WARMING = 8 << 20
+MOST_WARMING = 16 << 20
 _WARMING_PIECE = bytes(1 << 16)
 
 _RANKS = {
@@ -151,13 +151,13 @@ class Outbox:
         peers: Mapping[str, str],
         timeout: float,
         lease: float,
-        bandwidth: Mapping[str, float] | None = None,
+        holds: Mapping[str, float] | None = None,
     ) -> None:
         """Opens what ``generation`` needs: a channel and lanes to each of ``peers`` (node to HOST:PORT), and no others.
 
-        Returns when all are reachable, and goes on warming those up that are new, as far as their links' ``bandwidth`` (bytes
-        per second) is known; raises ConnectionError naming one that is not within ``timeout`` seconds. A peer that
-        vanishes without a word counts as lost after about ``lease`` seconds.
+        Returns when all are reachable, and goes on warming up those that are new, where it is known what a link ``holds``: bytes
+        on their way at any time, its bandwidth times its round trip. Raises ConnectionError naming one that is not reachable
+        within ``timeout`` seconds. A peer that vanishes without a word counts as lost after about ``lease`` seconds.
         """
         self._generation, self._closed = generation, None
         renewed = (
@@ -171,7 +171,7 @@ class Outbox:
                 continue
             self._addresses[node] = address
             self._channels[node] = open_channel(address, to_peer(identity, node), lease)
-            size = min(MOST_WARMING, (bandwidth or {}).get(node, 0.0) * WARM_SECONDS)
+            size = min(MOST_WARMING, (holds or {}).get(node, 0.0) * WARMING)
             if (pieces := int(size / len(_WARMING_PIECE))) > 1:  # as a burst must have
                 self._warming[node] = asyncio.create_task(self._warm_up(node, pieces))
             for rank in sorted(set(_RANKS.values())):

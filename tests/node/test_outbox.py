@@ -17,7 +17,7 @@ from dtfm.kernels.codec import Codec, encode
 from dtfm.node.admission import Expectations
 from dtfm.node.holding import Holding
 from dtfm.node.inbox import Arrival, Inbox
-from dtfm.node.outbox import MOST_WARMING, Outbox, What
+from dtfm.node.outbox import MOST_WARMING, WARMING, Outbox, What
 from dtfm.node.peer_server import PeerServer
 from dtfm.node.share import Group, share_of
 from dtfm.node.uplink import Rank
@@ -156,17 +156,15 @@ class Oven:
 
 
 @pytest.mark.parametrize(
-    ("bandwidth", "size"),
-    [({"z": 40e6}, 4_000_000), ({"z": 2e6}, 200_000), ({"z": 1e12}, MOST_WARMING), ({"z": 1e5}, 0), ({}, 0), (None, 0)],
+    ("holds", "size"),
+    [({"z": 2e6}, WARMING * 2e6), ({"z": 1e5}, WARMING * 1e5), ({"z": 1e12}, MOST_WARMING), ({"z": 1e4}, 0), ({}, 0)],
 )
-async def test_a_new_connection_is_warmed_up_for_a_moment_of_its_links_time(
-    bandwidth: dict[str, float] | None, size: int
-) -> None:
+async def test_a_new_connection_is_warmed_up_by_what_its_link_holds(holds: dict[str, float], size: float) -> None:
     oven, outbox = Oven(), Outbox("a", lambda peer, generation, why: None)
     await oven.server.start()
     for generation in (1, 2):  # the second finds it connected
         peers = {"z": f"127.0.0.1:{oven.port}"}
-        await outbox.connect(generation, member("a"), peers, PATIENCE_SECONDS, PATIENCE_SECONDS, bandwidth)
+        await outbox.connect(generation, member("a"), peers, PATIENCE_SECONDS, PATIENCE_SECONDS, holds)
     if size:
         heard = await asyncio.wait_for(oven.heard.get(), PATIENCE_SECONDS)
         assert size - (1 << 16) < heard <= size
