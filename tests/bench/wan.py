@@ -174,7 +174,7 @@ def simulated(plan: Plan, workload: Workload, computed: Mapping[str, float], clu
         work = 3 * float(flops[stage.layers[1]] - flops[stage.layers[0]])
         for node in stage.replicas:
             count = sum(route.micro_batches for route in plan.routes if route.nodes[place] == node)
-            if count:
+            if work and count:  # an embedding alone computes nothing
                 speeds[node] = work * count / computed[node]
     nodes = tuple(replace(node, flops=speeds[node.id], up=UNLIMITED, down=UNLIMITED) for node in cluster.nodes)
     as_seen = replace(cluster, nodes=nodes, ratio=np.full(cluster.latency.shape, ratio))
