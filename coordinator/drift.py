@@ -57,9 +57,10 @@ def committed(turn: Turn, votes: Mapping[str, wire.StepReady]) -> None:
             _device(turn, node, turn.state.ledger.members[node].device.flops * ratio, "in training")
         for arrived in vote.arrived:
             link = turn.state.ledger.links.get(arrived.source, {}).get(node)
-            if link is None or arrived.seconds < LEAST_SECONDS:
+            if link is None:
                 continue
-            if ratio := changed((arrived.source, node), arrived.bytes / arrived.seconds):
+            # What came quicker is as good as just so quick; that it was is known when it comes slowly one day.
+            if ratio := changed((arrived.source, node), arrived.bytes / max(arrived.seconds, LEAST_SECONDS)):
                 now = replace(link, bandwidth=min(link.bandwidth * ratio, MOST_BANDWIDTH))
                 turn.emit(ev.LinksMeasured(node, (now,)))
                 turn.send([arrived.source], links_changed=wire.LinksChanged(links=[link_message(now)]))

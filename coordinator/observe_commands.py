@@ -13,6 +13,7 @@ from rich.live import Live
 
 from dtfm.coordinator.ledger import fold
 from dtfm.coordinator.members import member_documents
+from dtfm.coordinator.narrate import sending
 from dtfm.coordinator.observe import ask, records
 from dtfm.coordinator.options import DEFAULT_ADDRESS, Address, Json, StoreUrl, TokenFile, print_record, read_token
 from dtfm.coordinator.store import Store
@@ -91,7 +92,13 @@ async def _events(address: str, store: str, token: str, after: int, follow: bool
 def _member_line(document: dict[str, Any]) -> str:
     stage, device = document["stage"], document["device"]
     work = f"stage {stage}, layers {document['layers'][0]}-{document['layers'][1] - 1}" if stage is not None else ""
+    sent = [
+        f"to {destination} {sending(link['codecs'])}"
+        for destination, link in document["links"].items()
+        if link["codecs"]
+    ]
     return (
         f"{document['node']:<20} {document['status']:<10} {work:<24} {document['address']:<22} "
         f"{device['name']} ({device['memory_bytes'] / 2**30:.1f} GiB, {device['flops'] / 1e9:.0f} GFLOP/s)"
+        f"{'; sends ' if sent else ''}{', '.join(sent)}"
     )

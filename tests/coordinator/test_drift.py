@@ -73,6 +73,14 @@ def test_a_link_that_became_slower_is_planned_with_as_such() -> None:
     assert world.state.ledger.links["a"]["c"].bandwidth == pytest.approx(before / 4)
 
 
+def test_a_link_that_was_too_quick_to_be_measured_and_became_slow_is_noticed() -> None:
+    world = long_run()
+    before = world.state.ledger.links["a"]["c"].bandwidth
+    steps(world, 10, seconds=1.0, arrived=0.001)
+    steps(world, 10, seconds=1.0, arrived=4.0)
+    assert world.state.ledger.links["a"]["c"].bandwidth < before / 2
+
+
 def test_what_takes_no_time_in_a_step_is_not_looked_at() -> None:
     world = long_run()
     steps(world, 10, seconds=0.001, arrived=0.001)
