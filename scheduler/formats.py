@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -208,13 +208,13 @@ def _document(text: str, keys: set[str]) -> dict[str, Any]:
     return dict(document)
 
 
-def _keys(entry: object, path: str, keys: set[str], optional: set[str] = frozenset()) -> None:
+def _keys(entry: object, path: str, keys: set[str], optional: Collection[str] = ()) -> None:
     if not isinstance(entry, dict):
         raise ValueError(
             f"{path or 'the document'} is {entry!r:.80}; it must be an object with {', '.join(sorted(keys))}"
         )
     for key in entry:
-        if key not in keys | optional:
+        if key not in keys and key not in optional:
             raise ValueError(f"{_path(path, key)} is unknown; the keys are {', '.join(sorted(keys))}")
 
 
