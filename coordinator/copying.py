@@ -42,7 +42,9 @@ def keep_up(turn: Turn) -> None:
         elif old is None or old.layers != layers or old.generation != state.ledger.generation:
             number = turn.state.copies + 1
             turn.set(copies=number)
-            turn.update(session, copying=Copying(number, state.ledger.generation, layers))
+            before = session.copying
+            kept_up = before is not None and before.layers == layers and (before.near or before.kept_up)
+            turn.update(session, copying=Copying(number, state.ledger.generation, layers, kept_up=kept_up))
             turn.send([node], prefetch=_prefetch(state, node, number, layers))
 
 
@@ -80,8 +82,8 @@ def last_words_due(state: State) -> bool:
     its donors are gone."""
     lost = {layer for layer, who in enumerate(state.ledger.holders) if not who}
     copies = [state.sessions[node].copying for node in state.ready]
-    due = [c for c in copies if c is not None and c.near and not c.ended and not _has(state.ledger, c)]
-    return any(not lost.isdisjoint(range(*copying.layers)) for copying in due)
+    due = [c for c in copies if c is not None and not c.ended and not _has(state.ledger, c)]
+    return any((c.near or c.kept_up) and not lost.isdisjoint(range(*c.layers)) for c in due)
 
 
 def count_copies(turn: Turn) -> None:

@@ -72,13 +72,14 @@ class Seen:
 @dataclass(frozen=True, slots=True)
 class Copying:
     """A node copies the state of ``layers`` in advance, asked under ``number`` in ``generation``. ``near``: it keeps up with
-    those who train, or cannot (``ended``); ``step``: what it has is as of after that; ``voted``: it has the gradients of the
-    next one, as voted for in that generation."""
+    those who train, or cannot (``ended``); ``kept_up``: it did, when it was last asked for the same. What it has is as of after
+    ``step``; ``voted``: it has the gradients of the next one, as voted for in that generation."""
 
     number: int
     generation: int
     layers: tuple[int, int]
     near: bool = False
+    kept_up: bool = False
     ended: bool = False
     step: int = 0
     voted: int = 0

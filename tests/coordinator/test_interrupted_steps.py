@@ -143,3 +143,21 @@ def test_the_last_word_of_who_copied_what_is_lost_is_not_awaited_for_long() -> N
     assert world.events(ev.RolledBack)[-1].step == 0
     world.settle()
     assert isinstance(world.state.phase, Stepping)
+
+
+def test_the_last_word_is_awaited_also_of_who_was_only_just_asked_again() -> None:
+    world = World(fresh_state(cluster={"nodes": 2}, train={"steps": 10}))
+    world.join("a", "b")
+    world.settle()
+    world.planner = lambda ids: world.plan_in_force
+    world.join("c")
+    world.step()
+    world.automatic_copying = False
+    world.hear("b", step_failed=wire.StepFailed(generation=1, step=2, problem=wire.PEER_LOST, peer="a"))
+    world.settle()
+    world.lose("a")
+    assert world.events(ev.RolledBack) == []
+    number = world.last_to("c", "prefetch").number
+    world.hear("c", prefetched=wire.Prefetched(number=number, step=1, problem="a is gone"))
+    assert world.plan_in_force.stages[0].replicas == ("c",)
+    assert world.events(ev.RolledBack) == []
