@@ -220,7 +220,7 @@ class Engagement:
     def _warm_up_codecs(self) -> None:
         """Whatever a codec needs to load or compile, it does before its first step."""
         for codec in self.codecs.all:
-            encode(codec, torch.zeros(1, dtype=self.stage.dtype))
+            encode(codec, torch.zeros(1, dtype=self.stage.dtype, device=self.stage.device))
 
     def _compute(self, batch: Callable[[int], Batch]) -> Compute:
         device = self.stage.device

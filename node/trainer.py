@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from dtfm.node.adoption import Work, engage
+from dtfm.node.adoption import Work, engage, lacks_state
 from dtfm.node.bucket import Bucket
 from dtfm.node.checkpoint_writer import CheckpointWriter
 from dtfm.node.copier import Copier
@@ -28,7 +28,7 @@ from dtfm.node.model import load_model
 from dtfm.node.outbox import Outbox
 from dtfm.node.pipeline import NonFinite, Outcome
 from dtfm.node.profile import workload
-from dtfm.node.share import Share, share_of
+from dtfm.node.share import share_of
 from dtfm.node.trace import Activity, span
 from dtfm.protos.control_pb2 import (
     Applied,
@@ -239,7 +239,7 @@ class Trainer:
             self._earlier = None
         share = share_of(plan, self._node, train.evaluation_samples // train.micro_batch)
         copied: Mapping[int, Bucket] = {}
-        if self._lacks(assignment, share):
+        if lacks_state(self._work.model, self._holding.held, assignment, self._node, share):
             copied = self._take_copies(assignment, self._work.run.lease_seconds)
             self._holding.replace(Held(assignment.step, {**self._holding.held.buckets, **copied}))
         if share is None:
@@ -289,15 +289,6 @@ class Trainer:
             generation=plan.generation, progress=engagement.progress.told(share), codecs=engagement.codecs.told
         )
         self._report(NodeMessage(plan_ready=ready))
-
-    def _lacks(self, assignment: Assignment, share: Share | None) -> bool:
-        """Whether the coordinator counts on state here that is not what this node trained. What is copied for others stays as it
-        is, and goes on."""
-        assert self._work is not None
-        wanted = {layer for layer, donors in enumerate(assignment.donors) if self._node in donors.nodes}
-        wanted.update(range(*share.layers) if share is not None else ())
-        held = self._holding.held.buckets
-        return any(spec.index not in held and not wanted.isdisjoint(spec.layers) for spec in self._work.model.buckets)
 
     def _take_copies(self, assignment: Assignment, patience: float) -> Mapping[int, Bucket]:
         """What was copied in advance and is as of the assignment's step. Raises Closed."""
