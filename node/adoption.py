@@ -34,8 +34,8 @@ class Work:
 
 
 def lacks_state(model: Model, held: Held, assignment: Assignment, node: str, share: Share | None) -> bool:
-    """Whether the coordinator counts on state at ``node`` that is not ``held``: then what it copied in advance is wanted now. Else
-    that is for the others' sake, and goes on."""
+    """Whether the coordinator counts on state at ``node`` that is not ``held``: then what it copied in advance is wanted now;
+    else that is for the others' sake, and goes on."""
     wanted = {layer for layer, donors in enumerate(assignment.donors) if node in donors.nodes}
     wanted.update(range(*share.layers) if share is not None else ())
     return any(spec.index not in held.buckets and not wanted.isdisjoint(spec.layers) for spec in model.buckets)
