@@ -91,6 +91,7 @@ class Trainer:
         self._engagement: Engagement | None = None
         self._earlier: Engagement | None = None  # what the next one may build on
         self._newest = 0  # generation
+        self._adopting = 0
         self._waiting: Future[Any] | None = None  # for the event loop
         self._voted: int | None = None  # the step that this node is ready to commit
         self._digest: Future[bytes] | None = None
@@ -192,6 +193,8 @@ class Trainer:
     def _await(self, work: Coroutine[Any, Any, Result]) -> Result:
         """Runs ``work`` on the event loop. Raises Closed when that is called off."""
         self._waiting = waiting = asyncio.run_coroutine_threadsafe(work, self._loop)
+        if self._adopting < self._newest:  # that one came before there was anything to call off
+            waiting.cancel()
         try:
             return waiting.result()
         except CancelledError:
@@ -224,6 +227,7 @@ class Trainer:
 
     def _adopt(self, assignment: Assignment, admit_to: Callable[[Inbox | None], None]) -> None:
         plan = assignment.plan
+        self._adopting = plan.generation
         assert self._work is not None
         train = self._work.run.train
         if self._engagement is not None:

@@ -7,23 +7,28 @@ import gc
 import weakref
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from dtfm.coordinator.run_file import read_run_file
+from dtfm.node import trainer
+from dtfm.node.adoption import engage
 from dtfm.node.engagement import Engagement
 from dtfm.node.holding import Holding
 from dtfm.node.inbox import Inbox
 from dtfm.node.outbox import Outbox
 from dtfm.node.trainer import Trainer
-from dtfm.protos.control_pb2 import Assignment, Device, NodeMessage
+from dtfm.protos.control_pb2 import Assignment, Device, NodeMessage, Peer
 from dtfm.protos.plan_pb2 import Plan
 from tests.cluster.runs import run_file, write_corpus
 from tests.node.in_process import even_plan
 from tests.protos.members import member
 
 LAYERS, MICRO_BATCHES = 6, 10
+LEASE = 20.0
+NOBODY = "127.0.0.1:1"
 
 
 class Node:
@@ -57,14 +62,16 @@ class Node:
         def admit_to(inbox: Inbox | None) -> None:
             loop.call_soon_threadsafe(self.admitted.put_nowait, inbox)
 
-        self.trainer.adopt(Assignment(plan=plan, donors=[Assignment.Donors() for _ in range(LAYERS)]), admit_to)
+        peers = [Peer(node=name, address=NOBODY) for stage in plan.stages for name in stage.replicas]
+        donors = [Assignment.Donors() for _ in range(LAYERS)]
+        self.trainer.adopt(Assignment(plan=plan, donors=donors, peers=peers), admit_to)
 
 
 @pytest.fixture
 async def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Node]:
     monkeypatch.chdir(tmp_path)
     write_corpus(tmp_path)
-    (tmp_path / "run.toml").write_text(run_file(stages=[1], steps=4))
+    (tmp_path / "run.toml").write_text(run_file(stages=[1], steps=4, lease=LEASE))
     node = Node()
     node.trainer.prepare(read_run_file(tmp_path / "run.toml").message("test"), member("n0"))
     assert (await node.reports.get()).WhichOneof("message") == "prepared"
@@ -85,3 +92,23 @@ async def test_a_node_without_a_part_keeps_nothing_of_what_it_computed(node: Nod
     assert await node.admitted.get() is None
     gc.collect()
     assert engagement() is None
+
+
+async def test_a_plan_that_comes_while_another_is_being_adopted_does_not_wait_for_its_peers(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop, alone = asyncio.get_running_loop(), even_plan(LAYERS, 1, 1, MICRO_BATCHES)
+    alone.generation = 2
+
+    async def replace_it() -> None:
+        node.adopt(alone)
+
+    def engage_late(*arguments: Any) -> Engagement:
+        if node.trainer._newest == 1:
+            asyncio.run_coroutine_threadsafe(replace_it(), loop).result(timeout=10)
+        return engage(*arguments)
+
+    monkeypatch.setattr(trainer, "engage", engage_late)
+    node.adopt(even_plan(LAYERS, 1, 2, MICRO_BATCHES))  # n1 cannot be reached, which is known after a lease
+    async with asyncio.timeout(LEASE / 2):
+        assert (await node.reports.get()).plan_ready.generation == 2
