@@ -1,9 +1,9 @@
 """How long a loss holds training up: ``python -m tests.bench.recovery [--kills 20] [--silences 5] [--json]``.
 
-Four nodes, two stages of two replicas, on this machine. One node after the other, drawn by the seed, is killed (its
-connections are reset at once) and comes back as a new process; then some fall silent (SIGSTOP) until they are given up,
-and come back as they were. Micro-batches done again are those that had gone backward, at survivors or at the node that was
-killed, whose gradients are gone with it.
+Four nodes, two stages of two replicas, on this machine. One node after the other, drawn by the seed, is killed at any moment
+of a step (its connections are reset at once) and comes back as a new process; then some fall silent (SIGSTOP) until they are
+given up, and come back as they were. Micro-batches done again are those that had gone backward, at survivors or at the node
+that was killed, whose gradients are gone with it.
 """
 
 from __future__ import annotations
@@ -54,7 +54,10 @@ class Ordeal:
             self._start(node)
         self._await_all(0)
 
-    def kill(self, node: str) -> Loss:
+    def kill(self, node: str, part_of_step: float) -> Loss:
+        """``part_of_step``: how long after a commit, in steps as long as the last ones were."""
+        seconds = [event["seconds"] for event in self._cluster.of("step_committed")[-QUIET_STEPS:]]
+        time.sleep(part_of_step * statistics.median(seconds))
         loss = Loss(node, time.time())
         left = self._lose(node, signal.SIGKILL)
         self._start(node)
@@ -117,7 +120,7 @@ def measure(folder: Path, kills: int, silences: int, seed: int) -> list[Row]:
     text = run_file(model=GPT2, stages=[2, 2], steps=1_000_000, learning_rate=1e-3, lease=LEASE)
     with Cluster(folder, text) as cluster:
         ordeal = Ordeal(cluster)
-        killed = [ordeal.kill(chance.choice(NODES)) for _ in range(kills)]
+        killed = [ordeal.kill(chance.choice(NODES), chance.random()) for _ in range(kills)]
         silenced = [ordeal.silence(chance.choice(NODES)) for _ in range(silences)]
         assert cluster.coordinator is not None
         cluster.coordinator.send(signal.SIGINT)
