@@ -18,6 +18,9 @@ Layers = tuple[int, int]
 GUARD_SHARE = 0.2
 """Of a link's capacity: so much may go into copying a neighbour's state beside training."""
 
+FOLLOW_SHARE = 0.5
+"""Of the links from a state's donors: where its steps alone would take more, it is quicker to pause for the state."""
+
 MOST_SPARES = 2
 """Of one stage: each takes a part of its replicas' uplinks."""
 
@@ -117,7 +120,11 @@ def wanted_copies(state: State) -> Mapping[str, Layers]:
         if node in plan.nodes or node in wanted:
             continue
         memory = state.ledger.members[node].device.memory_bytes
-        fitting = [layers for layers in backing if backing[layers] < most[layers] and _memory(state, layers) <= memory]
+        fitting = [
+            layers
+            for layers in backing
+            if backing[layers] < most[layers] and _memory(state, layers) <= memory and _can_follow(state, node, layers)
+        ]
         if fitting:
             wanted[node] = min(fitting, key=lambda layers: (backing[layers], layers))
             backing[wanted[node]] += 1
@@ -158,7 +165,8 @@ def _memory(state: State, layers: Layers) -> float:
 
 
 def _lacking(state: State, plan: Plan) -> dict[str, Layers]:
-    """What the nodes of ``plan`` must have and have not, where they have memory for it beside what they train now."""
+    """What the nodes of ``plan`` must have and have not, where they have memory for it beside what they train now, and can copy
+    it while others train on it."""
     holders, current = state.ledger.holders, state.ledger.plan
     assert current is not None
     trained = {node: _memory(state, stage.layers) for stage in current.stages for node in stage.replicas}
@@ -169,7 +177,26 @@ def _lacking(state: State, plan: Plan) -> dict[str, Layers]:
         if holders
         and any(node not in holders[layer] for layer in range(*stage.layers))
         and trained.get(node, 0) + _memory(state, stage.layers) <= state.ledger.members[node].device.memory_bytes
+        and _can_follow(state, node, stage.layers)
     }
+
+
+def _can_follow(state: State, node: str, layers: Layers) -> bool:
+    """Whether the links from the donors carry the gradients of a step in FOLLOW_SHARE of the time that a step takes; so it is
+    taken to be while that is not known."""
+    ledger = state.ledger
+    if ledger.last is None or not ledger.last.seconds or not ledger.holders or ledger.described is None:
+        return True
+    sizes: dict[tuple[str, ...], float] = {}
+    for layer in range(*layers):
+        donors = ledger.holders[layer]
+        if node not in donors:
+            sizes[donors] = sizes.get(donors, 0.0) + ledger.described.workload.layers[layer].parameter_bytes
+    for donors, size in sizes.items():
+        known = [ledger.links[donor][node].bandwidth for donor in donors if node in ledger.links.get(donor, {})]
+        if known and size > FOLLOW_SHARE * ledger.last.seconds * sum(known):
+            return False
+    return True
 
 
 def _current(state: State, session: Session) -> Copying | None:

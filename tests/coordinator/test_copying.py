@@ -5,12 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
 from dtfm.coordinator import events as ev
 from dtfm.coordinator.ledger import fold
-from dtfm.coordinator.state import Stepping, Switching
+from dtfm.coordinator.state import TOGETHER_LEASES, Stepping, Switching
+from dtfm.coordinator.turn import TimePassed
 from dtfm.protos import control_pb2 as wire
 from dtfm.scheduler.plan import Plan, Route, Stage
-from tests.coordinator.script import LAYERS, World, fresh_state, training, two_stages
+from tests.coordinator.script import LAYERS, LEASE, World, fresh_state, links, prepared, training, two_stages
 
 
 def copied(world: World, node: str, **changes: Any) -> None:
@@ -52,6 +55,26 @@ def test_who_cannot_copy_in_advance_gets_its_state_in_the_pause() -> None:
     world.join("c")
     copied(world, "b")
     copied(world, "c", step=0, problem="TOO_SLOW: steps are quicker than this link")
+    world.step()
+    assert world.last_to("a", "commit").pause
+
+
+@pytest.mark.parametrize(("bandwidth", "copies"), [(8 << 20, True), (1 << 20, False)])
+def test_where_a_link_cannot_keep_up_with_the_steps_it_is_quicker_to_pause(bandwidth: float, copies: bool) -> None:
+    world = slow_to_copy("a", "b")
+    world.now += 1.0
+    world.step()  # takes a second; the gradients of a stage's two layers have 2 MiB
+    world.greet("c")
+    world.hear("c", prepared())
+    report = links("c", ["a", "b"])
+    for link in report.links.links:
+        link.bandwidth = bandwidth
+    world.hear("c", report)
+    world.now += TOGETHER_LEASES * LEASE
+    world.feed(TimePassed())
+    assert ("prefetch" in world.kinds_to("c")) == copies
+    for node in ("b", "c") if copies else ("b",):
+        copied(world, node)
     world.step()
     assert world.last_to("a", "commit").pause
 
