@@ -1,8 +1,8 @@
 """How soon a node that joins takes part: ``python -m tests.bench.join [--joins 5] [--json]``.
 
-Two nodes train a model as replicas, over an emulated wide-area network. One is killed and comes back as a new process, which
-has nothing; the other gives it the state over its own uplink, while it trains on. What may be taken, from its joining to the first step with a part of its: the state's bytes at 80 % of the link,
-and one iteration.
+Two nodes train a model as replicas, over an emulated wide-area network. One is killed and comes back as a new process,
+which has nothing; the other gives it the state over its own uplink, while it trains on. What may be taken, from its joining
+to the first step with a part of its: the state's bytes at 80 % of the link, and one iteration.
 """
 
 from __future__ import annotations
