@@ -21,12 +21,13 @@ from dtfm.node.checkpoint_writer import CheckpointWriter
 from dtfm.node.copier import Copier
 from dtfm.node.data import load_data
 from dtfm.node.engagement import Engagement
+from dtfm.node.failure import problem_of, sentence_of
 from dtfm.node.holding import Held, Holding
 from dtfm.node.inbox import Inbox
 from dtfm.node.mailbox import Closed
 from dtfm.node.model import load_model
 from dtfm.node.outbox import Outbox
-from dtfm.node.pipeline import NonFinite, Outcome
+from dtfm.node.pipeline import Outcome
 from dtfm.node.profile import workload
 from dtfm.node.share import share_of
 from dtfm.node.trace import Activity, span
@@ -176,18 +177,12 @@ class Trainer:
         at = self.at
         if at is None:
             log.debug("this node cannot take part", exc_info=error)
-            self._fail(_sentence(error))
+            self._fail(sentence_of(error))
             return
-        match error:
-            case NonFinite():
-                problem = StepProblem.NON_FINITE
-            case torch.OutOfMemoryError():
-                problem = StepProblem.OUT_OF_MEMORY
-            case _:
-                problem = StepProblem.INTERNAL
+        problem = problem_of(error)
         generation, step = at
         log.error("step %d failed: %s", step, error, exc_info=error if problem == StepProblem.INTERNAL else None)
-        failed = StepFailed(generation=generation, step=step, problem=problem, sentence=_sentence(error))
+        failed = StepFailed(generation=generation, step=step, problem=problem, sentence=sentence_of(error))
         self._report(NodeMessage(step_failed=failed))
 
     def _await(self, work: Coroutine[Any, Any, Result]) -> Result:
@@ -280,7 +275,7 @@ class Trainer:
             raise
         except Exception as problem:
             log.error("generation %d could not be adopted: %s", plan.generation, problem)
-            failed = PlanFailed(generation=plan.generation, problem=_sentence(problem))
+            failed = PlanFailed(generation=plan.generation, problem=sentence_of(problem))
             self._report(NodeMessage(plan_failed=failed))
             return
         log.info("compression: %s", engagement.codecs.sentence)
@@ -413,9 +408,3 @@ class Trainer:
 
     def _forget_vote(self) -> None:
         self._voted = None
-
-
-def _sentence(error: Exception) -> str:
-    """For the coordinator's log. A ValueError's or ConnectionError's words are ours, and enough."""
-    known = isinstance(error, (ValueError, ConnectionError, NonFinite))
-    return (str(error) if known else f"{type(error).__name__}: {error}")[:1000]

@@ -1,0 +1,26 @@
+"""What the coordinator is told of an error that kept this node from doing its part."""
+
+from __future__ import annotations
+
+import torch
+
+from dtfm.node.pipeline import NonFinite
+from dtfm.protos.control_pb2 import StepProblem
+
+MOST_CHARACTERS = 1000
+
+
+def problem_of(error: Exception) -> StepProblem:
+    match error:
+        case NonFinite():
+            return StepProblem.NON_FINITE
+        case torch.OutOfMemoryError():
+            return StepProblem.OUT_OF_MEMORY
+        case _:
+            return StepProblem.INTERNAL
+
+
+def sentence_of(error: Exception) -> str:
+    """For people. A ValueError's or ConnectionError's words are ours, and enough."""
+    known = isinstance(error, (ValueError, ConnectionError, NonFinite))
+    return (str(error) if known else f"{type(error).__name__}: {error}")[:MOST_CHARACTERS]
