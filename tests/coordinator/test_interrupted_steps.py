@@ -111,13 +111,19 @@ def test_of_another_past_nothing_counts(world: World) -> None:
     assert world.last_to("c", "assignment").counts_from == world.state.ledger.generation
 
 
-def test_who_copied_what_is_lost_may_first_say_how_far_it_came() -> None:
+def with_a_spare() -> World:
+    """Step 2 of two stages with a replica each, a and b; c, which is idle, keeps up with the first stage."""
     world = World(fresh_state(cluster={"nodes": 2}, train={"steps": 10}))
     world.join("a", "b")
     world.settle()
     world.planner = lambda ids: world.plan_in_force
     world.join("c")
     world.step()
+    return world
+
+
+def test_who_copied_what_is_lost_may_first_say_how_far_it_came() -> None:
+    world = with_a_spare()
     number = world.last_to("c", "prefetch").number
     world.hear("c", prefetched=wire.Prefetched(number=number, step=1))
     world.step()  # of which c has not told
@@ -131,12 +137,7 @@ def test_who_copied_what_is_lost_may_first_say_how_far_it_came() -> None:
 
 
 def test_the_last_word_of_who_copied_what_is_lost_is_not_awaited_for_long() -> None:
-    world = World(fresh_state(cluster={"nodes": 2}, train={"steps": 10}))
-    world.join("a", "b")
-    world.settle()
-    world.planner = lambda ids: world.plan_in_force
-    world.join("c")
-    world.step()
+    world = with_a_spare()
     world.planner = two_stages
     world.lose("a")
     world.wait(LAST_WORD_LEASES * LEASE, beating=["b", "c"])
@@ -146,12 +147,7 @@ def test_the_last_word_of_who_copied_what_is_lost_is_not_awaited_for_long() -> N
 
 
 def test_the_last_word_is_awaited_also_of_who_was_only_just_asked_again() -> None:
-    world = World(fresh_state(cluster={"nodes": 2}, train={"steps": 10}))
-    world.join("a", "b")
-    world.settle()
-    world.planner = lambda ids: world.plan_in_force
-    world.join("c")
-    world.step()
+    world = with_a_spare()
     world.automatic_copying = False
     world.hear("b", step_failed=wire.StepFailed(generation=1, step=2, problem=wire.PEER_LOST, peer="a"))
     world.settle()
