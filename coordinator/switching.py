@@ -184,8 +184,8 @@ def _carried_on(turn: Turn) -> Plan | None:
     """The plan that trained until now, without those of its nodes that are gone; None where that is not possible."""
     state = turn.state
     plan, described = state.ledger.plan, state.ledger.described
-    if plan is None or described is None or not state.gathered:
-        return None
+    if plan is None or described is None or not state.gathered or state.ledger.plan_failures == ATTEMPTS - 1:
+        return None  # the last attempt is with a plan of another making
     present = [node for node in state.ready if node in plan.nodes or node in state.staying]
     if not present:
         return None

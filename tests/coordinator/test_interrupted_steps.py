@@ -68,6 +68,15 @@ def test_who_asked_for_a_plan_just_then_gets_an_answer(world: World) -> None:
     assert [(answer.ticket, answer.changed) for answer in world.answers] == [(7, False)]
 
 
+def test_where_going_on_failed_twice_the_planner_is_asked(world: World) -> None:
+    world.lose("d")
+    for generation in (2, 3):
+        assert world.wanted == []
+        world.hear("a", plan_failed=wire.PlanFailed(generation=generation, problem="c cannot be reached"))
+    assert len(world.wanted) == 1
+    assert world.events(ev.RunFailed) == []
+
+
 def test_a_spare_takes_the_place_of_the_lost_node(world: World) -> None:
     world.automatic_planning, world.planner = True, lambda ids: world.plan_in_force
     world.join("e")
