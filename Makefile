@@ -26,8 +26,10 @@ $(READY): pyproject.toml constraints.txt
 demo: $(READY)  ## Train a small Llama with a coordinator and four nodes on this machine
 	@$(BIN)/dtfm-coordinator demo
 
+# Those with processes of their own time what these do, and want the cores to themselves.
 test: lint  ## Lint, then all tests
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --ignore=tests/cluster --ignore=tests/wan
+	$(BIN)/python -m pytest tests/cluster tests/wan
 
 lint: $(READY)  ## ruff, mypy, import-linter
 	$(BIN)/ruff check .

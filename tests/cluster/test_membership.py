@@ -98,7 +98,7 @@ def test_sigterm_hands_over_and_costs_the_others_no_step(tmp_path: Path) -> None
 
 
 def test_the_only_node_leaves_a_checkpoint_from_which_the_next_one_goes_on(tmp_path: Path) -> None:
-    with Cluster(tmp_path, run_file(model=GPT2, stages=[1], steps=150)) as cluster:
+    with Cluster(tmp_path, run_file(model=GPT2, stages=[1], steps=80)) as cluster:
         first = cluster.add("first")
         cluster.wait_for("step_committed", where=lambda e: e["step"] == 5)
         first.send(signal.SIGTERM)
@@ -106,7 +106,7 @@ def test_the_only_node_leaves_a_checkpoint_from_which_the_next_one_goes_on(tmp_p
         cluster.add("second")
         assert cluster.finish() == 0
     steps = [e["step"] for e in cluster.of("step_committed")]
-    assert steps == list(range(1, 151))
+    assert steps == list(range(1, 81))
     assert cluster.losses == pytest.approx(losses_alone(cluster.run_file), rel=1e-9, abs=0)
 
 
