@@ -203,7 +203,7 @@ class Engagement:
             self._run.train.micro_batch,
             self._compute(self._evaluation_batch),
             self._pipeline,
-            partial(self._send_held_out, step),
+            partial(self._send, step),
         )
 
     def close(self, reason: str) -> None:
@@ -285,7 +285,7 @@ class Engagement:
             if destination is None or number in self._had.get(kind, ()):
                 continue
             if isinstance(sent, torch.Tensor):
-                progress.sent[kind, number] = self._send(kind, progress.step, destination, number, sent)
+                progress.sent[kind, number] = self._send(progress.step, kind, destination, number, sent)
             else:
                 encoded, shape = sent.result(), self._output_shape if kind is Kind.ACTIVATION else self._input_shape
                 what = What(kind, share.generation, progress.step, number)
@@ -293,14 +293,11 @@ class Engagement:
 
     def _hand_on(self, kind: Kind, destination: str, number: int, tensor: torch.Tensor) -> None:
         """To a neighbour that trains the same micro-batch."""
-        progress, size = self.progress, tensor.numel() * tensor.element_size()
-        progress.keep(kind, number, tensor, size)  # first, as sending may be called off
+        progress = self.progress
+        progress.keep(kind, number, tensor, tensor.nbytes)  # first, as sending may be called off
         if number not in self._had.get(kind, ()):
-            progress.keep(kind, number, self._send(kind, progress.step, destination, number, tensor), size)
+            progress.keep(kind, number, self._send(progress.step, kind, destination, number, tensor), tensor.nbytes)
 
-    def _send_held_out(self, step: int, kind: Kind, destination: str, number: int, tensor: torch.Tensor) -> None:
-        self._send(kind, step, destination, number, tensor)
-
-    def _send(self, kind: Kind, step: int, destination: str, index: int, tensor: torch.Tensor) -> Future[Encoded]:
+    def _send(self, step: int, kind: Kind, destination: str, index: int, tensor: torch.Tensor) -> Future[Encoded]:
         what = What(kind, self.share.generation, step, index)
         return self._outbox.send(destination, what, tensor, self.codecs.of(kind, destination))

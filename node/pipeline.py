@@ -25,7 +25,7 @@ from dtfm.protos.frame import Kind
 Topic = tuple[Literal["train", "evaluate"], int]
 
 #: send(kind, destination, micro-batch, tensor)
-Send = Callable[[Kind, str, int, torch.Tensor], None]
+Send = Callable[[Kind, str, int, torch.Tensor], object]
 
 
 class Direction(enum.Enum):
