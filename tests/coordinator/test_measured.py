@@ -6,11 +6,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from dtfm.coordinator import events as ev
 from dtfm.coordinator.ledger import Ledger, Member
-from dtfm.coordinator.measured import bytes_ratio, measured_cluster
+from dtfm.coordinator.measured import BITS_PER_ELEMENT, bytes_ratio, measured_cluster
 from dtfm.coordinator.run_file import read_run_file
+from dtfm.kernels.codec import Codec, encoded_bytes
 
 
 @pytest.mark.parametrize(
@@ -31,6 +33,11 @@ def test_links_weigh_what_the_codec_leaves_of_a_byte(
     path = tmp_path / "run.toml"
     path.write_text(f'[train]\nprecision = "{precision}"\n[network]\n{network}\n')
     assert bytes_ratio(read_run_file(path)) == ratio
+
+
+@pytest.mark.parametrize("codec", [codec for codec in Codec if codec is not Codec.OFF], ids=lambda codec: codec.name)
+def test_the_coordinator_which_has_no_kernels_knows_what_each_codec_takes(codec: Codec) -> None:
+    assert BITS_PER_ELEMENT[codec.name.lower()] == 8 * encoded_bytes(codec, 1 << 20, torch.float32) / (1 << 20)
 
 
 def test_a_link_that_was_not_measured_counts_as_the_median_of_those_that_were() -> None:
