@@ -18,7 +18,8 @@ from dtfm.coordinator.wire import link_message
 from dtfm.protos import control_pb2 as wire
 
 WINDOW = 5
-"""So many steps are looked at together, by their median: one slow step is noise."""
+"""So many steps are looked at together, by their median: one slow step is noise. And what does not last a lease is, too: short
+steps would otherwise make a plan of every hiccup."""
 
 FACTOR = 2.0
 """A device or link must be so many times slower, or faster, than before to be planned with anew."""
@@ -27,18 +28,22 @@ LEAST_SECONDS = 0.05
 """What takes less in a step is not measured: it is not what the step waits for."""
 
 
-def look(seen: Seen, speed: float) -> tuple[Seen, float | None]:
-    """``seen`` with one more step's speed, and by what factor that has changed, if it has for good."""
+def look(seen: Seen, speed: float, now: float, lasting: float) -> tuple[Seen, float | None]:
+    """``seen`` with the speed of one more step, which ended at ``now``, and by what factor that has changed, if it has been
+    otherwise for ``lasting`` seconds."""
     recent = (*seen.recent, speed)[-WINDOW:]
     if len(recent) < WINDOW:
         return replace(seen, recent=recent), None
-    now = statistics.median(recent)
+    level = statistics.median(recent)
     if seen.before is None:
-        return Seen((), now), None
-    ratio = now / seen.before
+        return Seen((), level), None
+    ratio = level / seen.before
     if 1 / FACTOR < ratio < FACTOR:
-        return replace(seen, recent=recent), None
-    return Seen((), now), ratio
+        return replace(seen, recent=recent, otherwise_since=None), None
+    since = now if seen.otherwise_since is None else seen.otherwise_since
+    if now - since < lasting:
+        return replace(seen, recent=recent, otherwise_since=since), None
+    return Seen((), level), ratio
 
 
 def committed(turn: Turn, votes: Mapping[str, wire.StepReady]) -> None:
@@ -49,7 +54,7 @@ def committed(turn: Turn, votes: Mapping[str, wire.StepReady]) -> None:
     seen = dict(turn.state.seen)
 
     def changed(what: tuple[str, str], speed: float) -> float | None:
-        seen[what], ratio = look(seen.get(what, Seen()), speed)
+        seen[what], ratio = look(seen.get(what, Seen()), speed, turn.now, turn.state.lease)
         return ratio
 
     for node, vote in sorted(votes.items()):

@@ -63,10 +63,12 @@ class Standing(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """Speeds of one device or link in the steps of this generation: the last ones, and the median of the first."""
+    """Speeds of one device or link in the steps of this generation: the last ones, and the median of the first.
+    ``otherwise_since``: when they began to be far from that, if they are."""
 
     recent: tuple[float, ...] = ()
     before: float | None = None
+    otherwise_since: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,10 +13,11 @@ from dtfm.protos import control_pb2 as wire
 from tests.coordinator.script import World, training
 
 
-def factors(speeds: list[float]) -> list[float]:
+def factors(speeds: list[float], *, lasting: float = 0.0) -> list[float]:
+    """What is found in steps of a second each."""
     seen, found = Seen(), []
-    for speed in speeds:
-        seen, ratio = look(seen, speed)
+    for second, speed in enumerate(speeds):
+        seen, ratio = look(seen, speed, float(second), lasting)
         found += [ratio] if ratio is not None else []
     return found
 
@@ -30,14 +31,21 @@ def test_two_slow_steps_of_five_are_noise() -> None:
     assert factors([8.0] * 5 + [8.0, 1.0, 8.0, 1.0, 8.0] * 10) == []
 
 
+def test_a_change_must_last() -> None:
+    assert factors([8.0] * 10 + [1.0] * 10 + [8.0] * 10, lasting=10.0) == []
+    assert factors([8.0] * 10 + [1.0] * 10 + [8.0] * 10 + [1.0] * 10, lasting=10.0) == []
+    assert factors([8.0] * 10 + [1.0] * 20, lasting=10.0) == [1 / 8]
+
+
 @given(st.lists(st.floats(0.72, 1.4), max_size=100))
 def test_what_stays_within_a_factor_of_two_is_left_alone(speeds: list[float]) -> None:
     assert factors(speeds) == []
 
 
 def steps(world: World, count: int, *, seconds: float, arrived: float | None = None) -> None:
-    """So many steps of which ``a`` computes for ``seconds``; from it, 1 GB comes to c in ``arrived`` seconds."""
+    """So many steps, one every two seconds; ``a`` computes for ``seconds``, and from it 1 GB comes to c in ``arrived`` seconds."""
     for _ in range(count):
+        world.now += 2.0
         world.vote("a", compute_seconds=seconds)
         world.vote("b", compute_seconds=1.0)
         came = [wire.StepReady.Arrived(source="a", bytes=10**9, seconds=arrived)] if arrived is not None else []
@@ -63,6 +71,14 @@ def test_a_node_that_became_ten_times_slower_is_planned_with_as_such() -> None:
     assert drifted.reason == "in training it is 10.0 times slower than before"
     world.wait(1, beating=["a", "b", "c"])
     assert world.state.asked == asked + 1
+
+
+def test_a_node_that_is_slow_for_less_than_a_lease_is_left_alone() -> None:
+    world = long_run()
+    steps(world, 10, seconds=1.0)
+    steps(world, 5, seconds=10.0)
+    steps(world, 10, seconds=1.0)
+    assert world.events(ev.DeviceDrifted) == []
 
 
 def test_a_link_that_became_slower_is_planned_with_as_such() -> None:
