@@ -43,7 +43,7 @@ def test_what_stays_within_a_factor_of_two_is_left_alone(speeds: list[float]) ->
 
 
 def steps(world: World, count: int, *, seconds: float, arrived: float | None = None) -> None:
-    """So many steps, one every two seconds; ``a`` computes for ``seconds``, and from it 1 GB comes to c in ``arrived`` seconds."""
+    """So many steps in two seconds each; ``a`` computes for ``seconds``, and from it 1 GB comes to c in ``arrived`` seconds."""
     for _ in range(count):
         world.now += 2.0
         world.vote("a", compute_seconds=seconds)
