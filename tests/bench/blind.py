@@ -7,17 +7,14 @@ from __future__ import annotations
 
 import sys
 from random import Random
-from typing import Any
 
 import numpy as np
 
-from dtfm.coordinator import cli, planning
 from dtfm.scheduler.cluster import Cluster, Node
-from dtfm.scheduler.decision import Decision
-from dtfm.scheduler.schedule import schedule
+from tests.cluster.alike import run_with
 
 
-def alike(cluster: Cluster, seed: int) -> Cluster:
+def shuffled(cluster: Cluster, seed: int) -> Cluster:
     """The nodes in another order, each as the median one, and every link as the median one."""
     order = Random(seed).sample(range(len(cluster.nodes)), len(cluster.nodes))
     flops = float(np.median([node.flops for node in cluster.nodes]))
@@ -30,15 +27,6 @@ def alike(cluster: Cluster, seed: int) -> Cluster:
     )
 
 
-def main() -> None:
-    seed = int(sys.argv.pop(1))
-
-    def blind(cluster: Cluster, *arguments: Any, **options: Any) -> Decision:
-        return schedule(alike(cluster, seed), *arguments, **options)
-
-    vars(planning)["schedule"] = blind
-    cli.main()
-
-
 if __name__ == "__main__":
-    main()
+    seed = int(sys.argv.pop(1))
+    run_with(lambda cluster: shuffled(cluster, seed))

@@ -8,27 +8,18 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
-from typing import Any
 
-from dtfm.coordinator import cli, planning
 from dtfm.scheduler.cluster import Cluster
-from dtfm.scheduler.decision import Decision
-from dtfm.scheduler.schedule import schedule
+from tests.cluster.alike import run_with
+
+CORES = len(os.sched_getaffinity(0))
 
 
-def crowded(cluster: Cluster, cores: int) -> Cluster:
+def crowded(cluster: Cluster) -> Cluster:
     """The same links between nodes that are as fast as they are when all compute at once."""
-    flops = max(node.flops for node in cluster.nodes) * min(1.0, cores / len(cluster.nodes))
+    flops = max(node.flops for node in cluster.nodes) * min(1.0, CORES / len(cluster.nodes))
     return replace(cluster, nodes=tuple(replace(node, flops=flops) for node in cluster.nodes))
 
 
-def main() -> None:
-    def plan(cluster: Cluster, *arguments: Any, **options: Any) -> Decision:
-        return schedule(crowded(cluster, len(os.sched_getaffinity(0))), *arguments, **options)
-
-    vars(planning)["schedule"] = plan
-    cli.main()
-
-
 if __name__ == "__main__":
-    main()
+    run_with(crowded)

@@ -56,7 +56,13 @@ class Process:
         network, inner = _namespace(command)
         forked = not fresh and inner[0] == sys.executable and inner[1] == "-m" and inner[2] in MODULES
         assert forked or not faults, "faults are carried out by the nursery's children"
-        settings = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT), **(environment or {})}
+        settings = {
+            "OMP_NUM_THREADS": "1",
+            "HF_HUB_OFFLINE": "1",
+            "PYTHONPATH": str(ROOT),
+            "XDG_CACHE_HOME": str(folder / "cache"),
+            **(environment or {}),
+        }
         output, writing_output = os.pipe()
         errors, writing_errors = os.pipe()
         self.running: Running
@@ -159,10 +165,11 @@ class Cluster:
         faults: Sequence[Fault] = (),
         fresh: bool = False,
         nodes: Sequence[str] = (),
+        alike: bool = True,
     ) -> None:
         """``place`` makes the command of "coordinator" or a node run elsewhere, as the same process. Each of ``faults``
         happens once, in whichever process of that name comes to its moment first. ``fresh`` as for Process. ``nodes`` are
-        added at once."""
+        added at once. ``alike``: plans are not to follow what nodes measure beside each other (alike.py)."""
         self.folder = folder
         self.run_file = folder / "run.toml"
         self.run_file.write_text(run)
@@ -179,6 +186,7 @@ class Cluster:
         self._gates: list[int] = []
         self._fresh = fresh
         self._first = nodes
+        self._coordinator = "tests.cluster.alike" if alike else "dtfm.coordinator.cli"
         self.events: list[Event] = []
         self.nodes: dict[str, Process] = {}
         self.coordinator: Process | None = None
@@ -204,7 +212,7 @@ class Cluster:
 
     def start_coordinator(self, *options: str) -> None:
         """Serves the run; a second call, after the first one ended, with the same store and address."""
-        command = [sys.executable, "-m", "dtfm.coordinator.cli", "serve", str(self.run_file), "--listen", self.address]
+        command = [sys.executable, "-m", self._coordinator, "serve", str(self.run_file), "--listen", self.address]
         command += ["--store", self.store, "--json", "--verbose", *options]
         begun = len(self.events)
         self.coordinator = self._process(COORDINATOR, command, on_line=self._heard)

@@ -30,7 +30,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-MODULES = ("dtfm.node.cli", "dtfm.coordinator.cli")
+MODULES = ("dtfm.node.cli", "dtfm.coordinator.cli", "tests.cluster.alike")
 """What children run: ``main()`` of one of these."""
 
 PRELOADED = (

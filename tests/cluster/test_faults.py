@@ -90,13 +90,17 @@ def train_until_all_are_back(folder: Path, faults: Sequence[Fault]) -> Cluster:
 
 
 def started(
-    folder: Path, faults: Sequence[Fault], stages: Sequence[int] = (2, 2), nodes: Sequence[str] = NODES
+    folder: Path,
+    faults: Sequence[Fault],
+    stages: Sequence[int] = (2, 2),
+    nodes: Sequence[str] = NODES,
+    alike: bool = True,
 ) -> Cluster:
     """As a context: a coordinator and its nodes, with more steps to train than there will be time for."""
     lease = LEASE_OF_THE_SILENT if any(fault.means in (PAUSE, SLOW) for fault in faults) else LEASE
     # Slow learning, lest rounding grow tenfold every twenty steps (it does at 1e-2).
     text = run_file(model=GPT2, stages=[*stages], steps=5000, learning_rate=1e-3, lease=lease)
-    return Cluster(folder, text, faults=faults, nodes=nodes)
+    return Cluster(folder, text, faults=faults, nodes=nodes, alike=alike)
 
 
 def await_fault(cluster: Cluster, fault: Fault) -> None:
@@ -122,7 +126,7 @@ def test_a_node_that_became_slow_gets_less_to_do(tmp_path: Path) -> None:
     # Already somewhat slow: else its steps are too short to be measured.
     slow = fail("b").at(step=1, phase=Phase.FORWARD).by(SLOW, seconds=0.02)
     slower = fail("b").at(step=10, phase=Phase.FORWARD).by(SLOW, seconds=0.1)
-    with started(tmp_path, [slow, slower], stages=[2], nodes=("a", "b")) as cluster:
+    with started(tmp_path, [slow, slower], stages=[2], nodes=("a", "b"), alike=False) as cluster:
         before = shares(cluster.wait_for("plan_adopted"))
         drifted = cluster.wait_for("device_drifted", timeout=100)
         assert (drifted["node"], "slower than before" in drifted["reason"]) == ("b", True)

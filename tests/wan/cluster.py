@@ -23,4 +23,4 @@ def wan_cluster(wan: Wan, folder: Path, run: str, *, coordinator: Sequence[str] 
             command = [part for word in command for part in (coordinator if word == COMMAND else (word,))]
         return wan.inside(name, command)
 
-    return Cluster(folder, run, address=f"{wan.address(COORDINATOR)}:{PORT}", place=place)
+    return Cluster(folder, run, address=f"{wan.address(COORDINATOR)}:{PORT}", place=place, alike=False)

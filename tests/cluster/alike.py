@@ -1,0 +1,49 @@
+"""The coordinator's command, for nodes that share this machine's cores: ``python -m tests.cluster.alike serve ...``.
+
+What such nodes measure of themselves and of their links is how busy the others were in that moment, and plans would follow
+it. Here all nodes count as alike, and all links: as the fastest that was measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from dtfm.coordinator import cli, planning
+from dtfm.scheduler.cluster import Cluster
+from dtfm.scheduler.decision import Decision
+from dtfm.scheduler.schedule import schedule
+
+
+def alike(cluster: Cluster) -> Cluster:
+    flops = max(node.flops for node in cluster.nodes)
+    apart = ~np.eye(len(cluster.nodes), dtype=bool)
+    if not apart.any():
+        return cluster
+    return replace(
+        cluster,
+        nodes=tuple(replace(node, flops=flops, up=None, down=None) for node in cluster.nodes),
+        latency=np.where(apart, cluster.latency[apart].min(), 0.0),
+        bandwidth=np.where(apart, cluster.bandwidth[apart].max(), 0.0),
+    )
+
+
+def run_with(change: Callable[[Cluster], Cluster]) -> None:
+    """The command itself; it plans with what ``change`` makes of the cluster as measured."""
+
+    def plan(cluster: Cluster, *arguments: Any, **options: Any) -> Decision:
+        return schedule(change(cluster), *arguments, **options)
+
+    vars(planning)["schedule"] = plan
+    cli.main()
+
+
+def main() -> None:
+    run_with(alike)
+
+
+if __name__ == "__main__":
+    main()
