@@ -1,10 +1,10 @@
-"""What compression costs in learning: ``python -m tests.bench.quality [--json] [--steps N] [--whole]``.
+"""What compression costs in learning: ``python -m tests.bench.quality [--json] [--steps N] [--seeds N] [--whole]``.
 
 The demo's model is trained once per codec and direction, everything else uncompressed, and once under "auto" with links of
 100 Mbit/s and devices of 50 TFLOP/s, so fast that "auto" compresses all it can (on slower ones nothing needs to be).
-A value is the held-out loss after the last step, in nats per token; its ratio is to that of the run without compression.
-One node alone trains the same but for the order of sums: what that does to the loss is by chance, and so is as much of the
-other rows' differences.
+A value is the held-out loss after the last step, in nats per token, its ratio to that of the run without compression from the
+same seed; with several seeds both are means, and the ratio's standard error is a row of its own. One node alone trains the
+same but for the order of sums: what that does to the loss is by chance, and so is as much of the other rows' differences.
 
 Four nodes, two stages of two replicas, are threads of one process here (tests/node/in_process.py): the same engagements,
 codecs and frames as in processes, hence the same arithmetic, without sockets. Steps are of 8 sequences of 128 tokens in
@@ -14,7 +14,9 @@ place of the demo's 32 of 256; ``--whole`` makes them whole, which takes ten tim
 from __future__ import annotations
 
 import argparse
+import math
 import os
+import statistics
 import sys
 import time
 from collections.abc import Mapping
@@ -71,11 +73,11 @@ class Trained:
     codecs: str
 
 
-def train(way: Way, steps: int, whole: bool) -> Trained:
+def train(way: Way, seed: int, steps: int, whole: bool) -> Trained:
     torch.set_num_threads(1)
     began = time.perf_counter()
     given = {} if whole else SMALLER
-    table = {**given, "train": {**given.get("train", {}), "steps": steps}, "network": dict(way.network)}
+    table = {"seed": seed, **given, "train": {**given.get("train", {}), "steps": steps}, "network": dict(way.network)}
     run = parse_run(table, way.name).message("quality")
     data = load_data(run)
     model = load_model(run.model, data.sample)
@@ -95,6 +97,7 @@ def train(way: Way, steps: int, whole: bool) -> Trained:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--seeds", type=int, default=1, help="so many runs each, from seeds 1, 2, ...")
     parser.add_argument("--whole", action="store_true", help="steps of as many and as long sequences as the demo's")
     parser.add_argument(
         "--only", nargs="+", choices=[way.name for way in WAYS], help="the first is what others are held to"
@@ -104,15 +107,25 @@ def main() -> int:
     arguments = parser.parse_args()
     with ProcessPoolExecutor(arguments.workers, get_context("spawn")) as pool:
         ways = [way for way in WAYS if arguments.only is None or way.name in arguments.only]
-        running = [pool.submit(train, way, arguments.steps, arguments.whole) for way in ways]
+        seeds = range(1, arguments.seeds + 1)
+        running = [[pool.submit(train, way, seed, arguments.steps, arguments.whole) for seed in seeds] for way in ways]
         rows: list[Row] = []
-        for way, future in zip(ways, running, strict=True):
-            trained = future.result()
-            print(f"{way.name}: {trained}", file=sys.stderr, flush=True)
-            compared = (ways[0].name, trained.loss / rows[0].value) if rows else ()
-            rows.append(Row(way.name, trained.loss, "nats/token", *compared))
+        first: list[float] = []
+        for way, futures in zip(ways, running, strict=True):
+            losses: list[float] = []
+            for seed, future in zip(seeds, futures, strict=True):
+                trained = future.result()
+                print(f"{way.name}, seed {seed}: {trained}", file=sys.stderr, flush=True)
+                losses.append(trained.loss)
+            first = first or losses
+            ratios = [loss / other for loss, other in zip(losses, first, strict=True)]
+            compared = (ways[0].name, statistics.mean(ratios)) if rows else ()
+            rows.append(Row(way.name, statistics.mean(losses), "nats/token", *compared))
+            if compared and len(ratios) > 1:
+                error = statistics.stdev(ratios) / math.sqrt(len(ratios))
+                rows.append(Row(f"{way.name}: standard error of the ratio", error, ""))
     size = "the demo's steps" if arguments.whole else "steps of 8 x 128 tokens"
-    show(f"Held-out loss after {arguments.steps} of {size}", rows, arguments.json)
+    show(f"Held-out loss after {arguments.steps} of {size}, seeds 1 to {arguments.seeds}", rows, arguments.json)
     return 0
 
 
