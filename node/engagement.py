@@ -17,7 +17,7 @@ from dtfm.node.compression import Codecs, choose_codecs
 from dtfm.node.data import Batch, Data
 from dtfm.node.inbox import Arrival, Inbox
 from dtfm.node.mailbox import Closed, Mailbox
-from dtfm.node.optimizer import adamw, decayed_ranges
+from dtfm.node.optimizer import adamw, decayed_ranges, squared_norm
 from dtfm.node.outbox import Outbox, What
 from dtfm.node.pipeline import Compute, NonFinite, Outcome, Topic
 from dtfm.node.progress import Progress, room_beside
@@ -166,14 +166,14 @@ class Engagement:
             raise
         finally:
             self._unfinished.clear()
-        squared_norm = sum(
-            torch.linalg.vector_norm(flat, dtype=torch.float64).item() ** 2
+        norm = sum(
+            squared_norm(flat)
             for index, flat in sorted(gradients.items())
             if self.share.node in self.groups[index].counted_by
         )
-        if not torch.isfinite(torch.tensor(squared_norm)):
-            raise NonFinite(f"the squared gradient norm is {squared_norm}")
-        return outcome, squared_norm
+        if not math.isfinite(norm):
+            raise NonFinite(f"the squared gradient norm is {norm}")
+        return outcome, norm
 
     def apply(self, step: int, gradient_norm: float) -> None:
         """The optimizer's update with the reduced gradients; what arrives for ``step`` after this is stale."""

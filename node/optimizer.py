@@ -10,7 +10,10 @@ import torch
 from dtfm.protos.plan_pb2 import Run
 
 CPU_CHUNK = 1 << 16
-"""Elements that are updated at a time on a CPU, so that they stay in its cache; a GPU takes all at once."""
+"""Elements that are updated, or squared, at a time on a CPU, so that they stay in its cache; a GPU updates all at once."""
+
+GPU_CHUNK = 1 << 24
+"""Elements that are squared at a time on a GPU: in float64 they take twice the memory."""
 
 
 def learning_rate(train: Run.Train, step: int) -> float:
@@ -26,6 +29,16 @@ def learning_rate(train: Run.Train, step: int) -> float:
 def clip_coefficient(gradient_norm: float, clip_norm: float) -> float:
     """What gradients are multiplied with so that their global norm is at most ``clip_norm`` (0: not clipped)."""
     return min(1.0, clip_norm / (gradient_norm + 1e-6)) if clip_norm > 0 else 1.0
+
+
+def squared_norm(flat: torch.Tensor) -> float:
+    """The sum of the squares of ``flat`` (1-D, any dtype and device), in float64. torch's norms would turn all of it into
+    float64 first, which for a bucket of float32 takes twice its memory."""
+    total = torch.zeros((), dtype=torch.float64, device=flat.device)
+    for chunk in torch.split(flat, GPU_CHUNK if flat.is_cuda else CPU_CHUNK):
+        wide = chunk.double()
+        total += torch.dot(wide, wide)
+    return total.item()
 
 
 def decayed_ranges(parameters: Sequence[tuple[str, tuple[int, ...]]]) -> list[tuple[int, int]]:

@@ -6,9 +6,12 @@ import math
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from dtfm.node.optimizer import adamw, clip_coefficient, learning_rate
+from dtfm.node.optimizer import CPU_CHUNK, adamw, clip_coefficient, learning_rate, squared_norm
 from dtfm.protos.plan_pb2 import Run
+from tests.node.allocated import most_allocated
 
 TRAIN = Run.Train(
     steps=100,
@@ -65,3 +68,20 @@ def test_clipping_scales_to_the_bound_and_leaves_small_gradients_alone() -> None
     assert clip_coefficient(0.5, 1.0) == 1.0
     assert clip_coefficient(4.0, 1.0) == pytest.approx(0.25)
     assert clip_coefficient(4.0, 0.0) == 1.0
+
+
+@given(size=st.integers(0, 3 * CPU_CHUNK), dtype=st.sampled_from([torch.float32, torch.float64, torch.bfloat16]))
+@settings(max_examples=20, deadline=None)
+def test_a_squared_norm_is_that_of_all_elements_in_float64(size: int, dtype: torch.dtype) -> None:
+    flat = torch.randn(size, generator=torch.Generator().manual_seed(size)).to(dtype)
+    assert squared_norm(flat) == pytest.approx(math.fsum(x * x for x in flat.tolist()), rel=1e-12)
+
+
+def test_neither_a_norm_nor_an_update_takes_memory_by_the_bucket() -> None:
+    parameters, gradients, exp_avg, exp_avg_sq = torch.ones(4, 40 * CPU_CHUNK)
+
+    def update() -> None:
+        norm = math.sqrt(squared_norm(gradients))
+        adamw(TRAIN, 1, norm, parameters, gradients, exp_avg, exp_avg_sq, [(0, parameters.numel())])
+
+    assert 0 < most_allocated(update) <= 8 * 4 * CPU_CHUNK

@@ -1,0 +1,27 @@
+"""How much memory torch takes while something is done."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from torch.autograd.profiler import profile
+
+
+def most_allocated(work: Callable[[], object]) -> int:
+    """The most bytes of tensors that ``work`` had taken in this thread and not yet given back, those that torch's operations
+    take for themselves included."""
+    with profile(profile_memory=True) as profiled:
+        work()
+    recorded: Any = profiled.kineto_results
+    events = [event for event in _with_children(recorded.experimental_event_tree()) if "Allocation" in str(event.tag)]
+    events.sort(key=lambda event: event.start_time_ns)
+    sizes: list[int] = [event.extra_fields.alloc_size for event in events]
+    return max(itertools.accumulate(sizes, initial=0))
+
+
+def _with_children(events: Iterable[Any]) -> Iterator[Any]:
+    for event in events:
+        yield event
+        yield from _with_children(event.children)
