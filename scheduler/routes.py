@@ -10,9 +10,12 @@ from scipy.optimize import linear_sum_assignment
 
 from dtfm.scheduler.matching import bottleneck_matching
 from dtfm.scheduler.problem import Draft, Floats, Groups, Ints, Problem
+from dtfm.scheduler.spread import spread
 
 EXACT_PAIRING = 256
 """Up to so many micro-batches the pairing of two stages is exact; above, it is greedy."""
+SPREAD_LINKS = 64
+"""Between so many pairs of nodes at most it is asked whether a link needs relief."""
 
 
 @lru_cache(maxsize=4096)
@@ -33,9 +36,11 @@ def route(problem: Problem, groups: Groups, cuts: tuple[int, ...]) -> Draft:
 
     Where two stages have as many nodes with equal shares this is the paper's matching (section 3.3): the worst exchange is as
     short as possible. In general it is a transport of shares, solved as a pairing of single micro-batches with the least sum.
+    Where a link would then be busy for longer than any device and any connection, others relieve it.
     """
     total = problem.workload.micro_batches
     counts = [shares(tuple(problem.flops[list(group)]), total) for group in groups]
+    busiest = _busiest(problem, groups, cuts, counts)
     chains = np.repeat(np.array(groups[0], dtype=np.int64), counts[0])[:, None]
     for stage in range(1, len(groups)):
         senders, receivers = np.array(groups[stage - 1]), np.array(groups[stage])
@@ -44,15 +49,51 @@ def route(problem: Problem, groups: Groups, cuts: tuple[int, ...]) -> Draft:
         elif len(senders) == 1:
             following = np.repeat(receivers, counts[stage])
         else:
-            cost = problem.exchange(senders, receivers, float(problem.activation[cuts[stage] - 1]))
+            size = float(problem.activation[cuts[stage] - 1])
+            cost = problem.exchange(senders, receivers, size)
             at = np.searchsorted(senders, chains[:, -1])
             if counts[stage - 1] == counts[stage] and len(set(counts[stage])) == 1:
                 following = receivers[np.array(bottleneck_matching(cost)[1])[at]]
             else:
                 following = receivers[_transport(cost, at, counts[stage])]
+            if len(senders) * len(receivers) <= SPREAD_LINKS:
+                following = _relieved(problem, cost, size, chains[:, -1], following, senders, receivers, busiest)
         chains = np.column_stack([chains, following])
     unique, index = np.unique(chains, axis=0, return_inverse=True)
     return Draft(groups, cuts, unique, np.bincount(index.ravel()))
+
+
+def _busiest(problem: Problem, groups: Groups, cuts: tuple[int, ...], counts: list[tuple[int, ...]]) -> float:
+    """Seconds that the busiest device computes, or that the busiest connection sends or receives activations and gradients."""
+    work = np.diff(problem.flops_before[list(cuts)])
+    passing = np.concatenate([[0.0], problem.activation[np.array(cuts[1:-1], dtype=np.int64) - 1], [0.0]])
+    longest = 0.0
+    for stage, group in enumerate(groups):
+        nodes = list(group)
+        least = problem.ratio[nodes].min()  # lest a codec hide behind what it shortens
+        carried = np.maximum(np.minimum(problem.up[nodes], problem.down[nodes]), 1e-300)  # without links: nothing
+        connection = least * (passing[stage] + passing[stage + 1]) / carried
+        each = np.maximum(3 * work[stage] / problem.flops[nodes], connection)
+        longest = max(longest, float((each * counts[stage]).max()))
+    return longest
+
+
+def _relieved(
+    problem: Problem, cost: Floats, size: float, at: Ints, following: Ints, senders: Ints, receivers: Ints, free: float
+) -> Ints:
+    """``following`` [micro-batches], the receivers of what is ``at`` the senders, without a link that is busy for longer than
+    ``free`` seconds and than others would have to be for its relief."""
+    rows, columns = np.searchsorted(senders, at), np.searchsorted(receivers, following)
+    known = np.zeros(cost.shape, dtype=np.int64)
+    np.add.at(known, (rows, columns), 1)
+    there, back = problem.slowness[np.ix_(senders, receivers)], problem.slowness[np.ix_(receivers, senders)].T
+    counts = spread(cost, size * np.maximum(there, back), known, free)
+    if counts is known:
+        return following
+    result = following.copy()
+    for row, numbers in enumerate(counts):
+        result[rows == row] = np.repeat(receivers, numbers)
+    return result
 
 
 def interleaved(draft: Draft) -> Draft:
