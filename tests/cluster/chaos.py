@@ -37,7 +37,7 @@ PERIOD = 20.0
 ABSENT = 8.0
 """Seconds from a kill to the start of its successor."""
 _CALM = (5.0, 30.0)
-"""Seconds of undisturbed training: a quarter of the chaos within these bounds."""
+"""Seconds of undisturbed training: a twelfth of the chaos within these bounds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,7 @@ def run_chaos(folder: Path, seconds: float, seed: int, count: int = 6) -> Report
     kills = schedule_of_kills(seed, seconds, nodes)
     with Cluster(folder, text, nodes=nodes) as cluster:
         warm = cluster.wait_for("step_committed", where=lambda e: e["step"] == 10)
-        calm = min(max(seconds / 4, _CALM[0]), _CALM[1])
+        calm = min(max(seconds / 12, _CALM[0]), _CALM[1])
         began = cluster.wait_for("step_committed", where=lambda e: e["time"] >= warm["time"] + calm)
         witnesses = {name: _process(cluster, name) for name in ("coordinator", nodes[0])}
         files_before, memory_before = dict.fromkeys(witnesses, 0), dict.fromkeys(witnesses, 0)
