@@ -45,7 +45,7 @@ OUT_OF_MEMORY: StepProblem
 INTERNAL: StepProblem
 
 class NodeMessage(_message.Message):
-    __slots__ = ("hello", "prepared", "heartbeat", "links", "plan_ready", "plan_failed", "step_ready", "step_failed", "evaluated", "bucket_written", "applied", "goodbye", "leaving", "prefetched", "codecs_chosen")
+    __slots__ = ("hello", "prepared", "heartbeat", "links", "plan_ready", "plan_failed", "step_ready", "step_failed", "evaluated", "bucket_written", "applied", "goodbye", "leaving", "prefetched", "codecs_chosen", "kept")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     PREPARED_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
@@ -61,6 +61,7 @@ class NodeMessage(_message.Message):
     LEAVING_FIELD_NUMBER: _ClassVar[int]
     PREFETCHED_FIELD_NUMBER: _ClassVar[int]
     CODECS_CHOSEN_FIELD_NUMBER: _ClassVar[int]
+    KEPT_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     prepared: Prepared
     heartbeat: Heartbeat
@@ -76,10 +77,11 @@ class NodeMessage(_message.Message):
     leaving: Leaving
     prefetched: Prefetched
     codecs_chosen: CodecsChosen
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., prepared: _Optional[_Union[Prepared, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., links: _Optional[_Union[LinkReport, _Mapping]] = ..., plan_ready: _Optional[_Union[PlanReady, _Mapping]] = ..., plan_failed: _Optional[_Union[PlanFailed, _Mapping]] = ..., step_ready: _Optional[_Union[StepReady, _Mapping]] = ..., step_failed: _Optional[_Union[StepFailed, _Mapping]] = ..., evaluated: _Optional[_Union[Evaluated, _Mapping]] = ..., bucket_written: _Optional[_Union[BucketWritten, _Mapping]] = ..., applied: _Optional[_Union[Applied, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., leaving: _Optional[_Union[Leaving, _Mapping]] = ..., prefetched: _Optional[_Union[Prefetched, _Mapping]] = ..., codecs_chosen: _Optional[_Union[CodecsChosen, _Mapping]] = ...) -> None: ...
+    kept: Kept
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., prepared: _Optional[_Union[Prepared, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., links: _Optional[_Union[LinkReport, _Mapping]] = ..., plan_ready: _Optional[_Union[PlanReady, _Mapping]] = ..., plan_failed: _Optional[_Union[PlanFailed, _Mapping]] = ..., step_ready: _Optional[_Union[StepReady, _Mapping]] = ..., step_failed: _Optional[_Union[StepFailed, _Mapping]] = ..., evaluated: _Optional[_Union[Evaluated, _Mapping]] = ..., bucket_written: _Optional[_Union[BucketWritten, _Mapping]] = ..., applied: _Optional[_Union[Applied, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., leaving: _Optional[_Union[Leaving, _Mapping]] = ..., prefetched: _Optional[_Union[Prefetched, _Mapping]] = ..., codecs_chosen: _Optional[_Union[CodecsChosen, _Mapping]] = ..., kept: _Optional[_Union[Kept, _Mapping]] = ...) -> None: ...
 
 class CoordinatorMessage(_message.Message):
-    __slots__ = ("welcome", "refusal", "probe", "assignment", "begin", "commit", "abort", "finish", "prefetch", "links_changed")
+    __slots__ = ("welcome", "refusal", "probe", "assignment", "begin", "commit", "abort", "finish", "prefetch", "links_changed", "keep")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     REFUSAL_FIELD_NUMBER: _ClassVar[int]
     PROBE_FIELD_NUMBER: _ClassVar[int]
@@ -90,6 +92,7 @@ class CoordinatorMessage(_message.Message):
     FINISH_FIELD_NUMBER: _ClassVar[int]
     PREFETCH_FIELD_NUMBER: _ClassVar[int]
     LINKS_CHANGED_FIELD_NUMBER: _ClassVar[int]
+    KEEP_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     refusal: Refusal
     probe: Probe
@@ -100,7 +103,8 @@ class CoordinatorMessage(_message.Message):
     finish: Finish
     prefetch: Prefetch
     links_changed: LinksChanged
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., refusal: _Optional[_Union[Refusal, _Mapping]] = ..., probe: _Optional[_Union[Probe, _Mapping]] = ..., assignment: _Optional[_Union[Assignment, _Mapping]] = ..., begin: _Optional[_Union[Begin, _Mapping]] = ..., commit: _Optional[_Union[Commit, _Mapping]] = ..., abort: _Optional[_Union[Abort, _Mapping]] = ..., finish: _Optional[_Union[Finish, _Mapping]] = ..., prefetch: _Optional[_Union[Prefetch, _Mapping]] = ..., links_changed: _Optional[_Union[LinksChanged, _Mapping]] = ...) -> None: ...
+    keep: Keep
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., refusal: _Optional[_Union[Refusal, _Mapping]] = ..., probe: _Optional[_Union[Probe, _Mapping]] = ..., assignment: _Optional[_Union[Assignment, _Mapping]] = ..., begin: _Optional[_Union[Begin, _Mapping]] = ..., commit: _Optional[_Union[Commit, _Mapping]] = ..., abort: _Optional[_Union[Abort, _Mapping]] = ..., finish: _Optional[_Union[Finish, _Mapping]] = ..., prefetch: _Optional[_Union[Prefetch, _Mapping]] = ..., links_changed: _Optional[_Union[LinksChanged, _Mapping]] = ..., keep: _Optional[_Union[Keep, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("protocol_version", "package_version", "run", "node", "incarnation", "address", "device", "signing_request")
@@ -155,7 +159,7 @@ class Refusal(_message.Message):
     def __init__(self, reason: _Optional[_Union[RefusalReason, str]] = ..., sentence: _Optional[str] = ...) -> None: ...
 
 class Prepared(_message.Message):
-    __slots__ = ("workload", "data_fingerprint", "training_samples", "evaluation_samples", "unigram_entropy", "tokens_per_sample", "buckets")
+    __slots__ = ("workload", "data_fingerprint", "training_samples", "evaluation_samples", "unigram_entropy", "tokens_per_sample", "buckets", "kept")
     WORKLOAD_FIELD_NUMBER: _ClassVar[int]
     DATA_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     TRAINING_SAMPLES_FIELD_NUMBER: _ClassVar[int]
@@ -163,6 +167,7 @@ class Prepared(_message.Message):
     UNIGRAM_ENTROPY_FIELD_NUMBER: _ClassVar[int]
     TOKENS_PER_SAMPLE_FIELD_NUMBER: _ClassVar[int]
     BUCKETS_FIELD_NUMBER: _ClassVar[int]
+    KEPT_FIELD_NUMBER: _ClassVar[int]
     workload: _plan_pb2.Workload
     data_fingerprint: bytes
     training_samples: int
@@ -170,7 +175,8 @@ class Prepared(_message.Message):
     unigram_entropy: float
     tokens_per_sample: int
     buckets: int
-    def __init__(self, workload: _Optional[_Union[_plan_pb2.Workload, _Mapping]] = ..., data_fingerprint: _Optional[bytes] = ..., training_samples: _Optional[int] = ..., evaluation_samples: _Optional[int] = ..., unigram_entropy: _Optional[float] = ..., tokens_per_sample: _Optional[int] = ..., buckets: _Optional[int] = ...) -> None: ...
+    kept: _containers.RepeatedCompositeFieldContainer[Kept]
+    def __init__(self, workload: _Optional[_Union[_plan_pb2.Workload, _Mapping]] = ..., data_fingerprint: _Optional[bytes] = ..., training_samples: _Optional[int] = ..., evaluation_samples: _Optional[int] = ..., unigram_entropy: _Optional[float] = ..., tokens_per_sample: _Optional[int] = ..., buckets: _Optional[int] = ..., kept: _Optional[_Iterable[_Union[Kept, _Mapping]]] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
     __slots__ = ("count", "flops")
@@ -195,7 +201,7 @@ class Peer(_message.Message):
     def __init__(self, node: _Optional[str] = ..., address: _Optional[str] = ...) -> None: ...
 
 class LinkReport(_message.Message):
-    __slots__ = ("links",)
+    __slots__ = ("links", "up", "down")
     class Link(_message.Message):
         __slots__ = ("source", "destination", "latency_seconds", "bandwidth", "problem")
         SOURCE_FIELD_NUMBER: _ClassVar[int]
@@ -210,11 +216,15 @@ class LinkReport(_message.Message):
         problem: str
         def __init__(self, source: _Optional[str] = ..., destination: _Optional[str] = ..., latency_seconds: _Optional[float] = ..., bandwidth: _Optional[float] = ..., problem: _Optional[str] = ...) -> None: ...
     LINKS_FIELD_NUMBER: _ClassVar[int]
+    UP_FIELD_NUMBER: _ClassVar[int]
+    DOWN_FIELD_NUMBER: _ClassVar[int]
     links: _containers.RepeatedCompositeFieldContainer[LinkReport.Link]
-    def __init__(self, links: _Optional[_Iterable[_Union[LinkReport.Link, _Mapping]]] = ...) -> None: ...
+    up: float
+    down: float
+    def __init__(self, links: _Optional[_Iterable[_Union[LinkReport.Link, _Mapping]]] = ..., up: _Optional[float] = ..., down: _Optional[float] = ...) -> None: ...
 
 class Assignment(_message.Message):
-    __slots__ = ("plan", "peers", "step", "donors", "checkpoint", "reason", "links", "last_commit", "counts_from")
+    __slots__ = ("plan", "peers", "step", "donors", "checkpoint", "reason", "links", "last_commit", "counts_from", "backup")
     class Donors(_message.Message):
         __slots__ = ("nodes",)
         NODES_FIELD_NUMBER: _ClassVar[int]
@@ -229,6 +239,7 @@ class Assignment(_message.Message):
     LINKS_FIELD_NUMBER: _ClassVar[int]
     LAST_COMMIT_FIELD_NUMBER: _ClassVar[int]
     COUNTS_FROM_FIELD_NUMBER: _ClassVar[int]
+    BACKUP_FIELD_NUMBER: _ClassVar[int]
     plan: _plan_pb2.Plan
     peers: _containers.RepeatedCompositeFieldContainer[Peer]
     step: int
@@ -238,7 +249,8 @@ class Assignment(_message.Message):
     links: _containers.RepeatedCompositeFieldContainer[LinkReport.Link]
     last_commit: Commit
     counts_from: int
-    def __init__(self, plan: _Optional[_Union[_plan_pb2.Plan, _Mapping]] = ..., peers: _Optional[_Iterable[_Union[Peer, _Mapping]]] = ..., step: _Optional[int] = ..., donors: _Optional[_Iterable[_Union[Assignment.Donors, _Mapping]]] = ..., checkpoint: _Optional[str] = ..., reason: _Optional[str] = ..., links: _Optional[_Iterable[_Union[LinkReport.Link, _Mapping]]] = ..., last_commit: _Optional[_Union[Commit, _Mapping]] = ..., counts_from: _Optional[int] = ...) -> None: ...
+    backup: _containers.RepeatedCompositeFieldContainer[Part]
+    def __init__(self, plan: _Optional[_Union[_plan_pb2.Plan, _Mapping]] = ..., peers: _Optional[_Iterable[_Union[Peer, _Mapping]]] = ..., step: _Optional[int] = ..., donors: _Optional[_Iterable[_Union[Assignment.Donors, _Mapping]]] = ..., checkpoint: _Optional[str] = ..., reason: _Optional[str] = ..., links: _Optional[_Iterable[_Union[LinkReport.Link, _Mapping]]] = ..., last_commit: _Optional[_Union[Commit, _Mapping]] = ..., counts_from: _Optional[int] = ..., backup: _Optional[_Iterable[_Union[Part, _Mapping]]] = ...) -> None: ...
 
 class Prefetch(_message.Message):
     __slots__ = ("number", "first_layer", "past_last_layer", "donors", "peers")
@@ -265,6 +277,40 @@ class Prefetched(_message.Message):
     voted: int
     problem: str
     def __init__(self, number: _Optional[int] = ..., step: _Optional[int] = ..., voted: _Optional[int] = ..., problem: _Optional[str] = ...) -> None: ...
+
+class Part(_message.Message):
+    __slots__ = ("bucket", "size_bytes", "digest", "nodes")
+    BUCKET_FIELD_NUMBER: _ClassVar[int]
+    SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    NODES_FIELD_NUMBER: _ClassVar[int]
+    bucket: int
+    size_bytes: int
+    digest: bytes
+    nodes: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, bucket: _Optional[int] = ..., size_bytes: _Optional[int] = ..., digest: _Optional[bytes] = ..., nodes: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class Keep(_message.Message):
+    __slots__ = ("whole", "begun", "missing", "peers")
+    WHOLE_FIELD_NUMBER: _ClassVar[int]
+    BEGUN_FIELD_NUMBER: _ClassVar[int]
+    MISSING_FIELD_NUMBER: _ClassVar[int]
+    PEERS_FIELD_NUMBER: _ClassVar[int]
+    whole: int
+    begun: int
+    missing: _containers.RepeatedCompositeFieldContainer[Part]
+    peers: _containers.RepeatedCompositeFieldContainer[Peer]
+    def __init__(self, whole: _Optional[int] = ..., begun: _Optional[int] = ..., missing: _Optional[_Iterable[_Union[Part, _Mapping]]] = ..., peers: _Optional[_Iterable[_Union[Peer, _Mapping]]] = ...) -> None: ...
+
+class Kept(_message.Message):
+    __slots__ = ("step", "parts", "problem")
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    PARTS_FIELD_NUMBER: _ClassVar[int]
+    PROBLEM_FIELD_NUMBER: _ClassVar[int]
+    step: int
+    parts: _containers.RepeatedCompositeFieldContainer[Part]
+    problem: str
+    def __init__(self, step: _Optional[int] = ..., parts: _Optional[_Iterable[_Union[Part, _Mapping]]] = ..., problem: _Optional[str] = ...) -> None: ...
 
 class PlanReady(_message.Message):
     __slots__ = ("generation", "progress", "codecs")
@@ -311,12 +357,14 @@ class Progress(_message.Message):
     def __init__(self, activations: _Optional[_Iterable[int]] = ..., gradients: _Optional[_Iterable[int]] = ..., finished: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class PlanFailed(_message.Message):
-    __slots__ = ("generation", "problem")
+    __slots__ = ("generation", "problem", "backup")
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     PROBLEM_FIELD_NUMBER: _ClassVar[int]
+    BACKUP_FIELD_NUMBER: _ClassVar[int]
     generation: int
     problem: str
-    def __init__(self, generation: _Optional[int] = ..., problem: _Optional[str] = ...) -> None: ...
+    backup: bool
+    def __init__(self, generation: _Optional[int] = ..., problem: _Optional[str] = ..., backup: _Optional[bool] = ...) -> None: ...
 
 class Begin(_message.Message):
     __slots__ = ("generation", "step", "activations", "gradients")
@@ -376,20 +424,22 @@ class StepFailed(_message.Message):
     def __init__(self, generation: _Optional[int] = ..., step: _Optional[int] = ..., problem: _Optional[_Union[StepProblem, str]] = ..., peer: _Optional[str] = ..., sentence: _Optional[str] = ...) -> None: ...
 
 class Commit(_message.Message):
-    __slots__ = ("generation", "step", "gradient_norm", "evaluate", "checkpoint", "pause")
+    __slots__ = ("generation", "step", "gradient_norm", "evaluate", "checkpoint", "pause", "backup")
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     GRADIENT_NORM_FIELD_NUMBER: _ClassVar[int]
     EVALUATE_FIELD_NUMBER: _ClassVar[int]
     CHECKPOINT_FIELD_NUMBER: _ClassVar[int]
     PAUSE_FIELD_NUMBER: _ClassVar[int]
+    BACKUP_FIELD_NUMBER: _ClassVar[int]
     generation: int
     step: int
     gradient_norm: float
     evaluate: bool
     checkpoint: bool
     pause: bool
-    def __init__(self, generation: _Optional[int] = ..., step: _Optional[int] = ..., gradient_norm: _Optional[float] = ..., evaluate: _Optional[bool] = ..., checkpoint: _Optional[bool] = ..., pause: _Optional[bool] = ...) -> None: ...
+    backup: bool
+    def __init__(self, generation: _Optional[int] = ..., step: _Optional[int] = ..., gradient_norm: _Optional[float] = ..., evaluate: _Optional[bool] = ..., checkpoint: _Optional[bool] = ..., pause: _Optional[bool] = ..., backup: _Optional[bool] = ...) -> None: ...
 
 class Abort(_message.Message):
     __slots__ = ("generation", "step", "reason")
