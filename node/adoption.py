@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from dtfm.node.backup import Keeper
 from dtfm.node.bucket import Bucket
 from dtfm.node.data import Data
 from dtfm.node.engagement import Engagement
@@ -49,20 +50,31 @@ def engage(
     hardware: Device,
     held: Held,
     copied: Mapping[int, Bucket],
+    keeper: Keeper,
     earlier: Engagement | None,
     outbox: Outbox,
     wait: Callable[[Coroutine[Any, Any, None]], None],
 ) -> Engagement:
     """This node's part in the assignment's plan. ``earlier`` is its part in the last one, closed and released: its stage, and its
-    progress on an interrupted step, are taken over where they still count. ``hardware``, ``held``, ``copied`` and ``wait`` as in
-    Engagement and acquire_stage. Raises ValueError, ConnectionError, OSError, and Closed when called off."""
+    progress on an interrupted step, are taken over where they still count. ``hardware``, ``held``, ``copied``, ``keeper`` and
+    ``wait`` as in Engagement and acquire_stage. Raises ValueError, ConnectionError, OSError, and Closed when called off."""
     progress = None
     if earlier is not None and _still_holds(earlier, share, assignment, held):
         stage = earlier.stage
         progress = _still_counts(earlier.progress, share, assignment)
     else:
         stage = acquire_stage(
-            share.node, work.run, work.model, device, held, copied, assignment, share.layers, work.identity, wait
+            share.node,
+            work.run,
+            work.model,
+            device,
+            held,
+            copied,
+            keeper,
+            assignment,
+            share.layers,
+            work.identity,
+            wait,
         )
     plan = assignment.plan
     groups = {i: group_of(plan, bucket.spec.layers) for i, bucket in stage.buckets.items()}

@@ -17,7 +17,7 @@ import safetensors.torch
 import torch
 from blake3 import blake3
 
-from dtfm.node.bucket import Bucket, bucket_bytes
+from dtfm.node.bucket import Bucket, BucketSpec, bucket_bytes
 from dtfm.node.data import Data
 from dtfm.node.model import Model
 
@@ -45,11 +45,16 @@ def write_bucket(folder: str, bucket: Bucket) -> Written:
     Raises:
         OSError and whatever else the file system raises: not written.
     """
+    content = to_file(bucket)
+    write(folder, file_name(bucket.spec.index), content)
+    return Written(file_name(bucket.spec.index), len(content), blake3(content).digest())
+
+
+def to_file(bucket: Bucket) -> bytes:
+    """The content of the file with the bucket's state."""
     tensors = {name: view.contiguous() for name, view in bucket.views(bucket.parameters.detach().cpu()).items()}
     tensors |= dict(zip(_MOMENTS, (bucket.exp_avg.cpu(), bucket.exp_avg_sq.cpu()), strict=True))
-    content = safetensors.torch.save(tensors, metadata={"format": "pt"})
-    _write(folder, _file_name(bucket.spec.index), content)
-    return Written(_file_name(bucket.spec.index), len(content), blake3(content).digest())
+    return safetensors.torch.save(tensors, metadata={"format": "pt"})
 
 
 def write_model_files(folder: str, model: Model, data: Data, dtype: torch.dtype = torch.float32) -> None:
@@ -62,7 +67,7 @@ def write_model_files(folder: str, model: Model, data: Data, dtype: torch.dtype 
         if data.tokenizer is not None:
             data.tokenizer.save(Path(local))
         for file in sorted(Path(local).iterdir()):
-            _write(folder, file.name, file.read_bytes())
+            write(folder, file.name, file.read_bytes())
 
 
 def read_bucket(folder: str, bucket: Bucket) -> None:
@@ -74,12 +79,17 @@ def read_bucket(folder: str, bucket: Bucket) -> None:
     """
     index, where = bucket.spec.index, f"checkpoint {folder}, bucket {bucket.spec.index}"
     entry = _manifest_entry(folder, index)
-    most = bucket_bytes(bucket.spec, bucket.parameters.dtype) + _MOST_HEADER_BYTES
-    content = _read(folder, _file_name(index), most)
+    content = _read(folder, file_name(index), most_bytes(bucket.spec, bucket.parameters.dtype))
     if len(content) != entry["bytes"] or blake3(content).hexdigest() != entry["blake3"]:
         raise ValueError(
-            f"{where}: {_file_name(index)} is not what was written (its BLAKE3 differs); use an older checkpoint"
+            f"{where}: {file_name(index)} is not what was written (its BLAKE3 differs); use an older checkpoint"
         )
+    load_file(content, bucket, where)
+
+
+def load_file(content: bytes, bucket: Bucket, where: str) -> None:
+    """Inverse of `to_file`, into ``bucket``, which keeps its device. Raises ValueError that names ``where`` it is from, for
+    what is of another model or precision."""
     tensors = safetensors.torch.load(content)
     size = (bucket.spec.size,)
     expected = dict(bucket.spec.parameters) | dict.fromkeys(_MOMENTS, size)
@@ -102,6 +112,11 @@ def read_bucket(folder: str, bucket: Bucket) -> None:
     bucket.exp_avg_sq.copy_(tensors[_MOMENTS[1]])
 
 
+def most_bytes(spec: BucketSpec, dtype: torch.dtype) -> int:
+    """More than the file of such a bucket ever has."""
+    return bucket_bytes(spec, dtype) + _MOST_HEADER_BYTES
+
+
 def _manifest_entry(folder: str, index: int) -> dict[str, Any]:
     """The manifest's {"index", "file", "bytes", "blake3"} of a bucket."""
     try:
@@ -117,18 +132,17 @@ def _manifest_entry(folder: str, index: int) -> dict[str, Any]:
     entries = (
         [e for e in buckets if isinstance(e, dict) and e.get("index") == index] if isinstance(buckets, list) else []
     )
-    if len(entries) != 1 or entries[0].get("file") != _file_name(index):
-        raise ValueError(
-            f"checkpoint {folder}: {MANIFEST} does not list bucket {index} as one file {_file_name(index)}"
-        )
+    if len(entries) != 1 or entries[0].get("file") != file_name(index):
+        raise ValueError(f"checkpoint {folder}: {MANIFEST} does not list bucket {index} as one file {file_name(index)}")
     return entries[0]
 
 
-def _file_name(index: int) -> str:
+def file_name(index: int) -> str:
     return f"bucket-{index:05d}.safetensors"
 
 
-def _write(folder: str, name: str, content: bytes) -> None:
+def write(folder: str, name: str, content: bytes) -> None:
+    """Writes a file so that it is there in whole or not at all. Raises as `write_bucket` does."""
     fs, path = fsspec.core.url_to_fs(folder)
     fs.makedirs(path, exist_ok=True)
     protocols = {fs.protocol} if isinstance(fs.protocol, str) else set(fs.protocol)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from dtfm.node.bucket import Bucket
@@ -11,10 +11,17 @@ from dtfm.node.checkpoint import write_bucket, write_model_files
 from dtfm.node.data import Data
 from dtfm.node.model import Model
 from dtfm.node.profile import run_dtype
+from dtfm.node.share import Group
 from dtfm.protos.control_pb2 import BucketWritten, NodeMessage
 from dtfm.protos.plan_pb2 import Run
 
 log = logging.getLogger(__name__)
+
+
+def part_of(node: str, buckets: Mapping[int, Bucket], groups: Mapping[int, Group]) -> list[Bucket]:
+    """Those that ``node`` writes into a checkpoint: each bucket is written by one of the nodes that count it."""
+    writers = {index: groups[index].counted_by[index % len(groups[index].counted_by)] for index in buckets}
+    return [bucket for index, bucket in buckets.items() if writers[index] == node]
 
 
 class CheckpointWriter:

@@ -78,6 +78,13 @@ def join(
     trace: Annotated[
         Path | None, typer.Option(help="Write what this node does, and when, to this file: open it at ui.perfetto.dev.")
     ] = None,
+    backups: Annotated[
+        Path | None,
+        typer.Option(
+            help="Where this node keeps parts of the run's state for whoever loses them, until the run is over. Default: "
+            "~/.cache/dtfm/backups."
+        ),
+    ] = None,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log every message too.")] = False,
 ) -> None:
     """Joins a run and takes part until it is over.
@@ -108,6 +115,7 @@ def join(
             give_up_after=give_up_after,
             allowed_modules=tuple(allow_module or ()),
             heed_notices=notices,
+            backups=(backups or _cache() / "backups").absolute(),
         )
         with write_trace(trace, settings.node) if trace else nullcontext():
             raise typer.Exit(asyncio.run(_join(settings, _read_size(memory))))
@@ -156,6 +164,10 @@ async def _join(settings: Settings, most_memory: int | None) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, on_signal, signal.Signals(number).name)
     return await session.run()
+
+
+def _cache() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dtfm"
 
 
 def _address_facing(host: str) -> str:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import torch
 
+from dtfm.node.backup import BackupError
 from dtfm.node.pipeline import NonFinite
-from dtfm.protos.control_pb2 import StepProblem
+from dtfm.protos.control_pb2 import PlanFailed, StepProblem
 
 MOST_CHARACTERS = 1000
 
@@ -20,7 +21,11 @@ def problem_of(error: Exception) -> StepProblem:
             return StepProblem.INTERNAL
 
 
+def plan_failed(generation: int, error: Exception) -> PlanFailed:
+    return PlanFailed(generation=generation, problem=sentence_of(error), backup=isinstance(error, BackupError))
+
+
 def sentence_of(error: Exception) -> str:
     """For people. A ValueError's or ConnectionError's words are ours, and enough."""
-    known = isinstance(error, (ValueError, ConnectionError, NonFinite))
+    known = isinstance(error, (ValueError, ConnectionError, NonFinite, BackupError))
     return (str(error) if known else f"{type(error).__name__}: {error}")[:MOST_CHARACTERS]

@@ -9,11 +9,13 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
+from pathlib import Path
 
 import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError
 
+from dtfm.node.disk import Disk
 from dtfm.node.holding import Holding
 from dtfm.node.inbox import Inbox
 from dtfm.node.links import BURST_CHUNK_BYTES, pace
@@ -44,8 +46,9 @@ class PeerServer:
     """Serves peers. Until ``become`` says who this node is nobody gets through, and until ``admit_to`` names an inbox no
     tensor."""
 
-    def __init__(self, holding: Holding, give_way: GiveWay) -> None:
+    def __init__(self, holding: Holding, give_way: GiveWay, disk: Disk | None = None) -> None:
         self._holding = holding
+        self._disk = disk or Disk(Path(), "")  # never opened: nothing is there
         self._give_way = give_way
         self._inbox: Inbox | None = None
         self._identity = nobody(datetime.now(UTC))
@@ -123,7 +126,8 @@ class PeerServer:
         async with self._place("State", context):
             try:
                 wanted = StateRequest.FromString(request)
-                header, state = await asyncio.to_thread(self._holding.donate, wanted)
+                source = self._disk if wanted.backup else self._holding
+                header, state = await asyncio.to_thread(source.donate, wanted)
             except DecodeError:
                 await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "MALFORMED: no StateRequest")
             except LookupError as error:

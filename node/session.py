@@ -13,6 +13,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any, TypeVar
 
 import grpc
@@ -20,7 +21,9 @@ import grpc.aio
 import torch
 
 import dtfm
+from dtfm.node.backup import Keeper
 from dtfm.node.device import measure_device
+from dtfm.node.disk import Disk
 from dtfm.node.holding import Holding
 from dtfm.node.links import measure_links
 from dtfm.node.notices import notice
@@ -37,7 +40,6 @@ from dtfm.protos.control_pb2 import (
     Heartbeat,
     Hello,
     Leaving,
-    LinkReport,
     NodeMessage,
     Prefetch,
     Probe,
@@ -61,7 +63,8 @@ class Settings:
     """How this node joins. Addresses are HOST:PORT; ``advertise`` without a port takes the one that it listens on.
 
     ``token`` is the run's, shown to the coordinator. ``give_up_after`` is how many seconds without a coordinator it takes for the
-    node to exit. ``heed_notices``: it leaves when the cloud host says that it takes the machine away.
+    node to exit. ``heed_notices``: it leaves when the cloud host says that it takes the machine away. ``backups``: the folder for
+    its part in backups.
     """
 
     coordinator: str
@@ -74,6 +77,7 @@ class Settings:
     give_up_after: float
     allowed_modules: tuple[str, ...]
     heed_notices: bool
+    backups: Path
 
 
 class Session:
@@ -97,6 +101,8 @@ class Session:
         self._hang_up: Callable[[], object] = lambda: None
         self._outbox = Outbox(settings.node, self._peer_lost)
         holding = Holding()
+        report = _on_loop(loop, self._send)
+        self._keeper = Keeper(Disk(settings.backups, settings.node), report)
         self._trainer = Trainer(
             settings.node,
             settings.device,
@@ -104,11 +110,12 @@ class Session:
             settings.allowed_modules,
             self._outbox,
             holding,
+            self._keeper,
             loop,
-            _on_loop(loop, self._send),
+            report,
             _on_loop(loop, self._fail),
         )
-        self._server = PeerServer(holding, partial(self._outbox.uplink.give_way, Rank.STATE))
+        self._server = PeerServer(holding, partial(self._outbox.uplink.give_way, Rank.STATE), self._keeper.disk)
 
     async def run(self) -> int:
         """Takes part until the run is over. Returns the process's exit code. Raises ValueError for a user's mistake."""
@@ -123,6 +130,7 @@ class Session:
         finally:
             await self._trainer.prefetch(Prefetch())
             await asyncio.to_thread(self._trainer.stop)
+            await asyncio.to_thread(self._keeper.close)
             for task in self._tasks:
                 task.cancel()
             await self._outbox.close()
@@ -241,6 +249,8 @@ class Session:
                 self._trainer.adopt(message.assignment, self._server.admit_to)
             case "prefetch":
                 self._start(self._trainer.prefetch(message.prefetch))
+            case "keep":
+                self._start(self._keeper.keep(message.keep))
             case "begin":
                 self._trainer.begin(message.begin)
             case "commit":
@@ -255,6 +265,8 @@ class Session:
                 stream = sys.stdout if finish.completed else sys.stderr
                 print(finish.reason or "The run is complete.", file=stream, flush=True)
                 self._exit = 0 if finish.completed or self._leaving.is_set() else 1
+                if finish.completed:
+                    self._keeper.remove()
             case _:
                 log.warning("ignored a message of the coordinator that this version does not know")
 
@@ -264,8 +276,8 @@ class Session:
 
     async def _probe(self, probe: Probe) -> None:
         assert self._identity is not None  # who is told to probe has been welcomed
-        links = await measure_links(self._settings.node, list(probe.peers), self._identity, self._lease)
-        self._send(NodeMessage(links=LinkReport(links=links)))
+        report = await measure_links(self._settings.node, list(probe.peers), self._identity, self._lease)
+        self._send(NodeMessage(links=report))
 
     async def _heed_notice(self) -> None:
         if reason := await notice():

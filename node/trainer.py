@@ -16,12 +16,13 @@ from typing import Any, TypeVar
 import torch
 
 from dtfm.node.adoption import Work, engage, lacks_state
+from dtfm.node.backup import Keeper
 from dtfm.node.bucket import Bucket
-from dtfm.node.checkpoint_writer import CheckpointWriter
+from dtfm.node.checkpoint_writer import CheckpointWriter, part_of
 from dtfm.node.copier import Copier
 from dtfm.node.data import load_data
 from dtfm.node.engagement import Engagement
-from dtfm.node.failure import problem_of, sentence_of
+from dtfm.node.failure import plan_failed, problem_of, sentence_of
 from dtfm.node.holding import Held, Holding
 from dtfm.node.inbox import Inbox
 from dtfm.node.mailbox import Closed
@@ -41,7 +42,6 @@ from dtfm.protos.control_pb2 import (
     Evaluated,
     LinksChanged,
     NodeMessage,
-    PlanFailed,
     PlanReady,
     Prefetch,
     Prepared,
@@ -73,6 +73,7 @@ class Trainer:
         allowed_modules: tuple[str, ...],
         outbox: Outbox,
         holding: Holding,
+        keeper: Keeper,
         loop: asyncio.AbstractEventLoop,
         report: Callable[[NodeMessage], None],
         fail: Callable[[str], None],
@@ -88,6 +89,7 @@ class Trainer:
         self._commands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._work: Work | None = None
         self._holding = holding
+        self._keeper = keeper
         self._copier = Copier(node, device, report)
         self._engagement: Engagement | None = None
         self._earlier: Engagement | None = None  # what the next one may build on
@@ -217,6 +219,7 @@ class Trainer:
             unigram_entropy=work.data.unigram_entropy,
             tokens_per_sample=work.data.tokens_per_sample,
             buckets=len(work.model.buckets),
+            kept=self._keeper.open(run, work.model.buckets, identity),
         )
         self._report(NodeMessage(prepared=prepared))
 
@@ -267,6 +270,7 @@ class Trainer:
                     self._hardware,
                     self._holding.held,
                     copied,
+                    self._keeper,
                     self._earlier,
                     self._outbox,
                     self._await,
@@ -275,8 +279,7 @@ class Trainer:
             raise
         except Exception as problem:
             log.error("generation %d could not be adopted: %s", plan.generation, problem)
-            failed = PlanFailed(generation=plan.generation, problem=sentence_of(problem))
-            self._report(NodeMessage(plan_failed=failed))
+            self._report(NodeMessage(plan_failed=plan_failed(plan.generation, problem)))
             return
         log.info("compression: %s", engagement.codecs.sentence)
         admit_to(engagement.inbox)
@@ -359,8 +362,12 @@ class Trainer:
             log.error("step %d was committed without this node's vote; ignored", commit.step)
             return
         if commit.checkpoint:
-            assert self._work is not None
-            self._write_checkpoint(engagement, self._work, commit.step)
+            work = self._work
+            assert work is not None
+            mine = part_of(self._node, engagement.stage.buckets, engagement.groups)
+            self._writer.write(work.run, work.model, work.data, commit.step, mine)
+        if commit.backup:
+            self._keeper.write(commit.step, engagement.stage.buckets.values())
         if commit.pause:
             assert self._digest is not None
             applied = Applied(generation=commit.generation, step=commit.step, state_digest=self._digest.result())
@@ -396,15 +403,6 @@ class Trainer:
             update = partial(engagement.apply, commit.step, commit.gradient_norm)
             self._holding.apply(commit.step, commit.gradient_norm, update)
         self._digest = self._background.submit(engagement.stage.digest)
-
-    def _write_checkpoint(self, engagement: Engagement, work: Work, step: int) -> None:
-        """Each bucket is written by one of the nodes that count it."""
-        mine = []
-        for index, bucket in engagement.stage.buckets.items():
-            writers = engagement.groups[index].counted_by
-            if writers[index % len(writers)] == self._node:
-                mine.append(bucket)
-        self._writer.write(work.run, work.model, work.data, step, mine)
 
     def _forget_vote(self) -> None:
         self._voted = None

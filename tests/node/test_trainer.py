@@ -15,6 +15,8 @@ import torch
 from dtfm.coordinator.run_file import read_run_file
 from dtfm.node import trainer
 from dtfm.node.adoption import engage
+from dtfm.node.backup import Keeper
+from dtfm.node.disk import Disk
 from dtfm.node.engagement import Engagement
 from dtfm.node.holding import Holding
 from dtfm.node.inbox import Inbox
@@ -34,7 +36,7 @@ NOBODY = "127.0.0.1:1"
 class Node:
     """A trainer that has read the run; ``reports`` is what it says, ``admitted`` where it lets frames in."""
 
-    def __init__(self) -> None:
+    def __init__(self, folder: Path) -> None:
         self.reports: asyncio.Queue[NodeMessage] = asyncio.Queue()
         self.admitted: asyncio.Queue[Inbox | None] = asyncio.Queue()
         self.outbox = Outbox("n0", lambda *lost: None)
@@ -43,6 +45,7 @@ class Node:
         def report(message: NodeMessage) -> None:
             loop.call_soon_threadsafe(self.reports.put_nowait, message)
 
+        self.keeper = Keeper(Disk(folder, "n0"), report)
         device = torch.device("cpu")
         self.trainer = Trainer(
             "n0",
@@ -51,6 +54,7 @@ class Node:
             (),
             self.outbox,
             Holding(),
+            self.keeper,
             loop,
             report,
             pytest.fail,
@@ -72,11 +76,12 @@ async def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator
     monkeypatch.chdir(tmp_path)
     write_corpus(tmp_path)
     (tmp_path / "run.toml").write_text(run_file(stages=[1], steps=4, lease=LEASE))
-    node = Node()
+    node = Node(tmp_path / "backups")
     node.trainer.prepare(read_run_file(tmp_path / "run.toml").message("test"), member("n0"))
     assert (await node.reports.get()).WhichOneof("message") == "prepared"
     yield node
     await asyncio.to_thread(node.trainer.stop)
+    node.keeper.close()
     await node.outbox.close()
 
 
