@@ -18,6 +18,7 @@ from dtfm.scheduler.workload import Layer, Workload
 MAX_NODES = 1000
 MAX_LAYERS = 10_000
 MAX_BUCKETS = 20_000
+MOST_BACKUPS = 4
 SENTENCE_CHARACTERS = 500
 MOST_FLOPS = 1e21
 MOST_BANDWIDTH = 1e13
@@ -110,6 +111,8 @@ def check_prepared(prepared: wire.Prepared, run: RunFile) -> Described:
     _number("unigram_entropy", prepared.unigram_entropy, 0, 1000)
     if not 1 <= prepared.tokens_per_sample <= 1 << 24:
         raise malformed("tokens_per_sample", prepared.tokens_per_sample, "1 to 2**24")
+    if len(prepared.kept) > MOST_BACKUPS:
+        raise malformed("kept", len(prepared.kept), f"of at most {MOST_BACKUPS} steps")
     if not len(layers) <= prepared.buckets <= MAX_BUCKETS:
         raise malformed("buckets", prepared.buckets, f"{len(layers)} (one per layer) to {MAX_BUCKETS}")
     workload = Workload(
@@ -160,6 +163,13 @@ def check_links(report: wire.LinkReport, reporter: str, known: Collection[str]) 
             problem = shorten(link.problem)
             links.append(Link(link.source, link.destination, link.latency_seconds, link.bandwidth, problem))
     return tuple(links)
+
+
+def check_connection(report: wire.LinkReport) -> tuple[float | None, float | None]:
+    """What the reporter's connection carries up and down, None where it was not measured. Raises Refused."""
+    _number("up", report.up, 0, MOST_BANDWIDTH)
+    _number("down", report.down, 0, MOST_BANDWIDTH)
+    return report.up or None, report.down or None
 
 
 def check_flops(flops: float) -> None:
@@ -216,6 +226,18 @@ def check_bucket(written: wire.BucketWritten, buckets: int) -> None:
         raise malformed("file", written.file, 'like "bucket-00003.safetensors"')
     if not written.problem and not 8 <= len(written.digest) <= 64:
         raise malformed("digest", written.digest.hex(), "a digest of 8 to 64 bytes")
+
+
+def check_kept(kept: wire.Kept, buckets: int, digest_bytes: int = 32) -> None:
+    """Raises Refused for parts of a backup that do not exist, or come twice."""
+    if len({part.bucket for part in kept.parts}) < len(kept.parts):
+        raise malformed("kept.parts", len(kept.parts), "of different buckets")
+    for part in kept.parts:
+        if part.bucket >= buckets:
+            raise malformed("kept.bucket", part.bucket, f"below {buckets}")
+        if len(part.digest) != digest_bytes:
+            raise malformed("kept.digest", part.digest.hex(), f"a digest of {digest_bytes} bytes")
+        _number("kept.size_bytes", part.size_bytes, 0, 1 << 50)
 
 
 def _number(field: str, value: float, least: float, most: float) -> None:

@@ -135,6 +135,15 @@ def wanted_copies(state: State) -> Mapping[str, Layers]:
     return wanted
 
 
+def rests_on_one(state: State) -> bool:
+    """Whether some stage's state as of now is with one node alone: it has one replica, and nobody keeps up a copy of it."""
+    plan = state.ledger.plan
+    assert plan is not None
+    copies = [_current(state, state.sessions[node]) for node in state.ready]
+    kept_up = {copying.layers for copying in copies if copying is not None and copying.near and not copying.ended}
+    return any(len(stage.replicas) == 1 and stage.layers not in kept_up for stage in plan.stages)
+
+
 def _guard(state: State, plan: Plan, stage: Stage, busy: Container[str]) -> str:
     """The neighbour that copies the state of ``stage`` beside its own work: the one to which its only replica has the fastest
     link, if that carries a step's gradients in GUARD_SHARE of a step, and half its memory is enough; empty: there is none."""

@@ -116,9 +116,14 @@ class DeviceDrifted:
 
 @dataclass(frozen=True, slots=True)
 class LinksMeasured:
+    """``up`` and ``down``: bytes per second that the node's connection carries to, or from, several peers together; None: not
+    measured now."""
+
     node: str
     links: tuple[Link, ...]
     event: Literal["links_measured"] = "links_measured"
+    up: float | None = None
+    down: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,9 +192,12 @@ class CodecsChosen:
 
 @dataclass(frozen=True, slots=True)
 class PlanFailed:
+    """``backup``: the reason is that a part of the backup, from which the state was to come, cannot be had or read."""
+
     generation: int
     node: str
     reason: str
+    backup: bool = False
     event: Literal["plan_failed"] = "plan_failed"
 
 
@@ -270,9 +278,29 @@ class StateCopied:
 
 
 @dataclass(frozen=True, slots=True)
+class BackupPart:
+    """The file with one bucket's state; ``digest``: its BLAKE3 (hex)."""
+
+    size_bytes: int
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class BackupKept:
+    """The state as of after ``step`` is on the nodes' own disks. ``parts`` are in order of bucket; ``holders`` says of each node
+    which buckets it has, as ranges [first, past_last). It took so many ``seconds`` since the step's commit."""
+
+    step: int
+    parts: tuple[BackupPart, ...]
+    holders: dict[str, tuple[tuple[int, int], ...]]
+    seconds: float
+    event: Literal["backup_kept"] = "backup_kept"
+
+
+@dataclass(frozen=True, slots=True)
 class RolledBack:
     """No node holds some stage's state any more: training goes back from ``from_step`` to ``step``. ``folder`` is the
-    checkpoint that holds it; empty at step 0."""
+    checkpoint that holds it; empty at step 0, and where the nodes' backup has it."""
 
     step: int
     from_step: int
@@ -326,6 +354,7 @@ Event = (
     | CheckpointWritten
     | CheckpointFailed
     | StateCopied
+    | BackupKept
     | RolledBack
     | RunFinished
     | RunFailed

@@ -18,10 +18,14 @@ PEER_LOST = "PEER_LOST"
 
 @dataclass(frozen=True, slots=True)
 class Member:
+    """``up`` and ``down`` as last measured, see LinksMeasured."""
+
     address: str
     device: ev.DeviceSeen
     incarnation: str
     ready: bool = False
+    up: float | None = None
+    down: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +41,9 @@ class Ledger:
     ``links`` are by source, then by destination; ``broken`` are the pairs of nodes, each in order of name, of which one
     could not reach the other. ``codecs`` are by source. ``held`` says, per layer, which processes (node, incarnation) had its
     state as of ``step``; ``presumed``: one of them has been away since, and may have missed the last commit.
-    ``checkpoints`` maps steps to folders, whole ones alone. Since the last commit, ``failures`` counts aborted steps whose
-    fault lies in the step itself, and ``peer_losses`` those that a node aborted because it lost a peer; ``plan_failures``
-    counts since a plan last started.
+    ``checkpoints`` maps steps to folders, whole ones alone; ``backup`` is the last whole one. Since the last commit,
+    ``failures`` counts aborted steps whose fault lies in the step itself, and ``peer_losses`` those that a node aborted because
+    it lost a peer; ``plan_failures`` counts since a plan last started.
     """
 
     run_id: str = ""
@@ -58,6 +62,7 @@ class Ledger:
     last: ev.StepCommitted | None = None
     evaluated: ev.Evaluated | None = None
     checkpoints: Mapping[int, str] = field(default_factory=dict)
+    backup: ev.BackupKept | None = None
     failures: int = 0
     peer_losses: int = 0
     plan_failures: int = 0
@@ -114,7 +119,9 @@ def apply(ledger: Ledger, event: ev.Event) -> Ledger:
             return replace(ledger, members={**ledger.members, event.node: replace(member, device=device)})
         case ev.LinksMeasured():
             links = _with_links(ledger.links, event.links)
-            return replace(ledger, links=links, broken=_broken(links, ledger.broken, event.links), peer_losses=0)
+            members = _with_connection(ledger.members, event)
+            broken = _broken(links, ledger.broken, event.links)
+            return replace(ledger, members=members, links=links, broken=broken, peer_losses=0)
         case ev.RunDescribed():
             return replace(ledger, described=event.described)
         case ev.PlanAdopted():
@@ -128,7 +135,9 @@ def apply(ledger: Ledger, event: ev.Event) -> Ledger:
             return replace(ledger, codecs={**ledger.codecs, event.node: event.codecs})
         case ev.PlanFailed():
             held = () if ledger.presumed else ledger.held
-            return replace(ledger, plan_failures=ledger.plan_failures + 1, held=held, presumed=False)
+            # Should it be but a link that is down for a moment, another attempt may succeed.
+            backup = None if event.backup and ledger.plan_failures else ledger.backup
+            return replace(ledger, plan_failures=ledger.plan_failures + 1, held=held, presumed=False, backup=backup)
         case ev.StepCommitted():
             return replace(ledger, step=event.step, last=event, failures=0, peer_losses=0)
         case ev.StepAborted():
@@ -151,12 +160,14 @@ def apply(ledger: Ledger, event: ev.Event) -> Ledger:
             )
             return replace(ledger, held=held)
         case ev.RolledBack():
-            checkpoints = {step: folder for step, folder in ledger.checkpoints.items() if step < event.step}
+            checkpoints = {step: folder for step, folder in ledger.checkpoints.items() if step <= event.step}
             if event.folder:
                 checkpoints[event.step] = event.folder
-            return replace(
-                ledger, step=event.step, plan=None, held=(), presumed=False, checkpoints=checkpoints, last=None
-            )
+            fresh = replace(ledger, plan=None, held=(), presumed=False, last=None)
+            backup = ledger.backup if ledger.backup and ledger.backup.step <= event.step else None
+            return replace(fresh, step=event.step, checkpoints=checkpoints, backup=backup)
+        case ev.BackupKept():
+            return replace(ledger, backup=event)
         case ev.RunFinished():
             return replace(ledger, outcome=Outcome(True, event.reason))
         case ev.RunFailed():
@@ -189,6 +200,15 @@ def _with_links(
             row = rows[link.source] = dict(links.get(link.source, {}))
         row[link.destination] = link
     return {**links, **rows}
+
+
+def _with_connection(members: Mapping[str, Member], measured: ev.LinksMeasured) -> Mapping[str, Member]:
+    if measured.up is None and measured.down is None:
+        return members
+    member = members[measured.node]
+    up = member.up if measured.up is None else measured.up
+    down = member.down if measured.down is None else measured.down
+    return {**members, measured.node: replace(member, up=up, down=down)}
 
 
 def _broken(

@@ -5,8 +5,18 @@ from __future__ import annotations
 import random
 from collections import Counter
 
+from dtfm.coordinator import backup
 from dtfm.coordinator import events as ev
-from dtfm.coordinator.checks import MAX_NODES, Refused, check_agrees, check_hello, check_links, check_prepared, shorten
+from dtfm.coordinator.checks import (
+    MAX_NODES,
+    Refused,
+    check_agrees,
+    check_connection,
+    check_hello,
+    check_links,
+    check_prepared,
+    shorten,
+)
 from dtfm.coordinator.copying import keep_up
 from dtfm.coordinator.state import (
     LONGEST_WAVE_LEASES,
@@ -80,6 +90,8 @@ def prepared(turn: Turn, session: Session, message: wire.Prepared) -> None:
         turn.emit(ev.RunDescribed(described))
     else:
         check_agrees(described, turn.state.ledger.described)
+    backup.claimed(turn, session, message.kept)
+    session = turn.state.sessions[session.node]
     others = sorted(
         (s for s in turn.state.sessions.values() if s.standing is not Standing.JOINED), key=lambda s: s.node
     )
@@ -109,7 +121,8 @@ def links_measured(turn: Turn, session: Session, report: wire.LinkReport) -> Non
         if link.problem:
             turn.log(f"link {link.source} to {link.destination}: {link.problem}")
     if links:
-        turn.emit(ev.LinksMeasured(session.node, links))
+        up, down = check_connection(report)
+        turn.emit(ev.LinksMeasured(session.node, links, up=up, down=down))
     if session.standing is Standing.PROBING:
         _arrive(turn, session)
     elif session.standing is Standing.READY and broken - turn.state.ledger.broken:  # there is more to plan with
@@ -140,6 +153,7 @@ def leave(turn: Turn, session: Session, reason: str) -> None:
         else:
             consider(turn)
             keep_up(turn)
+        backup.advance(turn)
     if (contender := turn.state.contenders.get(session.node)) is not None:
         turn.set(contenders={node: c for node, c in turn.state.contenders.items() if node != session.node})
         greeted(turn, contender.stream, wire.NodeMessage(hello=contender.hello), True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from dtfm.coordinator import events as ev
 from dtfm.scheduler.plan import Plan
@@ -75,6 +75,9 @@ def narrate(event: ev.Event) -> str:
         case ev.StateCopied():
             layers = f"{event.layers[0]}-{event.layers[1] - 1}"
             return f"{event.node} has copied the state of layers {layers} in advance, as of step {event.step}"
+        case ev.BackupKept():
+            holders = "; ".join(f"buckets {_numbers(ranges)} on {node}" for node, ranges in event.holders.items())
+            return f"backup of step {event.step} after {event.seconds:.1f} s: {holders}"
         case ev.RolledBack():
             return f"back from step {event.from_step} to step {event.step}: {event.reason}"
         case ev.RunFinished():
@@ -88,6 +91,11 @@ def narrate(event: ev.Event) -> str:
 def sending(tensors: Mapping[str, str]) -> str:
     """What goes over a link and under which codec, like "activations i8b256"."""
     return ", ".join(f"{what} {codec}" for what, codec in sorted(tensors.items()))
+
+
+def _numbers(ranges: Iterable[tuple[int, int]]) -> str:
+    """Like "0-4, 7"."""
+    return ", ".join(f"{first}-{past - 1}" if past - first > 1 else str(first) for first, past in ranges)
 
 
 def shape(plan: Plan) -> str:

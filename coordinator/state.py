@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from dtfm.coordinator.events import Codecs, Link
+from dtfm.coordinator.events import BackupPart, Codecs, Link
 from dtfm.coordinator.ledger import Ledger
 from dtfm.coordinator.run_file import RunFile
 from dtfm.protos import control_pb2 as wire
@@ -90,7 +90,8 @@ class Copying:
 @dataclass(frozen=True, slots=True)
 class Session:
     """A node's live stream. ``heard``: when it last gave a sign of life; ``probe_until``: when its link report is due;
-    ``arrived``: when nothing was missing any more to plan with it; ``leaving``: why it wants to go, if it does."""
+    ``arrived``: when nothing was missing any more to plan with it; ``leaving``: why it wants to go, if it does; ``kept``: by
+    step, the buckets that it has on disk of that backup."""
 
     node: str
     stream: int
@@ -102,6 +103,7 @@ class Session:
     arrived: float = 0.0
     leaving: str = ""
     copying: Copying | None = None
+    kept: Mapping[int, frozenset[int]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,6 +194,19 @@ class CheckpointTally:
 
 
 @dataclass(frozen=True, slots=True)
+class Backing:
+    """A backup of ``step`` is under way, begun at ``since``. ``writers`` have still to say what they have written; ``parts``, by
+    bucket, are what those said that have; ``asked``: by node, the buckets it is fetching from others; ``unable`` could not."""
+
+    step: int
+    since: float
+    writers: frozenset[str]
+    parts: Mapping[int, BackupPart] = field(default_factory=dict)
+    asked: Mapping[str, frozenset[int]] = field(default_factory=dict)
+    unable: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
 class PlanChosen:
     plan: Plan
     reason: str
@@ -216,7 +231,8 @@ class State:
     ``considered`` are the nodes that the last finished planning knew; ``gathered``: whether this process has had a plan yet;
     ``timed`` is the last generation of which it is known how long a step takes; ``asked`` counts requests to the planner,
     ``copies`` those to copy state in advance; ``chosen`` waits for the next commit; ``saving``: nobody can take over from a node
-    that wants to go, so that the next commit ends in a checkpoint; once ``stopped``, nothing but farewells happens.
+    that wants to go, so that the next commit ends in a checkpoint; once ``stopped``, nothing but farewells happens. Before
+    ``next_backup`` none begins; None: that is not known yet.
     """
 
     run: RunFile
@@ -241,6 +257,8 @@ class State:
     stopped: bool = False
     evaluations: Mapping[int, EvaluationTally] = field(default_factory=dict)
     checkpoints: Mapping[int, CheckpointTally] = field(default_factory=dict)
+    backing: Backing | None = None
+    next_backup: float | None = None
 
     @property
     def lease(self) -> float:

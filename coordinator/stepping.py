@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from dtfm.coordinator import aftermath, copying, drift
+from dtfm.coordinator import aftermath, backup, copying, drift
 from dtfm.coordinator import events as ev
 from dtfm.coordinator.checks import check_codecs, check_progress, check_vote, shorten
 from dtfm.coordinator.ending import fail
@@ -186,6 +186,7 @@ def _announce(turn: Turn, step: int, plan: Plan, gradient_norm: float) -> None:
         evaluate=evaluate,
         checkpoint=checkpoint,
         pause=last or turn.state.saving or (turn.state.chosen is not None and not copying.awaited(turn.state)),
+        backup=backup.begin(turn, step, plan, checkpoint),
     )
     turn.send(plan.nodes, commit=commit)
     aftermath.expect(turn, step, evaluate, checkpoint)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from dtfm.coordinator import copying
+from dtfm.coordinator import backup, copying
 from dtfm.coordinator import events as ev
 from dtfm.coordinator.checks import shorten
 from dtfm.coordinator.ending import fail, finish
@@ -115,14 +115,17 @@ def planned(turn: Turn, result: Planned) -> None:
 
 def adopt(turn: Turn, choice: PlanChosen, cause: str, *, afresh: bool = False) -> None:
     """The plan gets the next generation and goes out to everybody. Where some stage's state is held by no node any more,
-    training goes back to the newest checkpoint, or to the start. ``afresh``: nothing that was done of the next step counts."""
+    training goes back to the newest backup or checkpoint, or to the start. ``afresh``: nothing that was done of the next step
+    counts."""
     ledger = turn.state.ledger
     if ledger.step >= turn.state.run.train.steps and ledger.step in ledger.checkpoints:
         finish(turn, f"all {ledger.step} steps are trained; the checkpoint is {ledger.checkpoints[ledger.step]}")
         return
     if not ledger.state_is_held:
         copying.count_copies(turn)
-    if not turn.state.ledger.state_is_held and turn.state.ledger.step not in turn.state.ledger.checkpoints:
+    ledger = turn.state.ledger
+    there = ledger.step in ledger.checkpoints or backup.restorable(turn.state, ledger.step)
+    if not ledger.state_is_held and not there:
         _roll_back(turn, "no node holds all of the state as of the last step any more")
         afresh = True
     ledger = turn.state.ledger
@@ -151,7 +154,8 @@ def adopt(turn: Turn, choice: PlanChosen, cause: str, *, afresh: bool = False) -
         saving=False,
         evaluations={},
     )
-    for node, message in assignments(turn.state.ledger, reason, turn.state.ready):
+    parts = backup.backup_parts(turn.state) if backup.restorable(turn.state, turn.state.ledger.step) else ()
+    for node, message in assignments(turn.state.ledger, reason, turn.state.ready, parts):
         turn.send([node], assignment=message)
 
 
@@ -162,12 +166,12 @@ def again(turn: Turn, reason: str, *, afresh: bool = False) -> None:
     adopt(turn, PlanChosen(plan, "the same plan again"), reason, afresh=afresh)
 
 
-def plan_failed(turn: Turn, node: str, generation: int, problem: str) -> None:
+def plan_failed(turn: Turn, node: str, generation: int, problem: str, *, backup: bool = False) -> None:
     """A node could not take its part; after some attempts in a row the run fails."""
     if not isinstance(turn.state.phase, Switching) or generation != turn.state.ledger.generation:
         return
     problem = shorten(problem)
-    turn.emit(ev.PlanFailed(generation, node, problem))
+    turn.emit(ev.PlanFailed(generation, node, problem, backup))
     if turn.state.ledger.plan_failures >= ATTEMPTS:
         fail(turn, f"{ATTEMPTS} plans in a row could not start; the last because of {node}: {problem}")
     else:
@@ -246,10 +250,14 @@ def _ask(turn: Turn, ready: frozenset[str], tickets: tuple[int, ...], thorough: 
 
 def _roll_back(turn: Turn, reason: str) -> None:
     ledger = turn.state.ledger
-    step = ledger.checkpoint_step
-    again = "from the start" if step == 0 else f"from the checkpoint of step {step}"
+    on_disks = backup.restorable_step(turn.state)
+    step = max(ledger.checkpoint_step, on_disks)
+    origin = "the nodes' own backup" if step == on_disks else "the checkpoint"
+    again = "from the start" if step == 0 else f"from {origin} of step {step}"
     sentence = f"{reason}; {ledger.step - step} steps are trained again {again}"
     turn.emit(ev.RolledBack(step, ledger.step, ledger.checkpoints.get(step, ""), sentence))
+    if turn.state.backing is not None and turn.state.backing.step > step:
+        backup.give_up(turn, f"training goes back to step {step}")
     # Those of later steps would be of another past.
     turn.set(checkpoints={s: tally for s, tally in turn.state.checkpoints.items() if s <= step})
 

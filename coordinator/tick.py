@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dtfm.coordinator import aftermath, copying, departure, drift, membership, stepping, switching
+from dtfm.coordinator import aftermath, backup, copying, departure, drift, membership, stepping, switching
 from dtfm.coordinator.checks import Refused, shorten
 from dtfm.coordinator.ending import stop
 from dtfm.coordinator.state import Gathering, Pausing, Session, State, Stepping, Switching
@@ -87,7 +87,8 @@ def _dispatch(turn: Turn, session: Session, event: Heard) -> None:
         case "plan_ready":
             stepping.plan_ready(turn, node, message.plan_ready)
         case "plan_failed":
-            switching.plan_failed(turn, node, message.plan_failed.generation, message.plan_failed.problem)
+            failed = message.plan_failed
+            switching.plan_failed(turn, node, failed.generation, failed.problem, backup=failed.backup)
         case "step_ready":
             stepping.step_ready(turn, node, message.step_ready)
         case "step_failed":
@@ -102,6 +103,8 @@ def _dispatch(turn: Turn, session: Session, event: Heard) -> None:
             copying.prefetched(turn, session, message.prefetched)
             if isinstance(turn.state.phase, Gathering):
                 switching.consider(turn)  # it may have what nobody else has any more
+        case "kept":
+            backup.kept(turn, session, message.kept)
         case "leaving":
             departure.wishes_to_leave(turn, session, message.leaving)
         case "codecs_chosen":
@@ -141,5 +144,6 @@ _OF_THE_READY = frozenset(
         "bucket_written",
         "applied",
         "codecs_chosen",
+        "kept",
     )
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from dtfm.coordinator.events import Link
 from dtfm.coordinator.ledger import Ledger
@@ -36,11 +36,13 @@ def link_message(link: Link) -> control_pb2.LinkReport.Link:
     )
 
 
-def assignments(ledger: Ledger, reason: str, nodes: Iterable[str]) -> Iterator[tuple[str, control_pb2.Assignment]]:
+def assignments(
+    ledger: Ledger, reason: str, nodes: Iterable[str], backup: Sequence[control_pb2.Part] = ()
+) -> Iterator[tuple[str, control_pb2.Assignment]]:
     """For each of ``nodes`` the ledger's plan: state as of the last committed step comes from whoever holds it, or, where
-    some of it is held by nobody, all of it from the checkpoint. A node is told of the links that begin at it; all of them
-    would not fit into a message where there are hundreds of nodes."""
-    common = _assignment(ledger, reason)
+    some of it is held by nobody, all of it from the parts of a ``backup``, or, where there are none, from the checkpoint. A node
+    is told of the links that begin at it; all of them would not fit into a message where there are hundreds of nodes."""
+    common = _assignment(ledger, reason, backup)
     named = {peer.node for peer in common.peers}
     for node in nodes:
         message = control_pb2.Assignment()
@@ -69,13 +71,14 @@ def beginnings(
         )
 
 
-def _assignment(ledger: Ledger, reason: str) -> control_pb2.Assignment:
+def _assignment(ledger: Ledger, reason: str, backup: Sequence[control_pb2.Part]) -> control_pb2.Assignment:
     assert ledger.plan is not None
     assert ledger.described is not None
     held = ledger.step > 0 and ledger.state_is_held
     donors = ledger.holders if held else ((),) * len(ledger.described.workload.layers)
     last = ledger.last
-    named = {*ledger.plan.nodes, *(node for names in donors for node in names)}
+    parts = () if held else backup
+    named = {*ledger.plan.nodes, *(n for names in donors for n in names), *(n for part in parts for n in part.nodes)}
     return control_pb2.Assignment(
         plan=plan_message(ledger.plan),
         peers=[
@@ -83,7 +86,8 @@ def _assignment(ledger: Ledger, reason: str) -> control_pb2.Assignment:
         ],
         step=ledger.step,
         donors=[control_pb2.Assignment.Donors(nodes=names) for names in donors],
-        checkpoint="" if held or ledger.step == 0 else ledger.checkpoints[ledger.step],
+        checkpoint="" if held or parts or ledger.step == 0 else ledger.checkpoints[ledger.step],
+        backup=parts,
         reason=reason,
         last_commit=control_pb2.Commit(generation=last.generation, step=last.step, gradient_norm=last.gradient_norm)
         if last is not None

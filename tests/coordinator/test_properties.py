@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 
 from dtfm.coordinator import events as ev
 from dtfm.coordinator import turn as t
+from dtfm.coordinator.backup import BACKUP_LEASES
 from dtfm.coordinator.state import Pausing, Stepping, Switching
 from dtfm.protos import control_pb2 as wire
-from tests.coordinator.script import DIGEST, LEASE, World, fresh_state, links, prepared
+from tests.coordinator.script import BUCKETS, DIGEST, LEASE, World, fresh_state, links, prepared
 
 NODES = st.sampled_from(["a", "b", "c", "d"])
 FLOATS = st.sampled_from([2.0, 2.0, 1.0, -1.0, math.nan, math.inf])
@@ -39,9 +40,15 @@ def bucket(number: int) -> Maker:
     )
 
 
+def kept(number: int) -> Maker:
+    part = wire.Part(bucket=number, size_bytes=1, digest=bytes(32))
+    return lambda _, s: wire.NodeMessage(kept=wire.Kept(step=max(0, s - 1), parts=[part]))
+
+
 MAKERS: st.SearchStrategy[Maker] = st.one_of(
     st.builds(vote, FLOATS, st.sampled_from([0, 8])),
     st.builds(bucket, st.integers(0, 5)),
+    st.builds(kept, st.integers(0, 5)),
     st.sampled_from(
         [
             lambda g, _: wire.NodeMessage(plan_ready=wire.PlanReady(generation=g)),
@@ -68,8 +75,8 @@ MOVES = st.one_of(
     st.tuples(st.just("join"), NODES),
     st.tuples(st.just("lose"), NODES),
     *[st.tuples(st.just("hear"), NODES, MAKERS, OFFSETS, OFFSETS)] * 2,
-    st.tuples(st.sampled_from(["evaluate", "save", "apply", "plan_now"])),
-    st.tuples(st.just("wait"), st.sampled_from([1.0, LEASE * 1.1, LEASE * 120])),
+    st.tuples(st.sampled_from(["evaluate", "save", "apply", "keep", "plan_now"])),
+    st.tuples(st.just("wait"), st.sampled_from([1.0, LEASE * 1.1, LEASE * BACKUP_LEASES, LEASE * 120])),
 )
 
 
@@ -97,6 +104,10 @@ def play(world: World, move: tuple[Any, ...]) -> None:
             world.apply()
         case "evaluate" if ledger.plan is not None:
             world.evaluate()
+        case "keep" if (backing := world.state.backing) is not None:
+            parts = [wire.Part(bucket=bucket, size_bytes=1, digest=bytes(32)) for bucket in range(BUCKETS)]
+            for node in sorted(world.state.sessions):
+                world.hear(node, kept=wire.Kept(step=backing.step, parts=parts))
         case "save" if ledger.plan is not None:
             world.write_buckets()
             if world.manifests:

@@ -1,0 +1,216 @@
+"""Backups: the run's state as of some step on the nodes' own disks, for stages that would else be lost with one node.
+
+After a commit all nodes of the plan write what they train to their own disk. What but one of them has so, another node then
+fetches, at its leisure. When each part is on two disks, or cannot be, the backup is whole, and the one before can go.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+
+from dtfm.coordinator import events as ev
+from dtfm.coordinator.checks import check_kept, shorten
+from dtfm.coordinator.copying import GUARD_SHARE, rests_on_one
+from dtfm.coordinator.state import Backing, Session, State
+from dtfm.coordinator.turn import Turn
+from dtfm.protos import control_pb2 as wire
+from dtfm.scheduler.plan import Plan
+
+BACKUP_LEASES = 6
+"""From one backup to the next at least so many leases pass. By Young's rule ("A first order approximation to the optimum
+checkpoint interval", 1974), the square root of twice its cost times the time between losses: with a lease of ten seconds, that
+of half a second every hour."""
+
+Holders = Mapping[int, Sequence[str]]
+"""By bucket: the nodes that are here and have it on disk."""
+
+
+def begin(turn: Turn, step: int, plan: Plan, checkpoint: bool) -> bool:
+    """Whether the nodes of ``plan`` are to write a backup after the commit of ``step``, which is then under way; ``checkpoint``:
+    whether they write one of these."""
+    state = turn.state
+    if state.next_backup is None or checkpoint:
+        turn.set(next_backup=turn.now + BACKUP_LEASES * state.lease)
+        return False
+    if state.backing is not None and turn.now > state.backing.since + state.patience:
+        give_up(turn, "it took too long")
+    if state.backing is not None or turn.now < state.next_backup or not rests_on_one(state):
+        return False
+    _forget_all_but(turn, state.ledger.backup)  # files of this step could be of another past
+    turn.set(backing=Backing(step, turn.now, frozenset(plan.nodes)))
+    return True
+
+
+def claimed(turn: Turn, session: Session, claims: Collection[wire.Kept]) -> None:
+    """What a node that has just come says it has on disk, of earlier."""
+    described, state = turn.state.ledger.described, turn.state
+    assert described is not None
+    for claim in claims:
+        check_kept(claim, described.buckets, digest_bytes=0)
+    keep = _wanted(state)
+    turn.update(
+        session,
+        kept={c.step: frozenset(part.bucket for part in c.parts) for c in claims if c.step in (keep.whole, keep.begun)},
+    )
+    if claims:
+        turn.send([session.node], keep=keep)
+
+
+def kept(turn: Turn, session: Session, message: wire.Kept) -> None:
+    """The node has written or fetched its parts of the backup under way, or could not."""
+    described, backing, node = turn.state.ledger.described, turn.state.backing, session.node
+    assert described is not None
+    check_kept(message, described.buckets)
+    if backing is None or message.step != backing.step or node not in backing.writers | backing.asked.keys():
+        turn.log(f"ignored what {node} keeps of step {message.step}: it was not asked for that")
+        return
+    told = {part.bucket: ev.BackupPart(part.size_bytes, part.digest.hex()) for part in message.parts}
+    parts = {**told, **backing.parts} if node in backing.writers else backing.parts
+    mine = frozenset(bucket for bucket, part in told.items() if parts.get(bucket) == part)
+    if len(mine) < len(told):
+        turn.log(f"{node} keeps {len(told) - len(mine)} buckets of step {message.step} in other files than the others")
+    if message.problem:
+        turn.log(f"{node} cannot keep all that it was to of step {message.step}: {shorten(message.problem)}")
+    turn.update(session, kept={**session.kept, backing.step: session.kept.get(backing.step, frozenset()) | mine})
+    turn.set(
+        backing=replace(
+            backing,
+            writers=backing.writers - {node},
+            parts=parts,
+            asked={other: buckets for other, buckets in backing.asked.items() if other != node},
+            unable=backing.unable | {node} if message.problem else backing.unable,
+        )
+    )
+    advance(turn)
+
+
+def advance(turn: Turn) -> None:
+    """After a node said what it keeps, or left: what is on one disk alone is fetched by others; or the backup is whole."""
+    state, backing, described = turn.state, turn.state.backing, turn.state.ledger.described
+    if backing is None or state.stopped or described is None or backing.writers & state.sessions.keys():
+        return
+    holders = _holders(state, backing.step, backing.parts)
+    if len(holders) < described.buckets:
+        give_up(turn, "some of it is on no disk")
+        return
+    asked = {node: buckets for node, buckets in backing.asked.items() if node in state.sessions}
+    coming = frozenset().union(*asked.values())
+    single = {bucket: who[0] for bucket, who in holders.items() if len(who) == 1 and bucket not in coming}
+    for node, buckets in _fetchers(state, backing, single).items():
+        asked[node] = asked.get(node, frozenset()) | buckets
+        turn.send([node], keep=_order(state, backing, holders, asked[node]))
+    turn.set(backing=replace(backing, asked=asked))
+    if not asked:
+        _whole(turn, backing, holders)
+
+
+def give_up(turn: Turn, why: str) -> None:
+    """The backup under way comes to nothing; the one before stays."""
+    backing = turn.state.backing
+    assert backing is not None
+    turn.log(f"no backup of step {backing.step}: {why}")
+    _over(turn, backing)
+
+
+def restorable(state: State, step: int) -> bool:
+    """Whether the nodes that are here have the whole state as of ``step`` on disk."""
+    return step > 0 and step == restorable_step(state)
+
+
+def restorable_step(state: State) -> int:
+    """Step of the whole backup, if the nodes that are here have all of it on disk; else 0."""
+    backup = state.ledger.backup
+    return backup.step if backup is not None and len(_parts(state, backup)) == len(backup.parts) else 0
+
+
+def backup_parts(state: State) -> list[wire.Part]:
+    """The whole backup as nodes are told of it."""
+    backup = state.ledger.backup
+    return _parts(state, backup) if backup is not None else []
+
+
+def _whole(turn: Turn, backing: Backing, holders: Holders) -> None:
+    parts = tuple(backing.parts[bucket] for bucket in sorted(holders))
+    by_node: dict[str, list[int]] = {}
+    for bucket, who in sorted(holders.items()):
+        for node in who:
+            by_node.setdefault(node, []).append(bucket)
+    ranges = {node: _ranges(buckets) for node, buckets in sorted(by_node.items())}
+    event = ev.BackupKept(backing.step, parts, ranges, turn.now - backing.since)
+    turn.emit(event)
+    _over(turn, backing)
+    turn.send([s.node for s in turn.state.sessions.values() if s.kept], keep=_wanted(turn.state))
+    _forget_all_but(turn, event)
+
+
+def _over(turn: Turn, backing: Backing) -> None:
+    """The next one begins when this one will have taken but GUARD_SHARE of the time in between."""
+    pause = max(BACKUP_LEASES * turn.state.lease, (turn.now - backing.since) / GUARD_SHARE)
+    turn.set(backing=None, next_backup=backing.since + pause)
+
+
+def _forget_all_but(turn: Turn, backup: ev.BackupKept | None) -> None:
+    for session in [s for s in turn.state.sessions.values() if s.kept]:
+        turn.update(session, kept={step: k for step, k in session.kept.items() if backup and step == backup.step})
+
+
+def _wanted(state: State) -> wire.Keep:
+    """What any node is to have on disk."""
+    backup, backing = state.ledger.backup, state.backing
+    return wire.Keep(whole=backup.step if backup else 0, begun=backing.step if backing else 0)
+
+
+def _order(state: State, backing: Backing, holders: Holders, buckets: Collection[int]) -> wire.Keep:
+    keep = _wanted(state)
+    keep.missing.extend(_part(bucket, backing.parts[bucket], holders[bucket]) for bucket in sorted(buckets))
+    names = sorted({name for part in keep.missing for name in part.nodes})
+    keep.peers.extend(wire.Peer(node=name, address=state.sessions[name].address) for name in names)
+    return keep
+
+
+def _fetchers(state: State, backing: Backing, single: Mapping[int, str]) -> Mapping[str, frozenset[int]]:
+    """Who is to fetch the buckets that but one node has each (``single``): all of that node's go to the one that will have them
+    first, by its link and by what it fetches besides."""
+    fetchers: dict[str, frozenset[int]] = {}
+    load: dict[str, float] = {}
+    for holder in sorted(set(single.values())):
+        buckets = frozenset(bucket for bucket, who in single.items() if who == holder)
+        size = sum(backing.parts[bucket].size_bytes for bucket in buckets)
+        row = state.ledger.links.get(holder, {})
+        links = {n: row[n].bandwidth for n in state.staying if n in row and n != holder and n not in backing.unable}
+        seconds = {node: (load.get(node, 0.0) + size) / bandwidth for node, bandwidth in links.items() if bandwidth}
+        if seconds:
+            node = min(seconds, key=lambda n: (seconds[n], n))
+            fetchers[node] = fetchers.get(node, frozenset()) | buckets
+            load[node] = load.get(node, 0.0) + size
+    return fetchers
+
+
+def _parts(state: State, backup: ev.BackupKept) -> list[wire.Part]:
+    """Those that are on the disk of a node that is here."""
+    parts = dict(enumerate(backup.parts))
+    return [_part(bucket, parts[bucket], who) for bucket, who in _holders(state, backup.step, parts).items()]
+
+
+def _holders(state: State, step: int, buckets: Collection[int]) -> Holders:
+    holders: dict[int, list[str]] = {}
+    for node, session in sorted(state.sessions.items()):
+        for bucket in session.kept.get(step, frozenset()).intersection(buckets):
+            holders.setdefault(bucket, []).append(node)
+    return dict(sorted(holders.items()))
+
+
+def _part(bucket: int, part: ev.BackupPart, nodes: Sequence[str]) -> wire.Part:
+    return wire.Part(bucket=bucket, size_bytes=part.size_bytes, digest=bytes.fromhex(part.digest), nodes=nodes)
+
+
+def _ranges(numbers: Sequence[int]) -> tuple[tuple[int, int], ...]:
+    """Rising ``numbers`` as ranges [first, past_last)."""
+    ranges: list[tuple[int, int]] = []
+    for number in numbers:
+        if ranges and ranges[-1][1] == number:
+            ranges[-1] = (ranges[-1][0], number + 1)
+        else:
+            ranges.append((number, number + 1))
+    return tuple(ranges)

@@ -1,0 +1,369 @@
+"""Backups on the nodes' own disks: when they are made, of what another node fetches a copy, and what is gone back to."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from dtfm.coordinator import events as ev
+from dtfm.coordinator.backup import BACKUP_LEASES
+from dtfm.coordinator.copying import GUARD_SHARE
+from dtfm.coordinator.state import Stepping
+from dtfm.protos import control_pb2 as wire
+from dtfm.scheduler.plan import Plan, Route, Stage
+from tests.coordinator.script import BUCKETS, LAYERS, LEASE, World, fresh_state, links, prepared, training
+
+PAUSE = BACKUP_LEASES * LEASE
+SIZE = 100
+DIGESTS = [bytes([bucket]) * 32 for bucket in range(BUCKETS)]
+
+
+def parts(buckets: Collection[int]) -> list[wire.Part]:
+    return [wire.Part(bucket=bucket, size_bytes=SIZE, digest=DIGESTS[bucket]) for bucket in buckets]
+
+
+def keep(world: World, node: str, step: int, buckets: Collection[int], problem: str = "") -> None:
+    """The node says what it has written, or fetched."""
+    world.hear(node, kept=wire.Kept(step=step, parts=parts(buckets), problem=problem))
+
+
+def write(world: World, *nodes: str) -> None:
+    """Each of the nodes, or of the plan's, has written what it trains as of the last commit."""
+    plan = world.plan_in_force
+    for node in nodes or plan.nodes:
+        stage = plan.stage_of(node)
+        assert stage is not None
+        keep(world, node, world.state.ledger.step, range(*plan.stages[stage].layers))
+
+
+def missing(world: World, node: str) -> dict[int, list[str]]:
+    """What the node was last asked to fetch, and from whom."""
+    return {part.bucket: list(part.nodes) for part in world.last_to(node, "keep").missing}
+
+
+def slow_world(*nodes: str, **changes: Any) -> World:
+    """Nodes that train, over links that no copy could keep up with, past the time when a backup is due."""
+    changes = {"train": {"steps": 50, "evaluate_every": 0}, "checkpoint": {"every": 0}, **changes}
+    world = training(*nodes, **changes)
+    world.automatic_copying = False
+    world.now += 0.001
+    world.step()
+    world.now += PAUSE
+    return world
+
+
+def backed_up(*nodes: str, **changes: Any) -> World:
+    """a and b train one half each, and have each other's on disk too, as of step 3; they are at step 5."""
+    world = slow_world(*(nodes or ("a", "b")), **changes)
+    world.now -= 0.002
+    world.step()
+    world.now += 0.002
+    world.step()
+    write(world)
+    keep(world, "a", 3, [2, 3])
+    keep(world, "b", 3, [0, 1])
+    for _ in range(2):
+        world.step()
+    return world
+
+
+def alone(world: World, node: str) -> None:
+    """From now on a plan is made of this node alone."""
+    world.planner = lambda ids: Plan(0, (Stage((0, LAYERS), (node,)),), (Route((node,), 4),))
+    world.state = replace(world.state, run=fresh_state(cluster={"nodes": 1, "stages": "auto"}).run)
+
+
+def test_what_rests_on_one_node_is_written_to_disks_and_fetched_by_another() -> None:
+    world = slow_world("a", "b")
+    world.step()
+    assert [world.last_to(node, "commit").backup for node in "ab"] == [True, True]
+    write(world, "a")
+    assert "keep" not in world.kinds_to("b")
+    world.step()  # nobody waits for it
+    keep(world, "b", 2, [2, 3])
+    assert (missing(world, "a"), missing(world, "b")) == ({2: ["b"], 3: ["b"]}, {0: ["a"], 1: ["a"]})
+    order = world.last_to("a", "keep")
+    assert (order.whole, order.begun, [peer.node for peer in order.peers]) == (0, 2, ["b"])
+    assert [(part.size_bytes, part.digest) for part in order.missing] == [(SIZE, DIGESTS[2]), (SIZE, DIGESTS[3])]
+    world.now += 1.5
+    keep(world, "a", 2, [2, 3])
+    assert world.events(ev.BackupKept) == []
+    keep(world, "b", 2, [0, 1])
+    (event,) = world.events(ev.BackupKept)
+    assert (event.step, event.holders, event.seconds) == (2, {"a": ((0, 4),), "b": ((0, 4),)}, 1.5)
+    assert [part.digest for part in event.parts] == [digest.hex() for digest in DIGESTS]
+    assert [world.last_to(node, "keep") for node in "ab"] == [wire.Keep(whole=2)] * 2
+    assert world.refolded() == world.state.ledger
+
+
+def test_replicas_back_each_other_up_and_fetch_nothing() -> None:
+    world = slow_world("a", "b", "c")  # a and b hold the same stage, c one alone
+    world.step()
+    write(world)
+    fetchers = [node for node in "abc" if "keep" in world.kinds_to(node)]
+    assert [missing(world, node) for node in fetchers] == [{2: ["c"], 3: ["c"]}]
+    keep(world, fetchers[0], 2, [2, 3])
+    (event,) = world.events(ev.BackupKept)
+    assert {node: ranges for node, ranges in event.holders.items() if node not in fetchers} == {
+        {"a": "b", "b": "a"}[fetchers[0]]: ((0, 2),),
+        "c": ((2, 4),),
+    }
+
+
+def test_where_every_stage_has_replicas_no_backup_is_made() -> None:
+    world = slow_world("a", "b", "c", "d")
+    world.step()
+    assert not world.last_to("a", "commit").backup
+
+
+def test_where_somebody_keeps_up_with_each_stage_no_backup_is_made() -> None:
+    world = training("a", "b", train={"steps": 50, "evaluate_every": 0}, checkpoint={"every": 0})
+    world.now += 1
+    world.step()  # links allow that neighbours copy each other, see test_copying.py
+    world.now += PAUSE
+    world.step()
+    assert not world.last_to("a", "commit").backup
+    for node in "ab":
+        number = world.last_to(node, "prefetch").number
+        world.hear(node, prefetched=wire.Prefetched(number=number, problem="TOO_SLOW"))
+    world.step()
+    assert world.last_to("a", "commit").backup
+
+
+def test_backups_are_some_leases_apart_and_take_but_a_share_of_the_time() -> None:
+    world = slow_world("a", "b")
+    world.step()
+    world.now += PAUSE
+    world.step()
+    assert not world.last_to("a", "commit").backup  # the first is under way
+    keep(world, "a", 2, [0, 1])
+    keep(world, "b", 2, [2, 3])
+    keep(world, "a", 2, [2, 3])
+    keep(world, "b", 2, [0, 1])
+    world.now += PAUSE / GUARD_SHARE - PAUSE - 1
+    world.step()
+    assert not world.last_to("a", "commit").backup
+    world.now += 1
+    world.step()
+    assert world.last_to("a", "commit").backup
+
+
+def test_a_checkpoint_makes_a_backup_needless_for_a_while() -> None:
+    world = slow_world("a", "b", checkpoint={"every": 2})
+    world.step()
+    assert (world.last_to("a", "commit").checkpoint, world.last_to("a", "commit").backup) == (True, False)
+    world.step()
+    assert not world.last_to("a", "commit").backup
+
+
+def test_the_one_before_stays_until_the_next_is_whole() -> None:
+    world = backed_up()
+    world.now += PAUSE
+    world.step()
+    assert world.last_to("a", "commit").backup
+    write(world, "a", "b")
+    assert (world.last_to("a", "keep").whole, world.last_to("a", "keep").begun) == (3, 6)
+    keep(world, "a", 6, [2, 3])
+    keep(world, "b", 6, [0, 1])
+    assert world.last_to("a", "keep") == wire.Keep(whole=6)
+
+
+def test_who_cannot_keep_what_it_should_is_replaced_by_another() -> None:
+    world = slow_world("a", "b", "c", cluster={"stages": [1, 1, 1]})
+    thirds = (Stage((0, 1), ("a",)), Stage((1, 2), ("b",)), Stage((2, LAYERS), ("c",)))
+    world.state = replace(
+        world.state,
+        ledger=replace(
+            world.state.ledger, plan=replace(world.plan_in_force, stages=thirds, routes=(Route(tuple("abc"), 4),))
+        ),
+    )
+    world.step()
+    write(world)
+    asked = {node: missing(world, node) for node in "abc" if "keep" in world.kinds_to(node)}
+    (unable,) = [node for node, buckets in asked.items() if 2 in buckets]
+    other = "b" if unable == "a" else "a"
+    keep(world, unable, 2, [], problem="OSError: the disk is full")
+    assert {2, 3} <= missing(world, other).keys()
+
+
+def test_where_nobody_else_has_room_the_backup_is_whole_all_the_same() -> None:
+    world = slow_world("a", "b")
+    world.step()
+    write(world)
+    for node in "ab":
+        keep(world, node, 2, [], problem="OSError: the disk is full")
+    (event,) = world.events(ev.BackupKept)
+    assert event.holders == {"a": ((0, 2),), "b": ((2, 4),)}
+
+
+def test_when_what_it_was_to_write_goes_with_a_node_the_backup_comes_to_nothing() -> None:
+    world = slow_world("a", "b")
+    world.join("c")
+    world.step()
+    assert world.state.backing is not None
+    write(world, "b")
+    world.lose("a")
+    assert world.state.backing is None
+    assert world.events(ev.BackupKept) == []
+
+
+def test_a_replica_with_another_file_does_not_count() -> None:
+    world = slow_world("a", "b", "c")
+    world.step()
+    write(world, "a", "c")
+    other = [wire.Part(bucket=bucket, size_bytes=SIZE, digest=b"x" * 32) for bucket in (0, 1)]
+    world.hear("b", kept=wire.Kept(step=2, parts=other))
+    asked = {node: missing(world, node) for node in "abc" if "keep" in world.kinds_to(node)}
+    assert sorted(bucket for buckets in asked.values() for bucket in buckets) == [0, 1, 2, 3]
+
+
+def test_a_lost_stage_goes_back_to_the_backup_and_the_log_says_how_far() -> None:
+    world = backed_up()
+    alone(world, "b")
+    world.lose("a")
+    rolled = world.events(ev.RolledBack)[-1]
+    assert (rolled.step, rolled.from_step, rolled.folder) == (3, 5, "")
+    assert rolled.reason.endswith("2 steps are trained again from the nodes' own backup of step 3")
+    assignment = world.last_to("b", "assignment")
+    assert (assignment.step, assignment.checkpoint) == (3, "")
+    assert {part.bucket: (part.digest, list(part.nodes)) for part in assignment.backup} == {
+        bucket: (DIGESTS[bucket], ["b"]) for bucket in range(BUCKETS)
+    }
+    assert not any(donors.nodes for donors in assignment.donors)
+    world.settle()
+    assert isinstance(world.state.phase, Stepping)
+    assert world.state.phase.step == 4
+    assert world.refolded() == world.state.ledger
+
+
+def test_a_newer_checkpoint_is_gone_back_to_instead() -> None:
+    world = backed_up(checkpoint={"every": 5})
+    world.save()
+    world.step()
+    alone(world, "b")
+    world.lose("a")
+    assert world.events(ev.RolledBack)[-1].step == 5
+    assert world.last_to("b", "assignment").checkpoint
+    assert list(world.last_to("b", "assignment").backup) == []
+
+
+def test_a_backup_of_which_a_part_is_on_no_disk_any_more_is_passed_over() -> None:
+    world = slow_world("a", "b")
+    world.step()
+    write(world)
+    for node in "ab":
+        keep(world, node, 2, [], problem="OSError: the disk is full")
+    world.step()
+    alone(world, "b")
+    world.lose("a")
+    assert world.events(ev.RolledBack)[-1].step == 0
+
+
+def test_a_node_that_comes_back_with_its_disk_counts_again() -> None:
+    world = slow_world("a", "b")
+    world.step()
+    write(world)
+    for node in "ab":
+        keep(world, node, 2, [], problem="OSError: the disk is full")
+    world.step()
+    world.lose("a")
+    assert world.events(ev.RolledBack) == []  # two are needed
+    world.greet("a", incarnation=2)
+    claims = [
+        wire.Kept(step=step, parts=[wire.Part(bucket=bucket, size_bytes=SIZE) for bucket in (0, 1)]) for step in (1, 2)
+    ]
+    world.hear("a", prepared(kept=claims))
+    assert world.last_to("a", "keep") == wire.Keep(whole=2)
+    world.hear("a", links("a", ["b"]))
+    world.wait(LEASE / 2, beating="ab")
+    assert world.events(ev.RolledBack)[-1].step == 2
+    assert [list(part.nodes) for part in world.last_to("a", "assignment").backup] == [["a"], ["a"], ["b"], ["b"]]
+
+
+def test_a_coordinator_that_was_restarted_hears_from_the_nodes_what_they_have() -> None:
+    old = backed_up()
+    resumed = ev.RunResumed("why", dict(old.start.run))
+    ledger = old.refolded()
+    ledger = replace(ledger, members={}, links={}, plan=None, run=resumed.run)
+    world = World(replace(fresh_state(ledger), run=old.state.run))
+    for node in "ab":
+        world.greet(node, incarnation=7)  # new processes: all memory is gone
+        world.hear(node, prepared(kept=[wire.Kept(step=3, parts=[wire.Part(bucket=b) for b in range(BUCKETS)])]))
+    world.hear("b", links("b", ["a"]))
+    assert world.events(ev.RolledBack)[-1].step == 3
+    assert [list(part.nodes) for part in world.last_to("a", "assignment").backup] == [["a", "b"]] * BUCKETS
+
+
+def fail_plan(world: World, *, backup: bool) -> None:
+    failed = wire.PlanFailed(generation=world.state.ledger.generation, problem="scripted", backup=backup)
+    world.hear("b", plan_failed=failed)
+
+
+def test_a_plan_that_fails_for_other_reasons_leaves_the_backup_alone() -> None:
+    world = backed_up()
+    alone(world, "b")
+    world.lose("a")
+    fail_plan(world, backup=False)
+    fail_plan(world, backup=False)
+    assert world.last_to("b", "assignment").step == 3
+
+
+def test_a_backup_that_cannot_be_read_twice_is_not_tried_a_third_time() -> None:
+    world = backed_up()
+    alone(world, "b")
+    world.lose("a")
+    fail_plan(world, backup=True)
+    assert world.last_to("b", "assignment").step == 3
+    fail_plan(world, backup=True)
+    assert world.last_to("b", "assignment").step == 0
+    assert [rolled.step for rolled in world.events(ev.RolledBack)] == [3, 0]
+    assert world.refolded() == world.state.ledger
+
+
+def test_going_back_behind_a_backup_forgets_it() -> None:
+    world = backed_up()
+    world.now += PAUSE
+    world.step()
+    assert world.state.backing is not None
+    world.lose("a")
+    world.lose("b")
+    world.join("c", "d")
+    world.settle()
+    assert world.events(ev.RolledBack)[-1].step == 0
+    assert [world.state.backing, world.state.ledger.backup] == [None, None]
+
+
+@pytest.mark.parametrize(
+    ("kept", "words"),
+    [
+        (wire.Kept(step=2, parts=parts([1]) * 2), "kept.parts"),
+        (wire.Kept(step=2, parts=[wire.Part(bucket=BUCKETS, digest=DIGESTS[0])]), "kept.bucket"),
+        (wire.Kept(step=2, parts=[wire.Part(bucket=1, digest=b"short")]), "kept.digest"),
+        (wire.Kept(step=2, parts=[wire.Part(bucket=1, digest=DIGESTS[1], size_bytes=1 << 60)]), "kept.size_bytes"),
+    ],
+)
+def test_what_cannot_be_on_a_disk_is_refused(kept: wire.Kept, words: str) -> None:
+    world = slow_world("a", "b")
+    world.step()
+    world.hear("a", kept=kept)
+    assert words in world.last_to("a", "refusal").sentence
+
+
+def test_claims_of_too_many_steps_are_refused() -> None:
+    world = slow_world("a", "b")
+    world.greet("c")
+    world.hear("c", prepared(kept=[wire.Kept(step=step) for step in range(5)]))
+    assert "kept is 5" in world.last_to("c", "refusal").sentence
+
+
+def test_what_nobody_asked_for_is_ignored() -> None:
+    world = slow_world("a", "b")
+    keep(world, "a", 1, [0, 1])
+    world.step()
+    keep(world, "a", 7, [0, 1])
+    write(world, "a")
+    keep(world, "a", 2, [2, 3])
+    assert world.state.sessions["a"].kept == {2: frozenset({0, 1})}
