@@ -1,20 +1,23 @@
-"""A TCP relay that hears all that passes through it."""
+"""A TCP relay that hears all that passes through it, and may be slow."""
 
 from __future__ import annotations
 
 import contextlib
+import math
 import socket
 import threading
+import time
 from types import TracebackType
 from typing import Self
 
 
 class Relay:
     """``with Relay(port) as relay``: whoever connects to ``relay.port`` reaches ``port``, both on loopback. ``heard``: what
-    passed, for each connection one way and the other."""
+    passed, for each connection one way and the other. ``rate``: so many bytes per second pass at most in each of these."""
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, rate: float = math.inf) -> None:
         self._to = ("127.0.0.1", port)
+        self._rate = rate
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
         self.heard: list[bytearray] = []
@@ -32,17 +35,24 @@ class Relay:
         with contextlib.suppress(OSError):
             while True:
                 near, _ = self._listener.accept()
-                far = socket.create_connection(self._to)
+                try:
+                    far = socket.create_connection(self._to)
+                except OSError:  # nobody listens there now
+                    near.close()
+                    continue
                 for source, destination in ((near, far), (far, near)):
                     self.heard.append(bytearray())
-                    arguments = (source, destination, self.heard[-1])
+                    arguments = (source, destination, self.heard[-1], self._rate)
                     threading.Thread(target=_carry, args=arguments, daemon=True).start()
 
 
-def _carry(source: socket.socket, destination: socket.socket, heard: bytearray) -> None:
+def _carry(source: socket.socket, destination: socket.socket, heard: bytearray, rate: float) -> None:
+    free = 0.0
     with contextlib.suppress(OSError):
-        while data := source.recv(1 << 16):
+        while data := source.recv(1 << 14):
+            free = max(free, time.monotonic()) + len(data) / rate
             heard += data
+            time.sleep(max(0.0, free - time.monotonic()))
             destination.sendall(data)
     for end in (source, destination):
         with contextlib.suppress(OSError):

@@ -1,0 +1,80 @@
+"""A stage whose only replica dies, where links are too slow for anybody to keep up with it, goes on from the nodes' own disks."""
+
+from __future__ import annotations
+
+import signal
+import socket
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from dtfm.node.disk import Disk
+from tests.cluster.exact import assert_exact
+from tests.cluster.launch import Cluster, Event
+from tests.cluster.relay import Relay
+from tests.cluster.runs import GPT2, run_file
+
+RATE = 2e6
+"""Bytes per second to each node: a step's activations take longer than a fifth of them would leave for its gradients."""
+
+
+@contextmanager
+def slow_links(*names: str) -> Iterator[Mapping[str, tuple[str, ...]]]:
+    """By node the options with which others reach it through a slow relay."""
+    with ExitStack() as stack:
+        options = {}
+        for name in names:
+            with socket.create_server(("127.0.0.1", 0)) as free:
+                port = free.getsockname()[1]
+            relay = stack.enter_context(Relay(port, RATE))
+            options[name] = ("--listen", f"127.0.0.1:{port}", "--advertise", f"127.0.0.1:{relay.port}")
+        yield options
+
+
+def bring_back(cluster: Cluster, name: str, *options: str) -> Event:
+    """After it was killed; returns how far the run went back."""
+    before = len(cluster.events)
+    cluster.add(name, *options)
+    rolled = cluster.wait_for("rolled_back", after=before)
+    cluster.wait_for("step_committed", after=before, where=lambda e: e["step"] > rolled["step"])
+    return rolled
+
+
+def kill(cluster: Cluster, name: str) -> None:
+    before = len(cluster.events)
+    cluster.nodes[name].send(signal.SIGKILL)
+    cluster.wait_for("node_left", after=before)
+
+
+def test_all_stages_go_back_to_the_backup_and_who_has_its_disk_fetches_nothing(tmp_path: Path) -> None:
+    text = run_file(model=GPT2, stages=[1, 1], steps=5000, learning_rate=1e-3, lease=1.0)
+    with slow_links("a", "b") as links, Cluster(tmp_path, text) as cluster:
+        for name in "ab":
+            cluster.add(name, *links[name])
+        stages = cluster.wait_for("plan_adopted")["plan"]["stages"]
+        victim: str = max(stages, key=lambda stage: stage["layers"][1] - stage["layers"][0])["replicas"][0]
+        kept = cluster.wait_for("backup_kept")
+        assert kept["holders"].keys() == {"a", "b"}
+        cluster.wait_for("step_committed", where=lambda e: e["step"] >= kept["step"] + 3)
+
+        kill(cluster, victim)
+        with_disk = bring_back(cluster, victim, *links[victim])
+        cluster.nodes[victim].wait_for_error(" parts are here, 0 come from others")
+
+        kill(cluster, victim)
+        disk = Disk(tmp_path / "cache" / "dtfm" / "backups", victim)
+        disk.open(cluster.wait_for("run_started")["run_id"])
+        assert disk.contents
+        disk.remove()
+        without_disk = bring_back(cluster, victim, *links[victim])
+        cluster.nodes[victim].wait_for_error(" 0 parts are here, ")
+
+        assert cluster.coordinator is not None
+        cluster.coordinator.send(signal.SIGINT)
+        assert cluster.finish() == 1
+    for rolled in (with_disk, without_disk):
+        step = max(e["step"] for e in cluster.of("backup_kept") if e["sequence"] < rolled["sequence"])
+        lost = rolled["from_step"] - step
+        assert (rolled["step"], rolled["folder"]) == (step, "")
+        assert rolled["reason"].endswith(f"; {lost} steps are trained again from the nodes' own backup of step {step}")
+    assert_exact(cluster)
