@@ -42,13 +42,34 @@ def measured_cluster(ledger: Ledger, nodes: Sequence[str], ratio: float) -> Clus
     reached = np.nan_to_num(bandwidth) > 0
     _fill(latency, latency[reached], DEFAULT_LATENCY_SECONDS)
     _fill(bandwidth, bandwidth[reached], DEFAULT_BANDWIDTH)
-    members = [ledger.members[node].device for node in nodes]
+    members = [ledger.members[node] for node in nodes]
+    ups = _connections([member.up for member in members], bandwidth.max(axis=1))
+    downs = _connections([member.down for member in members], bandwidth.max(axis=0))
     return Cluster(
-        tuple(Node(name, device.flops, device.memory_bytes) for name, device in zip(nodes, members, strict=True)),
+        tuple(
+            Node(name, member.device.flops, member.device.memory_bytes, up=up, down=down)
+            for name, member, up, down in zip(nodes, members, ups, downs, strict=True)
+        ),
         latency,
         bandwidth,
         np.full((size, size), ratio),
     )
+
+
+def _connections(measured: Sequence[float | None], fastest: NDArray[np.float64]) -> list[float | None]:
+    """Of every node what its connection carries, where ``fastest`` is its fastest link.
+
+    The first to come had no peers to measure it with: it counts as so many times its fastest link as the median of
+    the others; None where nobody's was measured. A link may have become faster since, and is no faster than its connection.
+    """
+    times = [carried / link for carried, link in zip(measured, fastest.tolist(), strict=True) if carried and link]
+    if not times:
+        return [None] * len(measured)
+    usual = float(np.median(times))
+    return [
+        max(link, usual * link if carried is None else carried) or None
+        for carried, link in zip(measured, fastest.tolist(), strict=True)
+    ]
 
 
 def _fill(matrix: NDArray[np.float64], known: NDArray[np.float64], default: float) -> None:

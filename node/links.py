@@ -1,4 +1,4 @@
-"""Measures the links between this node and its peers, in both directions."""
+"""Measures the links between this node and its peers, in both directions, and what they carry together."""
 
 from __future__ import annotations
 
@@ -22,15 +22,19 @@ MOST_BYTES_PER_SECOND = 1e13
 BURST_SECONDS = 0.25
 BURST_ROUND_TRIPS = 6
 """A burst should take so long, and so many round trips, lest it be all slow start: its size follows from a first, small one."""
+MOST_TOGETHER = 8
+"""Bursts that go up, or come down, at the same time."""
+MOST_BYTES_TOGETHER = 4 * LARGEST_BURST_BYTES
 
 
-async def measure_links(node: str, peers: Sequence[Peer], identity: Identity, lease: float) -> list[LinkReport.Link]:
+async def measure_links(node: str, peers: Sequence[Peer], identity: Identity, lease: float) -> LinkReport:
     """For each peer the links node -> peer and peer -> node: one-way latency in seconds (half the shortest of some round trips)
     and bandwidth in bytes per second (see late_rate). A peer that does not answer within half a ``lease``, or
-    does not take a burst within one, has bandwidth 0 and its problem named.
+    does not take a burst within one, has bandwidth 0 and its problem named. ``up`` and ``down``: bytes per second that go to, or
+    come from, several peers together; 0 where fewer than two were reached.
 
     All peers at once say how far they are; then bursts go up and come down, one of each at a time, so that they do not share
-    this node's link.
+    this node's link; then, to see what of that they do share, several at a time.
     """
     probed = [_Probed(node, peer, identity, lease) for peer in peers]
     try:
@@ -42,9 +46,40 @@ async def measure_links(node: str, peers: Sequence[Peer], identity: Identity, le
                     await measure(each)
 
         await asyncio.gather(bursts(_Probed.upload), bursts(_Probed.download))
+        reached = [each for each in probed if not each.to_peer.problem][:MOST_TOGETHER]
+        up, down = await asyncio.gather(
+            _together([each.to_peer for each in reached], [each.send for each in reached]),
+            _together([each.from_peer for each in reached], [each.fetch for each in reached]),
+        )
     finally:
         await asyncio.gather(*(each.channel.close() for each in probed))
-    return [link for each in probed for link in (each.to_peer, each.from_peer)]
+    links = [link for each in probed for link in (each.to_peer, each.from_peer)]
+    return LinkReport(links=links, up=up, down=down)
+
+
+async def _together(links: Sequence[LinkReport.Link], bursts: Sequence[Callable[[int], Awaitable[float]]]) -> float:
+    """Bytes per second while all ``links`` are busy; 0 where that cannot be told.
+
+    Each gets a burst as large as it alone would carry in the same time. Slow start counts, so that it is too little rather than
+    too much; but no less than the fastest link carries alone.
+    """
+    if len(links) < 2:
+        return 0.0
+    patience = max(burst_seconds(2 * link.latency_seconds) for link in links)
+    seconds = min(patience, MOST_BYTES_TOGETHER / sum(link.bandwidth for link in links))
+    sizes = [whole_chunks(link.bandwidth * seconds) for link in links]
+
+    async def timed(link: LinkReport.Link, size: int, burst: Callable[[int], Awaitable[float]]) -> float:
+        began = time.perf_counter()
+        await burst(size)
+        return time.perf_counter() - began - 2 * link.latency_seconds
+
+    try:
+        took = await asyncio.gather(*(timed(*each) for each in zip(links, sizes, bursts, strict=True)))
+    except (grpc.aio.AioRpcError, ValueError):
+        return 0.0  # each link by itself is known; what they share is not
+    fastest = max(link.bandwidth for link in links)
+    return max(fastest, sum(sizes) / max(*took, 1e-6))
 
 
 class _Probed:
@@ -73,21 +108,23 @@ class _Probed:
             self.to_peer.latency_seconds = self.from_peer.latency_seconds = min(trips) / 2
 
     async def upload(self) -> None:
-        async def burst(size: int) -> float:
-            answer = await upload_call(self.channel)(_burst(size), timeout=self._lease)
-            speed = float(answer)
-            if not 0 < speed < MOST_BYTES_PER_SECOND:  # NaN too
-                raise ValueError(f"the peer says that the burst came at {speed} bytes per second")
-            return speed
-
-        await self._measure(self.to_peer, burst)
+        await self._measure(self.to_peer, self.send)
 
     async def download(self) -> None:
-        async def burst(size: int) -> float:
-            chunks = download_call(self.channel)(str(size).encode(), timeout=self._lease)
-            return await pace(chunks)
+        await self._measure(self.from_peer, self.fetch)
 
-        await self._measure(self.from_peer, burst)
+    async def send(self, size: int) -> float:
+        """A burst to the peer: the bytes per second at which it came there."""
+        answer = await upload_call(self.channel)(_burst(size), timeout=self._lease)
+        speed = float(answer)
+        if not 0 < speed < MOST_BYTES_PER_SECOND:  # NaN too
+            raise ValueError(f"the peer says that the burst came at {speed} bytes per second")
+        return speed
+
+    async def fetch(self, size: int) -> float:
+        """A burst from the peer."""
+        chunks = download_call(self.channel)(str(size).encode(), timeout=self._lease)
+        return await pace(chunks)
 
     async def _measure(self, link: LinkReport.Link, burst: Callable[[int], Awaitable[float]]) -> None:
         try:
@@ -131,9 +168,17 @@ def late_rate(arrivals: Sequence[tuple[float, int]]) -> float:
 
 def burst_bytes(bytes_per_second: float, round_trip: float) -> int:
     """How large a burst takes long enough to tell the bandwidth of a link that seems to have this one; whole chunks."""
-    wanted = bytes_per_second * max(BURST_SECONDS, BURST_ROUND_TRIPS * round_trip)
-    chunks = round(min(wanted, LARGEST_BURST_BYTES) / BURST_CHUNK_BYTES)
-    return max(chunks * BURST_CHUNK_BYTES, FIRST_BURST_BYTES)
+    return whole_chunks(min(bytes_per_second * burst_seconds(round_trip), LARGEST_BURST_BYTES))
+
+
+def burst_seconds(round_trip: float) -> float:
+    """How long a burst should take."""
+    return max(BURST_SECONDS, BURST_ROUND_TRIPS * round_trip)
+
+
+def whole_chunks(size: float) -> int:
+    """About ``size`` bytes, as a burst has them."""
+    return max(round(size / BURST_CHUNK_BYTES) * BURST_CHUNK_BYTES, FIRST_BURST_BYTES)
 
 
 async def _burst(size: int) -> AsyncIterator[bytes]:

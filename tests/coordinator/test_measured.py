@@ -51,3 +51,16 @@ def test_a_link_that_was_not_measured_counts_as_the_median_of_those_that_were() 
     assert cluster.latency == pytest.approx(np.array([[0, 0.1, 0.3], [0.2, 0, 0.2], [0.2, 0.2, 0]]))
     assert cluster.ratio is not None
     assert (cluster.ratio == 0.25).all()
+
+
+def test_a_connection_carries_what_was_measured_and_one_that_was_not_is_like_the_others() -> None:
+    seen = ev.DeviceSeen("cpu", "", 1, 1e9)
+    names = ["a", "b", "c"]
+    links = {a: {b: ev.Link(a, b, 0.1, 100.0) for b in names if b != a} for a in names}
+    members = {name: Member("", seen, "") for name in names}
+    unknown = measured_cluster(Ledger(members=members, links=links), names, 1.0)
+    assert [node.up for node in unknown.nodes] == [None] * 3
+    some = members | {"b": Member("", seen, "", up=200.0), "c": Member("", seen, "", up=180.0, down=50.0)}
+    cluster = measured_cluster(Ledger(members=some, links=links), names, 1.0)
+    assert [node.up for node in cluster.nodes] == [190.0, 200.0, 180.0]
+    assert [node.down for node in cluster.nodes] == [100.0] * 3  # c's links have become faster since

@@ -29,7 +29,7 @@ EVERY_EVENT: list[ev.Event] = [
     ev.StateCopied("a", "1f", (0, 2), 1),
     ev.DeviceDrifted("a", 1e9, "why"),
     ev.NodeLeft("a", "why"),
-    ev.LinksMeasured("a", (ev.Link("a", "b", 0.001, 1e9), ev.Link("b", "a", 0.0, 0.0, "no route"))),
+    ev.LinksMeasured("a", (ev.Link("a", "b", 0.001, 1e9), ev.Link("b", "a", 0.0, 0.0, "no route")), up=2e9),
     ev.RunDescribed(DESCRIBED),
     ev.Waiting("why"),
     ev.PlanAdopted(1, PLAN, "why", 0, 1.5, None),

@@ -169,8 +169,8 @@ async def test_a_member_of_another_run_with_the_same_token_is_answered_nothing(n
     """Not even where it trusts this run's nodes."""
     stranger = replace(member("a", make_authority(make_key(), TOKEN, NOW)), authority=member("a").authority)
     me = Peer(node="me", address=node.address)
-    links = await measure_links("a", [me], stranger, 1)
-    assert [link.bandwidth for link in links] == [0, 0]
+    report = await measure_links("a", [me], stranger, 1)
+    assert [link.bandwidth for link in report.links] == [0, 0]
     mine = Bucket(SPEC, torch.device("cpu"), torch.float32)
     with pytest.raises(ConnectionError, match="UNAVAILABLE"):
         await fetch_states([(mine, [me])], STEP, GENERATION, stranger, 0.3)
@@ -241,22 +241,33 @@ async def test_a_peer_that_cannot_be_reached_is_named_with_the_fix() -> None:
 
 
 async def test_links_are_measured_in_both_directions(node: Node) -> None:
-    to_peer, from_peer = await measure_links("a", [Peer(node="me", address=node.address)], member("a"), 30)
+    report = await measure_links("a", [Peer(node="me", address=node.address)], member("a"), 30)
+    to_peer, from_peer = report.links
     assert (to_peer.source, to_peer.destination) == ("a", "me")
     assert (from_peer.source, from_peer.destination) == ("me", "a")
     for link in (to_peer, from_peer):
         assert not link.problem
         assert 0 < link.latency_seconds < 5
         assert link.bandwidth > 1e6
+    assert (report.up, report.down) == (0, 0)  # there is nobody to share with
+
+
+async def test_what_several_links_carry_together_is_measured_and_no_less_than_the_fastest_of_them(node: Node) -> None:
+    peers = [Peer(node="me", address=node.address)] * 3
+    report = await measure_links("a", peers, member("a"), 30)
+    up = [link.bandwidth for link in report.links if link.source == "a"]
+    down = [link.bandwidth for link in report.links if link.destination == "a"]
+    assert report.up >= max(up)
+    assert report.down >= max(down)
 
 
 async def test_a_peer_that_hangs_costs_half_a_lease_and_the_others_are_measured(node: Node) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:  # accepts, and says nothing
         hung = Peer(node="hung", address=f"127.0.0.1:{silent.getsockname()[1]}")
         began = time.monotonic()
-        links = await measure_links("a", [hung, Peer(node="me", address=node.address)], member("a"), 2)
+        report = await measure_links("a", [hung, Peer(node="me", address=node.address)], member("a"), 2)
     assert time.monotonic() - began < 2
-    assert [(link.destination, bool(link.problem)) for link in links] == [
+    assert [(link.destination, bool(link.problem)) for link in report.links] == [
         ("hung", True),
         ("a", True),
         ("me", False),
