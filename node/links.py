@@ -25,6 +25,8 @@ BURST_ROUND_TRIPS = 6
 MOST_TOGETHER = 8
 """Bursts that go up, or come down, at the same time."""
 MOST_BYTES_TOGETHER = 4 * LARGEST_BURST_BYTES
+LONGER_TOGETHER = 2
+"""They take so many times as long as one by itself: here slow start counts, so that there should be little of it."""
 
 
 async def measure_links(node: str, peers: Sequence[Peer], identity: Identity, lease: float) -> LinkReport:
@@ -60,12 +62,12 @@ async def measure_links(node: str, peers: Sequence[Peer], identity: Identity, le
 async def _together(links: Sequence[LinkReport.Link], bursts: Sequence[Callable[[int], Awaitable[float]]]) -> float:
     """Bytes per second while all ``links`` are busy; 0 where that cannot be told.
 
-    Each gets a burst as large as it alone would carry in the same time. Slow start counts, so that it is too little rather than
-    too much; but no less than the fastest link carries alone.
+    Each gets a burst as large as it alone would carry in the same time. All bytes over the whole time, slow start included, are
+    too little rather than too much; but no less than the fastest link carries alone.
     """
     if len(links) < 2:
         return 0.0
-    patience = max(burst_seconds(2 * link.latency_seconds) for link in links)
+    patience = LONGER_TOGETHER * max(burst_seconds(2 * link.latency_seconds) for link in links)
     seconds = min(patience, MOST_BYTES_TOGETHER / sum(link.bandwidth for link in links))
     sizes = [whole_chunks(link.bandwidth * seconds) for link in links]
 
