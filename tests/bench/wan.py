@@ -7,13 +7,14 @@ one number, which the title states. The network is checked against its file befo
 the median from commit to commit; the first one warms up.
 
 What is trained keeps the proportions of the paper's job (arXiv 2206.01288, section 4: GPT3-1.3B, 8 stages of 3 layers x 8
-replicas, micro-batches of one sequence, 64 of them between two flushes of a pipeline; its scripts/local_scripts):
+replicas, micro-batches of one sequence, 128 of them in a pipeline per step, 1,024 sequences in all; its scripts do twice 64 and
+update weights once, in scripts/aws_run_batch_gpt3_optimal.sh and pipeline_parallel/dist_gpipe_pipeline_async.py):
 
 - A micro-batch's activations cross a link of 1 Gbit/s, or what stands for it, in 80 ms (paper: 8.4 MB, 67 ms), beside latencies
   of 11 to 238 ms in both.
 - A stage computes a micro-batch in some 50 ms, all nodes together on two cores (paper: 1.9 TFLOP, 37 ms at 50 TFLOP/s).
-- Filling and draining takes 3 of 32 micro-batches, in 4 stages (paper: 7 of 64, in 8).
-- On a link, gradients are four tenths of activations, 0.96 and 2.4 MB (paper: three tenths, 163 and 537 MB).
+- Filling and draining takes 3 of 64 micro-batches, in 4 stages and 2 pipelines (paper: 7 of 128, in 8 stages and 8 pipelines).
+- On a link, gradients are a fifth of activations, 0.96 and 4.7 MB (paper: three twentieths, 163 and 1,074 MB).
 
 Every way trains the same model on the same samples in four stages. For torch.distributed these are of two layers and two
 replicas each; its placements at random are drawn with the seeds 1 to 3, and the median of these counts. Ours chooses layers,
@@ -113,7 +114,7 @@ name = "wan"
 config = {{ hidden_size = 96, num_hidden_layers = 8, num_attention_heads = 4, intermediate_size = 288 }}
 [train]
 steps = {steps}
-global_batch = 64
+global_batch = 128
 micro_batch = 1
 evaluate_every = 0
 evaluation_samples = 8
