@@ -93,8 +93,9 @@ class _Conditions:
 
 
 def _passes(window: Floats, pace: Floats) -> Floats:
-    """Whole micro-batches, forward and backward, within so many seconds."""
-    return np.asarray(np.floor(np.maximum(window, 0.0) / (3 * pace) * (1 + 1e-9) + 1e-9))
+    """Whole micro-batches, forward and backward, within so many seconds; infinitely many where one costs next to nothing."""
+    with np.errstate(over="ignore"):
+        return np.asarray(np.floor(np.maximum(window, 0.0) / (3 * pace) * (1 + 1e-9) + 1e-9))
 
 
 def _shortest(problem: Problem) -> tuple[Floats, Floats]:

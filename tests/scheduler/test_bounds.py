@@ -72,3 +72,10 @@ def test_poor_links_raise_it_to_what_one_device_takes() -> None:
     problem = Problem(far, even_workload(layers=4))
     assert iteration_bound(problem) > 3.9 * work_bound(problem.workload, problem.flops)
     assert min(all_prices(problem, False)) <= iteration_bound(problem) * (1 + 1e-6)
+
+
+def test_layers_that_cost_nothing_are_no_numerical_trouble() -> None:
+    workload = Workload((Layer("embedding", 0.0, 1e6, 1e4), Layer("block", 1e9, 1e6, 1e4)), 4)
+    problem = Problem(uniform_cluster(3), workload)
+    with np.errstate(all="raise", under="ignore"):
+        assert 0 < iteration_bound(problem) < np.inf
