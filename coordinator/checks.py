@@ -102,8 +102,8 @@ def check_prepared(prepared: wire.Prepared, run: RunFile) -> Described:
         _number(f"workload.layers[{index}].forward_flops", layer.forward_flops, 0, 1e24)
         _number(f"workload.layers[{index}].parameter_bytes", layer.parameter_bytes, 0, 1 << 50)
         _number(f"workload.layers[{index}].activation_bytes", layer.activation_bytes, 0, 1 << 50)
-    ratio = prepared.workload.optimizer_bytes_per_parameter_byte
-    _number("workload.optimizer_bytes_per_parameter_byte", ratio, 0, 1000)
+    for ratio in ("optimizer_bytes_per_parameter_byte", "own_bytes_per_parameter_byte"):
+        _number(f"workload.{ratio}", getattr(prepared.workload, ratio), 0, 1000)
     if not 8 <= len(prepared.data_fingerprint) <= 64:
         raise malformed("data_fingerprint", prepared.data_fingerprint.hex(), "a digest of 8 to 64 bytes")
     if prepared.training_samples < 1:
@@ -120,7 +120,8 @@ def check_prepared(prepared: wire.Prepared, run: RunFile) -> Described:
             Layer(shorten(x.name), x.forward_flops, float(x.parameter_bytes), float(x.activation_bytes)) for x in layers
         ),
         micro_batches=micro_batches,
-        optimizer_bytes_per_parameter_byte=ratio,
+        optimizer_bytes_per_parameter_byte=prepared.workload.optimizer_bytes_per_parameter_byte,
+        own_bytes_per_parameter_byte=prepared.workload.own_bytes_per_parameter_byte,
     )
     return Described(
         workload=workload,

@@ -166,11 +166,11 @@ def _guard(state: State, plan: Plan, stage: Stage, busy: Container[str]) -> str:
 
 
 def _memory(state: State, layers: Layers) -> float:
-    """Bytes of the layers' parameters, gradients and optimizer state."""
+    """Bytes that a holder of the layers keeps."""
     described = state.ledger.described
     assert described is not None
     size = sum(layer.parameter_bytes for layer in described.workload.layers[slice(*layers)])
-    return size * (2 + described.workload.optimizer_bytes_per_parameter_byte)
+    return size * described.workload.bytes_kept_per_parameter_byte
 
 
 def _lacking(state: State, plan: Plan) -> dict[str, Layers]:

@@ -24,8 +24,7 @@ def workload(model: Model, run: plan_pb2.Run) -> plan_pb2.Workload:
     """Per layer: FLOPs and output bytes of one micro-batch, and the bytes of all parameters that it uses.
 
     Counted without computing, so that all nodes of a run say the same. A parameter that several layers share counts for
-    each of them: any of them alone needs it. What a sparse codec of the reduction carries counts as the optimizer's; the
-    scheduler then takes it to be moved with that, and errs on the side of staying.
+    each of them: any of them alone needs it. What a sparse codec of the reduction carries from step to step is the node's own.
     """
     train, width = run.train, run_dtype(run).itemsize
     reduction = run.network.reduction
@@ -45,5 +44,6 @@ def workload(model: Model, run: plan_pb2.Run) -> plan_pb2.Workload:
             for number, layer in enumerate(model.layers)
         ],
         micro_batches=train.global_batch // train.micro_batch,
-        optimizer_bytes_per_parameter_byte=STATE_TENSORS - 1 + (RESIDUAL_BYTES / width if sparse else 0),
+        optimizer_bytes_per_parameter_byte=STATE_TENSORS - 1,
+        own_bytes_per_parameter_byte=RESIDUAL_BYTES / width if sparse else 0,
     )

@@ -110,7 +110,7 @@ class Run(_message.Message):
     def __init__(self, name: _Optional[str] = ..., id: _Optional[str] = ..., seed: _Optional[int] = ..., model: _Optional[_Union[Run.Model, _Mapping]] = ..., data: _Optional[_Union[Run.Data, _Mapping]] = ..., train: _Optional[_Union[Run.Train, _Mapping]] = ..., network: _Optional[_Union[Run.Network, _Mapping]] = ..., lease_seconds: _Optional[float] = ..., checkpoint: _Optional[_Union[Run.Checkpoint, _Mapping]] = ...) -> None: ...
 
 class Workload(_message.Message):
-    __slots__ = ("layers", "micro_batches", "optimizer_bytes_per_parameter_byte")
+    __slots__ = ("layers", "micro_batches", "optimizer_bytes_per_parameter_byte", "own_bytes_per_parameter_byte")
     class Layer(_message.Message):
         __slots__ = ("name", "forward_flops", "parameter_bytes", "activation_bytes")
         NAME_FIELD_NUMBER: _ClassVar[int]
@@ -125,10 +125,12 @@ class Workload(_message.Message):
     LAYERS_FIELD_NUMBER: _ClassVar[int]
     MICRO_BATCHES_FIELD_NUMBER: _ClassVar[int]
     OPTIMIZER_BYTES_PER_PARAMETER_BYTE_FIELD_NUMBER: _ClassVar[int]
+    OWN_BYTES_PER_PARAMETER_BYTE_FIELD_NUMBER: _ClassVar[int]
     layers: _containers.RepeatedCompositeFieldContainer[Workload.Layer]
     micro_batches: int
     optimizer_bytes_per_parameter_byte: float
-    def __init__(self, layers: _Optional[_Iterable[_Union[Workload.Layer, _Mapping]]] = ..., micro_batches: _Optional[int] = ..., optimizer_bytes_per_parameter_byte: _Optional[float] = ...) -> None: ...
+    own_bytes_per_parameter_byte: float
+    def __init__(self, layers: _Optional[_Iterable[_Union[Workload.Layer, _Mapping]]] = ..., micro_batches: _Optional[int] = ..., optimizer_bytes_per_parameter_byte: _Optional[float] = ..., own_bytes_per_parameter_byte: _Optional[float] = ...) -> None: ...
 
 class Plan(_message.Message):
     __slots__ = ("generation", "stages", "routes", "idle")

@@ -100,16 +100,16 @@ def dump_network(cluster: Cluster) -> str:
 def parse_workload(text: str) -> Workload:
     """A workload from ``{"layers": [{"name", "forward_flops", "parameter_bytes", "activation_bytes"}], "micro_batches", ...}``.
 
-    ``optimizer_bytes_per_parameter_byte`` may be left out (2), and so may ``paper``.
+    ``optimizer_bytes_per_parameter_byte`` may be left out (2), and so may ``own_bytes_per_parameter_byte`` (0) and ``paper``.
     """
-    document = _document(text, {"layers", "micro_batches", "optimizer_bytes_per_parameter_byte", "paper"})
+    optimizer, own = "optimizer_bytes_per_parameter_byte", "own_bytes_per_parameter_byte"
+    document = _document(text, {"layers", "micro_batches", optimizer, own, "paper"})
     sizes = ("forward_flops", "parameter_bytes", "activation_bytes")
     layers = []
     for index, entry in enumerate(_list(document, "layers", "")):
         path = f"layers[{index}]"
         _keys(entry, path, {"name", *sizes})
         layers.append(Layer(_text(entry, "name", path), *(_number(entry, size, path) for size in sizes)))
-    optimizer = "optimizer_bytes_per_parameter_byte"
     paper = None
     if document.get("paper") is not None:
         entry = document["paper"]
@@ -125,6 +125,7 @@ def parse_workload(text: str) -> Workload:
         micro_batches=_integer(document, "micro_batches", ""),
         optimizer_bytes_per_parameter_byte=_number(document, optimizer, "") if optimizer in document else 2.0,
         paper=paper,
+        own_bytes_per_parameter_byte=_number(document, own, "") if own in document else 0.0,
     )
 
 
@@ -136,6 +137,7 @@ def dump_workload(workload: Workload) -> str:
         "layers": [{key: getattr(layer, key) for key in sizes} for layer in workload.layers],
         "micro_batches": workload.micro_batches,
         "optimizer_bytes_per_parameter_byte": workload.optimizer_bytes_per_parameter_byte,
+        "own_bytes_per_parameter_byte": workload.own_bytes_per_parameter_byte,
     }
     if workload.paper is not None:
         document["paper"] = {key: getattr(workload.paper, key) for key in shape}

@@ -92,4 +92,4 @@ class Holdings:
 
     @property
     def _layer_bytes(self) -> Floats:
-        return np.diff(self.problem.parameters_before) * (self.problem.state_factor - 1.0)
+        return np.diff(self.problem.parameters_before) * self.problem.workload.bytes_moved_per_parameter_byte

@@ -83,11 +83,11 @@ class Problem:
 
     @property
     def state_factor(self) -> float:
-        """Bytes of weights, gradients and optimizer state per byte of parameters."""
-        return 2.0 + self.workload.optimizer_bytes_per_parameter_byte
+        """Bytes that a layer's holder keeps per byte of its parameters."""
+        return self.workload.bytes_kept_per_parameter_byte
 
     def stage_bytes(self, cuts: tuple[int, ...] | Ints) -> Floats:
-        """What each stage takes of a node's memory: weights, gradients, optimizer state, and micro-batches in flight.
+        """What each stage takes of a node's memory: what a layer's holder keeps, and micro-batches in flight.
 
         ``cuts`` is [..., stages + 1], the result [..., stages].
         """

@@ -43,7 +43,7 @@ def test_dumps_read_back_as_they_were() -> None:
     ratio = parse_network(dump_network(encoded)).ratio
     assert ratio is not None
     assert (ratio[off_diagonal] == 0.25).all()
-    for workload in (paper_workload(), even_workload()):
+    for workload in (paper_workload(), even_workload(), replace(even_workload(), own_bytes_per_parameter_byte=2.0)):
         assert parse_workload(dump_workload(workload)) == workload
     plan = schedule(uniform_cluster(4), even_workload(), stages=(2, 1), generation=7).plan
     assert parse_plan(json.dumps(plan_document(plan))) == plan

@@ -46,6 +46,16 @@ def test_a_shifted_cut_moves_the_layers_between_and_keeping_everything_moves_not
     assert {move.why for move in holdings.moves(((2,), (0, 1)), (0, 6, 12))} == {Why.MOVES}
 
 
+def test_what_is_a_nodes_own_takes_memory_and_is_not_moved() -> None:
+    cluster, shared = uniform_cluster(3), even_workload()
+    more = replace(shared, own_bytes_per_parameter_byte=2.0)
+    plan, groups, cuts = two_stages(("n0",), ("n1",)), ((0, 2), (1,)), (0, 6, 12)
+    with_own, without = Problem(cluster, more), Problem(cluster, shared)
+    assert (with_own.stage_bytes(cuts) > without.stage_bytes(cuts)).all()
+    moving = [Holdings.of(problem, plan).seconds(groups, cuts) for problem in (with_own, without)]
+    assert moving[0] == moving[1] > 0
+
+
 def test_a_useful_node_that_joins_is_taken_when_the_horizon_pays_for_it_and_left_idle_when_not() -> None:
     workload = even_workload()
     slow_links = uniform_cluster(3, flops=1e12, bandwidth=1e8)
