@@ -14,7 +14,7 @@ import torch
 from dtfm.protos.control_pb2 import Device
 
 MEASURE_SECONDS = 0.3
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8  # malloc.h
 
 
 def keep_freed_memory() -> bool:
@@ -23,8 +23,12 @@ def keep_freed_memory() -> bool:
     if not sys.platform.startswith("linux"):
         return False
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    # 32 MiB is the most that glibc takes as a threshold.
-    return mallopt is not None and mallopt(_M_MMAP_THRESHOLD, 32 << 20) == 1 == mallopt(_M_TRIM_THRESHOLD, 256 << 20)
+    if mallopt is None:
+        return False
+    # 32 MiB is the most that glibc takes as a threshold. One arena for all threads: an arena of a thread's own grows by 64 MiB
+    # into which tensors fit badly, and what one thread frees another cannot have.
+    settings = {_M_MMAP_THRESHOLD: 32 << 20, _M_TRIM_THRESHOLD: 256 << 20, _M_ARENA_MAX: 1}
+    return all(mallopt(number, value) == 1 for number, value in settings.items())
 
 
 def open_device(name: str) -> torch.device:
@@ -59,12 +63,13 @@ def measure_device(device: torch.device) -> Device:
         name=torch.cuda.get_device_name(device)
         if device.type == "cuda"
         else platform.processor() or platform.machine(),
-        memory_bytes=_free_memory(device),
+        memory_bytes=free_memory(device),
         flops=_measure_flops(device),
     )
 
 
-def _free_memory(device: torch.device) -> int:
+def free_memory(device: torch.device) -> int:
+    """In bytes."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     try:

@@ -10,6 +10,7 @@ from functools import partial
 import torch
 
 from dtfm.kernels.codec import Encoded, encode
+from dtfm.kernels.memory import give_back
 from dtfm.node import pipeline
 from dtfm.node.admission import Expectations
 from dtfm.node.bucket import bucket_bytes
@@ -53,6 +54,8 @@ class Engagement:
         self.stage = stage
         state = sum(bucket_bytes(b.spec, stage.dtype) + b.gradients.nbytes for b in stage.buckets.values())
         self._room = room_beside(state, hardware)
+        reduced = sum(bucket.gradients.nbytes for i, bucket in stage.buckets.items() if len(groups[i].members) > 1)
+        self._keeps_unreduced = reduced <= self._room
         self.progress = progress or Progress(share.generation, applied + 1, self._room)
         self.progress.generation = share.generation
         self._run = run
@@ -105,6 +108,7 @@ class Engagement:
             parameter_dtype=stage.dtype,
         )
         self.inbox = Inbox(expect, applied, self._deliver)
+        give_back(now=True)  # what making or loading the state took beside it
 
     def links_changed(self, bandwidth: Mapping[str, float]) -> bool:
         """Between two steps: of some of the links from here, as in ``__init__``. Whether the codecs are others now."""
@@ -141,7 +145,8 @@ class Engagement:
             ),
             self.codecs.reduction,
             self._carried,
-            progress.keep_unreduced,
+            # All of them, or none: without one the step begins anew.
+            progress.keep_unreduced if self._keeps_unreduced else lambda *_: progress.spoil(),
         )
         try:
             self._send_again()
@@ -194,6 +199,7 @@ class Engagement:
         self._pipeline.forget(("train", step))
         self._pipeline.forget(("evaluate", step - 1))
         self._reduction.forget(step)
+        give_back()
 
     def evaluate(self, step: int) -> tuple[float, int]:
         """(sum of losses, samples) over this node's held-out micro-batches. Raises Closed."""

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import threading
+from pathlib import Path
 
 import numpy as np
 import torch
 
 from dtfm.kernels.codec import Codec, decode, encode
-from dtfm.kernels.memory import MEMORY, SMALLEST_BYTES, Memory
+from dtfm.kernels.memory import MEMORY, SMALLEST_BYTES, Memory, give_back
 
 MIB = 1 << 20
 
@@ -99,3 +101,24 @@ def test_codecs_use_it_both_ways() -> None:
     assert torch.equal(decoded, kept)
     del encoded, decoded
     assert MEMORY.free_bytes >= x.nbytes
+
+
+def test_what_was_freed_is_given_back_but_seldom() -> None:
+    def resident() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    def fill_and_free() -> None:
+        pieces = [torch.ones(MIB // 8) for _ in range(256)]
+        del pieces[::2]  # holes between what is in use, so that the heap's end cannot go back
+        held.extend(pieces)
+
+    held: list[torch.Tensor] = []
+    block = MEMORY.take(4 * MIB)
+    del block
+    fill_and_free()
+    before = resident()
+    assert give_back(now=True)
+    assert MEMORY.free_bytes == 0
+    assert resident() < before - 32 * MIB
+    fill_and_free()
+    assert not give_back(), "it has just been done"

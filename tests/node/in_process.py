@@ -58,11 +58,22 @@ class Wire:
 
 class InProcess:
     """``with InProcess(...) as nodes: nodes.train()``: what the plan's nodes do, each in a thread, from the weights at the start
-    on. ``bandwidth`` of every link in bytes per second and ``flops`` of every node are what "auto" goes by."""
+    on. ``bandwidth`` of every link in bytes per second and ``flops`` of every node are what "auto" goes by; each has ``memory``
+    bytes."""
 
-    def __init__(self, run: Run, plan: Plan, model: Model, data: Data, *, bandwidth: float, flops: float) -> None:
+    def __init__(
+        self,
+        run: Run,
+        plan: Plan,
+        model: Model,
+        data: Data,
+        *,
+        bandwidth: float,
+        flops: float,
+        memory: int = 1 << 30,
+    ) -> None:
         self._run, self._data, self._bandwidth = run, data, bandwidth
-        self._hardware = Device(kind="cpu", memory_bytes=1 << 30, flops=flops)
+        self._hardware = Device(kind="cpu", memory_bytes=memory, flops=flops)
         self._inboxes: dict[str, Inbox] = {}
         self._plan = plan
         self.step = 0

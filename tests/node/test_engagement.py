@@ -14,6 +14,7 @@ from dtfm.coordinator.run_file import read_run_file
 from dtfm.kernels.codec import Codec
 from dtfm.node.data import load_data
 from dtfm.node.model import load_model
+from dtfm.node.progress import Progress
 from dtfm.node.trace import Activity, Span, forget, listen
 from dtfm.protos.plan_pb2 import Plan
 from tests.cluster.runs import losses_alone, run_file, write_corpus
@@ -28,7 +29,13 @@ def text() -> str:
 
 
 @pytest.fixture
-def nodes(tmp_path: Path, text: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[InProcess]:
+def memory() -> int:
+    """Of each node, in bytes."""
+    return 1 << 30
+
+
+@pytest.fixture
+def nodes(tmp_path: Path, text: str, memory: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[InProcess]:
     """Two stages of two replicas."""
     monkeypatch.chdir(tmp_path)
     write_corpus(tmp_path)
@@ -38,7 +45,7 @@ def nodes(tmp_path: Path, text: str, monkeypatch: pytest.MonkeyPatch) -> Iterato
     model = load_model(run.model, data.sample)
     assert (len(model.layers), run.train.global_batch // run.train.micro_batch) == (LAYERS, MICRO_BATCHES)
     plan = even_plan(LAYERS, 2, 2, MICRO_BATCHES)
-    with InProcess(run, plan, model, data, bandwidth=1e9, flops=1e12) as nodes:
+    with InProcess(run, plan, model, data, bandwidth=1e9, flops=1e12, memory=memory) as nodes:
         yield nodes
 
 
@@ -144,3 +151,20 @@ def test_a_link_that_changed_has_its_sender_choose_another_codec_between_two_ste
         assert isfinite(nodes.train())
         assert n0.links_changed({"n2": 1e9})
         assert n0.codecs == before
+
+
+@pytest.mark.parametrize(("memory", "kept"), [(1 << 30, True), (1 << 20, False)])
+def test_gradients_of_before_the_reduction_are_kept_where_there_is_room_for_all(
+    nodes: InProcess, memory: int, kept: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copied: list[int] = []
+    keep = Progress.keep_unreduced
+
+    def keep_and_count(progress: Progress, bucket: int, gradients: torch.Tensor) -> None:
+        copied.append(bucket)
+        keep(progress, bucket, gradients)
+
+    monkeypatch.setattr(Progress, "keep_unreduced", keep_and_count)
+    nodes.train(commit=False)
+    assert bool(copied) == kept
+    assert all(engagement.progress.fits(engagement.share) == kept for engagement in nodes.engagements.values())

@@ -75,3 +75,12 @@ def test_unreduced_gradients_are_copies_and_taking_them_gives_their_room_back() 
 )
 def test_a_quarter_of_what_the_state_leaves_free_on_a_cpu_may_be_kept(kind: str, free: int, room: int) -> None:
     assert room_beside(1000, Device(kind=kind, memory_bytes=1000 + free)) == room
+
+
+def test_a_step_that_is_called_off_after_spoiling_keeps_nothing() -> None:
+    progress = Progress(1, 5)
+    progress.keep(Kind.ACTIVATION, 0, TENSOR, TENSOR.nbytes)
+    progress.spoil()
+    progress.keep_unreduced(7, TENSOR)
+    progress.keep(Kind.ACTIVATION, 1, TENSOR, TENSOR.nbytes)
+    assert (progress.sent, progress.unreduced) == ({}, {})
