@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
+import torch
 from blake3 import blake3
 
-from dtfm.node.bucket import Bucket, BucketSpec
+from dtfm.node.bucket import Bucket, BucketSpec, bucket_bytes
 from dtfm.node.checkpoint import load_file, most_bytes, to_file
+from dtfm.node.device import free_memory
 from dtfm.node.disk import Disk
 from dtfm.node.fetching import Wanted, fetch
 from dtfm.node.profile import run_dtype
@@ -20,6 +23,9 @@ from dtfm.protos.credentials import Identity
 from dtfm.protos.plan_pb2 import Run
 
 log = logging.getLogger(__name__)
+
+MEMORY_SHARE = 0.5
+"""Of the host's free memory: so much may be taken by the copies that are being written."""
 
 
 class BackupError(OSError):
@@ -32,11 +38,11 @@ class Keeper:
     def __init__(self, disk: Disk, report: Callable[[NodeMessage], None]) -> None:
         self.disk = disk
         self._report = report
-        self._thread = ThreadPoolExecutor(1, "backup")  # alone changes what is on disk
+        self._thread = ThreadPoolExecutor(1, "backup")
         self._run = Run()
         self._specs: tuple[BucketSpec, ...] = ()
         self._identity: Identity | None = None
-        self._writing: Future[None] | None = None
+        self._writing = False
         self._fetching: asyncio.Task[object] | None = None
         self._whole = 0
         self._closed = False
@@ -45,56 +51,84 @@ class Keeper:
         """From now on it is about this run, whose model has buckets like ``specs``. Returns what is on disk of its backups, be it
         of an earlier process of this node."""
         self._run, self._specs, self._identity = run, tuple(specs), identity
-        self._thread.submit(self.disk.open, run.id).result()
+        try:
+            self._thread.submit(self.disk.open, run.id).result()
+            contents = self.disk.contents
+        except OSError as error:
+            log.warning("this node's part of earlier backups cannot be read: %s", error)
+            return []
         return [
             Kept(step=step, parts=[Part(bucket=bucket, size_bytes=size) for bucket, size in files.items()])
-            for step, files in self.disk.contents.items()
+            for step, files in contents.items()
         ]
 
-    def write(self, step: int, buckets: Iterable[Bucket]) -> None:
+    def write(self, step: int, buckets: Collection[Bucket]) -> None:
         """Copies ``buckets`` as they are now and writes them in the background; or says why not."""
-        if self._writing is not None and not self._writing.done():
+        size, free = sum(bucket_bytes(b.spec, b.parameters.dtype) for b in buckets), free_memory(torch.device("cpu"))
+        if self._writing:
             self._say(Kept(step=step, problem="the one before is still being written"))
-            return
-        try:
+        elif size > MEMORY_SHARE * free:
+            self._say(Kept(step=step, problem=f"copies of {size} bytes are too much for {free} bytes of free memory"))
+        else:
             copies = deque(bucket.snapshot() for bucket in buckets)
-        except (MemoryError, RuntimeError) as error:  # as PyTorch names a lack of memory
-            self._say(Kept(step=step, problem=_sentence(error)))
-            return
-        self._writing = self._thread.submit(self._write, step, copies)
+            self._writing = True
+            self._thread.submit(self._write, step, copies)
 
     async def keep(self, wanted: Keep) -> None:
         """Removes what is not wanted any more, and fetches what is missing, in the place of what was wanted before."""
-        if self._fetching is not None:
-            self._fetching.cancel()
-        self._fetching = asyncio.current_task()
-        self._whole = wanted.whole
-        steps = {wanted.whole, wanted.begun}
-        await asyncio.wrap_future(self._thread.submit(self.disk.keep, steps))
-        if wanted.missing:
-            step, peers = wanted.begun, {peer.node: peer for peer in wanted.peers}
-            told = Kept(step=step)
-            try:
-                await self._obtain(step, wanted.missing, peers)
-            except Exception as error:
-                log.exception("the backup of step %d cannot be had from others", step)
-                told.problem = _sentence(error)
-            there = self.disk.contents.get(step, {})
-            told.parts.extend(part for part in wanted.missing if part.bucket in there)
-            self._say(told)
+        before, self._fetching = self._fetching, asyncio.current_task()
+        if before not in (None, self._fetching):
+            before.cancel()
+        self._whole, step = wanted.whole, wanted.begun
+        await asyncio.wrap_future(self._thread.submit(self.disk.keep, {wanted.whole, step}))
+        if not wanted.missing:
+            return
+        told = Kept(step=step)
 
-    async def restore(self, step: int, wanted: Sequence[tuple[Bucket, Part]], peers: Mapping[str, Peer]) -> None:
-        """Fills the buckets with their state as of ``step``: from this node's disk, or, what is not there, from those that have
-        it. Raises BackupError."""
+        def put(part: Part, content: bytes) -> None:
+            self.disk.write(step, part.bucket, content)
+            told.parts.append(part)
+
         try:
-            await self._obtain(step, [part for _, part in wanted], peers)
-            for bucket, _ in wanted:
-                where = f"backup of step {step}, bucket {bucket.spec.index}"
-                await asyncio.to_thread(load_file, self.disk.read(step, bucket.spec.index), bucket, where)
-        except (ValueError, OSError, LookupError) as problem:
-            raise BackupError(
-                f"the state as of step {step} cannot be had from the nodes' backup: {problem}"
-            ) from problem
+            missing = []
+            for part in wanted.missing:
+                if await asyncio.to_thread(self.disk.find, step, part.bucket, part.digest) is None:
+                    missing.append(part)
+                else:
+                    told.parts.append(part)
+            await self._fetch(step, missing, wanted.peers, put)
+        except Exception as error:
+            log.exception("the backup of step %d cannot be had from others", step)
+            told.problem = _sentence(error)
+        self._say(told)
+
+    async def restore(self, step: int, wanted: Mapping[int, tuple[Bucket, Part]], peers: Iterable[Peer]) -> None:
+        """Fills the buckets, by index, with their state as of ``step``: from this node's disk, or, what is not there with the
+        same digest, from those that have it. Raises BackupError."""
+
+        def load(part: Part, content: bytes) -> None:
+            load_file(content, wanted[part.bucket][0], f"backup of step {step}, bucket {part.bucket}")
+
+        def put(part: Part, content: bytes) -> None:
+            load(part, content)
+            with suppress(OSError):  # it is here all the same
+                self.disk.write(step, part.bucket, content)
+
+        try:
+            missing = []
+            for _, part in wanted.values():
+                content = await asyncio.to_thread(self.disk.find, step, part.bucket, part.digest)
+                if content is None:
+                    missing.append(part)
+                else:
+                    await asyncio.to_thread(load, part, content)
+            here = len(wanted) - len(missing)
+            log.info(
+                "the backup of step %d: %d buckets are on disk here, %d come from others", step, here, len(missing)
+            )
+            await self._fetch(step, missing, peers, put)
+        except (ValueError, OSError) as error:
+            raise BackupError(f"the state as of step {step} cannot be had from the nodes' backup: {error}") from error
 
     def remove(self) -> None:
         """The run is over, or goes on without this node."""
@@ -105,26 +139,20 @@ class Keeper:
         self._closed = True
         self._thread.shutdown()
 
-    async def _obtain(self, step: int, parts: Iterable[Part], peers: Mapping[str, Peer]) -> None:
-        """Has these parts of the backup of ``step`` on disk: what is not there with the same digest comes from those that have
-        it, by way of ``peers``. Raises ValueError for a part that the model cannot have, ConnectionError or OSError for one that
-        cannot be had or written."""
+    async def _fetch(
+        self, step: int, parts: Iterable[Part], peers: Iterable[Peer], put: Callable[[Part, bytes], None]
+    ) -> None:
+        """Each file goes to ``put``, in a thread. Raises ValueError for one that the model cannot have, ConnectionError for one
+        that cannot be had, and what ``put`` raises."""
         assert self._identity is not None  # who is told of parts has read a run
         most = {spec.index: most_bytes(spec, run_dtype(self._run)) for spec in self._specs}
-        missing, here = [], 0
+        by_name = {peer.node: peer for peer in peers}
+        wanted = []
         for part in parts:
             if part.size_bytes > most.get(part.bucket, -1):
                 raise ValueError(f"the model has no bucket {part.bucket} whose file has {part.size_bytes} bytes")
-            if await asyncio.to_thread(self.disk.has, step, part.bucket, part.digest):
-                here += 1
-            else:
-                missing.append(_missing(self.disk, step, part, [peers[name] for name in part.nodes if name in peers]))
-        log.info("of the backup of step %d, %d parts are here, %d come from others", step, here, len(missing))
-        for wanted in missing:
-            if not wanted.donors:
-                raise ConnectionError(f"nobody has bucket {wanted.bucket} of the backup of step {step}")
-        if missing:
-            await fetch(missing, step, 0, self._identity, self._run.lease_seconds)
+            wanted.append(_wanted(part, [by_name[name] for name in part.nodes if name in by_name], put))
+        await fetch(wanted, step, 0, self._identity, self._run.lease_seconds)
 
     def _write(self, step: int, copies: deque[Bucket]) -> None:
         kept = Kept(step=step)
@@ -139,13 +167,14 @@ class Keeper:
         except Exception as error:
             log.exception("the backup of step %d cannot be written", step)
             kept.problem = _sentence(error)
+        self._writing = False
         self._say(kept)
 
     def _say(self, kept: Kept) -> None:
         self._report(NodeMessage(kept=kept))
 
 
-def _missing(disk: Disk, step: int, part: Part, donors: list[Peer]) -> Wanted:
+def _wanted(part: Part, donors: Sequence[Peer], put: Callable[[Part, bytes], None]) -> Wanted:
     received = bytearray()
 
     def take(piece: memoryview, offset: int) -> None:
@@ -157,7 +186,7 @@ def _missing(disk: Disk, step: int, part: Part, donors: list[Peer]) -> Wanted:
         if blake3(content).digest() != part.digest:
             return "its file is not what was written (its BLAKE3 differs)"
         received.clear()
-        await asyncio.to_thread(disk.write, step, part.bucket, content)
+        await asyncio.to_thread(put, part, content)
         return ""
 
     return Wanted(part.bucket, part.size_bytes, donors, take, finish, backup=True)

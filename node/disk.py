@@ -26,8 +26,8 @@ _FILE = re.compile(r"bucket-([0-9]{5,9})\.safetensors")
 
 
 class Disk:
-    """A folder under ``root`` for this node and one run. Nothing is there until something is written. Any number of threads may
-    read; one changes it."""
+    """A folder under ``root`` for this node and one run. Nothing is there until something is written. For any number of
+    threads: a file is there whole or not at all."""
 
     def __init__(self, root: Path, node: str) -> None:
         self._root = root
@@ -62,12 +62,13 @@ class Disk:
         except OSError:
             raise LookupError(f"NOT_HELD: there is no backup of bucket {bucket} as of step {step} here") from None
 
-    def has(self, step: int, bucket: int, digest: bytes) -> bool:
-        """Whether that file is there, with that BLAKE3."""
+    def find(self, step: int, bucket: int, digest: bytes) -> bytes | None:
+        """The file's content, if it is there with that BLAKE3."""
         try:
-            return blake3(self.read(step, bucket)).digest() == digest
+            content = self.read(step, bucket)
         except LookupError:
-            return False
+            return None
+        return content if blake3(content).digest() == digest else None
 
     def donate(self, request: StateRequest) -> Piece:
         """The asked-for file, from the asked-for byte on. Raises LookupError."""

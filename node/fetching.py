@@ -47,8 +47,11 @@ async def fetch(wanted: Sequence[Wanted], step: int, generation: int, identity: 
     next.
 
     A broken transfer goes on at the next donor from the byte where it stopped. A donor may still be applying ``step``; so
-    they are asked again until nothing has come for ``patience`` seconds. Raises ConnectionError naming the last problem.
+    they are asked again until nothing has come for ``patience`` seconds. Raises ConnectionError naming the last problem, and the
+    OSError or ValueError of a ``finish``.
     """
+    if alone := next((item for item in wanted if not item.donors), None):
+        raise ConnectionError(f"nobody who is known has bucket {alone.bucket} as of step {step}")
     left = sorted(wanted, key=lambda item: -item.size_bytes)
     donors = {donor.node: donor for item in wanted for donor in item.donors}
     channels = {name: open_channel(donor.address, to_peer(identity, name), patience) for name, donor in donors.items()}
@@ -64,7 +67,7 @@ async def fetch(wanted: Sequence[Wanted], step: int, generation: int, identity: 
         async with asyncio.TaskGroup() as group:
             for donor in [*donors.values()] * ASKED_AT_ONCE:
                 group.create_task(serve(donor))
-    except* ConnectionError as problems:
+    except* (OSError, ValueError) as problems:
         raise problems.exceptions[0] from None
     finally:
         await asyncio.gather(*(channel.close() for channel in channels.values()))
@@ -81,7 +84,7 @@ async def _fetch_one(
     """One bucket of ``fetch``, from whichever of ``donors`` has it."""
     have, heard = 0, time.monotonic()
     problem = "nobody has it"
-    while time.monotonic() < heard + patience and donors:
+    while donors and time.monotonic() < heard + patience:
         for donor in list(donors):
             request = StateRequest(
                 generation=generation, step=step, bucket=wanted.bucket, offset=have, backup=wanted.backup

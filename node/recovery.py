@@ -52,7 +52,7 @@ def acquire_stage(
     addresses = {peer.node: peer for peer in assignment.peers}
     backup = {part.bucket: part for part in assignment.backup}
     from_peers: list[tuple[Bucket, list[Peer]]] = []
-    from_backup: list[tuple[Bucket, Part]] = []
+    from_backup: dict[int, tuple[Bucket, Part]] = {}
     for index, bucket in stage.buckets.items():
         if index in mine:
             continue
@@ -61,7 +61,7 @@ def acquire_stage(
         if others:
             from_peers.append((bucket, others))
         elif index in backup:
-            from_backup.append((bucket, backup[index]))
+            from_backup[index] = bucket, backup[index]
         elif assignment.checkpoint:
             read_bucket(assignment.checkpoint, bucket)
         elif assignment.step == 0:
@@ -71,7 +71,7 @@ def acquire_stage(
     if from_peers:
         wait(fetch_states(from_peers, assignment.step, assignment.plan.generation, identity, run.lease_seconds))
     if from_backup:
-        wait(keeper.restore(assignment.step, from_backup, addresses))
+        wait(keeper.restore(assignment.step, from_backup, assignment.peers))
     return stage
 
 

@@ -59,7 +59,7 @@ def test_all_stages_go_back_to_the_backup_and_who_has_its_disk_fetches_nothing(t
 
         kill(cluster, victim)
         with_disk = bring_back(cluster, victim, *links[victim])
-        cluster.nodes[victim].wait_for_error(" parts are here, 0 come from others")
+        cluster.nodes[victim].wait_for_error(" buckets are on disk here, 0 come from others")
 
         kill(cluster, victim)
         disk = Disk(tmp_path / "cache" / "dtfm" / "backups", victim)
@@ -67,7 +67,7 @@ def test_all_stages_go_back_to_the_backup_and_who_has_its_disk_fetches_nothing(t
         assert disk.contents
         disk.remove()
         without_disk = bring_back(cluster, victim, *links[victim])
-        cluster.nodes[victim].wait_for_error(" 0 parts are here, ")
+        cluster.nodes[victim].wait_for_error(": 0 buckets are on disk here, ")
 
         assert cluster.coordinator is not None
         cluster.coordinator.send(signal.SIGINT)
