@@ -1,0 +1,341 @@
+"""A node's part in backups: what is on its disk, what it gives to peers, what it takes from them, and what it makes of damage."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+
+import grpc.aio
+import pytest
+import torch
+from blake3 import blake3
+
+from dtfm.node import backup, disk
+from dtfm.node.backup import BackupError, Keeper
+from dtfm.node.bucket import Bucket, BucketSpec
+from dtfm.node.checkpoint import file_name, to_file
+from dtfm.node.disk import ABANDONED_SECONDS, Disk
+from dtfm.node.holding import Holding
+from dtfm.node.peer_server import PeerServer
+from dtfm.protos.connection import open_channel
+from dtfm.protos.control_pb2 import Keep, Kept, NodeMessage, Part, Peer
+from dtfm.protos.credentials import to_peer
+from dtfm.protos.peer_pb2 import StateRequest
+from dtfm.protos.plan_pb2 import Run
+from dtfm.protos.streams import state_call
+from tests.protos.members import member
+
+STEP = 7
+RUN = Run(id="run", lease_seconds=2)
+SPECS = (BucketSpec(0, (0,), (("first", (600, 500)),)), BucketSpec(1, (1,), (("second", (3, 7)),)))
+
+
+class Node:
+    """A keeper with a disk of its own, and a server that lets peers at it. ``reports`` is what it says."""
+
+    def __init__(self, name: str, root: Path) -> None:
+        self.name = name
+        self.disk = Disk(root / name, name)
+        self.reports: asyncio.Queue[Kept] = asyncio.Queue()
+        self.keeper = self.process()
+        self.given = 0
+        self.server = PeerServer(Holding(), self._gave, self.disk)
+        self.server.become(member(name))
+        self.address = ""
+
+    def process(self) -> Keeper:
+        """A keeper of a new process on the same disk."""
+        loop = asyncio.get_running_loop()
+
+        def report(message: NodeMessage) -> None:
+            loop.call_soon_threadsafe(self.reports.put_nowait, message.kept)
+
+        keeper = Keeper(self.disk, report)
+        self.earlier = {
+            kept.step: [p.bucket for p in kept.parts] for kept in keeper.open(RUN, SPECS, member(self.name))
+        }
+        return keeper
+
+    @property
+    def peer(self) -> Peer:
+        return Peer(node=self.name, address=self.address)
+
+    @property
+    def contents(self) -> dict[int, list[int]]:
+        return {step: list(files) for step, files in self.disk.contents.items()}
+
+    async def write(self, step: int = STEP, seed: int = 0) -> list[Part]:
+        """As after a commit; who has the parts is filled in."""
+        self.keeper.write(step, list(buckets(seed).values()))
+        kept = await self.reports.get()
+        assert (kept.step, kept.problem) == (step, "")
+        for part in kept.parts:
+            part.nodes.append(self.name)
+        return list(kept.parts)
+
+    def damage(self, bucket: int) -> None:
+        (file,) = self.disk._root.glob(f"*/step-*/{file_name(bucket)}")
+        content = bytearray(file.read_bytes())
+        content[-1] ^= 1
+        file.write_bytes(content)
+
+    async def _gave(self, _: float) -> None:
+        self.given += 1
+
+
+@pytest.fixture
+async def nodes(tmp_path: Path) -> AsyncIterator[tuple[Node, Node, Node]]:
+    a, b, c = (Node(name, tmp_path) for name in ("a", "b", "me"))
+    for node in (a, b, c):
+        node.address = f"127.0.0.1:{await node.server.start('127.0.0.1:0')}"
+    yield a, b, c
+    for node in (a, b, c):
+        await node.server.stop()
+        node.keeper.close()
+
+
+def buckets(seed: int = 0) -> Mapping[int, Bucket]:
+    generator = torch.Generator().manual_seed(seed)
+    made = {spec.index: Bucket(spec, torch.device("cpu"), torch.float32) for spec in SPECS}
+    for bucket in made.values():
+        for tensor in bucket.state:
+            tensor.normal_(generator=generator)
+    return made
+
+
+def empty() -> Mapping[int, Bucket]:
+    return {spec.index: Bucket(spec, torch.device("cpu"), torch.float32) for spec in SPECS}
+
+
+async def restore(node: Node, parts: list[Part], *donors: Node) -> Mapping[int, Bucket]:
+    mine = empty()
+    await node.keeper.restore(STEP, {p.bucket: (mine[p.bucket], p) for p in parts}, [donor.peer for donor in donors])
+    return mine
+
+
+def same(mine: Mapping[int, Bucket], seed: int = 0) -> bool:
+    return all(
+        torch.equal(ours, theirs)
+        for index, bucket in buckets(seed).items()
+        for ours, theirs in zip(mine[index].state, bucket.state, strict=True)
+    )
+
+
+async def test_what_is_written_is_as_it_was_at_the_commit_and_named_by_its_digest(
+    nodes: tuple[Node, Node, Node],
+) -> None:
+    a, _, _ = nodes
+    live = buckets()
+    contents = {index: to_file(bucket) for index, bucket in live.items()}
+    a.keeper.write(STEP, list(live.values()))
+    for bucket in live.values():
+        bucket.parameters.fill_(9)  # the next step
+    kept = await a.reports.get()
+    assert {p.bucket: (p.size_bytes, p.digest) for p in kept.parts} == {
+        index: (len(content), blake3(content).digest()) for index, content in contents.items()
+    }
+    assert same(await restore(a, list(kept.parts)))
+    assert a.given == 0
+
+
+async def test_only_the_whole_one_and_the_one_under_way_stay_on_disk(nodes: tuple[Node, Node, Node]) -> None:
+    a, _, _ = nodes
+    await a.write(1)
+    await a.write(2)
+    assert a.contents == {2: [0, 1]}  # the first was never whole
+    await a.keeper.keep(Keep(whole=2))
+    await a.write(3)
+    await a.write(4)
+    assert a.contents == {2: [0, 1], 4: [0, 1]}
+    await a.keeper.keep(Keep(whole=4))
+    assert a.contents == {4: [0, 1]}
+
+
+async def test_a_new_process_tells_what_is_on_disk_and_a_finished_run_leaves_nothing(
+    nodes: tuple[Node, Node, Node],
+) -> None:
+    a, _, _ = nodes
+    parts = await a.write()
+    a.keeper.close()
+    a.keeper = a.process()
+    assert a.earlier == {STEP: [0, 1]}
+    assert same(await restore(a, parts))
+    a.keeper.remove()
+    a.keeper.close()
+    assert list(a.disk._root.iterdir()) == []
+
+
+async def test_another_nodes_part_is_fetched_onto_disk_once(nodes: tuple[Node, Node, Node]) -> None:
+    a, _, me = nodes
+    parts = await a.write()
+    wanted = Keep(begun=STEP, missing=parts, peers=[a.peer])
+    for _ in range(2):
+        await me.keeper.keep(wanted)
+        kept = await me.reports.get()
+        assert ({part.bucket for part in kept.parts}, kept.problem) == ({0, 1}, "")
+    assert a.given == len(SPECS) + 3  # the larger one has 3.6 MB, in frames of one; the second time nothing is sent
+    assert same(await restore(me, parts))
+
+
+async def test_what_is_lacking_comes_from_others_disks_and_what_is_here_does_not(
+    nodes: tuple[Node, Node, Node],
+) -> None:
+    a, _, me = nodes
+    parts = await a.write()
+    await me.keeper.keep(Keep(begun=STEP, missing=parts[1:], peers=[a.peer]))
+    await me.keeper.keep(Keep(whole=STEP))
+    given = a.given
+    assert same(await restore(me, parts, a))
+    assert a.given - given == 4  # the larger one alone
+    assert me.contents == {STEP: [0, 1]}
+
+
+async def test_a_damaged_file_is_not_used_but_fetched_again(nodes: tuple[Node, Node, Node]) -> None:
+    a, _, me = nodes
+    parts = await a.write()
+    await me.write()
+    me.damage(1)
+    assert same(await restore(me, parts, a))
+    assert a.given == 1
+
+
+async def test_a_donor_whose_file_is_damaged_is_passed_over(nodes: tuple[Node, Node, Node]) -> None:
+    a, b, me = nodes
+    parts = await a.write()
+    await b.write()
+    for part in parts:
+        part.nodes.append("b")
+    a.damage(0)
+    assert same(await restore(me, parts, a, b))
+
+
+async def test_where_all_are_damaged_that_is_said(nodes: tuple[Node, Node, Node]) -> None:
+    a, _, me = nodes
+    parts = await a.write()
+    a.damage(0)
+    with pytest.raises(
+        BackupError, match=f"step {STEP} cannot be had .*bucket 0 .*a: its file is not what was written"
+    ):
+        await restore(me, parts, a)
+    assert me.contents.get(STEP, []) in ([], [1])
+
+
+async def test_a_part_that_nobody_has_is_named(nodes: tuple[Node, Node, Node]) -> None:
+    a, _, me = nodes
+    parts = await a.write()
+    with pytest.raises(BackupError, match="nobody who is known has bucket 0"):
+        await restore(me, parts)
+
+
+async def test_a_part_that_the_model_cannot_have_is_not_asked_for(nodes: tuple[Node, Node, Node]) -> None:
+    a, _, me = nodes
+    parts = await a.write()
+    parts[1].size_bytes += 2 << 20
+    with pytest.raises(BackupError, match="the model has no bucket 1 whose file has"):
+        await restore(me, parts, a)
+    await me.keeper.keep(Keep(begun=STEP, missing=[Part(bucket=9, digest=bytes(32), nodes=["a"])], peers=[a.peer]))
+    assert "the model has no bucket 9" in (await me.reports.get()).problem
+    assert a.given == 0
+
+
+async def test_a_newer_wish_takes_the_place_of_the_one_before(nodes: tuple[Node, Node, Node]) -> None:
+    a, _, me = nodes
+    parts = await a.write()
+    unreachable = Peer(node="a", address="127.0.0.1:1")
+    first = asyncio.create_task(me.keeper.keep(Keep(begun=STEP, missing=parts, peers=[unreachable])))
+    await asyncio.sleep(0)
+    await me.keeper.keep(Keep(begun=STEP, missing=parts, peers=[a.peer]))
+    assert {part.bucket for part in (await me.reports.get()).parts} == {0, 1}
+    with pytest.raises(asyncio.CancelledError):
+        await first
+    assert me.reports.empty()
+
+
+async def test_a_disk_without_room_is_not_filled(
+    nodes: tuple[Node, Node, Node], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a, _, me = nodes
+    parts = await a.write()
+    monkeypatch.setattr(disk, "ROOM_SHARE", 1e-12)
+    me.keeper.write(STEP, list(buckets().values()))
+    assert "bytes free" in (await me.reports.get()).problem
+    await me.keeper.keep(Keep(begun=STEP, missing=parts, peers=[a.peer]))
+    kept = await me.reports.get()
+    assert ("bytes free" in kept.problem, list(kept.parts)) == (True, [])
+    assert same(await restore(me, parts, a))  # it can use what it cannot keep
+
+
+async def test_without_memory_for_copies_nothing_is_written(
+    nodes: tuple[Node, Node, Node], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a, _, _ = nodes
+    monkeypatch.setattr(backup, "free_memory", lambda device: 1 << 20)
+    a.keeper.write(STEP, list(buckets().values()))
+    assert "too much for 1048576 bytes of free memory" in (await a.reports.get()).problem
+    assert a.contents == {}
+
+
+@pytest.mark.parametrize(("step", "bucket"), [(STEP, 9), (STEP + 1, 0), (0, 0)])
+async def test_who_asks_for_what_is_not_there_hears_so(nodes: tuple[Node, Node, Node], step: int, bucket: int) -> None:
+    a, _, _ = nodes
+    await a.write()
+    request = StateRequest(step=step, bucket=bucket, backup=True)
+    async with open_channel(a.address, to_peer(member("me"), "a")) as channel:
+        with pytest.raises(
+            grpc.aio.AioRpcError, match=f"NOT_HELD: there is no backup of bucket {bucket} as of step {step}"
+        ):
+            [frame async for frame in state_call(channel)(request.SerializeToString())]
+
+
+async def test_a_transfer_goes_on_where_it_stopped(nodes: tuple[Node, Node, Node]) -> None:
+    a, _, _ = nodes
+    parts = await a.write()
+    request = StateRequest(step=STEP, bucket=0, backup=True, offset=parts[0].size_bytes - 10)
+    async with open_channel(a.address, to_peer(member("me"), "a")) as channel:
+        (frame,) = [frame async for frame in state_call(channel)(request.SerializeToString())]
+    assert frame.endswith(a.disk.read(STEP, 0)[-10:])
+
+
+def test_before_a_run_is_read_nothing_is_there(tmp_path: Path) -> None:
+    unopened = Disk(tmp_path, "a")
+    assert unopened.contents == {}
+    with pytest.raises(LookupError, match="NOT_HELD"):
+        unopened.read(STEP, 0)
+
+
+def test_names_of_nodes_and_runs_lead_nowhere_else(tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    for node, run in (("../..", "../../x"), ("a", ".."), ("a/b", "")):
+        one = Disk(root, node)
+        one.open(run)
+        one.write(STEP, 0, b"state")
+        assert one.read(STEP, 0) == b"state"
+    assert len(list(root.iterdir())) == 3
+    assert [entry.name for entry in tmp_path.iterdir()] == ["root"]
+
+
+def test_what_another_run_left_long_ago_is_removed(tmp_path: Path) -> None:
+    old, recent, mine = Disk(tmp_path, "a"), Disk(tmp_path, "a"), Disk(tmp_path, "a")
+    for one, run in ((old, "old"), (recent, "recent")):
+        one.open(run)
+        one.write(STEP, 0, b"state")
+    assert old._folder is not None
+    long_ago = time.time() - ABANDONED_SECONDS - 60
+    os.utime(old._folder, (long_ago, long_ago))
+    mine.open("mine")
+    assert (old.contents, recent.contents) == ({}, {STEP: {0: 5}})
+
+
+def test_what_is_no_backup_is_left_alone_and_not_counted(tmp_path: Path) -> None:
+    one = Disk(tmp_path, "a")
+    one.open("run")
+    one.write(STEP, 0, b"state")
+    assert one._folder is not None
+    (one._folder / "notes").mkdir()
+    (one._folder / f"step-{STEP:08d}" / f"{file_name(1)}.part").write_bytes(b"half")
+    assert one.contents == {STEP: {0: 5}}
+    one.keep([])
+    assert [entry.name for entry in one._folder.iterdir()] == ["notes"]
