@@ -37,7 +37,6 @@ def begin(turn: Turn, step: int, plan: Plan, checkpoint: bool) -> bool:
         give_up(turn, "it took too long")
     if state.backing is not None or turn.now < state.next_backup or not rests_on_one(state):
         return False
-    _forget_all_but(turn, state.ledger.backup)  # files of this step could be of another past
     turn.set(backing=Backing(step, turn.now, frozenset(plan.nodes)))
     return True
 
@@ -82,27 +81,16 @@ def kept(turn: Turn, session: Session, message: wire.Kept) -> None:
             unable=backing.unable | {node} if message.problem else backing.unable,
         )
     )
-    advance(turn)
+    _advance(turn)
 
 
-def advance(turn: Turn) -> None:
-    """After a node said what it keeps, or left: what is on one disk alone is fetched by others; or the backup is whole."""
-    state, backing, described = turn.state, turn.state.backing, turn.state.ledger.described
-    if backing is None or state.stopped or described is None or backing.writers & state.sessions.keys():
-        return
-    holders = _holders(state, backing.step, backing.parts)
-    if len(holders) < described.buckets:
-        give_up(turn, "some of it is on no disk")
-        return
-    asked = {node: buckets for node, buckets in backing.asked.items() if node in state.sessions}
-    coming = frozenset().union(*asked.values())
-    single = {bucket: who[0] for bucket, who in holders.items() if len(who) == 1 and bucket not in coming}
-    for node, buckets in _fetchers(state, backing, single).items():
-        asked[node] = asked.get(node, frozenset()) | buckets
-        turn.send([node], keep=_order(state, backing, holders, asked[node]))
-    turn.set(backing=replace(backing, asked=asked))
-    if not asked:
-        _whole(turn, backing, holders)
+def left(turn: Turn, node: str) -> None:
+    """What the node was to write or to fetch is not awaited any more, even if it comes back."""
+    backing = turn.state.backing
+    if backing is not None and not turn.state.stopped:
+        asked = {other: buckets for other, buckets in backing.asked.items() if other != node}
+        turn.set(backing=replace(backing, writers=backing.writers - {node}, asked=asked))
+        _advance(turn)
 
 
 def give_up(turn: Turn, why: str) -> None:
@@ -111,6 +99,15 @@ def give_up(turn: Turn, why: str) -> None:
     assert backing is not None
     turn.log(f"no backup of step {backing.step}: {why}")
     _over(turn, backing)
+
+
+def rolled_back(turn: Turn) -> None:
+    """Training has gone back: what is of later steps, on any disk, is of another past."""
+    backing, step = turn.state.backing, turn.state.ledger.step
+    if backing is not None and backing.step > step:
+        give_up(turn, f"training goes back to step {step}")
+    elif backing is None:
+        _tidy(turn)
 
 
 def restorable(state: State, step: int) -> bool:
@@ -130,6 +127,28 @@ def backup_parts(state: State) -> list[wire.Part]:
     return _parts(state, backup) if backup is not None else []
 
 
+def _advance(turn: Turn) -> None:
+    """Once all is written: what is on one disk alone is fetched by others; once that is there, the backup is whole."""
+    state, backing, described = turn.state, turn.state.backing, turn.state.ledger.described
+    assert backing is not None
+    assert described is not None
+    if backing.writers:
+        return
+    holders = _holders(state, backing.step, backing.parts)
+    if len(holders) < described.buckets:
+        give_up(turn, "some of it is on no disk")
+        return
+    asked = dict(backing.asked)
+    coming = frozenset().union(*asked.values())
+    single = {bucket: who[0] for bucket, who in holders.items() if len(who) == 1 and bucket not in coming}
+    for node, buckets in _fetchers(state, backing, single).items():
+        asked[node] = asked.get(node, frozenset()) | buckets
+        turn.send([node], keep=_order(state, backing, holders, asked[node]))
+    turn.set(backing=replace(backing, asked=asked))
+    if not asked:
+        _whole(turn, backing, holders)
+
+
 def _whole(turn: Turn, backing: Backing, holders: Holders) -> None:
     parts = tuple(backing.parts[bucket] for bucket in sorted(holders))
     by_node: dict[str, list[int]] = {}
@@ -137,22 +156,23 @@ def _whole(turn: Turn, backing: Backing, holders: Holders) -> None:
         for node in who:
             by_node.setdefault(node, []).append(bucket)
     ranges = {node: _ranges(buckets) for node, buckets in sorted(by_node.items())}
-    event = ev.BackupKept(backing.step, parts, ranges, turn.now - backing.since)
-    turn.emit(event)
+    turn.emit(ev.BackupKept(backing.step, parts, ranges, turn.now - backing.since))
     _over(turn, backing)
-    turn.send([s.node for s in turn.state.sessions.values() if s.kept], keep=_wanted(turn.state))
-    _forget_all_but(turn, event)
 
 
 def _over(turn: Turn, backing: Backing) -> None:
     """The next one begins when this one will have taken but GUARD_SHARE of the time in between."""
     pause = max(BACKUP_LEASES * turn.state.lease, (turn.now - backing.since) / GUARD_SHARE)
     turn.set(backing=None, next_backup=backing.since + pause)
+    _tidy(turn)
 
 
-def _forget_all_but(turn: Turn, backup: ev.BackupKept | None) -> None:
+def _tidy(turn: Turn) -> None:
+    """Nothing is under way: all disks keep the whole backup alone, and nothing else counts."""
+    keep = _wanted(turn.state)
     for session in [s for s in turn.state.sessions.values() if s.kept]:
-        turn.update(session, kept={step: k for step, k in session.kept.items() if backup and step == backup.step})
+        turn.update(session, kept={step: buckets for step, buckets in session.kept.items() if step == keep.whole})
+    turn.send(turn.state.ready, keep=keep)
 
 
 def _wanted(state: State) -> wire.Keep:

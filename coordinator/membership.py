@@ -153,7 +153,7 @@ def leave(turn: Turn, session: Session, reason: str) -> None:
         else:
             consider(turn)
             keep_up(turn)
-        backup.advance(turn)
+        backup.left(turn, session.node)
     if (contender := turn.state.contenders.get(session.node)) is not None:
         turn.set(contenders={node: c for node, c in turn.state.contenders.items() if node != session.node})
         greeted(turn, contender.stream, wire.NodeMessage(hello=contender.hello), True)

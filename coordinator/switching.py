@@ -256,8 +256,7 @@ def _roll_back(turn: Turn, reason: str) -> None:
     again = "from the start" if step == 0 else f"from {origin} of step {step}"
     sentence = f"{reason}; {ledger.step - step} steps are trained again {again}"
     turn.emit(ev.RolledBack(step, ledger.step, ledger.checkpoints.get(step, ""), sentence))
-    if turn.state.backing is not None and turn.state.backing.step > step:
-        backup.give_up(turn, f"training goes back to step {step}")
+    backup.rolled_back(turn)
     # Those of later steps would be of another past.
     turn.set(checkpoints={s: tally for s, tally in turn.state.checkpoints.items() if s <= step})
 

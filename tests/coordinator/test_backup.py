@@ -210,6 +210,15 @@ def test_when_what_it_was_to_write_goes_with_a_node_the_backup_comes_to_nothing(
     assert world.events(ev.BackupKept) == []
 
 
+def test_a_writer_that_was_cut_off_is_not_awaited_when_it_comes_back() -> None:
+    world = slow_world("a", "b", "c")  # a and b hold the same stage
+    world.step()
+    write(world, "a", "c")
+    world.greet("b")  # on a new stream; it may have missed the commit
+    asked = {node: missing(world, node) for node in "abc" if "keep" in world.kinds_to(node)}
+    assert sorted(bucket for buckets in asked.values() for bucket in buckets) == [0, 1, 2, 3]
+
+
 def test_a_replica_with_another_file_does_not_count() -> None:
     world = slow_world("a", "b", "c")
     world.step()
