@@ -27,6 +27,8 @@ MOST_TOGETHER = 8
 MOST_BYTES_TOGETHER = 4 * LARGEST_BURST_BYTES
 LONGER_TOGETHER = 2
 """They take so many times as long as one by itself: here slow start counts, so that there should be little of it."""
+HELD_UP = 2
+"""A link that is so many times quicker beside others than it was by itself had been held up by something else."""
 
 
 async def measure_links(node: str, peers: Sequence[Peer], identity: Identity, lease: float) -> LinkReport:
@@ -50,8 +52,8 @@ async def measure_links(node: str, peers: Sequence[Peer], identity: Identity, le
         await asyncio.gather(bursts(_Probed.upload), bursts(_Probed.download))
         reached = [each for each in probed if not each.to_peer.problem][:MOST_TOGETHER]
         up, down = await asyncio.gather(
-            _together([each.to_peer for each in reached], [each.send for each in reached]),
-            _together([each.from_peer for each in reached], [each.fetch for each in reached]),
+            _together([each.to_peer for each in reached], [each.send for each in reached], lease),
+            _together([each.from_peer for each in reached], [each.fetch for each in reached], lease),
         )
     finally:
         await asyncio.gather(*(each.channel.close() for each in probed))
@@ -59,8 +61,10 @@ async def measure_links(node: str, peers: Sequence[Peer], identity: Identity, le
     return LinkReport(links=links, up=up, down=down)
 
 
-async def _together(links: Sequence[LinkReport.Link], bursts: Sequence[Callable[[int], Awaitable[float]]]) -> float:
-    """Bytes per second while all ``links`` are busy; 0 where that cannot be told.
+async def _together(
+    links: Sequence[LinkReport.Link], bursts: Sequence[Callable[[int], Awaitable[float]]], lease: float
+) -> float:
+    """Bytes per second while all ``links`` are busy; 0 where that cannot be told within a ``lease``.
 
     Each gets a burst as large as it alone would carry in the same time. All bytes over the whole time, slow start included, are
     too little rather than too much; but no less than the fastest link carries alone.
@@ -68,13 +72,17 @@ async def _together(links: Sequence[LinkReport.Link], bursts: Sequence[Callable[
     if len(links) < 2:
         return 0.0
     patience = LONGER_TOGETHER * max(burst_seconds(2 * link.latency_seconds) for link in links)
+    patience = min(patience, lease / 2 / len(links))  # where they share one line, it takes that many times as long
     seconds = min(patience, MOST_BYTES_TOGETHER / sum(link.bandwidth for link in links))
     sizes = [whole_chunks(link.bandwidth * seconds) for link in links]
 
     async def timed(link: LinkReport.Link, size: int, burst: Callable[[int], Awaitable[float]]) -> float:
         began = time.perf_counter()
-        await burst(size)
-        return time.perf_counter() - began - 2 * link.latency_seconds
+        speed = await burst(size)
+        seconds = time.perf_counter() - began - 2 * link.latency_seconds
+        if speed > HELD_UP * link.bandwidth:
+            link.bandwidth = speed
+        return seconds
 
     try:
         took = await asyncio.gather(*(timed(*each) for each in zip(links, sizes, bursts, strict=True)))
