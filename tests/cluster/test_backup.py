@@ -14,7 +14,7 @@ from tests.cluster.launch import Cluster, Event
 from tests.cluster.relay import Relay
 from tests.cluster.runs import GPT2, run_file
 
-RATE = 2e6
+RATE = 1e6
 """Bytes per second to each node: a step's activations take longer than a fifth of them would leave for its gradients."""
 
 
