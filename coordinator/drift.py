@@ -64,9 +64,15 @@ def committed(turn: Turn, votes: Mapping[str, wire.StepReady]) -> None:
             link = turn.state.ledger.links.get(arrived.source, {}).get(node)
             if link is None:
                 continue
+            what, quickest = (arrived.source, node), arrived.bytes / LEAST_SECONDS
+            before = seen.get(what, Seen()).before
             # What came quicker is as good as just so quick; that it was is known when it comes slowly one day.
-            if ratio := changed((arrived.source, node), arrived.bytes / max(arrived.seconds, LEAST_SECONDS)):
-                now = replace(link, bandwidth=min(link.bandwidth * ratio, MOST_BANDWIDTH))
+            speed = min(arrived.bytes / max(arrived.seconds, 1e-9), quickest)
+            if ratio := changed(what, speed):
+                bandwidth = min(link.bandwidth * ratio, MOST_BANDWIDTH)
+                if before is not None and before >= quickest and ratio < 1:  # by how much it is slower is not known
+                    bandwidth = min(bandwidth, speed)
+                now = replace(link, bandwidth=bandwidth)
                 turn.emit(ev.LinksMeasured(node, (now,)))
                 turn.send([arrived.source], links_changed=wire.LinksChanged(links=[link_message(now)]))
                 _reconsider(turn, node)

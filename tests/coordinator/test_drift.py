@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,6 +11,7 @@ from hypothesis import strategies as st
 from dtfm.coordinator import events as ev
 from dtfm.coordinator.drift import look
 from dtfm.coordinator.state import Seen
+from dtfm.coordinator.wire import link_message
 from dtfm.protos import control_pb2 as wire
 from tests.coordinator.script import World, training
 
@@ -95,6 +98,15 @@ def test_a_link_that_was_too_quick_to_be_measured_and_became_slow_is_noticed() -
     steps(world, 10, seconds=1.0, arrived=0.001)
     steps(world, 10, seconds=1.0, arrived=4.0)
     assert world.state.ledger.links["a"]["c"].bandwidth < before / 2
+
+
+def test_such_a_link_is_as_slow_as_it_was_seen_to_be() -> None:
+    world = long_run()
+    quick = replace(world.state.ledger.links["a"]["c"], bandwidth=1e12)
+    world.hear("c", links=wire.LinkReport(links=[link_message(quick)]))
+    steps(world, 10, seconds=1.0, arrived=0.001)
+    steps(world, 10, seconds=1.0, arrived=4.0)
+    assert world.state.ledger.links["a"]["c"].bandwidth == pytest.approx(1e9 / 4)
 
 
 def test_what_takes_no_time_in_a_step_is_not_looked_at() -> None:
