@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -10,6 +11,10 @@ import torch
 from dtfm.kernels.codec import DTYPES, Codec, encoded_bytes
 from dtfm.node.share import Group, Share
 from dtfm.protos.frame import FrameError, FrameProblem, Header, Kind
+
+PIECE_ELEMENTS = 1 << 21
+"""A shard travels, and is summed, in pieces of at most so many elements: memory for a few of these is all that reducing takes
+beside the gradients. Of several frames under most codecs, so that a link's pace can be told from them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +42,19 @@ def shards(elements: int, members: int) -> list[tuple[int, int]]:
     """
     borders = [min(elements, -(-elements * i // (members * 256)) * 256) for i in range(members)] + [elements]
     return [(borders[i], borders[i + 1]) for i in range(members)]
+
+
+@functools.lru_cache(maxsize=4096)
+def pieces(elements: int, members: int) -> tuple[tuple[int, int], ...]:
+    """The shards in pieces of at most PIECE_ELEMENTS, as half-open ranges: the first of each shard, the second of each, and so
+    on, so that piece i is the sum of member i % members. Those past a shorter shard's end are empty."""
+    divided = shards(elements, members)
+    rounds = max(1, max(-(-(stop - start) // PIECE_ELEMENTS) for start, stop in divided))
+    return tuple(
+        (min(start + number * PIECE_ELEMENTS, stop), min(start + (number + 1) * PIECE_ELEMENTS, stop))
+        for number in range(rounds)
+        for start, stop in divided
+    )
 
 
 def admit(expect: Expectations, applied: int, source: str, header: Header) -> None:
@@ -90,10 +108,11 @@ def _plan_has(expect: Expectations, header: Header) -> tuple[tuple[str, ...], in
     nobody: tuple[str, ...] = ()
     if header.kind in (Kind.REDUCE, Kind.GATHER):
         group = expect.groups.get(header.index)
-        if group is None or header.part >= len(group.members):
+        cut = pieces(expect.bucket_elements[header.index], len(group.members)) if group is not None else ()
+        if group is None or header.part >= len(cut):
             return nobody, 0, expect.parameter_dtype
-        start, stop = shards(expect.bucket_elements[header.index], len(group.members))[header.part]
-        owner = group.members[header.part]
+        start, stop = cut[header.part]
+        owner = group.members[header.part % len(group.members)]
         if header.kind is Kind.GATHER:
             senders = nobody if owner == share.node else (owner,)
         else:

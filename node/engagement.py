@@ -21,8 +21,8 @@ from dtfm.node.mailbox import Closed, Mailbox
 from dtfm.node.optimizer import adamw, decayed_ranges, squared_norm
 from dtfm.node.outbox import Outbox, What
 from dtfm.node.pipeline import Compute, NonFinite, Outcome, Topic
-from dtfm.node.progress import Progress, room_beside
-from dtfm.node.reduction import Final, Residuals, reduce_gradients
+from dtfm.node.progress import Progress, room_ahead, room_beside
+from dtfm.node.reduction import Final, Residuals, reduce_gradients, sending_order
 from dtfm.node.samples import evaluation_samples, training_samples
 from dtfm.node.share import Group, Share
 from dtfm.node.stage import Stage, loss
@@ -107,7 +107,7 @@ class Engagement:
             activation_dtype=stage.dtype,
             parameter_dtype=stage.dtype,
         )
-        self.inbox = Inbox(expect, applied, self._deliver)
+        self.inbox = Inbox(expect, applied, self._deliver, room_ahead(state, hardware, len(self.codecs.replicas)))
         give_back(now=True)  # what making or loading the state took beside it
 
     def links_changed(self, bandwidth: Mapping[str, float]) -> bool:
@@ -129,7 +129,8 @@ class Engagement:
         """
         progress = self.progress
         assert progress.step == step
-        gradients = {index: bucket.gradients for index, bucket in self.stage.buckets.items()}
+        buckets = self.stage.buckets
+        gradients = {i: buckets[i].gradients for i in sending_order(bucket.spec for bucket in buckets.values())}
         self._take_up(gradients)
         if progress.finished >= set(self.share.micro_batches):
             self._expect_last_gradients()
@@ -147,6 +148,7 @@ class Engagement:
             self._carried,
             # All of them, or none: without one the step begins anew.
             progress.keep_unreduced if self._keeps_unreduced else lambda *_: progress.spoil(),
+            self.inbox.let_go,
         )
         try:
             self._send_again()
@@ -216,6 +218,7 @@ class Engagement:
         """Whoever waits, or will wait, in ``train`` or ``evaluate`` gets Closed. From any thread."""
         self._pipeline.close(reason)
         self._reduction.close(reason)
+        self.inbox.close()
 
     def release(self) -> None:
         """After ``close``: ends the threads, and takes off the hooks, which would keep this engagement alive with its stage."""

@@ -84,9 +84,10 @@ class PeerServer:
             return f"CERTIFICATE: the caller's does not name {source[:64]!r}".encode()
         async for frame in requests:
             try:
-                if self._inbox is None:
+                inbox = self._inbox
+                if inbox is None:
                     raise FrameError(FrameProblem.UNKNOWN_GENERATION, "this node has no part in a plan")
-                self._inbox.take(source, frame)
+                await inbox.readable(source, inbox.take(source, frame))
             except FrameError as refusal:
                 if refusal.problem is FrameProblem.STALE:
                     log.debug("dropped a frame from %s: %s", source, refusal)

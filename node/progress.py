@@ -25,6 +25,12 @@ anew here."""
 SPARE_SHARE = 0.25
 """So much of the memory that the state leaves free on a CPU may be kept. On a GPU's host nothing else needs it."""
 
+AHEAD_SHARE = 0.125
+"""So much of it may be taken by gradients of peers that are ahead, until this node's own are final too."""
+
+LEAST_AHEAD_BYTES = 16 << 20
+"""From each peer, however little memory there is: what keeps a link busy while a piece of it is summed."""
+
 Sent = Future[Encoded] | torch.Tensor
 """A tensor as it went to a neighbour; or, where it did not come to that, as it was computed."""
 
@@ -34,6 +40,12 @@ def room_beside(state_bytes: int, hardware: wire.Device) -> int:
     if hardware.kind != "cpu":
         return MOST_KEPT_BYTES
     return max(0, min(MOST_KEPT_BYTES, int(SPARE_SHARE * (hardware.memory_bytes - state_bytes))))
+
+
+def room_ahead(state_bytes: int, hardware: wire.Device, peers: int) -> int:
+    """How many bytes of gradients may wait here from each of ``peers`` that reduce with this node."""
+    free = hardware.memory_bytes - state_bytes if hardware.kind == "cpu" else MOST_KEPT_BYTES / AHEAD_SHARE
+    return max(LEAST_AHEAD_BYTES, int(min(MOST_KEPT_BYTES, AHEAD_SHARE * free) / max(peers, 1)))
 
 
 @dataclass(slots=True)

@@ -30,9 +30,9 @@ class Kind(enum.IntEnum):
     EVALUATION = 3
     """Output of a stage for held-out samples. index: micro-batch."""
     REDUCE = 4
-    """One replica's gradients of one shard, to the shard's owner. index: bucket, part: shard."""
+    """One replica's gradients of one piece of a shard, to its owner. index: bucket, part: piece."""
     GATHER = 5
-    """Reduced gradients of one shard, from its owner. index: bucket, part: shard."""
+    """Reduced gradients of one piece of a shard, from its owner. index: bucket, part: piece."""
     STATE = 6
     """Parameters and optimizer state. index: bucket, part: the newest step that the sender has applied."""
     UPDATE = 7

@@ -11,7 +11,7 @@ from torch.autograd.profiler import profile
 
 def most_allocated(work: Callable[[], object]) -> int:
     """The most bytes of tensors that ``work`` had taken in this thread and not yet given back, those that torch's operations
-    take for themselves included."""
+    take for themselves included. One at a time in a process."""
     with profile(profile_memory=True) as profiled:
         work()
     recorded: Any = profiled.kineto_results

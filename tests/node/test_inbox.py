@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 
 import pytest
@@ -162,3 +163,47 @@ def test_after_a_step_is_applied_its_tensors_are_stale_and_the_step_after_next_m
     at.take("a1", header(step=9))
     at.take("a1", header(step=10))
     assert [a.header.step for a in at.arrived] == [9, 10]
+
+
+def test_what_replicas_exchange_is_read_on_while_there_is_room_and_activations_always() -> None:
+    mine = shards(BUCKET, 2)[0][1]
+    share, theirs = (
+        header(Kind.REDUCE, index=1, part=0, elements=mine),
+        header(Kind.GATHER, index=1, part=1, elements=BUCKET - mine),
+    )
+
+    async def scenario() -> None:
+        arrived: list[Arrival] = []
+        inbox = Inbox(expectations(), APPLIED, arrived.append, room=share.total)
+
+        def take(what: Header, source: str = "other") -> asyncio.Task[None]:
+            (frame,) = frames(what, memoryview(bytes(what.total)))
+            return asyncio.create_task(inbox.readable(source, inbox.take(source, frame)))
+
+        async def goes_on(reading: asyncio.Task[None]) -> bool:
+            await asyncio.sleep(0)
+            return reading.done()
+
+        assert await goes_on(take(share))
+        reading = take(theirs)
+        assert not await goes_on(reading)
+        await inbox.readable("other", Kind.ACTIVATION)
+        inbox.let_go(arrived[0])
+        await reading
+        reading = take(replace(share, step=9))  # it is a step ahead
+        assert not await goes_on(reading)
+        inbox.let_go(arrived[1])
+        await reading
+        reading = take(replace(theirs, step=9))
+        assert not await goes_on(reading)
+        inbox.advance(8)
+        assert not await goes_on(reading)
+        inbox.advance(9)
+        await reading
+        for what in (replace(share, step=10), replace(theirs, step=10)):
+            reading = take(what)
+        assert not await goes_on(reading)
+        inbox.close()
+        await reading
+
+    asyncio.run(scenario())

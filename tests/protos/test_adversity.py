@@ -104,9 +104,9 @@ class Recording(Inbox):
         super().__init__(expect, applied, deliver)
         self.refused: list[FrameProblem] = []
 
-    def take(self, source: str, frame: bytes) -> None:
+    def take(self, source: str, frame: bytes) -> Kind:
         try:
-            super().take(source, frame)
+            return super().take(source, frame)
         except FrameError as refusal:
             self.refused.append(refusal.problem)
             raise
