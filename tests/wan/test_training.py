@@ -13,6 +13,12 @@ from tests.wan.cluster import wan_cluster
 from tests.wan.wan import Wan
 
 LATENCY, RATE = 0.020, 50e6 / 8
+QUICK_GBPS, SLOW_GBPS = 1.0, 0.02
+LARGE_ACTIVATIONS = """
+[model]
+family = "llama"
+config = { hidden_size = 256, num_hidden_layers = 2, num_attention_heads = 2, intermediate_size = 64 }
+"""
 
 
 @pytest.mark.usefixtures("emulation")
@@ -35,3 +41,32 @@ def test_three_nodes_train_over_slow_links_and_measure_them_as_they_are(tmp_path
         traffic = wan.traffic()
         first, second, third = (s["replicas"][0] for s in cluster.of("plan_adopted")[-1]["plan"]["stages"])
         assert traffic[first, third].bytes < traffic[first, second].bytes  # activations take their route, not another
+
+
+@pytest.mark.usefixtures("emulation")
+def test_a_link_that_becomes_slow_gets_a_smaller_codec_between_two_steps(tmp_path: Path) -> None:
+    quick = np.full((2, 2), QUICK_GBPS * 1e9 / 8)
+    network = Cluster((Node("a", 1e9, 1e9), Node("b", 1e9, 1e9)), np.full((2, 2), 0.001), quick)
+    # Activations of more than one frame, which tell how quickly they came.
+    text = run_file(model=LARGE_ACTIVATIONS, stages=[1, 1], steps=5000, precision="fp32", compression="auto", lease=1.5)
+    for small, large in (
+        ("sequence_length = 32", "sequence_length = 256"),
+        ("global_batch = 20", "global_batch = 12"),
+        ("micro_batch = 2", "micro_batch = 6"),
+        ("evaluation_samples = 8", "evaluation_samples = 6"),
+    ):
+        text = text.replace(small, large)
+    with Wan(network) as wan, wan_cluster(wan, tmp_path, text) as cluster:
+        for name in network.ids:
+            cluster.add(name)
+        started = cluster.wait_for("plan_started")
+        first, second = (stage["replicas"][0] for stage in cluster.of("plan_adopted")[-1]["plan"]["stages"])
+        assert started["codecs"] == {first: {second: {"activations": "off"}}, second: {first: {"gradients": "off"}}}
+        cluster.wait_for("step_committed", where=lambda e: e["step"] == 6)  # five of which say how quick the link is
+        wan.set_link(first, second, gbps=SLOW_GBPS)
+        chosen = cluster.wait_for("codecs_chosen")
+        assert chosen["node"] == first
+        assert chosen["codecs"][second]["activations"] != "off"
+        cluster.wait_for("step_committed", after=cluster.events.index(chosen))
+    assert cluster.of("step_aborted") == []
+    assert len(cluster.of("plan_adopted")) == 1
