@@ -8,6 +8,9 @@ from collections.abc import Iterable, Mapping
 from dtfm.coordinator import events as ev
 from dtfm.scheduler.plan import Plan
 
+MOST_NAMED = 8
+"""So many nodes are named in a sentence."""
+
 
 def narrate(event: ev.Event) -> str:
     """One line."""
@@ -76,8 +79,9 @@ def narrate(event: ev.Event) -> str:
             layers = f"{event.layers[0]}-{event.layers[1] - 1}"
             return f"{event.node} has copied the state of layers {layers} in advance, as of step {event.step}"
         case ev.BackupKept():
-            holders = "; ".join(f"buckets {_numbers(ranges)} on {node}" for node, ranges in event.holders.items())
-            return f"backup of step {event.step} after {event.seconds:.1f} s: {holders}"
+            holders = [f"buckets {_numbers(ranges)} on {node}" for node, ranges in event.holders.items()]
+            more = f"; on {len(holders) - MOST_NAMED} more nodes too" if len(holders) > MOST_NAMED else ""
+            return f"backup of step {event.step} in {event.seconds:.1f} s: {'; '.join(holders[:MOST_NAMED])}{more}"
         case ev.RolledBack():
             return f"back from step {event.from_step} to step {event.step}: {event.reason}"
         case ev.RunFinished():

@@ -24,6 +24,9 @@ from dtfm.protos.plan_pb2 import Run
 
 log = logging.getLogger(__name__)
 
+MOST_TOLD = 4
+"""Of so many steps what is on disk is told: of the newest. More than two are there only where some could not be removed."""
+
 MEMORY_SHARE = 0.5
 """Of the host's free memory: so much may be taken by the copies that are being written."""
 
@@ -57,9 +60,13 @@ class Keeper:
         except OSError as error:
             log.warning("this node's part of earlier backups cannot be read: %s", error)
             return []
+        known = {spec.index for spec in self._specs}
         return [
-            Kept(step=step, parts=[Part(bucket=bucket, size_bytes=size) for bucket, size in files.items()])
-            for step, files in contents.items()
+            Kept(
+                step=step,
+                parts=[Part(bucket=index, size_bytes=size) for index, size in files.items() if index in known],
+            )
+            for step, files in sorted(contents.items())[-MOST_TOLD:]
         ]
 
     def write(self, step: int, buckets: Collection[Bucket]) -> None:

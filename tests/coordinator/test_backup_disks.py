@@ -155,7 +155,7 @@ def play(machines: Machines, move: tuple[Any, ...]) -> None:
                 machines.nodes[rest[0]].disk = {}
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.lists(MOVES, min_size=10, max_size=60))
 def test_what_the_coordinator_counts_on_is_on_disk_and_is_gone_back_to(moves: list[tuple[Any, ...]]) -> None:
     machines = Machines()

@@ -168,6 +168,16 @@ async def test_a_new_process_tells_what_is_on_disk_and_a_finished_run_leaves_not
     assert list(a.disk._root.iterdir()) == []
 
 
+async def test_of_what_cannot_be_removed_only_the_newest_is_told(nodes: tuple[Node, Node, Node]) -> None:
+    a, _, _ = nodes
+    for step in range(1, 10):
+        a.disk.write(step, 0, b"state")
+    a.disk.write(9, 8, b"of no such bucket")
+    a.keeper.close()
+    a.keeper = a.process()
+    assert a.earlier == {6: [0], 7: [0], 8: [0], 9: [0]}
+
+
 async def test_another_nodes_part_is_fetched_onto_disk_once(nodes: tuple[Node, Node, Node]) -> None:
     a, _, me = nodes
     parts = await a.write()
