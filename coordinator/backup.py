@@ -71,6 +71,7 @@ def kept(turn: Turn, session: Session, message: wire.Kept) -> None:
         turn.log(f"{node} keeps {len(told) - len(mine)} buckets of step {message.step} in other files than the others")
     if message.problem:
         turn.log(f"{node} cannot keep all that it was to of step {message.step}: {shorten(message.problem)}")
+    unable = bool(message.problem) or not backing.asked.get(node, frozenset()) <= mine
     turn.update(session, kept={**session.kept, backing.step: session.kept.get(backing.step, frozenset()) | mine})
     turn.set(
         backing=replace(
@@ -78,7 +79,7 @@ def kept(turn: Turn, session: Session, message: wire.Kept) -> None:
             writers=backing.writers - {node},
             parts=parts,
             asked={other: buckets for other, buckets in backing.asked.items() if other != node},
-            unable=backing.unable | {node} if message.problem else backing.unable,
+            unable=backing.unable | {node} if unable else backing.unable,
         )
     )
     _advance(turn)

@@ -189,6 +189,15 @@ def test_who_cannot_keep_what_it_should_is_replaced_by_another() -> None:
     assert {2, 3} <= missing(world, other).keys()
 
 
+def test_who_says_that_it_has_all_and_has_not_is_asked_once() -> None:
+    world = slow_world("a", "b")
+    world.step()
+    write(world)
+    for node in "ab":
+        keep(world, node, 2, [])
+    assert world.events(ev.BackupKept)[-1].holders == {"a": ((0, 2),), "b": ((2, 4),)}
+
+
 def test_where_nobody_else_has_room_the_backup_is_whole_all_the_same() -> None:
     world = slow_world("a", "b")
     world.step()
