@@ -16,6 +16,22 @@ PEER_LOST = "PEER_LOST"
 """StepAborted.problem when a node could not reach a peer; the link's fault, not the step's."""
 
 
+FEW_LINKS = 4
+"""Fewer than so many may carry less together than the connection does."""
+
+EXHAUSTED = 0.6
+"""A connection carries less than so much of its links' sum where it is what limits them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Carried:
+    """By a node's connection, in bytes per second. ``least``: it may carry more, for few links were measured together, and these
+    were hardly slower than apart."""
+
+    bandwidth: float
+    least: bool = False
+
+
 @dataclass(frozen=True, slots=True)
 class Member:
     """``up`` and ``down`` as last measured, see LinksMeasured."""
@@ -24,8 +40,8 @@ class Member:
     device: ev.DeviceSeen
     incarnation: str
     ready: bool = False
-    up: float | None = None
-    down: float | None = None
+    up: Carried | None = None
+    down: Carried | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,12 +219,17 @@ def _with_links(
 
 
 def _with_connection(members: Mapping[str, Member], measured: ev.LinksMeasured) -> Mapping[str, Member]:
+    def carried(together: float | None, apart: list[float], before: Carried | None) -> Carried | None:
+        if together is None:
+            return before
+        return Carried(together, least=len(apart) < FEW_LINKS and together >= EXHAUSTED * sum(apart))
+
     if measured.up is None and measured.down is None:
         return members
-    member = members[measured.node]
-    up = member.up if measured.up is None else measured.up
-    down = member.down if measured.down is None else measured.down
-    return {**members, measured.node: replace(member, up=up, down=down)}
+    node, member = measured.node, members[measured.node]
+    up = carried(measured.up, [link.bandwidth for link in measured.links if link.source == node], member.up)
+    down = carried(measured.down, [link.bandwidth for link in measured.links if link.destination == node], member.down)
+    return {**members, node: replace(member, up=up, down=down)}
 
 
 def _broken(

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from dtfm.coordinator.ledger import Ledger
+from dtfm.coordinator.ledger import Carried, Ledger
 from dtfm.coordinator.run_file import RunFile
 from dtfm.scheduler.cluster import Cluster, Node
 
@@ -56,20 +56,24 @@ def measured_cluster(ledger: Ledger, nodes: Sequence[str], ratio: float) -> Clus
     )
 
 
-def _connections(measured: Sequence[float | None], fastest: NDArray[np.float64]) -> list[float | None]:
+def _connections(measured: Sequence[Carried | None], fastest: NDArray[np.float64]) -> list[float | None]:
     """Of every node what its connection carries, where ``fastest`` is its fastest link.
 
-    The first to come had no peers to measure it with: it counts as so many times its fastest link as the median of
-    the others; None where nobody's was measured. A link may have become faster since, and is no faster than its connection.
+    The first to come had no peers, or few, to measure it with: it counts as so many times its fastest link as the median of
+    the others, if not more; None where nobody's was measured. A link may have become faster since, and is no faster than its
+    connection.
     """
-    times = [carried / link for carried, link in zip(measured, fastest.tolist(), strict=True) if carried and link]
-    if not times:
+    both = list(zip(measured, fastest.tolist(), strict=True))
+    known = [carried.bandwidth / link for carried, link in both if carried and not carried.least and link]
+    known = known or [carried.bandwidth / link for carried, link in both if carried and link]
+    if not known:
         return [None] * len(measured)
-    usual = float(np.median(times))
-    return [
-        max(link, usual * link if carried is None else carried) or None
-        for carried, link in zip(measured, fastest.tolist(), strict=True)
-    ]
+    usual = float(np.median(known))
+    result = []
+    for carried, link in both:
+        at_least = max(link, carried.bandwidth if carried else 0.0)
+        result.append((max(at_least, usual * link) if carried is None or carried.least else at_least) or None)
+    return result
 
 
 def _fill(matrix: NDArray[np.float64], known: NDArray[np.float64], default: float) -> None:

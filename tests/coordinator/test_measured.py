@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from dtfm.coordinator import events as ev
-from dtfm.coordinator.ledger import Ledger, Member
+from dtfm.coordinator.ledger import Carried, Ledger, Member, fold
 from dtfm.coordinator.measured import BITS_PER_ELEMENT, bytes_ratio, measured_cluster
 from dtfm.coordinator.run_file import read_run_file
 from dtfm.kernels.codec import Codec, encoded_bytes
@@ -60,7 +60,37 @@ def test_a_connection_carries_what_was_measured_and_one_that_was_not_is_like_the
     members = {name: Member("", seen, "") for name in names}
     unknown = measured_cluster(Ledger(members=members, links=links), names, 1.0)
     assert [node.up for node in unknown.nodes] == [None] * 3
-    some = members | {"b": Member("", seen, "", up=200.0), "c": Member("", seen, "", up=180.0, down=50.0)}
+    some = members | {
+        "b": Member("", seen, "", up=Carried(200.0)),
+        "c": Member("", seen, "", up=Carried(180.0), down=Carried(50.0)),
+    }
     cluster = measured_cluster(Ledger(members=some, links=links), names, 1.0)
     assert [node.up for node in cluster.nodes] == [190.0, 200.0, 180.0]
     assert [node.down for node in cluster.nodes] == [100.0] * 3  # c's links have become faster since
+
+
+def measured_with(peers: int, together: float) -> Carried | None:
+    """What is known of a node's way up that has so many links of 100 bytes per second."""
+    joined = ev.NodeJoined("a", "first contact", "", ev.DeviceSeen("cpu", "", 1, 1e9), "0.1", "1f")
+    links = tuple(ev.Link("a", f"n{number}", 0.1, 100.0) for number in range(peers))
+    return fold([joined, ev.LinksMeasured("a", links, up=together)]).members["a"].up
+
+
+def test_few_links_as_quick_together_as_apart_leave_open_what_the_connection_carries() -> None:
+    assert measured_with(3, 280.0) == Carried(280.0, least=True)
+    assert measured_with(3, 110.0) == Carried(110.0)  # they share a line
+    assert measured_with(6, 500.0) == Carried(500.0)
+
+
+def test_a_connection_that_may_carry_more_counts_as_the_others_do() -> None:
+    seen = ev.DeviceSeen("cpu", "", 1, 1e9)
+    names = ["a", "b", "c"]
+    links = {a: {b: ev.Link(a, b, 0.1, 100.0) for b in names if b != a} for a in names}
+
+    def ups(**carried: Carried) -> list[float | None]:
+        members = {name: Member("", seen, "", up=carried.get(name)) for name in names}
+        return [node.up for node in measured_cluster(Ledger(members=members, links=links), names, 1.0).nodes]
+
+    assert ups(a=Carried(150.0, least=True), b=Carried(300.0)) == [300.0, 300.0, 300.0]
+    assert ups(a=Carried(150.0, least=True), b=Carried(125.0)) == [150.0, 125.0, 125.0]
+    assert ups(a=Carried(150.0, least=True)) == [150.0, 100.0 * 1.5, 100.0 * 1.5]
