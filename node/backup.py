@@ -71,15 +71,14 @@ class Keeper:
 
     def write(self, step: int, buckets: Collection[Bucket]) -> None:
         """Copies ``buckets`` as they are now and writes them in the background; or says why not."""
-        size, free = sum(bucket_bytes(b.spec, b.parameters.dtype) for b in buckets), free_memory(torch.device("cpu"))
-        if self._writing:
-            self._say(Kept(step=step, problem="the one before is still being written"))
-        elif size > MEMORY_SHARE * free:
-            self._say(Kept(step=step, problem=f"copies of {size} bytes are too much for {free} bytes of free memory"))
-        else:
-            copies = deque(bucket.snapshot() for bucket in buckets)
-            self._writing = True
-            self._thread.submit(self._write, step, copies)
+        try:
+            self._check_room(sum(bucket_bytes(b.spec, b.parameters.dtype) for b in buckets))
+        except OSError as error:
+            self._say(Kept(step=step, problem=_sentence(error)))
+            return
+        copies = deque(bucket.snapshot() for bucket in buckets)
+        self._writing = True
+        self._thread.submit(self._write, step, copies)
 
     async def keep(self, wanted: Keep) -> None:
         """Removes what is not wanted any more, and fetches what is missing, in the place of what was wanted before."""
@@ -160,6 +159,15 @@ class Keeper:
                 raise ValueError(f"the model has no bucket {part.bucket} whose file has {part.size_bytes} bytes")
             wanted.append(_wanted(part, [by_name[name] for name in part.nodes if name in by_name], put))
         await fetch(wanted, step, 0, self._identity, self._run.lease_seconds)
+
+    def _check_room(self, size_bytes: int) -> None:
+        """Raises OSError where so much cannot be copied and written now."""
+        if self._writing:
+            raise OSError("the one before is still being written")
+        free = free_memory(torch.device("cpu"))
+        if size_bytes > MEMORY_SHARE * free:
+            raise OSError(f"copies of {size_bytes} bytes are too much for {free} bytes of free memory")
+        self.disk.check_room(size_bytes)
 
     def _write(self, step: int, copies: deque[Bucket]) -> None:
         kept = Kept(step=step)

@@ -16,7 +16,7 @@ from dtfm.protos.frame import Header, Kind
 from dtfm.protos.peer_pb2 import StateRequest
 
 ROOM_SHARE = 0.5
-"""A file may take so much of the disk's free space."""
+"""What is written may take so much of the disk's free space."""
 
 ABANDONED_SECONDS = 7 * 86_400.0
 """What a run left here is removed when nothing of it has changed for so long."""
@@ -48,12 +48,15 @@ class Disk:
 
     def write(self, step: int, bucket: int, content: bytes) -> None:
         """Raises OSError where it cannot be written, or would leave too little room."""
-        folder = self._step(step)
-        folder.mkdir(parents=True, exist_ok=True)
-        free = shutil.disk_usage(folder).free
-        if len(content) > ROOM_SHARE * free:
-            raise OSError(f"{folder} has {free} bytes free; a backup takes no more than {ROOM_SHARE:.0%} of that")
-        write(str(folder), file_name(bucket), content)
+        self.check_room(len(content))
+        write(str(self._step(step)), file_name(bucket), content)
+
+    def check_room(self, size_bytes: int) -> None:
+        """Raises OSError where so much would leave too little room for others."""
+        self._root.mkdir(parents=True, exist_ok=True)
+        free = shutil.disk_usage(self._root).free
+        if size_bytes > ROOM_SHARE * free:
+            raise OSError(f"{self._root} has {free} bytes free; a backup takes no more than {ROOM_SHARE:.0%} of that")
 
     def read(self, step: int, bucket: int) -> bytes:
         """The file's content. Raises LookupError."""
