@@ -83,6 +83,7 @@ async def _fetch_one(
 ) -> None:
     """One bucket of ``fetch``, from whichever of ``donors`` has it."""
     have, heard = 0, time.monotonic()
+    gave: list[Peer] = []  # what has come so far
     problem = "nobody has it"
     while donors and time.monotonic() < heard + patience:
         for donor in list(donors):
@@ -94,13 +95,17 @@ async def _fetch_one(
                     frames = state_call(channels[donor.node])(request.SerializeToString())
                     async for payload in _payloads(frames, wanted.bucket, step, wanted.size_bytes - have):
                         wanted.take(payload, have)
+                        if donor not in gave:
+                            gave.append(donor)
                         have, heard = have + len(payload), time.monotonic()
                         silence.reschedule(asyncio.get_running_loop().time() + patience)
                 if have < wanted.size_bytes:
                     problem = f"{donor.node} ended after {have} of {wanted.size_bytes} bytes"
                 elif wrong := await wanted.finish():
-                    problem, have = f"{donor.node}: {wrong}", 0
-                    donors.remove(donor)
+                    problem, have = f"{gave[0].node}: {wrong}", 0
+                    donors.remove(gave[0])  # who broke off, if anybody did
+                    gave.clear()
+                    break
                 else:
                     return
             except TimeoutError:

@@ -42,6 +42,7 @@ class Node:
         self.reports: asyncio.Queue[Kept] = asyncio.Queue()
         self.keeper = self.process()
         self.given = 0
+        self.breaks_off = False
         self.server = PeerServer(Holding(), self._gave, self.disk)
         self.server.become(member(name))
         self.address = ""
@@ -76,14 +77,16 @@ class Node:
             part.nodes.append(self.name)
         return list(kept.parts)
 
-    def damage(self, bucket: int) -> None:
+    def damage(self, bucket: int, at: int = -1) -> None:
         (file,) = self.disk._root.glob(f"*/step-*/{file_name(bucket)}")
         content = bytearray(file.read_bytes())
-        content[-1] ^= 1
+        content[at] ^= 1
         file.write_bytes(content)
 
     async def _gave(self, _: float) -> None:
         self.given += 1
+        if self.breaks_off:
+            raise ConnectionError("after the first frame")
 
 
 @pytest.fixture
@@ -220,6 +223,20 @@ async def test_a_donor_whose_file_is_damaged_is_passed_over(nodes: tuple[Node, N
         part.nodes.append("b")
     a.damage(0)
     assert same(await restore(me, parts, a, b))
+
+
+async def test_of_two_who_gave_a_damaged_file_together_the_one_who_broke_off_is_passed_over(
+    nodes: tuple[Node, Node, Node],
+) -> None:
+    a, b, me = nodes
+    parts = await a.write()
+    await b.write()
+    for part in parts:
+        part.nodes.append("b")
+    a.breaks_off = True
+    a.damage(0, at=-3_000_000)  # in what comes before that
+    assert same(await restore(me, parts, a, b))
+    assert a.given
 
 
 async def test_where_all_are_damaged_that_is_said(nodes: tuple[Node, Node, Node]) -> None:
