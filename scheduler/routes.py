@@ -87,7 +87,8 @@ def _relieved(
     known = np.zeros(cost.shape, dtype=np.int64)
     np.add.at(known, (rows, columns), 1)
     there, back = problem.slowness[np.ix_(senders, receivers)], problem.slowness[np.ix_(receivers, senders)].T
-    counts = spread(cost, size * np.maximum(there, back), known, free)
+    slowest = np.maximum(there, back)
+    counts = spread(cost, np.where(np.isinf(slowest), np.inf, slowest * max(size, 1e-300)), known, free)
     if counts is known:
         return following
     result = following.copy()

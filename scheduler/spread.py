@@ -16,8 +16,9 @@ def spread(cost: Floats, pace: Floats, known: Ints, free: float) -> Ints:
     """As ``known``, but shared out such that the link that is busy longest is so for about as short as possible.
 
     ``known`` int64 [senders, receivers] says how many micro-batches take each link; row and column sums stay. ``pace``
-    [senders, receivers] is how long a link takes for one. Nobody minds a link that is busy for no more than ``free``
-    seconds, so that within these, and wherever there is a choice, links of little ``cost`` are filled first.
+    [senders, receivers] is how long a link takes for one, infinite where there is none. Nobody minds a link that is busy
+    for no more than ``free`` seconds, so that within these, and wherever there is a choice, links of little ``cost`` are
+    filled first.
     """
     used = known > 0
     longest = float((known[used] * pace[used]).max())
@@ -25,7 +26,9 @@ def spread(cost: Floats, pace: Floats, known: Ints, free: float) -> Ints:
         return known
     rows, columns = known.sum(axis=1), known.sum(axis=0)
     rates = 1.0 / np.maximum(pace, 1e-300)
-    least = max(free, float((rows / rates.sum(axis=1)).max()), float((columns / rates.sum(axis=0)).max()))
+    # Whoever has no micro-batches may have no links either.
+    out_of, into = np.where(rows, rates.sum(axis=1), 1.0), np.where(columns, rates.sum(axis=0), 1.0)
+    least = max(free, float((rows / out_of).max()), float((columns / into).max()))
     order = [divmod(place, len(columns)) for place in np.argsort(cost, axis=None, kind="stable").tolist()]
     best, low, high = known, least, longest
     seconds = least

@@ -28,6 +28,15 @@ def test_links_that_are_busy_for_less_than_devices_are_left_alone() -> None:
     assert spread(np.ones((2, 2)), np.ones((2, 2)), known, free=7.0).tolist() != known.tolist()
 
 
+def test_links_that_do_not_exist_carry_nothing() -> None:
+    known = np.array([[8, 0, 0], [0, 8, 0], [0, 0, 0]])
+    pace = np.array([[1.0, 1.0, np.inf], [1.0, np.inf, np.inf], [np.inf, np.inf, np.inf]])
+    assert spread(pace, pace, known, 0.0) is known  # it needs one of them anyway
+    pace[1, 1] = 3.0
+    with np.errstate(all="raise"):
+        assert spread(pace, pace, known, 0.0).tolist() == [[2, 6, 0], [6, 2, 0], [0, 0, 0]]
+
+
 @st.composite
 def transports(draw: st.DrawFn) -> tuple[Floats, Ints]:
     """(pace, counts) of up to 4 x 5 links."""
