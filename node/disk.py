@@ -21,6 +21,7 @@ ROOM_SHARE = 0.5
 ABANDONED_SECONDS = 7 * 86_400.0
 """What a run left here is removed when nothing of it has changed for so long."""
 
+_RUN = re.compile(r"backup-[0-9a-f]{32}")
 _STEP = re.compile(r"step-([0-9]{1,10})")
 _FILE = re.compile(r"bucket-([0-9]{5,9})\.safetensors")
 
@@ -36,9 +37,9 @@ class Disk:
 
     def open(self, run_id: str) -> None:
         """From now on it is about this run. The folder's name is a digest: neither a node nor a run can name another place."""
-        self._folder = self._root / blake3(f"{self._node}\n{run_id}".encode()).hexdigest(16)
+        self._folder = self._root / f"backup-{blake3(f'{self._node}\n{run_id}'.encode()).hexdigest(16)}"
         for other in self._root.iterdir() if self._root.is_dir() else ():
-            if other != self._folder and time.time() - other.stat().st_mtime > ABANDONED_SECONDS:
+            if other != self._folder and _is_ours(other) and time.time() - other.stat().st_mtime > ABANDONED_SECONDS:
                 shutil.rmtree(other, ignore_errors=True)
 
     @property
@@ -99,6 +100,12 @@ class Disk:
         for entry in sorted(self._folder.iterdir()) if self._folder is not None and self._folder.is_dir() else ():
             if match := _STEP.fullmatch(entry.name):
                 yield int(match[1]), entry
+
+
+def _is_ours(folder: Path) -> bool:
+    """Whether nothing but a Disk can have made it: its parent may be a folder that is used for other things too."""
+    named = _RUN.fullmatch(folder.name) is not None and folder.is_dir() and not folder.is_symlink()
+    return named and all(_STEP.fullmatch(entry.name) for entry in folder.iterdir())
 
 
 def _files(folder: Path) -> Iterator[tuple[int, int]]:

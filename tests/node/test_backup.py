@@ -349,10 +349,15 @@ def test_what_another_run_left_long_ago_is_removed(tmp_path: Path) -> None:
     for one, run in ((old, "old"), (recent, "recent")):
         one.open(run)
         one.write(STEP, 0, b"state")
-    assert old._folder is not None
     long_ago = time.time() - ABANDONED_SECONDS - 60
-    os.utime(old._folder, (long_ago, long_ago))
+    others = [tmp_path / "thesis", tmp_path / f"backup-{'0' * 32}" / "letters"]
+    for other in others:
+        other.mkdir(parents=True)
+    for entry in tmp_path.iterdir():
+        if entry != recent._folder:
+            os.utime(entry, (long_ago, long_ago))
     mine.open("mine")
+    assert all(other.exists() for other in others)
     assert (old.contents, recent.contents) == ({}, {STEP: {0: 5}})
 
 
