@@ -53,9 +53,11 @@ class Keeper:
     def open(self, run: Run, specs: Iterable[BucketSpec], identity: Identity) -> list[Kept]:
         """From now on it is about this run, whose model has buckets like ``specs``. Returns what is on disk of its backups, be it
         of an earlier process of this node."""
+        opened = self._identity is not None and run.id == self._run.id
         self._run, self._specs, self._identity = run, tuple(specs), identity
         try:
-            self._thread.submit(self.disk.open, run.id).result()
+            if not opened:  # else the thread may be busy writing for it
+                self._thread.submit(self.disk.open, run.id).result()
             contents = self.disk.contents
         except OSError as error:
             log.warning("this node's part of earlier backups cannot be read: %s", error)
