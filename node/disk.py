@@ -37,7 +37,8 @@ class Disk:
 
     def open(self, run_id: str) -> None:
         """From now on it is about this run. The folder's name is a digest: neither a node nor a run can name another place."""
-        self._folder = self._root / f"backup-{blake3(f'{self._node}\n{run_id}'.encode()).hexdigest(16)}"
+        digest = blake3(f"{self._node}\n{run_id}".encode()).hexdigest(16)
+        self._folder = self._root / f"backup-{digest}"
         for other in self._root.iterdir() if self._root.is_dir() else ():
             if other != self._folder and _is_ours(other) and time.time() - other.stat().st_mtime > ABANDONED_SECONDS:
                 shutil.rmtree(other, ignore_errors=True)
