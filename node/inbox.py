@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from dtfm.kernels.memory import MEMORY
 from dtfm.node.admission import Expectations, admit
-from dtfm.node.trace import Activity, tell
+from dtfm.node.trace import Activity, Kept, tell, tell_kept
 from dtfm.protos.assembly import Assembly
 from dtfm.protos.frame import CHUNK_BYTES, FrameError, FrameProblem, Header, Kind, parse
 
@@ -96,7 +96,11 @@ class Inbox:
                 self._waiting.append(waiting)
             await waiting
 
+    def _weigh(self) -> None:
+        tell_kept(Kept.EARLY, 0 if self._closed else sum(self._held.values()))
+
     def _wake(self) -> None:
+        self._weigh()
         for waiting in self._waiting:
             waiting.get_loop().call_soon_threadsafe(_wake, waiting)
         self._waiting.clear()
@@ -128,6 +132,7 @@ class Inbox:
             self._done.add(key)
             if header.kind in _EXCHANGED:
                 self._held[source, header.step] += header.total
+                self._weigh()
             if (unpaced := self._unpaced.get(source, 0)) > 0:
                 self._unpaced[source] = unpaced - header.total
             elif (after_first := header.total - CHUNK_BYTES) > 0:

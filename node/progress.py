@@ -15,6 +15,7 @@ import torch
 
 from dtfm.kernels.codec import Encoded
 from dtfm.node.share import Share
+from dtfm.node.trace import Kept, tell_kept
 from dtfm.protos import control_pb2 as wire
 from dtfm.protos.frame import Kind
 
@@ -72,6 +73,10 @@ class Progress:
     sent: dict[tuple[Kind, int], Sent] = field(default_factory=dict)
     unreduced: dict[int, torch.Tensor] = field(default_factory=dict)
     _spoilt: bool = False
+    _kept: int = 0
+
+    def __post_init__(self) -> None:
+        tell_kept(Kept.RETRY, 0)
 
     def waiting(self, share: Share) -> Iterator[int]:
         """Micro-batches that can go forward."""
@@ -96,20 +101,26 @@ class Progress:
     def take_unreduced(self) -> dict[int, torch.Tensor]:
         """Each bucket's gradients as they were before they were replaced, for another attempt."""
         taken, self.unreduced = self.unreduced, {}
-        self.room += sum(gradients.nbytes for gradients in taken.values())
+        self._make_room(-sum(gradients.nbytes for gradients in taken.values()))
         return taken
 
     def spoil(self) -> None:
         """This attempt may still succeed, but another one can not build on it."""
-        self._spoilt = True
+        self._spoilt, self._kept = True, 0
         self.sent.clear()
         self.unreduced.clear()
+        tell_kept(Kept.RETRY, 0)
 
     def _make_room(self, size: int) -> bool:
-        self.room -= 0 if self._spoilt else size
+        if self._spoilt:
+            return False
+        self.room -= size
         if self.room < 0:
             self.spoil()
-        return not self._spoilt
+            return False
+        self._kept += size
+        tell_kept(Kept.RETRY, self._kept)
+        return True
 
     def fits(self, share: Share) -> bool:
         """Whether it can go on as ``share``, of the same stage: nothing that is added up here is for others to compute now."""

@@ -35,6 +35,15 @@ class Activity(enum.Enum):
     EVALUATE = "evaluate"
 
 
+class Kept(enum.Enum):
+    """What is kept in memory though this node could compute without: it may be, and within bounds of its own."""
+
+    RETRY = "kept for another attempt at the step"  # progress.py
+    EARLY = "gradients that came from replicas"  # inbox.py
+    COPIES = "copies of others' state"  # following.py
+    UPDATES = "state and steps on their way to followers"  # holding.py
+
+
 @dataclass(frozen=True, slots=True)
 class Span:
     """``began`` and ``ended`` in seconds of time.perf_counter; ``ended`` is None while it lasts. ``index``: which micro-batch
@@ -51,7 +60,13 @@ class Span:
 #: Called at a span's beginning and at its end, in the thread where it happens.
 Listener = Callable[[Span], None]
 
+#: Called with what is kept of one kind, in bytes, whenever that changes, in the thread where it does.
+Scale = Callable[[Kept, int], None]
+
 _listeners: list[Listener] = []
+_scales: list[Scale] = []
+_kept: dict[Kept, dict[object, int]] = {kept: {} for kept in Kept}
+_weighing = threading.Lock()
 _NOTHING: AbstractContextManager[None] = nullcontext()
 
 
@@ -75,9 +90,23 @@ def tell(activity: Activity, step: int, index: int, track: str, began: float) ->
         _notify(Span(activity, step, index, track, began, time.perf_counter()))
 
 
+def tell_kept(kept: Kept, size: int, by: object = None) -> None:
+    """``size`` bytes are kept now by one of those that keep such: ``by`` (hashable) says which, where there are several."""
+    with _weighing:
+        if size:
+            _kept[kept][by] = size
+        else:
+            _kept[kept].pop(by, None)
+        if _scales:
+            total = sum(_kept[kept].values())
+            for scale in tuple(_scales):
+                scale(kept, total)
+
+
 @contextmanager
 def write_trace(path: Path, node: str) -> Iterator[None]:
-    """Writes all spans of the block to ``path`` as they end, as a Chrome trace of the process ``node``.
+    """Writes all spans of the block to ``path`` as they end, and what is kept as counters, as a Chrome trace of the process
+    ``node``.
 
     The file can be read at any time, also when the process was killed: the format lets the closing bracket be missing.
     Raises ValueError when ``path`` cannot be written.
@@ -116,11 +145,19 @@ def write_trace(path: Path, node: str) -> Iterator[None]:
                 }
                 file.write(f",\n{json.dumps(event)}")
 
+        def weigh(kept: Kept, size: int) -> None:
+            now = round((wall + time.perf_counter()) * 1e6, 1)
+            event = {"ph": "C", "name": kept.value, "pid": node, "ts": now, "args": {"bytes": size}}
+            with lock:
+                file.write(f",\n{json.dumps(event)}")
+
         listen(write)
+        _scales.append(weigh)
         try:
             yield
         finally:
             forget(write)
+            _scales.remove(weigh)
             file.write("\n]\n")
 
 

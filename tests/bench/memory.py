@@ -3,15 +3,20 @@
 A coordinator and two nodes on this machine train a Llama of 227 million parameters, once as two stages and once as two
 replicas. A node must hold weights, gradients and AdamW's moments of its layers, and what autograd keeps of the micro-batches
 in flight (counted here, by the same stage, storage by storage). All else that its process takes at its peak counts as
-beside: kernels' and streams' buffers, what is kept to send again or copied for a neighbour, freed memory that is not given
-back. Its size before it has a stage (the interpreter and its libraries, the data) is taken off. With all the machine's memory
-free a node uses some for others' safety; so the same is measured with ``--memory`` 15 % above what is needed.
+beside: kernels' and streams' buffers, freed memory that is not given back. Its size before it has a stage (the interpreter and
+its libraries, the data) is taken off. With all the machine's memory free a node uses some on purpose, within bounds, for its
+own and others' safety; it says how much (trace.Kept), which has rows of its own, and the rest is the most that it ever took
+beside that. The same is measured with ``--memory`` 15 % above what is needed.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import tempfile
+import threading
+import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +26,7 @@ from dtfm.coordinator.run_file import read_run_file
 from dtfm.node.data import load_data
 from dtfm.node.model import load_model
 from dtfm.node.stage import build_stage
+from dtfm.node.trace import Kept
 from dtfm.protos.plan_pb2 import Run
 from dtfm.scheduler.memory import in_flight
 from tests.bench.rows import Row, show
@@ -29,6 +35,7 @@ from tests.cluster.leaks import peak_bytes, resident_bytes
 from tests.cluster.runs import write_corpus
 
 LIMIT = 1.15
+EVERY_SECONDS = 0.02
 STATE_TENSORS = 4
 """Of a parameter: itself, its gradient, two moments."""
 MODEL = """[model]
@@ -61,11 +68,11 @@ every = 0
 
 
 def kept_bytes(run: Run, first: int, past_last: int) -> int:
-    """What autograd holds after the forward of one micro-batch through layers [first, past_last), parameters aside."""
+    """What autograd holds after the forward of one micro-batch through layers [first, past_last), parameters aside; these are
+    zero, which changes nothing."""
     data = load_data(run)
     model = load_model(run.model, data.sample)
     stage = build_stage(model, first, past_last, torch.device("cpu"), torch.float32)
-    stage.initialise(run.seed)
     held = {bucket.parameters.untyped_storage().data_ptr() for bucket in stage.buckets.values()}
     storages: dict[int, int] = {}
 
@@ -94,19 +101,69 @@ def needed_bytes(run: Run, first: int, past_last: int, in_flight: int) -> tuple[
     return state, state + in_flight * kept_bytes(run, first, past_last)
 
 
-def peaks(folder: Path, stages: list[int], steps: int, memory: int | None) -> tuple[dict[str, int], Event]:
-    """By node, the most that it took beside what it took before it had a stage; and the plan."""
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """Bytes of one node beside what it took before it had a stage: the most ever, the most that was kept of each kind, the most
+    that was taken beside all that was kept at that moment."""
+
+    peak: int
+    kept: dict[str, int]
+    rest: int
+
+
+class Sizes:
+    """A process's size as it changes, read every so often from the outside: (seconds of the wall clock, resident bytes)."""
+
+    def __init__(self, pid: int) -> None:
+        self.read: list[tuple[float, int]] = []
+        self._pid = pid
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._watch)
+        self._thread.start()
+
+    def end(self) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        while not self._ended.wait(EVERY_SECONDS):
+            self.read.append((time.time(), resident_bytes(self._pid)))
+
+
+def taken_by(sizes: list[tuple[float, int]], trace: Path, idle: int, peak: int) -> Taken:
+    """From a node's sizes, and the trace that it wrote meanwhile."""
+    lines = trace.read_text().splitlines()
+    events = [json.loads(line.rstrip(",")) for line in lines if line.startswith("{")]
+    changes = [(e["ts"] / 1e6, e["name"], e["args"]["bytes"]) for e in events if e["ph"] == "C"]
+    now, most = dict.fromkeys((kept.value for kept in Kept), 0), dict.fromkeys((kept.value for kept in Kept), 0)
+    rest, change = 0, 0
+    for at, size in sizes:
+        while change < len(changes) and changes[change][0] <= at:
+            _, name, kept = changes[change]
+            now[name], most[name] = kept, max(most[name], kept)
+            change += 1
+        rest = max(rest, size - idle - sum(now.values()))
+    return Taken(peak - idle, most, rest)
+
+
+def peaks(folder: Path, stages: list[int], steps: int, memory: int | None) -> tuple[dict[str, Taken], Event]:
+    """What each node took; and the plan."""
     options = [] if memory is None else ["--memory", str(memory)]
     with Cluster(folder, run_text(stages, steps), fresh=True) as cluster:
-        cluster.add("a", *options)
+        cluster.add("a", *options, "--trace", "a.json")
         cluster.wait_for("node_ready")
         idle = resident_bytes(cluster.nodes["a"].running.pid)
-        cluster.add("b", *options)
-        cluster.wait_for("step_committed", where=lambda e: e["step"] == steps - 1, timeout=600)
-        taken = {node: peak_bytes(process.running.pid) - idle for node, process in cluster.nodes.items()}
+        cluster.add("b", *options, "--trace", "b.json")
+        sizes = {node: Sizes(process.running.pid) for node, process in cluster.nodes.items()}
+        try:
+            cluster.wait_for("step_committed", where=lambda e: e["step"] == steps - 1, timeout=600)
+        finally:
+            for watched in sizes.values():
+                watched.end()
+        peak = {node: peak_bytes(process.running.pid) for node, process in cluster.nodes.items()}
         plan = cluster.of("plan_adopted")[-1]["plan"]
         cluster.finish()
-    return taken, plan
+    return {n: taken_by(sizes[n].read, folder / f"{n}.json", idle, peak[n]) for n in sizes}, plan
 
 
 def measure(stages: list[int], steps: int) -> list[Row]:
@@ -131,8 +188,15 @@ def measure(stages: list[int], steps: int) -> list[Row]:
                     rows.append(Row(f"{what}: state", state / 2**20, "MiB"))
                     rows.append(Row(f"{what}: state and {flying} in flight", needed / 2**20, "MiB"))
                 for node in stage["replicas"]:
-                    peak = taken[node]
+                    node_took = taken[node]
+                    peak, rest = node_took.peak, node_took.rest
                     rows.append(Row(f"{what}: peak, memory {attempt}", peak / 2**20, "MiB", "needed", peak / needed))
+                    for kept, size in node_took.kept.items():
+                        if size:
+                            rows.append(Row(f"{what}: {kept}", size / 2**20, "MiB", "needed", size / needed))
+                    rows.append(
+                        Row(f"{what}: the rest, memory {attempt}", rest / 2**20, "MiB", "needed", rest / needed)
+                    )
             memory = int(LIMIT * most)
     return rows
 
