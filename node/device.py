@@ -7,6 +7,9 @@ import os
 import platform
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -66,6 +69,36 @@ def measure_device(device: torch.device) -> Device:
         memory_bytes=free_memory(device),
         flops=_measure_flops(device),
     )
+
+
+def finish(device: torch.device) -> None:
+    """Waits, asleep, until ``device`` has done what this thread's stream was given. A CPU has by then."""
+    if device.type == "cuda":
+        done = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
+        done.record(torch.cuda.current_stream(device))
+        done.synchronize()
+
+
+def beside(tensor: torch.Tensor) -> AbstractContextManager[object]:
+    """To be called where ``tensor`` is computed, and entered wherever it is read: on a GPU what is launched within comes after
+    that, on a stream of its own, and not after whatever else is being computed."""
+    if not tensor.is_cuda:
+        return nullcontext()
+    stream = _side_stream(tensor.device)
+    computed = torch.cuda.current_stream(tensor.device).record_event()
+
+    @contextmanager
+    def on_its_own_stream() -> Iterator[None]:
+        with torch.cuda.stream(stream):
+            stream.wait_event(computed)
+            yield
+
+    return on_its_own_stream()
+
+
+@cache
+def _side_stream(device: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 
 def free_memory(device: torch.device) -> int:

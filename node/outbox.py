@@ -16,6 +16,7 @@ import grpc.aio
 import torch
 
 from dtfm.kernels.codec import DTYPE_NUMBERS, Codec, Encoded, encode
+from dtfm.node.device import beside
 from dtfm.node.mailbox import Closed
 from dtfm.node.trace import Activity, span
 from dtfm.node.uplink import Rank, Uplink
@@ -201,13 +202,11 @@ class Outbox:
         lane = self._lanes[destination, _RANKS[what.kind]]
         size = tensor.numel() * tensor.element_size()
         lane.reserve(size, lambda: self._closed)
-        computed = torch.cuda.current_stream(tensor.device).record_event() if tensor.is_cuda else None
+        once_computed = beside(tensor)
 
         def encode_and_queue() -> Encoded:
             try:
-                if computed is not None:
-                    computed.synchronize()
-                with span(Activity.ENCODE, what.step, what.index):
+                with once_computed, span(Activity.ENCODE, what.step, what.index):
                     encoded = encode(codec, tensor)
             except Exception as error:
                 log.exception("%s %d could not be encoded", what.kind.name, what.index)

@@ -14,6 +14,7 @@ from typing import Literal
 import torch
 
 from dtfm.kernels.codec import DTYPES, Codec, decode
+from dtfm.node.device import finish
 from dtfm.node.inbox import Arrival
 from dtfm.node.mailbox import Mailbox
 from dtfm.node.progress import Progress
@@ -144,6 +145,7 @@ def train_step(
                 if share.last:
                     loss = compute.loss(y, compute.labels(number))
                     value = loss.item()
+                finish(compute.device)  # what comes next is for then to decide
             if share.last:
                 if not torch.isfinite(loss):
                     raise NonFinite(f"the loss of micro-batch {number} is {value}")
@@ -160,6 +162,7 @@ def train_step(
                 before_last_backward()
             with span(Activity.BACKWARD, step, number):
                 torch.autograd.backward(outputs.pop(number), gradients.pop(number))
+                finish(compute.device)
             progress.finished.add(number)
             if not share.first:
                 gradient = inputs.pop(number).grad

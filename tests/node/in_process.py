@@ -56,6 +56,9 @@ class Wire:
         self.on_sent()
 
 
+CPU = torch.device("cpu")
+
+
 class InProcess:
     """``with InProcess(...) as nodes: nodes.train()``: what the plan's nodes do, each in a thread, from the weights at the start
     on. ``bandwidth`` of every link in bytes per second and ``flops`` of every node are what "auto" goes by; each has ``memory``
@@ -71,9 +74,10 @@ class InProcess:
         bandwidth: float,
         flops: float,
         memory: int = 1 << 30,
+        device: torch.device = CPU,
     ) -> None:
         self._run, self._data, self._bandwidth = run, data, bandwidth
-        self._hardware = Device(kind="cpu", memory_bytes=memory, flops=flops)
+        self._hardware = Device(kind=device.type, memory_bytes=memory, flops=flops)
         self._inboxes: dict[str, Inbox] = {}
         self._plan = plan
         self.step = 0
@@ -82,7 +86,7 @@ class InProcess:
         dtype = torch.float64 if run.train.precision == FP64 else torch.float32
         for name in self.wires:
             share = self._share(name)
-            stage = build_stage(model, *share.layers, torch.device("cpu"), dtype)
+            stage = build_stage(model, *share.layers, device, dtype)
             stage.initialise(run.seed)
             self._engage(share, stage, None)
         self._threads = ThreadPoolExecutor(len(self.wires))
