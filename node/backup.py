@@ -135,11 +135,13 @@ class Keeper:
                 "the backup of step %d: %d buckets are on disk here, %d come from others", step, here, len(missing)
             )
             await self._fetch(step, missing, peers, put)
-        except (ValueError, OSError) as error:
+        except Exception as error:  # whoever wrote it may have written anything
             raise BackupError(f"the state as of step {step} cannot be had from the nodes' backup: {error}") from error
 
     def remove(self) -> None:
-        """The run is over, or goes on without this node."""
+        """The run is over, or goes on without this node. On the event loop."""
+        if self._fetching is not None:
+            self._fetching.cancel()
         self._thread.submit(self.disk.remove)
 
     def close(self) -> None:

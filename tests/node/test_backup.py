@@ -250,6 +250,16 @@ async def test_where_all_are_damaged_that_is_said(nodes: tuple[Node, Node, Node]
     assert me.contents.get(STEP, []) in ([], [1])
 
 
+@pytest.mark.parametrize("here", [True, False])
+async def test_what_is_no_state_at_all_is_no_backup(nodes: tuple[Node, Node, Node], here: bool) -> None:
+    a, _, me = nodes
+    garbage = b"\xff" * 100
+    (me if here else a).disk.write(STEP, 1, garbage)
+    part = Part(bucket=1, size_bytes=len(garbage), digest=blake3(garbage).digest(), nodes=["a"])
+    with pytest.raises(BackupError, match=f"step {STEP} cannot be had"):
+        await restore(me, [part], a)
+
+
 async def test_a_part_that_nobody_has_is_named(nodes: tuple[Node, Node, Node]) -> None:
     a, _, me = nodes
     parts = await a.write()
