@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from dtfm.coordinator import events as ev
-from dtfm.coordinator.checks import check_kept, shorten
+from dtfm.coordinator.checks import check_kept, check_own, shorten
 from dtfm.coordinator.copying import GUARD_SHARE, rests_on_one
 from dtfm.coordinator.state import Backing, Session, State
 from dtfm.coordinator.turn import Turn
@@ -37,7 +37,8 @@ def begin(turn: Turn, step: int, plan: Plan, checkpoint: bool) -> bool:
         give_up(turn, "it took too long")
     if state.backing is not None or turn.now < state.next_backup or not rests_on_one(state):
         return False
-    turn.set(backing=Backing(step, turn.now, frozenset(plan.nodes)))
+    writers = {node: stage.layers for stage in plan.stages for node in stage.replicas}
+    turn.set(backing=Backing(step, turn.now, writers))
     return True
 
 
@@ -61,9 +62,11 @@ def kept(turn: Turn, session: Session, message: wire.Kept) -> None:
     described, backing, node = turn.state.ledger.described, turn.state.backing, session.node
     assert described is not None
     check_kept(message, described.buckets)
-    if backing is None or message.step != backing.step or node not in backing.writers | backing.asked.keys():
+    if backing is None or message.step != backing.step or node not in backing.writers.keys() | backing.asked.keys():
         turn.log(f"ignored what {node} keeps of step {message.step}: it was not asked for that")
         return
+    if node in backing.writers:
+        check_own(message, backing.writers[node], len(described.workload.layers))
     told = {part.bucket: ev.BackupPart(part.size_bytes, part.digest.hex()) for part in message.parts}
     parts = {**told, **backing.parts} if node in backing.writers else backing.parts
     mine = frozenset(bucket for bucket, part in told.items() if parts.get(bucket) == part)
@@ -76,7 +79,7 @@ def kept(turn: Turn, session: Session, message: wire.Kept) -> None:
     turn.set(
         backing=replace(
             backing,
-            writers=backing.writers - {node},
+            writers={other: layers for other, layers in backing.writers.items() if other != node},
             parts=parts,
             asked={other: buckets for other, buckets in backing.asked.items() if other != node},
             unable=backing.unable | {node} if unable else backing.unable,
@@ -90,7 +93,8 @@ def left(turn: Turn, node: str) -> None:
     backing = turn.state.backing
     if backing is not None and not turn.state.stopped:
         asked = {other: buckets for other, buckets in backing.asked.items() if other != node}
-        turn.set(backing=replace(backing, writers=backing.writers - {node}, asked=asked))
+        writers = {other: layers for other, layers in backing.writers.items() if other != node}
+        turn.set(backing=replace(backing, writers=writers, asked=asked))
         _advance(turn)
 
 

@@ -241,6 +241,12 @@ def check_kept(kept: wire.Kept, buckets: int, digest_bytes: int = 32) -> None:
         _number("kept.size_bytes", part.size_bytes, 0, 1 << 50)
 
 
+def check_own(kept: wire.Kept, own: tuple[int, int], layers: int) -> None:
+    """Raises Refused for parts of other layers than the node's ``own``; buckets from number ``layers`` on are used by several."""
+    if strange := [part.bucket for part in kept.parts if part.bucket < layers and part.bucket not in range(*own)]:
+        raise malformed("kept.bucket", strange[0], f"of the node's layers, {own[0]} to {own[1] - 1}")
+
+
 def _number(field: str, value: float, least: float, most: float) -> None:
     if not (math.isfinite(value) and least <= value <= most):
         raise malformed(field, value, f"a finite number from {least:g} to {most:g}")

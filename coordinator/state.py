@@ -195,12 +195,13 @@ class CheckpointTally:
 
 @dataclass(frozen=True, slots=True)
 class Backing:
-    """A backup of ``step`` is under way, begun at ``since``. ``writers`` have still to say what they have written; ``parts``, by
-    bucket, are what those said that have; ``asked``: by node, the buckets it is fetching from others; ``unable`` could not."""
+    """A backup of ``step`` is under way, begun at ``since``. ``writers``, each with the layers it then had, have still to say
+    what they have written; ``parts``, by bucket, are what those said that have; ``asked``: by node, the buckets it is fetching
+    from others; ``unable`` could not."""
 
     step: int
     since: float
-    writers: frozenset[str]
+    writers: Mapping[str, tuple[int, int]]
     parts: Mapping[int, BackupPart] = field(default_factory=dict)
     asked: Mapping[str, frozenset[int]] = field(default_factory=dict)
     unable: frozenset[str] = frozenset()

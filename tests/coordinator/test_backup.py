@@ -370,6 +370,13 @@ def test_what_cannot_be_on_a_disk_is_refused(kept: wire.Kept, words: str) -> Non
     assert words in world.last_to("a", "refusal").sentence
 
 
+def test_a_writer_speaks_for_its_own_layers_alone() -> None:
+    world = slow_world("a", "b")
+    world.step()
+    keep(world, "a", 2, [0, 2])
+    assert "kept.bucket is 2; it must be of the node's layers, 0 to 1" in world.last_to("a", "refusal").sentence
+
+
 def test_claims_of_too_many_steps_are_refused() -> None:
     world = slow_world("a", "b")
     world.greet("c")

@@ -105,8 +105,9 @@ def play(world: World, move: tuple[Any, ...]) -> None:
         case "evaluate" if ledger.plan is not None:
             world.evaluate()
         case "keep" if (backing := world.state.backing) is not None:
-            parts = [wire.Part(bucket=bucket, size_bytes=1, digest=bytes(32)) for bucket in range(BUCKETS)]
             for node in sorted(world.state.sessions):
+                mine = range(*backing.writers.get(node, (0, BUCKETS)))
+                parts = [wire.Part(bucket=bucket, size_bytes=1, digest=bytes(32)) for bucket in mine]
                 world.hear(node, kept=wire.Kept(step=backing.step, parts=parts))
         case "save" if ledger.plan is not None:
             world.write_buckets()
