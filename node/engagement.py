@@ -196,6 +196,7 @@ class Engagement:
                 decayed_ranges(bucket.spec.parameters),
             )
         self._carried = self._left_out  # not before: an aborted step was sent for nothing
+        self.progress.spoil()  # lets go of what is kept of it, before there is more
         self.progress, self._had = Progress(self.share.generation, step + 1, self._room), {}
         self.inbox.advance(step)
         self._pipeline.forget(("train", step))
