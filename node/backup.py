@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -13,11 +12,12 @@ import torch
 from blake3 import blake3
 
 from dtfm.node.bucket import Bucket, BucketSpec, bucket_bytes
-from dtfm.node.checkpoint import load_file, most_bytes, to_file
+from dtfm.node.checkpoint import load_file, most_bytes
 from dtfm.node.device import free_memory
 from dtfm.node.disk import Disk
 from dtfm.node.fetching import Wanted, fetch
 from dtfm.node.profile import run_dtype
+from dtfm.node.state_files import StateFiles
 from dtfm.protos.control_pb2 import Keep, Kept, NodeMessage, Part, Peer
 from dtfm.protos.credentials import Identity
 from dtfm.protos.plan_pb2 import Run
@@ -28,7 +28,7 @@ MOST_TOLD = 4
 """Of so many steps what is on disk is told: of the newest. More than two are there only where some could not be removed."""
 
 MEMORY_SHARE = 0.5
-"""Of the host's free memory: so much may be taken by the copies that are being written."""
+"""Of the host's free memory: so much may be taken by files that are being written."""
 
 
 class BackupError(OSError):
@@ -46,6 +46,7 @@ class Keeper:
         self._specs: tuple[BucketSpec, ...] = ()
         self._identity: Identity | None = None
         self._writing = False
+        self._files = StateFiles(())
         self._fetching: asyncio.Task[object] | None = None
         self._whole = 0
         self._closed = False
@@ -72,15 +73,19 @@ class Keeper:
         ]
 
     def write(self, step: int, buckets: Collection[Bucket]) -> None:
-        """Copies ``buckets`` as they are now and writes them in the background; or says why not."""
+        """Writes ``buckets`` as they are now, in the background; or says why not."""
         try:
             self._check_room(sum(bucket_bytes(b.spec, b.parameters.dtype) for b in buckets))
         except OSError as error:
             self._say(Kept(step=step, problem=_sentence(error)))
             return
-        copies = deque(bucket.snapshot() for bucket in buckets)
+        self._files = StateFiles(buckets)
         self._writing = True
-        self._thread.submit(self._write, step, copies)
+        self._thread.submit(self._write, step, self._files)
+
+    def state_changes(self) -> None:
+        """To be called before it does."""
+        self._files.finish()
 
     async def keep(self, wanted: Keep) -> None:
         """Removes what is not wanted any more, and fetches what is missing, in the place of what was wanted before."""
@@ -173,19 +178,19 @@ class Keeper:
             raise OSError(f"copies of {size_bytes} bytes are too much for {free} bytes of free memory")
         self.disk.check_room(size_bytes)
 
-    def _write(self, step: int, copies: deque[Bucket]) -> None:
+    def _write(self, step: int, files: StateFiles) -> None:
         kept = Kept(step=step)
         try:
             self.disk.keep({self._whole, step})
-            while copies and not self._closed:
-                bucket = copies.popleft()
-                content = to_file(bucket)
-                self.disk.write(step, bucket.spec.index, content)
+            while not self._closed and (file := files.take()) is not None:
+                bucket, content = file
+                self.disk.write(step, bucket, content)
                 digest = blake3(content).digest()
-                kept.parts.append(Part(bucket=bucket.spec.index, size_bytes=len(content), digest=digest))
+                kept.parts.append(Part(bucket=bucket, size_bytes=len(content), digest=digest))
         except Exception as error:
             log.exception("the backup of step %d cannot be written", step)
             kept.problem = _sentence(error)
+        files.drop()
         self._writing = False
         self._say(kept)
 

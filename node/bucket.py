@@ -58,13 +58,6 @@ class Bucket:
         pieces = torch.split(flat, [math.prod(shape) for _, shape in self.spec.parameters])
         return {name: piece.view(shape) for (name, shape), piece in zip(self.spec.parameters, pieces, strict=True)}
 
-    def snapshot(self) -> Bucket:
-        """A copy on the CPU of the state as it is now; its gradients are zero."""
-        copy = Bucket(self.spec, torch.device("cpu"), self.parameters.dtype)
-        for ours, theirs in zip(copy.state, self.state, strict=True):
-            ours.copy_(theirs)
-        return copy
-
     def export(self) -> tuple[memoryview, memoryview, memoryview]:
         """The state's bytes: parameters, exp_avg, exp_avg_sq, native (little-endian) order, without copying on a CPU.
 

@@ -39,15 +39,14 @@ class Written(NamedTuple):
     digest: bytes
 
 
-def write_bucket(folder: str, bucket: Bucket) -> Written:
-    """Writes a bucket's state into the checkpoint at ``folder``.
+def write_bucket(folder: str, index: int, content: bytes) -> Written:
+    """Writes a bucket's file (see `to_file`) into the checkpoint at ``folder``.
 
     Raises:
         OSError and whatever else the file system raises: not written.
     """
-    content = to_file(bucket)
-    write(folder, file_name(bucket.spec.index), content)
-    return Written(file_name(bucket.spec.index), len(content), blake3(content).digest())
+    write(folder, file_name(index), content)
+    return Written(file_name(index), len(content), blake3(content).digest())
 
 
 def to_file(bucket: Bucket) -> bytes:

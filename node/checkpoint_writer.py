@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from dtfm.node.bucket import Bucket
@@ -12,6 +12,7 @@ from dtfm.node.data import Data
 from dtfm.node.model import Model
 from dtfm.node.profile import run_dtype
 from dtfm.node.share import Group
+from dtfm.node.state_files import StateFiles
 from dtfm.protos.control_pb2 import BucketWritten, NodeMessage
 from dtfm.protos.plan_pb2 import Run
 
@@ -30,37 +31,41 @@ class CheckpointWriter:
     def __init__(self, report: Callable[[NodeMessage], None]) -> None:
         self._report = report
         self._thread = ThreadPoolExecutor(1, "checkpoint")
-        self._writing: list[Future[None]] = []
+        self._files = StateFiles(())
+        self._written: Future[None] | None = None
 
-    def write(self, run: Run, model: Model, data: Data, step: int, buckets: Iterable[Bucket]) -> None:
-        """Copies ``buckets`` as they are now and writes them; or, while the checkpoint before is still being written, says
-        that, lest copies pile up."""
-        behind = not all(written.done() for written in self._writing)
-        if not behind:
-            self._writing.clear()
-        for bucket in buckets:
-            if behind:
+    def write(self, run: Run, model: Model, data: Data, step: int, buckets: Collection[Bucket]) -> None:
+        """Writes ``buckets`` as they are now; or, while the checkpoint before is still being written, says that, lest files pile
+        up."""
+        if self._written is not None and not self._written.done():
+            for bucket in buckets:
                 problem = "the one before is still being written; raise checkpoint.every"
                 self._say(BucketWritten(step=step, bucket=bucket.spec.index, problem=problem))
-            else:
-                work = self._thread.submit(self._write, run, model, data, step, bucket.snapshot())
-                self._writing.append(work)
+            return
+        self._files = StateFiles(buckets)
+        self._written = self._thread.submit(self._write, run, model, data, step, self._files)
+
+    def state_changes(self) -> None:
+        """To be called before it does."""
+        self._files.finish()
 
     def close(self) -> None:
         """Waits for what is being written."""
         self._thread.shutdown()
 
-    def _write(self, run: Run, model: Model, data: Data, step: int, bucket: Bucket) -> None:
+    def _write(self, run: Run, model: Model, data: Data, step: int, files: StateFiles) -> None:
         folder = f"{run.checkpoint.uri.rstrip('/')}/step-{step:08d}"
-        written = BucketWritten(step=step, bucket=bucket.spec.index)
-        try:
-            written.file, written.size_bytes, written.digest = write_bucket(folder, bucket)
-            if bucket.spec.index == 0:
-                write_model_files(folder, model, data, run_dtype(run))
-        except Exception as error:
-            log.exception("bucket %d could not be written to %s", bucket.spec.index, folder)
-            written.problem = f"{type(error).__name__}: {error}"[:1000]
-        self._say(written)
+        while (file := files.take()) is not None:
+            bucket, content = file
+            written = BucketWritten(step=step, bucket=bucket)
+            try:
+                written.file, written.size_bytes, written.digest = write_bucket(folder, bucket, content)
+                if bucket == 0:
+                    write_model_files(folder, model, data, run_dtype(run))
+            except Exception as error:
+                log.exception("bucket %d could not be written to %s", bucket, folder)
+                written.problem = f"{type(error).__name__}: {error}"[:1000]
+            self._say(written)
 
     def _say(self, written: BucketWritten) -> None:
         self._report(NodeMessage(bucket_written=written))

@@ -399,6 +399,8 @@ class Trainer:
 
     def _apply(self, engagement: Engagement, commit: Commit) -> None:
         self._voted = None  # should applying fail half-way, it must not be done again
+        self._writer.state_changes()
+        self._keeper.state_changes()
         with span(Activity.APPLY, commit.step):
             update = partial(engagement.apply, commit.step, commit.gradient_norm)
             self._holding.apply(commit.step, commit.gradient_norm, update)

@@ -134,6 +134,7 @@ async def test_what_is_written_is_as_it_was_at_the_commit_and_named_by_its_diges
     live = buckets()
     contents = {index: to_file(bucket) for index, bucket in live.items()}
     a.keeper.write(STEP, list(live.values()))
+    a.keeper.state_changes()
     for bucket in live.values():
         bucket.parameters.fill_(9)  # the next step
     kept = await a.reports.get()

@@ -16,7 +16,7 @@ from blake3 import blake3
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from dtfm.node.bucket import Bucket
-from dtfm.node.checkpoint import Written, read_bucket, write_bucket, write_model_files
+from dtfm.node.checkpoint import Written, read_bucket, to_file, write_bucket, write_model_files
 from dtfm.node.data import Data, load_data
 from dtfm.node.model import Model, load_model
 from dtfm.node.sample import generate
@@ -47,7 +47,7 @@ def write_checkpoint(folder: str, stages: list[Stage], **changes: object) -> Non
     written: dict[int, Written] = {}
     for stage in stages:
         for index, bucket in stage.buckets.items():
-            written.setdefault(index, write_bucket(folder, bucket))
+            written.setdefault(index, write_bucket(folder, index, to_file(bucket)))
     entries = [
         {"index": index, "file": one.file, "bytes": one.size_bytes, "blake3": one.digest.hex()}
         for index, one in sorted(written.items())
@@ -104,7 +104,7 @@ def test_any_stage_reads_what_other_stages_wrote(scheme: str, tmp_path: Path) ->
 
 def test_what_is_said_of_a_file_is_true(tmp_path: Path) -> None:
     stage = stage_of(model_for("llama", text_data(tmp_path), intermediate_size=48), 1, 2)
-    written = write_bucket(str(tmp_path / "made" / "here"), stage.buckets[1])
+    written = write_bucket(str(tmp_path / "made" / "here"), 1, to_file(stage.buckets[1]))
     content = (tmp_path / "made" / "here" / written.file).read_bytes()
     assert (len(content), blake3(content).digest()) == written[1:]
 
