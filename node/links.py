@@ -67,7 +67,8 @@ async def _together(
     """Bytes per second while all ``links`` are busy; 0 where that cannot be told within a ``lease``.
 
     Each gets a burst as large as it alone would carry in the same time. All bytes over the whole time, slow start included, are
-    too little rather than too much; but no less than the fastest link carries alone.
+    too little rather than too much; but no less than the fastest link carries alone, and no more than all of them do (the pings
+    may have been slower than the bursts).
     """
     if len(links) < 2:
         return 0.0
@@ -88,8 +89,8 @@ async def _together(
         took = await asyncio.gather(*(timed(*each) for each in zip(links, sizes, bursts, strict=True)))
     except (grpc.aio.AioRpcError, ValueError):
         return 0.0  # each link by itself is known; what they share is not
-    fastest = max(link.bandwidth for link in links)
-    return max(fastest, sum(sizes) / max(*took, 1e-6))
+    alone = [link.bandwidth for link in links]
+    return min(max(*alone, sum(sizes) / max(*took, 1e-6)), sum(alone))
 
 
 class _Probed:
