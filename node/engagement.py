@@ -75,7 +75,7 @@ class Engagement:
         ]
         self._reducer = ThreadPoolExecutor(1, "reduce")
         # Under a sparse codec, what the messages of committed steps, and those of the step in hand, have left out: 4 bytes each
-        # per parameter that others hold too. The next generation, with other groups and shards, begins without.
+        # per parameter that others hold too. The next generation, with other groups and pieces, begins without.
         self._carried: Residuals = {}
         self._left_out: Residuals = {}
         micro_batch = run.train.micro_batch
@@ -141,8 +141,8 @@ class Engagement:
             gradients,
             self.groups,
             self._reduction,
-            lambda kind, peer, bucket, shard, encoded, elements, dtype: self._outbox.send_encoded(
-                peer, What(kind, self.share.generation, step, bucket, shard), encoded, elements, dtype
+            lambda kind, peer, bucket, piece, encoded, elements, dtype: self._outbox.send_encoded(
+                peer, What(kind, self.share.generation, step, bucket, piece), encoded, elements, dtype
             ),
             self.codecs.reduction,
             self._carried,

@@ -19,7 +19,7 @@ import torch
 from dtfm.node.bucket import Bucket, BucketSpec, bucket_bytes
 from dtfm.node.holding import NORM
 from dtfm.node.optimizer import adamw, decayed_ranges
-from dtfm.node.trace import Kept, tell_kept
+from dtfm.node.trace import Beside, tell_beside
 from dtfm.protos.connection import open_channel
 from dtfm.protos.control_pb2 import Commit, Peer
 from dtfm.protos.credentials import Identity, to_peer
@@ -82,7 +82,7 @@ class Following:
         self._identity = identity
         self._tell = tell
         self._told: Copied | None = None
-        tell_kept(Kept.COPIES, sum(bucket_bytes(spec, dtype) + spec.size * dtype.itemsize for spec in donors))
+        tell_beside(Beside.COPIES, sum(bucket_bytes(spec, dtype) + spec.size * dtype.itemsize for spec in donors))
         self._copies = {spec.index: _Copy(Bucket(spec, device, dtype), list(peers)) for spec, peers in donors.items()}
         self._problem = ""
         self._changed = asyncio.Condition()
@@ -133,14 +133,14 @@ class Following:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        tell_kept(Kept.COPIES, 0)
+        tell_beside(Beside.COPIES, 0)
 
     def _weigh(self) -> None:
         size = 0
         for copy in self._copies.values():
             size += bucket_bytes(copy.bucket.spec, copy.bucket.parameters.dtype) + copy.bucket.gradients.nbytes
             size += len(copy.received) + (len(copy.voted[1]) if copy.voted is not None else 0)
-        tell_kept(Kept.COPIES, size)
+        tell_beside(Beside.COPIES, size)
 
     def _ask(self, indices: Iterable[int]) -> None:
         """Each bucket's first donor is asked for it; who gives least so far, where there is a choice."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from dtfm.node.bucket import Bucket, bucket_bytes
-from dtfm.node.trace import Kept, tell_kept
+from dtfm.node.trace import Beside, tell_beside
 from dtfm.protos.frame import Header, Kind, frames
 from dtfm.protos.peer_pb2 import StateRequest
 
@@ -77,27 +77,27 @@ class Follower:
                 for frame in frames(replace(header, part=self._newest), data):
                     yield frame
                 data = memoryview(b"")
-                tell_kept(Kept.UPDATES, self._waiting_bytes, self)
+                tell_beside(Beside.UPDATES, self._waiting_bytes, self)
             elif (piece := next(state, None)) is not None:
                 yield piece
             elif self._to_send:
                 sending = self._to_send.popleft()
                 if (bucket := self._holding.held.buckets.get(sending)) is not None:
-                    tell_kept(Kept.UPDATES, bucket_bytes(bucket.spec, bucket.parameters.dtype), (self, "state"))
+                    tell_beside(Beside.UPDATES, bucket_bytes(bucket.spec, bucket.parameters.dtype), (self, "state"))
                 header, data = await asyncio.to_thread(self._holding.begin, self, sending)
                 self._newest = max(self._newest, header.step)
                 state = frames(header, data)
             elif sending is not None:
                 sending, state, data = None, iter(()), memoryview(b"")
-                tell_kept(Kept.UPDATES, 0, (self, "state"))
+                tell_beside(Beside.UPDATES, 0, (self, "state"))
             else:
                 await self._news.wait()
         raise LookupError(self.ended)
 
     def close(self) -> None:
+        """From any thread."""
         self._holding.forget(self)
-        tell_kept(Kept.UPDATES, 0, self)
-        tell_kept(Kept.UPDATES, 0, (self, "state"))
+        self.end("it follows no more")
 
     def _put(self, pieces: Sequence[Piece]) -> None:
         if self.ended:
@@ -106,7 +106,7 @@ class Follower:
             self._newest = max(self._newest, header.part)
             self._waiting[header.index].append((header, data))
             self._waiting_bytes += len(data)
-        tell_kept(Kept.UPDATES, self._waiting_bytes, self)
+        tell_beside(Beside.UPDATES, self._waiting_bytes, self)
         behind = max(map(len, self._waiting.values()), default=0) / 2  # of a step both gradients and norm
         if behind > MAX_BEHIND or (behind > 2 and self._waiting_bytes > MOST_WAITING_BYTES):
             waits = f"{behind:.0f} steps with {self._waiting_bytes / 2**20:.0f} MiB wait"
@@ -117,7 +117,8 @@ class Follower:
         self.ended = self.ended or why
         for waiting in self._waiting.values():
             waiting.clear()  # nobody may ever read it
-        tell_kept(Kept.UPDATES, 0, self)
+        tell_beside(Beside.UPDATES, 0, self)
+        tell_beside(Beside.UPDATES, 0, (self, "state"))
         self._news.set()
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from dtfm.kernels.memory import MEMORY
 from dtfm.node.admission import Expectations, admit
-from dtfm.node.trace import Activity, Kept, tell, tell_kept
+from dtfm.node.trace import Activity, Beside, tell, tell_beside
 from dtfm.protos.assembly import Assembly
 from dtfm.protos.frame import CHUNK_BYTES, FrameError, FrameProblem, Header, Kind, parse
 
@@ -97,7 +97,7 @@ class Inbox:
             await waiting
 
     def _weigh(self) -> None:
-        tell_kept(Kept.EARLY, 0 if self._closed else sum(self._held.values()))
+        tell_beside(Beside.EARLY, 0 if self._closed else sum(self._held.values()))
 
     def _wake(self) -> None:
         self._weigh()

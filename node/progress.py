@@ -15,7 +15,7 @@ import torch
 
 from dtfm.kernels.codec import Encoded
 from dtfm.node.share import Share
-from dtfm.node.trace import Kept, tell_kept
+from dtfm.node.trace import Beside, tell_beside
 from dtfm.protos import control_pb2 as wire
 from dtfm.protos.frame import Kind
 
@@ -76,7 +76,7 @@ class Progress:
     _kept: int = 0
 
     def __post_init__(self) -> None:
-        tell_kept(Kept.RETRY, 0)
+        tell_beside(Beside.RETRY, 0)
 
     def waiting(self, share: Share) -> Iterator[int]:
         """Micro-batches that can go forward."""
@@ -109,7 +109,7 @@ class Progress:
         self._spoilt, self._kept = True, 0
         self.sent.clear()
         self.unreduced.clear()
-        tell_kept(Kept.RETRY, 0)
+        tell_beside(Beside.RETRY, 0)
 
     def _make_room(self, size: int) -> bool:
         if self._spoilt:
@@ -119,7 +119,7 @@ class Progress:
             self.spoil()
             return False
         self._kept += size
-        tell_kept(Kept.RETRY, self._kept)
+        tell_beside(Beside.RETRY, self._kept)
         return True
 
     def fits(self, share: Share) -> bool:

@@ -35,7 +35,7 @@ class Activity(enum.Enum):
     EVALUATE = "evaluate"
 
 
-class Kept(enum.Enum):
+class Beside(enum.Enum):
     """What is kept in memory though this node could compute without: it may be, and within bounds of its own."""
 
     RETRY = "kept for another attempt at the step"  # progress.py
@@ -61,11 +61,11 @@ class Span:
 Listener = Callable[[Span], None]
 
 #: Called with what is kept of one kind, in bytes, whenever that changes, in the thread where it does.
-Scale = Callable[[Kept, int], None]
+Scale = Callable[[Beside, int], None]
 
 _listeners: list[Listener] = []
 _scales: list[Scale] = []
-_kept: dict[Kept, dict[object, int]] = {kept: {} for kept in Kept}
+_beside: dict[Beside, dict[object, int]] = {kept: {} for kept in Beside}
 _weighing = threading.Lock()
 _NOTHING: AbstractContextManager[None] = nullcontext()
 
@@ -90,15 +90,15 @@ def tell(activity: Activity, step: int, index: int, track: str, began: float) ->
         _notify(Span(activity, step, index, track, began, time.perf_counter()))
 
 
-def tell_kept(kept: Kept, size: int, by: object = None) -> None:
+def tell_beside(kept: Beside, size: int, by: object = None) -> None:
     """``size`` bytes are kept now by one of those that keep such: ``by`` (hashable) says which, where there are several."""
     with _weighing:
         if size:
-            _kept[kept][by] = size
+            _beside[kept][by] = size
         else:
-            _kept[kept].pop(by, None)
+            _beside[kept].pop(by, None)
         if _scales:
-            total = sum(_kept[kept].values())
+            total = sum(_beside[kept].values())
             for scale in tuple(_scales):
                 scale(kept, total)
 
@@ -145,7 +145,7 @@ def write_trace(path: Path, node: str) -> Iterator[None]:
                 }
                 file.write(f",\n{json.dumps(event)}")
 
-        def weigh(kept: Kept, size: int) -> None:
+        def weigh(kept: Beside, size: int) -> None:
             now = round((wall + time.perf_counter()) * 1e6, 1)
             event = {"ph": "C", "name": kept.value, "pid": node, "ts": now, "args": {"bytes": size}}
             with lock:

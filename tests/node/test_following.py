@@ -8,13 +8,14 @@ from collections.abc import AsyncIterator, Sequence
 import pytest
 import torch
 
-from dtfm.node import holding
+from dtfm.node import holding, trace
 from dtfm.node.bucket import Bucket, BucketSpec
 from dtfm.node.following import Copied, Following
 from dtfm.node.holding import MAX_BEHIND, Held, Holding
 from dtfm.node.optimizer import adamw, decayed_ranges
 from dtfm.node.peer_server import PeerServer
 from dtfm.node.recovery import fetch_states
+from dtfm.node.trace import Beside
 from dtfm.protos.control_pb2 import Commit, Peer
 from dtfm.protos.plan_pb2 import Run
 from tests.protos.members import member
@@ -275,6 +276,20 @@ async def test_a_follower_for_whom_too_many_bytes_wait_is_let_go_but_two_steps_m
     with pytest.raises(LookupError, match="TOO_SLOW"):
         [frame async for frame in sent]
     follower.close()
+
+
+async def test_of_a_follower_that_has_gone_nothing_is_kept_though_a_step_was_on_its_way_to_it(
+    donors: list[Donor],
+) -> None:
+    follower = donors[0].holding.follow([1], asyncio.get_running_loop())
+    sent = follower.frames()
+    await anext(sent)
+    donors[0].train()
+    follower.close()  # before this loop hears of the step
+    await asyncio.sleep(0)
+    with pytest.raises(LookupError, match="no more"):
+        [frame async for frame in sent]
+    assert not trace._beside[Beside.UPDATES]
 
 
 async def test_in_a_pause_state_is_fetched_from_all_donors_at_once(donors: list[Donor]) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dtfm.node.trace import Activity, Kept, Span, forget, listen, span, tell, tell_kept, write_trace
+from dtfm.node.trace import Activity, Beside, Span, forget, listen, span, tell, tell_beside, write_trace
 
 
 def test_a_listener_hears_beginning_and_end_in_the_thread_where_they_happen() -> None:
@@ -68,13 +68,13 @@ def test_a_trace_that_cannot_be_written_is_the_users_mistake(tmp_path: Path) -> 
 
 def test_what_is_kept_is_a_counter_of_all_who_keep_such(tmp_path: Path) -> None:
     with write_trace(tmp_path / "trace.json", "a"):
-        tell_kept(Kept.UPDATES, 5, "one")
-        tell_kept(Kept.UPDATES, 7, "other")
-        tell_kept(Kept.RETRY, 3)
-        tell_kept(Kept.UPDATES, 0, "one")
-        tell_kept(Kept.UPDATES, 0, "other")
-        tell_kept(Kept.RETRY, 0)
+        tell_beside(Beside.UPDATES, 5, "one")
+        tell_beside(Beside.UPDATES, 7, "other")
+        tell_beside(Beside.RETRY, 3)
+        tell_beside(Beside.UPDATES, 0, "one")
+        tell_beside(Beside.UPDATES, 0, "other")
+        tell_beside(Beside.RETRY, 0)
     events = [event for event in json.loads((tmp_path / "trace.json").read_text()) if event["ph"] == "C"]
     told = [(event["name"], event["args"]["bytes"]) for event in events]
-    updates, retry = Kept.UPDATES.value, Kept.RETRY.value
+    updates, retry = Beside.UPDATES.value, Beside.RETRY.value
     assert told == [(updates, 5), (updates, 12), (retry, 3), (updates, 7), (updates, 0), (retry, 0)]
