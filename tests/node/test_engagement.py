@@ -168,16 +168,3 @@ def test_gradients_of_before_the_reduction_are_kept_where_there_is_room_for_all(
     nodes.train(commit=False)
     assert bool(copied) == kept
     assert all(engagement.progress.fits(engagement.share) == kept for engagement in nodes.engagements.values())
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_nodes_on_a_gpu_train_what_one_process_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    write_corpus(tmp_path)
-    (tmp_path / "run.toml").write_text(run_file(stages=[2, 2], steps=4))
-    run = read_run_file(tmp_path / "run.toml").message("test")
-    data = load_data(run)
-    plan, gpu = even_plan(LAYERS, 2, 2, MICRO_BATCHES), torch.device("cuda", 0)
-    with InProcess(run, plan, load_model(run.model, data.sample), data, bandwidth=1e9, flops=1e12, device=gpu) as nodes:
-        losses = [nodes.train() for _ in range(4)]
-    assert losses == pytest.approx(losses_alone(tmp_path / "run.toml"), rel=1e-6, abs=0)

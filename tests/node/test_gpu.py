@@ -1,0 +1,33 @@
+"""Nodes on a GPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from dtfm.coordinator.run_file import read_run_file
+from dtfm.node.data import load_data
+from dtfm.node.model import load_model
+from tests.cluster.runs import losses_alone, run_file, write_corpus
+from tests.node.in_process import InProcess, even_plan
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+
+@pytest.mark.parametrize(("precision", "tolerance"), [("fp64", 1e-6), ("fp32", 1e-3)])
+def test_nodes_on_a_gpu_train_what_one_process_on_a_cpu_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, precision: str, tolerance: float
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_corpus(tmp_path)
+    (tmp_path / "run.toml").write_text(run_file(stages=[2, 2], steps=4, precision=precision))
+    run = read_run_file(tmp_path / "run.toml").message("test")
+    data = load_data(run)
+    model = load_model(run.model, data.sample)
+    plan = even_plan(len(model.layers), 2, 2, run.train.global_batch // run.train.micro_batch)
+    gpu = torch.device("cuda", 0)
+    with InProcess(run, plan, model, data, bandwidth=1e9, flops=1e12, device=gpu) as nodes:
+        losses = [nodes.train() for _ in range(4)]
+    assert losses == pytest.approx(losses_alone(tmp_path / "run.toml"), rel=tolerance, abs=0)
