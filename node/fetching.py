@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 import grpc
@@ -46,22 +48,24 @@ async def fetch(wanted: Sequence[Wanted], step: int, generation: int, identity: 
     """Gets each bucket's state as of ``step`` from its own donors, all donors at once: who is done with one bucket gives the
     next.
 
-    A broken transfer goes on at the next donor from the byte where it stopped. A donor may still be applying ``step``; so
-    they are asked again until nothing has come for ``patience`` seconds. Raises ConnectionError naming the last problem, and the
-    OSError or ValueError of a ``finish``.
+    A broken transfer goes on at the next donor from the byte where it stopped. A donor is given up when nothing has come for
+    ``patience`` seconds, from nobody: what is slow may be the link that all share. It may also still be applying ``step``; so
+    who has nothing to give is asked again for as long. Raises ConnectionError naming the last problem, and the OSError or
+    ValueError of a ``finish``.
     """
     if alone := next((item for item in wanted if not item.donors), None):
         raise ConnectionError(f"nobody who is known has bucket {alone.bucket} as of step {step}")
     left = sorted(wanted, key=lambda item: -item.size_bytes)
     donors = {donor.node: donor for item in wanted for donor in item.donors}
     channels = {name: open_channel(donor.address, to_peer(identity, name), patience) for name, donor in donors.items()}
+    silence = _Silence(patience)
 
     async def serve(donor: Peer) -> None:
         while (item := next((item for item in left if donor in item.donors), None)) is not None:
             left.remove(item)
             in_turn = [donor, *(other for other in item.donors if other != donor)]
             with span(Activity.FETCH, step, item.bucket, f"state from {donor.node}"):
-                await _fetch_one(item, step, generation, in_turn, channels, patience)
+                await _fetch_one(item, step, generation, in_turn, channels, silence)
 
     try:
         async with asyncio.TaskGroup() as group:
@@ -73,32 +77,61 @@ async def fetch(wanted: Sequence[Wanted], step: int, generation: int, identity: 
         await asyncio.gather(*(channel.close() for channel in channels.values()))
 
 
+class _Silence:
+    """Ends the streams that wait when nothing has come in any for ``patience`` seconds."""
+
+    def __init__(self, patience: float) -> None:
+        self.patience = patience
+        self._streams: set[asyncio.Timeout] = set()
+        self._broken = 0.0
+
+    @asynccontextmanager
+    async def bounded(self) -> AsyncIterator[None]:
+        """A stream is read within. Raises TimeoutError."""
+        async with asyncio.timeout(self.patience) as stream:
+            self._streams.add(stream)
+            try:
+                yield
+            finally:
+                self._streams.discard(stream)
+
+    def end(self) -> None:
+        """Something has come."""
+        now = asyncio.get_running_loop().time()
+        if now < self._broken + self.patience / 16:  # not for each frame of a fast link
+            return
+        self._broken = now
+        for stream in self._streams:
+            if not stream.expired():
+                stream.reschedule(now + self.patience)
+
+
 async def _fetch_one(
     wanted: Wanted,
     step: int,
     generation: int,
     donors: list[Peer],
     channels: Mapping[str, grpc.aio.Channel],
-    patience: float,
+    silence: _Silence,
 ) -> None:
     """One bucket of ``fetch``, from whichever of ``donors`` has it."""
-    have, heard = 0, time.monotonic()
+    have, until = 0, math.inf  # until: when to give up if nothing has come till then
     gave: list[Peer] = []  # what has come so far
     problem = "nobody has it"
-    while donors and time.monotonic() < heard + patience:
+    while donors and time.monotonic() < until:
         for donor in list(donors):
             request = StateRequest(
                 generation=generation, step=step, bucket=wanted.bucket, offset=have, backup=wanted.backup
             )
             try:
-                async with asyncio.timeout(patience) as silence:
+                async with silence.bounded():
                     frames = state_call(channels[donor.node])(request.SerializeToString())
                     async for payload in _payloads(frames, wanted.bucket, step, wanted.size_bytes - have):
                         wanted.take(payload, have)
                         if donor not in gave:
                             gave.append(donor)
-                        have, heard = have + len(payload), time.monotonic()
-                        silence.reschedule(asyncio.get_running_loop().time() + patience)
+                        have, until = have + len(payload), math.inf
+                        silence.end()
                 if have < wanted.size_bytes:
                     problem = f"{donor.node} ended after {have} of {wanted.size_bytes} bytes"
                 elif wrong := await wanted.finish():
@@ -109,11 +142,13 @@ async def _fetch_one(
                 else:
                     return
             except TimeoutError:
-                problem = f"{donor.node} at {donor.address} sent nothing for {patience:.0f} s"
+                problem = f"{donor.node} at {donor.address} sent nothing for {silence.patience:.0f} s"
+                until = time.monotonic()
             except grpc.aio.AioRpcError as error:
                 problem = f"{donor.node} at {donor.address}: {error.code().name}: {error.details()}"
             except FrameError as error:
                 problem = f"{donor.node} sent a frame that is refused: {error}"
+            until = min(until, time.monotonic() + silence.patience)
         await asyncio.sleep(RETRY_SECONDS)
     raise ConnectionError(f"bucket {wanted.bucket} as of step {step} could not be had: {problem}")
 

@@ -14,6 +14,8 @@ from dataclasses import dataclass, replace
 from crc32c import crc32c
 
 CHUNK_BYTES = 1 << 20
+STATE_CHUNK_BYTES = 1 << 16
+"""A frame of state is smaller: it comes whole or not at all, and over a slow link one must come well within a lease."""
 _MAGIC = b"dtf1"
 _HEADER = struct.Struct("<4sBBBQIIIQQQI")
 HEADER_BYTES = _HEADER.size
@@ -82,8 +84,9 @@ class Header:
 def frames(header: Header, encoded: memoryview) -> Iterator[bytes]:
     """The frames that carry ``encoded`` (uint8, contiguous), in order, each at most MAX_FRAME_BYTES long."""
     assert len(encoded) == header.total
-    for offset in range(0, max(header.total, 1), CHUNK_BYTES):
-        payload = encoded[offset : offset + CHUNK_BYTES]
+    chunk = _chunk_bytes(header.kind)
+    for offset in range(0, max(header.total, 1), chunk):
+        payload = encoded[offset : offset + chunk]
         yield b"".join((_pack(replace(header, offset=offset), crc32c(payload)), payload))
 
 
@@ -100,19 +103,23 @@ def parse(frame: bytes) -> tuple[Header, memoryview]:
         kind = Kind(kind)
     except ValueError:
         raise FrameError(FrameProblem.MALFORMED, f"kind {kind} does not exist") from None
-    payload = memoryview(frame)[HEADER_BYTES:]
-    if offset % CHUNK_BYTES or offset >= max(total, 1):
+    payload, chunk = memoryview(frame)[HEADER_BYTES:], _chunk_bytes(kind)
+    if offset % chunk or offset >= max(total, 1):
         raise FrameError(FrameProblem.MALFORMED, f"offset {offset} in a tensor of {total} bytes")
-    if len(payload) != min(CHUNK_BYTES, total - offset):
+    if len(payload) != min(chunk, total - offset):
         raise FrameError(
             FrameProblem.TRUNCATED,
-            f"{len(payload)} bytes of payload instead of {min(CHUNK_BYTES, total - offset)}",
+            f"{len(payload)} bytes of payload instead of {min(chunk, total - offset)}",
         )
     # Over the header too: a flipped bit in `index` would otherwise hand a sound tensor to the wrong micro-batch.
     header = Header(kind, codec, dtype, generation, step, index, part, elements, total, offset)
     if crc != _checksum(header, crc32c(payload)):
         raise FrameError(FrameProblem.CORRUPT, f"{kind.name} {index} at offset {offset}")
     return header, payload
+
+
+def _chunk_bytes(kind: Kind) -> int:
+    return STATE_CHUNK_BYTES if kind is Kind.STATE else CHUNK_BYTES
 
 
 def _pack(header: Header, payload_crc: int) -> bytes:

@@ -18,14 +18,16 @@ from dtfm.node.backup import BackupError, Keeper
 from dtfm.node.bucket import Bucket, BucketSpec
 from dtfm.node.checkpoint import file_name, to_file
 from dtfm.node.disk import ABANDONED_SECONDS, Disk
-from dtfm.node.holding import Holding
+from dtfm.node.holding import Holding, Piece
 from dtfm.node.peer_server import PeerServer
 from dtfm.protos.connection import open_channel
 from dtfm.protos.control_pb2 import Keep, Kept, NodeMessage, Part, Peer
 from dtfm.protos.credentials import to_peer
+from dtfm.protos.frame import STATE_CHUNK_BYTES
 from dtfm.protos.peer_pb2 import StateRequest
 from dtfm.protos.plan_pb2 import Run
 from dtfm.protos.streams import state_call
+from tests.cluster.relay import Relay
 from tests.protos.members import member
 
 STEP = 7
@@ -119,6 +121,10 @@ async def restore(node: Node, parts: list[Part], *donors: Node) -> Mapping[int, 
     return mine
 
 
+def frames_of(part: Part) -> int:
+    return -(-part.size_bytes // STATE_CHUNK_BYTES)
+
+
 def same(mine: Mapping[int, Bucket], seed: int = 0) -> bool:
     return all(
         torch.equal(ours, theirs)
@@ -190,7 +196,7 @@ async def test_another_nodes_part_is_fetched_onto_disk_once(nodes: tuple[Node, N
         await me.keeper.keep(wanted)
         kept = await me.reports.get()
         assert ({part.bucket for part in kept.parts}, kept.problem) == ({0, 1}, "")
-    assert a.given == len(SPECS) + 3  # the larger one has 3.6 MB, in frames of one; the second time nothing is sent
+    assert a.given == sum(map(frames_of, parts))  # the second time nothing is sent
     assert same(await restore(me, parts))
 
 
@@ -203,7 +209,7 @@ async def test_what_is_lacking_comes_from_others_disks_and_what_is_here_does_not
     await me.keeper.keep(Keep(whole=STEP))
     given = a.given
     assert same(await restore(me, parts, a))
-    assert a.given - given == 4  # the larger one alone
+    assert a.given - given == frames_of(parts[0])
     assert me.contents == {STEP: [0, 1]}
 
 
@@ -235,7 +241,7 @@ async def test_of_two_who_gave_a_damaged_file_together_the_one_who_broke_off_is_
     for part in parts:
         part.nodes.append("b")
     a.breaks_off = True
-    a.damage(0, at=-3_000_000)  # in what comes before that
+    a.damage(0, at=60_000)  # in what comes before that
     assert same(await restore(me, parts, a, b))
     assert a.given
 
@@ -277,6 +283,50 @@ async def test_a_part_that_the_model_cannot_have_is_not_asked_for(nodes: tuple[N
     await me.keeper.keep(Keep(begun=STEP, missing=[Part(bucket=9, digest=bytes(32), nodes=["a"])], peers=[a.peer]))
     assert "the model has no bucket 9" in (await me.reports.get()).problem
     assert a.given == 0
+
+
+@pytest.mark.parametrize("elements", [[24_000], [12_000, 12_000]], ids=["one", "two at once"])
+async def test_over_a_link_that_takes_two_leases_for_it_a_part_arrives(
+    nodes: tuple[Node, Node, Node], elements: list[int]
+) -> None:
+    a, _, me = nodes
+    run = Run(id=RUN.id, lease_seconds=1)
+    specs = [BucketSpec(index, (index,), ((f"{index}", (size,)),)) for index, size in enumerate(elements)]
+    for node in (a, me):
+        node.keeper.open(run, specs, member(node.name))
+    a.keeper.write(STEP, [Bucket(spec, torch.device("cpu"), torch.float32) for spec in specs])
+    parts = (await a.reports.get()).parts
+    for part in parts:
+        part.nodes.append("a")
+    with Relay(int(a.address.rpartition(":")[2]), sum(part.size_bytes for part in parts) / 2) as relay:
+        a.address = f"127.0.0.1:{relay.port}"
+        await me.keeper.keep(Keep(begun=STEP, missing=parts, peers=[a.peer]))
+        kept = await me.reports.get()
+    assert ({part.bucket for part in kept.parts}, kept.problem) == (set(range(len(specs))), "")
+
+
+async def test_a_donor_is_not_asked_anew_for_waiting_while_others_have_the_link(
+    nodes: tuple[Node, Node, Node], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a, b, me = nodes
+    parts = await a.write()
+    await b.write()
+    parts[1].nodes[:] = ["b"]
+    asked: list[int] = []
+    donate = b.disk.donate
+
+    def donated(request: StateRequest) -> Piece:
+        asked.append(request.bucket)
+        time.sleep(1.5 * RUN.lease_seconds)
+        return donate(request)
+
+    async def slowly(_: float) -> None:
+        await asyncio.sleep(1.6 * RUN.lease_seconds / frames_of(parts[0]))
+
+    monkeypatch.setattr(b.disk, "donate", donated)
+    monkeypatch.setattr(a.server, "_give_way", slowly)
+    assert same(await restore(me, parts, a, b))
+    assert asked == [1]
 
 
 async def test_a_newer_wish_takes_the_place_of_the_one_before(nodes: tuple[Node, Node, Node]) -> None:

@@ -12,6 +12,7 @@ from dtfm.protos.frame import (
     CHUNK_BYTES,
     HEADER_BYTES,
     MAX_FRAME_BYTES,
+    STATE_CHUNK_BYTES,
     FrameError,
     FrameProblem,
     Header,
@@ -59,6 +60,13 @@ def test_a_large_tensor_travels_in_frames_of_bounded_length_in_order() -> None:
     assert [len(p) for p in pieces] == [MAX_FRAME_BYTES] * 3 + [HEADER_BYTES + 4]
     assert b"".join(bytes(parse(p)[1]) for p in pieces) == payload
     assert [parse(p)[0].offset for p in pieces] == [0, CHUNK_BYTES, 2 * CHUNK_BYTES, 3 * CHUNK_BYTES]
+
+
+def test_state_travels_in_frames_that_a_slow_link_carries_within_a_lease() -> None:
+    payload = bytes(2 * STATE_CHUNK_BYTES + 4)
+    pieces = sent(payload, Header(Kind.STATE, 0, 0, 3, 7, 2, 0, len(payload), len(payload)))
+    assert [len(parse(p)[1]) for p in pieces] == [STATE_CHUNK_BYTES, STATE_CHUNK_BYTES, 4]
+    assert STATE_CHUNK_BYTES <= 50e3 * 2  # bytes per second, seconds
 
 
 @settings(max_examples=300)
