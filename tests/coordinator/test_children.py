@@ -52,3 +52,12 @@ async def test_a_child_that_dies_shows_the_end_of_its_log(tmp_path: Path, monkey
         assert lines[-2] == "100"
         assert "token secret in" in lines[-1]  # by the environment
         assert "secret" not in lines[-1].partition(" in ")[2]  # not by the arguments
+
+
+async def test_what_a_child_keeps_on_disk_is_in_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", stand_in(tmp_path, "echo $*"))
+    gone = asyncio.Event()
+    async with Children("127.0.0.1:1", "secret", tmp_path, 1) as nodes:
+        await nodes.start("node-1", lambda child, code: gone.set())
+        await asyncio.wait_for(gone.wait(), 10)
+        assert f"--backups {tmp_path / 'backups'}" in nodes.running[0].tail()
