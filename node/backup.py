@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from io import BytesIO
 
 import torch
 from blake3 import blake3
@@ -15,7 +16,7 @@ from dtfm.node.bucket import Bucket, BucketSpec, bucket_bytes
 from dtfm.node.checkpoint import load_file, most_bytes
 from dtfm.node.device import free_memory
 from dtfm.node.disk import Disk
-from dtfm.node.fetching import Wanted, fetch
+from dtfm.node.fetching import ASKED_AT_ONCE, Wanted, fetch
 from dtfm.node.profile import run_dtype
 from dtfm.node.state_files import StateFiles
 from dtfm.protos.control_pb2 import Keep, Kept, NodeMessage, Part, Peer
@@ -32,7 +33,7 @@ MEMORY_SHARE = 0.5
 
 
 class BackupError(OSError):
-    """A part of a backup cannot be had, or read."""
+    """A part of a backup is not what was written, with whoever has it, or is of another model."""
 
 
 class Keeper:
@@ -45,8 +46,7 @@ class Keeper:
         self._run = Run()
         self._specs: tuple[BucketSpec, ...] = ()
         self._identity: Identity | None = None
-        self._writing = False
-        self._files = StateFiles(())
+        self._writing: StateFiles | None = None
         self._fetching: asyncio.Task[object] | None = None
         self._whole = 0
         self._closed = False
@@ -74,18 +74,20 @@ class Keeper:
 
     def write(self, step: int, buckets: Collection[Bucket]) -> None:
         """Writes ``buckets`` as they are now, in the background; or says why not."""
+        files = StateFiles(buckets)
         try:
             self._check_room(sum(bucket_bytes(b.spec, b.parameters.dtype) for b in buckets))
-        except OSError as error:
+            self._writing = files
+            self._thread.submit(self._write, step, files)
+        except Exception as error:  # training goes on all the same
+            if self._writing is files:
+                self._writing = None
             self._say(Kept(step=step, problem=_sentence(error)))
-            return
-        self._files = StateFiles(buckets)
-        self._writing = True
-        self._thread.submit(self._write, step, self._files)
 
     def state_changes(self) -> None:
         """To be called before it does."""
-        self._files.finish()
+        if (files := self._writing) is not None:
+            files.finish()
 
     async def keep(self, wanted: Keep) -> None:
         """Removes what is not wanted any more, and fetches what is missing, in the place of what was wanted before."""
@@ -93,9 +95,6 @@ class Keeper:
         if before not in (None, self._fetching):
             before.cancel()
         self._whole, step = wanted.whole, wanted.begun
-        await asyncio.wrap_future(self._thread.submit(self.disk.keep, {wanted.whole, step}))
-        if not wanted.missing:
-            return
         told = Kept(step=step)
 
         def put(part: Part, content: bytes) -> None:
@@ -103,21 +102,24 @@ class Keeper:
             told.parts.append(part)
 
         try:
+            await asyncio.wrap_future(self._thread.submit(self.disk.keep, {wanted.whole, step}))
             missing = []
             for part in wanted.missing:
                 if await asyncio.to_thread(self.disk.find, step, part.bucket, part.digest) is None:
                     missing.append(part)
                 else:
                     told.parts.append(part)
-            await self._fetch(step, missing, wanted.peers, put)
+            await self._fetch(step, missing, wanted.peers, put, MEMORY_SHARE)
         except Exception as error:
-            log.exception("the backup of step %d cannot be had from others", step)
+            log.exception("what is wanted of the backup of step %d cannot be kept", step)
             told.problem = _sentence(error)
-        self._say(told)
+        if wanted.missing:
+            self._say(told)
 
     async def restore(self, step: int, wanted: Mapping[int, tuple[Bucket, Part]], peers: Iterable[Peer]) -> None:
         """Fills the buckets, by index, with their state as of ``step``: from this node's disk, or, what is not there with the
-        same digest, from those that have it. Raises BackupError."""
+        same digest, from those that have it. Raises BackupError where that is damaged, ConnectionError where who has it is out
+        of reach, and OSError or MemoryError where this node lacks the room."""
 
         def load(part: Part, content: bytes) -> None:
             load_file(content, wanted[part.bucket][0], f"backup of step {step}, bucket {part.bucket}")
@@ -139,7 +141,11 @@ class Keeper:
             log.info(
                 "the backup of step %d: %d buckets are on disk here, %d come from others", step, here, len(missing)
             )
-            await self._fetch(step, missing, peers, put)
+            await self._fetch(step, missing, peers, put, 1.0)
+        except ConnectionError as error:
+            raise ConnectionError(f"the backup of step {step} cannot be had: {error}") from error
+        except (OSError, MemoryError, torch.OutOfMemoryError):
+            raise
         except Exception as error:  # whoever wrote it may have written anything
             raise BackupError(f"the state as of step {step} cannot be had from the nodes' backup: {error}") from error
 
@@ -155,10 +161,16 @@ class Keeper:
         self._thread.shutdown()
 
     async def _fetch(
-        self, step: int, parts: Iterable[Part], peers: Iterable[Peer], put: Callable[[Part, bytes], None]
+        self,
+        step: int,
+        parts: Iterable[Part],
+        peers: Iterable[Peer],
+        put: Callable[[Part, bytes], None],
+        memory_share: float,
     ) -> None:
-        """Each file goes to ``put``, in a thread. Raises ValueError for one that the model cannot have, ConnectionError for one
-        that cannot be had, and what ``put`` raises."""
+        """Each file goes to ``put``, in a thread. Raises ValueError for one that the model cannot have or that is damaged,
+        ConnectionError for one that cannot be had, OSError where that takes more than ``memory_share`` of the host's free memory,
+        and what ``put`` raises."""
         assert self._identity is not None  # who is told of parts has read a run
         most = {spec.index: most_bytes(spec, run_dtype(self._run)) for spec in self._specs}
         by_name = {peer.node: peer for peer in peers}
@@ -166,16 +178,18 @@ class Keeper:
         for part in parts:
             if part.size_bytes > most.get(part.bucket, -1):
                 raise ValueError(f"the model has no bucket {part.bucket} whose file has {part.size_bytes} bytes")
-            wanted.append(_wanted(part, [by_name[name] for name in part.nodes if name in by_name], put))
+            donors = [by_name[name] for name in part.nodes if name in by_name]
+            incoming = _Incoming(part, put)
+            wanted.append(Wanted(part.bucket, part.size_bytes, donors, incoming.take, incoming.finish, backup=True))
+        at_once = ASKED_AT_ONCE * len({donor.node for item in wanted for donor in item.donors})
+        _check_memory(sum(sorted((item.size_bytes for item in wanted), reverse=True)[:at_once]), memory_share)
         await fetch(wanted, step, 0, self._identity, self._run.lease_seconds)
 
     def _check_room(self, size_bytes: int) -> None:
         """Raises OSError where so much cannot be copied and written now."""
-        if self._writing:
+        if self._writing is not None:
             raise OSError("the one before is still being written")
-        free = free_memory(torch.device("cpu"))
-        if size_bytes > MEMORY_SHARE * free:
-            raise OSError(f"copies of {size_bytes} bytes are too much for {free} bytes of free memory")
+        _check_memory(size_bytes, MEMORY_SHARE)
         self.disk.check_room(size_bytes)
 
     def _write(self, step: int, files: StateFiles) -> None:
@@ -184,6 +198,8 @@ class Keeper:
             self.disk.keep({self._whole, step})
             while not self._closed and (file := files.take()) is not None:
                 bucket, content = file
+                if isinstance(content, Exception):
+                    raise content
                 self.disk.write(step, bucket, content)
                 digest = blake3(content).digest()
                 kept.parts.append(Part(bucket=bucket, size_bytes=len(content), digest=digest))
@@ -191,29 +207,50 @@ class Keeper:
             log.exception("the backup of step %d cannot be written", step)
             kept.problem = _sentence(error)
         files.drop()
-        self._writing = False
+        self._writing = None
         self._say(kept)
 
     def _say(self, kept: Kept) -> None:
         self._report(NodeMessage(kept=kept))
 
 
-def _wanted(part: Part, donors: Sequence[Peer], put: Callable[[Part, bytes], None]) -> Wanted:
-    received = bytearray()
+class _Incoming:
+    """A file as it comes, digested piece by piece; whole and sound it goes to ``put``, in a thread."""
 
-    def take(piece: memoryview, offset: int) -> None:
-        del received[offset:]
-        received.extend(piece)
+    def __init__(self, part: Part, put: Callable[[Part, bytes], None]) -> None:
+        self._part = part
+        self._put = put
+        self._received = BytesIO()
+        self._digest = blake3()
 
-    async def finish() -> str:
-        content = bytes(received)
-        if blake3(content).digest() != part.digest:
+    def take(self, piece: memoryview, offset: int) -> None:
+        if offset < self._received.tell():
+            self._go_back(offset)
+        self._received.write(piece)
+        self._digest.update(piece)
+
+    async def finish(self) -> str:
+        """As in Wanted."""
+        if self._digest.digest() != self._part.digest:
+            self._go_back(0)
             return "its file is not what was written (its BLAKE3 differs)"
-        received.clear()
-        await asyncio.to_thread(put, part, content)
+        content = self._received.getvalue()  # no copy
+        self._received.close()
+        await asyncio.to_thread(self._put, self._part, content)
         return ""
 
-    return Wanted(part.bucket, part.size_bytes, donors, take, finish, backup=True)
+    def _go_back(self, offset: int) -> None:
+        self._received.seek(offset)
+        self._received.truncate()
+        self._digest.reset()
+        self._digest.update(self._received.getvalue())
+
+
+def _check_memory(size_bytes: int, share: float) -> None:
+    """Raises OSError where that is more than ``share`` of what is free."""
+    free = free_memory(torch.device("cpu"))
+    if size_bytes > share * free:
+        raise OSError(f"copies of {size_bytes} bytes are too much for {free} bytes of free memory")
 
 
 def _sentence(error: Exception) -> str:

@@ -59,6 +59,8 @@ class CheckpointWriter:
             bucket, content = file
             written = BucketWritten(step=step, bucket=bucket)
             try:
+                if isinstance(content, Exception):
+                    raise content
                 written.file, written.size_bytes, written.digest = write_bucket(folder, bucket, content)
                 if bucket == 0:
                     write_model_files(folder, model, data, run_dtype(run))

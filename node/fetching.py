@@ -50,8 +50,8 @@ async def fetch(wanted: Sequence[Wanted], step: int, generation: int, identity: 
 
     A broken transfer goes on at the next donor from the byte where it stopped. A donor is given up when nothing has come for
     ``patience`` seconds, from nobody: what is slow may be the link that all share. It may also still be applying ``step``; so
-    who has nothing to give is asked again for as long. Raises ConnectionError naming the last problem, and the OSError or
-    ValueError of a ``finish``.
+    who has nothing to give is asked again for as long. Raises ConnectionError naming the last problem, ValueError where none
+    of a bucket's donors has it right, and what a ``finish`` raises.
     """
     if alone := next((item for item in wanted if not item.donors), None):
         raise ConnectionError(f"nobody who is known has bucket {alone.bucket} as of step {step}")
@@ -71,7 +71,7 @@ async def fetch(wanted: Sequence[Wanted], step: int, generation: int, identity: 
         async with asyncio.TaskGroup() as group:
             for donor in [*donors.values()] * ASKED_AT_ONCE:
                 group.create_task(serve(donor))
-    except* (OSError, ValueError) as problems:
+    except* Exception as problems:
         raise problems.exceptions[0] from None
     finally:
         await asyncio.gather(*(channel.close() for channel in channels.values()))
@@ -146,11 +146,14 @@ async def _fetch_one(
                 until = time.monotonic()
             except grpc.aio.AioRpcError as error:
                 problem = f"{donor.node} at {donor.address}: {error.code().name}: {error.details()}"
+                if wanted.backup and error.code() is grpc.StatusCode.FAILED_PRECONDITION:
+                    donors.remove(donor)  # what is not on its disk now will not be later
             except FrameError as error:
                 problem = f"{donor.node} sent a frame that is refused: {error}"
             until = min(until, time.monotonic() + silence.patience)
         await asyncio.sleep(RETRY_SECONDS)
-    raise ConnectionError(f"bucket {wanted.bucket} as of step {step} could not be had: {problem}")
+    sentence = f"bucket {wanted.bucket} as of step {step} could not be had: {problem}"
+    raise ConnectionError(sentence) if donors else ValueError(sentence)
 
 
 async def _payloads(frames: AsyncIterator[bytes], bucket: int, step: int, left: int) -> AsyncIterator[memoryview]:

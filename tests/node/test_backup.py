@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 import time
-from collections.abc import AsyncIterator, Mapping
+import tracemalloc
+from collections.abc import AsyncIterator, Collection, Mapping
 from pathlib import Path
 
 import grpc.aio
 import pytest
 import torch
 from blake3 import blake3
+from hypothesis import given
+from hypothesis import strategies as st
 
-from dtfm.node import backup, disk
+from dtfm.node import backup, disk, state_files
 from dtfm.node.backup import BackupError, Keeper
 from dtfm.node.bucket import Bucket, BucketSpec
 from dtfm.node.checkpoint import file_name, to_file
 from dtfm.node.disk import ABANDONED_SECONDS, Disk
+from dtfm.node.failure import plan_failed
 from dtfm.node.holding import Holding, Piece
 from dtfm.node.peer_server import PeerServer
 from dtfm.protos.connection import open_channel
@@ -252,8 +257,9 @@ async def test_where_all_are_damaged_that_is_said(nodes: tuple[Node, Node, Node]
     a.damage(0)
     with pytest.raises(
         BackupError, match=f"step {STEP} cannot be had .*bucket 0 .*a: its file is not what was written"
-    ):
+    ) as caught:
         await restore(me, parts, a)
+    assert plan_failed(1, caught.value).backup
     assert me.contents.get(STEP, []) in ([], [1])
 
 
@@ -267,11 +273,30 @@ async def test_what_is_no_state_at_all_is_no_backup(nodes: tuple[Node, Node, Nod
         await restore(me, [part], a)
 
 
-async def test_a_part_that_nobody_has_is_named(nodes: tuple[Node, Node, Node]) -> None:
+async def test_that_nobody_is_there_who_has_a_part_is_no_damage(nodes: tuple[Node, Node, Node]) -> None:
     a, _, me = nodes
     parts = await a.write()
-    with pytest.raises(BackupError, match="nobody who is known has bucket 0"):
+    with pytest.raises(ConnectionError, match="nobody who is known has bucket 0") as caught:
         await restore(me, parts)
+    assert not plan_failed(1, caught.value).backup
+
+
+async def test_that_who_had_a_part_is_out_of_reach_is_no_damage(nodes: tuple[Node, Node, Node]) -> None:
+    a, _, me = nodes
+    parts = await a.write()
+    a.address = "127.0.0.1:1"
+    with pytest.raises(ConnectionError, match=f"step {STEP} cannot be had: .* a at 127.0.0.1:1: UNAVAILABLE"):
+        await restore(me, parts, a)
+
+
+async def test_that_who_had_a_part_has_lost_it_is_damage_and_known_at_once(nodes: tuple[Node, Node, Node]) -> None:
+    a, _, me = nodes
+    parts = await a.write()
+    a.disk.remove()
+    began = time.monotonic()
+    with pytest.raises(BackupError, match="NOT_HELD: there is no backup of bucket"):
+        await restore(me, parts, a)
+    assert time.monotonic() - began < RUN.lease_seconds
 
 
 async def test_a_part_that_the_model_cannot_have_is_not_asked_for(nodes: tuple[Node, Node, Node]) -> None:
@@ -364,6 +389,94 @@ async def test_without_memory_for_copies_nothing_is_written(
     a.keeper.write(STEP, list(buckets().values()))
     assert "too much for 1048576 bytes of free memory" in (await a.reports.get()).problem
     assert a.contents == {}
+
+
+@pytest.mark.parametrize("meanwhile", [False, True], ids=["as it is", "state changes"])
+async def test_state_that_cannot_be_copied_costs_the_backup_and_no_step(
+    nodes: tuple[Node, Node, Node], monkeypatch: pytest.MonkeyPatch, meanwhile: bool
+) -> None:
+    a, _, _ = nodes
+    busy = threading.Event()
+    if meanwhile:
+        a.keeper._thread.submit(busy.wait)
+
+    def no_memory(_: Bucket) -> bytes:
+        raise RuntimeError("can't allocate memory")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(state_files, "to_file", no_memory)
+        a.keeper.write(STEP, list(buckets().values()))
+        if meanwhile:
+            a.keeper.state_changes()
+            busy.set()
+        assert "can't allocate memory" in (await a.reports.get()).problem
+    await a.write(STEP + 1)
+
+
+async def test_without_a_thread_to_write_it_a_backup_fails_and_no_step(nodes: tuple[Node, Node, Node]) -> None:
+    a, _, _ = nodes
+    a.keeper.close()
+    a.keeper.write(STEP, list(buckets().values()))
+    assert "cannot schedule" in (await a.reports.get()).problem
+
+
+async def test_without_memory_for_what_others_have_nothing_is_fetched(
+    nodes: tuple[Node, Node, Node], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a, _, me = nodes
+    parts = await a.write()
+    monkeypatch.setattr(backup, "free_memory", lambda device: parts[0].size_bytes)
+    await me.keeper.keep(Keep(begun=STEP, missing=parts, peers=[a.peer]))
+    assert f"too much for {parts[0].size_bytes} bytes of free memory" in (await me.reports.get()).problem
+    with pytest.raises(OSError, match="too much for") as caught:
+        await restore(me, parts, a)
+    assert not plan_failed(1, caught.value).backup
+    assert a.given == 0
+
+
+async def test_what_cannot_be_kept_is_said_whatever_it_is(
+    nodes: tuple[Node, Node, Node], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a, _, me = nodes
+    parts = await a.write()
+
+    def keep(_: Collection[int]) -> None:
+        raise PermissionError("read-only")
+
+    monkeypatch.setattr(me.disk, "keep", keep)
+    await me.keeper.keep(Keep(begun=STEP, missing=parts, peers=[a.peer]))
+    assert (await me.reports.get()).problem == "PermissionError: read-only"
+
+
+@given(content=st.binary(max_size=60), passes=st.lists(st.tuples(st.integers(0, 60), st.integers(0, 60)), max_size=4))
+def test_a_file_whose_pieces_come_again_from_an_earlier_one_on_is_as_it_was(
+    content: bytes, passes: list[tuple[int, int]]
+) -> None:
+    came: list[bytes] = []
+    part = Part(bucket=0, size_bytes=len(content), digest=blake3(content).digest())
+    incoming, have = backup._Incoming(part, lambda _, whole: came.append(whole)), 0
+    for start, stop in [*passes, (60, 60)]:
+        start, stop = min(start, have), min(stop, len(content))
+        for at in range(start, stop, 7):
+            incoming.take(memoryview(content)[at : min(at + 7, stop)], at)
+        have = max(start, stop)
+    assert asyncio.run(incoming.finish()) == ""
+    assert came == [content]
+
+
+async def test_a_file_is_in_memory_once_and_digested_as_it_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    content = bytes(8 << 20)
+    part = Part(bucket=0, size_bytes=len(content), digest=blake3(content).digest())
+    tracemalloc.start()
+    try:
+        incoming = backup._Incoming(part, lambda _, whole: None)
+        for at in range(0, len(content), STATE_CHUNK_BYTES):
+            incoming.take(memoryview(content)[at : at + STATE_CHUNK_BYTES], at)
+        monkeypatch.setattr(backup, "blake3", None)
+        assert await incoming.finish() == ""
+        assert tracemalloc.get_traced_memory()[1] < 1.3 * len(content)
+    finally:
+        tracemalloc.stop()
 
 
 @pytest.mark.parametrize(("step", "bucket"), [(STEP, 9), (STEP + 1, 0), (0, 0)])

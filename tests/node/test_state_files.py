@@ -62,3 +62,13 @@ def test_what_was_dropped_is_neither_made_nor_taken(made: bool) -> None:
         files.finish()
     files.drop()
     assert files.take() is None
+
+
+@pytest.mark.parametrize("made", [False, True])
+def test_a_file_that_cannot_be_made_is_an_error_in_its_place(made: bool) -> None:
+    contents = [b"first", MemoryError("second"), b"third"]
+    with mock.patch.object(state_files, "to_file", side_effect=contents):
+        files = StateFiles(some_buckets())
+        if made:
+            files.finish()
+        assert [files.take() for _ in range(4)] == [*enumerate(contents), None]
