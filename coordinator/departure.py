@@ -5,6 +5,7 @@ from __future__ import annotations
 from dtfm.coordinator import aftermath, membership
 from dtfm.coordinator import events as ev
 from dtfm.coordinator.checks import shorten
+from dtfm.coordinator.returning import worth_waiting
 from dtfm.coordinator.state import Gathering, Pausing, Session, Standing, Stepping
 from dtfm.coordinator.switching import consider
 from dtfm.coordinator.turn import HangUp, Turn
@@ -35,7 +36,7 @@ def let_go(turn: Turn) -> None:
             [node], finish=wire.Finish(completed=True, reason="Left in order; the run goes on without this node.")
         )
         turn.commands.append(HangUp(session.stream))
-        membership.leave(turn, session, reason)
+        membership.leave(turn, session, reason, for_good=True)
 
 
 def _needed(turn: Turn, session: Session) -> bool:
@@ -46,8 +47,10 @@ def _needed(turn: Turn, session: Session) -> bool:
     if any(node in tally.writers for tally in state.checkpoints.values()):
         return True
     match state.phase:
-        case Gathering():
-            return state.planning is not None  # a plan may still fetch state from it
+        case Gathering(waiting=waiting) as phase:  # a plan may still fetch state from it
+            return state.planning is not None or (
+                waiting is not None and worth_waiting(state, phase, turn.now) is not None
+            )
         case Stepping():
             return state.ledger.plan is not None and node in state.ledger.plan.nodes
         case Pausing():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections import Counter
 
@@ -138,13 +139,17 @@ def closed(turn: Turn, stream: int, reason: str) -> None:
         leave(turn, session, reason)
 
 
-def leave(turn: Turn, session: Session, reason: str) -> None:
-    """The node is gone, for whatever reason; training goes on without it."""
+def leave(turn: Turn, session: Session, reason: str, *, for_good: bool = False) -> None:
+    """The node is gone, for whatever reason; training goes on without it. ``for_good``: it has ended, with all that it had."""
     plan, chosen = turn.state.ledger.plan, turn.state.chosen
     _remember_links(turn, session)
     turn.set(sessions={node: s for node, s in turn.state.sessions.items() if node != session.node})
     turn.emit(ev.NodeLeft(session.node, reason))
-    turn.set(considered=turn.state.considered - {session.node})
+    left = {node: then for node, then in turn.state.left.items() if node != session.node}
+    for oldest in list(left)[: max(len(left) + 1 - MAX_NODES, 0)]:
+        del left[oldest]
+    left[session.node] = -math.inf if for_good else turn.now
+    turn.set(considered=turn.state.considered - {session.node}, left=left)
     if chosen is not None and session.node in chosen.plan.nodes:
         turn.set(chosen=None, considered=frozenset())
     if not turn.state.stopped:

@@ -32,6 +32,9 @@ PATIENCE_LEASES = 100
 PROBE_LEASES = 6
 """So many leases for measuring links; a node that has not by then is planned with as if its links were average ones."""
 
+GRACE_LEASES = 6
+"""So many leases are left for nodes to come back with what nobody else has: after a restart, or after they were lost."""
+
 LAST_WORD_LEASES = 0.5
 """For so many leases a node that copied what nobody else has any more is waited for, to say how far it came."""
 
@@ -136,11 +139,13 @@ class Remembered:
 
 @dataclass(frozen=True, slots=True)
 class Gathering:
-    """Nothing trains: too few nodes are ready, or a plan is being made. ``said``: the sentence of the last Waiting."""
+    """Nothing trains: too few nodes are ready, or a plan is being made. ``said``: the sentence of the last Waiting;
+    ``waiting``: since when those are waited for that may come back with what training would else go back behind."""
 
     since: float
     reason: str
     said: str = ""
+    waiting: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,8 +232,9 @@ class PlanAsked:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """``sessions``, ``contenders`` and ``remembered`` by node, ``mending`` by the two nodes, in order of name. ``looked``: when
-    this process last looked at the clock; ``hearing``: since when it does so all the time, and hears nodes as they speak.
+    """``sessions``, ``contenders`` and ``remembered`` by node, ``mending`` by the two nodes, in order of name. ``left``: by node,
+    when it was lost; long ago, if it went for good. ``looked``: when this process last looked at the clock; ``hearing``: since
+    when it does so all the time, and hears nodes as they speak.
     ``considered`` are the nodes that the last finished planning knew; ``gathered``: whether this process has had a plan yet;
     ``timed`` is the last generation of which it is known how long a step takes; ``asked`` counts requests to the planner,
     ``copies`` those to copy state in advance; ``chosen`` waits for the next commit; ``saving``: nobody can take over from a node
@@ -244,6 +250,7 @@ class State:
     contenders: Mapping[str, Contender] = field(default_factory=dict)
     mending: Mapping[tuple[str, str], Mending] = field(default_factory=dict)
     remembered: Mapping[str, Remembered] = field(default_factory=dict)
+    left: Mapping[str, float] = field(default_factory=dict)
     looked: float = -math.inf
     hearing: float = -math.inf
     planning: PlanAsked | None = None

@@ -9,8 +9,10 @@ from dtfm.coordinator import events as ev
 from dtfm.coordinator.checks import shorten
 from dtfm.coordinator.ending import fail, finish
 from dtfm.coordinator.measured import bytes_ratio, measured_cluster
+from dtfm.coordinator.returning import Return, worth_waiting
 from dtfm.coordinator.state import (
     ATTEMPTS,
+    GRACE_LEASES,
     HASTE_LEASES,
     LAST_WORD_LEASES,
     PLANNING_LEASES,
@@ -26,16 +28,15 @@ from dtfm.scheduler.plan import Plan
 from dtfm.scheduler.problem import Problem
 from dtfm.scheduler.reroute import rerouted
 
-GRACE_LEASES = 6
-"""After a restart, so many leases are left for the nodes of before to come back."""
-
 
 def regroup(turn: Turn, reason: str) -> None:
     """Nothing trains any more; plan anew over the nodes that are ready."""
     planning = turn.state.planning
     if planning is not None:  # what it was told is out of date
         planning = replace(planning, ready=frozenset())
-    turn.set(phase=Gathering(turn.now, reason), chosen=None, planning=planning)
+    phase = turn.state.phase
+    waiting = phase.waiting if isinstance(phase, Gathering) else None  # one more loss makes that no longer
+    turn.set(phase=Gathering(turn.now, reason, waiting=waiting), chosen=None, planning=planning)
     consider(turn)
 
 
@@ -48,6 +49,10 @@ def consider(turn: Turn, ticket: int | None = None) -> None:
     if isinstance(phase, Gathering):
         if problem := _too_few(turn, phase):
             _wait(turn, phase, problem)
+            answer(turn, tickets, False, problem)
+            return
+        if (awaited := worth_waiting(state, phase, turn.now)) is not None:
+            problem = _await_return(turn, phase, awaited)
             answer(turn, tickets, False, problem)
             return
         if turn.now < phase.since + LAST_WORD_LEASES * state.lease and copying.last_words_due(state):
@@ -212,6 +217,19 @@ def _too_few(turn: Turn, phase: Gathering) -> str:
     if not state.gathered and not waited:
         least = cluster.nodes
     return f"{ready} of {least} nodes are ready" if ready < least else ""
+
+
+def _await_return(turn: Turn, phase: Gathering, awaited: Return) -> str:
+    """Waits for them; returns the sentence that says so."""
+    phase = replace(phase, waiting=turn.now if phase.waiting is None else phase.waiting)
+    assert phase.waiting is not None
+    problem = (
+        f"up to {awaited.until - phase.waiting:.3g} seconds for {', '.join(awaited.nodes)} to come back, who may still have the "
+        f"state as of step {awaited.step}; without, training goes back to step {awaited.otherwise}"
+    )
+    turn.set(phase=phase, considered=frozenset())  # once that is over, they are to be planned with
+    _wait(turn, phase, problem)
+    return problem
 
 
 def _wait(turn: Turn, phase: Gathering, problem: str) -> None:

@@ -65,7 +65,7 @@ def _heard(turn: Turn, event: Heard, over: bool) -> None:
     try:
         if event.message.WhichOneof("message") == "goodbye":
             turn.commands.append(HangUp(session.stream))
-            membership.leave(turn, session, f"goodbye: {shorten(event.message.goodbye.reason)}")
+            membership.leave(turn, session, f"goodbye: {shorten(event.message.goodbye.reason)}", for_good=True)
         elif not over:
             _dispatch(turn, session, event)
     except Refused as refused:

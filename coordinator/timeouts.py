@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from dtfm.coordinator.state import (
+    GRACE_LEASES,
     HASTE_LEASES,
     HEARTBEAT_LEASES,
     LONGEST_WAVE_LEASES,
@@ -17,7 +18,6 @@ from dtfm.coordinator.state import (
     SIGN_OF_LIFE_LEASES,
     TOGETHER_LEASES,
 )
-from dtfm.coordinator.switching import GRACE_LEASES
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ LADDER = (
     Timeout("for a plan to be found", PLANNING_LEASES),
     Timeout("the lease", 1.0),
     Timeout("for newcomers that come in a row", LONGEST_WAVE_LEASES),
-    Timeout("for nodes of before to come back after a restart", GRACE_LEASES),
+    Timeout("for nodes to come back with what nobody else has", GRACE_LEASES),
     Timeout("for measuring links", PROBE_LEASES),
     Timeout("for a step, or for loading state", PATIENCE_LEASES),
 )

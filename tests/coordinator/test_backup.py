@@ -11,7 +11,7 @@ import pytest
 from dtfm.coordinator import events as ev
 from dtfm.coordinator.backup import BACKUP_LEASES
 from dtfm.coordinator.copying import GUARD_SHARE
-from dtfm.coordinator.state import Stepping
+from dtfm.coordinator.state import GRACE_LEASES, Stepping
 from dtfm.protos import control_pb2 as wire
 from dtfm.scheduler.plan import Plan, Route, Stage
 from tests.coordinator.script import BUCKETS, LAYERS, LEASE, World, fresh_state, links, prepared, training
@@ -349,6 +349,7 @@ def test_going_back_behind_a_backup_forgets_it() -> None:
     world.lose("a")
     world.lose("b")
     world.join("c", "d")
+    world.wait(GRACE_LEASES * LEASE, beating="cd")
     world.settle()
     assert world.events(ev.RolledBack)[-1].step == 0
     assert [world.state.backing, world.state.ledger.backup] == [None, None]

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from dtfm.coordinator import events as ev
 from dtfm.coordinator import turn as t
 from dtfm.coordinator.backup import BACKUP_LEASES
-from dtfm.coordinator.state import Pausing, Stepping, Switching
+from dtfm.coordinator.state import GRACE_LEASES, Pausing, Stepping, Switching
 from dtfm.protos import control_pb2 as wire
 from tests.coordinator.script import BUCKETS, DIGEST, LEASE, World, fresh_state, links, prepared
 
@@ -178,7 +178,7 @@ def test_from_anywhere_a_run_can_be_finished(moves: list[tuple[Any, ...]]) -> No
     if world.exit_code is not None:
         return
     world.join("x", "y")
-    world.wait(2 * LEASE, beating=["x", "y"])
+    world.wait((GRACE_LEASES + 2) * LEASE, beating=["x", "y"])
     world.settle()
     world.finish_run()
     assert world.exit_code == 0
