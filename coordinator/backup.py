@@ -12,7 +12,7 @@ from dataclasses import replace
 from dtfm.coordinator import events as ev
 from dtfm.coordinator.checks import check_kept, check_own, shorten
 from dtfm.coordinator.copying import GUARD_SHARE, rests_on_one
-from dtfm.coordinator.state import Backing, Session, State
+from dtfm.coordinator.state import Backing, Session, Standing, State
 from dtfm.coordinator.turn import Turn
 from dtfm.protos import control_pb2 as wire
 from dtfm.scheduler.plan import Plan
@@ -43,7 +43,8 @@ def begin(turn: Turn, step: int, plan: Plan, checkpoint: bool) -> bool:
 
 
 def claimed(turn: Turn, session: Session, claims: Collection[wire.Kept]) -> None:
-    """What a node that has just come says it has on disk, of earlier."""
+    """What a node that has just come says it has on disk, of earlier. Of a backup under way that does not count: it says no
+    digests, and others may have other files."""
     described, state = turn.state.ledger.described, turn.state
     assert described is not None
     for claim in claims:
@@ -51,7 +52,7 @@ def claimed(turn: Turn, session: Session, claims: Collection[wire.Kept]) -> None
     keep = _wanted(state)
     turn.update(
         session,
-        kept={c.step: frozenset(part.bucket for part in c.parts) for c in claims if c.step in (keep.whole, keep.begun)},
+        kept={c.step: frozenset(part.bucket for part in c.parts) for c in claims if c.step == keep.whole},
     )
     if claims:
         turn.send([session.node], keep=keep)
@@ -177,7 +178,7 @@ def _tidy(turn: Turn) -> None:
     keep = _wanted(turn.state)
     for session in [s for s in turn.state.sessions.values() if s.kept]:
         turn.update(session, kept={step: buckets for step, buckets in session.kept.items() if step == keep.whole})
-    turn.send(turn.state.ready, keep=keep)
+    turn.send([s.node for s in turn.state.sessions.values() if s.standing is not Standing.JOINED], keep=keep)
 
 
 def _wanted(state: State) -> wire.Keep:

@@ -393,3 +393,32 @@ def test_what_nobody_asked_for_is_ignored() -> None:
     write(world, "a")
     keep(world, "a", 2, [2, 3])
     assert world.state.sessions["a"].kept == {2: frozenset({0, 1})}
+
+
+def measuring(world: World, node: str, kept: list[wire.Kept]) -> None:
+    """The node has come with this on its disk, and measures its links."""
+    world.greet(node, incarnation=3)
+    world.hear(node, prepared(kept=kept))
+    assert world.heard_by(node)[-1].WhichOneof("message") == "probe"
+
+
+def test_who_still_measures_its_links_is_told_too_what_to_keep() -> None:
+    world = backed_up()
+    measuring(world, "c", [wire.Kept(step=3, parts=[wire.Part(bucket=0, size_bytes=SIZE)])])
+    world.now += PAUSE
+    world.step()
+    write(world, "a", "b")
+    keep(world, "a", 6, [2, 3])
+    keep(world, "b", 6, [0, 1])
+    assert world.last_to("c", "keep") == wire.Keep(whole=6)
+    assert world.state.sessions["c"].kept == {}
+
+
+def test_files_of_a_backup_under_way_that_come_without_digests_do_not_count() -> None:
+    world = slow_world("a", "b")
+    world.step()
+    write(world, "a")
+    measuring(world, "c", [wire.Kept(step=2, parts=[wire.Part(bucket=b, size_bytes=SIZE) for b in range(BUCKETS)])])
+    assert world.last_to("c", "keep") == wire.Keep(begun=2)
+    write(world, "b")
+    assert (missing(world, "a"), missing(world, "b")) == ({2: ["b"], 3: ["b"]}, {0: ["a"], 1: ["a"]})

@@ -43,7 +43,7 @@ class Machines:
         return name in self.world.state.sessions
 
     def come(self, name: str) -> None:
-        """A new process, on the same disk."""
+        """A new process, on the same disk; it begins to measure its links."""
         world, node = self.world, self.nodes[name]
         self.incarnation += 1
         world.greet(name, incarnation=self.incarnation)
@@ -53,6 +53,10 @@ class Machines:
             for step, buckets in sorted(node.disk.items())
         ]
         world.hear(name, prepared(kept=claims))
+
+    def report(self, name: str) -> None:
+        """What it has measured; then it can be planned with."""
+        world = self.world
         world.hear(name, links(name, [other for other in world.state.sessions if other != name]))
         world.now += LEASE / 10
         world.feed(TimePassed())
@@ -123,6 +127,7 @@ MOVES = st.one_of(
     st.tuples(st.just("work"), st.sampled_from(NODES), st.sampled_from([True, True, True, False])),
     *[st.just(("all work",))] * 3,
     *[st.tuples(st.just("come"), st.sampled_from(NODES))] * 3,
+    *[st.tuples(st.just("report"), st.sampled_from(NODES))] * 3,
     st.tuples(st.just("lose"), st.sampled_from(NODES)),
     *[st.tuples(st.just("lose with its disk"), st.sampled_from(NODES))] * 2,
 )
@@ -149,6 +154,8 @@ def play(machines: Machines, move: tuple[Any, ...]) -> None:
                 machines.listen()
         case "come" if not machines.here(rest[0]):
             machines.come(rest[0])
+        case "report" if machines.here(rest[0]):
+            machines.report(rest[0])
         case "lose" | "lose with its disk" if machines.here(rest[0]):
             world.lose(rest[0])
             if name != "lose":
@@ -161,6 +168,7 @@ def test_what_the_coordinator_counts_on_is_on_disk_and_is_gone_back_to(moves: li
     machines = Machines()
     for name in NODES[:2]:
         machines.come(name)
+        machines.report(name)
     for move in moves:
         rolled, backup = len(machines.world.events(ev.RolledBack)), machines.world.state.ledger.backup
         play(machines, move)
