@@ -192,7 +192,8 @@ class CodecsChosen:
 
 @dataclass(frozen=True, slots=True)
 class PlanFailed:
-    """``backup``: the reason is that a part of the backup, from which the state was to come, cannot be had or read."""
+    """``backup``: the reason is that a part of the backup, from which the state was to come, is damaged with all that have it;
+    where these are but out of reach, it is a failure like others."""
 
     generation: int
     node: str

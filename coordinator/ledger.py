@@ -151,7 +151,7 @@ def apply(ledger: Ledger, event: ev.Event) -> Ledger:
             return replace(ledger, codecs={**ledger.codecs, event.node: event.codecs})
         case ev.PlanFailed():
             held = () if ledger.presumed else ledger.held
-            # Should it be but a link that is down for a moment, another attempt may succeed.
+            # One more attempt: it may be who says so whose memory is damaged.
             backup = None if event.backup and ledger.plan_failures else ledger.backup
             return replace(ledger, plan_failures=ledger.plan_failures + 1, held=held, presumed=False, backup=backup)
         case ev.StepCommitted():

@@ -11,7 +11,8 @@ import pytest
 from dtfm.coordinator import events as ev
 from dtfm.coordinator.backup import BACKUP_LEASES
 from dtfm.coordinator.copying import GUARD_SHARE
-from dtfm.coordinator.state import GRACE_LEASES, Stepping
+from dtfm.coordinator.ledger import fold
+from dtfm.coordinator.state import ATTEMPTS, GRACE_LEASES, Stepping
 from dtfm.protos import control_pb2 as wire
 from dtfm.scheduler.plan import Plan, Route, Stage
 from tests.coordinator.script import BUCKETS, LAYERS, LEASE, World, fresh_state, links, prepared, training
@@ -329,7 +330,18 @@ def test_a_plan_that_fails_for_other_reasons_leaves_the_backup_alone() -> None:
     assert world.last_to("b", "assignment").step == 3
 
 
-def test_a_backup_that_cannot_be_read_twice_is_not_tried_a_third_time() -> None:
+def test_a_run_that_failed_as_no_holder_could_be_reached_still_has_its_backup() -> None:
+    world = backed_up()
+    alone(world, "b")
+    world.lose("a")
+    for _ in range(ATTEMPTS):
+        fail_plan(world, backup=False)
+    assert world.exit_code == 1
+    assert world.last_to("b", "keep").whole == 3
+    assert fold([ev.RunResumed("why", dict(world.start.run))], world.refolded()).backup is not None
+
+
+def test_a_backup_that_is_damaged_twice_is_not_tried_a_third_time() -> None:
     world = backed_up()
     alone(world, "b")
     world.lose("a")
