@@ -6,6 +6,7 @@ fetches, at its leisure. When each part is on two disks, or cannot be, the backu
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
@@ -18,9 +19,10 @@ from dtfm.protos import control_pb2 as wire
 from dtfm.scheduler.plan import Plan
 
 BACKUP_LEASES = 6
-"""From one backup to the next at least so many leases pass. By Young's rule ("A first order approximation to the optimum
-checkpoint interval", 1974), the square root of twice its cost times the time between losses: with a lease of ten seconds, that
-of half a second every hour."""
+"""From one backup to the next at least so many leases pass."""
+
+LOSS_LEASES = 360
+"""Once in so many leases a stage is taken to be lost that rests on one node: an hour, where the lease is ten seconds."""
 
 Holders = Mapping[int, Sequence[str]]
 """By bucket: the nodes that are here and have it on disk."""
@@ -167,10 +169,17 @@ def _whole(turn: Turn, backing: Backing, holders: Holders) -> None:
 
 
 def _over(turn: Turn, backing: Backing) -> None:
-    """The next one begins when this one will have taken but GUARD_SHARE of the time in between."""
-    pause = max(BACKUP_LEASES * turn.state.lease, (turn.now - backing.since) / GUARD_SHARE)
-    turn.set(backing=None, next_backup=backing.since + pause)
+    """The next one begins when this one has paid, and taken but GUARD_SHARE of the time in between."""
+    turn.set(backing=None, next_backup=backing.since + pause_after(turn.now - backing.since, turn.state.lease))
     _tidy(turn)
+
+
+def pause_after(seconds: float, lease: float) -> float:
+    """Seconds from one backup that took ``seconds`` to the next: by Young's rule ("A first order approximation to the optimum
+    checkpoint interval", 1974) the square root of twice its cost times the time between losses. So a disk that a backup fills
+    for long is not written to all the time."""
+    worth = math.sqrt(2 * seconds * LOSS_LEASES * lease)
+    return max(BACKUP_LEASES * lease, worth, seconds / GUARD_SHARE)
 
 
 def _tidy(turn: Turn) -> None:

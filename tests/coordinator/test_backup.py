@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from dtfm.coordinator import events as ev
-from dtfm.coordinator.backup import BACKUP_LEASES
+from dtfm.coordinator.backup import BACKUP_LEASES, pause_after
 from dtfm.coordinator.copying import GUARD_SHARE
 from dtfm.coordinator.ledger import fold
 from dtfm.coordinator.state import ATTEMPTS, GRACE_LEASES, Stepping
@@ -134,7 +134,13 @@ def test_where_somebody_keeps_up_with_each_stage_no_backup_is_made() -> None:
     assert world.last_to("a", "commit").backup
 
 
-def test_backups_are_some_leases_apart_and_take_but_a_share_of_the_time() -> None:
+def test_backups_are_some_leases_apart_further_the_more_they_cost_and_take_but_a_share_of_the_time() -> None:
+    assert pause_after(0.5, 10) == pytest.approx(60)
+    assert pause_after(50, 10) == pytest.approx(600)
+    assert pause_after(5000, 10) == pytest.approx(5000 / GUARD_SHARE)
+
+
+def test_a_backup_that_took_long_is_not_followed_at_once() -> None:
     world = slow_world("a", "b")
     world.step()
     world.now += PAUSE
@@ -144,7 +150,7 @@ def test_backups_are_some_leases_apart_and_take_but_a_share_of_the_time() -> Non
     keep(world, "b", 2, [2, 3])
     keep(world, "a", 2, [2, 3])
     keep(world, "b", 2, [0, 1])
-    world.now += PAUSE / GUARD_SHARE - PAUSE - 1
+    world.now += pause_after(PAUSE, LEASE) - PAUSE - 1
     world.step()
     assert not world.last_to("a", "commit").backup
     world.now += 1
