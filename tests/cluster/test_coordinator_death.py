@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import signal
 from pathlib import Path
 
 import pytest
 
-from tests.cluster.faults import COORDINATOR, SIGKILL, Phase, announcement, fail
+from tests.cluster.exact import assert_exact
+from tests.cluster.faults import COORDINATOR, SIGKILL, SLOW, Phase, announcement, fail
 from tests.cluster.launch import Cluster
 from tests.cluster.runs import GPT2, losses_alone, run_file
 
@@ -37,6 +39,29 @@ def test_killed_and_restarted_it_loses_no_step(tmp_path: Path) -> None:
     committed = [e for e in cluster.log() if e["event"] == "step_committed"]
     assert [e["step"] for e in committed] == list(range(1, STEPS + 1))
     assert [e["loss"] for e in committed] == pytest.approx(losses_alone(cluster.run_file), rel=1e-9, abs=0)
+
+
+def test_nodes_that_come_back_one_by_one_lose_nothing_where_no_number_of_them_is_awaited(tmp_path: Path) -> None:
+    slow = fail("b").at(step=1, phase=Phase.FORWARD).by(SLOW, seconds=0.05)  # so that steps are worth waiting for
+    text = run_file(model=GPT2, stages=[1, 1], steps=5000)
+    with Cluster(tmp_path, text, faults=[slow], nodes="ab") as cluster:
+        assert cluster.coordinator is not None
+        cluster.wait_for("step_committed", where=lambda e: e["step"] == 8)
+        cluster.nodes["b"].send(signal.SIGSTOP)
+        cluster.coordinator.send(signal.SIGKILL)
+        cluster.coordinator.wait(10)
+        cluster.run_file.write_text(re.sub(r"nodes = .*\nstages = .*\n", 'stages = "auto"\n', text))
+        before = len(cluster.events)
+        cluster.start_coordinator("--resume")
+        cluster.wait_for("waiting", after=before, where=lambda e: "for b to come back" in e["reason"])
+        cluster.nodes["b"].send(signal.SIGCONT)
+        started = cluster.wait_for("plan_started", after=before)
+        cluster.wait_for("step_committed", after=before)
+        cluster.coordinator.send(signal.SIGINT)
+        assert cluster.finish() == 1
+    assert not cluster.of("rolled_back")
+    assert started["step"] > 8
+    assert_exact(cluster)
 
 
 def test_killed_between_the_last_commit_and_its_checkpoint_it_trains_nothing_again(tmp_path: Path) -> None:
