@@ -23,14 +23,16 @@ class Return:
 
 def worth_waiting(state: State, phase: Gathering, now: float) -> Return | None:
     """The return that would save more than to wait for it costs; None: nothing would be lost, nobody may come, or they were
-    waited for long enough. That is as long as it takes to train again what would be lost, and at most GRACE_LEASES."""
+    waited for long enough. That is as long as it takes to train again what would be lost, and at most GRACE_LEASES; the whole of
+    these after a restart, of which the nodes shall notice nothing but a pause."""
     otherwise = _reachable(state)
     whole = state.ledger.backup.step if state.ledger.backup is not None else 0
     for step, nodes in ((state.ledger.step, _with_memory(state, phase, now)), (whole, _with_disks(state, phase, now))):
         if step > otherwise and nodes:
             seconds = state.ledger.last.seconds if state.ledger.last is not None else math.inf
             waiting = now if phase.waiting is None else phase.waiting
-            patience = min((step - otherwise) * seconds, GRACE_LEASES * state.lease)
+            worth = (step - otherwise) * seconds if state.gathered else math.inf
+            patience = min(worth, GRACE_LEASES * state.lease)
             until = min(waiting + patience, max(_awaited_until(state, phase, node) for node in nodes))
             return Return(tuple(sorted(nodes)), step, otherwise, until) if now < until else None
     return None

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.exact import assert_exact
-from tests.cluster.faults import COORDINATOR, SIGKILL, SLOW, Phase, announcement, fail
+from tests.cluster.faults import COORDINATOR, SIGKILL, Phase, announcement, fail
 from tests.cluster.launch import Cluster
 from tests.cluster.runs import GPT2, losses_alone, run_file
 
@@ -42,9 +42,8 @@ def test_killed_and_restarted_it_loses_no_step(tmp_path: Path) -> None:
 
 
 def test_nodes_that_come_back_one_by_one_lose_nothing_where_no_number_of_them_is_awaited(tmp_path: Path) -> None:
-    slow = fail("b").at(step=1, phase=Phase.FORWARD).by(SLOW, seconds=0.05)  # so that steps are worth waiting for
     text = run_file(model=GPT2, stages=[1, 1], steps=5000)
-    with Cluster(tmp_path, text, faults=[slow], nodes="ab") as cluster:
+    with Cluster(tmp_path, text, nodes="ab") as cluster:
         assert cluster.coordinator is not None
         cluster.wait_for("step_committed", where=lambda e: e["step"] == 8)
         cluster.nodes["b"].send(signal.SIGSTOP)

@@ -152,11 +152,11 @@ def test_after_a_restart_nodes_that_come_one_by_one_lose_nothing() -> None:
     assert (world.plan_in_force.nodes, world.last_to("a", "assignment").step) == (("a", "b"), 5)
 
 
-def test_after_a_restart_who_does_not_come_is_not_awaited_for_long() -> None:
-    world = restarted(trained("a", "b"))
+def test_after_a_restart_who_does_not_come_is_awaited_for_some_leases_however_little_would_be_lost() -> None:
+    world = restarted(trained("a", "b", seconds=0.001))
     world.wait(LEASE)
     world.join("a")
-    world.wait(5 * SECONDS - 1, beating="a")
+    world.wait((GRACE_LEASES - 1) * LEASE - 1, beating="a")
     assert world.events(ev.RolledBack) == []
     world.wait(1, beating="a")
     assert world.events(ev.RolledBack)[-1].step == 0
