@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from dtfm.node.disk import Disk
@@ -18,14 +19,21 @@ RATE = 1e6
 """Bytes per second to each node: a step's activations take longer than a fifth of them would leave for its gradients."""
 
 
+def free_ports() -> Iterator[int]:
+    """Such as no outgoing connection gets. A relay that tries to reach a node while that is dead would else, one day, be given
+    the node's own port, reach itself, and keep the port from the node that comes back."""
+    for port in range(20_000 + os.getpid() % 10_000, 32_000):
+        with suppress(OSError):
+            socket.create_server(("127.0.0.1", port)).close()
+            yield port
+
+
 @contextmanager
 def slow_links(*names: str) -> Iterator[Mapping[str, tuple[str, ...]]]:
     """By node the options with which others reach it through a slow relay."""
     with ExitStack() as stack:
         options = {}
-        for name in names:
-            with socket.create_server(("127.0.0.1", 0)) as free:
-                port = free.getsockname()[1]
+        for name, port in zip(names, free_ports(), strict=False):
             relay = stack.enter_context(Relay(port, RATE))
             options[name] = ("--listen", f"127.0.0.1:{port}", "--advertise", f"127.0.0.1:{relay.port}")
         yield options
@@ -43,6 +51,7 @@ def bring_back(cluster: Cluster, name: str, *options: str) -> Event:
 def kill(cluster: Cluster, name: str) -> None:
     before = len(cluster.events)
     cluster.nodes[name].send(signal.SIGKILL)
+    cluster.nodes[name].wait(10)
     cluster.wait_for("node_left", after=before)
 
 
