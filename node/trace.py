@@ -18,7 +18,7 @@ from types import TracebackType
 
 
 class Activity(enum.Enum):
-    """What a span may be of. On a GPU, computing spans end when the work is queued, unless the node waits for its result."""
+    """What a span may be of. On a GPU, FORWARD and BACKWARD end when it is done, REDUCE and APPLY when the work is queued."""
 
     ADOPT = "adopt"  # a plan: state, streams
     FETCH = "fetch"  # one bucket's state from donors
@@ -29,7 +29,7 @@ class Activity(enum.Enum):
     SEND = "send"
     RECEIVE = "receive"
     DECODE = "decode"
-    REDUCE = "reduce"  # adding up one shard's gradients
+    REDUCE = "reduce"  # adding up one piece of a shard's gradients
     VOTE = "vote"
     APPLY = "apply"
     EVALUATE = "evaluate"
