@@ -240,6 +240,7 @@ class Following:
         if news != self._told:
             if self._told is None and not problem:
                 log.info("%d buckets are copied, as of step %d, and kept up", self.size, news.step)
+            log.debug("copies are as of step %d%s", news.step, " and of the next one's gradients" if news.voted else "")
             self._told = news
             self._tell(news)
 
