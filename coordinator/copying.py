@@ -114,23 +114,25 @@ def wanted_copies(state: State) -> Mapping[str, Layers]:
     plan = state.ledger.plan
     assert plan is not None
     wanted = _lacking(state, state.chosen.plan) if state.chosen is not None else {}
-    backing = {stage.layers: len(stage.replicas) for stage in plan.stages}
-    most = {layers: backing[layers] + MOST_SPARES for layers in backing}
+    redundancy = {stage.layers: len(stage.replicas) for stage in plan.stages}
+    most = {layers: redundancy[layers] + MOST_SPARES for layers in redundancy}
     for node in state.staying:
         if node in plan.nodes or node in wanted:
             continue
         memory = state.ledger.members[node].device.memory_bytes
         fitting = [
             layers
-            for layers in backing
-            if backing[layers] < most[layers] and _memory(state, layers) <= memory and _can_follow(state, node, layers)
+            for layers in redundancy
+            if redundancy[layers] < most[layers]
+            and _memory(state, layers) <= memory
+            and _can_follow(state, node, layers)
         ]
         if fitting:
-            wanted[node] = min(fitting, key=lambda layers: (backing[layers], layers))
-            backing[wanted[node]] += 1
+            wanted[node] = min(fitting, key=lambda layers: (redundancy[layers], layers))
+            redundancy[wanted[node]] += 1
     if state.chosen is None:
         for stage in plan.stages:
-            if backing[stage.layers] == 1 and (guard := _guard(state, plan, stage, wanted)):
+            if redundancy[stage.layers] == 1 and (guard := _guard(state, plan, stage, wanted)):
                 wanted[guard] = stage.layers
     return wanted
 
