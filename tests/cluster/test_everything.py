@@ -15,7 +15,7 @@ STEPS = 60
 NODES = ("a", "b", "c", "d", "e", "f")
 FIRST_DEATH = fail("b").at(step=8, phase=Phase.BACKWARD).by(SIGKILL)
 UNTIL_THE_RETURN = fail("a").at(step=14, phase=Phase.VOTE).by(HOLD)
-SECOND_DEATH = fail("e").at(step=28, phase=Phase.REDUCE).by(SIGKILL)
+SECOND_DEATH = fail("e").at(step=28, phase=Phase.VOTE).by(SIGKILL)
 UNTIL_THE_NEWCOMER = fail("a").at(step=34, phase=Phase.VOTE).by(HOLD)
 COORDINATORS_DEATH = fail(COORDINATOR).at(step=50, phase=Phase.COMMIT).by(SIGKILL)
 FAULTS = (FIRST_DEATH, UNTIL_THE_RETURN, SECOND_DEATH, UNTIL_THE_NEWCOMER, COORDINATORS_DEATH)
