@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 from dtfm.coordinator.events import Codecs, Described, DeviceSeen, Link
 from dtfm.coordinator.run_file import RunFile
@@ -201,6 +201,12 @@ def check_progress(progress: wire.Progress, plan: Plan, node: str) -> None:
         told = getattr(progress, field)
         if len(told) > len(mine) or not mine.issuperset(told):
             raise malformed(f"progress.{field}", list(told[:20]), f"among the node's own, {sorted(mine)[:20]}")
+
+
+def check_lost(lost: Sequence[int], layers: int) -> None:
+    """Raises Refused for layers that nobody holds, or that are named twice."""
+    if len(set(lost)) < len(lost) or not set(range(layers)).issuperset(lost):
+        raise malformed("lost", list(lost[:20]), f"different layers below {layers}")
 
 
 def check_codecs(told: Collection[wire.LinkCodec], plan: Plan, node: str) -> Codecs:

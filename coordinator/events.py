@@ -193,12 +193,14 @@ class CodecsChosen:
 @dataclass(frozen=True, slots=True)
 class PlanFailed:
     """``backup``: the reason is that a part of the backup, from which the state was to come, is damaged with all that have it;
-    where these are but out of reach, it is a failure like others."""
+    where these are but out of reach, it is a failure like others. ``lost``: layers of which the node does not have the state that
+    it was taken to hold."""
 
     generation: int
     node: str
     reason: str
     backup: bool = False
+    lost: tuple[int, ...] = ()
     event: Literal["plan_failed"] = "plan_failed"
 
 

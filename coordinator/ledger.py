@@ -56,7 +56,7 @@ class Ledger:
 
     ``links`` are by source, then by destination; ``broken`` are the pairs of nodes, each in order of name, of which one
     could not reach the other. ``codecs`` are by source. ``held`` says, per layer, which processes (node, incarnation) had its
-    state as of ``step``; ``presumed``: one of them has been away since, and may have missed the last commit.
+    state as of ``step``; they still have it when they come back, unless they say otherwise.
     ``checkpoints`` maps steps to folders, whole ones alone; ``backup`` is the last whole one. Since the last commit,
     ``failures`` counts aborted steps whose fault lies in the step itself, and ``peer_losses`` those that a node aborted because
     it lost a peer; ``plan_failures`` counts since a plan last started.
@@ -73,7 +73,6 @@ class Ledger:
     plan: Plan | None = None
     codecs: Mapping[str, ev.Codecs] = field(default_factory=dict)
     held: tuple[tuple[tuple[str, str], ...], ...] = ()
-    presumed: bool = False
     step: int = 0
     last: ev.StepCommitted | None = None
     evaluated: ev.Evaluated | None = None
@@ -122,8 +121,7 @@ def apply(ledger: Ledger, event: ev.Event) -> Ledger:
             return replace(fresh, failures=0, peer_losses=0, plan_failures=0)
         case ev.NodeJoined():
             member = Member(event.address, event.device, event.incarnation)
-            back = any((event.node, event.incarnation) in layer for layer in ledger.held)
-            return replace(ledger, members={**ledger.members, event.node: member}, presumed=ledger.presumed or back)
+            return replace(ledger, members={**ledger.members, event.node: member})
         case ev.NodeReady():
             member = replace(ledger.members[event.node], ready=True)
             return replace(ledger, members={**ledger.members, event.node: member})
@@ -146,14 +144,15 @@ def apply(ledger: Ledger, event: ev.Event) -> Ledger:
             )
         case ev.PlanStarted():
             held = _held_by_plan(ledger)
-            return replace(ledger, held=held, presumed=False, plan_failures=0, codecs=event.codecs)
+            return replace(ledger, held=held, plan_failures=0, codecs=event.codecs)
         case ev.CodecsChosen():
             return replace(ledger, codecs={**ledger.codecs, event.node: event.codecs})
         case ev.PlanFailed():
-            held = () if ledger.presumed else ledger.held
+            held = _but_lost(ledger, event)
             # One more attempt: it may be who says so whose memory is damaged.
             backup = None if event.backup and ledger.plan_failures else ledger.backup
-            return replace(ledger, plan_failures=ledger.plan_failures + 1, held=held, presumed=False, backup=backup)
+            failures = ledger.plan_failures + (held == ledger.held)  # else the next plan is for what there is
+            return replace(ledger, plan_failures=failures, held=held, backup=backup)
         case ev.StepCommitted():
             return replace(ledger, step=event.step, last=event, failures=0, peer_losses=0)
         case ev.StepAborted():
@@ -179,7 +178,7 @@ def apply(ledger: Ledger, event: ev.Event) -> Ledger:
             checkpoints = {step: folder for step, folder in ledger.checkpoints.items() if step <= event.step}
             if event.folder:
                 checkpoints[event.step] = event.folder
-            fresh = replace(ledger, plan=None, held=(), presumed=False, last=None)
+            fresh = replace(ledger, plan=None, held=(), last=None)
             backup = ledger.backup if ledger.backup and ledger.backup.step <= event.step else None
             return replace(fresh, step=event.step, checkpoints=checkpoints, backup=backup)
         case ev.BackupKept():
@@ -203,6 +202,13 @@ def _without(ledger: Ledger, node: str) -> Ledger:
         members={name: member for name, member in ledger.members.items() if name != node},
         links={source: _but(row, node) for source, row in ledger.links.items() if source != node},
         broken=frozenset(pair for pair in ledger.broken if node not in pair),
+    )
+
+
+def _but_lost(ledger: Ledger, failed: ev.PlanFailed) -> tuple[tuple[tuple[str, str], ...], ...]:
+    return tuple(
+        tuple(who for who in holders if who[0] != failed.node) if layer in failed.lost else holders
+        for layer, holders in enumerate(ledger.held)
     )
 
 

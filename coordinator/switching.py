@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from dtfm.coordinator import backup, copying
 from dtfm.coordinator import events as ev
-from dtfm.coordinator.checks import shorten
+from dtfm.coordinator.checks import check_lost, shorten
 from dtfm.coordinator.ending import fail, finish
 from dtfm.coordinator.measured import bytes_ratio, measured_cluster
 from dtfm.coordinator.returning import Return, worth_waiting
@@ -171,12 +172,17 @@ def again(turn: Turn, reason: str, *, afresh: bool = False) -> None:
     adopt(turn, PlanChosen(plan, "the same plan again"), reason, afresh=afresh)
 
 
-def plan_failed(turn: Turn, node: str, generation: int, problem: str, *, backup: bool = False) -> None:
-    """A node could not take its part; after some attempts in a row the run fails."""
+def plan_failed(
+    turn: Turn, node: str, generation: int, problem: str, backup: bool = False, lost: Sequence[int] = ()
+) -> None:
+    """A node could not take its part; after some attempts in a row the run fails. ``backup`` and ``lost`` as in the event."""
     if not isinstance(turn.state.phase, Switching) or generation != turn.state.ledger.generation:
         return
     problem = shorten(problem)
-    turn.emit(ev.PlanFailed(generation, node, problem, backup))
+    if lost:
+        check_lost(lost, len(turn.state.ledger.held))
+        turn.update(turn.state.sessions[node], copying=None)  # if that is what it was to have
+    turn.emit(ev.PlanFailed(generation, node, problem, backup, tuple(lost)))
     if turn.state.ledger.plan_failures >= ATTEMPTS:
         fail(turn, f"{ATTEMPTS} plans in a row could not start; the last because of {node}: {problem}")
     else:

@@ -88,7 +88,7 @@ def _dispatch(turn: Turn, session: Session, event: Heard) -> None:
             stepping.plan_ready(turn, node, message.plan_ready)
         case "plan_failed":
             failed = message.plan_failed
-            switching.plan_failed(turn, node, failed.generation, failed.problem, backup=failed.backup)
+            switching.plan_failed(turn, node, failed.generation, failed.problem, failed.backup, failed.lost)
         case "step_ready":
             stepping.step_ready(turn, node, message.step_ready)
         case "step_failed":

@@ -19,7 +19,7 @@ from dtfm.node.outbox import Outbox
 from dtfm.node.progress import Progress
 from dtfm.node.recovery import acquire_stage
 from dtfm.node.share import Share, group_of
-from dtfm.protos.control_pb2 import Assignment, Device
+from dtfm.protos.control_pb2 import Assignment, Device, PlanFailed
 from dtfm.protos.credentials import Identity
 from dtfm.protos.plan_pb2 import Run
 
@@ -40,6 +40,17 @@ def lacks_state(model: Model, held: Held, assignment: Assignment, node: str, sha
     wanted = {layer for layer, donors in enumerate(assignment.donors) if node in donors.nodes}
     wanted.update(range(*share.layers) if share is not None else ())
     return any(spec.index not in held.buckets and not wanted.isdisjoint(spec.layers) for spec in model.buckets)
+
+
+def lost_state(model: Model, held: Held, assignment: Assignment, node: str) -> PlanFailed | None:
+    """What to tell a coordinator that counts on state at ``node``, for whoever needs it, that is not ``held``."""
+    counted_on = {layer for layer, donors in enumerate(assignment.donors) if node in donors.nodes}
+    missing = {layer for spec in model.buckets if spec.index not in held.buckets for layer in spec.layers}
+    lost = sorted(counted_on & missing)
+    if not lost:
+        return None
+    problem = f"it does not have the state of layers {lost} as of step {assignment.step}, though it was taken to"
+    return PlanFailed(generation=assignment.plan.generation, problem=problem, lost=lost)
 
 
 def engage(

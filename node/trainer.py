@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from dtfm.node.adoption import Work, engage, lacks_state
+from dtfm.node.adoption import Work, engage, lacks_state, lost_state
 from dtfm.node.backup import Keeper
 from dtfm.node.bucket import Bucket
 from dtfm.node.checkpoint_writer import CheckpointWriter, part_of
@@ -244,6 +244,10 @@ class Trainer:
         if lacks_state(self._work.model, self._holding.held, assignment, self._node, share):
             copied = self._take_copies(assignment, self._work.run.lease_seconds)
             self._holding.replace(Held(assignment.step, {**self._holding.held.buckets, **copied}))
+        if (lost := lost_state(self._work.model, self._holding.held, assignment, self._node)) is not None:
+            log.error("generation %d: %s", plan.generation, lost.problem)
+            self._report(NodeMessage(plan_failed=lost))
+            return
         if share is None:
             log.info("idle in generation %d: %s", plan.generation, assignment.reason)
             self._earlier = None

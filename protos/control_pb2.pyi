@@ -357,14 +357,16 @@ class Progress(_message.Message):
     def __init__(self, activations: _Optional[_Iterable[int]] = ..., gradients: _Optional[_Iterable[int]] = ..., finished: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class PlanFailed(_message.Message):
-    __slots__ = ("generation", "problem", "backup")
+    __slots__ = ("generation", "problem", "backup", "lost")
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     PROBLEM_FIELD_NUMBER: _ClassVar[int]
     BACKUP_FIELD_NUMBER: _ClassVar[int]
+    LOST_FIELD_NUMBER: _ClassVar[int]
     generation: int
     problem: str
     backup: bool
-    def __init__(self, generation: _Optional[int] = ..., problem: _Optional[str] = ..., backup: _Optional[bool] = ...) -> None: ...
+    lost: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, generation: _Optional[int] = ..., problem: _Optional[str] = ..., backup: _Optional[bool] = ..., lost: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Begin(_message.Message):
     __slots__ = ("generation", "step", "activations", "gradients")

@@ -216,19 +216,62 @@ def test_a_restarted_coordinator_waits_for_its_nodes_and_no_step_is_lost() -> No
     assert world.last_to("a", "begin") == wire.Begin(generation=2, step=2)
 
 
-def test_nodes_that_missed_the_commit_before_a_crash_make_it_go_back_to_the_checkpoint() -> None:
-    before = training(train={"steps": 10})
+def back_after_a_crash(*nodes: str) -> World:
+    """With a checkpoint of step 2, and the state as of step 3 in the nodes' memory."""
+    before = training(*nodes, train={"steps": 10})
     before.step()
     before.step()
     before.save()
     before.step()
-    world = restarted(before, train={"steps": 10})
-    world.join("a", "b")
-    world.hear("a", plan_failed=wire.PlanFailed(generation=2, problem="nobody has the state as of step 3"))
+    world = restarted(before, train={"steps": 10}, cluster={"nodes": len(nodes)})
+    world.join(*nodes)
+    return world
+
+
+def test_nodes_that_lost_their_state_in_a_crash_make_it_go_back_to_the_checkpoint() -> None:
+    world = back_after_a_crash("a", "b")
+    world.hear("a", plan_failed=wire.PlanFailed(generation=2, problem="it is not here", lost=[0, 1]))
     assert world.events(ev.RolledBack)[-1].step == 2
     assert world.last_to("a", "assignment").checkpoint == "memory://checkpoints/step-00000002"
     world.settle()
     assert world.last_to("a", "begin") == wire.Begin(generation=3, step=3)
+
+
+def test_a_plan_that_fails_after_a_crash_for_other_reasons_leaves_the_state_where_it_is() -> None:
+    world = back_after_a_crash("a", "b")
+    world.hear("a", plan_failed=wire.PlanFailed(generation=2, problem="b cannot be reached"))
+    assert world.events(ev.RolledBack) == []
+    assignment = world.last_to("a", "assignment")
+    assert (assignment.plan.generation, assignment.step) == (3, 3)
+    assert [list(donors.nodes) for donors in assignment.donors] == [["a"], ["a"], ["b"], ["b"]]
+
+
+def test_what_one_node_lost_comes_from_who_still_has_it() -> None:
+    world = back_after_a_crash("a", "b", "c")  # a and b hold the first stage
+    world.hear("a", plan_failed=wire.PlanFailed(generation=2, problem="it is not here", lost=[0, 1]))
+    assert world.events(ev.RolledBack) == []
+    assert [list(donors.nodes) for donors in world.last_to("a", "assignment").donors] == [["b"], ["b"], ["c"], ["c"]]
+    world.hear("c", plan_failed=wire.PlanFailed(generation=3, problem="it is not here", lost=[3]))
+    assert world.events(ev.RolledBack)[-1].step == 2
+    assert world.last_to("a", "assignment").checkpoint == "memory://checkpoints/step-00000002"
+
+
+def test_nodes_that_find_out_one_after_the_other_what_they_lost_do_not_end_the_run() -> None:
+    nodes = "abcdefgh"
+    world = back_after_a_crash(*nodes)
+    for node in nodes[:3]:
+        lost = wire.PlanFailed(generation=world.state.ledger.generation, problem="it is not here", lost=[0, 1])
+        world.hear(node, plan_failed=lost)
+    assert world.events(ev.RunFailed) == []
+    donors = [list(donors.nodes) for donors in world.last_to("a", "assignment").donors]
+    assert donors == [["d"]] * 2 + [list("efgh")] * 2
+
+
+@pytest.mark.parametrize("lost", [[4], [0, 0]])
+def test_a_node_cannot_have_lost_what_nobody_holds(lost: list[int]) -> None:
+    world = back_after_a_crash("a", "b")
+    world.hear("a", plan_failed=wire.PlanFailed(generation=2, problem="it is not here", lost=lost))
+    assert world.last_to("a", "refusal").reason == wire.MALFORMED
 
 
 def test_nodes_that_were_restarted_too_have_nothing_in_memory() -> None:

@@ -158,6 +158,19 @@ def test_a_stage_that_lost_its_only_replica_goes_on_from_the_spare_and_no_step_i
     assert fold(world.log, world.start) == world.state.ledger
 
 
+def test_a_copy_that_turned_out_to_be_of_no_use_is_counted_on_once() -> None:
+    world = spare_world()
+    world.step()
+    copied(world, "c")
+    world.lose("a")
+    generation = world.state.ledger.generation
+    world.hear("c", plan_failed=wire.PlanFailed(generation=generation, problem="it is not here", lost=[0, 1]))
+    assert world.events(ev.RolledBack) == []  # a may come back with it
+    world.wait(7 * LEASE, beating="bc")
+    assert len(world.events(ev.StateCopied)) == 1
+    assert world.events(ev.RolledBack)[-1].from_step == 1
+
+
 def test_a_spare_that_is_a_step_behind_cannot_save_the_stage() -> None:
     world = spare_world()
     world.step()

@@ -53,6 +53,7 @@ MAKERS: st.SearchStrategy[Maker] = st.one_of(
         [
             lambda g, _: wire.NodeMessage(plan_ready=wire.PlanReady(generation=g)),
             lambda g, _: wire.NodeMessage(plan_failed=wire.PlanFailed(generation=g, problem="x")),
+            lambda g, _: wire.NodeMessage(plan_failed=wire.PlanFailed(generation=g, problem="x", lost=[0])),
             lambda g, s: wire.NodeMessage(
                 step_failed=wire.StepFailed(generation=g, step=s, problem=wire.PEER_LOST, peer="b")
             ),

@@ -99,6 +99,19 @@ async def test_a_node_without_a_part_keeps_nothing_of_what_it_computed(node: Nod
     assert engagement() is None
 
 
+@pytest.mark.parametrize("has_a_part", [True, False])
+async def test_a_node_says_at_once_that_it_lacks_what_others_are_to_get_from_it(node: Node, has_a_part: bool) -> None:
+    plan = even_plan(LAYERS, 1, 1, MICRO_BATCHES)
+    if not has_a_part:
+        plan.stages[0].replicas[0], plan.routes[0].nodes[0] = "n1", "n1"
+    donors = [Assignment.Donors(nodes=["n0", "n1"])] * 2 + [Assignment.Donors(nodes=["n1"])] * (LAYERS - 2)
+    peers = [Peer(node="n1", address=NOBODY)]
+    node.trainer.adopt(Assignment(plan=plan, step=3, donors=donors, peers=peers), lambda _: None)
+    async with asyncio.timeout(LEASE / 2):  # n1 is known to be out of reach only after a lease
+        failed = (await node.reports.get()).plan_failed
+    assert (failed.generation, list(failed.lost)) == (1, [0, 1])
+
+
 async def test_a_plan_that_comes_while_another_is_being_adopted_does_not_wait_for_its_peers(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
