@@ -249,9 +249,10 @@ class World:
         self.feed(t.ManifestDone(self.manifests[-1].step, ""))
 
     def finish_run(self) -> None:
-        """Trains what is left of the run, from a plan that has begun."""
-        while self.state.ledger.step < self.state.run.train.steps:
+        """Trains what is left of the run, from a plan that has begun and lasts."""
+        while (last := self.state.ledger.step) < self.state.run.train.steps:
             self.step()
+            assert self.state.ledger.step == last + 1, f"step {last + 1} does not come about: {self.state.phase}"
         self.evaluate()
         self.apply()
         self.save()

@@ -354,3 +354,10 @@ def test_a_stop_is_logged_and_dismisses_the_nodes_if_asked_to(dismiss: bool) -> 
     assert world.state.ledger == world.refolded()
     stopped = world.names().index("coordinator_stopped")
     assert set(world.names()[stopped + 1 :]) <= {"node_left"}
+
+
+def test_a_scripted_run_without_a_step_in_progress_says_so_instead_of_going_on_forever() -> None:
+    world = World()
+    world.join("a", "b")  # the plan is adopted, and has not begun
+    with pytest.raises(AssertionError, match="step 1 does not come about: Switching"):
+        world.finish_run()
