@@ -24,6 +24,12 @@ BACKUP_LEASES = 6
 LOSS_LEASES = 360
 """Once in so many leases a stage is taken to be lost that rests on one node: an hour, where the lease is ten seconds."""
 
+TIMES = 10
+"""Nodes have so many times as long as it should take, and at least so many leases, to write a backup, and then to fetch."""
+
+DISK_BANDWIDTH = 100e6
+"""Bytes per second that a node's disk should write; see TIMES for one that is slower or busy."""
+
 Holders = Mapping[int, Sequence[str]]
 """By bucket: the nodes that are here and have it on disk."""
 
@@ -31,16 +37,16 @@ Holders = Mapping[int, Sequence[str]]
 def begin(turn: Turn, step: int, plan: Plan, checkpoint: bool) -> bool:
     """Whether the nodes of ``plan`` are to write a backup after the commit of ``step``, which is then under way; ``checkpoint``:
     whether they write one of these."""
+    _end_if_due(turn)
     state = turn.state
     if state.next_backup is None or checkpoint:
         turn.set(next_backup=turn.now + BACKUP_LEASES * state.lease)
         return False
-    if state.backing is not None and turn.now > state.backing.since + state.patience:
-        give_up(turn, "it took too long")
     if state.backing is not None or turn.now < state.next_backup or not rests_on_one(state):
         return False
     writers = {node: stage.layers for stage in plan.stages for node in stage.replicas}
-    turn.set(backing=Backing(step, turn.now, writers))
+    longest = max(_state_bytes(state, layers) for layers in writers.values()) / DISK_BANDWIDTH
+    turn.set(backing=Backing(step, turn.now, writers, due=_due(turn, longest)))
     return True
 
 
@@ -135,6 +141,21 @@ def backup_parts(state: State) -> list[wire.Part]:
     return _parts(state, backup) if backup is not None else []
 
 
+def _end_if_due(turn: Turn) -> None:
+    """Who has not done its part of the backup under way by now is not awaited any more: what is on one disk stays on one, and
+    what is on none ends it."""
+    backing = turn.state.backing
+    if backing is None or turn.now <= backing.due:
+        return
+    late = sorted(backing.writers.keys() | backing.asked.keys())
+    turn.log(f"the backup of step {backing.step} does not wait any longer for {', '.join(late)}")
+    if backing.writers:
+        turn.set(backing=replace(backing, writers={}))
+        _advance(turn)
+    else:
+        _whole(turn, backing, _holders(turn.state, backing.step, backing.parts))
+
+
 def _advance(turn: Turn) -> None:
     """Once all is written: what is on one disk alone is fetched by others; once that is there, the backup is whole."""
     state, backing, described = turn.state, turn.state.backing, turn.state.ledger.described
@@ -149,10 +170,12 @@ def _advance(turn: Turn) -> None:
     asked = dict(backing.asked)
     coming = frozenset().union(*asked.values())
     single = {bucket: who[0] for bucket, who in holders.items() if len(who) == 1 and bucket not in coming}
-    for node, buckets in _fetchers(state, backing, single).items():
+    fetchers = _fetchers(state, backing, single)
+    for node, (buckets, _) in fetchers.items():
         asked[node] = asked.get(node, frozenset()) | buckets
         turn.send([node], keep=_order(state, backing, holders, asked[node]))
-    turn.set(backing=replace(backing, asked=asked))
+    due = max([backing.due, *(_due(turn, seconds) for _, seconds in fetchers.values())])
+    turn.set(backing=replace(backing, asked=asked, due=due))
     if not asked:
         _whole(turn, backing, holders)
 
@@ -204,10 +227,22 @@ def _order(state: State, backing: Backing, holders: Holders, buckets: Collection
     return keep
 
 
-def _fetchers(state: State, backing: Backing, single: Mapping[int, str]) -> Mapping[str, frozenset[int]]:
-    """Who is to fetch the buckets that but one node has each (``single``): all of that node's go to the one that will have them
-    first, by its link and by what it fetches besides."""
-    fetchers: dict[str, frozenset[int]] = {}
+def _due(turn: Turn, seconds: float) -> float:
+    """By when that is done which should take so long."""
+    return turn.now + TIMES * max(seconds, turn.state.lease)
+
+
+def _state_bytes(state: State, layers: tuple[int, int]) -> float:
+    described = state.ledger.described
+    assert described is not None
+    size = sum(layer.parameter_bytes for layer in described.workload.layers[slice(*layers)])
+    return size * described.workload.bytes_moved_per_parameter_byte
+
+
+def _fetchers(state: State, backing: Backing, single: Mapping[int, str]) -> Mapping[str, tuple[frozenset[int], float]]:
+    """Who is to fetch which of the buckets that but one node has each (``single``), and in how many seconds, if nothing else
+    fills the links: all of that node's go to the one that will have them first, by its link and by what it fetches besides."""
+    fetchers: dict[str, tuple[frozenset[int], float]] = {}
     load: dict[str, float] = {}
     for holder in sorted(set(single.values())):
         buckets = frozenset(bucket for bucket, who in single.items() if who == holder)
@@ -217,7 +252,8 @@ def _fetchers(state: State, backing: Backing, single: Mapping[int, str]) -> Mapp
         seconds = {node: (load.get(node, 0.0) + size) / bandwidth for node, bandwidth in links.items() if bandwidth}
         if seconds:
             node = min(seconds, key=lambda n: (seconds[n], n))
-            fetchers[node] = fetchers.get(node, frozenset()) | buckets
+            others, before = fetchers.get(node, (frozenset[int](), 0.0))
+            fetchers[node] = others | buckets, max(before, seconds[node])
             load[node] = load.get(node, 0.0) + size
     return fetchers
 

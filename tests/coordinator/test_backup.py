@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from dtfm.coordinator import events as ev
-from dtfm.coordinator.backup import BACKUP_LEASES, pause_after
+from dtfm.coordinator.backup import BACKUP_LEASES, TIMES, pause_after
 from dtfm.coordinator.copying import GUARD_SHARE
 from dtfm.coordinator.ledger import fold
 from dtfm.coordinator.state import ATTEMPTS, GRACE_LEASES, Stepping
@@ -156,6 +156,64 @@ def test_a_backup_that_took_long_is_not_followed_at_once() -> None:
     world.now += 1
     world.step()
     assert world.last_to("a", "commit").backup
+
+
+def later(world: World, seconds: float) -> None:
+    """After so many seconds, a step."""
+    world.now += seconds
+    world.step()
+
+
+def test_a_writer_that_never_answers_does_not_hold_up_the_next_backup() -> None:
+    world = slow_world("a", "b")
+    world.step()
+    write(world, "a")
+    later(world, TIMES * LEASE)
+    assert world.state.backing is not None
+    later(world, 1)
+    assert world.state.backing is None
+    assert world.events(ev.BackupKept) == []
+    later(world, pause_after(TIMES * LEASE + 1, LEASE) - TIMES * LEASE)
+    assert world.last_to("a", "commit").backup
+
+
+def test_a_writer_that_never_answers_is_not_missed_where_another_has_the_same() -> None:
+    world = slow_world("a", "b", "c")  # a and b hold the same stage
+    world.step()
+    write(world, "a", "c")
+    later(world, TIMES * LEASE + 1)
+    asked = {node: missing(world, node) for node in "abc" if "keep" in world.kinds_to(node)}
+    assert sorted(bucket for buckets in asked.values() for bucket in buckets) == [0, 1, 2, 3]
+
+
+def test_what_is_never_fetched_stays_on_one_disk() -> None:
+    world = slow_world("a", "b")
+    world.step()
+    write(world)
+    keep(world, "a", 2, [2, 3])
+    later(world, TIMES * LEASE)
+    assert world.events(ev.BackupKept) == []
+    later(world, 1)
+    assert world.events(ev.BackupKept)[-1].holders == {"a": ((0, 4),), "b": ((2, 4),)}
+
+
+def test_what_is_large_may_take_longer_to_write_and_over_a_slow_link_to_fetch() -> None:
+    world = slow_world("a", "b")
+    described = world.state.ledger.described
+    assert described is not None
+    large = [replace(layer, parameter_bytes=10e9) for layer in described.workload.layers]
+    described = replace(described, workload=replace(described.workload, layers=tuple(large)))
+    world.state = replace(world.state, ledger=replace(world.state.ledger, described=described))
+    world.step()
+    assert world.last_to("a", "commit").backup
+    later(world, TIMES * 600)  # 60 GB each
+    for node, buckets in (("a", (0, 1)), ("b", (2, 3))):
+        files = [wire.Part(bucket=b, size_bytes=10**12, digest=DIGESTS[b]) for b in buckets]
+        world.hear(node, kept=wire.Kept(step=2, parts=files))
+    later(world, TIMES * 2000)  # 2 TB over 1 GB/s
+    assert world.state.backing is not None
+    later(world, 1)
+    assert world.state.backing is None
 
 
 def test_a_checkpoint_makes_a_backup_needless_for_a_while() -> None:
