@@ -51,19 +51,20 @@ def begin(turn: Turn, step: int, plan: Plan, checkpoint: bool) -> bool:
 
 
 def claimed(turn: Turn, session: Session, claims: Collection[wire.Kept]) -> None:
-    """What a node that has just come says it has on disk, of earlier. Of a backup under way that does not count: it says no
-    digests, and others may have other files."""
+    """What a node that has just come says it has on disk, of earlier. It says no digests: what counts is what it had when the
+    whole backup became whole. Of a step that was trained again since it may have other files."""
     described, state = turn.state.ledger.described, turn.state
     assert described is not None
     for claim in claims:
         check_kept(claim, described.buckets, digest_bytes=0)
-    keep = _wanted(state)
+    backup = state.ledger.backup
+    mine = held(backup, session.node) if backup is not None else frozenset[int]()
+    claimed = {claim.step: mine.intersection(part.bucket for part in claim.parts) for claim in claims}
     turn.update(
-        session,
-        kept={c.step: frozenset(part.bucket for part in c.parts) for c in claims if c.step == keep.whole},
+        session, kept={step: some for step, some in claimed.items() if backup is not None and step == backup.step}
     )
     if claims:
-        turn.send([session.node], keep=keep)
+        turn.send([session.node], keep=_wanted(state))
 
 
 def kept(turn: Turn, session: Session, message: wire.Kept) -> None:
@@ -133,6 +134,11 @@ def restorable_step(state: State) -> int:
     """Step of the whole backup, if the nodes that are here have all of it on disk; else 0."""
     backup = state.ledger.backup
     return backup.step if backup is not None and len(_parts(state, backup)) == len(backup.parts) else 0
+
+
+def held(backup: ev.BackupKept, node: str) -> frozenset[int]:
+    """The buckets that the node had on disk when the backup became whole."""
+    return frozenset(bucket for first, past in backup.holders.get(node, ()) for bucket in range(first, past))
 
 
 def backup_parts(state: State) -> list[wire.Part]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from dtfm.coordinator import backup, copying
@@ -72,15 +71,9 @@ def _with_disks(state: State, phase: Gathering, now: float) -> set[str]:
         return set()
     lacking = set(range(len(whole.parts))).difference(*(s.kept.get(whole.step, ()) for s in state.sessions.values()))
     coming = {
-        node: lacking & _buckets(ranges)
-        for node, ranges in whole.holders.items()
-        if _may_return(state, phase, now, node)
+        node: lacking & backup.held(whole, node) for node in whole.holders if _may_return(state, phase, now, node)
     }
     return {node for node, some in coming.items() if some} if lacking == set().union(*coming.values()) else set()
-
-
-def _buckets(ranges: Iterable[tuple[int, int]]) -> set[int]:
-    return set().union(*(range(*each) for each in ranges))
 
 
 def _may_return(state: State, phase: Gathering, now: float, node: str, process: str | None = None) -> bool:

@@ -13,7 +13,7 @@ from dtfm.coordinator.backup import BACKUP_LEASES
 from dtfm.coordinator.state import Stepping, Switching
 from dtfm.coordinator.turn import TimePassed
 from dtfm.protos import control_pb2 as wire
-from tests.coordinator.script import BUCKETS, LEASE, World, fresh_state, links, prepared
+from tests.coordinator.script import LEASE, World, fresh_state, links, prepared
 
 PAUSE = BACKUP_LEASES * LEASE
 NODES = ("a", "b", "c")
@@ -21,9 +21,10 @@ NODES = ("a", "b", "c")
 
 @dataclass
 class Node:
-    """``disk``: by step the buckets; ``heard`` of its messages are done with; ``work``: what it is to write or fetch."""
+    """``disk``: by step and bucket the file's digest; ``heard`` of its messages are done with; ``work``: what it is to write or
+    fetch."""
 
-    disk: dict[int, set[int]] = field(default_factory=dict)
+    disk: dict[int, dict[int, bytes]] = field(default_factory=dict)
     heard: int = 0
     whole: int = 0
     work: wire.Keep | None = None
@@ -76,7 +77,11 @@ class Machines:
                     plan = self.world.plan_in_force
                     stage = plan.stage_of(name)
                     assert stage is not None
-                    mine = [wire.Part(bucket=bucket) for bucket in range(*plan.stages[stage].layers)]
+                    generation = message.commit.generation  # of the same step, trained again, the state may be another
+                    mine = [
+                        wire.Part(bucket=bucket, digest=bytes([bucket, generation % 256]) * 16)
+                        for bucket in range(*plan.stages[stage].layers)
+                    ]
                     node.work = wire.Keep(begun=step, missing=mine)
             node.heard = len(messages)
 
@@ -86,17 +91,18 @@ class Machines:
         if node.work is None or not self.here(name):
             return
         step, wanted = node.work.begun, node.work.missing
-        mine = node.disk.setdefault(step, set())
+        mine = node.disk.setdefault(step, {})
         for part in wanted if able else []:
-            if not part.nodes or any(
-                part.bucket in self.nodes[n].disk.get(step, ()) for n in part.nodes if self.here(n)
-            ):
-                mine.add(part.bucket)
-        done = [p for p in wanted if p.bucket in mine]
-        parts = [wire.Part(bucket=p.bucket, size_bytes=8, digest=bytes([p.bucket]) * 32) for p in done]
+            if not part.nodes or any(self.has(n, step, part.bucket, part.digest) for n in part.nodes if self.here(n)):
+                mine[part.bucket] = part.digest
+        done = [p for p in wanted if self.has(name, step, p.bucket, p.digest)]
+        parts = [wire.Part(bucket=p.bucket, size_bytes=8, digest=p.digest) for p in done]
         node.work = None
         problem = "" if len(done) == len(wanted) else "it could not"
         self.world.hear(name, kept=wire.Kept(step=step, parts=parts, problem=problem))
+
+    def has(self, name: str, step: int, bucket: int, digest: bytes) -> bool:
+        return self.nodes[name].disk.get(step, {}).get(bucket) == digest
 
     def _tidy(self, node: Node, *steps: int) -> None:
         node.disk = {step: buckets for step, buckets in node.disk.items() if step in steps}
@@ -104,21 +110,25 @@ class Machines:
     def check(self) -> None:
         state = self.world.state
         assert self.world.refolded() == state.ledger
-        counted_on = {backup.step for backup in (state.ledger.backup, state.backing) if backup is not None}
+        backup, backing = state.ledger.backup, state.backing
+        counted_on = {backup.step: dict(enumerate(backup.parts))} if backup is not None else {}
+        if backing is not None:
+            counted_on[backing.step] = dict(backing.parts)
         for name, session in state.sessions.items():
-            assert session.kept.keys() <= counted_on
+            assert session.kept.keys() <= counted_on.keys()
             for step, buckets in session.kept.items():
-                assert buckets <= self.nodes[name].disk.get(step, set()), (name, step)
+                for bucket in buckets:
+                    assert self.has(name, step, bucket, bytes.fromhex(counted_on[step][bucket].digest)), (name, step)
         assert all(len(node.disk) <= 2 for node in self.nodes.values())
 
     def restorable(self, backup: ev.BackupKept | None) -> int:
         """Its step, if all of it is on the disks of nodes that are here; else 0."""
         if backup is None:
             return 0
-        there = set().union(
-            *(node.disk.get(backup.step, set()) for name, node in self.nodes.items() if self.here(name))
-        )
-        return backup.step if there >= set(range(BUCKETS)) else 0
+        here = [name for name in NODES if self.here(name)]
+        digests = enumerate(bytes.fromhex(part.digest) for part in backup.parts)
+        there = all(any(self.has(name, backup.step, bucket, digest) for name in here) for bucket, digest in digests)
+        return backup.step if there else 0
 
 
 MOVES = st.one_of(
