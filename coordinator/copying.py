@@ -8,7 +8,7 @@ from dataclasses import replace
 from dtfm.coordinator import events as ev
 from dtfm.coordinator.checks import shorten
 from dtfm.coordinator.ledger import Ledger
-from dtfm.coordinator.state import Copying, Session, State, Stepping
+from dtfm.coordinator.state import WORD_LEASES, Copying, Session, State, Stepping
 from dtfm.coordinator.turn import Turn
 from dtfm.protos import control_pb2 as wire
 from dtfm.scheduler.plan import Plan, Stage
@@ -20,6 +20,10 @@ GUARD_SHARE = 0.2
 
 FOLLOW_SHARE = 0.5
 """Of the links from a state's donors: where its steps alone would take more, it is quicker to pause for the state."""
+
+WORD_SHARE = 0.1
+"""Of the last step's time, if that is more than WORD_LEASES: so long a commit may wait for the word of a copy. A run shall not
+lose more than a tenth of its speed to that; for who takes longer, backups do instead."""
 
 MOST_SPARES = 2
 """Of one stage: each takes a part of its replicas' uplinks."""
@@ -60,7 +64,36 @@ def prefetched(turn: Turn, session: Session, message: wire.Prefetched) -> None:
         layers = f"{copying.layers[0]}-{copying.layers[1] - 1}"
         turn.log(f"{session.node} cannot copy layers {layers} in advance: {shorten(message.problem)}")
     ended = bool(message.problem)
-    turn.update(session, copying=replace(copying, near=True, ended=ended, step=message.step, voted=message.voted))
+    copying = replace(copying, near=True, ended=ended, step=message.step, voted=message.voted)
+    turn.update(session, copying=replace(copying, late=copying.late and not _in_time(turn, copying)))
+
+
+def word_patience(state: State) -> float:
+    """For how many seconds a commit may wait for the words of copies."""
+    seconds = state.ledger.last.seconds if state.ledger.last is not None else 0.0
+    return min(max(WORD_SHARE * seconds, WORD_LEASES * state.lease), state.lease)
+
+
+def words_due(state: State) -> Sequence[str]:
+    """Who has still to say that it has what the step in hand, voted for, will make of a stage: of each that else rests on one
+    node and of which copies are kept up, one is to have it before the commit, so that no single loss takes it along."""
+    plan, copies = state.ledger.plan, _kept_up(state)
+    assert plan is not None
+    due: list[str] = []
+    for stage in plan.stages:
+        keepers = copies.get(stage.layers, {}) if len(stage.replicas) == 1 else {}
+        if not any(_has_next(state, copying) for copying in keepers.values()):
+            due += keepers
+    return due
+
+
+def pass_over(turn: Turn, nodes: Sequence[str]) -> None:
+    """Their words did not come in time: until they do again, no commit waits for them, and what they copy counts as not kept
+    up."""
+    for node in nodes:
+        session = turn.state.sessions[node]
+        assert session.copying is not None
+        turn.update(session, copying=replace(session.copying, late=True))
 
 
 def awaited(state: State) -> frozenset[str]:
@@ -138,12 +171,34 @@ def wanted_copies(state: State) -> Mapping[str, Layers]:
 
 
 def rests_on_one(state: State) -> bool:
-    """Whether some stage's state as of now is with one node alone: it has one replica, and nobody keeps up a copy of it."""
-    plan = state.ledger.plan
+    """Whether some stage's state as of now is with one node alone: it has one replica, and nobody keeps up a copy of it in
+    time."""
+    plan, copies = state.ledger.plan, _kept_up(state)
     assert plan is not None
-    copies = [_current(state, state.sessions[node]) for node in state.ready]
-    kept_up = {copying.layers for copying in copies if copying is not None and copying.near and not copying.ended}
-    return any(len(stage.replicas) == 1 and stage.layers not in kept_up for stage in plan.stages)
+    return any(len(stage.replicas) == 1 and stage.layers not in copies for stage in plan.stages)
+
+
+def _kept_up(state: State) -> Mapping[Layers, Mapping[str, Copying]]:
+    """The copies that are kept up, by what they are of and by node."""
+    copies: dict[Layers, dict[str, Copying]] = {}
+    for node in state.ready:
+        copying = _current(state, state.sessions[node])
+        if copying is not None and copying.near and not copying.ended and not copying.late:
+            copies.setdefault(copying.layers, {})[node] = copying
+    return copies
+
+
+def _has_next(state: State, copying: Copying) -> bool:
+    """Whether the state as of the step in hand, once committed, follows from what is there."""
+    return (copying.step, copying.voted) == (state.ledger.step, state.ledger.generation)
+
+
+def _in_time(turn: Turn, copying: Copying) -> bool:
+    """Whether a word that has just come came before the commit, or by when that would have come had it waited."""
+    phase = turn.state.phase
+    if not isinstance(phase, Stepping):
+        return False
+    return _has_next(turn.state, copying) or (turn.now <= phase.committed_by and _has(turn.state.ledger, copying))
 
 
 def _guard(state: State, plan: Plan, stage: Stage, busy: Container[str]) -> str:

@@ -92,7 +92,7 @@ class Server:
             if events:
                 await self._append(events)
             while self.exit_code is None:
-                await self._handle(await self._inputs.get())
+                await self._handle(await self._next())
             await self._let_nodes_go()
             await self._take_snapshot(self.state.ledger, self._store.last)
             return self.exit_code
@@ -117,6 +117,16 @@ class Server:
     def on_event(self, listener: Callable[[Record], None]) -> None:
         """``listener`` is called with every event from now on, once it is in the log."""
         self._listeners.add(listener)
+
+    async def _next(self) -> t.Input:
+        """The next input; when the state wants to wake before one comes, that time has passed."""
+        wakes_at = self.state.wakes_at
+        if wakes_at is not None:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(max(0.0, wakes_at - self._clock())):
+                    return await self._inputs.get()
+            return t.TimePassed()
+        return await self._inputs.get()
 
     async def _handle(self, event: t.Input) -> None:
         self.state, commands = tick(self.state, event, self._clock())

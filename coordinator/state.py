@@ -38,6 +38,10 @@ GRACE_LEASES = 6
 LAST_WORD_LEASES = 0.5
 """For so many leases a node that copied what nobody else has any more is waited for, to say how far it came."""
 
+WORD_LEASES = 0.01
+"""A commit may wait for so many leases, or copying.WORD_SHARE, to hear that a copy has the step too: however short steps are,
+gradients and word have to travel, and devices are busy at times."""
+
 MOST_PROBED = 64
 """A newcomer measures its links to at most so many others, which takes about PROBE_LEASES where the lease is 10 seconds; its
 other links count as average ones."""
@@ -78,7 +82,8 @@ class Seen:
 class Copying:
     """A node copies the state of ``layers`` in advance, asked under ``number`` in ``generation``. ``near``: it keeps up with
     those who train, or cannot (``ended``); ``kept_up``: it did, when it was last asked for the same. What it has is as of after
-    ``step``; ``voted``: it has the gradients of the next one, as voted for in that generation."""
+    ``step``; ``voted``: it has the gradients of the next one, as voted for in that generation. ``late``: a commit has waited in
+    vain for its word on that, and none came in time since."""
 
     number: int
     generation: int
@@ -86,6 +91,7 @@ class Copying:
     near: bool = False
     kept_up: bool = False
     ended: bool = False
+    late: bool = False
     step: int = 0
     voted: int = 0
 
@@ -161,12 +167,15 @@ class Switching:
 
 @dataclass(frozen=True, slots=True)
 class Stepping:
-    """``resumed``: some of the step was done in an earlier generation."""
+    """``resumed``: some of the step was done in an earlier generation. ``commit_by``: all votes are in, and the commit comes then
+    at the latest, or once the copies that it waits for have the step too; ``committed_by``: that of the step before."""
 
     step: int
     since: float
     deadline: float
     resumed: bool = False
+    commit_by: float | None = None
+    committed_by: float = -math.inf
     votes: Mapping[str, wire.StepReady] = field(default_factory=dict)
 
 
@@ -296,6 +305,11 @@ class State:
         """Whether a node that wants to go has a part in the plan."""
         plan = self.ledger.plan
         return plan is not None and any(s.leaving and s.node in plan.nodes for s in self.sessions.values())
+
+    @property
+    def wakes_at(self) -> float | None:
+        """When a tick is due even if nothing happens until then; None: not before the next beat."""
+        return self.phase.commit_by if isinstance(self.phase, Stepping) else None
 
     def session_of(self, stream: int) -> Session | None:
         return next((session for session in self.sessions.values() if session.stream == stream), None)

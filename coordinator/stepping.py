@@ -54,7 +54,7 @@ def plan_ready(turn: Turn, node: str, ready: wire.PlanReady) -> None:
 
 
 def step_ready(turn: Turn, node: str, vote: wire.StepReady) -> None:
-    """A node's vote. The last one commits the step, if they agree."""
+    """A node's vote. After the last one the step can be committed, see `conclude`."""
     phase, plan = turn.state.phase, turn.state.ledger.plan
     if not _current(turn, phase, vote.generation, vote.step) or plan is None or node not in plan.nodes:
         turn.log(f"ignored a vote of {node} for step {vote.step} of generation {vote.generation}: not in progress")
@@ -68,9 +68,22 @@ def step_ready(turn: Turn, node: str, vote: wire.StepReady) -> None:
         _abort(turn, wire.NON_FINITE, node, "its loss or gradient norm is NaN or infinite")
         return
     phase = replace(phase, votes={**phase.votes, node: vote})
-    turn.set(phase=phase)
     if phase.votes.keys() == set(plan.nodes):
-        _count(turn, phase, plan)
+        phase = replace(phase, commit_by=turn.now + copying.word_patience(turn.state))
+    turn.set(phase=phase)
+
+
+def conclude(turn: Turn) -> None:
+    """Commits a step for which all have voted, if they agree; but not before each stage that else rests on one node has a copy
+    which has the step too, where such a copy is kept up and comes in time."""
+    phase, plan = turn.state.phase, turn.state.ledger.plan
+    if turn.state.stopped or not isinstance(phase, Stepping) or phase.commit_by is None or plan is None:
+        return
+    due = copying.words_due(turn.state)
+    if due and turn.now < phase.commit_by:
+        return
+    copying.pass_over(turn, due)
+    _count(turn, phase, plan)
 
 
 def step_failed(turn: Turn, node: str, message: wire.StepFailed) -> None:
@@ -116,6 +129,8 @@ def overdue(turn: Turn) -> None:
     phase, plan = turn.state.phase, turn.state.ledger.plan
     assert isinstance(phase, Stepping)
     assert plan is not None
+    if phase.commit_by is not None:
+        return  # the commit comes
     silent = sorted(set(plan.nodes) - phase.votes.keys())
     sentence = f"no vote from {', '.join(silent)} within {turn.state.patience:g} seconds, though heartbeats came"
     _abort(turn, wire.INTERNAL, silent[0], sentence)
@@ -190,11 +205,13 @@ def _announce(turn: Turn, step: int, plan: Plan, gradient_norm: float) -> None:
     )
     turn.send(plan.nodes, commit=commit)
     aftermath.expect(turn, step, evaluate, checkpoint)
-    deadline = turn.now + turn.state.patience
+    deadline, phase = turn.now + turn.state.patience, turn.state.phase
     if commit.pause:
         turn.set(phase=Pausing(deadline))
     else:
-        turn.set(phase=Stepping(step + 1, turn.now, deadline))
+        assert isinstance(phase, Stepping)
+        assert phase.commit_by is not None
+        turn.set(phase=Stepping(step + 1, turn.now, deadline, committed_by=phase.commit_by))
 
 
 def _abort(turn: Turn, problem: wire.StepProblem, node: str, sentence: str) -> None:

@@ -52,6 +52,7 @@ def tick(state: State, event: Input, now: float) -> tuple[State, Sequence[Comman
             _time_passed(turn)
         case Planned() | ManifestDone() | TimePassed():
             pass
+    stepping.conclude(turn)
     departure.let_go(turn)
     return turn.state, turn.commands
 

@@ -1,4 +1,5 @@
-"""A node without a model, over a real gRPC stream: answers what a node answers, and misbehaves as told."""
+"""A node without a model, over a real gRPC stream: answers what a node answers, and misbehaves as told. What it copies in
+advance it does not keep up."""
 
 from __future__ import annotations
 
@@ -107,6 +108,8 @@ class FakeNode:
                 self._vote(message.begin.step)
             case "commit":
                 self._conclude(message.commit)
+            case "prefetch" if message.prefetch.past_last_layer:
+                self.say(prefetched=wire.Prefetched(number=message.prefetch.number, step=self._plan.step))
             case "finish":
                 self.finish = message.finish
                 self._outgoing.put_nowait(None)

@@ -211,10 +211,24 @@ class World:
             "state_digest": DIGEST,
         }
         self.hear(node, step_ready=wire.StepReady(**{**fields, **changes}))
+        if self.automatic_copying and self.state.wakes_at is not None:
+            self.keep_up()
+
+    def keep_up(self) -> None:
+        """Who copies has the gradients of the step in hand."""
+        generation, step = self.state.ledger.generation, self.state.ledger.step
+        copyings = {node: s.copying for node, s in self.state.sessions.items() if s.copying is not None}
+        for node, copying in copyings.items():
+            if copying.near and not copying.ended:
+                self.hear(node, prefetched=wire.Prefetched(number=copying.number, step=step, voted=generation))
 
     def step(self) -> None:
+        """All vote, and what copies there are keep up, or are waited for as long as they may be."""
         for node in self.plan_in_force.nodes:
             self.vote(node)
+        if (until := self.state.wakes_at) is not None:
+            self.now = until
+            self.feed(t.TimePassed())
 
     def fail_step(self, node: str, problem: wire.StepProblem, **changes: Any) -> None:
         fields = {

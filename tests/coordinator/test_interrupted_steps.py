@@ -121,12 +121,13 @@ def test_of_another_past_nothing_counts(world: World) -> None:
 
 
 def with_a_spare() -> World:
-    """Step 2 of two stages with a replica each, a and b; c, which is idle, keeps up with the first stage."""
+    """Step 2 of two stages with a replica each, a and b; c, which is idle, copies the first stage, and is late with step 1."""
     world = World(fresh_state(cluster={"nodes": 2}, train={"steps": 10}))
     world.join("a", "b")
     world.settle()
     world.planner = lambda ids: world.plan_in_force
     world.join("c")
+    world.automatic_copying = False
     world.step()
     return world
 

@@ -98,6 +98,31 @@ def forget_log(folder: Path) -> None:
         file.unlink()
 
 
+async def test_a_commit_that_waits_for_a_copy_in_vain_comes_by_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody says a word meanwhile, and the next beat is far away."""
+
+    def twist(message: wire.NodeMessage) -> wire.NodeMessage | None:
+        for link in message.links.links:
+            link.bandwidth = 1e12  # copies could keep up
+        return None if message.WhichOneof("message") == "heartbeat" else message
+
+    monkeypatch.setattr("dtfm.coordinator.server.TOGETHER_LEASES", 1e6)
+    run = run_in(tmp_path, cluster={"nodes": 3, "stages": [1, 1]}, train={"steps": 10_000_000})
+    async with serving(tmp_path, run) as served:
+
+        def passed_over() -> bool:
+            copyings = [session.copying for session in served.server.state.sessions.values()]
+            return any(copying is not None and copying.late for copying in copyings)
+
+        nodes = [served.node(name, twist=twist) for name in "abc"]
+        async with AsyncExitStack() as stack:
+            for node in nodes:
+                await stack.enter_async_context(node)
+            await served.until(passed_over)
+
+
 async def test_a_whole_run(tmp_path: Path) -> None:
     async with serving(tmp_path) as served:
         nodes = served.node("a"), served.node("b")
