@@ -207,7 +207,8 @@ class PlanFailed:
 @dataclass(frozen=True, slots=True)
 class StepCommitted:
     """``loss`` is the mean over ``samples``, ``gradient_norm`` the whole model's before clipping; ``compute_seconds``
-    and ``wait_seconds`` are per node."""
+    and ``wait_seconds`` are per node. ``resumed``: some of the step was done in an earlier generation, and ``seconds`` are those
+    of the rest."""
 
     step: int
     generation: int
@@ -218,7 +219,13 @@ class StepCommitted:
     samples: int
     compute_seconds: dict[str, float]
     wait_seconds: dict[str, float]
+    resumed: bool = False
     event: Literal["step_committed"] = "step_committed"
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        """None where it is not known how long all of the step took."""
+        return self.tokens / self.seconds if self.seconds > 0 and not self.resumed else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,7 +60,8 @@ def narrate(event: ev.Event) -> str:
             sent = [f"to {node} {sending(tensors)}" for node, tensors in sorted(event.codecs.items())]
             return f"{event.node} sends from now on {'; '.join(sent) or 'nothing'}"
         case ev.StepCommitted():
-            rate = f", {event.tokens / event.seconds:,.0f} tokens/s" if event.seconds > 0 else ""
+            speed = event.tokens_per_second
+            rate = f", {speed:,.0f} tokens/s" if speed is not None else ""
             return f"step {event.step}: loss {event.loss:.4f}, gradient norm {event.gradient_norm:.3f}{rate}"
         case ev.StepAborted():
             return f"step {event.step} was aborted: {event.problem} on {event.node}: {event.reason}"

@@ -55,8 +55,7 @@ class RunProgress:
             self._console.print(narrate(event), markup=False, highlight=False)
 
     def _show_step(self, event: ev.StepCommitted) -> None:
-        if event.seconds > 0:
-            rate = event.tokens / event.seconds
+        if (rate := event.tokens_per_second) is not None:
             self._rate = rate if self._rate is None else 0.9 * self._rate + 0.1 * rate
         shown = f"{self._rate:,.0f}" if self._rate is not None else "-"
         self._bar.update(self._task, completed=event.step, loss=f"{event.loss:.3f}", rate=shown)

@@ -46,7 +46,8 @@ def plan_ready(turn: Turn, node: str, ready: wire.PlanReady) -> None:
     if ledger.step >= run.train.steps and ledger.last is not None:
         _announce(turn, ledger.step, ledger.plan, ledger.last.gradient_norm)
         return
-    turn.set(phase=Stepping(step, turn.now, turn.now + turn.state.patience, resumed=bool(finished)))
+    resumed = any(p.activations or p.gradients or p.finished for p in phase.progress.values())
+    turn.set(phase=Stepping(step, turn.now, turn.now + turn.state.patience, resumed=resumed))
     for nodes, begin in beginnings(ledger.plan, step, phase.progress):
         turn.send(nodes, begin=begin)
     copying.keep_up(turn)
@@ -180,6 +181,7 @@ def _count(turn: Turn, phase: Stepping, plan: Plan) -> None:
             samples=samples,
             compute_seconds={node: vote.compute_seconds for node, vote in sorted(phase.votes.items())},
             wait_seconds={node: vote.wait_seconds for node, vote in sorted(phase.votes.items())},
+            resumed=phase.resumed,
         )
     )
     drift.committed(turn, phase.votes)

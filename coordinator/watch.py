@@ -46,9 +46,9 @@ class View:
 
     @property
     def tokens_per_second(self) -> float | None:
-        """Over the last steps; None before the first."""
-        seconds = sum(step.seconds for step in self.steps)
-        return sum(step.tokens for step in self.steps) / seconds if seconds > 0 else None
+        """Over the last steps that were done from their beginning; None before the first."""
+        whole = [step for step in self.steps if step.tokens_per_second is not None]
+        return sum(step.tokens for step in whole) / sum(step.seconds for step in whole) if whole else None
 
 
 def render(view: View) -> RenderableType:

@@ -7,8 +7,11 @@ from collections.abc import Iterable
 import pytest
 
 from dtfm.coordinator import events as ev
+from dtfm.coordinator.narrate import narrate
 from dtfm.coordinator.state import LAST_WORD_LEASES, Stepping, Switching
+from dtfm.coordinator.store import Record
 from dtfm.coordinator.turn import PlanNow
+from dtfm.coordinator.watch import View
 from dtfm.protos import control_pb2 as wire
 from dtfm.scheduler.plan import Plan, Route, Stage
 from tests.coordinator.script import LAYERS, LEASE, World, fresh_state, two_stages
@@ -167,3 +170,23 @@ def test_the_last_word_is_awaited_also_of_who_was_only_just_asked_again() -> Non
     world.hear("c", prefetched=wire.Prefetched(number=number, step=1, problem="a is gone"))
     assert world.plan_in_force.stages[0].replicas == ("c",)
     assert world.events(ev.RolledBack) == []
+
+
+@pytest.mark.parametrize("progress", [{"finished": [0]}, {"activations": [0]}])
+def test_the_rest_of_a_step_does_not_count_as_quick_training(world: World, progress: dict[str, list[int]]) -> None:
+    world.now += 4.0
+    world.step()
+    world.now += 3.0
+    world.lose("d")
+    for node in "abc":
+        ready(world, node, **(progress if node == "c" else {}))
+    world.now += 1.0
+    world.step()
+    world.now += 8.0
+    world.step()
+    view = View()
+    for number, event in enumerate(world.log, 1):
+        view.add(Record(number, 0.0, event))
+    first, rest, whole = world.events(ev.StepCommitted)
+    assert ["tokens/s" in narrate(event) for event in (first, rest, whole)] == [True, False, True]
+    assert view.tokens_per_second == (first.tokens + whole.tokens) / 12.0
