@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.faults import HOLD, Phase, fail
+from tests.cluster.faults import COORDINATOR, HOLD, Phase, announcement, fail
 from tests.cluster.launch import Cluster
 from tests.cluster.runs import GPT2, losses_alone, run_file
 
@@ -40,16 +40,22 @@ def test_a_newcomer_has_its_state_before_the_others_pause_for_it(tmp_path: Path)
 
 
 def test_a_spare_takes_over_the_stage_of_a_killed_node_and_no_step_is_lost(tmp_path: Path) -> None:
-    text = run_file(model=GPT2, stages=[1, 1], steps=5000, learning_rate=1e-3).replace("nodes = 2", "nodes = 3")
-    # The spare is given time to hear of the last commit: who dies right after one may take that step along.
-    holds = [fail(name).at(step=21, phase=Phase.VOTE).by(HOLD) for name in "abc"]
-    with Cluster(tmp_path, text, nodes="abc", faults=holds) as cluster:
+    """It dies in the moment of a commit, before anybody hears of that. With so long a lease a commit waits for the spare on the
+    slowest machine, too."""
+    text = run_file(model=GPT2, stages=[1, 1], steps=5000, learning_rate=1e-3, lease=1000.0)
+    beginning = [fail(name).at(step=2, phase=Phase.VOTE).by(HOLD) for name in "abc"]
+    commit = fail(COORDINATOR).at(step=20, phase=Phase.COMMIT).by(HOLD)
+    text = text.replace("nodes = 2", "nodes = 3")
+    with Cluster(tmp_path, text, nodes="abc", faults=[*beginning, commit]) as cluster:
         plan = cluster.wait_for("plan_adopted")["plan"]
         (spare,) = plan["idle"]
-        cluster.nodes[spare].wait_for_error("copies are as of step 20")
-        cluster.nodes[plan["stages"][0]["replicas"][0]].send(signal.SIGKILL)
-        for hold in holds:
+        cluster.nodes[spare].wait_for_error("copies are as of step 1")
+        for hold in beginning:
             cluster.let_go(hold)
+        assert cluster.coordinator is not None
+        cluster.coordinator.wait_for_error(announcement(commit))
+        cluster.nodes[plan["stages"][0]["replicas"][0]].send(signal.SIGKILL)
+        cluster.let_go(commit)
         copied = cluster.wait_for("state_copied")
         assert ([copied["node"]], copied["layers"][0]) == (plan["idle"], 0)
         taken_over = len(cluster.events)
