@@ -23,6 +23,7 @@ from unittest import mock
 from dtfm.coordinator import events as ev
 from dtfm.coordinator.store import Record, Store
 from dtfm.node import outbox
+from dtfm.node.holding import Follower, Piece
 from dtfm.node.trace import Activity, Span, listen
 from dtfm.node.trainer import Trainer
 from dtfm.protos.control_pb2 import Commit
@@ -63,6 +64,8 @@ class Means(enum.Enum):
     """Python's wall clock is an hour ahead from then on. (The machine's own is everybody's, and stays.)"""
     SLOW = "SLOW"
     """Every forward takes the fault's seconds longer from then on."""
+    LAG = "LAG"
+    """Steps go to whoever follows this node's state the fault's seconds later from then on."""
     HOLD = "HOLD"
     """No harm: the thread stays there until the test lets go (Cluster.let_go), so that something else happens first."""
 
@@ -73,6 +76,7 @@ RESET = Means.RESET
 CORRUPT_FRAME = Means.CORRUPT_FRAME
 CLOCK_JUMP = Means.CLOCK_JUMP
 SLOW = Means.SLOW
+LAG = Means.LAG
 HOLD = Means.HOLD
 
 _BEGINNINGS = {
@@ -87,7 +91,7 @@ _BEGINNINGS = {
 @dataclass(frozen=True, slots=True)
 class Fault:
     """``process``: a node, or COORDINATOR. ``step``: or the first one after it in which the process comes to ``phase``; it may
-    have no part in this one. ``seconds``: how long a PAUSE lasts, or how much longer SLOW takes."""
+    have no part in this one. ``seconds``: how long a PAUSE lasts, or how much longer SLOW or LAG take."""
 
     process: str
     step: int
@@ -106,7 +110,8 @@ class Moment:
     phase: Phase
 
     def by(self, means: Means, *, seconds: float = 0.0) -> Fault:
-        assert (seconds > 0) == (means in (PAUSE, SLOW)), "a pause and slowness take some seconds, nothing else does"
+        lasting = means in (PAUSE, SLOW, LAG)
+        assert (seconds > 0) == lasting, "a pause, slowness and a lag take some seconds, nothing else does"
         return Fault(self.process, self.step, self.phase, means, seconds)
 
 
@@ -279,6 +284,14 @@ def _slow_down(fault: Fault) -> None:
     listen(dawdle)
 
 
+def _lag(fault: Fault) -> None:
+    def later(follower: Follower, pieces: Sequence[Piece]) -> None:
+        loop = follower._loop
+        loop.call_soon_threadsafe(loop.call_later, fault.seconds, follower._put, pieces)
+
+    mock.patch.object(Follower, "put", later).start()
+
+
 def _hold(fault: Fault) -> None:
     os.close(os.open(gate(fault), os.O_RDONLY))
 
@@ -290,6 +303,7 @@ _MEANS: dict[Means, Callable[[Fault], None]] = {
     CORRUPT_FRAME: _corrupt_next_frame,
     CLOCK_JUMP: _advance_clock,
     SLOW: _slow_down,
+    LAG: _lag,
     HOLD: _hold,
 }
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.faults import COORDINATOR, HOLD, Phase, announcement, fail
+from tests.cluster.faults import COORDINATOR, HOLD, LAG, Phase, announcement, fail
 from tests.cluster.launch import Cluster
 from tests.cluster.runs import GPT2, losses_alone, run_file
 
@@ -40,13 +40,14 @@ def test_a_newcomer_has_its_state_before_the_others_pause_for_it(tmp_path: Path)
 
 
 def test_a_spare_takes_over_the_stage_of_a_killed_node_and_no_step_is_lost(tmp_path: Path) -> None:
-    """It dies in the moment of a commit, before anybody hears of that. With so long a lease a commit waits for the spare on the
-    slowest machine, too."""
+    """It dies in the moment of a commit, before anybody hears of that, and the spare gets all steps rather late. With so long a
+    lease a commit waits for it on the slowest machine, too."""
     text = run_file(model=GPT2, stages=[1, 1], steps=5000, learning_rate=1e-3, lease=1000.0)
     beginning = [fail(name).at(step=2, phase=Phase.VOTE).by(HOLD) for name in "abc"]
+    lags = [fail(name).at(step=18, phase=Phase.VOTE).by(LAG, seconds=0.3) for name in "abc"]
     commit = fail(COORDINATOR).at(step=20, phase=Phase.COMMIT).by(HOLD)
     text = text.replace("nodes = 2", "nodes = 3")
-    with Cluster(tmp_path, text, nodes="abc", faults=[*beginning, commit]) as cluster:
+    with Cluster(tmp_path, text, nodes="abc", faults=[*beginning, *lags, commit]) as cluster:
         plan = cluster.wait_for("plan_adopted")["plan"]
         (spare,) = plan["idle"]
         cluster.nodes[spare].wait_for_error("copies are as of step 1")
