@@ -10,6 +10,9 @@ import torch
 # A bucket's state is its parameters, then AdamW's two moments, each as many elements as the parameters.
 STATE_TENSORS = 3
 
+LOADED_AT_ONCE = 1 << 20
+"""Bytes that are copied on their way into a tensor, which torch takes from memory alone that can be written to."""
+
 
 @dataclass(frozen=True, slots=True)
 class BucketSpec:
@@ -39,15 +42,22 @@ class Bucket:
     """A bucket's flat tensors, all 1-D, contiguous, of shape [spec.size], one dtype and one device.
 
     The model's parameters are views into ``parameters`` and their ``.grad`` views into ``gradients``: backward accumulates
-    there in place. Zero gradients by filling; never by replacing.
+    there in place. Zero gradients by filling; never by replacing. There are none until they are first asked for: who but copies
+    the state needs no memory for them.
     """
 
     def __init__(self, spec: BucketSpec, device: torch.device, dtype: torch.dtype) -> None:
         self.spec = spec
         self.parameters = torch.zeros(spec.size, dtype=dtype, device=device)
-        self.gradients = torch.zeros_like(self.parameters)
         self.exp_avg = torch.zeros_like(self.parameters)
         self.exp_avg_sq = torch.zeros_like(self.parameters)
+        self._gradients: torch.Tensor | None = None
+
+    @property
+    def gradients(self) -> torch.Tensor:
+        if self._gradients is None:
+            self._gradients = torch.zeros_like(self.parameters)
+        return self._gradients
 
     @property
     def state(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -82,9 +92,10 @@ class Bucket:
         each = total // STATE_TENSORS
         for number, tensor in enumerate(self.state):
             begin, end = max(offset, number * each), min(offset + len(source), (number + 1) * each)
-            if begin < end:
-                piece = torch.frombuffer(bytearray(source[begin - offset : end - offset]), dtype=torch.uint8)
-                tensor.view(torch.uint8)[begin - number * each : end - number * each].copy_(piece)
+            for start in range(begin, end, LOADED_AT_ONCE):
+                stop = min(start + LOADED_AT_ONCE, end)
+                piece = torch.frombuffer(bytearray(source[start - offset : stop - offset]), dtype=torch.uint8)
+                tensor.view(torch.uint8)[start - number * each : stop - number * each].copy_(piece)
 
 
 def _bytes(tensor: torch.Tensor) -> memoryview:

@@ -49,8 +49,8 @@ Tell = Callable[[Copied], None]
 class _Copy:
     """``at``: the step that the bucket is as of; None while it is not whole. ``newest``: the step that its donor is at.
     ``donors`` are those not tried yet, and the one in use, ``donor``; ``begun``: that one has given the state, and steps follow.
-    ``received``: what has come of the tensor in hand; ``voted``: the generation and gradients of the next step, which may yet be
-    called off."""
+    ``have``: how many bytes have come of the tensor in hand. They are in ``received``; those of the first state in the bucket,
+    which is ``empty`` until then. ``voted``: the generation and gradients of the next step, which may yet be called off."""
 
     bucket: Bucket
     donors: list[Peer]
@@ -58,6 +58,8 @@ class _Copy:
     newest: int = 0
     donor: str = ""
     begun: bool = False
+    empty: bool = True
+    have: int = 0
     received: bytearray = field(default_factory=bytearray)
     voted: tuple[int, bytearray] | None = None
 
@@ -82,7 +84,7 @@ class Following:
         self._identity = identity
         self._tell = tell
         self._told: Copied | None = None
-        tell_beside(Beside.COPIES, sum(bucket_bytes(spec, dtype) + spec.size * dtype.itemsize for spec in donors))
+        tell_beside(Beside.COPIES, sum(bucket_bytes(spec, dtype) for spec in donors))
         self._copies = {spec.index: _Copy(Bucket(spec, device, dtype), list(peers)) for spec, peers in donors.items()}
         self._problem = ""
         self._changed = asyncio.Condition()
@@ -138,7 +140,7 @@ class Following:
     def _weigh(self) -> None:
         size = 0
         for copy in self._copies.values():
-            size += bucket_bytes(copy.bucket.spec, copy.bucket.parameters.dtype) + copy.bucket.gradients.nbytes
+            size += bucket_bytes(copy.bucket.spec, copy.bucket.parameters.dtype)
             size += len(copy.received) + (len(copy.voted[1]) if copy.voted is not None else 0)
         tell_beside(Beside.COPIES, size)
 
@@ -184,6 +186,7 @@ class Following:
             for index in indices:
                 copy = self._copies[index]
                 copy.begun = False  # what it has stays good for as long as no further step is applied
+                copy.have = 0
                 copy.received.clear()
                 copy.donors = [peer for peer in copy.donors if peer.node != donor.node]
             self._changed.notify_all()
@@ -194,22 +197,26 @@ class Following:
         totals = {Kind.STATE: bucket_bytes(copy.bucket.spec, copy.bucket.parameters.dtype)}
         step = header.step
         if copy.begun and copy.at is not None:
-            totals, step = {Kind.UPDATE: copy.bucket.gradients.nbytes}, copy.at + 1
+            totals, step = {Kind.UPDATE: copy.bucket.parameters.nbytes}, copy.at + 1
             if copy.voted is not None:
                 totals[Kind.COMMITTED] = NORM.size
-        wanted = (step, totals.get(header.kind), len(copy.received))
+        wanted = (step, totals.get(header.kind), copy.have)
         if (header.step, header.total, header.offset) != wanted:
             raise FrameError(FrameProblem.UNEXPECTED, f"{header.kind.name} {header.index} of step {header.step}")
-        copy.received += payload
-        self._weigh()
-        if len(copy.received) < header.total:
+        if copy.empty:
+            copy.bucket.load(payload, header.offset)
+        else:
+            copy.received += payload
+            self._weigh()
+        copy.have += len(payload)
+        if copy.have < header.total:
             return
-        whole, copy.received = copy.received, bytearray()
+        copy.have, whole, copy.received = 0, copy.received, bytearray()
         match header.kind:
             case Kind.STATE:
                 copy.at = None
                 await asyncio.to_thread(copy.bucket.load, whole)
-                copy.at, copy.begun, copy.voted = step, True, None
+                copy.at, copy.begun, copy.voted, copy.empty = step, True, None, False
             case Kind.UPDATE:
                 copy.voted = header.generation, whole
             case Kind.COMMITTED:
@@ -222,12 +229,12 @@ class Following:
 
     def _apply(self, copy: _Copy, step: int, gradient_norm: float) -> None:
         assert copy.voted is not None
-        b, (_, gradients) = copy.bucket, copy.voted
+        b, (_, received) = copy.bucket, copy.voted
         copy.at, copy.voted = None, None  # until all of it has changed
-        if gradients:
-            b.gradients.view(torch.uint8).copy_(torch.frombuffer(gradients, dtype=torch.uint8))
-        ranges = decayed_ranges(b.spec.parameters)
-        adamw(self._run.train, step, gradient_norm, b.parameters, b.gradients, b.exp_avg, b.exp_avg_sq, ranges)
+        if received:
+            gradients = torch.frombuffer(received, dtype=b.parameters.dtype).to(b.parameters.device)
+            ranges = decayed_ranges(b.spec.parameters)
+            adamw(self._run.train, step, gradient_norm, b.parameters, gradients, b.exp_avg, b.exp_avg_sq, ranges)
         copy.at = step
 
     def _tell_if_near(self) -> None:

@@ -87,8 +87,9 @@ class Follower:
                 header, data = await asyncio.to_thread(self._holding.begin, self, sending)
                 self._newest = max(self._newest, header.step)
                 state = frames(header, data)
+                data = memoryview(b"")  # it goes with its last frame, before the next is copied
             elif sending is not None:
-                sending, state, data = None, iter(()), memoryview(b"")
+                sending, state = None, iter(())
                 tell_beside(Beside.UPDATES, 0, (self, "state"))
             else:
                 await self._news.wait()

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import tracemalloc
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dtfm.node.bucket import Bucket, BucketSpec, bucket_bytes
+from dtfm.node.bucket import LOADED_AT_ONCE, STATE_TENSORS, Bucket, BucketSpec, bucket_bytes
 
 CPU = torch.device("cpu")
 SPEC = BucketSpec(2, (2,), (("a.weight", (3, 4)), ("a.bias", (3,)), ("scale", ())))
@@ -69,3 +70,13 @@ def test_a_layer_without_parameters_has_an_empty_bucket() -> None:
     assert [len(part) for part in bucket.export()] == [0, 0, 0]
     bucket.load(b"")
     assert bucket.views(bucket.parameters) == {}
+
+
+def test_what_is_loaded_at_once_takes_little_memory_on_its_way() -> None:
+    bucket = Bucket(BucketSpec(0, (0,), (("w", (1 << 20,)),)), torch.device("cpu"), torch.float32)
+    state = bytes(bucket_bytes(bucket.spec, torch.float32))
+    tracemalloc.start()
+    bucket.load(state)
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most < 3 * LOADED_AT_ONCE < len(state) / STATE_TENSORS

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import weakref
 from collections.abc import AsyncIterator, Sequence
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from dtfm.node import holding, trace
-from dtfm.node.bucket import Bucket, BucketSpec
+from dtfm.node.bucket import Bucket, BucketSpec, bucket_bytes
 from dtfm.node.following import Copied, Following
-from dtfm.node.holding import MAX_BEHIND, Held, Holding
+from dtfm.node.holding import MAX_BEHIND, Follower, Held, Holding, Piece
 from dtfm.node.optimizer import adamw, decayed_ranges
 from dtfm.node.peer_server import PeerServer
 from dtfm.node.recovery import fetch_states
 from dtfm.node.trace import Beside
 from dtfm.protos.control_pb2 import Commit, Peer
+from dtfm.protos.frame import parse
 from dtfm.protos.plan_pb2 import Run
+from tests.node.allocated import most_allocated
 from tests.protos.members import member
 
 GENERATION = 2
@@ -122,6 +127,30 @@ async def test_state_comes_once_and_then_every_step_is_applied_here_too(donors: 
         for donor in donors:
             donor.train()
         assert same(await following.at(committed(donors[0].step), 10), donors[0])
+    await following.close()
+
+
+async def test_a_copy_takes_no_more_memory_than_its_state_and_the_gradients_that_come(
+    donors: list[Donor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[int] = []
+    monkeypatch.setattr(trace, "_scales", [lambda kept, size: told.append(size) if kept is Beside.COPIES else None])
+    state = sum(bucket_bytes(spec, torch.float32) for spec in SPECS)
+    peers = {spec: [donor.peer for donor in donors] for spec in SPECS}
+    made: list[Following] = []
+    cpu = torch.device("cpu")
+    allocated = most_allocated(
+        lambda: made.append(Following(RUN, cpu, torch.float32, peers, member("me"), lambda _: None))
+    )
+    (following,) = made
+    await until_at(following, 4)
+    assert max(told) == state
+    assert allocated < state * 1.1
+    for donor in donors:
+        donor.train()
+    await until_at(following, 5)
+    assert max(told) <= state + sum(bucket.parameters.nbytes for bucket in donors[0].buckets.values())
+    assert all(bucket._gradients is None for bucket in (await following.at(committed(5), 10)).values())
     await following.close()
 
 
@@ -290,6 +319,29 @@ async def test_of_a_follower_that_has_gone_nothing_is_kept_though_a_step_was_on_
     with pytest.raises(LookupError, match="no more"):
         [frame async for frame in sent]
     assert not trace._beside[Beside.UPDATES]
+
+
+async def test_the_copy_of_one_bucket_is_let_go_of_before_the_next_is_copied(
+    donors: list[Donor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = donors[0].holding
+    begin, copies, alive = source.begin, list[weakref.ref[Any]](), list[int]()
+
+    def watched(follower: Follower, bucket: int) -> Piece:
+        alive.append(sum(copy() is not None for copy in copies))
+        header, data = begin(follower, bucket)
+        copy = np.frombuffer(data, np.uint8).copy()
+        copies.append(weakref.ref(copy))
+        return header, copy.data
+
+    monkeypatch.setattr(source, "begin", watched)
+    follower = source.follow([0, 1], asyncio.get_running_loop())
+    async for frame in follower.frames():
+        if parse(frame)[0].index == 1:
+            break
+        await asyncio.sleep(0)  # as writing it does
+    assert alive == [0, 0]
+    follower.close()
 
 
 async def test_in_a_pause_state_is_fetched_from_all_donors_at_once(donors: list[Donor]) -> None:
