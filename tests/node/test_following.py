@@ -14,7 +14,7 @@ import torch
 from dtfm.node import holding, trace
 from dtfm.node.bucket import Bucket, BucketSpec, bucket_bytes
 from dtfm.node.following import Copied, Following
-from dtfm.node.holding import MAX_BEHIND, Follower, Held, Holding, Piece
+from dtfm.node.holding import MAX_BEHIND, NORM, Follower, Held, Holding, Piece
 from dtfm.node.optimizer import adamw, decayed_ranges
 from dtfm.node.peer_server import PeerServer
 from dtfm.node.recovery import fetch_states
@@ -149,7 +149,7 @@ async def test_a_copy_takes_no_more_memory_than_its_state_and_the_gradients_that
     for donor in donors:
         donor.train()
     await until_at(following, 5)
-    assert max(told) <= state + sum(bucket.parameters.nbytes for bucket in donors[0].buckets.values())
+    assert max(told) <= state + sum(b.parameters.nbytes + NORM.size for b in donors[0].buckets.values())
     assert all(bucket._gradients is None for bucket in (await following.at(committed(5), 10)).values())
     await following.close()
 
