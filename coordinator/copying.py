@@ -22,8 +22,8 @@ FOLLOW_SHARE = 0.5
 """Of the links from a state's donors: where its steps alone would take more, it is quicker to pause for the state."""
 
 WORD_SHARE = 0.1
-"""Of the last step's time, if that is more than WORD_LEASES: so long a commit may wait for the word of a copy. A run shall not
-lose more than a tenth of its speed to that; for who takes longer, backups do instead."""
+"""Of a step's time, if that is more than WORD_LEASES: so long a commit may wait for the word of a copy. A run shall not lose
+more than a tenth of its speed to that, unless its steps are very short; for who takes longer, backups do instead."""
 
 MOST_SPARES = 2
 """Of one stage: each takes a part of its replicas' uplinks."""
@@ -70,8 +70,7 @@ def prefetched(turn: Turn, session: Session, message: wire.Prefetched) -> None:
 
 def word_patience(state: State) -> float:
     """For how many seconds a commit may wait for the words of copies."""
-    seconds = state.ledger.last.seconds if state.ledger.last is not None else 0.0
-    return min(max(WORD_SHARE * seconds, WORD_LEASES * state.lease), state.lease)
+    return min(max(WORD_SHARE * (state.ledger.step_seconds or 0.0), WORD_LEASES * state.lease), state.lease)
 
 
 def words_due(state: State) -> Sequence[str]:
@@ -85,6 +84,15 @@ def words_due(state: State) -> Sequence[str]:
         if not any(_has_next(state, copying) for copying in keepers.values()):
             due += keepers
     return due
+
+
+def secured(state: State) -> bool:
+    """Whether what the step in hand, voted for, will make of each stage is with somebody who is here."""
+    plan, ready = state.ledger.plan, set(state.ready)
+    assert plan is not None
+    copies = [_current(state, state.sessions[node]) for node in ready]
+    having = {copying.layers for copying in copies if copying is not None and _has_next(state, copying)}
+    return all(stage.layers in having or not ready.isdisjoint(stage.replicas) for stage in plan.stages)
 
 
 def pass_over(turn: Turn, nodes: Sequence[str]) -> None:
@@ -205,11 +213,11 @@ def _guard(state: State, plan: Plan, stage: Stage, busy: Container[str]) -> str:
     """The neighbour that copies the state of ``stage`` beside its own work: the one to which its only replica has the fastest
     link, if that carries a step's gradients in GUARD_SHARE of a step, and half its memory is enough; empty: there is none."""
     ledger = state.ledger
-    if ledger.last is None or ledger.described is None:
+    if ledger.step_seconds is None or ledger.described is None:
         return ""
     (holder,) = stage.replicas
     size = sum(layer.parameter_bytes for layer in ledger.described.workload.layers[slice(*stage.layers)])
-    least = size / (GUARD_SHARE * max(ledger.last.seconds, 1e-3))
+    least = size / (GUARD_SHARE * max(ledger.step_seconds, 1e-3))
     candidates = []
     for other in plan.stages:
         for node in other.replicas:
@@ -251,7 +259,7 @@ def _can_follow(state: State, node: str, layers: Layers) -> bool:
     """Whether the links from the donors carry the gradients of a step in FOLLOW_SHARE of the time that a step takes; so it is
     taken to be while that is not known."""
     ledger = state.ledger
-    if ledger.last is None or not ledger.last.seconds or not ledger.holders or ledger.described is None:
+    if not ledger.step_seconds or not ledger.holders or ledger.described is None:
         return True
     sizes: dict[tuple[str, ...], float] = {}
     for layer in range(*layers):
@@ -260,7 +268,7 @@ def _can_follow(state: State, node: str, layers: Layers) -> bool:
             sizes[donors] = sizes.get(donors, 0.0) + ledger.described.workload.layers[layer].parameter_bytes
     for donors, size in sizes.items():
         known = [ledger.links[donor][node].bandwidth for donor in donors if node in ledger.links.get(donor, {})]
-        if known and size > FOLLOW_SHARE * ledger.last.seconds * sum(known):
+        if known and size > FOLLOW_SHARE * ledger.step_seconds * sum(known):
             return False
     return True
 

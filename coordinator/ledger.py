@@ -57,6 +57,7 @@ class Ledger:
     ``links`` are by source, then by destination; ``broken`` are the pairs of nodes, each in order of name, of which one
     could not reach the other. ``codecs`` are by source. ``held`` says, per layer, which processes (node, incarnation) had its
     state as of ``step``; they still have it when they come back, unless they say otherwise.
+    ``step_seconds`` is how long the last step took that was begun and ended under one plan.
     ``checkpoints`` maps steps to folders, whole ones alone; ``backup`` is the last whole one. Since the last commit,
     ``failures`` counts aborted steps whose fault lies in the step itself, and ``peer_losses`` those that a node aborted because
     it lost a peer; ``plan_failures`` counts since a plan last started.
@@ -75,6 +76,7 @@ class Ledger:
     held: tuple[tuple[tuple[str, str], ...], ...] = ()
     step: int = 0
     last: ev.StepCommitted | None = None
+    step_seconds: float | None = None
     evaluated: ev.Evaluated | None = None
     checkpoints: Mapping[int, str] = field(default_factory=dict)
     backup: ev.BackupKept | None = None
@@ -154,7 +156,8 @@ def apply(ledger: Ledger, event: ev.Event) -> Ledger:
             failures = ledger.plan_failures + (held == ledger.held)  # else the next plan is for what there is
             return replace(ledger, plan_failures=failures, held=held, backup=backup)
         case ev.StepCommitted():
-            return replace(ledger, step=event.step, last=event, failures=0, peer_losses=0)
+            seconds = ledger.step_seconds if event.resumed else event.seconds
+            return replace(ledger, step=event.step, last=event, step_seconds=seconds, failures=0, peer_losses=0)
         case ev.StepAborted():
             lost_peer = event.problem == PEER_LOST
             return replace(

@@ -28,9 +28,9 @@ def worth_waiting(state: State, phase: Gathering, now: float) -> Return | None:
     whole = state.ledger.backup.step if state.ledger.backup is not None else 0
     for step, nodes in ((state.ledger.step, _with_memory(state, phase, now)), (whole, _with_disks(state, phase, now))):
         if step > otherwise and nodes:
-            seconds = state.ledger.last.seconds if state.ledger.last is not None else math.inf
             waiting = now if phase.waiting is None else phase.waiting
-            worth = (step - otherwise) * seconds if state.gathered else math.inf
+            seconds = state.ledger.step_seconds if state.gathered else None
+            worth = math.inf if seconds is None else (step - otherwise) * seconds
             patience = min(worth, GRACE_LEASES * state.lease)
             until = min(waiting + patience, max(_awaited_until(state, phase, node) for node in nodes))
             return Return(tuple(sorted(nodes)), step, otherwise, until) if now < until else None

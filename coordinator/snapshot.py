@@ -20,7 +20,7 @@ from dtfm.coordinator.store import Snapshot, Store
 
 log = logging.getLogger(__name__)
 
-FORMAT = 7
+FORMAT = 8
 """To be raised whenever the ledger's fields, or what an event does to them, change: then older snapshots are passed over."""
 
 EVERY = 10_000

@@ -110,7 +110,13 @@ def step_failed(turn: Turn, node: str, message: wire.StepFailed) -> None:
 
 
 def node_lost(turn: Turn, node: str, reason: str) -> None:
-    """A node of the plan has left."""
+    """A node of the plan has left. A step that all voted for counts, if what it makes of every stage is still here."""
+    phase = turn.state.phase
+    if isinstance(phase, Stepping) and phase.commit_by is not None and copying.secured(turn.state):
+        assert turn.state.ledger.plan is not None
+        _count(turn, phase, turn.state.ledger.plan)
+        if turn.state.stopped:
+            return
     phase, ledger = turn.state.phase, turn.state.ledger
     lost = aftermath.abandon(turn, node)
     cause = f"{node} left ({reason})"

@@ -118,8 +118,8 @@ def test_a_snapshot_is_there_whole_or_not_at_all(tmp_path: Path) -> None:
 
 
 def test_whoever_changes_the_ledger_raises_the_format() -> None:
-    """The fields of format 7. With others, or with another meaning, older snapshots must not be read."""
-    assert snapshot.FORMAT == 7
+    """The fields of format 8. With others, or with another meaning, older snapshots must not be read."""
+    assert snapshot.FORMAT == 8
     assert [field.name for field in fields(Ledger)] == [
         "run_id",
         "run",
@@ -134,6 +134,7 @@ def test_whoever_changes_the_ledger_raises_the_format() -> None:
         "held",
         "step",
         "last",
+        "step_seconds",
         "evaluated",
         "checkpoints",
         "backup",

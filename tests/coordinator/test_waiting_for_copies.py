@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from dtfm.coordinator import events as ev
 from dtfm.coordinator.backup import BACKUP_LEASES
 from dtfm.coordinator.copying import WORD_SHARE, word_patience
+from dtfm.coordinator.ledger import apply
 from dtfm.coordinator.state import WORD_LEASES, Gathering, Stepping, Switching
 from dtfm.coordinator.turn import StopAsked, TimePassed
 from dtfm.protos import control_pb2 as wire
@@ -108,9 +109,7 @@ def test_it_waits_for_a_share_of_a_step_and_never_for_long(seconds: float, patie
     world = world_with_spares("c")
     word(world, "c")
     vote(world)
-    last = world.state.ledger.last
-    assert last is not None
-    ledger = replace(world.state.ledger, last=replace(last, seconds=seconds))
+    ledger = replace(world.state.ledger, step_seconds=seconds)
     assert word_patience(replace(world.state, ledger=ledger)) == pytest.approx(patience)
 
 
@@ -242,6 +241,32 @@ def test_who_dies_while_the_commit_waits_takes_along_no_more_than_the_step_in_ha
     world.settle()
     world.step()
     assert [event.step for event in world.events(ev.StepCommitted)] == [1, 2]
+
+
+@pytest.mark.parametrize("stays", [True, False])
+def test_who_dies_while_the_commit_waits_does_not_take_along_what_the_others_have(stays: bool) -> None:
+    world = world_with_spares(trainers="abc")  # a and b hold the first stage, c the second one
+    world.join("d")
+    number = world.last_to("d", "prefetch").number
+    world.hear("d", prefetched=wire.Prefetched(number=number, step=0, voted=0))
+    vote(world)
+    assert world.state.ledger.step == 0  # d has not the second stage's gradients yet
+    world.lose("b" if stays else "c")
+    assert world.state.ledger.step == (1 if stays else 0)
+    if stays:
+        assert world.last_to("c", "commit").step == 1
+
+
+def test_a_step_whose_rest_was_short_does_not_make_copies_late() -> None:
+    world = world_with_spares("c")
+    word(world, "c")
+    world.now += 50.0
+    vote(world)
+    patience = word_patience(world.state)
+    assert patience >= WORD_SHARE * 50.0
+    assert world.state.ledger.last is not None
+    rest = replace(world.state.ledger.last, step=2, seconds=0.5, resumed=True)
+    assert word_patience(replace(world.state, ledger=apply(world.state.ledger, rest))) == patience
 
 
 def test_a_link_that_breaks_while_the_commit_waits_calls_the_step_off() -> None:
