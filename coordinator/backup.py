@@ -46,7 +46,7 @@ def begin(turn: Turn, step: int, plan: Plan, checkpoint: bool) -> bool:
         return False
     writers = {node: stage.layers for stage in plan.stages for node in stage.replicas}
     longest = max(_state_bytes(state, layers) for layers in writers.values()) / DISK_BANDWIDTH
-    turn.set(backing=Backing(step, turn.now, writers, due=_due(turn, longest)))
+    turn.set(backing=Backing(step, turn.now, writers, due=_due(turn, longest), heard=turn.now))
     return True
 
 
@@ -90,6 +90,7 @@ def kept(turn: Turn, session: Session, message: wire.Kept) -> None:
         backing=replace(
             backing,
             writers={other: layers for other, layers in backing.writers.items() if other != node},
+            heard=turn.now,
             parts=parts,
             asked={other: buckets for other, buckets in backing.asked.items() if other != node},
             unable=backing.unable | {node} if unable else backing.unable,
@@ -198,8 +199,10 @@ def _whole(turn: Turn, backing: Backing, holders: Holders) -> None:
 
 
 def _over(turn: Turn, backing: Backing) -> None:
-    """The next one begins when this one has paid, and taken but GUARD_SHARE of the time in between."""
-    turn.set(backing=None, next_backup=backing.since + pause_after(turn.now - backing.since, turn.state.lease))
+    """The next one begins when this one has paid, and taken but GUARD_SHARE of the time in between. To wait for somebody in vain
+    costs nothing."""
+    cost = backing.heard - backing.since
+    turn.set(backing=None, next_backup=turn.now + pause_after(cost, turn.state.lease) - cost)
     _tidy(turn)
 
 

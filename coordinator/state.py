@@ -211,12 +211,13 @@ class CheckpointTally:
 class Backing:
     """A backup of ``step`` is under way, begun at ``since``. ``writers``, each with the layers it then had, have still to say
     what they have written; ``parts``, by bucket, are what those said that have; ``asked``: by node, the buckets it is fetching
-    from others; ``unable`` could not. Who is awaited is so until ``due``."""
+    from others; ``unable`` could not. Who is awaited is so until ``due``; ``heard``: when somebody last did its part."""
 
     step: int
     since: float
     writers: Mapping[str, tuple[int, int]]
     due: float
+    heard: float
     parts: Mapping[int, BackupPart] = field(default_factory=dict)
     asked: Mapping[str, frozenset[int]] = field(default_factory=dict)
     unable: frozenset[str] = frozenset()
