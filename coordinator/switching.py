@@ -20,6 +20,7 @@ from dtfm.coordinator.state import (
     Gathering,
     PlanAsked,
     PlanChosen,
+    State,
     Stepping,
     Switching,
 )
@@ -186,6 +187,14 @@ def plan_failed(
     if turn.state.ledger.plan_failures >= ATTEMPTS:
         fail(turn, f"{ATTEMPTS} plans in a row could not start; the last because of {node}: {problem}")
     else:
+        if (
+            turn.state.ledger.plan_failures == ATTEMPTS - 1
+            and _stored_step(turn.state)
+            and turn.state.ledger.state_is_held
+        ):
+            _roll_back(
+                turn, "the nodes could not take up what they hold of the last step; the last attempt goes without it"
+            )
         regroup(turn, f"{node} could not take its part")
 
 
@@ -272,11 +281,14 @@ def _ask(turn: Turn, ready: frozenset[str], tickets: tuple[int, ...], thorough: 
     )
 
 
+def _stored_step(state: State) -> int:
+    """Step of the newest checkpoint or backup that can be gone back to; 0: there is none."""
+    return max(state.ledger.checkpoint_step, backup.restorable_step(state))
+
+
 def _roll_back(turn: Turn, reason: str) -> None:
-    ledger = turn.state.ledger
-    on_disks = backup.restorable_step(turn.state)
-    step = max(ledger.checkpoint_step, on_disks)
-    origin = "the nodes' own backup" if step == on_disks else "the checkpoint"
+    ledger, step = turn.state.ledger, _stored_step(turn.state)
+    origin = "the nodes' own backup" if step == backup.restorable_step(turn.state) else "the checkpoint"
     again = "from the start" if step == 0 else f"from {origin} of step {step}"
     sentence = f"{reason}; {ledger.step - step} steps are trained again {again}"
     turn.emit(ev.RolledBack(step, ledger.step, ledger.checkpoints.get(step, ""), sentence))

@@ -246,6 +246,15 @@ def test_a_plan_that_fails_after_a_crash_for_other_reasons_leaves_the_state_wher
     assert [list(donors.nodes) for donors in assignment.donors] == [["a"], ["a"], ["b"], ["b"]]
 
 
+def test_the_last_attempt_goes_without_what_nodes_hold_that_others_cannot_reach() -> None:
+    world = back_after_a_crash("a", "b")
+    for generation in (2, 3):
+        world.hear("a", plan_failed=wire.PlanFailed(generation=generation, problem="b cannot be reached"))
+    assert [(back.step, back.from_step) for back in world.events(ev.RolledBack)] == [(2, 3)]
+    assert world.last_to("a", "assignment").checkpoint == "memory://checkpoints/step-00000002"
+    assert world.events(ev.RunFailed) == []
+
+
 def test_what_one_node_lost_comes_from_who_still_has_it() -> None:
     world = back_after_a_crash("a", "b", "c")  # a and b hold the first stage
     world.hear("a", plan_failed=wire.PlanFailed(generation=2, problem="it is not here", lost=[0, 1]))
