@@ -17,6 +17,7 @@ from dtfm.coordinator.state import (
     PROBE_LEASES,
     SIGN_OF_LIFE_LEASES,
     TOGETHER_LEASES,
+    WORD_LEASES,
 )
 
 
@@ -27,6 +28,7 @@ class Timeout:
 
 
 LADDER = (
+    Timeout("for a copy of what only one node trains, before a commit", WORD_LEASES),
     Timeout("for a plan to be found while nothing trains", HASTE_LEASES),
     Timeout("between two looks at the clock", TOGETHER_LEASES / 2),
     Timeout("for newcomers to count as coming together", TOGETHER_LEASES),

@@ -53,7 +53,7 @@ def test_a_node_is_welcomed_with_the_run_and_its_heartbeat() -> None:
         (
             {"protocol_version": 7},
             wire.PROTOCOL_VERSION,
-            "version 7, this coordinator 3; update dtfm on the coordinator",
+            "version 7, this coordinator 4; update dtfm on the coordinator",
         ),
         ({"protocol_version": 0}, wire.PROTOCOL_VERSION, "update dtfm on the node"),
         ({"run": "other"}, wire.WRONG_RUN, "asks for run 'other', this coordinator has 'demo'"),
