@@ -97,6 +97,7 @@ class Trainer:
         self._adopting = 0
         self._waiting: Future[Any] | None = None  # for the event loop
         self._voted: int | None = None  # the step that this node is ready to commit
+        self._made_by = 0  # the generation of the commit that made what is held; 0: none did
         self._digest: Future[bytes] | None = None
         self._said = 0.0  # when a step was last told of
         self._background = ThreadPoolExecutor(1, "digest")
@@ -209,7 +210,7 @@ class Trainer:
             model = load_model(run.model, data.sample, self._allowed_modules)
             self._work = Work(run, model, data, identity)
             self._holding.replace(Held(0, {}))
-            self._voted = None
+            self._voted, self._made_by = None, 0
         work = self._work
         prepared = Prepared(
             workload=workload(work.model, run),
@@ -236,9 +237,11 @@ class Trainer:
         if plan.generation < self._newest:
             log.info("passed over generation %d: %d is here", plan.generation, self._newest)
             return
-        if self._holding.held.step != assignment.step:
+        last = assignment.last_commit
+        made_by = last.generation if last.step == assignment.step else 0
+        if (self._holding.held.step, self._made_by) != (assignment.step, made_by):
             self._holding.replace(Held(assignment.step, {}))  # of another past: its memory may be needed
-            self._earlier = None
+            self._earlier, self._made_by = None, made_by
         share = share_of(plan, self._node, train.evaluation_samples // train.micro_batch)
         copied: Mapping[int, Bucket] = {}
         if lacks_state(self._work.model, self._holding.held, assignment, self._node, share):
@@ -403,6 +406,7 @@ class Trainer:
 
     def _apply(self, engagement: Engagement, commit: Commit) -> None:
         self._voted = None  # should applying fail half-way, it must not be done again
+        self._made_by = commit.generation
         self._writer.state_changes()
         self._keeper.state_changes()
         with span(Activity.APPLY, commit.step):

@@ -22,7 +22,7 @@ from dtfm.node.holding import Holding
 from dtfm.node.inbox import Inbox
 from dtfm.node.outbox import Outbox
 from dtfm.node.trainer import Trainer
-from dtfm.protos.control_pb2 import Assignment, Device, NodeMessage, Peer
+from dtfm.protos.control_pb2 import Assignment, Begin, Commit, Device, NodeMessage, Peer
 from dtfm.protos.plan_pb2 import Plan
 from tests.cluster.runs import run_file, write_corpus
 from tests.node.in_process import even_plan
@@ -130,3 +130,24 @@ async def test_a_plan_that_comes_while_another_is_being_adopted_does_not_wait_fo
     node.adopt(even_plan(LAYERS, 1, 2, MICRO_BATCHES))  # n1 cannot be reached, which is known after a lease
     async with asyncio.timeout(LEASE / 2):
         assert (await node.reports.get()).plan_ready.generation == 2
+
+
+@pytest.mark.parametrize("generation", [1, 4])
+async def test_state_of_another_past_is_not_the_one_that_is_counted_on(node: Node, generation: int) -> None:
+    """A step that was trained again, under another generation, while this node was away."""
+    plan = even_plan(LAYERS, 1, 1, MICRO_BATCHES)
+    node.adopt(plan)
+    assert (await node.reports.get()).plan_ready.generation == 1
+    node.trainer.begin(Begin(generation=1, step=1))
+    assert (await node.reports.get()).step_ready.step == 1
+    node.trainer.conclude(Commit(generation=1, step=1, gradient_norm=1.0, pause=True))
+    assert (await node.reports.get()).applied.step == 1
+    plan.generation = 5
+    donors = [Assignment.Donors(nodes=["n0"])] * LAYERS
+    last = Commit(generation=generation, step=1, gradient_norm=1.0)
+    node.trainer.adopt(Assignment(plan=plan, step=1, donors=donors, last_commit=last), lambda _: None)
+    report = await node.reports.get()
+    if generation == 1:
+        assert report.plan_ready.generation == 5
+    else:
+        assert list(report.plan_failed.lost) == list(range(LAYERS))
