@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from dtfm.coordinator import events as ev
 from dtfm.coordinator.checks import check_kept, check_own, shorten
-from dtfm.coordinator.copying import GUARD_SHARE, rests_on_one
+from dtfm.coordinator.copying import GUARD_SHARE, donors_at_work, rests_on_one
 from dtfm.coordinator.state import Backing, Session, Standing, State
 from dtfm.coordinator.turn import Turn
 from dtfm.protos import control_pb2 as wire
@@ -107,6 +107,16 @@ def left(turn: Turn, node: str) -> None:
         writers = {other: layers for other, layers in backing.writers.items() if other != node}
         turn.set(backing=replace(backing, writers=writers, asked=asked))
         _advance(turn)
+
+
+def make_way(turn: Turn) -> None:
+    """Nothing is fetched any more from nodes of which others need the state itself: their links are wanted for that, and what
+    has come that way is safe too. What is on one disk stays on one."""
+    backing = turn.state.backing
+    if turn.state.stopped or backing is None or backing.writers or not backing.asked:
+        return
+    if donors_at_work(turn.state):
+        _whole(turn, backing, _holders(turn.state, backing.step, backing.parts))
 
 
 def give_up(turn: Turn, why: str) -> None:
@@ -250,10 +260,11 @@ def _state_bytes(state: State, layers: tuple[int, int]) -> float:
 
 def _fetchers(state: State, backing: Backing, single: Mapping[int, str]) -> Mapping[str, tuple[frozenset[int], float]]:
     """Who is to fetch which of the buckets that but one node has each (``single``), and in how many seconds, if nothing else
-    fills the links: all of that node's go to the one that will have them first, by its link and by what it fetches besides."""
+    fills the links: all of that node's go to the one that will have them first, by its link and by what it fetches besides.
+    Nobody fetches from `donors_at_work`."""
     fetchers: dict[str, tuple[frozenset[int], float]] = {}
     load: dict[str, float] = {}
-    for holder in sorted(set(single.values())):
+    for holder in sorted(set(single.values()) - donors_at_work(state)):
         buckets = frozenset(bucket for bucket, who in single.items() if who == holder)
         size = sum(backing.parts[bucket].size_bytes for bucket in buckets)
         row = state.ledger.links.get(holder, {})

@@ -8,7 +8,7 @@ from dataclasses import replace
 from dtfm.coordinator import events as ev
 from dtfm.coordinator.checks import shorten
 from dtfm.coordinator.ledger import Ledger
-from dtfm.coordinator.state import WORD_LEASES, Copying, Session, State, Stepping
+from dtfm.coordinator.state import WORD_LEASES, Copying, Session, State, Stepping, Switching
 from dtfm.coordinator.turn import Turn
 from dtfm.protos import control_pb2 as wire
 from dtfm.scheduler.plan import Plan, Stage
@@ -176,6 +176,20 @@ def wanted_copies(state: State) -> Mapping[str, Layers]:
             if redundancy[stage.layers] == 1 and (guard := _guard(state, plan, stage, wanted)):
                 wanted[guard] = stage.layers
     return wanted
+
+
+def donors_at_work(state: State) -> frozenset[str]:
+    """Nodes whose state others fetch for the plan that is about to begin, or copy without having caught up yet."""
+    plan, holders = state.ledger.plan, state.ledger.holders
+    copies = [_current(state, state.sessions[node]) for node in state.ready]
+    wanted = [copying.layers for copying in copies if copying is not None and not copying.near]
+    if isinstance(state.phase, Switching) and plan is not None:
+        wanted += [
+            stage.layers
+            for stage in plan.stages
+            if not all(set(who).issuperset(stage.replicas) for who in holders[slice(*stage.layers)])
+        ]
+    return frozenset(node for layers in wanted for who in holders[slice(*layers)] for node in who)
 
 
 def rests_on_one(state: State) -> bool:

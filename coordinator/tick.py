@@ -53,6 +53,7 @@ def tick(state: State, event: Input, now: float) -> tuple[State, Sequence[Comman
         case Planned() | ManifestDone() | TimePassed():
             pass
     stepping.conclude(turn)
+    backup.make_way(turn)
     departure.let_go(turn)
     return turn.state, turn.commands
 

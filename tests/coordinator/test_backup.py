@@ -12,7 +12,7 @@ from dtfm.coordinator import events as ev
 from dtfm.coordinator.backup import BACKUP_LEASES, TIMES, pause_after
 from dtfm.coordinator.copying import GUARD_SHARE
 from dtfm.coordinator.ledger import fold
-from dtfm.coordinator.state import ATTEMPTS, GRACE_LEASES, Stepping
+from dtfm.coordinator.state import ATTEMPTS, GRACE_LEASES, Stepping, Switching
 from dtfm.protos import control_pb2 as wire
 from dtfm.scheduler.plan import Plan, Route, Stage
 from tests.coordinator.script import BUCKETS, LAYERS, LEASE, World, fresh_state, links, prepared, training
@@ -132,6 +132,36 @@ def test_where_somebody_keeps_up_with_each_stage_no_backup_is_made() -> None:
         world.hear(node, prefetched=wire.Prefetched(number=number, problem="TOO_SLOW"))
     world.step()
     assert world.last_to("a", "commit").backup
+
+
+def test_nobody_fetches_what_is_being_copied_over_the_same_link() -> None:
+    world = training("a", "b", train={"steps": 50, "evaluate_every": 0}, checkpoint={"every": 0})
+    world.automatic_copying = False
+    world.now += 1
+    world.step()
+    assert world.last_to("a", "prefetch").number  # neighbours begin to copy each other
+    world.now += PAUSE
+    world.step()
+    assert world.last_to("a", "commit").backup
+    write(world)
+    assert [missing(world, node) for node in "ab"] == [{}, {}]
+    assert world.events(ev.BackupKept)[-1].holders == {"a": ((0, 2),), "b": ((2, 4),)}
+
+
+def test_what_a_plan_needs_of_state_is_not_fetched_beside_a_backup() -> None:
+    world = slow_world("a", "b")
+    world.step()
+    write(world)
+    later(world, 0.001)
+    began = world.now
+    world.join("c")
+    world.now = began
+    later(world, 0.001)  # no link carries a step's gradients in that time, so nobody copies in advance
+    assert missing(world, "b") == {0: ["a"], 1: ["a"]}
+    world.apply()
+    assert isinstance(world.state.phase, Switching)
+    assert [missing(world, node) for node in "ab"] == [{}, {}]
+    assert world.events(ev.BackupKept)[-1].holders == {"a": ((0, 2),), "b": ((2, 4),)}
 
 
 def test_backups_are_some_leases_apart_further_the_more_they_cost_and_take_but_a_share_of_the_time() -> None:
