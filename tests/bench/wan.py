@@ -23,8 +23,8 @@ sees all nodes and links alike, in an order drawn from a seed (blind.py).
 
 Yardsticks stand beside a way's time: what its plan was predicted to take when it was adopted; what the scheduler's simulation
 gives for this plan with devices as fast as they were in training, over the links as they are emulated; the busiest link's bytes
-over its rate and the busiest node's seconds of computing, below which no step can be; and the parts of a step, from the nodes'
-traces (explain.py).
+over its rate, the busiest node's seconds of computing, and the processor seconds of the whole machine over its cores, which all
+nodes share, below which no step can be; and the parts of a step, from the nodes' traces (explain.py).
 """
 
 from __future__ import annotations
@@ -53,6 +53,7 @@ from dtfm.scheduler.plan import Plan
 from dtfm.scheduler.problem import Problem, draft_of
 from dtfm.scheduler.simulate import simulate
 from dtfm.scheduler.workload import Workload
+from tests.bench.crowded import CORES
 from tests.bench.explain import explain
 from tests.bench.rows import Row, show
 from tests.cluster.launch import ROOT
@@ -143,9 +144,9 @@ def measure_ours(way: Way, network: Scaled, steps: int) -> Outcome:
         for name in network.cluster.ids:
             cluster.add(name, "--trace", f"{name}.json")
         cluster.wait_for("step_committed", where=lambda e: e["step"] == WARM_UP, timeout=PATIENCE_SECONDS)
-        before = wan.traffic()
+        before, processors = wan.traffic(), processor_seconds()
         cluster.wait_for("step_committed", where=lambda e: e["step"] == last, timeout=PATIENCE_SECONDS)
-        after = wan.traffic()
+        after, processors = wan.traffic(), processor_seconds() - processors
         committed = cluster.of("step_committed")[WARM_UP:]
         adopted = from_json(cluster.of("plan_adopted")[-1])
         described = from_json(cluster.of("run_described")[-1])
@@ -162,8 +163,15 @@ def measure_ours(way: Way, network: Scaled, steps: int) -> Outcome:
     computed = {node: statistics.median(e["compute_seconds"][node] for e in committed) for node in plan.nodes}
     beside = {} if way.shuffle is not None else {"predicted": adopted.predicted_seconds or math.inf}
     beside["simulated at the speeds seen"] = simulated(plan, workload, computed, network.cluster, ratio)
-    beside |= {"busiest link": busiest, "busiest node": max(computed.values()), **asdict(parts)}
+    beside |= {"busiest link": busiest, "busiest node": max(computed.values()), "all cores": processors / CORES / steps}
+    beside |= asdict(parts)
     return Outcome(statistics.median(e["seconds"] for e in committed), beside)
+
+
+def processor_seconds() -> float:
+    """Of everything that this machine did since it started."""
+    user, nice, system, _, _, *interrupts = map(int, Path("/proc/stat").read_text().split("\n")[0].split()[1:8])
+    return (user + nice + system + sum(interrupts)) / os.sysconf("SC_CLK_TCK")
 
 
 def simulated(plan: Plan, workload: Workload, computed: Mapping[str, float], cluster: Cluster, ratio: float) -> float:
