@@ -7,14 +7,19 @@ import numpy as np
 from dtfm.scheduler.memory import in_flight
 from dtfm.scheduler.problem import Draft, Ints, Problem
 
+SLACK = 2.0
+"""A micro-batch may be so many times as long on links as they take for it alone: it queues behind others there, and hosts are
+late. Emulated worldwide links about as busy as devices (tests/bench/wan.py, "auto") took the busiest node's waiting from a
+quarter of the step to a tenth."""
+
 
 def depths(problem: Problem, draft: Draft) -> Ints:
     """Of every stage's nodes, int64 [stages].
 
-    While a micro-batch is on its way to the last stage and back, a node goes on with as many others as it begins in that time,
-    when each begins its share evenly over the seconds that the busiest device computes; one more per stage that follows,
-    because nothing is that even. No more than there is memory for, but at least what memory.in_flight says, for which every
-    valid plan has room.
+    While a micro-batch is on its way to the last stage and back, SLACK on links included, a node goes on with as many others as
+    it begins in that time, when each begins its share evenly over the seconds that the busiest device computes; one more per
+    stage that follows, because devices are not that even either. No more than there is memory for, but at least what
+    memory.in_flight says, for which every valid plan has room.
     """
     stages, chains = len(draft.groups), draft.chains
     cuts = np.array(draft.cuts)
@@ -24,7 +29,7 @@ def depths(problem: Problem, draft: Draft) -> Ints:
     senders, receivers = chains[:, :-1], chains[:, 1:]
     for a, b in ((senders, receivers), (receivers, senders)):
         onward[:, :-1] += problem.latency[a, b] + problem.activation[cuts[1:-1] - 1] * problem.slowness[a, b]
-    round_trip = np.cumsum((compute + onward)[:, ::-1], axis=1)[:, ::-1]
+    round_trip = np.cumsum((compute + SLACK * onward)[:, ::-1], axis=1)[:, ::-1]
     busiest = max(float((compute * load).max()), 1e-12)
     wanted = np.ceil((round_trip * load).max(axis=0) / busiest - 1e-6) + np.arange(stages, 0, -1)
     rooms = np.array([problem.memory[list(group)].min() for group in draft.groups])

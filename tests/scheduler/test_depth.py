@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from dtfm.scheduler.cluster import Cluster, Node
-from dtfm.scheduler.depth import depths
+from dtfm.scheduler.depth import SLACK, depths
 from dtfm.scheduler.memory import KEPT_PER_OUTPUT_BYTE, in_flight
 from dtfm.scheduler.problem import Draft, Problem
 from dtfm.scheduler.schedule import schedule
@@ -32,14 +32,14 @@ def test_on_near_links_it_is_two_per_stage_from_this_one_on() -> None:
 
 def test_on_far_links_it_is_more_and_a_step_takes_hardly_longer() -> None:
     far = problem(latency=6.0)  # there and back is 4 micro-batches' time
-    assert depths(far, CHAIN).tolist() == [6 + 8, 4 + 4, 1]
+    assert depths(far, CHAIN).tolist() == [6 + SLACK * 8, 4 + SLACK * 4, 1]
     assert simulate(far, CHAIN) < simulate(problem(0.0), CHAIN) + 4 * 6.0 + 3 * 3.0
 
 
 def test_it_is_never_more_than_there_is_memory_for_nor_less_than_a_valid_plan_has_room_for() -> None:
     kept = KEPT_PER_OUTPUT_BYTE * ACTIVATION
     state = 4 * 500.0
-    assert depths(problem(6.0, memory=state + 9 * kept), CHAIN).tolist() == [9, 8, 1]
+    assert depths(problem(6.0, memory=state + 13 * kept), CHAIN).tolist() == [13, 12, 1]
     assert depths(problem(6.0, memory=state + kept), CHAIN).tolist() == [6, 4, 1]
 
 
@@ -50,4 +50,4 @@ def test_it_is_never_more_than_a_step_has_micro_batches() -> None:
 def test_a_plan_tells_its_nodes() -> None:
     far = problem(latency=6.0)
     plan = schedule(replace(far.cluster), WORKLOAD, stages=STAGES).plan
-    assert [stage.in_flight for stage in plan.stages] == [14, 8, 1]
+    assert [stage.in_flight for stage in plan.stages] == [6 + SLACK * 8, 4 + SLACK * 4, 1]
