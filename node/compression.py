@@ -16,6 +16,9 @@ from dtfm.protos.plan_pb2 import Run
 GENTLEST_FIRST = (Codec.OFF, Codec.RAW16, Codec.I8B256)
 """What "auto" chooses from; gradients are never taken under 8 bits unasked."""
 
+EXPOSED = 0.02
+"""So large a part of a step's computing a reduction may take beside what hides it: not worth losing bits for."""
+
 MARGIN = 1.25
 """A codec is left for another only where that is right by so much: measured bandwidths that lie less apart change nothing."""
 
@@ -114,11 +117,13 @@ def choose_codecs(
             for peer in peers
         }
 
-    # A member sends each of the others its share of their shard, and its own shard's sum.
+    # A member sends each of the others its share of their shard, and its own shard's sum; nothing is final before the last
+    # backward, so that is all it can hide under.
     sent = sum(2 * size * (len(groups[i].members) - 1) // len(groups[i].members) for i, size in bucket_elements.items())
     members = {m for group in groups.values() for m in group.members} - {share.node}
     slowest = min((bandwidth.get(member, float("inf")) for member in members), default=float("inf"))
-    step_seconds = micro_batch_seconds * len(share.micro_batches)
+    last_backward, all_computing = micro_batch_seconds * 2 / 3, micro_batch_seconds * len(share.micro_batches)
+    unnoticed = last_backward + EXPOSED * all_computing
     return Codecs(
         activations=for_peers(
             network.activations,
@@ -133,7 +138,7 @@ def choose_codecs(
             previous.gradients if previous else {},
         ),
         reduction=choose_codec(
-            network.reduction, sent, dtype, slowest, step_seconds, previous.reduction if previous else None
+            network.reduction, sent, dtype, slowest, unnoticed, previous.reduction if previous else None
         ),
         replicas=frozenset(members),
     )
