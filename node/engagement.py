@@ -21,7 +21,7 @@ from dtfm.node.mailbox import Closed, Mailbox
 from dtfm.node.optimizer import adamw, decayed_ranges, squared_norm
 from dtfm.node.outbox import Outbox, What
 from dtfm.node.pipeline import Compute, NonFinite, Outcome, Topic
-from dtfm.node.progress import Progress, room_ahead, room_beside
+from dtfm.node.progress import Progress, is_short, room_ahead, room_beside
 from dtfm.node.reduction import Final, Residuals, reduce_gradients, sending_order
 from dtfm.node.samples import evaluation_samples, training_samples
 from dtfm.node.share import Group, Share
@@ -54,6 +54,7 @@ class Engagement:
         self.stage = stage
         state = sum(bucket_bytes(b.spec, stage.dtype) + b.gradients.nbytes for b in stage.buckets.values())
         self._room = room_beside(state, hardware)
+        self._is_short = is_short(state, hardware)
         reduced = sum(bucket.gradients.nbytes for i, bucket in stage.buckets.items() if len(groups[i].members) > 1)
         self._keeps_unreduced = reduced <= self._room
         self.progress = progress or Progress(share.generation, applied + 1, self._room)
@@ -202,7 +203,7 @@ class Engagement:
         self._pipeline.forget(("train", step))
         self._pipeline.forget(("evaluate", step - 1))
         self._reduction.forget(step)
-        give_back()
+        give_back(now=self._is_short)
 
     def evaluate(self, step: int) -> tuple[float, int]:
         """(sum of losses, samples) over this node's held-out micro-batches. Raises Closed."""

@@ -29,6 +29,9 @@ SPARE_SHARE = 0.25
 AHEAD_SHARE = 0.125
 """So much of it may be taken by gradients of peers that are ahead, until this node's own are final too."""
 
+SHORT = 1.5
+"""Memory of so many times the state is little: what malloc keeps between pieces in use came to a tenth of the state."""
+
 LEAST_AHEAD_BYTES = 16 << 20
 """From each peer, however little memory there is: what keeps a link busy while a piece of it is summed."""
 
@@ -41,6 +44,11 @@ def room_beside(state_bytes: int, hardware: wire.Device) -> int:
     if hardware.kind != "cpu":
         return MOST_KEPT_BYTES
     return max(0, min(MOST_KEPT_BYTES, int(SPARE_SHARE * (hardware.memory_bytes - state_bytes))))
+
+
+def is_short(state_bytes: int, hardware: wire.Device) -> bool:
+    """Whether so little memory is left beside weights, gradients and moments of so many bytes that what is freed must go back."""
+    return hardware.kind == "cpu" and hardware.memory_bytes < SHORT * state_bytes
 
 
 def room_ahead(state_bytes: int, hardware: wire.Device, peers: int) -> int:

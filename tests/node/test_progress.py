@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from dtfm.node.progress import MOST_KEPT_BYTES, Progress, room_beside
+from dtfm.node.progress import MOST_KEPT_BYTES, Progress, is_short, room_beside
 from dtfm.node.share import Share, share_of
 from dtfm.protos.control_pb2 import Device
 from dtfm.protos.frame import Kind
@@ -75,6 +75,13 @@ def test_unreduced_gradients_are_copies_and_taking_them_gives_their_room_back() 
 )
 def test_a_quarter_of_what_the_state_leaves_free_on_a_cpu_may_be_kept(kind: str, free: int, room: int) -> None:
     assert room_beside(1000, Device(kind=kind, memory_bytes=1000 + free)) == room
+
+
+@pytest.mark.parametrize(("kind", "memory", "short"), [("cpu", 1499, True), ("cpu", 1500, False), ("cuda", 0, False)])
+def test_memory_is_short_where_the_state_leaves_less_than_half_its_size_on_a_cpu(
+    kind: str, memory: int, short: bool
+) -> None:
+    assert is_short(1000, Device(kind=kind, memory_bytes=memory)) is short
 
 
 def test_a_step_that_is_called_off_after_spoiling_keeps_nothing() -> None:
