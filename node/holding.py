@@ -45,7 +45,8 @@ class Follower:
         self._loop = loop
         self._to_send = deque(sorted(set(buckets)))
         self._waiting: dict[int, deque[Piece]] = {index: deque() for index in self._to_send}
-        self._waiting_bytes = 0
+        self._waiting_bytes = 0  # what is being sent included
+        self._counting = threading.Lock()
         self._newest = 0
         self._news = asyncio.Event()
         self.ended = ""
@@ -53,8 +54,14 @@ class Follower:
         self.has: set[int] = set()
         """Buckets whose state is on its way: what is done to them must follow. Guarded by the holding's lock."""
 
+    def count(self, change: int) -> None:
+        """So many bytes more will be put, or fewer are left to send. From any thread."""
+        with self._counting:
+            self._waiting_bytes = 0 if self.ended else self._waiting_bytes + change
+            tell_beside(Beside.UPDATES, self._waiting_bytes, self)
+
     def put(self, pieces: Sequence[Piece]) -> None:
-        """From any thread."""
+        """What was counted. From any thread."""
         self._loop.call_soon_threadsafe(self._put, pieces)
 
     def end(self, why: str) -> None:
@@ -73,11 +80,10 @@ class Follower:
             if ready:
                 index = served = min(ready, key=lambda i: (i <= served, i))  # in turn
                 header, data = self._waiting[index].popleft()
-                self._waiting_bytes -= len(data)
                 for frame in frames(replace(header, part=self._newest), data):
                     yield frame
                 data = memoryview(b"")
-                tell_beside(Beside.UPDATES, self._waiting_bytes, self)
+                self.count(-header.total)
             elif (piece := next(state, None)) is not None:
                 yield piece
             elif self._to_send:
@@ -106,8 +112,6 @@ class Follower:
         for header, data in pieces:
             self._newest = max(self._newest, header.part)
             self._waiting[header.index].append((header, data))
-            self._waiting_bytes += len(data)
-        tell_beside(Beside.UPDATES, self._waiting_bytes, self)
         behind = max(map(len, self._waiting.values()), default=0) / 2  # of a step both gradients and norm
         if behind > MAX_BEHIND or (behind > 2 and self._waiting_bytes > MOST_WAITING_BYTES):
             waits = f"{behind:.0f} steps with {self._waiting_bytes / 2**20:.0f} MiB wait"
@@ -118,7 +122,7 @@ class Follower:
         self.ended = self.ended or why
         for waiting in self._waiting.values():
             waiting.clear()  # nobody may ever read it
-        tell_beside(Beside.UPDATES, 0, self)
+        self.count(0)
         tell_beside(Beside.UPDATES, 0, (self, "state"))
         self._news.set()
 
@@ -152,10 +156,7 @@ class Holding:
             self._voting = generation
             followers = [follower for follower in self._followers if not follower.ended]
             for index in sorted({i for follower in followers for i in follower.has}):
-                update = self._update(index)
-                for follower in followers:
-                    if index in follower.has:
-                        follower.put([update])
+                self._give_update(index, [follower for follower in followers if index in follower.has])
 
     def retract(self) -> None:
         """The gradients are about to change."""
@@ -171,7 +172,8 @@ class Holding:
             self._held = Held(step, buckets)
             norm = memoryview(NORM.pack(gradient_norm))
             for follower in self._followers:
-                headers = (_header(Kind.COMMITTED, 0, step, index, step, len(norm)) for index in sorted(follower.has))
+                headers = [_header(Kind.COMMITTED, 0, step, index, step, len(norm)) for index in sorted(follower.has)]
+                follower.count(len(headers) * len(norm))
                 follower.put([(header, norm) for header in headers])
 
     def follow(self, buckets: Collection[int], loop: asyncio.AbstractEventLoop) -> Follower:
@@ -194,7 +196,7 @@ class Holding:
             state = self._copy(bucket, 0, 0)
             follower.has.add(bucket)
             if self._voting:
-                follower.put([self._update(bucket)])
+                self._give_update(bucket, [follower])
             return state
 
     def donate(self, request: StateRequest) -> Piece:
@@ -218,10 +220,14 @@ class Holding:
         step = self._held.step
         return _header(Kind.STATE, generation, step, bucket, step, len(state)), memoryview(state)
 
-    def _update(self, bucket: int) -> Piece:
-        gradients = self._held.buckets[bucket].gradients.detach().cpu().view(torch.uint8).numpy()
-        data = memoryview(bytes(gradients.data))
-        return _header(Kind.UPDATE, self._voting, self._held.step + 1, bucket, self._held.step, len(data)), data
+    def _give_update(self, bucket: int, followers: Sequence[Follower]) -> None:
+        gradients = self._held.buckets[bucket].gradients
+        for follower in followers:
+            follower.count(gradients.nbytes)
+        data = memoryview(bytes(gradients.detach().cpu().view(torch.uint8).numpy().data))
+        header = _header(Kind.UPDATE, self._voting, self._held.step + 1, bucket, self._held.step, len(data))
+        for follower in followers:
+            follower.put([(header, data)])
 
 
 def _header(kind: Kind, generation: int, step: int, bucket: int, newest: int, size: int) -> Header:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import weakref
 from collections.abc import AsyncIterator, Sequence
-from typing import Any
 
 import numpy as np
 import pytest
@@ -20,7 +20,7 @@ from dtfm.node.peer_server import PeerServer
 from dtfm.node.recovery import fetch_states
 from dtfm.node.trace import Beside
 from dtfm.protos.control_pb2 import Commit, Peer
-from dtfm.protos.frame import parse
+from dtfm.protos.frame import Kind, parse
 from dtfm.protos.plan_pb2 import Run
 from tests.node.allocated import most_allocated
 from tests.protos.members import member
@@ -321,17 +321,42 @@ async def test_of_a_follower_that_has_gone_nothing_is_kept_though_a_step_was_on_
     assert not trace._beside[Beside.UPDATES]
 
 
+async def test_a_step_counts_as_on_its_way_from_before_it_is_copied_until_all_of_it_is_sent(
+    donors: list[Donor],
+) -> None:
+    follower = donors[0].holding.follow([0], asyncio.get_running_loop())
+    sent = follower.frames()
+    whole = False
+    while not whole:
+        header, payload = parse(await anext(sent))
+        whole = header.offset + len(payload) == header.total
+    on_its_way = trace._beside[Beside.UPDATES]
+    gradients = donors[0].buckets[0].gradients.nbytes
+    donors[0].train(commit=False)
+    assert on_its_way[follower] == gradients, "though this loop has not yet heard of it"
+    left = gradients
+    while left:
+        left -= len(parse(await anext(sent))[1])
+        assert on_its_way[follower] == gradients
+    donors[0].commit()
+    assert parse(await anext(sent))[0].kind is Kind.COMMITTED
+    assert on_its_way[follower] == NORM.size
+    follower.close()
+
+
 async def test_the_copy_of_one_bucket_is_let_go_of_before_the_next_is_copied(
     donors: list[Donor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    source = donors[0].holding
-    begin, copies, alive = source.begin, list[weakref.ref[Any]](), list[int]()
+    source, copied = donors[0].holding, list[threading.Event]()
+    begin = source.begin
 
     def watched(follower: Follower, bucket: int) -> Piece:
-        alive.append(sum(copy() is not None for copy in copies))
+        # The thread that made the one before lets go of it only after whoever waited for it goes on.
+        assert all(gone.wait(10) for gone in copied)
         header, data = begin(follower, bucket)
-        copy = np.frombuffer(data, np.uint8).copy()
-        copies.append(weakref.ref(copy))
+        copy, gone = np.frombuffer(data, np.uint8).copy(), threading.Event()
+        weakref.finalize(copy, gone.set)
+        copied.append(gone)
         return header, copy.data
 
     monkeypatch.setattr(source, "begin", watched)
@@ -340,7 +365,7 @@ async def test_the_copy_of_one_bucket_is_let_go_of_before_the_next_is_copied(
         if parse(frame)[0].index == 1:
             break
         await asyncio.sleep(0)  # as writing it does
-    assert alive == [0, 0]
+    assert len(copied) == 2
     follower.close()
 
 
