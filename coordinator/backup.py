@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from dtfm.coordinator import events as ev
 from dtfm.coordinator.checks import check_kept, check_own, shorten
-from dtfm.coordinator.copying import GUARD_SHARE, donors_at_work, rests_on_one
+from dtfm.coordinator.copying import donors_at_work, rests_on_one
 from dtfm.coordinator.state import Backing, Session, Standing, State
 from dtfm.coordinator.turn import Turn
 from dtfm.protos import control_pb2 as wire
@@ -23,6 +23,9 @@ BACKUP_LEASES = 6
 
 LOSS_LEASES = 360
 """Once in so many leases a stage is taken to be lost that rests on one node: an hour, where the lease is ten seconds."""
+
+BACKUP_SHARE = 0.2
+"""Of the time: so much backups may take, and of links what they need in it."""
 
 TIMES = 10
 """Nodes have so many times as long as it should take, and at least so many leases, to write a backup, and then to fetch."""
@@ -209,7 +212,7 @@ def _whole(turn: Turn, backing: Backing, holders: Holders) -> None:
 
 
 def _over(turn: Turn, backing: Backing) -> None:
-    """The next one begins when this one has paid, and taken but GUARD_SHARE of the time in between. To wait for somebody in vain
+    """The next one begins when this one has paid, and taken but BACKUP_SHARE of the time in between. To wait for somebody in vain
     costs nothing."""
     cost = backing.heard - backing.since
     turn.set(backing=None, next_backup=turn.now + pause_after(cost, turn.state.lease) - cost)
@@ -221,7 +224,7 @@ def pause_after(seconds: float, lease: float) -> float:
     checkpoint interval", 1974) the square root of twice its cost times the time between losses. So a disk that a backup fills
     for long is not written to all the time."""
     worth = math.sqrt(2 * seconds * LOSS_LEASES * lease)
-    return max(BACKUP_LEASES * lease, worth, seconds / GUARD_SHARE)
+    return max(BACKUP_LEASES * lease, worth, seconds / BACKUP_SHARE)
 
 
 def _tidy(turn: Turn) -> None:

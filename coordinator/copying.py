@@ -15,15 +15,13 @@ from dtfm.scheduler.plan import Plan, Stage
 
 Layers = tuple[int, int]
 
-GUARD_SHARE = 0.2
-"""Of a link's capacity: so much may go into copying a neighbour's state beside training."""
-
 FOLLOW_SHARE = 0.5
 """Of the links from a state's donors: where its steps alone would take more, it is quicker to pause for the state."""
 
 WORD_SHARE = 0.1
 """Of a step's time, if that is more than WORD_LEASES: so long a commit may wait for the word of a copy. A run shall not lose
-more than a tenth of its speed to that, unless its steps are very short; for who takes longer, backups do instead."""
+more than a tenth of its speed to that, unless its steps are very short; for who takes longer, backups do instead. So long the
+gradients of a step may take to a neighbour, or it would be asked for copies that are late, and share the link for nothing."""
 
 MOST_SPARES = 2
 """Of one stage: each takes a part of its replicas' uplinks."""
@@ -225,13 +223,13 @@ def _in_time(turn: Turn, copying: Copying) -> bool:
 
 def _guard(state: State, plan: Plan, stage: Stage, busy: Container[str]) -> str:
     """The neighbour that copies the state of ``stage`` beside its own work: the one to which its only replica has the fastest
-    link, if that carries a step's gradients in GUARD_SHARE of a step, and half its memory is enough; empty: there is none."""
+    link, if that carries a step's gradients in WORD_SHARE of a step, and half its memory is enough; empty: there is none."""
     ledger = state.ledger
     if ledger.step_seconds is None or ledger.described is None:
         return ""
     (holder,) = stage.replicas
     size = sum(layer.parameter_bytes for layer in ledger.described.workload.layers[slice(*stage.layers)])
-    least = size / (GUARD_SHARE * max(ledger.step_seconds, 1e-3))
+    least = size / (WORD_SHARE * max(ledger.step_seconds, 1e-3))
     candidates = []
     for other in plan.stages:
         for node in other.replicas:

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from dtfm.coordinator import events as ev
-from dtfm.coordinator.backup import BACKUP_LEASES, TIMES, pause_after
-from dtfm.coordinator.copying import GUARD_SHARE
+from dtfm.coordinator.backup import BACKUP_LEASES, BACKUP_SHARE, TIMES, pause_after
 from dtfm.coordinator.ledger import fold
 from dtfm.coordinator.state import ATTEMPTS, GRACE_LEASES, Stepping, Switching
 from dtfm.protos import control_pb2 as wire
@@ -167,7 +166,7 @@ def test_what_a_plan_needs_of_state_is_not_fetched_beside_a_backup() -> None:
 def test_backups_are_some_leases_apart_further_the_more_they_cost_and_take_but_a_share_of_the_time() -> None:
     assert pause_after(0.5, 10) == pytest.approx(60)
     assert pause_after(50, 10) == pytest.approx(600)
-    assert pause_after(5000, 10) == pytest.approx(5000 / GUARD_SHARE)
+    assert pause_after(5000, 10) == pytest.approx(5000 / BACKUP_SHARE)
 
 
 def test_a_backup_that_took_long_is_not_followed_at_once() -> None:

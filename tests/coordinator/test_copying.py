@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from dtfm.coordinator import events as ev
+from dtfm.coordinator.copying import WORD_SHARE
 from dtfm.coordinator.ledger import fold
 from dtfm.coordinator.state import TOGETHER_LEASES, Stepping, Switching
 from dtfm.coordinator.turn import TimePassed
@@ -231,11 +232,12 @@ def test_a_copy_that_the_next_plan_has_no_use_for_ends_though_its_node_takes_par
     assert world.state.sessions["a"].copying is None
 
 
-def test_a_link_that_copying_would_fill_is_spared_it() -> None:
+@pytest.mark.parametrize(("factor", "copied"), [(0.95, False), (1.05, True)])
+def test_a_neighbour_is_spared_copies_that_no_commit_would_wait_for(factor: float, copied: bool) -> None:
     world = training("a", "b", train={"steps": 20, "evaluate_every": 0}, checkpoint={"every": 0})
-    world.now += 0.01  # 2 MiB of gradients a step of 10 ms, over 1 GB/s: a fifth of the link
+    world.now += factor * 2 * 2**20 / 1e9 / WORD_SHARE  # 2 MiB of gradients a step, over 1 GB/s
     world.step()
-    assert "prefetch" not in world.kinds_to("a")
+    assert ("prefetch" in world.kinds_to("a")) is copied
 
 
 def test_the_rest_of_an_interrupted_step_does_not_tell_how_long_steps_take() -> None:
