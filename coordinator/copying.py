@@ -88,8 +88,7 @@ def secured(state: State) -> bool:
     """Whether what the step in hand, voted for, will make of each stage is with somebody who is here."""
     plan, ready = state.ledger.plan, set(state.ready)
     assert plan is not None
-    copies = [_current(state, state.sessions[node]) for node in ready]
-    having = {copying.layers for copying in copies if copying is not None and _has_next(state, copying)}
+    having = {copying.layers for copying in _copied(state).values() if _has_next(state, copying)}
     return all(stage.layers in having or not ready.isdisjoint(stage.replicas) for stage in plan.stages)
 
 
@@ -179,8 +178,7 @@ def wanted_copies(state: State) -> Mapping[str, Layers]:
 def donors_at_work(state: State) -> frozenset[str]:
     """Nodes whose state others fetch for the plan that is about to begin, or copy without having caught up yet."""
     plan, holders = state.ledger.plan, state.ledger.holders
-    copies = [_current(state, state.sessions[node]) for node in state.ready]
-    wanted = [copying.layers for copying in copies if copying is not None and not copying.near]
+    wanted = [copying.layers for copying in _copied(state).values() if not copying.near]
     if isinstance(state.phase, Switching) and plan is not None:
         wanted += [
             stage.layers
@@ -201,9 +199,8 @@ def rests_on_one(state: State) -> bool:
 def _kept_up(state: State) -> Mapping[Layers, Mapping[str, Copying]]:
     """The copies that are kept up, by what they are of and by node."""
     copies: dict[Layers, dict[str, Copying]] = {}
-    for node in state.ready:
-        copying = _current(state, state.sessions[node])
-        if copying is not None and copying.near and not copying.ended and not copying.late:
+    for node, copying in _copied(state).items():
+        if copying.near and not copying.ended and not copying.late:
             copies.setdefault(copying.layers, {})[node] = copying
     return copies
 
@@ -283,6 +280,12 @@ def _can_follow(state: State, node: str, layers: Layers) -> bool:
         if known and size > FOLLOW_SHARE * ledger.step_seconds * sum(known):
             return False
     return True
+
+
+def _copied(state: State) -> Mapping[str, Copying]:
+    """What nodes copy, by node."""
+    copies = {node: _current(state, state.sessions[node]) for node in state.ready}
+    return {node: copying for node, copying in copies.items() if copying is not None}
 
 
 def _current(state: State, session: Session) -> Copying | None:
