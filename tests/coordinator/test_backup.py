@@ -1,79 +1,18 @@
-"""Backups on the nodes' own disks: when they are made, of what another node fetches a copy, and what is gone back to."""
+"""Backups on the nodes' own disks: when they are made, and of what another node fetches a copy."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
 from dtfm.coordinator import events as ev
-from dtfm.coordinator.backup import BACKUP_LEASES, BACKUP_SHARE, TIMES, pause_after
-from dtfm.coordinator.ledger import fold
-from dtfm.coordinator.state import ATTEMPTS, GRACE_LEASES, Stepping, Switching
+from dtfm.coordinator.backup import BACKUP_SHARE, TIMES, pause_after
+from dtfm.coordinator.state import Switching
 from dtfm.protos import control_pb2 as wire
-from dtfm.scheduler.plan import Plan, Route, Stage
-from tests.coordinator.script import BUCKETS, LAYERS, LEASE, World, fresh_state, links, prepared, training
-
-PAUSE = BACKUP_LEASES * LEASE
-SIZE = 100
-DIGESTS = [bytes([bucket]) * 32 for bucket in range(BUCKETS)]
-
-
-def parts(buckets: Collection[int]) -> list[wire.Part]:
-    return [wire.Part(bucket=bucket, size_bytes=SIZE, digest=DIGESTS[bucket]) for bucket in buckets]
-
-
-def keep(world: World, node: str, step: int, buckets: Collection[int], problem: str = "") -> None:
-    """The node says what it has written, or fetched."""
-    world.hear(node, kept=wire.Kept(step=step, parts=parts(buckets), problem=problem))
-
-
-def write(world: World, *nodes: str) -> None:
-    """Each of the nodes, or of the plan's, has written what it trains as of the last commit."""
-    plan = world.plan_in_force
-    for node in nodes or plan.nodes:
-        stage = plan.stage_of(node)
-        assert stage is not None
-        keep(world, node, world.state.ledger.step, range(*plan.stages[stage].layers))
-
-
-def missing(world: World, node: str) -> dict[int, list[str]]:
-    """What the node was last asked to fetch, and from whom."""
-    return {part.bucket: list(part.nodes) for part in world.last_to(node, "keep").missing}
-
-
-def slow_world(*nodes: str, **changes: Any) -> World:
-    """Nodes that train, over links that no copy could keep up with, past the time when a backup is due."""
-    changes = {"train": {"steps": 50, "evaluate_every": 0}, "checkpoint": {"every": 0}, **changes}
-    world = training(*nodes, **changes)
-    world.automatic_copying = False
-    world.now += 0.001
-    world.step()
-    world.now += PAUSE
-    return world
-
-
-def backed_up(*nodes: str, **changes: Any) -> World:
-    """a and b train one half each, and have each other's on disk too, as of step 3; they are at step 5."""
-    world = slow_world(*(nodes or ("a", "b")), **changes)
-    world.now -= 0.002
-    world.step()
-    world.now += 0.002
-    world.step()
-    write(world)
-    keep(world, "a", 3, [2, 3])
-    keep(world, "b", 3, [0, 1])
-    for _ in range(2):
-        world.step()
-    return world
-
-
-def alone(world: World, node: str) -> None:
-    """From now on a plan is made of this node alone."""
-    world.planner = lambda ids: Plan(0, (Stage((0, LAYERS), (node,)),), (Route((node,), 4),))
-    world.state = replace(world.state, run=fresh_state(cluster={"nodes": 1, "stages": "auto"}).run)
+from dtfm.scheduler.plan import Route, Stage
+from tests.coordinator.backups import DIGESTS, PAUSE, SIZE, backed_up, keep, later, missing, parts, slow_world, write
+from tests.coordinator.script import BUCKETS, LAYERS, LEASE, World, prepared, training
 
 
 def test_what_rests_on_one_node_is_written_to_disks_and_fetched_by_another() -> None:
@@ -185,12 +124,6 @@ def test_a_backup_that_took_long_is_not_followed_at_once() -> None:
     world.now += 1
     world.step()
     assert world.last_to("a", "commit").backup
-
-
-def later(world: World, seconds: float) -> None:
-    """After so many seconds, a step."""
-    world.now += seconds
-    world.step()
 
 
 def test_a_writer_that_never_answers_does_not_hold_up_the_next_backup() -> None:
@@ -332,134 +265,6 @@ def test_a_replica_with_another_file_does_not_count() -> None:
     world.hear("b", kept=wire.Kept(step=2, parts=other))
     asked = {node: missing(world, node) for node in "abc" if "keep" in world.kinds_to(node)}
     assert sorted(bucket for buckets in asked.values() for bucket in buckets) == [0, 1, 2, 3]
-
-
-def test_a_lost_stage_goes_back_to_the_backup_and_the_log_says_how_far() -> None:
-    world = backed_up()
-    alone(world, "b")
-    world.lose("a")
-    rolled = world.events(ev.RolledBack)[-1]
-    assert (rolled.step, rolled.from_step, rolled.folder) == (3, 5, "")
-    assert rolled.reason.endswith("2 steps are trained again from the nodes' own backup of step 3")
-    assignment = world.last_to("b", "assignment")
-    assert (assignment.step, assignment.checkpoint) == (3, "")
-    assert {part.bucket: (part.digest, list(part.nodes)) for part in assignment.backup} == {
-        bucket: (DIGESTS[bucket], ["b"]) for bucket in range(BUCKETS)
-    }
-    assert not any(donors.nodes for donors in assignment.donors)
-    world.settle()
-    assert isinstance(world.state.phase, Stepping)
-    assert world.state.phase.step == 4
-    assert world.refolded() == world.state.ledger
-
-
-def test_a_newer_checkpoint_is_gone_back_to_instead() -> None:
-    world = backed_up(checkpoint={"every": 5})
-    world.save()
-    world.step()
-    alone(world, "b")
-    world.lose("a")
-    assert world.events(ev.RolledBack)[-1].step == 5
-    assert world.last_to("b", "assignment").checkpoint
-    assert list(world.last_to("b", "assignment").backup) == []
-
-
-def test_a_backup_of_which_a_part_is_on_no_disk_any_more_is_passed_over() -> None:
-    world = slow_world("a", "b")
-    world.step()
-    write(world)
-    for node in "ab":
-        keep(world, node, 2, [], problem="OSError: the disk is full")
-    world.step()
-    alone(world, "b")
-    world.lose("a")
-    assert world.events(ev.RolledBack)[-1].step == 0
-
-
-def test_a_node_that_comes_back_with_its_disk_counts_again() -> None:
-    world = slow_world("a", "b")
-    world.step()
-    write(world)
-    for node in "ab":
-        keep(world, node, 2, [], problem="OSError: the disk is full")
-    world.step()
-    world.lose("a")
-    assert world.events(ev.RolledBack) == []  # two are needed
-    world.greet("a", incarnation=2)
-    claims = [
-        wire.Kept(step=step, parts=[wire.Part(bucket=bucket, size_bytes=SIZE) for bucket in (0, 1)]) for step in (1, 2)
-    ]
-    world.hear("a", prepared(kept=claims))
-    assert world.last_to("a", "keep") == wire.Keep(whole=2)
-    world.hear("a", links("a", ["b"]))
-    world.wait(LEASE / 2, beating="ab")
-    assert world.events(ev.RolledBack)[-1].step == 2
-    assert [list(part.nodes) for part in world.last_to("a", "assignment").backup] == [["a"], ["a"], ["b"], ["b"]]
-
-
-def test_a_coordinator_that_was_restarted_hears_from_the_nodes_what_they_have() -> None:
-    old = backed_up()
-    resumed = ev.RunResumed("why", dict(old.start.run))
-    ledger = old.refolded()
-    ledger = replace(ledger, members={}, links={}, plan=None, run=resumed.run)
-    world = World(replace(fresh_state(ledger), run=old.state.run))
-    for node in "ab":
-        world.greet(node, incarnation=7)  # new processes: all memory is gone
-        world.hear(node, prepared(kept=[wire.Kept(step=3, parts=[wire.Part(bucket=b) for b in range(BUCKETS)])]))
-    world.hear("b", links("b", ["a"]))
-    assert world.events(ev.RolledBack)[-1].step == 3
-    assert [list(part.nodes) for part in world.last_to("a", "assignment").backup] == [["a", "b"]] * BUCKETS
-
-
-def fail_plan(world: World, *, backup: bool) -> None:
-    failed = wire.PlanFailed(generation=world.state.ledger.generation, problem="scripted", backup=backup)
-    world.hear("b", plan_failed=failed)
-
-
-def test_a_plan_that_fails_for_other_reasons_leaves_the_backup_alone() -> None:
-    world = backed_up()
-    alone(world, "b")
-    world.lose("a")
-    fail_plan(world, backup=False)
-    fail_plan(world, backup=False)
-    assert world.last_to("b", "assignment").step == 3
-
-
-def test_a_run_that_failed_as_no_holder_could_be_reached_still_has_its_backup() -> None:
-    world = backed_up()
-    alone(world, "b")
-    world.lose("a")
-    for _ in range(ATTEMPTS):
-        fail_plan(world, backup=False)
-    assert world.exit_code == 1
-    assert world.last_to("b", "keep").whole == 3
-    assert fold([ev.RunResumed("why", dict(world.start.run))], world.refolded()).backup is not None
-
-
-def test_a_backup_that_is_damaged_twice_is_not_tried_a_third_time() -> None:
-    world = backed_up()
-    alone(world, "b")
-    world.lose("a")
-    fail_plan(world, backup=True)
-    assert world.last_to("b", "assignment").step == 3
-    fail_plan(world, backup=True)
-    assert world.last_to("b", "assignment").step == 0
-    assert [rolled.step for rolled in world.events(ev.RolledBack)] == [3, 0]
-    assert world.refolded() == world.state.ledger
-
-
-def test_going_back_behind_a_backup_forgets_it() -> None:
-    world = backed_up()
-    world.now += PAUSE
-    world.step()
-    assert world.state.backing is not None
-    world.lose("a")
-    world.lose("b")
-    world.join("c", "d")
-    world.wait(GRACE_LEASES * LEASE, beating="cd")
-    world.settle()
-    assert world.events(ev.RolledBack)[-1].step == 0
-    assert [world.state.backing, world.state.ledger.backup] == [None, None]
 
 
 @pytest.mark.parametrize(

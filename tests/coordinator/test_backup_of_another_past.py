@@ -10,8 +10,8 @@ from dtfm.coordinator import events as ev
 from dtfm.coordinator.backup import backup_parts, restorable_step
 from dtfm.coordinator.state import GRACE_LEASES
 from dtfm.protos import control_pb2 as wire
+from tests.coordinator.backups import PAUSE, SIZE, alone, backed_up, keep, later, write
 from tests.coordinator.script import BUCKETS, LEASE, World, prepared
-from tests.coordinator.test_backup import PAUSE, SIZE, alone, backed_up, keep, later, write
 
 OTHER_DIGESTS = [bytes([bucket]) * 31 + b"x" for bucket in range(BUCKETS)]
 

@@ -9,8 +9,8 @@ from dtfm.coordinator.ledger import fold
 from dtfm.coordinator.state import GRACE_LEASES, Gathering, Switching
 from dtfm.protos import control_pb2 as wire
 from dtfm.scheduler.plan import Plan, Route, Stage
+from tests.coordinator.backups import PAUSE, SIZE, keep, missing, write
 from tests.coordinator.script import LEASE, World, fresh_state, links, prepared, two_stages
-from tests.coordinator.test_backup import PAUSE, SIZE, keep, missing, write
 
 SECONDS = 4.0
 """Of a step."""
