@@ -9,8 +9,8 @@ from dtfm.scheduler.problem import Draft, Ints, Problem
 
 SLACK = 2.0
 """A micro-batch may be so many times as long on links as they take for it alone: it queues behind others there, and hosts are
-late. Emulated worldwide links about as busy as devices (tests/bench/wan.py, "auto") took the busiest node's waiting from a
-quarter of the step to a tenth."""
+late. On emulated worldwide links, about as busy as devices, that took the busiest node's waiting from a quarter of a step to a
+tenth."""
 
 
 def depths(problem: Problem, draft: Draft) -> Ints:

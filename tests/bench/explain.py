@@ -2,7 +2,8 @@
 
 The busiest node's time is divided: until its first micro-batch came (filling), what it computed, what it waited for in
 between, and, once it was through, how long others had backward left (draining), gradients were still exchanged (reducing), the
-coordinator took with the votes (committing), and nodes updated weights (applying).
+coordinator took with the votes (committing), and nodes updated weights (applying). And a link's: until its first message was
+there, from then to its last one (what of that its bytes do not take it was idle, or slower than its rate), and after that.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import TypeVar
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +24,7 @@ class Span:
     step: int
     began: float
     ended: float
+    track: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,17 +40,32 @@ class Parts:
     applying: float
 
 
+@dataclass(frozen=True, slots=True)
+class LinkParts:
+    """Of one step, in seconds."""
+
+    before: float
+    arriving: float
+    after: float
+
+
+P = TypeVar("P", Parts, LinkParts)
+
+
 def read_trace(path: Path) -> list[Span]:
     """What ``dtfm-node join --trace`` wrote, also of a node that was killed: a last line that is cut off is left out."""
     spans = []
+    tracks: dict[int, str] = {}
     for line in path.read_text().splitlines():
         try:
             event = json.loads(line.strip().strip("[],"))
         except ValueError:
             continue
+        if event["ph"] == "M" and event["name"] == "thread_name":
+            tracks[event["tid"]] = event["args"]["name"]
         if event["ph"] == "X":
-            began = event["ts"] / 1e6
-            spans.append(Span(event["cat"], event["args"]["step"], began, began + event["dur"] / 1e6))
+            began, track = event["ts"] / 1e6, tracks.get(event.get("tid"), "")
+            spans.append(Span(event["cat"], event["args"]["step"], began, began + event["dur"] / 1e6, track))
     return spans
 
 
@@ -78,8 +96,25 @@ def parts_of(step: int, nodes: Mapping[str, Sequence[Span]]) -> Parts:
     )
 
 
-def explain(folder: Path, steps: Sequence[int]) -> Parts:
-    """Of each part the median over ``steps``, from the traces (NODE.json) in ``folder``. Nodes without a part have none."""
-    nodes = {path.stem: spans for path in sorted(folder.glob("*.json")) if (spans := read_trace(path))}
-    parts = [parts_of(step, nodes) for step in steps]
-    return Parts(*(statistics.median(getattr(each, field.name) for each in parts) for field in fields(Parts)))
+def link_parts_of(step: int, nodes: Mapping[str, Sequence[Span]], link: tuple[str, str]) -> LinkParts:
+    """The parts of ``step``, from the first node's having applied the one before to the first one's having applied it."""
+    began, ended = (
+        min(s.ended for spans in nodes.values() for s in spans if (s.activity, s.step) == ("apply", which))
+        for which in (step - 1, step)
+    )
+    source, destination = link
+    arrivals = [
+        s.ended for s in nodes[destination] if (s.activity, s.step, s.track) == ("receive", step, f"from {source}")
+    ]
+    first, last = min(arrivals), max(arrivals)
+    return LinkParts(before=first - began, arriving=last - first, after=ended - last)
+
+
+def read_traces(folder: Path) -> Mapping[str, Sequence[Span]]:
+    """Of the nodes whose traces (NODE.json) are in ``folder``, but those without a part."""
+    return {path.stem: spans for path in sorted(folder.glob("*.json")) if (spans := read_trace(path))}
+
+
+def medians(parts: Sequence[P]) -> P:
+    """Of each part the median over steps."""
+    return type(parts[0])(*(statistics.median(getattr(p, field.name) for p in parts) for field in fields(parts[0])))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.bench.explain import Parts, Span, parts_of, read_trace
+from tests.bench.explain import LinkParts, Parts, Span, link_parts_of, medians, parts_of, read_trace
 
 STEP = 2
 NODES = {
@@ -35,11 +35,30 @@ def test_they_follow_the_busiest_node_and_then_whoever_is_last() -> None:
     assert sum(astuple(parts)) == pytest.approx(6.7 - 1.0)
 
 
+def test_a_links_parts_follow_its_messages_from_the_first_to_the_last() -> None:
+    arrivals = [
+        Span("receive", 1, 0.7, 0.75, "from idler"),
+        Span("receive", STEP, 1.4, 1.5, "from idler"),
+        Span("receive", STEP, 3.0, 4.5, "from idler"),
+        Span("receive", STEP, 6.0, 6.2, "from other"),
+    ]
+    parts = link_parts_of(STEP, {**NODES, "busy": [*NODES["busy"], *arrivals]}, ("idler", "busy"))
+    assert astuple(parts) == pytest.approx((0.5, 3.0, 2.2))
+    assert sum(astuple(parts)) == pytest.approx(sum(astuple(parts_of(STEP, NODES))))
+
+
+def test_of_several_steps_each_part_is_the_median() -> None:
+    steps = [LinkParts(1, 20, 5), LinkParts(2, 10, 6), LinkParts(9, 30, 4)]
+    assert medians(steps) == LinkParts(2, 20, 5)
+
+
 def test_a_trace_that_was_cut_off_is_read_up_to_there(tmp_path: Path) -> None:
     path = tmp_path / "n0.json"
     path.write_text(
         '[{"ph": "M", "name": "process_name", "pid": "n0", "args": {"name": "n0"}},\n'
-        '{"ph": "X", "name": "vote 0", "cat": "vote", "ts": 2000000.0, "dur": 500000.0, "args": {"step": 3, "index": 0}},\n'
+        '{"ph": "M", "name": "thread_name", "pid": "n0", "tid": 4, "args": {"name": "trainer"}},\n'
+        '{"ph": "X", "name": "vote 0", "cat": "vote", "tid": 4, "ts": 2000000.0, "dur": 500000.0, '
+        '"args": {"step": 3, "index": 0}},\n'
         '{"ph": "X", "na'
     )
-    assert read_trace(path) == [Span("vote", 3, 2.0, 2.5)]
+    assert read_trace(path) == [Span("vote", 3, 2.0, 2.5, "trainer")]

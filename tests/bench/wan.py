@@ -25,7 +25,8 @@ sees all nodes and links alike, in an order drawn from a seed (blind.py).
 Yardsticks stand beside a way's time: what its plan was predicted to take when it was adopted; what the scheduler's simulation
 gives for this plan with devices as fast as they were in training, over the links as they are emulated; the busiest link's bytes
 over its rate, the busiest node's seconds of computing, and the processor seconds of the whole machine over its cores, which all
-nodes share, below which no step can be; and the parts of a step, from the nodes' traces (explain.py).
+nodes share, below which no step can be; and the parts of a step, and of what came over that link, from the nodes' traces
+(explain.py).
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ from dtfm.scheduler.problem import Problem, draft_of
 from dtfm.scheduler.simulate import simulate
 from dtfm.scheduler.workload import Workload
 from tests.bench.crowded import CORES
-from tests.bench.explain import explain
+from tests.bench.explain import link_parts_of, medians, parts_of, read_traces
 from tests.bench.rows import Row, show
 from tests.cluster.launch import ROOT
 from tests.cluster.runs import write_corpus
@@ -152,12 +153,15 @@ def measure_ours(way: Way, network: Scaled, steps: int) -> Outcome:
         adopted = from_json(cluster.of("plan_adopted")[-1])
         described = from_json(cluster.of("run_described")[-1])
         ratio = bytes_ratio(read_run_file(cluster.run_file))
-        busiest = max(
-            (after[pair].bytes - before[pair].bytes) / steps / wan.link(*pair).rate
+        busiest, link = max(
+            ((after[pair].bytes - before[pair].bytes) / steps / wan.link(*pair).rate, pair)
             for pair in after
             if COORDINATOR not in pair
         )
-        parts = explain(Path(folder), range(WARM_UP + 1, last + 1))
+        nodes = read_traces(Path(folder))
+    measured = range(WARM_UP + 1, last + 1)
+    parts = medians([parts_of(step, nodes) for step in measured])
+    of_link = medians([link_parts_of(step, nodes, link) for step in measured])
     assert isinstance(adopted, PlanAdopted)
     assert isinstance(described, RunDescribed)
     plan, workload = adopted.plan, described.described.workload
@@ -165,7 +169,7 @@ def measure_ours(way: Way, network: Scaled, steps: int) -> Outcome:
     beside = {} if way.shuffle is not None else {"predicted": adopted.predicted_seconds or math.inf}
     beside["simulated at the speeds seen"] = simulated(plan, workload, computed, network.cluster, ratio)
     beside |= {"busiest link": busiest, "busiest node": max(computed.values()), "all cores": processors / CORES / steps}
-    beside |= asdict(parts)
+    beside |= asdict(parts) | {f"busiest link, {part}": seconds for part, seconds in asdict(of_link).items()}
     return Outcome(statistics.median(e["seconds"] for e in committed), beside)
 
 
