@@ -97,16 +97,19 @@ def parts_of(step: int, nodes: Mapping[str, Sequence[Span]]) -> Parts:
 
 
 def link_parts_of(step: int, nodes: Mapping[str, Sequence[Span]], link: tuple[str, str]) -> LinkParts:
-    """The parts of ``step``, from the first node's having applied the one before to the first one's having applied it."""
+    """The parts of ``step``, from the first node's having applied the one before to the first one's having applied it; all of it
+    is before the first message where none came, as over a link that carries copies of state alone."""
     began, ended = (
         min(s.ended for spans in nodes.values() for s in spans if (s.activity, s.step) == ("apply", which))
         for which in (step - 1, step)
     )
     source, destination = link
     arrivals = [
-        s.ended for s in nodes[destination] if (s.activity, s.step, s.track) == ("receive", step, f"from {source}")
+        s.ended
+        for s in nodes.get(destination, ())
+        if (s.activity, s.step, s.track) == ("receive", step, f"from {source}")
     ]
-    first, last = min(arrivals), max(arrivals)
+    first, last = min(arrivals, default=ended), max(arrivals, default=ended)
     return LinkParts(before=first - began, arriving=last - first, after=ended - last)
 
 

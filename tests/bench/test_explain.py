@@ -47,6 +47,12 @@ def test_a_links_parts_follow_its_messages_from_the_first_to_the_last() -> None:
     assert sum(astuple(parts)) == pytest.approx(sum(astuple(parts_of(STEP, NODES))))
 
 
+@pytest.mark.parametrize("destination", ["idler", "one without a part"])
+def test_a_link_over_which_no_message_came_is_waited_for_all_the_step(destination: str) -> None:
+    parts = link_parts_of(STEP, NODES, ("busy", destination))
+    assert astuple(parts) == pytest.approx((6.7 - 1.0, 0, 0))
+
+
 def test_of_several_steps_each_part_is_the_median() -> None:
     steps = [LinkParts(1, 20, 5), LinkParts(2, 10, 6), LinkParts(9, 30, 4)]
     assert medians(steps) == LinkParts(2, 20, 5)
