@@ -65,6 +65,16 @@ def backed_up(*nodes: str, **changes: Any) -> World:
     return world
 
 
+def backed_up_apart() -> World:
+    """Of a backup as of step 2 a has its half on disk, b the other, and neither has room for more."""
+    world = slow_world("a", "b")
+    world.step()
+    write(world)
+    for node in "ab":
+        keep(world, node, 2, [], problem="OSError: the disk is full")
+    return world
+
+
 def alone(world: World, node: str) -> None:
     """From now on a plan is made of this node alone."""
     world.planner = lambda ids: Plan(0, (Stage((0, LAYERS), (node,)),), (Route((node,), 4),))

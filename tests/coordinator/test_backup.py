@@ -11,7 +11,19 @@ from dtfm.coordinator.backup import BACKUP_SHARE, TIMES, pause_after
 from dtfm.coordinator.state import Switching
 from dtfm.protos import control_pb2 as wire
 from dtfm.scheduler.plan import Route, Stage
-from tests.coordinator.backups import DIGESTS, PAUSE, SIZE, backed_up, keep, later, missing, parts, slow_world, write
+from tests.coordinator.backups import (
+    DIGESTS,
+    PAUSE,
+    SIZE,
+    backed_up,
+    backed_up_apart,
+    keep,
+    later,
+    missing,
+    parts,
+    slow_world,
+    write,
+)
 from tests.coordinator.script import BUCKETS, LAYERS, LEASE, World, prepared, training
 
 
@@ -228,11 +240,7 @@ def test_who_says_that_it_has_all_and_has_not_is_asked_once() -> None:
 
 
 def test_where_nobody_else_has_room_the_backup_is_whole_all_the_same() -> None:
-    world = slow_world("a", "b")
-    world.step()
-    write(world)
-    for node in "ab":
-        keep(world, node, 2, [], problem="OSError: the disk is full")
+    world = backed_up_apart()
     (event,) = world.events(ev.BackupKept)
     assert event.holders == {"a": ((0, 2),), "b": ((2, 4),)}
 

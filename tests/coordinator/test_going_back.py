@@ -8,7 +8,7 @@ from dtfm.coordinator import events as ev
 from dtfm.coordinator.ledger import fold
 from dtfm.coordinator.state import ATTEMPTS, GRACE_LEASES, Stepping
 from dtfm.protos import control_pb2 as wire
-from tests.coordinator.backups import DIGESTS, PAUSE, SIZE, alone, backed_up, keep, slow_world, write
+from tests.coordinator.backups import DIGESTS, PAUSE, SIZE, alone, backed_up, backed_up_apart
 from tests.coordinator.script import BUCKETS, LEASE, World, fresh_state, links, prepared
 
 
@@ -43,11 +43,7 @@ def test_a_newer_checkpoint_is_gone_back_to_instead() -> None:
 
 
 def test_a_backup_of_which_a_part_is_on_no_disk_any_more_is_passed_over() -> None:
-    world = slow_world("a", "b")
-    world.step()
-    write(world)
-    for node in "ab":
-        keep(world, node, 2, [], problem="OSError: the disk is full")
+    world = backed_up_apart()
     world.step()
     alone(world, "b")
     world.lose("a")
@@ -55,11 +51,7 @@ def test_a_backup_of_which_a_part_is_on_no_disk_any_more_is_passed_over() -> Non
 
 
 def test_a_node_that_comes_back_with_its_disk_counts_again() -> None:
-    world = slow_world("a", "b")
-    world.step()
-    write(world)
-    for node in "ab":
-        keep(world, node, 2, [], problem="OSError: the disk is full")
+    world = backed_up_apart()
     world.step()
     world.lose("a")
     assert world.events(ev.RolledBack) == []  # two are needed
