@@ -7,7 +7,7 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +16,7 @@ import grpc.aio
 import torch
 
 from dtfm.kernels.codec import DTYPE_NUMBERS, Codec, Encoded, encode
+from dtfm.node.burst import send_burst
 from dtfm.node.device import beside
 from dtfm.node.mailbox import Closed
 from dtfm.node.trace import Activity, span
@@ -37,8 +38,7 @@ WARMING = 2
 """So many times what a link holds is sent over a new connection. TCP begins slowly: of messages of 8 MiB over 500 Mbit/s and a
 round trip of 134 ms (67 ms) the first took 1.60 s (0.67 s) and the second 0.28 s (0.21 s); after this the first did too."""
 
-MOST_WARMING = 16 << 20
-_WARMING_PIECE = bytes(1 << 16)
+LEAST_WARMING, MOST_WARMING = 128 << 10, 16 << 20
 
 _RANKS = {
     Kind.ACTIVATION: Rank.PIPELINE,
@@ -173,8 +173,8 @@ class Outbox:
             self._addresses[node] = address
             self._channels[node] = open_channel(address, to_peer(identity, node), lease)
             size = min(MOST_WARMING, (holds or {}).get(node, 0.0) * WARMING)
-            if (pieces := int(size / len(_WARMING_PIECE))) > 1:  # as a burst must have
-                self._warming[node] = asyncio.create_task(self._warm_up(node, pieces))
+            if size >= LEAST_WARMING:
+                self._warming[node] = asyncio.create_task(self._warm_up(node, int(size)))
             for rank in sorted(set(_RANKS.values())):
                 lane = self._lanes[node, rank] = _Lane(node, rank, self.uplink)
                 self._writers[node, rank] = asyncio.create_task(self._write(node, lane))
@@ -247,15 +247,12 @@ class Outbox:
             await self._disconnect(node)
         self._encoder.shutdown()
 
-    async def _warm_up(self, node: str, pieces: int) -> None:
-        async def burst() -> AsyncIterator[bytes]:
-            for _ in range(pieces):
-                yield _WARMING_PIECE
-
+    async def _warm_up(self, node: str, size: int) -> None:
         channel = self._channels[node]
         await channel.channel_ready()
         with contextlib.suppress(grpc.aio.AioRpcError):  # a tensor's stream will tell
-            await upload_call(channel)(burst())
+            async for _ in send_burst(upload_call(channel), size):
+                pass
 
     async def _disconnect(self, node: str) -> None:
         if (warming := self._warming.pop(node, None)) is not None:

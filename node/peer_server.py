@@ -15,10 +15,10 @@ import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError
 
+from dtfm.node.burst import MOST_BYTES, Burst
 from dtfm.node.disk import Disk
 from dtfm.node.holding import Holding
 from dtfm.node.inbox import Inbox
-from dtfm.node.links import BURST_CHUNK_BYTES, pace
 from dtfm.protos.connection import server_options
 from dtfm.protos.credentials import Identity, nobody, peer_credentials, shown_name, shows_certificate
 from dtfm.protos.frame import FrameError, FrameProblem, frames
@@ -35,7 +35,6 @@ Context = grpc.aio.ServicerContext[bytes, bytes]
 #: Called with the seconds that a piece of state took: returns when the next one may go.
 GiveWay = Callable[[float], Awaitable[None]]
 
-MAX_BURST_BYTES = 64 << 20
 
 MOST_CALLS = 16
 """So many requests for state, and as many to follow, one peer may have here at a time: each takes the memory of a bucket. Who
@@ -99,29 +98,35 @@ class PeerServer:
     async def _ping(self, request: bytes, context: Context) -> bytes:
         return request
 
-    async def _upload(self, requests: AsyncIterator[bytes], context: Context) -> bytes:
-        async def bounded() -> AsyncIterator[bytes]:
-            received = 0
-            async for chunk in requests:
-                received += len(chunk)
-                if not chunk:
-                    raise ValueError("a burst has no empty pieces")
-                if received > MAX_BURST_BYTES:
-                    raise ValueError(f"a burst has at most {MAX_BURST_BYTES} bytes")
-                yield chunk
+    async def _upload(self, requests: AsyncIterator[bytes], context: Context) -> AsyncIterator[bytes]:
+        received = 0
+        async for piece in requests:
+            received += len(piece)
+            if not piece or received > MOST_BYTES:
+                problem = f"a burst has at most {MOST_BYTES} bytes, and no empty pieces"
+                await context.abort(grpc.StatusCode.INVALID_ARGUMENT, problem)
+            yield str(len(piece)).encode()
 
+    async def _download(self, answers: AsyncIterator[bytes], context: Context) -> AsyncIterator[bytes]:
+        burst = Burst()
+
+        async def hear() -> None:
+            try:
+                async for answer in answers:
+                    burst.answered(answer)
+            finally:
+                burst.end()
+
+        hearing = asyncio.create_task(hear())
         try:
-            return str(await pace(bounded())).encode()
+            async for piece in burst.pieces():
+                yield piece
+            if hearing.done():
+                hearing.result()
         except ValueError as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
-
-    async def _download(self, request: bytes, context: Context) -> AsyncIterator[bytes]:
-        wanted = int(request) if request.isdigit() and len(request) < 12 else -1
-        if not 0 <= wanted <= MAX_BURST_BYTES:
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"ask for 0 to {MAX_BURST_BYTES} bytes")
-        chunk = bytes(BURST_CHUNK_BYTES)
-        for start in range(0, wanted, BURST_CHUNK_BYTES):
-            yield chunk[: wanted - start]
+        finally:
+            hearing.cancel()
 
     async def _state(self, request: bytes, context: Context) -> AsyncIterator[bytes]:
         async with self._place("State", context):

@@ -57,11 +57,12 @@ DEFAULT_LEASE = 10.0
 """Seconds; that of a run file which does not say. Until a node knows its run's."""
 
 
-def open_channel(address: str, way: Way, lease: float = DEFAULT_LEASE) -> grpc.aio.Channel:
+def open_channel(address: str, way: Way, lease: float = DEFAULT_LEASE, apart: bool = False) -> grpc.aio.Channel:
     """An encrypted channel to HOST:PORT, where nobody else than ``way`` says is accepted. Connects at the first call; close it
-    with ``await channel.close()``."""
+    with ``await channel.close()``. ``apart``: it shares its TCP connection with no other channel."""
     credentials, named = way
-    return grpc.aio.secure_channel(address, credentials, options=(*channel_options(lease), *named))
+    own = (("grpc.use_local_subchannel_pool", int(apart)),)
+    return grpc.aio.secure_channel(address, credentials, options=(*channel_options(lease), *named, *own))
 
 
 def token_metadata(token: str) -> Metadata:

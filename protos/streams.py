@@ -15,13 +15,14 @@ NODE_METADATA = "dtfm-node"
 FrameStream = Callable[[AsyncIterator[bytes], "grpc.aio.ServicerContext[bytes, bytes]"], Awaitable[bytes]]
 BytesToBytes = Callable[[bytes, "grpc.aio.ServicerContext[bytes, bytes]"], Awaitable[bytes]]
 BytesToStream = Callable[[bytes, "grpc.aio.ServicerContext[bytes, bytes]"], AsyncIterator[bytes]]
+StreamToStream = Callable[[AsyncIterator[bytes], "grpc.aio.ServicerContext[bytes, bytes]"], AsyncIterator[bytes]]
 
 
 def peer_handlers(
     tensors: FrameStream,
     ping: BytesToBytes,
-    upload: FrameStream,
-    download: BytesToStream,
+    upload: StreamToStream,
+    download: StreamToStream,
     state: BytesToStream,
     follow: BytesToStream,
 ) -> grpc.GenericRpcHandler:
@@ -29,8 +30,8 @@ def peer_handlers(
 
     ``tensors``: frames of frame.py, for as long as the caller is there; a refusal is the answer, and ends the call (a status
     would not do: where the call's end meets a write of the caller's, grpc puts its own INTERNAL in its place). ``ping``:
-    echoes. ``upload`` and ``download``: a burst of bytes; upload answers with the bytes per second at which its latter half
-    came, download is asked for a number of bytes (both ASCII decimal). ``state``: a StateRequest, answered by STATE frames.
+    echoes. ``upload`` and ``download``: a burst of bytes, there and back; who gets a piece
+    answers with its size (ASCII decimal). ``state``: a StateRequest, answered by STATE frames.
     ``follow``: a FollowRequest, answered by STATE frames of each bucket, then, for as long as the caller is there, UPDATE
     and COMMITTED frames for each step.
     """
@@ -39,8 +40,8 @@ def peer_handlers(
         {
             "Tensors": grpc.stream_unary_rpc_method_handler(tensors),
             "Ping": grpc.unary_unary_rpc_method_handler(ping),
-            "Upload": grpc.stream_unary_rpc_method_handler(upload),
-            "Download": grpc.unary_stream_rpc_method_handler(download),
+            "Upload": grpc.stream_stream_rpc_method_handler(upload),
+            "Download": grpc.stream_stream_rpc_method_handler(download),
             "State": grpc.unary_stream_rpc_method_handler(state),
             "Follow": grpc.unary_stream_rpc_method_handler(follow),
         },
@@ -56,11 +57,11 @@ def ping_call(channel: grpc.aio.Channel) -> Any:
 
 
 def upload_call(channel: grpc.aio.Channel) -> Any:
-    return channel.stream_unary(f"/{SERVICE}/Upload")
+    return channel.stream_stream(f"/{SERVICE}/Upload")
 
 
 def download_call(channel: grpc.aio.Channel) -> Any:
-    return channel.unary_stream(f"/{SERVICE}/Download")
+    return channel.stream_stream(f"/{SERVICE}/Download")
 
 
 def state_call(channel: grpc.aio.Channel) -> Any:

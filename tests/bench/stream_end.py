@@ -51,9 +51,7 @@ class Receiver:
     async def start(self, address: str) -> dict[str, int]:
         """The ports, by way."""
         self._server = grpc.aio.server(options=server_options())
-        handlers = peer_handlers(
-            self._tensors, self._ping, self._unused, self._unused_stream, self._unused_stream, self._unused_stream
-        )
+        handlers = peer_handlers(self._tensors, self._ping, self._unused, self._unused, self._unused, self._unused)
         self._server.add_generic_rpc_handlers((handlers,))
         ours = self._server.add_insecure_port(f"{address}:0")
         ours_secure = self._server.add_secure_port(f"{address}:0", peer_credentials(lambda: self._identity))
@@ -81,10 +79,7 @@ class Receiver:
             await self._arrived.acquire()
         return b""
 
-    async def _unused(self, requests: AsyncIterator[bytes], context: Context) -> bytes:
-        return b""
-
-    async def _unused_stream(self, request: bytes, context: Context) -> AsyncIterator[bytes]:
+    async def _unused(self, request: object, context: Context) -> AsyncIterator[bytes]:
         yield b""
 
 

@@ -13,25 +13,16 @@ import grpc
 import grpc.aio
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from dtfm.kernels.codec import Codec
 from dtfm.node.admission import Expectations
 from dtfm.node.bucket import Bucket, BucketSpec, bucket_bytes
+from dtfm.node.burst import MOST_BYTES, receive_burst
 from dtfm.node.holding import Held, Holding
 from dtfm.node.inbox import Arrival, Inbox
-from dtfm.node.links import (
-    BURST_CHUNK_BYTES,
-    FIRST_BURST_BYTES,
-    LARGEST_BURST_BYTES,
-    burst_bytes,
-    late_rate,
-    measure_links,
-    pace,
-)
+from dtfm.node.links import measure_links
 from dtfm.node.outbox import Outbox, What
-from dtfm.node.peer_server import MAX_BURST_BYTES, MOST_CALLS, PeerServer
+from dtfm.node.peer_server import MOST_CALLS, PeerServer
 from dtfm.node.recovery import fetch_states
 from dtfm.node.share import share_of
 from dtfm.protos.connection import open_channel
@@ -275,47 +266,24 @@ async def test_a_peer_that_hangs_costs_half_a_lease_and_the_others_are_measured(
     ]
 
 
-def test_the_latter_half_of_a_burst_tells_the_pace_and_not_its_slow_start() -> None:
-    start = [(1.0, 10), (2.0, 20), (3.0, 40)]
-    steady = [(3.0 + 0.5 * count, 50) for count in range(1, 11)]
-    assert late_rate(start + steady) == pytest.approx(100)
-
-
-def test_what_a_lost_packet_held_up_and_came_at_once_seems_no_faster_than_the_burst() -> None:
-    steady = [(float(at), 100) for at in range(1, 5)]
-    stalled = [(7.0, 100)] * 4  # three seconds of silence, then all at once
-    assert 50 < late_rate(steady + stalled) < 2 * 800 / 7
-
-
-async def test_a_burst_has_two_pieces_at_least() -> None:
-    async def burst(pieces: int) -> AsyncIterator[bytes]:
-        for _ in range(pieces):
-            yield bytes(100)
-
-    assert await pace(burst(10)) > 0
-    with pytest.raises(ValueError, match="in 1 pieces"):
-        await pace(burst(1))
-
-
-@given(st.floats(1e3, 1e11), st.floats(0, 1))
-def test_a_burst_lasts_some_round_trips_but_is_bounded(speed: float, round_trip: float) -> None:
-    size = burst_bytes(speed, round_trip)
-    assert FIRST_BURST_BYTES <= size <= LARGEST_BURST_BYTES
-    if FIRST_BURST_BYTES < size < LARGEST_BURST_BYTES:
-        assert size / speed >= 0.9 * max(0.25, 6 * round_trip) - BURST_CHUNK_BYTES / speed
-
-
 async def test_bursts_are_bounded(node: Node) -> None:
     async def endless() -> AsyncIterator[bytes]:
-        for _ in range(MAX_BURST_BYTES // (1 << 20) + 2):
+        for _ in range(MOST_BYTES // (1 << 20) + 2):
             yield bytes(1 << 20)
 
     async with channel_to(node) as channel:
         with pytest.raises(grpc.aio.AioRpcError, match="a burst has at most"):
-            await upload_call(channel)(endless())
-        for wanted in (str(MAX_BURST_BYTES + 1).encode(), b"-1", b"lots"):
-            with pytest.raises(grpc.aio.AioRpcError, match="ask for 0 to"):
-                [chunk async for chunk in download_call(channel)(wanted)]
+            [answer async for answer in upload_call(channel)(endless())]
+        assert sum([size async for size in receive_burst(download_call(channel))]) == MOST_BYTES
+
+
+async def test_who_answers_to_another_piece_than_came_gets_no_more(node: Node) -> None:
+    async def wrong() -> AsyncIterator[bytes]:
+        yield b"8191"
+
+    async with channel_to(node) as channel:
+        with pytest.raises(grpc.aio.AioRpcError, match="b'8191' is answered to a piece of"):
+            [piece async for piece in download_call(channel)(wrong())]
 
 
 async def test_state_comes_from_whichever_donor_has_it_and_goes_on_where_it_stopped(node: Node) -> None:

@@ -77,7 +77,7 @@ async def nothing(requests: AsyncIterator[bytes], context: grpc.aio.ServicerCont
     return b""
 
 
-async def nothing_at_all(request: bytes, context: grpc.aio.ServicerContext[bytes, bytes]) -> AsyncIterator[bytes]:
+async def nothing_at_all(request: object, context: grpc.aio.ServicerContext[bytes, bytes]) -> AsyncIterator[bytes]:
     yield b""
 
 
@@ -86,7 +86,7 @@ async def test_the_first_call_to_the_other_side_of_the_world_succeeds() -> None:
     near = member("near")
     server = grpc.aio.server(options=server_options())
     server.add_generic_rpc_handlers(
-        (peer_handlers(nothing, echo, nothing, nothing_at_all, nothing_at_all, nothing_at_all),)
+        (peer_handlers(nothing, echo, nothing_at_all, nothing_at_all, nothing_at_all, nothing_at_all),)
     )
     port = server.add_secure_port("127.0.0.1:0", peer_credentials(lambda: near))
     await server.start()
