@@ -10,8 +10,8 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-LEAST_QUEUE_BYTES = 256 << 10
-"""Room for a handful of the 64 KiB packets that senders make, however slow the link."""
+LEAST_QUEUE_BYTES = 64 << 10
+"""Room for the largest packet that senders make, however slow the link; more would be seconds of waiting on a slow one."""
 QUEUE_SECONDS = 0.1
 
 

@@ -36,8 +36,7 @@ _SETTINGS = {
     # Buffers beyond the machine's own, so that the link is the limit and not they.
     "ipv4/tcp_wmem": "4096 16384 33554432",
     "ipv4/tcp_rmem": "4096 131072 33554432",
-    # Large packets on slow links too: the emulator pays per packet.
-    "ipv4/tcp_min_tso_segs": "16",
+    "ipv4/tcp_slow_start_after_idle": "0",  # as dtfm-node doctor advises
 }
 
 
