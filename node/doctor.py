@@ -38,7 +38,8 @@ class Finding:
 
 async def examine(coordinator: str, token: str, listen: str, device: str) -> list[Finding]:
     """All findings, in the order in which one would mend them. ``coordinator`` may be empty: then it is not asked."""
-    findings = [check_packages(), check_device(device), check_disk(), check_listen(listen), check_tcp_buffers()]
+    findings = [check_packages(), check_device(device), check_disk(), check_listen(listen)]
+    findings += [check_tcp_buffers(), check_tcp_pauses()]
     if coordinator:
         findings.append(await check_coordinator(coordinator, token))
     return findings
@@ -85,7 +86,11 @@ def check_listen(listen: str) -> Finding:
         return Finding("listen", False, f"{listen}: {error}", "give a free port with --listen HOST:PORT")
 
 
-def check_tcp_buffers(read: Callable[[str], str] = lambda path: Path(path).read_text()) -> Finding:
+def read_setting(path: str) -> str:
+    return Path(path).read_text()
+
+
+def check_tcp_buffers(read: Callable[[str], str] = read_setting) -> Finding:
     """Linux lets a connection keep at most this much in flight, whatever the link."""
     paths = {"rmem": "/proc/sys/net/ipv4/tcp_rmem", "wmem": "/proc/sys/net/ipv4/tcp_wmem"}
     try:
@@ -101,6 +106,24 @@ def check_tcp_buffers(read: Callable[[str], str] = lambda path: Path(path).read_
         None,
         f"at most {smallest / 2**20:.1f} MiB: a stream over 100 ms gets at most {smallest * 8 / 0.1 / 1e6:.0f} Mbit/s",
         f'sysctl -w net.ipv4.tcp_rmem="{wanted}" net.ipv4.tcp_wmem="{wanted}"',
+    )
+
+
+def check_tcp_pauses(read: Callable[[str], str] = read_setting) -> Finding:
+    """Linux has a connection that paused for longer than about a round trip begin slowly again, as every link does in every step.
+    BBR does not."""
+    try:
+        control = read("/proc/sys/net/ipv4/tcp_congestion_control").strip()
+        slow = read("/proc/sys/net/ipv4/tcp_slow_start_after_idle").strip() != "0"
+    except OSError:
+        return Finding("tcp pauses", None, "unknown on this system", "nothing to do on a fast local network")
+    if control.startswith("bbr") or not slow:
+        return Finding("tcp pauses", True, f"a connection goes on where it paused ({control})")
+    return Finding(
+        "tcp pauses",
+        None,
+        f"under {control} a connection that paused begins slowly again: over far links each step takes longer",
+        "sysctl -w net.ipv4.tcp_slow_start_after_idle=0 (with Docker, run the container with --sysctl and that)",
     )
 
 

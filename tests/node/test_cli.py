@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from dtfm.node.cli import app
-from dtfm.node.doctor import check_disk, check_tcp_buffers
+from dtfm.node.doctor import check_disk, check_tcp_buffers, check_tcp_pauses
 
 
 @pytest.mark.parametrize(
@@ -63,3 +63,16 @@ def test_the_doctor_knows_what_small_buffers_and_a_full_disk_mean() -> None:
     assert "sysctl -w" in small.fix
     assert check_tcp_buffers(lambda path: "4096 131072 33554432\n").good
     assert check_disk(lambda: 1 << 20).good is False
+
+
+@pytest.mark.parametrize(
+    ("control", "after_idle", "good"), [("cubic", "1", None), ("cubic", "0", True), ("bbr", "1", True)]
+)
+def test_the_doctor_knows_where_connections_begin_slowly_after_each_pause(
+    control: str, after_idle: str, good: bool | None
+) -> None:
+    settings = {"tcp_congestion_control": control, "tcp_slow_start_after_idle": after_idle}
+    finding = check_tcp_pauses(lambda path: settings[path.rpartition("/")[2]] + "\n")
+    assert finding.good is good
+    assert control in finding.finding
+    assert ("tcp_slow_start_after_idle=0" in finding.fix) == (good is None)
