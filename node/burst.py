@@ -180,9 +180,9 @@ def steady_rate(arrivals: Arrivals, window: float) -> float | None:
 
 def rate_of(arrivals: Arrivals, window: float) -> float:
     """Bytes per second: steady_rate's, and where it never became steady, that of the latter half of the time. Raises ValueError
-    where fewer than two pieces came."""
-    if len(arrivals.times) < 2:
-        raise ValueError(f"a burst came in {len(arrivals.times)} pieces; it takes two to tell how quickly")
+    where fewer than two pieces came, or all at once."""
+    if arrivals.seconds == 0:
+        raise ValueError(f"a burst came in {len(arrivals.times)} pieces, all at once: how quickly cannot be told")
     steady = steady_rate(arrivals, window)
     last = arrivals.times[-1]
     return arrivals.rate(last - arrivals.seconds / 2, last) if steady is None else steady

@@ -22,6 +22,7 @@ MEASURING_LEASES = 4
 """All bursts together take no longer than so many leases; the coordinator waits for PROBE_LEASES."""
 MOST_TOGETHER = 8
 """Bursts that go up, or come down, at the same time."""
+MOST_BYTES_TOGETHER = 4 * MOST_BYTES
 HELD_UP = 2
 """A link that is so many times quicker beside others than it was by itself had been held up by something else."""
 
@@ -72,7 +73,8 @@ async def _together(directions: Sequence[_Direction], lease: float) -> float:
     if len(directions) < 2:
         return 0.0
     alone = [direction.bandwidth for direction in directions]
-    seconds = min(max(direction.took for direction in directions), lease / 2, MOST_BYTES / sum(alone) * len(alone))
+    longest = max(direction.took for direction in directions)
+    seconds = min(longest, lease / 2, MOST_BYTES / max(alone), MOST_BYTES_TOGETHER / sum(alone))
     arrivals = [Arrivals() for _ in directions]
     began = time.perf_counter()
     tasks = [

@@ -84,8 +84,8 @@ def test_a_burst_that_never_becomes_steady_counts_by_the_latter_half_of_its_time
     assert rate_of(arrivals, 2.0) == pytest.approx((40 + 80) / 2)
 
 
-@pytest.mark.parametrize("count", [0, 1])
-def test_it_takes_two_pieces_to_tell_how_quickly_they_come(count: int) -> None:
+@pytest.mark.parametrize("count", [0, 1, 5])
+def test_it_takes_two_pieces_one_after_the_other_to_tell_how_quickly_they_come(count: int) -> None:
     arrivals = Arrivals()
     for _ in range(count):
         arrivals.add(1.0, 8)
