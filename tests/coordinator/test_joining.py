@@ -11,8 +11,8 @@ from dtfm.coordinator import events as ev
 from dtfm.coordinator import membership
 from dtfm.coordinator import turn as t
 from dtfm.coordinator.state import MOST_PROBED, REMEMBERED_LEASES, TOGETHER_LEASES, Standing
+from dtfm.protos import PROTOCOL_VERSION, plan_pb2
 from dtfm.protos import control_pb2 as wire
-from dtfm.protos import plan_pb2
 from tests.coordinator.script import (
     LAYERS,
     LEASE,
@@ -51,9 +51,9 @@ def test_a_node_is_welcomed_with_the_run_and_its_heartbeat() -> None:
     ("changes", "reason", "words"),
     [
         (
-            {"protocol_version": 7},
+            {"protocol_version": PROTOCOL_VERSION + 1},
             wire.PROTOCOL_VERSION,
-            "version 7, this coordinator 4; update dtfm on the coordinator",
+            f"version {PROTOCOL_VERSION + 1}, this coordinator {PROTOCOL_VERSION}; update dtfm on the coordinator",
         ),
         ({"protocol_version": 0}, wire.PROTOCOL_VERSION, "update dtfm on the node"),
         ({"run": "other"}, wire.WRONG_RUN, "asks for run 'other', this coordinator has 'demo'"),
