@@ -92,19 +92,24 @@ class Burst:
 
 
 async def send_burst(call: Callable[[AsyncIterator[bytes]], Any], size: int) -> AsyncGenerator[int, None]:
-    """Sends a burst with ``call`` (see streams.upload_call); the size of each piece when it has come."""
+    """Sends a burst with ``call`` (see streams.upload_call); the size of each piece when it has come. Raises ValueError for an
+    answer that does not fit, or where the receiver ends it."""
     burst = Burst(size)
     running = call(burst.pieces())
+    came = 0
     try:
         async for answer in running:
-            yield burst.answered(answer)
+            came += (piece := burst.answered(answer))
+            yield piece
+        _check_whole(came, size)
     finally:
         running.cancel()
         burst.end()  # an iterator given to grpc outlives its call
 
 
 async def receive_burst(call: Callable[[AsyncIterator[bytes]], Any]) -> AsyncGenerator[int, None]:
-    """Has a burst sent with ``call`` (see streams.download_call); the size of each piece when it comes."""
+    """Has a burst of MOST_BYTES sent with ``call`` (see streams.download_call); the size of each piece when it comes. Raises
+    ValueError for pieces that are none, or where the sender ends it."""
     answers: asyncio.Queue[bytes | None] = asyncio.Queue()
 
     async def answering() -> AsyncIterator[bytes]:
@@ -112,13 +117,23 @@ async def receive_burst(call: Callable[[AsyncIterator[bytes]], Any]) -> AsyncGen
             yield answer
 
     running = call(answering())
+    came = count = 0
     try:
         async for piece in running:
+            came, count = came + len(piece), count + 1
+            if not piece or came > MOST_BYTES or count > MOST_BYTES // LEAST_PIECE:
+                raise ValueError(f"piece {count} of the burst has {len(piece)} bytes, {came} in all")
             answers.put_nowait(str(len(piece)).encode())
             yield len(piece)
+        _check_whole(came, MOST_BYTES)
     finally:
         running.cancel()
         answers.put_nowait(None)
+
+
+def _check_whole(came: int, size: int) -> None:
+    if came < size:
+        raise ValueError(f"the peer ended the burst after {came} of {size} bytes")
 
 
 @dataclass(slots=True)

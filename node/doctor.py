@@ -110,8 +110,8 @@ def check_tcp_buffers(read: Callable[[str], str] = read_setting) -> Finding:
 
 
 def check_tcp_pauses(read: Callable[[str], str] = read_setting) -> Finding:
-    """Linux has a connection that paused for longer than about a round trip begin slowly again, as every link does in every step.
-    BBR does not."""
+    """Linux has a connection that paused for longer than its retransmission timeout (0.2 s and more) begin slowly again, as links
+    do in every step. BBR does not."""
     try:
         control = read("/proc/sys/net/ipv4/tcp_congestion_control").strip()
         slow = read("/proc/sys/net/ipv4/tcp_slow_start_after_idle").strip() != "0"

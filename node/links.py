@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from functools import partial
 
 import grpc
@@ -19,10 +19,13 @@ from dtfm.protos.streams import download_call, ping_call, upload_call
 
 PINGS = 5
 MEASURING_LEASES = 4
-"""All bursts together take no longer than so many leases; the coordinator waits for PROBE_LEASES."""
+"""One after the other, bursts take about so many leases at most; the coordinator waits for PROBE_LEASES."""
+LEAST_WINDOWS = 2
+"""A burst may last for so many windows even where no time is left."""
 MOST_TOGETHER = 8
 """Bursts that go up, or come down, at the same time."""
 MOST_BYTES_TOGETHER = 4 * MOST_BYTES
+"""After which these end."""
 HELD_UP = 2
 """A link that is so many times quicker beside others than it was by itself had been held up by something else."""
 
@@ -33,12 +36,12 @@ Sizes = AsyncGenerator[int, None]
 async def measure_links(node: str, peers: Sequence[Peer], identity: Identity, lease: float) -> LinkReport:
     """For each peer the links node -> peer and peer -> node: one-way latency in seconds (half the shortest of some round trips)
     and bandwidth in bytes per second (see burst.py). A peer that does not answer within half a ``lease``, or of whose burst
-    nothing comes within one, has bandwidth 0 and its problem named. ``up`` and ``down``: bytes per second that go to, or come
+    too little comes, has bandwidth 0 and its problem named. ``up`` and ``down``: bytes per second that go to, or come
     from, several peers together; 0 where fewer than two were reached.
 
     All peers at once say how far they are; then bursts go up and come down, one of each at a time, so that they do not share
     this node's link, and not with the same peer, where answers would wait behind bursts; then, to see what of that they do share,
-    several at a time. Each may take its part of the time that is left.
+    several at a time. Each may take its part of the time that is left, far ones more.
     """
     probed = [_Probed(node, peer, identity, lease) for peer in peers]
     try:
@@ -47,11 +50,13 @@ async def measure_links(node: str, peers: Sequence[Peer], identity: Identity, le
 
         async def bursts(peers: Sequence[_Probed], direction: Callable[[_Probed], _Direction]) -> None:
             until = time.perf_counter() + MEASURING_LEASES * lease
-            for number, each in enumerate(peers):
+            needed = sum(each.window for each in peers)
+            for each in peers:
                 async with each.busy:
                     if not each.problem:
-                        left = max(0.0, until - time.perf_counter())
-                        await direction(each).measure(min(lease / 2, left / (len(peers) - number)))
+                        part = (until - time.perf_counter()) * each.window / needed
+                        await direction(each).measure(max(min(lease / 2, part), LEAST_WINDOWS * each.window))
+                needed -= each.window
 
         half = len(reached) // 2
         others_first = reached[half:] + reached[:half]
@@ -67,21 +72,25 @@ async def measure_links(node: str, peers: Sequence[Peer], identity: Identity, le
 async def _together(directions: Sequence[_Direction], lease: float) -> float:
     """Bytes per second while all of ``directions`` are busy; 0 where that cannot be told.
 
-    Each is busy for as long as the one that took longest by itself, and what comes in the latter half of that time counts: no
-    less than the fastest of them carries alone, and no more than all of them do.
+    They are for as long as the one that took longest by itself, or until MOST_BYTES_TOGETHER have come; what comes in the latter
+    half of that time counts: no less than the fastest of them carries alone, and no more than all of them do.
     """
     if len(directions) < 2:
         return 0.0
     alone = [direction.bandwidth for direction in directions]
-    longest = max(direction.took for direction in directions)
-    seconds = min(longest, lease / 2, MOST_BYTES / max(alone), MOST_BYTES_TOGETHER / sum(alone))
     arrivals = [Arrivals() for _ in directions]
+
+    def enough(_: Arrivals) -> bool:
+        return sum(heard.totals[-1] for heard in arrivals if heard.totals) >= MOST_BYTES_TOGETHER
+
+    async def keep_busy(direction: _Direction, heard: Arrivals) -> None:
+        while not enough(heard):
+            await _hear(direction.burst(), heard, enough)
+
     began = time.perf_counter()
-    tasks = [
-        asyncio.create_task(_hear(direction.burst(), heard, lambda _: False))
-        for direction, heard in zip(directions, arrivals, strict=True)
-    ]
-    done, pending = await asyncio.wait(tasks, timeout=seconds, return_when=asyncio.FIRST_EXCEPTION)
+    tasks = [asyncio.create_task(keep_busy(*each)) for each in zip(directions, arrivals, strict=True)]
+    longest = min(max(direction.took for direction in directions), lease / 2)
+    done, pending = await asyncio.wait(tasks, timeout=longest, return_when=asyncio.FIRST_COMPLETED)
     ended = time.perf_counter()
     for task in pending:
         task.cancel()
@@ -120,16 +129,12 @@ class _Direction:
 
     async def measure(self, patience: float) -> None:
         """With one burst, which lasts no longer than ``patience``."""
-        window, arrivals = window_seconds(self._probed.round_trip), Arrivals()
+        window, arrivals = self._probed.window, Arrivals()
         began = time.perf_counter()
-
-        def enough(arrivals: Arrivals) -> bool:
-            return steady_rate(arrivals, window) is not None or (
-                len(arrivals.times) > 1 and time.perf_counter() - began > patience
-            )
-
         try:
-            await _hear(self.burst(), arrivals, enough)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(patience):
+                    await _hear(self.burst(), arrivals, lambda heard: steady_rate(heard, window) is not None)
             self.bandwidth = rate_of(arrivals, window)
         except (grpc.aio.AioRpcError, ValueError) as error:
             self._probed.broken(error)
@@ -154,18 +159,22 @@ class _Probed:
     async def ping(self) -> None:
         deadline = time.monotonic() + self._lease / 2
         trips = []
+        there, back = ping_call(self.up.channel), ping_call(self.down.channel)
         try:
-            for channel in (self.up.channel, self.down.channel):
-                ping = ping_call(channel)
-                await ping(b"", timeout=max(deadline - time.monotonic(), 0.001), wait_for_ready=True)
+            for first in (there, back):
+                await first(b"", timeout=max(deadline - time.monotonic(), 0.001), wait_for_ready=True)
             for _ in range(PINGS):
                 began = time.perf_counter()
-                await ping(b"", timeout=max(deadline - time.monotonic(), 0.001))
+                await there(b"", timeout=max(deadline - time.monotonic(), 0.001))
                 trips.append(time.perf_counter() - began)
         except grpc.aio.AioRpcError as error:
             self.broken(error)
         else:
             self.round_trip = min(trips)
+
+    @property
+    def window(self) -> float:
+        return window_seconds(self.round_trip)
 
     def report(self) -> list[LinkReport.Link]:
         node, peer = self._ends

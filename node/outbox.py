@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import grpc.aio
@@ -174,7 +175,7 @@ class Outbox:
             self._channels[node] = open_channel(address, to_peer(identity, node), lease)
             size = min(MOST_WARMING, (holds or {}).get(node, 0.0) * WARMING)
             if size >= LEAST_WARMING:
-                self._warming[node] = asyncio.create_task(self._warm_up(node, int(size)))
+                self._warming[node] = asyncio.create_task(self._warm_up(node, int(size), lease))
             for rank in sorted(set(_RANKS.values())):
                 lane = self._lanes[node, rank] = _Lane(node, rank, self.uplink)
                 self._writers[node, rank] = asyncio.create_task(self._write(node, lane))
@@ -247,11 +248,11 @@ class Outbox:
             await self._disconnect(node)
         self._encoder.shutdown()
 
-    async def _warm_up(self, node: str, size: int) -> None:
+    async def _warm_up(self, node: str, size: int, lease: float) -> None:
         channel = self._channels[node]
         await channel.channel_ready()
-        with contextlib.suppress(grpc.aio.AioRpcError):  # a tensor's stream will tell
-            async for _ in send_burst(upload_call(channel), size):
+        with contextlib.suppress(grpc.aio.AioRpcError, ValueError):  # a tensor's stream will tell
+            async for _ in send_burst(partial(upload_call(channel), timeout=lease), size):
                 pass
 
     async def _disconnect(self, node: str) -> None:

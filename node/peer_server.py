@@ -37,8 +37,8 @@ GiveWay = Callable[[float], Awaitable[None]]
 
 
 MOST_CALLS = 16
-"""So many requests for state, and as many to follow, one peer may have here at a time: each takes the memory of a bucket. Who
-recovers asks each donor for two at once, and, where others are lost, for those that it asked of them."""
+"""So many requests for state, as many to follow (each takes the memory of a bucket), and as many bursts of each kind one peer may
+have here at a time. Who recovers asks each donor for two at once, and, where others are lost, for those that it asked of them."""
 
 
 class PeerServer:
@@ -99,13 +99,14 @@ class PeerServer:
         return request
 
     async def _upload(self, requests: AsyncIterator[bytes], context: Context) -> AsyncIterator[bytes]:
-        received = 0
-        async for piece in requests:
-            received += len(piece)
-            if not piece or received > MOST_BYTES:
-                problem = f"a burst has at most {MOST_BYTES} bytes, and no empty pieces"
-                await context.abort(grpc.StatusCode.INVALID_ARGUMENT, problem)
-            yield str(len(piece)).encode()
+        async with self._place("Upload", context):
+            received = 0
+            async for piece in requests:
+                received += len(piece)
+                if not piece or received > MOST_BYTES:
+                    problem = f"a burst has at most {MOST_BYTES} bytes, and no empty pieces"
+                    await context.abort(grpc.StatusCode.INVALID_ARGUMENT, problem)
+                yield str(len(piece)).encode()
 
     async def _download(self, answers: AsyncIterator[bytes], context: Context) -> AsyncIterator[bytes]:
         burst = Burst()
@@ -117,16 +118,17 @@ class PeerServer:
             finally:
                 burst.end()
 
-        hearing = asyncio.create_task(hear())
-        try:
-            async for piece in burst.pieces():
-                yield piece
-            if hearing.done():
-                hearing.result()
-        except ValueError as error:
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
-        finally:
-            hearing.cancel()
+        async with self._place("Download", context):
+            hearing = asyncio.create_task(hear())
+            try:
+                async for piece in burst.pieces():
+                    yield piece
+                if hearing.done():
+                    hearing.result()
+            except ValueError as error:
+                await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+            finally:
+                hearing.cancel()
 
     async def _state(self, request: bytes, context: Context) -> AsyncIterator[bytes]:
         async with self._place("State", context):

@@ -33,7 +33,8 @@ async def measure(peers: list[Peer]) -> None:
     began = time.perf_counter()
     report = await measure_links(JOINER, peers, member(JOINER), LEASE)
     links = [[link.source, link.destination, link.latency_seconds, link.bandwidth] for link in report.links]
-    print(json.dumps({"links": links, "seconds": time.perf_counter() - began}), flush=True)
+    together = {"up": report.up, "down": report.down}
+    print(json.dumps({"links": links, "together": together, "seconds": time.perf_counter() - began}), flush=True)
 
 
 def main() -> None:

@@ -25,13 +25,22 @@ from dtfm.node.outbox import Outbox, What
 from dtfm.node.peer_server import MOST_CALLS, PeerServer
 from dtfm.node.recovery import fetch_states
 from dtfm.node.share import share_of
-from dtfm.protos.connection import open_channel
+from dtfm.protos.connection import open_channel, server_options
 from dtfm.protos.control_pb2 import Peer
-from dtfm.protos.credentials import Identity, make_authority, make_key, to_peer
+from dtfm.protos.credentials import Identity, make_authority, make_key, peer_credentials, to_peer
 from dtfm.protos.frame import MAX_FRAME_BYTES, Header, Kind, frames
 from dtfm.protos.peer_pb2 import FollowRequest, StateRequest
 from dtfm.protos.plan_pb2 import Plan
-from dtfm.protos.streams import NODE_METADATA, download_call, follow_call, state_call, tensors_call, upload_call
+from dtfm.protos.streams import (
+    NODE_METADATA,
+    StreamToStream,
+    download_call,
+    follow_call,
+    peer_handlers,
+    state_call,
+    tensors_call,
+    upload_call,
+)
 from tests.protos.members import NOW, TOKEN, member
 
 GENERATION, STEP, ELEMENTS = 2, 1, 300_000  # two frames of fp32
@@ -264,6 +273,57 @@ async def test_a_peer_that_hangs_costs_half_a_lease_and_the_others_are_measured(
         ("me", False),
         ("a", False),
     ]
+
+
+@contextlib.asynccontextmanager
+async def peer_that_sends(burst: StreamToStream) -> AsyncIterator[Peer]:
+    """A peer that answers pings and takes bursts, and sends what is no burst."""
+    itself = Node().server
+    itself.become(member("liar"))
+    server = grpc.aio.server(options=server_options())
+    handlers = peer_handlers(itself._tensors, itself._ping, itself._upload, burst, itself._state, itself._follow)
+    server.add_generic_rpc_handlers((handlers,))
+    port = server.add_secure_port("127.0.0.1:0", peer_credentials(lambda: member("liar")))
+    await server.start()
+    yield Peer(node="liar", address=f"127.0.0.1:{port}")
+    await server.stop(None)
+
+
+async def empty(answers: object, context: object) -> AsyncIterator[bytes]:
+    while True:
+        yield b""
+
+
+async def too_much(answers: object, context: object) -> AsyncIterator[bytes]:
+    for _ in range(MOST_BYTES // (1 << 20) + 1):
+        yield bytes(1 << 20)
+
+
+async def cut_short(answers: object, context: object) -> AsyncIterator[bytes]:
+    yield bytes(1 << 20)
+
+
+async def stalled(answers: object, context: object) -> AsyncIterator[bytes]:
+    yield bytes(1 << 20)
+    await asyncio.Event().wait()
+
+
+@pytest.mark.parametrize("burst", [empty, cut_short, stalled])
+async def test_a_peer_whose_burst_is_none_has_a_problem_and_the_others_are_measured(
+    node: Node, burst: StreamToStream
+) -> None:
+    async with peer_that_sends(burst) as liar:
+        peers = [liar, Peer(node="me", address=node.address), Peer(node="me", address=node.address)]
+        report = await asyncio.wait_for(measure_links("a", peers, member("a"), 2), 15)
+    assert [bool(link.problem) for link in report.links] == [True, True, False, False, False, False]
+    assert [link.bandwidth > 0 for link in report.links] == [False, False, True, True, True, True]
+    assert report.up > 0
+
+
+async def test_of_a_burst_no_more_is_taken_than_was_asked_for(node: Node) -> None:
+    async with peer_that_sends(too_much) as liar, open_channel(liar.address, to_peer(member("a"), "liar")) as channel:
+        with pytest.raises(ValueError, match=r"bytes, \d+ in all"):
+            [size async for size in receive_burst(download_call(channel))]
 
 
 async def test_bursts_are_bounded(node: Node) -> None:
