@@ -31,6 +31,9 @@ WINDOW_ROUND_TRIPS = 2
 LEAST_WINDOW_SECONDS = 0.1
 """Arrivals come in one bunch per round trip while TCP begins."""
 
+PLENTY_ROUND_TRIPS, PLENTY_BYTES = 40, 8 << 20
+"""After both of which a burst ends in any case: TCP has long begun, and where so much comes at once, devices are what is busy."""
+
 LEAST_ARRIVALS = 4
 """In a window, on the average; else it is longer."""
 
@@ -191,6 +194,12 @@ def steady_rate(arrivals: Arrivals, window: float) -> float | None:
     earlier, later = arrivals.rate(end - 2 * window, end - window), arrivals.rate(end - window, end)
     alike = arrivals.seconds >= 2 * window and DECLINE * earlier <= later <= GROWTH * earlier
     return later if alike else None
+
+
+def is_enough(arrivals: Arrivals, round_trip: float) -> bool:
+    """Whether what has come of a burst tells the bandwidth of a link of this round trip in seconds."""
+    plenty = arrivals.seconds >= PLENTY_ROUND_TRIPS * round_trip and arrivals.totals[-1] >= PLENTY_BYTES
+    return plenty or steady_rate(arrivals, window_seconds(round_trip)) is not None
 
 
 def rate_of(arrivals: Arrivals, window: float) -> float:

@@ -11,7 +11,7 @@ from functools import partial
 import grpc
 import grpc.aio
 
-from dtfm.node.burst import MOST_BYTES, Arrivals, rate_of, receive_burst, send_burst, steady_rate, window_seconds
+from dtfm.node.burst import MOST_BYTES, Arrivals, is_enough, rate_of, receive_burst, send_burst, window_seconds
 from dtfm.protos.connection import open_channel
 from dtfm.protos.control_pb2 import LinkReport, Peer
 from dtfm.protos.credentials import Identity, to_peer
@@ -129,13 +129,13 @@ class _Direction:
 
     async def measure(self, patience: float) -> None:
         """With one burst, which lasts no longer than ``patience``."""
-        window, arrivals = self._probed.window, Arrivals()
+        round_trip, arrivals = self._probed.round_trip, Arrivals()
         began = time.perf_counter()
         try:
             with suppress(TimeoutError):
                 async with asyncio.timeout(patience):
-                    await _hear(self.burst(), arrivals, lambda heard: steady_rate(heard, window) is not None)
-            self.bandwidth = rate_of(arrivals, window)
+                    await _hear(self.burst(), arrivals, lambda heard: is_enough(heard, round_trip))
+            self.bandwidth = rate_of(arrivals, window_seconds(round_trip))
         except (grpc.aio.AioRpcError, ValueError) as error:
             self._probed.broken(error)
         self.took = time.perf_counter() - began

@@ -18,6 +18,7 @@ from dtfm.node.burst import (
     UNDER_WAY_ROUND_TRIPS,
     Arrivals,
     Burst,
+    is_enough,
     rate_of,
     steady_rate,
     window_seconds,
@@ -43,12 +44,12 @@ def slow_start(rate: float, round_trip: float, growth: float) -> Iterator[tuple[
         flight = min(flight * growth, rate * round_trip + FIRST_FLIGHT)
 
 
-def heard(burst: Iterator[tuple[float, int]], window: float) -> Arrivals:
+def heard(burst: Iterator[tuple[float, int]], round_trip: float) -> Arrivals:
     """What came of it until it was enough."""
     arrivals = Arrivals()
     for now, size in burst:
         arrivals.add(now, size)
-        if steady_rate(arrivals, window) is not None:
+        if is_enough(arrivals, round_trip):
             return arrivals
     raise AssertionError("it ended")
 
@@ -60,9 +61,8 @@ def heard(burst: Iterator[tuple[float, int]], window: float) -> Arrivals:
     growth=st.floats(1.5, 2.0),
 )
 def test_a_burst_is_heard_until_its_link_is_full(rate: float, round_trip: float, growth: float) -> None:
-    window = window_seconds(round_trip)
-    arrivals = heard(slow_start(rate, round_trip, growth), window)
-    assert rate_of(arrivals, window) == pytest.approx(rate, rel=0.25)
+    arrivals = heard(slow_start(rate, round_trip, growth), round_trip)
+    assert rate_of(arrivals, window_seconds(round_trip)) == pytest.approx(rate, rel=0.25)
 
 
 def test_what_a_lost_packet_held_up_and_came_at_once_seems_no_faster_than_the_link() -> None:
@@ -71,7 +71,7 @@ def test_what_a_lost_packet_held_up_and_came_at_once_seems_no_faster_than_the_li
     full = [(0.75 + piece / rate * number, piece) for number in range(1, 500)]
     lost, there_again = 1.1, 1.7
     came = [*growing, *((there_again if lost < now < there_again else now, size) for now, size in full)]
-    arrivals = heard(iter(came), 0.4)
+    arrivals = heard(iter(came), 0.2)
     assert arrivals.times[-1] > there_again
     assert rate_of(arrivals, 0.4) == pytest.approx(rate, rel=0.1)
 
