@@ -179,21 +179,22 @@ def steady_rate(arrivals: Arrivals, window: float) -> float | None:
     """Bytes per second in the last window of so many seconds, where that is like the one before; None while it is not.
 
     Where less came than in an earlier window, a packet was lost: nothing is handed over until that is there again, and then all
-    at once. So what counts is all that came from then on, once RECOVERY_WINDOWS more have passed.
+    at once. So what counts is all that came from then on, once RECOVERY_WINDOWS more have passed and it grows no more.
     """
     if arrivals.seconds < 2 * window:
         return None
     window = max(window, LEAST_ARRIVALS * arrivals.seconds / (len(arrivals.times) - 1))
     first, end, peak = arrivals.times[0], arrivals.times[-1], 0.0
+    earlier, later = arrivals.rate(end - 2 * window, end - window), arrivals.rate(end - window, end)
+    if arrivals.seconds < 2 * window or later > GROWTH * earlier:
+        return None
     for half in range(2, int(2 * arrivals.seconds / window) + 1):
         when = first + half * window / 2
         level = arrivals.rate(when - window, when)
         if level < DECLINE * peak:
             return arrivals.rate(when - window, end) if end - when >= RECOVERY_WINDOWS * window else None
         peak = max(peak, level)
-    earlier, later = arrivals.rate(end - 2 * window, end - window), arrivals.rate(end - window, end)
-    alike = arrivals.seconds >= 2 * window and DECLINE * earlier <= later <= GROWTH * earlier
-    return later if alike else None
+    return later if later >= DECLINE * earlier else None
 
 
 def is_enough(arrivals: Arrivals, round_trip: float) -> bool:
