@@ -40,6 +40,7 @@ LEAST_ARRIVALS = 4
 GROWTH, DECLINE = 1.2, 0.8
 """A window is like the one before it where it has no more than so many times as much, and no less."""
 RECOVERY_WINDOWS = 2
+"""At least the two that are compared: the loss itself is in neither."""
 
 
 class Burst:
@@ -179,7 +180,8 @@ def steady_rate(arrivals: Arrivals, window: float) -> float | None:
     """Bytes per second in the last window of so many seconds, where that is like the one before; None while it is not.
 
     Where less came than in an earlier window, a packet was lost: nothing is handed over until that is there again, and then all
-    at once. So what counts is all that came from then on, once RECOVERY_WINDOWS more have passed and it grows no more.
+    at once, in one window; and TCP begins slowly again. So what counts, once RECOVERY_WINDOWS more have passed and it grows no
+    more, is all that came from then on, or the slower of the last two windows where that is more.
     """
     if arrivals.seconds < 2 * window:
         return None
@@ -192,7 +194,8 @@ def steady_rate(arrivals: Arrivals, window: float) -> float | None:
         when = first + half * window / 2
         level = arrivals.rate(when - window, when)
         if level < DECLINE * peak:
-            return arrivals.rate(when - window, end) if end - when >= RECOVERY_WINDOWS * window else None
+            recovered = end - when >= RECOVERY_WINDOWS * window
+            return max(arrivals.rate(when - window, end), min(earlier, later)) if recovered else None
         peak = max(peak, level)
     return later if later >= DECLINE * earlier else None
 

@@ -76,6 +76,17 @@ def test_what_a_lost_packet_held_up_and_came_at_once_seems_no_faster_than_the_li
     assert rate_of(arrivals, 0.4) == pytest.approx(rate, rel=0.1)
 
 
+def test_what_came_slowly_after_a_lost_packet_is_not_counted_once_the_link_is_full_again() -> None:
+    as_seen_of_bbr = "1 2 2 4 6 14 25 10 2 32 49 49 77 96 96 96 96 96 96"  # Mbit/s in 0.2 s each
+    arrivals, round_trip, slot, pieces = Arrivals(), 0.2, 0.2, 10
+    for number, rate in enumerate(map(int, as_seen_of_bbr.split())):
+        for piece in range(pieces):
+            arrivals.add((number + piece / pieces) * slot, round(rate * 1e6 / 8 * slot / pieces))
+        if is_enough(arrivals, round_trip):
+            break
+    assert rate_of(arrivals, window_seconds(round_trip)) == pytest.approx(96e6 / 8, rel=0.1)
+
+
 def test_a_burst_that_never_becomes_steady_counts_by_the_latter_half_of_its_time() -> None:
     arrivals = Arrivals()
     for now, size in ((0.0, 1), (1.0, 10), (2.0, 20), (3.0, 40), (4.0, 80)):
