@@ -105,6 +105,15 @@ class Link:
 
 
 @dataclass(frozen=True, slots=True)
+class DeviceTimed:
+    """The node has timed its device with the run's own layers; ``flops`` is what it counts for from now on."""
+
+    node: str
+    flops: float
+    event: Literal["device_timed"] = "device_timed"
+
+
+@dataclass(frozen=True, slots=True)
 class DeviceDrifted:
     """The node's device has become slower or faster for good; ``flops`` is what it counts for from now on."""
 
@@ -349,6 +358,7 @@ Event = (
     | NodeReady
     | NodeLeaving
     | NodeLeft
+    | DeviceTimed
     | DeviceDrifted
     | LinksMeasured
     | RunDescribed

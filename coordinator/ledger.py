@@ -129,7 +129,7 @@ def apply(ledger: Ledger, event: ev.Event) -> Ledger:
             return replace(ledger, members={**ledger.members, event.node: member})
         case ev.NodeLeft():
             return _without(ledger, event.node)
-        case ev.DeviceDrifted():
+        case ev.DeviceTimed() | ev.DeviceDrifted():
             member = ledger.members[event.node]
             device = replace(member.device, flops=event.flops)
             return replace(ledger, members={**ledger.members, event.node: replace(member, device=device)})

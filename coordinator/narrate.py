@@ -31,6 +31,8 @@ def narrate(event: ev.Event) -> str:
             return f"{event.node} wants to leave ({event.reason}); it hands over first"
         case ev.NodeLeft():
             return f"{event.node} left: {event.reason}"
+        case ev.DeviceTimed():
+            return f"{event.node} computes this model's layers at {event.flops / 1e9:.0f} GFLOP/s"
         case ev.DeviceDrifted():
             return f"{event.node} has changed: {event.reason}"
         case ev.LinksMeasured():

@@ -16,7 +16,7 @@ import torch
 
 from dtfm.protos.control_pb2 import Device
 
-MEASURE_SECONDS = 0.3
+MEASURE_SECONDS = 0.1
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8  # malloc.h
 
 

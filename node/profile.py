@@ -1,18 +1,30 @@
-"""The model's cost, as the scheduler is told it."""
+"""The model's cost, as the scheduler is told it: what its layers take, and how fast a device computes them."""
 
 from __future__ import annotations
 
+import logging
 import math
+import time
+from collections import Counter
 
 import torch
 
 from dtfm.kernels.codec import codec_named
 from dtfm.node.bucket import STATE_TENSORS
+from dtfm.node.device import finish
 from dtfm.node.model import Model
+from dtfm.node.stage import build_stage
 from dtfm.protos import plan_pb2
+from dtfm.protos.control_pb2 import Device
+
+log = logging.getLogger(__name__)
 
 RESIDUAL_BYTES = 8
 """Per parameter, under a sparse codec: what messages of committed steps have left out, and those of the step in hand."""
+
+TIMED_SECONDS = 0.3
+LEAST_TIMED, MOST_TIMED_SECONDS = 3, 2.0
+"""Passes; and where even one takes so long by the speed of matrix products, it is nearly all such products."""
 
 
 def run_dtype(run: plan_pb2.Run) -> torch.dtype:
@@ -47,3 +59,59 @@ def workload(model: Model, run: plan_pb2.Run) -> plan_pb2.Workload:
         optimizer_bytes_per_parameter_byte=STATE_TENSORS - 1,
         own_bytes_per_parameter_byte=RESIDUAL_BYTES / width if sparse else 0,
     )
+
+
+def sustained_flops(model: Model, run: plan_pb2.Run, device: torch.device, hardware: Device) -> float:
+    """FLOP/s at which ``device`` computes a micro-batch, forward and backward, through a layer of the kind that most of the
+    model's FLOPs are in: in the fastest of some passes after a warm-up, as others may use the device in that moment.
+
+    A layer is more than matrix products, and small ones do not fill a device: a third to three quarters of ``hardware.flops``
+    was seen. That is what is returned where one layer does not fit the device, takes too long to try, or fails on made-up input.
+    """
+    of_layers = [layer.flops for layer in model.layers]
+    alike = Counter(of_layers)
+    number = max(range(len(of_layers)), key=lambda layer: alike[of_layers[layer]] * of_layers[layer])
+    micro_batch, dtype = run.train.micro_batch, run_dtype(run)
+    flops = 3 * micro_batch * model.layers[number].flops
+    state = sum(4 * spec.size * dtype.itemsize for spec in model.buckets if number in spec.layers)
+    if not flops or flops > MOST_TIMED_SECONDS * hardware.flops or state > hardware.memory_bytes:
+        return hardware.flops
+    try:
+        return flops / _pass_seconds(model, number, run, device)
+    except Exception as error:  # a model's own code, or too little memory: no reason not to train
+        log.warning("layer %d could not be timed: %s", number, error)
+        return hardware.flops
+
+
+def _pass_seconds(model: Model, number: int, run: plan_pb2.Run, device: torch.device) -> float:
+    stage = build_stage(
+        model, number, number + 1, device, run_dtype(run), autocast=run.train.precision == plan_pb2.BF16
+    )
+    some = torch.Generator(device).manual_seed(0)
+    for bucket in stage.buckets.values():
+        bucket.parameters.normal_(std=0.02, generator=some)
+
+    def made_up_input() -> torch.Tensor:
+        if number:
+            shape = model.activation_shape(number - 1, run.train.micro_batch)
+            return torch.randn(shape, dtype=stage.dtype, device=device, generator=some).requires_grad_()
+        shape, dtype = (run.train.micro_batch, *model.sample.shape), model.sample.dtype
+        if dtype.is_floating_point:
+            return torch.randn(shape, dtype=stage.dtype, device=device, generator=some)
+        return torch.randint(model.sample.vocabulary or 2, shape, dtype=dtype, device=device, generator=some)
+
+    def timed() -> float:
+        x = made_up_input()
+        finish(device)
+        began = time.perf_counter()
+        y = stage.forward(x)
+        torch.autograd.backward(y, torch.ones_like(y))
+        finish(device)
+        return time.perf_counter() - began
+
+    timed()
+    seconds: list[float] = []
+    until = time.perf_counter() + TIMED_SECONDS
+    while len(seconds) < LEAST_TIMED or time.perf_counter() < until:
+        seconds.append(timed())
+    return min(seconds)

@@ -22,7 +22,6 @@ import torch
 
 import dtfm
 from dtfm.node.backup import Keeper
-from dtfm.node.device import measure_device
 from dtfm.node.disk import Disk
 from dtfm.node.holding import Holding
 from dtfm.node.links import measure_links
@@ -87,7 +86,6 @@ class Session:
         """On a running event loop. ``device`` is what measure_device says of the one in ``settings``."""
         loop = asyncio.get_running_loop()
         self._settings = settings
-        self._device = device
         self._incarnation = secrets.randbits(64)
         self._outgoing: asyncio.Queue[NodeMessage] = asyncio.Queue()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -198,7 +196,7 @@ class Session:
                     node=self._settings.node,
                     incarnation=self._incarnation,
                     address=self._address,
-                    device=self._device,
+                    device=self._trainer.hardware,
                     signing_request=signing_request(self._key),
                 )
             )
@@ -289,7 +287,7 @@ class Session:
             await asyncio.sleep(every)
             beat = Heartbeat(count=count)
             if count % IDLE_BEATS == 0 and self._trainer.at is None:
-                beat.flops = (await asyncio.to_thread(measure_device, self._settings.device)).flops
+                beat.flops = await asyncio.to_thread(self._trainer.timed_again)
             self._send(NodeMessage(heartbeat=beat))
 
     async def _messages(self) -> AsyncIterator[NodeMessage]:

@@ -29,7 +29,7 @@ from dtfm.node.mailbox import Closed
 from dtfm.node.model import load_model
 from dtfm.node.outbox import Outbox
 from dtfm.node.pipeline import Outcome
-from dtfm.node.profile import workload
+from dtfm.node.profile import sustained_flops, workload
 from dtfm.node.share import share_of
 from dtfm.node.trace import Activity, span
 from dtfm.protos.control_pb2 import (
@@ -63,6 +63,7 @@ class Trainer:
     """Public methods are called on the event loop and return at once; what they ask for happens in this node's thread.
 
     ``report`` takes a message for the coordinator, ``fail`` a sentence about a mistake of the user's that ends the node.
+    ``hardware`` says how fast the device computes matrix products, and, once a run is read, that run's layers.
     """
 
     def __init__(
@@ -80,7 +81,7 @@ class Trainer:
     ) -> None:
         self._node = node
         self._device = device
-        self._hardware = hardware
+        self.hardware = hardware
         self._allowed_modules = allowed_modules
         self._outbox = outbox
         self._loop = loop
@@ -137,6 +138,11 @@ class Trainer:
         if waiting is not None:
             waiting.cancel()
         self._outbox.interrupt(reason)
+
+    def timed_again(self) -> float:
+        """FLOP/s as in ``hardware``, while nothing is trained here; 0 where no run was read. In any thread."""
+        work = self._work
+        return sustained_flops(work.model, work.run, self._device, self.hardware) if work is not None else 0.0
 
     @property
     def at(self) -> tuple[int, int] | None:
@@ -209,6 +215,7 @@ class Trainer:
             data = load_data(run, self._allowed_modules)
             model = load_model(run.model, data.sample, self._allowed_modules)
             self._work = Work(run, model, data, identity)
+            self.hardware.flops = sustained_flops(model, run, self._device, self.hardware)
             self._holding.replace(Held(0, {}))
             self._voted, self._made_by = None, 0
         work = self._work
@@ -221,6 +228,7 @@ class Trainer:
             tokens_per_sample=work.data.tokens_per_sample,
             buckets=len(work.model.buckets),
             kept=self._keeper.open(run, work.model.buckets, identity),
+            flops=self.hardware.flops,
         )
         self._report(NodeMessage(prepared=prepared))
 
@@ -274,7 +282,7 @@ class Trainer:
                     share,
                     assignment,
                     self._device,
-                    self._hardware,
+                    self.hardware,
                     self._holding.held,
                     copied,
                     self._keeper,

@@ -196,6 +196,26 @@ def test_the_first_prepared_defines_the_run_and_needs_no_probe() -> None:
     assert world.kinds_to("a") == ["welcome"]
 
 
+def test_a_node_counts_for_as_fast_as_it_computes_this_runs_layers() -> None:
+    world = World()
+    world.greet("a")
+    world.hear("a", prepared(flops=3e9))
+    assert world.events(ev.DeviceTimed) == [ev.DeviceTimed("a", 3e9)]
+    assert world.state.ledger.members["a"].device.flops == 3e9
+    again = wire.Device(kind="cpu", name="a cpu", memory_bytes=1 << 33, flops=3e9)
+    world.greet("a", device=again)
+    world.hear("a", prepared(flops=3e9))
+    assert len(world.events(ev.DeviceTimed)) == 1
+
+
+@pytest.mark.parametrize("flops", [math.nan, -1.0, 1e30])
+def test_a_speed_that_no_device_has_is_no_speed(flops: float) -> None:
+    world = World()
+    stream = world.greet("a")
+    world.hear("a", prepared(flops=flops))
+    assert "device.flops is" in refusal_of(world, stream).sentence
+
+
 def test_later_nodes_probe_all_that_prepared_before() -> None:
     world = World(fresh_state(cluster={"nodes": 4}))
     world.join("a", "b")

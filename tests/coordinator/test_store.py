@@ -27,6 +27,7 @@ EVERY_EVENT: list[ev.Event] = [
     ev.NodeReady("a"),
     ev.NodeLeaving("a", "why"),
     ev.StateCopied("a", "1f", (0, 2), 1),
+    ev.DeviceTimed("a", 1e9),
     ev.DeviceDrifted("a", 1e9, "why"),
     ev.NodeLeft("a", "why"),
     ev.LinksMeasured("a", (ev.Link("a", "b", 0.001, 1e9), ev.Link("b", "a", 0.0, 0.0, "no route")), up=2e9),

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 import torch
 
+from dtfm.node import profile
 from dtfm.node.model import load_model
-from dtfm.node.profile import workload
+from dtfm.node.profile import sustained_flops, workload
 from dtfm.node.samples import Sample
 from dtfm.protos import plan_pb2
+from dtfm.protos.control_pb2 import Device
 from tests.node.test_stage import LENGTH, SIZES, VOCABULARY, model_of
 
+CPU = torch.device("cpu")
+HARDWARE = Device(kind="cpu", memory_bytes=1 << 30, flops=1e12)
 TRAIN = plan_pb2.Run.Train(micro_batch=3, global_batch=12)
 
 
@@ -89,3 +94,50 @@ def test_a_model_that_no_machine_could_hold_is_profiled_at_no_cost() -> None:
     model = load_model(spec, Sample((4096,), torch.int64, 128256))
     assert sum(bucket.size for bucket in model.buckets) > 10e9
     assert workload(model, plan_pb2.Run(train=TRAIN)).layers[1].forward_flops > 1e13
+
+
+@pytest.mark.parametrize(("name", "layer"), [("llama", 1), ("gpt2-untied", 1), ("convnet", 0)])
+@pytest.mark.parametrize("precision", [plan_pb2.FP32, plan_pb2.BF16, plan_pb2.FP64])
+def test_a_device_is_as_fast_as_it_computes_the_layers_that_most_flops_are_in(
+    name: str, layer: int, precision: plan_pb2.Precision, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    timed: list[tuple[int, float]] = []
+    really = profile._pass_seconds
+
+    def pass_seconds(*arguments: Any) -> float:
+        timed.append((arguments[1], really(*arguments)))
+        return timed[-1][1]
+
+    monkeypatch.setattr(profile, "_pass_seconds", pass_seconds)
+    monkeypatch.setattr(profile, "TIMED_SECONDS", 0.0)
+    model = model_of(name)
+    train = plan_pb2.Run.Train(micro_batch=3, global_batch=12, precision=precision)
+    speed = sustained_flops(model, plan_pb2.Run(train=train), CPU, HARDWARE)
+    ((number, seconds),) = timed
+    assert number == layer
+    assert speed * seconds == pytest.approx(3 * 3 * model.layers[number].flops)
+    assert 1e5 < speed < HARDWARE.flops
+
+
+@pytest.mark.parametrize("name", ["llama", "convnet"])
+def test_a_first_layer_is_timed_on_inputs_of_its_kind(name: str) -> None:
+    assert 0 < profile._pass_seconds(model_of(name), 0, plan_pb2.Run(train=TRAIN), CPU) < 60
+
+
+def test_timing_leaves_what_a_run_draws_at_random_as_it_was() -> None:
+    before = torch.get_rng_state()
+    sustained_flops(model_of("llama"), plan_pb2.Run(train=TRAIN), CPU, HARDWARE)
+    assert torch.equal(before, torch.get_rng_state())
+
+
+@pytest.mark.parametrize("device", [Device(memory_bytes=1 << 30, flops=1e3), Device(memory_bytes=1 << 10, flops=1e12)])
+def test_where_a_layer_takes_too_long_or_does_not_fit_the_speed_of_matrix_products_counts(device: Device) -> None:
+    assert sustained_flops(model_of("llama"), plan_pb2.Run(train=TRAIN), CPU, device) == device.flops
+
+
+def test_a_layer_that_fails_on_made_up_input_is_no_reason_not_to_train(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object) -> float:
+        raise IndexError("of the model's own code")
+
+    monkeypatch.setattr(profile, "_pass_seconds", fails)
+    assert sustained_flops(model_of("llama"), plan_pb2.Run(train=TRAIN), CPU, HARDWARE) == HARDWARE.flops
