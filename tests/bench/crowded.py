@@ -1,25 +1,78 @@
 """The coordinator's command for nodes that stand for machines of their own, but share this one's cores:
-``python -m tests.bench.crowded serve ...``.
+``python -m tests.bench.crowded SHARE serve ...``.
 
-Each node timed itself while others did not compute. Here all count for as fast as the fastest was, times its share of a core.
+Each node timed itself while others did not compute. Here all count for as fast as the fastest was, times its ``SHARE``
+(`share_of_a_core`).
 """
 
 from __future__ import annotations
 
-import os
+import statistics
+import subprocess
+import sys
+import time
 from dataclasses import replace
 
 from dtfm.scheduler.cluster import Cluster
 from tests.cluster.alike import run_with
+from tests.cluster.launch import ROOT
 
-CORES = len(os.sched_getaffinity(0))
+TIMED_SECONDS = 5.0
 
 
-def crowded(cluster: Cluster) -> Cluster:
+def share_of_a_core(nodes: int) -> float:
+    """How fast each of so many processes computes when all do at once, beside one by itself, as measured: less than its share of
+    the cores, whose caches they share too."""
+    alone, together = _passes(1), _passes(nodes)
+    return statistics.mean(together) / alone[0]
+
+
+def _passes(processes: int) -> list[int]:
+    """Of each of so many at once, in TIMED_SECONDS."""
+    command = [sys.executable, "-m", "tests.bench.crowded", "compute"]
+    pipe = subprocess.PIPE
+    running = [
+        subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, cwd=ROOT, env={"OMP_NUM_THREADS": "1"})
+        for _ in range(processes)
+    ]
+    for process in running:
+        assert process.stdout is not None
+        process.stdout.readline()  # it is ready
+    for process in running:
+        assert process.stdin is not None
+        process.stdin.write("go\n")
+        process.stdin.flush()
+    return [int(process.communicate()[0]) for process in running]
+
+
+def _compute() -> None:
+    """Passes through a small transformer layer, forward and backward, from when it is told to; prints how many."""
+    import torch  # not where this is a coordinator, which needs none
+
+    layer = torch.nn.TransformerEncoderLayer(96, 4, 288, dropout=0.0, batch_first=True)
+    x = torch.randn(1, 192, 96)
+    layer(x).sum().backward()
+    print("ready", flush=True)
+    sys.stdin.readline()
+    passes, until = 0, time.perf_counter() + TIMED_SECONDS
+    while time.perf_counter() < until:
+        layer(x).sum().backward()
+        passes += 1
+    print(passes)
+
+
+def crowded(cluster: Cluster, share: float) -> Cluster:
     """The same links between nodes that are as fast as they are when all compute at once."""
-    flops = max(node.flops for node in cluster.nodes) * min(1.0, CORES / len(cluster.nodes))
+    flops = share * max(node.flops for node in cluster.nodes)
     return replace(cluster, nodes=tuple(replace(node, flops=flops) for node in cluster.nodes))
 
 
 if __name__ == "__main__":
-    run_with(crowded)
+    match sys.argv[1:]:
+        case ["compute"]:
+            _compute()
+        case [share, *_]:
+            del sys.argv[1]
+            run_with(lambda cluster: crowded(cluster, float(share)))
+        case _:
+            raise SystemExit(__doc__)

@@ -3,8 +3,9 @@
 Ours, placed by the scheduler and at random, beside torch.distributed's pipeline (torch_pipeline.py).
 
 The network is emulated (tests/wan), one node in each of the paper's eight regions: its latencies, its bandwidths divided by
-one number, which the title states. The network is checked against its file before anything is measured. A step's time is
-the median from commit to commit; the first one warms up.
+one number, which the title states. The network is checked against its file before anything is measured. Nodes come one
+after the other, as they would disturb each other's measurements of devices, which they do not share elsewhere. A step's time
+is the median from commit to commit; the first one warms up.
 
 What is trained keeps the proportions of the paper's job (arXiv 2206.01288, section 4: GPT3-1.3B, 8 stages of 3 layers x 8
 replicas, micro-batches of one sequence, 128 of them in a pipeline per step, 1,024 sequences in all; its scripts do twice 64 and
@@ -55,7 +56,7 @@ from dtfm.scheduler.plan import Plan
 from dtfm.scheduler.problem import Problem, draft_of
 from dtfm.scheduler.simulate import simulate
 from dtfm.scheduler.workload import Workload
-from tests.bench.crowded import CORES
+from tests.bench.crowded import share_of_a_core
 from tests.bench.explain import link_parts_of, medians, parts_of, read_traces
 from tests.bench.rows import Row, show
 from tests.cluster.launch import ROOT
@@ -66,6 +67,7 @@ from tests.wan.networks import Scaled, eight_nodes
 from tests.wan.wan import COORDINATOR, Wan, WanUnavailable
 
 WARM_UP = 1
+CORES = len(os.sched_getaffinity(0))
 TOTAL_BANDWIDTH = 150e6 / 8
 """Bytes per second over all links."""
 PATIENCE_SECONDS = 1800.0
@@ -104,9 +106,9 @@ class Outcome:
     beside: Mapping[str, float] = field(default_factory=dict)
 
 
-def coordinator_of(way: Way) -> list[str]:
+def coordinator_of(way: Way, share: float) -> list[str]:
     """The module that is this way's coordinator, with what it takes first."""
-    return ["tests.bench.crowded"] if way.shuffle is None else ["tests.bench.blind", str(way.shuffle)]
+    return ["tests.bench.crowded", str(share)] if way.shuffle is None else ["tests.bench.blind", str(way.shuffle)]
 
 
 def run_file(way: Way, steps: int) -> str:
@@ -135,16 +137,17 @@ every = 0
 """
 
 
-def measure_ours(way: Way, network: Scaled, steps: int) -> Outcome:
-    """Trains ``steps`` steps, and some before, on a network of its own."""
+def measure_ours(way: Way, network: Scaled, steps: int, share: float) -> Outcome:
+    """Trains ``steps`` steps, and some before, on a network of its own. ``share``: see share_of_a_core."""
     last = steps + WARM_UP
     with (
         tempfile.TemporaryDirectory() as folder,
         Wan(network.cluster) as wan,
-        wan_cluster(wan, Path(folder), run_file(way, last), coordinator=coordinator_of(way)) as cluster,
+        wan_cluster(wan, Path(folder), run_file(way, last), coordinator=coordinator_of(way, share)) as cluster,
     ):
         for name in network.cluster.ids:
             cluster.add(name, "--trace", f"{name}.json")
+            cluster.wait_for("node_ready", after=len(cluster.events), timeout=PATIENCE_SECONDS)
         cluster.wait_for("step_committed", where=lambda e: e["step"] == WARM_UP, timeout=PATIENCE_SECONDS)
         before, processors = wan.traffic(), processor_seconds()
         cluster.wait_for("step_committed", where=lambda e: e["step"] == last, timeout=PATIENCE_SECONDS)
@@ -158,6 +161,7 @@ def measure_ours(way: Way, network: Scaled, steps: int) -> Outcome:
             for pair in after
             if COORDINATOR not in pair
         )
+        cluster.wait_for("run_finished", timeout=PATIENCE_SECONDS)  # the last step is applied, and in the traces
         nodes = read_traces(Path(folder))
     measured = range(WARM_UP + 1, last + 1)
     parts = medians([parts_of(step, nodes) for step in measured])
@@ -246,18 +250,20 @@ def main() -> int:
         print(f"The emulated network is not as its file says, so nothing is measured: {wrong}", file=sys.stderr)
         return 1
     chosen = [way for way in WAYS if arguments.only is None or way.name in arguments.only]
+    share = share_of_a_core(len(network.cluster.ids))
     outcomes: list[tuple[Way, Outcome]] = []
     for way in chosen:
         print(f"{way.name} ...", file=sys.stderr, flush=True)
         outcome = (
             measure_torch(way, network, arguments.torch_steps)
             if way.torch
-            else measure_ours(way, network, arguments.steps)
+            else measure_ours(way, network, arguments.steps, share)
         )
         print(f"  {outcome}", file=sys.stderr, flush=True)
         outcomes.append((way, outcome))
     rows = [row for way, outcome in outcomes for row in rows_of(way, outcome, outcomes[0])]
     title = f"One step over worldwide links, bandwidths divided by {network.divisor:.0f}, {arguments.steps} steps each"
+    title += f"; a node counts for {share:.2f} of a core"
     if any(way.torch for way in chosen):
         title += f" (torch: {arguments.torch_steps})"
     show(title, rows, arguments.json)
