@@ -305,3 +305,9 @@ def training(*nodes: str, **changes: dict[str, Any]) -> World:
     world.join(*names)
     world.settle()
     return world
+
+
+def refusal_of(world: World, stream: int) -> wire.Refusal:
+    """With which the coordinator ended it."""
+    assert stream in world.hung_up
+    return world.said[stream][-1].refusal
