@@ -44,11 +44,6 @@ class Beside(enum.Enum):
     UPDATES = "state and steps on their way to followers"  # holding.py
 
 
-WRITE_SECONDS = 1.0
-STEP_ENDS = frozenset((Activity.VOTE, Activity.APPLY, Activity.EVALUATE, Activity.ADOPT))
-"""After these, in the trainer's thread, a trace is written in any case."""
-
-
 @dataclass(frozen=True, slots=True)
 class Span:
     """``began`` and ``ended`` in seconds of time.perf_counter; ``ended`` is None while it lasts. ``index``: which micro-batch
@@ -110,8 +105,8 @@ def tell_beside(kept: Beside, size: int, by: object = None) -> None:
 
 @contextmanager
 def write_trace(path: Path, node: str) -> Iterator[None]:
-    """Writes the spans of the block to ``path``, at the end of each step and WRITE_SECONDS after the last time, and what
-    is kept as counters, as a Chrome trace of the process ``node``.
+    """Writes all spans of the block to ``path`` as they end, and what is kept as counters, as a Chrome trace of the process
+    ``node``.
 
     The file can be read at any time, also when the process was killed: the format lets the closing bracket be missing.
     Raises ValueError when ``path`` cannot be written.
@@ -125,43 +120,36 @@ def write_trace(path: Path, node: str) -> Iterator[None]:
     lock = threading.Lock()
     tracks: dict[str, int] = {}
     process = json.dumps(node)
-    pending = [f'[{{"ph":"M","name":"process_name","pid":{process},"args":{{"name":{process}}}}}']
-    wall, written = time.time() - time.perf_counter(), time.perf_counter()
+    wall = time.time() - time.perf_counter()
 
-    def add(event: str, at_once: bool = False) -> None:
-        nonlocal written
-        pending.append(event)
-        if at_once or time.perf_counter() > written + WRITE_SECONDS:
-            written = time.perf_counter()
-            file.write("".join(pending).encode())
-            pending.clear()
-
-    # Formatted by hand: there are thousands of spans per second, and json.dumps with a write each took a tenth of a small
-    # model's step.
+    # By hand: there are thousands of spans per second, and with json.dumps they took a tenth of a small model's step.
     def note(span: Span) -> None:
         if span.ended is None:
             return
         activity, began, took = span.activity.value, (wall + span.began) * 1e6, (span.ended - span.began) * 1e6
         with lock:
+            named = ""
             if span.track not in tracks:
                 tracks[span.track] = len(tracks)
-                add(
+                named = (
                     f',\n{{"ph":"M","name":"thread_name","pid":{process},"tid":{tracks[span.track]},'
                     f'"args":{{"name":{json.dumps(span.track)}}}}}'
                 )
-            add(
-                f',\n{{"ph":"X","name":"{activity} {span.index}","cat":"{activity}","pid":{process},'
+            event = (
+                f'{named},\n{{"ph":"X","name":"{activity} {span.index}","cat":"{activity}","pid":{process},'
                 f'"tid":{tracks[span.track]},"ts":{began:.1f},"dur":{took:.1f},'
-                f'"args":{{"step":{span.step},"index":{span.index}}}}}',
-                at_once=span.activity in STEP_ENDS,
+                f'"args":{{"step":{span.step},"index":{span.index}}}}}'
             )
+            file.write(event.encode())
 
     def weigh(kept: Beside, size: int) -> None:
         now = (wall + time.perf_counter()) * 1e6
+        event = f',\n{{"ph":"C","name":"{kept.value}","pid":{process},"ts":{now:.1f},"args":{{"bytes":{size}}}}}'
         with lock:
-            add(f',\n{{"ph":"C","name":"{kept.value}","pid":{process},"ts":{now:.1f},"args":{{"bytes":{size}}}}}')
+            file.write(event.encode())
 
     with file:
+        file.write(f'[{{"ph":"M","name":"process_name","pid":{process},"args":{{"name":{process}}}}}'.encode())
         listen(note)
         _scales.append(weigh)
         try:
@@ -170,7 +158,7 @@ def write_trace(path: Path, node: str) -> Iterator[None]:
             forget(note)
             _scales.remove(weigh)
             with lock:
-                add("\n]\n", at_once=True)
+                file.write(b"\n]\n")
 
 
 class _Lasting:
