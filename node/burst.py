@@ -40,7 +40,7 @@ LEAST_ARRIVALS = 4
 GROWTH, DECLINE = 1.2, 0.8
 """A window is like the one before it where it has no more than so many times as much, and no less."""
 RECOVERY_WINDOWS = 2
-"""At least the two that are compared: the loss itself is in neither."""
+"""The two that are compared, so that they begin after the loss."""
 
 
 class Burst:
@@ -180,15 +180,16 @@ def steady_rate(arrivals: Arrivals, window: float) -> float | None:
     """Bytes per second in the last window of so many seconds, where that is like the one before; None while it is not.
 
     Where less came than in an earlier window, a packet was lost: nothing is handed over until that is there again, and then all
-    at once, in one window; and TCP begins slowly again. So what counts, once RECOVERY_WINDOWS more have passed and it grows no
-    more, is all that came from then on, or the slower of the last two windows where that is more.
+    at once, most of it in one window; and TCP begins slowly again. So what counts, once RECOVERY_WINDOWS more have passed and it
+    grows no more, is all that came from then on, or the slower of the last two windows where that is more.
     """
     if arrivals.seconds < 2 * window:
         return None
     window = max(window, LEAST_ARRIVALS * arrivals.seconds / (len(arrivals.times) - 1))
     first, end, peak = arrivals.times[0], arrivals.times[-1], 0.0
     earlier, later = arrivals.rate(end - 2 * window, end - window), arrivals.rate(end - window, end)
-    if arrivals.seconds < 2 * window or later > GROWTH * earlier:
+    heard_earlier = bisect_left(arrivals.times, end - window) > bisect_left(arrivals.times, end - 2 * window)
+    if arrivals.seconds < 2 * window or later > GROWTH * earlier or not heard_earlier:
         return None
     for half in range(2, int(2 * arrivals.seconds / window) + 1):
         when = first + half * window / 2

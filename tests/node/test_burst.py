@@ -87,6 +87,15 @@ def test_what_came_slowly_after_a_lost_packet_is_not_counted_once_the_link_is_fu
     assert rate_of(arrivals, window_seconds(round_trip)) == pytest.approx(96e6 / 8, rel=0.1)
 
 
+def test_the_first_piece_after_a_long_silence_does_not_end_a_burst() -> None:
+    rate, piece, window = 12.5e6, 125_000, window_seconds(0.02)
+    growing = [(0.01 * number, int(piece * 2 ** (0.1 * number - 3))) for number in range(25)]
+    again = growing[-1][0] + 5 * window
+    arrivals = heard(iter([*growing, *((again + 0.01 * number, piece) for number in range(100))]), 0.02)
+    assert arrivals.times[-1] > again
+    assert rate_of(arrivals, window) == pytest.approx(rate, rel=0.1)
+
+
 def test_a_burst_that_never_becomes_steady_counts_by_the_latter_half_of_its_time() -> None:
     arrivals = Arrivals()
     for now, size in ((0.0, 1), (1.0, 10), (2.0, 20), (3.0, 40), (4.0, 80)):
