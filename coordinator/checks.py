@@ -111,6 +111,8 @@ def check_prepared(prepared: wire.Prepared, run: RunFile) -> Described:
     _number("unigram_entropy", prepared.unigram_entropy, 0, 1000)
     if not 1 <= prepared.tokens_per_sample <= 1 << 24:
         raise malformed("tokens_per_sample", prepared.tokens_per_sample, "1 to 2**24")
+    if prepared.flops:
+        _number("flops", prepared.flops, 1.0, MOST_FLOPS)
     if len(prepared.kept) > MOST_BACKUPS:
         raise malformed("kept", len(prepared.kept), f"of at most {MOST_BACKUPS} steps")
     if not len(layers) <= prepared.buckets <= MAX_BUCKETS:

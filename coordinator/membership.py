@@ -13,7 +13,6 @@ from dtfm.coordinator.checks import (
     Refused,
     check_agrees,
     check_connection,
-    check_flops,
     check_hello,
     check_links,
     check_prepared,
@@ -93,7 +92,6 @@ def prepared(turn: Turn, session: Session, message: wire.Prepared) -> None:
     else:
         check_agrees(described, turn.state.ledger.described)
     if message.flops and message.flops != turn.state.ledger.members[session.node].device.flops:
-        check_flops(message.flops)
         turn.emit(ev.DeviceTimed(session.node, message.flops))
     backup.claimed(turn, session, message.kept)
     session = turn.state.sessions[session.node]

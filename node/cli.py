@@ -147,7 +147,8 @@ async def _join(settings: Settings, most_memory: int | None) -> int:
     device = await asyncio.to_thread(measure_device, settings.device)
     device.memory_bytes = min(device.memory_bytes, most_memory or device.memory_bytes)
     memory, speed = device.memory_bytes / 2**30, device.flops / 1e9
-    print(f"{settings.node}: {device.name} ({device.kind}), {memory:.1f} GiB free, {speed:.0f} GFLOP/s", flush=True)
+    power = f"{memory:.1f} GiB free, {speed:.0f} GFLOP/s in matrix products"
+    print(f"{settings.node}: {device.name} ({device.kind}), {power}", flush=True)
     session = Session(settings, device)
     signalled = False
 

@@ -61,7 +61,8 @@ def check_device(name: str) -> Finding:
     except ValueError as mistake:
         return Finding("device", False, str(mistake), "give another with --device, or mend the driver")
     sentence = (
-        f"{device.name} ({device.kind}), {device.memory_bytes / 2**30:.1f} GiB free, {device.flops / 1e9:.0f} GFLOP/s"
+        f"{device.name} ({device.kind}), {device.memory_bytes / 2**30:.1f} GiB free, {device.flops / 1e9:.0f} GFLOP/s in "
+        "matrix products"
     )
     if device.kind == "cpu":
         return Finding("device", None, sentence, "a GPU computes far faster: nvidia-smi shows whether there is one")

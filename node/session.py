@@ -285,10 +285,9 @@ class Session:
     async def _beat(self, every: float) -> None:
         for count in itertools.count(1):
             await asyncio.sleep(every)
-            beat = Heartbeat(count=count)
-            if count % IDLE_BEATS == 0 and self._trainer.at is None:
-                beat.flops = await asyncio.to_thread(self._trainer.timed_again)
-            self._send(NodeMessage(heartbeat=beat))
+            self._send(NodeMessage(heartbeat=Heartbeat(count=count)))
+            if count % IDLE_BEATS == 0:
+                self._trainer.time_again()
 
     async def _messages(self) -> AsyncIterator[NodeMessage]:
         outgoing = self._outgoing

@@ -29,7 +29,7 @@ from dtfm.node.mailbox import Closed
 from dtfm.node.model import load_model
 from dtfm.node.outbox import Outbox
 from dtfm.node.pipeline import Outcome
-from dtfm.node.profile import sustained_flops, workload
+from dtfm.node.profile import layer_flops, workload
 from dtfm.node.share import share_of
 from dtfm.node.trace import Activity, span
 from dtfm.protos.control_pb2 import (
@@ -40,6 +40,7 @@ from dtfm.protos.control_pb2 import (
     Commit,
     Device,
     Evaluated,
+    Heartbeat,
     LinksChanged,
     NodeMessage,
     PlanReady,
@@ -63,7 +64,7 @@ class Trainer:
     """Public methods are called on the event loop and return at once; what they ask for happens in this node's thread.
 
     ``report`` takes a message for the coordinator, ``fail`` a sentence about a mistake of the user's that ends the node.
-    ``hardware`` says how fast the device computes matrix products, and, once a run is read, that run's layers.
+    ``hardware`` is what measure_device says.
     """
 
     def __init__(
@@ -81,7 +82,8 @@ class Trainer:
     ) -> None:
         self._node = node
         self._device = device
-        self.hardware = hardware
+        self._hardware = hardware
+        self._layer_flops: float | None = None
         self._allowed_modules = allowed_modules
         self._outbox = outbox
         self._loop = loop
@@ -139,10 +141,17 @@ class Trainer:
             waiting.cancel()
         self._outbox.interrupt(reason)
 
-    def timed_again(self) -> float:
-        """FLOP/s as in ``hardware``, while nothing is trained here; 0 where no run was read. In any thread."""
-        work = self._work
-        return sustained_flops(work.model, work.run, self._device, self.hardware) if work is not None else 0.0
+    def time_again(self) -> None:
+        """Reports how fast the run's layers are computed now, unless this node has a part in training them."""
+        self._commands.put(self._time_again)
+
+    @property
+    def hardware(self) -> Device:
+        """This device, as fast as it computes the run's layers where these were timed."""
+        device = Device()
+        device.CopyFrom(self._hardware)
+        device.flops = self._layer_flops or device.flops
+        return device
 
     @property
     def at(self) -> tuple[int, int] | None:
@@ -215,7 +224,7 @@ class Trainer:
             data = load_data(run, self._allowed_modules)
             model = load_model(run.model, data.sample, self._allowed_modules)
             self._work = Work(run, model, data, identity)
-            self.hardware.flops = sustained_flops(model, run, self._device, self.hardware)
+            self._layer_flops = layer_flops(model, run, self._device, self._hardware)
             self._holding.replace(Held(0, {}))
             self._voted, self._made_by = None, 0
         work = self._work
@@ -228,9 +237,17 @@ class Trainer:
             tokens_per_sample=work.data.tokens_per_sample,
             buckets=len(work.model.buckets),
             kept=self._keeper.open(run, work.model.buckets, identity),
-            flops=self.hardware.flops,
+            flops=self._layer_flops or 0.0,
         )
         self._report(NodeMessage(prepared=prepared))
+
+    def _time_again(self) -> None:
+        work = self._work
+        if work is None or self._engagement is not None or self._adopting < self._newest:
+            return
+        flops = layer_flops(work.model, work.run, self._device, self._hardware)
+        if flops is not None:
+            self._report(NodeMessage(heartbeat=Heartbeat(flops=flops)))
 
     def _adopt(self, assignment: Assignment, admit_to: Callable[[Inbox | None], None]) -> None:
         plan = assignment.plan

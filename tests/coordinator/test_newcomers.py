@@ -50,7 +50,8 @@ def test_a_speed_that_no_device_has_is_no_speed(flops: float) -> None:
     world = World()
     stream = world.greet("a")
     world.hear("a", prepared(flops=flops))
-    assert "device.flops is" in refusal_of(world, stream).sentence
+    assert "flops is" in refusal_of(world, stream).sentence
+    assert world.state.ledger.described is None
 
 
 def test_later_nodes_probe_all_that_prepared_before() -> None:

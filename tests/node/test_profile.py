@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 
 from dtfm.node import profile
 from dtfm.node.model import load_model
-from dtfm.node.profile import sustained_flops, workload
+from dtfm.node.profile import layer_flops, workload
 from dtfm.node.samples import Sample
 from dtfm.protos import plan_pb2
 from dtfm.protos.control_pb2 import Device
@@ -112,9 +113,10 @@ def test_a_device_is_as_fast_as_it_computes_the_layers_that_most_flops_are_in(
     monkeypatch.setattr(profile, "TIMED_SECONDS", 0.0)
     model = model_of(name)
     train = plan_pb2.Run.Train(micro_batch=3, global_batch=12, precision=precision)
-    speed = sustained_flops(model, plan_pb2.Run(train=train), CPU, HARDWARE)
+    speed = layer_flops(model, plan_pb2.Run(train=train), CPU, HARDWARE)
     ((number, seconds),) = timed
     assert number == layer
+    assert speed is not None
     assert speed * seconds == pytest.approx(3 * 3 * model.layers[number].flops)
     assert 1e5 < speed < HARDWARE.flops
 
@@ -126,13 +128,26 @@ def test_a_first_layer_is_timed_on_inputs_of_its_kind(name: str) -> None:
 
 def test_timing_leaves_what_a_run_draws_at_random_as_it_was() -> None:
     before = torch.get_rng_state()
-    sustained_flops(model_of("llama"), plan_pb2.Run(train=TRAIN), CPU, HARDWARE)
+    layer_flops(model_of("llama"), plan_pb2.Run(train=TRAIN), CPU, HARDWARE)
     assert torch.equal(before, torch.get_rng_state())
 
 
 @pytest.mark.parametrize("device", [Device(memory_bytes=1 << 30, flops=1e3), Device(memory_bytes=1 << 10, flops=1e12)])
-def test_where_a_layer_takes_too_long_or_does_not_fit_the_speed_of_matrix_products_counts(device: Device) -> None:
-    assert sustained_flops(model_of("llama"), plan_pb2.Run(train=TRAIN), CPU, device) == device.flops
+def test_a_layer_that_takes_too_long_or_does_not_fit_is_not_timed(device: Device) -> None:
+    assert layer_flops(model_of("llama"), plan_pb2.Run(train=TRAIN), CPU, device) is None
+
+
+def test_a_slow_first_pass_is_the_only_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(profile, "MOST_EXPECTED_SECONDS", 0.0)
+    monkeypatch.setattr(profile, "TIMED_SECONDS", 1e6)
+    assert profile._pass_seconds(model_of("llama"), 1, plan_pb2.Run(train=TRAIN), CPU) > 0
+
+
+def test_the_layer_that_was_timed_takes_no_memory_afterwards() -> None:
+    layer_flops(model_of("llama"), plan_pb2.Run(train=TRAIN), CPU, HARDWARE)
+    before = sum(type(thing) is torch.nn.Parameter for thing in gc.get_objects())
+    layer_flops(model_of("llama"), plan_pb2.Run(train=TRAIN), CPU, HARDWARE)
+    assert sum(type(thing) is torch.nn.Parameter for thing in gc.get_objects()) == before
 
 
 def test_a_layer_that_fails_on_made_up_input_is_no_reason_not_to_train(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,4 +155,4 @@ def test_a_layer_that_fails_on_made_up_input_is_no_reason_not_to_train(monkeypat
         raise IndexError("of the model's own code")
 
     monkeypatch.setattr(profile, "_pass_seconds", fails)
-    assert sustained_flops(model_of("llama"), plan_pb2.Run(train=TRAIN), CPU, HARDWARE) == HARDWARE.flops
+    assert layer_flops(model_of("llama"), plan_pb2.Run(train=TRAIN), CPU, HARDWARE) is None

@@ -78,11 +78,21 @@ async def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator
     (tmp_path / "run.toml").write_text(run_file(stages=[1], steps=4, lease=LEASE))
     node = Node(tmp_path / "backups")
     node.trainer.prepare(read_run_file(tmp_path / "run.toml").message("test"), member("n0"))
-    assert (await node.reports.get()).WhichOneof("message") == "prepared"
+    assert (await node.reports.get()).prepared.flops > 0  # the run's layers were timed
     yield node
     await asyncio.to_thread(node.trainer.stop)
     node.keeper.close()
     await node.outbox.close()
+
+
+async def test_a_node_without_a_part_times_its_device_again_and_one_with_a_part_does_not(node: Node) -> None:
+    node.trainer.time_again()
+    assert (await node.reports.get()).heartbeat.flops > 0
+    node.adopt(even_plan(LAYERS, 1, 1, MICRO_BATCHES))
+    assert (await node.reports.get()).plan_ready.generation == 1
+    node.trainer.time_again()
+    node.adopt(even_plan(LAYERS, 1, 1, MICRO_BATCHES))
+    assert (await node.reports.get()).plan_ready.generation == 1
 
 
 async def test_a_node_without_a_part_keeps_nothing_of_what_it_computed(node: Node) -> None:
