@@ -263,9 +263,9 @@ def main() -> int:
         outcomes.append((way, outcome))
     rows = [row for way, outcome in outcomes for row in rows_of(way, outcome, outcomes[0])]
     title = f"One step over worldwide links, bandwidths divided by {network.divisor:.0f}, {arguments.steps} steps each"
-    title += f"; a node counts for {share:.2f} of a core"
     if any(way.torch for way in chosen):
         title += f" (torch: {arguments.torch_steps})"
+    title += f"; each node counts for {share:.2f} of a core"
     show(title, rows, arguments.json)
     return 0
 
