@@ -11,6 +11,7 @@ from collections import Counter
 import torch
 
 from dtfm.kernels.codec import codec_named
+from dtfm.kernels.memory import give_back
 from dtfm.node.bucket import STATE_TENSORS
 from dtfm.node.device import finish, free_memory
 from dtfm.node.model import Model
@@ -92,6 +93,7 @@ def layer_flops(model: Model, run: plan_pb2.Run, device: torch.device, products:
         return None
     finally:
         gc.collect()  # a slice of a causal LM refers to itself
+        give_back(now=True)
         if device.type == "cuda":
             torch.cuda.empty_cache()
 
