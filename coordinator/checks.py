@@ -112,7 +112,7 @@ def check_prepared(prepared: wire.Prepared, run: RunFile) -> Described:
     if not 1 <= prepared.tokens_per_sample <= 1 << 24:
         raise malformed("tokens_per_sample", prepared.tokens_per_sample, "1 to 2**24")
     if prepared.flops:
-        _number("flops", prepared.flops, 1.0, MOST_FLOPS)
+        check_flops(prepared.flops, "flops")
     if len(prepared.kept) > MOST_BACKUPS:
         raise malformed("kept", len(prepared.kept), f"of at most {MOST_BACKUPS} steps")
     if not len(layers) <= prepared.buckets <= MAX_BUCKETS:
@@ -175,9 +175,9 @@ def check_connection(report: wire.LinkReport) -> tuple[float | None, float | Non
     return report.up or None, report.down or None
 
 
-def check_flops(flops: float) -> None:
+def check_flops(flops: float, field: str = "device.flops") -> None:
     """Raises Refused for what no device computes per second."""
-    _number("device.flops", flops, 1.0, MOST_FLOPS)
+    _number(field, flops, 1.0, MOST_FLOPS)
 
 
 def check_vote(vote: wire.StepReady) -> None:
