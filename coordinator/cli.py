@@ -6,10 +6,10 @@ import sys
 
 import typer
 
-from dtfm.coordinator.demo_command import demo
-from dtfm.coordinator.observe_commands import events, members, plan_now, watch
-from dtfm.coordinator.offline_commands import audit, export, plan
-from dtfm.coordinator.serve_command import serve, token
+from dtfm.coordinator.command.demo_command import demo
+from dtfm.coordinator.command.observe import events, members, plan_now, watch
+from dtfm.coordinator.command.offline import audit, export, plan
+from dtfm.coordinator.command.serve import serve, token
 
 app = typer.Typer(
     help="Coordinates a training run: who is there, who computes what, which steps count.",

@@ -19,10 +19,10 @@ import torch
 import typer
 from pydantic import ByteSize, Field, TypeAdapter, ValidationError
 
-from dtfm.node.device import measure_device, open_device
-from dtfm.node.doctor import examine
+from dtfm.node.host.device import measure_device, open_device
+from dtfm.node.host.doctor import examine
+from dtfm.node.host.trace import write_trace
 from dtfm.node.session import Session, Settings
-from dtfm.node.trace import write_trace
 from dtfm.protos.connection import read_address
 
 app = typer.Typer(

@@ -21,15 +21,15 @@ import grpc.aio
 import torch
 
 import dtfm
-from dtfm.node.backup import Keeper
-from dtfm.node.disk import Disk
-from dtfm.node.holding import Holding
-from dtfm.node.links import measure_links
-from dtfm.node.notices import notice
-from dtfm.node.outbox import Outbox
-from dtfm.node.peer_server import PeerServer
-from dtfm.node.trainer import Trainer
-from dtfm.node.uplink import Rank
+from dtfm.node.host.links import measure_links
+from dtfm.node.host.preemption import notice
+from dtfm.node.state.disk import Disk
+from dtfm.node.state.snapshot import Keeper
+from dtfm.node.state.state_store import Holding
+from dtfm.node.training.trainer import Trainer
+from dtfm.node.transport.peer_server import PeerServer
+from dtfm.node.transport.send_priority import Rank
+from dtfm.node.transport.sender import Outbox
 from dtfm.protos import PROTOCOL_VERSION, control_pb2_grpc
 from dtfm.protos.connection import DEFAULT_LEASE, open_channel, token_metadata
 from dtfm.protos.control_pb2 import (

@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from dtfm.scheduler.cluster import Cluster, Node
-from dtfm.scheduler.compact import DENSE, CompactCluster
-from dtfm.scheduler.decision import Decision
-from dtfm.scheduler.plan import Plan, Route, Stage
-from dtfm.scheduler.problem import Floats
-from dtfm.scheduler.workload import Layer, PaperCosts, Workload
+from dtfm.scheduler.model.cluster import Cluster, Node
+from dtfm.scheduler.model.compact import DENSE, CompactCluster
+from dtfm.scheduler.model.decision import Decision
+from dtfm.scheduler.model.plan import Plan, Route, Stage
+from dtfm.scheduler.model.problem import Floats
+from dtfm.scheduler.model.workload import Layer, PaperCosts, Workload
 
 BYTES_PER_GIGABIT = 1e9 / 8
 

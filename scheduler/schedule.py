@@ -5,23 +5,23 @@ from __future__ import annotations
 import math
 from random import Random
 
-from dtfm.scheduler.bounds import iteration_bound
-from dtfm.scheduler.cluster import Cluster
-from dtfm.scheduler.compact import CompactCluster, shrink
-from dtfm.scheduler.decision import Decision, Infeasible, Objective
-from dtfm.scheduler.evaluate import Evaluator, Improved
-from dtfm.scheduler.infeasible import shortfall
-from dtfm.scheduler.moves import Shape
-from dtfm.scheduler.paper_bound import paper_bound
-from dtfm.scheduler.paper_search import search_paper
-from dtfm.scheduler.plan import Plan
-from dtfm.scheduler.problem import Groups, Problem
-from dtfm.scheduler.repair import Start, mended
-from dtfm.scheduler.replan import Incumbent, decide
-from dtfm.scheduler.request import requested_shape
-from dtfm.scheduler.search import Deadline, search
-from dtfm.scheduler.seeds import dealt, seed_groups
-from dtfm.scheduler.workload import Workload
+from dtfm.scheduler.assemble.evaluate import Evaluator, Improved
+from dtfm.scheduler.cost.bounds import iteration_bound
+from dtfm.scheduler.model.cluster import Cluster
+from dtfm.scheduler.model.compact import CompactCluster, shrink
+from dtfm.scheduler.model.decision import Decision, Infeasible, Objective
+from dtfm.scheduler.model.infeasible import shortfall
+from dtfm.scheduler.model.plan import Plan
+from dtfm.scheduler.model.problem import Groups, Problem
+from dtfm.scheduler.model.request import requested_shape
+from dtfm.scheduler.model.workload import Workload
+from dtfm.scheduler.paper.bound import paper_bound
+from dtfm.scheduler.paper.search import search_paper
+from dtfm.scheduler.replan.replan import Incumbent, decide
+from dtfm.scheduler.replan.warm_start import Start, mended
+from dtfm.scheduler.search.mutations import Shape
+from dtfm.scheduler.search.search import Deadline, search
+from dtfm.scheduler.search.seeds import dealt, seed_groups
 
 EVALUATIONS = {Objective.ITERATION: 4_000, Objective.PAPER: 60_000}
 """Default budgets. An evaluation takes about 1 ms by the iteration objective, 0.05 ms by the paper's."""

@@ -10,7 +10,7 @@ from random import Random
 
 import numpy as np
 
-from dtfm.scheduler.cluster import Cluster, Node
+from dtfm.scheduler.model.cluster import Cluster, Node
 from tests.cluster.alike import run_with
 
 

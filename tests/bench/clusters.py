@@ -6,10 +6,10 @@ from random import Random
 
 import numpy as np
 
-from dtfm.scheduler.cluster import Cluster, Node
-from dtfm.scheduler.compact import CompactCluster
-from dtfm.scheduler.problem import Groups
-from dtfm.scheduler.workload import Layer, Workload
+from dtfm.scheduler.model.cluster import Cluster, Node
+from dtfm.scheduler.model.compact import CompactCluster
+from dtfm.scheduler.model.problem import Groups
+from dtfm.scheduler.model.workload import Layer, Workload
 
 
 def shuffled(cluster: Cluster, seed: int) -> Cluster:

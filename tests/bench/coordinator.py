@@ -29,13 +29,13 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Self
 
-from dtfm.coordinator import events as ev
-from dtfm.coordinator.ledger import fold
-from dtfm.coordinator.run_file import parse_run
-from dtfm.coordinator.snapshot import take
-from dtfm.coordinator.store import Store
-from dtfm.scheduler.plan import Plan, Route, Stage
-from dtfm.scheduler.workload import Layer, Workload
+from dtfm.coordinator.config.run_file import parse_run
+from dtfm.coordinator.log import events as ev
+from dtfm.coordinator.log.ledger import fold
+from dtfm.coordinator.log.ledger_snapshot import take
+from dtfm.coordinator.log.store import Store
+from dtfm.scheduler.model.plan import Plan, Route, Stage
+from dtfm.scheduler.model.workload import Layer, Workload
 from tests.bench.crowd import Crowd
 from tests.bench.rows import Row, show
 

@@ -14,7 +14,7 @@ import sys
 import time
 from dataclasses import replace
 
-from dtfm.scheduler.cluster import Cluster
+from dtfm.scheduler.model.cluster import Cluster
 from tests.cluster.alike import run_with
 from tests.cluster.launch import ROOT
 

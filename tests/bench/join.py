@@ -18,12 +18,12 @@ from pathlib import Path
 
 import numpy as np
 
-from dtfm.coordinator.run_file import read_run_file
-from dtfm.node.bucket import bucket_bytes
-from dtfm.node.data import load_data
-from dtfm.node.model import load_model
-from dtfm.node.profile import run_dtype
-from dtfm.scheduler.cluster import Cluster, Node
+from dtfm.coordinator.config.run_file import read_run_file
+from dtfm.node.data.dataset import load_data
+from dtfm.node.model.bucket import bucket_bytes
+from dtfm.node.model.model import load_model
+from dtfm.node.model.workload import run_dtype
+from dtfm.scheduler.model.cluster import Cluster, Node
 from tests.bench.rows import Row, show
 from tests.cluster.launch import Event
 from tests.cluster.recoveries import commits, contribution, median_and_worst

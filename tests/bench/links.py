@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from dtfm.scheduler.cluster import Cluster, Node
+from dtfm.scheduler.model.cluster import Cluster, Node
 from tests.bench.links_end import JOINER
 from tests.bench.rows import Row, show
 from tests.wan.wan import Wan, WanUnavailable

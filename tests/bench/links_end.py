@@ -8,9 +8,9 @@ import json
 import sys
 import time
 
-from dtfm.node.holding import Holding
-from dtfm.node.links import measure_links
-from dtfm.node.peer_server import PeerServer
+from dtfm.node.host.links import measure_links
+from dtfm.node.state.state_store import Holding
+from dtfm.node.transport.peer_server import PeerServer
 from dtfm.protos.control_pb2 import Peer
 from tests.protos.members import member
 

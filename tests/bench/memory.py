@@ -22,13 +22,13 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from dtfm.coordinator.run_file import read_run_file
-from dtfm.node.data import load_data
-from dtfm.node.model import load_model
-from dtfm.node.stage import build_stage
-from dtfm.node.trace import Beside
+from dtfm.coordinator.config.run_file import read_run_file
+from dtfm.node.data.dataset import load_data
+from dtfm.node.host.trace import Beside
+from dtfm.node.model.model import load_model
+from dtfm.node.model.stage import build_stage
 from dtfm.protos.plan_pb2 import Run
-from dtfm.scheduler.memory import in_flight
+from dtfm.scheduler.model.memory import in_flight
 from tests.bench.rows import Row, show
 from tests.cluster.launch import Cluster, Event
 from tests.cluster.leaks import peak_bytes, resident_bytes

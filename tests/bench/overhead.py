@@ -18,8 +18,8 @@ import time
 
 import torch
 
-from dtfm.coordinator.run_file import parse_run
-from dtfm.node.data import load_data
+from dtfm.coordinator.config.run_file import parse_run
+from dtfm.node.data.dataset import load_data
 from dtfm.protos.plan_pb2 import Run
 from tests.bench.rows import Row, show
 from tests.cluster.plain import batch, whole_model

@@ -27,8 +27,8 @@ from typing import Any
 
 import numpy as np
 
-from dtfm.scheduler.cluster import Cluster
-from dtfm.scheduler.networks import Network
+from dtfm.scheduler.model.cluster import Cluster
+from dtfm.scheduler.paper.networks import Network
 from tests.bench.reduce_end import BUCKET_ELEMENTS, BUCKETS
 from tests.bench.rows import Row, show
 from tests.cluster.launch import ROOT

@@ -49,16 +49,16 @@ def say(text: str) -> None:
 
 async def ours(codec_name: str, rank: int, port: int, addresses: list[str]) -> Reduce:
     from dtfm.kernels.codec import codec_named
-    from dtfm.node.admission import Expectations
-    from dtfm.node.device import keep_freed_memory
-    from dtfm.node.holding import Holding
-    from dtfm.node.inbox import Arrival, Inbox
-    from dtfm.node.mailbox import Mailbox
-    from dtfm.node.outbox import Outbox, What
-    from dtfm.node.peer_server import PeerServer
-    from dtfm.node.reduction import Final, Residuals, reduce_gradients
-    from dtfm.node.share import group_of, share_of
-    from dtfm.node.uplink import Rank
+    from dtfm.node.host.device import keep_freed_memory
+    from dtfm.node.state.state_store import Holding
+    from dtfm.node.training.placement import group_of, share_of
+    from dtfm.node.training.reduction import Final, Residuals, reduce_gradients
+    from dtfm.node.transport.frame_validation import Expectations
+    from dtfm.node.transport.peer_server import PeerServer
+    from dtfm.node.transport.receiver import Arrival, Inbox
+    from dtfm.node.transport.send_priority import Rank
+    from dtfm.node.transport.sender import Outbox, What
+    from dtfm.node.transport.topic_queue import Mailbox
     from dtfm.protos.plan_pb2 import Plan
     from tests.protos.members import member
 
@@ -185,7 +185,9 @@ async def main() -> None:
     make = {"gloo": gloo, "hivemind": hivemind}.get(way, ours)
     tracing: Any = nullcontext()
     if make is ours and (folder := os.environ.get("REDUCE_TRACE")):
-        tracing = importlib.import_module("dtfm.node.trace").write_trace(Path(folder, f"{way}-{rank}.json"), f"n{rank}")
+        tracing = importlib.import_module("dtfm.node.host.trace").write_trace(
+            Path(folder, f"{way}-{rank}.json"), f"n{rank}"
+        )
     with tracing:
         reduce = await make(way, rank, port, addresses)
         turn = 1

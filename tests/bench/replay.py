@@ -12,14 +12,14 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from dtfm.scheduler.cluster import Cluster
-from dtfm.scheduler.evaluate import memory_shortfall, missing_links
-from dtfm.scheduler.migrate import Holdings
-from dtfm.scheduler.plan import Plan
-from dtfm.scheduler.problem import Problem, draft_of
+from dtfm.scheduler.assemble.evaluate import memory_shortfall, missing_links
+from dtfm.scheduler.cost.simulate import simulate
+from dtfm.scheduler.cost.state_transfer import Holdings
+from dtfm.scheduler.model.cluster import Cluster
+from dtfm.scheduler.model.plan import Plan
+from dtfm.scheduler.model.problem import Problem, draft_of
+from dtfm.scheduler.model.workload import Layer, Workload
 from dtfm.scheduler.schedule import schedule
-from dtfm.scheduler.simulate import simulate
-from dtfm.scheduler.workload import Layer, Workload
 from tests.bench.clusters import part_of, regional_cluster
 
 STEPS = 100

@@ -20,19 +20,19 @@ from random import Random
 import numpy as np
 from scipy.stats import spearmanr
 
-from dtfm.scheduler.bounds import work_bound
-from dtfm.scheduler.cluster import Cluster, Node
-from dtfm.scheduler.decision import Objective
-from dtfm.scheduler.evaluate import Evaluator
-from dtfm.scheduler.networks import PAPER_COSTS, Network, paper_network, paper_workload
-from dtfm.scheduler.order import best_order
-from dtfm.scheduler.paper import paper_seconds
-from dtfm.scheduler.paper_search import PaperEvaluator
-from dtfm.scheduler.plan import Plan
-from dtfm.scheduler.problem import Groups, Problem, draft_of
+from dtfm.scheduler.assemble.evaluate import Evaluator
+from dtfm.scheduler.assemble.stage_order import best_order
+from dtfm.scheduler.cost.bounds import work_bound
+from dtfm.scheduler.cost.simulate import simulate
+from dtfm.scheduler.model.cluster import Cluster, Node
+from dtfm.scheduler.model.decision import Objective
+from dtfm.scheduler.model.plan import Plan
+from dtfm.scheduler.model.problem import Groups, Problem, draft_of
+from dtfm.scheduler.model.workload import Layer, Workload
+from dtfm.scheduler.paper.cost import paper_seconds
+from dtfm.scheduler.paper.networks import PAPER_COSTS, Network, paper_network, paper_workload
+from dtfm.scheduler.paper.search import PaperEvaluator
 from dtfm.scheduler.schedule import schedule
-from dtfm.scheduler.simulate import simulate
-from dtfm.scheduler.workload import Layer, Workload
 from tests.bench.clusters import (
     compact_cluster,
     part_of,

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from dtfm.scheduler.cluster import Cluster, Node
+from dtfm.scheduler.model.cluster import Cluster, Node
 from tests.bench.rows import Row, show
 from tests.bench.state_end import STATE_BYTES
 from tests.wan.wan import Wan, WanUnavailable

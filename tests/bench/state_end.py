@@ -9,10 +9,10 @@ import time
 
 import torch
 
-from dtfm.node.bucket import Bucket, BucketSpec
-from dtfm.node.holding import Held, Holding
-from dtfm.node.peer_server import PeerServer
-from dtfm.node.recovery import fetch_states
+from dtfm.node.model.bucket import Bucket, BucketSpec
+from dtfm.node.state.recovery import fetch_states
+from dtfm.node.state.state_store import Held, Holding
+from dtfm.node.transport.peer_server import PeerServer
 from dtfm.protos.control_pb2 import Peer
 from tests.protos.members import member
 

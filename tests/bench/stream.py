@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from dtfm.protos.credentials import Identity
-from dtfm.scheduler.cluster import Cluster, Node
+from dtfm.scheduler.model.cluster import Cluster, Node
 from tests.bench.rows import Row, show
 from tests.bench.stream_end import RECEIVER, TENSOR_BYTES, WAYS, identity_line
 from tests.cluster.launch import ROOT

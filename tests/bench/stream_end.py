@@ -25,7 +25,7 @@ import grpc.aio
 import numpy as np
 
 from dtfm.kernels.memory import MEMORY
-from dtfm.node.device import keep_freed_memory
+from dtfm.node.host.device import keep_freed_memory
 from dtfm.protos.assembly import Assembly
 from dtfm.protos.connection import DEFAULT_LEASE, channel_options, open_channel, server_options
 from dtfm.protos.credentials import Identity, certified_name, peer_credentials, to_peer

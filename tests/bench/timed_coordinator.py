@@ -10,11 +10,11 @@ import sys
 import time
 from pathlib import Path
 
-from dtfm.coordinator import turn as t
-from dtfm.coordinator.run_file import RunFile, read_run_file
-from dtfm.coordinator.server import Server
-from dtfm.coordinator.serving import open_run, serve_until_over
-from dtfm.coordinator.store import Store
+from dtfm.coordinator.config.run_file import RunFile, read_run_file
+from dtfm.coordinator.core import transition as t
+from dtfm.coordinator.log.store import Store
+from dtfm.coordinator.service.server import Server
+from dtfm.coordinator.service.startup import open_run, serve_until_over
 
 
 class TimedServer(Server):

@@ -20,9 +20,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
-from dtfm.coordinator.run_file import read_run_file
-from dtfm.node.data import load_data
-from dtfm.node.samples import training_samples
+from dtfm.coordinator.config.run_file import read_run_file
+from dtfm.node.data.dataset import load_data
+from dtfm.node.data.samples import training_samples
 from tests.cluster.plain import whole_model
 
 STAGES, REPLICAS = 4, 2

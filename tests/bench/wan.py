@@ -47,15 +47,15 @@ from subprocess import DEVNULL, PIPE
 
 import numpy as np
 
-from dtfm.coordinator.events import PlanAdopted, RunDescribed, from_json
-from dtfm.coordinator.measured import bytes_ratio
-from dtfm.coordinator.run_file import read_run_file
-from dtfm.scheduler.cluster import Cluster
-from dtfm.scheduler.networks import Network
-from dtfm.scheduler.plan import Plan
-from dtfm.scheduler.problem import Problem, draft_of
-from dtfm.scheduler.simulate import simulate
-from dtfm.scheduler.workload import Workload
+from dtfm.coordinator.config.run_file import read_run_file
+from dtfm.coordinator.core.planner_input import bytes_ratio
+from dtfm.coordinator.log.events import PlanAdopted, RunDescribed, from_json
+from dtfm.scheduler.cost.simulate import simulate
+from dtfm.scheduler.model.cluster import Cluster
+from dtfm.scheduler.model.plan import Plan
+from dtfm.scheduler.model.problem import Problem, draft_of
+from dtfm.scheduler.model.workload import Workload
+from dtfm.scheduler.paper.networks import Network
 from tests.bench.crowded import share_of_a_core
 from tests.bench.explain import link_parts_of, medians, parts_of, read_traces
 from tests.bench.rows import Row, show

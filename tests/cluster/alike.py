@@ -12,9 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from dtfm.coordinator import cli, planning
-from dtfm.scheduler.cluster import Cluster
-from dtfm.scheduler.decision import Decision
+from dtfm.coordinator import cli
+from dtfm.coordinator.service import planner
+from dtfm.scheduler.model.cluster import Cluster
+from dtfm.scheduler.model.decision import Decision
 from dtfm.scheduler.schedule import schedule
 
 
@@ -37,7 +38,7 @@ def run_with(change: Callable[[Cluster], Cluster]) -> None:
     def plan(cluster: Cluster, *arguments: Any, **options: Any) -> Decision:
         return schedule(change(cluster), *arguments, **options)
 
-    vars(planning)["schedule"] = plan
+    vars(planner)["schedule"] = plan
     cli.main()
 
 

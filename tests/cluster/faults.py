@@ -20,12 +20,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from unittest import mock
 
-from dtfm.coordinator import events as ev
-from dtfm.coordinator.store import Record, Store
-from dtfm.node import outbox
-from dtfm.node.holding import Follower, Piece
-from dtfm.node.trace import Activity, Span, listen
-from dtfm.node.trainer import Trainer
+from dtfm.coordinator.log import events as ev
+from dtfm.coordinator.log.store import Record, Store
+from dtfm.node.host.trace import Activity, Span, listen
+from dtfm.node.state.state_store import Follower, Piece
+from dtfm.node.training.trainer import Trainer
+from dtfm.node.transport import sender
 from dtfm.protos.control_pb2 import Commit
 from dtfm.protos.frame import HEADER_BYTES, Header, frames
 
@@ -264,7 +264,7 @@ def _corrupt_next_frame(_: Fault) -> None:
                 damaged[HEADER_BYTES] ^= 0b100
             yield bytes(damaged)
 
-    mock.patch.object(outbox, "frames", corrupting).start()
+    mock.patch.object(sender, "frames", corrupting).start()
 
 
 def _advance_clock(_: Fault) -> None:

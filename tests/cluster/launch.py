@@ -14,8 +14,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol
 
-from dtfm.coordinator.audit import Audit, audit
-from dtfm.coordinator.store import Store
+from dtfm.coordinator.log.audit import Audit, audit
+from dtfm.coordinator.log.store import Store
 from tests.cluster.faults import COORDINATOR, HOLD, Fault, announcement, gate, to_text
 from tests.cluster.nursery import MODULES, Command, nursery
 from tests.cluster.runs import write_corpus

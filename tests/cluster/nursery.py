@@ -36,7 +36,7 @@ MODULES = ("dtfm.node.cli", "dtfm.coordinator.cli", "tests.cluster.alike")
 PRELOADED = (
     *MODULES,
     "tests.cluster.faults",
-    "dtfm.node.causal_lm",
+    "dtfm.node.model.causal_lm",
     "fsspec.implementations.local",
     "transformers.models.gpt2.modeling_gpt2",
     "transformers.models.llama.modeling_llama",

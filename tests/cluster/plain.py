@@ -16,10 +16,10 @@ from torch import nn
 from torch.nn import functional
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from dtfm.node.data import Data, load_data
-from dtfm.node.model import Model, load_model
-from dtfm.node.samples import training_samples
-from dtfm.node.user_code import import_allowed
+from dtfm.node.data.dataset import Data, load_data
+from dtfm.node.data.samples import training_samples
+from dtfm.node.model.model import Model, load_model
+from dtfm.node.model.user_code import import_allowed
 from dtfm.protos.plan_pb2 import FP64, Run
 
 

@@ -12,7 +12,7 @@ import typing
 from collections.abc import Iterator
 from pathlib import Path
 
-from dtfm.coordinator.run_file import read_run_file
+from dtfm.coordinator.config.run_file import read_run_file
 from dtfm.protos.plan_pb2 import Run
 from tests.cluster.plain import plain_losses
 

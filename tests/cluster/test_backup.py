@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-from dtfm.node.disk import Disk
+from dtfm.node.state.disk import Disk
 from tests.cluster.exact import assert_exact
 from tests.cluster.launch import Cluster, Event
 from tests.cluster.relay import Relay

@@ -12,9 +12,9 @@ import grpc.aio
 import pytest
 import torch
 
-from dtfm.node.bucket import Bucket, BucketSpec
-from dtfm.node.outbox import Outbox
-from dtfm.node.recovery import fetch_states
+from dtfm.node.model.bucket import Bucket, BucketSpec
+from dtfm.node.state.recovery import fetch_states
+from dtfm.node.transport.sender import Outbox
 from dtfm.protos import control_pb2_grpc
 from dtfm.protos.connection import open_channel, token_metadata
 from dtfm.protos.control_pb2 import NodeMessage, Peer

@@ -6,9 +6,9 @@ from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
 
-from dtfm.coordinator.backup import BACKUP_LEASES
+from dtfm.coordinator.core.snapshot import BACKUP_LEASES
 from dtfm.protos import control_pb2 as wire
-from dtfm.scheduler.plan import Plan, Route, Stage
+from dtfm.scheduler.model.plan import Plan, Route, Stage
 from tests.coordinator.script import BUCKETS, LAYERS, LEASE, World, fresh_state, training
 
 PAUSE = BACKUP_LEASES * LEASE

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
-from dtfm.coordinator import turn as t
-from dtfm.coordinator.events import Event, RunStarted
-from dtfm.coordinator.ledger import Ledger, fold
-from dtfm.coordinator.run_file import parse_run
-from dtfm.coordinator.state import TOGETHER_LEASES, Gathering, PlanChosen, Standing, State
-from dtfm.coordinator.tick import tick
+from dtfm.coordinator.config.run_file import parse_run
+from dtfm.coordinator.core import transition as t
+from dtfm.coordinator.core.state import TOGETHER_LEASES, Gathering, PlanChosen, Standing, State
+from dtfm.coordinator.core.tick import tick
+from dtfm.coordinator.log.events import Event, RunStarted
+from dtfm.coordinator.log.ledger import Ledger, fold
 from dtfm.protos import PROTOCOL_VERSION, plan_pb2
 from dtfm.protos import control_pb2 as wire
 from dtfm.protos.credentials import make_key, signing_request
-from dtfm.scheduler.plan import Plan, Route, Stage
+from dtfm.scheduler.model.plan import Plan, Route, Stage
 
 E = TypeVar("E")
 

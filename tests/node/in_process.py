@@ -13,15 +13,15 @@ from typing import TypeVar, cast
 import torch
 
 from dtfm.kernels.codec import DTYPE_NUMBERS, Codec, Encoded, encode
-from dtfm.node.data import Data
-from dtfm.node.engagement import Engagement
-from dtfm.node.inbox import Inbox
-from dtfm.node.mailbox import Closed
-from dtfm.node.model import Model
-from dtfm.node.outbox import Outbox, What
-from dtfm.node.progress import Progress
-from dtfm.node.share import Share, group_of, share_of
-from dtfm.node.stage import Stage, build_stage
+from dtfm.node.data.dataset import Data
+from dtfm.node.model.model import Model
+from dtfm.node.model.stage import Stage, build_stage
+from dtfm.node.training.generation import Engagement
+from dtfm.node.training.placement import Share, group_of, share_of
+from dtfm.node.training.progress import Progress
+from dtfm.node.transport.receiver import Inbox
+from dtfm.node.transport.sender import Outbox, What
+from dtfm.node.transport.topic_queue import Closed
 from dtfm.protos.control_pb2 import Device
 from dtfm.protos.frame import Header, frames
 from dtfm.protos.plan_pb2 import FP64, Plan, Run

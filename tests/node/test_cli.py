@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from dtfm.node.cli import app
-from dtfm.node.doctor import check_disk, check_tcp_buffers, check_tcp_pauses
+from dtfm.node.host.doctor import check_disk, check_tcp_buffers, check_tcp_pauses
 
 
 @pytest.mark.parametrize(

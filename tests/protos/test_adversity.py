@@ -19,17 +19,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dtfm.kernels.codec import Codec
-from dtfm.node.admission import Expectations
-from dtfm.node.burst import MOST_BYTES, receive_burst
-from dtfm.node.inbox import Arrival, Inbox
-from dtfm.node.outbox import Outbox, What
+from dtfm.node.host.bandwidth_probe import MOST_BYTES, receive_burst
+from dtfm.node.transport.frame_validation import Expectations
+from dtfm.node.transport.receiver import Arrival, Inbox
+from dtfm.node.transport.sender import Outbox, What
 from dtfm.protos.assembly import Assembly
 from dtfm.protos.connection import server_options
 from dtfm.protos.credentials import peer_credentials
 from dtfm.protos.frame import CHUNK_BYTES, FrameError, FrameProblem, Header, Kind, frames, parse
 from dtfm.protos.peer_pb2 import StateRequest
 from dtfm.protos.streams import SERVICE, download_call, ping_call, state_call, tensors_call, upload_call
-from tests.node.test_peer_server import ELEMENTS, GENERATION, STEP, Node, channel_to, named, tensor_frames
+from tests.node.transport.test_peer_server import ELEMENTS, GENERATION, STEP, Node, channel_to, named, tensor_frames
 from tests.protos.members import member
 
 Result = TypeVar("Result")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from dtfm.scheduler.cluster import Cluster, Node
-from dtfm.scheduler.workload import Layer, Workload
+from dtfm.scheduler.model.cluster import Cluster, Node
+from dtfm.scheduler.model.workload import Layer, Workload
 
 
 def uniform_cluster(count: int, flops: float = 1e10, memory: float = 8e9, bandwidth: float = 1e8) -> Cluster:

@@ -8,8 +8,8 @@ from functools import lru_cache
 
 import numpy as np
 
-from dtfm.scheduler.moves import Shape
-from dtfm.scheduler.problem import Groups, Ints
+from dtfm.scheduler.model.problem import Groups, Ints
+from dtfm.scheduler.search.mutations import Shape
 
 
 def all_groups(count: int, shape: Shape) -> Iterator[Groups]:

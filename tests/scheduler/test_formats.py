@@ -14,7 +14,7 @@ from dtfm.scheduler.formats import (
     parse_workload,
     plan_document,
 )
-from dtfm.scheduler.networks import paper_workload
+from dtfm.scheduler.paper.networks import paper_workload
 from dtfm.scheduler.schedule import schedule
 from tests.scheduler.clusters import even_workload, random_cluster, uniform_cluster
 

@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dtfm.scheduler.cluster import Cluster
-from dtfm.scheduler.decision import Infeasible, Reason
-from dtfm.scheduler.plan import micro_batch_numbers, validate
+from dtfm.scheduler.model.cluster import Cluster
+from dtfm.scheduler.model.decision import Infeasible, Reason
+from dtfm.scheduler.model.plan import micro_batch_numbers, validate
 from dtfm.scheduler.schedule import schedule
 from tests.scheduler.clusters import even_workload, random_cluster, uniform_cluster
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dtfm.scheduler.cluster import Cluster, Node
+from dtfm.scheduler.model.cluster import Cluster, Node
 from tests.wan.wan import Wan, WanUnavailable
 
 

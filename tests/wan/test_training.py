@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dtfm.scheduler.cluster import Cluster, Node
+from dtfm.scheduler.model.cluster import Cluster, Node
 from tests.cluster.runs import losses_alone, run_file
 from tests.wan.cluster import wan_cluster
 from tests.wan.wan import Wan

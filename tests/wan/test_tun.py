@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dtfm.scheduler.cluster import Cluster, Node
+from dtfm.scheduler.model.cluster import Cluster, Node
 from tests.wan.tun import HEADER_BYTES, Envelope, envelope
 from tests.wan.wan import Wan, WanUnavailable
 

@@ -15,7 +15,7 @@ from itertools import chain
 import numpy as np
 import pytest
 
-from dtfm.scheduler.cluster import Cluster, Node
+from dtfm.scheduler.model.cluster import Cluster, Node
 from tests.cluster.launch import ROOT
 from tests.wan.check import Probes, check, rounds
 from tests.wan.wan import COORDINATOR, Wan
@@ -154,7 +154,7 @@ def test_an_error_inside_takes_everything_down() -> None:
 def test_no_network_outlives_who_asked_for_it(number: signal.Signals) -> None:
     script = f"""
         import signal, numpy
-        from dtfm.scheduler.cluster import Cluster, Node
+        from dtfm.scheduler.model.cluster import Cluster, Node
         from tests.wan.wan import Wan
         with Wan(Cluster((Node("n0", 1, 1),), numpy.zeros((1, 1)), numpy.zeros((1, 1)))) as wan:
             print(wan._emulator.pid, wan.run("n0", {WAIT!r}).pid, flush=True)

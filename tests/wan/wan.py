@@ -18,7 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from dtfm.scheduler.cluster import Cluster
+from dtfm.scheduler.model.cluster import Cluster
 from tests.wan.shape import Link, Traffic, usual_queue_bytes
 
 COORDINATOR = "coordinator"

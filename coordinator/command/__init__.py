@@ -1,0 +1,1 @@
+"""The subcommands of `dtfm-coordinator`, and the options they share."""

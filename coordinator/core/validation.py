@@ -1,0 +1,267 @@
+"""Messages of nodes are bounded and checked here before anything reads them."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Collection, Sequence
+
+from dtfm.coordinator.config.run_file import RunFile
+from dtfm.coordinator.log.events import Codecs, Described, DeviceSeen, Link
+from dtfm.protos import PROTOCOL_VERSION
+from dtfm.protos import control_pb2 as wire
+from dtfm.protos.connection import read_address
+from dtfm.protos.credentials import read_request
+from dtfm.scheduler.model.plan import Plan, micro_batch_numbers
+from dtfm.scheduler.model.workload import Layer, Workload
+
+MAX_NODES = 1000
+MAX_LAYERS = 10_000
+MAX_BUCKETS = 20_000
+MOST_BACKUPS = 4
+SENTENCE_CHARACTERS = 500
+MOST_FLOPS = 1e21
+MOST_BANDWIDTH = 1e13
+
+_IDENTITY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_FILE = re.compile(r"bucket-[0-9]{5,9}\.safetensors")
+_CODEC = re.compile(r"[a-z0-9]{1,16}")
+_TENSORS = ("activations", "gradients", "reduction")
+_EVERYWHERE = ("0.0.0.0", "::")
+
+
+class Refused(ValueError):
+    """A message that is not taken: ``reason`` for programs, the message for people."""
+
+    def __init__(self, reason: wire.RefusalReason, sentence: str) -> None:
+        super().__init__(sentence)
+        self.reason = reason
+
+
+def malformed(field: str, value: object, wanted: str) -> Refused:
+    return Refused(wire.MALFORMED, f"{field} is {shorten(repr(value), 80)}; it must be {wanted}")
+
+
+def shorten(text: str, characters: int = SENTENCE_CHARACTERS) -> str:
+    """One printable line of at most so many characters."""
+    line = "".join(c if c.isprintable() else " " for c in text)
+    return line if len(line) <= characters else line[: characters - 3] + "..."
+
+
+def check_hello(hello: wire.Hello, run: RunFile, run_id: str) -> DeviceSeen:
+    """The node's device. Raises Refused for a node that cannot join; whether it is known already is not looked at."""
+    if hello.protocol_version != PROTOCOL_VERSION:
+        older = "node" if hello.protocol_version < PROTOCOL_VERSION else "coordinator"
+        raise Refused(
+            wire.PROTOCOL_VERSION,
+            f"the node speaks protocol version {hello.protocol_version}, this coordinator {PROTOCOL_VERSION}; update dtfm "
+            f"on the {older}",
+        )
+    if not _IDENTITY.fullmatch(hello.node):
+        raise malformed("node", hello.node, "1 to 64 letters, digits, dots, dashes and underscores")
+    if hello.run and hello.run not in (run.name, run_id):
+        raise Refused(
+            wire.WRONG_RUN,
+            f"the node asks for run {shorten(repr(hello.run), 80)}, this coordinator has {run.name!r}; give the address of "
+            f"the other's coordinator, or leave the run out",
+        )
+    try:
+        host, port = read_address(hello.address)
+    except ValueError as error:
+        raise Refused(wire.MALFORMED, f"address: {shorten(str(error))}") from None
+    if port == 0 or host in _EVERYWHERE:
+        raise malformed("address", hello.address, "one that peers can reach; give it with --advertise HOST:PORT")
+    if len(hello.package_version) > 64:
+        raise malformed("package_version", hello.package_version, "at most 64 characters")
+    device = hello.device
+    if device.kind not in ("cpu", "cuda"):
+        raise malformed("device.kind", device.kind, '"cpu" or "cuda"')
+    if len(device.name) > 256:
+        raise malformed("device.name", device.name, "at most 256 characters")
+    if not 0 < device.memory_bytes < 1 << 50:
+        raise malformed("device.memory_bytes", device.memory_bytes, "above 0 and below 2**50")
+    check_flops(device.flops)
+    try:
+        read_request(hello.signing_request)
+    except ValueError as error:
+        raise Refused(wire.MALFORMED, f"signing_request: {shorten(str(error))}") from None
+    return DeviceSeen(device.kind, shorten(device.name), device.memory_bytes, device.flops)
+
+
+def check_prepared(prepared: wire.Prepared, run: RunFile) -> Described:
+    """What the node would train, and on what. Raises Refused where a number is impossible or does not fit the run."""
+    layers = prepared.workload.layers
+    if not 1 <= len(layers) <= MAX_LAYERS:
+        raise malformed("workload.layers", len(layers), f"1 to {MAX_LAYERS} of them")
+    micro_batches = run.train.global_batch // run.train.micro_batch
+    if prepared.workload.micro_batches != micro_batches:
+        raise malformed("workload.micro_batches", prepared.workload.micro_batches, f"{micro_batches}, as in the run")
+    for index, layer in enumerate(layers):
+        if len(layer.name) > 256:
+            raise malformed(f"workload.layers[{index}].name", layer.name, "at most 256 characters")
+        _number(f"workload.layers[{index}].forward_flops", layer.forward_flops, 0, 1e24)
+        _number(f"workload.layers[{index}].parameter_bytes", layer.parameter_bytes, 0, 1 << 50)
+        _number(f"workload.layers[{index}].activation_bytes", layer.activation_bytes, 0, 1 << 50)
+    for ratio in ("optimizer_bytes_per_parameter_byte", "own_bytes_per_parameter_byte"):
+        _number(f"workload.{ratio}", getattr(prepared.workload, ratio), 0, 1000)
+    if not 8 <= len(prepared.data_fingerprint) <= 64:
+        raise malformed("data_fingerprint", prepared.data_fingerprint.hex(), "a digest of 8 to 64 bytes")
+    if prepared.training_samples < 1:
+        raise malformed("training_samples", prepared.training_samples, "1 or more; give more data or shorter samples")
+    _number("unigram_entropy", prepared.unigram_entropy, 0, 1000)
+    if not 1 <= prepared.tokens_per_sample <= 1 << 24:
+        raise malformed("tokens_per_sample", prepared.tokens_per_sample, "1 to 2**24")
+    if prepared.flops:
+        check_flops(prepared.flops, "flops")
+    if len(prepared.kept) > MOST_BACKUPS:
+        raise malformed("kept", len(prepared.kept), f"of at most {MOST_BACKUPS} steps")
+    if not len(layers) <= prepared.buckets <= MAX_BUCKETS:
+        raise malformed("buckets", prepared.buckets, f"{len(layers)} (one per layer) to {MAX_BUCKETS}")
+    workload = Workload(
+        layers=tuple(
+            Layer(shorten(x.name), x.forward_flops, float(x.parameter_bytes), float(x.activation_bytes)) for x in layers
+        ),
+        micro_batches=micro_batches,
+        optimizer_bytes_per_parameter_byte=prepared.workload.optimizer_bytes_per_parameter_byte,
+        own_bytes_per_parameter_byte=prepared.workload.own_bytes_per_parameter_byte,
+    )
+    return Described(
+        workload=workload,
+        data_fingerprint=prepared.data_fingerprint.hex(),
+        training_samples=prepared.training_samples,
+        evaluation_samples=prepared.evaluation_samples,
+        unigram_entropy=prepared.unigram_entropy,
+        tokens_per_sample=prepared.tokens_per_sample,
+        buckets=prepared.buckets,
+    )
+
+
+def check_agrees(mine: Described, run: Described) -> None:
+    """Raises Refused where a node would train something else than the first one that prepared."""
+    for name in ("data_fingerprint", "training_samples", "evaluation_samples", "tokens_per_sample"):
+        if getattr(mine, name) != getattr(run, name):
+            raise Refused(
+                wire.DATA_DIFFERS,
+                f"{name} is {getattr(mine, name)} here and {getattr(run, name)} on the other nodes; all nodes need the same "
+                f"files (for python-stdlib: the same Python version, for tokenizers and hub data: the same revision)",
+            )
+    if mine.buckets != run.buckets or len(mine.workload.layers) != len(run.workload.layers):
+        raise _workload_differs("layers", len(mine.workload.layers), len(run.workload.layers))
+    for ours, theirs in zip(mine.workload.layers, run.workload.layers, strict=True):
+        if ours != theirs:
+            raise _workload_differs(f"layer {theirs.name}", ours, theirs)
+
+
+def check_links(report: wire.LinkReport, reporter: str, known: Collection[str]) -> tuple[Link, ...]:
+    """The measured links that touch the reporter; those of nodes that have left meanwhile are dropped. Raises Refused."""
+    if len(report.links) > 2 * MAX_NODES:
+        raise malformed("links", len(report.links), f"at most {2 * MAX_NODES} of them")
+    links = []
+    for link in report.links:
+        if link.source == link.destination or reporter not in (link.source, link.destination):
+            raise malformed("link", f"{link.source} to {link.destination}", "from or to the node that reports it")
+        _number("latency_seconds", link.latency_seconds, 0, 3600)
+        _number("bandwidth", link.bandwidth, 0, MOST_BANDWIDTH)
+        if link.source in known and link.destination in known:
+            problem = shorten(link.problem)
+            links.append(Link(link.source, link.destination, link.latency_seconds, link.bandwidth, problem))
+    return tuple(links)
+
+
+def check_connection(report: wire.LinkReport) -> tuple[float | None, float | None]:
+    """What the reporter's connection carries up and down, None where it was not measured. Raises Refused."""
+    _number("up", report.up, 0, MOST_BANDWIDTH)
+    _number("down", report.down, 0, MOST_BANDWIDTH)
+    return report.up or None, report.down or None
+
+
+def check_flops(flops: float, field: str = "device.flops") -> None:
+    """Raises Refused for what no device computes per second."""
+    _number(field, flops, 1.0, MOST_FLOPS)
+
+
+def check_vote(vote: wire.StepReady) -> None:
+    """Raises Refused for a vote that cannot be counted. NaN and infinity are for the caller to judge."""
+    if not 8 <= len(vote.state_digest) <= 64:
+        raise malformed("state_digest", vote.state_digest.hex(), "a digest of 8 to 64 bytes")
+    _number("compute_seconds", vote.compute_seconds, 0, 1e7)
+    _number("wait_seconds", vote.wait_seconds, 0, 1e7)
+    if len(vote.arrived) > MAX_NODES:
+        raise malformed("arrived", len(vote.arrived), f"at most {MAX_NODES} entries")
+    for arrived in vote.arrived:
+        _number("arrived.seconds", arrived.seconds, 0, 1e7)
+        _number("arrived.bytes", arrived.bytes, 1, 1e15)
+
+
+def check_progress(progress: wire.Progress, plan: Plan, node: str) -> None:
+    """Raises Refused for work on micro-batches that are not the node's."""
+    stage = plan.stage_of(node)
+    assert stage is not None
+    numbers = zip(plan.routes, micro_batch_numbers(plan), strict=True)
+    mine = {number for route, numbers in numbers if route.nodes[stage] == node for number in numbers}
+    for field in ("activations", "gradients", "finished"):
+        told = getattr(progress, field)
+        if len(told) > len(mine) or not mine.issuperset(told):
+            raise malformed(f"progress.{field}", list(told[:20]), f"among the node's own, {sorted(mine)[:20]}")
+
+
+def check_lost(lost: Sequence[int], layers: int) -> None:
+    """Raises Refused for layers that nobody holds, or that are named twice."""
+    if len(set(lost)) < len(lost) or not set(range(layers)).issuperset(lost):
+        raise malformed("lost", list(lost[:20]), f"different layers below {layers}")
+
+
+def check_codecs(told: Collection[wire.LinkCodec], plan: Plan, node: str) -> Codecs:
+    """What the node sends under the plan. Raises Refused where that goes to nobody of the plan, or twice."""
+    if len(told) > len(_TENSORS) * len(plan.nodes):
+        raise malformed("codecs", len(told), f"at most {len(_TENSORS)} for each node of the plan")
+    codecs: dict[str, dict[str, str]] = {}
+    for link in told:
+        if link.destination == node or link.destination not in plan.nodes:
+            raise malformed("codecs.destination", link.destination, "another node of the plan")
+        if link.tensors not in _TENSORS or link.tensors in codecs.setdefault(link.destination, {}):
+            raise malformed("codecs.tensors", link.tensors, f"one of {', '.join(_TENSORS)}, each once")
+        if not _CODEC.fullmatch(link.codec):
+            raise malformed("codecs.codec", link.codec, "up to 16 small letters and digits")
+        codecs[link.destination][link.tensors] = link.codec
+    return codecs
+
+
+def check_bucket(written: wire.BucketWritten, buckets: int) -> None:
+    """Raises Refused for a bucket that does not exist, or a file name that could point outside the folder."""
+    if written.bucket >= buckets:
+        raise malformed("bucket", written.bucket, f"below {buckets}")
+    if not written.problem and not _FILE.fullmatch(written.file):
+        raise malformed("file", written.file, 'like "bucket-00003.safetensors"')
+    if not written.problem and not 8 <= len(written.digest) <= 64:
+        raise malformed("digest", written.digest.hex(), "a digest of 8 to 64 bytes")
+
+
+def check_kept(kept: wire.Kept, buckets: int, digest_bytes: int = 32) -> None:
+    """Raises Refused for parts of a backup that do not exist, or come twice."""
+    if len({part.bucket for part in kept.parts}) < len(kept.parts):
+        raise malformed("kept.parts", len(kept.parts), "of different buckets")
+    for part in kept.parts:
+        if part.bucket >= buckets:
+            raise malformed("kept.bucket", part.bucket, f"below {buckets}")
+        if len(part.digest) != digest_bytes:
+            raise malformed("kept.digest", part.digest.hex(), f"a digest of {digest_bytes} bytes")
+        _number("kept.size_bytes", part.size_bytes, 0, 1 << 50)
+
+
+def check_own(kept: wire.Kept, own: tuple[int, int], layers: int) -> None:
+    """Raises Refused for parts of other layers than the node's ``own``; buckets from number ``layers`` on are used by several."""
+    if strange := [part.bucket for part in kept.parts if part.bucket < layers and part.bucket not in range(*own)]:
+        raise malformed("kept.bucket", strange[0], f"of the node's layers, {own[0]} to {own[1] - 1}")
+
+
+def _number(field: str, value: float, least: float, most: float) -> None:
+    if not (math.isfinite(value) and least <= value <= most):
+        raise malformed(field, value, f"a finite number from {least:g} to {most:g}")
+
+
+def _workload_differs(field: str, mine: object, theirs: object) -> Refused:
+    return Refused(
+        wire.WORKLOAD_DIFFERS,
+        f"{field} is {mine} here and {theirs} on the other nodes; use the same versions of transformers and torch everywhere",
+    )

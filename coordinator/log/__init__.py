@@ -1,0 +1,1 @@
+"""The event log: its events, what they add up to, and where they are stored."""

@@ -1,0 +1,267 @@
+"""What the log adds up to: a pure fold of events. A restart, ``watch`` and the audit all read this."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from dtfm.coordinator.log import events as ev
+from dtfm.scheduler.model.plan import Plan
+
+NODE_LEFT = "NODE_LEFT"
+"""StepAborted.problem when a node of the plan left; no fault of the step itself."""
+
+PEER_LOST = "PEER_LOST"
+"""StepAborted.problem when a node could not reach a peer; the link's fault, not the step's."""
+
+
+FEW_LINKS = 4
+"""Fewer than so many may carry less together than the connection does."""
+
+EXHAUSTED = 0.6
+"""A connection carries less than so much of its links' sum where it is what limits them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Carried:
+    """By a node's connection, in bytes per second. ``least``: it may carry more, for few links were measured together, and these
+    were hardly slower than apart."""
+
+    bandwidth: float
+    least: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """``up`` and ``down`` as last measured, see LinksMeasured."""
+
+    address: str
+    device: ev.DeviceSeen
+    incarnation: str
+    ready: bool = False
+    up: Carried | None = None
+    down: Carried | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    completed: bool
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ledger:
+    """``step`` is the last committed one, ``generation`` the last plan's.
+
+    ``links`` are by source, then by destination; ``broken`` are the pairs of nodes, each in order of name, of which one
+    could not reach the other. ``codecs`` are by source. ``held`` says, per layer, which processes (node, incarnation) had its
+    state as of ``step``; they still have it when they come back, unless they say otherwise.
+    ``step_seconds`` is how long the last step took that was begun and ended under one plan.
+    ``checkpoints`` maps steps to folders, whole ones alone; ``backup`` is the last whole one. Since the last commit,
+    ``failures`` counts aborted steps whose fault lies in the step itself, and ``peer_losses`` those that a node aborted because
+    it lost a peer; ``plan_failures`` counts since a plan last started.
+    """
+
+    run_id: str = ""
+    run: Mapping[str, Any] = field(default_factory=dict)
+    described: ev.Described | None = None
+    members: Mapping[str, Member] = field(default_factory=dict)
+    links: Mapping[str, Mapping[str, ev.Link]] = field(default_factory=dict)
+    broken: frozenset[tuple[str, str]] = frozenset()
+    generation: int = 0
+    counts_from: int = 0
+    plan: Plan | None = None
+    codecs: Mapping[str, ev.Codecs] = field(default_factory=dict)
+    held: tuple[tuple[tuple[str, str], ...], ...] = ()
+    step: int = 0
+    last: ev.StepCommitted | None = None
+    step_seconds: float | None = None
+    evaluated: ev.Evaluated | None = None
+    checkpoints: Mapping[int, str] = field(default_factory=dict)
+    backup: ev.BackupKept | None = None
+    failures: int = 0
+    peer_losses: int = 0
+    plan_failures: int = 0
+    outcome: Outcome | None = None
+
+    @property
+    def checkpoint_step(self) -> int:
+        """Step of the newest whole checkpoint; 0: there is none."""
+        return max(self.checkpoints, default=0)
+
+    @property
+    def holders(self) -> tuple[tuple[str, ...], ...]:
+        """Per layer, the nodes that hold its state as of ``step`` and are here."""
+        present = {(node, member.incarnation) for node, member in self.members.items()}
+        return tuple(tuple(who[0] for who in layer if who in present) for layer in self.held)
+
+    @property
+    def state_is_held(self) -> bool:
+        """Whether the nodes together hold the whole state as of ``step``; at step 0 it follows from the seed."""
+        return self.step == 0 or (bool(self.holders) and all(self.holders))
+
+
+def fold(events: Iterable[ev.Event], ledger: Ledger | None = None) -> Ledger:
+    """The ledger after ``events``."""
+    ledger = ledger or Ledger()
+    for event in events:
+        ledger = apply(ledger, event)
+    return ledger
+
+
+def apply(ledger: Ledger, event: ev.Event) -> Ledger:
+    """The ledger after one more event."""
+    match event:
+        case ev.RunStarted():
+            return Ledger(run_id=event.run_id, run=event.run)
+        case ev.CoordinatorStopped():
+            return _emptied(ledger)
+        case ev.RunResumed():
+            outcome = ledger.outcome if ledger.outcome and ledger.outcome.completed else None
+            fresh = replace(_emptied(ledger), run=event.run, outcome=outcome)
+            return replace(fresh, failures=0, peer_losses=0, plan_failures=0)
+        case ev.NodeJoined():
+            member = Member(event.address, event.device, event.incarnation)
+            return replace(ledger, members={**ledger.members, event.node: member})
+        case ev.NodeReady():
+            member = replace(ledger.members[event.node], ready=True)
+            return replace(ledger, members={**ledger.members, event.node: member})
+        case ev.NodeLeft():
+            return _without(ledger, event.node)
+        case ev.DeviceTimed() | ev.DeviceDrifted():
+            member = ledger.members[event.node]
+            device = replace(member.device, flops=event.flops)
+            return replace(ledger, members={**ledger.members, event.node: replace(member, device=device)})
+        case ev.LinksMeasured():
+            links = _with_links(ledger.links, event.links)
+            members = _with_connection(ledger.members, event)
+            broken = _broken(links, ledger.broken, event.links)
+            return replace(ledger, members=members, links=links, broken=broken, peer_losses=0)
+        case ev.RunDescribed():
+            return replace(ledger, described=event.described)
+        case ev.PlanAdopted():
+            return replace(
+                ledger, generation=event.generation, plan=event.plan, codecs={}, counts_from=event.counts_from
+            )
+        case ev.PlanStarted():
+            held = _held_by_plan(ledger)
+            return replace(ledger, held=held, plan_failures=0, codecs=event.codecs)
+        case ev.CodecsChosen():
+            return replace(ledger, codecs={**ledger.codecs, event.node: event.codecs})
+        case ev.PlanFailed():
+            held = _but_lost(ledger, event)
+            # One more attempt: it may be who says so whose memory is damaged.
+            backup = None if event.backup and ledger.plan_failures else ledger.backup
+            failures = ledger.plan_failures + (held == ledger.held)  # else the next plan is for what there is
+            return replace(ledger, plan_failures=failures, held=held, backup=backup)
+        case ev.StepCommitted():
+            seconds = ledger.step_seconds if event.resumed else event.seconds
+            return replace(ledger, step=event.step, last=event, step_seconds=seconds, failures=0, peer_losses=0)
+        case ev.StepAborted():
+            lost_peer = event.problem == PEER_LOST
+            return replace(
+                ledger,
+                failures=ledger.failures + (event.problem not in (NODE_LEFT, PEER_LOST)),
+                peer_losses=ledger.peer_losses + lost_peer,
+            )
+        case ev.Evaluated():
+            return replace(ledger, evaluated=event)
+        case ev.CheckpointWritten():
+            return replace(ledger, checkpoints={**ledger.checkpoints, event.step: event.folder})
+        case ev.StateCopied():
+            assert event.step == ledger.step
+            mine = (event.node, event.incarnation)
+            held = tuple(
+                who if mine in who or layer not in range(*event.layers) else (*who, mine)
+                for layer, who in enumerate(ledger.held)
+            )
+            return replace(ledger, held=held)
+        case ev.RolledBack():
+            checkpoints = {step: folder for step, folder in ledger.checkpoints.items() if step <= event.step}
+            if event.folder:
+                checkpoints[event.step] = event.folder
+            fresh = replace(ledger, plan=None, held=(), last=None)
+            backup = ledger.backup if ledger.backup and ledger.backup.step <= event.step else None
+            return replace(fresh, step=event.step, checkpoints=checkpoints, backup=backup)
+        case ev.BackupKept():
+            return replace(ledger, backup=event)
+        case ev.RunFinished():
+            return replace(ledger, outcome=Outcome(True, event.reason))
+        case ev.RunFailed():
+            return replace(ledger, outcome=Outcome(False, event.reason))
+        case ev.NodeRefused() | ev.NodeLeaving() | ev.Waiting() | ev.DigestMismatch() | ev.CheckpointFailed():
+            return ledger
+
+
+def _emptied(ledger: Ledger) -> Ledger:
+    """Without nodes; those that come back still have what they had."""
+    return replace(ledger, members={}, links={}, broken=frozenset(), plan=None)
+
+
+def _without(ledger: Ledger, node: str) -> Ledger:
+    return replace(
+        ledger,
+        members={name: member for name, member in ledger.members.items() if name != node},
+        links={source: _but(row, node) for source, row in ledger.links.items() if source != node},
+        broken=frozenset(pair for pair in ledger.broken if node not in pair),
+    )
+
+
+def _but_lost(ledger: Ledger, failed: ev.PlanFailed) -> tuple[tuple[tuple[str, str], ...], ...]:
+    return tuple(
+        tuple(who for who in holders if who[0] != failed.node) if layer in failed.lost else holders
+        for layer, holders in enumerate(ledger.held)
+    )
+
+
+def _with_links(
+    links: Mapping[str, Mapping[str, ev.Link]], measured: Iterable[ev.Link]
+) -> Mapping[str, Mapping[str, ev.Link]]:
+    rows: dict[str, dict[str, ev.Link]] = {}
+    for link in measured:
+        row = rows.get(link.source)
+        if row is None:
+            row = rows[link.source] = dict(links.get(link.source, {}))
+        row[link.destination] = link
+    return {**links, **rows}
+
+
+def _with_connection(members: Mapping[str, Member], measured: ev.LinksMeasured) -> Mapping[str, Member]:
+    def carried(together: float | None, apart: list[float], before: Carried | None) -> Carried | None:
+        if together is None:
+            return before
+        return Carried(together, least=len(apart) < FEW_LINKS and together >= EXHAUSTED * sum(apart))
+
+    if measured.up is None and measured.down is None:
+        return members
+    node, member = measured.node, members[measured.node]
+    up = carried(measured.up, [link.bandwidth for link in measured.links if link.source == node], member.up)
+    down = carried(measured.down, [link.bandwidth for link in measured.links if link.destination == node], member.down)
+    return {**members, node: replace(member, up=up, down=down)}
+
+
+def _broken(
+    links: Mapping[str, Mapping[str, ev.Link]], broken: frozenset[tuple[str, str]], measured: Iterable[ev.Link]
+) -> frozenset[tuple[str, str]]:
+    pairs = {(min(link.source, link.destination), max(link.source, link.destination)) for link in measured}
+    both = {(a, b): (links.get(a, {}).get(b), links.get(b, {}).get(a)) for a, b in pairs}
+    now = {pair for pair, ways in both.items() if any(link is not None and link.bandwidth == 0 for link in ways)}
+    return (broken - pairs) | now
+
+
+def _but(row: Mapping[str, ev.Link], node: str) -> Mapping[str, ev.Link]:
+    if node not in row:
+        return row
+    fewer = dict(row)
+    del fewer[node]
+    return fewer
+
+
+def _held_by_plan(ledger: Ledger) -> tuple[tuple[tuple[str, str], ...], ...]:
+    assert ledger.plan is not None
+    return tuple(
+        tuple((node, ledger.members[node].incarnation) for node in stage.replicas)
+        for stage in ledger.plan.stages
+        for _ in range(*stage.layers)
+    )

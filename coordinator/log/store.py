@@ -1,0 +1,230 @@
+"""The event log on disk: append-only, one row per event, any database that SQLAlchemy reaches (SQLite is tested)."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import IO, Any, Self
+
+import sqlalchemy as sa
+from sqlalchemy import exc
+
+from dtfm.coordinator.log.events import Event, from_json, from_text, to_json
+
+_PAGE = 1000
+_SNAPSHOTS_KEPT = 2
+_METADATA = sa.MetaData()
+_EVENTS = sa.Table(
+    "events",
+    _METADATA,
+    sa.Column("sequence", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("time", sa.Float, nullable=False),
+    sa.Column("event", sa.Text, nullable=False),
+)
+_SNAPSHOTS = sa.Table(
+    "snapshots",
+    _METADATA,
+    sa.Column("sequence", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("format", sa.Integer, nullable=False),
+    sa.Column("digest", sa.String(64), nullable=False),
+    sa.Column("text", sa.Text, nullable=False),
+)
+_SECRETS = sa.Table(
+    "secrets",
+    _METADATA,
+    sa.Column("name", sa.String(64), primary_key=True),
+    sa.Column("value", sa.Text, nullable=False),
+)
+
+
+class StoreError(ValueError):
+    """The store cannot be used; the message says why, and what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """``sequence`` counts from 1 without gaps; ``time`` is in seconds since 1970, for people alone."""
+
+    sequence: int
+    time: float
+    event: Event
+
+    def to_json(self) -> dict[str, Any]:
+        """The event's JSON, with its sequence number and time after its name."""
+        fields = to_json(self.event)
+        return {"event": fields.pop("event"), "sequence": self.sequence, "time": round(self.time, 3), **fields}
+
+    @classmethod
+    def from_json(cls, fields: dict[str, Any]) -> Record:
+        """Inverse of ``to_json``. Raises ValueError."""
+        rest = {key: value for key, value in fields.items() if key not in ("sequence", "time")}
+        return cls(int(fields["sequence"]), float(fields["time"]), from_json(rest))
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """What the events up to ``sequence`` add up to, as ``text`` whose ``format`` snapshot.py knows."""
+
+    sequence: int
+    format: int
+    digest: str
+    text: str
+
+
+class Store:
+    """An open log. For writing there is one process at a time: a second is refused at opening where the database is a
+    file, and at its first append elsewhere, because sequence numbers are given out here and must not collide."""
+
+    def __init__(self, url: str, *, write: bool) -> None:
+        self.url = url
+        self._lock: IO[bytes] | None = None
+        self._last = self._last_snapshot = 0
+        try:
+            parsed = sa.make_url(url)
+            path = parsed.database if parsed.get_backend_name() == "sqlite" else None
+            on_disk = path not in (None, "", ":memory:")
+            if on_disk and not write and not os.path.exists(path or ""):
+                raise StoreError(f"there is no store at {path}; give the one that `serve --store` wrote")
+            if on_disk and write:
+                self._lock = _lock(f"{path}.lock")
+            self._engine = sa.create_engine(parsed, connect_args={"timeout": 5} if path is not None else {})
+            if path is not None:
+                sa.event.listen(self._engine, "connect", _durable)
+        except (exc.ArgumentError, ModuleNotFoundError) as error:
+            raise StoreError(f"{url!r} is no store: {error}; give a SQLAlchemy URL like sqlite:///dtfm.db") from None
+        with _Explained(url):
+            if write:
+                _METADATA.create_all(self._engine)
+            with self._engine.connect() as connection:
+                self._last = connection.execute(sa.select(sa.func.max(_EVENTS.c.sequence))).scalar() or 0
+                if write:
+                    newest = sa.select(sa.func.max(_SNAPSHOTS.c.sequence)).where(_SNAPSHOTS.c.sequence <= self._last)
+                    self._last_snapshot = connection.execute(newest).scalar() or 0
+
+    @property
+    def last(self) -> int:
+        """Sequence number of the newest event that this object wrote or found at opening; 0: none."""
+        return self._last
+
+    @property
+    def last_snapshot(self) -> int:
+        """The event as of which the newest snapshot is that this object kept or found at opening; 0: none."""
+        return self._last_snapshot
+
+    def append(self, events: Sequence[Event]) -> list[Record]:
+        """All of them or none, on disk when this returns. Raises StoreError."""
+        now = time.time()
+        records = [Record(self._last + 1 + i, now, event) for i, event in enumerate(events)]
+        rows = [{"sequence": r.sequence, "time": r.time, "event": json.dumps(to_json(r.event))} for r in records]
+        with _Explained(self.url), self._engine.begin() as connection:
+            connection.execute(sa.insert(_EVENTS), rows)
+        self._last += len(records)
+        return records
+
+    def read(self, after: int = 0) -> Iterator[Record]:
+        """The events with larger sequence numbers than ``after``, in order. Raises StoreError."""
+        while page := self.page(after):
+            yield from page
+            after = page[-1].sequence
+
+    def keep(self, snapshot: Snapshot) -> None:
+        """On disk when this returns, or not at all; older ones but the last make way. Raises StoreError."""
+        before = sa.select(_SNAPSHOTS.c.sequence).where(_SNAPSHOTS.c.sequence < snapshot.sequence)
+        before = before.order_by(_SNAPSHOTS.c.sequence.desc()).limit(_SNAPSHOTS_KEPT - 1)
+        with _Explained(self.url), self._engine.begin() as connection:
+            kept = connection.execute(before).scalars().all()
+            connection.execute(sa.delete(_SNAPSHOTS).where(_SNAPSHOTS.c.sequence.not_in(kept)))
+            connection.execute(sa.insert(_SNAPSHOTS).values(asdict(snapshot)))
+        self._last_snapshot = snapshot.sequence
+
+    def snapshots(self) -> list[Snapshot]:
+        """The newest first. Raises StoreError."""
+        query = sa.select(_SNAPSHOTS).order_by(_SNAPSHOTS.c.sequence.desc())
+        with _Explained(self.url), self._engine.connect() as connection:
+            rows = connection.execute(query).all()
+        return [Snapshot(row.sequence, row.format, row.digest, row.text) for row in rows]
+
+    def secret(self, name: str, default: str) -> str:
+        """A value that outlives the process but is no event; ``default`` is kept where there is none yet."""
+        with _Explained(self.url), self._engine.begin() as connection:
+            found = connection.execute(sa.select(_SECRETS.c.value).where(_SECRETS.c.name == name)).scalar()
+            if found is None:
+                connection.execute(sa.insert(_SECRETS).values(name=name, value=default))
+            return default if found is None else str(found)
+
+    def close(self) -> None:
+        self._engine.dispose()
+        if self._lock is not None:
+            self._lock.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def page(self, after: int) -> list[Record]:
+        """The first of the events with larger sequence numbers than ``after``; empty: there are none. Raises StoreError."""
+        query = sa.select(_EVENTS).where(_EVENTS.c.sequence > after).order_by(_EVENTS.c.sequence).limit(_PAGE)
+        with _Explained(self.url), self._engine.connect() as connection:
+            rows = connection.execute(query).all()
+        try:
+            return [Record(row.sequence, row.time, from_text(row.event)) for row in rows]
+        except ValueError as error:
+            raise StoreError(f"{self.url} holds what cannot be read: {error}") from None
+
+
+class _Explained:
+    """Turns a database's errors into sentences."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
+        if not isinstance(error, exc.SQLAlchemyError):
+            return
+        if isinstance(error, exc.IntegrityError):
+            sentence = "another coordinator writes to it; stop one of them, or give this one its own with --store"
+        else:
+            text = str(getattr(error, "orig", None) or error)
+            sentence = next((fix for cause, fix in _CAUSES.items() if cause in text), text)
+        raise StoreError(f"store {sa.make_url(self.url).render_as_string()}: {sentence}") from None
+
+
+_CAUSES = {
+    "is locked": "another process holds it locked; stop that one, or give another store with --store",
+    "disk is full": "the disk is full; make room, then go on with --resume",
+    "unable to open": "it cannot be opened; make sure that its folder exists and may be written to",
+    "readonly": "it may not be written to; change its permissions, or give another with --store",
+    "not a database": "it is no database; give another with --store",
+    "no such table": "it is no store of dtfm; give the one that `serve --store` wrote",
+}
+
+
+def _lock(path: str) -> IO[bytes]:
+    """Held until closed, or until the process ends in whatever way."""
+    try:
+        handle = open(path, "ab")  # noqa: SIM115 (held as long as the store is open)
+    except OSError as error:
+        raise StoreError(f"cannot write {path}: {error.strerror}; give another place with --store") from None
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        handle.close()
+        raise StoreError(
+            f"another coordinator uses this store ({path} is locked); stop it, or give this one its own with --store"
+        ) from None
+    return handle
+
+
+def _durable(connection: Any, _record: object) -> None:
+    """What is committed survives a power cut, and readers do not block the writer."""
+    connection.execute("PRAGMA journal_mode=WAL")
+    connection.execute("PRAGMA synchronous=FULL")

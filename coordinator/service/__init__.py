@@ -1,0 +1,1 @@
+"""The shell around the core: gRPC, start-up, the planner's thread."""

@@ -1,0 +1,117 @@
+"""Bringing a coordinator up: a new run, or one that goes on from its log or its checkpoint."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import signal
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from dtfm.coordinator.config.run_file import RunFile, parse_run
+from dtfm.coordinator.core.state import Gathering, State
+from dtfm.coordinator.core.timeouts import check_ladder
+from dtfm.coordinator.log import events as ev
+from dtfm.coordinator.log.ledger import fold
+from dtfm.coordinator.log.ledger_snapshot import restore
+from dtfm.coordinator.log.manifest import newest, read_manifest
+from dtfm.coordinator.log.store import Store
+from dtfm.coordinator.service.server import Server
+
+CHANGEABLE = ("cluster.", "network.", "checkpoint.", "train.evaluate_every", "train.evaluation_samples")
+"""Keys that a resumed run may have otherwise than before: they do not change what is learned."""
+
+
+def open_run(store: Store, run: RunFile | None, *, resume: bool) -> tuple[State, list[ev.Event]]:
+    """The state to start with, and the events that start it; the caller writes them once it is sure to serve. Raises
+    ValueError.
+
+    ``run`` None: the defaults, or, with ``resume``, what was trained before.
+    """
+    check_ladder()
+    ledger = restore(store)
+    if not ledger.run_id:
+        events = _from_checkpoint(store, run or RunFile()) if resume else _start(run or RunFile())
+    elif not resume:
+        raise ValueError(
+            f"the store {store.url} holds run {ledger.run.get('name')!r} already (step {ledger.step}); go on with it by "
+            f"--resume, or give a new one with --store"
+        )
+    elif ledger.outcome is not None and ledger.outcome.completed:
+        raise ValueError(f"the run in {store.url} is over: {ledger.outcome.reason}; give a new store with --store")
+    else:
+        before = parse_run(ledger.run, store.url)
+        now = run or before
+        _check_same(before, now)
+        reason = f"from the log, after step {ledger.step}"
+        events = [ev.RunResumed(reason, now.model_dump(mode="json"))]
+    ledger = fold(events, ledger)
+    current = parse_run(ledger.run, store.url)
+    state = State(
+        run=current,
+        message=current.message(ledger.run_id),
+        ledger=ledger,
+        phase=Gathering(time.monotonic(), ""),
+    )
+    return state, events
+
+
+async def serve_until_over(server: Server, events: Sequence[ev.Event]) -> int:
+    """Runs a server that listens, until its run is over or a signal comes; returns the exit code. ``events`` go into its
+    log first."""
+    loop = asyncio.get_running_loop()
+    # Ctrl-C ends the run's nodes too; SIGTERM, as service managers send it, leaves them waiting for the next process.
+    loop.add_signal_handler(signal.SIGINT, lambda: server.ask_to_stop("it was interrupted (Ctrl-C)", dismiss=True))
+    loop.add_signal_handler(signal.SIGTERM, lambda: server.ask_to_stop("it was terminated (SIGTERM)", dismiss=False))
+    try:
+        return await server.run(events)
+    finally:
+        loop.remove_signal_handler(signal.SIGINT)
+        loop.remove_signal_handler(signal.SIGTERM)
+
+
+def _start(run: RunFile) -> list[ev.Event]:
+    if (folder := newest(run.checkpoint.uri)) is not None:
+        raise ValueError(
+            f"checkpoint.uri = {run.checkpoint.uri!r} holds another run's checkpoints ({folder}); go on from them with "
+            f"--resume, or give another folder"
+        )
+    return [ev.RunStarted(secrets.token_hex(8), run.model_dump(mode="json"))]
+
+
+def _from_checkpoint(store: Store, run: RunFile) -> list[ev.Event]:
+    folder = newest(run.checkpoint.uri)
+    if folder is None:
+        raise ValueError(
+            f"there is nothing to resume: {store.url} is empty, and {run.checkpoint.uri} holds no whole checkpoint; leave "
+            f"--resume out to start"
+        )
+    manifest = read_manifest(folder)
+    _check_same(parse_run(manifest.run, f"{folder}/manifest.json"), run)
+    step = manifest.step
+    return [
+        ev.RunStarted(manifest.run_id, run.model_dump(mode="json")),
+        ev.CheckpointWritten(step, folder),
+        ev.RolledBack(step, step, folder, f"this log begins with the checkpoint of step {step}"),
+    ]
+
+
+def _check_same(before: RunFile, now: RunFile) -> None:
+    """Raises ValueError where resuming would train something else."""
+    old, new = dict(_flat(before.model_dump(mode="json"))), dict(_flat(now.model_dump(mode="json")))
+    changed = sorted(k for k in old.keys() | new.keys() if old.get(k) != new.get(k) and not k.startswith(CHANGEABLE))
+    if changed:
+        key = changed[0]
+        raise ValueError(
+            f"{key} is {new.get(key)!r} in the run file, and was {old.get(key)!r} when the run started; put it back, or "
+            f"start a new run"
+        )
+
+
+def _flat(table: dict[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in table.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{path}{key}.")
+        else:
+            yield f"{path}{key}", value

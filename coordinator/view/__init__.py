@@ -1,0 +1,1 @@
+"""What people see: the event log as sentences, tables and progress."""

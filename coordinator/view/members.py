@@ -1,0 +1,36 @@
+"""The nodes as people see them: a projection of the ledger."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from dtfm.coordinator.log.ledger import Ledger
+
+
+def member_documents(ledger: Ledger) -> list[dict[str, Any]]:
+    """One JSON object per node, by name: where it is, what it is, what it does. ``stage`` is None while it has none;
+    the ``codecs`` of a link say what the plan has sent over it, and under which."""
+    plan = ledger.plan
+    documents = []
+    for node, member in sorted(ledger.members.items()):
+        stage = plan.stage_of(node) if plan is not None else None
+        documents.append(
+            {
+                "node": node,
+                "address": member.address,
+                "status": "computing" if stage is not None else "idle" if member.ready else "preparing",
+                "stage": stage,
+                "layers": list(plan.stages[stage].layers) if plan is not None and stage is not None else None,
+                "device": asdict(member.device),
+                "links": {
+                    destination: {
+                        "latency_seconds": link.latency_seconds,
+                        "bandwidth": link.bandwidth,
+                        "codecs": dict(ledger.codecs.get(node, {}).get(destination, {})),
+                    }
+                    for destination, link in sorted(ledger.links.get(node, {}).items())
+                },
+            }
+        )
+    return documents

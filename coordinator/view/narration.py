@@ -1,0 +1,111 @@
+"""Events as sentences for people."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+
+from dtfm.coordinator.log import events as ev
+from dtfm.scheduler.model.plan import Plan
+
+MOST_NAMED = 8
+"""So many nodes are named in a sentence."""
+
+
+def narrate(event: ev.Event) -> str:
+    """One line."""
+    match event:
+        case ev.RunStarted():
+            return f"run {event.run.get('name')} started (id {event.run_id})"
+        case ev.RunResumed():
+            return f"run resumed: {event.reason}"
+        case ev.NodeJoined():
+            device = event.device
+            power = f"{device.memory_bytes / 2**30:.1f} GiB, {device.flops / 1e9:.0f} GFLOP/s"
+            return f"{event.node} joined from {event.address}: {device.name} ({device.kind}, {power}); {event.reason}"
+        case ev.NodeRefused():
+            return f"{event.node or 'a node'} was refused: {event.refusal}: {event.reason}"
+        case ev.NodeReady():
+            return f"{event.node} is ready"
+        case ev.NodeLeaving():
+            return f"{event.node} wants to leave ({event.reason}); it hands over first"
+        case ev.NodeLeft():
+            return f"{event.node} left: {event.reason}"
+        case ev.DeviceTimed():
+            return f"{event.node} computes this model's layers at {event.flops / 1e9:.0f} GFLOP/s"
+        case ev.DeviceDrifted():
+            return f"{event.node} has changed: {event.reason}"
+        case ev.LinksMeasured():
+            return f"{event.node} measured {len(event.links)} links"
+        case ev.RunDescribed():
+            workload = event.described.workload
+            size = sum(layer.parameter_bytes for layer in workload.layers)
+            return (
+                f"the model has {len(workload.layers)} layers, {size / 2**20:.1f} MiB of parameters; the data "
+                f"{event.described.training_samples} samples"
+            )
+        case ev.Waiting():
+            return f"waiting: {event.reason}"
+        case ev.PlanAdopted():
+            return f"plan {event.generation} from step {event.step + 1} on: {shape(event.plan)}; {event.reason}"
+        case ev.PlanStarted():
+            used = Counter(
+                codec for links in event.codecs.values() for tensors in links.values() for codec in tensors.values()
+            )
+            under = ", ".join(f"{codec} on {count}" for codec, count in sorted(used.items()))
+            return (
+                f"plan {event.generation} begins with step {event.step}{f'; codecs of links: {under}' if under else ''}"
+            )
+        case ev.PlanFailed():
+            return f"plan {event.generation} failed on {event.node}: {event.reason}"
+        case ev.CodecsChosen():
+            sent = [f"to {node} {sending(tensors)}" for node, tensors in sorted(event.codecs.items())]
+            return f"{event.node} sends from now on {'; '.join(sent) or 'nothing'}"
+        case ev.StepCommitted():
+            speed = event.tokens_per_second
+            rate = f", {speed:,.0f} tokens/s" if speed is not None else ""
+            return f"step {event.step}: loss {event.loss:.4f}, gradient norm {event.gradient_norm:.3f}{rate}"
+        case ev.StepAborted():
+            return f"step {event.step} was aborted: {event.problem} on {event.node}: {event.reason}"
+        case ev.DigestMismatch():
+            return f"step {event.step}: the replicas of stage {event.stage} hold different state: {event.digests}"
+        case ev.Evaluated():
+            return (
+                f"held-out loss after step {event.step}: {event.loss:.4f} nats per token (frequencies alone would give "
+                f"{event.unigram_entropy:.4f})"
+            )
+        case ev.CheckpointWritten():
+            return f"checkpoint of step {event.step}: {event.folder}"
+        case ev.CheckpointFailed():
+            return f"no checkpoint of step {event.step}: {event.reason}"
+        case ev.StateCopied():
+            layers = f"{event.layers[0]}-{event.layers[1] - 1}"
+            return f"{event.node} has copied the state of layers {layers} in advance, as of step {event.step}"
+        case ev.BackupKept():
+            holders = [f"buckets {_numbers(ranges)} on {node}" for node, ranges in event.holders.items()]
+            more = f"; on {len(holders) - MOST_NAMED} more nodes too" if len(holders) > MOST_NAMED else ""
+            return f"backup of step {event.step} in {event.seconds:.1f} s: {'; '.join(holders[:MOST_NAMED])}{more}"
+        case ev.RolledBack():
+            return f"back from step {event.from_step} to step {event.step}: {event.reason}"
+        case ev.RunFinished():
+            return f"run finished: {event.reason}"
+        case ev.RunFailed():
+            return f"run failed: {event.reason}"
+        case ev.CoordinatorStopped():
+            return f"coordinator stopped: {event.reason}"
+
+
+def sending(tensors: Mapping[str, str]) -> str:
+    """What goes over a link and under which codec, like "activations i8b256"."""
+    return ", ".join(f"{what} {codec}" for what, codec in sorted(tensors.items()))
+
+
+def _numbers(ranges: Iterable[tuple[int, int]]) -> str:
+    """Like "0-4, 7"."""
+    return ", ".join(f"{first}-{past - 1}" if past - first > 1 else str(first) for first, past in ranges)
+
+
+def shape(plan: Plan) -> str:
+    """Like "2 stages: [0, 5) on a, b; [5, 10) on c, d"."""
+    stages = "; ".join(f"layers {s.layers[0]}-{s.layers[1] - 1} on {', '.join(s.replicas)}" for s in plan.stages)
+    return f"{len(plan.stages)} stage{'s' if len(plan.stages) > 1 else ''}: {stages}"

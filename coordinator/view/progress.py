@@ -1,0 +1,75 @@
+"""A run's progress on a terminal; on anything else, a line now and then."""
+
+from __future__ import annotations
+
+import time
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
+from rich.text import Text
+
+from dtfm.coordinator.log import events as ev
+from dtfm.coordinator.view.narration import narrate
+
+LINES = 10
+"""Without a terminal, so many lines tell of the steps."""
+
+_QUIET = (ev.NodeReady, ev.LinksMeasured, ev.RunStarted, ev.PlanStarted, ev.RunFinished, ev.RunFailed)
+
+
+class RunProgress:
+    """Shows events as they come."""
+
+    def __init__(self, console: Console, steps: int) -> None:
+        self._console = console
+        self._steps = steps
+        self._rate: float | None = None
+        self._last = time.monotonic()
+        self._bar = Progress(
+            TextColumn("step"),
+            BarColumn(bar_width=30),
+            MofNCompleteColumn(),
+            TextColumn("loss {task.fields[loss]}"),
+            TextColumn("{task.fields[rate]} tokens/s"),
+            _TimeLeft(),
+            console=console,
+            disable=not console.is_terminal,
+        )
+        self._task = self._bar.add_task("step", total=steps, loss="-", rate="-")
+
+    def __enter__(self) -> Self:
+        self._bar.start()
+        return self
+
+    def __exit__(
+        self, _kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
+    ) -> None:
+        self._bar.stop()
+
+    def show(self, event: ev.Event) -> None:
+        if isinstance(event, ev.StepCommitted):
+            self._show_step(event)
+        elif not isinstance(event, _QUIET):
+            self._console.print(narrate(event), markup=False, highlight=False)
+
+    def _show_step(self, event: ev.StepCommitted) -> None:
+        if (rate := event.tokens_per_second) is not None:
+            self._rate = rate if self._rate is None else 0.9 * self._rate + 0.1 * rate
+        shown = f"{self._rate:,.0f}" if self._rate is not None else "-"
+        self._bar.update(self._task, completed=event.step, loss=f"{event.loss:.3f}", rate=shown)
+        every = max(1, self._steps // LINES)
+        if not self._console.is_terminal and (event.step % every == 0 or event.step in (1, self._steps)):
+            self._console.print(f"{narrate(event)} ({event.step} of {self._steps})", markup=False, highlight=False)
+
+
+class _TimeLeft(ProgressColumn):
+    """As rich estimates it from the last steps, in words."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._column = TimeRemainingColumn()
+
+    def render(self, task: Task) -> Text:
+        return Text.assemble(self._column.render(task), " left")

@@ -1,0 +1,164 @@
+"""The live terminal view: nodes, links, stage x replica grid, step, loss, tokens/s, recent events. A projection of the log."""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+
+from rich.console import Group, RenderableType
+from rich.panel import Panel
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from dtfm.coordinator.log import events as ev
+from dtfm.coordinator.log.ledger import Ledger, apply
+from dtfm.coordinator.log.store import Record
+from dtfm.coordinator.view.narration import narrate
+
+RECENT_STEPS = 20
+RECENT_EVENTS = 7
+MOST_NODES = 10
+MOST_LINKS = 4
+_STYLES = ["cyan", "magenta", "green", "yellow", "blue", "red"]
+_SPARKS = "▁▂▃▄▅▆▇█"
+
+
+@dataclass(slots=True)
+class View:
+    """What ``watch`` shows, after as many records as it was given."""
+
+    ledger: Ledger = field(default_factory=Ledger)
+    steps: deque[ev.StepCommitted] = field(default_factory=lambda: deque(maxlen=RECENT_STEPS))
+    losses: deque[float] = field(default_factory=lambda: deque(maxlen=40))
+    recent: deque[Record] = field(default_factory=lambda: deque(maxlen=RECENT_EVENTS))
+
+    def add(self, record: Record) -> None:
+        self.ledger = apply(self.ledger, record.event)
+        if isinstance(record.event, ev.StepCommitted):
+            self.steps.append(record.event)
+            self.losses.append(record.event.loss)
+        elif not isinstance(record.event, ev.NodeReady | ev.PlanStarted):
+            self.recent.append(record)
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        """Over the last steps that were done from their beginning; None before the first."""
+        whole = [step for step in self.steps if step.tokens_per_second is not None]
+        return sum(step.tokens for step in whole) / sum(step.seconds for step in whole) if whole else None
+
+
+def render(view: View) -> RenderableType:
+    """One screen, for 100 columns and 30 rows where there are few nodes."""
+    side = Table.grid(expand=True, padding=(0, 1))
+    side.add_column(ratio=5)
+    side.add_column(ratio=4)
+    side.add_row(_nodes(view.ledger), Group(_grid(view.ledger), _links(view.ledger)))
+    return Group(_head(view), side, _events(view.recent))
+
+
+def _head(view: View) -> RenderableType:
+    ledger = view.ledger
+    steps = int(ledger.run.get("train", {}).get("steps", 0))
+    rate = view.tokens_per_second
+    line = Text.assemble(
+        (str(ledger.run.get("name", "no run yet")), "bold"),
+        f"  step {ledger.step}/{steps}",
+        f"  plan {ledger.generation}",
+        f"  loss {ledger.last.loss:.4f}" if ledger.last else "",
+        f"  {rate:,.0f} tokens/s" if rate is not None else "",
+        f"  held out {ledger.evaluated.loss:.4f} (frequencies {ledger.evaluated.unigram_entropy:.4f})"
+        if ledger.evaluated
+        else "",
+    )
+    bar = Table.grid(expand=True)  # by itself a bar does not end its line
+    bar.add_row(ProgressBar(total=max(steps, 1), completed=ledger.step))
+    body: list[RenderableType] = [line, bar]
+    if len(view.losses) > 1:
+        body.append(Text("loss " + sparkline(view.losses), style="dim"))
+    if ledger.outcome is not None:
+        style = "bold green" if ledger.outcome.completed else "bold red"
+        body.append(
+            Text(("finished: " if ledger.outcome.completed else "failed: ") + ledger.outcome.reason, style=style)
+        )
+    return Panel(Group(*body), title="dtfm", title_align="left")
+
+
+def sparkline(values: Sequence[float] | deque[float]) -> str:
+    """One character per value, scaled between the smallest and the largest."""
+    low, high = min(values), max(values)
+    scale = (len(_SPARKS) - 1) / (high - low) if high > low else 0.0
+    return "".join(_SPARKS[round((value - low) * scale)] for value in values)
+
+
+def _nodes(ledger: Ledger) -> RenderableType:
+    table = Table(title="Nodes", title_justify="left", expand=True)
+    for name, justify in (
+        ("node", "left"),
+        ("does", "left"),
+        ("GFLOP/s", "right"),
+        ("GiB", "right"),
+        ("busy", "right"),
+    ):
+        table.add_column(name, justify="right" if justify == "right" else "left", no_wrap=True)
+    for node, member in islice(sorted(ledger.members.items()), MOST_NODES):
+        stage = ledger.plan.stage_of(node) if ledger.plan else None
+        does = f"stage {stage}" if stage is not None else "idle" if member.ready else "preparing"
+        table.add_row(
+            Text(node, style=_style(stage)),
+            does,
+            f"{member.device.flops / 1e9:,.0f}",
+            f"{member.device.memory_bytes / 2**30:.1f}",
+            _busy(ledger, node),
+        )
+    if (more := len(ledger.members) - MOST_NODES) > 0:
+        table.add_row(f"and {more} more", "", "", "", "")
+    return table
+
+
+def _busy(ledger: Ledger, node: str) -> str:
+    """Share of the last step that the node computed rather than waited."""
+    last = ledger.last
+    if last is None or node not in last.compute_seconds:
+        return ""
+    whole = last.compute_seconds[node] + last.wait_seconds[node]
+    return f"{last.compute_seconds[node] / whole:.0%}" if whole > 0 else ""
+
+
+def _grid(ledger: Ledger) -> RenderableType:
+    table = Table(title="Stages x replicas", title_justify="left", expand=True, show_header=False)
+    for index, stage in enumerate(ledger.plan.stages if ledger.plan else ()):
+        names = ", ".join(stage.replicas[:6]) + (f" +{len(stage.replicas) - 6}" if len(stage.replicas) > 6 else "")
+        table.add_row(f"{index}: layers {stage.layers[0]}-{stage.layers[1] - 1}", Text(names, style=_style(index)))
+    if not ledger.plan:
+        table.add_row("no plan yet", "")
+    return table
+
+
+def _links(ledger: Ledger) -> RenderableType:
+    """Of those that the plan uses; before there is one, of all."""
+    table = Table(title="Slowest links", title_justify="left", expand=True)
+    table.add_column("from → to", no_wrap=True, overflow="ellipsis")
+    table.add_column("ms", justify="right", no_wrap=True)
+    table.add_column("Mbit/s", justify="right", no_wrap=True)
+    table.add_column("codec", no_wrap=True)
+    links = [link for row in ledger.links.values() for link in row.values()]
+    used = [link for link in links if ledger.codecs.get(link.source, {}).get(link.destination)]
+    for link in heapq.nsmallest(MOST_LINKS, used or links, key=lambda link: (link.bandwidth, -link.latency_seconds)):
+        rate = f"{link.bandwidth * 8 / 1e6:,.0f}" if link.bandwidth > 0 else "none"
+        codecs = ledger.codecs.get(link.source, {}).get(link.destination, {})
+        under = "/".join(dict.fromkeys(codec for _, codec in sorted(codecs.items())))
+        table.add_row(f"{link.source} → {link.destination}", f"{link.latency_seconds * 1e3:.2f}", rate, under)
+    return table
+
+
+def _events(recent: deque[Record]) -> RenderableType:
+    lines = [Text(narrate(record.event), no_wrap=True, overflow="ellipsis") for record in recent]
+    return Panel(Group(*lines), title="Events", title_align="left")
+
+
+def _style(stage: int | None) -> str:
+    return _STYLES[stage % len(_STYLES)] if stage is not None else "dim"

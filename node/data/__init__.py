@@ -1,0 +1,1 @@
+"""The training data: sources, tokens, samples."""

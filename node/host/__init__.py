@@ -1,0 +1,1 @@
+"""The machine: its device, its links, preemption notices, and what a node did when."""

@@ -1,0 +1,1 @@
+"""The model: its layers, buckets, initial values, optimizer and cost."""

@@ -1,0 +1,106 @@
+"""From a run's family and settings to a transformers config and the whole model, its parameters on meta."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from difflib import get_close_matches
+from typing import Any
+
+from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from dtfm.node.data.samples import Sample
+from dtfm.node.model.model import parameters_on_meta
+
+MOST_LAYERS = 4096
+# Old names of rotary settings, which configs take but do not list.
+_ROTARY_KEYS = frozenset({"rope_theta", "rope_scaling", "partial_rotary_factor"})
+# Ours to decide, or of no meaning for training from scratch.
+_RESERVED_KEYS = frozenset({"dtype", "torch_dtype", "model_type", "architectures", "auto_map", "transformers_version"})
+_TOKEN_KEYS = ("bos_token_id", "eos_token_id", "pad_token_id")
+
+
+def configure(family: str, config_json: str, sample: Sample) -> PretrainedConfig:
+    """The family's config with the given settings, a JSON object.
+
+    Dropout is set to 0: a step must not depend on who computes it. ``vocab_size`` is the tokenizer's unless given.
+
+    Raises:
+        ValueError: unknown family, unknown setting, or a value that cannot be.
+    """
+    if family not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        near = get_close_matches(family, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES) or ["llama", "gpt2"]
+        raise ValueError(
+            f"model.family: {family!r} is not a causal language model of this node's transformers; "
+            f"near it are {', '.join(near)} (or update transformers)"
+        )
+    if len(sample.shape) != 1 or sample.vocabulary is None:
+        raise ValueError(
+            f"model.family: {family!r} reads text, but data.source gives inputs of shape {list(sample.shape)}"
+        )
+    given = _settings(family, config_json)
+    defaults = dict.fromkeys(_TOKEN_KEYS) | {"vocab_size": sample.vocabulary, "use_cache": False}
+    try:
+        config = AutoConfig.for_model(family, **(defaults | given))
+    except Exception as problem:
+        raise ValueError(f"model.config: {family!r} does not take it: {in_one_line(problem)}") from problem
+    for key, value in config.to_dict().items():
+        if ("drop" in key or "jitter" in key) and isinstance(value, (int, float)) and not isinstance(value, bool):
+            setattr(config, key, 0.0)
+    _check_sizes(config, sample.shape[0], sample.vocabulary)
+    return config
+
+
+def build(config: PretrainedConfig) -> PreTrainedModel:
+    """The whole model. Raises whatever transformers raises for a config that it cannot build from."""
+    make: Callable[..., PreTrainedModel] = AutoModelForCausalLM.from_config
+    with parameters_on_meta():
+        try:
+            return make(config, attn_implementation="sdpa", trust_remote_code=False)
+        except ValueError as problem:
+            if "attention" not in str(problem):
+                raise
+            return make(config, attn_implementation="eager", trust_remote_code=False)
+
+
+def in_one_line(problem: Exception) -> str:
+    return " ".join(str(problem).split())[:300] or type(problem).__name__
+
+
+def _settings(family: str, config_json: str) -> dict[str, Any]:
+    try:
+        given = json.loads(config_json or "{}")
+    except (json.JSONDecodeError, RecursionError) as problem:
+        raise ValueError(f"model.config: not JSON: {problem}") from None
+    if not isinstance(given, dict):
+        raise ValueError(f"model.config: must be a table of settings, not {type(given).__name__}")
+    default = AutoConfig.for_model(family)
+    known = (set(default.to_dict()) | set(default.attribute_map) | _ROTARY_KEYS) - _RESERVED_KEYS
+    for key in given:
+        if key not in known or key.startswith("_"):
+            near = get_close_matches(key, known, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else "leave it out"
+            raise ValueError(f"model.config: {family!r} has no setting {key!r}; {hint}")
+    return given
+
+
+def _check_sizes(config: PretrainedConfig, length: int, vocabulary: int) -> None:
+    for name in ("vocab_size", "hidden_size", "num_hidden_layers"):
+        value = getattr(config, name, None)
+        if not isinstance(value, int):
+            raise ValueError(
+                f"model.config.{name}: {value!r} is not a whole number; give one, or choose another model.family"
+            )
+    if config.vocab_size < vocabulary:
+        raise ValueError(
+            f"model.config.vocab_size: {config.vocab_size} is less than the tokenizer's {vocabulary}; leave it out"
+        )
+    layers, positions = config.num_hidden_layers, getattr(config, "max_position_embeddings", None)
+    if not 1 <= layers <= MOST_LAYERS:
+        raise ValueError(f"model.config.num_hidden_layers: {layers} is not between 1 and {MOST_LAYERS}")
+    if isinstance(positions, int) and positions < length:
+        name = config.attribute_map.get("max_position_embeddings", "max_position_embeddings")
+        raise ValueError(
+            f"model.config.{name}: {positions} is less than data.sequence_length {length}; raise the one or lower the other"
+        )

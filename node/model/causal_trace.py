@@ -1,0 +1,164 @@
+"""Where a causal language model can be cut, found by following one forward pass without computing it."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils import _pytree as pytree
+from torch.utils.flop_counter import FlopCounterMode
+from transformers import PreTrainedModel
+
+from dtfm.node.data.samples import Sample
+from dtfm.node.model.model import Layer
+
+_BATCH = 2
+
+
+class NotSeparable(Exception):
+    """The model is more than an embedding, a chain of decoder layers and a head."""
+
+
+@dataclass(frozen=True, slots=True)
+class Anatomy:
+    """``decoder`` is the name of the list of decoder layers; ``returns_tuple``: they return (hidden states, ...)."""
+
+    decoder: str
+    layers: tuple[Layer, ...]
+    returns_tuple: bool
+
+
+def dissect(module: PreTrainedModel, sample: Sample) -> Anatomy:
+    """The layers of ``module``: embedding, decoder layers, head.
+
+    Attention is counted as its two matrix products, whatever kernel will compute it.
+
+    Raises:
+        NotSeparable, and whatever the model's own forward raises.
+    """
+    whole = copy.deepcopy(module)
+    whole.config._attn_implementation = "eager"
+    whole.config._experts_implementation = "batched_mm"  # the one whose shapes do not depend on values
+    decoder = _decoder_name(whole)
+    walk = _Walk(whole, decoder, sample)
+    # Fake tensors on the CPU rather than plain ones on meta: transformers then skips the checks that read values.
+    with FakeTensorMode(allow_non_fake_inputs=True), walk.counter:
+        _fake(whole)
+        whole(input_ids=torch.zeros(_BATCH, *sample.shape, dtype=torch.int64), use_cache=False)
+    return Anatomy(decoder, _layers(whole, decoder, sample, walk.users, walk.costs()), walk.returns_tuple)
+
+
+def hidden_of(output: Any) -> torch.Tensor:
+    """The hidden states in what a decoder layer returned."""
+    return output[0] if isinstance(output, tuple) else output  # type: ignore[no-any-return]
+
+
+class _Walk:
+    """Hooks that watch one forward pass.
+
+    ``users``: by the name of a module outside of the decoder layers that has parameters of its own, the numbers of the
+    layers (0: embedding, count + 1: head) that call it.
+    """
+
+    def __init__(self, whole: PreTrainedModel, decoder: str, sample: Sample) -> None:
+        chain = whole.get_submodule(decoder)
+        assert isinstance(chain, nn.ModuleList)
+        self.users: dict[str, set[int]] = {}
+        self.returns_tuple = False
+        self.counter = FlopCounterMode(display=False)
+        self._chain, self._shape = chain, (_BATCH, *sample.shape)
+        self._at, self._inside = 0, False  # number of the last decoder layer entered, and whether it is still running
+        self._marks: list[int] = []  # operations counted so far, at the entry of the first layer and the exit of each
+        for name, part in whole.named_modules(remove_duplicate=False):
+            if not name.startswith(f"{decoder}.") and next(part.parameters(recurse=False), None) is not None:
+                part.register_forward_pre_hook(lambda _part, _args, name=name: self._called(name))
+        for layer in chain:
+            layer.register_forward_pre_hook(self._enter, with_kwargs=True)
+            layer.register_forward_hook(self._leave)
+
+    def costs(self) -> list[float]:
+        """Operations per layer for one sample, once the pass is over."""
+        if len(self._marks) != len(self._chain) + 1:
+            raise NotSeparable(f"{self._at} of its {len(self._chain)} layers were called")
+        marks = [0, *self._marks, self.counter.get_total_flops()]
+        return [(end - begin) / _BATCH for begin, end in pairwise(marks)]
+
+    def _enter(self, layer: nn.Module, args: tuple[Any, ...], keywords: Mapping[str, Any]) -> None:
+        if self._at == len(self._chain) or layer is not self._chain[self._at]:
+            raise NotSeparable("its layers are not called one after another")
+        if self._at == 0:
+            self._marks.append(self.counter.get_total_flops())
+        self._at, self._inside = self._at + 1, True
+        others = pytree.tree_leaves((args[1:], {k: v for k, v in keywords.items() if args or k != "hidden_states"}))
+        if any(isinstance(x, torch.Tensor) and x.requires_grad for x in others):
+            raise NotSeparable("more than hidden states flows between its layers")
+
+    def _leave(self, _layer: nn.Module, _args: object, output: Any) -> None:
+        self._marks.append(self.counter.get_total_flops())
+        self._inside, self.returns_tuple = False, isinstance(output, tuple)
+        hidden = hidden_of(output)
+        if not isinstance(hidden, torch.Tensor) or hidden.shape[:-1] != self._shape:
+            raise NotSeparable("its layers do not return hidden states")
+
+    def _called(self, name: str) -> None:
+        if self._inside or 0 < self._at < len(self._chain):
+            raise NotSeparable(f"{name} is used in or between its layers, and belongs to none")
+        self.users.setdefault(name, set()).add(len(self._chain) + 1 if self._at else 0)
+
+
+def _decoder_name(module: PreTrainedModel) -> str:
+    """The outermost list of as many modules as the config has layers."""
+    count: int = module.config.num_hidden_layers
+    lists: list[str] = [n for n, m in module.named_modules() if isinstance(m, nn.ModuleList) and len(m) == count]
+    depth = min((name.count(".") for name in lists), default=0)
+    lists = [name for name in lists if name.count(".") == depth]
+    if len(lists) != 1:
+        raise NotSeparable(f"it has {len(lists)} lists of {count} layers")
+    return lists[0]
+
+
+def _fake(module: nn.Module) -> None:
+    """Under a FakeTensorMode: parameters that have a device and a shape, but no memory."""
+    fakes: dict[nn.Parameter, nn.Parameter] = {}
+    for part in module.modules():
+        for name, old in part._parameters.items():
+            if old is not None:
+                if old not in fakes:
+                    fakes[old] = nn.Parameter(torch.empty(old.shape, dtype=old.dtype))
+                part._parameters[name] = fakes[old]
+
+
+def _layers(
+    whole: PreTrainedModel, decoder: str, sample: Sample, users: Mapping[str, set[int]], costs: list[float]
+) -> tuple[Layer, ...]:
+    """Gives every parameter to the layers that use it."""
+    count = len(costs) - 2
+    roots: list[list[str]] = [[], *([f"{decoder}.{number}"] for number in range(count)), []]
+    for name, part in whole.named_modules(remove_duplicate=False):
+        if not name.startswith(f"{decoder}.") and next(part.parameters(recurse=False), None) is not None:
+            around = not name or decoder.startswith(f"{name}.")
+            if around or name not in users:
+                raise NotSeparable(f"{name or 'the model'} has parameters, but no layer of its own")
+            for number in users[name]:
+                roots[number].append(name)
+    hidden, vocabulary = whole.config.hidden_size, whole.config.vocab_size
+    names = ["embedding", *(f"layer {number}" for number in range(1, count + 1)), "head"]
+    widths = [hidden] * (count + 1) + [vocabulary]
+    return tuple(
+        Layer(name, _parameters(whole, mine), tuple(mine), (*sample.shape, width), cost)
+        for name, mine, width, cost in zip(names, roots, widths, costs, strict=True)
+    )
+
+
+def _parameters(whole: nn.Module, roots: list[str]) -> tuple[str, ...]:
+    return tuple(
+        f"{root}.{name}"
+        for root in roots
+        for name, _ in whole.get_submodule(root).named_parameters(remove_duplicate=False)
+    )

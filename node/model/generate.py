@@ -1,0 +1,68 @@
+"""`python -m dtfm.node.model.generate FOLDER`: text from a model that was exported into a folder for transformers."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import AutoModelForCausalLM
+
+from dtfm.node.data.tokenizer import Bytes, Tokenizer, load_tokenizer
+
+
+def generate(folder: Path, prompt: str, tokens: int, seed: int, temperature: float = 0.8) -> str:
+    """``prompt`` and up to ``tokens`` more from the model in ``folder``; the same for the same seed.
+
+    Raises:
+        ValueError: there is no model, or the prompt does not fit into it.
+    """
+    if not (folder / "config.json").is_file():
+        raise ValueError(f"{folder} has no config.json: give a folder made by `dtfm-coordinator export`")
+    # The bytes tokenizer has no files.
+    tokenizer: Tokenizer = load_tokenizer(str(folder)) if any(folder.glob("tokenizer*")) else Bytes()
+    load: Any = AutoModelForCausalLM.from_pretrained
+    try:
+        model = load(folder, trust_remote_code=False, local_files_only=True).eval()
+    except Exception as problem:
+        raise ValueError(f"{folder} holds no language model that transformers can load: {problem}") from problem
+    ids = torch.from_numpy(tokenizer.encode(prompt).astype(np.int64))[None]
+    room = getattr(model.config, "max_position_embeddings", sys.maxsize) - ids.shape[1]
+    if not ids.shape[1] or room < 1:
+        raise ValueError(
+            f"the prompt has {ids.shape[1]} tokens; give at least one, and fewer than the model's positions"
+        )
+    torch.manual_seed(seed)
+    made = model.generate(
+        ids,
+        attention_mask=torch.ones_like(ids),
+        max_new_tokens=min(tokens, room),
+        do_sample=True,
+        temperature=temperature,
+        top_k=0,
+        pad_token_id=0,
+    )
+    return tokenizer.decode(made[0].numpy())
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m dtfm.node.model.generate", description=__doc__)
+    parser.add_argument("folder", type=Path, help="what `dtfm-coordinator export` wrote")
+    parser.add_argument("--prompt", default="def ", help="text to go on from (default: %(default)r)")
+    parser.add_argument("--tokens", type=int, default=200, help="how many to add (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=1)
+    options = parser.parse_args(arguments)
+    try:
+        print(generate(options.folder, options.prompt, options.tokens, options.seed))
+    except ValueError as problem:
+        print(f"error: {problem}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,152 @@
+"""The whole model as a node knows it before it holds any weight: layers, buckets, shapes, costs."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.nn.modules.module import register_module_parameter_registration_hook
+
+from dtfm.node.data.samples import Sample
+from dtfm.node.model.bucket import BucketSpec
+from dtfm.node.model.initial_values import initial_values
+from dtfm.node.model.user_code import import_allowed
+from dtfm.protos import plan_pb2
+
+# A stage's computation: tokens or hidden states in, hidden states or logits out; both have the batch first.
+Forward = Callable[[torch.Tensor], torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """One layer. ``parameters`` are the full state-dict names that it uses, ``roots`` the submodules they lie in,
+    ``output`` its output's shape without the batch, ``flops`` its forward floating-point operations for one sample."""
+
+    name: str
+    parameters: tuple[str, ...]
+    roots: tuple[str, ...]
+    output: tuple[int, ...]
+    flops: float
+
+
+class Model(ABC):
+    """A model whose parameters are on the meta device: it costs no memory, whatever its size.
+
+    Buffers are real: they are constants (rotary frequencies, masks), computed anew by every node and never state.
+    """
+
+    def __init__(self, module: nn.Module, sample: Sample, layers: tuple[Layer, ...]) -> None:
+        self.module = module
+        self.sample = sample
+        self.layers = layers
+        self.buckets = _buckets(module, layers)
+
+    @abstractmethod
+    def cut(self, module: nn.Module, first: int, past_last: int) -> Forward:
+        """The forward of layers [first, past_last) of ``module``, a copy of ``self.module`` in which at least their
+        parameters are real. May change the copy."""
+
+    @abstractmethod
+    def initialise_module(self, module: nn.Module) -> None:
+        """Sets one submodule's parameters by the model's own rules."""
+
+    @abstractmethod
+    def save_config(self, folder: Path, dtype: torch.dtype) -> None:
+        """Writes what a reader of the exported weights needs to know of the architecture into a local folder."""
+
+    def activation_shape(self, layer: int, micro_batch: int) -> tuple[int, ...]:
+        """Shape of the layer's output for one micro-batch; its dtype is that of the stage."""
+        return (micro_batch, *self.layers[layer].output)
+
+    def initial_parameters(self, bucket: BucketSpec, seed: int) -> dict[str, torch.Tensor]:
+        """First values by name, float32 on the CPU: a function of (seed, bucket) alone, whatever the partition.
+
+        Raises:
+            ValueError: a parameter is left unset by the model's own rules.
+        """
+        if not bucket.parameters:
+            return {}
+        if bucket.index < len(self.layers):
+            roots = self.layers[bucket.index].roots
+        else:
+            roots = tuple(dict.fromkeys(name.rpartition(".")[0] for name, _ in bucket.parameters))
+        values = initial_values(self.module, roots, self.initialise_module, seed, bucket.index)
+        return {name: values[name] for name, _ in bucket.parameters}
+
+
+def load_model(spec: plan_pb2.Run.Model, sample: Sample, allowed_modules: Sequence[str] = ()) -> Model:
+    """The model that a run trains on samples like ``sample``.
+
+    ``allowed_modules`` are the import paths ("package.module" or "package.module:function") that this node's operator
+    lets a run name.
+
+    Raises:
+        ValueError: no such family, a config it does not take, or a model that cannot be cut into layers.
+    """
+    model: Model
+    if spec.family == "module":
+        from dtfm.node.model.sequential import load_sequential
+
+        model = load_sequential(import_allowed(spec.module, allowed_modules, "model.module"), spec.module, sample)
+    else:
+        from dtfm.node.model.causal_lm import load_causal_lm
+
+        model = load_causal_lm(spec.family, spec.config_json, sample)
+    for name, parameter in model.module.named_parameters():
+        if not parameter.requires_grad:
+            raise ValueError(
+                f"model: parameter {name} has requires_grad=False; freezing is not supported, use a buffer"
+            )
+    return model
+
+
+@contextmanager
+def parameters_on_meta() -> Iterator[None]:
+    """Modules made inside have their parameters on the meta device and their buffers for real."""
+
+    def to_meta(_module: nn.Module, _name: str, parameter: nn.Parameter) -> nn.Parameter | None:
+        if parameter is None or parameter.is_meta:
+            return None  # as it is, so that tied parameters stay one
+        return nn.Parameter(parameter.detach().to("meta"), requires_grad=parameter.requires_grad)
+
+    handle = register_module_parameter_registration_hook(to_meta)  # type: ignore[arg-type]  # may return a parameter
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def canonical_names(module: nn.Module) -> dict[int, str]:
+    """By a parameter's id: the first of the names that it goes by."""
+    names: dict[int, str] = {}
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        names.setdefault(id(parameter), name)
+    return names
+
+
+def _buckets(module: nn.Module, layers: tuple[Layer, ...]) -> tuple[BucketSpec, ...]:
+    """A bucket per layer of the parameters that it alone uses, then one per parameter that several layers use."""
+    parameters = dict(module.named_parameters(remove_duplicate=False))
+    canonical = canonical_names(module)
+    users: dict[str, list[int]] = {}
+    for number, layer in enumerate(layers):
+        for name in layer.parameters:
+            of = users.setdefault(canonical[id(parameters[name])], [])
+            if number not in of:
+                of.append(number)
+
+    def shapes(names: Sequence[str]) -> tuple[tuple[str, tuple[int, ...]], ...]:
+        return tuple((name, tuple(parameters[name].shape)) for name in names)
+
+    own = [
+        BucketSpec(number, (number,), shapes([name for name, of in users.items() if of == [number]]))
+        for number in range(len(layers))
+    ]
+    shared = [(name, tuple(of)) for name, of in users.items() if len(of) > 1]
+    tied = [BucketSpec(len(layers) + i, of, shapes([name])) for i, (name, of) in enumerate(shared)]
+    return (*own, *tied)

@@ -1,0 +1,103 @@
+"""Models given as a plain list of modules: every child of an nn.Sequential is a layer."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.dropout import _DropoutNd
+from torch.utils.flop_counter import FlopCounterMode
+
+from dtfm.node.data.samples import Sample
+from dtfm.node.model.model import Forward, Layer, Model, parameters_on_meta
+
+
+class SequentialModel(Model):
+    """``path`` is the "package.module:function" that made it."""
+
+    def __init__(self, module: nn.Sequential, sample: Sample, layers: tuple[Layer, ...], path: str) -> None:
+        super().__init__(module, sample, layers)
+        self.path = path
+
+    def cut(self, module: nn.Module, first: int, past_last: int) -> Forward:
+        assert isinstance(module, nn.Sequential)
+        return module[first:past_last]
+
+    def initialise_module(self, module: nn.Module) -> None:
+        reset = _reset(module)
+        if reset is not None:
+            reset()
+
+    def save_config(self, folder: Path, dtype: torch.dtype) -> None:
+        text = json.dumps({"module": self.path, "dtype": str(dtype).removeprefix("torch.")}, indent=2)
+        (folder / "config.json").write_text(text + "\n", encoding="utf-8")
+
+
+def load_sequential(make: Callable[[], Any], path: str, sample: Sample) -> SequentialModel:
+    """The model that ``make`` (named ``path``) returns.
+
+    Raises:
+        ValueError: it fails, or returns something that nodes cannot share: no nn.Sequential, running statistics, dropout,
+            parameters without reset_parameters(), layers that do not take and give one batch of numbers.
+    """
+    try:
+        with parameters_on_meta():
+            module = make()
+    except Exception as problem:
+        raise ValueError(f"model.module: {path} failed: {type(problem).__name__}: {problem}") from problem
+    if not isinstance(module, nn.Sequential) or not len(module):
+        raise ValueError(f"model.module: {path} returned {type(module).__name__}, not an nn.Sequential with children")
+    for name, part in module.named_modules():
+        _check(name, part, path)
+    return SequentialModel(module, sample, _trace(module, sample, path), path)
+
+
+def _check(name: str, part: nn.Module, path: str) -> None:
+    kind = type(part).__name__
+    if isinstance(part, _NormBase) and part.track_running_stats:
+        raise ValueError(
+            f"model.module: {path} has {kind} at {name!r}, whose running statistics would differ between the nodes; "
+            "use GroupNorm, or give it track_running_stats=False"
+        )
+    if isinstance(part, _DropoutNd) and part.p > 0:
+        raise ValueError(f"model.module: {path} has {kind}(p={part.p}) at {name!r}; dropout is not supported, use p=0")
+    if next(part.parameters(recurse=False), None) is not None and _reset(part) is None:
+        raise ValueError(
+            f"model.module: {path} has a {kind} at {name!r} with parameters but without reset_parameters(), so that "
+            "nodes could not give them their first values; add that method"
+        )
+
+
+def _reset(part: nn.Module) -> Callable[[], None] | None:
+    return getattr(part, "reset_parameters", None) or getattr(part, "_reset_parameters", None)
+
+
+def _trace(module: nn.Sequential, sample: Sample, path: str) -> tuple[Layer, ...]:
+    """The layers, by running two samples through the model on the meta device."""
+    batch = 2
+    x = torch.empty(batch, *sample.shape, dtype=sample.dtype, device="meta")
+    layers = []
+    for name, child in copy.deepcopy(module).to("meta").named_children():
+        given = tuple(x.shape)
+        try:
+            with FlopCounterMode(display=False) as counter:
+                x = child(x)
+        except Exception as problem:
+            raise ValueError(
+                f"model.module: layer {name!r} of {path} does not take an input of shape {given}: {problem}"
+            ) from problem
+        if not (isinstance(x, torch.Tensor) and x.is_floating_point() and x.ndim and x.shape[0] == batch):
+            raise ValueError(
+                f"model.module: layer {name!r} of {path} must return one floating-point tensor with the batch first, "
+                f"but for an input of shape {given} it returned {tuple(x.shape) if isinstance(x, torch.Tensor) else type(x)}"
+            )
+        parameters = tuple(f"{name}.{p}" for p, _ in child.named_parameters(remove_duplicate=False))
+        flops = counter.get_total_flops() / batch
+        layers.append(Layer(name, parameters, (name,), tuple(x.shape[1:]), flops))
+    return tuple(layers)

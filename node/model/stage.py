@@ -1,0 +1,122 @@
+"""A stage: the layers that this node holds, with their weights, gradients and optimizer state."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+
+import torch
+from blake3 import blake3
+from torch import nn
+from torch.nn import functional
+
+from dtfm.node.model.bucket import Bucket
+from dtfm.node.model.model import Model, canonical_names
+
+
+class Stage:
+    """Layers [first, past_last) of a model, made by `build_stage`.
+
+    ``buckets`` are those that its layers use, by index in rising order; a bucket shared with another stage is in both.
+    ``parameters`` are the model's own, by bucket: views into the bucket's flat tensors.
+    """
+
+    def __init__(self, model: Model, first: int, past_last: int, buckets: Mapping[int, Bucket], autocast: bool) -> None:
+        some = next(iter(buckets.values())).parameters
+        self.model, self.first, self.past_last = model, first, past_last
+        self.device, self.dtype, self.buckets = some.device, some.dtype, dict(buckets)
+        self._autocast = autocast
+        module = copy.deepcopy(model.module)
+        self.parameters = _fill(module, self.buckets, self.device, self.dtype)
+        self._forward = model.cut(module, first, past_last)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """One micro-batch through the stage.
+
+        ``x`` is the model's input (token ids: int64 [b, s]) for the first stage, else the hidden states of the layer before
+        ([b, ...], the stage's dtype). Returns logits from the last stage, else hidden states (see `Model.activation_shape`);
+        always in the stage's dtype. Not for several threads at once.
+        """
+        if x.is_floating_point():
+            x = x.to(self.dtype)
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self._autocast):
+            return self._forward(x).to(self.dtype)
+
+    def initialise(self, seed: int) -> None:
+        """First values of all buckets: a function of (seed, bucket) alone. Optimizer state and gradients become zero."""
+        for bucket in self.buckets.values():
+            initialise(self.model, bucket, seed)
+
+    def zero_gradients(self) -> None:
+        for bucket in self.buckets.values():
+            bucket.gradients.zero_()
+
+    def digest(self) -> bytes:
+        """BLAKE3 (32 bytes) of parameters and optimizer state of all buckets in rising order."""
+        digest = blake3()
+        for bucket in self.buckets.values():
+            for part in bucket.export():
+                digest.update(part)
+        return digest.digest()
+
+
+def build_stage(
+    model: Model,
+    first: int,
+    past_last: int,
+    device: torch.device,
+    dtype: torch.dtype,
+    *,
+    autocast: bool = False,
+    held: Mapping[int, Bucket] | None = None,
+) -> Stage:
+    """A stage of layers [first, past_last) whose new buckets are zero: initialise or load them.
+
+    ``autocast`` computes matrix products in bfloat16. Buckets in ``held`` (by index) are taken over as they are, memory
+    and all.
+    """
+    assert 0 <= first < past_last <= len(model.layers), (first, past_last)
+    specs = [spec for spec in model.buckets if any(first <= layer < past_last for layer in spec.layers)]
+    kept = held or {}
+    buckets = {spec.index: kept.get(spec.index) or Bucket(spec, device, dtype) for spec in specs}
+    return Stage(model, first, past_last, buckets, autocast)
+
+
+def initialise(model: Model, bucket: Bucket, seed: int) -> None:
+    """First values of one bucket: a function of (seed, bucket) alone. Optimizer state and gradients become zero."""
+    values = model.initial_parameters(bucket.spec, seed)
+    for name, view in bucket.views(bucket.parameters).items():
+        view.copy_(values[name])
+    for tensor in (bucket.gradients, bucket.exp_avg, bucket.exp_avg_sq):
+        tensor.zero_()
+
+
+def loss(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """Mean cross entropy in nats, a scalar in float32 (float64 for float64 logits).
+
+    ``logits`` [b, ..., classes], ``labels`` int64 [b, ...]: [b, s, V] and [b, s] for language models, [b, C] and [b] for
+    classifiers.
+    """
+    wide = logits if logits.dtype == torch.float64 else logits.float()
+    return functional.cross_entropy(wide.flatten(0, -2), labels.flatten())
+
+
+def _fill(
+    module: nn.Module, buckets: Mapping[int, Bucket], device: torch.device, dtype: torch.dtype
+) -> dict[int, tuple[nn.Parameter, ...]]:
+    """Puts the buckets' views in the place of their meta parameters, under every name, and buffers onto the device."""
+    real: dict[str, nn.Parameter] = {}
+    for bucket in buckets.values():
+        gradients = bucket.views(bucket.gradients)
+        for name, view in bucket.views(bucket.parameters).items():
+            real[name] = nn.Parameter(view)
+            real[name].grad = gradients[name]
+    canonical = canonical_names(module)
+    for part in module.modules():
+        for name, parameter in part._parameters.items():
+            if parameter is not None and canonical[id(parameter)] in real:
+                part._parameters[name] = real[canonical[id(parameter)]]
+        for name, buffer in part._buffers.items():
+            if buffer is not None:
+                part._buffers[name] = buffer.to(device, dtype if buffer.is_floating_point() else None)
+    return {index: tuple(real[name] for name, _ in bucket.spec.parameters) for index, bucket in buckets.items()}

@@ -1,0 +1,168 @@
+"""State from peers: many donors at once, resumed at the next one where one breaks off."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+import grpc
+import grpc.aio
+
+from dtfm.node.host.trace import Activity, span
+from dtfm.protos.connection import open_channel
+from dtfm.protos.control_pb2 import Peer
+from dtfm.protos.credentials import Identity, to_peer
+from dtfm.protos.frame import FrameError, FrameProblem, Kind, parse
+from dtfm.protos.peer_pb2 import StateRequest
+from dtfm.protos.streams import state_call
+
+RETRY_SECONDS = 0.2
+ASKED_AT_ONCE = 2
+"""Buckets of one donor: while one is on its way the next one is asked for, so that the link never waits for a round trip."""
+
+
+async def as_it_is() -> str:
+    """There is nothing to check in what came."""
+    return ""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A bucket's state of so many bytes, from the memory of any of ``donors``, or from their ``backup`` on disk. ``take`` gets
+    it piece by piece, each with its offset; then ``finish`` says what is wrong with it: it comes anew then, from another one.
+    Empty: nothing is."""
+
+    bucket: int
+    size_bytes: int
+    donors: Sequence[Peer]
+    take: Callable[[memoryview, int], None]
+    finish: Callable[[], Awaitable[str]] = as_it_is
+    backup: bool = False
+
+
+async def fetch(wanted: Sequence[Wanted], step: int, generation: int, identity: Identity, patience: float) -> None:
+    """Gets each bucket's state as of ``step`` from its own donors, all donors at once: who is done with one bucket gives the
+    next.
+
+    A broken transfer goes on at the next donor from the byte where it stopped. A donor is given up when nothing has come for
+    ``patience`` seconds, from nobody: what is slow may be the link that all share. It may also still be applying ``step``; so
+    who has nothing to give is asked again for as long. Raises ConnectionError naming the last problem, ValueError where none
+    of a bucket's donors has it right, and what a ``finish`` raises.
+    """
+    if alone := next((item for item in wanted if not item.donors), None):
+        raise ConnectionError(f"nobody who is known has bucket {alone.bucket} as of step {step}")
+    left = sorted(wanted, key=lambda item: -item.size_bytes)
+    donors = {donor.node: donor for item in wanted for donor in item.donors}
+    channels = {name: open_channel(donor.address, to_peer(identity, name), patience) for name, donor in donors.items()}
+    silence = _Silence(patience)
+
+    async def serve(donor: Peer) -> None:
+        while (item := next((item for item in left if donor in item.donors), None)) is not None:
+            left.remove(item)
+            in_turn = [donor, *(other for other in item.donors if other != donor)]
+            with span(Activity.FETCH, step, item.bucket, f"state from {donor.node}"):
+                await _fetch_one(item, step, generation, in_turn, channels, silence)
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            for donor in [*donors.values()] * ASKED_AT_ONCE:
+                group.create_task(serve(donor))
+    except* Exception as problems:
+        raise problems.exceptions[0] from None
+    finally:
+        await asyncio.gather(*(channel.close() for channel in channels.values()))
+
+
+class _Silence:
+    """Ends the streams that wait when nothing has come in any for ``patience`` seconds."""
+
+    def __init__(self, patience: float) -> None:
+        self.patience = patience
+        self._streams: set[asyncio.Timeout] = set()
+        self._broken = 0.0
+
+    @asynccontextmanager
+    async def bounded(self) -> AsyncIterator[None]:
+        """A stream is read within. Raises TimeoutError."""
+        async with asyncio.timeout(self.patience) as stream:
+            self._streams.add(stream)
+            try:
+                yield
+            finally:
+                self._streams.discard(stream)
+
+    def end(self) -> None:
+        """Something has come."""
+        now = asyncio.get_running_loop().time()
+        if now < self._broken + self.patience / 16:  # not for each frame of a fast link
+            return
+        self._broken = now
+        for stream in self._streams:
+            if not stream.expired():
+                stream.reschedule(now + self.patience)
+
+
+async def _fetch_one(
+    wanted: Wanted,
+    step: int,
+    generation: int,
+    donors: list[Peer],
+    channels: Mapping[str, grpc.aio.Channel],
+    silence: _Silence,
+) -> None:
+    """One bucket of ``fetch``, from whichever of ``donors`` has it."""
+    have, until = 0, math.inf  # until: when to give up if nothing has come till then
+    gave: list[Peer] = []  # what has come so far
+    problem = "nobody has it"
+    while donors and time.monotonic() < until:
+        for donor in list(donors):
+            request = StateRequest(
+                generation=generation, step=step, bucket=wanted.bucket, offset=have, backup=wanted.backup
+            )
+            try:
+                async with silence.bounded():
+                    frames = state_call(channels[donor.node])(request.SerializeToString())
+                    async for payload in _payloads(frames, wanted.bucket, step, wanted.size_bytes - have):
+                        wanted.take(payload, have)
+                        if donor not in gave:
+                            gave.append(donor)
+                        have, until = have + len(payload), math.inf
+                        silence.end()
+                if have < wanted.size_bytes:
+                    problem = f"{donor.node} ended after {have} of {wanted.size_bytes} bytes"
+                elif wrong := await wanted.finish():
+                    problem, have = f"{gave[0].node}: {wrong}", 0
+                    donors.remove(gave[0])  # who broke off, if anybody did
+                    gave.clear()
+                    break
+                else:
+                    return
+            except TimeoutError:
+                problem = f"{donor.node} at {donor.address} sent nothing for {silence.patience:.0f} s"
+                until = time.monotonic()
+            except grpc.aio.AioRpcError as error:
+                problem = f"{donor.node} at {donor.address}: {error.code().name}: {error.details()}"
+                if wanted.backup and error.code() is grpc.StatusCode.FAILED_PRECONDITION:
+                    donors.remove(donor)  # what is not on its disk now will not be later
+            except FrameError as error:
+                problem = f"{donor.node} sent a frame that is refused: {error}"
+            until = min(until, time.monotonic() + silence.patience)
+        await asyncio.sleep(RETRY_SECONDS)
+    sentence = f"bucket {wanted.bucket} as of step {step} could not be had: {problem}"
+    raise ConnectionError(sentence) if donors else ValueError(sentence)
+
+
+async def _payloads(frames: AsyncIterator[bytes], bucket: int, step: int, left: int) -> AsyncIterator[memoryview]:
+    """The pieces of the ``left`` bytes that are asked for. Raises FrameError for a frame that is not the next piece."""
+    received = 0
+    async for frame in frames:
+        header, payload = parse(frame)
+        wanted = (Kind.STATE, bucket, step, left, received)
+        if (header.kind, header.index, header.step, header.total, header.offset) != wanted:
+            raise FrameError(FrameProblem.UNEXPECTED, f"{header.kind.name} {header.index} of step {header.step}")
+        received += len(payload)
+        yield payload

@@ -1,0 +1,31 @@
+"""What the coordinator is told of an error that kept this node from doing its part."""
+
+from __future__ import annotations
+
+import torch
+
+from dtfm.node.state.snapshot import BackupError
+from dtfm.node.training.pipeline import NonFinite
+from dtfm.protos.control_pb2 import PlanFailed, StepProblem
+
+MOST_CHARACTERS = 1000
+
+
+def problem_of(error: Exception) -> StepProblem:
+    match error:
+        case NonFinite():
+            return StepProblem.NON_FINITE
+        case torch.OutOfMemoryError():
+            return StepProblem.OUT_OF_MEMORY
+        case _:
+            return StepProblem.INTERNAL
+
+
+def plan_failed(generation: int, error: Exception) -> PlanFailed:
+    return PlanFailed(generation=generation, problem=sentence_of(error), backup=isinstance(error, BackupError))
+
+
+def sentence_of(error: Exception) -> str:
+    """For people. A ValueError's or ConnectionError's words are ours, and enough."""
+    known = isinstance(error, (ValueError, ConnectionError, NonFinite, BackupError))
+    return (str(error) if known else f"{type(error).__name__}: {error}")[:MOST_CHARACTERS]

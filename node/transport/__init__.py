@@ -1,0 +1,1 @@
+"""Tensors on their way between nodes: sending, receiving, and what is accepted."""

@@ -1,0 +1,148 @@
+"""Frames from peers become tensors' bytes: checked, put together, handed on."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from dtfm.kernels.memory import MEMORY
+from dtfm.node.host.trace import Activity, Beside, tell, tell_beside
+from dtfm.node.transport.frame_validation import Expectations, admit
+from dtfm.protos.assembly import Assembly
+from dtfm.protos.frame import CHUNK_BYTES, FrameError, FrameProblem, Header, Kind, parse
+
+#: Which tensor: from whom, kind, step, index, part.
+_Key = tuple[str, Kind, int, int, int]
+
+
+#: (bytes that followed first frames, seconds since those had come)
+Pace = tuple[int, float]
+
+_EXCHANGED = frozenset({Kind.REDUCE, Kind.GATHER})
+"""What replicas exchange. It has streams of its own (outbox.py)."""
+
+READ_AHEAD_BYTES = 32 << 20
+"""While nobody reads, a connection takes in no more than so much: how quickly that is read says nothing of the link."""
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """A whole tensor, still encoded (uint8, ``header.total`` bytes), from the peer ``source``."""
+
+    source: str
+    header: Header
+    encoded: memoryview
+
+
+class Inbox:
+    """Takes the frames of one generation and hands whole tensors to ``deliver``, each once. Holds at most what the plan has
+    peers send within two steps; of what replicas exchange, if whoever reads waits for `readable`, ``room`` bytes from each and
+    one tensor more."""
+
+    def __init__(
+        self, expect: Expectations, applied: int, deliver: Callable[[Arrival], None], room: int | None = None
+    ) -> None:
+        self._expect = expect
+        self._applied = applied
+        self._deliver = deliver
+        self._lock = threading.Lock()
+        self._partial: dict[_Key, tuple[Assembly, float]] = {}
+        self._done: set[_Key] = set()
+        self._paces: dict[str, Pace] = {}
+        self._room = room
+        self._held: Counter[tuple[str, int]] = Counter()  # bytes of what replicas exchange, by source and step
+        self._waiting: list[asyncio.Future[None]] = []
+        self._unpaced: dict[str, int] = {}
+        self._closed = False
+
+    def advance(self, applied: int) -> None:
+        """``applied`` is applied: what belongs to it, or to earlier steps, is stale from now on."""
+        with self._lock:
+            self._applied = applied
+            self._partial = {k: v for k, v in self._partial.items() if k[2] >= applied}
+            self._done = {k for k in self._done if k[2] >= applied}
+            self._held = Counter({k: v for k, v in self._held.items() if k[1] > applied})
+            self._wake()
+
+    def let_go(self, arrival: Arrival) -> None:
+        """Of what replicas exchange: it is used up. From any thread."""
+        with self._lock:
+            key = arrival.source, arrival.header.step
+            if key in self._held:
+                self._held[key] -= arrival.header.total
+            self._wake()
+
+    def close(self) -> None:
+        """Nobody waits to read any more. From any thread."""
+        with self._lock:
+            self._closed = True
+            self._wake()
+
+    async def readable(self, source: str, kind: Kind) -> None:
+        """Waits, after a frame of ``kind`` from ``source``, until what comes next on the same stream may be read: while more of
+        what replicas exchange is held from there than there is room for, it may not. Other kinds never wait, for without them
+        nothing here would be used up."""
+        while kind in _EXCHANGED:
+            with self._lock:
+                held = sum(size for (of, _), size in self._held.items() if of == source)
+                if self._room is None or held <= self._room or self._closed:
+                    return
+                self._unpaced[source] = READ_AHEAD_BYTES
+                waiting = asyncio.get_running_loop().create_future()
+                self._waiting.append(waiting)
+            await waiting
+
+    def _weigh(self) -> None:
+        tell_beside(Beside.EARLY, 0 if self._closed else sum(self._held.values()))
+
+    def _wake(self) -> None:
+        self._weigh()
+        for waiting in self._waiting:
+            waiting.get_loop().call_soon_threadsafe(_wake, waiting)
+        self._waiting.clear()
+
+    def take_paces(self) -> dict[str, Pace]:
+        """By source, how quickly its tensors of more than one frame came since this was last asked."""
+        with self._lock:
+            paces, self._paces = self._paces, {}
+            return paces
+
+    def take(self, source: str, frame: bytes) -> Kind:
+        """One frame from ``source``; what it is of. Raises FrameError for one that is refused; a stale one is no fault of the
+        sender's."""
+        header, payload = parse(frame)
+        # Not by codec: a tensor is one and the same however it is encoded.
+        key = (source, header.kind, header.step, header.index, header.part)
+        with self._lock:
+            admit(self._expect, self._applied, source, header)
+            if key in self._done:
+                raise FrameError(FrameProblem.DUPLICATE, f"{header.kind.name} {header.index} part {header.part}")
+            assembly, began = self._partial.get(key) or (
+                Assembly(header, MEMORY.take(header.total).data),
+                time.perf_counter(),
+            )
+            if not assembly.take(header, payload):
+                self._partial[key] = assembly, began
+                return header.kind
+            self._partial.pop(key, None)
+            self._done.add(key)
+            if header.kind in _EXCHANGED:
+                self._held[source, header.step] += header.total
+                self._weigh()
+            if (unpaced := self._unpaced.get(source, 0)) > 0:
+                self._unpaced[source] = unpaced - header.total
+            elif (after_first := header.total - CHUNK_BYTES) > 0:
+                bytes_, seconds = self._paces.get(source, (0, 0.0))
+                self._paces[source] = bytes_ + after_first, seconds + time.perf_counter() - began
+        tell(Activity.RECEIVE, header.step, header.index, f"from {source}", began)
+        self._deliver(Arrival(source, assembly.header, assembly.encoded))
+        return header.kind
+
+
+def _wake(waiting: asyncio.Future[None]) -> None:
+    if not waiting.done():
+        waiting.set_result(None)

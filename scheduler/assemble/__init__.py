@@ -1,0 +1,1 @@
+"""From who holds which stage to a whole plan: cuts, routes, the order of stages."""

@@ -1,0 +1,124 @@
+"""Who holds which stage -> the whole plan and what it costs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from dtfm.scheduler.assemble.cuts import best_cuts
+from dtfm.scheduler.assemble.routes import interleaved, route
+from dtfm.scheduler.cost.estimate import estimate
+from dtfm.scheduler.cost.simulate import simulate
+from dtfm.scheduler.model.problem import Draft, Groups, Problem
+
+INTERLEAVING_GAIN = 0.005
+"""Plans with few routes are easier to read."""
+
+Improved = Callable[[int, float], None]
+"""Told of every plan that is better than all before: the evaluations spent until then, and its seconds."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Candidate:
+    """A draft with its price. ``shortfall_bytes`` is what some device lacks, ``missing_links`` how many pairs that would
+    have to talk cannot; ``seconds`` is finite only where both are 0."""
+
+    draft: Draft
+    shortfall_bytes: float
+    missing_links: int
+    seconds: float
+    surcharge: float = 0.0
+    """What moving state costs, in seconds per step until the next change."""
+
+    @property
+    def price(self) -> tuple[float, int, float]:
+        """Smaller is better; feasible before infeasible, nearly feasible before far from it."""
+        return self.shortfall_bytes, self.missing_links, self.seconds + self.surcharge
+
+    @property
+    def feasible(self) -> bool:
+        return bool(np.isfinite(self.seconds))
+
+
+@dataclass(slots=True)
+class Evaluator:
+    """Prices groups, each once; counts the evaluations that it spent."""
+
+    problem: Problem
+    keep_idle_hands: bool
+    """Whether a replica that gets no micro-batch stays in its stage (its place was asked for) or becomes idle."""
+    surcharge: Callable[[Groups, tuple[int, ...]], float] = lambda groups, cuts: 0.0
+    improved: Improved = lambda evaluations, seconds: None
+    spent: int = 0
+    best: float = math.inf
+    """Least exact price so far, what moving state costs included."""
+    _estimated: dict[tuple[Groups, tuple[int, ...] | None], Candidate] = field(default_factory=dict)
+    _simulated: dict[tuple[Groups, tuple[int, ...] | None], Candidate] = field(default_factory=dict)
+
+    def estimated(self, groups: Groups, cuts: tuple[int, ...] | None = None) -> Candidate:
+        """With ``cuts`` None the model is cut as best_cuts finds."""
+        groups = tuple(tuple(sorted(group)) for group in groups)
+        key = (groups, cuts)
+        if key not in self._estimated:
+            self.spent += 1
+            self._estimated[key] = self._estimate(groups, cuts)
+        return self._estimated[key]
+
+    def simulated(self, groups: Groups, cuts: tuple[int, ...] | None = None) -> Candidate:
+        """The same plan at its exact price, its routes interleaved where that is faster."""
+        rough = self.estimated(groups, cuts)
+        if not rough.feasible:
+            return rough
+        key = (rough.draft.groups, rough.draft.cuts)
+        if key not in self._simulated:
+            self.spent += 1
+            exact = simulated(self.problem, rough.draft)
+            candidate = self._simulated[key] = replace(exact, surcharge=rough.surcharge)
+            if candidate.price[-1] < self.best:
+                self.best = candidate.price[-1]
+                self.improved(self.spent, self.best)
+        return self._simulated[key]
+
+    def _estimate(self, groups: Groups, cuts: tuple[int, ...] | None) -> Candidate:
+        if cuts is None:
+            cuts, shortfall = best_cuts(self.problem, groups)
+        else:
+            shortfall = memory_shortfall(self.problem, groups, cuts)
+        draft = route(self.problem, groups, cuts)
+        if not self.keep_idle_hands:
+            busy = set(draft.chains.ravel().tolist())
+            working = tuple(tuple(node for node in group if node in busy) for group in groups)
+            if working != groups:
+                return self.estimated(working)
+        missing = missing_links(self.problem, draft)
+        seconds = float("inf") if shortfall or missing else estimate(self.problem, draft)
+        return Candidate(draft, shortfall, missing, seconds, self.surcharge(groups, cuts))
+
+
+def simulated(problem: Problem, draft: Draft) -> Candidate:
+    """A feasible draft at its exact price, its routes interleaved where that is faster by more than INTERLEAVING_GAIN."""
+    seconds = simulate(problem, draft)
+    if any(len(set(column)) < len(column) for column in draft.chains.T.tolist()):
+        spread = interleaved(draft)
+        faster = simulate(problem, spread)
+        if faster < seconds * (1 - INTERLEAVING_GAIN):
+            draft, seconds = spread, faster
+    return Candidate(draft, 0.0, 0, seconds)
+
+
+def memory_shortfall(problem: Problem, groups: Groups, cuts: tuple[int, ...]) -> float:
+    """Bytes that the node with the least room lacks; 0 when every stage fits on each of its nodes, roundings aside."""
+    rooms = np.array([problem.memory[list(group)].min() for group in groups])
+    lacking = float((problem.stage_bytes(cuts) - rooms).max())
+    return lacking if lacking >= 1.0 else 0.0
+
+
+def missing_links(problem: Problem, draft: Draft) -> int:
+    """How many directed links the draft needs that do not exist."""
+    unreachable = np.isinf(problem.slowness)
+    count = sum(int(unreachable[np.ix_(group, group)].sum()) for group in draft.groups)
+    senders, receivers = draft.chains[:, :-1], draft.chains[:, 1:]
+    return count + int(unreachable[senders, receivers].sum()) + int(unreachable[receivers, senders].sum())

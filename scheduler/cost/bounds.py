@@ -1,0 +1,140 @@
+"""What no plan can undercut.
+
+The argument. In a plan that ends within T seconds every stage [a, b) finds nodes that together do all micro-batches, and how many
+a node can do is limited. Its first one has come through all layers before a, on the fastest device at best, and over a link.
+What the node does takes 3 forward passes each. Then either its last gradient goes back all that way, or, beside
+others that hold the stage, it exchanges gradients: with n - 1 others over its n - 1 fastest links at best, which may hide
+behind its last backward alone. A node that holds a stage by itself does all micro-batches, but exchanges nothing.
+
+So each stage takes some of the nodes' FLOP/s at least: those of the nodes that do most micro-batches for theirs. The least sum
+over all cuts is found by dynamic programming; where it is more than there is, no plan takes T. Bisection finds the least
+T that is not ruled out. It holds for any cuts, shares, routes and order.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from dtfm.scheduler.model.problem import Floats, Problem
+from dtfm.scheduler.model.workload import Workload
+
+MOST_NODES = 256
+"""Above, devices alone are counted: the argument takes seconds there."""
+
+
+def iteration_bound(problem: Problem) -> float:
+    """Certified lower bound on the seconds per step of any feasible plan."""
+    least = work_bound(problem.workload, problem.flops)
+    if problem.cluster.copies > 1 or len(problem.flops) > MOST_NODES:
+        return least
+    conditions = _Conditions(problem)
+    low, high = least, 2 * least
+    while not conditions.met(high):
+        low, high = high, 2 * high
+        if high > 1e12 * least:
+            return least  # no plan at all
+    while high - low > 1e-6 * high:
+        middle = (low + high) / 2
+        low, high = (low, middle) if conditions.met(middle) else (middle, high)
+    return max(least, low * (1.0 - 1e-9))
+
+
+def work_bound(workload: Workload, flops: Floats) -> float:
+    """Certified lower bound from devices alone: all work shared by all devices without a pause, and one micro-batch
+    through the fastest device's hands."""
+    work = 3.0 * float(np.sum([layer.forward_flops for layer in workload.layers]))
+    bound = max(work * workload.micro_batches / float(flops.sum()), work / float(flops.max()))
+    return bound * (1.0 - 1e-12)  # sums in another order round otherwise
+
+
+class _Conditions:
+    """All stages [a, b) with a < b as rows, nodes as columns."""
+
+    def __init__(self, problem: Problem) -> None:
+        layers, count = len(problem.activation), len(problem.flops)
+        self.layers, self.micro_batches, self.flops = layers, problem.workload.micro_batches, problem.flops
+        self.first, self.past_last = np.triu_indices(layers + 1, k=1)
+        fastest = float(problem.flops.max())
+        work = problem.flops_before[self.past_last] - problem.flops_before[self.first]
+        parameters = problem.parameters_before[self.past_last] - problem.parameters_before[self.first]
+        self.pace = np.maximum(work[:, None], 1e-300) / problem.flops  # seconds of a forward pass
+        self.fits = parameters[:, None] * problem.state_factor <= problem.memory + 1.0
+        one_way, exchange = _shortest(problem)
+        before = problem.flops_before[self.first] / fastest
+        self.arrival = (before + one_way[self.first])[:, None]
+        self.way = (3 * before + 2 * one_way[self.first])[:, None]  # not one micro-batch's: two links at best
+        after = 3 * (problem.flops_before[-1] - problem.flops_before[self.past_last]) / fastest
+        self.beyond = (after + np.append(exchange, 0.0)[self.past_last])[:, None]
+        if count > 1:
+            rate, tail = _reducible(problem), _tail(problem)
+            with np.errstate(divide="ignore"):
+                self.reduced = np.maximum(tail, parameters[:, None] / rate - 2 * self.pace)
+        else:
+            self.reduced = np.full_like(self.pace, np.inf)
+
+    def met(self, seconds: float) -> bool:
+        """Whether the nodes' FLOP/s could be enough for a step of so many seconds."""
+        homeward = seconds - self.way
+        taken = self.fits & (homeward >= 3 * self.pace + self.beyond)
+        alone = taken & (_passes(homeward, self.pace) >= self.micro_batches)
+        together = _passes(np.minimum(homeward, seconds - self.arrival - self.reduced), self.pace)
+        together = np.minimum(np.where(taken, together, 0.0), self.micro_batches)
+        with np.errstate(divide="ignore"):
+            price = np.where(together >= 1, self.micro_batches * self.flops / together, np.inf)
+        need = np.minimum(np.where(alone, self.flops, np.inf), price).min(axis=1)
+        # Together they must be able to: a stage whose candidates cannot do all micro-batches is none.
+        need = np.where(alone.any(axis=1) | (together.sum(axis=1) >= self.micro_batches), need, np.inf)
+        least = np.full(self.layers + 1, np.inf)
+        least[0] = 0.0
+        for past_last in range(1, self.layers + 1):
+            stages = self.past_last == past_last
+            least[past_last] = (least[self.first[stages]] + need[stages]).min()
+        return bool(least[-1] <= float(self.flops.sum()) * (1 + 1e-9))
+
+
+def _passes(window: Floats, pace: Floats) -> Floats:
+    """Whole micro-batches, forward and backward, within so many seconds; infinitely many where one costs next to nothing."""
+    with np.errstate(over="ignore"):
+        return np.asarray(np.floor(np.maximum(window, 0.0) / (3 * pace) * (1 + 1e-9) + 1e-9))
+
+
+def _shortest(problem: Problem) -> tuple[Floats, Floats]:
+    """Per first layer of a stage: seconds that its input takes over the best link, and over the best pair of links there and
+    back: float64 [layers]; 0 for the first stage."""
+    apart = ~np.eye(len(problem.flops), dtype=bool)
+    one_way, exchange = np.zeros(len(problem.activation)), np.zeros(len(problem.activation))
+    everyone = np.arange(len(problem.flops))
+    for layer in range(1, len(problem.activation)):
+        size = float(problem.activation[layer - 1])
+        with np.errstate(invalid="ignore"):
+            single = problem.latency + np.where(np.isinf(problem.slowness), np.inf, size * problem.slowness)
+        one_way[layer] = single[apart].min(initial=np.inf)
+        exchange[layer] = problem.exchange(everyone, everyone, size)[apart].min(initial=np.inf)
+    return one_way, exchange
+
+
+def _reducible(problem: Problem) -> Floats:
+    """Bytes of a stage's gradients per second that a group with this node in it reduces at best: float64 [nodes].
+
+    Of n replicas each sends a shard, 1/n of all, to every other, and later the sum of its own. Shards of others may have come
+    before its last backward, sums not.
+    """
+    count = len(problem.flops)
+    others = ~np.eye(count, dtype=bool)
+
+    def least_first(matrix: Floats) -> Floats:
+        """Per node the entries toward all others."""
+        return np.sort(matrix[others].reshape(count, count - 1), axis=1)
+
+    link = np.maximum(least_first(problem.slowness), least_first(problem.slowness.T) / 2)
+    with np.errstate(divide="ignore"):
+        sent = np.cumsum(least_first(problem.ratio), axis=1) / problem.up[:, None]
+        received = np.cumsum(least_first(problem.ratio.T), axis=1) / problem.down[:, None] / 2
+    size = np.arange(2, count + 1)
+    return np.asarray((size / (2.0 * np.maximum(link, np.maximum(sent, received)))).max(axis=1))
+
+
+def _tail(problem: Problem) -> Floats:
+    """Seconds after a replica's last backward until its last gradients are with an owner, and the sum with somebody else."""
+    apart = np.where(np.eye(len(problem.flops), dtype=bool), np.inf, problem.latency)
+    return np.asarray(apart.min(axis=1) + apart.min())

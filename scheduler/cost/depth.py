@@ -1,0 +1,41 @@
+"""How many micro-batches a node holds between forward and backward: enough to be busy for a round trip."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from dtfm.scheduler.model.memory import in_flight
+from dtfm.scheduler.model.problem import Draft, Ints, Problem
+
+SLACK = 2.0
+"""A micro-batch may be so many times as long on links as they take for it alone: it queues behind others there, and hosts are
+late. On emulated worldwide links, about as busy as devices, that took the busiest node's waiting from a quarter of a step to a
+tenth."""
+
+
+def depths(problem: Problem, draft: Draft) -> Ints:
+    """Of every stage's nodes, int64 [stages].
+
+    While a micro-batch is on its way to the last stage and back, SLACK on links included, a node goes on with as many others as
+    it begins in that time, when each begins its share evenly over the seconds that the busiest device computes; one more per
+    stage that follows, because devices are not that even either. No more than there is memory for, but at least what
+    memory.in_flight says, for which every valid plan has room.
+    """
+    stages, chains = len(draft.groups), draft.chains
+    cuts = np.array(draft.cuts)
+    compute = 3 * np.diff(problem.flops_before[cuts]) / problem.flops[chains]
+    load = np.bincount(chains.ravel(), np.repeat(draft.shares, stages))[chains]
+    onward = np.zeros(chains.shape)
+    senders, receivers = chains[:, :-1], chains[:, 1:]
+    for a, b in ((senders, receivers), (receivers, senders)):
+        onward[:, :-1] += problem.latency[a, b] + problem.activation[cuts[1:-1] - 1] * problem.slowness[a, b]
+    round_trip = np.cumsum((compute + SLACK * onward)[:, ::-1], axis=1)[:, ::-1]
+    busiest = max(float((compute * load).max()), 1e-12)
+    wanted = np.ceil((round_trip * load).max(axis=0) / busiest - 1e-6) + np.arange(stages, 0, -1)
+    rooms = np.array([problem.memory[list(group)].min() for group in draft.groups])
+    kept = np.maximum(np.diff(problem.kept_before[cuts]), 1.0)
+    room = (rooms - problem.state_factor * np.diff(problem.parameters_before[cuts])) // kept
+    least = np.array([in_flight(stage, stages) for stage in range(stages)])
+    result = np.maximum(least, np.minimum(np.minimum(wanted, room), problem.workload.micro_batches))
+    result[-1] = least[-1]  # the last stage turns round at once
+    return np.asarray(result, dtype=np.int64)

@@ -1,0 +1,1 @@
+"""The values that the scheduler works on: cluster, workload, plan."""

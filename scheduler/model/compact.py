@@ -1,0 +1,136 @@
+"""Networks too large for matrices: links given per pair of classes, and planned in miniature."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dtfm.scheduler.cost.bounds import work_bound
+from dtfm.scheduler.model.cluster import Cluster, Node
+from dtfm.scheduler.model.decision import Decision
+from dtfm.scheduler.model.plan import Plan, Route, Stage, validate
+from dtfm.scheduler.model.workload import Workload
+
+DENSE = 1024
+"""Up to so many nodes a compact network becomes matrices, and is planned like any other."""
+MINIATURE = 384
+"""Nodes of a miniature, about."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CompactCluster:
+    """Nodes in classes: all links from class a to class b are alike.
+
+    ``class_of`` is int64 [nodes]; ``latency`` (seconds) and ``bandwidth`` (bytes per second) are float64 [classes, classes],
+    the diagonals between two nodes of one class, which must reach each other. What one node sends or receives altogether
+    is its ``up`` and ``down``. Raises ValueError where an id or a number is impossible.
+    """
+
+    nodes: tuple[Node, ...]
+    classes: tuple[str, ...]
+    class_of: NDArray[np.int64]
+    latency: NDArray[np.float64]
+    bandwidth: NDArray[np.float64]
+
+    def __post_init__(self) -> None:
+        for what, names in (("classes", self.classes), ("nodes", tuple(node.id for node in self.nodes))):
+            if len(set(names)) < len(names):
+                twice = Counter(names).most_common(1)[0][0]
+                raise ValueError(f"{what}: {twice!r} stands more than once; names must differ")
+        for name, within in zip(self.classes, self.bandwidth.diagonal(), strict=True):
+            if within == 0:
+                raise ValueError(
+                    f"bandwidth within class {name!r} is 0; nodes that cannot reach each other need classes of their own"
+                )
+
+    def of(self, numbers: list[int], copies: int = 1) -> Cluster:
+        """Some of the nodes with the links between them, each standing for so many."""
+        kinds = self.class_of[numbers]
+        index = np.ix_(kinds, kinds)
+        return Cluster(
+            tuple(self.nodes[number] for number in numbers), self.latency[index], self.bandwidth[index], copies=copies
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Miniature:
+    """A small cluster of which each node stands for ``copies`` alike, with as large a part of the micro-batches.
+
+    ``bundles[i]`` are the ids that node i stands for, itself the first. Nodes that are left over, fewer than ``copies`` in
+    each class, and nodes too many to be fed, belong to none and stay idle.
+    """
+
+    cluster: Cluster
+    workload: Workload
+    bundles: tuple[tuple[str, ...], ...]
+    whole: CompactCluster
+    whole_workload: Workload
+
+    def expand(self, decision: Decision) -> Decision:
+        """The same plan with all nodes of the bundles in their places; the seconds predicted are the miniature's."""
+        bundle = {members[0]: members for members in self.bundles}
+        copies = self.cluster.copies
+        more = self.whole_workload.micro_batches - copies * self.workload.micro_batches
+        routes = []
+        for copy in range(copies):
+            for number, route in enumerate(decision.plan.routes):
+                extra = 1 if number == 0 and copy < more else 0
+                nodes = tuple(bundle[node][copy] for node in route.nodes)
+                routes.append(Route(nodes, route.micro_batches + extra))
+        stages = tuple(
+            Stage(stage.layers, tuple(member for node in stage.replicas for member in bundle[node]), stage.in_flight)
+            for stage in decision.plan.stages
+        )
+        used = {node for stage in stages for node in stage.replicas}
+        idle = tuple(node.id for node in self.whole.nodes if node.id not in used)
+        plan = Plan(decision.plan.generation, stages, tuple(routes), idle)
+        validate(plan, {node.id for node in self.whole.nodes}, self.whole_workload)
+        flops = np.array([node.flops for node in self.whole.nodes])
+        sentence = f"Planned in miniature, 1 of {copies} nodes standing for those like it. {decision.sentence}"
+        return replace(
+            decision, plan=plan, sentence=sentence, lower_bound_seconds=work_bound(self.whole_workload, flops)
+        )
+
+
+def shrink(whole: CompactCluster, workload: Workload) -> Miniature:
+    """A faithful small version: nodes of a class bundled by speed, a bundle as good as its weakest member."""
+    copies = max(1, min(math.ceil(len(whole.nodes) / MINIATURE), workload.micro_batches // 8))
+    of_class: dict[int, list[int]] = defaultdict(list)
+    for number in sorted(range(len(whole.nodes)), key=lambda number: (-whole.nodes[number].flops, number)):
+        of_class[int(whole.class_of[number])].append(number)
+    bundles = [
+        members[first : first + copies]
+        for members in of_class.values()
+        for first in range(0, len(members) - copies + 1, copies)
+    ]
+    if not bundles:
+        raise ValueError(
+            f"no class has {copies} nodes; a network of {len(whole.nodes)} needs larger classes, or matrices per node"
+        )
+    # With few micro-batches for so many nodes the slowest would have none.
+    bundles = sorted(sorted(bundles, key=lambda bundle: -whole.nodes[bundle[-1]].flops)[:DENSE])
+    cluster = whole.of([bundle[0] for bundle in bundles], copies)
+    weakest = tuple(_weakest([whole.nodes[number] for number in bundle]) for bundle in bundles)
+    return Miniature(
+        replace(cluster, nodes=weakest),
+        replace(workload, micro_batches=workload.micro_batches // copies),
+        tuple(tuple(whole.nodes[number].id for number in bundle) for bundle in bundles),
+        whole,
+        workload,
+    )
+
+
+def _weakest(nodes: list[Node]) -> Node:
+    up = [node.up for node in nodes if node.up is not None]
+    down = [node.down for node in nodes if node.down is not None]
+    return replace(
+        nodes[0],
+        flops=min(node.flops for node in nodes),
+        memory_bytes=min(node.memory_bytes for node in nodes),
+        up=min(up, default=None),
+        down=min(down, default=None),
+    )

@@ -1,0 +1,156 @@
+"""A cluster and a workload as arrays, nodes and layers by number: what all searches and cost functions read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dtfm.scheduler.model.cluster import Cluster
+from dtfm.scheduler.model.memory import KEPT_PER_OUTPUT_BYTE, in_flight
+from dtfm.scheduler.model.plan import Plan, Route, Stage
+from dtfm.scheduler.model.workload import Workload
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+Groups = tuple[tuple[int, ...], ...]
+"""Node numbers per stage, in pipeline order."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Problem:
+    """Seconds, bytes and FLOP/s.
+
+    ``slowness[i, j]`` is the link's seconds per byte of a tensor, its codec counted, infinite where j cannot be reached from
+    i; ``ratio[i, j]`` is the codec's bytes per byte, ``bandwidth`` the link's own bytes per second (0 on the diagonal).
+    ``own_slowness[i]`` is between the nodes that node i stands for: 0 where that is itself alone.
+
+    ``*_before[k]`` sums layers [0, k), so that layers [a, b) have ``before[b] - before[a]``.
+    """
+
+    cluster: Cluster
+    workload: Workload
+    flops: Floats = field(init=False)
+    memory: Floats = field(init=False)
+    up: Floats = field(init=False)
+    down: Floats = field(init=False)
+    latency: Floats = field(init=False)
+    bandwidth: Floats = field(init=False)
+    slowness: Floats = field(init=False)
+    ratio: Floats = field(init=False)
+    own_slowness: Floats = field(init=False)
+    flops_before: Floats = field(init=False)
+    parameters_before: Floats = field(init=False)
+    kept_before: Floats = field(init=False)
+    activation: Floats = field(init=False)
+
+    def __post_init__(self) -> None:
+        nodes, layers = self.cluster.nodes, self.workload.layers
+        bandwidth = self.cluster.bandwidth.astype(np.float64)
+        if self.cluster.copies == 1:
+            np.fill_diagonal(bandwidth, np.inf)
+        latency = self.cluster.latency.astype(np.float64)
+        np.fill_diagonal(latency, 0.0)
+        given = self.cluster.ratio
+        ratio = np.broadcast_to(1.0, latency.shape) if given is None else given.astype(np.float64)
+        with np.errstate(divide="ignore"):
+            slowness = ratio / bandwidth
+        own_slowness = slowness.diagonal().copy()
+        own_bandwidth = np.where(np.isinf(bandwidth.diagonal()), 0.0, bandwidth.diagonal())
+        np.fill_diagonal(slowness, 0.0)
+        np.fill_diagonal(bandwidth, 0.0)
+        known_up = np.array([np.nan if node.up is None else node.up for node in nodes])
+        known_down = np.array([np.nan if node.down is None else node.down for node in nodes])
+        values = {
+            "flops": np.array([node.flops for node in nodes]),
+            "memory": np.array([node.memory_bytes for node in nodes]),
+            "up": np.where(np.isnan(known_up), np.maximum(bandwidth.max(axis=1), own_bandwidth), known_up),
+            "down": np.where(np.isnan(known_down), np.maximum(bandwidth.max(axis=0), own_bandwidth), known_down),
+            "latency": latency,
+            "bandwidth": bandwidth,
+            "slowness": slowness,
+            "ratio": ratio,
+            "own_slowness": own_slowness,
+            "flops_before": _before([layer.forward_flops for layer in layers]),
+            "parameters_before": _before([layer.parameter_bytes for layer in layers]),
+            "kept_before": _before([KEPT_PER_OUTPUT_BYTE * layer.activation_bytes for layer in layers]),
+            "activation": np.array([layer.activation_bytes for layer in layers], dtype=np.float64),
+        }
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
+
+    @property
+    def state_factor(self) -> float:
+        """Bytes that a layer's holder keeps per byte of its parameters."""
+        return self.workload.bytes_kept_per_parameter_byte
+
+    def stage_bytes(self, cuts: tuple[int, ...] | Ints) -> Floats:
+        """What each stage takes of a node's memory: what a layer's holder keeps, and micro-batches in flight.
+
+        ``cuts`` is [..., stages + 1], the result [..., stages].
+        """
+        edges = np.asarray(cuts)
+        stages = edges.shape[-1] - 1
+        most = self.workload.micro_batches
+        held = np.array([min(in_flight(stage, stages), most) for stage in range(stages)])
+        return np.asarray(
+            np.diff(self.parameters_before[edges]) * self.state_factor + held * np.diff(self.kept_before[edges])
+        )
+
+    def exchange(self, senders: Ints, receivers: Ints, size: float) -> Floats:
+        """Seconds for ``size`` bytes forward and as many back, for every sender (rows) and receiver (columns)."""
+        there, back = np.ix_(senders, receivers), np.ix_(receivers, senders)
+        latency = self.latency[there] + self.latency[back].T
+        if size == 0:
+            unreachable = np.isinf(self.slowness[there]) | np.isinf(self.slowness[back].T)
+            return np.where(unreachable, np.inf, latency)
+        return np.asarray(latency + size * (self.slowness[there] + self.slowness[back].T))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Draft:
+    """A plan by numbers. Stage s has layers [cuts[s], cuts[s + 1]) on the nodes groups[s].
+
+    ``chains`` is int64 [routes, stages], ``shares`` int64 [routes].
+    """
+
+    groups: Groups
+    cuts: tuple[int, ...]
+    chains: Ints
+    shares: Ints
+
+    def plan(self, cluster: Cluster, in_flight: Iterable[int], generation: int) -> Plan:
+        """``in_flight``: per stage, as depth.depths has it."""
+        ids = cluster.ids
+        used = {node for group in self.groups for node in group}
+        return Plan(
+            generation=generation,
+            stages=tuple(
+                Stage((first, past_last), tuple(ids[node] for node in group), held)
+                for first, past_last, group, held in zip(
+                    self.cuts[:-1], self.cuts[1:], self.groups, in_flight, strict=True
+                )
+            ),
+            routes=tuple(
+                Route(tuple(ids[node] for node in chain), int(share))
+                for chain, share in zip(self.chains, self.shares, strict=True)
+            ),
+            idle=tuple(name for node, name in enumerate(ids) if node not in used),
+        )
+
+
+def draft_of(plan: Plan, cluster: Cluster) -> Draft:
+    """The plan by numbers; KeyError when it names a node that the cluster lacks."""
+    number = {name: index for index, name in enumerate(cluster.ids)}
+    return Draft(
+        groups=tuple(tuple(number[node] for node in stage.replicas) for stage in plan.stages),
+        cuts=(0, *(stage.layers[1] for stage in plan.stages)),
+        chains=np.array([[number[node] for node in route.nodes] for route in plan.routes], dtype=np.int64),
+        shares=np.array([route.micro_batches for route in plan.routes], dtype=np.int64),
+    )
+
+
+def _before(values: list[float]) -> Floats:
+    return np.concatenate([[0.0], np.cumsum(np.array(values, dtype=np.float64))])

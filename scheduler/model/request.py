@@ -1,0 +1,41 @@
+"""What the caller asked for, checked against what there is."""
+
+from __future__ import annotations
+
+from dtfm.scheduler.model.decision import Infeasible, Objective
+from dtfm.scheduler.model.problem import Problem
+from dtfm.scheduler.search.mutations import Shape
+
+MOST_STAGES = 64
+
+
+def requested_shape(problem: Problem, stages: int | tuple[int, ...] | None, objective: Objective) -> Shape:
+    """The shape that plans must have; raises ValueError, or Infeasible for too few nodes, where none can have it."""
+    nodes, layers = len(problem.flops), len(problem.workload.layers)
+    most = min(nodes, layers, MOST_STAGES)
+    if objective is Objective.PAPER:
+        costs = problem.workload.paper
+        if costs is None:
+            raise ValueError("objective paper: the workload has no `paper` costs; add them or use objective iteration")
+        sizes = (costs.replicas,) * costs.stages
+        if stages is not None and stages not in (costs.stages, sizes):
+            raise ValueError(
+                f"stages is {stages}; the workload's `paper` names {costs.stages} stages of {costs.replicas}"
+            )
+        stages = sizes
+    if stages is None:
+        return Shape(most_stages=most)
+    count = stages if isinstance(stages, int) else len(stages)
+    pinned = None if isinstance(stages, int) else stages
+    if count < 1 or (pinned is not None and min(pinned, default=0) < 1):
+        raise ValueError(f"stages is {stages}; there must be at least one, each with at least one replica")
+    if count > MOST_STAGES:
+        raise ValueError(f"stages is {count}; at most {MOST_STAGES} are possible")
+    if count > layers:
+        raise ValueError(f"stages is {stages}; the model has {layers} layers, and a stage needs one")
+    needed = count if pinned is None else sum(pinned)
+    if needed > nodes:
+        raise Infeasible(
+            f"{needed} nodes are needed for stages {stages}; the cluster has {nodes}: {needed - nodes} too few"
+        )
+    return Shape(stages=count, sizes=pinned, most_stages=count)

@@ -1,0 +1,112 @@
+"""The paper's five networks of 64 nodes, as its code simulates them.
+
+Source: DS3Lab/DT-FM, scheduler/heuristic_evolutionary_solver/config.py (commit 69f05e5): one-way delays in ms and bandwidths
+in Gbps per pair of AWS regions, measured by its authors (arXiv 2206.01288, section 4.1). Costs: its GPT3-XL job on 8
+stages x 8 replicas. Nodes stand in region order, which in four of the five is a good plan already: shuffle before planning.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+
+import numpy as np
+
+from dtfm.scheduler.model.cluster import Cluster, Node
+from dtfm.scheduler.model.workload import Layer, PaperCosts, Workload
+
+PAPER_COSTS = PaperCosts(stages=8, replicas=8, gradient_gigabytes=0.65, activation_gigabytes=0.47124922275543213)
+
+
+class Network(StrEnum):
+    DATA_CENTER = "data-center"
+    SPOT = "spot"
+    UNIVERSITIES = "universities"
+    REGIONAL = "regional"
+    WORLDWIDE = "worldwide"
+
+
+_BETWEEN = {
+    ("Oregon", "Virginia"): (67, 0.79),
+    ("Oregon", "Ohio"): (49, 1.10),
+    ("Oregon", "Tokyo"): (96, 0.523),
+    ("Oregon", "Seoul"): (124, 0.46),
+    ("Oregon", "London"): (136, 0.42),
+    ("Oregon", "Frankfurt"): (143, 0.404),
+    ("Oregon", "Ireland"): (124, 0.482),
+    ("Virginia", "Ohio"): (11, 1.12),
+    ("Virginia", "Tokyo"): (143, 0.524),
+    ("Virginia", "Seoul"): (172, 0.500),
+    ("Virginia", "London"): (76, 1.16),
+    ("Virginia", "Frankfurt"): (90, 1.02),
+    ("Virginia", "Ireland"): (67, 1.05),
+    ("Ohio", "Tokyo"): (130, 0.694),
+    ("Ohio", "Seoul"): (159, 0.529),
+    ("Ohio", "London"): (86, 1.05),
+    ("Ohio", "Frankfurt"): (99, 0.799),
+    ("Ohio", "Ireland"): (77, 1.14),
+    ("Tokyo", "Seoul"): (34, 1.10),
+    ("Tokyo", "London"): (210, 0.366),
+    ("Tokyo", "Frankfurt"): (223, 0.36),
+    ("Tokyo", "Ireland"): (199, 0.465),
+    ("Seoul", "London"): (238, 0.342),
+    ("Seoul", "Frankfurt"): (235, 0.358),
+    ("Seoul", "Ireland"): (228, 0.335),
+    ("London", "Frankfurt"): (14, 1.14),
+    ("London", "Ireland"): (12, 1.09),
+    ("Frankfurt", "Ireland"): (24, 1.08),
+}
+_WORLD = ("Oregon", "Virginia", "Ohio", "Tokyo", "Seoul", "London", "Frankfurt", "Ireland")
+
+_REGIONAL = {
+    ("Virginia", "Oregon"): (67, 1.15),
+    ("Virginia", "California"): (59, 1.05),
+    ("Virginia", "Ohio"): (11, 1.12),
+    ("Oregon", "California"): (12, 1.25),
+    ("Oregon", "Ohio"): (49, 1.10),
+    ("California", "Ohio"): (52, 1.02),
+}
+
+
+def paper_network(network: Network) -> Cluster:
+    """One of the five, in region order. Device speed and memory are an NVIDIA V100's (the paper's p3.2xlarge)."""
+    match network:
+        case Network.DATA_CENTER:
+            regions = [f"instance-{index // 8}" for index in range(64)]
+            return _cluster(regions, {}, within=(0, 100), between=(0, 3.125))
+        case Network.SPOT:
+            # Eight instances of 4 GPUs, and 32 with a single one each.
+            regions = [f"instance-{index // 4 if index < 32 else index}" for index in range(64)]
+            return _cluster(regions, {}, within=(0, 100), between=(0, 1.25))
+        case Network.UNIVERSITIES:
+            regions = ["Ohio"] * 32 + ["Virginia"] * 32
+            return _cluster(regions, {("Ohio", "Virginia"): (11, 1.12)}, within=(1, 5))
+        case Network.REGIONAL:
+            regions = [name for name in ("Virginia", "Oregon", "California", "Ohio") for _ in range(16)]
+            return _cluster(regions, _REGIONAL, within=(5, 2))
+        case Network.WORLDWIDE:
+            return _cluster([city for city in _WORLD for _ in range(8)], _BETWEEN, within=(5, 2))
+
+
+def paper_workload() -> Workload:
+    """The paper costs, with 24 equal layers of GPT3-XL (hidden size 2,048, sequences of 2,048 tokens, fp16 on the wire)."""
+    parameters = 12 * 2048**2
+    layer = Layer(
+        "block", forward_flops=2 * parameters * 2048, parameter_bytes=2 * parameters, activation_bytes=2 * 2048**2
+    )
+    return Workload(layers=(layer,) * 24, micro_batches=64, optimizer_bytes_per_parameter_byte=4.0, paper=PAPER_COSTS)
+
+
+def _cluster(
+    regions: list[str],
+    pairs: Mapping[tuple[str, str], tuple[float, float]],
+    within: tuple[float, float],
+    between: tuple[float, float] = (0, 0),
+) -> Cluster:
+    count = len(regions)
+    delay, gigabits = np.zeros((count, count)), np.zeros((count, count))
+    for i, a in enumerate(regions):
+        for j, b in enumerate(regions):
+            delay[i, j], gigabits[i, j] = within if a == b else pairs.get((a, b)) or pairs.get((b, a)) or between
+    nodes = tuple(Node(f"n{index}", 50e12, 16e9, region) for index, region in enumerate(regions))
+    return Cluster(nodes, delay / 1e3, gigabits * 1e9 / 8)

@@ -1,0 +1,246 @@
+"""The paper's search problem: equal groups and their order, at the least data-parallel plus pipeline cost.
+
+An evolutionary search whose local search is simulated annealing over swaps with the stages in a fixed order (a swap touches
+two groups, hence two group costs and at most four matchings); the exact order is taken between rounds. Nodes with equal links are
+interchangeable: costs are remembered per multiset of node classes, so that on networks made of regions almost every
+evaluation is a look-up.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from random import Random
+
+import numpy as np
+from scipy.optimize import linear_sum_assignment
+
+from dtfm.scheduler.assemble.evaluate import Improved
+from dtfm.scheduler.assemble.matching import bottleneck_matching
+from dtfm.scheduler.assemble.stage_order import best_order
+from dtfm.scheduler.model.problem import Floats, Groups, Problem
+from dtfm.scheduler.paper.cost import activation_exchange, gradient_exchange
+
+POPULATION = 8
+ROUND = 6_000
+"""Swaps tried per annealing."""
+CLASSES_UP_TO = 512
+"""Nodes beyond which equal ones are not looked for (cubic work)."""
+
+Key = tuple[int, ...]
+"""A group as the sorted classes of its members: equal keys, equal costs."""
+Keys = tuple[Key, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How a walk cools. ``heat``: first temperature as part of the cost; ``smoothing``: weight of the means beside the worst
+    (the worst alone is a plateau wherever many pairs must improve together)."""
+
+    heat: float
+    smoothing: float
+    swaps: int
+
+
+@dataclass(slots=True)
+class PaperEvaluator:
+    """Group and boundary costs by class, remembered.
+
+    ``gradients`` and ``activations`` are [classes, classes]: seconds between a member of one class and another member of the
+    other (or the same) one. ``members[c]`` are the nodes of class c.
+    """
+
+    gradients: Floats
+    activations: Floats
+    members: list[list[int]]
+    improved: Improved = lambda evaluations, cost: None
+    spent: int = 0
+    best: float = math.inf
+    _groups: dict[Key, float] = field(default_factory=dict)
+    _boundaries: dict[tuple[Key, Key], tuple[float, float]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, problem: Problem, improved: Improved = lambda evaluations, cost: None) -> PaperEvaluator:
+        costs = problem.workload.paper
+        assert costs is not None
+        gradients, activations = gradient_exchange(problem, costs), activation_exchange(problem, costs)
+        finite = np.concatenate([matrix[np.isfinite(matrix)] for matrix in (gradients, activations)])
+        # A link that does not exist costs more than any plan without one.
+        far = 1e3 * len(gradients) * (1.0 + float(finite.max()))
+        gradients, activations = np.minimum(gradients, far), np.minimum(activations, far)
+        members = interchangeable(gradients, activations)
+        first = [nodes[0] for nodes in members]
+        other = [nodes[-1] for nodes in members]
+        return cls(gradients[np.ix_(first, other)], activations[np.ix_(first, other)], members, improved)
+
+    def group(self, key: Key) -> float:
+        cost = self._groups.get(key)
+        if cost is None:
+            block = self.gradients[np.ix_(key, key)]
+            cost = self._groups[key] = float((block.sum(axis=1) - block.diagonal()).max())
+        return cost
+
+    def boundary(self, a: Key, b: Key) -> tuple[float, float]:
+        """The cost, and the mean over the pairs of a matching of least sum: smoother, it shows progress below the worst pair."""
+        pair = (a, b) if a <= b else (b, a)
+        cost = self._boundaries.get(pair)
+        if cost is None:
+            block = self.activations[np.ix_(*pair)]
+            rows, columns = linear_sum_assignment(block)
+            cost = bottleneck_matching(block)[0], float(block[rows, columns].mean())
+            self._boundaries[pair] = cost
+        return cost
+
+    def total(self, keys: Keys) -> float:
+        groups = max(self.group(key) for key in keys)
+        return groups + sum(self.boundary(a, b)[0] for a, b in itertools.pairwise(keys))
+
+    def found(self, cost: float) -> None:
+        """Tells ``improved`` when no cost so far was as low."""
+        if cost < self.best - 1e-12:
+            self.best = cost
+            self.improved(self.spent, cost)
+
+    def reordered(self, keys: Keys) -> Keys:
+        cost = np.array([[self.boundary(a, b)[0] for b in keys] for a in keys])
+        return tuple(keys[stage] for stage in best_order(cost)[1])
+
+
+def interchangeable(*matrices: Floats) -> list[list[int]]:
+    """Nodes in classes: exchanging two of one class leaves every (symmetric) matrix as it is."""
+    count = len(matrices[0])
+    classes: list[list[int]] = []
+    for node in range(count):
+        for others in classes if count <= CLASSES_UP_TO else ():
+            keep = np.ones(count, dtype=bool)
+            keep[[node, others[0]]] = False
+            if all((matrix[node, keep] == matrix[others[0], keep]).all() for matrix in matrices):
+                others.append(node)
+                break
+        else:
+            classes.append([node])
+    return classes
+
+
+def search_paper(
+    problem: Problem,
+    seeds: Iterable[Groups],
+    rng: Random,
+    evaluations: int,
+    expired: Callable[[], bool],
+    bound: float = 0.0,
+    improved: Improved = lambda evaluations, cost: None,
+) -> tuple[Groups, int]:
+    """The best groups found, in pipeline order, and the evaluations spent. Ends early when the cost is down to ``bound``."""
+    evaluator = PaperEvaluator.of(problem, improved)
+    costs = problem.workload.paper
+    assert costs is not None
+    class_of = {node: index for index, nodes in enumerate(evaluator.members) for node in nodes}
+    population = []
+    for groups in seeds:
+        keys = evaluator.reordered(tuple(tuple(sorted(class_of[node] for node in group)) for group in groups))
+        population.append((evaluator.total(keys), keys))
+        evaluator.found(population[-1][0])
+    population = sorted(set(population))[:POPULATION]
+    everyone = sorted(class_of.values())
+    enough = bound * (1 + 1e-9)
+    while population[0][0] > enough and evaluator.spent < evaluations and not expired():
+        mother, father = rng.choice(population)[1], rng.choice(population)[1]
+        child, idle = aligned_crossover(mother, father, everyone, rng)
+        swaps = min(ROUND, evaluations - evaluator.spent)
+        pace = Pace(heat=0.03 * rng.random(), smoothing=rng.choice((0.0, 0.1, 0.5, 2.0)), swaps=swaps)
+        child = evaluator.reordered(anneal(evaluator, child, idle, rng, pace))
+        cost = evaluator.total(child)
+        evaluator.found(cost)
+        population = sorted({*population, (cost, child)})[:POPULATION]
+    return _nodes(evaluator, population[0][1]), evaluator.spent
+
+
+def anneal(evaluator: PaperEvaluator, start: Keys, idle: list[int], rng: Random, pace: Pace) -> Keys:
+    """The cheapest state met on a cooling walk of swaps (with nodes left idle, too) and of reversals of part of the order."""
+    keys = [*start, tuple(idle)] if idle else list(start)
+    stages = len(start)
+    if len(keys) < 2:
+        return start
+    groups = [evaluator.group(key) for key in start]
+    edges = [evaluator.boundary(a, b) for a, b in itertools.pairwise(start)]
+    cost, energy = _sums(groups, edges, pace.smoothing)
+    best, best_keys = cost, start
+    temperature = max(pace.heat * cost, 1e-9)
+    cooling = 1e-4 ** (1 / pace.swaps)
+    random = rng.random
+    for _ in range(pace.swaps):
+        evaluator.spent += 1
+        temperature *= cooling
+        changed, changed_groups, changed_edges = keys[:], groups[:], edges[:]
+        if random() < 0.1:
+            first, past = sorted((int(random() * (stages + 1)), int(random() * (stages + 1))))
+            changed[first:past] = changed[first:past][::-1]
+            changed_groups[first:past] = changed_groups[first:past][::-1]
+            inside = slice(first, max(first, past - 1))
+            changed_edges[inside] = changed_edges[inside][::-1]
+            stale = {first - 1, past - 1}
+        else:
+            a, b = int(random() * len(keys)), int(random() * len(keys))
+            i, j = int(random() * len(keys[a])), int(random() * len(keys[b]))
+            mine, other = keys[a][i], keys[b][j]
+            if a == b or mine == other:
+                continue
+            changed[a] = tuple(sorted((*keys[a][:i], *keys[a][i + 1 :], other)))
+            changed[b] = tuple(sorted((*keys[b][:j], *keys[b][j + 1 :], mine)))
+            for stage in (a, b):
+                if stage < stages:
+                    changed_groups[stage] = evaluator.group(changed[stage])
+            stale = {a - 1, a, b - 1, b}
+        for edge in stale:
+            if 0 <= edge < stages - 1:
+                changed_edges[edge] = evaluator.boundary(changed[edge], changed[edge + 1])
+        new_cost, new_energy = _sums(changed_groups, changed_edges, pace.smoothing)
+        if new_energy <= energy or random() < math.exp((energy - new_energy) / temperature):
+            keys, groups, edges, energy = changed, changed_groups, changed_edges, new_energy
+            if new_cost < best - 1e-12:
+                best, best_keys = new_cost, tuple(keys[:stages])
+                evaluator.found(new_cost)
+    return best_keys
+
+
+def _sums(groups: list[float], edges: list[tuple[float, float]], smoothing: float) -> tuple[float, float]:
+    """The cost, and what the walk goes by."""
+    cost = max(groups)
+    means = sum(groups) / len(groups)
+    for bottleneck, mean in edges:
+        cost += bottleneck
+        means += math.sqrt(mean * bottleneck)
+    return cost, cost + smoothing * means
+
+
+def aligned_crossover(mother: Keys, father: Keys, everyone: list[int], rng: Random) -> tuple[Keys, list[int]]:
+    """Some groups of the father in place of the mother's that they share most with, and the nodes left idle.
+
+    A node that two of the chosen groups claim stays in the first; gaps are filled at random.
+    """
+    overlap = np.array([[sum(min(a.count(c), b.count(c)) for c in set(a)) for b in father] for a in mother])
+    _, partner = linear_sum_assignment(-overlap)
+    left = list(everyone)
+    child: list[list[int]] = []
+    wanted = [father[partner[stage]] if rng.random() < 0.5 else key for stage, key in enumerate(mother)]
+    for key in wanted:
+        group = []
+        for member in key:
+            if member in left:
+                left.remove(member)
+                group.append(member)
+        child.append(group)
+    rng.shuffle(left)
+    for group, key in zip(child, mother, strict=True):
+        while len(group) < len(key):
+            group.append(left.pop())
+    return tuple(tuple(sorted(group)) for group in child), sorted(left)
+
+
+def _nodes(evaluator: PaperEvaluator, keys: Keys) -> Groups:
+    """Nodes in place of classes: each class's in ascending order."""
+    waiting = [list(reversed(nodes)) for nodes in evaluator.members]
+    return tuple(tuple(sorted(waiting[member].pop() for member in key)) for key in keys)

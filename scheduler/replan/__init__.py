@@ -1,0 +1,1 @@
+"""A new plan against the one in force."""

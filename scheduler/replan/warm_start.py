@@ -1,0 +1,54 @@
+"""Where replanning starts: the incumbent's stages, mended after who came and who went."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from dtfm.scheduler.model.plan import Plan
+from dtfm.scheduler.model.problem import Groups, Problem
+
+NEWCOMERS = 6
+"""Idle nodes that are tried in every stage, the fastest first."""
+
+Start = tuple[Groups, tuple[int, ...] | None]
+"""Groups, and the cuts to begin with; None: to be found."""
+
+
+def survivors(plan: Plan, problem: Problem) -> Groups:
+    """The plan's groups without the nodes that are gone; a group may be empty."""
+    number = {name: index for index, name in enumerate(problem.cluster.ids)}
+    return tuple(tuple(number[node] for node in stage.replicas if node in number) for stage in plan.stages)
+
+
+def mended(plan: Plan, problem: Problem) -> Iterator[Start]:
+    """The survivors with the layers that they hold, the same with one idle node more, then with cuts found anew.
+
+    A stage that nobody holds any more is given to an idle node, or to one of a larger group; or its layers are divided among
+    the other stages.
+    """
+    left = survivors(plan, problem)
+    cuts = (0, *(stage.layers[1] for stage in plan.stages))
+    held = {node for group in left for node in group}
+    fastest = sorted(range(len(problem.flops)), key=lambda node: (-problem.flops[node], node))
+    idle = [node for node in fastest if node not in held][:NEWCOMERS]
+    remaining = tuple(group for group in left if group)
+    if cuts[-1] != len(problem.activation):
+        left = ()  # another workload: what they hold is of no use
+    if left and all(left):
+        yield left, cuts
+        for node in idle:
+            for stage in range(len(left)):
+                yield _with(left, stage, node), cuts
+    elif any(left):
+        empty = next(stage for stage, group in enumerate(left) if not group)
+        spare = [group[0] for group in left if len(group) > 1]
+        for node in (*idle, *spare):
+            filled = _with(tuple(tuple(other for other in group if other != node) for group in left), empty, node)
+            if all(filled):
+                yield filled, cuts
+    if remaining:
+        yield remaining, None
+
+
+def _with(groups: Groups, stage: int, node: int) -> Groups:
+    return (*groups[:stage], (*groups[stage], node), *groups[stage + 1 :])

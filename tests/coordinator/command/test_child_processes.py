@@ -1,0 +1,63 @@
+"""The demo's nodes end with it, whatever they do."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from dtfm.coordinator.command import child_processes
+from dtfm.coordinator.command.child_processes import Child, Children
+
+
+def stand_in(folder: Path, script: str) -> str:
+    """An executable that runs the shell script, whatever its arguments."""
+    path = folder / "stand-in"
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+async def test_a_child_that_ignores_sigterm_and_what_it_started_are_gone_afterwards(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Whoever is alive holds the pipe open.
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    script = f"trap '' TERM\nexec 3> {pipe}\nsleep 1000 &\necho started >&3\nwait\nsleep 1000"
+    monkeypatch.setattr(sys, "executable", stand_in(tmp_path, script))
+    monkeypatch.setattr(child_processes, "TERM_SECONDS", 0.2)
+    async with Children("127.0.0.1:1", "secret", tmp_path, 1) as nodes:
+        await nodes.start("node-1", lambda child, code: None)
+        holders = await asyncio.to_thread(pipe.open)
+        assert await asyncio.to_thread(holders.readline) == "started\n"
+        child = nodes.running[0]
+    assert child.process.returncode is not None
+    assert await asyncio.to_thread(holders.read) == ""  # all have let go
+    holders.close()
+
+
+async def test_a_child_that_dies_shows_the_end_of_its_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", stand_in(tmp_path, "seq 100; echo token $DTFM_TOKEN in $*; exit 3"))
+    gone: asyncio.Queue[tuple[Child, int]] = asyncio.Queue()
+    async with Children("127.0.0.1:1", "secret", tmp_path, 1) as nodes:
+        await nodes.start("node-1", lambda child, code: gone.put_nowait((child, code)))
+        child, code = await asyncio.wait_for(gone.get(), 10)
+        assert code == 3
+        lines = child.tail().splitlines()
+        assert len(lines) == child_processes.TAIL_LINES
+        assert lines[-2] == "100"
+        assert "token secret in" in lines[-1]  # by the environment
+        assert "secret" not in lines[-1].partition(" in ")[2]  # not by the arguments
+
+
+async def test_what_a_child_keeps_on_disk_is_in_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", stand_in(tmp_path, "echo $*"))
+    gone = asyncio.Event()
+    async with Children("127.0.0.1:1", "secret", tmp_path, 1) as nodes:
+        await nodes.start("node-1", lambda child, code: gone.set())
+        await asyncio.wait_for(gone.wait(), 10)
+        assert f"--backups {tmp_path / 'backups'}" in nodes.running[0].tail()

@@ -1,0 +1,166 @@
+"""The commands as people and scripts type them."""
+
+from __future__ import annotations
+
+import json
+import socket
+import sys
+from pathlib import Path
+
+import pytest
+
+from dtfm.coordinator import cli
+from dtfm.coordinator.command.demo_run import demo_run, new_folder
+from dtfm.coordinator.command.options import read_token
+from dtfm.coordinator.command.serve import weakness
+from dtfm.coordinator.log import events as ev
+from dtfm.coordinator.log.store import Store
+from tests.coordinator.script import training
+
+NETWORK = {
+    "nodes": [{"id": name, "region": "x", "flops": 1e12, "memory_bytes": 1e10} for name in ("a", "b")],
+    "latency_ms": [[0, 1], [1, 0]],
+    "bandwidth_gbps": [[0, 1], [1, 0]],
+}
+LAYER = {"name": "x", "forward_flops": 1e10, "parameter_bytes": 1e7, "activation_bytes": 1e6}
+WORKLOAD = {"layers": [LAYER] * 4, "micro_batches": 4}
+
+
+def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    """Exit code of the command."""
+    monkeypatch.setattr(sys, "argv", ["dtfm-coordinator", *arguments])
+    with pytest.raises(SystemExit) as exit:
+        cli.main()
+    return int(exit.value.code or 0)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> str:
+    """A log of a run that is under way."""
+    world = training("a", "b")
+    world.step()
+    url = f"sqlite:///{tmp_path / 'dtfm.db'}"
+    with Store(url, write=True) as opened:
+        opened.append([ev.RunStarted("run-id", dict(world.start.run)), *world.log])
+    return url
+
+
+def test_events_print_one_json_object_per_line(
+    store: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch, "events", "--store", store, "--json") == 0
+    events = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert events[0]["event"] == "run_started"
+    committed = next(event for event in events if event["event"] == "step_committed")
+    assert {key: committed[key] for key in ("step", "generation", "loss", "tokens")} == {
+        "step": 1,
+        "generation": 1,
+        "loss": 0.5,
+        "tokens": 128,
+    }
+    adopted = next(event for event in events if event["event"] == "plan_adopted")
+    assert {"generation", "plan", "reason"} <= adopted.keys()
+    joined = next(event for event in events if event["event"] == "node_joined")
+    assert {"node", "reason"} <= joined.keys()
+
+
+@pytest.mark.parametrize("command", ["events", "members", "watch", "audit"])
+@pytest.mark.parametrize("form", [(), ("--json",)])
+def test_commands_read_a_store_without_a_coordinator(
+    command: str, form: tuple[str, ...], store: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch, command, "--store", store, *form) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines
+    if form:
+        assert all(json.loads(line) for line in lines)
+
+
+@pytest.mark.parametrize("command", ["events", "members", "watch", "audit", "plan-now"])
+def test_without_a_coordinator_they_say_so(
+    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        assert run(monkeypatch, command, f"127.0.0.1:{free.getsockname()[1]}") == 2
+    assert "no coordinator answers at 127.0.0.1:" in capsys.readouterr().err
+
+
+def test_serve_refuses_a_port_in_use_and_leaves_no_run_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        assert run(monkeypatch, "serve", "--listen", f"127.0.0.1:{taken.getsockname()[1]}") == 2
+    assert "the port is in use" in capsys.readouterr().err
+    with Store("sqlite:///dtfm.db", write=False) as opened:
+        assert opened.last == 0
+
+
+def test_serve_refuses_a_broken_run_file_before_it_opens_anything(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "RUN.toml").write_text("[train]\nsteps = 0\n")
+    assert run(monkeypatch, "serve", "RUN.toml") == 2
+    assert "train.steps = 0: must be at least 1" in capsys.readouterr().err
+    assert not (tmp_path / "dtfm.db").exists()
+
+
+def test_plan_prints_the_schedulers_decision(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "n.json").write_text(json.dumps(NETWORK))
+    (tmp_path / "w.json").write_text(json.dumps(WORKLOAD))
+    files = ("plan", "--network", str(tmp_path / "n.json"), "--workload", str(tmp_path / "w.json"))
+    assert run(monkeypatch, *files, "--json") == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert {"plan", "predicted", "lower_bound_seconds", "reason", "elapsed_seconds"} <= printed.keys()
+    assert run(monkeypatch, *files) == 0
+    assert "stage" in capsys.readouterr().out
+    assert run(monkeypatch, *files, "--stages", "3") == 1
+    (tmp_path / "w.json").write_text("{}")
+    assert run(monkeypatch, *files) == 2
+    assert "w.json: layers is missing" in capsys.readouterr().err
+
+
+def test_the_demo_spreads_its_nodes_over_two_stages(tmp_path: Path) -> None:
+    assert [demo_run({}, n, None, tmp_path).cluster.pinned for n in (1, 2, 4, 5)] == [(1,), (1, 1), (2, 2), (3, 2)]
+    assert demo_run({}, 4, 7, tmp_path).train.steps == 7
+    assert demo_run({}, 4, None, tmp_path).checkpoint.uri == (tmp_path / "checkpoints").as_uri()
+    mine = demo_run({"cluster": {"stages": 3}, "checkpoint": {"uri": "memory://x"}}, 4, None, tmp_path)
+    assert (mine.cluster.pinned, mine.cluster.nodes, mine.checkpoint.uri) == (3, 4, "memory://x")
+    with pytest.raises(ValueError, match=r"cluster.nodes = 2: must be at least 3"):
+        demo_run({"cluster": {"stages": 3}}, 2, None, tmp_path)
+
+
+def test_every_demo_gets_a_folder_of_its_own(tmp_path: Path) -> None:
+    assert new_folder(tmp_path / "demos").name == "1"
+    assert new_folder(tmp_path / "demos").name == "2"
+    (tmp_path / "file").touch()
+    with pytest.raises(ValueError, match="another folder with --dir"):
+        new_folder(tmp_path / "file")
+
+
+def test_a_token_is_drawn_and_a_weak_one_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch, "token", "--json") == 0
+    drawn = json.loads(capsys.readouterr().out)["token"]
+    assert weakness(drawn, "0.0.0.0") == weakness("", "127.0.0.1") == ""
+    assert "without a token whoever reaches 0.0.0.0" in weakness("", "0.0.0.0")
+    assert "a token of 6 characters" in weakness("secret", "127.0.0.1")
+
+
+def test_a_token_comes_from_a_file_or_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("DTFM_TOKEN", raising=False)
+    assert read_token(None) == ""
+    monkeypatch.setenv("DTFM_TOKEN", "from the environment\n")
+    assert read_token(None) == "from the environment"
+    (tmp_path / "token").write_text("from a file\n")
+    assert read_token(tmp_path / "token") == "from a file"
+    (tmp_path / "token").write_text("\n")
+    with pytest.raises(ValueError, match="holds no token"):
+        read_token(tmp_path / "token")

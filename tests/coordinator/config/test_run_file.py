@@ -1,0 +1,138 @@
+"""The run file: defaults, and every kind of broken one with the sentence that says what is wrong."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from dtfm.coordinator.config.run_file import RunFile, parse_run, read_run_file
+from dtfm.coordinator.config.run_file_errors import RunFileError
+from dtfm.protos import plan_pb2
+
+
+def read(text: str) -> RunFile:
+    return parse_run(tomllib.loads(text), "RUN.toml")
+
+
+def test_the_empty_file_is_the_demo() -> None:
+    run = read("").message("ab12")
+    assert (run.name, run.id, run.seed, run.lease_seconds) == ("demo", "ab12", 1, 10.0)
+    assert (run.model.family, '"hidden_size": 128' in run.model.config_json) == ("llama", True)
+    assert (run.data.source, run.data.tokenizer, run.data.sequence_length) == ("python-stdlib", "bytes", 256)
+    assert (run.train.steps, run.train.global_batch, run.train.micro_batch) == (200, 32, 4)
+    assert (run.train.precision, run.train.warmup_steps, run.train.evaluation_samples) == (plan_pb2.FP32, 20, 64)
+    assert (run.network.activations, run.network.gradients, run.network.reduction) == ("auto", "auto", "auto")
+    assert run.checkpoint.every == 100
+
+
+def test_every_key_is_described() -> None:
+    for section in (RunFile, *(field.annotation for field in RunFile.model_fields.values())):
+        for name, field in getattr(section, "model_fields", {}).items():
+            nested = hasattr(field.annotation, "model_fields")
+            assert nested or field.description, f"{section}: {name}"
+
+
+def test_a_local_checkpoint_folder_is_made_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert read("").checkpoint.uri == (tmp_path / "checkpoints").as_uri()
+    assert read('[checkpoint]\nuri = "some/where"').checkpoint.uri == (tmp_path / "some/where").as_uri()
+    assert read('[checkpoint]\nuri = "file:///elsewhere/"').checkpoint.uri == "file:///elsewhere"
+    assert read('[checkpoint]\nuri = "memory://x/"').checkpoint.uri == "memory://x"
+
+
+def test_what_is_left_out_follows_from_what_is_given() -> None:
+    assert read("[train]\nsteps = 30").train.warmup_steps == 3
+    assert read("[train]\nmicro_batch = 6\nglobal_batch = 12").train.evaluation_samples == 66
+    assert read('model = { family = "gpt2" }').model.config == {}
+    assert read("[cluster]\nstages = [2, 1, 1]").cluster.nodes == 4
+    network = read('[network]\ncompression = "off"\nreduction = "i8b256"').network
+    assert (network.activations, network.gradients, network.reduction) == ("off", "off", "i8b256")
+    assert read('[network]\nreduction = "topk"').network.reduction == "topk"
+
+
+def test_stages_are_pinned_by_number_or_by_list() -> None:
+    assert read("").cluster.pinned is None
+    assert read("[cluster]\nstages = 3").cluster.pinned == 3
+    assert read("[cluster]\nstages = [2, 1, 1]").cluster.pinned == (2, 1, 1)
+
+
+def test_a_run_survives_the_way_through_the_log() -> None:
+    run = read("seed = 18446744073709551615\n[cluster]\nstages = [2, 2]")
+    assert parse_run(run.model_dump(mode="json"), "the log") == run
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("sed = 1", "sed: unknown key; did you mean seed?"),
+        ("[train]\nzzz = 1", "train.zzz: unknown key; known here: beta1, beta2,"),
+        ('seed = "1"', "seed = '1': must be a whole number"),
+        ("seed = -1", "seed = -1: must be at least 0"),
+        ("seed = 18446744073709551616", "seed = 18446744073709551616: must be at most 18446744073709551615"),
+        ('name = "../x"', "name = '../x': must be letters, digits"),
+        ("train = 3", "train = 3: must be a table"),
+        ("[train]\nmicro_batch = true", "train.micro_batch = True: must be a whole number"),
+        (
+            "[train]\nglobal_batch = 33",
+            "train.global_batch = 33: must be a multiple of train.micro_batch (4), like 32 or 36",
+        ),
+        (
+            "[train]\nevaluation_samples = 3",
+            "train.evaluation_samples = 3: must be a multiple of train.micro_batch (4), like 4",
+        ),
+        ("[train]\nlearning_rate = nan", "train.learning_rate = nan: must be"),
+        ("[train]\nsteps = 5\nwarmup_steps = 6", "train.warmup_steps = 6: must be at most train.steps (5)"),
+        ('[train]\nprecision = "fp8"', "train.precision = 'fp8': must be one of 'fp32', 'bf16' or 'fp64'"),
+        ("[cluster]\nlease = 0.1", "cluster.lease = 0.1: must be at least 0.5"),
+        ('[cluster]\nstages = "two"', "cluster.stages = 'two': must be \"auto\", how many stages"),
+        ("[cluster]\nstages = [2, 0]", "cluster.stages = [2, 0]: must be"),
+        ("[cluster]\nstages = [2, 2]\nnodes = 3", "cluster.nodes = 3: must be at least 4"),
+        (
+            '[network]\nactivations = "zip"',
+            "network.activations = 'zip': must be one of 'auto', 'off', 'raw16', 'i8b256', 'i4b64' or 'i4h64'",
+        ),
+        *(
+            (
+                f'[network]\n{key} = "topk"',
+                f"network.{key} = 'topk': leaves out most elements, which replicas alone make up",
+            )
+            for key in ("compression", "activations", "gradients")
+        ),
+        (
+            "[model]\nconfig = { hidden_size = 130, num_attention_heads = 4 }",
+            "hidden_size must be a multiple of num_attention_heads (4), like 132",
+        ),
+        ("[model]\nconfig = { day = 2020-01-01 }", "must hold numbers, strings"),
+        ('[model]\nfamily = "module"', "model.module = '': with family = \"module\", must name a function"),
+        ('[model]\nmodule = "a.b:c"', "model.module = 'a.b:c': is read only with family = \"module\""),
+        ('[checkpoint]\nuri = "s4://bucket"', "checkpoint.uri = 's4://bucket': names a kind of storage"),
+        ("[data]\nsequence_length = 1", "data.sequence_length = 1: must be at least 2"),
+    ],
+)
+def test_a_broken_value_is_named_with_what_would_be_right(text: str, complaint: str) -> None:
+    with pytest.raises(RunFileError) as caught:
+        read(text)
+    assert complaint in str(caught.value)
+    assert str(caught.value).startswith("RUN.toml has 1 problem:\n")
+
+
+def test_all_problems_are_named_at_once() -> None:
+    with pytest.raises(RunFileError, match=r"has 2 problems:\n  seed = .*\n  train\.steps = "):
+        read("seed = -1\n[train]\nsteps = 0")
+
+
+def test_a_file_that_cannot_be_read_says_where_and_why(tmp_path: Path) -> None:
+    path = tmp_path / "RUN.toml"
+    with pytest.raises(RunFileError, match="No such file or directory"):
+        read_run_file(path)
+    path.write_text("name = 'x'\nseed =\n")
+    with pytest.raises(RunFileError, match=r"not valid TOML: .*line 2"):
+        read_run_file(path)
+    path.write_bytes(b"name = 'x'\n# \xff")
+    with pytest.raises(RunFileError, match=r"not UTF-8 text \(line 2\)"):
+        read_run_file(path)
+    path.write_bytes(b"#" * (1 << 21))
+    with pytest.raises(RunFileError, match="at most 1048576"):
+        read_run_file(path)

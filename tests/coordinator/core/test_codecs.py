@@ -1,0 +1,119 @@
+"""Under which codec each link carries what is in the log, and seen by people; where a link changes, its sender chooses anew."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from rich.console import Console
+
+from dtfm.coordinator.log import events as ev
+from dtfm.coordinator.log.ledger import fold
+from dtfm.coordinator.log.store import Record
+from dtfm.coordinator.view.members import member_documents
+from dtfm.coordinator.view.narration import narrate
+from dtfm.coordinator.view.watch import View, render
+from dtfm.protos import control_pb2 as wire
+from tests.coordinator.core.test_drift import long_run, steps
+from tests.coordinator.script import World, fresh_state
+
+
+def link(destination: str, tensors: str, codec: str) -> wire.LinkCodec:
+    return wire.LinkCodec(destination=destination, tensors=tensors, codec=codec)
+
+
+def ready(world: World, node: str, *codecs: wire.LinkCodec) -> None:
+    world.hear(node, plan_ready=wire.PlanReady(generation=world.plan_in_force.generation, codecs=codecs))
+
+
+@pytest.fixture
+def world() -> World:
+    """Layers 0-1 on a and b, 2-3 on c; the route is b, c."""
+    world = World(fresh_state(cluster={"nodes": 3}))
+    world.join("a", "b", "c")
+    ready(world, "a", link("b", "reduction", "off"))
+    ready(world, "b", link("c", "activations", "i8b256"), link("a", "reduction", "off"))
+    return world
+
+
+def test_a_plan_begins_with_the_codec_of_every_link(world: World) -> None:
+    ready(world, "c", link("b", "gradients", "raw16"))
+    (started,) = world.events(ev.PlanStarted)
+    assert started.codecs == {
+        "a": {"b": {"reduction": "off"}},
+        "b": {"c": {"activations": "i8b256"}, "a": {"reduction": "off"}},
+        "c": {"b": {"gradients": "raw16"}},
+    }
+    assert narrate(started) == "plan 1 begins with step 1; codecs of links: i8b256 on 1, off on 2, raw16 on 1"
+
+
+def test_people_see_the_codecs_of_links(world: World) -> None:
+    ready(world, "c", link("b", "gradients", "raw16"))
+    members = {document["node"]: document for document in member_documents(world.state.ledger)}
+    assert members["b"]["links"]["c"]["codecs"] == {"activations": "i8b256"}
+    assert members["a"]["links"]["c"]["codecs"] == {}
+    view = View()
+    for number, event in enumerate([ev.RunStarted("id", dict(world.start.run)), *world.log], 1):
+        view.add(Record(number, 0.0, event))
+    console = Console(width=100, height=30)
+    with console.capture() as shown:
+        console.print(render(view))
+    lines = shown.get().splitlines()
+    for sent, codec in (("b → c", "i8b256"), ("c → b", "raw16"), ("a → b", "off")):
+        assert [codec in line for line in lines if sent in line] == [True]
+    assert "a → c" not in shown.get()  # the plan has nothing sent there
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        [link("c", "gradients", "off")],
+        [link("stranger", "gradients", "off")],
+        [link("b", "secrets", "off")],
+        [link("b", "gradients", "off"), link("b", "gradients", "raw16")],
+        [link("b", "gradients", "OFF; DROP TABLE")],
+        [link("b", "gradients", "x" * 17)],
+        [link("b", "gradients", "off")] * 1000,
+    ],
+)
+def test_codecs_of_what_the_plan_does_not_have_are_refused(world: World, told: list[wire.LinkCodec]) -> None:
+    ready(world, "c", *told)
+    assert world.last_to("c", "refusal").reason == wire.MALFORMED
+
+
+def test_the_sender_of_a_link_that_changed_is_told_and_what_it_chooses_is_known() -> None:
+    world = long_run()
+    steps(world, 10, seconds=1.0, arrived=1.0)
+    steps(world, 10, seconds=1.0, arrived=4.0)
+    (changed,) = world.last_to("a", "links_changed").links
+    known = world.state.ledger.links["a"]["c"]
+    assert (changed.source, changed.destination, changed.bandwidth) == ("a", "c", known.bandwidth)
+    assert "links_changed" not in world.kinds_to("b") + world.kinds_to("c")
+
+    generation = world.state.ledger.generation
+    chosen = [link("c", "activations", "i8b256")]
+    world.hear("a", codecs_chosen=wire.CodecsChosen(generation=generation - 1, codecs=chosen))
+    assert world.events(ev.CodecsChosen) == []
+    world.hear("a", codecs_chosen=wire.CodecsChosen(generation=generation, codecs=chosen))
+    (event,) = world.events(ev.CodecsChosen)
+    assert world.state.ledger.codecs["a"] == {"c": {"activations": "i8b256"}}
+    assert narrate(event) == "a sends from now on to c activations i8b256"
+
+
+def test_how_quickly_smaller_messages_come_is_not_compared_with_the_larger_ones_of_before() -> None:
+    world = long_run()
+    steps(world, 10, seconds=1.0, arrived=1.0)
+    before = world.state.ledger.links
+    chosen = wire.CodecsChosen(generation=world.state.ledger.generation, codecs=[link("c", "activations", "i8b256")])
+    world.hear("a", codecs_chosen=chosen)
+    steps(world, 20, seconds=1.0, arrived=4.0)
+    assert world.state.ledger.links == before
+
+
+def test_codecs_are_a_plans_own() -> None:
+    world = long_run()
+    ledger = world.state.ledger
+    again = ev.PlanAdopted(2, replace(world.plan_in_force, generation=2), "why", 0)
+    chosen = ev.CodecsChosen("a", {"c": {"activations": "i8b256"}})
+    assert fold([chosen], ledger).codecs["a"]
+    assert fold([chosen, again], ledger).codecs == {}

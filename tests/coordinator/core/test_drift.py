@@ -1,0 +1,147 @@
+"""Devices and links that changed are noticed by training itself, and planned with anew; noise is not."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dtfm.coordinator.core.drift import look
+from dtfm.coordinator.core.messages import link_message
+from dtfm.coordinator.core.state import Seen
+from dtfm.coordinator.log import events as ev
+from dtfm.protos import control_pb2 as wire
+from tests.coordinator.script import World, training
+
+
+def factors(speeds: list[float], *, lasting: float = 0.0) -> list[float]:
+    """What is found in steps of a second each."""
+    seen, found = Seen(), []
+    for second, speed in enumerate(speeds):
+        seen, ratio = look(seen, speed, float(second), lasting)
+        found += [ratio] if ratio is not None else []
+    return found
+
+
+def test_a_lasting_change_is_found_once_and_so_is_the_way_back() -> None:
+    assert factors([8.0] * 10 + [1.0] * 20) == [1 / 8]
+    assert factors([8.0] * 10 + [1.0] * 20 + [8.0] * 20) == [1 / 8, 8]
+
+
+def test_two_slow_steps_of_five_are_noise() -> None:
+    assert factors([8.0] * 5 + [8.0, 1.0, 8.0, 1.0, 8.0] * 10) == []
+
+
+def test_a_change_must_last() -> None:
+    assert factors([8.0] * 10 + [1.0] * 10 + [8.0] * 10, lasting=10.0) == []
+    assert factors([8.0] * 10 + [1.0] * 10 + [8.0] * 10 + [1.0] * 10, lasting=10.0) == []
+    assert factors([8.0] * 10 + [1.0] * 20, lasting=10.0) == [1 / 8]
+
+
+@given(st.lists(st.floats(0.72, 1.4), max_size=100))
+def test_what_stays_within_a_factor_of_two_is_left_alone(speeds: list[float]) -> None:
+    assert factors(speeds) == []
+
+
+def steps(world: World, count: int, *, seconds: float, arrived: float | None = None) -> None:
+    """So many steps in two seconds each; ``a`` computes for ``seconds``, and from it 1 GB comes to c in ``arrived`` seconds."""
+    for _ in range(count):
+        world.now += 2.0
+        world.vote("a", compute_seconds=seconds)
+        world.vote("b", compute_seconds=1.0)
+        came = [wire.StepReady.Arrived(source="a", bytes=10**9, seconds=arrived)] if arrived is not None else []
+        world.vote("c", compute_seconds=1.0, arrived=came)
+
+
+def long_run() -> World:
+    world = training("a", "b", "c", train={"steps": 1000, "evaluate_every": 0}, checkpoint={"every": 0})
+    current = world.plan_in_force
+    world.planner = lambda _: current
+    return world
+
+
+def test_a_node_that_became_ten_times_slower_is_planned_with_as_such() -> None:
+    world = long_run()
+    asked = world.state.asked
+    steps(world, 10, seconds=1.0)
+    assert world.state.asked == asked
+    steps(world, 10, seconds=10.0)
+    (drifted,) = world.events(ev.DeviceDrifted)
+    assert drifted.node == "a"
+    assert drifted.flops == pytest.approx(1e10)
+    assert drifted.reason == "in training it is 10.0 times slower than before"
+    world.wait(1, beating=["a", "b", "c"])
+    assert world.state.asked == asked + 1
+
+
+def test_a_node_that_is_slow_for_less_than_a_lease_is_left_alone() -> None:
+    world = long_run()
+    steps(world, 10, seconds=1.0)
+    steps(world, 5, seconds=10.0)
+    steps(world, 10, seconds=1.0)
+    assert world.events(ev.DeviceDrifted) == []
+
+
+def test_a_link_that_became_slower_is_planned_with_as_such() -> None:
+    world = long_run()
+    before = world.state.ledger.links["a"]["c"].bandwidth
+    steps(world, 10, seconds=1.0, arrived=1.0)
+    steps(world, 10, seconds=1.0, arrived=4.0)
+    assert world.state.ledger.links["a"]["c"].bandwidth == pytest.approx(before / 4)
+
+
+def test_a_link_that_was_too_quick_to_be_measured_and_became_slow_is_noticed() -> None:
+    world = long_run()
+    before = world.state.ledger.links["a"]["c"].bandwidth
+    steps(world, 10, seconds=1.0, arrived=0.001)
+    steps(world, 10, seconds=1.0, arrived=4.0)
+    assert world.state.ledger.links["a"]["c"].bandwidth < before / 2
+
+
+def test_such_a_link_is_as_slow_as_it_was_seen_to_be() -> None:
+    world = long_run()
+    quick = replace(world.state.ledger.links["a"]["c"], bandwidth=1e12)
+    world.hear("c", links=wire.LinkReport(links=[link_message(quick)]))
+    steps(world, 10, seconds=1.0, arrived=0.001)
+    steps(world, 10, seconds=1.0, arrived=4.0)
+    assert world.state.ledger.links["a"]["c"].bandwidth == pytest.approx(1e9 / 4)
+
+
+def test_what_takes_no_time_in_a_step_is_not_looked_at() -> None:
+    world = long_run()
+    steps(world, 10, seconds=0.001, arrived=0.001)
+    steps(world, 10, seconds=0.04, arrived=0.04)
+    assert world.events(ev.DeviceDrifted) == []
+
+
+def test_an_idle_node_that_recovered_is_planned_with_again() -> None:
+    world = long_run()
+    world.join("d")
+    asked = world.state.asked
+    world.hear("d", heartbeat=wire.Heartbeat(flops=1e12))
+    assert world.events(ev.DeviceDrifted) == [
+        ev.DeviceDrifted("d", 1e12, "while idle it is 10.0 times faster than before")
+    ]
+    world.wait(1, beating=["a", "b", "c", "d"])
+    assert world.state.asked == asked + 1
+
+
+def test_what_a_training_node_says_of_its_speed_is_no_measure() -> None:
+    world = long_run()
+    world.hear("a", heartbeat=wire.Heartbeat(flops=1e3))
+    assert world.events(ev.DeviceDrifted) == []
+
+
+def test_a_speed_that_no_device_has_is_refused() -> None:
+    world = long_run()
+    world.join("d")
+    world.hear("d", heartbeat=wire.Heartbeat(flops=float("nan")))
+    assert world.last_to("d", "refusal").reason == wire.MALFORMED
+
+
+def test_arrivals_of_nothing_are_refused() -> None:
+    world = long_run()
+    world.vote("a", arrived=[wire.StepReady.Arrived(source="b", bytes=0, seconds=1.0)])
+    assert world.last_to("a", "refusal").reason == wire.MALFORMED

@@ -1,0 +1,132 @@
+"""When a stage is lost the run goes back to the newest of backup and checkpoint that is whole."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from dtfm.coordinator.core.state import ATTEMPTS, GRACE_LEASES, Stepping
+from dtfm.coordinator.log import events as ev
+from dtfm.coordinator.log.ledger import fold
+from dtfm.protos import control_pb2 as wire
+from tests.coordinator.backups import DIGESTS, PAUSE, SIZE, alone, backed_up, backed_up_apart
+from tests.coordinator.script import BUCKETS, LEASE, World, fresh_state, links, prepared
+
+
+def test_a_lost_stage_goes_back_to_the_backup_and_the_log_says_how_far() -> None:
+    world = backed_up()
+    alone(world, "b")
+    world.lose("a")
+    rolled = world.events(ev.RolledBack)[-1]
+    assert (rolled.step, rolled.from_step, rolled.folder) == (3, 5, "")
+    assert rolled.reason.endswith("2 steps are trained again from the nodes' own backup of step 3")
+    assignment = world.last_to("b", "assignment")
+    assert (assignment.step, assignment.checkpoint) == (3, "")
+    assert {part.bucket: (part.digest, list(part.nodes)) for part in assignment.backup} == {
+        bucket: (DIGESTS[bucket], ["b"]) for bucket in range(BUCKETS)
+    }
+    assert not any(donors.nodes for donors in assignment.donors)
+    world.settle()
+    assert isinstance(world.state.phase, Stepping)
+    assert world.state.phase.step == 4
+    assert world.refolded() == world.state.ledger
+
+
+def test_a_newer_checkpoint_is_gone_back_to_instead() -> None:
+    world = backed_up(checkpoint={"every": 5})
+    world.save()
+    world.step()
+    alone(world, "b")
+    world.lose("a")
+    assert world.events(ev.RolledBack)[-1].step == 5
+    assert world.last_to("b", "assignment").checkpoint
+    assert list(world.last_to("b", "assignment").backup) == []
+
+
+def test_a_backup_of_which_a_part_is_on_no_disk_any_more_is_passed_over() -> None:
+    world = backed_up_apart()
+    world.step()
+    alone(world, "b")
+    world.lose("a")
+    assert world.events(ev.RolledBack)[-1].step == 0
+
+
+def test_a_node_that_comes_back_with_its_disk_counts_again() -> None:
+    world = backed_up_apart()
+    world.step()
+    world.lose("a")
+    assert world.events(ev.RolledBack) == []  # two are needed
+    world.greet("a", incarnation=2)
+    claims = [
+        wire.Kept(step=step, parts=[wire.Part(bucket=bucket, size_bytes=SIZE) for bucket in (0, 1)]) for step in (1, 2)
+    ]
+    world.hear("a", prepared(kept=claims))
+    assert world.last_to("a", "keep") == wire.Keep(whole=2)
+    world.hear("a", links("a", ["b"]))
+    world.wait(LEASE / 2, beating="ab")
+    assert world.events(ev.RolledBack)[-1].step == 2
+    assert [list(part.nodes) for part in world.last_to("a", "assignment").backup] == [["a"], ["a"], ["b"], ["b"]]
+
+
+def test_a_coordinator_that_was_restarted_hears_from_the_nodes_what_they_have() -> None:
+    old = backed_up()
+    resumed = ev.RunResumed("why", dict(old.start.run))
+    ledger = old.refolded()
+    ledger = replace(ledger, members={}, links={}, plan=None, run=resumed.run)
+    world = World(replace(fresh_state(ledger), run=old.state.run))
+    for node in "ab":
+        world.greet(node, incarnation=7)  # new processes: all memory is gone
+        world.hear(node, prepared(kept=[wire.Kept(step=3, parts=[wire.Part(bucket=b) for b in range(BUCKETS)])]))
+    world.hear("b", links("b", ["a"]))
+    assert world.events(ev.RolledBack)[-1].step == 3
+    assert [list(part.nodes) for part in world.last_to("a", "assignment").backup] == [["a", "b"]] * BUCKETS
+
+
+def fail_plan(world: World, *, backup: bool) -> None:
+    failed = wire.PlanFailed(generation=world.state.ledger.generation, problem="scripted", backup=backup)
+    world.hear("b", plan_failed=failed)
+
+
+def test_a_plan_that_fails_for_other_reasons_leaves_the_backup_alone() -> None:
+    world = backed_up()
+    alone(world, "b")
+    world.lose("a")
+    fail_plan(world, backup=False)
+    fail_plan(world, backup=False)
+    assert world.last_to("b", "assignment").step == 3
+
+
+def test_a_run_that_failed_as_no_holder_could_be_reached_still_has_its_backup() -> None:
+    world = backed_up()
+    alone(world, "b")
+    world.lose("a")
+    for _ in range(ATTEMPTS):
+        fail_plan(world, backup=False)
+    assert world.exit_code == 1
+    assert world.last_to("b", "keep").whole == 3
+    assert fold([ev.RunResumed("why", dict(world.start.run))], world.refolded()).backup is not None
+
+
+def test_a_backup_that_is_damaged_twice_is_not_tried_a_third_time() -> None:
+    world = backed_up()
+    alone(world, "b")
+    world.lose("a")
+    fail_plan(world, backup=True)
+    assert world.last_to("b", "assignment").step == 3
+    fail_plan(world, backup=True)
+    assert world.last_to("b", "assignment").step == 0
+    assert [rolled.step for rolled in world.events(ev.RolledBack)] == [3, 0]
+    assert world.refolded() == world.state.ledger
+
+
+def test_going_back_behind_a_backup_forgets_it() -> None:
+    world = backed_up()
+    world.now += PAUSE
+    world.step()
+    assert world.state.backing is not None
+    world.lose("a")
+    world.lose("b")
+    world.join("c", "d")
+    world.wait(GRACE_LEASES * LEASE, beating="cd")
+    world.settle()
+    assert world.events(ev.RolledBack)[-1].step == 0
+    assert [world.state.backing, world.state.ledger.backup] == [None, None]

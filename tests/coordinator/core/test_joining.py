@@ -1,0 +1,231 @@
+"""Who may join: hellos, identities, leases, and what a node would train."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from dtfm.coordinator.core import transition as t
+from dtfm.coordinator.log import events as ev
+from dtfm.protos import PROTOCOL_VERSION, plan_pb2
+from dtfm.protos import control_pb2 as wire
+from tests.coordinator.script import (
+    LAYERS,
+    LEASE,
+    SIGNING_REQUEST,
+    World,
+    fresh_state,
+    prepared,
+    refusal_of,
+    training,
+)
+
+BIG = plan_pb2.Workload(
+    layers=[plan_pb2.Workload.Layer(name="x", forward_flops=math.inf)] * LAYERS,
+    micro_batches=4,
+    optimizer_bytes_per_parameter_byte=2,
+)
+
+
+def test_a_node_is_welcomed_with_the_run_and_its_heartbeat() -> None:
+    world = World()
+    world.greet("a")
+    welcome = world.last_to("a", "welcome")
+    assert welcome.run == world.state.message
+    assert welcome.heartbeat_seconds == LEASE / 4
+    assert world.certified == [("a", SIGNING_REQUEST)]
+    assert world.names() == ["node_joined"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason", "words"),
+    [
+        (
+            {"protocol_version": PROTOCOL_VERSION + 1},
+            wire.PROTOCOL_VERSION,
+            f"version {PROTOCOL_VERSION + 1}, this coordinator {PROTOCOL_VERSION}; update dtfm on the coordinator",
+        ),
+        ({"protocol_version": 0}, wire.PROTOCOL_VERSION, "update dtfm on the node"),
+        ({"run": "other"}, wire.WRONG_RUN, "asks for run 'other', this coordinator has 'demo'"),
+        ({"node": ""}, wire.MALFORMED, "node is ''; it must be 1 to 64 letters"),
+        ({"node": "a" * 65}, wire.MALFORMED, "1 to 64 letters"),
+        ({"node": "a\n"}, wire.MALFORMED, "1 to 64 letters"),
+        ({"address": "nowhere"}, wire.MALFORMED, "give HOST:PORT"),
+        ({"address": "10.0.0.1:0"}, wire.MALFORMED, "--advertise HOST:PORT"),
+        ({"address": "0.0.0.0:7000"}, wire.MALFORMED, "--advertise HOST:PORT"),
+        ({"package_version": "1" * 65}, wire.MALFORMED, "at most 64 characters"),
+        ({"device": wire.Device(kind="abacus", memory_bytes=1, flops=1)}, wire.MALFORMED, '"cpu" or "cuda"'),
+        ({"device": wire.Device(kind="cpu", memory_bytes=0, flops=1)}, wire.MALFORMED, "above 0"),
+        ({"device": wire.Device(kind="cpu", memory_bytes=1, flops=math.nan)}, wire.MALFORMED, "device.flops is nan"),
+        ({"device": wire.Device(kind="cpu", memory_bytes=1, flops=-1)}, wire.MALFORMED, "device.flops is -1.0"),
+        ({"signing_request": b"please"}, wire.MALFORMED, "signing_request: this is no signing request"),
+    ],
+)
+def test_a_hello_that_does_not_fit_is_refused_by_name(
+    changes: dict[str, Any], reason: wire.RefusalReason, words: str
+) -> None:
+    world = World()
+    refusal = refusal_of(world, world.greet("a", **changes))
+    assert (refusal.reason, words in refusal.sentence) == (reason, True), refusal.sentence
+    assert not world.state.sessions
+
+
+def test_a_run_may_be_asked_for_by_name_or_id() -> None:
+    world = World()
+    world.greet("a", run="demo")
+    world.greet("b", run="run-id")
+    assert set(world.state.sessions) == {"a", "b"}
+
+
+def test_without_the_token_nothing_is_told_and_nothing_is_logged() -> None:
+    world = World()
+    refusal = refusal_of(world, world.greet("a", shows_token=False))
+    assert refusal.reason == wire.TOKEN
+    assert world.log == []
+
+
+def test_a_stream_that_does_not_begin_with_hello_is_refused() -> None:
+    world = World()
+    world.feed(t.Greeted(9, wire.NodeMessage(heartbeat=wire.Heartbeat()), True))
+    assert refusal_of(world, 9).reason == wire.MALFORMED
+
+
+def test_two_live_processes_cannot_have_one_identity() -> None:
+    world = World()
+    world.greet("a", incarnation=1)
+    first = world.streams["a"]
+    second = world.greet("a", incarnation=2)
+    world.wait(LEASE / 4)
+    world.feed(t.Heard(first, wire.NodeMessage(heartbeat=wire.Heartbeat())))
+    world.feed(t.TimePassed())
+    refusal = refusal_of(world, second)
+    assert refusal.reason == wire.IDENTITY_IN_USE
+    assert "--id" in refusal.sentence
+    assert world.state.sessions["a"].stream == first
+    assert not world.state.contenders
+
+
+def test_a_restarted_node_takes_its_place_once_its_old_stream_breaks() -> None:
+    world = World()
+    old = world.greet("a", incarnation=1)
+    new = world.greet("a", incarnation=2)
+    assert new not in world.said
+    world.feed(t.StreamClosed(old, "its connection broke"))
+    assert world.said[new][-1].WhichOneof("message") == "welcome"
+    assert world.state.sessions["a"].incarnation == 2
+    assert [(e.event, e.reason) for e in world.log if isinstance(e, ev.NodeJoined | ev.NodeLeft)] == [
+        ("node_joined", "first contact"),
+        ("node_left", "its connection broke"),
+        ("node_joined", "first contact"),
+    ]
+
+
+def test_a_restarted_node_takes_its_place_when_the_old_process_gives_no_sign_of_life() -> None:
+    world = training("a", "b")
+    world.feed(t.TimePassed())
+    world.step()
+    old = world.streams["a"]
+    new = world.greet("a", incarnation=2)
+    world.wait(LEASE * 0.4, beating=["b"])
+    assert new not in world.said
+    world.wait(LEASE * 0.2, beating=["b"])
+    assert old in world.hung_up
+    assert world.said[new][-1].WhichOneof("message") == "welcome"
+    assert world.state.sessions["a"].incarnation == 2
+    world.feed(t.StreamClosed(old, "late news of the old stream"))
+    assert "a" in world.state.sessions
+
+
+def test_of_two_that_claim_an_identity_the_second_is_refused_and_a_reconnect_is_none() -> None:
+    world = World()
+    world.feed(t.TimePassed())
+    world.greet("a", incarnation=1)
+    first = world.greet("a", incarnation=2)
+    again = world.greet("a", incarnation=2)
+    assert first in world.hung_up
+    assert refusal_of(world, world.greet("a", incarnation=3)).reason == wire.IDENTITY_IN_USE
+    world.wait(LEASE * 0.6)
+    assert world.said[again][-1].WhichOneof("message") == "welcome"
+
+
+def test_who_claims_an_identity_and_goes_away_never_becomes_a_member() -> None:
+    world = World()
+    old = world.greet("a", incarnation=1)
+    new = world.greet("a", incarnation=2)
+    world.feed(t.StreamClosed(new, "its connection broke"))
+    world.feed(t.StreamClosed(old, "its connection broke"))
+    assert not world.state.sessions
+    assert not world.state.ledger.members
+
+
+def test_the_same_process_replaces_its_old_stream() -> None:
+    world = World()
+    old = world.greet("a", incarnation=1)
+    new = world.greet("a", incarnation=1)
+    assert old in world.hung_up
+    assert world.state.sessions["a"].stream == new
+    assert [name for name in world.names() if name.startswith("node")] == ["node_joined", "node_left", "node_joined"]
+    world.feed(t.StreamClosed(old, "late news of the old stream"))
+    assert "a" in world.state.sessions
+
+
+def test_a_finished_run_takes_nobody() -> None:
+    world = training()
+    world.finish_run()
+    refusal = refusal_of(world, world.greet("c"))
+    assert refusal.reason == wire.RUN_OVER
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"data_fingerprint": b"otherwise"}, wire.DATA_DIFFERS),
+        ({"training_samples": 99}, wire.DATA_DIFFERS),
+        ({"buckets": 5}, wire.WORKLOAD_DIFFERS),
+        ({"micro_batches": 5}, wire.MALFORMED),
+        ({"workload": BIG}, wire.MALFORMED),
+        ({"buckets": 3}, wire.MALFORMED),
+        ({"training_samples": 0}, wire.MALFORMED),
+        ({"data_fingerprint": b"short"}, wire.MALFORMED),
+        ({"unigram_entropy": math.nan}, wire.MALFORMED),
+        ({"tokens_per_sample": 0}, wire.MALFORMED),
+    ],
+)
+def test_a_node_that_would_train_something_else_is_refused(changes: dict[str, Any], reason: wire.RefusalReason) -> None:
+    world = World()
+    world.join("a")
+    stream = world.greet("b")
+    world.hear("b", prepared(**changes))
+    assert refusal_of(world, stream).reason == reason
+    assert set(world.state.sessions) == {"a"}
+    assert world.names()[-2:] == ["node_refused", "node_left"]
+
+
+def test_a_lease_lapses_without_signs_of_life() -> None:
+    world = World(fresh_state(cluster={"nodes": 3}))
+    world.join("a", "b")
+    world.wait(LEASE * 1.5, beating=["a"])
+    assert set(world.state.sessions) == {"a"}
+    assert world.events(ev.NodeLeft)[-1].reason == "no sign of life for 10 seconds"
+
+
+def test_a_coordinator_that_was_suspended_does_not_blame_its_nodes() -> None:
+    world = World(fresh_state(cluster={"nodes": 3}))
+    world.join("a", "b")
+    world.wait(LEASE, beating=["a", "b"])
+    world.now += 5 * LEASE
+    world.feed(t.TimePassed())
+    assert set(world.state.sessions) == {"a", "b"}
+    world.wait(LEASE * 1.2, beating=["a"])
+    assert set(world.state.sessions) == {"a"}
+
+
+def test_messages_of_a_node_that_is_not_ready_are_ignored() -> None:
+    world = training("a", "b")
+    world.greet("c")
+    before = world.state.ledger
+    world.hear("c", step_ready=wire.StepReady(generation=1, step=1, state_digest=b"x" * 16))
+    world.hear("c", bucket_written=wire.BucketWritten(step=1))
+    assert world.state.ledger == before

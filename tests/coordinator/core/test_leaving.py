@@ -1,0 +1,115 @@
+"""A node that leaves in order costs the others no step: it works on until its part is handed over."""
+
+from __future__ import annotations
+
+from dtfm.coordinator.core.state import Gathering, Pausing, Stepping, Switching
+from dtfm.coordinator.log import events as ev
+from dtfm.protos import control_pb2 as wire
+from tests.coordinator.script import World, training
+
+
+def wish(world: World, node: str) -> None:
+    world.hear(node, leaving=wire.Leaving(reason="SIGTERM"))
+
+
+def test_a_replica_that_wants_to_go_works_on_until_the_others_train_without_it() -> None:
+    world = training("a", "b", "c")
+    wish(world, "a")
+    assert world.events(ev.NodeLeaving) == [ev.NodeLeaving("a", "SIGTERM")]
+    assert isinstance(world.state.phase, Stepping)
+    world.step()
+    assert world.last_to("a", "commit").pause
+    world.apply()
+    assignment = world.last_to("b", "assignment")
+    assert (assignment.plan.generation, assignment.step) == (2, 1)
+    assert "a" not in world.plan_in_force.nodes
+    assert ["a", "b"] in [sorted(donors.nodes) for donors in assignment.donors]  # it still gives its state
+    assert "finish" not in world.kinds_to("a")
+    world.settle()
+    assert world.last_to("a", "finish").completed
+    assert world.events(ev.NodeLeft) == [ev.NodeLeft("a", "in order: SIGTERM")]
+    assert world.events(ev.StepAborted) == []
+    world.step()
+    assert world.state.ledger.step == 2
+
+
+def test_who_has_no_part_in_the_plan_goes_at_once() -> None:
+    world = training("a", "b")
+    world.planner = lambda ids: world.plan_in_force
+    world.join("idle")
+    wish(world, "idle")
+    assert world.last_to("idle", "finish").completed
+    assert isinstance(world.state.phase, Stepping)
+
+
+def test_the_last_holder_of_a_stage_leaves_a_checkpoint_behind_when_nobody_can_take_over() -> None:
+    world = training("a", "b", train={"steps": 10}, checkpoint={"every": 0})
+    world.planner = lambda _: "two stages need two nodes"
+    wish(world, "b")
+    world.step()
+    commit = world.last_to("b", "commit")
+    assert commit.checkpoint
+    assert commit.pause
+    world.apply()
+    assert isinstance(world.state.phase, Pausing)
+    world.save()
+    assert world.last_to("b", "finish").completed
+    assert isinstance(world.state.phase, Gathering)
+    world.planner = lambda ids: World().planner(ids)
+    world.join("c")
+    assert (world.last_to("c", "assignment").step, world.events(ev.RolledBack)) == (1, [])
+
+
+def test_a_checkpoint_that_fails_does_not_hold_the_leaver_back() -> None:
+    world = training("a", "b", train={"steps": 10}, checkpoint={"every": 0})
+    world.planner = lambda _: "two stages need two nodes"
+    wish(world, "b")
+    world.step()
+    world.apply()
+    world.hear("b", bucket_written=wire.BucketWritten(step=1, bucket=0, problem="disk full"))
+    assert world.last_to("b", "finish").completed
+
+
+def test_while_it_waits_a_newcomer_can_take_over() -> None:
+    world = training("a", "b", train={"steps": 10}, checkpoint={"every": 0})
+    everybody = world.planner
+    world.planner = lambda ids: everybody(ids) if len(list(ids)) > 1 else "two stages need two nodes"
+    wish(world, "b")
+    world.join("c")
+    world.step()
+    world.apply()
+    world.save()
+    assert isinstance(world.state.phase, Switching)
+    assert world.plan_in_force.nodes == ("a", "c")
+    assert "finish" not in world.kinds_to("b")
+    world.settle()
+    assert world.last_to("b", "finish").completed
+
+
+def test_when_all_want_to_go_their_state_is_saved_first() -> None:
+    world = training("a", "b", train={"steps": 10}, checkpoint={"every": 0})
+    world.planner = lambda ids: "no nodes" if not list(ids) else "two stages need two nodes"
+    for node in ("a", "b"):
+        wish(world, node)
+    world.step()
+    world.apply()
+    world.save()
+    assert not world.state.sessions
+    assert world.state.ledger.checkpoint_step == 1
+
+
+def test_a_chosen_plan_that_needs_the_leaver_is_dropped() -> None:
+    world = training("a", "b", "c")
+    world.join("d")
+    assert world.state.chosen is not None
+    wish(world, "a")
+    assert world.state.chosen is not None
+    assert "a" not in world.state.chosen.plan.nodes
+
+
+def test_who_wants_to_go_and_dies_instead_is_lost_like_any_other() -> None:
+    world = training("a", "b", "c")
+    wish(world, "a")
+    world.lose("a")
+    assert world.events(ev.StepAborted)[-1].problem == "NODE_LEFT"
+    assert isinstance(world.state.phase, Switching)

@@ -1,0 +1,62 @@
+"""What nodes are told of a plan."""
+
+from __future__ import annotations
+
+from dtfm.coordinator.core.messages import assignments
+from dtfm.coordinator.core.validation import MAX_NODES
+from dtfm.coordinator.log import events as ev
+from dtfm.coordinator.log.ledger import fold
+from dtfm.protos import control_pb2 as wire
+from dtfm.protos.connection import MAX_MESSAGE_BYTES
+from dtfm.scheduler.model.plan import Plan, Route, Stage
+from tests.coordinator.log.test_store import DESCRIBED, DEVICE
+from tests.coordinator.script import fresh_state, training
+
+
+def test_a_node_learns_the_links_that_begin_at_it() -> None:
+    world = training("a", "b", "c")
+    for node, others in (("a", ["b", "c"]), ("b", ["a", "c"]), ("c", ["a", "b"])):
+        links = world.last_to(node, "assignment").links
+        assert [(link.source, link.destination) for link in links] == [(node, other) for other in others]
+        assert {link.bandwidth for link in links} == {1e9}
+
+
+def test_a_node_that_missed_the_last_commit_learns_of_it_with_the_next_plan() -> None:
+    world = training("a", "b", "c")
+    assert not world.last_to("a", "assignment").HasField("last_commit")
+    world.step()
+    committed = world.events(ev.StepCommitted)[-1]
+    world.lose("a")
+    for node in ("b", "c"):
+        assignment = world.last_to(node, "assignment")
+        commit = wire.Commit(generation=1, step=1, gradient_norm=committed.gradient_norm)
+        assert (assignment.step, assignment.last_commit) == (1, commit)
+
+
+def test_after_going_back_there_is_no_commit_to_catch_up_with() -> None:
+    world = training()
+    world.step()
+    world.lose("b")
+    world.join("b2")
+    assert world.events(ev.RolledBack)
+    assert not world.last_to("a", "assignment").HasField("last_commit")
+
+
+def test_a_plan_of_as_many_nodes_as_there_may_be_fits_into_a_message() -> None:
+    """Names of 40 characters, all links measured."""
+    names = [f"a-machine-with-a-rather-long-name-{number:06d}" for number in range(MAX_NODES)]
+    half = MAX_NODES // 2
+    stages = (Stage((0, 1), tuple(names[:half])), Stage((1, 2), tuple(names[half:])))
+    plan = Plan(1, stages, tuple(Route(pair, 1) for pair in zip(names[:half], names[half:], strict=True)))
+    ledger = fold(
+        [
+            ev.RunDescribed(DESCRIBED),
+            *[ev.NodeJoined(name, "first contact", "203.0.113.200:65000", DEVICE) for name in names],
+            ev.LinksMeasured(names[0], tuple(ev.Link(names[0], name, 0.0123, 1.23e9) for name in names[1:])),
+            ev.PlanAdopted(1, plan, "why", 0),
+        ],
+        fresh_state().ledger,
+    )
+    [(_, message)] = assignments(ledger, "why", names[:1])
+    assert len(message.links) == MAX_NODES - 1
+    assert message.ByteSize() < MAX_MESSAGE_BYTES / 4

@@ -1,0 +1,185 @@
+"""Whatever happens, in whatever order: the log stays true."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dtfm.coordinator.core import transition as t
+from dtfm.coordinator.core.snapshot import BACKUP_LEASES
+from dtfm.coordinator.core.state import GRACE_LEASES, Pausing, Stepping, Switching
+from dtfm.coordinator.log import events as ev
+from dtfm.protos import control_pb2 as wire
+from tests.coordinator.script import BUCKETS, DIGEST, LEASE, World, fresh_state, links, prepared
+
+NODES = st.sampled_from(["a", "b", "c", "d"])
+FLOATS = st.sampled_from([2.0, 2.0, 1.0, -1.0, math.nan, math.inf])
+OFFSETS = st.sampled_from([0, 0, 0, 1, -1])
+
+Maker = Callable[[int, int], wire.NodeMessage]
+"""A message about (generation, step); mostly of what is in progress, sometimes of what is over or to come."""
+
+
+def vote(loss: float, samples: int) -> Maker:
+    return lambda g, s: wire.NodeMessage(
+        step_ready=wire.StepReady(
+            generation=g, step=s, squared_gradient_norm=2.0, loss_sum=loss, samples=samples, state_digest=DIGEST
+        )
+    )
+
+
+def bucket(number: int) -> Maker:
+    return lambda _, s: wire.NodeMessage(
+        bucket_written=wire.BucketWritten(
+            step=max(0, s - 1), bucket=number, file="bucket-00001.safetensors", size_bytes=1, digest=DIGEST
+        )
+    )
+
+
+def kept(number: int) -> Maker:
+    part = wire.Part(bucket=number, size_bytes=1, digest=bytes(32))
+    return lambda _, s: wire.NodeMessage(kept=wire.Kept(step=max(0, s - 1), parts=[part]))
+
+
+MAKERS: st.SearchStrategy[Maker] = st.one_of(
+    st.builds(vote, FLOATS, st.sampled_from([0, 8])),
+    st.builds(bucket, st.integers(0, 5)),
+    st.builds(kept, st.integers(0, 5)),
+    st.sampled_from(
+        [
+            lambda g, _: wire.NodeMessage(plan_ready=wire.PlanReady(generation=g)),
+            lambda g, _: wire.NodeMessage(plan_failed=wire.PlanFailed(generation=g, problem="x")),
+            lambda g, _: wire.NodeMessage(plan_failed=wire.PlanFailed(generation=g, problem="x", lost=[0])),
+            lambda g, s: wire.NodeMessage(
+                step_failed=wire.StepFailed(generation=g, step=s, problem=wire.PEER_LOST, peer="b")
+            ),
+            lambda g, s: wire.NodeMessage(step_failed=wire.StepFailed(generation=g, step=s, problem=wire.INTERNAL)),
+            lambda g, s: wire.NodeMessage(
+                evaluated=wire.Evaluated(generation=g, step=max(0, s - 1), loss_sum=1.0, samples=8)
+            ),
+            lambda g, s: wire.NodeMessage(applied=wire.Applied(generation=g, step=max(0, s - 1), state_digest=DIGEST)),
+            lambda _g, _s: wire.NodeMessage(goodbye=wire.Goodbye(reason="x")),
+            lambda _g, _s: wire.NodeMessage(leaving=wire.Leaving(reason="x")),
+            lambda _g, _s: wire.NodeMessage(),
+            lambda _g, _s: prepared(),
+            lambda _g, _s: links("a", ["b", "c"]),
+        ]
+    ),
+)
+
+MOVES = st.one_of(
+    *[st.just(("advance",))] * 6,
+    st.tuples(st.just("join"), NODES),
+    st.tuples(st.just("lose"), NODES),
+    *[st.tuples(st.just("hear"), NODES, MAKERS, OFFSETS, OFFSETS)] * 2,
+    st.tuples(st.sampled_from(["evaluate", "save", "apply", "keep", "plan_now"])),
+    st.tuples(st.just("wait"), st.sampled_from([1.0, LEASE * 1.1, LEASE * BACKUP_LEASES, LEASE * 120])),
+)
+
+
+def play(world: World, move: tuple[Any, ...]) -> None:
+    """Does what the move says, as far as it can be done."""
+    name, *rest = move
+    ledger = world.state.ledger
+    match name:
+        case "join":
+            world.join(rest[0])
+        case "lose" if rest[0] in world.streams:
+            world.lose(rest[0])
+        case "hear" if rest[0] in world.streams:
+            node, make, generation, step = rest
+            world.hear(node, make(max(0, ledger.generation + generation), max(0, ledger.step + 1 + step)))
+        case "wait":
+            world.wait(rest[0], beating=list(world.state.sessions)[:2])
+        case "plan_now":
+            world.feed(t.PlanNow(1))
+        case "advance" if isinstance(world.state.phase, Switching):
+            world.settle()
+        case "advance" if isinstance(world.state.phase, Stepping):
+            world.step()
+        case "advance" | "apply" if isinstance(world.state.phase, Pausing):
+            world.apply()
+        case "evaluate" if ledger.plan is not None:
+            world.evaluate()
+        case "keep" if (backing := world.state.backing) is not None:
+            for node in sorted(world.state.sessions):
+                mine = range(*backing.writers.get(node, (0, BUCKETS)))
+                parts = [wire.Part(bucket=bucket, size_bytes=1, digest=bytes(32)) for bucket in mine]
+                world.hear(node, kept=wire.Kept(step=backing.step, parts=parts))
+        case "save" if ledger.plan is not None:
+            world.write_buckets()
+            if world.manifests:
+                world.feed(t.ManifestDone(world.manifests.pop().step, ""))
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    st.lists(MOVES, min_size=10, max_size=60),
+    st.integers(1, 3),
+    st.sampled_from(["auto", 1, 2]),
+)
+def test_no_step_is_skipped_or_committed_twice_and_the_log_is_the_state(
+    moves: list[tuple[Any, ...]], nodes: int, stages: Any
+) -> None:
+    least = 1 if stages == "auto" else stages
+    world = World(fresh_state(cluster={"nodes": max(nodes, least), "stages": stages}, train={"steps": 5}))
+    for node in ["a", "b", "c"][:nodes]:
+        world.join(node)
+    for move in moves:
+        play(world, move)
+        assert world.refolded() == world.state.ledger
+
+    step, generation, over = 0, 0, False
+    for event in world.log:
+        assert not (over and isinstance(event, ev.StepCommitted | ev.PlanAdopted | ev.RunFinished | ev.RunFailed))
+        match event:
+            case ev.StepCommitted():
+                assert (event.step, event.generation) == (step + 1, generation)
+                assert event.samples == 8
+                assert math.isfinite(event.loss)
+                step = event.step
+            case ev.RolledBack():
+                assert (event.from_step, event.step <= step) == (step, True)
+                step = event.step
+            case ev.PlanAdopted():
+                assert (event.generation, event.step) == (generation + 1, step)
+                generation = event.generation
+            case ev.RunFinished() | ev.RunFailed():
+                over = True
+    assert over == (world.exit_code is not None)
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(MOVES, min_size=5, max_size=40))
+def test_members_are_who_has_a_stream_and_nobody_stays_one_in_silence(moves: list[tuple[Any, ...]]) -> None:
+    world = World(fresh_state(cluster={"nodes": 2}, train={"steps": 5}))
+    world.join("a", "b")
+    for move in moves:
+        play(world, move)
+        assert set(world.state.ledger.members) == set(world.state.sessions)
+    if world.exit_code is None:
+        world.wait(2 * LEASE)
+        assert not world.state.ledger.members
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(MOVES, min_size=5, max_size=40))
+def test_from_anywhere_a_run_can_be_finished(moves: list[tuple[Any, ...]]) -> None:
+    """No order of events leaves a run stuck: with fresh nodes that do their part it ends well, unless it failed by name."""
+    world = World(fresh_state(cluster={"nodes": 2, "stages": 2}, train={"steps": 5}))
+    world.join("a", "b")
+    for move in moves:
+        play(world, move)
+    for node in list(world.state.sessions):
+        world.lose(node)
+    if world.exit_code is not None:
+        return
+    world.join("x", "y")
+    world.wait((GRACE_LEASES + 2) * LEASE, beating=["x", "y"])
+    world.settle()
+    world.finish_run()
+    assert world.exit_code == 0

@@ -1,0 +1,173 @@
+"""Before training goes back, those that may come back with what is missing are waited for, as long as that is worth it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dtfm.coordinator.core.state import GRACE_LEASES, Gathering, Switching
+from dtfm.coordinator.log import events as ev
+from dtfm.coordinator.log.ledger import fold
+from dtfm.protos import control_pb2 as wire
+from dtfm.scheduler.model.plan import Plan, Route, Stage
+from tests.coordinator.backups import PAUSE, SIZE, keep, missing, write
+from tests.coordinator.script import LEASE, World, fresh_state, links, prepared, two_stages
+
+SECONDS = 4.0
+"""Of a step."""
+PLAIN: dict[str, dict[str, Any]] = {"train": {"steps": 500, "evaluate_every": 0}, "checkpoint": {"every": 0}}
+ANY_NUMBER = {"nodes": 1, "stages": "auto"}
+
+
+def trained(*nodes: str, steps: int = 5, seconds: float = SECONDS) -> World:
+    """Any of these could train alone. Their links are too slow for copies in advance."""
+    world = World(fresh_state(**PLAIN, cluster={"nodes": len(nodes), "stages": "auto"}), one_each)
+    world.automatic_copying = False
+    world.join(*nodes)
+    world.settle()
+    for _ in range(steps):
+        step(world, seconds)
+    return world
+
+
+def step(world: World, seconds: float = SECONDS) -> None:
+    world.wait(seconds, beating=world.state.sessions)
+    world.step()
+
+
+def one_each(nodes: Any) -> Plan:
+    """Three nodes have a stage each."""
+    names = sorted(nodes)
+    if len(names) != 3:
+        return two_stages(names)
+    bounds = ((0, 1), (1, 2), (2, 4))
+    stages = tuple(Stage(layers, (name,)) for layers, name in zip(bounds, names, strict=True))
+    return Plan(0, stages, (Route(tuple(names), 4),))
+
+
+def restarted(before: World) -> World:
+    """The next coordinator process; it awaits no number of nodes."""
+    resumed = ev.RunResumed("from the log", dict(before.state.ledger.run))
+    return World(fresh_state(fold([resumed], before.refolded()), **PLAIN, cluster=ANY_NUMBER))
+
+
+def test_nodes_that_come_back_with_their_disks_bring_the_backup_back() -> None:
+    world = trained("a", "b", "c")
+    step(world, PAUSE)
+    write(world)
+    disks = {node: set(range(*layers)) for node, layers in zip("abc", ((0, 1), (1, 2), (2, 4)), strict=True)}
+    for node in "abc":
+        fetched = missing(world, node) if "keep" in world.kinds_to(node) else {}
+        disks[node] |= fetched.keys()
+        keep(world, node, world.state.ledger.step, fetched)
+    (kept,) = world.events(ev.BackupKept)
+    for node in "abc":
+        world.lose(node)
+    world.wait(LEASE)
+    for incarnation, node in enumerate("abc", 2):
+        assert world.events(ev.RolledBack) == []
+        world.greet(node, incarnation=incarnation)
+        parts = [wire.Part(bucket=bucket, size_bytes=SIZE) for bucket in sorted(disks[node])]
+        world.hear(node, prepared(kept=[wire.Kept(step=kept.step, parts=parts)]))
+        assert world.last_to(node, "keep").whole == kept.step
+        if world.heard_by(node)[-1].WhichOneof("message") == "probe":
+            world.hear(node, links(node, [peer.node for peer in world.last_to(node, "probe").peers]))
+        world.wait(LEASE / 10, beating=world.state.sessions)
+    assert [rolled.step for rolled in world.events(ev.RolledBack)] in ([], [kept.step])
+    assert world.state.ledger.step == kept.step
+    assert isinstance(world.state.phase, Switching)
+    assert world.refolded() == world.state.ledger
+
+
+def test_who_lost_its_connection_alone_comes_back_with_what_it_holds() -> None:
+    world = trained("a", "b")
+    world.lose("a")
+    assert isinstance(world.state.phase, Gathering)
+    assert world.events(ev.Waiting)[-1].reason == (
+        "a left (its connection broke): up to 20 seconds for a to come back, who may still have the state as of step 5; "
+        "without, training goes back to step 0"
+    )
+    world.wait(SECONDS, beating="b")
+    world.join("a")
+    assert world.events(ev.RolledBack) == []
+    assert world.last_to("b", "assignment").step == 5
+
+
+def test_that_is_awaited_no_longer_than_it_takes_to_train_again_what_would_be_lost() -> None:
+    world = trained("a", "b")
+    world.lose("a")
+    world.wait(5 * SECONDS - 1, beating="b")
+    assert world.events(ev.RolledBack) == []
+    assert len(world.events(ev.Waiting)) == 1
+    world.wait(1, beating="b")
+    assert world.events(ev.RolledBack)[-1].step == 0
+    assert isinstance(world.state.phase, Switching)
+
+
+def test_nor_for_more_than_some_leases() -> None:
+    world = trained("a", "b", steps=100)
+    world.lose("a")
+    world.wait(GRACE_LEASES * LEASE - 1, beating="b")
+    assert world.events(ev.RolledBack) == []
+    world.wait(1, beating="b")
+    assert world.events(ev.RolledBack)[-1].step == 0
+
+
+def test_another_loss_meanwhile_makes_it_no_longer() -> None:
+    world = trained("a", "b", "c", steps=100)
+    world.lose("a")
+    world.wait(GRACE_LEASES * LEASE / 2, beating="bc")
+    world.lose("b")
+    world.wait(GRACE_LEASES * LEASE / 2, beating="c")
+    assert world.events(ev.RolledBack)[-1].step == 0
+
+
+def test_a_process_that_came_anew_without_anything_is_waited_for_no_more() -> None:
+    world = trained("a", "b")
+    world.lose("a")
+    world.join("a", incarnation=2)
+    assert world.events(ev.RolledBack)[-1].step == 0
+
+
+def test_who_said_goodbye_is_not_waited_for() -> None:
+    world = trained("a", "b")
+    world.hear("a", goodbye=wire.Goodbye(reason="SIGTERM"))
+    assert world.events(ev.RolledBack)[-1].step == 0
+
+
+def test_where_a_replica_is_left_or_nothing_is_trained_yet_nobody_is_waited_for() -> None:
+    for world in (trained("a", "b", "c", "d"), trained("a", "b", steps=0)):
+        world.lose("b")
+        assert isinstance(world.state.phase, Switching)
+        assert world.events(ev.Waiting) == []
+
+
+def test_after_a_restart_nodes_that_come_one_by_one_lose_nothing() -> None:
+    world = restarted(trained("a", "b"))
+    for node in "ab":
+        assert world.events(ev.RolledBack) == []
+        world.join(node)
+        world.wait(1, beating=world.state.sessions)
+    assert world.events(ev.RolledBack) == []
+    assert isinstance(world.state.phase, Switching)
+    assert (world.plan_in_force.nodes, world.last_to("a", "assignment").step) == (("a", "b"), 5)
+
+
+def test_after_a_restart_who_does_not_come_is_awaited_for_some_leases_however_little_would_be_lost() -> None:
+    world = restarted(trained("a", "b", seconds=0.001))
+    world.wait(LEASE)
+    world.join("a")
+    world.wait((GRACE_LEASES - 1) * LEASE - 1, beating="a")
+    assert world.events(ev.RolledBack) == []
+    world.wait(1, beating="a")
+    assert world.events(ev.RolledBack)[-1].step == 0
+
+
+def test_who_wants_to_go_stays_while_others_may_come_back_for_what_it_holds() -> None:
+    world = trained("a", "b", "c")
+    world.lose("a")
+    assert isinstance(world.state.phase, Gathering)
+    world.hear("b", leaving=wire.Leaving(reason="SIGTERM"))
+    assert "b" in world.state.sessions
+    world.join("a")
+    assert world.events(ev.RolledBack) == []
+    assert world.last_to("c", "assignment").step == 5

@@ -1,0 +1,98 @@
+"""Training goes back: which backups can still be gone back to, and what of them is on disks that were away."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from dtfm.coordinator.core.snapshot import backup_parts, restorable_step
+from dtfm.coordinator.core.state import GRACE_LEASES
+from dtfm.coordinator.log import events as ev
+from dtfm.protos import control_pb2 as wire
+from tests.coordinator.backups import PAUSE, SIZE, alone, backed_up, keep, later, write
+from tests.coordinator.script import BUCKETS, LEASE, World, prepared
+
+OTHER_DIGESTS = [bytes([bucket]) * 31 + b"x" for bucket in range(BUCKETS)]
+
+
+def back_up_alone(world: World) -> None:
+    """c and d write what they train, and fetch nothing."""
+    step = world.last_to("c", "commit").step
+    assert world.last_to("c", "commit").backup
+    for node, own in (("c", (0, 1)), ("d", (2, 3))):
+        files = [wire.Part(bucket=b, size_bytes=SIZE, digest=OTHER_DIGESTS[b]) for b in own]
+        world.hear(node, kept=wire.Kept(step=step, parts=files))
+    for node in "cd":
+        keep(world, node, step, [], problem="OSError: the disk is full")
+
+
+def gone_back_and_on() -> World:
+    """a and b had a backup of step 3 and are away; without them c and d began anew, and have a backup of step 3 of their own."""
+    world = backed_up()
+    world.lose("a")
+    world.lose("b")
+    world.join("c", "d")
+    world.wait(GRACE_LEASES * LEASE, beating="cd")
+    world.settle()
+    world.step()
+    back_up_alone(world)  # as of step 1
+    world.step()
+    later(world, PAUSE)
+    back_up_alone(world)
+    assert world.events(ev.BackupKept)[-1].holders == {"c": ((0, 2),), "d": ((2, 4),)}
+    return world
+
+
+def test_files_of_another_past_do_not_count_for_a_backup_of_the_same_step() -> None:
+    world = gone_back_and_on()
+    world.greet("a", incarnation=2)
+    world.hear(
+        "a", prepared(kept=[wire.Kept(step=3, parts=[wire.Part(bucket=b, size_bytes=SIZE) for b in range(BUCKETS)])])
+    )
+    assert backup_parts(world.state) == [
+        wire.Part(bucket=b, size_bytes=SIZE, digest=OTHER_DIGESTS[b], nodes=[node]) for b, node in enumerate("ccdd")
+    ]
+
+
+def gone_back_to_a_checkpoint(*, whole: bool) -> World:
+    """Of step 5; there was a backup of step 3, and then one of step 6, which was ``whole`` or was not when a went, who alone had
+    its first half on disk."""
+    world = backed_up(checkpoint={"every": 5})
+    world.save()
+    later(world, PAUSE)
+    assert world.last_to("a", "commit").backup
+    write(world)
+    for node in "ab" if whole else "":
+        keep(world, node, 6, [], problem="OSError: the disk is full")
+    alone(world, "b")
+    world.lose("a")
+    world.wait((GRACE_LEASES + 1) * LEASE, beating="b")
+    assert world.events(ev.RolledBack)[-1].step == 5
+    return world
+
+
+@pytest.mark.parametrize(("whole", "left"), [(False, 3), (True, 0)])
+def test_who_goes_back_removes_what_is_of_later_steps_and_keeps_a_backup_of_earlier_ones(
+    whole: bool, left: int
+) -> None:
+    world = gone_back_to_a_checkpoint(whole=whole)
+    assert world.last_to("b", "keep") == wire.Keep(whole=left)
+    assert restorable_step(world.state) == left
+    world.greet("a", incarnation=2)  # it was away when the others heard of that
+    world.hear("a", prepared(kept=[wire.Kept(step=step, parts=[wire.Part(bucket=0)]) for step in (3, 6)]))
+    assert world.last_to("a", "keep") == wire.Keep(whole=left)
+    assert "a" not in {node for part in backup_parts(world.state) if part.bucket for node in part.nodes}
+
+
+def test_a_backup_from_before_the_step_that_was_gone_back_to_can_still_be_gone_back_to() -> None:
+    world = gone_back_to_a_checkpoint(whole=False)
+    damaged = replace(world.state.ledger, checkpoints={})  # as if its folder were gone
+    world.state = replace(world.state, ledger=damaged)
+    world.settle()
+    world.lose("b")
+    world.greet("b", incarnation=3)
+    world.hear("b", prepared(kept=[wire.Kept(step=3, parts=[wire.Part(bucket=b) for b in range(BUCKETS)])]))
+    world.wait(LEASE, beating="b")
+    assert world.events(ev.RolledBack)[-1].step == 3
+    assert len(world.last_to("b", "assignment").backup) == BUCKETS

@@ -1,0 +1,149 @@
+"""Snapshots spare a restart the folding of the whole log, and nothing depends on them."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dtfm.coordinator.log import events as ev
+from dtfm.coordinator.log import ledger_snapshot
+from dtfm.coordinator.log.ledger import Ledger, fold
+from dtfm.coordinator.log.store import Store, StoreError
+from tests.coordinator.core.test_properties import MOVES, play
+from tests.coordinator.log.test_store import url
+from tests.coordinator.script import World, fresh_state, training
+
+
+def log_of_a_run() -> list[ev.Event]:
+    """Of four nodes, one of which left, up to a checkpoint."""
+    world = training("a", "b", "c", "d", train={"steps": 10})
+    world.step()
+    world.step()
+    world.evaluate()
+    world.save()
+    world.lose("d")
+    start = ev.RunStarted("run-id", dict(world.start.run))
+    return [start, *world.log]
+
+
+LOG = log_of_a_run()
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(MOVES, min_size=5, max_size=40), st.data())
+def test_a_snapshot_at_any_cut_and_the_rest_of_the_log_are_the_whole_log(
+    moves: list[tuple[Any, ...]], data: st.DataObject
+) -> None:
+    world = World(fresh_state(cluster={"nodes": 2}, train={"steps": 5}))
+    world.join("a", "b")
+    for move in moves:
+        play(world, move)
+    cut = data.draw(st.integers(0, len(world.log)))
+    prefix = fold(world.log[:cut], world.start)
+    assert ledger_snapshot.read(ledger_snapshot.take(prefix, cut)) == prefix
+    assert fold(world.log[cut:], ledger_snapshot.read(ledger_snapshot.take(prefix, cut))) == world.refolded()
+
+
+def test_a_start_folds_only_what_came_after_the_newest_snapshot(tmp_path: Path) -> None:
+    with Store(url(tmp_path), write=True) as store:
+        for cut in (5, 10, 15):
+            store.append(LOG[cut - 5 : cut])
+            store.keep(ledger_snapshot.take(fold(LOG[:cut]), cut))
+        store.append(LOG[15:])
+        assert [kept.sequence for kept in store.snapshots()] == [15, 10]
+    with Store(url(tmp_path), write=True) as store:
+        assert store.last_snapshot == 15
+        read: list[int] = []
+        page = store.page
+        store.page = lambda after: read.append(after) or page(after)  # type: ignore[method-assign, func-returns-value]
+        assert ledger_snapshot.restore(store) == fold(LOG)
+        assert min(read) == 15
+
+
+def change(store: Store, column: str, value: object) -> None:
+    with store._engine.begin() as connection:
+        connection.execute(sa.text(f"UPDATE snapshots SET {column} = :value WHERE sequence = 10"), {"value": value})
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "words"),
+    [
+        ("text", "no JSON at all", "it is damaged"),
+        ("text", "", "it is damaged"),
+        ("digest", "00", "it is damaged"),
+        (
+            "format",
+            ledger_snapshot.FORMAT - 1,
+            f"it has format {ledger_snapshot.FORMAT - 1}, this dtfm writes {ledger_snapshot.FORMAT}",
+        ),
+        ("sequence", 9, "it is damaged"),
+        ("sequence", 10**6, f"the log ends with event {len(LOG)}"),
+    ],
+)
+def test_a_snapshot_that_cannot_be_trusted_is_passed_over_with_one_line(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, column: str, value: object, words: str
+) -> None:
+    with Store(url(tmp_path), write=True) as store:
+        store.append(LOG)
+        store.keep(ledger_snapshot.take(Ledger(run_id="of another past"), 10))
+        change(store, column, value)
+        with caplog.at_level(logging.WARNING):
+            assert ledger_snapshot.restore(store) == fold(LOG)
+        assert [words in record.getMessage() for record in caplog.records] == [True], caplog.text
+        store.keep(ledger_snapshot.take(fold(LOG), len(LOG)))
+        assert ledger_snapshot.restore(store) == fold(LOG)
+
+
+def test_before_a_damaged_snapshot_an_older_one_serves(tmp_path: Path) -> None:
+    with Store(url(tmp_path), write=True) as store:
+        store.append(LOG)
+        marked = replace(fold(LOG[:5]), run_id="by way of the older one")
+        store.keep(ledger_snapshot.take(marked, 5))
+        store.keep(ledger_snapshot.take(fold(LOG[:10]), 10))
+        change(store, "text", "{}")
+        assert ledger_snapshot.restore(store).run_id == "by way of the older one"
+
+
+def test_a_snapshot_is_there_whole_or_not_at_all(tmp_path: Path) -> None:
+    with Store(url(tmp_path), write=True) as store:
+        store.append(LOG)
+        store.keep(ledger_snapshot.take(fold(LOG[:10]), 10))
+        broken = replace(ledger_snapshot.take(fold(LOG), len(LOG)), text=object())  # type: ignore[arg-type]
+        with pytest.raises(StoreError):
+            store.keep(broken)
+        assert [kept.sequence for kept in store.snapshots()] == [10]
+
+
+def test_whoever_changes_the_ledger_raises_the_format() -> None:
+    """The fields of format 8. With others, or with another meaning, older snapshots must not be read."""
+    assert ledger_snapshot.FORMAT == 8
+    assert [field.name for field in fields(Ledger)] == [
+        "run_id",
+        "run",
+        "described",
+        "members",
+        "links",
+        "broken",
+        "generation",
+        "counts_from",
+        "plan",
+        "codecs",
+        "held",
+        "step",
+        "last",
+        "step_seconds",
+        "evaluated",
+        "checkpoints",
+        "backup",
+        "failures",
+        "peer_losses",
+        "plan_failures",
+        "outcome",
+    ]

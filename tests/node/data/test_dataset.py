@@ -1,0 +1,223 @@
+"""Samples from text and from the user's own tensors."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dtfm.node.data import dataset as data_module
+from dtfm.node.data import sources
+from dtfm.node.data.dataset import Data, entropy, load_data
+from dtfm.node.data.tokenizer import load_tokenizer
+from dtfm.protos import plan_pb2
+from tests import convnet
+from tests.convnet import SIDE
+from tests.tokenizer import make_tokenizer
+
+TEXT = "".join(f"line {number}: the quick brown fox jumps over the lazy dog\n" for number in range(40))
+
+
+def load(source: str, tokenizer: str = "bytes", length: int = 16, fraction: float = 0.1, field: str = "text") -> Data:
+    data = plan_pb2.Run.Data(
+        source=source, tokenizer=tokenizer, sequence_length=length, text_field=field, evaluation_fraction=fraction
+    )
+    return load_data(plan_pb2.Run(data=data), ["tests.convnet", "tests.absent"])
+
+
+def everything(data: Data) -> tuple[torch.Tensor, torch.Tensor]:
+    """Inputs and labels of all samples, training first."""
+    parts = [
+        data.training_batch(np.arange(data.training_count)),
+        data.evaluation_batch(np.arange(data.evaluation_count)),
+    ]
+    return torch.cat([part[0] for part in parts]), torch.cat([part[1] for part in parts])
+
+
+def test_every_token_of_the_text_is_predicted_once(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text(TEXT)
+    data = load(str(tmp_path / "*.txt"))
+    inputs, labels = everything(data)
+    assert inputs.shape == labels.shape == (data.training_count + data.evaluation_count, 16)
+    assert inputs.dtype == labels.dtype == torch.int64
+    windows = sorted(bytes([*x[:1], *y]) for x, y in zip(inputs.tolist(), labels.tolist(), strict=True))
+    raw = TEXT.encode()
+    assert windows == sorted(raw[at : at + 17] for at in range(0, len(raw) - 16, 16))
+    assert torch.equal(inputs[:, 1:], labels[:, :-1])
+    assert (data.sample.shape, data.sample.vocabulary, data.tokens_per_sample) == ((16,), 256, 16)
+
+
+def test_documents_come_in_order_with_a_separator_between(tmp_path: Path) -> None:
+    (tmp_path / "b.txt").write_text("x" * 40)
+    (tmp_path / "a.txt").write_text("y" * 40)
+    (tmp_path / "c.jsonl").write_text('{"text": "zzz"}\n\n{"text": "www"}\n')
+    tokens, _ = data_module.tokenize(sources.documents(str(tmp_path / "*"), "text"), load_tokenizer("bytes"))
+    assert tokens.tobytes().decode() == "y" * 40 + "\n" + "x" * 40 + "\nzzz\nwww"
+
+
+@given(text=st.text(alphabet=st.sampled_from("ab\n\r€𝄞"), min_size=0, max_size=200))
+@settings(max_examples=50, deadline=None)
+def test_reading_in_pieces_loses_nothing(tmp_path_factory: pytest.TempPathFactory, text: str) -> None:
+    folder = tmp_path_factory.mktemp("pieces")
+    (folder / "a.txt").write_bytes(text.encode())
+    (folder / "b.jsonl").write_text(json.dumps({"text": text}) + "\n")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sources, "PIECE", 7)
+        for name in ("a.txt", "b.jsonl"):
+            pieces = [piece for document in sources.documents(str(folder / name), "text") for piece in document]
+            assert "".join(pieces) == text
+            assert all(len(piece) <= 14 for piece in pieces)
+
+
+def test_the_standard_library_is_text_that_every_machine_has() -> None:
+    data = load("python-stdlib", length=256)
+    assert data.training_count > 10_000
+    assert 2.5 < data.unigram_entropy < 4.0
+    assert data.fingerprint == load("python-stdlib", length=256).fingerprint
+
+
+@pytest.mark.parametrize(("size", "dtype"), [(256, "u1"), (257, "u2"), (65536, "u2"), (65537, "u4")])
+def test_tokens_are_stored_in_as_few_bytes_as_hold_them(size: int, dtype: str) -> None:
+    class Numbers:
+        separator = (0,)
+
+        def __init__(self) -> None:
+            self.size = size
+
+        def encode(self, text: str) -> np.ndarray:
+            return np.array([int(text)])
+
+        def decode(self, ids: object) -> str:
+            raise NotImplementedError
+
+        def save(self, folder: Path) -> None:
+            raise NotImplementedError
+
+    tokens, _ = data_module.tokenize([["3", str(size - 1)]], Numbers())
+    assert tokens.tolist() == [3, size - 1]
+    assert tokens.dtype == np.dtype(dtype)
+
+
+def test_a_local_tokenizer(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text(TEXT)
+    (tmp_path / "b.txt").write_text(TEXT)
+    data = load(str(tmp_path / "*.txt"), make_tokenizer(tmp_path / "tokenizer", TEXT))
+    assert data.tokenizer is not None
+    assert data.sample.vocabulary == data.tokenizer.size == 300
+    assert data.tokenizer.decode(data.tokenizer.encode(TEXT)) == TEXT
+    tokens, _ = data_module.tokenize([[TEXT], [TEXT]], data.tokenizer)
+    assert tokens.dtype == np.uint16
+    assert tokens.tolist().count(0) == 1  # <end>, between the two
+    assert len(tokens) < len(TEXT)
+
+
+@pytest.mark.parametrize("kind", ["bytes", "local"])
+def test_text_that_utf8_cannot_hold_is_replaced(kind: str, tmp_path: Path) -> None:
+    tokenizer = load_tokenizer("bytes" if kind == "bytes" else make_tokenizer(tmp_path / "tokenizer", TEXT))
+    (tmp_path / "a.jsonl").write_text('{"text": "a\\ud800b"}\n')
+    tokens, _ = data_module.tokenize(sources.documents(str(tmp_path / "a.jsonl"), "text"), tokenizer)
+    assert tokenizer.decode(tokens) == "a?b"
+
+
+def test_a_local_folder_of_a_hub_data_set(tmp_path: Path) -> None:
+    folder = tmp_path / "set"
+    folder.mkdir()
+    (folder / "train.jsonl").write_text("".join(json.dumps({"body": line}) + "\n" for line in TEXT.splitlines()))
+    tokens, _ = data_module.tokenize(sources.documents(f"hf:{folder}", "body"), load_tokenizer("bytes"))
+    assert tokens.tobytes().decode() == TEXT.rstrip("\n")
+    with pytest.raises(ValueError, match=r"record 1 has no field 'text', only \['body'\]; set data.text_field"):
+        load(f"hf:{folder}")
+
+
+def test_a_hub_data_set_without_the_package_names_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(ValueError, match=r"pip install 'dtfm\[hub\]'"):
+        load("hf:anything")
+
+
+def test_tensors_made_by_a_function() -> None:
+    data = load("module:tests.convnet:images", fraction=0.25)
+    assert (data.training_count, data.evaluation_count) == (192, 64)
+    assert (data.sample.shape, data.sample.dtype, data.sample.vocabulary) == ((3, SIDE, SIDE), torch.float32, None)
+    assert (data.tokens_per_sample, data.tokenizer) == (1, None)
+    inputs, labels = data.evaluation_batch(np.array([0, 5]))
+    assert (tuple(inputs.shape), tuple(labels.shape)) == ((2, 3, SIDE, SIDE), (2,))
+    assert 1.2 < data.unigram_entropy <= math.log(4)  # all classes are held out, though every fourth image has the same
+
+
+def test_fingerprints_tell_data_apart(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text(TEXT)
+    (tmp_path / "b.txt").write_text(TEXT.replace("39", "93"))
+    same = [load(str(tmp_path / "a.txt")).fingerprint for _ in range(2)]
+    others = [
+        load(str(tmp_path / "b.txt")).fingerprint,
+        load(str(tmp_path / "a.txt"), length=17).fingerprint,
+        load(str(tmp_path / "a.txt"), fraction=0.2).fingerprint,
+        load("module:tests.convnet:images").fingerprint,
+        load("module:tests.convnet:images", fraction=0.2).fingerprint,
+    ]
+    assert len({*same, *others}) == 1 + len(others)
+    assert all(len(fingerprint) == 32 for fingerprint in same)
+
+
+def test_entropy_of_known_distributions() -> None:
+    assert entropy(np.array([5, 5, 0, 5, 5])) == pytest.approx(math.log(4))
+    assert entropy(np.array([0, 7])) == 0
+    quarter = 0.25 * math.log(4) + 0.75 * math.log(4 / 3)
+    assert entropy(np.array([1, 3])) == pytest.approx(quarter)
+
+
+def write(name: str, content: bytes) -> Callable[[Path], str]:
+    def make(folder: Path) -> str:
+        (folder / name).write_bytes(content)
+        return str(folder / name)
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("source", "complaint"),
+    [
+        (lambda folder: str(folder / "*.txt"), r"data.source: no file matches '.*\*.txt'"),
+        (write("a.pdf", b"x"), r"a.pdf is neither .txt nor .jsonl"),
+        (write("a.txt", b"short"), r"has 5 tokens, too few for two windows of data.sequence_length 16"),
+        (write("a.txt", b""), r"has 0 tokens"),
+        (write("a.txt", b"caf\xe9 " * 20), r"a.txt is not UTF-8 text \(a byte 0xe9"),
+        (write("a.jsonl", b'{"text": "a"}\n{"txet": "b"}\n'), r"a.jsonl, line 2 has no field 'text', only \['txet'\]"),
+        (write("a.jsonl", b'{"text": "a"}\n{"text": 3}\n'), r"line 2: field 'text' holds int, not text"),
+        (write("a.jsonl", b'{"text": "a"}\n\n{"text": \n'), r"line 3 is not JSON"),
+        (write("a.jsonl", b"[1]\n"), r"line 1 is list, not an object"),
+        (write("a.jsonl", b"[" * 100_000), r"line 1 is not JSON"),
+        (write("a.jsonl", b'{"text": "\xff"}\n'), r"a.jsonl is not UTF-8 text"),
+        (lambda _: "module:os:getcwd", r"data.source: this node runs no code from 'os:getcwd'.*--allow-module os"),
+        (lambda _: "module:tests.convnet:absent", r"module 'tests.convnet' has no function 'absent'"),
+        (
+            lambda _: "module:tests.absent:images",
+            r"'tests.absent' cannot be imported \(ModuleNotFoundError: .*install it",
+        ),
+        (lambda _: "module:tests.convnet:failing", r"data.source: tests.convnet:failing failed: ZeroDivisionError"),
+        (lambda _: "module:tests.convnet", r"'tests.convnet' is not of the form package.module:function"),
+        (lambda _: "module:tests.convnet:convnet", r"must return two tensors \(inputs, labels\), not Sequential"),
+        (lambda folder: f"hf:{folder / 'absent'}", r"data.source: 'hf:.*absent' cannot be loaded"),
+    ],
+)
+def test_data_that_cannot_be_read_is_named(
+    source: Callable[[Path], str], complaint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr(convnet, "failing", lambda: 1 / 0, raising=False)
+    with pytest.raises(ValueError, match=complaint):
+        load(source(tmp_path))
+
+
+def test_a_tokenizer_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r'data.tokenizer: .* cannot be loaded .*; give "bytes"'):
+        load_tokenizer(str(tmp_path))

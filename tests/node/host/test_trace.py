@@ -1,0 +1,90 @@
+"""Spans are told at both ends to whoever listens, and written as a Chrome trace."""
+
+from __future__ import annotations
+
+import json
+import threading
+from pathlib import Path
+
+import pytest
+
+from dtfm.node.host.trace import Activity, Beside, Span, forget, listen, span, tell, tell_beside, write_trace
+
+
+def test_a_listener_hears_beginning_and_end_in_the_thread_where_they_happen() -> None:
+    heard: list[tuple[Span, str]] = []
+
+    def hear(span: Span) -> None:
+        heard.append((span, threading.current_thread().name))
+
+    listen(hear)
+    try:
+        worker = threading.Thread(target=_reduce, name="reduce")
+        worker.start()
+        worker.join(10)
+    finally:
+        forget(hear)
+    (begun, first), (over, second) = heard
+    assert (begun.activity, begun.step, begun.index, begun.track, begun.ended) == (
+        Activity.REDUCE,
+        3,
+        1,
+        "reduce",
+        None,
+    )
+    assert over.ended is not None
+    assert over.ended >= over.began == begun.began
+    assert first == second == "reduce"
+
+
+def _reduce() -> None:
+    with span(Activity.REDUCE, 3, 1):
+        pass
+
+
+def test_nobody_listens_nobody_is_told() -> None:
+    with span(Activity.FORWARD, 1), span(Activity.DECODE, 1):
+        tell(Activity.RECEIVE, 1, 0, "from a", 0.0)
+
+
+def test_a_trace_names_node_and_tracks_and_has_a_complete_event_per_span(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    with write_trace(path, "n1"):
+        with span(Activity.FORWARD, 7, 2):
+            tell(Activity.RECEIVE, 7, 2, "from n0", 0.0)
+        _reduce()
+    events = json.loads(path.read_text())
+    names = [(e["name"], e["args"]["name"]) for e in events if e["ph"] == "M"]
+    assert names == [("process_name", "n1"), ("thread_name", "from n0"), ("thread_name", "MainThread")]
+    spans = [(e["name"], e["args"]["step"], e["tid"]) for e in events if e["ph"] == "X"]
+    assert spans == [("receive 2", 7, 0), ("forward 2", 7, 1), ("reduce 1", 3, 1)]
+    assert all(e["dur"] >= 0 and e["pid"] == "n1" for e in events if e["ph"] == "X")
+
+
+def test_a_trace_that_cannot_be_written_is_the_users_mistake(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="--trace another file"), write_trace(tmp_path / "none" / "trace.json", "n1"):
+        pass
+
+
+def test_what_is_kept_is_a_counter_of_all_who_keep_such(tmp_path: Path) -> None:
+    with write_trace(tmp_path / "trace.json", "a"):
+        tell_beside(Beside.UPDATES, 5, "one")
+        tell_beside(Beside.UPDATES, 7, "other")
+        tell_beside(Beside.RETRY, 3)
+        tell_beside(Beside.UPDATES, 0, "one")
+        tell_beside(Beside.UPDATES, 0, "other")
+        tell_beside(Beside.RETRY, 0)
+    events = [event for event in json.loads((tmp_path / "trace.json").read_text()) if event["ph"] == "C"]
+    told = [(event["name"], event["args"]["bytes"]) for event in events]
+    updates, retry = Beside.UPDATES.value, Beside.RETRY.value
+    assert told == [(updates, 5), (updates, 12), (retry, 3), (updates, 7), (updates, 0), (retry, 0)]
+
+
+def test_what_ended_can_be_read_at_once_as_if_the_process_had_been_killed(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    with write_trace(path, "n1"):
+        assert len(json.loads(path.read_text() + "]")) == 1
+        with span(Activity.FORWARD, 7, 2):
+            pass
+        spans = [event["name"] for event in json.loads(path.read_text() + "]") if event["ph"] == "X"]
+    assert spans == ["forward 2"]

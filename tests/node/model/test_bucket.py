@@ -1,0 +1,82 @@
+"""A bucket's state as bytes."""
+
+from __future__ import annotations
+
+import itertools
+import tracemalloc
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dtfm.node.model.bucket import LOADED_AT_ONCE, STATE_TENSORS, Bucket, BucketSpec, bucket_bytes
+
+CPU = torch.device("cpu")
+SPEC = BucketSpec(2, (2,), (("a.weight", (3, 4)), ("a.bias", (3,)), ("scale", ())))
+
+
+def bucket_with(seed: int, dtype: torch.dtype = torch.float32) -> Bucket:
+    bucket = Bucket(SPEC, CPU, dtype)
+    generator = torch.Generator().manual_seed(seed)
+    for tensor in bucket.state:
+        tensor.copy_(torch.rand(tensor.shape, generator=generator))
+    return bucket
+
+
+def test_views_share_the_flat_memory() -> None:
+    bucket = bucket_with(1)
+    views = bucket.views(bucket.parameters)
+    assert {name: tuple(view.shape) for name, view in views.items()} == dict(SPEC.parameters)
+    views["scale"].fill_(9)
+    assert bucket.parameters[-1] == 9
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_export_is_the_live_memory_in_order(dtype: torch.dtype) -> None:
+    bucket = bucket_with(1, dtype)
+    parts = bucket.export()
+    assert sum(len(part) for part in parts) == bucket_bytes(SPEC, dtype) == 3 * 16 * dtype.itemsize
+    for part, tensor in zip(parts, bucket.state, strict=True):
+        assert part.tobytes() == tensor.numpy().tobytes()
+    bucket.exp_avg.fill_(7)
+    assert parts[1].tobytes() == bucket.exp_avg.numpy().tobytes()
+
+
+@given(cuts=st.lists(st.integers(0, bucket_bytes(SPEC, torch.float32)), max_size=6), shuffled=st.randoms())
+@settings(max_examples=50, deadline=None)
+def test_state_loads_from_any_pieces_in_any_order(cuts: list[int], shuffled: object) -> None:
+    source, target = bucket_with(1), bucket_with(2)
+    data = b"".join(source.export())
+    edges = sorted({0, len(data), *cuts})
+    pieces = list(itertools.pairwise(edges))
+    shuffled.shuffle(pieces)  # type: ignore[attr-defined]
+    for begin, end in pieces:
+        target.load(data[begin:end], begin)
+    assert b"".join(target.export()) == data
+
+
+@pytest.mark.parametrize(("offset", "size"), [(-1, 1), (0, 193), (192, 1), (180, 16)])
+def test_bytes_outside_the_state_are_refused(offset: int, size: int) -> None:
+    bucket = bucket_with(1)
+    before = b"".join(bucket.export())
+    with pytest.raises(ValueError, match="bucket 2 has 192 bytes"):
+        bucket.load(bytes(size), offset)
+    assert b"".join(bucket.export()) == before
+
+
+def test_a_layer_without_parameters_has_an_empty_bucket() -> None:
+    bucket = Bucket(BucketSpec(1, (1,), ()), CPU, torch.float32)
+    assert [len(part) for part in bucket.export()] == [0, 0, 0]
+    bucket.load(b"")
+    assert bucket.views(bucket.parameters) == {}
+
+
+def test_what_is_loaded_at_once_takes_little_memory_on_its_way() -> None:
+    bucket = Bucket(BucketSpec(0, (0,), (("w", (1 << 20,)),)), torch.device("cpu"), torch.float32)
+    state = bytes(bucket_bytes(bucket.spec, torch.float32))
+    tracemalloc.start()
+    bucket.load(state)
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most < 3 * LOADED_AT_ONCE < len(state) / STATE_TENSORS

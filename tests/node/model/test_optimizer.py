@@ -1,0 +1,87 @@
+"""Our AdamW is torch's, in operations that round alike everywhere."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dtfm.node.model.optimizer import CPU_CHUNK, adamw, clip_coefficient, learning_rate, squared_norm
+from dtfm.protos.plan_pb2 import Run
+from tests.node.allocated import most_allocated
+
+TRAIN = Run.Train(
+    steps=100,
+    learning_rate=3e-3,
+    warmup_steps=10,
+    final_learning_rate_fraction=0.1,
+    weight_decay=0.1,
+    beta1=0.9,
+    beta2=0.95,
+    epsilon=1e-8,
+    clip_norm=1.0,
+)
+
+
+def test_it_follows_torch_adamw_with_clipping_and_decay_on_matrices_alone() -> None:
+    torch.manual_seed(0)
+    matrix, vector = torch.randn(300, 300, dtype=torch.float64), torch.randn(77, dtype=torch.float64)
+    flat = torch.cat([matrix.flatten(), vector])
+    exp_avg, exp_avg_sq = torch.zeros_like(flat), torch.zeros_like(flat)
+    theirs = [torch.nn.Parameter(matrix.clone()), torch.nn.Parameter(vector.clone())]
+    optimizer = torch.optim.AdamW(
+        [{"params": theirs[:1], "weight_decay": 0.1}, {"params": theirs[1:], "weight_decay": 0.0}],
+        betas=(0.9, 0.95),
+        eps=1e-8,
+    )
+    for step in range(1, 21):
+        gradients = torch.randn_like(flat) * 0.1
+        for parameter, piece in zip(theirs, torch.split(gradients, [90_000, 77]), strict=True):
+            parameter.grad = piece.view_as(parameter).clone()
+        norm = torch.nn.utils.clip_grad_norm_(theirs, 1.0).item()
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate(TRAIN, step)
+        optimizer.step()
+        adamw(TRAIN, step, norm, flat, gradients, exp_avg, exp_avg_sq, [(0, 90_000)])
+    expected = torch.cat([p.detach().flatten() for p in theirs])
+    torch.testing.assert_close(flat, expected, rtol=1e-12, atol=1e-14)
+
+
+def test_the_learning_rate_warms_up_and_falls_along_a_cosine() -> None:
+    assert learning_rate(TRAIN, 1) == pytest.approx(3e-4)
+    assert learning_rate(TRAIN, 10) == pytest.approx(3e-3)
+    assert learning_rate(TRAIN, 55) == pytest.approx(3e-3 * 0.55)
+    assert learning_rate(TRAIN, 100) == pytest.approx(3e-4)
+    rates = [learning_rate(TRAIN, step) for step in range(10, 101)]
+    assert rates == sorted(rates, reverse=True)
+
+
+def test_a_run_without_warm_up_starts_at_the_full_rate() -> None:
+    train = Run.Train(steps=1, learning_rate=1.0, warmup_steps=0, final_learning_rate_fraction=0.0)
+    assert math.isfinite(learning_rate(train, 1))
+
+
+def test_clipping_scales_to_the_bound_and_leaves_small_gradients_alone() -> None:
+    assert clip_coefficient(0.5, 1.0) == 1.0
+    assert clip_coefficient(4.0, 1.0) == pytest.approx(0.25)
+    assert clip_coefficient(4.0, 0.0) == 1.0
+
+
+@given(size=st.integers(0, 3 * CPU_CHUNK), dtype=st.sampled_from([torch.float32, torch.float64, torch.bfloat16]))
+@settings(max_examples=20, deadline=None)
+def test_a_squared_norm_is_that_of_all_elements_in_float64(size: int, dtype: torch.dtype) -> None:
+    flat = torch.randn(size, generator=torch.Generator().manual_seed(size)).to(dtype)
+    assert squared_norm(flat) == pytest.approx(math.fsum(x * x for x in flat.tolist()), rel=1e-12)
+
+
+def test_neither_a_norm_nor_an_update_takes_memory_by_the_bucket() -> None:
+    parameters, gradients, exp_avg, exp_avg_sq = torch.ones(4, 40 * CPU_CHUNK)
+
+    def update() -> None:
+        norm = math.sqrt(squared_norm(gradients))
+        adamw(TRAIN, 1, norm, parameters, gradients, exp_avg, exp_avg_sq, [(0, parameters.numel())])
+
+    assert 0 < most_allocated(update) <= 8 * 4 * CPU_CHUNK

@@ -1,0 +1,242 @@
+"""Stages, cut anywhere, compute what the whole model computes."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from functools import cache
+
+import pytest
+import torch
+
+from dtfm.node.data.samples import Sample
+from dtfm.node.model.bucket import BucketSpec
+from dtfm.node.model.model import Model, load_model
+from dtfm.node.model.stage import Stage, build_stage, loss
+from dtfm.protos import plan_pb2
+from tests.convnet import SIDE, images
+
+CPU = torch.device("cpu")
+LENGTH, VOCABULARY = 12, 61
+CONVNET = plan_pb2.Run.Model(family="module", module="tests.convnet:convnet")
+SIZES = {"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4}
+CONFIGS = {
+    "llama": SIZES | {"intermediate_size": 48, "num_key_value_heads": 2},
+    "llama-tied": SIZES | {"intermediate_size": 48, "tie_word_embeddings": True},
+    "gpt2": SIZES,
+    "gpt2-untied": SIZES | {"tie_word_embeddings": False},
+    "gpt_neox": SIZES | {"intermediate_size": 48},
+    "gpt_neo": {
+        "hidden_size": 32,
+        "num_layers": 2,
+        "num_heads": 4,
+        "attention_types": [[["global", "local"], 1]],
+        "window_size": 4,
+    },
+    "mistral": SIZES | {"intermediate_size": 48, "num_key_value_heads": 2, "sliding_window": 4},
+    "qwen2": SIZES | {"intermediate_size": 48, "num_key_value_heads": 2},
+    "gemma2": SIZES | {"intermediate_size": 48, "num_key_value_heads": 2, "head_dim": 8},
+    "opt": SIZES | {"ffn_dim": 48, "word_embed_proj_dim": 32},
+    "bloom": {"hidden_size": 32, "n_layer": 2, "n_head": 4},
+}
+NAMES = ["convnet", *CONFIGS]
+
+
+@cache
+def model_of(name: str) -> Model:
+    if name == "convnet":
+        return load_model(CONVNET, Sample((3, SIDE, SIDE), torch.float32), ["tests.convnet"])
+    spec = plan_pb2.Run.Model(family=name.partition("-")[0], config_json=json.dumps(CONFIGS[name]))
+    return load_model(spec, Sample((LENGTH,), torch.int64, VOCABULARY))
+
+
+def batch_of(name: str) -> tuple[torch.Tensor, torch.Tensor]:
+    if name == "convnet":
+        inputs, labels = images(4)
+        return inputs, labels
+    tokens = torch.randint(VOCABULARY, (3, LENGTH + 1), generator=torch.Generator().manual_seed(3))
+    return tokens[:, :-1], tokens[:, 1:]
+
+
+def stage_of(model: Model, first: int, past_last: int, seed: int = 5) -> Stage:
+    stage = build_stage(model, first, past_last, CPU, torch.float64)
+    stage.initialise(seed)
+    return stage
+
+
+def train(stages: list[Stage], inputs: torch.Tensor, labels: torch.Tensor) -> float:
+    """One forward and backward through the stages, passing detached activations and their gradients as nodes do."""
+    entered, left = [], []
+    x = inputs
+    for stage in stages:
+        entered.append(x)
+        left.append(stage.forward(x))
+        x = left[-1].detach().requires_grad_()
+    value = loss(left[-1], labels)
+    torch.autograd.backward(value)
+    for number in range(len(stages) - 1, 0, -1):
+        torch.autograd.backward(left[number - 1], entered[number].grad)
+    return value.item()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_stages_cut_anywhere_equal_the_whole_model(name: str) -> None:
+    model = model_of(name)
+    count = len(model.layers)
+    inputs, labels = batch_of(name)
+    whole = stage_of(model, 0, count)
+    expected = train([whole], inputs, labels)
+    cuts = [[0, cut, count] for cut in range(1, count)] + [list(range(count + 1))]
+    for cut in cuts:
+        stages = [stage_of(model, first, past) for first, past in itertools.pairwise(cut)]
+        assert train(stages, inputs, labels) == pytest.approx(expected, rel=1e-12)
+        for index, bucket in whole.buckets.items():
+            parts = [stage.buckets[index].gradients for stage in stages if index in stage.buckets]
+            torch.testing.assert_close(sum(parts), bucket.gradients, rtol=1e-12, atol=1e-14)
+            holders = {
+                number
+                for number, s in enumerate(stages)
+                for layer in bucket.spec.layers
+                if s.first <= layer < s.past_last
+            }
+            assert len(parts) == len(holders)
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2"])
+def test_a_stage_computes_what_transformers_computes(name: str) -> None:
+    model = model_of(name)
+    stage = stage_of(model, 0, len(model.layers))
+    reference = type(model.module)(model.module.config).double()
+    weights = {n: v for b in stage.buckets.values() for n, v in b.views(b.parameters).items()}
+    assert not reference.load_state_dict(weights, strict=False).unexpected_keys
+    inputs, _ = batch_of(name)
+    torch.testing.assert_close(stage.forward(inputs), reference(input_ids=inputs).logits, rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "convnet"])
+def test_first_values_depend_on_seed_and_bucket_alone(name: str) -> None:
+    model = model_of(name)
+    whole = stage_of(model, 0, len(model.layers))
+    for layer in range(len(model.layers)):
+        alone = build_stage(model, layer, layer + 1, CPU, torch.float32)
+        torch.manual_seed(layer)  # whatever the state of PyTorch's own randomness
+        alone.initialise(5)
+        for index, bucket in alone.buckets.items():
+            assert torch.equal(bucket.parameters.double(), whole.buckets[index].parameters)
+    other = stage_of(model, 0, len(model.layers), seed=6)
+    assert other.digest() != whole.digest() == stage_of(model, 0, len(model.layers)).digest()
+
+
+def test_first_values_follow_the_familys_rules() -> None:
+    model = model_of("gpt2")
+    stage = stage_of(model, 0, len(model.layers))
+    values = {n: v for b in stage.buckets.values() for n, v in b.views(b.parameters).items()}
+    assert values["transformer.h.0.ln_1.weight"].eq(1).all()
+    assert values["transformer.h.0.mlp.c_fc.bias"].eq(0).all()
+    assert values["transformer.wte.weight"].std().item() == pytest.approx(0.02, rel=0.1)
+    assert values["transformer.h.0.mlp.c_proj.weight"].std().item() == pytest.approx(0.02 / 6**0.5, rel=0.1)
+
+
+def test_a_tied_parameter_has_a_bucket_of_its_own() -> None:
+    model = model_of("gpt2")
+    count = len(model.layers)
+    assert count == SIZES["num_hidden_layers"] + 2
+    assert model.buckets[count:] == (
+        BucketSpec(count, (0, count - 1), (("transformer.wte.weight", (VOCABULARY, 32)),)),
+    )
+    assert [name for name, _ in model.buckets[0].parameters] == ["transformer.wpe.weight"]
+    assert [name for name, _ in model.buckets[count - 1].parameters] == [
+        "transformer.ln_f.weight",
+        "transformer.ln_f.bias",
+    ]
+    assert sorted(stage_of(model, 0, 2).buckets) == [0, 1, count]
+    assert sorted(stage_of(model, 1, 2).buckets) == [1]
+    assert sorted(stage_of(model, count - 1, count).buckets) == [count - 1, count]
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "convnet"])
+def test_every_parameter_is_in_one_bucket(name: str) -> None:
+    model = model_of(name)
+    names = [parameter for bucket in model.buckets for parameter, _ in bucket.parameters]
+    assert sorted(names) == sorted(dict(model.module.named_parameters()))
+
+
+def test_backward_accumulates_into_the_flat_gradients() -> None:
+    model = model_of("gpt2")
+    stage = stage_of(model, 0, len(model.layers))
+    inputs, labels = batch_of("gpt2")
+    train([stage], inputs, labels)
+    once = {index: bucket.gradients.clone() for index, bucket in stage.buckets.items()}
+    train([stage], inputs, labels)
+    for index, bucket in stage.buckets.items():
+        torch.testing.assert_close(bucket.gradients, 2 * once[index], rtol=1e-12, atol=0)
+    stage.zero_gradients()
+    train([stage], inputs, labels)
+    for index, bucket in stage.buckets.items():
+        assert torch.equal(bucket.gradients, once[index])
+
+
+def test_a_stage_reads_its_parameters_from_the_flat_tensors() -> None:
+    model = model_of("llama")
+    stage = stage_of(model, 0, len(model.layers))
+    inputs, _ = batch_of("llama")
+    before = stage.forward(inputs)
+    for bucket in stage.buckets.values():
+        bucket.parameters.mul_(2)
+    assert not torch.equal(stage.forward(inputs), before)
+
+
+def test_a_new_stage_takes_over_the_buckets_it_is_given() -> None:
+    model = model_of("llama")
+    old = stage_of(model, 0, 3)
+    new = build_stage(model, 1, 4, CPU, torch.float64, held=old.buckets)
+    assert [index for index in new.buckets if new.buckets[index] is old.buckets.get(index)] == [1, 2]
+    assert new.buckets[3].parameters.eq(0).all()
+    inputs, _ = batch_of("llama")
+    hidden = build_stage(model, 0, 1, CPU, torch.float64, held=old.buckets).forward(inputs)
+    kept = build_stage(model, 1, 3, CPU, torch.float64, held=new.buckets)
+    assert torch.equal(kept.forward(hidden), old.forward(inputs))
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "opt", "convnet"])
+def test_activation_shapes_are_those_of_the_stages(name: str) -> None:
+    model = model_of(name)
+    x, _ = batch_of(name)
+    batch = x.shape[0]
+    for layer in range(len(model.layers)):
+        x = stage_of(model, layer, layer + 1).forward(x)
+        assert (tuple(x.shape), x.dtype) == (model.activation_shape(layer, batch), torch.float64)
+
+
+def test_dropout_is_off() -> None:
+    model = model_of("gpt2")
+    stage = stage_of(model, 0, len(model.layers))
+    inputs, _ = batch_of("gpt2")
+    assert torch.equal(stage.forward(inputs), stage.forward(inputs))
+    assert model.module.training
+
+
+def test_autocast_computes_in_bfloat16_and_hands_over_the_stages_dtype() -> None:
+    model = model_of("llama")
+    plain, mixed = (build_stage(model, 0, len(model.layers), CPU, torch.float32, autocast=on) for on in (False, True))
+    inputs, labels = batch_of("llama")
+    for stage in (plain, mixed):
+        stage.initialise(5)
+    logits = mixed.forward(inputs)
+    assert logits.dtype == torch.float32
+    assert not torch.equal(logits, plain.forward(inputs))
+    torch.testing.assert_close(logits, plain.forward(inputs), rtol=0.05, atol=0.02)
+    torch.autograd.backward(loss(logits, labels))
+    assert all(bucket.gradients.dtype == torch.float32 for bucket in mixed.buckets.values())
+    assert mixed.buckets[1].gradients.norm() > 0
+
+
+def test_loss_is_the_mean_cross_entropy() -> None:
+    logits = torch.zeros(2, 3, 8, dtype=torch.bfloat16)
+    assert loss(logits, torch.zeros(2, 3, dtype=torch.int64)).item() == pytest.approx(
+        torch.log(torch.tensor(8.0)).item()
+    )
+    assert loss(logits, torch.zeros(2, 3, dtype=torch.int64)).dtype == torch.float32
+    classes = torch.tensor([[0.0, 100.0], [100.0, 0.0]], dtype=torch.float64)
+    assert loss(classes, torch.tensor([1, 1])).item() == pytest.approx(50.0)
+    assert loss(classes, torch.tensor([1, 1])).dtype == torch.float64

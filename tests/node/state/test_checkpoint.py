@@ -1,0 +1,219 @@
+"""What a node writes into a checkpoint, it or transformers can read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import fsspec
+import pytest
+import safetensors.torch
+import torch
+from blake3 import blake3
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from dtfm.node.data.dataset import Data, load_data
+from dtfm.node.model.bucket import Bucket
+from dtfm.node.model.generate import generate
+from dtfm.node.model.generate import main as sample_command
+from dtfm.node.model.model import Model, load_model
+from dtfm.node.model.stage import Stage, build_stage
+from dtfm.node.state.checkpoint import Written, read_bucket, to_file, write_bucket, write_model_files
+from dtfm.protos import plan_pb2
+from tests.node.model.test_stage import CPU, SIZES, stage_of
+from tests.tokenizer import make_tokenizer
+
+TEXT = "All nodes hold the same state after every commit.\n" * 20
+
+
+def text_data(folder: Path, tokenizer: str = "bytes") -> Data:
+    (folder / "text.txt").write_text(TEXT)
+    data = plan_pb2.Run.Data(
+        source=str(folder / "*.txt"), tokenizer=tokenizer, sequence_length=16, evaluation_fraction=0.1
+    )
+    return load_data(plan_pb2.Run(data=data))
+
+
+def model_for(family: str, data: Data, **config: object) -> Model:
+    spec = plan_pb2.Run.Model(family=family, config_json=json.dumps(SIZES | config))
+    return load_model(spec, data.sample)
+
+
+def write_checkpoint(folder: str, stages: list[Stage], **changes: object) -> None:
+    """What nodes and the coordinator do between them."""
+    written: dict[int, Written] = {}
+    for stage in stages:
+        for index, bucket in stage.buckets.items():
+            written.setdefault(index, write_bucket(folder, index, to_file(bucket)))
+    entries = [
+        {"index": index, "file": one.file, "bytes": one.size_bytes, "blake3": one.digest.hex()}
+        for index, one in sorted(written.items())
+    ]
+    manifest = {"format": 1, "run": "test", "run_id": "00", "step": 3, "buckets": entries} | changes
+    with fsspec.open(f"{folder}/manifest.json", "w") as file:
+        json.dump(manifest, file)
+
+
+def export(checkpoint: Path, folder: Path) -> None:
+    """A plain merge of the parameters, as the coordinator's `export` makes it."""
+    folder.mkdir()
+    weights: dict[str, torch.Tensor] = {}
+    for file in sorted(checkpoint.glob("bucket-*.safetensors")):
+        tensors = safetensors.torch.load_file(file)
+        weights |= {name: tensor for name, tensor in tensors.items() if not name.startswith("optimizer.")}
+    safetensors.torch.save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    for file in checkpoint.iterdir():
+        if not file.name.startswith(("bucket-", "manifest")):
+            (folder / file.name).write_bytes(file.read_bytes())
+
+
+def with_moments(stage: Stage) -> Stage:
+    generator = torch.Generator().manual_seed(1)
+    for bucket in stage.buckets.values():
+        for moment in (bucket.exp_avg, bucket.exp_avg_sq):
+            moment.copy_(torch.rand(moment.shape, generator=generator, dtype=torch.float64))
+    return stage
+
+
+@pytest.mark.parametrize("scheme", ["file", "plain", "memory"])
+def test_any_stage_reads_what_other_stages_wrote(scheme: str, tmp_path: Path) -> None:
+    model = model_for("gpt2", text_data(tmp_path))
+    places = {
+        "file": f"file://{tmp_path}/run/step-3",
+        "plain": f"{tmp_path}/run/step-3",
+        "memory": f"memory://{uuid4().hex}",
+    }
+    folder = places[scheme]
+    count = len(model.layers)
+    whole = with_moments(stage_of(model, 0, count))
+    parts = [
+        build_stage(model, first, past, CPU, torch.float64, held=whole.buckets) for first, past in ((0, 2), (2, count))
+    ]
+    write_checkpoint(folder, parts)
+    back = build_stage(model, 0, count, CPU, torch.float64)
+    for bucket in back.buckets.values():
+        read_bucket(folder, bucket)
+    assert back.digest() == whole.digest()
+    fs, path = fsspec.core.url_to_fs(folder)
+    names = sorted(name.rpartition("/")[2] for name in fs.ls(path, detail=False))
+    assert names == [*(f"bucket-{index:05d}.safetensors" for index in range(count + 1)), "manifest.json"]
+
+
+def test_what_is_said_of_a_file_is_true(tmp_path: Path) -> None:
+    stage = stage_of(model_for("llama", text_data(tmp_path), intermediate_size=48), 1, 2)
+    written = write_bucket(str(tmp_path / "made" / "here"), 1, to_file(stage.buckets[1]))
+    content = (tmp_path / "made" / "here" / written.file).read_bytes()
+    assert (len(content), blake3(content).digest()) == written[1:]
+
+
+@pytest.mark.parametrize(("family", "tied"), [("llama", False), ("llama", True), ("gpt2", True)])
+def test_transformers_loads_the_export_with_equal_logits(family: str, tied: bool, tmp_path: Path) -> None:
+    data = text_data(tmp_path)
+    model = model_for(family, data, tie_word_embeddings=tied)
+    stage = build_stage(model, 0, len(model.layers), CPU, torch.float32)
+    stage.initialise(4)
+    write_checkpoint(str(tmp_path / "checkpoint"), [stage])
+    write_model_files(str(tmp_path / "checkpoint"), model, data)
+    export(tmp_path / "checkpoint", tmp_path / "export")
+    loaded: Any = AutoModelForCausalLM.from_pretrained(tmp_path / "export")
+    assert next(loaded.parameters()).dtype == torch.float32
+    tokens = torch.arange(12)[None]
+    torch.testing.assert_close(loaded.eval()(tokens).logits, stage.forward(tokens), rtol=1e-6, atol=1e-6)
+    text = generate(tmp_path / "export", "All nodes", tokens=5, seed=1)
+    assert text.startswith("All nodes")
+    assert text == generate(tmp_path / "export", "All nodes", tokens=5, seed=1)
+
+
+def test_the_export_brings_its_tokenizer(tmp_path: Path) -> None:
+    data = text_data(tmp_path, make_tokenizer(tmp_path / "tokenizer", TEXT))
+    model = model_for("gpt2", data)
+    write_checkpoint(str(tmp_path / "checkpoint"), [stage_of(model, 0, len(model.layers))])
+    write_model_files(str(tmp_path / "checkpoint"), model, data, torch.float64)
+    export(tmp_path / "checkpoint", tmp_path / "export")
+    tokenizer: Any = AutoTokenizer.from_pretrained(tmp_path / "export")
+    assert tokenizer.decode(tokenizer(TEXT)["input_ids"]) == TEXT
+    assert AutoModelForCausalLM.from_pretrained(tmp_path / "export", dtype="auto").dtype == torch.float64
+    assert generate(tmp_path / "export", "All nodes", tokens=3, seed=1).startswith("All nodes")
+
+
+def test_the_sample_command_prints_text_and_names_what_is_wrong(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert sample_command([str(tmp_path)]) == 2
+    assert "has no config.json: give a folder made by `dtfm-coordinator export`" in capsys.readouterr().err
+    data = text_data(tmp_path)
+    model = model_for("gpt2", data)
+    write_checkpoint(str(tmp_path / "checkpoint"), [stage_of(model, 0, len(model.layers))])
+    write_model_files(str(tmp_path / "checkpoint"), model, data)
+    export(tmp_path / "checkpoint", tmp_path / "export")
+    assert sample_command([str(tmp_path / "export"), "--prompt", "def f", "--tokens", "4", "--seed", "3"]) == 0
+    assert capsys.readouterr().out.startswith("def f")
+    assert sample_command([str(tmp_path / "export"), "--prompt", ""]) == 2
+    assert "the prompt has 0 tokens; give at least one" in capsys.readouterr().err
+
+
+def damage(file: str, change: Callable[[bytes], bytes]) -> Callable[[Path], None]:
+    def apply(folder: Path) -> None:
+        (folder / file).write_bytes(change((folder / file).read_bytes()))
+
+    return apply
+
+
+def manifest_with(**changes: object) -> Callable[[Path], None]:
+    return damage("manifest.json", lambda text: json.dumps(json.loads(text) | changes).encode())
+
+
+FILE = "bucket-00001.safetensors"
+ENTRY = {"index": 1, "file": FILE, "bytes": 0, "blake3": "00"}
+
+
+@pytest.mark.parametrize(
+    ("harm", "complaint"),
+    [
+        (lambda folder: (folder / "manifest.json").unlink(), "has no manifest.json: it was never finished"),
+        (damage("manifest.json", lambda text: text[:-5]), "manifest.json is not JSON"),
+        (damage("manifest.json", lambda _: b"\xff\xfe"), "manifest.json is not JSON"),
+        (damage("manifest.json", lambda _: b"[]"), "has format None, this node reads 1"),
+        (manifest_with(format=2), "has format 2, this node reads 1"),
+        (manifest_with(buckets=[]), "does not list bucket 1"),
+        (manifest_with(buckets=None), "does not list bucket 1"),
+        (manifest_with(buckets=[ENTRY, ENTRY]), "does not list bucket 1 as one file"),
+        (manifest_with(buckets=[ENTRY | {"file": "../../secret"}]), "does not list bucket 1 as one file"),
+        (manifest_with(buckets=[ENTRY]), "is not what was written"),
+        (damage(FILE, lambda content: content[:-1] + bytes([content[-1] ^ 1])), "is not what was written"),
+        (damage(FILE, lambda content: content[:-8]), "is not what was written"),
+        (damage(FILE, lambda content: content + bytes(1 << 21)), "is longer than the"),
+    ],
+)
+def test_a_damaged_checkpoint_is_refused_and_changes_nothing(
+    harm: Callable[[Path], None], complaint: str, tmp_path: Path
+) -> None:
+    model = model_for("gpt2", text_data(tmp_path))
+    stage = stage_of(model, 1, 2)
+    write_checkpoint(str(tmp_path / "checkpoint"), [stage])
+    harm(tmp_path / "checkpoint")
+    target = Bucket(model.buckets[1], CPU, torch.float64)
+    with pytest.raises(ValueError, match=complaint):
+        read_bucket(str(tmp_path / "checkpoint"), target)
+    assert target.parameters.eq(0).all()
+
+
+@pytest.mark.parametrize(
+    ("config", "dtype", "complaint"),
+    [
+        ({"hidden_size": 16}, torch.float64, r"h.0.ln_1.weight has shape \(32,\), but the run's model says \(16,\)"),
+        ({}, torch.float32, "is torch.float64, but the run computes in torch.float32; resume with the train.precision"),
+    ],
+)
+def test_a_checkpoint_of_another_run_is_refused(
+    config: dict[str, object], dtype: torch.dtype, complaint: str, tmp_path: Path
+) -> None:
+    data = text_data(tmp_path)
+    stage = stage_of(model_for("gpt2", data), 1, 2)
+    write_checkpoint(str(tmp_path / "checkpoint"), [stage])
+    target = Bucket(model_for("gpt2", data, **config).buckets[1], CPU, dtype)
+    with pytest.raises(ValueError, match=complaint):
+        read_bucket(str(tmp_path / "checkpoint"), target)

@@ -1,0 +1,95 @@
+"""Compression only where the link is slower than the computing, and never more of it than needed."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dtfm.kernels.codec import Codec
+from dtfm.node.training.compression import MARGIN, choose_codec, choose_codecs
+from dtfm.node.training.placement import Group, share_of
+from dtfm.protos.frame import Kind
+from dtfm.protos.plan_pb2 import Plan, Run
+
+ELEMENTS = 1_000_000  # 4 MB of fp32
+PLAN = Plan(
+    generation=1,
+    stages=[
+        Plan.Stage(first_layer=0, past_last_layer=1, replicas=["a"]),
+        Plan.Stage(first_layer=1, past_last_layer=2, replicas=["me", "twin"]),
+        Plan.Stage(first_layer=2, past_last_layer=3, replicas=["z"]),
+    ],
+    routes=[
+        Plan.Route(nodes=["a", "me", "z"], micro_batches=4),
+        Plan.Route(nodes=["a", "twin", "z"], micro_batches=4),
+    ],
+)
+
+
+@pytest.mark.parametrize(
+    ("bandwidth", "codec"),
+    [
+        (float("inf"), Codec.OFF),
+        (4e6, Codec.OFF),
+        (3.9e6, Codec.RAW16),
+        (2e6, Codec.RAW16),
+        (1.9e6, Codec.I8B256),
+        (1.0, Codec.I8B256),
+    ],
+)
+def test_auto_takes_the_gentlest_codec_that_hides_under_the_computing(bandwidth: float, codec: Codec) -> None:
+    assert choose_codec("auto", ELEMENTS, torch.float32, bandwidth, seconds=1.0) is codec
+
+
+@given(
+    st.floats(1e5, 1e8),
+    st.lists(st.floats(1 / MARGIN**0.49, MARGIN**0.49), min_size=1, max_size=20),
+)
+def test_a_bandwidth_that_wavers_leaves_the_codec_as_it_is(bandwidth: float, wavering: list[float]) -> None:
+    codec, seen = None, set()
+    for factor in wavering:
+        codec = choose_codec("auto", ELEMENTS, torch.float32, bandwidth * factor, 1.0, codec)
+        seen.add(codec)
+    assert len(seen) == 1
+
+
+@given(st.sampled_from([None, *Codec]), st.floats(1e5, 1e8))
+def test_another_codec_that_is_right_by_the_margin_is_taken(previous: Codec | None, bandwidth: float) -> None:
+    right = choose_codec("auto", ELEMENTS, torch.float32, bandwidth, 1.0)
+    beyond = [choose_codec("auto", ELEMENTS, torch.float32, bandwidth * by, 1.0) for by in (MARGIN, 1 / MARGIN)]
+    assert choose_codec("auto", ELEMENTS, torch.float32, bandwidth, 1.0, previous) in (right, previous)
+    if beyond == [right, right]:
+        assert choose_codec("auto", ELEMENTS, torch.float32, bandwidth, 1.0, previous) is right
+
+
+def test_a_named_codec_is_taken_as_it_is() -> None:
+    assert choose_codec("off", ELEMENTS, torch.float32, 1.0, 1.0) is Codec.OFF
+    assert choose_codec("i8b256", ELEMENTS, torch.float32, float("inf"), 1.0, Codec.OFF) is Codec.I8B256
+    with pytest.raises(ValueError, match="there is no codec 'zip'"):
+        choose_codec("zip", ELEMENTS, torch.float32, 1.0, 1.0)
+
+
+def test_each_link_has_its_own_codec_and_a_group_has_one() -> None:
+    share = share_of(PLAN, "me", 0)
+    assert share is not None
+    codecs = choose_codecs(
+        Run.Network(activations="auto", gradients="auto", reduction="auto"),
+        share,
+        {1: Group(("me", "twin"), ("me", "twin"))},
+        {1: ELEMENTS},
+        input_elements=ELEMENTS,
+        output_elements=ELEMENTS,
+        dtype=torch.float32,
+        bandwidth={"a": 1e6, "z": 1e9, "twin": 3e6},
+        micro_batch_seconds=1.0,
+        previous=None,
+    )
+    assert codecs.of(Kind.ACTIVATION, "z") is Codec.OFF
+    assert codecs.of(Kind.GRADIENT, "a") is Codec.I8B256
+    # To the twin go 4 MB, at 3 MB/s. Of the four micro-batches' 4 s only the last backward's 0.67 s hide what is sent, and 0.08 s
+    # more do no harm: 2.2 MB fit, so 16 bits do.
+    assert codecs.of(Kind.REDUCE, "twin") is Codec.RAW16
+    assert codecs.of(Kind.GATHER, "twin") is Codec.RAW16
+    assert codecs.sentence == "activations to z off, gradients to a i8b256, reduction to twin raw16"

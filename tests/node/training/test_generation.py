@@ -1,0 +1,170 @@
+"""A generation's nodes together, without sockets: what one commit after the other does to them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from math import isfinite
+from pathlib import Path
+
+import pytest
+import torch
+
+from dtfm.coordinator.config.run_file import read_run_file
+from dtfm.kernels.codec import Codec
+from dtfm.node.data.dataset import load_data
+from dtfm.node.host.trace import Activity, Span, forget, listen
+from dtfm.node.model.model import load_model
+from dtfm.node.training.progress import Progress
+from dtfm.protos.plan_pb2 import Plan
+from tests.cluster.runs import losses_alone, run_file, write_corpus
+from tests.node.in_process import InProcess, even_plan
+
+LAYERS, MICRO_BATCHES = 6, 10
+
+
+@pytest.fixture
+def text() -> str:
+    return run_file(stages=[2, 2], steps=4)
+
+
+@pytest.fixture
+def memory() -> int:
+    """Of each node, in bytes."""
+    return 1 << 30
+
+
+@pytest.fixture
+def nodes(tmp_path: Path, text: str, memory: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[InProcess]:
+    """Two stages of two replicas."""
+    monkeypatch.chdir(tmp_path)
+    write_corpus(tmp_path)
+    (tmp_path / "run.toml").write_text(text)
+    run = read_run_file(tmp_path / "run.toml").message("test")
+    data = load_data(run)
+    model = load_model(run.model, data.sample)
+    assert (len(model.layers), run.train.global_batch // run.train.micro_batch) == (LAYERS, MICRO_BATCHES)
+    plan = even_plan(LAYERS, 2, 2, MICRO_BATCHES)
+    with InProcess(run, plan, model, data, bandwidth=1e9, flops=1e12, memory=memory) as nodes:
+        yield nodes
+
+
+def without_n1() -> Plan:
+    """The plan of ``nodes``, n0 doing n1's part too."""
+    plan = even_plan(LAYERS, 2, 2, MICRO_BATCHES)
+    del plan.stages[0].replicas[1]
+    plan.routes[1].nodes[0] = "n0"
+    plan.generation = 2
+    return plan
+
+
+def plan_by_micro_batch(generation: int, first_stage: dict[int, str]) -> Plan:
+    """The plan of ``nodes``, but that some micro-batches pass these nodes of the first stage."""
+    plan = even_plan(LAYERS, 2, 2, MICRO_BATCHES)
+    chains = [list(route.nodes) for route in plan.routes for _ in range(route.micro_batches)]
+    del plan.routes[:]
+    for number, (first, last) in enumerate(chains):
+        plan.routes.add(nodes=[first_stage.get(number, first), last], micro_batches=1)
+    plan.generation = generation
+    return plan
+
+
+def digests(nodes: InProcess) -> list[bytes]:
+    return [engagement.stage.digest() for engagement in nodes.engagements.values()]
+
+
+def test_nodes_train_what_one_process_does(tmp_path: Path, nodes: InProcess) -> None:
+    losses = [nodes.train() for _ in range(4)]
+    assert losses == pytest.approx(losses_alone(tmp_path / "run.toml"), rel=1e-9, abs=0)
+
+
+@pytest.mark.parametrize("sent", [*range(1, 40, 3), 45, 60])
+def test_an_interrupted_step_goes_on_and_only_what_the_lost_node_did_is_done_again(
+    tmp_path: Path, nodes: InProcess, sent: int
+) -> None:
+    backwards: Counter[int] = Counter()
+
+    def count(span: Span) -> None:
+        if span.activity is Activity.BACKWARD and span.ended is None:
+            backwards[span.step] += 1
+
+    losses = [nodes.train()]
+    listen(count)
+    try:
+        nodes.interrupt(sent)
+        lost = len(nodes.engagements["n1"].progress.finished)
+        nodes.go_on(without_n1())
+        losses += [nodes.train(), nodes.train()]
+    finally:
+        forget(count)
+    assert losses == pytest.approx(losses_alone(tmp_path / "run.toml", steps=3), rel=1e-9, abs=0)
+    assert backwards == {2: 2 * MICRO_BATCHES + lost, 3: 2 * MICRO_BATCHES}
+
+
+def test_a_micro_batch_that_went_to_another_node_and_came_back_is_sent_once(tmp_path: Path, nodes: InProcess) -> None:
+    nodes.interrupt(1)
+    (node, number), *_ = [(n, k) for n in ("n0", "n1") for k in nodes.engagements[n].progress.outputs]
+    other = "n1" if node == "n0" else "n0"
+    nodes.go_on(plan_by_micro_batch(2, {number: other}))
+    nodes.go_on(plan_by_micro_batch(3, {}))
+    assert [nodes.train(), nodes.train()] == pytest.approx(
+        losses_alone(tmp_path / "run.toml", steps=2), rel=1e-9, abs=0
+    )
+
+
+@pytest.mark.parametrize(
+    "text", [run_file(stages=[2, 2], steps=4).replace("[cluster]", 'reduction = "topk"\n[cluster]')]
+)
+def test_under_topk_replicas_stay_equal_and_an_aborted_step_leaves_no_trace(nodes: InProcess) -> None:
+    for _ in range(2):
+        nodes.train()
+    first = digests(nodes)
+    assert first[0] == first[1]
+    assert first[2] == first[3]
+    carried = {name: dict(engagement._carried) for name, engagement in nodes.engagements.items()}
+    values = {(name, at): value.clone() for name, mine in carried.items() for at, value in mine.items()}
+    assert sum(float(value.abs().sum()) for value in values.values()) > 0
+    nodes.train(commit=False)
+    assert digests(nodes) == first
+    for name, engagement in nodes.engagements.items():
+        assert engagement._carried.keys() == carried[name].keys()
+        assert all(torch.equal(value, values[name, at]) for at, value in engagement._carried.items())
+
+
+def test_a_link_that_changed_has_its_sender_choose_another_codec_between_two_steps(
+    tmp_path: Path, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_corpus(tmp_path)
+    (tmp_path / "run.toml").write_text(text.replace('compression = "off"', 'compression = "auto"'))
+    run = read_run_file(tmp_path / "run.toml").message("test")
+    data = load_data(run)
+    plan = even_plan(LAYERS, 2, 2, MICRO_BATCHES)
+    with InProcess(run, plan, load_model(run.model, data.sample), data, bandwidth=1e9, flops=1e9) as nodes:
+        n0 = nodes.engagements["n0"]
+        nodes.train()
+        before = n0.codecs
+        assert before.all == {Codec.OFF}
+        assert not n0.links_changed({"n2": 0.9e9})
+        assert n0.links_changed({"n2": 1.0})
+        assert (n0.codecs.activations["n2"], n0.codecs.reduction) == (Codec.I8B256, Codec.OFF)
+        assert isfinite(nodes.train())
+        assert n0.links_changed({"n2": 1e9})
+        assert n0.codecs == before
+
+
+@pytest.mark.parametrize(("memory", "kept"), [(1 << 30, True), (1 << 20, False)])
+def test_gradients_of_before_the_reduction_are_kept_where_there_is_room_for_all(
+    nodes: InProcess, memory: int, kept: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copied: list[int] = []
+    keep = Progress.keep_unreduced
+
+    def keep_and_count(progress: Progress, bucket: int, gradients: torch.Tensor) -> None:
+        copied.append(bucket)
+        keep(progress, bucket, gradients)
+
+    monkeypatch.setattr(Progress, "keep_unreduced", keep_and_count)
+    nodes.train(commit=False)
+    assert bool(copied) == kept
+    assert all(engagement.progress.fits(engagement.share) == kept for engagement in nodes.engagements.values())

@@ -1,0 +1,178 @@
+"""Stages that hand micro-batches to each other compute what one process would."""
+
+from __future__ import annotations
+
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from dtfm.kernels.codec import DTYPE_NUMBERS, Codec, encode
+from dtfm.node.training.pipeline import Compute, Direction, NonFinite, Outcome, Topic, evaluate, next_task, train_step
+from dtfm.node.training.placement import Share, share_of
+from dtfm.node.training.progress import Progress
+from dtfm.node.transport.receiver import Arrival
+from dtfm.node.transport.topic_queue import Closed, Mailbox
+from dtfm.protos.frame import Header, Kind
+from dtfm.protos.plan_pb2 import Plan
+
+WIDTH, ROWS, MICRO_BATCHES = 6, 2, 5
+STEP = 3
+
+
+def plan(*sizes: int) -> Plan:
+    """One layer per stage, with so many replicas; micro-batches go round the routes."""
+    stages = [
+        Plan.Stage(first_layer=i, past_last_layer=i + 1, replicas=[f"s{i}r{r}" for r in range(size)])
+        for i, size in enumerate(sizes)
+    ]
+    width = max(sizes)
+    shares = Counter(m % width for m in range(MICRO_BATCHES))
+    routes = [
+        Plan.Route(nodes=[s.replicas[r % len(s.replicas)] for s in stages], micro_batches=shares[r])
+        for r in range(width)
+    ]
+    return Plan(generation=1, stages=stages, routes=routes)
+
+
+class Wire:
+    """What one node sends is in the other's mailbox at once."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.mail: dict[str, Mailbox[Topic, Arrival]] = {n: Mailbox() for s in plan.stages for n in s.replicas}
+
+    def send_from(self, node: str, kind: Kind, destination: str, number: int, tensor: torch.Tensor) -> None:
+        encoded = memoryview(bytearray(encode(Codec.OFF, tensor).data))
+        dtype = DTYPE_NUMBERS[tensor.dtype]
+        header = Header(kind, Codec.OFF, dtype, 1, STEP, number, 0, tensor.numel(), len(encoded))
+        topic: Topic = ("evaluate" if kind is Kind.EVALUATION else "train", STEP)
+        self.mail[destination].put(topic, Arrival(node, header, encoded))
+
+
+def layer(seed: int) -> nn.Module:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh()).double()
+
+
+def rows(number: int) -> torch.Tensor:
+    return torch.randn(ROWS, WIDTH, dtype=torch.float64, generator=torch.Generator().manual_seed(number))
+
+
+def squared(y: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    return (y - labels).square().mean()
+
+
+def compute(module: nn.Module) -> Compute:
+    shape = (ROWS, WIDTH)
+    return Compute(module, squared, rows, lambda n: rows(100 + n), shape, shape, torch.device("cpu"))
+
+
+def train_all(plan: Plan, modules: dict[str, nn.Module]) -> dict[str, Outcome]:
+    wire = Wire(plan)
+
+    def run(node: str) -> Outcome:
+        share = share_of(plan, node, 0)
+        assert share is not None
+
+        def send(kind: Kind, destination: str, number: int, tensor: torch.Tensor) -> None:
+            wire.send_from(node, kind, destination, number, tensor)
+
+        total = ROWS * MICRO_BATCHES
+        progress = Progress(1, STEP)
+        return train_step(share, progress, ROWS, total, compute(modules[node]), wire.mail[node], send, lambda: None)
+
+    with ThreadPoolExecutor(len(modules)) as pool:
+        return {n: f.result(timeout=30) for n, f in {n: pool.submit(run, n) for n in modules}.items()}
+
+
+@pytest.mark.parametrize("sizes", [(1,), (1, 1), (2, 1), (1, 2, 1), (2, 1, 3), (1, 1, 1, 1)])
+def test_loss_and_gradients_are_those_of_the_whole_model(sizes: tuple[int, ...]) -> None:
+    whole = nn.Sequential(*[layer(i) for i in range(len(sizes))])
+    losses = [squared(whole(rows(n)), rows(100 + n)) for n in range(MICRO_BATCHES)]
+    torch.autograd.backward(torch.stack(losses).mean())
+
+    shape = plan(*sizes)
+    modules = {n: layer(i) for i, s in enumerate(shape.stages) for n in s.replicas}
+    outcomes = train_all(shape, modules)
+
+    assert sum(o.loss_sum for o in outcomes.values()) / (ROWS * MICRO_BATCHES) == pytest.approx(
+        torch.stack(losses).mean().item(), rel=1e-13
+    )
+    assert sum(o.samples for o in outcomes.values()) == ROWS * MICRO_BATCHES
+    for stage, part in zip(shape.stages, whole, strict=True):
+        for name, parameter in part.named_parameters():
+            replicas = [modules[n].get_parameter(name).grad for n in stage.replicas]
+            total = sum((g for g in replicas if g is not None), torch.zeros_like(parameter))
+            torch.testing.assert_close(total, parameter.grad, rtol=1e-12, atol=1e-14)
+
+
+def test_evaluation_sums_the_losses_of_the_held_out_micro_batches_on_the_last_stage() -> None:
+    shape = plan(1, 2)
+    wire = Wire(shape)
+    modules = {n: layer(i) for i, s in enumerate(shape.stages) for n in s.replicas}
+    whole = nn.Sequential(layer(0), layer(1))
+
+    def run(node: str) -> tuple[float, int]:
+        share = share_of(shape, node, 4)
+        assert share is not None
+
+        def send(kind: Kind, destination: str, number: int, tensor: torch.Tensor) -> None:
+            wire.send_from(node, kind, destination, number, tensor)
+
+        return evaluate(share, STEP, ROWS, compute(modules[node]), wire.mail[node], send)
+
+    with ThreadPoolExecutor(3) as pool:
+        results = [f.result(timeout=30) for f in [pool.submit(run, n) for n in modules]]
+    expected = sum(squared(whole(rows(n)), rows(100 + n)).item() * ROWS for n in range(4))
+    assert sum(loss for loss, _ in results) == pytest.approx(expected, rel=1e-13)
+    assert sum(samples for _, samples in results) == 4 * ROWS
+
+
+def test_a_loss_that_is_not_a_number_is_named() -> None:
+    module = nn.Linear(WIDTH, WIDTH).double()
+    nn.init.constant_(module.weight, float("inf"))
+    with pytest.raises(NonFinite, match="micro-batch 0"):
+        train_all(plan(1), {"s0r0": module})
+
+
+def test_a_step_that_is_called_off_ends() -> None:
+    shape = plan(1, 1)
+    share = share_of(shape, "s1r0", 0)
+    assert share is not None
+    mailbox: Mailbox[Topic, Arrival] = Mailbox()
+    with ThreadPoolExecutor(1) as pool:
+        arguments = (share, Progress(1, STEP), ROWS, ROWS, compute(layer(1)), mailbox, lambda *_: None, lambda: None)
+        waiting = pool.submit(train_step, *arguments)
+        mailbox.close("s0r0 left")
+        with pytest.raises(Closed, match="s0r0 left"):
+            waiting.result(timeout=30)
+
+
+@given(
+    forward=st.sets(st.integers(0, 9)),
+    backward=st.sets(st.integers(0, 9)),
+    in_flight=st.integers(0, 5),
+    limit=st.integers(1, 5),
+)
+def test_backward_goes_first_and_what_is_in_flight_stays_bounded(
+    forward: set[int], backward: set[int], in_flight: int, limit: int
+) -> None:
+    task = next_task(forward, backward, in_flight, limit)
+    if backward:
+        assert task == (Direction.BACKWARD, min(backward))
+    elif forward and in_flight < limit:
+        assert task == (Direction.FORWARD, min(forward))
+    else:
+        assert task is None
+
+
+def test_earlier_stages_keep_more_in_flight() -> None:
+    shape = plan(1, 1, 1)
+    shares: list[Share | None] = [share_of(shape, f"s{i}r0", 0) for i in range(3)]
+    limits = [s.in_flight for s in shares if s is not None]
+    assert limits == sorted(limits, reverse=True)
+    assert limits[-1] >= 1

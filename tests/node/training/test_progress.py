@@ -1,0 +1,93 @@
+"""What is kept of a step for another attempt, and when there is none to be had."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from dtfm.node.training.placement import Share, share_of
+from dtfm.node.training.progress import MOST_KEPT_BYTES, Progress, is_short, room_beside
+from dtfm.protos.control_pb2 import Device
+from dtfm.protos.frame import Kind
+from dtfm.protos.plan_pb2 import Plan
+
+TENSOR = torch.arange(4.0)
+
+
+def middle(micro_batches: int) -> Share:
+    """Of the middle one of three stages."""
+    stages = [Plan.Stage(first_layer=i, past_last_layer=i + 1, replicas=[name]) for i, name in enumerate("abc")]
+    route = Plan.Route(nodes=["a", "b", "c"], micro_batches=micro_batches)
+    share = share_of(Plan(generation=2, stages=stages, routes=[route]), "b", 0)
+    assert share is not None
+    return share
+
+
+def test_what_came_and_what_is_done_is_told_by_micro_batch() -> None:
+    progress = Progress(1, 5, inputs={1: TENSOR, 2: TENSOR}, gradients={2: TENSOR}, finished={0})
+    told = progress.told(middle(4))
+    assert list(told.activations) == [0, 1, 2]
+    assert list(told.gradients) == [0, 2]
+    assert list(told.finished) == [0]
+
+
+def test_it_fits_no_share_that_lacks_what_is_added_up_already() -> None:
+    progress = Progress(1, 5, inputs={3: TENSOR}, finished={0, 2})
+    assert progress.fits(middle(3))
+    assert not progress.fits(middle(2))
+    progress.narrow(middle(3))
+    assert progress.inputs == {}
+
+
+def test_beyond_its_room_nothing_is_kept_and_the_step_begins_anew() -> None:
+    progress = Progress(1, 5, room=3 * TENSOR.nbytes)
+    progress.keep(Kind.ACTIVATION, 0, TENSOR, TENSOR.nbytes)
+    progress.keep(Kind.ACTIVATION, 0, TENSOR.clone(), TENSOR.nbytes)  # the same one counts once
+    progress.keep_unreduced(7, TENSOR)
+    progress.keep(Kind.ACTIVATION, 1, TENSOR, TENSOR.nbytes)
+    assert progress.fits(middle(2))
+    progress.keep(Kind.ACTIVATION, 2, TENSOR, TENSOR.nbytes)
+    assert not progress.fits(middle(2))
+    assert not progress.sent
+    assert not progress.unreduced
+
+
+def test_unreduced_gradients_are_copies_and_taking_them_gives_their_room_back() -> None:
+    progress = Progress(1, 5, room=TENSOR.nbytes)
+    gradients = TENSOR.clone()
+    for _ in range(3):
+        progress.keep_unreduced(7, gradients)
+        gradients.zero_()
+        assert torch.equal(progress.take_unreduced()[7], TENSOR)
+        gradients.copy_(TENSOR)
+    assert progress.fits(middle(1))
+
+
+@pytest.mark.parametrize(
+    ("kind", "free", "room"),
+    [
+        ("cpu", 400, 100),
+        ("cpu", 0, 0),
+        ("cpu", -100, 0),
+        ("cpu", 1 << 40, MOST_KEPT_BYTES),
+        ("cuda", 0, MOST_KEPT_BYTES),
+    ],
+)
+def test_a_quarter_of_what_the_state_leaves_free_on_a_cpu_may_be_kept(kind: str, free: int, room: int) -> None:
+    assert room_beside(1000, Device(kind=kind, memory_bytes=1000 + free)) == room
+
+
+@pytest.mark.parametrize(("kind", "memory", "short"), [("cpu", 1499, True), ("cpu", 1500, False), ("cuda", 0, False)])
+def test_memory_is_short_where_the_state_leaves_less_than_half_its_size_on_a_cpu(
+    kind: str, memory: int, short: bool
+) -> None:
+    assert is_short(1000, Device(kind=kind, memory_bytes=memory)) is short
+
+
+def test_a_step_that_is_called_off_after_spoiling_keeps_nothing() -> None:
+    progress = Progress(1, 5)
+    progress.keep(Kind.ACTIVATION, 0, TENSOR, TENSOR.nbytes)
+    progress.spoil()
+    progress.keep_unreduced(7, TENSOR)
+    progress.keep(Kind.ACTIVATION, 1, TENSOR, TENSOR.nbytes)
+    assert (progress.sent, progress.unreduced) == ({}, {})

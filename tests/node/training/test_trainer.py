@@ -1,0 +1,163 @@
+"""What a node's thread of work does with the plans that it gets."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import weakref
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from dtfm.coordinator.config.run_file import read_run_file
+from dtfm.node.state.disk import Disk
+from dtfm.node.state.snapshot import Keeper
+from dtfm.node.state.state_store import Holding
+from dtfm.node.training import trainer
+from dtfm.node.training.generation import Engagement
+from dtfm.node.training.generation_setup import engage
+from dtfm.node.training.trainer import Trainer
+from dtfm.node.transport.receiver import Inbox
+from dtfm.node.transport.sender import Outbox
+from dtfm.protos.control_pb2 import Assignment, Begin, Commit, Device, NodeMessage, Peer
+from dtfm.protos.plan_pb2 import Plan
+from tests.cluster.runs import run_file, write_corpus
+from tests.node.in_process import even_plan
+from tests.protos.members import member
+
+LAYERS, MICRO_BATCHES = 6, 10
+LEASE = 20.0
+NOBODY = "127.0.0.1:1"
+
+
+class Node:
+    """A trainer that has read the run; ``reports`` is what it says, ``admitted`` where it lets frames in."""
+
+    def __init__(self, folder: Path) -> None:
+        self.reports: asyncio.Queue[NodeMessage] = asyncio.Queue()
+        self.admitted: asyncio.Queue[Inbox | None] = asyncio.Queue()
+        self.outbox = Outbox("n0", lambda *lost: None)
+        loop = asyncio.get_running_loop()
+
+        def report(message: NodeMessage) -> None:
+            loop.call_soon_threadsafe(self.reports.put_nowait, message)
+
+        self.keeper = Keeper(Disk(folder, "n0"), report)
+        device = torch.device("cpu")
+        self.trainer = Trainer(
+            "n0",
+            device,
+            Device(kind="cpu", memory_bytes=1 << 30, flops=1e12),
+            (),
+            self.outbox,
+            Holding(),
+            self.keeper,
+            loop,
+            report,
+            pytest.fail,
+        )
+
+    def adopt(self, plan: Plan) -> None:
+        loop = asyncio.get_running_loop()
+
+        def admit_to(inbox: Inbox | None) -> None:
+            loop.call_soon_threadsafe(self.admitted.put_nowait, inbox)
+
+        peers = [Peer(node=name, address=NOBODY) for stage in plan.stages for name in stage.replicas]
+        donors = [Assignment.Donors() for _ in range(LAYERS)]
+        self.trainer.adopt(Assignment(plan=plan, donors=donors, peers=peers), admit_to)
+
+
+@pytest.fixture
+async def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Node]:
+    monkeypatch.chdir(tmp_path)
+    write_corpus(tmp_path)
+    (tmp_path / "run.toml").write_text(run_file(stages=[1], steps=4, lease=LEASE))
+    node = Node(tmp_path / "backups")
+    node.trainer.prepare(read_run_file(tmp_path / "run.toml").message("test"), member("n0"))
+    assert (await node.reports.get()).prepared.flops > 0  # the run's layers were timed
+    yield node
+    await asyncio.to_thread(node.trainer.stop)
+    node.keeper.close()
+    await node.outbox.close()
+
+
+async def test_a_node_without_a_part_times_its_device_again_and_one_with_a_part_does_not(node: Node) -> None:
+    node.trainer.time_again()
+    assert (await node.reports.get()).heartbeat.flops > 0
+    node.adopt(even_plan(LAYERS, 1, 1, MICRO_BATCHES))
+    assert (await node.reports.get()).plan_ready.generation == 1
+    node.trainer.time_again()
+    node.adopt(even_plan(LAYERS, 1, 1, MICRO_BATCHES))
+    assert (await node.reports.get()).plan_ready.generation == 1
+
+
+async def test_a_node_without_a_part_keeps_nothing_of_what_it_computed(node: Node) -> None:
+    node.adopt(even_plan(LAYERS, 1, 1, MICRO_BATCHES))
+    assert await node.admitted.get() is not None
+    assert (await node.reports.get()).plan_ready.generation == 1
+    assert node.trainer._engagement is not None
+    engagement: weakref.ref[Engagement] = weakref.ref(node.trainer._engagement)
+    idle = even_plan(LAYERS, 1, 1, MICRO_BATCHES)
+    idle.generation, idle.stages[0].replicas[0], idle.routes[0].nodes[0] = 2, "n1", "n1"
+    node.adopt(idle)
+    assert await node.admitted.get() is None
+    gc.collect()
+    assert engagement() is None
+
+
+@pytest.mark.parametrize("has_a_part", [True, False])
+async def test_a_node_says_at_once_that_it_lacks_what_others_are_to_get_from_it(node: Node, has_a_part: bool) -> None:
+    plan = even_plan(LAYERS, 1, 1, MICRO_BATCHES)
+    if not has_a_part:
+        plan.stages[0].replicas[0], plan.routes[0].nodes[0] = "n1", "n1"
+    donors = [Assignment.Donors(nodes=["n0", "n1"])] * 2 + [Assignment.Donors(nodes=["n1"])] * (LAYERS - 2)
+    peers = [Peer(node="n1", address=NOBODY)]
+    node.trainer.adopt(Assignment(plan=plan, step=3, donors=donors, peers=peers), lambda _: None)
+    async with asyncio.timeout(LEASE / 2):  # n1 is known to be out of reach only after a lease
+        failed = (await node.reports.get()).plan_failed
+    assert (failed.generation, list(failed.lost)) == (1, [0, 1])
+
+
+async def test_a_plan_that_comes_while_another_is_being_adopted_does_not_wait_for_its_peers(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop, alone = asyncio.get_running_loop(), even_plan(LAYERS, 1, 1, MICRO_BATCHES)
+    alone.generation = 2
+
+    async def replace_it() -> None:
+        node.adopt(alone)
+
+    def engage_late(*arguments: Any) -> Engagement:
+        if node.trainer._newest == 1:
+            asyncio.run_coroutine_threadsafe(replace_it(), loop).result(timeout=10)
+        return engage(*arguments)
+
+    monkeypatch.setattr(trainer, "engage", engage_late)
+    node.adopt(even_plan(LAYERS, 1, 2, MICRO_BATCHES))  # n1 cannot be reached, which is known after a lease
+    async with asyncio.timeout(LEASE / 2):
+        assert (await node.reports.get()).plan_ready.generation == 2
+
+
+@pytest.mark.parametrize("generation", [1, 4])
+async def test_state_of_another_past_is_not_the_one_that_is_counted_on(node: Node, generation: int) -> None:
+    """A step that was trained again, under another generation, while this node was away."""
+    plan = even_plan(LAYERS, 1, 1, MICRO_BATCHES)
+    node.adopt(plan)
+    assert (await node.reports.get()).plan_ready.generation == 1
+    node.trainer.begin(Begin(generation=1, step=1))
+    assert (await node.reports.get()).step_ready.step == 1
+    node.trainer.conclude(Commit(generation=1, step=1, gradient_norm=1.0, pause=True))
+    assert (await node.reports.get()).applied.step == 1
+    plan.generation = 5
+    donors = [Assignment.Donors(nodes=["n0"])] * LAYERS
+    last = Commit(generation=generation, step=1, gradient_norm=1.0)
+    node.trainer.adopt(Assignment(plan=plan, step=1, donors=donors, last_commit=last), lambda _: None)
+    report = await node.reports.get()
+    if generation == 1:
+        assert report.plan_ready.generation == 5
+    else:
+        assert list(report.plan_failed.lost) == list(range(LAYERS))

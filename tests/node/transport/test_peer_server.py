@@ -1,0 +1,382 @@
+"""What a peer may say to a node, over a real connection: the rest is refused by name and hurts nobody else."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import time
+from collections.abc import AsyncIterator
+from dataclasses import replace
+
+import grpc
+import grpc.aio
+import pytest
+import torch
+
+from dtfm.kernels.codec import Codec
+from dtfm.node.host.bandwidth_probe import MOST_BYTES, receive_burst
+from dtfm.node.host.links import measure_links
+from dtfm.node.model.bucket import Bucket, BucketSpec, bucket_bytes
+from dtfm.node.state.recovery import fetch_states
+from dtfm.node.state.state_store import Held, Holding
+from dtfm.node.training.placement import share_of
+from dtfm.node.transport.frame_validation import Expectations
+from dtfm.node.transport.peer_server import MOST_CALLS, PeerServer
+from dtfm.node.transport.receiver import Arrival, Inbox
+from dtfm.node.transport.sender import Outbox, What
+from dtfm.protos.connection import open_channel, server_options
+from dtfm.protos.control_pb2 import Peer
+from dtfm.protos.credentials import Identity, make_authority, make_key, peer_credentials, to_peer
+from dtfm.protos.frame import MAX_FRAME_BYTES, Header, Kind, frames
+from dtfm.protos.peer_pb2 import FollowRequest, StateRequest
+from dtfm.protos.plan_pb2 import Plan
+from dtfm.protos.streams import (
+    NODE_METADATA,
+    StreamToStream,
+    download_call,
+    follow_call,
+    peer_handlers,
+    state_call,
+    tensors_call,
+    upload_call,
+)
+from tests.protos.members import NOW, TOKEN, member
+
+GENERATION, STEP, ELEMENTS = 2, 1, 300_000  # two frames of fp32
+PLAN = Plan(
+    generation=GENERATION,
+    stages=[
+        Plan.Stage(first_layer=0, past_last_layer=1, replicas=["a", "b"]),
+        Plan.Stage(first_layer=1, past_last_layer=2, replicas=["me"]),
+    ],
+    routes=[Plan.Route(nodes=["a", "me"], micro_batches=2), Plan.Route(nodes=["b", "me"], micro_batches=2)],
+)
+SPEC = BucketSpec(3, (1,), (("weight", (500, 700)),))
+
+
+async def at_once(_: float) -> None:
+    pass
+
+
+class Node:
+    """A peer server, and what arrives at it."""
+
+    def __init__(self) -> None:
+        self.bucket = Bucket(SPEC, torch.device("cpu"), torch.float32)
+        for tensor in self.bucket.state:
+            tensor.normal_()
+        self.arrived: asyncio.Queue[Arrival] = asyncio.Queue()
+        self.holding = Holding()
+        self.holding.replace(Held(STEP, {SPEC.index: self.bucket}))
+        self.server = PeerServer(self.holding, at_once)
+        self.server.become(member("me"))
+        share = share_of(PLAN, "me", 0)
+        assert share is not None
+        expect = Expectations(share, {}, {}, ELEMENTS, 0, torch.float32, torch.float32)
+        self.inbox = Inbox(expect, STEP - 1, self.arrived.put_nowait)
+        self.address = ""
+
+
+@pytest.fixture
+async def node() -> AsyncIterator[Node]:
+    node = Node()
+    node.address = f"127.0.0.1:{await node.server.start('127.0.0.1:0')}"
+    node.server.admit_to(node.inbox)
+    yield node
+    await node.server.stop()
+
+
+def channel_to(node: Node, source: str = "a") -> grpc.aio.Channel:
+    return open_channel(node.address, to_peer(member(source), "me"))
+
+
+def named(source: str = "a") -> tuple[tuple[str, str]]:
+    """What a tensor stream of ``source`` carries."""
+    return ((NODE_METADATA, source),)
+
+
+def tensor_frames(*, generation: int = GENERATION, index: int = 0) -> list[bytes]:
+    header = Header(Kind.ACTIVATION, 0, 1, generation, STEP, index, 0, ELEMENTS, ELEMENTS * 4)
+    return list(frames(header, memoryview(bytes(ELEMENTS * 4))))
+
+
+async def refusal(node: Node, sent: list[bytes], source: str = "a", claimed: str = "a") -> str:
+    """What the caller hears, whose writes may well meet the end of the call."""
+    async with channel_to(node, source) as channel:
+        call = tensors_call(channel)(metadata=named(claimed))
+        with contextlib.suppress(grpc.aio.AioRpcError, grpc.aio.UsageError, asyncio.InvalidStateError):
+            for message in sent:  # the call may end before all is written
+                await call.write(message)
+            await call.done_writing()
+        answer: bytes = await call
+        return answer.decode()
+
+
+@pytest.mark.parametrize(
+    ("sent", "name"),
+    [
+        (tensor_frames(generation=GENERATION + 1), "UNKNOWN_GENERATION"),
+        ([bytes(MAX_FRAME_BYTES + 1)], "TOO_LARGE"),
+        ([tensor_frames()[0][:-1]], "TRUNCATED"),
+        ([tensor_frames()[0][:20]], "TRUNCATED"),
+        ([b"GET / HTTP/1.1" + bytes(100)], "MALFORMED"),
+        ([tensor_frames()[0][:-1] + b"!"], "CORRUPT"),
+        (tensor_frames(index=3), "UNEXPECTED"),
+        (tensor_frames()[:1] * 2, "DUPLICATE"),
+        (tensor_frames()[1:], "UNEXPECTED"),
+    ],
+)
+async def test_a_bad_frame_ends_its_own_stream_with_its_name_and_no_other(
+    node: Node, sent: list[bytes], name: str
+) -> None:
+    assert (await refusal(node, sent)).startswith(f"{name}: ")
+
+    lost: list[str] = []
+    outbox = Outbox("b", lambda peer, generation, why: lost.append(why))
+    await outbox.connect(GENERATION, member("b"), {"me": node.address}, 20, 10)
+    tensor = torch.randn(ELEMENTS)
+    outbox.send("me", What(Kind.ACTIVATION, GENERATION, STEP, 2), tensor, Codec.OFF)
+    arrival = await asyncio.wait_for(node.arrived.get(), 20)
+    await outbox.close()
+    assert (arrival.source, arrival.header.index) == ("b", 2)
+    assert torch.equal(torch.frombuffer(bytearray(arrival.encoded), dtype=torch.float32), tensor)
+    assert not lost
+
+
+async def test_a_message_beyond_what_a_connection_takes_is_cut_off_by_the_connection(node: Node) -> None:
+    with pytest.raises(grpc.aio.AioRpcError, match="RESOURCE_EXHAUSTED"):
+        await refusal(node, [bytes(5 << 20)])
+
+
+async def test_a_frame_of_an_earlier_generation_is_dropped_without_fuss(node: Node) -> None:
+    async def messages() -> AsyncIterator[bytes]:
+        for frame in (*tensor_frames(generation=GENERATION - 1), *tensor_frames()):
+            yield frame
+
+    async with channel_to(node) as channel:
+        await tensors_call(channel)(messages(), metadata=named())
+    assert node.arrived.qsize() == 1
+
+
+async def test_a_member_that_names_itself_another_is_refused(node: Node) -> None:
+    answer = await refusal(node, tensor_frames() * 20, source="b", claimed="a")
+    assert answer == "CERTIFICATE: the caller's does not name 'a'"
+    assert node.arrived.empty()
+
+
+async def test_a_member_of_another_run_with_the_same_token_is_answered_nothing(node: Node) -> None:
+    """Not even where it trusts this run's nodes."""
+    stranger = replace(member("a", make_authority(make_key(), TOKEN, NOW)), authority=member("a").authority)
+    me = Peer(node="me", address=node.address)
+    report = await measure_links("a", [me], stranger, 1)
+    assert [link.bandwidth for link in report.links] == [0, 0]
+    mine = Bucket(SPEC, torch.device("cpu"), torch.float32)
+    with pytest.raises(ConnectionError, match="UNAVAILABLE"):
+        await fetch_states([(mine, [me])], STEP, GENERATION, stranger, 0.3)
+    outbox = Outbox("a", lambda peer, generation, why: None)
+    with pytest.raises(ConnectionError, match="me cannot be reached"):
+        await outbox.connect(GENERATION, stranger, {"me": node.address}, 1, 10)
+    await outbox.close()
+
+
+async def test_a_coordinator_that_starts_again_is_a_new_authority_to_channels(node: Node) -> None:
+    async def send(outbox: Outbox, identity: Identity, index: int) -> int:
+        await outbox.connect(GENERATION, identity, {"me": node.address}, 20, 10)
+        outbox.send("me", What(Kind.ACTIVATION, GENERATION, STEP, index), torch.zeros(ELEMENTS), Codec.OFF)
+        return (await asyncio.wait_for(node.arrived.get(), 20)).header.index
+
+    outbox = Outbox("a", lambda peer, generation, why: None)
+    assert await send(outbox, member("a"), 0) == 0
+    authority = make_authority(make_key(), TOKEN, NOW)
+    node.server.become(member("me", authority))
+    assert await send(outbox, member("a", authority), 1) == 1
+    await outbox.close()
+
+
+async def test_a_sender_learns_that_it_was_refused(node: Node) -> None:
+    lost: asyncio.Queue[tuple[str, str]] = asyncio.Queue()
+    outbox = Outbox("stranger", lambda peer, generation, why: lost.put_nowait((peer, why)))
+    await outbox.connect(GENERATION, member("stranger"), {"me": node.address}, 20, 10)
+    outbox.send("me", What(Kind.ACTIVATION, GENERATION, STEP, 0), torch.zeros(ELEMENTS), Codec.OFF)
+    peer, why = await asyncio.wait_for(lost.get(), 20)
+    await outbox.close()
+    assert peer == "me"
+    assert "UNEXPECTED" in why
+    assert "stranger" in why
+
+
+async def test_after_a_stream_broke_nothing_that_is_sent_next_is_swallowed(node: Node) -> None:
+    lost: asyncio.Queue[str] = asyncio.Queue()
+    outbox = Outbox("a", lambda peer, generation, why: lost.put_nowait(why))
+    await outbox.connect(GENERATION, member("a"), {"me": node.address}, 20, 10)
+    outbox.send("me", What(Kind.ACTIVATION, GENERATION, STEP, 3), torch.zeros(ELEMENTS), Codec.OFF)  # is b's to send
+    assert "UNEXPECTED" in await asyncio.wait_for(lost.get(), 20)
+    for index in (0, 1):
+        outbox.send("me", What(Kind.ACTIVATION, GENERATION, STEP, index), torch.zeros(ELEMENTS), Codec.OFF)
+    arrived = [(await asyncio.wait_for(node.arrived.get(), 20)).header.index for _ in range(2)]
+    await outbox.close()
+    assert arrived == [0, 1]
+
+
+async def test_a_stream_that_broke_over_an_earlier_generation_is_no_loss_to_this_one(node: Node) -> None:
+    lost: list[str] = []
+    outbox = Outbox("a", lambda peer, generation, why: lost.append(why))
+    await outbox.connect(GENERATION + 1, member("a"), {"me": node.address}, 20, 10)
+    outbox.send("me", What(Kind.ACTIVATION, GENERATION + 1, STEP, 0), torch.zeros(ELEMENTS), Codec.OFF)
+    await outbox.connect(
+        GENERATION, member("a"), {"me": node.address}, 20, 10
+    )  # what is queued belongs to no generation of now
+    outbox.send("me", What(Kind.ACTIVATION, GENERATION, STEP, 1), torch.zeros(ELEMENTS), Codec.OFF)
+    arrival = await asyncio.wait_for(node.arrived.get(), 20)
+    await outbox.close()
+    assert (arrival.header.index, lost) == (1, [])
+
+
+async def test_a_peer_that_cannot_be_reached_is_named_with_the_fix() -> None:
+    outbox = Outbox("a", lambda peer, generation, why: None)
+    with pytest.raises(ConnectionError, match=r"me cannot be reached at 127.0.0.1:1 .*--advertise"):
+        await outbox.connect(GENERATION, member("a"), {"me": "127.0.0.1:1"}, 0.5, 10)
+    await outbox.close()
+
+
+async def test_links_are_measured_in_both_directions(node: Node) -> None:
+    report = await measure_links("a", [Peer(node="me", address=node.address)], member("a"), 30)
+    to_peer, from_peer = report.links
+    assert (to_peer.source, to_peer.destination) == ("a", "me")
+    assert (from_peer.source, from_peer.destination) == ("me", "a")
+    for link in (to_peer, from_peer):
+        assert not link.problem
+        assert 0 < link.latency_seconds < 5
+        assert link.bandwidth > 1e6
+    assert (report.up, report.down) == (0, 0)  # there is nobody to share with
+
+
+async def test_what_several_links_carry_together_is_measured_between_the_fastest_and_their_sum(node: Node) -> None:
+    peers = [Peer(node="me", address=node.address)] * 3
+    report = await measure_links("a", peers, member("a"), 30)
+    up = [link.bandwidth for link in report.links if link.source == "a"]
+    down = [link.bandwidth for link in report.links if link.destination == "a"]
+    assert max(up) <= report.up <= sum(up) * (1 + 1e-9)
+    assert max(down) <= report.down <= sum(down) * (1 + 1e-9)
+
+
+async def test_a_peer_that_hangs_costs_half_a_lease_and_the_others_are_measured(node: Node) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # accepts, and says nothing
+        hung = Peer(node="hung", address=f"127.0.0.1:{silent.getsockname()[1]}")
+        began = time.monotonic()
+        report = await measure_links("a", [hung, Peer(node="me", address=node.address)], member("a"), 2)
+    assert time.monotonic() - began < 2
+    assert [(link.destination, bool(link.problem)) for link in report.links] == [
+        ("hung", True),
+        ("a", True),
+        ("me", False),
+        ("a", False),
+    ]
+
+
+@contextlib.asynccontextmanager
+async def peer_that_sends(burst: StreamToStream) -> AsyncIterator[Peer]:
+    """A peer that answers pings and takes bursts, and sends what is no burst."""
+    itself = Node().server
+    itself.become(member("liar"))
+    server = grpc.aio.server(options=server_options())
+    handlers = peer_handlers(itself._tensors, itself._ping, itself._upload, burst, itself._state, itself._follow)
+    server.add_generic_rpc_handlers((handlers,))
+    port = server.add_secure_port("127.0.0.1:0", peer_credentials(lambda: member("liar")))
+    await server.start()
+    yield Peer(node="liar", address=f"127.0.0.1:{port}")
+    await server.stop(None)
+
+
+async def empty(answers: object, context: object) -> AsyncIterator[bytes]:
+    while True:
+        yield b""
+
+
+async def too_much(answers: object, context: object) -> AsyncIterator[bytes]:
+    for _ in range(MOST_BYTES // (1 << 20) + 1):
+        yield bytes(1 << 20)
+
+
+async def cut_short(answers: object, context: object) -> AsyncIterator[bytes]:
+    yield bytes(1 << 20)
+
+
+async def stalled(answers: object, context: object) -> AsyncIterator[bytes]:
+    yield bytes(1 << 20)
+    await asyncio.Event().wait()
+
+
+@pytest.mark.parametrize("burst", [empty, cut_short, stalled])
+async def test_a_peer_whose_burst_is_none_has_a_problem_and_the_others_are_measured(
+    node: Node, burst: StreamToStream
+) -> None:
+    async with peer_that_sends(burst) as liar:
+        peers = [liar, Peer(node="me", address=node.address), Peer(node="me", address=node.address)]
+        report = await asyncio.wait_for(measure_links("a", peers, member("a"), 2), 15)
+    assert [bool(link.problem) for link in report.links] == [True, True, False, False, False, False]
+    assert [link.bandwidth > 0 for link in report.links] == [False, False, True, True, True, True]
+    assert report.up > 0
+
+
+async def test_of_a_burst_no_more_is_taken_than_was_asked_for(node: Node) -> None:
+    async with peer_that_sends(too_much) as liar, open_channel(liar.address, to_peer(member("a"), "liar")) as channel:
+        with pytest.raises(ValueError, match=r"bytes, \d+ in all"):
+            [size async for size in receive_burst(download_call(channel))]
+
+
+async def test_bursts_are_bounded(node: Node) -> None:
+    async def endless() -> AsyncIterator[bytes]:
+        for _ in range(MOST_BYTES // (1 << 20) + 2):
+            yield bytes(1 << 20)
+
+    async with channel_to(node) as channel:
+        with pytest.raises(grpc.aio.AioRpcError, match="a burst has at most"):
+            [answer async for answer in upload_call(channel)(endless())]
+        assert sum([size async for size in receive_burst(download_call(channel))]) == MOST_BYTES
+
+
+async def test_who_answers_to_another_piece_than_came_gets_no_more(node: Node) -> None:
+    async def wrong() -> AsyncIterator[bytes]:
+        yield b"8191"
+
+    async with channel_to(node) as channel:
+        with pytest.raises(grpc.aio.AioRpcError, match="b'8191' is answered to a piece of"):
+            [piece async for piece in download_call(channel)(wrong())]
+
+
+async def test_state_comes_from_whichever_donor_has_it_and_goes_on_where_it_stopped(node: Node) -> None:
+    mine = Bucket(SPEC, torch.device("cpu"), torch.float32)
+    donors = [Peer(node="gone", address="127.0.0.1:1"), Peer(node="me", address=node.address)]
+    total = bucket_bytes(SPEC, torch.float32)
+    await fetch_states([(mine, donors)], STEP, GENERATION, member("a"), 30)
+    assert all(torch.equal(a, b) for a, b in zip(mine.state, node.bucket.state, strict=True))
+
+    async with channel_to(node) as channel:
+        request = StateRequest(generation=GENERATION, step=STEP, bucket=3, offset=total - 10)
+        (frame,) = [f async for f in state_call(channel)(request.SerializeToString())]
+    assert frame.endswith(b"".join(node.bucket.export())[-10:])
+
+
+async def test_state_that_nobody_has_is_named(node: Node) -> None:
+    mine = Bucket(SPEC, torch.device("cpu"), torch.float32)
+    donors = [Peer(node="me", address=node.address)]
+    with pytest.raises(
+        ConnectionError, match=r"bucket 3 as of step 9 .* state as of step 9 is not held here, but of 1"
+    ):
+        await fetch_states([(mine, donors)], 9, GENERATION, member("a"), 0.5)
+
+
+async def test_a_peer_has_only_so_many_places_and_leaves_the_others_theirs(node: Node) -> None:
+    wanted = StateRequest(generation=GENERATION, step=STEP, bucket=SPEC.index).SerializeToString()
+    follow = FollowRequest(buckets=[SPEC.index]).SerializeToString()
+    async with channel_to(node, "a") as greedy, channel_to(node, "b") as modest:
+        followed = [follow_call(greedy)(follow) for _ in range(MOST_CALLS)]
+        for call in followed:
+            await call.read()
+        with pytest.raises(grpc.aio.AioRpcError, match=f"BUSY: {MOST_CALLS} calls of Follow run for this peer already"):
+            await follow_call(greedy)(follow).read()
+        assert await follow_call(modest)(follow).read()
+        for _ in range(2 * MOST_CALLS):  # one that has ended leaves its place
+            assert [frame async for frame in state_call(greedy)(wanted)]

@@ -1,0 +1,209 @@
+"""Only what the plan has a peer send gets in, and each tensor once."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+import torch
+
+from dtfm.kernels.codec import Codec, encoded_bytes
+from dtfm.node.training.placement import group_of, share_of
+from dtfm.node.transport.frame_validation import Expectations, shards
+from dtfm.node.transport.receiver import Arrival, Inbox
+from dtfm.protos.frame import CHUNK_BYTES, FrameError, FrameProblem, Header, Kind, frames
+from dtfm.protos.plan_pb2 import Plan
+
+# a1, a2 -> me, other: two routes, two micro-batches each; `me` and `other` are a replica group.
+PLAN = Plan(
+    generation=5,
+    stages=[
+        Plan.Stage(first_layer=0, past_last_layer=1, replicas=["a1", "a2"]),
+        Plan.Stage(first_layer=1, past_last_layer=2, replicas=["me", "other"]),
+        Plan.Stage(first_layer=2, past_last_layer=3, replicas=["z"]),
+    ],
+    routes=[
+        Plan.Route(nodes=["a1", "me", "z"], micro_batches=2),
+        Plan.Route(nodes=["a2", "other", "z"], micro_batches=2),
+    ],
+)
+ELEMENTS = CHUNK_BYTES // 4 + 100  # two frames
+BUCKET = 1000
+APPLIED = 7
+
+
+def expectations() -> Expectations:
+    share = share_of(PLAN, "me", 2)
+    assert share is not None
+    return Expectations(share, {1: group_of(PLAN, [1])}, {1: BUCKET}, ELEMENTS, ELEMENTS, torch.float32, torch.float32)
+
+
+class Fixture:
+    def __init__(self) -> None:
+        self.arrived: list[Arrival] = []
+        self.inbox = Inbox(expectations(), APPLIED, self.arrived.append)
+
+    def take(self, source: str, header: Header) -> None:
+        for frame in frames(header, memoryview(bytes(header.total))):
+            self.inbox.take(source, frame)
+
+    def problem(self, source: str, header: Header) -> FrameProblem:
+        before = len(self.arrived)
+        with pytest.raises(FrameError) as caught:
+            self.take(source, header)
+        assert len(self.arrived) == before
+        return caught.value.problem
+
+
+@pytest.fixture
+def at() -> Fixture:
+    return Fixture()
+
+
+def header(
+    kind: Kind = Kind.ACTIVATION, *, elements: int = ELEMENTS, index: int = 0, part: int = 0, step: int = 8
+) -> Header:
+    return Header(kind, 0, 1, 5, step, index, part, elements, elements * 4)
+
+
+def test_what_the_plan_has_peers_send_arrives_whole(at: Fixture) -> None:
+    mine = shards(BUCKET, 2)[0][1] - shards(BUCKET, 2)[0][0]
+    at.take("a1", header(index=0))
+    at.take("a1", header(index=1, step=9))  # a1 has seen the commit of 8 before us
+    at.take("z", header(Kind.GRADIENT, index=0))
+    at.take("a1", header(Kind.EVALUATION, index=0, step=7))
+    at.take("other", header(Kind.REDUCE, index=1, part=0, elements=mine))
+    at.take("other", header(Kind.GATHER, index=1, part=1, elements=BUCKET - mine))
+    assert [(a.source, a.header.kind, len(a.encoded)) for a in at.arrived] == [
+        ("a1", Kind.ACTIVATION, ELEMENTS * 4),
+        ("a1", Kind.ACTIVATION, ELEMENTS * 4),
+        ("z", Kind.GRADIENT, ELEMENTS * 4),
+        ("a1", Kind.EVALUATION, ELEMENTS * 4),
+        ("other", Kind.REDUCE, mine * 4),
+        ("other", Kind.GATHER, (BUCKET - mine) * 4),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("source", "wrong", "problem"),
+    [
+        ("a1", replace(header(), generation=4), FrameProblem.STALE),
+        ("a1", replace(header(), generation=6), FrameProblem.UNKNOWN_GENERATION),
+        ("a1", header(step=7), FrameProblem.STALE),
+        ("a1", header(step=10), FrameProblem.UNEXPECTED),
+        ("a1", header(Kind.EVALUATION, step=6), FrameProblem.STALE),
+        ("a2", header(), FrameProblem.UNEXPECTED),
+        ("stranger", header(), FrameProblem.UNEXPECTED),
+        ("z", header(), FrameProblem.UNEXPECTED),
+        ("a1", header(Kind.GRADIENT), FrameProblem.UNEXPECTED),
+        ("a1", header(index=2), FrameProblem.UNEXPECTED),
+        ("a1", header(elements=ELEMENTS + 1), FrameProblem.UNEXPECTED),
+        ("a1", replace(header(), dtype=2), FrameProblem.UNEXPECTED),
+        ("a1", replace(header(), codec=99), FrameProblem.MALFORMED),
+        ("a1", replace(header(), total=ELEMENTS * 4 - 4), FrameProblem.MALFORMED),
+        ("other", header(Kind.REDUCE, index=1, part=1, elements=488), FrameProblem.UNEXPECTED),
+        ("me", header(Kind.GATHER, index=1, part=0, elements=512), FrameProblem.UNEXPECTED),
+        ("other", header(Kind.REDUCE, index=1, part=7, elements=512), FrameProblem.UNEXPECTED),
+        ("other", header(Kind.REDUCE, index=3, part=0, elements=512), FrameProblem.UNEXPECTED),
+        ("a1", header(Kind.STATE), FrameProblem.UNEXPECTED),
+    ],
+)
+def test_everything_else_is_refused_by_name(at: Fixture, source: str, wrong: Header, problem: FrameProblem) -> None:
+    assert at.problem(source, wrong) is problem
+    at.take("a1", header())  # and the sound tensor still gets in
+    assert len(at.arrived) == 1
+
+
+def test_a_tensor_sent_twice_counts_once(at: Fixture) -> None:
+    at.take("a1", header())
+    assert at.problem("a1", header()) is FrameProblem.DUPLICATE
+
+
+def test_a_tensor_sent_again_under_another_codec_is_the_same_tensor(at: Fixture) -> None:
+    at.take("a1", header())
+    other = replace(header(), codec=1, total=ELEMENTS * 2)
+    assert at.problem("a1", other) is FrameProblem.DUPLICATE
+
+
+@pytest.mark.parametrize("kind", [Kind.ACTIVATION, Kind.EVALUATION, Kind.GRADIENT])
+def test_what_leaves_elements_out_is_for_replicas_gradients_alone(at: Fixture, kind: Kind) -> None:
+    def under_topk(plain: Header) -> Header:
+        total = encoded_bytes(Codec.TOPK, plain.elements, torch.float32)
+        return replace(plain, codec=Codec.TOPK, total=total)
+
+    source = "z" if kind is Kind.GRADIENT else "a1"
+    assert at.problem(source, under_topk(header(kind))) is FrameProblem.UNEXPECTED
+    at.take("other", under_topk(header(Kind.REDUCE, index=1, part=0, elements=512)))
+    at.take("other", under_topk(header(Kind.GATHER, index=1, part=1, elements=BUCKET - 512)))
+    assert [a.header.kind for a in at.arrived] == [Kind.REDUCE, Kind.GATHER]
+
+
+def test_a_tensor_cannot_change_its_codec_half_way(at: Fixture) -> None:
+    at.inbox.take("a1", next(iter(frames(header(), memoryview(bytes(ELEMENTS * 4))))))
+    other = replace(header(), codec=1, total=ELEMENTS * 2)
+    assert at.problem("a1", other) is FrameProblem.UNEXPECTED
+
+
+def test_frames_of_a_tensor_in_the_wrong_order_or_twice_are_refused(at: Fixture) -> None:
+    first, second = frames(header(), memoryview(bytes(ELEMENTS * 4)))
+    with pytest.raises(FrameError, match="UNEXPECTED"):
+        at.inbox.take("a1", second)
+    at.inbox.take("a1", first)
+    with pytest.raises(FrameError, match="DUPLICATE"):
+        at.inbox.take("a1", first)
+    at.inbox.take("a1", second)
+    assert len(at.arrived) == 1
+
+
+def test_after_a_step_is_applied_its_tensors_are_stale_and_the_step_after_next_may_come(at: Fixture) -> None:
+    at.inbox.take("a1", next(iter(frames(header(), memoryview(bytes(ELEMENTS * 4))))))
+    at.inbox.advance(8)
+    assert at.problem("a1", header(step=8)) is FrameProblem.STALE
+    at.take("a1", header(step=9))
+    at.take("a1", header(step=10))
+    assert [a.header.step for a in at.arrived] == [9, 10]
+
+
+def test_what_replicas_exchange_is_read_on_while_there_is_room_and_activations_always() -> None:
+    mine = shards(BUCKET, 2)[0][1]
+    share, theirs = (
+        header(Kind.REDUCE, index=1, part=0, elements=mine),
+        header(Kind.GATHER, index=1, part=1, elements=BUCKET - mine),
+    )
+
+    async def scenario() -> None:
+        arrived: list[Arrival] = []
+        inbox = Inbox(expectations(), APPLIED, arrived.append, room=share.total)
+
+        def take(what: Header, source: str = "other") -> asyncio.Task[None]:
+            (frame,) = frames(what, memoryview(bytes(what.total)))
+            return asyncio.create_task(inbox.readable(source, inbox.take(source, frame)))
+
+        async def goes_on(reading: asyncio.Task[None]) -> bool:
+            await asyncio.sleep(0)
+            return reading.done()
+
+        assert await goes_on(take(share))
+        reading = take(theirs)
+        assert not await goes_on(reading)
+        await inbox.readable("other", Kind.ACTIVATION)
+        inbox.let_go(arrived[0])
+        await reading
+        reading = take(replace(share, step=9))  # it is a step ahead
+        assert not await goes_on(reading)
+        inbox.let_go(arrived[1])
+        await reading
+        reading = take(replace(theirs, step=9))
+        assert not await goes_on(reading)
+        inbox.advance(8)
+        assert not await goes_on(reading)
+        inbox.advance(9)
+        await reading
+        for what in (replace(share, step=10), replace(theirs, step=10)):
+            reading = take(what)
+        assert not await goes_on(reading)
+        inbox.close()
+        await reading
+
+    asyncio.run(scenario())

@@ -1,0 +1,57 @@
+from itertools import pairwise, permutations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from dtfm.scheduler.assemble.matching import bottleneck_matching
+from dtfm.scheduler.assemble.stage_order import _exact, _heuristic, best_order
+
+
+def squares(elements: st.SearchStrategy[float]) -> st.SearchStrategy[np.ndarray]:
+    return st.integers(1, 6).flatmap(lambda size: arrays(np.float64, (size, size), elements=elements))
+
+
+few = st.integers(0, 6).map(float)
+
+
+@settings(max_examples=80, deadline=None)
+@given(squares(few | st.just(float("inf"))))
+def test_the_matching_is_as_good_as_the_best_of_all_permutations_and_costs_what_it_says(cost: np.ndarray) -> None:
+    rows = np.arange(len(cost))
+    best = min(cost[rows, list(columns)].max() for columns in permutations(range(len(cost))))
+    value, columns = bottleneck_matching(cost)
+    assert value == best == cost[rows, list(columns)].max()
+    assert sorted(columns) == list(range(len(cost)))
+
+
+def test_large_matrices_are_matched_as_small_ones_are() -> None:
+    rng = np.random.default_rng(0)
+    hidden = rng.permutation(100)
+    cost = rng.uniform(2.0, 3.0, (100, 100))
+    cost[np.arange(100), hidden] = rng.uniform(0.0, 1.0, 100)
+    value, columns = bottleneck_matching(cost)
+    assert columns == tuple(hidden)
+    assert value == cost[np.arange(100), hidden].max()
+
+
+@settings(max_examples=40, deadline=None)
+@given(squares(few))
+def test_the_stage_order_is_the_cheapest_of_all_permutations(cost: np.ndarray) -> None:
+    def price(order: tuple[int, ...]) -> float:
+        return sum((cost[a, b] for a, b in pairwise(order)), 0.0)
+
+    total, order = best_order(cost)
+    assert sorted(order) == list(range(len(cost)))
+    assert total == price(order) == min(price(other) for other in permutations(range(len(cost))))
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_above_the_exact_limit_the_heuristic_stays_within_five_percent(seed: int) -> None:
+    points = np.random.default_rng(seed).random((12, 2))
+    cost = np.linalg.norm(points[:, None] - points[None], axis=2)
+    total, order = _heuristic(cost)
+    assert sorted(order) == list(range(12))
+    assert total <= 1.05 * _exact(cost)[0]

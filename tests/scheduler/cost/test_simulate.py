@@ -1,0 +1,144 @@
+"""The event simulation against sums done by hand, and the estimate against the simulation."""
+
+from dataclasses import replace
+from random import Random
+
+import numpy as np
+import pytest
+from scipy.stats import spearmanr
+
+from dtfm.scheduler.assemble.evaluate import Evaluator
+from dtfm.scheduler.assemble.routes import interleaved, route
+from dtfm.scheduler.cost.bounds import iteration_bound
+from dtfm.scheduler.cost.estimate import estimate
+from dtfm.scheduler.cost.simulate import simulate
+from dtfm.scheduler.cost.state_transfer import Holdings
+from dtfm.scheduler.model.cluster import Cluster, Node
+from dtfm.scheduler.model.problem import Draft, Groups, Problem
+from dtfm.scheduler.model.workload import Layer, Workload
+from tests.scheduler.clusters import random_cluster
+
+SECOND = 1e12  # FLOPs that a node of this test does in a second
+
+
+def problem_of(
+    nodes: int, layers: int, micro_batches: int, latency: float, bandwidth: float, **limits: float
+) -> Problem:
+    """One second of forward per layer and micro-batch; 8 bytes of activation, 6 bytes of parameters per layer."""
+    cluster = Cluster(
+        tuple(Node(f"n{index}", SECOND, 1e9, **limits) for index in range(nodes)),  # type: ignore[arg-type]
+        np.full((nodes, nodes), latency),
+        np.full((nodes, nodes), bandwidth),
+    )
+    return Problem(cluster, Workload(tuple(Layer("", SECOND, 6.0, 8.0) for _ in range(layers)), micro_batches))
+
+
+def plan(problem: Problem, *groups: tuple[int, ...]) -> Draft:
+    layers = len(problem.activation)
+    cuts = tuple(layers * stage // len(groups) for stage in range(len(groups) + 1))
+    return route(problem, groups, cuts)
+
+
+def test_one_node_computes_forward_and_twice_as_long_backward() -> None:
+    problem = problem_of(1, layers=2, micro_batches=5, latency=1, bandwidth=1)
+    assert simulate(problem, plan(problem, (0,))) == 3 * 2 * 5
+
+
+def test_one_micro_batch_goes_there_and_back() -> None:
+    problem = problem_of(2, layers=2, micro_batches=1, latency=0.5, bandwidth=4)
+    transfer = 0.5 + 8 / 4
+    assert simulate(problem, plan(problem, (0,), (1,))) == 1 + transfer + 1 + 2 + transfer + 2
+
+
+def test_two_equal_stages_with_a_fast_link_lose_one_micro_batch_of_time() -> None:
+    problem = problem_of(2, layers=2, micro_batches=10, latency=0, bandwidth=1e12)
+    assert simulate(problem, plan(problem, (0,), (1,))) == pytest.approx(3 * (10 + 1))
+
+
+def test_a_slow_link_sets_the_pace_in_each_direction_on_its_own() -> None:
+    # 8 seconds of transfer per micro-batch each way, hidden behind each other, not behind the 3 of computing.
+    problem = problem_of(2, layers=2, micro_batches=10, latency=0, bandwidth=1)
+    seconds = simulate(problem, plan(problem, (0,), (1,)))
+    assert 10 * 8 < seconds < 10 * 8 + 2 * 8 + 3 * 4
+
+
+def test_replicas_reduce_shards_and_gather_their_sums() -> None:
+    problem = problem_of(2, layers=1, micro_batches=2, latency=0.25, bandwidth=2)
+    shard = 0.25 + 3 / 2
+    assert simulate(problem, plan(problem, (0, 1))) == 3 + shard + shard
+
+
+def test_reduction_of_late_layers_hides_behind_the_backward_of_early_ones() -> None:
+    problem = problem_of(2, layers=4, micro_batches=2, latency=0, bandwidth=6)
+    shard = 3 / 6
+    assert simulate(problem, plan(problem, (0, 1))) == 3 * 4 + shard + shard
+
+
+def test_a_connection_shared_by_two_links_sends_one_after_the_other() -> None:
+    free = problem_of(3, layers=1, micro_batches=3, latency=0, bandwidth=1)
+    shared = problem_of(3, layers=1, micro_batches=3, latency=0, bandwidth=1, up=0.5)
+    assert simulate(free, plan(free, (0, 1, 2))) == 3 + 2 * 4  # a shard of 2 bytes to each of two, twice
+    assert simulate(shared, plan(shared, (0, 1, 2))) == 3 + 2 * 8
+
+
+def compressed(problem: Problem, ratio: list[list[float]]) -> Problem:
+    return Problem(replace(problem.cluster, ratio=np.array(ratio)), problem.workload)
+
+
+def test_a_codec_shortens_what_its_link_carries_and_only_that() -> None:
+    plain = problem_of(2, layers=2, micro_batches=1, latency=0.5, bandwidth=4)
+    problem = compressed(plain, [[1, 0.25], [0.5, 1]])
+    there, back = 0.5 + 0.25 * 8 / 4, 0.5 + 0.5 * 8 / 4
+    assert simulate(problem, plan(problem, (0,), (1,))) == 1 + there + 1 + 2 + back + 2
+    assert estimate(problem, plan(problem, (0,), (1,))) == pytest.approx(1 + there + 1 + 2 + back + 2)
+
+
+def test_a_codec_lightens_the_connection_that_links_share() -> None:
+    shared = problem_of(3, layers=1, micro_batches=3, latency=0, bandwidth=1, up=0.5)
+    problem = compressed(shared, [[0.25] * 3] * 3)
+    assert simulate(problem, plan(problem, (0, 1, 2))) == 3 + 2 * 8 * 0.25
+    assert estimate(problem, plan(problem, (0, 1, 2))) == pytest.approx(3 + 2 * 8 * 0.25)
+
+
+def test_state_moves_uncompressed() -> None:
+    plain = problem_of(2, layers=1, micro_batches=1, latency=0, bandwidth=4)
+    for problem in (plain, compressed(plain, [[0.25] * 2] * 2)):
+        holdings = Holdings.of(problem, plan(problem, (0,)).plan(problem.cluster, [1], 0))
+        assert holdings.seconds(((0, 1),), (0, 1)) == 6 * 3 / 4  # weights and two optimizer states
+
+
+def test_interleaved_routes_keep_both_replicas_of_a_shared_node_busy() -> None:
+    problem = problem_of(3, layers=3, micro_batches=8, latency=0, bandwidth=1e12)
+    groups: Groups = ((0,), (1, 2))
+    one_by_one = route(problem, groups, (0, 1, 3))
+    spread = interleaved(one_by_one)
+    assert spread.shares.sum() == 8
+    assert simulate(problem, spread) < simulate(problem, one_by_one)
+
+
+def random_groups(rng: Random, nodes: int, most_stages: int) -> Groups:
+    stages = rng.randint(1, most_stages)
+    order = rng.sample(range(nodes), rng.randint(stages, nodes))
+    groups: list[list[int]] = [[] for _ in range(stages)]
+    for index, node in enumerate(order):
+        groups[index if index < stages else rng.randrange(stages)].append(node)
+    return tuple(tuple(sorted(group)) for group in groups)
+
+
+def test_the_estimate_ranks_random_plans_as_the_simulation_does() -> None:
+    ranks, errors = [], []
+    for seed in range(6):
+        rng = Random(seed)
+        layers = tuple(Layer("", 2e11, rng.choice([2e6, 5e7]), rng.choice([1e5, 4e6])) for _ in range(12))
+        nodes = rng.choice([4, 8, 16])
+        problem = Problem(random_cluster(seed, nodes), Workload(layers, rng.choice([8, 16])))
+        evaluator = Evaluator(problem, keep_idle_hands=False)
+        drawn = [evaluator.estimated(random_groups(rng, nodes, min(nodes, 8))) for _ in range(40)]
+        found = [candidate for candidate in drawn if candidate.feasible]
+        fast = np.array([candidate.seconds for candidate in found])
+        exact = np.array([simulate(problem, candidate.draft) for candidate in found])
+        assert (exact >= iteration_bound(problem)).all()
+        ranks.append(spearmanr(fast, exact)[0])
+        errors.append(np.median(np.abs(fast - exact) / exact))
+    assert np.mean(ranks) > 0.95
+    assert np.median(errors) < 0.1

@@ -1,0 +1,54 @@
+"""What replanning starts from."""
+
+from dtfm.scheduler.model.plan import Plan, Route, Stage
+from dtfm.scheduler.model.problem import Problem
+from dtfm.scheduler.replan.warm_start import NEWCOMERS, mended
+from tests.scheduler.clusters import even_workload, uniform_cluster
+
+
+def plan(*stages: tuple[str, ...]) -> Plan:
+    width = 12 // len(stages)
+    return Plan(
+        generation=1,
+        stages=tuple(Stage((width * at, width * (at + 1)), nodes) for at, nodes in enumerate(stages)),
+        routes=(Route(tuple(nodes[0] for nodes in stages), 8),),
+    )
+
+
+def starts(nodes: int, *stages: tuple[str, ...]) -> list[tuple[tuple[tuple[int, ...], ...], tuple[int, ...] | None]]:
+    return list(mended(plan(*stages), Problem(uniform_cluster(nodes), even_workload(layers=12))))
+
+
+def test_a_newcomer_is_tried_in_every_stage_and_nobody_else_moves() -> None:
+    assert starts(4, ("n0", "n1"), ("n2",)) == [
+        (((0, 1), (2,)), (0, 6, 12)),
+        (((0, 1, 3), (2,)), (0, 6, 12)),
+        (((0, 1), (2, 3)), (0, 6, 12)),
+        (((0, 1), (2,)), None),
+    ]
+
+
+def test_of_many_newcomers_some_are_tried() -> None:
+    assert len(starts(40, ("n0",), ("n1",))) == 1 + 2 * NEWCOMERS + 1
+
+
+def test_a_replica_that_is_gone_leaves_its_stage_to_the_others() -> None:
+    assert starts(3, ("n0", "gone"), ("n1", "n2"))[0] == (((0,), (1, 2)), (0, 6, 12))
+
+
+def test_a_stage_that_nobody_holds_goes_to_an_idle_node_or_to_one_of_another_stage_or_is_divided() -> None:
+    assert starts(3, ("gone",), ("n0", "n1")) == [
+        (((2,), (0, 1)), (0, 6, 12)),
+        (((0,), (1,)), (0, 6, 12)),
+        (((0, 1),), None),
+    ]
+
+
+def test_two_empty_stages_are_divided_among_the_rest_and_a_plan_without_survivors_gives_nothing() -> None:
+    assert starts(1, ("gone",), ("n0",), ("lost",)) == [(((0,),), None)]
+    assert starts(2, ("gone",), ("lost",)) == []
+
+
+def test_the_cuts_of_a_model_of_another_length_are_not_taken_over() -> None:
+    problem = Problem(uniform_cluster(3), even_workload(layers=5))
+    assert list(mended(plan(("n0", "n1"), ("n2",)), problem)) == [(((0, 1), (2,)), None)]

@@ -1,0 +1,114 @@
+"""What the search finds by the iteration objective, against enumeration and against common sense."""
+
+from dataclasses import replace
+from itertools import combinations
+
+import numpy as np
+import pytest
+
+from dtfm.scheduler.assemble.evaluate import Evaluator
+from dtfm.scheduler.model.cluster import Cluster, Node
+from dtfm.scheduler.model.decision import Objective
+from dtfm.scheduler.model.problem import Problem
+from dtfm.scheduler.model.workload import PaperCosts, Workload
+from dtfm.scheduler.schedule import schedule
+from dtfm.scheduler.search.mutations import Shape
+from tests.scheduler.clusters import even_workload, random_cluster, shuffled, uniform_cluster
+from tests.scheduler.enumeration import all_groups
+
+
+def exhaustive_seconds(cluster: Cluster, workload: Workload) -> float:
+    """The least simulated time over all choices of groups in order, and all cuts."""
+    problem, layers = Problem(cluster, workload), len(workload.layers)
+    evaluator = Evaluator(problem, keep_idle_hands=False)
+    return min(
+        evaluator.simulated(groups, (0, *inner, layers)).seconds
+        for groups in all_groups(len(cluster.nodes), Shape(most_stages=layers))
+        for inner in combinations(range(1, layers), len(groups) - 1)
+    )
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_on_four_nodes_the_plan_is_the_best_of_all(seed: int) -> None:
+    cluster, workload = random_cluster(seed, 4), even_workload(layers=4, micro_batches=4, activation=3e6)
+    found = schedule(cluster, workload).predicted.iteration_seconds
+    assert found == pytest.approx(exhaustive_seconds(cluster, workload), rel=1e-9)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_on_few_nodes_their_order_does_not_matter(seed: int) -> None:
+    cluster, workload = random_cluster(seed, 4), even_workload(layers=4, micro_batches=4, activation=3e6)
+    costs = [schedule(shuffled(cluster, order), workload).predicted.iteration_seconds for order in range(3)]
+    assert costs == pytest.approx([costs[0]] * 3, rel=1e-9)
+
+
+def test_on_more_nodes_their_order_matters_no_more_than_the_seed() -> None:
+    cluster, workload = random_cluster(4, 8), even_workload(layers=6)
+    ordered, seeded = (
+        [
+            schedule(shuffled(cluster, order), workload, seed=seed, evaluations=300).predicted.iteration_seconds
+            for order, seed in variants
+        ]
+        for variants in ([(0, 0), (1, 0), (2, 0), (3, 0)], [(0, 0), (0, 1), (0, 2), (0, 3)])
+    )
+    assert min(ordered) <= max(seeded)
+    assert max(ordered) / min(ordered) <= 1.1 * max(seeded) / min(seeded)
+
+
+def test_all_groups_counts_ordered_partitions_of_every_subset() -> None:
+    assert len(set(all_groups(4, Shape(most_stages=4)))) == 149
+    assert set(all_groups(3, Shape(sizes=(1, 1), most_stages=2))) == {
+        ((a,), (b,)) for a in range(3) for b in range(3) if a != b
+    }
+
+
+@pytest.mark.parametrize("handicap", ["speed", "link"])
+def test_a_node_at_one_percent_stays_idle_and_costs_nothing(handicap: str) -> None:
+    cluster = uniform_cluster(12, flops=1e13)
+    workload = even_workload(layers=8, micro_batches=24)
+    alone = schedule(cluster, workload, evaluations=300).predicted.iteration_seconds
+    snail = Node("snail", 1e11 if handicap == "speed" else 1e13, 8e9)
+    bandwidth = np.full((13, 13), 1e8)
+    if handicap == "link":
+        bandwidth[12, :] = bandwidth[:, 12] = 1e6
+    together = schedule(Cluster((*cluster.nodes, snail), np.full((13, 13), 1e-3), bandwidth), workload, evaluations=300)
+    assert "snail" in together.plan.idle
+    assert "snail" in together.sentence
+    assert together.predicted.iteration_seconds <= 1.02 * alone
+
+
+def test_where_links_are_poor_and_one_device_is_enough_the_plan_is_that_device() -> None:
+    nodes = (Node("slow", 2e12, 8e9), Node("fast", 1e13, 8e9), Node("other", 2e12, 8e9))
+    cluster = Cluster(nodes, np.full((3, 3), 0.2), np.full((3, 3), 1e5))
+    plan = schedule(cluster, even_workload()).plan
+    assert plan.nodes == ("fast",)
+    assert plan.idle == ("slow", "other")
+
+
+def test_faster_devices_get_more_layers_or_more_micro_batches() -> None:
+    nodes = (Node("slow", 1e12, 8e9), Node("fast", 3e12, 8e9))
+    cluster = Cluster(nodes, np.full((2, 2), 1e-4), np.full((2, 2), 1e9))
+    split = schedule(cluster, even_workload(layers=8), stages=(1, 1)).plan
+    layers = {stage.replicas[0]: stage.layers[1] - stage.layers[0] for stage in split.stages}
+    assert layers == {"slow": 2, "fast": 6}
+    together = schedule(cluster, even_workload(micro_batches=8), stages=(2,)).plan
+    assert {route.nodes[0]: route.micro_batches for route in together.routes} == {"slow": 2, "fast": 6}
+
+
+@pytest.mark.parametrize("objective", Objective)
+def test_improvements_are_told_as_they_are_found_and_the_last_is_the_plan(objective: Objective) -> None:
+    told: list[tuple[int, float]] = []
+    workload = replace(even_workload(), paper=PaperCosts(2, 4, 0.1, 0.2))
+    found = schedule(
+        random_cluster(1, 8),
+        workload,
+        objective=objective,
+        evaluations=600,
+        improved=lambda evaluations, seconds: told.append((evaluations, seconds)),
+    )
+    assert len(told) > 1
+    assert [evaluations for evaluations, _ in told] == sorted(evaluations for evaluations, _ in told)
+    assert [seconds for _, seconds in told] == sorted({seconds for _, seconds in told}, reverse=True)
+    paper = found.predicted.paper
+    last = paper.total if objective is Objective.PAPER and paper is not None else found.predicted.iteration_seconds
+    assert told[-1][1] == pytest.approx(last, rel=1e-9)
