@@ -21,6 +21,12 @@ class RefusalReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     RUN_OVER: _ClassVar[RefusalReason]
     FULL: _ClassVar[RefusalReason]
 
+class SnapshotDestination(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    NO_SNAPSHOT: _ClassVar[SnapshotDestination]
+    CHECKPOINT: _ClassVar[SnapshotDestination]
+    DISKS: _ClassVar[SnapshotDestination]
+
 class StepProblem(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     STEP_PROBLEM_UNSPECIFIED: _ClassVar[StepProblem]
@@ -38,6 +44,9 @@ WORKLOAD_DIFFERS: RefusalReason
 DATA_DIFFERS: RefusalReason
 RUN_OVER: RefusalReason
 FULL: RefusalReason
+NO_SNAPSHOT: SnapshotDestination
+CHECKPOINT: SnapshotDestination
+DISKS: SnapshotDestination
 STEP_PROBLEM_UNSPECIFIED: StepProblem
 NON_FINITE: StepProblem
 PEER_LOST: StepProblem
@@ -45,7 +54,7 @@ OUT_OF_MEMORY: StepProblem
 INTERNAL: StepProblem
 
 class NodeMessage(_message.Message):
-    __slots__ = ("hello", "prepared", "heartbeat", "links", "plan_ready", "plan_failed", "step_ready", "step_failed", "evaluated", "bucket_written", "applied", "goodbye", "leaving", "prefetched", "codecs_chosen", "kept")
+    __slots__ = ("hello", "prepared", "heartbeat", "links", "plan_ready", "plan_failed", "step_ready", "step_failed", "evaluated", "snapshot_parts", "applied", "goodbye", "leaving", "standby_progress", "codecs_chosen")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     PREPARED_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
@@ -55,13 +64,12 @@ class NodeMessage(_message.Message):
     STEP_READY_FIELD_NUMBER: _ClassVar[int]
     STEP_FAILED_FIELD_NUMBER: _ClassVar[int]
     EVALUATED_FIELD_NUMBER: _ClassVar[int]
-    BUCKET_WRITTEN_FIELD_NUMBER: _ClassVar[int]
+    SNAPSHOT_PARTS_FIELD_NUMBER: _ClassVar[int]
     APPLIED_FIELD_NUMBER: _ClassVar[int]
     GOODBYE_FIELD_NUMBER: _ClassVar[int]
     LEAVING_FIELD_NUMBER: _ClassVar[int]
-    PREFETCHED_FIELD_NUMBER: _ClassVar[int]
+    STANDBY_PROGRESS_FIELD_NUMBER: _ClassVar[int]
     CODECS_CHOSEN_FIELD_NUMBER: _ClassVar[int]
-    KEPT_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     prepared: Prepared
     heartbeat: Heartbeat
@@ -71,17 +79,16 @@ class NodeMessage(_message.Message):
     step_ready: StepReady
     step_failed: StepFailed
     evaluated: Evaluated
-    bucket_written: BucketWritten
+    snapshot_parts: SnapshotParts
     applied: Applied
     goodbye: Goodbye
     leaving: Leaving
-    prefetched: Prefetched
+    standby_progress: StandbyProgress
     codecs_chosen: CodecsChosen
-    kept: Kept
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., prepared: _Optional[_Union[Prepared, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., links: _Optional[_Union[LinkReport, _Mapping]] = ..., plan_ready: _Optional[_Union[PlanReady, _Mapping]] = ..., plan_failed: _Optional[_Union[PlanFailed, _Mapping]] = ..., step_ready: _Optional[_Union[StepReady, _Mapping]] = ..., step_failed: _Optional[_Union[StepFailed, _Mapping]] = ..., evaluated: _Optional[_Union[Evaluated, _Mapping]] = ..., bucket_written: _Optional[_Union[BucketWritten, _Mapping]] = ..., applied: _Optional[_Union[Applied, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., leaving: _Optional[_Union[Leaving, _Mapping]] = ..., prefetched: _Optional[_Union[Prefetched, _Mapping]] = ..., codecs_chosen: _Optional[_Union[CodecsChosen, _Mapping]] = ..., kept: _Optional[_Union[Kept, _Mapping]] = ...) -> None: ...
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., prepared: _Optional[_Union[Prepared, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., links: _Optional[_Union[LinkReport, _Mapping]] = ..., plan_ready: _Optional[_Union[PlanReady, _Mapping]] = ..., plan_failed: _Optional[_Union[PlanFailed, _Mapping]] = ..., step_ready: _Optional[_Union[StepReady, _Mapping]] = ..., step_failed: _Optional[_Union[StepFailed, _Mapping]] = ..., evaluated: _Optional[_Union[Evaluated, _Mapping]] = ..., snapshot_parts: _Optional[_Union[SnapshotParts, _Mapping]] = ..., applied: _Optional[_Union[Applied, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., leaving: _Optional[_Union[Leaving, _Mapping]] = ..., standby_progress: _Optional[_Union[StandbyProgress, _Mapping]] = ..., codecs_chosen: _Optional[_Union[CodecsChosen, _Mapping]] = ...) -> None: ...
 
 class CoordinatorMessage(_message.Message):
-    __slots__ = ("welcome", "refusal", "probe", "assignment", "begin", "commit", "abort", "finish", "prefetch", "links_changed", "keep")
+    __slots__ = ("welcome", "refusal", "probe", "assignment", "begin", "commit", "abort", "finish", "standby", "links_changed", "keep_snapshots")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     REFUSAL_FIELD_NUMBER: _ClassVar[int]
     PROBE_FIELD_NUMBER: _ClassVar[int]
@@ -90,9 +97,9 @@ class CoordinatorMessage(_message.Message):
     COMMIT_FIELD_NUMBER: _ClassVar[int]
     ABORT_FIELD_NUMBER: _ClassVar[int]
     FINISH_FIELD_NUMBER: _ClassVar[int]
-    PREFETCH_FIELD_NUMBER: _ClassVar[int]
+    STANDBY_FIELD_NUMBER: _ClassVar[int]
     LINKS_CHANGED_FIELD_NUMBER: _ClassVar[int]
-    KEEP_FIELD_NUMBER: _ClassVar[int]
+    KEEP_SNAPSHOTS_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     refusal: Refusal
     probe: Probe
@@ -101,10 +108,10 @@ class CoordinatorMessage(_message.Message):
     commit: Commit
     abort: Abort
     finish: Finish
-    prefetch: Prefetch
+    standby: Standby
     links_changed: LinksChanged
-    keep: Keep
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., refusal: _Optional[_Union[Refusal, _Mapping]] = ..., probe: _Optional[_Union[Probe, _Mapping]] = ..., assignment: _Optional[_Union[Assignment, _Mapping]] = ..., begin: _Optional[_Union[Begin, _Mapping]] = ..., commit: _Optional[_Union[Commit, _Mapping]] = ..., abort: _Optional[_Union[Abort, _Mapping]] = ..., finish: _Optional[_Union[Finish, _Mapping]] = ..., prefetch: _Optional[_Union[Prefetch, _Mapping]] = ..., links_changed: _Optional[_Union[LinksChanged, _Mapping]] = ..., keep: _Optional[_Union[Keep, _Mapping]] = ...) -> None: ...
+    keep_snapshots: KeepSnapshots
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., refusal: _Optional[_Union[Refusal, _Mapping]] = ..., probe: _Optional[_Union[Probe, _Mapping]] = ..., assignment: _Optional[_Union[Assignment, _Mapping]] = ..., begin: _Optional[_Union[Begin, _Mapping]] = ..., commit: _Optional[_Union[Commit, _Mapping]] = ..., abort: _Optional[_Union[Abort, _Mapping]] = ..., finish: _Optional[_Union[Finish, _Mapping]] = ..., standby: _Optional[_Union[Standby, _Mapping]] = ..., links_changed: _Optional[_Union[LinksChanged, _Mapping]] = ..., keep_snapshots: _Optional[_Union[KeepSnapshots, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("protocol_version", "package_version", "run", "node", "incarnation", "address", "device", "signing_request")
@@ -159,7 +166,7 @@ class Refusal(_message.Message):
     def __init__(self, reason: _Optional[_Union[RefusalReason, str]] = ..., sentence: _Optional[str] = ...) -> None: ...
 
 class Prepared(_message.Message):
-    __slots__ = ("workload", "data_fingerprint", "training_samples", "evaluation_samples", "unigram_entropy", "tokens_per_sample", "buckets", "kept", "flops")
+    __slots__ = ("workload", "data_fingerprint", "training_samples", "evaluation_samples", "unigram_entropy", "tokens_per_sample", "buckets", "on_disk", "flops")
     WORKLOAD_FIELD_NUMBER: _ClassVar[int]
     DATA_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     TRAINING_SAMPLES_FIELD_NUMBER: _ClassVar[int]
@@ -167,7 +174,7 @@ class Prepared(_message.Message):
     UNIGRAM_ENTROPY_FIELD_NUMBER: _ClassVar[int]
     TOKENS_PER_SAMPLE_FIELD_NUMBER: _ClassVar[int]
     BUCKETS_FIELD_NUMBER: _ClassVar[int]
-    KEPT_FIELD_NUMBER: _ClassVar[int]
+    ON_DISK_FIELD_NUMBER: _ClassVar[int]
     FLOPS_FIELD_NUMBER: _ClassVar[int]
     workload: _plan_pb2.Workload
     data_fingerprint: bytes
@@ -176,9 +183,9 @@ class Prepared(_message.Message):
     unigram_entropy: float
     tokens_per_sample: int
     buckets: int
-    kept: _containers.RepeatedCompositeFieldContainer[Kept]
+    on_disk: _containers.RepeatedCompositeFieldContainer[SnapshotParts]
     flops: float
-    def __init__(self, workload: _Optional[_Union[_plan_pb2.Workload, _Mapping]] = ..., data_fingerprint: _Optional[bytes] = ..., training_samples: _Optional[int] = ..., evaluation_samples: _Optional[int] = ..., unigram_entropy: _Optional[float] = ..., tokens_per_sample: _Optional[int] = ..., buckets: _Optional[int] = ..., kept: _Optional[_Iterable[_Union[Kept, _Mapping]]] = ..., flops: _Optional[float] = ...) -> None: ...
+    def __init__(self, workload: _Optional[_Union[_plan_pb2.Workload, _Mapping]] = ..., data_fingerprint: _Optional[bytes] = ..., training_samples: _Optional[int] = ..., evaluation_samples: _Optional[int] = ..., unigram_entropy: _Optional[float] = ..., tokens_per_sample: _Optional[int] = ..., buckets: _Optional[int] = ..., on_disk: _Optional[_Iterable[_Union[SnapshotParts, _Mapping]]] = ..., flops: _Optional[float] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
     __slots__ = ("count", "flops")
@@ -226,7 +233,7 @@ class LinkReport(_message.Message):
     def __init__(self, links: _Optional[_Iterable[_Union[LinkReport.Link, _Mapping]]] = ..., up: _Optional[float] = ..., down: _Optional[float] = ...) -> None: ...
 
 class Assignment(_message.Message):
-    __slots__ = ("plan", "peers", "step", "donors", "checkpoint", "reason", "links", "last_commit", "counts_from", "backup")
+    __slots__ = ("plan", "peers", "step", "donors", "snapshot", "reason", "links", "last_commit", "counts_from")
     class Donors(_message.Message):
         __slots__ = ("nodes",)
         NODES_FIELD_NUMBER: _ClassVar[int]
@@ -236,25 +243,23 @@ class Assignment(_message.Message):
     PEERS_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     DONORS_FIELD_NUMBER: _ClassVar[int]
-    CHECKPOINT_FIELD_NUMBER: _ClassVar[int]
+    SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     LINKS_FIELD_NUMBER: _ClassVar[int]
     LAST_COMMIT_FIELD_NUMBER: _ClassVar[int]
     COUNTS_FROM_FIELD_NUMBER: _ClassVar[int]
-    BACKUP_FIELD_NUMBER: _ClassVar[int]
     plan: _plan_pb2.Plan
     peers: _containers.RepeatedCompositeFieldContainer[Peer]
     step: int
     donors: _containers.RepeatedCompositeFieldContainer[Assignment.Donors]
-    checkpoint: str
+    snapshot: SnapshotSource
     reason: str
     links: _containers.RepeatedCompositeFieldContainer[LinkReport.Link]
     last_commit: Commit
     counts_from: int
-    backup: _containers.RepeatedCompositeFieldContainer[Part]
-    def __init__(self, plan: _Optional[_Union[_plan_pb2.Plan, _Mapping]] = ..., peers: _Optional[_Iterable[_Union[Peer, _Mapping]]] = ..., step: _Optional[int] = ..., donors: _Optional[_Iterable[_Union[Assignment.Donors, _Mapping]]] = ..., checkpoint: _Optional[str] = ..., reason: _Optional[str] = ..., links: _Optional[_Iterable[_Union[LinkReport.Link, _Mapping]]] = ..., last_commit: _Optional[_Union[Commit, _Mapping]] = ..., counts_from: _Optional[int] = ..., backup: _Optional[_Iterable[_Union[Part, _Mapping]]] = ...) -> None: ...
+    def __init__(self, plan: _Optional[_Union[_plan_pb2.Plan, _Mapping]] = ..., peers: _Optional[_Iterable[_Union[Peer, _Mapping]]] = ..., step: _Optional[int] = ..., donors: _Optional[_Iterable[_Union[Assignment.Donors, _Mapping]]] = ..., snapshot: _Optional[_Union[SnapshotSource, _Mapping]] = ..., reason: _Optional[str] = ..., links: _Optional[_Iterable[_Union[LinkReport.Link, _Mapping]]] = ..., last_commit: _Optional[_Union[Commit, _Mapping]] = ..., counts_from: _Optional[int] = ...) -> None: ...
 
-class Prefetch(_message.Message):
+class Standby(_message.Message):
     __slots__ = ("number", "first_layer", "past_last_layer", "donors", "peers")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     FIRST_LAYER_FIELD_NUMBER: _ClassVar[int]
@@ -268,7 +273,7 @@ class Prefetch(_message.Message):
     peers: _containers.RepeatedCompositeFieldContainer[Peer]
     def __init__(self, number: _Optional[int] = ..., first_layer: _Optional[int] = ..., past_last_layer: _Optional[int] = ..., donors: _Optional[_Iterable[_Union[Assignment.Donors, _Mapping]]] = ..., peers: _Optional[_Iterable[_Union[Peer, _Mapping]]] = ...) -> None: ...
 
-class Prefetched(_message.Message):
+class StandbyProgress(_message.Message):
     __slots__ = ("number", "step", "voted", "problem")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
@@ -292,27 +297,37 @@ class Part(_message.Message):
     nodes: _containers.RepeatedScalarFieldContainer[str]
     def __init__(self, bucket: _Optional[int] = ..., size_bytes: _Optional[int] = ..., digest: _Optional[bytes] = ..., nodes: _Optional[_Iterable[str]] = ...) -> None: ...
 
-class Keep(_message.Message):
-    __slots__ = ("whole", "begun", "missing", "peers")
-    WHOLE_FIELD_NUMBER: _ClassVar[int]
-    BEGUN_FIELD_NUMBER: _ClassVar[int]
-    MISSING_FIELD_NUMBER: _ClassVar[int]
-    PEERS_FIELD_NUMBER: _ClassVar[int]
-    whole: int
-    begun: int
-    missing: _containers.RepeatedCompositeFieldContainer[Part]
-    peers: _containers.RepeatedCompositeFieldContainer[Peer]
-    def __init__(self, whole: _Optional[int] = ..., begun: _Optional[int] = ..., missing: _Optional[_Iterable[_Union[Part, _Mapping]]] = ..., peers: _Optional[_Iterable[_Union[Peer, _Mapping]]] = ...) -> None: ...
-
-class Kept(_message.Message):
-    __slots__ = ("step", "parts", "problem")
+class SnapshotParts(_message.Message):
+    __slots__ = ("step", "destination", "parts", "problem")
     STEP_FIELD_NUMBER: _ClassVar[int]
+    DESTINATION_FIELD_NUMBER: _ClassVar[int]
     PARTS_FIELD_NUMBER: _ClassVar[int]
     PROBLEM_FIELD_NUMBER: _ClassVar[int]
     step: int
+    destination: SnapshotDestination
     parts: _containers.RepeatedCompositeFieldContainer[Part]
     problem: str
-    def __init__(self, step: _Optional[int] = ..., parts: _Optional[_Iterable[_Union[Part, _Mapping]]] = ..., problem: _Optional[str] = ...) -> None: ...
+    def __init__(self, step: _Optional[int] = ..., destination: _Optional[_Union[SnapshotDestination, str]] = ..., parts: _Optional[_Iterable[_Union[Part, _Mapping]]] = ..., problem: _Optional[str] = ...) -> None: ...
+
+class KeepSnapshots(_message.Message):
+    __slots__ = ("whole", "under_way", "missing", "peers")
+    WHOLE_FIELD_NUMBER: _ClassVar[int]
+    UNDER_WAY_FIELD_NUMBER: _ClassVar[int]
+    MISSING_FIELD_NUMBER: _ClassVar[int]
+    PEERS_FIELD_NUMBER: _ClassVar[int]
+    whole: int
+    under_way: int
+    missing: _containers.RepeatedCompositeFieldContainer[Part]
+    peers: _containers.RepeatedCompositeFieldContainer[Peer]
+    def __init__(self, whole: _Optional[int] = ..., under_way: _Optional[int] = ..., missing: _Optional[_Iterable[_Union[Part, _Mapping]]] = ..., peers: _Optional[_Iterable[_Union[Peer, _Mapping]]] = ...) -> None: ...
+
+class SnapshotSource(_message.Message):
+    __slots__ = ("folder", "parts")
+    FOLDER_FIELD_NUMBER: _ClassVar[int]
+    PARTS_FIELD_NUMBER: _ClassVar[int]
+    folder: str
+    parts: _containers.RepeatedCompositeFieldContainer[Part]
+    def __init__(self, folder: _Optional[str] = ..., parts: _Optional[_Iterable[_Union[Part, _Mapping]]] = ...) -> None: ...
 
 class PlanReady(_message.Message):
     __slots__ = ("generation", "progress", "codecs")
@@ -359,16 +374,16 @@ class Progress(_message.Message):
     def __init__(self, activations: _Optional[_Iterable[int]] = ..., gradients: _Optional[_Iterable[int]] = ..., finished: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class PlanFailed(_message.Message):
-    __slots__ = ("generation", "problem", "backup", "lost")
+    __slots__ = ("generation", "problem", "snapshot_damaged", "lost")
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     PROBLEM_FIELD_NUMBER: _ClassVar[int]
-    BACKUP_FIELD_NUMBER: _ClassVar[int]
+    SNAPSHOT_DAMAGED_FIELD_NUMBER: _ClassVar[int]
     LOST_FIELD_NUMBER: _ClassVar[int]
     generation: int
     problem: str
-    backup: bool
+    snapshot_damaged: bool
     lost: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, generation: _Optional[int] = ..., problem: _Optional[str] = ..., backup: _Optional[bool] = ..., lost: _Optional[_Iterable[int]] = ...) -> None: ...
+    def __init__(self, generation: _Optional[int] = ..., problem: _Optional[str] = ..., snapshot_damaged: _Optional[bool] = ..., lost: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Begin(_message.Message):
     __slots__ = ("generation", "step", "activations", "gradients")
@@ -428,22 +443,20 @@ class StepFailed(_message.Message):
     def __init__(self, generation: _Optional[int] = ..., step: _Optional[int] = ..., problem: _Optional[_Union[StepProblem, str]] = ..., peer: _Optional[str] = ..., sentence: _Optional[str] = ...) -> None: ...
 
 class Commit(_message.Message):
-    __slots__ = ("generation", "step", "gradient_norm", "evaluate", "checkpoint", "pause", "backup")
+    __slots__ = ("generation", "step", "gradient_norm", "evaluate", "snapshot", "pause")
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     GRADIENT_NORM_FIELD_NUMBER: _ClassVar[int]
     EVALUATE_FIELD_NUMBER: _ClassVar[int]
-    CHECKPOINT_FIELD_NUMBER: _ClassVar[int]
+    SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
     PAUSE_FIELD_NUMBER: _ClassVar[int]
-    BACKUP_FIELD_NUMBER: _ClassVar[int]
     generation: int
     step: int
     gradient_norm: float
     evaluate: bool
-    checkpoint: bool
+    snapshot: SnapshotDestination
     pause: bool
-    backup: bool
-    def __init__(self, generation: _Optional[int] = ..., step: _Optional[int] = ..., gradient_norm: _Optional[float] = ..., evaluate: _Optional[bool] = ..., checkpoint: _Optional[bool] = ..., pause: _Optional[bool] = ..., backup: _Optional[bool] = ...) -> None: ...
+    def __init__(self, generation: _Optional[int] = ..., step: _Optional[int] = ..., gradient_norm: _Optional[float] = ..., evaluate: _Optional[bool] = ..., snapshot: _Optional[_Union[SnapshotDestination, str]] = ..., pause: _Optional[bool] = ...) -> None: ...
 
 class Abort(_message.Message):
     __slots__ = ("generation", "step", "reason")
@@ -476,22 +489,6 @@ class Applied(_message.Message):
     step: int
     state_digest: bytes
     def __init__(self, generation: _Optional[int] = ..., step: _Optional[int] = ..., state_digest: _Optional[bytes] = ...) -> None: ...
-
-class BucketWritten(_message.Message):
-    __slots__ = ("step", "bucket", "file", "size_bytes", "digest", "problem")
-    STEP_FIELD_NUMBER: _ClassVar[int]
-    BUCKET_FIELD_NUMBER: _ClassVar[int]
-    FILE_FIELD_NUMBER: _ClassVar[int]
-    SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
-    DIGEST_FIELD_NUMBER: _ClassVar[int]
-    PROBLEM_FIELD_NUMBER: _ClassVar[int]
-    step: int
-    bucket: int
-    file: str
-    size_bytes: int
-    digest: bytes
-    problem: str
-    def __init__(self, step: _Optional[int] = ..., bucket: _Optional[int] = ..., file: _Optional[str] = ..., size_bytes: _Optional[int] = ..., digest: _Optional[bytes] = ..., problem: _Optional[str] = ...) -> None: ...
 
 class Leaving(_message.Message):
     __slots__ = ("reason",)

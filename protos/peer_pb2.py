@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16\x64tfm/protos/peer.proto\x12\x04\x64tfm\"`\n\x0cStateRequest\x12\x12\n\ngeneration\x18\x01 \x01(\x04\x12\x0c\n\x04step\x18\x02 \x01(\r\x12\x0e\n\x06\x62ucket\x18\x03 \x01(\r\x12\x0e\n\x06offset\x18\x04 \x01(\x04\x12\x0e\n\x06\x62\x61\x63kup\x18\x05 \x01(\x08\" \n\rFollowRequest\x12\x0f\n\x07\x62uckets\x18\x01 \x03(\rb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16\x64tfm/protos/peer.proto\x12\x04\x64tfm\"g\n\x0cStateRequest\x12\x12\n\ngeneration\x18\x01 \x01(\x04\x12\x0c\n\x04step\x18\x02 \x01(\r\x12\x0e\n\x06\x62ucket\x18\x03 \x01(\r\x12\x0e\n\x06offset\x18\x04 \x01(\x04\x12\x15\n\rfrom_snapshot\x18\x05 \x01(\x08\"!\n\x0eStandbyRequest\x12\x0f\n\x07\x62uckets\x18\x01 \x03(\rb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,7 +32,7 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'dtfm.protos.peer_pb2', _glo
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_STATEREQUEST']._serialized_start=32
-  _globals['_STATEREQUEST']._serialized_end=128
-  _globals['_FOLLOWREQUEST']._serialized_start=130
-  _globals['_FOLLOWREQUEST']._serialized_end=162
+  _globals['_STATEREQUEST']._serialized_end=135
+  _globals['_STANDBYREQUEST']._serialized_start=137
+  _globals['_STANDBYREQUEST']._serialized_end=170
 # @@protoc_insertion_point(module_scope)

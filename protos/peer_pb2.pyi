@@ -7,20 +7,20 @@ from typing import ClassVar as _ClassVar, Optional as _Optional
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class StateRequest(_message.Message):
-    __slots__ = ("generation", "step", "bucket", "offset", "backup")
+    __slots__ = ("generation", "step", "bucket", "offset", "from_snapshot")
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     BUCKET_FIELD_NUMBER: _ClassVar[int]
     OFFSET_FIELD_NUMBER: _ClassVar[int]
-    BACKUP_FIELD_NUMBER: _ClassVar[int]
+    FROM_SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
     generation: int
     step: int
     bucket: int
     offset: int
-    backup: bool
-    def __init__(self, generation: _Optional[int] = ..., step: _Optional[int] = ..., bucket: _Optional[int] = ..., offset: _Optional[int] = ..., backup: _Optional[bool] = ...) -> None: ...
+    from_snapshot: bool
+    def __init__(self, generation: _Optional[int] = ..., step: _Optional[int] = ..., bucket: _Optional[int] = ..., offset: _Optional[int] = ..., from_snapshot: _Optional[bool] = ...) -> None: ...
 
-class FollowRequest(_message.Message):
+class StandbyRequest(_message.Message):
     __slots__ = ("buckets",)
     BUCKETS_FIELD_NUMBER: _ClassVar[int]
     buckets: _containers.RepeatedScalarFieldContainer[int]

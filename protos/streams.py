@@ -1,4 +1,4 @@
-"""The node-to-node methods. All but the State and Follow requests carry raw bytes: no message is built around a tensor."""
+"""The node-to-node methods. All but the State and Standby requests carry raw bytes: no message is built around a tensor."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def peer_handlers(
     upload: StreamToStream,
     download: StreamToStream,
     state: BytesToStream,
-    follow: BytesToStream,
+    standby: BytesToStream,
 ) -> grpc.GenericRpcHandler:
     """The server side.
 
@@ -32,7 +32,7 @@ def peer_handlers(
     would not do: where the call's end meets a write of the caller's, grpc puts its own INTERNAL in its place). ``ping``:
     echoes. ``upload`` and ``download``: a burst of bytes, there and back; who gets a piece
     answers with its size (ASCII decimal). ``state``: a StateRequest, answered by STATE frames.
-    ``follow``: a FollowRequest, answered by STATE frames of each bucket, then, for as long as the caller is there, UPDATE
+    ``standby``: a StandbyRequest, answered by STATE frames of each bucket, then, for as long as the caller is there, UPDATE
     and COMMITTED frames for each step.
     """
     return grpc.method_handlers_generic_handler(
@@ -43,7 +43,7 @@ def peer_handlers(
             "Upload": grpc.stream_stream_rpc_method_handler(upload),
             "Download": grpc.stream_stream_rpc_method_handler(download),
             "State": grpc.unary_stream_rpc_method_handler(state),
-            "Follow": grpc.unary_stream_rpc_method_handler(follow),
+            "Standby": grpc.unary_stream_rpc_method_handler(standby),
         },
     )
 
@@ -68,5 +68,5 @@ def state_call(channel: grpc.aio.Channel) -> Any:
     return channel.unary_stream(f"/{SERVICE}/State")
 
 
-def follow_call(channel: grpc.aio.Channel) -> Any:
-    return channel.unary_stream(f"/{SERVICE}/Follow")
+def standby_call(channel: grpc.aio.Channel) -> Any:
+    return channel.unary_stream(f"/{SERVICE}/Standby")
