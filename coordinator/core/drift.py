@@ -1,7 +1,7 @@
-"""Devices and links that are no longer as they were when the plan was made, as training itself shows: no probes.
+"""Devices and links that have changed since the plan was made, as training itself shows. Nothing is probed.
 
-Each is compared with itself under the same plan, for only then does it do the same work beside the same others. So it does not
-matter that a device computes less than its peak, or that a link is shared.
+Each is compared with itself under the same plan, when it does the same work beside the same others. So it does not matter that a
+device computes below its peak, or that a link is shared.
 """
 
 from __future__ import annotations
@@ -11,108 +11,110 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from dtfm.coordinator.core.messages import link_message
-from dtfm.coordinator.core.state import Seen, Switching
-from dtfm.coordinator.core.transition import Turn
+from dtfm.coordinator.core.state import Speeds, Switching
+from dtfm.coordinator.core.transition import Transition
 from dtfm.coordinator.core.validation import MOST_BANDWIDTH, MOST_FLOPS, check_codecs, check_flops
 from dtfm.coordinator.log import events as ev
 from dtfm.protos import control_pb2 as wire
 
 WINDOW = 5
-"""So many steps are looked at together, by their median: one slow step is noise. And what does not last a lease is, too: short
-steps would otherwise make a plan of every hiccup."""
+"""The number of steps whose median counts: a single slow step is noise. A change must also last a lease, so that short steps do
+not make a plan of every hiccup."""
 
 FACTOR = 2.0
-"""A device or link must be so many times slower, or faster, than before to be planned with anew."""
+"""How many times slower or faster than before a device or link must be to call for a new plan."""
 
 LEAST_SECONDS = 0.05
-"""What takes less in a step is not measured: it is not what the step waits for."""
+"""Shorter times within a step are not measured: the step does not wait for them."""
 
 
-def look(seen: Seen, speed: float, now: float, lasting: float) -> tuple[Seen, float | None]:
-    """``seen`` with the speed of one more step, which ended at ``now``, and by what factor that has changed, if it has been
-    otherwise for ``lasting`` seconds."""
-    recent = (*seen.recent, speed)[-WINDOW:]
+def compare(speeds: Speeds, speed: float, now: float, lasting: float) -> tuple[Speeds, float | None]:
+    """``speeds`` with that of one more step, which ended at ``now``, and the factor of the change, if one has lasted for
+    ``lasting`` seconds."""
+    recent = (*speeds.recent, speed)[-WINDOW:]
     if len(recent) < WINDOW:
-        return replace(seen, recent=recent), None
+        return replace(speeds, recent=recent), None
     level = statistics.median(recent)
-    if seen.before is None:
-        return Seen((), level), None
-    ratio = level / seen.before
+    if speeds.first is None:
+        return Speeds((), level), None
+    ratio = level / speeds.first
     if 1 / FACTOR < ratio < FACTOR:
-        return replace(seen, recent=recent, otherwise_since=None), None
-    since = now if seen.otherwise_since is None else seen.otherwise_since
+        return replace(speeds, recent=recent, changed_since=None), None
+    since = now if speeds.changed_since is None else speeds.changed_since
     if now - since < lasting:
-        return replace(seen, recent=recent, otherwise_since=since), None
-    return Seen((), level), ratio
+        return replace(speeds, recent=recent, changed_since=since), None
+    return Speeds((), level), ratio
 
 
-def committed(turn: Turn, votes: Mapping[str, wire.StepReady]) -> None:
-    """What the votes of a committed step show. Whoever has changed is planned with anew. While state is being copied nothing is
-    judged: that shares the links."""
-    if any(s.copying is not None and not s.copying.near for s in turn.state.sessions.values()):
+def committed(transition: Transition, votes: Mapping[str, wire.StepReady]) -> None:
+    """What the votes of a committed step show. While a standby is still copying nothing is judged: it shares the links."""
+    standbys = (session.standby for session in transition.state.members.sessions.values())
+    if any(standby is not None and standby.caught_up is None for standby in standbys):
         return
-    seen = dict(turn.state.seen)
+    speeds = dict(transition.state.speeds)
 
     def changed(what: tuple[str, str], speed: float) -> float | None:
-        seen[what], ratio = look(seen.get(what, Seen()), speed, turn.now, turn.state.lease)
+        speeds[what], ratio = compare(speeds.get(what, Speeds()), speed, transition.now, transition.state.lease)
         return ratio
 
     for node, vote in sorted(votes.items()):
         if vote.compute_seconds >= LEAST_SECONDS and (ratio := changed((node, ""), 1 / vote.compute_seconds)):
-            _device(turn, node, turn.state.ledger.members[node].device.flops * ratio, "in training")
+            _device_drifted(transition, node, transition.state.ledger.members[node].device.flops * ratio, "in training")
         for arrived in vote.arrived:
-            link = turn.state.ledger.links.get(arrived.source, {}).get(node)
+            link = transition.state.ledger.links.get(arrived.source, {}).get(node)
             if link is None:
                 continue
-            what, quickest = (arrived.source, node), arrived.bytes / LEAST_SECONDS
-            before = seen.get(what, Seen()).before
-            # What came quicker is as good as just so quick; that it was is known when it comes slowly one day.
-            speed = min(arrived.bytes / max(arrived.seconds, 1e-9), quickest)
-            if ratio := changed(what, speed):
+            # Cap the speed at what can be measured, so that a later slowdown still shows.
+            cap = arrived.bytes / LEAST_SECONDS
+            speed = min(arrived.bytes / max(arrived.seconds, 1e-9), cap)
+            first = speeds.get((arrived.source, node), Speeds()).first
+            if ratio := changed((arrived.source, node), speed):
                 bandwidth = min(link.bandwidth * ratio, MOST_BANDWIDTH)
-                if before is not None and before >= quickest and ratio < 1:  # by how much it is slower is not known
+                if first is not None and first >= cap and ratio < 1:  # the first was capped: the ratio says too little
                     bandwidth = min(bandwidth, speed)
-                now = replace(link, bandwidth=bandwidth)
-                turn.emit(ev.LinksMeasured(node, (now,)))
-                turn.send([arrived.source], links_changed=wire.LinksChanged(links=[link_message(now)]))
-                _reconsider(turn, node)
-    turn.set(seen=seen)
+                _link_drifted(transition, replace(link, bandwidth=bandwidth), ratio)
+    transition.state = replace(transition.state, speeds=speeds)
 
 
-def measured(turn: Turn, node: str, flops: float) -> None:
-    """A node has timed its device again (0: it has not); while it trains that would be no measure."""
-    plan, known = turn.state.ledger.plan, turn.state.ledger.members[node].device.flops
+def timed_while_idle(transition: Transition, node: str, flops: float) -> None:
+    """A node has timed its device again (0: it has not). While it trains that would be no measure."""
+    plan, known = transition.state.ledger.plan, transition.state.ledger.members[node].device.flops
     if not flops or (plan is not None and node in plan.nodes):
         return
     check_flops(flops)
     if not 1 / FACTOR < flops / known < FACTOR:
-        _device(turn, node, flops, "while idle")
+        _device_drifted(transition, node, flops, "while idle")
 
 
-def codecs_chosen(turn: Turn, node: str, message: wire.CodecsChosen) -> None:
-    """A node's answer to LinksChanged, if that made a difference. Its links carry other bytes now than before."""
-    ledger, plan = turn.state.ledger, turn.state.ledger.plan
-    if isinstance(turn.state.phase, Switching) or message.generation != ledger.generation:
-        return  # what it sends under the next plan comes with its PlanReady
+def codecs_chosen(transition: Transition, node: str, message: wire.CodecsChosen) -> None:
+    """A node's answer to LinksChanged, if that changed its codecs. Its links carry other numbers of bytes from now on."""
+    ledger, plan = transition.state.ledger, transition.state.ledger.plan
+    if isinstance(transition.state.phase, Switching) or message.generation != ledger.generation:
+        return  # its codecs under the next plan come with its PlanReady
     if plan is None or node not in plan.nodes:
         return
-    turn.emit(ev.CodecsChosen(node, check_codecs(message.codecs, plan, node)))
-    turn.set(seen={what: seen for what, seen in turn.state.seen.items() if what[0] != node or not what[1]})
+    transition.emit(ev.CodecsChosen(node, check_codecs(message.codecs, plan, node)))
+    devices_and_others = {what: s for what, s in transition.state.speeds.items() if what[0] != node or not what[1]}
+    transition.state = replace(transition.state, speeds=devices_and_others)
 
 
-def forget(turn: Turn) -> None:
-    """Under another plan nothing can be compared with before."""
-    turn.set(seen={})
+def forget(transition: Transition) -> None:
+    """Speeds under another plan cannot be compared with earlier ones."""
+    transition.state = replace(transition.state, speeds={})
 
 
-def _device(turn: Turn, node: str, flops: float, where: str) -> None:
+def _device_drifted(transition: Transition, node: str, flops: float, where: str) -> None:
     flops = min(max(flops, 1.0), MOST_FLOPS)
-    before = turn.state.ledger.members[node].device.flops
-    change = f"{flops / before:.1f} times faster" if flops > before else f"{before / flops:.1f} times slower"
-    reason = f"{where} it is {change} than before"
-    turn.emit(ev.DeviceDrifted(node, flops, reason))
-    _reconsider(turn, node)
+    before = transition.state.ledger.members[node].device.flops
+    transition.emit(ev.DeviceDrifted(node, flops, f"{where} it is {_change(flops / before)} than before"))
 
 
-def _reconsider(turn: Turn, node: str) -> None:
-    turn.set(considered=turn.state.considered - {node})
+def _link_drifted(transition: Transition, link: ev.Link, ratio: float) -> None:
+    reason = f"in training the link from {link.source} is {_change(ratio)} than before"
+    transition.emit(ev.LinksMeasured(link.destination, (link,), reason=reason))
+    changed = wire.LinksChanged(links=[link_message(link)])
+    transition.send([link.source], wire.CoordinatorMessage(links_changed=changed))
+
+
+def _change(ratio: float) -> str:
+    return f"{ratio:.1f} times faster" if ratio > 1 else f"{1 / ratio:.1f} times slower"

@@ -2,36 +2,41 @@
 
 from __future__ import annotations
 
-from dtfm.coordinator.core.transition import AnswerPlanNow, HangUp, Stop, Turn
+from dataclasses import replace
+
+from dtfm.coordinator.core.transition import AnswerPlanNow, HangUp, Stop, Transition
 from dtfm.coordinator.log import events as ev
 from dtfm.protos import control_pb2 as wire
 
 
-def finish(turn: Turn, reason: str) -> None:
-    turn.emit(ev.RunFinished(turn.state.ledger.step, reason))
-    _say_goodbye(turn, wire.Finish(completed=True, reason=reason), 0)
+def finish(transition: Transition, reason: str) -> None:
+    transition.emit(ev.RunFinished(transition.state.ledger.step, reason))
+    _say_goodbye(transition, wire.Finish(completed=True, reason=reason), 0)
 
 
-def fail(turn: Turn, reason: str) -> None:
-    turn.emit(ev.RunFailed(turn.state.ledger.step, reason))
-    _say_goodbye(turn, wire.Finish(completed=False, reason=reason), 1)
+def fail(transition: Transition, reason: str) -> None:
+    transition.emit(ev.RunFailed(transition.state.ledger.step, reason))
+    _say_goodbye(transition, wire.Finish(completed=False, reason=reason), 1)
 
 
-def stop(turn: Turn, reason: str, dismiss: bool) -> None:
-    """On request: nothing is lost but what came after the last checkpoint. Nodes that are not dismissed keep trying to
-    come back."""
-    if turn.state.stopped:
+def stop(transition: Transition, reason: str, dismiss: bool) -> None:
+    """On request. Work after the last checkpoint is not lost while nodes keep it in memory: those that are not dismissed wait
+    for the next coordinator process."""
+    if transition.state.stopped:
         return
-    turn.emit(ev.CoordinatorStopped(reason))
+    transition.emit(ev.CoordinatorStopped(reason))
     if not dismiss:
-        turn.commands.extend(HangUp(session.stream) for session in turn.state.sessions.values())
-        turn.set(sessions={})
-    _say_goodbye(turn, wire.Finish(completed=False, reason=reason), 1)
+        sessions = transition.state.members.sessions
+        transition.commands.extend(HangUp(session.stream) for session in sessions.values())
+        transition.set_members(replace(transition.state.members, sessions={}))
+    _say_goodbye(transition, wire.Finish(completed=False, reason=reason), 1)
 
 
-def _say_goodbye(turn: Turn, message: wire.Finish, exit_code: int) -> None:
-    turn.send(turn.state.sessions, finish=message)
-    for ticket in turn.state.planning.tickets if turn.state.planning else ():
-        turn.commands.append(AnswerPlanNow(ticket, False, turn.state.ledger.generation, message.reason))
-    turn.set(planning=None, chosen=None, stopped=True)
-    turn.commands.append(Stop(exit_code))
+def _say_goodbye(transition: Transition, message: wire.Finish, exit_code: int) -> None:
+    transition.send(transition.state.members.sessions, wire.CoordinatorMessage(finish=message))
+    planner = transition.state.planner
+    for ticket in planner.asked.tickets if planner.asked else ():
+        transition.commands.append(AnswerPlanNow(ticket, False, transition.state.ledger.generation, message.reason))
+    transition.set_planner(replace(planner, asked=None, chosen=None))
+    transition.state = replace(transition.state, stopped=True)
+    transition.commands.append(Stop(exit_code))

@@ -1,59 +1,78 @@
-"""Nodes that leave in order: what they do and hold is handed over first, so that it costs the others nothing."""
+"""Nodes that leave: lost from one moment to the next, or in order, when what they do and hold is handed over first."""
 
 from __future__ import annotations
 
-from dtfm.coordinator.core import membership, post_commit
-from dtfm.coordinator.core.replanning import consider
-from dtfm.coordinator.core.returning import worth_waiting
-from dtfm.coordinator.core.state import Gathering, Pausing, Session, Standing, Stepping
-from dtfm.coordinator.core.transition import HangUp, Turn
-from dtfm.coordinator.core.validation import shorten
+import math
+from dataclasses import replace
+
+from dtfm.coordinator.core import links, post_commit, steps
+from dtfm.coordinator.core.replanning import drop_stale_choice
+from dtfm.coordinator.core.safekeeping import snapshot
+from dtfm.coordinator.core.safekeeping.returning import worth_waiting
+from dtfm.coordinator.core.state import Destination, Gathering, Pausing, Session, Standing, Stepping
+from dtfm.coordinator.core.transition import HangUp, Transition
+from dtfm.coordinator.core.validation import MAX_NODES, shorten
 from dtfm.coordinator.log import events as ev
 from dtfm.protos import control_pb2 as wire
 
 
-def wishes_to_leave(turn: Turn, session: Session, leaving: wire.Leaving) -> None:
-    """From now on plans are made without the node; it works on until one has started, see `let_go`."""
-    if session.leaving:
+def leave(transition: Transition, session: Session, reason: str, *, for_good: bool = False) -> None:
+    """The node is gone. Training goes on without it. ``for_good``: its process has ended, and what it had in memory is lost."""
+    node, plan = session.node, transition.state.ledger.plan
+    links.remember(transition, session)
+    transition.set_members(transition.state.members.without_session(node))
+    transition.emit(ev.NodeLeft(node, reason))
+    left = {other: then for other, then in transition.state.members.left.items() if other != node}
+    for oldest in list(left)[: max(len(left) + 1 - MAX_NODES, 0)]:
+        del left[oldest]
+    left[node] = -math.inf if for_good else transition.now
+    transition.set_members(replace(transition.state.members, left=left))
+    drop_stale_choice(transition)
+    if transition.state.stopped:
         return
-    reason = shorten(leaving.reason) or "it did not say why"
-    turn.emit(ev.NodeLeaving(session.node, reason))
-    chosen = turn.state.chosen
-    turn.update(session, leaving=reason)
-    if chosen is not None and session.node in chosen.plan.nodes:
-        turn.set(chosen=None, considered=frozenset())
-    consider(turn)
+    if plan is not None and node in plan.nodes:
+        steps.node_lost(transition, node, reason)
+    else:
+        snapshot.node_left(transition, node)
 
 
-def let_go(turn: Turn) -> None:
-    """Whoever wants to go and is not needed any more is set free."""
-    for node in sorted(node for node, session in turn.state.sessions.items() if session.leaving):
-        session = turn.state.sessions.get(node)
-        if session is None or turn.state.stopped or _needed(turn, session):
+def wants_to_leave(transition: Transition, session: Session, leaving: wire.Leaving) -> None:
+    """From now on plans are made without the node. It works on until one has begun, see `let_go`."""
+    if transition.state.ledger.members[session.node].leaving:
+        return
+    transition.emit(ev.NodeLeaving(session.node, shorten(leaving.reason) or "it did not say why"))
+    drop_stale_choice(transition)
+
+
+def let_go(transition: Transition) -> None:
+    """Sets free the nodes that want to leave and are not needed any more."""
+    members = transition.state.ledger.members
+    for node in sorted(node for node, member in members.items() if member.leaving):
+        session = transition.state.members.sessions.get(node)
+        if session is None or transition.state.stopped or _is_needed(transition, session):
             continue
-        reason = f"in order: {session.leaving}"
-        turn.send(
-            [node], finish=wire.Finish(completed=True, reason="Left in order; the run goes on without this node.")
-        )
-        turn.commands.append(HangUp(session.stream))
-        membership.leave(turn, session, reason, for_good=True)
+        reason = f"in order: {members[node].leaving}"
+        finish = wire.Finish(completed=True, reason="Left in order; the run goes on without this node.")
+        transition.send([node], wire.CoordinatorMessage(finish=finish))
+        transition.commands.append(HangUp(session.stream))
+        leave(transition, session, reason, for_good=True)
 
 
-def _needed(turn: Turn, session: Session) -> bool:
+def _is_needed(transition: Transition, session: Session) -> bool:
     """Whether the others would lose something if this node went now."""
-    state, node = turn.state, session.node
+    state, node = transition.state, session.node
     if session.standing is not Standing.READY:
         return False
-    if any(node in tally.writers for tally in state.checkpoints.values()):
+    checkpoints = [s for s in state.safekeeping.snapshots if s.destination is Destination.CHECKPOINT]
+    if any(node in snapshot.writers for snapshot in checkpoints):
         return True
     match state.phase:
         case Gathering(waiting=waiting) as phase:  # a plan may still fetch state from it
-            return state.planning is not None or (
-                waiting is not None and worth_waiting(state, phase, turn.now) is not None
-            )
+            is_waiting = waiting is not None and worth_waiting(state, phase, transition.now) is not None
+            return state.planner.asked is not None or is_waiting
         case Stepping():
             return state.ledger.plan is not None and node in state.ledger.plan.nodes
-        case Pausing():
-            return not (state.saving and state.chosen is None) or bool(post_commit.missing(turn))
+        case Pausing() as phase:
+            return not phase.for_leaver or bool(post_commit.awaits(state, phase))
         case _:
             return True

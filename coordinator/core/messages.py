@@ -1,8 +1,8 @@
-"""Ours to the wire's: plans, assignments."""
+"""The coordinator's values as messages to nodes: plans, links, assignments, the beginning of a step."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 
 from dtfm.coordinator.log.events import Link
 from dtfm.coordinator.log.ledger import Ledger
@@ -37,12 +37,12 @@ def link_message(link: Link) -> control_pb2.LinkReport.Link:
 
 
 def assignments(
-    ledger: Ledger, reason: str, nodes: Iterable[str], backup: Sequence[control_pb2.Part] = ()
+    ledger: Ledger, reason: str, nodes: Iterable[str], snapshot: control_pb2.SnapshotSource
 ) -> Iterator[tuple[str, control_pb2.Assignment]]:
-    """For each of ``nodes`` the ledger's plan: state as of the last committed step comes from whoever holds it, or, where
-    some of it is held by nobody, all of it from the parts of a ``backup``, or, where there are none, from the checkpoint. A node
-    is told of the links that begin at it; all of them would not fit into a message where there are hundreds of nodes."""
-    common = _assignment(ledger, reason, backup)
+    """The ledger's plan, for each of ``nodes``. The state as of the last committed step comes from the members that hold it in
+    memory, or, if part of it is held by none, all of it from the ``snapshot``. A node is told of the links that begin at it:
+    those of hundreds of nodes would not fit into a message."""
+    common = _assignment(ledger, reason, snapshot)
     named = {peer.node for peer in common.peers}
     for node in nodes:
         message = control_pb2.Assignment()
@@ -58,7 +58,7 @@ def assignments(
 def beginnings(
     plan: Plan, step: int, progress: Mapping[str, control_pb2.Progress]
 ) -> Iterator[tuple[tuple[str, ...], control_pb2.Begin]]:
-    """For the replicas of each stage the start of ``step``, which goes on where ``progress``, by node, says so."""
+    """For the replicas of each stage, the beginning of ``step``, or its continuation from ``progress`` (by node)."""
     for stage, before, after in zip(plan.stages, (None, *plan.stages), (*plan.stages[1:], None), strict=False):
         yield (
             stage.replicas,
@@ -71,14 +71,15 @@ def beginnings(
         )
 
 
-def _assignment(ledger: Ledger, reason: str, backup: Sequence[control_pb2.Part]) -> control_pb2.Assignment:
+def _assignment(ledger: Ledger, reason: str, snapshot: control_pb2.SnapshotSource) -> control_pb2.Assignment:
     assert ledger.plan is not None
     assert ledger.described is not None
     held = ledger.step > 0 and ledger.state_is_held
     donors = ledger.holders if held else ((),) * len(ledger.described.workload.layers)
     last = ledger.last
-    parts = () if held else backup
-    named = {*ledger.plan.nodes, *(n for names in donors for n in names), *(n for part in parts for n in part.nodes)}
+    source = control_pb2.SnapshotSource() if held else snapshot
+    on_disks = {node for part in source.parts for node in part.nodes}
+    named = {*ledger.plan.nodes, *(node for names in donors for node in names), *on_disks}
     return control_pb2.Assignment(
         plan=plan_message(ledger.plan),
         peers=[
@@ -86,8 +87,7 @@ def _assignment(ledger: Ledger, reason: str, backup: Sequence[control_pb2.Part])
         ],
         step=ledger.step,
         donors=[control_pb2.Assignment.Donors(nodes=names) for names in donors],
-        checkpoint="" if held or parts or ledger.step == 0 else ledger.checkpoints[ledger.step],
-        backup=parts,
+        snapshot=source,
         reason=reason,
         last_commit=control_pb2.Commit(generation=last.generation, step=last.step, gradient_norm=last.gradient_norm)
         if last is not None

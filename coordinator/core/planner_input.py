@@ -1,4 +1,4 @@
-"""The cluster as the scheduler takes it, from what the nodes measured."""
+"""The planner's input: the cluster, as the nodes measured it."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from dtfm.scheduler.model.cluster import Cluster, Node
 
 DEFAULT_LATENCY_SECONDS = 0.02
 DEFAULT_BANDWIDTH = 12.5e6
-"""Bytes per second, as of a 100 Mbit/s connection: what a link counts as while none at all has been measured."""
+"""Bytes per second, as of a 100 Mbit/s connection. Both defaults apply while no link has been measured."""
 
 BITS_PER_ELEMENT = {"auto": 8.0625, "raw16": 16.0, "i8b256": 8.0625, "i4b64": 4.25, "i4h64": 4.25, "topk": 0.5625}
-"""Under each codec (kernels/layout.py). Where "auto" takes a gentler one than counted here, its transfer hides under compute."""
+"""By codec (kernels/layout.py). Where "auto" takes a gentler codec than this one, its transfer hides under compute."""
 
 
 def bytes_ratio(run: RunFile) -> float:
-    """Bytes on a link per byte of a tensor, under the run's codec that leaves most of them."""
+    """Bytes on a link per byte of a tensor, under the least compressing codec of the run."""
     width = 64.0 if run.train.precision == "fp64" else 32.0
     network = run.network
     return max(
@@ -30,8 +30,8 @@ def bytes_ratio(run: RunFile) -> float:
 
 
 def measured_cluster(ledger: Ledger, nodes: Sequence[str], ratio: float) -> Cluster:
-    """The nodes in the order given, with their links as measured; one that was not gets the median of those that were.
-    ``ratio``: see bytes_ratio."""
+    """The nodes in the order given, with their links as measured. A link that was not measured gets the median of the others.
+    ``ratio``: see `bytes_ratio`."""
     size = len(nodes)
     latency, bandwidth = np.full((size, size), np.nan), np.full((size, size), np.nan)
     places = {node: place for place, node in enumerate(nodes)}
@@ -57,11 +57,10 @@ def measured_cluster(ledger: Ledger, nodes: Sequence[str], ratio: float) -> Clus
 
 
 def _connections(measured: Sequence[Carried | None], fastest: NDArray[np.float64]) -> list[float | None]:
-    """Of every node what its connection carries, where ``fastest`` is its fastest link.
+    """Bytes per second that each node's connection carries; ``fastest`` are the nodes' fastest links.
 
-    The first to come had no peers, or few, to measure it with: it counts as so many times its fastest link as the median of
-    the others, if not more; None where nobody's was measured. A link may have become faster since, and is no faster than its
-    connection.
+    The first nodes had few peers to measure their connection with. Theirs counts as the median multiple of the fastest link, as
+    measured by the others, if that is more; None: nobody has measured. A connection carries at least its fastest link.
     """
     both = list(zip(measured, fastest.tolist(), strict=True))
     known = [carried.bandwidth / link for carried, link in both if carried and not carried.least and link]

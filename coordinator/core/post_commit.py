@@ -1,188 +1,127 @@
-"""What follows a commit: held-out loss, checkpoint, and after the last step the end of the run."""
+"""After a commit: the held-out loss, and, if training pauses, what the pause waits for.
+
+Pausing -> Switching when a plan is chosen; Pausing -> the run's end after the last step.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 
+from dtfm.coordinator.core.adoption import adopt, again
 from dtfm.coordinator.core.ending import fail, finish
-from dtfm.coordinator.core.replanning import adopt, again
-from dtfm.coordinator.core.state import CheckpointTally, EvaluationTally, Pausing
-from dtfm.coordinator.core.transition import Turn, WriteManifest
-from dtfm.coordinator.core.validation import check_bucket, malformed, shorten
+from dtfm.coordinator.core.state import Destination, Evaluation, Pausing, State
+from dtfm.coordinator.core.transition import Transition
+from dtfm.coordinator.core.validation import malformed
 from dtfm.coordinator.log import events as ev
-from dtfm.coordinator.log.ledger import Ledger
-from dtfm.coordinator.log.manifest import step_folder
 from dtfm.protos import control_pb2 as wire
-
-MAX_PENDING = 4
-"""So many checkpoints may be under way; a slower store loses the oldest."""
+from dtfm.scheduler.model.plan import Plan
 
 
-def expect(turn: Turn, step: int, evaluate: bool, checkpoint: bool) -> None:
-    """After the commit of ``step``: from now on its evaluation and checkpoint are awaited."""
-    plan = turn.state.ledger.plan
-    assert plan is not None
-    if evaluate:
-        tally = EvaluationTally(plan.generation, frozenset(route.nodes[-1] for route in plan.routes))
-        turn.set(evaluations={**turn.state.evaluations, step: tally})
-    if checkpoint:
-        if len(turn.state.checkpoints) >= MAX_PENDING:
-            oldest = min(turn.state.checkpoints)
-            give_up(turn, oldest, f"it was not done when that of step {step} began; raise checkpoint.every")
-        folder = step_folder(turn.state.run.checkpoint.uri, step)
-        turn.set(checkpoints={**turn.state.checkpoints, step: CheckpointTally(folder, frozenset(plan.nodes))})
+def expect_evaluation(transition: Transition, step: int, plan: Plan) -> None:
+    """The last nodes of the routes report their part of the held-out loss."""
+    evaluation = Evaluation(plan.generation, frozenset(route.nodes[-1] for route in plan.routes))
+    _set_evaluation(transition, step, evaluation)
 
 
-def evaluated(turn: Turn, node: str, report: wire.Evaluated) -> None:
-    tally = turn.state.evaluations.get(report.step)
-    if tally is None or tally.generation != report.generation or node not in tally.expected:
-        turn.log(f"ignored an evaluation of step {report.step} from {node}: none is awaited")
+def evaluated(transition: Transition, node: str, report: wire.Evaluated) -> None:
+    evaluation = transition.state.evaluations.get(report.step)
+    if evaluation is None or evaluation.generation != report.generation or node not in evaluation.expected:
+        transition.log(f"ignored an evaluation of step {report.step} from {node}: none is awaited")
         return
-    if report.samples > turn.state.run.train.evaluation_samples:
-        raise malformed("samples", report.samples, "no more than were asked for")
+    if report.samples > transition.state.run.train.evaluation_samples:
+        raise malformed("samples", report.samples, "at most the number that was asked for")
     if not math.isfinite(report.loss_sum):
-        evaluation_lost(turn, report.step, f"{node} says it is {report.loss_sum}")
+        evaluation_lost(transition, report.step, f"{node} says it is {report.loss_sum}")
         return
-    tally = replace(tally, reports={**tally.reports, node: report})
-    turn.set(evaluations={**turn.state.evaluations, report.step: tally})
-    samples = sum(r.samples for r in tally.reports.values())
-    if tally.reports.keys() != tally.expected or samples == 0:
+    evaluation = replace(evaluation, reports={**evaluation.reports, node: report})
+    _set_evaluation(transition, report.step, evaluation)
+    samples = sum(r.samples for r in evaluation.reports.values())
+    if evaluation.reports.keys() != evaluation.expected or samples == 0:
         return
-    described = turn.state.ledger.described
+    described = transition.state.ledger.described
     assert described is not None
-    loss = math.fsum(r.loss_sum for r in tally.reports.values()) / samples
-    turn.emit(ev.Evaluated(report.step, loss, samples, described.unigram_entropy))
-    _forget_evaluation(turn, report.step)
-    drained(turn)
+    loss = math.fsum(r.loss_sum for r in evaluation.reports.values()) / samples
+    transition.emit(ev.Evaluated(report.step, loss, samples, described.unigram_entropy))
+    _forget_evaluation(transition, report.step)
 
 
-def bucket_written(turn: Turn, node: str, written: wire.BucketWritten) -> None:
-    described = turn.state.ledger.described
-    assert described is not None
-    check_bucket(written, described.buckets)
-    tally = turn.state.checkpoints.get(written.step)
-    if tally is None:
-        turn.log(f"ignored bucket {written.bucket} of step {written.step} from {node}: no such checkpoint is awaited")
-        return
-    if written.problem:
-        give_up(turn, written.step, f"{node} could not write bucket {written.bucket}: {shorten(written.problem)}")
-        return
-    tally = replace(tally, buckets={**tally.buckets, written.bucket: written})
-    turn.set(checkpoints={**turn.state.checkpoints, written.step: tally})
-    if len(tally.buckets) == described.buckets:
-        turn.commands.append(WriteManifest(written.step, tally))
+def evaluation_lost(transition: Transition, step: int, why: str) -> None:
+    """The run goes on without this held-out loss."""
+    transition.log(f"no held-out loss after step {step}: {why}")
+    _forget_evaluation(transition, step)
 
 
-def manifest_done(turn: Turn, step: int, problem: str) -> None:
-    tally = turn.state.checkpoints.get(step)
-    if tally is None:
-        return
-    if problem:
-        give_up(turn, step, problem)
-        return
-    _forget_checkpoint(turn, step)
-    turn.emit(ev.CheckpointWritten(step, tally.folder))
-    drained(turn)
-
-
-def applied(turn: Turn, node: str, message: wire.Applied) -> None:
-    """After a commit with pause: the replicas of each stage must hold the same bits."""
-    phase, plan = turn.state.phase, turn.state.ledger.plan
+def applied(transition: Transition, node: str, message: wire.Applied) -> None:
+    """A node has applied the commit before the pause."""
+    phase, plan = transition.state.phase, transition.state.ledger.plan
     if not isinstance(phase, Pausing) or plan is None or node not in plan.nodes:
         return
-    if (message.generation, message.step) != (plan.generation, turn.state.ledger.step):
-        return
-    turn.set(phase=replace(phase, applied={**phase.applied, node: message.state_digest}))
-    drained(turn)
+    if (message.generation, message.step) == (plan.generation, transition.state.ledger.step):
+        transition.enter(replace(phase, applied={**phase.applied, node: message.state_digest}))
 
 
-def evaluation_lost(turn: Turn, step: int, why: str) -> None:
-    """The run goes on without this held-out loss."""
-    turn.log(f"no held-out loss after step {step}: {why}")
-    _forget_evaluation(turn, step)
-    drained(turn)
-
-
-def abandon(turn: Turn, node: str) -> frozenset[int]:
-    """``node`` has left: what it had still to evaluate or to write will not come. Returns the steps whose checkpoints
-    came to nothing."""
-    lost = set()
-    for step, evaluation in list(turn.state.evaluations.items()):
+def node_left(transition: Transition, node: str) -> None:
+    """The node's part of the held-out loss will not come."""
+    for step, evaluation in transition.state.evaluations.items():
         if node in evaluation.expected - evaluation.reports.keys():
-            turn.log(f"no held-out loss after step {step}: {node} left before its share was evaluated")
-            _forget_evaluation(turn, step)
-    for step, checkpoint in list(turn.state.checkpoints.items()):
-        if node in checkpoint.writers and not _all_buckets(turn.state.ledger, checkpoint):
-            _forget_checkpoint(turn, step)
-            turn.emit(ev.CheckpointFailed(step, f"{node} left before every part was written"))
-            lost.add(step)
-    return frozenset(lost)
+            evaluation_lost(transition, step, f"{node} left before its part was evaluated")
 
 
-def give_up(turn: Turn, step: int, reason: str) -> None:
-    """The checkpoint of ``step`` comes to nothing. Training goes on, unless it was the last one: then nothing would be
-    left of the run, and it fails."""
-    _forget_checkpoint(turn, step)
-    turn.emit(ev.CheckpointFailed(step, reason))
-    if step == turn.state.run.train.steps:
-        fail(turn, f"all steps are trained, but the last checkpoint could not be written: {reason}")
-
-
-def drained(turn: Turn) -> None:
-    """Once all that follows the last commit is there: the run ends, or goes on with the plan that was chosen."""
-    phase, ledger = turn.state.phase, turn.state.ledger
-    if not isinstance(phase, Pausing) or turn.state.stopped or missing(turn):
+def end_pause(transition: Transition) -> None:
+    """Once the pause waits for nothing, the run ends, or goes on with the plan that is chosen. A pause for a node that wants to
+    leave ends when it has left (leaving.py)."""
+    phase, ledger = transition.state.phase, transition.state.ledger
+    if transition.state.stopped or not isinstance(phase, Pausing) or awaits(transition.state, phase):
         return
     assert ledger.plan is not None
     for index, stage in enumerate(ledger.plan.stages):
         digests = {node: phase.applied[node].hex() for node in stage.replicas if node in phase.applied}
-        if len(set(digests.values())) > 1:
-            turn.emit(ev.DigestMismatch(ledger.step, ledger.generation, index, digests))
-            fail(
-                turn,
-                f"after step {ledger.step} the replicas of stage {index} hold different state; this is a bug in dtfm",
-            )
+        if not digests_agree(transition, ledger.step + 1, index, digests):
             return
-    if ledger.step < turn.state.run.train.steps:
-        if turn.state.chosen is not None:
-            adopt(turn, turn.state.chosen, "")
-        elif not turn.state.saving:  # else who wants to go does so now, see departure.py
-            again(turn, "a node of the plan that was chosen has left")
-        return
-    finish(turn, f"all {ledger.step} steps are trained; the checkpoint is {ledger.checkpoints[ledger.step]}")
+    if ledger.step >= transition.state.run.train.steps:
+        finish(transition, f"all {ledger.step} steps are trained; the checkpoint is {ledger.checkpoints[ledger.step]}")
+    elif transition.state.planner.chosen is not None:
+        adopt(transition, transition.state.planner.chosen, "")
+    elif not phase.for_leaver:
+        again(transition, "a node of the plan that was chosen has left")
 
 
-def overdue(turn: Turn) -> None:
-    """What follows a commit with pause took longer than patience lasts."""
-    phase, step = turn.state.phase, turn.state.ledger.step
-    assert isinstance(phase, Pausing)
-    fail(turn, f"step {step} is trained, but {missing(turn)} did not come within {turn.state.patience:g} seconds")
-
-
-def missing(turn: Turn) -> str:
+def awaits(state: State, phase: Pausing) -> str:
     """What the pause still waits for; empty: nothing."""
-    phase, ledger = turn.state.phase, turn.state.ledger
-    assert isinstance(phase, Pausing)
+    ledger = state.ledger
     assert ledger.plan is not None
-    silent = sorted((set(ledger.plan.nodes) & turn.state.sessions.keys()) - phase.applied.keys())
-    if ledger.step == turn.state.run.train.steps and ledger.step not in ledger.checkpoints:
+    silent = sorted((set(ledger.plan.nodes) & state.members.sessions.keys()) - phase.applied.keys())
+    if ledger.step == state.run.train.steps and ledger.step not in ledger.checkpoints:
         return "the last checkpoint"
-    if turn.state.saving and ledger.step in turn.state.checkpoints:
+    if phase.for_leaver and state.safekeeping.snapshot(Destination.CHECKPOINT, ledger.step) is not None:
         return "the checkpoint"
-    if ledger.step in turn.state.evaluations:
+    if ledger.step in state.evaluations:
         return "the held-out loss"
     return f"the word of {', '.join(silent)}" if silent else ""
 
 
-def _all_buckets(ledger: Ledger, tally: CheckpointTally) -> bool:
-    assert ledger.described is not None
-    return len(tally.buckets) == ledger.described.buckets
+def overdue(transition: Transition, phase: Pausing) -> None:
+    """The pause took longer than patience lasts."""
+    step = transition.state.ledger.step
+    awaited = awaits(transition.state, phase)
+    fail(transition, f"step {step} is trained, but {awaited} did not come within {transition.state.patience:g} seconds")
 
 
-def _forget_evaluation(turn: Turn, step: int) -> None:
-    turn.set(evaluations={s: tally for s, tally in turn.state.evaluations.items() if s != step})
+def digests_agree(transition: Transition, step: int, stage: int, digests: Mapping[str, str]) -> bool:
+    """Whether the replicas of a stage (digests by node) hold the same state before ``step``; otherwise the run has failed."""
+    if len(set(digests.values())) <= 1:
+        return True
+    transition.emit(ev.DigestMismatch(step, transition.state.ledger.generation, stage, dict(digests)))
+    fail(transition, f"before step {step} the replicas of stage {stage} hold different state; this is a bug in dtfm")
+    return False
 
 
-def _forget_checkpoint(turn: Turn, step: int) -> None:
-    turn.set(checkpoints={s: tally for s, tally in turn.state.checkpoints.items() if s != step})
+def _set_evaluation(transition: Transition, step: int, evaluation: Evaluation) -> None:
+    transition.state = replace(transition.state, evaluations={**transition.state.evaluations, step: evaluation})
+
+
+def _forget_evaluation(transition: Transition, step: int) -> None:
+    evaluations = {s: evaluation for s, evaluation in transition.state.evaluations.items() if s != step}
+    transition.state = replace(transition.state, evaluations=evaluations)

@@ -1,277 +1,270 @@
-"""From nodes that are ready to a plan that trains: asking the planner, adopting, waiting for state, beginning."""
+"""When to plan anew: `decide` is pure and gives its reason, `replan` carries it out, `planned` takes the planner's answer."""
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from dtfm.coordinator.core import snapshot, standby
-from dtfm.coordinator.core.ending import fail, finish
-from dtfm.coordinator.core.messages import assignments
+from dtfm.coordinator.core.adoption import adopt, answer
+from dtfm.coordinator.core.ending import fail
 from dtfm.coordinator.core.planner_input import bytes_ratio, measured_cluster
-from dtfm.coordinator.core.returning import Return, worth_waiting
-from dtfm.coordinator.core.state import (
-    ATTEMPTS,
-    GRACE_LEASES,
-    HASTE_LEASES,
-    LAST_WORD_LEASES,
-    PLANNING_LEASES,
-    Gathering,
-    PlanAsked,
-    PlanChosen,
-    State,
-    Stepping,
-    Switching,
-)
-from dtfm.coordinator.core.transition import AnswerPlanNow, Planned, PlanWanted, Turn
-from dtfm.coordinator.core.validation import check_lost, shorten
+from dtfm.coordinator.core.safekeeping import standby
+from dtfm.coordinator.core.safekeeping.availability import availability
+from dtfm.coordinator.core.safekeeping.returning import Return, worth_waiting
+from dtfm.coordinator.core.state import ATTEMPTS, Answer, Asked, Gathering, PlanChosen, Question, State, Stepping
+from dtfm.coordinator.core.timeouts import GRACE_LEASES, HASTE_LEASES, LAST_WORD_LEASES, PLANNING_LEASES
+from dtfm.coordinator.core.transition import Planned, PlanWanted, Transition
 from dtfm.coordinator.log import events as ev
 from dtfm.scheduler.model.plan import Plan
 from dtfm.scheduler.model.problem import Problem
 from dtfm.scheduler.replan.failover import rerouted
 
 
-def regroup(turn: Turn, reason: str) -> None:
-    """Nothing trains any more; plan anew over the nodes that are ready."""
-    planning = turn.state.planning
-    if planning is not None:  # what it was told is out of date
-        planning = replace(planning, ready=frozenset())
-    phase = turn.state.phase
-    waiting = phase.waiting if isinstance(phase, Gathering) else None  # one more loss makes that no longer
-    turn.set(phase=Gathering(turn.now, reason, waiting=waiting), chosen=None, planning=planning)
-    consider(turn)
+class WaitReason(enum.Enum):
+    """Why there is nothing to ask and nothing to adopt."""
+
+    TOO_FEW_NODES = enum.auto()
+    NODES_MAY_RETURN = enum.auto()
+    """Training would go back otherwise, and that costs more than waiting."""
+    STANDBYS_MAY_REPORT = enum.auto()
+    """A standby has still to say whether it has what nobody else has any more."""
+    NO_PLAN = enum.auto()
+    """The planner found none for these nodes."""
+    PLANNING = enum.auto()
+    """The planner is at work."""
+    SWITCHING = enum.auto()
+    """A plan is chosen, and adopted after the next commit; or it is adopted, and does not train yet."""
+    EVERYBODY_LEAVES = enum.auto()
+    PLAN_IS_BEST = enum.auto()
+    """The planner has looked since the last change."""
 
 
-def consider(turn: Turn, ticket: int | None = None) -> None:
-    """Asks the planner if there is cause to: nothing trains, a ready node has no part in the plan, or somebody asks."""
-    state = turn.state
-    phase = state.phase
-    ready = frozenset(state.staying)
-    tickets = () if ticket is None else (ticket,)
-    if isinstance(phase, Gathering):
-        if problem := _too_few(turn, phase):
-            _wait(turn, phase, problem)
-            answer(turn, tickets, False, problem)
-            return
-        if (awaited := worth_waiting(state, phase, turn.now)) is not None:
-            problem = _await_return(turn, phase, awaited)
-            answer(turn, tickets, False, problem)
-            return
-        if turn.now < phase.since + LAST_WORD_LEASES * state.lease and standby.last_words_due(state):
-            answer(turn, tickets, False, "nodes that copied state of a lost one have still to say how far they came")
-            return
-        if (plan := _carried_on(turn)) is not None:
-            answer(turn, tickets, False, "the plan has just changed")
-            turn.set(considered=frozenset())  # a better one is looked for once it trains
-            adopt(turn, PlanChosen(plan, "the same stages without who is gone"), phase.reason)
-            return
-        if phase.said and state.considered == ready and not tickets:
-            return  # the planner found no plan for these
-        if state.planning and state.planning.ready == ready:
-            turn.set(planning=replace(state.planning, tickets=state.planning.tickets + tickets))
-            return
-    elif not isinstance(phase, Stepping) or state.planning or (state.chosen and not standby.awaited(state)):
-        answer(turn, tickets, False, "a change of plan is under way already")
-        return
-    elif not ready:
-        turn.set(saving=True)
-        answer(turn, tickets, False, "every node wants to leave")
-        return
-    elif ticket is None and ready <= state.considered and (state.saving or not state.leaver_at_work):
-        return
-    _ask(turn, ready, tickets)
+@dataclass(frozen=True, slots=True)
+class Wait:
+    reason: WaitReason
+    sentence: str
 
 
-def planned(turn: Turn, result: Planned) -> None:
-    """The planner's answer. One that was overtaken by a newer question is dropped."""
-    asked, phase, outcome = turn.state.planning, turn.state.phase, result.outcome
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """Ask the planner. ``hasty``: the run stands still, and goes on with the first good plan."""
+
+    question: Question
+    hasty: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Adopt:
+    choice: PlanChosen
+    cause: str
+
+
+Decision = Wait | Ask | Adopt
+
+
+def decide(state: State, now: float, *, asked_for: bool = False) -> Decision:
+    """What to do about the plan. ``asked_for``: somebody wants the planner to look, though nothing may have changed."""
+    match state.phase:
+        case Gathering() as phase:
+            return _decide_to_begin(state, phase, now, asked_for)
+        case Stepping():
+            return _decide_to_change(state, asked_for)
+        case _:
+            return Wait(WaitReason.SWITCHING, "a change of plan is under way already")
+
+
+def replan(transition: Transition, tickets: Sequence[int] = ()) -> None:
+    """Carries out what `decide` says. ``tickets``: who waits for an answer."""
+    decision, phase = decide(transition.state, transition.now, asked_for=bool(tickets)), transition.state.phase
+    match decision:
+        case Wait(WaitReason.PLANNING) if isinstance(phase, Gathering):
+            _attach(transition, tickets)
+        case Wait(reason, sentence):
+            answer(transition, tickets, False, sentence)
+            if isinstance(phase, Gathering) and reason is not WaitReason.STANDBYS_MAY_REPORT:
+                _wait(transition, phase, reason, sentence)
+        case Ask(question, hasty):
+            _ask(transition, question, hasty, tickets)
+        case Adopt(choice, cause):
+            answer(transition, tickets, False, "the plan has just changed")
+            adopt(transition, choice, cause)
+
+
+def planned(transition: Transition, result: Planned) -> None:
+    """The planner's answer, if it is to the last question. `replan` acts on it."""
+    state, planner, outcome = transition.state, transition.state.planner, result.outcome
+    asked = planner.asked
     if asked is None or asked.number != result.number:
         return
-    if not asked.ready <= set(turn.state.staying):
-        turn.set(planning=None)
-        answer(turn, asked.tickets, False, "a node left meanwhile")
-        consider(turn)
+    if not asked.question.nodes <= question_of(state).nodes:
+        transition.set_planner(replace(planner, asked=None))
+        answer(transition, asked.tickets, False, "a node left meanwhile")
         return
-    if asked.hasty and isinstance(phase, Gathering) and isinstance(outcome, str) and not result.hopeless:
-        _ask(turn, asked.ready, (), thorough=True)
-        return
-    turn.set(planning=None, considered=frozenset() if asked.hasty else asked.ready)
-    current = turn.state.ledger.plan
     if isinstance(outcome, str):
-        answer(turn, asked.tickets, False, outcome)
-        if isinstance(phase, Gathering) and result.hopeless:
-            fail(turn, f"no plan is possible: {outcome}")
-        elif isinstance(phase, Gathering):
-            _wait(turn, phase, outcome)
-        elif turn.state.leaver_at_work:
-            turn.set(saving=True)
-    elif isinstance(phase, Gathering):
-        answer(turn, asked.tickets, True, outcome.reason)
-        adopt(turn, outcome, phase.reason)
-    elif current is not None and _same_work(outcome.plan, current):
-        answer(turn, asked.tickets, False, f"the plan stays as it is: {outcome.reason}")
-        turn.set(chosen=None)
-        standby.keep_up(turn)
-    elif isinstance(phase, Stepping):
-        answer(turn, asked.tickets, True, outcome.reason)
-        turn.set(chosen=outcome)
-        standby.keep_up(turn)
-    else:
-        answer(turn, asked.tickets, False, "the plan changed meanwhile")
-
-
-def adopt(turn: Turn, choice: PlanChosen, cause: str, *, afresh: bool = False) -> None:
-    """The plan gets the next generation and goes out to everybody. Where some stage's state is held by no node any more,
-    training goes back to the newest backup or checkpoint, or to the start. ``afresh``: nothing that was done of the next step
-    counts."""
-    ledger = turn.state.ledger
-    if ledger.step >= turn.state.run.train.steps and ledger.step in ledger.checkpoints:
-        finish(turn, f"all {ledger.step} steps are trained; the checkpoint is {ledger.checkpoints[ledger.step]}")
+        if result.hopeless and isinstance(state.phase, Gathering):
+            fail(transition, f"no plan is possible: {outcome}")
+        elif asked.hasty and not result.hopeless:
+            transition.set_planner(replace(planner, answer=Answer(asked.question, True, None, outcome)))
+            _ask(transition, asked.question, False, ())
+        else:
+            transition.set_planner(replace(planner, asked=None, answer=Answer(asked.question, False, None, outcome)))
+            answer(transition, asked.tickets, False, outcome)
         return
-    if not ledger.state_is_held:
-        standby.count_copies(turn)
-    ledger = turn.state.ledger
-    there = ledger.step in ledger.checkpoints or snapshot.restorable(turn.state, ledger.step)
-    if not ledger.state_is_held and not there:
-        _roll_back(turn, "no node holds all of the state as of the last step any more")
-        afresh = True
-    ledger = turn.state.ledger
-    reason = shorten(f"{cause}: {choice.reason}" if cause else choice.reason)
-    plan = replace(choice.plan, generation=ledger.generation + 1)
-    turn.emit(
-        ev.PlanAdopted(
-            plan.generation,
-            plan,
-            reason,
-            ledger.step,
-            choice.predicted_seconds,
-            choice.lower_bound_seconds,
-            plan.generation if afresh else ledger.counts_from,
-        )
-    )
-    if turn.state.planning is not None:
-        answer(turn, turn.state.planning.tickets, False, "the plan has just changed")
-    if turn.state.chosen not in (None, choice):
-        turn.set(considered=frozenset())  # what was chosen is dropped: whom it was for is planned with again
-    turn.set(
-        phase=Switching(frozenset(plan.nodes), turn.now + turn.state.patience),
-        chosen=None,
-        planning=None,
-        gathered=True,
-        saving=False,
-        evaluations={},
-    )
-    parts = snapshot.backup_parts(turn.state) if snapshot.restorable(turn.state, turn.state.ledger.step) else ()
-    for node, message in assignments(turn.state.ledger, reason, turn.state.ready, parts):
-        turn.send([node], assignment=message)
-
-
-def again(turn: Turn, reason: str, *, afresh: bool = False) -> None:
-    """The same plan under the next generation; ``afresh`` as in adopt."""
-    plan = turn.state.ledger.plan
-    assert plan is not None
-    adopt(turn, PlanChosen(plan, "the same plan again"), reason, afresh=afresh)
-
-
-def plan_failed(
-    turn: Turn, node: str, generation: int, problem: str, backup: bool = False, lost: Sequence[int] = ()
-) -> None:
-    """A node could not take its part; after some attempts in a row the run fails. ``backup`` and ``lost`` as in the event."""
-    if not isinstance(turn.state.phase, Switching) or generation != turn.state.ledger.generation:
-        return
-    problem = shorten(problem)
-    if lost:
-        check_lost(lost, len(turn.state.ledger.held))
-        turn.update(turn.state.sessions[node], copying=None)  # if that is what it was to have
-    turn.emit(ev.PlanFailed(generation, node, problem, backup, tuple(lost)))
-    if turn.state.ledger.plan_failures >= ATTEMPTS:
-        fail(turn, f"{ATTEMPTS} plans in a row could not start; the last because of {node}: {problem}")
+    found = Answer(asked.question, asked.hasty, outcome.plan)
+    if not isinstance(state.phase, Gathering | Stepping):
+        transition.set_planner(replace(planner, asked=None))
+        answer(transition, asked.tickets, False, "the plan changed meanwhile")
+    elif isinstance(state.phase, Stepping) and _same_work(outcome.plan, state.ledger.plan):
+        transition.set_planner(replace(planner, asked=None, answer=found, chosen=None))
+        answer(transition, asked.tickets, False, f"the plan stays as it is: {outcome.reason}")
     else:
-        if (
-            turn.state.ledger.plan_failures == ATTEMPTS - 1
-            and _stored_step(turn.state)
-            and turn.state.ledger.state_is_held
-        ):
-            _roll_back(
-                turn, "the nodes could not take up what they hold of the last step; the last attempt goes without it"
-            )
-        regroup(turn, f"{node} could not take its part")
+        transition.set_planner(replace(planner, asked=None, answer=found, chosen=outcome))
+        answer(transition, asked.tickets, True, outcome.reason)
 
 
-def answer(turn: Turn, tickets: tuple[int, ...], changed: bool, reason: str) -> None:
-    """To those who asked to plan now; a change comes under the next generation, at the next commit."""
-    generation = turn.state.ledger.generation + changed
-    turn.commands.extend(AnswerPlanNow(ticket, changed, generation, reason) for ticket in tickets)
+def drop_stale_choice(transition: Transition) -> None:
+    """A chosen plan is of no use if one of its nodes has left or wants to leave."""
+    chosen = transition.state.planner.chosen
+    if chosen is not None and not set(chosen.plan.nodes) <= set(transition.state.ledger.staying):
+        transition.set_planner(replace(transition.state.planner, chosen=None))
 
 
-def _carried_on(turn: Turn) -> Plan | None:
-    """The plan that trained until now, without those of its nodes that are gone; None where that is not possible."""
-    state = turn.state
-    plan, described = state.ledger.plan, state.ledger.described
-    if plan is None or described is None or not state.gathered or state.ledger.plan_failures == ATTEMPTS - 1:
-        return None  # the last attempt is with a plan of another making
-    present = [node for node in state.ready if node in plan.nodes or node in state.staying]
+def leaver_is_stuck(state: State) -> bool:
+    """Whether a node of the plan wants to leave and no plan is possible without it: then the next commit ends in a checkpoint."""
+    if not state.ledger.leaver_at_work:
+        return False
+    found, question = state.planner.answer, question_of(state)
+    no_plan = found is not None and found.question == question and found.plan is None and not found.hasty
+    return no_plan or not question.nodes
+
+
+def question_of(state: State) -> Question:
+    """What the planner would be asked now."""
+    members = state.ledger.members
+    return Question(frozenset((node, members[node].incarnation) for node in state.ledger.staying), state.ledger.changes)
+
+
+def _decide_to_begin(state: State, phase: Gathering, now: float, asked_for: bool) -> Decision:
+    planner, question = state.planner, question_of(state)
+    if problem := _too_few(state, phase, now):
+        return Wait(WaitReason.TOO_FEW_NODES, problem)
+    if (awaited := worth_waiting(state, phase, now)) is not None:
+        return Wait(WaitReason.NODES_MAY_RETURN, _return_sentence(awaited, phase, now))
+    if now < phase.since + LAST_WORD_LEASES * state.lease and standby.last_words_awaited(state):
+        return Wait(WaitReason.STANDBYS_MAY_REPORT, "standbys of lost state have still to say how far they came")
+    if (plan := _carried_on(state)) is not None:
+        return Adopt(PlanChosen(plan, "the same stages without the nodes that are gone"), phase.reason)
+    if planner.chosen is not None:
+        return Adopt(planner.chosen, phase.reason)
+    found = planner.answer if planner.answer and planner.answer.question == question else None
+    if found is not None and found.plan is None and not found.hasty and not asked_for:
+        return Wait(WaitReason.NO_PLAN, found.problem)
+    if planner.asked is not None and planner.asked.question == question:
+        return Wait(WaitReason.PLANNING, "the planner is at work")
+    hasty = state.ledger.plan is not None and not (found is not None and found.hasty)
+    return Ask(question, hasty)
+
+
+def _decide_to_change(state: State, asked_for: bool) -> Decision:
+    planner, question = state.planner, question_of(state)
+    if planner.asked is not None:
+        return Wait(WaitReason.PLANNING, "a change of plan is under way already")
+    if planner.chosen is not None and not standby.still_copying(state):
+        return Wait(WaitReason.SWITCHING, "a change of plan is under way already")
+    if not question.nodes:
+        return Wait(WaitReason.EVERYBODY_LEAVES, "every node wants to leave")
+    if not asked_for and _is_best(state, question):
+        return Wait(WaitReason.PLAN_IS_BEST, "nothing has changed since the planner last looked")
+    return Ask(question, hasty=False)
+
+
+def _is_best(state: State, question: Question) -> bool:
+    """Whether the planner has answered this question. That an idle node left does not change the answer."""
+    found, chosen = state.planner.answer, state.planner.chosen
+    if found is None or found.hasty or found.question.changes != question.changes:
+        return False
+    if found.plan is None:
+        return found.question == question
+    target = chosen.plan if chosen is not None else state.ledger.plan
+    return (
+        question.nodes <= found.question.nodes
+        and _same_work(found.plan, target)
+        and set(found.plan.nodes) <= {node for node, _ in question.nodes}
+    )
+
+
+def _carried_on(state: State) -> Plan | None:
+    """The plan that trained until now, without its nodes that are gone; None if that is not possible."""
+    ledger = state.ledger
+    plan, described = ledger.plan, ledger.described
+    if plan is None or described is None or not state.planner.has_planned or ledger.plan_failures == ATTEMPTS - 1:
+        return None  # the last attempt is made with another plan
+    present = [node for node in ledger.ready if node in plan.nodes or node in ledger.staying]
     if not present:
         return None
-    holders = [set(layer) for layer in state.ledger.holders] or [set[str]() for _ in described.workload.layers]
-    for node, layers in standby.copies(state):
-        for layer in range(*layers):
-            holders[layer].add(node)
-    return rerouted(
-        plan, Problem(measured_cluster(state.ledger, present, bytes_ratio(state.run)), described.workload), holders
-    )
+    holders = availability(state).in_memory(ledger.step) or [frozenset[str]() for _ in described.workload.layers]
+    cluster = measured_cluster(ledger, present, bytes_ratio(state.run))
+    return rerouted(plan, Problem(cluster, described.workload), holders)
 
 
-def _too_few(turn: Turn, phase: Gathering) -> str:
+def _too_few(state: State, phase: Gathering, now: float) -> str:
     """Why planning makes no sense yet; empty: it does."""
-    state = turn.state
-    cluster, ready = state.run.cluster, len(state.staying)
+    cluster, ready = state.run.cluster, len(state.ledger.staying)
     pinned = cluster.pinned
     least = len(pinned) if isinstance(pinned, tuple) else pinned or 1
-    waited = bool(state.ledger.generation) and turn.now - phase.since >= GRACE_LEASES * state.lease
-    if not state.gathered and not waited:
+    waited = bool(state.ledger.generation) and now - phase.since >= GRACE_LEASES * state.lease
+    if not state.planner.has_planned and not waited:
         least = cluster.nodes
     return f"{ready} of {least} nodes are ready" if ready < least else ""
 
 
-def _await_return(turn: Turn, phase: Gathering, awaited: Return) -> str:
-    """Waits for them; returns the sentence that says so."""
-    phase = replace(phase, waiting=turn.now if phase.waiting is None else phase.waiting)
-    assert phase.waiting is not None
-    problem = (
-        f"up to {awaited.until - phase.waiting:.3g} seconds for {', '.join(awaited.nodes)} to come back, who may still have the "
-        f"state as of step {awaited.step}; without, training goes back to step {awaited.otherwise}"
+def _return_sentence(awaited: Return, phase: Gathering, now: float) -> str:
+    since = now if phase.waiting is None else phase.waiting
+    return (
+        f"up to {awaited.until - since:.3g} seconds for {', '.join(awaited.nodes)} to return, which may still have the state as "
+        f"of step {awaited.step}; without, training goes back to step {awaited.otherwise}"
     )
-    turn.set(phase=phase, considered=frozenset())  # once that is over, they are to be planned with
-    _wait(turn, phase, problem)
-    return problem
 
 
-def _wait(turn: Turn, phase: Gathering, problem: str) -> None:
-    if phase.said != problem:
-        turn.emit(ev.Waiting(f"{phase.reason}: {problem}" if phase.reason else problem))
-        turn.set(phase=replace(phase, said=problem))
-    turn.set(planning=None)
+def _wait(transition: Transition, phase: Gathering, reason: WaitReason, sentence: str) -> None:
+    """Says so once. What the planner was asked is out of date."""
+    if reason is WaitReason.NODES_MAY_RETURN and phase.waiting is None:
+        phase = replace(phase, waiting=transition.now)
+    if phase.said != sentence:
+        transition.emit(ev.Waiting(f"{phase.reason}: {sentence}" if phase.reason else sentence))
+        phase = replace(phase, said=sentence)
+    if phase != transition.state.phase:
+        transition.enter(phase)
+    planner = transition.state.planner
+    if planner.asked is not None:
+        answer(transition, planner.asked.tickets, False, sentence)
+        transition.set_planner(replace(planner, asked=None))
 
 
-def _ask(turn: Turn, ready: frozenset[str], tickets: tuple[int, ...], thorough: bool = False) -> None:
-    """``thorough``: even if nothing trains. Else those who could train on would wait for the planner: the first good plan is
-    taken then, and a better one looked for once it trains."""
-    state = turn.state
-    hasty = isinstance(state.phase, Gathering) and state.ledger.plan is not None and not thorough
-    described = state.ledger.described
-    assert described is not None
-    old = state.planning.tickets if state.planning else ()
-    asked = PlanAsked(state.asked + 1, ready, old + tickets, hasty)
-    turn.set(asked=asked.number, planning=asked)
+def _attach(transition: Transition, tickets: Sequence[int]) -> None:
+    """They get the answer to the question that the planner is working on."""
+    planner = transition.state.planner
+    if tickets and planner.asked is not None:
+        asked = replace(planner.asked, tickets=(*planner.asked.tickets, *tickets))
+        transition.set_planner(replace(planner, asked=asked))
+
+
+def _ask(transition: Transition, question: Question, hasty: bool, tickets: Sequence[int]) -> None:
+    state, planner = transition.state, transition.state.planner
+    waiting = planner.asked.tickets if planner.asked else ()
+    asked = Asked(planner.number + 1, question, hasty, (*waiting, *tickets))
+    transition.set_planner(replace(planner, number=asked.number, asked=asked))
+    assert state.ledger.described is not None
+    nodes = sorted(node for node, _ in question.nodes)
     pinned = state.run.cluster.pinned
-    if isinstance(pinned, tuple) and sum(pinned) > len(ready):
-        pinned = len(pinned)  # the pinned replicas are not all there: keep training with the same number of stages
-    turn.commands.append(
+    if isinstance(pinned, tuple) and sum(pinned) > len(nodes):
+        pinned = len(pinned)  # some of the pinned replicas are missing: train with the same number of stages
+    transition.commands.append(
         PlanWanted(
             number=asked.number,
-            cluster=measured_cluster(state.ledger, sorted(ready), bytes_ratio(state.run)),
-            workload=described.workload,
+            cluster=measured_cluster(state.ledger, nodes, bytes_ratio(state.run)),
+            workload=state.ledger.described.workload,
             incumbent=state.ledger.plan,
             stages=pinned,
             seed=state.run.seed,
@@ -281,21 +274,5 @@ def _ask(turn: Turn, ready: frozenset[str], tickets: tuple[int, ...], thorough: 
     )
 
 
-def _stored_step(state: State) -> int:
-    """Step of the newest checkpoint or backup that can be gone back to; 0: there is none."""
-    return max(state.ledger.checkpoint_step, snapshot.restorable_step(state))
-
-
-def _roll_back(turn: Turn, reason: str) -> None:
-    ledger, step = turn.state.ledger, _stored_step(turn.state)
-    origin = "the nodes' own backup" if step == snapshot.restorable_step(turn.state) else "the checkpoint"
-    again = "from the start" if step == 0 else f"from {origin} of step {step}"
-    sentence = f"{reason}; {ledger.step - step} steps are trained again {again}"
-    turn.emit(ev.RolledBack(step, ledger.step, ledger.checkpoints.get(step, ""), sentence))
-    snapshot.rolled_back(turn)
-    # Those of later steps would be of another past.
-    turn.set(checkpoints={s: tally for s, tally in turn.state.checkpoints.items() if s <= step})
-
-
-def _same_work(one: Plan, other: Plan) -> bool:
-    return (one.stages, one.routes) == (other.stages, other.routes)
+def _same_work(one: Plan, other: Plan | None) -> bool:
+    return other is not None and (one.stages, one.routes) == (other.stages, other.routes)

@@ -1,62 +1,28 @@
-"""Everything a tick knows: the ledger, and beside it what lives only as long as this coordinator process."""
+"""The state of a tick: the ledger, the phase, and one value for each part of the core that remembers something.
+
+The ledger is the fold of the log and outlives this process. Everything else here lives as long as the process does.
+"""
 
 from __future__ import annotations
 
 import enum
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from dtfm.coordinator.config.run_file import RunFile
-from dtfm.coordinator.log.events import BackupPart, Codecs, Link
+from dtfm.coordinator.core.timeouts import HEARTBEAT_LEASES, PATIENCE_LEASES
+from dtfm.coordinator.log.events import Codecs, Link, SnapshotPart
 from dtfm.coordinator.log.ledger import Ledger
 from dtfm.protos import control_pb2 as wire
 from dtfm.protos import plan_pb2
 from dtfm.scheduler.model.plan import Plan
 
 ATTEMPTS = 3
-"""So many failures in a row, of a step or of a plan, end the run."""
+"""The number of failures in a row, of a step or of a plan, that end the run."""
 
-HEARTBEAT_LEASES = 0.25
-"""Nodes give a sign of life so often."""
-
-HASTE_LEASES = 0.01
-"""A plan may take so many leases to be found while nothing trains; PLANNING_LEASES else."""
-
-PLANNING_LEASES = 0.5
-"""The planner may search for so many leases: a plan that comes later than nodes come and go is worth little."""
-
-PATIENCE_LEASES = 100
-"""A node that still gives signs of life may take so many leases for a step or for loading its state."""
-
-PROBE_LEASES = 6
-"""So many leases for measuring links; a node that has not by then is planned with as if its links were average ones."""
-
-GRACE_LEASES = 6
-"""So many leases are left for nodes to come back with what nobody else has: after a restart, or after they were lost."""
-
-LAST_WORD_LEASES = 0.5
-"""For so many leases a node that copied what nobody else has any more is waited for, to say how far it came."""
-
-WORD_LEASES = 0.01
-"""A commit may wait for so many leases, or copying.WORD_SHARE, to hear that a copy has the step too: however short steps are,
-gradients and word have to travel, and devices are busy at times."""
-
-MOST_PROBED = 64
-"""A newcomer measures its links to at most so many others, which takes about PROBE_LEASES where the lease is 10 seconds; its
-other links count as average ones."""
-
-REMEMBERED_LEASES = 100
-"""For so many leases the links of a node that left count as measured, should it come back."""
-
-TOGETHER_LEASES = 0.05
-"""Nodes that come within so many leases of one another are planned with together, so that a storm of them ends in one plan."""
-
-LONGEST_WAVE_LEASES = 1.0
-"""So many leases after the first of them came, they are planned with even if more keep coming."""
-
-SIGN_OF_LIFE_LEASES = 0.5
-"""Within so many leases, two heartbeats, a live node is heard of: who has its identity by then takes its place if not."""
+Layers = tuple[int, int]
+"""[first, past_last)."""
 
 
 class Standing(enum.Enum):
@@ -69,38 +35,30 @@ class Standing(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
-    """Speeds of one device or link in the steps of this generation: the last ones, and the median of the first.
-    ``otherwise_since``: when they began to be far from that, if they are."""
+class Standby:
+    """A node that copies the state of ``layers`` and keeps up with it, as request ``number`` of ``generation`` asks.
 
-    recent: tuple[float, ...] = ()
-    before: float | None = None
-    otherwise_since: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Copying:
-    """A node copies the state of ``layers`` in advance, asked under ``number`` in ``generation``. ``near``: it keeps up with
-    those who train, or cannot (``ended``); ``kept_up``: it did, when it was last asked for the same. What it has is as of after
-    ``step``; ``voted``: it has the gradients of the next one, as voted for in that generation. ``late``: a commit has waited in
-    vain for its word on that, and none came in time since."""
+    ``caught_up``: the last committed step when it first reported; None: it is still copying. ``step`` and ``voted`` are its last
+    report: its copy is as of ``step``, and it has the gradients of the next step as voted in generation ``voted`` (0: not yet).
+    ``reported``: when it first reported to have that much. ``ended``: it could not go on. ``caught_up_before``: it did under an
+    earlier request for the same layers.
+    """
 
     number: int
     generation: int
-    layers: tuple[int, int]
-    near: bool = False
-    kept_up: bool = False
-    ended: bool = False
-    late: bool = False
+    layers: Layers
+    caught_up: int | None = None
     step: int = 0
     voted: int = 0
+    reported: float = -math.inf
+    ended: bool = False
+    caught_up_before: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Session:
     """A node's live stream. ``heard``: when it last gave a sign of life; ``probe_until``: when its link report is due;
-    ``arrived``: when nothing was missing any more to plan with it; ``leaving``: why it wants to go, if it does; ``kept``: by
-    step, the buckets that it has on disk of that backup."""
+    ``arrived``: when it had everything that a plan needs; ``on_disk``: by step, the buckets of that snapshot on its disk."""
 
     node: str
     stream: int
@@ -110,15 +68,18 @@ class Session:
     standing: Standing = Standing.JOINED
     probe_until: float = 0.0
     arrived: float = 0.0
-    leaving: str = ""
-    copying: Copying | None = None
-    kept: Mapping[int, frozenset[int]] = field(default_factory=dict)
+    standby: Standby | None = None
+    on_disk: Mapping[int, frozenset[int]] = field(default_factory=dict)
+
+    @property
+    def process(self) -> str:
+        """The incarnation as the log writes it."""
+        return f"{self.incarnation:016x}"
 
 
 @dataclass(frozen=True, slots=True)
 class Contender:
-    """A process that has the identity of a node which is here, another process of old that may be dead. ``since``: when it
-    said hello."""
+    """A second process that claims a member's identity, while the first may be dead. ``since``: when it said hello."""
 
     stream: int
     hello: wire.Hello
@@ -126,17 +87,16 @@ class Contender:
 
 
 @dataclass(frozen=True, slots=True)
-class Mending:
-    """A link that could not be used: when it is measured again, and how long to wait after that."""
+class Retry:
+    """When a broken link is measured again, and the pause after that."""
 
     due: float
     pause: float
 
 
 @dataclass(frozen=True, slots=True)
-class Remembered:
-    """What was known of the links of a node that left: good ``until`` then, where both ends are on the ``hosts`` where they
-    were."""
+class RememberedLinks:
+    """The links of a node that left. They are valid ``until`` then, while both ends are on the same ``hosts``."""
 
     until: float
     hosts: Mapping[str, str]
@@ -144,9 +104,89 @@ class Remembered:
 
 
 @dataclass(frozen=True, slots=True)
+class Members:
+    """Who is connected, and what is remembered of those who left.
+
+    ``sessions``, ``contenders``, ``links`` and ``left`` are by node. ``left``: when a node was lost; -inf, if it ended for good.
+    ``retries`` are of broken links, by their two nodes in order of name. ``looked``: when this process last looked at the clock;
+    ``hearing``: since when it has done so without a gap, and heard nodes as they spoke.
+    """
+
+    sessions: Mapping[str, Session] = field(default_factory=dict)
+    contenders: Mapping[str, Contender] = field(default_factory=dict)
+    retries: Mapping[tuple[str, str], Retry] = field(default_factory=dict)
+    links: Mapping[str, RememberedLinks] = field(default_factory=dict)
+    left: Mapping[str, float] = field(default_factory=dict)
+    looked: float = -math.inf
+    hearing: float = -math.inf
+
+    def session_of(self, stream: int) -> Session | None:
+        return next((session for session in self.sessions.values() if session.stream == stream), None)
+
+    def with_session(self, session: Session) -> Members:
+        return replace(self, sessions={**self.sessions, session.node: session})
+
+    def without_session(self, node: str) -> Members:
+        return replace(self, sessions={name: s for name, s in self.sessions.items() if name != node})
+
+    def without_contender(self, node: str) -> Members:
+        return replace(self, contenders={name: c for name, c in self.contenders.items() if name != node})
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What the planner is asked: the best plan for ``nodes`` (each with its process), as measured after ``changes`` surprises
+    (Ledger.changes)."""
+
+    nodes: frozenset[tuple[str, str]]
+    changes: int
+
+
+@dataclass(frozen=True, slots=True)
+class PlanChosen:
+    plan: Plan
+    reason: str
+    predicted_seconds: float | None = None
+    lower_bound_seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A question that the planner is working on. ``hasty``: it takes the first good plan. ``tickets``: who waits for the
+    answer."""
+
+    number: int
+    question: Question
+    hasty: bool
+    tickets: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What came of a question: the best ``plan``, or None and the ``problem``."""
+
+    question: Question
+    hasty: bool
+    plan: Plan | None
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Planner:
+    """``number`` is the last question's. ``chosen`` is a plan that waits to be adopted. ``has_planned``: this process has adopted
+    a plan."""
+
+    number: int = 0
+    asked: Asked | None = None
+    answer: Answer | None = None
+    chosen: PlanChosen | None = None
+    has_planned: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Gathering:
-    """Nothing trains: too few nodes are ready, or a plan is being made. ``said``: the sentence of the last Waiting;
-    ``waiting``: since when those are waited for that may come back with what training would else go back behind."""
+    """Nothing trains, for this ``reason``: too few nodes are ready, or a plan is being made. ``said``: the sentence of the last
+    Waiting; ``waiting``: since when training waits for nodes to return with state."""
 
     since: float
     reason: str
@@ -156,8 +196,8 @@ class Gathering:
 
 @dataclass(frozen=True, slots=True)
 class Switching:
-    """A plan is adopted; ``awaiting`` are the nodes that do not hold their state yet, ``progress`` is what the others have of
-    the next step, ``codecs`` what they send, by node."""
+    """A plan is adopted. ``awaiting`` are the nodes that do not hold their state yet. By node, ``progress`` is what the others
+    have of the next step, and ``codecs`` what they send."""
 
     awaiting: frozenset[str]
     deadline: float
@@ -167,8 +207,8 @@ class Switching:
 
 @dataclass(frozen=True, slots=True)
 class Stepping:
-    """``resumed``: some of the step was done in an earlier generation. ``commit_by``: all votes are in, and the commit comes then
-    at the latest, or once the copies that it waits for have the step too; ``committed_by``: that of the step before."""
+    """``resumed``: part of the step was done in an earlier generation. ``commit_by``: all votes are in, and the step is committed
+    at the latest then. ``committed_by``: the same of the step before."""
 
     step: int
     since: float
@@ -181,10 +221,11 @@ class Stepping:
 
 @dataclass(frozen=True, slots=True)
 class Pausing:
-    """The last commit said pause, because it was the run's last or because a plan is chosen; its aftermath is not all
-    there. ``applied``: digests of the nodes' state, of those that have applied it."""
+    """The last commit paused training: it was the run's last one, or a plan is chosen, or a node that nobody can replace wants
+    to leave (``for_leaver``). ``applied``: digests of the state, by node that has applied the commit."""
 
     deadline: float
+    for_leaver: bool = False
     applied: Mapping[str, bytes] = field(default_factory=dict)
 
 
@@ -192,92 +233,103 @@ Phase = Gathering | Switching | Stepping | Pausing
 
 
 @dataclass(frozen=True, slots=True)
-class EvaluationTally:
+class Evaluation:
+    """Reports of the held-out loss, from the nodes that are ``expected`` to send one."""
+
     generation: int
     expected: frozenset[str]
     reports: Mapping[str, wire.Evaluated] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class CheckpointTally:
-    """Buckets of one step that are said to be in ``folder``, by number; ``writers`` are the plan's nodes at that step."""
+class Destination(enum.Enum):
+    """Where a snapshot is written."""
 
-    folder: str
-    writers: frozenset[str]
-    buckets: Mapping[int, wire.BucketWritten] = field(default_factory=dict)
+    CHECKPOINT = wire.CHECKPOINT
+    DISKS = wire.DISKS
 
 
 @dataclass(frozen=True, slots=True)
-class Backing:
-    """A backup of ``step`` is under way, begun at ``since``. ``writers``, each with the layers it then had, have still to say
-    what they have written; ``parts``, by bucket, are what those said that have; ``asked``: by node, the buckets it is fetching
-    from others; ``unable`` could not. Who is awaited is so until ``due``; ``heard``: when somebody last did its part."""
+class SnapshotTally:
+    """A snapshot under way of the state as of after ``step``, begun at ``since``.
+
+    ``writers``, each with its layers, have still to report what they wrote. ``parts`` are reported, by bucket. ``fetching``: by
+    node, the buckets that it copies from other disks; ``unable``: nodes that could not keep a part. Nodes are waited for until
+    ``due``; ``heard`` is when one last reported.
+    """
 
     step: int
+    destination: Destination
     since: float
-    writers: Mapping[str, tuple[int, int]]
+    writers: Mapping[str, Layers]
     due: float
     heard: float
-    parts: Mapping[int, BackupPart] = field(default_factory=dict)
-    asked: Mapping[str, frozenset[int]] = field(default_factory=dict)
+    parts: Mapping[int, SnapshotPart] = field(default_factory=dict)
+    fetching: Mapping[str, frozenset[int]] = field(default_factory=dict)
     unable: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
-class PlanChosen:
-    plan: Plan
-    reason: str
-    predicted_seconds: float | None = None
-    lower_bound_seconds: float | None = None
+class Arrangement:
+    """What the choice of standbys depends on. ``timed``: a whole step of this generation has shown how long one takes."""
+
+    generation: int
+    timed: bool
+    chosen: PlanChosen | None
+    ready: tuple[str, ...]
+    staying: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class PlanAsked:
-    """The planner is at work; ``hasty``: on the first good plan. ``tickets``: who waits for an answer."""
+class Safekeeping:
+    """``standby_number`` is that of the last standby request; ``arranged``: for what standbys were last chosen. ``snapshots`` are
+    under way. No snapshot on disks begins before ``next_on_disks``; None: not known yet."""
 
-    number: int
-    ready: frozenset[str]
-    tickets: tuple[int, ...] = ()
-    hasty: bool = False
+    standby_number: int = 0
+    arranged: Arrangement | None = None
+    snapshots: tuple[SnapshotTally, ...] = ()
+    next_on_disks: float | None = None
+
+    def snapshot(self, destination: Destination, step: int | None = None) -> SnapshotTally | None:
+        """The one under way to ``destination``, of ``step`` if that is given."""
+        found = (s for s in self.snapshots if s.destination is destination and step in (None, s.step))
+        return next(found, None)
+
+    def with_snapshot(self, tally: SnapshotTally) -> Safekeeping:
+        return replace(self, snapshots=(*self._others(tally), tally))
+
+    def without_snapshot(self, tally: SnapshotTally) -> Safekeeping:
+        return replace(self, snapshots=self._others(tally))
+
+    def _others(self, tally: SnapshotTally) -> tuple[SnapshotTally, ...]:
+        key = (tally.destination, tally.step)
+        return tuple(s for s in self.snapshots if (s.destination, s.step) != key)
+
+
+@dataclass(frozen=True, slots=True)
+class Speeds:
+    """Speeds of one device or link in this generation's steps: the ``recent`` ones, and the median of the ``first``.
+    ``changed_since``: since when the recent ones have been far from the first."""
+
+    recent: tuple[float, ...] = ()
+    first: float | None = None
+    changed_since: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """``sessions``, ``contenders`` and ``remembered`` by node, ``mending`` by the two nodes, in order of name. ``left``: by node,
-    when it was lost; long ago, if it went for good. ``looked``: when this process last looked at the clock; ``hearing``: since
-    when it does so all the time, and hears nodes as they speak.
-    ``considered`` are the nodes that the last finished planning knew; ``gathered``: whether this process has had a plan yet;
-    ``timed`` is the last generation of which it is known how long a step takes; ``asked`` counts requests to the planner,
-    ``copies`` those to copy state in advance; ``chosen`` waits for the next commit; ``saving``: nobody can take over from a node
-    that wants to go, so that the next commit ends in a checkpoint; once ``stopped``, nothing but farewells happens. Before
-    ``next_backup`` none begins; None: that is not known yet.
-    """
+    """``speeds`` are by (node, "") for devices and by (source, destination) for links. Once ``stopped``, nothing but farewells
+    happens."""
 
     run: RunFile
     message: plan_pb2.Run
     ledger: Ledger
     phase: Phase
-    sessions: Mapping[str, Session] = field(default_factory=dict)
-    contenders: Mapping[str, Contender] = field(default_factory=dict)
-    mending: Mapping[tuple[str, str], Mending] = field(default_factory=dict)
-    remembered: Mapping[str, Remembered] = field(default_factory=dict)
-    left: Mapping[str, float] = field(default_factory=dict)
-    looked: float = -math.inf
-    hearing: float = -math.inf
-    planning: PlanAsked | None = None
-    chosen: PlanChosen | None = None
-    considered: frozenset[str] = frozenset()
-    asked: int = 0
-    copies: int = 0
-    seen: Mapping[tuple[str, str], Seen] = field(default_factory=dict)
-    gathered: bool = False
-    timed: int = 0
-    saving: bool = False
+    members: Members = field(default_factory=Members)
+    planner: Planner = field(default_factory=Planner)
+    evaluations: Mapping[int, Evaluation] = field(default_factory=dict)
+    safekeeping: Safekeeping = field(default_factory=Safekeeping)
+    speeds: Mapping[tuple[str, str], Speeds] = field(default_factory=dict)
     stopped: bool = False
-    evaluations: Mapping[int, EvaluationTally] = field(default_factory=dict)
-    checkpoints: Mapping[int, CheckpointTally] = field(default_factory=dict)
-    backing: Backing | None = None
-    next_backup: float | None = None
 
     @property
     def lease(self) -> float:
@@ -285,32 +337,15 @@ class State:
 
     @property
     def heartbeat(self) -> float:
+        """Seconds."""
         return self.lease * HEARTBEAT_LEASES
 
     @property
     def patience(self) -> float:
+        """Seconds for a step, or for loading state."""
         return self.lease * PATIENCE_LEASES
-
-    @property
-    def ready(self) -> tuple[str, ...]:
-        """Nodes that can take part, by name."""
-        return tuple(sorted(s.node for s in self.sessions.values() if s.standing is Standing.READY))
-
-    @property
-    def staying(self) -> tuple[str, ...]:
-        """Nodes to plan with: of those that are ready, the ones that do not want to go."""
-        return tuple(node for node in self.ready if not self.sessions[node].leaving)
-
-    @property
-    def leaver_at_work(self) -> bool:
-        """Whether a node that wants to go has a part in the plan."""
-        plan = self.ledger.plan
-        return plan is not None and any(s.leaving and s.node in plan.nodes for s in self.sessions.values())
 
     @property
     def wakes_at(self) -> float | None:
         """When a tick is due even if nothing happens until then; None: not before the next beat."""
         return self.phase.commit_by if isinstance(self.phase, Stepping) else None
-
-    def session_of(self, stream: int) -> Session | None:
-        return next((session for session in self.sessions.values() if session.stream == stream), None)

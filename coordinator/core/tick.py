@@ -1,14 +1,19 @@
-"""The coordinator's core: ``tick(state, input, now) -> state, commands``. Pure; the shell is server.py."""
+"""The coordinator's core: ``tick(state, input, now) -> state, ready``. Pure; the shell is service/server.py.
+
+A tick first takes the input in, then applies its rules until none of them changes anything. So a part of the core that changes
+the state does not have to know what follows from that elsewhere.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from dataclasses import replace
 
-from dtfm.coordinator.core import drift, leaving, membership, post_commit, replanning, snapshot, standby, steps
+from dtfm.coordinator.core import adoption, drift, leaving, membership, post_commit, replanning, steps
 from dtfm.coordinator.core.ending import stop
+from dtfm.coordinator.core.safekeeping import snapshot, standby
 from dtfm.coordinator.core.state import Gathering, Pausing, Session, State, Stepping, Switching
 from dtfm.coordinator.core.transition import (
-    Command,
+    AnswerPlanNow,
     Greeted,
     HangUp,
     Heard,
@@ -16,136 +21,164 @@ from dtfm.coordinator.core.transition import (
     ManifestDone,
     Planned,
     PlanNow,
+    Ready,
     StopAsked,
     StreamClosed,
     TimePassed,
-    Turn,
+    Transition,
 )
 from dtfm.coordinator.core.validation import Refused, shorten
 
+MOST_ROUNDS = 1000
+"""Rules that still change the state after this many rounds chase each other: a bug."""
 
-def tick(state: State, event: Input, now: float) -> tuple[State, Sequence[Command]]:
-    """What becomes of ``state`` when ``event`` happens at ``now`` (seconds of a clock that never goes back), and what is
-    to be done, in this order."""
-    turn = Turn(state, now)
-    over = state.stopped
+
+def tick(state: State, event: Input, now: float) -> tuple[State, Ready]:
+    """The state after ``event`` at ``now`` (seconds of a clock that never goes back), and what is to be done."""
+    transition = Transition(state, now)
+    _take_in(transition, event)
+    _apply_rules(transition, event)
+    return transition.state, transition.ready
+
+
+def _take_in(transition: Transition, event: Input) -> None:
+    over = transition.state.stopped
     match event:
-        case Greeted() if over and state.ledger.outcome is None:
-            turn.commands.append(HangUp(event.stream))  # it is to come back to the next process
+        case Greeted() if over and transition.state.ledger.outcome is None:
+            transition.commands.append(HangUp(event.stream))  # it is to return to the next process
         case Greeted():
-            membership.greeted(turn, event.stream, event.message, event.shows_token)
+            membership.greeted(transition, event.stream, event.message, event.shows_token)
         case Heard():
-            _heard(turn, event, over)
+            _heard(transition, event, over)
         case StreamClosed():
-            membership.closed(turn, event.stream, event.reason)
+            membership.closed(transition, event.stream, event.reason)
         case StopAsked():
-            stop(turn, event.reason, event.dismiss)
+            stop(transition, event.reason, event.dismiss)
         case PlanNow() if over:
-            replanning.answer(turn, (event.ticket,), False, "the run is over")
+            transition.commands.append(
+                AnswerPlanNow(event.ticket, False, transition.state.ledger.generation, "the run is over")
+            )
         case PlanNow():
-            replanning.consider(turn, event.ticket)
+            replanning.replan(transition, (event.ticket,))
         case Planned() if not over:
-            replanning.planned(turn, event)
+            replanning.planned(transition, event)
         case ManifestDone() if not over:
-            post_commit.manifest_done(turn, event.step, event.problem)
+            snapshot.manifest_done(transition, event.step, event.problem)
         case TimePassed() if not over:
-            _time_passed(turn)
+            membership.lapse(transition)
+            _overdue(transition)
         case Planned() | ManifestDone() | TimePassed():
             pass
-    steps.conclude(turn)
-    snapshot.make_way(turn)
-    leaving.let_go(turn)
-    return turn.state, turn.commands
 
 
-def _heard(turn: Turn, event: Heard, over: bool) -> None:
-    session = turn.state.session_of(event.stream)
+def _apply_rules(transition: Transition, event: Input) -> None:
+    # What `decide` reads beside the ledger, the planner and the phase: time, and reports of standbys.
+    seen = None if isinstance(event, TimePassed) or _is_standby_progress(event) else transition.before
+    for _ in range(MOST_ROUNDS):
+        before = transition.state
+        steps.commit_if_due(transition)
+        post_commit.end_pause(transition)
+        if not transition.state.stopped and (seen is None or _plan_may_change(seen, transition.state)):
+            seen = transition.state
+            replanning.replan(transition)
+        standby.arrange(transition)
+        snapshot.end_overdue(transition)
+        leaving.let_go(transition)
+        membership.admit_contenders(transition)
+        if transition.state is before:
+            return
+    raise AssertionError(f"the rules of a tick chase each other: {transition.state.phase}")
+
+
+def _plan_may_change(before: State, state: State) -> bool:
+    changed = state.ledger is not before.ledger or state.planner is not before.planner
+    return changed or type(state.phase) is not type(before.phase)
+
+
+def _is_standby_progress(event: Input) -> bool:
+    return isinstance(event, Heard) and event.message.WhichOneof("message") == "standby_progress"
+
+
+def _heard(transition: Transition, event: Heard, over: bool) -> None:
+    session = transition.state.members.session_of(event.stream)
     if session is None:
         return  # its node has left; the stream is being hung up
-    turn.update(session, heard=turn.now)
-    session = turn.state.sessions[session.node]
+    transition.set_session(replace(session, heard=transition.now))
+    session = transition.state.members.sessions[session.node]
     try:
         if event.message.WhichOneof("message") == "goodbye":
-            turn.commands.append(HangUp(session.stream))
-            membership.leave(turn, session, f"goodbye: {shorten(event.message.goodbye.reason)}", for_good=True)
+            transition.commands.append(HangUp(session.stream))
+            leaving.leave(transition, session, f"goodbye: {shorten(event.message.goodbye.reason)}", for_good=True)
         elif not over:
-            _dispatch(turn, session, event)
+            _dispatch(transition, session, event)
     except Refused as refused:
-        turn.refuse(session.stream, session.node, refused.reason, str(refused))
-        membership.leave(turn, session, f"refused: {refused}")
+        transition.refuse(session.stream, session.node, refused.reason, str(refused))
+        leaving.leave(transition, session, f"refused: {refused}")
 
 
-def _dispatch(turn: Turn, session: Session, event: Heard) -> None:
+def _dispatch(transition: Transition, session: Session, event: Heard) -> None:
     message, node = event.message, session.node
     kind = message.WhichOneof("message")
-    if kind in _OF_THE_READY and node not in turn.state.ready:
-        turn.log(f"ignored {kind} of {node}, which is not ready yet")
+    if kind in _FROM_READY_NODES and not transition.state.ledger.members[node].ready:
+        transition.log(f"ignored {kind} of {node}, which is not ready yet")
         return
     match kind:
         case "prepared":
-            membership.prepared(turn, session, message.prepared)
+            membership.prepared(transition, session, message.prepared)
         case "links":
-            membership.links_measured(turn, session, message.links)
+            membership.links_measured(transition, session, message.links)
         case "plan_ready":
-            steps.plan_ready(turn, node, message.plan_ready)
+            steps.plan_ready(transition, node, message.plan_ready)
         case "plan_failed":
             failed = message.plan_failed
-            replanning.plan_failed(turn, node, failed.generation, failed.problem, failed.backup, failed.lost)
+            adoption.plan_failed(
+                transition, node, failed.generation, failed.problem, failed.snapshot_damaged, failed.lost
+            )
         case "step_ready":
-            steps.step_ready(turn, node, message.step_ready)
+            steps.step_ready(transition, node, message.step_ready)
         case "step_failed":
-            steps.step_failed(turn, node, message.step_failed)
+            steps.step_failed(transition, node, message.step_failed)
         case "evaluated":
-            post_commit.evaluated(turn, node, message.evaluated)
-        case "bucket_written":
-            post_commit.bucket_written(turn, node, message.bucket_written)
+            post_commit.evaluated(transition, node, message.evaluated)
+        case "snapshot_parts":
+            snapshot.reported(transition, session, message.snapshot_parts)
         case "applied":
-            post_commit.applied(turn, node, message.applied)
-        case "prefetched":
-            standby.prefetched(turn, session, message.prefetched)
-            if isinstance(turn.state.phase, Gathering):
-                replanning.consider(turn)  # it may have what nobody else has any more
-        case "kept":
-            snapshot.kept(turn, session, message.kept)
+            post_commit.applied(transition, node, message.applied)
+        case "standby_progress":
+            standby.reported(transition, session, message.standby_progress)
         case "leaving":
-            leaving.wishes_to_leave(turn, session, message.leaving)
+            leaving.wants_to_leave(transition, session, message.leaving)
         case "codecs_chosen":
-            drift.codecs_chosen(turn, node, message.codecs_chosen)
+            drift.codecs_chosen(transition, node, message.codecs_chosen)
         case "heartbeat":
-            drift.measured(turn, node, message.heartbeat.flops)
+            drift.timed_while_idle(transition, node, message.heartbeat.flops)
         case _:
-            turn.log(f"ignored a message of {node} that means nothing here: {kind}")
+            transition.log(f"ignored a message of {node} that means nothing here: {kind}")
 
 
-def _time_passed(turn: Turn) -> None:
-    membership.lapse(turn)
-    if turn.state.stopped:
+def _overdue(transition: Transition) -> None:
+    """Phases that last longer than patience."""
+    phase = transition.state.phase
+    if transition.state.stopped or isinstance(phase, Gathering) or transition.now <= phase.deadline:
         return
-    match turn.state.phase:
-        case Gathering():
-            replanning.consider(turn)
-        case Stepping(deadline=deadline) if turn.now <= deadline:
-            replanning.consider(turn)
-        case Switching(awaiting, deadline) if turn.now > deadline:
-            node = min(awaiting)
-            problem = f"not ready within {turn.state.patience:g} seconds"
-            replanning.plan_failed(turn, node, turn.state.ledger.generation, problem)
+    match phase:
+        case Switching():
+            adoption.overdue(transition, phase)
         case Stepping():
-            steps.overdue(turn)
-        case Pausing(deadline) if turn.now > deadline:
-            post_commit.overdue(turn)
+            steps.overdue(transition, phase)
+        case Pausing():
+            post_commit.overdue(transition, phase)
 
 
-_OF_THE_READY = frozenset(
+_FROM_READY_NODES = frozenset(
     (
         "plan_ready",
         "plan_failed",
         "step_ready",
         "step_failed",
         "evaluated",
-        "bucket_written",
+        "snapshot_parts",
         "applied",
         "codecs_chosen",
-        "kept",
     )
 )

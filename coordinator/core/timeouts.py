@@ -1,5 +1,4 @@
-"""Every time-out of the coordinator, as a ladder: each follows from the run's one knob, the lease, and each rung needs those
-below it to be shorter."""
+"""Every time-out of the coordinator, in leases. The lease is the run file's one knob; start-up checks their order."""
 
 from __future__ import annotations
 
@@ -7,18 +6,42 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from dtfm.coordinator.core.state import (
-    GRACE_LEASES,
-    HASTE_LEASES,
-    HEARTBEAT_LEASES,
-    LONGEST_WAVE_LEASES,
-    PATIENCE_LEASES,
-    PLANNING_LEASES,
-    PROBE_LEASES,
-    SIGN_OF_LIFE_LEASES,
-    TOGETHER_LEASES,
-    WORD_LEASES,
-)
+COMMIT_WAIT_LEASES = 0.01
+"""The least time a commit may wait for a standby, however short steps are: gradients and the standby's word have to travel,
+and devices are busy at times. See standby.COMMIT_WAIT_FRACTION for long steps."""
+
+HASTE_LEASES = 0.01
+"""The planner's time while nothing trains."""
+
+TOGETHER_LEASES = 0.05
+"""Newcomers that arrive within this time of one another are planned with together: a storm of them ends in one plan."""
+
+HEARTBEAT_LEASES = 0.25
+"""Time between two heartbeats of a node."""
+
+SIGN_OF_LIFE_LEASES = 0.5
+"""Two heartbeats: a live node is heard within this time. If it is not, another process that claims its identity gets it."""
+
+LAST_WORD_LEASES = 0.5
+"""How long training waits for a standby of lost state to say how far it came."""
+
+PLANNING_LEASES = 0.5
+"""The planner's time while the run trains. A plan that comes later than nodes come and go is worth little."""
+
+LONGEST_WAVE_LEASES = 1.0
+"""Newcomers are planned with at most this long after the first of them arrived, even if more keep coming."""
+
+GRACE_LEASES = 6
+"""How long training waits for nodes to return with state that nobody else has: after a restart, or after they were lost."""
+
+PROBE_LEASES = 6
+"""How long a newcomer may take to measure its links. After that the missing ones count as average."""
+
+PATIENCE_LEASES = 100
+"""How long a node that still gives signs of life may take for a step, or for loading its state."""
+
+REMEMBERED_LEASES = 100
+"""How long the links of a node that left stay valid, should it return."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,24 +51,25 @@ class Timeout:
 
 
 LADDER = (
-    Timeout("for a copy of what only one node trains, before a commit", WORD_LEASES),
-    Timeout("for a plan to be found while nothing trains", HASTE_LEASES),
+    Timeout("for a standby, before a commit", COMMIT_WAIT_LEASES),
+    Timeout("for a plan while nothing trains", HASTE_LEASES),
     Timeout("between two looks at the clock", TOGETHER_LEASES / 2),
     Timeout("for newcomers to count as coming together", TOGETHER_LEASES),
     Timeout("between two heartbeats", HEARTBEAT_LEASES),
-    Timeout("for a sign of life of a node whose identity another claims", SIGN_OF_LIFE_LEASES),
-    Timeout("for a plan to be found", PLANNING_LEASES),
+    Timeout("for a sign of life of a node whose identity another process claims", SIGN_OF_LIFE_LEASES),
+    Timeout("for a plan while the run trains", PLANNING_LEASES),
     Timeout("the lease", 1.0),
-    Timeout("for newcomers that come in a row", LONGEST_WAVE_LEASES),
-    Timeout("for nodes to come back with what nobody else has", GRACE_LEASES),
+    Timeout("for newcomers that keep coming", LONGEST_WAVE_LEASES),
+    Timeout("for nodes to return with state that nobody else has", GRACE_LEASES),
     Timeout("for measuring links", PROBE_LEASES),
     Timeout("for a step, or for loading state", PATIENCE_LEASES),
 )
+"""From the shortest to the longest: each one needs those before it to be no longer than itself."""
 
 
 def check_ladder(ladder: Sequence[Timeout] = LADDER) -> None:
-    """Raises ValueError where a time-out is longer than one that must outlast it, or where two heartbeats do not fit into
-    a lease."""
+    """Raises ValueError if a time-out is longer than one that must outlast it, or if two heartbeats do not fit into the time
+    for a sign of life."""
     for shorter, longer in pairwise(ladder):
         if shorter.leases > longer.leases:
             raise ValueError(

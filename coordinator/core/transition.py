@@ -1,25 +1,24 @@
-"""What goes into a tick and what comes out of it, and the scratch pad that a tick writes on."""
+"""One tick: what goes in, what comes out, and the state as it becomes in between."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Any
 
-from dtfm.coordinator.core.state import CheckpointTally, PlanChosen, Session, State
-from dtfm.coordinator.log.events import Event, NodeRefused
+from dtfm.coordinator.core.state import Members, Phase, PlanChosen, Planner, Safekeeping, Session, State
+from dtfm.coordinator.log.events import Event, NodeRefused, SnapshotPart
 from dtfm.coordinator.log.ledger import apply
 from dtfm.protos import control_pb2 as wire
 from dtfm.scheduler.model.cluster import Cluster
 from dtfm.scheduler.model.plan import Plan
 from dtfm.scheduler.model.workload import Workload
 
-# What goes in.
+# Inputs.
 
 
 @dataclass(frozen=True, slots=True)
 class Greeted:
-    """A stream's first message; ``shows_token``: whether its metadata do."""
+    """The first message of a stream. ``shows_token``: whether its metadata have the token."""
 
     stream: int
     message: wire.NodeMessage
@@ -42,7 +41,7 @@ class StreamClosed:
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """Answer to PlanWanted of this number; a string says why no plan is possible, ``hopeless``: with no nodes at all."""
+    """The answer to the PlanWanted of this number. A string says why no plan is possible; ``hopeless``: with any nodes."""
 
     number: int
     outcome: PlanChosen | str
@@ -51,7 +50,7 @@ class Planned:
 
 @dataclass(frozen=True, slots=True)
 class ManifestDone:
-    """Answer to WriteManifest; ``problem`` is empty when the checkpoint is whole."""
+    """The answer to WriteManifest. ``problem`` is empty if the checkpoint is whole."""
 
     step: int
     problem: str
@@ -59,7 +58,7 @@ class ManifestDone:
 
 @dataclass(frozen=True, slots=True)
 class PlanNow:
-    """Somebody asks to plan anew; the answer goes to ``ticket``."""
+    """Somebody asks for a new plan. The answer goes to ``ticket``."""
 
     ticket: int
 
@@ -71,7 +70,7 @@ class TimePassed:
 
 @dataclass(frozen=True, slots=True)
 class StopAsked:
-    """``dismiss``: the nodes are to stop too; else they are to come back to the next coordinator process."""
+    """``dismiss``: the nodes stop too; otherwise they wait for the next coordinator process."""
 
     reason: str
     dismiss: bool
@@ -79,14 +78,7 @@ class StopAsked:
 
 Input = Greeted | Heard | StreamClosed | Planned | ManifestDone | PlanNow | TimePassed | StopAsked
 
-# What comes out, to be done in this order.
-
-
-@dataclass(frozen=True, slots=True)
-class Append:
-    """To the log, durably, before anything after it is done."""
-
-    event: Event
+# Commands, to be carried out in order.
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,13 +99,15 @@ class Admit:
 
 @dataclass(frozen=True, slots=True)
 class HangUp:
-    """End the stream once all that was sent on it has gone out."""
+    """End the stream after everything that was sent on it."""
 
     stream: int
 
 
 @dataclass(frozen=True, slots=True)
 class PlanWanted:
+    """Ask the planner. ``seconds``: its time."""
+
     number: int
     cluster: Cluster
     workload: Workload
@@ -126,10 +120,11 @@ class PlanWanted:
 
 @dataclass(frozen=True, slots=True)
 class WriteManifest:
-    """All buckets are said to be there: check that, then write the manifest."""
+    """All buckets of a checkpoint are reported: check their sizes, then write the manifest to ``folder``."""
 
     step: int
-    tally: CheckpointTally
+    folder: str
+    parts: tuple[SnapshotPart, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,44 +149,65 @@ class Stop:
     exit_code: int
 
 
-Command = Append | Send | Admit | HangUp | PlanWanted | WriteManifest | AnswerPlanNow | Log | Stop
+Command = Send | Admit | HangUp | PlanWanted | WriteManifest | AnswerPlanNow | Log | Stop
 
 
-class Turn:
-    """One tick's scratch pad: the state as it becomes, and the commands so far. Lives for one call of ``tick``."""
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """What a tick wants done: first ``entries`` go into the log in one durable write, then ``commands`` are carried out in
+    order. Nobody is told what is not in the log yet (as with the Ready of etcd's raft)."""
+
+    entries: tuple[Event, ...]
+    commands: tuple[Command, ...]
+
+
+class Transition:
+    """The state as it becomes in one tick, with the entries and commands so far. Lives for one call of ``tick``."""
 
     def __init__(self, state: State, now: float) -> None:
+        self.before = state
         self.state = state
         self.now = now
+        self.entries: list[Event] = []
         self.commands: list[Command] = []
 
-    def set(self, **changes: Any) -> None:
-        self.state = replace(self.state, **changes)
+    @property
+    def ready(self) -> Ready:
+        return Ready(tuple(self.entries), tuple(self.commands))
 
     def emit(self, event: Event) -> None:
+        """Adds the event to the log, and what follows from it to the ledger."""
         self.state = replace(self.state, ledger=apply(self.state.ledger, event))
-        self.commands.append(Append(event))
+        self.entries.append(event)
+
+    def enter(self, phase: Phase) -> None:
+        self.state = replace(self.state, phase=phase)
+
+    def set_members(self, members: Members) -> None:
+        self.state = replace(self.state, members=members)
+
+    def set_session(self, session: Session) -> None:
+        self.set_members(self.state.members.with_session(session))
+
+    def set_planner(self, planner: Planner) -> None:
+        self.state = replace(self.state, planner=planner)
+
+    def set_safekeeping(self, safekeeping: Safekeeping) -> None:
+        self.state = replace(self.state, safekeeping=safekeeping)
 
     def log(self, sentence: str) -> None:
         self.commands.append(Log(sentence))
 
-    def send(self, nodes: Iterable[str], **message: Any) -> None:
-        """To each node that has a session, in order of name."""
-        out = wire.CoordinatorMessage(**message)
-        for node in sorted(set(nodes) & self.state.sessions.keys()):
-            self.commands.append(Send(self.state.sessions[node].stream, out))
-
-    def update(self, session: Session, **changes: Any) -> None:
-        changed = replace(session, **changes)
-        self.set(sessions={**self.state.sessions, session.node: changed})
+    def send(self, nodes: Iterable[str], message: wire.CoordinatorMessage) -> None:
+        """To each of the nodes that has a session, in order of name."""
+        sessions = self.state.members.sessions
+        self.commands.extend(Send(sessions[node].stream, message) for node in sorted(set(nodes) & sessions.keys()))
 
     def refuse(self, stream: int, node: str, reason: wire.RefusalReason, sentence: str) -> None:
-        """The stream ends. Strangers without the token leave no trace in the log, so that they cannot fill it."""
+        """Ends the stream. Strangers without the token leave no entry, so that they cannot fill the log."""
         name = wire.RefusalReason.Name(reason)
         self.log(f"refused {node or 'a stranger'}: {name}: {sentence}")
-        if reason not in (wire.TOKEN, wire.MALFORMED) or node in self.state.sessions:
+        if reason not in (wire.TOKEN, wire.MALFORMED) or node in self.state.members.sessions:
             self.emit(NodeRefused(node, name, sentence))
-        self.commands.append(
-            Send(stream, wire.CoordinatorMessage(refusal=wire.Refusal(reason=reason, sentence=sentence)))
-        )
-        self.commands.append(HangUp(stream))
+        refusal = wire.Refusal(reason=reason, sentence=sentence)
+        self.commands += [Send(stream, wire.CoordinatorMessage(refusal=refusal)), HangUp(stream)]

@@ -1,4 +1,4 @@
-"""Messages of nodes are bounded and checked here before anything reads them."""
+"""Checks of what nodes send: everything is bounded and validated here before it is used."""
 
 from __future__ import annotations
 
@@ -18,20 +18,19 @@ from dtfm.scheduler.model.workload import Layer, Workload
 MAX_NODES = 1000
 MAX_LAYERS = 10_000
 MAX_BUCKETS = 20_000
-MOST_BACKUPS = 4
+MOST_SNAPSHOTS = 4
 SENTENCE_CHARACTERS = 500
 MOST_FLOPS = 1e21
 MOST_BANDWIDTH = 1e13
 
 _IDENTITY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-_FILE = re.compile(r"bucket-[0-9]{5,9}\.safetensors")
 _CODEC = re.compile(r"[a-z0-9]{1,16}")
 _TENSORS = ("activations", "gradients", "reduction")
 _EVERYWHERE = ("0.0.0.0", "::")
 
 
 class Refused(ValueError):
-    """A message that is not taken: ``reason`` for programs, the message for people."""
+    """A message is refused: ``reason`` is for programs, the sentence for people."""
 
     def __init__(self, reason: wire.RefusalReason, sentence: str) -> None:
         super().__init__(sentence)
@@ -43,13 +42,13 @@ def malformed(field: str, value: object, wanted: str) -> Refused:
 
 
 def shorten(text: str, characters: int = SENTENCE_CHARACTERS) -> str:
-    """One printable line of at most so many characters."""
+    """``text`` as one printable line of at most ``characters``."""
     line = "".join(c if c.isprintable() else " " for c in text)
     return line if len(line) <= characters else line[: characters - 3] + "..."
 
 
 def check_hello(hello: wire.Hello, run: RunFile, run_id: str) -> DeviceSeen:
-    """The node's device. Raises Refused for a node that cannot join; whether it is known already is not looked at."""
+    """The node's device. Raises Refused if the node cannot join; whether its identity is taken is not checked here."""
     if hello.protocol_version != PROTOCOL_VERSION:
         older = "node" if hello.protocol_version < PROTOCOL_VERSION else "coordinator"
         raise Refused(
@@ -89,7 +88,7 @@ def check_hello(hello: wire.Hello, run: RunFile, run_id: str) -> DeviceSeen:
 
 
 def check_prepared(prepared: wire.Prepared, run: RunFile) -> Described:
-    """What the node would train, and on what. Raises Refused where a number is impossible or does not fit the run."""
+    """The model and the data, as the node prepared them. Raises Refused if a number is impossible or does not fit the run."""
     layers = prepared.workload.layers
     if not 1 <= len(layers) <= MAX_LAYERS:
         raise malformed("workload.layers", len(layers), f"1 to {MAX_LAYERS} of them")
@@ -113,8 +112,8 @@ def check_prepared(prepared: wire.Prepared, run: RunFile) -> Described:
         raise malformed("tokens_per_sample", prepared.tokens_per_sample, "1 to 2**24")
     if prepared.flops:
         check_flops(prepared.flops, "flops")
-    if len(prepared.kept) > MOST_BACKUPS:
-        raise malformed("kept", len(prepared.kept), f"of at most {MOST_BACKUPS} steps")
+    if len(prepared.on_disk) > MOST_SNAPSHOTS:
+        raise malformed("on_disk", len(prepared.on_disk), f"of at most {MOST_SNAPSHOTS} steps")
     if not len(layers) <= prepared.buckets <= MAX_BUCKETS:
         raise malformed("buckets", prepared.buckets, f"{len(layers)} (one per layer) to {MAX_BUCKETS}")
     workload = Workload(
@@ -137,7 +136,7 @@ def check_prepared(prepared: wire.Prepared, run: RunFile) -> Described:
 
 
 def check_agrees(mine: Described, run: Described) -> None:
-    """Raises Refused where a node would train something else than the first one that prepared."""
+    """Raises Refused if a node would train something else than the first one that prepared."""
     for name in ("data_fingerprint", "training_samples", "evaluation_samples", "tokens_per_sample"):
         if getattr(mine, name) != getattr(run, name):
             raise Refused(
@@ -153,7 +152,7 @@ def check_agrees(mine: Described, run: Described) -> None:
 
 
 def check_links(report: wire.LinkReport, reporter: str, known: Collection[str]) -> tuple[Link, ...]:
-    """The measured links that touch the reporter; those of nodes that have left meanwhile are dropped. Raises Refused."""
+    """The measured links from and to the reporter. Those of nodes that have left meanwhile are dropped. Raises Refused."""
     if len(report.links) > 2 * MAX_NODES:
         raise malformed("links", len(report.links), f"at most {2 * MAX_NODES} of them")
     links = []
@@ -169,19 +168,19 @@ def check_links(report: wire.LinkReport, reporter: str, known: Collection[str]) 
 
 
 def check_connection(report: wire.LinkReport) -> tuple[float | None, float | None]:
-    """What the reporter's connection carries up and down, None where it was not measured. Raises Refused."""
+    """The bandwidth of the reporter's connection, up and down, in bytes per second; None: not measured. Raises Refused."""
     _number("up", report.up, 0, MOST_BANDWIDTH)
     _number("down", report.down, 0, MOST_BANDWIDTH)
     return report.up or None, report.down or None
 
 
 def check_flops(flops: float, field: str = "device.flops") -> None:
-    """Raises Refused for what no device computes per second."""
+    """Raises Refused for a speed that no device has."""
     _number(field, flops, 1.0, MOST_FLOPS)
 
 
 def check_vote(vote: wire.StepReady) -> None:
-    """Raises Refused for a vote that cannot be counted. NaN and infinity are for the caller to judge."""
+    """Raises Refused for a vote that cannot be counted. NaN and infinity pass: the caller judges them."""
     if not 8 <= len(vote.state_digest) <= 64:
         raise malformed("state_digest", vote.state_digest.hex(), "a digest of 8 to 64 bytes")
     _number("compute_seconds", vote.compute_seconds, 0, 1e7)
@@ -194,7 +193,7 @@ def check_vote(vote: wire.StepReady) -> None:
 
 
 def check_progress(progress: wire.Progress, plan: Plan, node: str) -> None:
-    """Raises Refused for work on micro-batches that are not the node's."""
+    """Raises Refused for micro-batches that are not the node's."""
     stage = plan.stage_of(node)
     assert stage is not None
     numbers = zip(plan.routes, micro_batch_numbers(plan), strict=True)
@@ -212,7 +211,7 @@ def check_lost(lost: Sequence[int], layers: int) -> None:
 
 
 def check_codecs(told: Collection[wire.LinkCodec], plan: Plan, node: str) -> Codecs:
-    """What the node sends under the plan. Raises Refused where that goes to nobody of the plan, or twice."""
+    """The codecs of what the node sends under the plan. Raises Refused for a destination outside the plan, or named twice."""
     if len(told) > len(_TENSORS) * len(plan.nodes):
         raise malformed("codecs", len(told), f"at most {len(_TENSORS)} for each node of the plan")
     codecs: dict[str, dict[str, str]] = {}
@@ -227,32 +226,23 @@ def check_codecs(told: Collection[wire.LinkCodec], plan: Plan, node: str) -> Cod
     return codecs
 
 
-def check_bucket(written: wire.BucketWritten, buckets: int) -> None:
-    """Raises Refused for a bucket that does not exist, or a file name that could point outside the folder."""
-    if written.bucket >= buckets:
-        raise malformed("bucket", written.bucket, f"below {buckets}")
-    if not written.problem and not _FILE.fullmatch(written.file):
-        raise malformed("file", written.file, 'like "bucket-00003.safetensors"')
-    if not written.problem and not 8 <= len(written.digest) <= 64:
-        raise malformed("digest", written.digest.hex(), "a digest of 8 to 64 bytes")
-
-
-def check_kept(kept: wire.Kept, buckets: int, digest_bytes: int = 32) -> None:
-    """Raises Refused for parts of a backup that do not exist, or come twice."""
-    if len({part.bucket for part in kept.parts}) < len(kept.parts):
-        raise malformed("kept.parts", len(kept.parts), "of different buckets")
-    for part in kept.parts:
+def check_parts(message: wire.SnapshotParts, buckets: int, digest_bytes: int = 32) -> None:
+    """Raises Refused for parts of a snapshot that do not exist, or come twice."""
+    if len({part.bucket for part in message.parts}) < len(message.parts):
+        raise malformed("parts", len(message.parts), "of different buckets")
+    for part in message.parts:
         if part.bucket >= buckets:
-            raise malformed("kept.bucket", part.bucket, f"below {buckets}")
+            raise malformed("parts.bucket", part.bucket, f"below {buckets}")
         if len(part.digest) != digest_bytes:
-            raise malformed("kept.digest", part.digest.hex(), f"a digest of {digest_bytes} bytes")
-        _number("kept.size_bytes", part.size_bytes, 0, 1 << 50)
+            raise malformed("parts.digest", part.digest.hex(), f"a digest of {digest_bytes} bytes")
+        _number("parts.size_bytes", part.size_bytes, 0, 1 << 50)
 
 
-def check_own(kept: wire.Kept, own: tuple[int, int], layers: int) -> None:
-    """Raises Refused for parts of other layers than the node's ``own``; buckets from number ``layers`` on are used by several."""
-    if strange := [part.bucket for part in kept.parts if part.bucket < layers and part.bucket not in range(*own)]:
-        raise malformed("kept.bucket", strange[0], f"of the node's layers, {own[0]} to {own[1] - 1}")
+def check_own_layers(message: wire.SnapshotParts, own: tuple[int, int], layers: int) -> None:
+    """Raises Refused for parts of other layers than the node's ``own``. Buckets from number ``layers`` on are used by several."""
+    strange = [part.bucket for part in message.parts if part.bucket < layers and part.bucket not in range(*own)]
+    if strange:
+        raise malformed("parts.bucket", strange[0], f"of the node's layers, {own[0]} to {own[1] - 1}")
 
 
 def _number(field: str, value: float, least: float, most: float) -> None:

@@ -1,6 +1,7 @@
-"""The event log's vocabulary. Everything the coordinator knows for good is a fold of these (ledger.py).
+"""The events of the log. Everything the coordinator keeps for good is a fold of them (ledger.py).
 
-Their JSON is a contract (DESIGN.md, Commands): scripts read it from ``--json``, and the store keeps it.
+Their JSON is a contract: scripts read it from ``--json``, and the store keeps it. Events and fields that were renamed are still
+read under their old names.
 """
 
 from __future__ import annotations
@@ -9,18 +10,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import AliasChoices, Field, TypeAdapter, ValidationError
 
 from dtfm.scheduler.model.plan import Plan
 from dtfm.scheduler.model.workload import Workload
 
-#: By destination: what goes there, and under which codec.
+#: By destination, then by tensors ("activations", "gradients", "reduction"): the codec.
 Codecs = Mapping[str, Mapping[str, str]]
 
 
 @dataclass(frozen=True, slots=True)
 class RunStarted:
-    """First of every log. ``run`` is the run file as JSON, ``run_id`` tells it from another of the same name."""
+    """The first event of every log. ``run`` is the run file as JSON. ``run_id`` tells runs of the same name apart."""
 
     run_id: str
     run: dict[str, Any]
@@ -29,7 +30,7 @@ class RunStarted:
 
 @dataclass(frozen=True, slots=True)
 class RunResumed:
-    """A coordinator took the log up again; whoever was a node then has to join anew. ``run`` is the run file from now on."""
+    """A coordinator process continues the log; nodes have to join again. ``run`` is the run file from now on."""
 
     reason: str
     run: dict[str, Any]
@@ -48,7 +49,7 @@ class DeviceSeen:
 
 @dataclass(frozen=True, slots=True)
 class NodeJoined:
-    """``incarnation`` (hex) is drawn by every process of a node: with the same one comes what it had in memory."""
+    """``incarnation`` (hex) is drawn by each process of a node: while it stays the same, so does what the node has in memory."""
 
     node: str
     reason: str
@@ -61,7 +62,7 @@ class NodeJoined:
 
 @dataclass(frozen=True, slots=True)
 class NodeRefused:
-    """``refusal`` is the wire's RefusalReason by name, ``reason`` the sentence that the node got."""
+    """``refusal`` is the name of the wire's RefusalReason, ``reason`` the sentence that the node was sent."""
 
     node: str
     refusal: str
@@ -79,7 +80,7 @@ class NodeReady:
 
 @dataclass(frozen=True, slots=True)
 class NodeLeaving:
-    """The node wants to go, and works on until its part is handed over."""
+    """The node wants to leave. It works on until its part is handed over."""
 
     node: str
     reason: str
@@ -95,7 +96,8 @@ class NodeLeft:
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """Directed. Latency in seconds one way, bandwidth in bytes per second; 0 with a ``problem``: not reachable."""
+    """A directed link: latency one way in seconds, bandwidth in bytes per second. An unreachable destination has bandwidth 0
+    and a ``problem``."""
 
     source: str
     destination: str
@@ -106,7 +108,7 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class DeviceTimed:
-    """The node has timed its device with the run's own layers; ``flops`` is what it counts for from now on."""
+    """The node has timed its device with the run's own layers. It is planned with ``flops`` (FLOP/s) from now on."""
 
     node: str
     flops: float
@@ -115,7 +117,7 @@ class DeviceTimed:
 
 @dataclass(frozen=True, slots=True)
 class DeviceDrifted:
-    """The node's device has become slower or faster for good; ``flops`` is what it counts for from now on."""
+    """The node's device has become slower or faster. It is planned with ``flops`` (FLOP/s) from now on."""
 
     node: str
     flops: float
@@ -125,19 +127,20 @@ class DeviceDrifted:
 
 @dataclass(frozen=True, slots=True)
 class LinksMeasured:
-    """``up`` and ``down``: bytes per second that the node's connection carries to, or from, several peers together; None: not
-    measured now."""
+    """``up`` and ``down``: bytes per second of the node's connection to, or from, several peers together; None: not measured this
+    time. ``reason``: why, where training itself showed that a link has changed."""
 
     node: str
     links: tuple[Link, ...]
     event: Literal["links_measured"] = "links_measured"
     up: float | None = None
     down: float | None = None
+    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Described:
-    """What is trained and on what, as the first node prepared it; all others must agree. The fingerprint is hex."""
+    """The model and the data, as the first node prepared them; all others must agree. The fingerprint is hex."""
 
     workload: Workload
     data_fingerprint: str
@@ -164,8 +167,8 @@ class Waiting:
 
 @dataclass(frozen=True, slots=True)
 class PlanAdopted:
-    """``step`` is the last committed one; what nodes have done of the next one since generation ``counts_from`` still counts.
-    Seconds: the planner's prediction and its lower bound, if any."""
+    """``step`` is the last committed one. Work on the next step that was done since generation ``counts_from`` still counts.
+    The seconds are the planner's prediction for a step, and its lower bound, if any."""
 
     generation: int
     plan: Plan
@@ -179,9 +182,8 @@ class PlanAdopted:
 
 @dataclass(frozen=True, slots=True)
 class PlanStarted:
-    """Every node of the plan holds its state: ``step`` begins under it; or goes on, where ``finished`` micro-batches
-    are done in some stage already. ``codecs``: by source and destination, what the plan has sent there (as in the run file's
-    [network]) and under which codec."""
+    """Every node of the plan holds its state: ``step`` begins, or goes on, if ``finished`` micro-batches are done in some stage.
+    ``codecs`` are by source."""
 
     generation: int
     step: int
@@ -192,7 +194,7 @@ class PlanStarted:
 
 @dataclass(frozen=True, slots=True)
 class CodecsChosen:
-    """Links have changed, and with them the codecs of all that the node sends."""
+    """The node's links have changed, and with them the codecs of what it sends."""
 
     node: str
     codecs: Codecs
@@ -201,23 +203,22 @@ class CodecsChosen:
 
 @dataclass(frozen=True, slots=True)
 class PlanFailed:
-    """``backup``: the reason is that a part of the backup, from which the state was to come, is damaged with all that have it;
-    where these are but out of reach, it is a failure like others. ``lost``: layers of which the node does not have the state that
-    it was taken to hold."""
+    """A node could not take its part. ``snapshot_damaged``: a part of the snapshot that holds the state is damaged on every disk
+    that has it. ``lost``: layers whose state the node was expected to hold, and does not."""
 
     generation: int
     node: str
     reason: str
-    backup: bool = False
+    snapshot_damaged: Annotated[bool, Field(validation_alias=AliasChoices("snapshot_damaged", "backup"))] = False
     lost: tuple[int, ...] = ()
     event: Literal["plan_failed"] = "plan_failed"
 
 
 @dataclass(frozen=True, slots=True)
 class StepCommitted:
-    """``loss`` is the mean over ``samples``, ``gradient_norm`` the whole model's before clipping; ``compute_seconds``
-    and ``wait_seconds`` are per node. ``resumed``: some of the step was done in an earlier generation, and ``seconds`` are those
-    of the rest."""
+    """``loss`` is the mean over ``samples``; ``gradient_norm`` is the whole model's, before clipping; ``compute_seconds`` and
+    ``wait_seconds`` are by node. ``resumed``: part of the step was done in an earlier generation, and ``seconds`` is the time of
+    the rest."""
 
     step: int
     generation: int
@@ -233,13 +234,13 @@ class StepCommitted:
 
     @property
     def tokens_per_second(self) -> float | None:
-        """None where it is not known how long all of the step took."""
+        """None if the time of the whole step is not known."""
         return self.tokens / self.seconds if self.seconds > 0 and not self.resumed else None
 
 
 @dataclass(frozen=True, slots=True)
 class StepAborted:
-    """``problem`` is the wire's StepProblem by name, ``node`` the one that named it or was lost."""
+    """``problem`` is the name of the wire's StepProblem, ``node`` the node that reported it or was lost."""
 
     step: int
     generation: int
@@ -251,7 +252,7 @@ class StepAborted:
 
 @dataclass(frozen=True, slots=True)
 class DigestMismatch:
-    """Replicas of one stage hold different state: a bug, and the end of the run."""
+    """The replicas of a stage hold different state: a bug. The run ends."""
 
     step: int
     generation: int
@@ -262,7 +263,7 @@ class DigestMismatch:
 
 @dataclass(frozen=True, slots=True)
 class Evaluated:
-    """Loss over held-out samples, in nats per token, beside what frequencies alone would give."""
+    """The loss over held-out samples, in nats per token, and that of a model that knows token frequencies alone."""
 
     step: int
     loss: float
@@ -286,40 +287,45 @@ class CheckpointFailed:
 
 
 @dataclass(frozen=True, slots=True)
-class StateCopied:
-    """The node has the state of ``layers`` [first, past_last) as of ``step``, copied in advance from who then had it."""
+class StandbyPromoted:
+    """A standby counts as a holder of ``layers`` [first, past_last): no replica of them is left, and its copy is as of
+    ``step``."""
 
     node: str
     incarnation: str
     layers: tuple[int, int]
     step: int
-    event: Literal["state_copied"] = "state_copied"
+    event: Literal["standby_promoted", "state_copied"] = "standby_promoted"
 
 
 @dataclass(frozen=True, slots=True)
-class BackupPart:
-    """The file with one bucket's state; ``digest``: its BLAKE3 (hex)."""
+class SnapshotPart:
+    """The file with one bucket's state. ``digest``: its BLAKE3 (hex)."""
 
     size_bytes: int
     digest: str
 
 
 @dataclass(frozen=True, slots=True)
-class BackupKept:
-    """The state as of after ``step`` is on the nodes' own disks. ``parts`` are in order of bucket; ``holders`` says of each node
-    which buckets it has, as ranges [first, past_last). It took so many ``seconds`` since the step's commit."""
+class SnapshotWritten:
+    """The state as of after ``step`` is on the nodes' own disks. ``parts`` are in order of bucket. ``holders``: by node, the
+    buckets on its disk, as ranges [first, past_last). ``seconds``: since the commit of ``step``."""
 
     step: int
-    parts: tuple[BackupPart, ...]
+    parts: tuple[SnapshotPart, ...]
     holders: dict[str, tuple[tuple[int, int], ...]]
     seconds: float
-    event: Literal["backup_kept"] = "backup_kept"
+    event: Literal["snapshot_written", "backup_kept"] = "snapshot_written"
+
+    def buckets_of(self, node: str) -> frozenset[int]:
+        """Those that the node had on its disk when the snapshot was whole."""
+        return frozenset(bucket for first, past in self.holders.get(node, ()) for bucket in range(first, past))
 
 
 @dataclass(frozen=True, slots=True)
 class RolledBack:
-    """No node holds some stage's state any more: training goes back from ``from_step`` to ``step``. ``folder`` is the
-    checkpoint that holds it; empty at step 0, and where the nodes' backup has it."""
+    """No node holds some stage's state any more: training goes back from ``from_step`` to ``step``. ``folder`` is the checkpoint
+    of that step; empty at step 0, and if the snapshot is on the nodes' disks."""
 
     step: int
     from_step: int
@@ -344,7 +350,7 @@ class RunFailed:
 
 @dataclass(frozen=True, slots=True)
 class CoordinatorStopped:
-    """On request; the run can be resumed."""
+    """On request. The run can be resumed."""
 
     reason: str
     event: Literal["coordinator_stopped"] = "coordinator_stopped"
@@ -373,8 +379,8 @@ Event = (
     | Evaluated
     | CheckpointWritten
     | CheckpointFailed
-    | StateCopied
-    | BackupKept
+    | StandbyPromoted
+    | SnapshotWritten
     | RolledBack
     | RunFinished
     | RunFailed
@@ -391,7 +397,7 @@ def to_json(event: Event) -> dict[str, Any]:
 
 
 def from_json(value: dict[str, Any]) -> Event:
-    """Inverse of ``to_json``. Raises ValueError for what is no event of this version."""
+    """The inverse of ``to_json``. Raises ValueError if this version knows no such event."""
     try:
         return _ADAPTER.validate_python(value)
     except ValidationError as error:
@@ -399,7 +405,7 @@ def from_json(value: dict[str, Any]) -> Event:
 
 
 def from_text(text: str) -> Event:
-    """``from_json`` of what is still JSON text, in half the time."""
+    """``from_json`` of JSON text, in half the time."""
     try:
         return _ADAPTER.validate_json(text)
     except ValidationError as error:

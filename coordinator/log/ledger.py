@@ -1,4 +1,4 @@
-"""What the log adds up to: a pure fold of events. A restart, ``watch`` and the audit all read this."""
+"""The ledger: a pure fold of the log. Restarts, ``watch`` and the audit all read it."""
 
 from __future__ import annotations
 
@@ -10,23 +10,22 @@ from dtfm.coordinator.log import events as ev
 from dtfm.scheduler.model.plan import Plan
 
 NODE_LEFT = "NODE_LEFT"
-"""StepAborted.problem when a node of the plan left; no fault of the step itself."""
+"""StepAborted.problem when a node of the plan left. The step itself is not at fault."""
 
 PEER_LOST = "PEER_LOST"
-"""StepAborted.problem when a node could not reach a peer; the link's fault, not the step's."""
-
+"""StepAborted.problem when a node could not reach a peer. The link is at fault, not the step."""
 
 FEW_LINKS = 4
-"""Fewer than so many may carry less together than the connection does."""
+"""With fewer links than this, their sum may be less than the connection carries."""
 
 EXHAUSTED = 0.6
-"""A connection carries less than so much of its links' sum where it is what limits them."""
+"""A connection limits its links if it carries less than this fraction of their sum."""
 
 
 @dataclass(frozen=True, slots=True)
 class Carried:
-    """By a node's connection, in bytes per second. ``least``: it may carry more, for few links were measured together, and these
-    were hardly slower than apart."""
+    """The bandwidth of a node's connection, in bytes per second. ``least``: it may be more, since few links were measured
+    together and they were hardly slower than alone."""
 
     bandwidth: float
     least: bool = False
@@ -34,7 +33,7 @@ class Carried:
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """``up`` and ``down`` as last measured, see LinksMeasured."""
+    """``up`` and ``down`` as last measured (see LinksMeasured). ``leaving``: why the node wants to leave, if it does."""
 
     address: str
     device: ev.DeviceSeen
@@ -42,6 +41,7 @@ class Member:
     ready: bool = False
     up: Carried | None = None
     down: Carried | None = None
+    leaving: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,13 +54,14 @@ class Outcome:
 class Ledger:
     """``step`` is the last committed one, ``generation`` the last plan's.
 
-    ``links`` are by source, then by destination; ``broken`` are the pairs of nodes, each in order of name, of which one
-    could not reach the other. ``codecs`` are by source. ``held`` says, per layer, which processes (node, incarnation) had its
-    state as of ``step``; they still have it when they come back, unless they say otherwise.
-    ``step_seconds`` is how long the last step took that was begun and ended under one plan.
-    ``checkpoints`` maps steps to folders, whole ones alone; ``backup`` is the last whole one. Since the last commit,
-    ``failures`` counts aborted steps whose fault lies in the step itself, and ``peer_losses`` those that a node aborted because
-    it lost a peer; ``plan_failures`` counts since a plan last started.
+    ``links`` are by source, then by destination. ``broken`` are the pairs of nodes, each in order of name, of which one could
+    not reach the other. ``changes`` counts measurements that call for a new plan: a device or link that drifted, a link that
+    broke or works again. ``codecs`` are by source. ``held``: per layer, the processes (node, incarnation) that had its state as
+    of ``step`` in memory. They still have it when they return, unless they say otherwise. ``step_seconds``: the time of the last
+    step that began and ended under one plan. ``checkpoints`` maps the steps of whole checkpoints to their folders; ``on_disks``
+    is the last whole snapshot on the nodes' disks.
+    Since the last commit, ``failures`` counts aborted steps that were at fault themselves, and ``peer_losses`` those aborted
+    because a node lost a peer. ``plan_failures`` counts since a plan last started.
     """
 
     run_id: str = ""
@@ -69,6 +70,7 @@ class Ledger:
     members: Mapping[str, Member] = field(default_factory=dict)
     links: Mapping[str, Mapping[str, ev.Link]] = field(default_factory=dict)
     broken: frozenset[tuple[str, str]] = frozenset()
+    changes: int = 0
     generation: int = 0
     counts_from: int = 0
     plan: Plan | None = None
@@ -79,7 +81,7 @@ class Ledger:
     step_seconds: float | None = None
     evaluated: ev.Evaluated | None = None
     checkpoints: Mapping[int, str] = field(default_factory=dict)
-    backup: ev.BackupKept | None = None
+    on_disks: ev.SnapshotWritten | None = None
     failures: int = 0
     peer_losses: int = 0
     plan_failures: int = 0
@@ -87,18 +89,35 @@ class Ledger:
 
     @property
     def checkpoint_step(self) -> int:
-        """Step of the newest whole checkpoint; 0: there is none."""
+        """The step of the newest whole checkpoint; 0: there is none."""
         return max(self.checkpoints, default=0)
 
     @property
+    def ready(self) -> tuple[str, ...]:
+        """The nodes that can take part, by name."""
+        return tuple(sorted(node for node, member in self.members.items() if member.ready))
+
+    @property
+    def staying(self) -> tuple[str, ...]:
+        """The nodes to plan with, by name: those that are ready and do not want to leave."""
+        return tuple(sorted(node for node, member in self.members.items() if member.ready and not member.leaving))
+
+    @property
+    def leaver_at_work(self) -> bool:
+        """Whether a node that wants to leave has a part in the plan."""
+        return self.plan is not None and any(
+            member.leaving and node in self.plan.nodes for node, member in self.members.items()
+        )
+
+    @property
     def holders(self) -> tuple[tuple[str, ...], ...]:
-        """Per layer, the nodes that hold its state as of ``step`` and are here."""
+        """Per layer, the members that hold its state as of ``step`` in memory."""
         present = {(node, member.incarnation) for node, member in self.members.items()}
         return tuple(tuple(who[0] for who in layer if who in present) for layer in self.held)
 
     @property
     def state_is_held(self) -> bool:
-        """Whether the nodes together hold the whole state as of ``step``; at step 0 it follows from the seed."""
+        """Whether members hold the whole state as of ``step`` in memory; at step 0 it follows from the seed."""
         return self.step == 0 or (bool(self.holders) and all(self.holders))
 
 
@@ -129,15 +148,21 @@ def apply(ledger: Ledger, event: ev.Event) -> Ledger:
             return replace(ledger, members={**ledger.members, event.node: member})
         case ev.NodeLeft():
             return _without(ledger, event.node)
+        case ev.NodeLeaving():
+            member = replace(ledger.members[event.node], leaving=event.reason)
+            return replace(ledger, members={**ledger.members, event.node: member})
         case ev.DeviceTimed() | ev.DeviceDrifted():
             member = ledger.members[event.node]
-            device = replace(member.device, flops=event.flops)
-            return replace(ledger, members={**ledger.members, event.node: replace(member, device=device)})
+            member = replace(member, device=replace(member.device, flops=event.flops))
+            changes = ledger.changes + isinstance(event, ev.DeviceDrifted)
+            return replace(ledger, members={**ledger.members, event.node: member}, changes=changes)
         case ev.LinksMeasured():
             links = _with_links(ledger.links, event.links)
             members = _with_connection(ledger.members, event)
             broken = _broken(links, ledger.broken, event.links)
-            return replace(ledger, members=members, links=links, broken=broken, peer_losses=0)
+            surprise = bool(event.reason) or _concerns_ready(ledger, broken ^ ledger.broken)
+            changes = ledger.changes + surprise
+            return replace(ledger, members=members, links=links, broken=broken, changes=changes, peer_losses=0)
         case ev.RunDescribed():
             return replace(ledger, described=event.described)
         case ev.PlanAdopted():
@@ -151,10 +176,10 @@ def apply(ledger: Ledger, event: ev.Event) -> Ledger:
             return replace(ledger, codecs={**ledger.codecs, event.node: event.codecs})
         case ev.PlanFailed():
             held = _but_lost(ledger, event)
-            # One more attempt: it may be who says so whose memory is damaged.
-            backup = None if event.backup and ledger.plan_failures else ledger.backup
-            failures = ledger.plan_failures + (held == ledger.held)  # else the next plan is for what there is
-            return replace(ledger, plan_failures=failures, held=held, backup=backup)
+            # The first report alone does not condemn the snapshot: the reporter's own memory may be damaged.
+            on_disks = None if event.snapshot_damaged and ledger.plan_failures else ledger.on_disks
+            failures = ledger.plan_failures + (held == ledger.held)  # a plan for what is really held is no repetition
+            return replace(ledger, plan_failures=failures, held=held, on_disks=on_disks)
         case ev.StepCommitted():
             seconds = ledger.step_seconds if event.resumed else event.seconds
             return replace(ledger, step=event.step, last=event, step_seconds=seconds, failures=0, peer_losses=0)
@@ -169,7 +194,7 @@ def apply(ledger: Ledger, event: ev.Event) -> Ledger:
             return replace(ledger, evaluated=event)
         case ev.CheckpointWritten():
             return replace(ledger, checkpoints={**ledger.checkpoints, event.step: event.folder})
-        case ev.StateCopied():
+        case ev.StandbyPromoted():
             assert event.step == ledger.step
             mine = (event.node, event.incarnation)
             held = tuple(
@@ -182,20 +207,20 @@ def apply(ledger: Ledger, event: ev.Event) -> Ledger:
             if event.folder:
                 checkpoints[event.step] = event.folder
             fresh = replace(ledger, plan=None, held=(), last=None)
-            backup = ledger.backup if ledger.backup and ledger.backup.step <= event.step else None
-            return replace(fresh, step=event.step, checkpoints=checkpoints, backup=backup)
-        case ev.BackupKept():
-            return replace(ledger, backup=event)
+            on_disks = ledger.on_disks if ledger.on_disks and ledger.on_disks.step <= event.step else None
+            return replace(fresh, step=event.step, checkpoints=checkpoints, on_disks=on_disks)
+        case ev.SnapshotWritten():
+            return replace(ledger, on_disks=event)
         case ev.RunFinished():
             return replace(ledger, outcome=Outcome(True, event.reason))
         case ev.RunFailed():
             return replace(ledger, outcome=Outcome(False, event.reason))
-        case ev.NodeRefused() | ev.NodeLeaving() | ev.Waiting() | ev.DigestMismatch() | ev.CheckpointFailed():
+        case ev.NodeRefused() | ev.Waiting() | ev.DigestMismatch() | ev.CheckpointFailed():
             return ledger
 
 
 def _emptied(ledger: Ledger) -> Ledger:
-    """Without nodes; those that come back still have what they had."""
+    """Without members. Those that return still have what they had."""
     return replace(ledger, members={}, links={}, broken=frozenset(), plan=None)
 
 
@@ -248,6 +273,10 @@ def _broken(
     both = {(a, b): (links.get(a, {}).get(b), links.get(b, {}).get(a)) for a, b in pairs}
     now = {pair for pair, ways in both.items() if any(link is not None and link.bandwidth == 0 for link in ways)}
     return (broken - pairs) | now
+
+
+def _concerns_ready(ledger: Ledger, pairs: Iterable[tuple[str, str]]) -> bool:
+    return any(ledger.members[a].ready and ledger.members[b].ready for a, b in pairs)
 
 
 def _but(row: Mapping[str, ev.Link], node: str) -> Mapping[str, ev.Link]:

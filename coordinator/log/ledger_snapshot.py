@@ -20,7 +20,7 @@ from dtfm.coordinator.log.store import Snapshot, Store
 
 log = logging.getLogger(__name__)
 
-FORMAT = 8
+FORMAT = 9
 """To be raised whenever the ledger's fields, or what an event does to them, change: then older snapshots are passed over."""
 
 EVERY = 10_000

@@ -1,16 +1,16 @@
-"""A checkpoint's folder: buckets as safetensors, manifest.json last, so that a half-written one is never taken for whole."""
+"""A checkpoint's folder: one safetensors file per bucket, and manifest.json, which is written last and makes it whole."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import fsspec
 
-from dtfm.protos import control_pb2 as wire
+from dtfm.coordinator.log.events import SnapshotPart
 
 FORMAT = 1
 MAX_MANIFEST_BYTES = 16 << 20
@@ -19,7 +19,7 @@ _FILE = re.compile(r"bucket-[0-9]{5,9}\.safetensors")
 
 
 class CheckpointError(ValueError):
-    """The checkpoint cannot be used; the message says why, and what to do."""
+    """The checkpoint cannot be used. The message says why, and what to do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class BucketFile:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """``run`` is the run file as JSON, so that a checkpoint alone suffices to go on."""
+    """``run`` is the run file as JSON, so that a checkpoint alone is enough to go on."""
 
     run: Mapping[str, Any]
     run_id: str
@@ -43,17 +43,20 @@ class Manifest:
 
 
 def step_folder(uri: str, step: int) -> str:
-    """Where the state as of after ``step`` goes. Nodes write there by the same rule."""
+    """The folder of the checkpoint of ``step``. Nodes derive it in the same way."""
     return f"{uri.rstrip('/')}/step-{step:08d}"
 
 
-def write_manifest(
-    folder: str, run: Mapping[str, Any], run_id: str, step: int, written: Mapping[int, wire.BucketWritten]
-) -> None:
-    """Makes the checkpoint whole. Raises CheckpointError where a bucket is not there with the size that its node named."""
+def file_name(bucket: int) -> str:
+    """The name of a bucket's file in the folder. Nodes derive it in the same way."""
+    return f"bucket-{bucket:05d}.safetensors"
+
+
+def write_manifest(folder: str, run: Mapping[str, Any], run_id: str, step: int, parts: Sequence[SnapshotPart]) -> None:
+    """Makes the checkpoint whole; ``parts`` are in order of bucket. Raises CheckpointError if a file is missing, or has another
+    size than its node reported."""
     buckets = tuple(
-        BucketFile(index, bucket.file, bucket.size_bytes, bucket.digest.hex())
-        for index, bucket in sorted(written.items())
+        BucketFile(index, file_name(index), part.size_bytes, part.digest) for index, part in enumerate(parts)
     )
     try:
         filesystem, path = fsspec.url_to_fs(folder)

@@ -15,8 +15,9 @@ import grpc
 import grpc.aio
 
 from dtfm.coordinator.core import transition as t
-from dtfm.coordinator.core.state import TOGETHER_LEASES, PlanChosen, State
+from dtfm.coordinator.core.state import PlanChosen, State
 from dtfm.coordinator.core.tick import tick
+from dtfm.coordinator.core.timeouts import TOGETHER_LEASES
 from dtfm.coordinator.log import ledger_snapshot
 from dtfm.coordinator.log.events import Event
 from dtfm.coordinator.log.ledger import Ledger
@@ -129,14 +130,11 @@ class Server:
         return await self._inputs.get()
 
     async def _handle(self, event: t.Input) -> None:
-        self.state, commands = tick(self.state, event, self._clock())
-        # Events that stand together go into the log together: one wait for the disk.
-        for appends, group in itertools.groupby(commands, lambda c: isinstance(c, t.Append)):
-            if appends:
-                await self._append([c.event for c in group if isinstance(c, t.Append)])
-                continue
-            for command in group:
-                self._carry_out(command)
+        self.state, ready = tick(self.state, event, self._clock())
+        if ready.entries:
+            await self._append(ready.entries)
+        for command in ready.commands:
+            self._carry_out(command)
         if self._store.last >= self._snapshot_due:
             self._start(self._take_snapshot(self.state.ledger, self._store.last))
 
@@ -184,8 +182,6 @@ class Server:
                 log.info(command.sentence)
             case t.Stop():
                 self.exit_code = command.exit_code
-            case t.Append():
-                raise AssertionError("appended before")
 
     def _welcome(self, admit: t.Admit) -> wire.CoordinatorMessage:
         message = wire.CoordinatorMessage(welcome=admit.welcome)
@@ -228,7 +224,7 @@ class Server:
         ledger, problem = self.state.ledger, ""
         try:
             await asyncio.to_thread(
-                write_manifest, command.tally.folder, ledger.run, ledger.run_id, command.step, command.tally.buckets
+                write_manifest, command.folder, ledger.run, ledger.run_id, command.step, command.parts
             )
         except CheckpointError as error:
             problem = str(error)
@@ -251,7 +247,7 @@ class Server:
                 if isinstance(event, t.StopAsked):
                     return  # asked twice: at once
                 await self._handle(event)
-        for session in list(self.state.sessions.values()):
+        for session in list(self.state.members.sessions.values()):
             await self._handle(t.StreamClosed(session.stream, "the run is over"))
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:

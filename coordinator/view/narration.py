@@ -78,13 +78,13 @@ def narrate(event: ev.Event) -> str:
             return f"checkpoint of step {event.step}: {event.folder}"
         case ev.CheckpointFailed():
             return f"no checkpoint of step {event.step}: {event.reason}"
-        case ev.StateCopied():
+        case ev.StandbyPromoted():
             layers = f"{event.layers[0]}-{event.layers[1] - 1}"
-            return f"{event.node} has copied the state of layers {layers} in advance, as of step {event.step}"
-        case ev.BackupKept():
+            return f"standby {event.node} takes over the state of layers {layers} as of step {event.step}"
+        case ev.SnapshotWritten():
             holders = [f"buckets {_numbers(ranges)} on {node}" for node, ranges in event.holders.items()]
             more = f"; on {len(holders) - MOST_NAMED} more nodes too" if len(holders) > MOST_NAMED else ""
-            return f"backup of step {event.step} in {event.seconds:.1f} s: {'; '.join(holders[:MOST_NAMED])}{more}"
+            return f"snapshot of step {event.step} on disks in {event.seconds:.1f} s: {'; '.join(holders[:MOST_NAMED])}{more}"
         case ev.RolledBack():
             return f"back from step {event.from_step} to step {event.step}: {event.reason}"
         case ev.RunFinished():

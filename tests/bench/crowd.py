@@ -16,7 +16,8 @@ from dtfm.protos import control_pb2 as wire
 from dtfm.protos import control_pb2_grpc
 from dtfm.protos.connection import Way, channel_options
 from dtfm.protos.credentials import fetch_authority, to_coordinator
-from tests.coordinator.script import DIGEST, hello, links, prepared
+from tests.coordinator.answers import answer, links
+from tests.coordinator.script import hello, prepared
 
 
 class Member:
@@ -28,7 +29,7 @@ class Member:
         self.name = name
         self._micro_batches = micro_batches
         self._micro_batch = micro_batch
-        self._plan = wire.Assignment()
+        self._assignment = wire.Assignment()
         self._step_seconds = step_seconds
         self._outgoing: asyncio.Queue[wire.NodeMessage | None] = asyncio.Queue()
         # Without a pool of its own, gRPC puts channels to one address on one connection.
@@ -69,24 +70,19 @@ class Member:
                 self._say(prepared(self._micro_batches))
             case "probe":
                 self._say(links(self.name, [peer.node for peer in message.probe.peers]))
-            case "assignment":
-                self._plan = message.assignment
-                if self._has_a_part:
-                    ready = wire.PlanReady(generation=self._plan.plan.generation)
-                    self._say(wire.NodeMessage(plan_ready=ready))
-            case "prefetch" if message.prefetch.past_last_layer:
-                copied = wire.Prefetched(number=message.prefetch.number, step=self._plan.step)
-                self._say(wire.NodeMessage(prefetched=copied))
             case "finish":
                 self._outgoing.put_nowait(None)
-            case "begin":
-                self._start(self._vote(message.begin.step))
-            case "commit" if message.commit.pause:
-                commit = message.commit
-                applied = wire.Applied(generation=commit.generation, step=commit.step, state_digest=DIGEST)
-                self._say(wire.NodeMessage(applied=applied))
-            case "commit":
-                self._start(self._vote(message.commit.step + 1))
+                return
+            case "assignment":
+                self._assignment = message.assignment
+        said = answer(self.name, message, self._assignment, self._micro_batch)
+        if said is not None:
+            self._start(self._vote(said)) if said.WhichOneof("message") == "step_ready" else self._say(said)
+
+    async def _vote(self, vote: wire.NodeMessage) -> None:
+        if self._step_seconds is not None:
+            await asyncio.sleep(self._step_seconds)
+            self._say(vote)
 
     async def _beat(self, every: float) -> None:
         await asyncio.sleep(random.uniform(0, every))
@@ -94,26 +90,6 @@ class Member:
             heartbeat = wire.Heartbeat(count=time.monotonic_ns())
             self._say(wire.NodeMessage(heartbeat=heartbeat))
             await asyncio.sleep(every)
-
-    async def _vote(self, step: int) -> None:
-        if self._step_seconds is None:
-            return
-        await asyncio.sleep(self._step_seconds)
-        routes = self._plan.plan.routes
-        samples = self._micro_batch * sum(r.micro_batches for r in routes if r.nodes[-1] == self.name)
-        ready = wire.StepReady(
-            generation=self._plan.plan.generation,
-            step=step,
-            squared_gradient_norm=2.0,
-            loss_sum=float(samples),
-            samples=samples,
-            state_digest=DIGEST,
-        )
-        self._say(wire.NodeMessage(step_ready=ready))
-
-    @property
-    def _has_a_part(self) -> bool:
-        return any(self.name in stage.replicas for stage in self._plan.plan.stages)
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)

@@ -62,7 +62,7 @@ def test_all_stages_go_back_to_the_backup_and_who_has_its_disk_fetches_nothing(t
             cluster.add(name, *links[name])
         stages = cluster.wait_for("plan_adopted")["plan"]["stages"]
         victim: str = max(stages, key=lambda stage: stage["layers"][1] - stage["layers"][0])["replicas"][0]
-        kept = cluster.wait_for("backup_kept")
+        kept = cluster.wait_for("snapshot_written")
         assert kept["holders"].keys() == {"a", "b"}
         cluster.wait_for("step_committed", where=lambda e: e["step"] >= kept["step"] + 3)
 
@@ -82,7 +82,7 @@ def test_all_stages_go_back_to_the_backup_and_who_has_its_disk_fetches_nothing(t
         cluster.coordinator.send(signal.SIGINT)
         assert cluster.finish() == 1
     for rolled in (with_disk, without_disk):
-        step = max(e["step"] for e in cluster.of("backup_kept") if e["sequence"] < rolled["sequence"])
+        step = max(e["step"] for e in cluster.of("snapshot_written") if e["sequence"] < rolled["sequence"])
         lost = rolled["from_step"] - step
         assert (rolled["step"], rolled["folder"]) == (step, "")
         assert rolled["reason"].endswith(f"; {lost} steps are trained again from the nodes' own backup of step {step}")

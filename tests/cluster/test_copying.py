@@ -57,7 +57,7 @@ def test_a_spare_takes_over_the_stage_of_a_killed_node_and_no_step_is_lost(tmp_p
         cluster.coordinator.wait_for_error(announcement(commit))
         cluster.nodes[plan["stages"][0]["replicas"][0]].send(signal.SIGKILL)
         cluster.let_go(commit)
-        copied = cluster.wait_for("state_copied")
+        copied = cluster.wait_for("standby_promoted")
         assert ([copied["node"]], copied["layers"][0]) == (plan["idle"], 0)
         taken_over = len(cluster.events)
         cluster.wait_for("step_committed", after=taken_over)

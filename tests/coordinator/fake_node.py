@@ -1,5 +1,5 @@
-"""A node without a model, over a real gRPC stream: answers what a node answers, and misbehaves as told. What it copies in
-advance it does not keep up."""
+"""A node without a model, over a real gRPC stream: answers what a node answers, and misbehaves as told. As a standby it does not
+keep up."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from dtfm.protos import control_pb2 as wire
 from dtfm.protos import control_pb2_grpc
 from dtfm.protos.connection import open_channel, token_metadata
 from dtfm.protos.credentials import to_coordinator
-from tests.coordinator.script import BUCKETS, DIGEST, hello, links, prepared
+from tests.coordinator.answers import answer, checkpoint_buckets, evaluated, links, snapshot_parts
+from tests.coordinator.script import hello, prepared
 
 Twist = Callable[[wire.NodeMessage], wire.NodeMessage | None]
 """What a node sends instead of an answer; None: nothing."""
@@ -50,7 +51,7 @@ class FakeNode:
         self._twist = twist or (lambda message: message)
         self._hello = hello(name, **changes)
         self._outgoing: asyncio.Queue[wire.NodeMessage | None] = asyncio.Queue()
-        self._plan = wire.Assignment()
+        self._assignment = wire.Assignment()
         self.over = asyncio.Event()
 
     async def __aenter__(self) -> Self:
@@ -64,9 +65,11 @@ class FakeNode:
         await asyncio.gather(self._task, return_exceptions=True)
 
     def say(self, **fields: object) -> None:
-        message = self._twist(wire.NodeMessage(**fields))  # type: ignore[arg-type]
-        if message is not None:
-            self._outgoing.put_nowait(message)
+        self._say(wire.NodeMessage(**fields))  # type: ignore[arg-type]
+
+    def _say(self, message: wire.NodeMessage) -> None:
+        if (twisted := self._twist(message)) is not None:
+            self._outgoing.put_nowait(twisted)
 
     async def _serve(self) -> None:
         async with open_channel(self._address, to_coordinator(self._authority)) as channel:
@@ -101,58 +104,33 @@ class FakeNode:
                 self.refusal = message.refusal
             case "probe":
                 self.say(links=links(self.name, [peer.node for peer in message.probe.peers]).links)
-            case "assignment":
-                self._plan = message.assignment
-                self.say(plan_ready=wire.PlanReady(generation=message.assignment.plan.generation))
-            case "begin":
-                self._vote(message.begin.step)
-            case "commit":
-                self._conclude(message.commit)
-            case "prefetch" if message.prefetch.past_last_layer:
-                self.say(prefetched=wire.Prefetched(number=message.prefetch.number, step=self._plan.step))
             case "finish":
                 self.finish = message.finish
                 self._outgoing.put_nowait(None)
+                return
+            case "assignment":
+                self._assignment = message.assignment
+            case "commit":
+                self._after(message.commit)
+        if (said := answer(self.name, message, self._assignment)) is not None:
+            self._say(said)
 
-    def _vote(self, step: int) -> None:
-        last = self._last
-        ready = wire.StepReady(
-            generation=self._plan.plan.generation,
-            step=step,
-            squared_gradient_norm=2.0,
-            loss_sum=8.0 / step if last else 0.0,
-            samples=8 if last else 0,
-            state_digest=DIGEST,
-        )
-        self.say(step_ready=ready)
-
-    @property
-    def _last(self) -> bool:
-        """Whether this node is the last of the only route."""
-        return self.name == self._plan.plan.routes[0].nodes[-1]
-
-    def _conclude(self, commit: wire.Commit) -> None:
-        if commit.checkpoint and self._last:
+    def _after(self, commit: wire.Commit) -> None:
+        if commit.snapshot == wire.CHECKPOINT:
             self._write(commit.step)
-        if commit.evaluate and self._last:
-            report = wire.Evaluated(generation=commit.generation, step=commit.step, loss_sum=16.0, samples=8)
-            self.say(evaluated=report)
-        if commit.pause:
-            self.say(applied=wire.Applied(generation=commit.generation, step=commit.step, state_digest=DIGEST))
-        else:
-            self._vote(commit.step + 1)
+        if commit.evaluate and self.name == self._assignment.plan.routes[0].nodes[-1]:
+            self._say(evaluated(commit.generation, commit.step))
 
     def _write(self, step: int) -> None:
         assert self.welcome is not None
         folder = Path(urlparse(self.welcome.run.checkpoint.uri).path) / f"step-{step:08d}"
         folder.mkdir(parents=True, exist_ok=True)
-        for bucket in range(BUCKETS):
-            name, content = f"bucket-{bucket:05d}.safetensors", b"bucket %d" % bucket
-            (folder / name).write_bytes(content)
-            written = wire.BucketWritten(
-                step=step, bucket=bucket, file=name, size_bytes=len(content), digest=blake3(content).digest()
-            )
-            self.say(bucket_written=written)
+        files = {}
+        for bucket in checkpoint_buckets(self._assignment.plan, self.name):
+            content = b"bucket %d" % bucket
+            (folder / f"bucket-{bucket:05d}.safetensors").write_bytes(content)
+            files[bucket] = len(content), blake3(content).digest()
+        self._say(snapshot_parts(step, wire.CHECKPOINT, files))
 
 
 def nan_at(step: int) -> Twist:

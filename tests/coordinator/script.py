@@ -7,21 +7,32 @@ from typing import Any, TypeVar
 
 from dtfm.coordinator.config.run_file import parse_run
 from dtfm.coordinator.core import transition as t
-from dtfm.coordinator.core.state import TOGETHER_LEASES, Gathering, PlanChosen, Standing, State
+from dtfm.coordinator.core.messages import plan_message
+from dtfm.coordinator.core.state import Gathering, PlanChosen, Standing, State
 from dtfm.coordinator.core.tick import tick
+from dtfm.coordinator.core.timeouts import TOGETHER_LEASES
 from dtfm.coordinator.log.events import Event, RunStarted
 from dtfm.coordinator.log.ledger import Ledger, fold
 from dtfm.protos import PROTOCOL_VERSION, plan_pb2
 from dtfm.protos import control_pb2 as wire
 from dtfm.protos.credentials import make_key, signing_request
 from dtfm.scheduler.model.plan import Plan, Route, Stage
+from tests.coordinator.answers import (
+    DIGEST,
+    FILE_DIGEST,
+    answer,
+    checkpoint_buckets,
+    evaluated,
+    links,
+    snapshot_parts,
+    vote,
+)
 
 E = TypeVar("E")
 
 LAYERS = 4
 BUCKETS = 4
 SIGNING_REQUEST = signing_request(make_key())
-DIGEST = b"state at some step"
 LEASE = 10.0
 START = 100.0
 
@@ -71,15 +82,6 @@ def prepared(micro_batches: int = 4, **changes: Any) -> wire.NodeMessage:
     return wire.NodeMessage(prepared=wire.Prepared(**{**fields, **changes}))
 
 
-def links(node: str, peers: Iterable[str]) -> wire.NodeMessage:
-    both = [pair for peer in peers for pair in ((node, peer), (peer, node))]
-    return wire.NodeMessage(
-        links=wire.LinkReport(
-            links=[wire.LinkReport.Link(source=a, destination=b, latency_seconds=0.001, bandwidth=1e9) for a, b in both]
-        )
-    )
-
-
 def two_stages(nodes: Iterable[str], micro_batches: int = 4) -> Plan:
     """Nodes dealt in order of name to two stages; with one node, one stage."""
     names = sorted(nodes)
@@ -103,7 +105,7 @@ class World:
         self.exit_code: int | None = None
         self.planner = planner
         self.automatic_planning = True
-        self.automatic_copying = True
+        self.automatic_standbys = True
         self.wanted: list[t.PlanWanted] = []
         self.manifests: list[t.WriteManifest] = []
         self.answers: list[t.AnswerPlanNow] = []
@@ -114,15 +116,14 @@ class World:
         self._next_stream = 0
 
     def feed(self, event: t.Input) -> None:
-        self.state, commands = tick(self.state, event, self.now)
-        copies: list[t.Send] = []
-        for command in commands:
+        self.state, ready = tick(self.state, event, self.now)
+        self.log += ready.entries
+        sent: list[t.Send] = []
+        for command in ready.commands:
             match command:
-                case t.Append():
-                    self.log.append(command.event)
                 case t.Send():
                     self.said.setdefault(command.stream, []).append(command.message)
-                    copies.append(command)
+                    sent.append(command)
                 case t.Admit():
                     welcome = wire.CoordinatorMessage(welcome=command.welcome)
                     self.said.setdefault(command.stream, []).append(welcome)
@@ -139,17 +140,16 @@ class World:
                     self.exit_code = command.exit_code
                 case t.Log():
                     pass
-        for copy in copies if self.automatic_copying else ():
-            self._copy(copy)
+        for send in sent if self.automatic_standbys else ():
+            self._catch_up(send)
         while self.automatic_planning and self.wanted:
             self.plan()
 
-    def _copy(self, send: t.Send) -> None:
-        """Who is asked to copy state in advance has it at once."""
-        prefetch = send.message.prefetch
-        if prefetch.past_last_layer:
-            done = wire.Prefetched(number=prefetch.number, step=self.state.ledger.step)
-            self.feed(t.Heard(send.stream, wire.NodeMessage(prefetched=done)))
+    def _catch_up(self, send: t.Send) -> None:
+        """A node that is asked to be a standby has the state at once."""
+        said = answer("", send.message, wire.Assignment(step=self.state.ledger.step))
+        if send.message.WhichOneof("message") == "standby" and said is not None:
+            self.feed(t.Heard(send.stream, said))
 
     def plan(self) -> None:
         """Answers the planner's oldest question."""
@@ -176,7 +176,7 @@ class World:
             last = self.heard_by(node)[-1]
             if last.WhichOneof("message") == "probe":
                 self.hear(node, links(node, [peer.node for peer in last.probe.peers]))
-        if any(session.standing is Standing.ARRIVED for session in self.state.sessions.values()):
+        if any(session.standing is Standing.ARRIVED for session in self.state.members.sessions.values()):
             self.now += self.state.lease * TOGETHER_LEASES
             self.feed(t.TimePassed())
 
@@ -200,30 +200,26 @@ class World:
             self.hear(node, plan_ready=wire.PlanReady(generation=plan.generation))
 
     def vote(self, node: str, **changes: Any) -> None:
-        plan = self.plan_in_force
-        last = plan.stages[-1].replicas
-        fields = {
-            "generation": plan.generation,
-            "step": self.state.ledger.step + 1,
-            "squared_gradient_norm": 2.0,
-            "loss_sum": 4.0 if node == last[-1] else 0.0,
-            "samples": 8 if node == last[-1] else 0,
-            "state_digest": DIGEST,
-        }
-        self.hear(node, step_ready=wire.StepReady(**{**fields, **changes}))
-        if self.automatic_copying and self.state.wakes_at is not None:
+        said = vote(plan_message(self.plan_in_force), node, self.state.ledger.step + 1)
+        said.loss_sum = 0.5 * said.samples
+        for field in changes:
+            said.ClearField(field)
+        said.MergeFrom(wire.StepReady(**changes))
+        self.hear(node, step_ready=said)
+        if self.automatic_standbys and self.state.wakes_at is not None:
             self.keep_up()
 
     def keep_up(self) -> None:
-        """Who copies has the gradients of the step in hand."""
+        """All standbys have the gradients of the step in hand."""
         generation, step = self.state.ledger.generation, self.state.ledger.step
-        copyings = {node: s.copying for node, s in self.state.sessions.items() if s.copying is not None}
-        for node, copying in copyings.items():
-            if copying.near and not copying.ended:
-                self.hear(node, prefetched=wire.Prefetched(number=copying.number, step=step, voted=generation))
+        for node, session in list(self.state.members.sessions.items()):
+            standby = session.standby
+            if standby is not None and standby.caught_up is not None and not standby.ended:
+                report = wire.StandbyProgress(number=standby.number, step=step, voted=generation)
+                self.hear(node, standby_progress=report)
 
     def step(self) -> None:
-        """All vote, and what copies there are keep up, or are waited for as long as they may be."""
+        """All vote. Standbys keep up, or the commit waits for them as long as it may."""
         for node in self.plan_in_force.nodes:
             self.vote(node)
         if (until := self.state.wakes_at) is not None:
@@ -241,25 +237,25 @@ class World:
     def evaluate(self) -> None:
         plan, step = self.plan_in_force, self.state.ledger.step
         node = plan.routes[0].nodes[-1]
-        self.hear(node, evaluated=wire.Evaluated(generation=plan.generation, step=step, loss_sum=16.0, samples=8))
+        self.hear(node, evaluated(plan.generation, step))
 
     def apply(self) -> None:
         plan, step = self.plan_in_force, self.state.ledger.step
         for node in plan.nodes:
             self.hear(node, applied=wire.Applied(generation=plan.generation, step=step, state_digest=DIGEST))
 
-    def write_buckets(self, buckets: Iterable[int] = range(BUCKETS)) -> None:
-        step = self.state.ledger.step
-        node = self.plan_in_force.nodes[0]
-        for bucket in buckets:
-            written = wire.BucketWritten(
-                step=step, bucket=bucket, file=f"bucket-{bucket:05d}.safetensors", size_bytes=10, digest=DIGEST
-            )
-            self.hear(node, bucket_written=written)
+    def write_checkpoint(self, *nodes: str, problem: str = "") -> None:
+        """Each of the nodes, or of the plan's, has written its part of the checkpoint of the last commit: the first replica of a
+        stage writes all."""
+        plan, step = plan_message(self.plan_in_force), self.state.ledger.step
+        for node in nodes or self.plan_in_force.nodes:
+            buckets = checkpoint_buckets(plan, node) if not problem else ()
+            files = dict.fromkeys(buckets, (10, FILE_DIGEST))
+            self.hear(node, snapshot_parts(step, wire.CHECKPOINT, files, problem))
 
     def save(self) -> None:
         """The checkpoint of the last committed step becomes whole."""
-        self.write_buckets()
+        self.write_checkpoint()
         self.feed(t.ManifestDone(self.manifests[-1].step, ""))
 
     def finish_run(self) -> None:

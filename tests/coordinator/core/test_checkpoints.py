@@ -12,14 +12,14 @@ from safetensors.numpy import load_file, save
 
 from dtfm.coordinator.command import export as export_module
 from dtfm.coordinator.command.export import export
+from dtfm.coordinator.log.events import SnapshotPart
 from dtfm.coordinator.log.manifest import CheckpointError, newest, read_manifest, step_folder, write_manifest
-from dtfm.protos import control_pb2 as wire
 
 
-def write_buckets(folder: Path, count: int = 3) -> dict[int, wire.BucketWritten]:
+def write_buckets(folder: Path, count: int = 3) -> list[SnapshotPart]:
     """As nodes do it; bucket i holds the weight "layer.i"."""
     folder.mkdir(parents=True)
-    written = {}
+    written = []
     for i in range(count):
         moments = np.zeros(6, np.float32)
         weights = np.full((2, 3), i, np.float32)
@@ -28,9 +28,7 @@ def write_buckets(folder: Path, count: int = 3) -> dict[int, wire.BucketWritten]
         )
         name = f"bucket-{i:05d}.safetensors"
         (folder / name).write_bytes(content)
-        written[i] = wire.BucketWritten(
-            step=5, bucket=i, file=name, size_bytes=len(content), digest=blake3(content).digest()
-        )
+        written.append(SnapshotPart(len(content), blake3(content).hexdigest()))
     (folder / "config.json").write_text('{"model_type": "llama"}')
     return written
 

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dtfm.coordinator.core.drift import look
+from dtfm.coordinator.core.drift import compare
 from dtfm.coordinator.core.messages import link_message
-from dtfm.coordinator.core.state import Seen
+from dtfm.coordinator.core.state import Speeds
 from dtfm.coordinator.log import events as ev
 from dtfm.protos import control_pb2 as wire
 from tests.coordinator.script import World, training
@@ -18,9 +18,9 @@ from tests.coordinator.script import World, training
 
 def factors(speeds: list[float], *, lasting: float = 0.0) -> list[float]:
     """What is found in steps of a second each."""
-    seen, found = Seen(), []
+    seen, found = Speeds(), []
     for second, speed in enumerate(speeds):
-        seen, ratio = look(seen, speed, float(second), lasting)
+        seen, ratio = compare(seen, speed, float(second), lasting)
         found += [ratio] if ratio is not None else []
     return found
 
@@ -64,16 +64,16 @@ def long_run() -> World:
 
 def test_a_node_that_became_ten_times_slower_is_planned_with_as_such() -> None:
     world = long_run()
-    asked = world.state.asked
+    asked = world.state.planner.number
     steps(world, 10, seconds=1.0)
-    assert world.state.asked == asked
+    assert world.state.planner.number == asked
     steps(world, 10, seconds=10.0)
     (drifted,) = world.events(ev.DeviceDrifted)
     assert drifted.node == "a"
     assert drifted.flops == pytest.approx(1e10)
     assert drifted.reason == "in training it is 10.0 times slower than before"
     world.wait(1, beating=["a", "b", "c"])
-    assert world.state.asked == asked + 1
+    assert world.state.planner.number == asked + 1
 
 
 def test_a_node_that_is_slow_for_less_than_a_lease_is_left_alone() -> None:
@@ -119,13 +119,13 @@ def test_what_takes_no_time_in_a_step_is_not_looked_at() -> None:
 def test_an_idle_node_that_recovered_is_planned_with_again() -> None:
     world = long_run()
     world.join("d")
-    asked = world.state.asked
+    asked = world.state.planner.number
     world.hear("d", heartbeat=wire.Heartbeat(flops=1e12))
     assert world.events(ev.DeviceDrifted) == [
         ev.DeviceDrifted("d", 1e12, "while idle it is 10.0 times faster than before")
     ]
     world.wait(1, beating=["a", "b", "c", "d"])
-    assert world.state.asked == asked + 1
+    assert world.state.planner.number == asked + 1
 
 
 def test_what_a_training_node_says_of_its_speed_is_no_measure() -> None:

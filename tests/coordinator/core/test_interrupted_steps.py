@@ -6,7 +6,8 @@ from collections.abc import Iterable
 
 import pytest
 
-from dtfm.coordinator.core.state import LAST_WORD_LEASES, Stepping, Switching
+from dtfm.coordinator.core.state import Stepping, Switching
+from dtfm.coordinator.core.timeouts import LAST_WORD_LEASES
 from dtfm.coordinator.core.transition import PlanNow
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.store import Record
@@ -85,8 +86,8 @@ def test_a_spare_takes_the_place_of_the_lost_node(world: World) -> None:
     world.join("e")
     world.step()
     world.automatic_planning = False
-    world.hear("e", prefetched=wire.Prefetched(number=world.last_to("e", "prefetch").number, step=1))
-    assert world.last_to("e", "prefetch").past_last_layer == LAYERS // 2  # the copy is of the first stage
+    world.hear("e", standby_progress=wire.StandbyProgress(number=world.last_to("e", "standby").number, step=1))
+    assert world.last_to("e", "standby").past_last_layer == LAYERS // 2  # the copy is of the first stage
     world.lose("b")
     assert world.plan_in_force.routes == (Route(("a", "c"), 2), Route(("e", "d"), 2))
     world.lose("c")
@@ -130,20 +131,20 @@ def with_a_spare() -> World:
     world.settle()
     world.planner = lambda ids: world.plan_in_force
     world.join("c")
-    world.automatic_copying = False
+    world.automatic_standbys = False
     world.step()
     return world
 
 
 def test_who_copied_what_is_lost_may_first_say_how_far_it_came() -> None:
     world = with_a_spare()
-    number = world.last_to("c", "prefetch").number
-    world.hear("c", prefetched=wire.Prefetched(number=number, step=1))
+    number = world.last_to("c", "standby").number
+    world.hear("c", standby_progress=wire.StandbyProgress(number=number, step=1))
     world.step()  # of which c has not told
     world.planner = two_stages
     world.lose("a")
     assert world.events(ev.RolledBack) == []
-    world.hear("c", prefetched=wire.Prefetched(number=number, step=2, problem="a is gone"))
+    world.hear("c", standby_progress=wire.StandbyProgress(number=number, step=2, problem="a is gone"))
     assert world.plan_in_force.stages[0].replicas == ("c",)
     assert world.last_to("c", "assignment").step == 2
     assert world.events(ev.RolledBack) == []
@@ -161,13 +162,13 @@ def test_the_last_word_of_who_copied_what_is_lost_is_not_awaited_for_long() -> N
 
 def test_the_last_word_is_awaited_also_of_who_was_only_just_asked_again() -> None:
     world = with_a_spare()
-    world.automatic_copying = False
+    world.automatic_standbys = False
     world.hear("b", step_failed=wire.StepFailed(generation=1, step=2, problem=wire.PEER_LOST, peer="a"))
     world.settle()
     world.lose("a")
     assert world.events(ev.RolledBack) == []
-    number = world.last_to("c", "prefetch").number
-    world.hear("c", prefetched=wire.Prefetched(number=number, step=1, problem="a is gone"))
+    number = world.last_to("c", "standby").number
+    world.hear("c", standby_progress=wire.StandbyProgress(number=number, step=1, problem="a is gone"))
     assert world.plan_in_force.stages[0].replicas == ("c",)
     assert world.events(ev.RolledBack) == []
 

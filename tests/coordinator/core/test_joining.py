@@ -36,7 +36,7 @@ def test_a_node_is_welcomed_with_the_run_and_its_heartbeat() -> None:
     assert welcome.run == world.state.message
     assert welcome.heartbeat_seconds == LEASE / 4
     assert world.certified == [("a", SIGNING_REQUEST)]
-    assert world.names() == ["node_joined"]
+    assert world.names() == ["node_joined", "waiting"]
 
 
 @pytest.mark.parametrize(
@@ -69,14 +69,14 @@ def test_a_hello_that_does_not_fit_is_refused_by_name(
     world = World()
     refusal = refusal_of(world, world.greet("a", **changes))
     assert (refusal.reason, words in refusal.sentence) == (reason, True), refusal.sentence
-    assert not world.state.sessions
+    assert not world.state.members.sessions
 
 
 def test_a_run_may_be_asked_for_by_name_or_id() -> None:
     world = World()
     world.greet("a", run="demo")
     world.greet("b", run="run-id")
-    assert set(world.state.sessions) == {"a", "b"}
+    assert set(world.state.members.sessions) == {"a", "b"}
 
 
 def test_without_the_token_nothing_is_told_and_nothing_is_logged() -> None:
@@ -103,8 +103,8 @@ def test_two_live_processes_cannot_have_one_identity() -> None:
     refusal = refusal_of(world, second)
     assert refusal.reason == wire.IDENTITY_IN_USE
     assert "--id" in refusal.sentence
-    assert world.state.sessions["a"].stream == first
-    assert not world.state.contenders
+    assert world.state.members.sessions["a"].stream == first
+    assert not world.state.members.contenders
 
 
 def test_a_restarted_node_takes_its_place_once_its_old_stream_breaks() -> None:
@@ -114,7 +114,7 @@ def test_a_restarted_node_takes_its_place_once_its_old_stream_breaks() -> None:
     assert new not in world.said
     world.feed(t.StreamClosed(old, "its connection broke"))
     assert world.said[new][-1].WhichOneof("message") == "welcome"
-    assert world.state.sessions["a"].incarnation == 2
+    assert world.state.members.sessions["a"].incarnation == 2
     assert [(e.event, e.reason) for e in world.log if isinstance(e, ev.NodeJoined | ev.NodeLeft)] == [
         ("node_joined", "first contact"),
         ("node_left", "its connection broke"),
@@ -133,9 +133,9 @@ def test_a_restarted_node_takes_its_place_when_the_old_process_gives_no_sign_of_
     world.wait(LEASE * 0.2, beating=["b"])
     assert old in world.hung_up
     assert world.said[new][-1].WhichOneof("message") == "welcome"
-    assert world.state.sessions["a"].incarnation == 2
+    assert world.state.members.sessions["a"].incarnation == 2
     world.feed(t.StreamClosed(old, "late news of the old stream"))
-    assert "a" in world.state.sessions
+    assert "a" in world.state.members.sessions
 
 
 def test_of_two_that_claim_an_identity_the_second_is_refused_and_a_reconnect_is_none() -> None:
@@ -156,7 +156,7 @@ def test_who_claims_an_identity_and_goes_away_never_becomes_a_member() -> None:
     new = world.greet("a", incarnation=2)
     world.feed(t.StreamClosed(new, "its connection broke"))
     world.feed(t.StreamClosed(old, "its connection broke"))
-    assert not world.state.sessions
+    assert not world.state.members.sessions
     assert not world.state.ledger.members
 
 
@@ -165,10 +165,10 @@ def test_the_same_process_replaces_its_old_stream() -> None:
     old = world.greet("a", incarnation=1)
     new = world.greet("a", incarnation=1)
     assert old in world.hung_up
-    assert world.state.sessions["a"].stream == new
+    assert world.state.members.sessions["a"].stream == new
     assert [name for name in world.names() if name.startswith("node")] == ["node_joined", "node_left", "node_joined"]
     world.feed(t.StreamClosed(old, "late news of the old stream"))
-    assert "a" in world.state.sessions
+    assert "a" in world.state.members.sessions
 
 
 def test_a_finished_run_takes_nobody() -> None:
@@ -199,7 +199,7 @@ def test_a_node_that_would_train_something_else_is_refused(changes: dict[str, An
     stream = world.greet("b")
     world.hear("b", prepared(**changes))
     assert refusal_of(world, stream).reason == reason
-    assert set(world.state.sessions) == {"a"}
+    assert set(world.state.members.sessions) == {"a"}
     assert world.names()[-2:] == ["node_refused", "node_left"]
 
 
@@ -207,7 +207,7 @@ def test_a_lease_lapses_without_signs_of_life() -> None:
     world = World(fresh_state(cluster={"nodes": 3}))
     world.join("a", "b")
     world.wait(LEASE * 1.5, beating=["a"])
-    assert set(world.state.sessions) == {"a"}
+    assert set(world.state.members.sessions) == {"a"}
     assert world.events(ev.NodeLeft)[-1].reason == "no sign of life for 10 seconds"
 
 
@@ -217,9 +217,9 @@ def test_a_coordinator_that_was_suspended_does_not_blame_its_nodes() -> None:
     world.wait(LEASE, beating=["a", "b"])
     world.now += 5 * LEASE
     world.feed(t.TimePassed())
-    assert set(world.state.sessions) == {"a", "b"}
+    assert set(world.state.members.sessions) == {"a", "b"}
     world.wait(LEASE * 1.2, beating=["a"])
-    assert set(world.state.sessions) == {"a"}
+    assert set(world.state.members.sessions) == {"a"}
 
 
 def test_messages_of_a_node_that_is_not_ready_are_ignored() -> None:
@@ -227,5 +227,5 @@ def test_messages_of_a_node_that_is_not_ready_are_ignored() -> None:
     world.greet("c")
     before = world.state.ledger
     world.hear("c", step_ready=wire.StepReady(generation=1, step=1, state_digest=b"x" * 16))
-    world.hear("c", bucket_written=wire.BucketWritten(step=1))
+    world.hear("c", snapshot_parts=wire.SnapshotParts(step=1, destination=wire.CHECKPOINT))
     assert world.state.ledger == before

@@ -48,7 +48,7 @@ def test_the_last_holder_of_a_stage_leaves_a_checkpoint_behind_when_nobody_can_t
     wish(world, "b")
     world.step()
     commit = world.last_to("b", "commit")
-    assert commit.checkpoint
+    assert commit.snapshot == wire.CHECKPOINT
     assert commit.pause
     world.apply()
     assert isinstance(world.state.phase, Pausing)
@@ -66,7 +66,7 @@ def test_a_checkpoint_that_fails_does_not_hold_the_leaver_back() -> None:
     wish(world, "b")
     world.step()
     world.apply()
-    world.hear("b", bucket_written=wire.BucketWritten(step=1, bucket=0, problem="disk full"))
+    world.write_checkpoint("b", problem="disk full")
     assert world.last_to("b", "finish").completed
 
 
@@ -77,8 +77,8 @@ def test_while_it_waits_a_newcomer_can_take_over() -> None:
     wish(world, "b")
     world.join("c")
     world.step()
+    assert world.last_to("b", "commit").snapshot == wire.NO_SNAPSHOT
     world.apply()
-    world.save()
     assert isinstance(world.state.phase, Switching)
     assert world.plan_in_force.nodes == ("a", "c")
     assert "finish" not in world.kinds_to("b")
@@ -94,17 +94,17 @@ def test_when_all_want_to_go_their_state_is_saved_first() -> None:
     world.step()
     world.apply()
     world.save()
-    assert not world.state.sessions
+    assert not world.state.members.sessions
     assert world.state.ledger.checkpoint_step == 1
 
 
 def test_a_chosen_plan_that_needs_the_leaver_is_dropped() -> None:
     world = training("a", "b", "c")
     world.join("d")
-    assert world.state.chosen is not None
+    assert world.state.planner.chosen is not None
     wish(world, "a")
-    assert world.state.chosen is not None
-    assert "a" not in world.state.chosen.plan.nodes
+    assert world.state.planner.chosen is not None
+    assert "a" not in world.state.planner.chosen.plan.nodes
 
 
 def test_who_wants_to_go_and_dies_instead_is_lost_like_any_other() -> None:

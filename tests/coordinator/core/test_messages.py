@@ -57,6 +57,6 @@ def test_a_plan_of_as_many_nodes_as_there_may_be_fits_into_a_message() -> None:
         ],
         fresh_state().ledger,
     )
-    [(_, message)] = assignments(ledger, "why", names[:1])
+    [(_, message)] = assignments(ledger, "why", names[:1], wire.SnapshotSource())
     assert len(message.links) == MAX_NODES - 1
     assert message.ByteSize() < MAX_MESSAGE_BYTES / 4

@@ -6,21 +6,16 @@ import math
 
 import pytest
 
-from dtfm.coordinator.core import membership
+from dtfm.coordinator.core import leaving
+from dtfm.coordinator.core import links as core_links
 from dtfm.coordinator.core import transition as t
-from dtfm.coordinator.core.state import MOST_PROBED, REMEMBERED_LEASES, TOGETHER_LEASES, Standing
+from dtfm.coordinator.core.links import MOST_PROBED
+from dtfm.coordinator.core.state import Standing
+from dtfm.coordinator.core.timeouts import REMEMBERED_LEASES, TOGETHER_LEASES
 from dtfm.coordinator.log import events as ev
 from dtfm.protos import control_pb2 as wire
-from tests.coordinator.script import (
-    LEASE,
-    World,
-    fresh_state,
-    links,
-    prepared,
-    refusal_of,
-    training,
-    two_stages,
-)
+from tests.coordinator.answers import links
+from tests.coordinator.script import LEASE, World, fresh_state, prepared, refusal_of, training, two_stages
 
 
 def test_the_first_prepared_defines_the_run_and_needs_no_probe() -> None:
@@ -29,7 +24,7 @@ def test_the_first_prepared_defines_the_run_and_needs_no_probe() -> None:
     world.hear("a", prepared())
     assert world.state.ledger.described is not None
     assert world.state.ledger.described.workload.micro_batches == 4
-    assert world.state.sessions["a"].standing is Standing.ARRIVED
+    assert world.state.members.sessions["a"].standing is Standing.ARRIVED
     assert world.kinds_to("a") == ["welcome"]
 
 
@@ -62,10 +57,10 @@ def test_later_nodes_probe_all_that_prepared_before() -> None:
     world.hear("c", prepared())
     probe = world.last_to("c", "probe")
     assert [peer.node for peer in probe.peers] == ["a", "b"]
-    assert "c" not in world.state.ready
+    assert "c" not in world.state.ledger.ready
     world.hear("c", links("c", ["a", "b"]))
     world.wait(LEASE / 4)
-    assert "c" in world.state.ready
+    assert "c" in world.state.ledger.ready
     assert "c" in world.state.ledger.links["a"]
 
 
@@ -75,7 +70,7 @@ def test_a_node_that_does_not_report_its_links_is_planned_with_all_the_same() ->
     world.greet("b")
     world.hear("b", prepared())
     world.wait(7 * LEASE, beating=["a", "b"])
-    assert world.state.sessions["b"].standing is Standing.READY
+    assert world.state.members.sessions["b"].standing is Standing.READY
 
 
 def test_a_newcomer_among_many_probes_some_of_them() -> None:
@@ -101,7 +96,7 @@ def test_a_peer_that_hangs_does_not_keep_a_newcomer_waiting() -> None:
     assert probes == [["a"], ["hung"]]
     world.hear("b", links("b", ["a"]))
     world.wait(LEASE / 4, beating=["a", "b"])
-    assert "b" in world.state.ready
+    assert "b" in world.state.ledger.ready
 
 
 def test_newcomers_of_the_same_moment_are_ready_together() -> None:
@@ -112,10 +107,10 @@ def test_newcomers_of_the_same_moment_are_ready_together() -> None:
         world.hear(node, links(node, []))
         world.now += LEASE * TOGETHER_LEASES / 2
         world.feed(t.TimePassed())
-        assert world.state.ready == ()
+        assert world.state.ledger.ready == ()
     world.now += LEASE * TOGETHER_LEASES / 2
     world.feed(t.TimePassed())
-    assert world.state.ready == ("a", "b", "c")
+    assert world.state.ledger.ready == ("a", "b", "c")
 
 
 def test_the_nodes_that_a_run_awaits_do_not_wait_for_others() -> None:
@@ -153,8 +148,8 @@ def test_a_stream_of_newcomers_is_let_in_at_least_once_a_lease() -> None:
         world.greet(node)
         world.hear(node, prepared())
         world.hear(node, links(node, []))
-        world.wait(LEASE * TOGETHER_LEASES * 0.9, beating=list(world.state.sessions))
-    assert 20 <= len(world.state.ready) < 30
+        world.wait(LEASE * TOGETHER_LEASES * 0.9, beating=list(world.state.members.sessions))
+    assert 20 <= len(world.state.ledger.ready) < 30
 
 
 def test_a_link_that_broke_is_measured_again_ever_more_rarely_and_planned_with_once_it_is_well() -> None:
@@ -176,10 +171,10 @@ def test_a_link_that_broke_is_measured_again_ever_more_rarely_and_planned_with_o
         world.wait(LEASE, beating=["a", "b", "c"])
         probed.append(sum(m.WhichOneof("message") == "probe" for m in world.heard_by("b")[before:]))
     assert [seconds for seconds, count in enumerate(probed, 1) if count] == [7, 19, 43, 91]
-    asked = world.state.asked
+    asked = world.state.planner.number
     world.hear("b", links("b", ["c"]))
     assert world.state.ledger.broken == frozenset()
-    assert world.state.asked == asked + 1
+    assert world.state.planner.number == asked + 1
 
 
 def test_impossible_links_are_refused_and_hurt_nobody_else() -> None:
@@ -190,14 +185,14 @@ def test_impossible_links_are_refused_and_hurt_nobody_else() -> None:
     stream = world.streams["b"]
     world.hear("b", report)
     assert refusal_of(world, stream).reason == wire.MALFORMED
-    assert set(world.state.sessions) == {"a"}
+    assert set(world.state.members.sessions) == {"a"}
 
 
 def test_links_of_others_cannot_be_reported() -> None:
     world = World(fresh_state(cluster={"nodes": 4}))
     world.join("a", "b", "c")
     world.hear("c", links("a", ["b"]))
-    assert "c" not in world.state.sessions
+    assert "c" not in world.state.members.sessions
 
 
 def test_who_comes_back_to_where_it_was_need_not_measure_its_links_again() -> None:
@@ -234,10 +229,11 @@ def test_only_links_to_who_is_new_are_measured_when_a_node_comes_back() -> None:
 def test_links_of_all_that_left_are_remembered_while_there_is_room_then_of_the_last(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(membership, "MAX_NODES", 4)
+    monkeypatch.setattr(core_links, "MAX_NODES", 4)
+    monkeypatch.setattr(leaving, "MAX_NODES", 4)
     world = training("a", "b")
     for node in "cdefg":
         world.join(node)
         world.lose(node)
-        assert len(world.state.remembered) == min(4, 1 + "cdefg".index(node))
-    assert list(world.state.remembered) == ["d", "e", "f", "g"]
+        assert len(world.state.members.links) == min(4, 1 + "cdefg".index(node))
+    assert list(world.state.members.links) == ["d", "e", "f", "g"]

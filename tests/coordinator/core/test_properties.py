@@ -10,11 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dtfm.coordinator.core import transition as t
-from dtfm.coordinator.core.snapshot import BACKUP_LEASES
-from dtfm.coordinator.core.state import GRACE_LEASES, Pausing, Stepping, Switching
+from dtfm.coordinator.core.safekeeping.snapshot import PAUSE_LEASES
+from dtfm.coordinator.core.state import Destination, Pausing, Stepping, Switching
+from dtfm.coordinator.core.timeouts import GRACE_LEASES
 from dtfm.coordinator.log import events as ev
 from dtfm.protos import control_pb2 as wire
-from tests.coordinator.script import BUCKETS, DIGEST, LEASE, World, fresh_state, links, prepared
+from tests.coordinator.answers import DIGEST, links
+from tests.coordinator.script import BUCKETS, LEASE, World, fresh_state, prepared
 
 NODES = st.sampled_from(["a", "b", "c", "d"])
 FLOATS = st.sampled_from([2.0, 2.0, 1.0, -1.0, math.nan, math.inf])
@@ -32,23 +34,16 @@ def vote(loss: float, samples: int) -> Maker:
     )
 
 
-def bucket(number: int) -> Maker:
+def part(number: int, destination: wire.SnapshotDestination) -> Maker:
+    only = wire.Part(bucket=number, size_bytes=1, digest=bytes(32))
     return lambda _, s: wire.NodeMessage(
-        bucket_written=wire.BucketWritten(
-            step=max(0, s - 1), bucket=number, file="bucket-00001.safetensors", size_bytes=1, digest=DIGEST
-        )
+        snapshot_parts=wire.SnapshotParts(destination=destination, step=max(0, s - 1), parts=[only])
     )
-
-
-def kept(number: int) -> Maker:
-    part = wire.Part(bucket=number, size_bytes=1, digest=bytes(32))
-    return lambda _, s: wire.NodeMessage(kept=wire.Kept(step=max(0, s - 1), parts=[part]))
 
 
 MAKERS: st.SearchStrategy[Maker] = st.one_of(
     st.builds(vote, FLOATS, st.sampled_from([0, 8])),
-    st.builds(bucket, st.integers(0, 5)),
-    st.builds(kept, st.integers(0, 5)),
+    st.builds(part, st.integers(0, 5), st.sampled_from([wire.CHECKPOINT, wire.DISKS])),
     st.sampled_from(
         [
             lambda g, _: wire.NodeMessage(plan_ready=wire.PlanReady(generation=g)),
@@ -76,8 +71,8 @@ MOVES = st.one_of(
     st.tuples(st.just("join"), NODES),
     st.tuples(st.just("lose"), NODES),
     *[st.tuples(st.just("hear"), NODES, MAKERS, OFFSETS, OFFSETS)] * 2,
-    st.tuples(st.sampled_from(["evaluate", "save", "apply", "keep", "plan_now"])),
-    st.tuples(st.just("wait"), st.sampled_from([1.0, LEASE * 1.1, LEASE * BACKUP_LEASES, LEASE * 120])),
+    st.tuples(st.sampled_from(["evaluate", "save", "apply", "keep_snapshots", "plan_now"])),
+    st.tuples(st.just("wait"), st.sampled_from([1.0, LEASE * 1.1, LEASE * PAUSE_LEASES, LEASE * 120])),
 )
 
 
@@ -94,7 +89,7 @@ def play(world: World, move: tuple[Any, ...]) -> None:
             node, make, generation, step = rest
             world.hear(node, make(max(0, ledger.generation + generation), max(0, ledger.step + 1 + step)))
         case "wait":
-            world.wait(rest[0], beating=list(world.state.sessions)[:2])
+            world.wait(rest[0], beating=list(world.state.members.sessions)[:2])
         case "plan_now":
             world.feed(t.PlanNow(1))
         case "advance" if isinstance(world.state.phase, Switching):
@@ -105,13 +100,15 @@ def play(world: World, move: tuple[Any, ...]) -> None:
             world.apply()
         case "evaluate" if ledger.plan is not None:
             world.evaluate()
-        case "keep" if (backing := world.state.backing) is not None:
-            for node in sorted(world.state.sessions):
+        case "keep_snapshots" if (backing := world.state.safekeeping.snapshot(Destination.DISKS)) is not None:
+            for node in sorted(world.state.members.sessions):
                 mine = range(*backing.writers.get(node, (0, BUCKETS)))
                 parts = [wire.Part(bucket=bucket, size_bytes=1, digest=bytes(32)) for bucket in mine]
-                world.hear(node, kept=wire.Kept(step=backing.step, parts=parts))
+                world.hear(
+                    node, snapshot_parts=wire.SnapshotParts(destination=wire.DISKS, step=backing.step, parts=parts)
+                )
         case "save" if ledger.plan is not None:
-            world.write_buckets()
+            world.write_checkpoint()
             if world.manifests:
                 world.feed(t.ManifestDone(world.manifests.pop().step, ""))
 
@@ -160,7 +157,7 @@ def test_members_are_who_has_a_stream_and_nobody_stays_one_in_silence(moves: lis
     world.join("a", "b")
     for move in moves:
         play(world, move)
-        assert set(world.state.ledger.members) == set(world.state.sessions)
+        assert set(world.state.ledger.members) == set(world.state.members.sessions)
     if world.exit_code is None:
         world.wait(2 * LEASE)
         assert not world.state.ledger.members
@@ -174,7 +171,7 @@ def test_from_anywhere_a_run_can_be_finished(moves: list[tuple[Any, ...]]) -> No
     world.join("a", "b")
     for move in moves:
         play(world, move)
-    for node in list(world.state.sessions):
+    for node in list(world.state.members.sessions):
         world.lose(node)
     if world.exit_code is not None:
         return

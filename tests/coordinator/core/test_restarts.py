@@ -28,7 +28,7 @@ def test_a_restarted_coordinator_waits_for_its_nodes_and_no_step_is_lost() -> No
     assert isinstance(world.state.phase, Gathering)
     world.join("b")
     assignment = world.last_to("a", "assignment")
-    assert (assignment.plan.generation, assignment.step, assignment.checkpoint) == (2, 1, "")
+    assert (assignment.plan.generation, assignment.step, assignment.snapshot.folder) == (2, 1, "")
     assert [list(donors.nodes) for donors in assignment.donors] == [["a"], ["a"], ["b"], ["b"]]
     world.settle()
     assert world.last_to("a", "begin") == wire.Begin(generation=2, step=2)
@@ -50,7 +50,7 @@ def test_nodes_that_lost_their_state_in_a_crash_make_it_go_back_to_the_checkpoin
     world = back_after_a_crash("a", "b")
     world.hear("a", plan_failed=wire.PlanFailed(generation=2, problem="it is not here", lost=[0, 1]))
     assert world.events(ev.RolledBack)[-1].step == 2
-    assert world.last_to("a", "assignment").checkpoint == "memory://checkpoints/step-00000002"
+    assert world.last_to("a", "assignment").snapshot.folder == "memory://checkpoints/step-00000002"
     world.settle()
     assert world.last_to("a", "begin") == wire.Begin(generation=3, step=3)
 
@@ -69,7 +69,7 @@ def test_the_last_attempt_goes_without_what_nodes_hold_that_others_cannot_reach(
     for generation in (2, 3):
         world.hear("a", plan_failed=wire.PlanFailed(generation=generation, problem="b cannot be reached"))
     assert [(back.step, back.from_step) for back in world.events(ev.RolledBack)] == [(2, 3)]
-    assert world.last_to("a", "assignment").checkpoint == "memory://checkpoints/step-00000002"
+    assert world.last_to("a", "assignment").snapshot.folder == "memory://checkpoints/step-00000002"
     assert world.events(ev.RunFailed) == []
 
 
@@ -80,7 +80,7 @@ def test_what_one_node_lost_comes_from_who_still_has_it() -> None:
     assert [list(donors.nodes) for donors in world.last_to("a", "assignment").donors] == [["b"], ["b"], ["c"], ["c"]]
     world.hear("c", plan_failed=wire.PlanFailed(generation=3, problem="it is not here", lost=[3]))
     assert world.events(ev.RolledBack)[-1].step == 2
-    assert world.last_to("a", "assignment").checkpoint == "memory://checkpoints/step-00000002"
+    assert world.last_to("a", "assignment").snapshot.folder == "memory://checkpoints/step-00000002"
 
 
 def test_nodes_that_find_out_one_after_the_other_what_they_lost_do_not_end_the_run() -> None:
@@ -153,14 +153,14 @@ def test_a_run_whose_last_checkpoint_is_whole_is_over_when_resumed() -> None:
 def test_a_coordinator_lost_between_the_last_commit_and_its_checkpoint_has_that_written_again() -> None:
     before = training(train={"steps": 1})
     before.step()
-    assert before.last_to("a", "commit").checkpoint
+    assert before.last_to("a", "commit").snapshot == wire.CHECKPOINT
     world = restarted(before, train={"steps": 1})
     world.join("a", "b")
     world.settle()
     assert world.events(ev.RolledBack) == []
     assert "begin" not in world.kinds_to("a")
     commit = world.last_to("a", "commit")
-    assert (commit.generation, commit.step, commit.checkpoint, commit.evaluate, commit.pause) == (
+    assert (commit.generation, commit.step, commit.snapshot == wire.CHECKPOINT, commit.evaluate, commit.pause) == (
         2,
         1,
         True,

@@ -122,8 +122,8 @@ def test_a_snapshot_is_there_whole_or_not_at_all(tmp_path: Path) -> None:
 
 
 def test_whoever_changes_the_ledger_raises_the_format() -> None:
-    """The fields of format 8. With others, or with another meaning, older snapshots must not be read."""
-    assert ledger_snapshot.FORMAT == 8
+    """The fields of format 9. With others, or with another meaning, older snapshots must not be read."""
+    assert ledger_snapshot.FORMAT == 9
     assert [field.name for field in fields(Ledger)] == [
         "run_id",
         "run",
@@ -131,6 +131,7 @@ def test_whoever_changes_the_ledger_raises_the_format() -> None:
         "members",
         "links",
         "broken",
+        "changes",
         "generation",
         "counts_from",
         "plan",
@@ -141,7 +142,7 @@ def test_whoever_changes_the_ledger_raises_the_format() -> None:
         "step_seconds",
         "evaluated",
         "checkpoints",
-        "backup",
+        "on_disks",
         "failures",
         "peer_losses",
         "plan_failures",

@@ -26,7 +26,7 @@ EVERY_EVENT: list[ev.Event] = [
     ev.NodeRefused("a", "TOKEN", "why"),
     ev.NodeReady("a"),
     ev.NodeLeaving("a", "why"),
-    ev.StateCopied("a", "1f", (0, 2), 1),
+    ev.StandbyPromoted("a", "1f", (0, 2), 1),
     ev.DeviceTimed("a", 1e9),
     ev.DeviceDrifted("a", 1e9, "why"),
     ev.NodeLeft("a", "why"),
@@ -43,7 +43,9 @@ EVERY_EVENT: list[ev.Event] = [
     ev.Evaluated(1, 2.5, 64, 3.2),
     ev.CheckpointWritten(1, "file:///x/step-00000001"),
     ev.CheckpointFailed(1, "why"),
-    ev.BackupKept(1, (ev.BackupPart(10, "ab"), ev.BackupPart(20, "cd")), {"a": ((0, 2),), "b": ((1, 2),)}, 0.5),
+    ev.SnapshotWritten(
+        1, (ev.SnapshotPart(10, "ab"), ev.SnapshotPart(20, "cd")), {"a": ((0, 2),), "b": ((1, 2),)}, 0.5
+    ),
     ev.RolledBack(0, 1, "", "why"),
     ev.RunFinished(3, "why"),
     ev.RunFailed(3, "why"),

@@ -113,8 +113,10 @@ async def test_a_commit_that_waits_for_a_copy_in_vain_comes_by_itself(
     async with serving(tmp_path, run) as served:
 
         def passed_over() -> bool:
-            copyings = [session.copying for session in served.server.state.sessions.values()]
-            return any(copying is not None and copying.late for copying in copyings)
+            """A standby has caught up, and a commit came without its next report."""
+            state = served.server.state
+            standbys = [session.standby for session in state.members.sessions.values()]
+            return any(s is not None and s.caught_up is not None and s.caught_up < state.ledger.step for s in standbys)
 
         nodes = [served.node(name, twist=twist) for name in "abc"]
         async with AsyncExitStack() as stack:
@@ -259,12 +261,12 @@ async def test_refusals_name_their_reason_and_end_the_stream(
 
 async def test_two_nodes_with_one_identity(tmp_path: Path) -> None:
     async with serving(tmp_path) as served, served.node("a", incarnation=1):
-        await served.until(lambda: "a" in served.server.state.sessions)
+        await served.until(lambda: "a" in served.server.state.members.sessions)
         async with served.node("a", incarnation=2) as second:
             await asyncio.wait_for(second.over.wait(), 10)
             assert second.refusal is not None
             assert second.refusal.reason == wire.IDENTITY_IN_USE
-        assert "a" in served.server.state.sessions
+        assert "a" in served.server.state.members.sessions
 
 
 async def test_a_node_started_again_takes_the_place_of_its_process_that_fell_silent(tmp_path: Path) -> None:
@@ -291,7 +293,7 @@ async def test_a_stream_that_says_nothing_is_hung_up_on(tmp_path: Path) -> None:
 
 async def test_a_message_larger_than_allowed_ends_its_stream_alone(tmp_path: Path) -> None:
     async with serving(tmp_path) as served, served.node("a"):
-        await served.until(lambda: "a" in served.server.state.sessions)
+        await served.until(lambda: "a" in served.server.state.members.sessions)
         credentials, named = to_coordinator(served.server.authority)
         options = (*named, ("grpc.max_send_message_length", -1))
         async with grpc.aio.secure_channel(served.address, credentials, options=options) as channel:
@@ -301,8 +303,8 @@ async def test_a_message_larger_than_allowed_ends_its_stream_alone(tmp_path: Pat
             assert (await call.read()).WhichOneof("message") == "welcome"
             await call.write(wire.NodeMessage(goodbye=wire.Goodbye(reason="x" * MAX_MESSAGE_BYTES)))
             assert await asyncio.wait_for(call.code(), 10) == grpc.StatusCode.RESOURCE_EXHAUSTED
-        await served.until(lambda: "b" not in served.server.state.sessions)
-        assert "a" in served.server.state.sessions
+        await served.until(lambda: "b" not in served.server.state.members.sessions)
+        assert "a" in served.server.state.members.sessions
 
 
 async def test_a_port_in_use_is_named_with_the_fix(tmp_path: Path) -> None:
@@ -361,7 +363,7 @@ async def test_to_plan_now_answers_over_the_wire(tmp_path: Path) -> None:
 
 async def test_asked_to_stop_it_stops(tmp_path: Path) -> None:
     async with serving(tmp_path) as served, served.node("a") as node:
-        await served.until(lambda: "a" in served.server.state.sessions)
+        await served.until(lambda: "a" in served.server.state.members.sessions)
         served.server.ask_to_stop("Ctrl-C", dismiss=True)
         assert await asyncio.wait_for(asyncio.shield(served.task), 10) == 1
         await asyncio.wait_for(node.over.wait(), 10)

@@ -7,26 +7,28 @@ from typing import Any
 
 import pytest
 
-from dtfm.coordinator.core.standby import WORD_SHARE
-from dtfm.coordinator.core.state import TOGETHER_LEASES, Stepping, Switching
+from dtfm.coordinator.core.safekeeping.standby import COMMIT_WAIT_FRACTION
+from dtfm.coordinator.core.state import Stepping, Switching
+from dtfm.coordinator.core.timeouts import TOGETHER_LEASES
 from dtfm.coordinator.core.transition import TimePassed
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.ledger import fold
 from dtfm.protos import control_pb2 as wire
 from dtfm.scheduler.model.plan import Plan, Route, Stage
-from tests.coordinator.script import LAYERS, LEASE, World, fresh_state, links, prepared, training, two_stages
+from tests.coordinator.answers import links
+from tests.coordinator.script import LAYERS, LEASE, World, fresh_state, prepared, training, two_stages
 
 
 def copied(world: World, node: str, **changes: Any) -> None:
     """The node has caught up with what it was last asked to copy."""
-    number = world.last_to(node, "prefetch").number
+    number = world.last_to(node, "standby").number
     fields = {"number": number, "step": world.state.ledger.step, **changes}
-    world.hear(node, prefetched=wire.Prefetched(**fields))
+    world.hear(node, standby_progress=wire.StandbyProgress(**fields))
 
 
 def slow_to_copy(*nodes: str) -> World:
     world = training(*nodes, train={"steps": 20, "evaluate_every": 0})
-    world.automatic_copying = False
+    world.automatic_standbys = False
     return world
 
 
@@ -34,7 +36,7 @@ def test_who_gets_a_place_copies_its_state_while_the_others_train_on() -> None:
     world = slow_to_copy("a", "b")
     world.step()
     world.join("c")
-    prefetch = world.last_to("c", "prefetch")
+    prefetch = world.last_to("c", "standby")
     assert (prefetch.first_layer, prefetch.past_last_layer) == (2, 4)
     assert [list(donors.nodes) for donors in prefetch.donors] == [[], [], ["b"], ["b"]]
     assert [peer.node for peer in prefetch.peers] == ["b"]
@@ -73,7 +75,7 @@ def test_where_a_link_cannot_keep_up_with_the_steps_it_is_quicker_to_pause(bandw
     world.hear("c", report)
     world.now += TOGETHER_LEASES * LEASE
     world.feed(TimePassed())
-    assert ("prefetch" in world.kinds_to("c")) == copies
+    assert ("standby" in world.kinds_to("c")) == copies
     for node in ("b", "c") if copies else ("b",):
         copied(world, node)
     world.step()
@@ -93,8 +95,8 @@ def test_a_newcomer_during_the_copying_is_planned_with_too() -> None:
     world = slow_to_copy("a", "b")
     world.join("c")
     world.join("d")
-    assert world.state.chosen is not None
-    assert world.state.chosen.plan.nodes == ("a", "b", "c", "d")
+    assert world.state.planner.chosen is not None
+    assert world.state.planner.chosen.plan.nodes == ("a", "b", "c", "d")
     for node in ("b", "c"):
         copied(world, node)
     world.step()
@@ -109,7 +111,7 @@ def test_when_the_choice_falls_through_the_copying_ends() -> None:
     world.join("c")
     world.planner = lambda _: "nothing better"
     world.lose("c")
-    assert world.last_to("b", "prefetch") == wire.Prefetch()
+    assert world.last_to("b", "standby") == wire.Standby()
     world.step()
     assert not world.last_to("a", "commit").pause
 
@@ -125,7 +127,7 @@ def spare_world(**changes: dict[str, Any]) -> World:
 
 def test_an_idle_node_copies_a_stage_and_keeps_up() -> None:
     world = spare_world()
-    prefetch = world.last_to("c", "prefetch")
+    prefetch = world.last_to("c", "standby")
     assert (prefetch.first_layer, prefetch.past_last_layer) == (0, 2)
     assert isinstance(world.state.phase, Stepping)
 
@@ -133,7 +135,7 @@ def test_an_idle_node_copies_a_stage_and_keeps_up() -> None:
 def test_spares_take_the_stages_with_the_least_backing_first() -> None:
     world = spare_world()
     world.join("d", "e")
-    ranges = [(p.first_layer, p.past_last_layer) for p in (world.last_to(n, "prefetch") for n in "cde")]
+    ranges = [(p.first_layer, p.past_last_layer) for p in (world.last_to(n, "standby") for n in "cde")]
     assert ranges == [(0, 2), (2, 4), (0, 2)]
 
 
@@ -142,7 +144,7 @@ def test_a_spare_without_the_memory_for_it_copies_nothing() -> None:
     current = world.plan_in_force
     world.planner = lambda ids: current
     world.join("c", device=wire.Device(kind="cpu", name="small", memory_bytes=1 << 20, flops=1e11))
-    assert "prefetch" not in world.kinds_to("c")
+    assert "standby" not in world.kinds_to("c")
 
 
 def test_a_stage_that_lost_its_only_replica_goes_on_from_the_spare_and_no_step_is_lost() -> None:
@@ -152,7 +154,7 @@ def test_a_stage_that_lost_its_only_replica_goes_on_from_the_spare_and_no_step_i
     world.planner = lambda ids: Plan(0, (Stage((0, 2), ("c",)), Stage((2, LAYERS), ("b",))), (Route(("c", "b"), 4),))
     world.lose("a")
     assert world.events(ev.RolledBack) == []
-    assert world.events(ev.StateCopied) == [ev.StateCopied("c", f"{1:016x}", (0, 2), 1)]
+    assert world.events(ev.StandbyPromoted) == [ev.StandbyPromoted("c", f"{1:016x}", (0, 2), 1)]
     assignment = world.last_to("c", "assignment")
     assert assignment.step == 1
     assert [list(donors.nodes) for donors in assignment.donors] == [["c"], ["c"], ["b"], ["b"]]
@@ -168,49 +170,49 @@ def test_a_copy_that_turned_out_to_be_of_no_use_is_counted_on_once() -> None:
     world.hear("c", plan_failed=wire.PlanFailed(generation=generation, problem="it is not here", lost=[0, 1]))
     assert world.events(ev.RolledBack) == []  # a may come back with it
     world.wait(7 * LEASE, beating="bc")
-    assert len(world.events(ev.StateCopied)) == 1
+    assert len(world.events(ev.StandbyPromoted)) == 1
     assert world.events(ev.RolledBack)[-1].from_step == 1
 
 
 def test_a_spare_that_is_a_step_behind_cannot_save_the_stage() -> None:
     world = spare_world()
     world.step()
-    world.automatic_copying = False
+    world.automatic_standbys = False
     copied(world, "c")
     world.step()
     world.lose("a")
     copied(world, "c", step=1, problem="a is gone")
     world.wait(LEASE, beating=["b", "c"])  # training again what is lost would take no longer
-    assert world.events(ev.StateCopied) == []
+    assert world.events(ev.StandbyPromoted) == []
     assert world.events(ev.RolledBack)[-1].from_step == 2
 
 
 def test_a_spare_with_the_gradients_of_the_last_step_as_committed_can_save_the_stage() -> None:
     world = spare_world()
-    world.automatic_copying = False
+    world.automatic_standbys = False
     copied(world, "c", voted=1)
     world.step()
     world.lose("a")
-    assert world.events(ev.StateCopied) == [ev.StateCopied("c", f"{1:016x}", (0, 2), 1)]
+    assert world.events(ev.StandbyPromoted) == [ev.StandbyPromoted("c", f"{1:016x}", (0, 2), 1)]
     assert world.events(ev.RolledBack) == []
 
 
 def test_gradients_of_another_attempt_save_nothing() -> None:
     world = spare_world()
     world.step()
-    world.automatic_copying = False
+    world.automatic_standbys = False
     copied(world, "c", voted=7)
     world.step()
     world.lose("a")
-    assert world.events(ev.StateCopied) == []
+    assert world.events(ev.StandbyPromoted) == []
 
 
 def test_a_stage_with_one_replica_is_copied_by_its_neighbour_where_links_allow() -> None:
     world = training("a", "b", train={"steps": 20, "evaluate_every": 0}, checkpoint={"every": 0})
-    assert "prefetch" not in world.kinds_to("a")
+    assert "standby" not in world.kinds_to("a")
     world.now += 1
     world.step()
-    ranges = {n: (world.last_to(n, "prefetch").first_layer, world.last_to(n, "prefetch").past_last_layer) for n in "ab"}
+    ranges = {n: (world.last_to(n, "standby").first_layer, world.last_to(n, "standby").past_last_layer) for n in "ab"}
     assert ranges == {"a": (2, 4), "b": (0, 2)}
     world.planner = lambda ids: Plan(0, (Stage((0, LAYERS), ("a",)),), (Route(("a",), 4),))
     world.state = replace(world.state, run=fresh_state(cluster={"nodes": 1, "stages": "auto"}).run)
@@ -223,21 +225,21 @@ def test_a_copy_that_the_next_plan_has_no_use_for_ends_though_its_node_takes_par
     world = training("a", "b", train={"steps": 20, "evaluate_every": 0}, checkpoint={"every": 0})
     world.now += 1
     world.step()
-    assert world.last_to("a", "prefetch").past_last_layer == LAYERS
+    assert world.last_to("a", "standby").past_last_layer == LAYERS
     world.now += 0.01  # now copying would fill the link
     world.step()
     world.fail_step("a", wire.PEER_LOST, peer="b")
     world.settle()
-    assert world.last_to("a", "prefetch") == wire.Prefetch()
-    assert world.state.sessions["a"].copying is None
+    assert world.last_to("a", "standby") == wire.Standby()
+    assert world.state.members.sessions["a"].standby is None
 
 
 @pytest.mark.parametrize(("factor", "copied"), [(0.95, False), (1.05, True)])
 def test_a_neighbour_is_spared_copies_that_no_commit_would_wait_for(factor: float, copied: bool) -> None:
     world = training("a", "b", train={"steps": 20, "evaluate_every": 0}, checkpoint={"every": 0})
-    world.now += factor * 2 * 2**20 / 1e9 / WORD_SHARE  # 2 MiB of gradients a step, over 1 GB/s
+    world.now += factor * 2 * 2**20 / 1e9 / COMMIT_WAIT_FRACTION  # 2 MiB of gradients a step, over 1 GB/s
     world.step()
-    assert ("prefetch" in world.kinds_to("a")) is copied
+    assert ("standby" in world.kinds_to("a")) is copied
 
 
 def test_the_rest_of_an_interrupted_step_does_not_tell_how_long_steps_take() -> None:
@@ -250,19 +252,19 @@ def test_the_rest_of_an_interrupted_step_does_not_tell_how_long_steps_take() -> 
         world.hear(node, plan_ready=wire.PlanReady(generation=2, progress=done))
     world.now += 0.01
     world.step()
-    assert world.last_to("a", "prefetch").past_last_layer == LAYERS
+    assert world.last_to("a", "standby").past_last_layer == LAYERS
     world.now += 0.01  # this one does
     world.step()
-    assert world.last_to("a", "prefetch") == wire.Prefetch()
+    assert world.last_to("a", "standby") == wire.Standby()
 
 
 def test_a_choice_that_an_aborted_step_drops_is_made_again() -> None:
     world = slow_to_copy("a", "b")
     world.join("c")
-    assert world.state.chosen is not None
+    assert world.state.planner.chosen is not None
     world.fail_step("a", wire.PEER_LOST, peer="b")
     world.settle()
-    assert world.state.chosen is not None
+    assert world.state.planner.chosen is not None
 
 
 def test_a_choice_that_a_newcomer_drops_by_leaving_is_made_again_for_the_others() -> None:
@@ -270,11 +272,11 @@ def test_a_choice_that_a_newcomer_drops_by_leaving_is_made_again_for_the_others(
     world.join("c")
     world.join("d")
     world.lose("d")
-    assert world.state.chosen is not None
-    assert world.state.chosen.plan.nodes == ("a", "b", "c")
+    assert world.state.planner.chosen is not None
+    assert world.state.planner.chosen.plan.nodes == ("a", "b", "c")
 
 
 def test_a_stage_has_at_most_two_spares() -> None:
     world = spare_world()
     world.join(*"defgh")
-    assert [node for node in "cdefgh" if "prefetch" in world.kinds_to(node)] == ["c", "d", "e", "f"]
+    assert [node for node in "cdefgh" if "standby" in world.kinds_to(node)] == ["c", "d", "e", "f"]

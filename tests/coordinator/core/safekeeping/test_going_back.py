@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from dtfm.coordinator.core.state import ATTEMPTS, GRACE_LEASES, Stepping
+from dtfm.coordinator.core.state import ATTEMPTS, Destination, Stepping
+from dtfm.coordinator.core.timeouts import GRACE_LEASES
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.ledger import fold
 from dtfm.protos import control_pb2 as wire
-from tests.coordinator.backups import DIGESTS, PAUSE, SIZE, alone, backed_up, backed_up_apart
-from tests.coordinator.script import BUCKETS, LEASE, World, fresh_state, links, prepared
+from tests.coordinator.answers import links
+from tests.coordinator.script import BUCKETS, LEASE, World, fresh_state, prepared
+from tests.coordinator.snapshots import DIGESTS, PAUSE, SIZE, alone, backed_up, backed_up_apart
 
 
 def test_a_lost_stage_goes_back_to_the_backup_and_the_log_says_how_far() -> None:
@@ -18,10 +20,10 @@ def test_a_lost_stage_goes_back_to_the_backup_and_the_log_says_how_far() -> None
     world.lose("a")
     rolled = world.events(ev.RolledBack)[-1]
     assert (rolled.step, rolled.from_step, rolled.folder) == (3, 5, "")
-    assert rolled.reason.endswith("2 steps are trained again from the nodes' own backup of step 3")
+    assert rolled.reason.endswith("2 steps are trained again from the disks' snapshot of step 3")
     assignment = world.last_to("b", "assignment")
-    assert (assignment.step, assignment.checkpoint) == (3, "")
-    assert {part.bucket: (part.digest, list(part.nodes)) for part in assignment.backup} == {
+    assert (assignment.step, assignment.snapshot.folder) == (3, "")
+    assert {part.bucket: (part.digest, list(part.nodes)) for part in assignment.snapshot.parts} == {
         bucket: (DIGESTS[bucket], ["b"]) for bucket in range(BUCKETS)
     }
     assert not any(donors.nodes for donors in assignment.donors)
@@ -38,8 +40,8 @@ def test_a_newer_checkpoint_is_gone_back_to_instead() -> None:
     alone(world, "b")
     world.lose("a")
     assert world.events(ev.RolledBack)[-1].step == 5
-    assert world.last_to("b", "assignment").checkpoint
-    assert list(world.last_to("b", "assignment").backup) == []
+    assert world.last_to("b", "assignment").snapshot.folder
+    assert list(world.last_to("b", "assignment").snapshot.parts) == []
 
 
 def test_a_backup_of_which_a_part_is_on_no_disk_any_more_is_passed_over() -> None:
@@ -57,14 +59,20 @@ def test_a_node_that_comes_back_with_its_disk_counts_again() -> None:
     assert world.events(ev.RolledBack) == []  # two are needed
     world.greet("a", incarnation=2)
     claims = [
-        wire.Kept(step=step, parts=[wire.Part(bucket=bucket, size_bytes=SIZE) for bucket in (0, 1)]) for step in (1, 2)
+        wire.SnapshotParts(step=step, parts=[wire.Part(bucket=bucket, size_bytes=SIZE) for bucket in (0, 1)])
+        for step in (1, 2)
     ]
-    world.hear("a", prepared(kept=claims))
-    assert world.last_to("a", "keep") == wire.Keep(whole=2)
+    world.hear("a", prepared(on_disk=claims))
+    assert world.last_to("a", "keep_snapshots") == wire.KeepSnapshots(whole=2)
     world.hear("a", links("a", ["b"]))
     world.wait(LEASE / 2, beating="ab")
     assert world.events(ev.RolledBack)[-1].step == 2
-    assert [list(part.nodes) for part in world.last_to("a", "assignment").backup] == [["a"], ["a"], ["b"], ["b"]]
+    assert [list(part.nodes) for part in world.last_to("a", "assignment").snapshot.parts] == [
+        ["a"],
+        ["a"],
+        ["b"],
+        ["b"],
+    ]
 
 
 def test_a_coordinator_that_was_restarted_hears_from_the_nodes_what_they_have() -> None:
@@ -75,14 +83,16 @@ def test_a_coordinator_that_was_restarted_hears_from_the_nodes_what_they_have() 
     world = World(replace(fresh_state(ledger), run=old.state.run))
     for node in "ab":
         world.greet(node, incarnation=7)  # new processes: all memory is gone
-        world.hear(node, prepared(kept=[wire.Kept(step=3, parts=[wire.Part(bucket=b) for b in range(BUCKETS)])]))
+        world.hear(
+            node, prepared(on_disk=[wire.SnapshotParts(step=3, parts=[wire.Part(bucket=b) for b in range(BUCKETS)])])
+        )
     world.hear("b", links("b", ["a"]))
     assert world.events(ev.RolledBack)[-1].step == 3
-    assert [list(part.nodes) for part in world.last_to("a", "assignment").backup] == [["a", "b"]] * BUCKETS
+    assert [list(part.nodes) for part in world.last_to("a", "assignment").snapshot.parts] == [["a", "b"]] * BUCKETS
 
 
-def fail_plan(world: World, *, backup: bool) -> None:
-    failed = wire.PlanFailed(generation=world.state.ledger.generation, problem="scripted", backup=backup)
+def fail_plan(world: World, *, damaged: bool) -> None:
+    failed = wire.PlanFailed(generation=world.state.ledger.generation, problem="scripted", snapshot_damaged=damaged)
     world.hear("b", plan_failed=failed)
 
 
@@ -90,8 +100,8 @@ def test_a_plan_that_fails_for_other_reasons_leaves_the_backup_alone() -> None:
     world = backed_up()
     alone(world, "b")
     world.lose("a")
-    fail_plan(world, backup=False)
-    fail_plan(world, backup=False)
+    fail_plan(world, damaged=False)
+    fail_plan(world, damaged=False)
     assert world.last_to("b", "assignment").step == 3
 
 
@@ -100,19 +110,19 @@ def test_a_run_that_failed_as_no_holder_could_be_reached_still_has_its_backup() 
     alone(world, "b")
     world.lose("a")
     for _ in range(ATTEMPTS):
-        fail_plan(world, backup=False)
+        fail_plan(world, damaged=False)
     assert world.exit_code == 1
-    assert world.last_to("b", "keep").whole == 3
-    assert fold([ev.RunResumed("why", dict(world.start.run))], world.refolded()).backup is not None
+    assert world.last_to("b", "keep_snapshots").whole == 3
+    assert fold([ev.RunResumed("why", dict(world.start.run))], world.refolded()).on_disks is not None
 
 
 def test_a_backup_that_is_damaged_twice_is_not_tried_a_third_time() -> None:
     world = backed_up()
     alone(world, "b")
     world.lose("a")
-    fail_plan(world, backup=True)
+    fail_plan(world, damaged=True)
     assert world.last_to("b", "assignment").step == 3
-    fail_plan(world, backup=True)
+    fail_plan(world, damaged=True)
     assert world.last_to("b", "assignment").step == 0
     assert [rolled.step for rolled in world.events(ev.RolledBack)] == [3, 0]
     assert world.refolded() == world.state.ledger
@@ -122,11 +132,11 @@ def test_going_back_behind_a_backup_forgets_it() -> None:
     world = backed_up()
     world.now += PAUSE
     world.step()
-    assert world.state.backing is not None
+    assert world.state.safekeeping.snapshot(Destination.DISKS) is not None
     world.lose("a")
     world.lose("b")
     world.join("c", "d")
     world.wait(GRACE_LEASES * LEASE, beating="cd")
     world.settle()
     assert world.events(ev.RolledBack)[-1].step == 0
-    assert [world.state.backing, world.state.ledger.backup] == [None, None]
+    assert [world.state.safekeeping.snapshot(Destination.DISKS), world.state.ledger.on_disks] == [None, None]

@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dtfm.coordinator.core.snapshot import BACKUP_LEASES
-from dtfm.coordinator.core.standby import WORD_SHARE, word_patience
-from dtfm.coordinator.core.state import WORD_LEASES, Gathering, Stepping, Switching
+from dtfm.coordinator.core.safekeeping.snapshot import PAUSE_LEASES
+from dtfm.coordinator.core.safekeeping.standby import COMMIT_WAIT_FRACTION, commit_patience, keeping_up
+from dtfm.coordinator.core.state import Gathering, Stepping, Switching
+from dtfm.coordinator.core.timeouts import COMMIT_WAIT_LEASES
 from dtfm.coordinator.core.transition import StopAsked, TimePassed
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.ledger import apply
@@ -19,7 +20,7 @@ from dtfm.protos import control_pb2 as wire
 from dtfm.scheduler.model.plan import Plan
 from tests.coordinator.script import LEASE, World, fresh_state, training, two_stages
 
-SHORT = WORD_LEASES * LEASE
+SHORT = COMMIT_WAIT_LEASES * LEASE
 """How long a commit waits where steps are short, in seconds."""
 
 
@@ -34,21 +35,21 @@ def world_with_spares(*spares: str, trainers: str = "ab") -> World:
 
     world.planner = planner
     world.join(*spares)
-    world.automatic_copying = False
+    world.automatic_standbys = False
     return world
 
 
 def word(world: World, node: str, step: int | None = None, voted: int | None = None, problem: str = "") -> None:
     """What ``node`` copies is as of ``step``, and has the gradients of the next; if not told otherwise, of the step in hand."""
     ledger = world.state.ledger
-    number = world.last_to(node, "prefetch").number
-    told = wire.Prefetched(
+    number = world.last_to(node, "standby").number
+    told = wire.StandbyProgress(
         number=number,
         step=ledger.step if step is None else step,
         voted=ledger.generation if voted is None else voted,
         problem=problem,
     )
-    world.hear(node, prefetched=told)
+    world.hear(node, standby_progress=told)
 
 
 def vote(world: World) -> None:
@@ -103,14 +104,16 @@ def test_the_commit_comes_without_the_word_when_that_is_not_in_time() -> None:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "patience"), [(0.2, SHORT), (50.0, WORD_SHARE * 50.0), (1e6, LEASE)], ids=["short", "long", "absurd"]
+    ("seconds", "patience"),
+    [(0.2, SHORT), (50.0, COMMIT_WAIT_FRACTION * 50.0), (1e6, LEASE)],
+    ids=["short", "long", "absurd"],
 )
 def test_it_waits_for_a_share_of_a_step_and_never_for_long(seconds: float, patience: float) -> None:
     world = world_with_spares("c")
     word(world, "c")
     vote(world)
     ledger = replace(world.state.ledger, step_seconds=seconds)
-    assert word_patience(replace(world.state, ledger=ledger)) == pytest.approx(patience)
+    assert commit_patience(replace(world.state, ledger=ledger)) == pytest.approx(patience)
 
 
 def test_where_no_copy_is_kept_up_it_does_not_wait() -> None:
@@ -128,7 +131,7 @@ def test_a_copy_that_has_not_caught_up_yet_is_not_waited_for() -> None:
 
 def test_where_all_stages_have_replicas_it_does_not_wait() -> None:
     world = world_with_spares("e", trainers="abcd")
-    assert "prefetch" in world.kinds_to("e")
+    assert "standby" in world.kinds_to("e")
     vote(world)
     assert world.state.ledger.step == 1
 
@@ -195,22 +198,22 @@ def test_what_was_copied_late_saves_the_stage_all_the_same() -> None:
     word(world, "c", step=0)
     world.lose("a")
     assert world.events(ev.RolledBack) == []
-    assert world.events(ev.StateCopied)[-1].node == "c"
+    assert world.events(ev.StandbyPromoted)[-1].node == "c"
 
 
 def test_a_stage_whose_copy_is_late_is_backed_up() -> None:
     world = world_with_spares("c", "d")
     for _ in range(2):
-        world.now += BACKUP_LEASES * LEASE
+        world.now += PAUSE_LEASES * LEASE
         word(world, "c")
         word(world, "d")
         vote(world)
-        assert not world.last_to("a", "commit").backup
+        assert world.last_to("a", "commit").snapshot != wire.DISKS
     word(world, "d")
     vote(world)
     pass_time(world, LEASE)
     assert world.last_to("a", "commit").step == 3
-    assert world.last_to("a", "commit").backup
+    assert world.last_to("a", "commit").snapshot == wire.DISKS
 
 
 def test_a_copy_that_is_lost_is_not_waited_for() -> None:
@@ -247,8 +250,8 @@ def test_who_dies_while_the_commit_waits_takes_along_no_more_than_the_step_in_ha
 def test_who_dies_while_the_commit_waits_does_not_take_along_what_the_others_have(stays: bool) -> None:
     world = world_with_spares(trainers="abc")  # a and b hold the first stage, c the second one
     world.join("d")
-    number = world.last_to("d", "prefetch").number
-    world.hear("d", prefetched=wire.Prefetched(number=number, step=0, voted=0))
+    number = world.last_to("d", "standby").number
+    world.hear("d", standby_progress=wire.StandbyProgress(number=number, step=0, voted=0))
     vote(world)
     assert world.state.ledger.step == 0  # d has not the second stage's gradients yet
     world.lose("b" if stays else "c")
@@ -262,11 +265,11 @@ def test_a_step_whose_rest_was_short_does_not_make_copies_late() -> None:
     word(world, "c")
     world.now += 50.0
     vote(world)
-    patience = word_patience(world.state)
-    assert patience >= WORD_SHARE * 50.0
+    patience = commit_patience(world.state)
+    assert patience >= COMMIT_WAIT_FRACTION * 50.0
     assert world.state.ledger.last is not None
     rest = replace(world.state.ledger.last, step=2, seconds=0.5, resumed=True)
-    assert word_patience(replace(world.state, ledger=apply(world.state.ledger, rest))) == patience
+    assert commit_patience(replace(world.state, ledger=apply(world.state.ledger, rest))) == patience
 
 
 def test_a_link_that_breaks_while_the_commit_waits_calls_the_step_off() -> None:
@@ -309,7 +312,7 @@ def test_the_last_commit_waits_too() -> None:
     current = world.plan_in_force
     world.planner = lambda _: current
     world.join("c")
-    world.automatic_copying = False
+    world.automatic_standbys = False
     vote(world)
     assert world.state.ledger.step == 0
     word(world, "c")
@@ -352,9 +355,8 @@ def test_whenever_the_only_replica_dies_a_copy_that_counts_as_kept_up_loses_no_s
                 world.fail_step(how, wire.PEER_LOST, peer="c")
             case "wait":
                 pass_time(world, how)
-    copying = world.state.sessions["c"].copying
-    assert copying is not None
-    kept_up = isinstance(world.state.phase, Stepping) and copying.near and not copying.late
+    stage = world.plan_in_force.stages[0]
+    kept_up = isinstance(world.state.phase, Stepping) and keeping_up(world.state, stage) == {"c"}
     step = world.state.ledger.step
     world.lose("a")
     if kept_up:

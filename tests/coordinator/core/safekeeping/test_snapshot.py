@@ -6,12 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from dtfm.coordinator.core.snapshot import BACKUP_SHARE, TIMES, pause_after
-from dtfm.coordinator.core.state import Switching
+from dtfm.coordinator.core.safekeeping.snapshot import PATIENCE_FACTOR, TIME_FRACTION, pause_after
+from dtfm.coordinator.core.state import Destination, Switching
 from dtfm.coordinator.log import events as ev
 from dtfm.protos import control_pb2 as wire
 from dtfm.scheduler.model.plan import Route, Stage
-from tests.coordinator.backups import (
+from tests.coordinator.script import BUCKETS, LAYERS, LEASE, World, prepared, training
+from tests.coordinator.snapshots import (
     DIGESTS,
     PAUSE,
     SIZE,
@@ -24,29 +25,28 @@ from tests.coordinator.backups import (
     slow_world,
     write,
 )
-from tests.coordinator.script import BUCKETS, LAYERS, LEASE, World, prepared, training
 
 
 def test_what_rests_on_one_node_is_written_to_disks_and_fetched_by_another() -> None:
     world = slow_world("a", "b")
     world.step()
-    assert [world.last_to(node, "commit").backup for node in "ab"] == [True, True]
+    assert [world.last_to(node, "commit").snapshot == wire.DISKS for node in "ab"] == [True, True]
     write(world, "a")
-    assert "keep" not in world.kinds_to("b")
+    assert "keep_snapshots" not in world.kinds_to("b")
     world.step()  # nobody waits for it
     keep(world, "b", 2, [2, 3])
     assert (missing(world, "a"), missing(world, "b")) == ({2: ["b"], 3: ["b"]}, {0: ["a"], 1: ["a"]})
-    order = world.last_to("a", "keep")
-    assert (order.whole, order.begun, [peer.node for peer in order.peers]) == (0, 2, ["b"])
+    order = world.last_to("a", "keep_snapshots")
+    assert (order.whole, order.under_way, [peer.node for peer in order.peers]) == (0, 2, ["b"])
     assert [(part.size_bytes, part.digest) for part in order.missing] == [(SIZE, DIGESTS[2]), (SIZE, DIGESTS[3])]
     world.now += 1.5
     keep(world, "a", 2, [2, 3])
-    assert world.events(ev.BackupKept) == []
+    assert world.events(ev.SnapshotWritten) == []
     keep(world, "b", 2, [0, 1])
-    (event,) = world.events(ev.BackupKept)
+    (event,) = world.events(ev.SnapshotWritten)
     assert (event.step, event.holders, event.seconds) == (2, {"a": ((0, 4),), "b": ((0, 4),)}, 1.5)
     assert [part.digest for part in event.parts] == [digest.hex() for digest in DIGESTS]
-    assert [world.last_to(node, "keep") for node in "ab"] == [wire.Keep(whole=2)] * 2
+    assert [world.last_to(node, "keep_snapshots") for node in "ab"] == [wire.KeepSnapshots(whole=2)] * 2
     assert world.refolded() == world.state.ledger
 
 
@@ -54,10 +54,10 @@ def test_replicas_back_each_other_up_and_fetch_nothing() -> None:
     world = slow_world("a", "b", "c")  # a and b hold the same stage, c one alone
     world.step()
     write(world)
-    fetchers = [node for node in "abc" if "keep" in world.kinds_to(node)]
+    fetchers = [node for node in "abc" if "keep_snapshots" in world.kinds_to(node)]
     assert [missing(world, node) for node in fetchers] == [{2: ["c"], 3: ["c"]}]
     keep(world, fetchers[0], 2, [2, 3])
-    (event,) = world.events(ev.BackupKept)
+    (event,) = world.events(ev.SnapshotWritten)
     assert {node: ranges for node, ranges in event.holders.items() if node not in fetchers} == {
         {"a": "b", "b": "a"}[fetchers[0]]: ((0, 2),),
         "c": ((2, 4),),
@@ -67,7 +67,7 @@ def test_replicas_back_each_other_up_and_fetch_nothing() -> None:
 def test_where_every_stage_has_replicas_no_backup_is_made() -> None:
     world = slow_world("a", "b", "c", "d")
     world.step()
-    assert not world.last_to("a", "commit").backup
+    assert world.last_to("a", "commit").snapshot != wire.DISKS
 
 
 def test_where_somebody_keeps_up_with_each_stage_no_backup_is_made() -> None:
@@ -76,26 +76,26 @@ def test_where_somebody_keeps_up_with_each_stage_no_backup_is_made() -> None:
     world.step()  # links allow that neighbours copy each other, see test_copying.py
     world.now += PAUSE
     world.step()
-    assert not world.last_to("a", "commit").backup
+    assert world.last_to("a", "commit").snapshot != wire.DISKS
     for node in "ab":
-        number = world.last_to(node, "prefetch").number
-        world.hear(node, prefetched=wire.Prefetched(number=number, problem="TOO_SLOW"))
+        number = world.last_to(node, "standby").number
+        world.hear(node, standby_progress=wire.StandbyProgress(number=number, problem="TOO_SLOW"))
     world.step()
-    assert world.last_to("a", "commit").backup
+    assert world.last_to("a", "commit").snapshot == wire.DISKS
 
 
 def test_nobody_fetches_what_is_being_copied_over_the_same_link() -> None:
     world = training("a", "b", train={"steps": 50, "evaluate_every": 0}, checkpoint={"every": 0})
-    world.automatic_copying = False
+    world.automatic_standbys = False
     world.now += 1
     world.step()
-    assert world.last_to("a", "prefetch").number  # neighbours begin to copy each other
+    assert world.last_to("a", "standby").number  # neighbours begin to copy each other
     world.now += PAUSE
     world.step()
-    assert world.last_to("a", "commit").backup
+    assert world.last_to("a", "commit").snapshot == wire.DISKS
     write(world)
     assert [missing(world, node) for node in "ab"] == [{}, {}]
-    assert world.events(ev.BackupKept)[-1].holders == {"a": ((0, 2),), "b": ((2, 4),)}
+    assert world.events(ev.SnapshotWritten)[-1].holders == {"a": ((0, 2),), "b": ((2, 4),)}
 
 
 def test_what_a_plan_needs_of_state_is_not_fetched_beside_a_backup() -> None:
@@ -111,13 +111,13 @@ def test_what_a_plan_needs_of_state_is_not_fetched_beside_a_backup() -> None:
     world.apply()
     assert isinstance(world.state.phase, Switching)
     assert [missing(world, node) for node in "ab"] == [{}, {}]
-    assert world.events(ev.BackupKept)[-1].holders == {"a": ((0, 2),), "b": ((2, 4),)}
+    assert world.events(ev.SnapshotWritten)[-1].holders == {"a": ((0, 2),), "b": ((2, 4),)}
 
 
 def test_backups_are_some_leases_apart_further_the_more_they_cost_and_take_but_a_share_of_the_time() -> None:
     assert pause_after(0.5, 10) == pytest.approx(60)
     assert pause_after(50, 10) == pytest.approx(600)
-    assert pause_after(5000, 10) == pytest.approx(5000 / BACKUP_SHARE)
+    assert pause_after(5000, 10) == pytest.approx(5000 / TIME_FRACTION)
 
 
 def test_a_backup_that_took_long_is_not_followed_at_once() -> None:
@@ -125,40 +125,40 @@ def test_a_backup_that_took_long_is_not_followed_at_once() -> None:
     world.step()
     world.now += PAUSE
     world.step()
-    assert not world.last_to("a", "commit").backup  # the first is under way
+    assert world.last_to("a", "commit").snapshot != wire.DISKS  # the first is under way
     keep(world, "a", 2, [0, 1])
     keep(world, "b", 2, [2, 3])
     keep(world, "a", 2, [2, 3])
     keep(world, "b", 2, [0, 1])
     world.now += pause_after(PAUSE, LEASE) - PAUSE - 1
     world.step()
-    assert not world.last_to("a", "commit").backup
+    assert world.last_to("a", "commit").snapshot != wire.DISKS
     world.now += 1
     world.step()
-    assert world.last_to("a", "commit").backup
+    assert world.last_to("a", "commit").snapshot == wire.DISKS
 
 
 def test_a_writer_that_never_answers_does_not_hold_up_the_next_backup() -> None:
     world = slow_world("a", "b")
     world.step()
     write(world, "a")
-    later(world, TIMES * LEASE)
-    assert world.state.backing is not None
+    later(world, PATIENCE_FACTOR * LEASE)
+    assert world.state.safekeeping.snapshot(Destination.DISKS) is not None
     later(world, 1)
-    assert world.state.backing is None
-    assert world.events(ev.BackupKept) == []
+    assert world.state.safekeeping.snapshot(Destination.DISKS) is None
+    assert world.events(ev.SnapshotWritten) == []
     later(world, pause_after(0, LEASE) - 1)  # to wait in vain cost nothing
-    assert not world.last_to("a", "commit").backup
+    assert world.last_to("a", "commit").snapshot != wire.DISKS
     later(world, 1)
-    assert world.last_to("a", "commit").backup
+    assert world.last_to("a", "commit").snapshot == wire.DISKS
 
 
 def test_a_writer_that_never_answers_is_not_missed_where_another_has_the_same() -> None:
     world = slow_world("a", "b", "c")  # a and b hold the same stage
     world.step()
     write(world, "a", "c")
-    later(world, TIMES * LEASE + 1)
-    asked = {node: missing(world, node) for node in "abc" if "keep" in world.kinds_to(node)}
+    later(world, PATIENCE_FACTOR * LEASE + 1)
+    asked = {node: missing(world, node) for node in "abc" if "keep_snapshots" in world.kinds_to(node)}
     assert sorted(bucket for buckets in asked.values() for bucket in buckets) == [0, 1, 2, 3]
 
 
@@ -167,10 +167,10 @@ def test_what_is_never_fetched_stays_on_one_disk() -> None:
     world.step()
     write(world)
     keep(world, "a", 2, [2, 3])
-    later(world, TIMES * LEASE)
-    assert world.events(ev.BackupKept) == []
+    later(world, PATIENCE_FACTOR * LEASE)
+    assert world.events(ev.SnapshotWritten) == []
     later(world, 1)
-    assert world.events(ev.BackupKept)[-1].holders == {"a": ((0, 4),), "b": ((2, 4),)}
+    assert world.events(ev.SnapshotWritten)[-1].holders == {"a": ((0, 4),), "b": ((2, 4),)}
 
 
 def test_what_is_large_may_take_longer_to_write_and_over_a_slow_link_to_fetch() -> None:
@@ -181,35 +181,41 @@ def test_what_is_large_may_take_longer_to_write_and_over_a_slow_link_to_fetch() 
     described = replace(described, workload=replace(described.workload, layers=tuple(large)))
     world.state = replace(world.state, ledger=replace(world.state.ledger, described=described))
     world.step()
-    assert world.last_to("a", "commit").backup
-    later(world, TIMES * 600)  # 60 GB each
+    assert world.last_to("a", "commit").snapshot == wire.DISKS
+    later(world, PATIENCE_FACTOR * 600)  # 60 GB each
     for node, buckets in (("a", (0, 1)), ("b", (2, 3))):
         files = [wire.Part(bucket=b, size_bytes=10**12, digest=DIGESTS[b]) for b in buckets]
-        world.hear(node, kept=wire.Kept(step=2, parts=files))
-    later(world, TIMES * 2000)  # 2 TB over 1 GB/s
-    assert world.state.backing is not None
+        world.hear(node, snapshot_parts=wire.SnapshotParts(destination=wire.DISKS, step=2, parts=files))
+    later(world, PATIENCE_FACTOR * 2000)  # 2 TB over 1 GB/s
+    assert world.state.safekeeping.snapshot(Destination.DISKS) is not None
     later(world, 1)
-    assert world.state.backing is None
+    assert world.state.safekeeping.snapshot(Destination.DISKS) is None
 
 
 def test_a_checkpoint_makes_a_backup_needless_for_a_while() -> None:
     world = slow_world("a", "b", checkpoint={"every": 2})
     world.step()
-    assert (world.last_to("a", "commit").checkpoint, world.last_to("a", "commit").backup) == (True, False)
+    assert (
+        world.last_to("a", "commit").snapshot == wire.CHECKPOINT,
+        world.last_to("a", "commit").snapshot == wire.DISKS,
+    ) == (
+        True,
+        False,
+    )
     world.step()
-    assert not world.last_to("a", "commit").backup
+    assert world.last_to("a", "commit").snapshot != wire.DISKS
 
 
 def test_the_one_before_stays_until_the_next_is_whole() -> None:
     world = backed_up()
     world.now += PAUSE
     world.step()
-    assert world.last_to("a", "commit").backup
+    assert world.last_to("a", "commit").snapshot == wire.DISKS
     write(world, "a", "b")
-    assert (world.last_to("a", "keep").whole, world.last_to("a", "keep").begun) == (3, 6)
+    assert (world.last_to("a", "keep_snapshots").whole, world.last_to("a", "keep_snapshots").under_way) == (3, 6)
     keep(world, "a", 6, [2, 3])
     keep(world, "b", 6, [0, 1])
-    assert world.last_to("a", "keep") == wire.Keep(whole=6)
+    assert world.last_to("a", "keep_snapshots") == wire.KeepSnapshots(whole=6)
 
 
 def test_who_cannot_keep_what_it_should_is_replaced_by_another() -> None:
@@ -223,7 +229,7 @@ def test_who_cannot_keep_what_it_should_is_replaced_by_another() -> None:
     )
     world.step()
     write(world)
-    asked = {node: missing(world, node) for node in "abc" if "keep" in world.kinds_to(node)}
+    asked = {node: missing(world, node) for node in "abc" if "keep_snapshots" in world.kinds_to(node)}
     (unable,) = [node for node, buckets in asked.items() if 2 in buckets]
     other = "b" if unable == "a" else "a"
     keep(world, unable, 2, [], problem="OSError: the disk is full")
@@ -236,12 +242,12 @@ def test_who_says_that_it_has_all_and_has_not_is_asked_once() -> None:
     write(world)
     for node in "ab":
         keep(world, node, 2, [])
-    assert world.events(ev.BackupKept)[-1].holders == {"a": ((0, 2),), "b": ((2, 4),)}
+    assert world.events(ev.SnapshotWritten)[-1].holders == {"a": ((0, 2),), "b": ((2, 4),)}
 
 
 def test_where_nobody_else_has_room_the_backup_is_whole_all_the_same() -> None:
     world = backed_up_apart()
-    (event,) = world.events(ev.BackupKept)
+    (event,) = world.events(ev.SnapshotWritten)
     assert event.holders == {"a": ((0, 2),), "b": ((2, 4),)}
 
 
@@ -249,11 +255,11 @@ def test_when_what_it_was_to_write_goes_with_a_node_the_backup_comes_to_nothing(
     world = slow_world("a", "b")
     world.join("c")
     world.step()
-    assert world.state.backing is not None
+    assert world.state.safekeeping.snapshot(Destination.DISKS) is not None
     write(world, "b")
     world.lose("a")
-    assert world.state.backing is None
-    assert world.events(ev.BackupKept) == []
+    assert world.state.safekeeping.snapshot(Destination.DISKS) is None
+    assert world.events(ev.SnapshotWritten) == []
 
 
 def test_a_writer_that_was_cut_off_is_not_awaited_when_it_comes_back() -> None:
@@ -261,7 +267,7 @@ def test_a_writer_that_was_cut_off_is_not_awaited_when_it_comes_back() -> None:
     world.step()
     write(world, "a", "c")
     world.greet("b")  # on a new stream; it may have missed the commit
-    asked = {node: missing(world, node) for node in "abc" if "keep" in world.kinds_to(node)}
+    asked = {node: missing(world, node) for node in "abc" if "keep_snapshots" in world.kinds_to(node)}
     assert sorted(bucket for buckets in asked.values() for bucket in buckets) == [0, 1, 2, 3]
 
 
@@ -270,24 +276,27 @@ def test_a_replica_with_another_file_does_not_count() -> None:
     world.step()
     write(world, "a", "c")
     other = [wire.Part(bucket=bucket, size_bytes=SIZE, digest=b"x" * 32) for bucket in (0, 1)]
-    world.hear("b", kept=wire.Kept(step=2, parts=other))
-    asked = {node: missing(world, node) for node in "abc" if "keep" in world.kinds_to(node)}
+    world.hear("b", snapshot_parts=wire.SnapshotParts(destination=wire.DISKS, step=2, parts=other))
+    asked = {node: missing(world, node) for node in "abc" if "keep_snapshots" in world.kinds_to(node)}
     assert sorted(bucket for buckets in asked.values() for bucket in buckets) == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize(
     ("kept", "words"),
     [
-        (wire.Kept(step=2, parts=parts([1]) * 2), "kept.parts"),
-        (wire.Kept(step=2, parts=[wire.Part(bucket=BUCKETS, digest=DIGESTS[0])]), "kept.bucket"),
-        (wire.Kept(step=2, parts=[wire.Part(bucket=1, digest=b"short")]), "kept.digest"),
-        (wire.Kept(step=2, parts=[wire.Part(bucket=1, digest=DIGESTS[1], size_bytes=1 << 60)]), "kept.size_bytes"),
+        (wire.SnapshotParts(step=2, parts=parts([1]) * 2), "parts is 2"),
+        (wire.SnapshotParts(step=2, parts=[wire.Part(bucket=BUCKETS, digest=DIGESTS[0])]), "parts.bucket"),
+        (wire.SnapshotParts(step=2, parts=[wire.Part(bucket=1, digest=b"short")]), "parts.digest"),
+        (
+            wire.SnapshotParts(step=2, parts=[wire.Part(bucket=1, digest=DIGESTS[1], size_bytes=1 << 60)]),
+            "parts.size_bytes",
+        ),
     ],
 )
-def test_what_cannot_be_on_a_disk_is_refused(kept: wire.Kept, words: str) -> None:
+def test_what_cannot_be_on_a_disk_is_refused(kept: wire.SnapshotParts, words: str) -> None:
     world = slow_world("a", "b")
     world.step()
-    world.hear("a", kept=kept)
+    world.hear("a", snapshot_parts=kept)
     assert words in world.last_to("a", "refusal").sentence
 
 
@@ -295,14 +304,14 @@ def test_a_writer_speaks_for_its_own_layers_alone() -> None:
     world = slow_world("a", "b")
     world.step()
     keep(world, "a", 2, [0, 2])
-    assert "kept.bucket is 2; it must be of the node's layers, 0 to 1" in world.last_to("a", "refusal").sentence
+    assert "parts.bucket is 2; it must be of the node's layers, 0 to 1" in world.last_to("a", "refusal").sentence
 
 
 def test_claims_of_too_many_steps_are_refused() -> None:
     world = slow_world("a", "b")
     world.greet("c")
-    world.hear("c", prepared(kept=[wire.Kept(step=step) for step in range(5)]))
-    assert "kept is 5" in world.last_to("c", "refusal").sentence
+    world.hear("c", prepared(on_disk=[wire.SnapshotParts(step=step) for step in range(5)]))
+    assert "on_disk is 5" in world.last_to("c", "refusal").sentence
 
 
 def test_what_nobody_asked_for_is_ignored() -> None:
@@ -312,33 +321,35 @@ def test_what_nobody_asked_for_is_ignored() -> None:
     keep(world, "a", 7, [0, 1])
     write(world, "a")
     keep(world, "a", 2, [2, 3])
-    assert world.state.sessions["a"].kept == {2: frozenset({0, 1})}
+    assert world.state.members.sessions["a"].on_disk == {2: frozenset({0, 1})}
 
 
-def measuring(world: World, node: str, kept: list[wire.Kept]) -> None:
+def measuring(world: World, node: str, kept: list[wire.SnapshotParts]) -> None:
     """The node has come with this on its disk, and measures its links."""
     world.greet(node, incarnation=3)
-    world.hear(node, prepared(kept=kept))
+    world.hear(node, prepared(on_disk=kept))
     assert world.heard_by(node)[-1].WhichOneof("message") == "probe"
 
 
 def test_who_still_measures_its_links_is_told_too_what_to_keep() -> None:
     world = backed_up()
-    measuring(world, "c", [wire.Kept(step=3, parts=[wire.Part(bucket=0, size_bytes=SIZE)])])
+    measuring(world, "c", [wire.SnapshotParts(step=3, parts=[wire.Part(bucket=0, size_bytes=SIZE)])])
     world.now += PAUSE
     world.step()
     write(world, "a", "b")
     keep(world, "a", 6, [2, 3])
     keep(world, "b", 6, [0, 1])
-    assert world.last_to("c", "keep") == wire.Keep(whole=6)
-    assert world.state.sessions["c"].kept == {}
+    assert world.last_to("c", "keep_snapshots") == wire.KeepSnapshots(whole=6)
+    assert world.state.members.sessions["c"].on_disk == {}
 
 
 def test_files_of_a_backup_under_way_that_come_without_digests_do_not_count() -> None:
     world = slow_world("a", "b")
     world.step()
     write(world, "a")
-    measuring(world, "c", [wire.Kept(step=2, parts=[wire.Part(bucket=b, size_bytes=SIZE) for b in range(BUCKETS)])])
-    assert world.last_to("c", "keep") == wire.Keep(begun=2)
+    measuring(
+        world, "c", [wire.SnapshotParts(step=2, parts=[wire.Part(bucket=b, size_bytes=SIZE) for b in range(BUCKETS)])]
+    )
+    assert world.last_to("c", "keep_snapshots") == wire.KeepSnapshots(under_way=2)
     write(world, "b")
     assert (missing(world, "a"), missing(world, "b")) == ({2: ["b"], 3: ["b"]}, {0: ["a"], 1: ["a"]})

@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from dtfm.coordinator.core.snapshot import backup_parts, restorable_step
-from dtfm.coordinator.core.state import GRACE_LEASES
+from dtfm.coordinator.core.safekeeping.availability import on_disk
+from dtfm.coordinator.core.timeouts import GRACE_LEASES
 from dtfm.coordinator.log import events as ev
 from dtfm.protos import control_pb2 as wire
-from tests.coordinator.backups import PAUSE, SIZE, alone, backed_up, keep, later, write
 from tests.coordinator.script import BUCKETS, LEASE, World, prepared
+from tests.coordinator.snapshots import PAUSE, SIZE, alone, backed_up, keep, later, step_on_disks, write
 
 OTHER_DIGESTS = [bytes([bucket]) * 31 + b"x" for bucket in range(BUCKETS)]
 
@@ -19,10 +19,10 @@ OTHER_DIGESTS = [bytes([bucket]) * 31 + b"x" for bucket in range(BUCKETS)]
 def back_up_alone(world: World) -> None:
     """c and d write what they train, and fetch nothing."""
     step = world.last_to("c", "commit").step
-    assert world.last_to("c", "commit").backup
+    assert world.last_to("c", "commit").snapshot == wire.DISKS
     for node, own in (("c", (0, 1)), ("d", (2, 3))):
         files = [wire.Part(bucket=b, size_bytes=SIZE, digest=OTHER_DIGESTS[b]) for b in own]
-        world.hear(node, kept=wire.Kept(step=step, parts=files))
+        world.hear(node, snapshot_parts=wire.SnapshotParts(destination=wire.DISKS, step=step, parts=files))
     for node in "cd":
         keep(world, node, step, [], problem="OSError: the disk is full")
 
@@ -40,7 +40,7 @@ def gone_back_and_on() -> World:
     world.step()
     later(world, PAUSE)
     back_up_alone(world)
-    assert world.events(ev.BackupKept)[-1].holders == {"c": ((0, 2),), "d": ((2, 4),)}
+    assert world.events(ev.SnapshotWritten)[-1].holders == {"c": ((0, 2),), "d": ((2, 4),)}
     return world
 
 
@@ -48,11 +48,12 @@ def test_files_of_another_past_do_not_count_for_a_backup_of_the_same_step() -> N
     world = gone_back_and_on()
     world.greet("a", incarnation=2)
     world.hear(
-        "a", prepared(kept=[wire.Kept(step=3, parts=[wire.Part(bucket=b, size_bytes=SIZE) for b in range(BUCKETS)])])
+        "a",
+        prepared(
+            on_disk=[wire.SnapshotParts(step=3, parts=[wire.Part(bucket=b, size_bytes=SIZE) for b in range(BUCKETS)])]
+        ),
     )
-    assert backup_parts(world.state) == [
-        wire.Part(bucket=b, size_bytes=SIZE, digest=OTHER_DIGESTS[b], nodes=[node]) for b, node in enumerate("ccdd")
-    ]
+    assert on_disk(world.state, 3, range(BUCKETS)) == dict(enumerate([("c",), ("c",), ("d",), ("d",)]))
 
 
 def gone_back_to_a_checkpoint(*, whole: bool) -> World:
@@ -61,7 +62,7 @@ def gone_back_to_a_checkpoint(*, whole: bool) -> World:
     world = backed_up(checkpoint={"every": 5})
     world.save()
     later(world, PAUSE)
-    assert world.last_to("a", "commit").backup
+    assert world.last_to("a", "commit").snapshot == wire.DISKS
     write(world)
     for node in "ab" if whole else "":
         keep(world, node, 6, [], problem="OSError: the disk is full")
@@ -77,12 +78,12 @@ def test_who_goes_back_removes_what_is_of_later_steps_and_keeps_a_backup_of_earl
     whole: bool, left: int
 ) -> None:
     world = gone_back_to_a_checkpoint(whole=whole)
-    assert world.last_to("b", "keep") == wire.Keep(whole=left)
-    assert restorable_step(world.state) == left
+    assert world.last_to("b", "keep_snapshots") == wire.KeepSnapshots(whole=left)
+    assert step_on_disks(world) == left
     world.greet("a", incarnation=2)  # it was away when the others heard of that
-    world.hear("a", prepared(kept=[wire.Kept(step=step, parts=[wire.Part(bucket=0)]) for step in (3, 6)]))
-    assert world.last_to("a", "keep") == wire.Keep(whole=left)
-    assert "a" not in {node for part in backup_parts(world.state) if part.bucket for node in part.nodes}
+    world.hear("a", prepared(on_disk=[wire.SnapshotParts(step=step, parts=[wire.Part(bucket=0)]) for step in (3, 6)]))
+    assert world.last_to("a", "keep_snapshots") == wire.KeepSnapshots(whole=left)
+    assert "a" not in {node for nodes in on_disk(world.state, left, range(1, BUCKETS)).values() for node in nodes}
 
 
 def test_a_backup_from_before_the_step_that_was_gone_back_to_can_still_be_gone_back_to() -> None:
@@ -92,7 +93,7 @@ def test_a_backup_from_before_the_step_that_was_gone_back_to_can_still_be_gone_b
     world.settle()
     world.lose("b")
     world.greet("b", incarnation=3)
-    world.hear("b", prepared(kept=[wire.Kept(step=3, parts=[wire.Part(bucket=b) for b in range(BUCKETS)])]))
+    world.hear("b", prepared(on_disk=[wire.SnapshotParts(step=3, parts=[wire.Part(bucket=b) for b in range(BUCKETS)])]))
     world.wait(LEASE, beating="b")
     assert world.events(ev.RolledBack)[-1].step == 3
-    assert len(world.last_to("b", "assignment").backup) == BUCKETS
+    assert len(world.last_to("b", "assignment").snapshot.parts) == BUCKETS

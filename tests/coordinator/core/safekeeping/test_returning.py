@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from dtfm.coordinator.core.state import GRACE_LEASES, Gathering, Switching
+from dtfm.coordinator.core.state import Gathering, Switching
+from dtfm.coordinator.core.timeouts import GRACE_LEASES
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.ledger import fold
 from dtfm.protos import control_pb2 as wire
 from dtfm.scheduler.model.plan import Plan, Route, Stage
-from tests.coordinator.backups import PAUSE, SIZE, keep, missing, write
-from tests.coordinator.script import LEASE, World, fresh_state, links, prepared, two_stages
+from tests.coordinator.answers import links
+from tests.coordinator.script import LEASE, World, fresh_state, prepared, two_stages
+from tests.coordinator.snapshots import PAUSE, SIZE, keep, missing, write
 
 SECONDS = 4.0
 """Of a step."""
@@ -21,7 +23,7 @@ ANY_NUMBER = {"nodes": 1, "stages": "auto"}
 def trained(*nodes: str, steps: int = 5, seconds: float = SECONDS) -> World:
     """Any of these could train alone. Their links are too slow for copies in advance."""
     world = World(fresh_state(**PLAIN, cluster={"nodes": len(nodes), "stages": "auto"}), one_each)
-    world.automatic_copying = False
+    world.automatic_standbys = False
     world.join(*nodes)
     world.settle()
     for _ in range(steps):
@@ -30,7 +32,7 @@ def trained(*nodes: str, steps: int = 5, seconds: float = SECONDS) -> World:
 
 
 def step(world: World, seconds: float = SECONDS) -> None:
-    world.wait(seconds, beating=world.state.sessions)
+    world.wait(seconds, beating=world.state.members.sessions)
     world.step()
 
 
@@ -56,10 +58,10 @@ def test_nodes_that_come_back_with_their_disks_bring_the_backup_back() -> None:
     write(world)
     disks = {node: set(range(*layers)) for node, layers in zip("abc", ((0, 1), (1, 2), (2, 4)), strict=True)}
     for node in "abc":
-        fetched = missing(world, node) if "keep" in world.kinds_to(node) else {}
+        fetched = missing(world, node) if "keep_snapshots" in world.kinds_to(node) else {}
         disks[node] |= fetched.keys()
         keep(world, node, world.state.ledger.step, fetched)
-    (kept,) = world.events(ev.BackupKept)
+    (kept,) = world.events(ev.SnapshotWritten)
     for node in "abc":
         world.lose(node)
     world.wait(LEASE)
@@ -67,11 +69,11 @@ def test_nodes_that_come_back_with_their_disks_bring_the_backup_back() -> None:
         assert world.events(ev.RolledBack) == []
         world.greet(node, incarnation=incarnation)
         parts = [wire.Part(bucket=bucket, size_bytes=SIZE) for bucket in sorted(disks[node])]
-        world.hear(node, prepared(kept=[wire.Kept(step=kept.step, parts=parts)]))
-        assert world.last_to(node, "keep").whole == kept.step
+        world.hear(node, prepared(on_disk=[wire.SnapshotParts(step=kept.step, parts=parts)]))
+        assert world.last_to(node, "keep_snapshots").whole == kept.step
         if world.heard_by(node)[-1].WhichOneof("message") == "probe":
             world.hear(node, links(node, [peer.node for peer in world.last_to(node, "probe").peers]))
-        world.wait(LEASE / 10, beating=world.state.sessions)
+        world.wait(LEASE / 10, beating=world.state.members.sessions)
     assert [rolled.step for rolled in world.events(ev.RolledBack)] in ([], [kept.step])
     assert world.state.ledger.step == kept.step
     assert isinstance(world.state.phase, Switching)
@@ -83,7 +85,7 @@ def test_who_lost_its_connection_alone_comes_back_with_what_it_holds() -> None:
     world.lose("a")
     assert isinstance(world.state.phase, Gathering)
     assert world.events(ev.Waiting)[-1].reason == (
-        "a left (its connection broke): up to 20 seconds for a to come back, who may still have the state as of step 5; "
+        "a left (its connection broke): up to 20 seconds for a to return, which may still have the state as of step 5; "
         "without, training goes back to step 0"
     )
     world.wait(SECONDS, beating="b")
@@ -97,7 +99,7 @@ def test_that_is_awaited_no_longer_than_it_takes_to_train_again_what_would_be_lo
     world.lose("a")
     world.wait(5 * SECONDS - 1, beating="b")
     assert world.events(ev.RolledBack) == []
-    assert len(world.events(ev.Waiting)) == 1
+    assert len([event for event in world.events(ev.Waiting) if "to return" in event.reason]) == 1
     world.wait(1, beating="b")
     assert world.events(ev.RolledBack)[-1].step == 0
     assert isinstance(world.state.phase, Switching)
@@ -138,7 +140,7 @@ def test_where_a_replica_is_left_or_nothing_is_trained_yet_nobody_is_waited_for(
     for world in (trained("a", "b", "c", "d"), trained("a", "b", steps=0)):
         world.lose("b")
         assert isinstance(world.state.phase, Switching)
-        assert world.events(ev.Waiting) == []
+        assert not any("to return" in event.reason for event in world.events(ev.Waiting))
 
 
 def test_after_a_restart_nodes_that_come_one_by_one_lose_nothing() -> None:
@@ -146,7 +148,7 @@ def test_after_a_restart_nodes_that_come_one_by_one_lose_nothing() -> None:
     for node in "ab":
         assert world.events(ev.RolledBack) == []
         world.join(node)
-        world.wait(1, beating=world.state.sessions)
+        world.wait(1, beating=world.state.members.sessions)
     assert world.events(ev.RolledBack) == []
     assert isinstance(world.state.phase, Switching)
     assert (world.plan_in_force.nodes, world.last_to("a", "assignment").step) == (("a", "b"), 5)
@@ -167,7 +169,7 @@ def test_who_wants_to_go_stays_while_others_may_come_back_for_what_it_holds() ->
     world.lose("a")
     assert isinstance(world.state.phase, Gathering)
     world.hear("b", leaving=wire.Leaving(reason="SIGTERM"))
-    assert "b" in world.state.sessions
+    assert "b" in world.state.members.sessions
     world.join("a")
     assert world.events(ev.RolledBack) == []
     assert world.last_to("c", "assignment").step == 5

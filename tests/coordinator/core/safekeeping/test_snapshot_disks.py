@@ -8,14 +8,15 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dtfm.coordinator.core.snapshot import BACKUP_LEASES
-from dtfm.coordinator.core.state import Stepping, Switching
+from dtfm.coordinator.core.safekeeping.snapshot import PAUSE_LEASES
+from dtfm.coordinator.core.state import Destination, Stepping, Switching
 from dtfm.coordinator.core.transition import TimePassed
 from dtfm.coordinator.log import events as ev
 from dtfm.protos import control_pb2 as wire
-from tests.coordinator.script import LEASE, World, fresh_state, links, prepared
+from tests.coordinator.answers import links
+from tests.coordinator.script import LEASE, World, fresh_state, prepared
 
-PAUSE = BACKUP_LEASES * LEASE
+PAUSE = PAUSE_LEASES * LEASE
 NODES = ("a", "b", "c")
 
 
@@ -27,7 +28,7 @@ class Node:
     disk: dict[int, dict[int, bytes]] = field(default_factory=dict)
     heard: int = 0
     whole: int = 0
-    work: wire.Keep | None = None
+    work: wire.KeepSnapshots | None = None
 
 
 class Machines:
@@ -36,12 +37,12 @@ class Machines:
     def __init__(self) -> None:
         plain = {"train": {"steps": 500, "evaluate_every": 0}, "checkpoint": {"every": 0}}
         self.world = World(fresh_state(**plain, cluster={"nodes": 2, "stages": "auto"}))
-        self.world.automatic_copying = False
+        self.world.automatic_standbys = False
         self.nodes = {name: Node() for name in NODES}
         self.incarnation = 0
 
     def here(self, name: str) -> bool:
-        return name in self.world.state.sessions
+        return name in self.world.state.members.sessions
 
     def come(self, name: str) -> None:
         """A new process, on the same disk; it begins to measure its links."""
@@ -50,15 +51,15 @@ class Machines:
         world.greet(name, incarnation=self.incarnation)
         node.heard, node.whole, node.work = 0, 0, None
         claims = [
-            wire.Kept(step=step, parts=[wire.Part(bucket=bucket) for bucket in sorted(buckets)])
+            wire.SnapshotParts(step=step, parts=[wire.Part(bucket=bucket) for bucket in sorted(buckets)])
             for step, buckets in sorted(node.disk.items())
         ]
-        world.hear(name, prepared(kept=claims))
+        world.hear(name, prepared(on_disk=claims))
 
     def report(self, name: str) -> None:
         """What it has measured; then it can be planned with."""
         world = self.world
-        world.hear(name, links(name, [other for other in world.state.sessions if other != name]))
+        world.hear(name, links(name, [other for other in world.state.members.sessions if other != name]))
         world.now += LEASE / 10
         world.feed(TimePassed())
 
@@ -67,11 +68,11 @@ class Machines:
         for name, node in self.nodes.items():
             messages = self.world.heard_by(name) if name in self.world.streams else []
             for message in messages[node.heard :]:
-                if message.WhichOneof("message") == "keep":
-                    self._tidy(node, message.keep.whole, message.keep.begun)
-                    node.whole = message.keep.whole
-                    node.work = message.keep if message.keep.missing else node.work
-                elif message.commit.backup:
+                if message.WhichOneof("message") == "keep_snapshots":
+                    self._tidy(node, message.keep_snapshots.whole, message.keep_snapshots.under_way)
+                    node.whole = message.keep_snapshots.whole
+                    node.work = message.keep_snapshots if message.keep_snapshots.missing else node.work
+                elif message.commit.snapshot == wire.DISKS:
                     step = message.commit.step
                     self._tidy(node, node.whole, step)
                     plan = self.world.plan_in_force
@@ -82,7 +83,7 @@ class Machines:
                         wire.Part(bucket=bucket, digest=bytes([bucket, generation % 256]) * 16)
                         for bucket in range(*plan.stages[stage].layers)
                     ]
-                    node.work = wire.Keep(begun=step, missing=mine)
+                    node.work = wire.KeepSnapshots(under_way=step, missing=mine)
             node.heard = len(messages)
 
     def do_work(self, name: str, able: bool) -> None:
@@ -90,7 +91,7 @@ class Machines:
         node = self.nodes[name]
         if node.work is None or not self.here(name):
             return
-        step, wanted = node.work.begun, node.work.missing
+        step, wanted = node.work.under_way, node.work.missing
         mine = node.disk.setdefault(step, {})
         for part in wanted if able else []:
             if not part.nodes or any(self.has(n, step, part.bucket, part.digest) for n in part.nodes if self.here(n)):
@@ -99,7 +100,9 @@ class Machines:
         parts = [wire.Part(bucket=p.bucket, size_bytes=8, digest=p.digest) for p in done]
         node.work = None
         problem = "" if len(done) == len(wanted) else "it could not"
-        self.world.hear(name, kept=wire.Kept(step=step, parts=parts, problem=problem))
+        self.world.hear(
+            name, snapshot_parts=wire.SnapshotParts(destination=wire.DISKS, step=step, parts=parts, problem=problem)
+        )
 
     def has(self, name: str, step: int, bucket: int, digest: bytes) -> bool:
         return self.nodes[name].disk.get(step, {}).get(bucket) == digest
@@ -110,18 +113,18 @@ class Machines:
     def check(self) -> None:
         state = self.world.state
         assert self.world.refolded() == state.ledger
-        backup, backing = state.ledger.backup, state.backing
+        backup, backing = state.ledger.on_disks, state.safekeeping.snapshot(Destination.DISKS)
         counted_on = {backup.step: dict(enumerate(backup.parts))} if backup is not None else {}
         if backing is not None:
             counted_on[backing.step] = dict(backing.parts)
-        for name, session in state.sessions.items():
-            assert session.kept.keys() <= counted_on.keys()
-            for step, buckets in session.kept.items():
+        for name, session in state.members.sessions.items():
+            assert session.on_disk.keys() <= counted_on.keys()
+            for step, buckets in session.on_disk.items():
                 for bucket in buckets:
                     assert self.has(name, step, bucket, bytes.fromhex(counted_on[step][bucket].digest)), (name, step)
         assert all(len(node.disk) <= 2 for node in self.nodes.values())
 
-    def restorable(self, backup: ev.BackupKept | None) -> int:
+    def restorable(self, backup: ev.SnapshotWritten | None) -> int:
         """Its step, if all of it is on the disks of nodes that are here; else 0."""
         if backup is None:
             return 0
@@ -151,7 +154,7 @@ def play(machines: Machines, move: tuple[Any, ...]) -> None:
                 world.settle()
             if name == "train later":
                 world.now += PAUSE
-                for node in list(world.state.sessions):
+                for node in list(world.state.members.sessions):
                     world.hear(node, heartbeat=wire.Heartbeat())
             if isinstance(world.state.phase, Stepping):
                 world.step()
@@ -180,7 +183,7 @@ def test_what_the_coordinator_counts_on_is_on_disk_and_is_gone_back_to(moves: li
         machines.come(name)
         machines.report(name)
     for move in moves:
-        rolled, backup = len(machines.world.events(ev.RolledBack)), machines.world.state.ledger.backup
+        rolled, backup = len(machines.world.events(ev.RolledBack)), machines.world.state.ledger.on_disks
         play(machines, move)
         for event in machines.world.events(ev.RolledBack)[rolled:]:
             assert event.step == machines.restorable(backup)

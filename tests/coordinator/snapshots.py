@@ -6,12 +6,13 @@ from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
 
-from dtfm.coordinator.core.snapshot import BACKUP_LEASES
+from dtfm.coordinator.core.safekeeping.availability import Kind, availability
+from dtfm.coordinator.core.safekeeping.snapshot import PAUSE_LEASES
 from dtfm.protos import control_pb2 as wire
 from dtfm.scheduler.model.plan import Plan, Route, Stage
 from tests.coordinator.script import BUCKETS, LAYERS, LEASE, World, fresh_state, training
 
-PAUSE = BACKUP_LEASES * LEASE
+PAUSE = PAUSE_LEASES * LEASE
 SIZE = 100
 DIGESTS = [bytes([bucket]) * 32 for bucket in range(BUCKETS)]
 
@@ -22,7 +23,10 @@ def parts(buckets: Collection[int]) -> list[wire.Part]:
 
 def keep(world: World, node: str, step: int, buckets: Collection[int], problem: str = "") -> None:
     """The node says what it has written, or fetched."""
-    world.hear(node, kept=wire.Kept(step=step, parts=parts(buckets), problem=problem))
+    world.hear(
+        node,
+        snapshot_parts=wire.SnapshotParts(destination=wire.DISKS, step=step, parts=parts(buckets), problem=problem),
+    )
 
 
 def write(world: World, *nodes: str) -> None:
@@ -36,14 +40,14 @@ def write(world: World, *nodes: str) -> None:
 
 def missing(world: World, node: str) -> dict[int, list[str]]:
     """What the node was last asked to fetch, and from whom."""
-    return {part.bucket: list(part.nodes) for part in world.last_to(node, "keep").missing}
+    return {part.bucket: list(part.nodes) for part in world.last_to(node, "keep_snapshots").missing}
 
 
 def slow_world(*nodes: str, **changes: Any) -> World:
     """Nodes that train, over links that no copy could keep up with, past the time when a backup is due."""
     changes = {"train": {"steps": 50, "evaluate_every": 0}, "checkpoint": {"every": 0}, **changes}
     world = training(*nodes, **changes)
-    world.automatic_copying = False
+    world.automatic_standbys = False
     world.now += 0.001
     world.step()
     world.now += PAUSE
@@ -85,3 +89,10 @@ def later(world: World, seconds: float) -> None:
     """After so many seconds, a step."""
     world.now += seconds
     world.step()
+
+
+def step_on_disks(world: World) -> int:
+    """The step of the snapshot that is whole on the disks of nodes that are here; 0: there is none."""
+    table = availability(world.state)
+    files = tuple(tuple(copy for copy in bucket if copy.kind is Kind.DISK) for bucket in table.files)
+    return replace(table, memory=(), files=files).resume_point().step

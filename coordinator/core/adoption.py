@@ -1,0 +1,128 @@
+"""From a plan that was decided on to one that begins: its generation, where its state comes from, who could not take part.
+
+Gathering | Stepping | Pausing -> Switching by `adopt`; Switching -> Gathering by `plan_failed`. When all nodes are ready,
+steps.py begins the next step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from dtfm.coordinator.core.ending import fail, finish
+from dtfm.coordinator.core.messages import assignments
+from dtfm.coordinator.core.safekeeping import snapshot, standby
+from dtfm.coordinator.core.safekeeping.availability import Kind, ResumePoint, availability
+from dtfm.coordinator.core.state import ATTEMPTS, Gathering, PlanChosen, State, Switching
+from dtfm.coordinator.core.transition import AnswerPlanNow, Transition
+from dtfm.coordinator.core.validation import check_lost, shorten
+from dtfm.coordinator.log import events as ev
+from dtfm.protos import control_pb2 as wire
+
+
+def regroup(transition: Transition, reason: str) -> None:
+    """Nothing trains any more. Replanning decides how to go on."""
+    phase = transition.state.phase
+    waiting = phase.waiting if isinstance(phase, Gathering) else None  # another loss does not make waiting longer
+    transition.enter(Gathering(transition.now, reason, waiting=waiting))
+    transition.set_planner(replace(transition.state.planner, chosen=None))
+
+
+def adopt(transition: Transition, choice: PlanChosen, cause: str, *, afresh: bool = False) -> None:
+    """Gives the plan the next generation and sends it to everybody. If no node holds some stage's state any more, training goes
+    back to the newest snapshot, or to the start. ``afresh``: no work on the next step counts any more."""
+    ledger = transition.state.ledger
+    if ledger.step >= transition.state.run.train.steps and ledger.step in ledger.checkpoints:
+        finish(transition, f"all {ledger.step} steps are trained; the checkpoint is {ledger.checkpoints[ledger.step]}")
+        return
+    if not ledger.state_is_held:
+        standby.promote(transition)
+    if not transition.state.ledger.state_is_held and (newest := _newest_snapshot(transition.state)).step < ledger.step:
+        _roll_back(transition, newest, "no node holds all of the state as of the last step any more")
+        afresh = True
+    ledger = transition.state.ledger
+    reason = shorten(f"{cause}: {choice.reason}" if cause else choice.reason)
+    plan = replace(choice.plan, generation=ledger.generation + 1)
+    transition.emit(
+        ev.PlanAdopted(
+            plan.generation,
+            plan,
+            reason,
+            ledger.step,
+            choice.predicted_seconds,
+            choice.lower_bound_seconds,
+            plan.generation if afresh else ledger.counts_from,
+        )
+    )
+    planner = transition.state.planner
+    if planner.asked is not None:
+        answer(transition, planner.asked.tickets, False, "the plan has just changed")
+    transition.set_planner(replace(planner, asked=None, chosen=None, has_planned=True))
+    transition.state = replace(transition.state, evaluations={})
+    transition.enter(Switching(frozenset(plan.nodes), transition.now + transition.state.patience))
+    for node, message in assignments(
+        transition.state.ledger, reason, transition.state.ledger.ready, snapshot.source(transition.state)
+    ):
+        transition.send([node], wire.CoordinatorMessage(assignment=message))
+
+
+def again(transition: Transition, reason: str, *, afresh: bool = False) -> None:
+    """Adopts the same plan under the next generation. ``afresh`` as in `adopt`."""
+    plan = transition.state.ledger.plan
+    assert plan is not None
+    adopt(transition, PlanChosen(plan, "the same plan again"), reason, afresh=afresh)
+
+
+def plan_failed(
+    transition: Transition,
+    node: str,
+    generation: int,
+    problem: str,
+    snapshot_damaged: bool = False,
+    lost: Sequence[int] = (),
+) -> None:
+    """A node could not take its part. After ATTEMPTS in a row the run fails; the last attempt goes back to a snapshot, if there
+    is one. ``snapshot_damaged`` and ``lost`` as in the event."""
+    if not isinstance(transition.state.phase, Switching) or generation != transition.state.ledger.generation:
+        return
+    problem = shorten(problem)
+    if lost:
+        check_lost(lost, len(transition.state.ledger.held))
+        session = transition.state.members.sessions[node]
+        transition.set_session(replace(session, standby=None))  # its copy may be what was lost
+    transition.emit(ev.PlanFailed(generation, node, problem, snapshot_damaged, tuple(lost)))
+    ledger = transition.state.ledger
+    if ledger.plan_failures >= ATTEMPTS:
+        fail(transition, f"{ATTEMPTS} plans in a row could not start; the last because of {node}: {problem}")
+        return
+    newest = _newest_snapshot(transition.state)
+    if ledger.plan_failures == ATTEMPTS - 1 and newest.step and ledger.state_is_held:
+        _roll_back(
+            transition, newest, "the nodes could not take up the state that they hold; the last attempt goes without it"
+        )
+    regroup(transition, f"{node} could not take its part")
+
+
+def overdue(transition: Transition, phase: Switching) -> None:
+    """Nodes have not become ready for the plan in time."""
+    problem = f"not ready within {transition.state.patience:g} seconds"
+    plan_failed(transition, min(phase.awaiting), transition.state.ledger.generation, problem)
+
+
+def answer(transition: Transition, tickets: Sequence[int], changed: bool, reason: str) -> None:
+    """Answers those who asked for a new plan. A change comes under the next generation, with the next commit."""
+    generation = transition.state.ledger.generation + changed
+    transition.commands.extend(AnswerPlanNow(ticket, changed, generation, reason) for ticket in tickets)
+
+
+def _newest_snapshot(state: State) -> ResumePoint:
+    return replace(availability(state), memory=()).resume_point()
+
+
+def _roll_back(transition: Transition, point: ResumePoint, reason: str) -> None:
+    ledger = transition.state.ledger
+    origin = "the disks' snapshot" if point.kind is Kind.DISK else "the checkpoint"
+    origin = f"from {origin} of step {point.step}" if point.step else "from the start"
+    sentence = f"{reason}; {ledger.step - point.step} steps are trained again {origin}"
+    transition.emit(ev.RolledBack(point.step, ledger.step, ledger.checkpoints.get(point.step, ""), sentence))
+    snapshot.rolled_back(transition)

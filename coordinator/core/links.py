@@ -1,0 +1,100 @@
+"""Links: who measures which, those of nodes that return, and those that broke."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+
+from dtfm.coordinator.core.state import RememberedLinks, Retry, Session, Standing
+from dtfm.coordinator.core.timeouts import PROBE_LEASES, REMEMBERED_LEASES, SIGN_OF_LIFE_LEASES
+from dtfm.coordinator.core.transition import Transition
+from dtfm.coordinator.core.validation import MAX_NODES, check_connection, check_links
+from dtfm.coordinator.log import events as ev
+from dtfm.protos import control_pb2 as wire
+from dtfm.protos.connection import read_address
+
+MOST_PROBED = 64
+"""The number of nodes that a newcomer measures its links to. That takes about PROBE_LEASES at a lease of 10 seconds. Its other
+links count as average."""
+
+
+def probe_from(transition: Transition, session: Session) -> bool:
+    """Has a newcomer measure its links to the nodes that were there before, but for those that are remembered. Returns whether
+    its report is to be waited for."""
+    others = sorted(
+        (s for s in transition.state.members.sessions.values() if s.standing is not Standing.JOINED),
+        key=lambda s: s.node,
+    )
+    if known := _remembered(transition, session):
+        transition.emit(ev.LinksMeasured(session.node, known))
+        measured = {node for link in known for node in (link.source, link.destination)}
+        others = [other for other in others if other.node not in measured]
+    # Drawn by name, so that every node has links that were measured, and a replay draws the same.
+    peers = random.Random(session.node).sample(others, min(len(others), MOST_PROBED))
+    lively = [peer for peer in peers if transition.now - peer.heard <= SIGN_OF_LIFE_LEASES * transition.state.lease]
+    silent = [peer for peer in peers if peer not in lively]
+    for group in (lively, silent):  # apart, so that nobody waits for the answer of a silent one
+        if group:
+            _probe(transition, session.node, group)
+    return bool(lively)
+
+
+def measured(transition: Transition, session: Session, report: wire.LinkReport) -> None:
+    links = check_links(report, session.node, transition.state.members.sessions)
+    for link in links:
+        if link.problem:
+            transition.log(f"link {link.source} to {link.destination}: {link.problem}")
+    if links:
+        up, down = check_connection(report)
+        transition.emit(ev.LinksMeasured(session.node, links, up=up, down=down))
+
+
+def measure_broken(transition: Transition) -> None:
+    """Has broken links measured again, at ever longer intervals, in case they work again."""
+    first = PROBE_LEASES * transition.state.lease
+    members, ledger = transition.state.members, transition.state.ledger
+    retries = {pair: members.retries.get(pair, Retry(transition.now + first, 2 * first)) for pair in ledger.broken}
+    ready = set(ledger.ready) if retries else set()
+    for (node, peer), retry in sorted(retries.items()):
+        if transition.now >= retry.due and {node, peer} <= ready:
+            _probe(transition, node, [members.sessions[peer]])
+            retries[node, peer] = Retry(transition.now + retry.pause, 2 * retry.pause)
+    if retries != members.retries:
+        transition.set_members(replace(members, retries=retries))
+
+
+def remember(transition: Transition, session: Session) -> None:
+    """The links of a node that is about to leave."""
+    node, rows, members = session.node, transition.state.ledger.links, transition.state.members
+    links = (*rows.get(node, {}).values(), *(row[node] for row in rows.values() if node in row))
+    ends = {node}.union(*((link.source, link.destination) for link in links))
+    hosts = {name: _host(other) for name, other in members.sessions.items() if name in ends}
+    kept = {name: old for name, old in members.links.items() if transition.now <= old.until and name != node}
+    for oldest in list(kept)[: max(len(kept) + 1 - MAX_NODES, 0)]:
+        del kept[oldest]
+    until = transition.now + REMEMBERED_LEASES * transition.state.lease
+    transition.set_members(replace(members, links={**kept, node: RememberedLinks(until, hosts, links)}))
+
+
+def _remembered(transition: Transition, session: Session) -> tuple[ev.Link, ...]:
+    """The links, known both ways, between a node that returned and others, if all are on the hosts where they were."""
+    members = transition.state.members
+    old = members.links.get(session.node)
+    if old is None or transition.now > old.until or old.hosts[session.node] != _host(session):
+        return ()
+    others = [other for other in members.sessions.values() if other.standing is not Standing.JOINED]
+    here = {other.node for other in others if old.hosts.get(other.node) == _host(other)}
+    usable = [link for link in old.links if link.bandwidth > 0 and here & {link.source, link.destination}]
+    ways = Counter(frozenset((link.source, link.destination)) for link in usable)
+    return tuple(link for link in usable if ways[frozenset((link.source, link.destination))] == 2)
+
+
+def _host(session: Session) -> str:
+    return read_address(session.address)[0]
+
+
+def _probe(transition: Transition, node: str, peers: Sequence[Session]) -> None:
+    named = [wire.Peer(node=s.node, address=s.address) for s in sorted(peers, key=lambda s: s.node)]
+    transition.send([node], wire.CoordinatorMessage(probe=wire.Probe(peers=named)))

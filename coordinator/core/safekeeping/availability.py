@@ -1,0 +1,148 @@
+"""Who has which part of the model's state, as of which step, and as what: the one table that donors, commits, waiting, going back
+and planning read."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+from dtfm.coordinator.core.state import Layers, Session, Standby, Standing, State
+from dtfm.coordinator.log.ledger import Ledger
+
+
+class Kind(enum.Enum):
+    """What a copy is."""
+
+    REPLICA = "replica"
+    STANDBY = "standby"
+    DISK = "disk"
+    CHECKPOINT = "checkpoint"
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """One bucket's state as of after ``step``. ``node`` is empty for a checkpoint. ``here``: it can be had now; otherwise once
+    its node returns, or is ready."""
+
+    kind: Kind
+    node: str
+    step: int
+    here: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class ResumePoint:
+    """Training can go on from after ``step``, with the state in memory (REPLICA) or from a snapshot (DISK, CHECKPOINT); at step 0
+    the state follows from the seed (None)."""
+
+    step: int
+    kind: Kind | None
+
+
+@dataclass(frozen=True, slots=True)
+class Availability:
+    """``memory`` lists copies in memory by layer: a bucket that several layers use is wherever one of them is. ``files`` lists
+    copies in whole snapshots by bucket."""
+
+    memory: tuple[tuple[Copy, ...], ...]
+    files: tuple[tuple[Copy, ...], ...]
+
+    def in_memory(self, step: int) -> tuple[frozenset[str], ...]:
+        """Per layer, the ready nodes that have its state as of ``step`` in memory."""
+        return tuple(frozenset(copy.node for copy in layer if copy.here and copy.step == step) for layer in self.memory)
+
+    def resume_point(self, returning: Collection[str] = ()) -> ResumePoint:
+        """The newest one with the nodes that are ready and those that are ``returning``."""
+        in_memory = _common_steps(self.memory, returning)
+        on_disk = _common_steps(_of(Kind.DISK, self.files), returning)
+        in_checkpoints = _common_steps(_of(Kind.CHECKPOINT, self.files), returning)
+        candidates = ((in_memory, Kind.REPLICA), (on_disk, Kind.DISK), (in_checkpoints, Kind.CHECKPOINT))
+        step = max((max(steps, default=0) for steps, _ in candidates), default=0)
+        return ResumePoint(step, next((kind for steps, kind in candidates if step in steps and step), None))
+
+    def needed(self, point: ResumePoint, returning: Collection[str]) -> frozenset[str]:
+        """Those of the ``returning`` nodes that have what ``point`` needs and no ready node has."""
+        table = self.memory if point.kind is Kind.REPLICA else self.files
+        wanted = [[copy for copy in bucket if copy.step == point.step] for bucket in table]
+        missing = [copies for copies in wanted if not any(copy.here for copy in copies)]
+        return frozenset(copy.node for copies in missing for copy in copies).intersection(returning)
+
+
+def availability(state: State) -> Availability:
+    """The table as of now."""
+    ledger = state.ledger
+    memory = [
+        [copy for node, process in processes if (copy := _replica(state, node, process)) is not None]
+        for processes in ledger.held
+    ]
+    for node in ledger.ready if memory else ():
+        standby = state.members.sessions[node].standby
+        if standby is not None and (step := step_of(standby, ledger)) is not None:
+            for layer in range(*standby.layers):
+                memory[layer].append(Copy(Kind.STANDBY, node, step))
+    return Availability(tuple(map(tuple, memory)), _files(state))
+
+
+def step_of(standby: Standby, ledger: Ledger) -> int | None:
+    """The step as of after which the standby's copy is, counting the last commit if it has the gradients for it; None: it is
+    still copying."""
+    last = ledger.last
+    applies = last is not None and (standby.step + 1, standby.voted) == (last.step, last.generation)
+    if applies and standby.step + 1 == ledger.step:
+        return ledger.step
+    return standby.step if standby.caught_up is not None else None
+
+
+def on_disk(state: State, step: int, buckets: Collection[int]) -> Mapping[int, tuple[str, ...]]:
+    """By bucket, the connected nodes that have it on disk in the snapshot of ``step``, which may be under way. Buckets that
+    nobody has are left out."""
+    holders: dict[int, list[str]] = {}
+    for node, session in sorted(state.members.sessions.items()):
+        for bucket in session.on_disk.get(step, frozenset()).intersection(buckets):
+            holders.setdefault(bucket, []).append(node)
+    return {bucket: tuple(nodes) for bucket, nodes in sorted(holders.items())}
+
+
+def parameter_bytes(state: State, layers: Layers) -> float:
+    described = state.ledger.described
+    assert described is not None
+    return sum(layer.parameter_bytes for layer in described.workload.layers[slice(*layers)])
+
+
+def _replica(state: State, node: str, process: str) -> Copy | None:
+    """None: the process is gone for good, since another one has joined as this node."""
+    session = state.members.sessions.get(node)
+    if session is not None and session.process != process:
+        return None
+    here = session is not None and session.standing is Standing.READY
+    return Copy(Kind.REPLICA, node, state.ledger.step, here)
+
+
+def _files(state: State) -> tuple[tuple[Copy, ...], ...]:
+    ledger, sessions = state.ledger, state.members.sessions
+    if ledger.described is None:
+        return ()
+    files = [[Copy(Kind.CHECKPOINT, "", step) for step in ledger.checkpoints] for _ in range(ledger.described.buckets)]
+    if (snapshot := ledger.on_disks) is not None:
+        for bucket, nodes in on_disk(state, snapshot.step, range(len(files))).items():
+            files[bucket] += [Copy(Kind.DISK, node, snapshot.step) for node in nodes]
+        for node in snapshot.holders:
+            if not _has_reported_its_disk(sessions.get(node)):
+                for bucket in snapshot.buckets_of(node):
+                    files[bucket].append(Copy(Kind.DISK, node, snapshot.step, here=False))
+    return tuple(map(tuple, files))
+
+
+def _has_reported_its_disk(session: Session | None) -> bool:
+    return session is not None and session.standing is not Standing.JOINED
+
+
+def _of(kind: Kind, table: tuple[tuple[Copy, ...], ...]) -> tuple[tuple[Copy, ...], ...]:
+    return tuple(tuple(copy for copy in bucket if copy.kind is kind) for bucket in table)
+
+
+def _common_steps(table: tuple[tuple[Copy, ...], ...], returning: Collection[str]) -> set[int]:
+    """The steps of which every bucket has a copy."""
+    steps = [{copy.step for copy in bucket if copy.here or copy.node in returning} for bucket in table]
+    return set.intersection(*steps) if steps else set()

@@ -1,0 +1,354 @@
+"""Snapshots: the run's state as of some step, written to a destination after a commit.
+
+A checkpoint goes to the run's shared URL, each bucket written by one node, and is whole with its manifest. A snapshot on disks is
+for stages that would otherwise be lost with one node: each node writes all that it trains to its own disk, then others fetch what
+is on one disk alone. It is whole when each part is on two disks, or cannot be; the one before can go then.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+
+from dtfm.coordinator.core.ending import fail
+from dtfm.coordinator.core.safekeeping.availability import on_disk, parameter_bytes
+from dtfm.coordinator.core.safekeeping.standby import donors_at_work, rests_on_one_node
+from dtfm.coordinator.core.state import Destination, Layers, Session, SnapshotTally, Standing, State
+from dtfm.coordinator.core.transition import Transition, WriteManifest
+from dtfm.coordinator.core.validation import check_own_layers, check_parts, shorten
+from dtfm.coordinator.log import events as ev
+from dtfm.coordinator.log.manifest import step_folder
+from dtfm.protos import control_pb2 as wire
+
+PAUSE_LEASES = 6
+"""The least time between two snapshots on disks."""
+
+LOSS_LEASES = 360
+"""How often a stage that rests on one node is taken to be lost: once an hour, where the lease is ten seconds."""
+
+TIME_FRACTION = 0.2
+"""The largest fraction of the time that snapshots on disks may take, and of the links that carry them meanwhile."""
+
+PATIENCE_FACTOR = 10
+"""Nodes may take this many times as long as writing or fetching their part should take, and at least as many leases."""
+
+DISK_BANDWIDTH = 100e6
+"""Bytes per second that a node's disk should write."""
+
+MOST_CHECKPOINTS = 4
+"""The number of checkpoints under way. If another one begins, the oldest is given up."""
+
+Holders = Mapping[int, Sequence[str]]
+"""By bucket, the connected nodes that have it on disk."""
+
+
+def begin(transition: Transition, step: int, checkpoint: bool) -> wire.SnapshotDestination:
+    """What the plan's nodes write after the commit of ``step``, which is then under way. ``checkpoint``: one is due."""
+    state, plan = transition.state, transition.state.ledger.plan
+    assert plan is not None
+    writers = {node: stage.layers for stage in plan.stages for node in stage.replicas}
+    next_on_disks = state.safekeeping.next_on_disks
+    if next_on_disks is None or checkpoint:
+        pause = PAUSE_LEASES * state.lease
+        transition.set_safekeeping(replace(state.safekeeping, next_on_disks=transition.now + pause))
+    if checkpoint:
+        pending = [s for s in state.safekeeping.snapshots if s.destination is Destination.CHECKPOINT]
+        if len(pending) >= MOST_CHECKPOINTS:
+            reason = f"it was not done when that of step {step} began; raise checkpoint.every"
+            _give_up(transition, min(pending, key=lambda s: s.step), reason)
+        tally = SnapshotTally(step, Destination.CHECKPOINT, transition.now, writers, due=math.inf, heard=transition.now)
+        transition.set_safekeeping(transition.state.safekeeping.with_snapshot(tally))
+        return wire.CHECKPOINT
+    under_way = state.safekeeping.snapshot(Destination.DISKS)
+    if next_on_disks is None or under_way or transition.now < next_on_disks or not rests_on_one_node(state):
+        return wire.NO_SNAPSHOT
+    longest = max(_state_bytes(state, layers) for layers in writers.values()) / DISK_BANDWIDTH
+    tally = SnapshotTally(
+        step, Destination.DISKS, transition.now, writers, due=_due(transition, longest), heard=transition.now
+    )
+    transition.set_safekeeping(transition.state.safekeeping.with_snapshot(tally))
+    return wire.DISKS
+
+
+def claimed(transition: Transition, session: Session, claims: Collection[wire.SnapshotParts]) -> None:
+    """A node that has just joined says what is on its disk. It gives no digests: what counts is what it had when the snapshot
+    became whole. Of a step that was trained again since then, it may have other files."""
+    described, whole = transition.state.ledger.described, transition.state.ledger.on_disks
+    assert described is not None
+    for claim in claims:
+        check_parts(claim, described.buckets, digest_bytes=0)
+    mine = whole.buckets_of(session.node) if whole is not None else frozenset[int]()
+    on_disk = {claim.step: mine.intersection(part.bucket for part in claim.parts) for claim in claims}
+    counting = {step: buckets for step, buckets in on_disk.items() if whole is not None and step == whole.step}
+    transition.set_session(replace(session, on_disk=counting))
+    if claims:
+        transition.send([session.node], wire.CoordinatorMessage(keep_snapshots=_to_keep(transition.state)))
+
+
+def reported(transition: Transition, session: Session, message: wire.SnapshotParts) -> None:
+    """The node has written or fetched its parts of a snapshot under way, or could not."""
+    described, node = transition.state.ledger.described, session.node
+    assert described is not None
+    check_parts(message, described.buckets)
+    known = message.destination in (wire.CHECKPOINT, wire.DISKS)
+    tally = transition.state.safekeeping.snapshot(Destination(message.destination), message.step) if known else None
+    if tally is None or node not in tally.writers.keys() | tally.fetching.keys():
+        transition.log(f"ignored the parts of a snapshot of step {message.step} from {node}: none is awaited")
+        return
+    if node in tally.writers:
+        check_own_layers(message, tally.writers[node], len(described.workload.layers))
+    told = {part.bucket: ev.SnapshotPart(part.size_bytes, part.digest.hex()) for part in message.parts}
+    parts = {**told, **tally.parts} if node in tally.writers else tally.parts
+    mine = frozenset(bucket for bucket, part in told.items() if parts.get(bucket) == part)
+    if len(mine) < len(told):
+        transition.log(
+            f"{node} has {len(told) - len(mine)} buckets of step {message.step} in other files than the others"
+        )
+    if message.problem:
+        transition.log(f"{node} does not have all that it was to of step {message.step}: {shorten(message.problem)}")
+    unable = bool(message.problem) or not tally.fetching.get(node, frozenset()) <= mine
+    tally = replace(
+        _without(tally, node),
+        heard=transition.now,
+        parts=parts,
+        unable=tally.unable | {node} if unable else tally.unable,
+    )
+    transition.set_safekeeping(transition.state.safekeeping.with_snapshot(tally))
+    if tally.destination is Destination.CHECKPOINT:
+        _continue_checkpoint(transition, tally, node, shorten(message.problem))
+        return
+    all_mine = session.on_disk.get(tally.step, frozenset()) | mine
+    transition.set_session(replace(session, on_disk={**session.on_disk, tally.step: all_mine}))
+    _continue_on_disks(transition, tally)
+
+
+def manifest_done(transition: Transition, step: int, problem: str) -> None:
+    tally = transition.state.safekeeping.snapshot(Destination.CHECKPOINT, step)
+    if tally is None:
+        return
+    if problem:
+        _give_up(transition, tally, problem)
+        return
+    transition.set_safekeeping(transition.state.safekeeping.without_snapshot(tally))
+    transition.emit(ev.CheckpointWritten(step, step_folder(transition.state.run.checkpoint.uri, step)))
+
+
+def node_left(transition: Transition, node: str) -> None:
+    """What the node was to write or to fetch is not awaited any more, even if it returns."""
+    for tally in transition.state.safekeeping.snapshots:
+        if node not in tally.writers.keys() | tally.fetching.keys():
+            continue
+        if tally.destination is Destination.DISKS:
+            tally = _without(tally, node)
+            transition.set_safekeeping(transition.state.safekeeping.with_snapshot(tally))
+            _continue_on_disks(transition, tally)
+        else:
+            transition.set_safekeeping(transition.state.safekeeping.without_snapshot(tally))
+            transition.emit(ev.CheckpointFailed(tally.step, f"{node} left before its part was written"))
+
+
+def end_overdue(transition: Transition) -> None:
+    """Ends waiting for the parts of a snapshot on disks: of nodes that are overdue, and of those that fetch from nodes whose
+    links are needed for the state itself. What is on one disk stays on one; what is on none ends the snapshot."""
+    tally = transition.state.safekeeping.snapshot(Destination.DISKS)
+    if transition.state.stopped or tally is None:
+        return
+    if transition.now > tally.due:
+        late = ", ".join(sorted(tally.writers.keys() | tally.fetching.keys()))
+        transition.log(f"the snapshot of step {tally.step} does not wait any longer for {late}")
+        if tally.writers:
+            tally = replace(tally, writers={})
+            transition.set_safekeeping(transition.state.safekeeping.with_snapshot(tally))
+            _continue_on_disks(transition, tally)
+        else:
+            _whole_on_disks(transition, tally)
+    elif not tally.writers and tally.fetching and donors_at_work(transition.state):
+        _whole_on_disks(transition, tally)
+
+
+def rolled_back(transition: Transition) -> None:
+    """Training has gone back: snapshots of later steps are of another past."""
+    step = transition.state.ledger.step
+    for tally in transition.state.safekeeping.snapshots:
+        if tally.step <= step:
+            continue
+        if tally.destination is Destination.DISKS:
+            _give_up(transition, tally, f"training goes back to step {step}")
+        else:
+            transition.set_safekeeping(transition.state.safekeeping.without_snapshot(tally))
+    if transition.state.safekeeping.snapshot(Destination.DISKS) is None:
+        _tidy(transition)
+
+
+def source(state: State) -> wire.SnapshotSource:
+    """The whole snapshot of the last committed step, for nodes that read it."""
+    ledger = state.ledger
+    if (whole := ledger.on_disks) is not None and whole.step == ledger.step:
+        holders = on_disk(state, whole.step, range(len(whole.parts)))
+        if len(holders) == len(whole.parts):
+            return wire.SnapshotSource(parts=[_part(b, whole.parts[b], nodes) for b, nodes in holders.items()])
+    return wire.SnapshotSource(folder=ledger.checkpoints.get(ledger.step, ""))
+
+
+def pause_after(seconds: float, lease: float) -> float:
+    """Seconds between two snapshots on disks of which the last took ``seconds``: the square root of twice the cost times the mean
+    time between losses (Young, "A first order approximation to the optimum checkpoint interval", 1974), but at most TIME_FRACTION
+    of the time goes into them."""
+    return max(PAUSE_LEASES * lease, math.sqrt(2 * seconds * LOSS_LEASES * lease), seconds / TIME_FRACTION)
+
+
+def _continue_checkpoint(transition: Transition, tally: SnapshotTally, node: str, problem: str) -> None:
+    """Once all have written: the manifest makes the checkpoint whole."""
+    if problem:
+        _give_up(transition, tally, f"{node} could not write its part: {problem}")
+    elif not tally.writers and _has_all_buckets(transition.state, tally):
+        folder = step_folder(transition.state.run.checkpoint.uri, tally.step)
+        parts = tuple(tally.parts[bucket] for bucket in sorted(tally.parts))
+        transition.commands.append(WriteManifest(tally.step, folder, parts))
+    elif not tally.writers:
+        _give_up(transition, tally, "some of it was written by no node; this is a bug in dtfm")
+
+
+def _continue_on_disks(transition: Transition, tally: SnapshotTally) -> None:
+    """Once all is written: what is on one disk alone is fetched by others; once that is there, the snapshot is whole."""
+    state = transition.state
+    if tally.writers:
+        return
+    holders = on_disk(state, tally.step, tally.parts)
+    if not _has_all_buckets(state, tally) or len(holders) < len(tally.parts):
+        _give_up(transition, tally, "some of it is on no disk")
+        return
+    fetching = dict(tally.fetching)
+    coming = frozenset().union(*fetching.values())
+    single = {bucket: nodes[0] for bucket, nodes in holders.items() if len(nodes) == 1 and bucket not in coming}
+    fetchers = _fetchers(state, tally, single)
+    for node, (buckets, _) in fetchers.items():
+        fetching[node] = fetching.get(node, frozenset()) | buckets
+        to_keep = _to_fetch(state, tally, holders, fetching[node])
+        transition.send([node], wire.CoordinatorMessage(keep_snapshots=to_keep))
+    due = max([tally.due, *(_due(transition, seconds) for _, seconds in fetchers.values())])
+    tally = replace(tally, fetching=fetching, due=due)
+    transition.set_safekeeping(state.safekeeping.with_snapshot(tally))
+    if not fetching:
+        _whole_on_disks(transition, tally)
+
+
+def _whole_on_disks(transition: Transition, tally: SnapshotTally) -> None:
+    holders = on_disk(transition.state, tally.step, tally.parts)
+    parts = tuple(tally.parts[bucket] for bucket in sorted(holders))
+    by_node: dict[str, list[int]] = {}
+    for bucket, nodes in holders.items():
+        for node in nodes:
+            by_node.setdefault(node, []).append(bucket)
+    ranges = {node: _ranges(buckets) for node, buckets in sorted(by_node.items())}
+    transition.emit(ev.SnapshotWritten(tally.step, parts, ranges, transition.now - tally.since))
+    _end_on_disks(transition, tally)
+
+
+def _give_up(transition: Transition, tally: SnapshotTally, reason: str) -> None:
+    """The snapshot comes to nothing, and the one before stays. Training goes on; but without its last checkpoint nothing would be
+    left of the run, so that it fails."""
+    if tally.destination is Destination.DISKS:
+        transition.log(f"no snapshot of step {tally.step} on disks: {reason}")
+        _end_on_disks(transition, tally)
+        return
+    transition.set_safekeeping(transition.state.safekeeping.without_snapshot(tally))
+    transition.emit(ev.CheckpointFailed(tally.step, reason))
+    if tally.step == transition.state.run.train.steps:
+        fail(transition, f"all steps are trained, but the last checkpoint could not be written: {reason}")
+
+
+def _end_on_disks(transition: Transition, tally: SnapshotTally) -> None:
+    """The pause before the next one is counted from the last report: waiting for a node in vain costs nothing."""
+    cost = tally.heard - tally.since
+    safekeeping = transition.state.safekeeping.without_snapshot(tally)
+    transition.set_safekeeping(
+        replace(safekeeping, next_on_disks=transition.now + pause_after(cost, transition.state.lease) - cost)
+    )
+    _tidy(transition)
+
+
+def _tidy(transition: Transition) -> None:
+    """None is under way: all disks keep the whole snapshot alone, and nothing else counts."""
+    to_keep = _to_keep(transition.state)
+    sessions = transition.state.members.sessions
+    for session in [s for s in sessions.values() if s.on_disk]:
+        kept = {step: buckets for step, buckets in session.on_disk.items() if step == to_keep.whole}
+        transition.set_session(replace(session, on_disk=kept))
+    joined = [s.node for s in sessions.values() if s.standing is not Standing.JOINED]
+    transition.send(joined, wire.CoordinatorMessage(keep_snapshots=to_keep))
+
+
+def _to_keep(state: State) -> wire.KeepSnapshots:
+    """What any node is to have on disk."""
+    whole, tally = state.ledger.on_disks, state.safekeeping.snapshot(Destination.DISKS)
+    return wire.KeepSnapshots(whole=whole.step if whole else 0, under_way=tally.step if tally else 0)
+
+
+def _to_fetch(state: State, tally: SnapshotTally, holders: Holders, buckets: Collection[int]) -> wire.KeepSnapshots:
+    to_keep = _to_keep(state)
+    to_keep.missing.extend(_part(bucket, tally.parts[bucket], holders[bucket]) for bucket in sorted(buckets))
+    sessions = state.members.sessions
+    names = sorted({name for part in to_keep.missing for name in part.nodes})
+    to_keep.peers.extend(wire.Peer(node=name, address=sessions[name].address) for name in names)
+    return to_keep
+
+
+def _fetchers(
+    state: State, tally: SnapshotTally, single: Mapping[int, str]
+) -> Mapping[str, tuple[frozenset[int], float]]:
+    """Who fetches which of the buckets that are on one disk alone (``single``: by bucket, its node), and in how many seconds if
+    nothing else fills the links. All of a node's buckets go to the one that will have them first, by its link and by what it
+    fetches besides. Nobody fetches from `donors_at_work`."""
+    fetchers: dict[str, tuple[frozenset[int], float]] = {}
+    load: dict[str, float] = {}
+    for holder in sorted(set(single.values()) - donors_at_work(state)):
+        buckets = frozenset(bucket for bucket, node in single.items() if node == holder)
+        size = sum(tally.parts[bucket].size_bytes for bucket in buckets)
+        row, staying = state.ledger.links.get(holder, {}), state.ledger.staying
+        links = {n: row[n].bandwidth for n in staying if n in row and n != holder and n not in tally.unable}
+        seconds = {node: (load.get(node, 0.0) + size) / bandwidth for node, bandwidth in links.items() if bandwidth}
+        if seconds:
+            node = min(seconds, key=lambda n: (seconds[n], n))
+            others, before = fetchers.get(node, (frozenset[int](), 0.0))
+            fetchers[node] = others | buckets, max(before, seconds[node])
+            load[node] = load.get(node, 0.0) + size
+    return fetchers
+
+
+def _has_all_buckets(state: State, tally: SnapshotTally) -> bool:
+    assert state.ledger.described is not None
+    return len(tally.parts) == state.ledger.described.buckets
+
+
+def _without(tally: SnapshotTally, node: str) -> SnapshotTally:
+    """``node`` is not awaited any more."""
+    writers = {name: layers for name, layers in tally.writers.items() if name != node}
+    fetching = {name: buckets for name, buckets in tally.fetching.items() if name != node}
+    return replace(tally, writers=writers, fetching=fetching)
+
+
+def _due(transition: Transition, seconds: float) -> float:
+    """By when a part must be there that should take ``seconds``."""
+    return transition.now + PATIENCE_FACTOR * max(seconds, transition.state.lease)
+
+
+def _state_bytes(state: State, layers: Layers) -> float:
+    assert state.ledger.described is not None
+    return parameter_bytes(state, layers) * state.ledger.described.workload.bytes_moved_per_parameter_byte
+
+
+def _part(bucket: int, part: ev.SnapshotPart, nodes: Sequence[str]) -> wire.Part:
+    return wire.Part(bucket=bucket, size_bytes=part.size_bytes, digest=bytes.fromhex(part.digest), nodes=nodes)
+
+
+def _ranges(numbers: Sequence[int]) -> tuple[tuple[int, int], ...]:
+    """Rising ``numbers`` as ranges [first, past_last)."""
+    ranges: list[tuple[int, int]] = []
+    for number in numbers:
+        if ranges and ranges[-1][1] == number:
+            ranges[-1] = (ranges[-1][0], number + 1)
+        else:
+            ranges.append((number, number + 1))
+    return tuple(ranges)

@@ -1,0 +1,320 @@
+"""Standbys: nodes that copy state while others train it, and keep up. They are asked for the plan that is chosen, to take over
+should a replica be lost, or, where a stage has a single replica, as its neighbours. As learners in Raft, they do not vote."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import replace
+
+from dtfm.coordinator.core.safekeeping.availability import availability, parameter_bytes, step_of
+from dtfm.coordinator.core.state import Arrangement, Layers, Session, Standby, State, Stepping, Switching
+from dtfm.coordinator.core.timeouts import COMMIT_WAIT_LEASES
+from dtfm.coordinator.core.transition import Transition
+from dtfm.coordinator.core.validation import shorten
+from dtfm.coordinator.log import events as ev
+from dtfm.protos import control_pb2 as wire
+from dtfm.scheduler.model.plan import Plan, Stage
+
+FOLLOW_FRACTION = 0.5
+"""A node becomes a standby only if its links from the donors carry a step's gradients in this fraction of a step. With slower
+links it is quicker to pause for the state."""
+
+COMMIT_WAIT_FRACTION = 0.1
+"""The fraction of a step that a commit may wait for a standby, if that is more than COMMIT_WAIT_LEASES: the run loses at most
+that much of its speed. A neighbour becomes a standby only if a step's gradients reach it within this time. Stages whose standby
+takes longer are safe in snapshots on disks."""
+
+MOST_IDLE_STANDBYS = 2
+"""The number of idle nodes that become standbys of one stage. Each takes a part of its replicas' uplinks."""
+
+MOST_DONORS = 8
+"""The number of donors that a standby is named for each layer: those with the fastest links to it."""
+
+
+def arrange(transition: Transition) -> None:
+    """Has each node be the standby that it should be (`wanted_standbys`), whenever what that depends on has changed."""
+    state = transition.state
+    if state.stopped or not isinstance(state.phase, Stepping):
+        return
+    ledger, last = state.ledger, state.ledger.last
+    timed = last is not None and last.generation == ledger.generation and not last.resumed
+    arrangement = Arrangement(ledger.generation, timed, state.planner.chosen, ledger.ready, ledger.staying)
+    if arrangement == state.safekeeping.arranged:
+        return
+    transition.set_safekeeping(replace(state.safekeeping, arranged=arrangement))
+    wanted = wanted_standbys(state)
+    for node in ledger.ready:
+        session, layers = transition.state.members.sessions[node], wanted.get(node)
+        current, before = _current(state, session), session.standby
+        if layers is None:
+            if before is not None:
+                transition.set_session(replace(session, standby=None))
+                transition.send([node], wire.CoordinatorMessage(standby=wire.Standby()))
+        elif current is None or current.layers != layers or current.generation != ledger.generation:
+            number = transition.state.safekeeping.standby_number + 1
+            transition.set_safekeeping(replace(transition.state.safekeeping, standby_number=number))
+            same = before if before is not None and before.layers == layers else None
+            caught_up_before = same is not None and (same.caught_up is not None or same.caught_up_before)
+            standby = Standby(number, ledger.generation, layers, caught_up_before=caught_up_before)
+            transition.set_session(replace(session, standby=standby))
+            transition.send([node], wire.CoordinatorMessage(standby=_request(state, node, number, layers)))
+
+
+def reported(transition: Transition, session: Session, report: wire.StandbyProgress) -> None:
+    """A standby has caught up with a step, or cannot go on."""
+    standby = session.standby
+    if standby is None or standby.number != report.number:
+        return  # it answers an earlier request
+    if report.problem:
+        layers = f"{standby.layers[0]}-{standby.layers[1] - 1}"
+        transition.log(f"{session.node} cannot be a standby of layers {layers}: {shorten(report.problem)}")
+    has_applied = standby.voted and (report.step, report.voted) == (standby.step + 1, 0)  # what it had before
+    standby = replace(
+        standby,
+        caught_up=transition.state.ledger.step if standby.caught_up is None else standby.caught_up,
+        step=report.step,
+        voted=report.voted,
+        reported=standby.reported if has_applied else transition.now,
+        ended=bool(report.problem),
+    )
+    transition.set_session(replace(session, standby=standby))
+
+
+def commit_patience(state: State) -> float:
+    """The seconds that a commit may wait for standbys."""
+    step_seconds = state.ledger.step_seconds or 0.0
+    return min(max(COMMIT_WAIT_FRACTION * step_seconds, COMMIT_WAIT_LEASES * state.lease), state.lease)
+
+
+def commit_waits_for(state: State) -> frozenset[str]:
+    """The standbys that a commit waits for, once all have voted: of each stage whose new state would be with one node alone,
+    those that kept up until now. One of them is enough."""
+    assert state.ledger.plan is not None
+    waits_for: set[str] = set()
+    for stage in state.ledger.plan.stages:
+        if len(stage.replicas) + len(_with_next_step(state, stage)) == 1:
+            waits_for |= keeping_up(state, stage)
+    return frozenset(waits_for)
+
+
+def next_step_survives(state: State) -> bool:
+    """Whether each stage's new state, once the step in hand is committed, is with a node that is here."""
+    assert state.ledger.plan is not None
+    ready = set(state.ledger.ready)
+    return all(not ready.isdisjoint(s.replicas) or _with_next_step(state, s) for s in state.ledger.plan.stages)
+
+
+def rests_on_one_node(state: State) -> bool:
+    """Whether some stage's state is with one node alone: it has a single replica, and no standby keeps up."""
+    assert state.ledger.plan is not None
+    return any(len(stage.replicas) == 1 and not keeping_up(state, stage) for stage in state.ledger.plan.stages)
+
+
+def keeping_up(state: State, stage: Stage) -> frozenset[str]:
+    """The standbys of ``stage`` that were in time with the last step: they reported it before it was committed, or by when it
+    would have been had the commit waited for them. One that has just caught up is in time."""
+    return frozenset(
+        node
+        for node, standby in _standbys(state).items()
+        if standby.layers == stage.layers
+        and standby.caught_up is not None
+        and not standby.ended
+        and (standby.caught_up == state.ledger.step or _was_in_time(state, standby))
+    )
+
+
+def last_words_awaited(state: State) -> frozenset[str]:
+    """The standbys of lost state that have still to report how far they came. They do when they notice that their donors are
+    gone."""
+    ledger = state.ledger
+    lost = {layer for layer, nodes in enumerate(availability(state).in_memory(ledger.step)) if not nodes}
+    return frozenset(
+        node
+        for node in ledger.ready
+        if (standby := state.members.sessions[node].standby) is not None
+        and not standby.ended
+        and (standby.caught_up is not None or standby.caught_up_before)
+        and step_of(standby, ledger) != ledger.step
+        and not lost.isdisjoint(range(*standby.layers))
+    )
+
+
+def still_copying(state: State) -> frozenset[str]:
+    """Nodes of the chosen plan that have not caught up yet with the state that they need for it."""
+    chosen = state.planner.chosen
+    standbys = _standbys(state)
+    lacking = _lacking(state, chosen.plan) if chosen is not None else {}
+    return frozenset(node for node in lacking if node not in standbys or standbys[node].caught_up is None)
+
+
+def promote(transition: Transition) -> None:
+    """Standbys that have the state as of the last commit count as holders of it from now on."""
+    ledger = transition.state.ledger
+    for node in ledger.ready:
+        standby = transition.state.members.sessions[node].standby
+        if standby is not None and step_of(standby, ledger) == ledger.step:
+            process = ledger.members[node].incarnation
+            transition.emit(ev.StandbyPromoted(node, process, standby.layers, ledger.step))
+
+
+def donors_at_work(state: State) -> frozenset[str]:
+    """Nodes whose state others fetch for the plan that is about to begin, or copy without having caught up yet."""
+    plan, holders = state.ledger.plan, state.ledger.holders
+    wanted = [standby.layers for standby in _standbys(state).values() if standby.caught_up is None]
+    if isinstance(state.phase, Switching) and plan is not None:
+        wanted += [
+            stage.layers
+            for stage in plan.stages
+            if not all(set(nodes).issuperset(stage.replicas) for nodes in holders[slice(*stage.layers)])
+        ]
+    return frozenset(node for layers in wanted for nodes in holders[slice(*layers)] for node in nodes)
+
+
+def wanted_standbys(state: State) -> Mapping[str, Layers]:
+    """The layers of which each node should be a standby: what it lacks for the chosen plan; otherwise, if it is idle, those of
+    the stage with the fewest replicas and standbys; and for stages that are left with one replica alone, a neighbour whose link
+    allows it."""
+    plan, chosen = state.ledger.plan, state.planner.chosen
+    assert plan is not None
+    wanted = _lacking(state, chosen.plan) if chosen is not None else {}
+    redundancy = {stage.layers: len(stage.replicas) for stage in plan.stages}
+    most = {layers: replicas + MOST_IDLE_STANDBYS for layers, replicas in redundancy.items()}
+    for node in state.ledger.staying:
+        if node in plan.nodes or node in wanted:
+            continue
+        memory = state.ledger.members[node].device.memory_bytes
+        fitting = [
+            layers
+            for layers in redundancy
+            if redundancy[layers] < most[layers]
+            and _kept_bytes(state, layers) <= memory
+            and _can_follow(state, node, layers)
+        ]
+        if fitting:
+            wanted[node] = min(fitting, key=lambda layers: (redundancy[layers], layers))
+            redundancy[wanted[node]] += 1
+    if chosen is None:
+        for stage in plan.stages:
+            if redundancy[stage.layers] == 1 and (neighbour := _neighbour(state, plan, stage, wanted)):
+                wanted[neighbour] = stage.layers
+    return wanted
+
+
+def _standbys(state: State) -> Mapping[str, Standby]:
+    """Those whose request still holds, by node."""
+    sessions = state.members.sessions
+    standbys = {node: _current(state, sessions[node]) for node in state.ledger.ready}
+    return {node: standby for node, standby in standbys.items() if standby is not None}
+
+
+def _current(state: State, session: Session) -> Standby | None:
+    """The session's standby, unless a later plan in which the node has a part has ended it."""
+    standby, plan = session.standby, state.ledger.plan
+    if standby is None or plan is None:
+        return None
+    ended = standby.generation != state.ledger.generation and session.node in plan.nodes
+    return None if ended else standby
+
+
+def _with_next_step(state: State, stage: Stage) -> frozenset[str]:
+    """The standbys of ``stage`` that have the gradients of the step in hand, as voted in this generation."""
+    next_step = (state.ledger.step, state.ledger.generation)
+    return frozenset(
+        node
+        for node, standby in _standbys(state).items()
+        if standby.layers == stage.layers and (standby.step, standby.voted) == next_step
+    )
+
+
+def _was_in_time(state: State, standby: Standby) -> bool:
+    """Whether the standby reported the last committed step before its commit was due."""
+    phase = state.phase
+    if step_of(standby, state.ledger) != state.ledger.step or not isinstance(phase, Stepping):
+        return False
+    committed_by = phase.committed_by if phase.step > state.ledger.step else phase.commit_by
+    return committed_by is not None and standby.reported <= committed_by
+
+
+def _neighbour(state: State, plan: Plan, stage: Stage, busy: Container[str]) -> str:
+    """The node that becomes a standby of ``stage`` beside its own work: the one to which the only replica has the fastest link,
+    if that link carries a step's gradients in COMMIT_WAIT_FRACTION of a step, and half the node's memory is enough for both.
+    Empty: there is none."""
+    ledger = state.ledger
+    if ledger.step_seconds is None:
+        return ""
+    (replica,) = stage.replicas
+    slowest = parameter_bytes(state, stage.layers) / (COMMIT_WAIT_FRACTION * max(ledger.step_seconds, 1e-3))
+    candidates = []
+    for other in plan.stages:
+        for node in other.replicas:
+            link = ledger.links.get(replica, {}).get(node)
+            if node == replica or node in busy or node not in ledger.staying or link is None:
+                continue
+            memory = 2 * (_kept_bytes(state, other.layers) + _kept_bytes(state, stage.layers))
+            if link.bandwidth >= slowest and memory <= ledger.members[node].device.memory_bytes:
+                candidates.append((-link.bandwidth, node))
+    return min(candidates)[1] if candidates else ""
+
+
+def _kept_bytes(state: State, layers: Layers) -> float:
+    """The memory that a holder of the layers needs."""
+    assert state.ledger.described is not None
+    return parameter_bytes(state, layers) * state.ledger.described.workload.bytes_kept_per_parameter_byte
+
+
+def _lacking(state: State, plan: Plan) -> dict[str, Layers]:
+    """By node, the layers that ``plan`` gives it and that it does not hold, if it can copy them while others train: it has memory
+    for them beside those that it trains now, and its links keep up."""
+    holders, current = state.ledger.holders, state.ledger.plan
+    assert current is not None
+    trained = {node: _kept_bytes(state, stage.layers) for stage in current.stages for node in stage.replicas}
+    return {
+        node: stage.layers
+        for stage in plan.stages
+        for node in stage.replicas
+        if holders
+        and any(node not in holders[layer] for layer in range(*stage.layers))
+        and trained.get(node, 0) + _kept_bytes(state, stage.layers) <= state.ledger.members[node].device.memory_bytes
+        and _can_follow(state, node, stage.layers)
+    }
+
+
+def _can_follow(state: State, node: str, layers: Layers) -> bool:
+    """Whether the links from the donors carry a step's gradients in FOLLOW_FRACTION of a step; true while that is not known."""
+    ledger = state.ledger
+    if not ledger.step_seconds or not ledger.holders:
+        return True
+    sizes: dict[tuple[str, ...], float] = {}
+    for layer in range(*layers):
+        donors = ledger.holders[layer]
+        if node not in donors:
+            sizes[donors] = sizes.get(donors, 0.0) + parameter_bytes(state, (layer, layer + 1))
+    for donors, size in sizes.items():
+        known = [ledger.links[donor][node].bandwidth for donor in donors if node in ledger.links.get(donor, {})]
+        if known and size > FOLLOW_FRACTION * ledger.step_seconds * sum(known):
+            return False
+    return True
+
+
+def _request(state: State, node: str, number: int, layers: Layers) -> wire.Standby:
+    holders, members = state.ledger.holders, state.ledger.members
+    donors = [_fastest(state, node, holders[layer]) if layer >= layers[0] else () for layer in range(layers[1])]
+    return wire.Standby(
+        number=number,
+        first_layer=layers[0],
+        past_last_layer=layers[1],
+        donors=[wire.Assignment.Donors(nodes=names) for names in donors],
+        peers=[
+            wire.Peer(node=name, address=members[name].address)
+            for name in sorted({name for names in donors for name in names})
+        ],
+    )
+
+
+def _fastest(state: State, node: str, donors: Sequence[str]) -> Sequence[str]:
+    def bandwidth(donor: str) -> float:
+        link = state.ledger.links.get(donor, {}).get(node)
+        return link.bandwidth if link is not None else 0.0
+
+    others = sorted((donor for donor in donors if donor != node), key=lambda donor: (-bandwidth(donor), donor))
+    return others[:MOST_DONORS]

@@ -1,0 +1,89 @@
+"""How a node answers the coordinator: the one model of a node's words that scripted worlds, fake nodes and crowds share.
+
+A node without a model answers everything at once, holds whatever it is asked for, and has a loss that falls with the steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from dtfm.protos import control_pb2 as wire
+from dtfm.protos import plan_pb2
+
+DIGEST = b"state at some step"
+FILE_DIGEST = bytes(32)
+
+
+def answer(
+    node: str, message: wire.CoordinatorMessage, assignment: wire.Assignment, micro_batch: int = 2
+) -> wire.NodeMessage | None:
+    """What ``node`` says to ``message`` under the ``assignment`` that it got last; None: nothing, or nothing that it could know
+    without a model (the probed links, a snapshot's files, the held-out loss)."""
+    plan = assignment.plan
+    match message.WhichOneof("message"):
+        case "assignment" if stage_of(message.assignment.plan, node) is not None:
+            generation = message.assignment.plan.generation
+            return wire.NodeMessage(plan_ready=wire.PlanReady(generation=generation))
+        case "standby" if message.standby.past_last_layer:
+            caught_up = wire.StandbyProgress(number=message.standby.number, step=assignment.step)
+            return wire.NodeMessage(standby_progress=caught_up)
+        case "begin":
+            return wire.NodeMessage(step_ready=vote(plan, node, message.begin.step, micro_batch))
+        case "commit" if message.commit.pause:
+            commit = message.commit
+            applied = wire.Applied(generation=commit.generation, step=commit.step, state_digest=DIGEST)
+            return wire.NodeMessage(applied=applied)
+        case "commit":
+            return wire.NodeMessage(step_ready=vote(plan, node, message.commit.step + 1, micro_batch))
+        case _:
+            return None
+
+
+def links(node: str, peers: Iterable[str]) -> wire.NodeMessage:
+    """The links to and from ``peers``: 1 ms, 1 GB/s."""
+    both = [pair for peer in peers for pair in ((node, peer), (peer, node))]
+    measured = [wire.LinkReport.Link(source=a, destination=b, latency_seconds=0.001, bandwidth=1e9) for a, b in both]
+    return wire.NodeMessage(links=wire.LinkReport(links=measured))
+
+
+def vote(plan: plan_pb2.Plan, node: str, step: int, micro_batch: int = 2) -> wire.StepReady:
+    """The vote for ``step``; at the end of a route, with the loss of the route's micro-batches."""
+    samples = micro_batch * sum(route.micro_batches for route in plan.routes if route.nodes[-1] == node)
+    return wire.StepReady(
+        generation=plan.generation,
+        step=step,
+        squared_gradient_norm=2.0,
+        loss_sum=samples / step,
+        samples=samples,
+        state_digest=DIGEST,
+    )
+
+
+def evaluated(generation: int, step: int) -> wire.NodeMessage:
+    """The held-out loss over 8 samples."""
+    return wire.NodeMessage(evaluated=wire.Evaluated(generation=generation, step=step, loss_sum=16.0, samples=8))
+
+
+def checkpoint_buckets(plan: plan_pb2.Plan, node: str) -> range:
+    """The buckets that ``node`` writes into a checkpoint: those of its stage, if it is the first replica."""
+    stage = stage_of(plan, node)
+    if stage is None or stage.replicas[0] != node:
+        return range(0)
+    return range(stage.first_layer, stage.past_last_layer)
+
+
+def snapshot_parts(
+    step: int,
+    destination: wire.SnapshotDestination,
+    files: Mapping[int, tuple[int, bytes]],
+    problem: str = "",
+) -> wire.NodeMessage:
+    """``files``: by bucket, the size in bytes and the digest."""
+    parts = [wire.Part(bucket=bucket, size_bytes=size, digest=digest) for bucket, (size, digest) in files.items()]
+    return wire.NodeMessage(
+        snapshot_parts=wire.SnapshotParts(step=step, destination=destination, parts=parts, problem=problem)
+    )
+
+
+def stage_of(plan: plan_pb2.Plan, node: str) -> plan_pb2.Plan.Stage | None:
+    return next((stage for stage in plan.stages if node in stage.replicas), None)
