@@ -1,4 +1,4 @@
-"""Whether a log holds what the coordinator promises: every step committed once, every sample counted once."""
+"""Checks a log against what the coordinator promises: every step committed once, every sample counted once."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dtfm.coordinator.log.store import Record
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Something that cannot be in a true log; ``sequence`` is the event's."""
+    """Something that no correct log contains. ``sequence`` is the event's."""
 
     sequence: int
     sentence: str
@@ -20,7 +20,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Audit:
-    """``steps`` are committed and stand, ``redone`` were committed and rolled back, ``aborted`` came to nothing."""
+    """``steps`` are committed and count; ``redone`` were rolled back and trained again; ``aborted`` were never committed."""
 
     steps: int
     redone: int
@@ -32,7 +32,7 @@ class Audit:
 
 
 def audit(records: Iterable[Record]) -> Audit:
-    """Reads a whole log. Looks at the events alone, not by way of the ledger that the coordinator itself uses."""
+    """Reads a whole log. It uses the events alone, and not the ledger that the coordinator itself uses."""
     records = list(records)
     standing: dict[int, ev.StepCommitted] = {}
     redone = aborted = generations = 0

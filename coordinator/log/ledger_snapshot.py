@@ -1,7 +1,7 @@
-"""The ledger as of some event, kept in the store, so that a restart folds only what came after.
+"""The ledger as of some event, kept in the store: a restart folds only the events after it.
 
-A cache and nothing more: the log alone is the truth, and a snapshot that cannot be read is passed over. As text it is one
-line of JSON without the links, then one line of links per node; so none of it takes long to write in one go.
+It is a cache: the log alone is the truth, and a ledger snapshot that cannot be read is passed over. As text it is one line of
+JSON without the links, then one line of links for each node, so that no single piece takes long to make.
 """
 
 from __future__ import annotations
@@ -16,31 +16,31 @@ from pydantic import TypeAdapter, ValidationError
 
 from dtfm.coordinator.log.events import Link
 from dtfm.coordinator.log.ledger import Ledger, fold
-from dtfm.coordinator.log.store import Snapshot, Store
+from dtfm.coordinator.log.store import LedgerSnapshot, Store
 
 log = logging.getLogger(__name__)
 
 FORMAT = 9
-"""To be raised whenever the ledger's fields, or what an event does to them, change: then older snapshots are passed over."""
+"""Raise it whenever the ledger's fields change, or what an event does to them: older ledger snapshots are passed over then."""
 
 EVERY = 10_000
-"""A coordinator takes a snapshot after so many events; folding so many takes some tenths of a second."""
+"""The number of events between two ledger snapshots. Folding that many takes some tenths of a second."""
 
 _LEDGER: TypeAdapter[Ledger] = TypeAdapter(Ledger)
 
 
-def take(ledger: Ledger, sequence: int) -> Snapshot:
-    """``ledger`` as of the event ``sequence``, to be kept."""
+def take(ledger: Ledger, sequence: int) -> LedgerSnapshot:
+    """``ledger``, which is the fold of the events up to ``sequence``."""
     text = "\n".join(_lines(ledger))
-    return Snapshot(sequence, FORMAT, _digest(sequence, text), text)
+    return LedgerSnapshot(sequence, FORMAT, _digest(sequence, text), text)
 
 
-def read(snapshot: Snapshot) -> Ledger:
-    """Inverse of ``take``. Raises ValueError for one that is damaged or of another format."""
+def read(snapshot: LedgerSnapshot) -> Ledger:
+    """The inverse of ``take``. Raises ValueError if the snapshot is damaged or of another format."""
     if snapshot.format != FORMAT:
         raise ValueError(f"it has format {snapshot.format}, this dtfm writes {FORMAT}")
     if snapshot.digest != _digest(snapshot.sequence, snapshot.text):
-        raise ValueError("it is damaged: its digest is another")
+        raise ValueError("it is damaged: its digest differs")
     first, *rest = snapshot.text.split("\n")
     try:
         ledger = _LEDGER.validate_json(first)
@@ -50,14 +50,14 @@ def read(snapshot: Snapshot) -> Ledger:
 
 
 def restore(store: Store) -> Ledger:
-    """What the whole log adds up to: the newest snapshot that can be read, and what came after it. Raises StoreError."""
+    """The fold of the whole log: the newest ledger snapshot that can be read, and the events after it. Raises StoreError."""
     for snapshot in store.snapshots():
         try:
             if snapshot.sequence > store.last:
                 raise ValueError(f"the log ends with event {store.last}")
             ledger = read(snapshot)
         except ValueError as problem:
-            log.warning("passed over the store's snapshot of event %d: %s", snapshot.sequence, problem)
+            log.warning("passed over the ledger snapshot of event %d: %s", snapshot.sequence, problem)
             continue
         return fold((record.event for record in store.read(snapshot.sequence)), ledger)
     return fold(record.event for record in store.read())

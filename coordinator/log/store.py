@@ -1,4 +1,4 @@
-"""The event log on disk: append-only, one row per event, any database that SQLAlchemy reaches (SQLite is tested)."""
+"""The event log in a database: append-only, one row per event. Any database of SQLAlchemy's will do; SQLite is tested."""
 
 from __future__ import annotations
 
@@ -42,32 +42,33 @@ _SECRETS = sa.Table(
 
 
 class StoreError(ValueError):
-    """The store cannot be used; the message says why, and what to do."""
+    """The store cannot be used. The message says why, and what to do."""
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """``sequence`` counts from 1 without gaps; ``time`` is in seconds since 1970, for people alone."""
+    """An event in the log. ``sequence`` counts from 1 without gaps. ``time`` is in seconds since 1970, for people: nothing is
+    computed from it."""
 
     sequence: int
     time: float
     event: Event
 
     def to_json(self) -> dict[str, Any]:
-        """The event's JSON, with its sequence number and time after its name."""
+        """The event's JSON, with the sequence number and the time after its name."""
         fields = to_json(self.event)
         return {"event": fields.pop("event"), "sequence": self.sequence, "time": round(self.time, 3), **fields}
 
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> Record:
-        """Inverse of ``to_json``. Raises ValueError."""
+        """The inverse of ``to_json``. Raises ValueError."""
         rest = {key: value for key, value in fields.items() if key not in ("sequence", "time")}
         return cls(int(fields["sequence"]), float(fields["time"]), from_json(rest))
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
-    """What the events up to ``sequence`` add up to, as ``text`` whose ``format`` snapshot.py knows."""
+class LedgerSnapshot:
+    """The ledger as of event ``sequence``, as ``text`` in a ``format`` of ledger_snapshot.py."""
 
     sequence: int
     format: int
@@ -76,8 +77,8 @@ class Snapshot:
 
 
 class Store:
-    """An open log. For writing there is one process at a time: a second is refused at opening where the database is a
-    file, and at its first append elsewhere, because sequence numbers are given out here and must not collide."""
+    """An open log. One process writes at a time, since it gives out the sequence numbers: a second one is refused when it opens a
+    file, and at its first append to another kind of database."""
 
     def __init__(self, url: str, *, write: bool) -> None:
         self.url = url
@@ -95,7 +96,7 @@ class Store:
             if path is not None:
                 sa.event.listen(self._engine, "connect", _durable)
         except (exc.ArgumentError, ModuleNotFoundError) as error:
-            raise StoreError(f"{url!r} is no store: {error}; give a SQLAlchemy URL like sqlite:///dtfm.db") from None
+            raise StoreError(f"{url!r} is not a store: {error}; give a SQLAlchemy URL like sqlite:///dtfm.db") from None
         with _Explained(url):
             if write:
                 _METADATA.create_all(self._engine)
@@ -107,16 +108,16 @@ class Store:
 
     @property
     def last(self) -> int:
-        """Sequence number of the newest event that this object wrote or found at opening; 0: none."""
+        """The sequence number of the newest event that this object wrote, or found when it opened the store; 0: none."""
         return self._last
 
     @property
     def last_snapshot(self) -> int:
-        """The event as of which the newest snapshot is that this object kept or found at opening; 0: none."""
+        """The event of the newest ledger snapshot that this object kept, or found when it opened the store; 0: none."""
         return self._last_snapshot
 
     def append(self, events: Sequence[Event]) -> list[Record]:
-        """All of them or none, on disk when this returns. Raises StoreError."""
+        """Writes all of them or none; they are on disk when this returns. Raises StoreError."""
         now = time.time()
         records = [Record(self._last + 1 + i, now, event) for i, event in enumerate(events)]
         rows = [{"sequence": r.sequence, "time": r.time, "event": json.dumps(to_json(r.event))} for r in records]
@@ -131,8 +132,8 @@ class Store:
             yield from page
             after = page[-1].sequence
 
-    def keep(self, snapshot: Snapshot) -> None:
-        """On disk when this returns, or not at all; older ones but the last make way. Raises StoreError."""
+    def keep(self, snapshot: LedgerSnapshot) -> None:
+        """Writes the snapshot, and removes all older ones but the newest. Raises StoreError."""
         before = sa.select(_SNAPSHOTS.c.sequence).where(_SNAPSHOTS.c.sequence < snapshot.sequence)
         before = before.order_by(_SNAPSHOTS.c.sequence.desc()).limit(_SNAPSHOTS_KEPT - 1)
         with _Explained(self.url), self._engine.begin() as connection:
@@ -141,15 +142,15 @@ class Store:
             connection.execute(sa.insert(_SNAPSHOTS).values(asdict(snapshot)))
         self._last_snapshot = snapshot.sequence
 
-    def snapshots(self) -> list[Snapshot]:
+    def snapshots(self) -> list[LedgerSnapshot]:
         """The newest first. Raises StoreError."""
         query = sa.select(_SNAPSHOTS).order_by(_SNAPSHOTS.c.sequence.desc())
         with _Explained(self.url), self._engine.connect() as connection:
             rows = connection.execute(query).all()
-        return [Snapshot(row.sequence, row.format, row.digest, row.text) for row in rows]
+        return [LedgerSnapshot(row.sequence, row.format, row.digest, row.text) for row in rows]
 
     def secret(self, name: str, default: str) -> str:
-        """A value that outlives the process but is no event; ``default`` is kept where there is none yet."""
+        """A value that outlives the process and is no event. If there is none yet, ``default`` is kept."""
         with _Explained(self.url), self._engine.begin() as connection:
             found = connection.execute(sa.select(_SECRETS.c.value).where(_SECRETS.c.name == name)).scalar()
             if found is None:
@@ -168,14 +169,14 @@ class Store:
         self.close()
 
     def page(self, after: int) -> list[Record]:
-        """The first of the events with larger sequence numbers than ``after``; empty: there are none. Raises StoreError."""
+        """The first events with larger sequence numbers than ``after``; empty: there are none. Raises StoreError."""
         query = sa.select(_EVENTS).where(_EVENTS.c.sequence > after).order_by(_EVENTS.c.sequence).limit(_PAGE)
         with _Explained(self.url), self._engine.connect() as connection:
             rows = connection.execute(query).all()
         try:
             return [Record(row.sequence, row.time, from_text(row.event)) for row in rows]
         except ValueError as error:
-            raise StoreError(f"{self.url} holds what cannot be read: {error}") from None
+            raise StoreError(f"{self.url} holds an event that cannot be read: {error}") from None
 
 
 class _Explained:
@@ -199,21 +200,21 @@ class _Explained:
 
 
 _CAUSES = {
-    "is locked": "another process holds it locked; stop that one, or give another store with --store",
+    "is locked": "another process has locked it; stop that one, or give another store with --store",
     "disk is full": "the disk is full; make room, then go on with --resume",
     "unable to open": "it cannot be opened; make sure that its folder exists and may be written to",
-    "readonly": "it may not be written to; change its permissions, or give another with --store",
-    "not a database": "it is no database; give another with --store",
-    "no such table": "it is no store of dtfm; give the one that `serve --store` wrote",
+    "readonly": "it is read-only; change its permissions, or give another with --store",
+    "not a database": "it is not a database; give another with --store",
+    "no such table": "it is not a store of dtfm; give the one that `serve --store` wrote",
 }
 
 
 def _lock(path: str) -> IO[bytes]:
-    """Held until closed, or until the process ends in whatever way."""
+    """A lock that is held until it is closed, or the process ends."""
     try:
         handle = open(path, "ab")  # noqa: SIM115 (held as long as the store is open)
     except OSError as error:
-        raise StoreError(f"cannot write {path}: {error.strerror}; give another place with --store") from None
+        raise StoreError(f"cannot write {path}: {error.strerror}; give another file with --store") from None
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
@@ -225,6 +226,6 @@ def _lock(path: str) -> IO[bytes]:
 
 
 def _durable(connection: Any, _record: object) -> None:
-    """What is committed survives a power cut, and readers do not block the writer."""
+    """Commits survive a power cut, and readers do not block the writer."""
     connection.execute("PRAGMA journal_mode=WAL")
     connection.execute("PRAGMA synchronous=FULL")

@@ -1,4 +1,4 @@
-"""Asking the scheduler."""
+"""Asks the scheduler for a plan, within the time that a question has."""
 
 from __future__ import annotations
 
@@ -6,37 +6,24 @@ import math
 import time
 
 from dtfm.coordinator.core.state import PlanChosen
-from dtfm.scheduler.model.cluster import Cluster
+from dtfm.coordinator.core.transition import PlanWanted
 from dtfm.scheduler.model.decision import Infeasible
-from dtfm.scheduler.model.plan import Plan
-from dtfm.scheduler.model.workload import Workload
 from dtfm.scheduler.schedule import schedule
 
 
-def choose(
-    cluster: Cluster,
-    workload: Workload,
-    incumbent: Plan | None,
-    *,
-    stages: int | tuple[int, ...] | None,
-    seed: int,
-    generation: int,
-    seconds: float,
-) -> PlanChosen | str:
-    """A plan found within about so many seconds, or a sentence about why these nodes allow none. For a thread of its own.
-
-    Raises ValueError where what the run asks for is impossible with any nodes.
-    """
-    until = time.monotonic() + seconds
+def choose(wanted: PlanWanted) -> PlanChosen | str:
+    """The best plan found in about ``wanted.seconds``, or a sentence that says why these nodes allow none. For a thread of its
+    own. Raises ValueError if what the run asks for is impossible with any nodes."""
+    until = time.monotonic() + wanted.seconds
     try:
         decision = schedule(
-            cluster,
-            workload,
-            incumbent,
-            stages=stages,
-            seed=seed,
+            wanted.cluster,
+            wanted.workload,
+            wanted.incumbent,
+            stages=wanted.stages,
+            seed=wanted.seed,
             deadline=lambda: time.monotonic() > until,
-            generation=generation,
+            generation=wanted.generation,
         )
     except Infeasible as error:
         return str(error)

@@ -1,4 +1,4 @@
-"""Bringing a coordinator up: a new run, or one that goes on from its log or its checkpoint."""
+"""Starting a coordinator: a new run, or one that goes on from its log or its checkpoint."""
 
 from __future__ import annotations
 
@@ -20,15 +20,12 @@ from dtfm.coordinator.log.store import Store
 from dtfm.coordinator.service.server import Server
 
 CHANGEABLE = ("cluster.", "network.", "checkpoint.", "train.evaluate_every", "train.evaluation_samples")
-"""Keys that a resumed run may have otherwise than before: they do not change what is learned."""
+"""Keys that may change when a run is resumed: they do not change what is learned."""
 
 
 def open_run(store: Store, run: RunFile | None, *, resume: bool) -> tuple[State, list[ev.Event]]:
-    """The state to start with, and the events that start it; the caller writes them once it is sure to serve. Raises
-    ValueError.
-
-    ``run`` None: the defaults, or, with ``resume``, what was trained before.
-    """
+    """The state to start with, and the events that start it, which the caller writes once it listens. ``run`` None: the
+    defaults, or, with ``resume``, the run file of before. Raises ValueError."""
     check_ladder()
     ledger = restore(store)
     if not ledger.run_id:
@@ -58,10 +55,10 @@ def open_run(store: Store, run: RunFile | None, *, resume: bool) -> tuple[State,
 
 
 async def serve_until_over(server: Server, events: Sequence[ev.Event]) -> int:
-    """Runs a server that listens, until its run is over or a signal comes; returns the exit code. ``events`` go into its
-    log first."""
+    """Runs a server that listens until its run is over or a signal comes; returns the exit code. ``events`` go into the log
+    first."""
     loop = asyncio.get_running_loop()
-    # Ctrl-C ends the run's nodes too; SIGTERM, as service managers send it, leaves them waiting for the next process.
+    # Ctrl-C ends the nodes too. SIGTERM, as service managers send it, leaves them waiting for the next process.
     loop.add_signal_handler(signal.SIGINT, lambda: server.ask_to_stop("it was interrupted (Ctrl-C)", dismiss=True))
     loop.add_signal_handler(signal.SIGTERM, lambda: server.ask_to_stop("it was terminated (SIGTERM)", dismiss=False))
     try:
@@ -98,7 +95,7 @@ def _from_checkpoint(store: Store, run: RunFile) -> list[ev.Event]:
 
 
 def _check_same(before: RunFile, now: RunFile) -> None:
-    """Raises ValueError where resuming would train something else."""
+    """Raises ValueError if resuming would train something else."""
     old, new = dict(_flat(before.model_dump(mode="json"))), dict(_flat(now.model_dump(mode="json")))
     changed = sorted(k for k in old.keys() | new.keys() if old.get(k) != new.get(k) and not k.startswith(CHANGEABLE))
     if changed:

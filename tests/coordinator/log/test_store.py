@@ -142,7 +142,7 @@ def test_a_locked_database_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         monkeypatch.setattr(store, "_engine", sa.create_engine(url(tmp_path), connect_args={"timeout": 0}))
         other = sa.create_engine(url(tmp_path)).connect()
         other.exec_driver_sql("BEGIN IMMEDIATE")
-        with pytest.raises(StoreError, match="another process holds it locked"):
+        with pytest.raises(StoreError, match="another process has locked it"):
             store.append([ev.NodeReady("b")])
         other.close()
 
@@ -175,7 +175,7 @@ def test_reading_makes_no_store(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="there is no store at"):
         Store(url(tmp_path), write=False)
     (tmp_path / "dtfm.db").write_bytes(b"no database at all, but long enough to be looked at" * 50)
-    with pytest.raises(StoreError, match="is no database"):
+    with pytest.raises(StoreError, match="is not a database"):
         Store(url(tmp_path), write=False)
 
 

@@ -17,7 +17,7 @@ from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log import ledger_snapshot
 from dtfm.coordinator.log.ledger import Ledger, fold
 from dtfm.coordinator.log.manifest import read_manifest
-from dtfm.coordinator.log.store import Snapshot, Store, StoreError
+from dtfm.coordinator.log.store import LedgerSnapshot, Store, StoreError
 from dtfm.coordinator.service.server import Server
 from dtfm.coordinator.service.startup import open_run
 from dtfm.coordinator.view.client import ask, records
@@ -194,13 +194,13 @@ async def test_the_end_and_every_so_many_events_leave_a_snapshot(
 async def test_a_full_disk_costs_the_snapshot_and_a_warning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def full(_: Snapshot) -> None:
+    def full(_: LedgerSnapshot) -> None:
         raise StoreError("the disk is full")
 
     async with serving(tmp_path) as served:
         monkeypatch.setattr(served.store, "keep", full)
         assert await train(served, served.node("a"), served.node("b")) == 0
-        assert f"no snapshot of event {served.store.last}: the disk is full" in caplog.text
+        assert f"no ledger snapshot of event {served.store.last}: the disk is full" in caplog.text
 
 
 async def test_nodes_that_hang_when_the_run_ends_do_not_stay_members(tmp_path: Path) -> None:
