@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import os
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 import sqlalchemy as sa
 
 from dtfm.coordinator.log import events as ev
+from dtfm.coordinator.log.events import (
+    Event,
+    PlanFailed,
+    SnapshotWritten,
+    StandbyPromoted,
+    from_json,
+    from_text,
+)
 from dtfm.coordinator.log.store import Record, Store, StoreError
 from dtfm.scheduler.model.plan import Plan, Route, Stage
 from dtfm.scheduler.model.workload import Layer, Workload
@@ -184,3 +193,25 @@ def test_secrets_stay_the_same_and_are_no_events(tmp_path: Path) -> None:
         assert store.secret("peer_token", "first") == "first"
         assert store.secret("peer_token", "second") == "first"
         assert list(store.read()) == []
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (
+            {"event": "plan_failed", "generation": 1, "node": "a", "reason": "why", "backup": True},
+            PlanFailed(1, "a", "why", snapshot_damaged=True),
+        ),
+        (
+            {"event": "state_copied", "node": "a", "incarnation": "1", "layers": [0, 2], "step": 3},
+            StandbyPromoted("a", "1", (0, 2), 3, "state_copied"),
+        ),
+        (
+            {"event": "backup_kept", "step": 3, "parts": [], "holders": {"a": [[0, 2]]}, "seconds": 1.0},
+            SnapshotWritten(3, (), {"a": ((0, 2),)}, 1.0, "backup_kept"),
+        ),
+    ],
+)
+def test_events_are_read_under_their_old_names(old: dict[str, Any], new: Event) -> None:
+    assert from_json(old) == new
+    assert from_text(json.dumps(old)) == new

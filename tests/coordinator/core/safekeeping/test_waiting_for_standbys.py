@@ -17,39 +17,11 @@ from dtfm.coordinator.core.transition import StopAsked, TimePassed
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.ledger import apply
 from dtfm.protos import control_pb2 as wire
-from dtfm.scheduler.model.plan import Plan
-from tests.coordinator.script import LEASE, World, fresh_state, training, two_stages
+from tests.coordinator.script import LEASE, World, fresh_state
+from tests.coordinator.standbys import report, with_standbys
 
 SHORT = COMMIT_WAIT_LEASES * LEASE
 """How long a commit waits where steps are short, in seconds."""
-
-
-def world_with_spares(*spares: str, trainers: str = "ab") -> World:
-    """``trainers`` train two stages, each of the spares copies one: the first spare the first stage, and so on. These say no
-    word but when told to."""
-    world = training(*trainers, train={"steps": 50, "evaluate_every": 0}, checkpoint={"every": 0})
-    current = world.plan_in_force
-
-    def planner(ids: Any) -> Plan:
-        return current if set(current.nodes) <= set(ids) else two_stages(ids)
-
-    world.planner = planner
-    world.join(*spares)
-    world.automatic_standbys = False
-    return world
-
-
-def word(world: World, node: str, step: int | None = None, voted: int | None = None, problem: str = "") -> None:
-    """What ``node`` copies is as of ``step``, and has the gradients of the next; if not told otherwise, of the step in hand."""
-    ledger = world.state.ledger
-    number = world.last_to(node, "standby").number
-    told = wire.StandbyProgress(
-        number=number,
-        step=ledger.step if step is None else step,
-        voted=ledger.generation if voted is None else voted,
-        problem=problem,
-    )
-    world.hear(node, standby_progress=told)
 
 
 def vote(world: World) -> None:
@@ -72,28 +44,28 @@ def late(world: World) -> World:
 
 
 def test_the_commit_comes_once_the_copy_has_the_step_too() -> None:
-    world = world_with_spares("c")
+    world = with_standbys("c")
     vote(world)
     assert world.state.ledger.step == 0
     assert "commit" not in world.kinds_to("a")
     world.now += 0.01
-    word(world, "c")
+    report(world, "c")
     assert world.state.ledger.step == 1
     assert world.last_to("a", "commit").step == 1
     assert isinstance(world.state.phase, Stepping)
 
 
 def test_a_copy_that_has_it_before_the_last_vote_costs_no_time() -> None:
-    world = world_with_spares("c")
+    world = with_standbys("c")
     world.vote("a")
-    word(world, "c")
+    report(world, "c")
     assert world.state.ledger.step == 0  # not before all have voted
     world.vote("b")
     assert world.state.ledger.step == 1
 
 
 def test_the_commit_comes_without_the_word_when_that_is_not_in_time() -> None:
-    world = world_with_spares("c")
+    world = with_standbys("c")
     vote(world)
     pass_time(world, SHORT * 0.99)
     assert world.state.ledger.step == 0
@@ -109,107 +81,107 @@ def test_the_commit_comes_without_the_word_when_that_is_not_in_time() -> None:
     ids=["short", "long", "absurd"],
 )
 def test_it_waits_for_a_share_of_a_step_and_never_for_long(seconds: float, patience: float) -> None:
-    world = world_with_spares("c")
-    word(world, "c")
+    world = with_standbys("c")
+    report(world, "c")
     vote(world)
     ledger = replace(world.state.ledger, step_seconds=seconds)
     assert commit_patience(replace(world.state, ledger=ledger)) == pytest.approx(patience)
 
 
 def test_where_no_copy_is_kept_up_it_does_not_wait() -> None:
-    world = world_with_spares()
+    world = with_standbys()
     vote(world)
     assert world.state.ledger.step == 1
 
 
 def test_a_copy_that_has_not_caught_up_yet_is_not_waited_for() -> None:
-    world = world_with_spares()
+    world = with_standbys()
     world.join("c")  # is asked to copy
     vote(world)
     assert world.state.ledger.step == 1
 
 
 def test_where_all_stages_have_replicas_it_does_not_wait() -> None:
-    world = world_with_spares("e", trainers="abcd")
+    world = with_standbys("e", trainers="abcd")
     assert "standby" in world.kinds_to("e")
     vote(world)
     assert world.state.ledger.step == 1
 
 
 def test_one_copy_of_each_stage_is_enough() -> None:
-    world = world_with_spares("c", "d", "e", "f")  # c and e copy the first stage, d and f the second
+    world = with_standbys("c", "d", "e", "f")  # c and e copy the first stage, d and f the second
     vote(world)
-    word(world, "c")
-    word(world, "e")
+    report(world, "c")
+    report(world, "e")
     assert world.state.ledger.step == 0
-    word(world, "f")
+    report(world, "f")
     assert world.state.ledger.step == 1
 
 
 def test_gradients_of_an_attempt_that_was_called_off_do_not_count() -> None:
-    world = world_with_spares("c")
+    world = with_standbys("c")
     world.vote("a")
-    word(world, "c")
+    report(world, "c")
     world.fail_step("b", wire.PEER_LOST, peer="a")
     world.settle()
-    word(world, "c", voted=1)
+    report(world, "c", voted=1)
     vote(world)
     assert world.state.ledger.step == 0
-    word(world, "c")
+    report(world, "c")
     assert world.state.ledger.step == 1
 
 
 def test_who_was_late_is_not_waited_for_again() -> None:
-    world = late(world_with_spares("c"))
+    world = late(with_standbys("c"))
     vote(world)
     assert world.state.ledger.step == 2
 
 
 @pytest.mark.parametrize("after_the_votes", [False, True])
 def test_who_is_in_time_again_is_waited_for_again(after_the_votes: bool) -> None:
-    world = late(world_with_spares("c"))
+    world = late(with_standbys("c"))
     if after_the_votes:
         vote(world)  # which are not kept waiting
         world.now += SHORT / 2
-        word(world, "c", step=1)
+        report(world, "c", step=1)
     else:
-        word(world, "c")
+        report(world, "c")
         vote(world)
     assert world.state.ledger.step == 2
     vote(world)
     assert world.state.ledger.step == 2
-    word(world, "c")
+    report(world, "c")
     assert world.state.ledger.step == 3
 
 
 def test_who_is_late_again_and_again_never_is() -> None:
-    world = late(world_with_spares("c"))
+    world = late(with_standbys("c"))
     for step in range(2, 6):
         vote(world)
         assert world.state.ledger.step == step
         world.now += 2 * SHORT
-        word(world, "c", step=step - 1)  # the gradients of the step that is committed
+        report(world, "c", step=step - 1)  # the gradients of the step that is committed
         world.now += SHORT
-        word(world, "c", step=step, voted=0)  # which is applied now
+        report(world, "c", step=step, voted=0)  # which is applied now
 
 
 def test_what_was_copied_late_saves_the_stage_all_the_same() -> None:
-    world = late(world_with_spares("c"))
-    word(world, "c", step=0)
+    world = late(with_standbys("c"))
+    report(world, "c", step=0)
     world.lose("a")
     assert world.events(ev.RolledBack) == []
     assert world.events(ev.StandbyPromoted)[-1].node == "c"
 
 
 def test_a_stage_whose_copy_is_late_is_backed_up() -> None:
-    world = world_with_spares("c", "d")
+    world = with_standbys("c", "d")
     for _ in range(2):
         world.now += PAUSE_LEASES * LEASE
-        word(world, "c")
-        word(world, "d")
+        report(world, "c")
+        report(world, "d")
         vote(world)
         assert world.last_to("a", "commit").snapshot != wire.DISKS
-    word(world, "d")
+    report(world, "d")
     vote(world)
     pass_time(world, LEASE)
     assert world.last_to("a", "commit").step == 3
@@ -217,24 +189,24 @@ def test_a_stage_whose_copy_is_late_is_backed_up() -> None:
 
 
 def test_a_copy_that_is_lost_is_not_waited_for() -> None:
-    world = world_with_spares("c")
+    world = with_standbys("c")
     vote(world)
     world.lose("c")
     assert world.state.ledger.step == 1
 
 
 def test_a_copy_that_cannot_go_on_is_not_waited_for() -> None:
-    world = world_with_spares("c")
+    world = with_standbys("c")
     vote(world)
-    word(world, "c", voted=0, problem="TOO_SLOW")
+    report(world, "c", voted=0, problem="TOO_SLOW")
     assert world.state.ledger.step == 1
 
 
 def test_who_dies_while_the_commit_waits_takes_along_no_more_than_the_step_in_hand() -> None:
-    world = world_with_spares("c")
-    word(world, "c")
+    world = with_standbys("c")
+    report(world, "c")
     vote(world)
-    word(world, "c", voted=0)  # it has applied step 1
+    report(world, "c", voted=0)  # it has applied step 1
     vote(world)
     world.lose("a")
     assert [(event.step, event.problem) for event in world.events(ev.StepAborted)] == [(2, "NODE_LEFT")]
@@ -248,7 +220,7 @@ def test_who_dies_while_the_commit_waits_takes_along_no_more_than_the_step_in_ha
 
 @pytest.mark.parametrize("stays", [True, False])
 def test_who_dies_while_the_commit_waits_does_not_take_along_what_the_others_have(stays: bool) -> None:
-    world = world_with_spares(trainers="abc")  # a and b hold the first stage, c the second one
+    world = with_standbys(trainers="abc")  # a and b hold the first stage, c the second one
     world.join("d")
     number = world.last_to("d", "standby").number
     world.hear("d", standby_progress=wire.StandbyProgress(number=number, step=0, voted=0))
@@ -261,8 +233,8 @@ def test_who_dies_while_the_commit_waits_does_not_take_along_what_the_others_hav
 
 
 def test_a_step_whose_rest_was_short_does_not_make_copies_late() -> None:
-    world = world_with_spares("c")
-    word(world, "c")
+    world = with_standbys("c")
+    report(world, "c")
     world.now += 50.0
     vote(world)
     patience = commit_patience(world.state)
@@ -273,27 +245,27 @@ def test_a_step_whose_rest_was_short_does_not_make_copies_late() -> None:
 
 
 def test_a_link_that_breaks_while_the_commit_waits_calls_the_step_off() -> None:
-    world = world_with_spares("c")
+    world = with_standbys("c")
     vote(world)
     world.fail_step("b", wire.PEER_LOST, peer="a")
     assert isinstance(world.state.phase, Switching)
-    word(world, "c")
+    report(world, "c")
     pass_time(world, SHORT)
     assert world.state.ledger.step == 0
 
 
 def test_to_stop_does_not_wait() -> None:
-    world = world_with_spares("c")
+    world = with_standbys("c")
     vote(world)
     world.feed(StopAsked("somebody asked", dismiss=True))
-    word(world, "c")
+    report(world, "c")
     pass_time(world, SHORT)
     assert world.exit_code == 1
     assert world.state.ledger.step == 0
 
 
 def test_with_all_votes_in_patience_is_not_over() -> None:
-    world = world_with_spares("c")
+    world = with_standbys("c")
     assert isinstance(world.state.phase, Stepping)
     deadline = world.state.phase.deadline
     world.wait(deadline - SHORT / 4 - world.now, beating="abc")
@@ -315,7 +287,7 @@ def test_the_last_commit_waits_too() -> None:
     world.automatic_standbys = False
     vote(world)
     assert world.state.ledger.step == 0
-    word(world, "c")
+    report(world, "c")
     assert world.last_to("a", "commit").pause
 
 
@@ -331,7 +303,7 @@ MOVES = st.one_of(
 def test_whenever_the_only_replica_dies_a_copy_that_counts_as_kept_up_loses_no_step(
     moves: list[tuple[str, Any]],
 ) -> None:
-    world = world_with_spares("c")
+    world = with_standbys("c")
     offered: list[tuple[int, int]] = []
     heard = 0
     for move, how in moves:
@@ -349,7 +321,7 @@ def test_whenever_the_only_replica_dies_a_copy_that_counts_as_kept_up_loses_no_s
                 world.vote(how)
             case "word" if offered:  # it has the newest that it can have by now, or lags behind, but never goes back
                 heard = max(heard, len(offered) - 1 - how)
-                word(world, "c", *offered[heard])
+                report(world, "c", *offered[heard])
             case "fail":
                 world.state = replace(world.state, ledger=replace(world.state.ledger, peer_losses=0))
                 world.fail_step(how, wire.PEER_LOST, peer="c")

@@ -1,0 +1,110 @@
+"""Who has which state: the table, and what follows from it."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dtfm.coordinator.core.safekeeping.availability import Availability, Copy, Kind, availability
+from dtfm.coordinator.core.safekeeping.availability import ResumePoint as Point
+from tests.coordinator.script import BUCKETS, World, training
+from tests.coordinator.snapshots import backed_up
+from tests.coordinator.standbys import report, with_standbys
+
+NODES = "abc"
+COPIES = st.builds(
+    Copy, st.sampled_from([Kind.REPLICA, Kind.STANDBY]), st.sampled_from(NODES), st.integers(0, 3), st.booleans()
+)
+FILES = st.builds(
+    Copy, st.sampled_from([Kind.DISK, Kind.CHECKPOINT]), st.sampled_from(NODES), st.integers(0, 3), st.booleans()
+)
+TABLES = st.builds(
+    Availability,
+    st.lists(st.lists(COPIES, max_size=4).map(tuple), max_size=3).map(tuple),
+    st.lists(st.lists(FILES, max_size=4).map(tuple), max_size=3).map(tuple),
+)
+
+
+def trained(**changes: dict[str, object]) -> World:
+    """a holds the first half, b the second; both are at step 2."""
+    world = training("a", "b", train={"steps": 50, "evaluate_every": 0}, **changes)
+    world.automatic_standbys = False
+    world.step()
+    world.step()
+    return world
+
+
+def test_replicas_have_the_state_as_of_the_last_commit() -> None:
+    world = trained()
+    table = availability(world.state)
+    assert [{(c.kind, c.node, c.step, c.here) for c in layer} for layer in table.memory] == [
+        {(Kind.REPLICA, "a", 2, True)},
+        {(Kind.REPLICA, "a", 2, True)},
+        {(Kind.REPLICA, "b", 2, True)},
+        {(Kind.REPLICA, "b", 2, True)},
+    ]
+    assert table.resume_point() == Point(2, Kind.REPLICA)
+
+
+def test_a_node_that_is_away_may_bring_its_copy_back() -> None:
+    world = trained()
+    world.lose("a")
+    table = availability(world.state)
+    assert table.in_memory(2) == (frozenset(), frozenset(), frozenset("b"), frozenset("b"))
+    assert table.resume_point() == Point(0, None)
+    with_a = table.resume_point({"a"})
+    assert with_a == Point(2, Kind.REPLICA)
+    assert table.needed(with_a, {"a", "b"}) == {"a"}
+
+
+def test_another_process_of_the_same_node_has_nothing() -> None:
+    world = trained()
+    world.lose("a")
+    world.greet("a", incarnation=2)
+    assert availability(world.state).resume_point({"a"}) == Point(0, None)
+
+
+def test_a_standby_has_the_last_step_by_its_gradients_and_the_commit() -> None:
+    world = with_standbys("c")
+    report(world, "c")
+    world.step()
+    assert availability(world.state).in_memory(1) == (frozenset("ac"), frozenset("ac"), frozenset("b"), frozenset("b"))
+    world.step()
+    assert availability(world.state).in_memory(2) == (frozenset("a"), frozenset("a"), frozenset("b"), frozenset("b"))
+
+
+def test_a_snapshot_on_disks_is_there_as_long_as_every_bucket_is() -> None:
+    world = backed_up()  # a and b have each other's half on disk as of step 3; both are at step 5
+    world.lose("a")
+    assert availability(world.state).resume_point() == Point(3, Kind.DISK)
+    world.lose("b")
+    table = availability(world.state)
+    assert table.resume_point() == Point(0, None)
+    assert table.resume_point({"a"}) == Point(3, Kind.DISK)
+    assert [len(bucket) for bucket in table.files] == [2] * BUCKETS
+
+
+def test_the_newer_of_disks_and_checkpoint_counts() -> None:
+    world = trained(checkpoint={"every": 2})
+    world.save()
+    world.step()
+    world.lose("a")
+    assert availability(world.state).resume_point() == Point(2, Kind.CHECKPOINT)
+
+
+@given(TABLES, st.frozensets(st.sampled_from(NODES)))
+def test_nodes_that_return_never_make_it_worse(table: Availability, returning: frozenset[str]) -> None:
+    assert table.resume_point(returning).step >= table.resume_point().step
+
+
+@given(TABLES, st.frozensets(st.sampled_from(NODES)))
+def test_those_that_are_needed_are_enough(table: Availability, returning: frozenset[str]) -> None:
+    point = table.resume_point(returning)
+    assert table.resume_point(table.needed(point, returning)).step == point.step
+
+
+@given(TABLES)
+def test_a_resume_point_has_a_copy_of_every_bucket(table: Availability) -> None:
+    point = table.resume_point()
+    buckets = table.memory if point.kind is Kind.REPLICA else table.files
+    assert point.kind is None or all(any(c.here and c.step == point.step for c in copies) for copies in buckets)

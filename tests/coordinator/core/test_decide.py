@@ -1,0 +1,173 @@
+"""What is decided about the plan, and for which reason: `decide` alone, on states of scripted worlds."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from dtfm.coordinator.core import transition as t
+from dtfm.coordinator.core.replanning import Adopt, Ask, Decision, Wait, WaitReason, decide
+from dtfm.coordinator.core.state import Gathering, Pausing, State, Stepping
+from dtfm.coordinator.log import events as ev
+from dtfm.coordinator.log.ledger import Ledger, apply
+from dtfm.protos import control_pb2 as wire
+from tests.coordinator.script import LEASE, World, fresh_state, training
+from tests.coordinator.standbys import report, with_standbys
+
+LONG = {"train": {"steps": 100, "evaluate_every": 0}, "checkpoint": {"every": 0}}
+
+
+def decided(world: World, *, asked_for: bool = False) -> Decision:
+    return decide(world.state, world.now, asked_for=asked_for)
+
+
+def reason(world: World, *, asked_for: bool = False) -> WaitReason:
+    decision = decided(world, asked_for=asked_for)
+    assert isinstance(decision, Wait), decision
+    assert decision.sentence
+    return decision.reason
+
+
+def unanswered(*nodes: str) -> World:
+    """A world whose planner does not answer."""
+    world = World(fresh_state(**LONG))
+    world.automatic_planning = False
+    world.join(*nodes)
+    return world
+
+
+def test_with_too_few_nodes_it_waits() -> None:
+    assert reason(unanswered("a")) is WaitReason.TOO_FEW_NODES
+
+
+def test_with_enough_nodes_the_planner_is_asked_once() -> None:
+    world = unanswered("a", "b")
+    assert reason(world) is WaitReason.PLANNING
+    unasked = replace(world.state, planner=replace(world.state.planner, asked=None))
+    decision = decide(unasked, world.now)
+    assert isinstance(decision, Ask)
+    assert {node for node, _ in decision.question.nodes} == {"a", "b"}
+    assert not decision.hasty  # nothing has trained yet: there is time to look for a good plan
+
+
+def test_a_plan_for_other_nodes_is_a_new_question() -> None:
+    world = unanswered("a", "b")
+    first = world.state.planner.asked
+    world.join("c")
+    second = world.state.planner.asked
+    assert first is not None
+    assert second is not None
+    assert second.number == first.number + 1
+
+
+def test_no_plan_for_these_nodes_is_not_asked_for_again_unless_somebody_asks() -> None:
+    world = unanswered("a", "b")
+    world.planner = lambda _: "too little memory"
+    world.plan()
+    assert reason(world) is WaitReason.NO_PLAN
+    assert isinstance(decided(world, asked_for=True), Ask)
+
+
+def test_while_it_trains_the_planner_looks_again_only_after_a_change() -> None:
+    world = training(**LONG)
+    assert reason(world) is WaitReason.PLAN_IS_BEST
+    assert isinstance(decided(world, asked_for=True), Ask)
+    drifted = ev.DeviceDrifted("a", 1e9, "in training it is 100.0 times slower than before")
+    world.automatic_planning = False
+    world.state = replace(world.state, ledger=_after(world.state, drifted))
+    assert isinstance(decided(world), Ask)
+
+
+def test_an_idle_node_that_leaves_changes_nothing() -> None:
+    world = training("a", "b", **LONG)
+    plan = world.plan_in_force
+    world.planner = lambda _: plan
+    world.join("c")
+    asked = world.state.planner.number
+    world.lose("c")
+    assert world.state.planner.number == asked
+    assert reason(world) is WaitReason.PLAN_IS_BEST
+
+
+def test_a_chosen_plan_waits_for_the_next_commit() -> None:
+    world = training("a", "b", **LONG)
+    world.join("c")
+    assert world.state.planner.chosen is not None
+    assert reason(world) is WaitReason.SWITCHING
+
+
+def test_while_a_plan_is_adopted_or_training_pauses_there_is_nothing_to_decide() -> None:
+    world = World(fresh_state(**LONG))
+    world.join("a", "b")
+    assert reason(world) is WaitReason.SWITCHING
+    world.settle()
+    world.join("c")
+    world.step()
+    assert isinstance(world.state.phase, Pausing)
+    assert reason(world) is WaitReason.SWITCHING
+
+
+def test_when_every_node_wants_to_leave_no_plan_is_possible() -> None:
+    world = training("a", "b", **LONG)
+    for node in "ab":
+        world.hear(node, leaving=wire.Leaving(reason="why"))
+    assert reason(world) is WaitReason.EVERYBODY_LEAVES
+
+
+def test_without_a_replica_the_plan_is_carried_on_by_the_others() -> None:
+    world = training("a", "b", "c", **LONG)
+    world.step()
+    lost = next(iter(stage.replicas[0] for stage in world.plan_in_force.stages if len(stage.replicas) > 1))
+    gathering = _gathering_without(world, lost)
+    decision = decide(gathering, world.now)
+    assert isinstance(decision, Adopt)
+    assert lost not in decision.choice.plan.nodes
+    assert decision.cause == "why it stands still"
+
+
+def test_a_node_that_may_return_with_the_only_copy_is_waited_for() -> None:
+    world = training("a", "b", **LONG)
+    world.automatic_standbys = False
+    world.now += 5.0
+    world.step()
+    world.lose("a")
+    assert isinstance(world.state.phase, Gathering)
+    if reason(world) is WaitReason.TOO_FEW_NODES:  # two stages are pinned
+        world.join("c")
+    assert reason(world) is WaitReason.NODES_MAY_RETURN
+    world.now += 10 * LEASE
+    assert not isinstance(decided(world), Wait)
+
+
+def test_a_standby_of_lost_state_is_heard_first() -> None:
+    world = with_standbys("c")
+    for node in "ab":
+        world.vote(node)
+    world.now += LEASE
+    world.feed(t.TimePassed())
+    assert world.state.ledger.step == 1  # c has not reported it
+    world.hear("a", goodbye=wire.Goodbye(reason="why"))
+    assert reason(world) is WaitReason.STANDBYS_MAY_REPORT
+    report(world, "c", step=1, voted=0)
+    assert world.plan_in_force.nodes == ("c", "b")
+    assert world.events(ev.RolledBack) == []
+
+
+@pytest.mark.parametrize("phase", [Gathering, Stepping])
+def test_a_decision_changes_nothing(phase: type) -> None:
+    world = training(**LONG) if phase is Stepping else unanswered("a")
+    before = world.state
+    decided(world)
+    assert world.state is before
+
+
+def _after(state: State, event: ev.Event) -> Ledger:
+    return apply(state.ledger, event)
+
+
+def _gathering_without(world: World, node: str) -> State:
+    ledger = _after(world.state, ev.NodeLeft(node, "why"))
+    members = world.state.members.without_session(node)
+    phase = Gathering(world.now, "why it stands still")
+    return replace(world.state, ledger=ledger, members=members, phase=phase)
