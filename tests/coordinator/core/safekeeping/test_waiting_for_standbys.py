@@ -165,6 +165,18 @@ def test_who_is_late_again_and_again_never_is() -> None:
         report(world, "c", step=step, voted=0)  # which is applied now
 
 
+def test_a_standby_that_had_the_gradients_in_time_may_apply_them_after_the_commit() -> None:
+    world = with_standbys("c")
+    report(world, "c")
+    vote(world)
+    world.now += 2 * SHORT
+    report(world, "c", step=1, voted=0)
+    vote(world)
+    assert world.state.ledger.step == 1  # it is waited for
+    report(world, "c")
+    assert world.state.ledger.step == 2
+
+
 def test_what_was_copied_late_saves_the_stage_all_the_same() -> None:
     world = late(with_standbys("c"))
     report(world, "c", step=0)
