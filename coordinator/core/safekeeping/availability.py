@@ -63,7 +63,9 @@ class Availability:
 
     def needed(self, point: ResumePoint, returning: Collection[str]) -> frozenset[str]:
         """Those of the ``returning`` nodes that have what ``point`` needs and no ready node has."""
-        table = self.memory if point.kind is Kind.REPLICA else self.files
+        if point.kind is None:
+            return frozenset()
+        table = self.memory if point.kind is Kind.REPLICA else _of(point.kind, self.files)
         wanted = [[copy for copy in bucket if copy.step == point.step] for bucket in table]
         missing = [copies for copies in wanted if not any(copy.here for copy in copies)]
         return frozenset(copy.node for copies in missing for copy in copies).intersection(returning)

@@ -119,6 +119,7 @@ def keeping_up(state: State, stage: Stage) -> frozenset[str]:
         if standby.layers == stage.layers
         and standby.caught_up is not None
         and not standby.ended
+        and step_of(standby, state.ledger) == state.ledger.step
         and (standby.caught_up == state.ledger.step or _was_in_time(state, standby))
     )
 
@@ -229,7 +230,7 @@ def _with_next_step(state: State, stage: Stage) -> frozenset[str]:
 def _was_in_time(state: State, standby: Standby) -> bool:
     """Whether the standby reported the last committed step before its commit was due."""
     phase = state.phase
-    if step_of(standby, state.ledger) != state.ledger.step or not isinstance(phase, Stepping):
+    if not isinstance(phase, Stepping):
         return False
     committed_by = phase.committed_by if phase.step > state.ledger.step else phase.commit_by
     return committed_by is not None and standby.reported <= committed_by

@@ -156,6 +156,7 @@ def play(machines: Machines, move: tuple[Any, ...]) -> None:
                 world.now += PAUSE
                 for node in list(world.state.members.sessions):
                     world.hear(node, heartbeat=wire.Heartbeat())
+                world.feed(TimePassed())
             if isinstance(world.state.phase, Stepping):
                 world.step()
         case "work":
