@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from dtfm.scheduler.assemble.compact import DENSE, CompactCluster
 from dtfm.scheduler.model.cluster import Cluster, Node
-from dtfm.scheduler.model.compact import DENSE, CompactCluster
 from dtfm.scheduler.model.decision import Decision
 from dtfm.scheduler.model.plan import Plan, Route, Stage
 from dtfm.scheduler.model.problem import Floats

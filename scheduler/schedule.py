@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from random import Random
 
+from dtfm.scheduler.assemble.compact import CompactCluster, shrink
 from dtfm.scheduler.assemble.evaluate import Evaluator, Improved
+from dtfm.scheduler.assemble.infeasible import shortfall
 from dtfm.scheduler.cost.bounds import iteration_bound
 from dtfm.scheduler.model.cluster import Cluster
-from dtfm.scheduler.model.compact import CompactCluster, shrink
 from dtfm.scheduler.model.decision import Decision, Infeasible, Objective
-from dtfm.scheduler.model.infeasible import shortfall
 from dtfm.scheduler.model.plan import Plan
 from dtfm.scheduler.model.problem import Groups, Problem
 from dtfm.scheduler.model.request import requested_shape

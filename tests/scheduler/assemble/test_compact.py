@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from dtfm.scheduler.assemble.compact import DENSE, CompactCluster
 from dtfm.scheduler.cost.estimate import reduction
 from dtfm.scheduler.formats import parse_any_network, parse_network
 from dtfm.scheduler.model.cluster import Cluster, Node
-from dtfm.scheduler.model.compact import DENSE, CompactCluster
 from dtfm.scheduler.model.plan import validate
 from dtfm.scheduler.model.problem import Problem
 from dtfm.scheduler.schedule import schedule
