@@ -192,8 +192,13 @@ def decision_document(decision: Decision, elapsed_seconds: float) -> dict[str, A
         },
         "lower_bound_seconds": decision.lower_bound_seconds,
         "moves": [
-            {"node": move.node, "layers": list(move.layers), "bytes": move.bytes, "why": move.why.value}
-            for move in decision.moves
+            {
+                "node": transfer.node,
+                "layers": list(transfer.layers),
+                "bytes": transfer.bytes,
+                "why": transfer.why.value,
+            }
+            for transfer in decision.transfers
         ],
         "reason": decision.sentence,
         "reason_code": decision.reason.value,

@@ -13,15 +13,14 @@ from dtfm.scheduler.model.cluster import Cluster
 from dtfm.scheduler.model.decision import Decision, Infeasible, Objective
 from dtfm.scheduler.model.plan import Plan
 from dtfm.scheduler.model.problem import Groups, Problem
-from dtfm.scheduler.model.request import requested_shape
+from dtfm.scheduler.model.request import Shape, requested_shape
 from dtfm.scheduler.model.workload import Workload
 from dtfm.scheduler.paper.bound import paper_bound
 from dtfm.scheduler.paper.search import search_paper
 from dtfm.scheduler.replan.replan import Incumbent, decide
-from dtfm.scheduler.replan.warm_start import Start, mended
-from dtfm.scheduler.search.mutations import Shape
+from dtfm.scheduler.replan.warm_start import mended
 from dtfm.scheduler.search.search import Deadline, search
-from dtfm.scheduler.search.seeds import dealt, seed_groups
+from dtfm.scheduler.search.seeds import Start, dealt, seed_groups
 
 EVALUATIONS = {Objective.ITERATION: 4_000, Objective.PAPER: 60_000}
 """Default budgets. An evaluation takes about 1 ms by the iteration objective, 0.05 ms by the paper's."""

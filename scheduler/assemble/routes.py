@@ -2,33 +2,18 @@
 
 from __future__ import annotations
 
-import heapq
-from functools import lru_cache
-
 import numpy as np
 from scipy.optimize import linear_sum_assignment
 
 from dtfm.scheduler.assemble.matching import bottleneck_matching
 from dtfm.scheduler.assemble.spread import spread
+from dtfm.scheduler.cost.load import balanced_loads
 from dtfm.scheduler.model.problem import Draft, Floats, Groups, Ints, Problem
 
 EXACT_PAIRING = 256
 """Up to so many micro-batches the pairing of two stages is exact; above, it is greedy."""
 SPREAD_LINKS = 64
 """Between so many pairs of nodes at most it is asked whether a link needs relief."""
-
-
-@lru_cache(maxsize=4096)
-def shares(speeds: tuple[float, ...], micro_batches: int) -> tuple[int, ...]:
-    """Whole micro-batches per node such that the last to finish finishes as early as possible; ties go to idle hands."""
-    counts = [0] * len(speeds)
-    queue = [(1.0 / speed, 0, index) for index, speed in enumerate(speeds)]
-    heapq.heapify(queue)
-    for _ in range(micro_batches):
-        _, count, index = queue[0]
-        counts[index] = count + 1
-        heapq.heapreplace(queue, ((count + 2) / speeds[index], count + 1, index))
-    return tuple(counts)
 
 
 def route(problem: Problem, groups: Groups, cuts: tuple[int, ...]) -> Draft:
@@ -39,7 +24,7 @@ def route(problem: Problem, groups: Groups, cuts: tuple[int, ...]) -> Draft:
     Where a link would then be busy for longer than any device and any connection, others relieve it.
     """
     total = problem.workload.micro_batches
-    counts = [shares(tuple(problem.flops[list(group)]), total) for group in groups]
+    counts = [balanced_loads(tuple(problem.flops[list(group)]), total) for group in groups]
     busiest = _busiest(problem, groups, cuts, counts)
     chains = np.repeat(np.array(groups[0], dtype=np.int64), counts[0])[:, None]
     for stage in range(1, len(groups)):

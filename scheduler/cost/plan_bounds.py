@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from dtfm.scheduler.assemble.routes import shares
+from dtfm.scheduler.cost.load import group_loads
 from dtfm.scheduler.model.problem import Floats, Groups, Ints, Problem
 
 
@@ -17,7 +17,7 @@ def plan_bounds(problem: Problem, groups: Groups, cuts: Ints) -> Floats:
     """
     stages = len(groups)
     members = [np.array(group) for group in groups]
-    counts = [micro_batches_each(problem, group) for group in members]
+    counts = [group_loads(problem, group) for group in members]
     if not all(count.all() for count in counts):
         return np.zeros(len(cuts))  # rare: places that were asked for and have nothing to do
     work = np.diff(problem.flops_before[cuts], axis=1)
@@ -56,11 +56,6 @@ def plan_bounds(problem: Problem, groups: Groups, cuts: Ints) -> Floats:
     room = np.array([problem.memory[group].min() for group in members])
     lacking = (problem.stage_bytes(cuts) - room).max(axis=1)
     return np.where(lacking >= 1.0, np.inf, bound * (1 - 1e-9))
-
-
-def micro_batches_each(problem: Problem, group: Ints) -> Ints:
-    """Of every node of a stage, as routes.route shares them out."""
-    return np.array(shares(tuple(problem.flops[group].tolist()), problem.workload.micro_batches))
 
 
 def reduction_bound(problem: Problem, group: Ints, layers: Ints, ends: Floats, pace: Floats) -> Floats:

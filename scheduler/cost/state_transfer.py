@@ -3,32 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum
 
 import numpy as np
 from numpy.typing import NDArray
 
+from dtfm.scheduler.model.decision import StateTransfer, Why
 from dtfm.scheduler.model.plan import Plan
 from dtfm.scheduler.model.problem import Floats, Groups, Problem
-
-
-class Why(StrEnum):
-    JOINS = "joins"
-    """The node held nothing."""
-    WIDENS = "widens"
-    """It keeps layers that it has and takes further ones."""
-    MOVES = "moves"
-    """It changes to layers of which it has none."""
-
-
-@dataclass(frozen=True, slots=True)
-class Move:
-    """A node that gets the state of ``layers``, which it does not hold yet: weights and optimizer state."""
-
-    node: str
-    layers: tuple[int, ...]
-    bytes: float
-    why: Why
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -76,7 +57,7 @@ class Holdings:
             connections = np.concatenate([flow.sum(axis=1) / problem.up, flow.sum(axis=0) / problem.down])
         return max(float(links.max()), float(np.nanmax(connections)))
 
-    def moves(self, groups: Groups, cuts: tuple[int, ...]) -> tuple[Move, ...]:
+    def transfers(self, groups: Groups, cuts: tuple[int, ...]) -> tuple[StateTransfer, ...]:
         """Who must fetch what, in pipeline order."""
         lacking = self.lacking(groups, cuts)
         result = []
@@ -87,7 +68,7 @@ class Holdings:
                     keeps = self.held[node, cuts[stage] : cuts[stage + 1]].any()
                     why = Why.WIDENS if keeps else Why.MOVES if self.held[node].any() else Why.JOINS
                     size = float(self._layer_bytes[layers].sum())
-                    result.append(Move(self.problem.cluster.ids[node], tuple(layers.tolist()), size, why))
+                    result.append(StateTransfer(self.problem.cluster.ids[node], tuple(layers.tolist()), size, why))
         return tuple(result)
 
     @property

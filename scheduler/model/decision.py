@@ -5,9 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from dtfm.scheduler.cost.state_transfer import Move
 from dtfm.scheduler.model.plan import Plan
-from dtfm.scheduler.paper.cost import PaperSeconds
 
 
 class Objective(StrEnum):
@@ -33,6 +31,37 @@ class Reason(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class PaperSeconds:
+    """What the paper's model predicts for one step."""
+
+    data_parallel: float
+    pipeline: float
+
+    @property
+    def total(self) -> float:
+        return self.data_parallel + self.pipeline
+
+
+class Why(StrEnum):
+    JOINS = "joins"
+    """The node held nothing."""
+    WIDENS = "widens"
+    """It keeps layers that it has and takes further ones."""
+    MOVES = "moves"
+    """It changes to layers of which it has none."""
+
+
+@dataclass(frozen=True, slots=True)
+class StateTransfer:
+    """A node that gets the state of ``layers``, which it does not hold yet: weights and optimizer state."""
+
+    node: str
+    layers: tuple[int, ...]
+    bytes: float
+    why: Why
+
+
+@dataclass(frozen=True, slots=True)
 class Predicted:
     """Seconds. ``paper`` only where the workload has ``paper`` costs of the plan's shape."""
 
@@ -45,7 +74,7 @@ class Predicted:
 class Decision:
     """A plan, what it is predicted to cost, what no plan can undercut in the objective's terms, and why this one.
 
-    ``moves``: who must fetch state that it did not hold under the incumbent.
+    ``transfers``: who must fetch state that it did not hold under the incumbent.
     """
 
     plan: Plan
@@ -54,7 +83,7 @@ class Decision:
     reason: Reason
     sentence: str
     evaluations: int
-    moves: tuple[Move, ...] = ()
+    transfers: tuple[StateTransfer, ...] = ()
 
 
 class Infeasible(ValueError):

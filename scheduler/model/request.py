@@ -2,11 +2,28 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from dtfm.scheduler.model.decision import Infeasible, Objective
-from dtfm.scheduler.model.problem import Problem
-from dtfm.scheduler.search.mutations import Shape
+from dtfm.scheduler.model.problem import Groups, Problem
 
 MOST_STAGES = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What the caller fixed. ``sizes``: replicas per stage in pipeline order; ``stages``: how many stages; None: free."""
+
+    stages: int | None = None
+    sizes: tuple[int, ...] | None = None
+    most_stages: int = 1
+
+    def admits(self, groups: Groups) -> bool:
+        if not all(groups) or not 1 <= len(groups) <= self.most_stages:
+            return False
+        if self.sizes is not None:
+            return tuple(len(group) for group in groups) == self.sizes
+        return self.stages is None or len(groups) == self.stages
 
 
 def requested_shape(problem: Problem, stages: int | tuple[int, ...] | None, objective: Objective) -> Shape:

@@ -3,27 +3,15 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
 
 import numpy as np
 
 from dtfm.scheduler.assemble.matching import bottleneck_matching
+from dtfm.scheduler.model.decision import PaperSeconds
 from dtfm.scheduler.model.problem import Floats, Groups, Ints, Problem
 from dtfm.scheduler.model.workload import PaperCosts
 
 GIGABYTE = 1e9
-
-
-@dataclass(frozen=True, slots=True)
-class PaperSeconds:
-    """What the paper's model predicts for one step."""
-
-    data_parallel: float
-    pipeline: float
-
-    @property
-    def total(self) -> float:
-        return self.data_parallel + self.pipeline
 
 
 def gradient_exchange(problem: Problem, costs: PaperCosts) -> Floats:

@@ -13,9 +13,9 @@ from dtfm.scheduler.cost.state_transfer import Holdings
 from dtfm.scheduler.model.decision import Decision, Objective, Predicted, Reason
 from dtfm.scheduler.model.plan import Plan, validate
 from dtfm.scheduler.model.problem import Draft, Groups, Problem, draft_of
+from dtfm.scheduler.model.request import Shape
 from dtfm.scheduler.paper.cost import PaperSeconds, paper_seconds
 from dtfm.scheduler.replan.warm_start import survivors
-from dtfm.scheduler.search.mutations import Shape
 
 MARGIN = 0.03
 """An incumbent is left only for a plan that is better by more than this part of it: measurements are not steadier."""
@@ -91,7 +91,7 @@ def decide(
         )
     moving = incumbent.holdings.seconds(draft.groups, draft.cuts)
     predicted = _predict(problem, draft, moving)
-    moves = incumbent.holdings.moves(draft.groups, draft.cuts)
+    transfers = incumbent.holdings.transfers(draft.groups, draft.cuts)
     if incumbent.obstacle is not None:
         reason, sentence = incumbent.obstacle, _OBSTACLES[incumbent.obstacle]
     else:
@@ -100,7 +100,7 @@ def decide(
         gain = 1 - new / old - moving / horizon
         if gain <= MARGIN:
             plan = replace(incumbent.plan, idle=_rest(problem, incumbent.plan))
-            predicted, moves = current, ()
+            predicted, transfers = current, ()
             reason = Reason.KEPT
             sentence = (
                 f"The plan stays: another would gain {max(0.0, gain):.1%}, less than the {MARGIN:.0%} that it takes."
@@ -110,10 +110,10 @@ def decide(
             sentence = (
                 f"Another plan takes {new:.3g} s per step instead of {old:.3g} s, after {moving:.3g} s of moving."
             )
-    if moves:
-        size = sum(move.bytes for move in moves)
-        sentence += f" {len(moves)} nodes fetch {size / 1e6:.0f} MB in {moving:.3g} s."
-    return Decision(plan, predicted, bound, reason, sentence + _summary(plan, predicted, objective), spent, moves)
+    if transfers:
+        size = sum(transfer.bytes for transfer in transfers)
+        sentence += f" {len(transfers)} nodes fetch {size / 1e6:.0f} MB in {moving:.3g} s."
+    return Decision(plan, predicted, bound, reason, sentence + _summary(plan, predicted, objective), spent, transfers)
 
 
 _OBSTACLES = {

@@ -6,12 +6,10 @@ from collections.abc import Iterator
 
 from dtfm.scheduler.model.plan import Plan
 from dtfm.scheduler.model.problem import Groups, Problem
+from dtfm.scheduler.search.seeds import Start
 
 NEWCOMERS = 6
 """Idle nodes that are tried in every stage, the fastest first."""
-
-Start = tuple[Groups, tuple[int, ...] | None]
-"""Groups, and the cuts to begin with; None: to be found."""
 
 
 def survivors(plan: Plan, problem: Problem) -> Groups:

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dtfm.scheduler.cost.plan_bounds import micro_batches_each, reduction_bound
+from dtfm.scheduler.cost.load import group_loads
+from dtfm.scheduler.cost.plan_bounds import reduction_bound
 from dtfm.scheduler.model.memory import in_flight
 from dtfm.scheduler.model.problem import Floats, Groups, Ints, Problem
-from dtfm.scheduler.search.mutations import Shape
+from dtfm.scheduler.model.request import Shape
 
 AT_ONCE = 200_000
 """Continuations that are weighed at once."""
@@ -134,7 +135,7 @@ class _Tables:
             group = np.flatnonzero(member[mask])
             if np.isinf(problem.slowness[np.ix_(group, group)]).any():
                 continue
-            counts = micro_batches_each(problem, group)
+            counts = group_loads(problem, group)
             idle_hands = not counts.all()
             if idle_hands and not keep_idle_hands:
                 continue

@@ -9,8 +9,8 @@ import numpy as np
 from dtfm.scheduler.assemble.evaluate import Candidate, Evaluator
 from dtfm.scheduler.cost.plan_bounds import plan_bounds
 from dtfm.scheduler.model.problem import Problem
+from dtfm.scheduler.model.request import Shape
 from dtfm.scheduler.search.branch_and_bound import promising
-from dtfm.scheduler.search.mutations import Shape
 
 MOST_NODES = 8
 """Eight have 255 possible groups for a stage, and a second is enough to know which of them go together."""

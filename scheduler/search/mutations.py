@@ -2,29 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from random import Random
 
 import numpy as np
 from scipy.optimize import linear_sum_assignment
 
 from dtfm.scheduler.model.problem import Groups
-
-
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """What the caller fixed. ``sizes``: replicas per stage in pipeline order; ``stages``: how many stages; None: free."""
-
-    stages: int | None = None
-    sizes: tuple[int, ...] | None = None
-    most_stages: int = 1
-
-    def admits(self, groups: Groups) -> bool:
-        if not all(groups) or not 1 <= len(groups) <= self.most_stages:
-            return False
-        if self.sizes is not None:
-            return tuple(len(group) for group in groups) == self.sizes
-        return self.stages is None or len(groups) == self.stages
+from dtfm.scheduler.model.request import Shape
 
 
 def neighbour(groups: Groups, nodes: int, shape: Shape, rng: Random) -> Groups | None:

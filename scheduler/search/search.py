@@ -10,10 +10,10 @@ from random import Random
 
 from dtfm.scheduler.assemble.evaluate import Candidate, Evaluator
 from dtfm.scheduler.model.problem import Groups
-from dtfm.scheduler.replan.warm_start import Start
+from dtfm.scheduler.model.request import Shape
 from dtfm.scheduler.search.exact import improve, is_small
-from dtfm.scheduler.search.mutations import Shape, crossover, neighbour, shift_cut
-from dtfm.scheduler.search.seeds import random_groups, seed_groups
+from dtfm.scheduler.search.mutations import crossover, neighbour, shift_cut
+from dtfm.scheduler.search.seeds import Start, random_groups, seed_groups
 
 Deadline = Callable[[], bool]
 """Says whether time is up."""

@@ -11,7 +11,10 @@ from scipy.cluster.hierarchy import leaves_list, linkage
 from scipy.spatial.distance import squareform
 
 from dtfm.scheduler.model.problem import Groups, Problem
-from dtfm.scheduler.search.mutations import Shape
+from dtfm.scheduler.model.request import Shape
+
+Start = tuple[Groups, tuple[int, ...] | None]
+"""Groups, and the cuts to begin with; None: to be found."""
 
 
 def similarity_order(problem: Problem) -> tuple[int, ...]:

@@ -9,7 +9,7 @@ from functools import lru_cache
 import numpy as np
 
 from dtfm.scheduler.model.problem import Groups, Ints
-from dtfm.scheduler.search.mutations import Shape
+from dtfm.scheduler.model.request import Shape
 
 
 def all_groups(count: int, shape: Shape) -> Iterator[Groups]:

@@ -10,8 +10,8 @@ from dtfm.scheduler.assemble.evaluate import Evaluator
 from dtfm.scheduler.cost.bounds import iteration_bound, work_bound
 from dtfm.scheduler.model.cluster import Cluster, Node
 from dtfm.scheduler.model.problem import Problem
+from dtfm.scheduler.model.request import Shape
 from dtfm.scheduler.model.workload import Layer, Workload
-from dtfm.scheduler.search.mutations import Shape
 from tests.scheduler.clusters import even_workload, uniform_cluster
 from tests.scheduler.enumeration import all_cuts, all_groups
 

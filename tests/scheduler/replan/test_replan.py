@@ -26,8 +26,13 @@ def test_a_joining_node_fetches_from_all_holders_at_once() -> None:
     problem = Problem(uniform_cluster(4, bandwidth=1e8), even_workload())
     holdings = Holdings.of(problem, two_stages(("n0", "n1"), ("n2",)))
     groups, cuts = ((0, 1, 3), (2,)), (0, 6, 12)
-    (move,) = holdings.moves(groups, cuts)
-    assert (move.node, move.layers, move.bytes, move.why) == ("n3", tuple(range(6)), 6 * STATE, Why.JOINS)
+    (transfer,) = holdings.transfers(groups, cuts)
+    assert (transfer.node, transfer.layers, transfer.bytes, transfer.why) == (
+        "n3",
+        tuple(range(6)),
+        6 * STATE,
+        Why.JOINS,
+    )
     # Two donors send half each, but the receiver's own connection is no faster than one link.
     assert holdings.seconds(groups, cuts) == pytest.approx(6 * STATE / 1e8)
     wide = tuple(replace(node, down=1e9) for node in problem.cluster.nodes)
@@ -40,10 +45,10 @@ def test_a_shifted_cut_moves_the_layers_between_and_keeping_everything_moves_not
     problem = Problem(uniform_cluster(3), even_workload())
     holdings = Holdings.of(problem, two_stages(("n0", "n1"), ("n2",)))
     assert holdings.seconds(((0, 1), (2,)), (0, 6, 12)) == 0.0
-    assert holdings.moves(((0, 1), (2,)), (0, 6, 12)) == ()
-    (widens,) = holdings.moves(((0, 1), (2,)), (0, 5, 12))
+    assert holdings.transfers(((0, 1), (2,)), (0, 6, 12)) == ()
+    (widens,) = holdings.transfers(((0, 1), (2,)), (0, 5, 12))
     assert (widens.node, widens.layers, widens.why) == ("n2", (5,), Why.WIDENS)
-    assert {move.why for move in holdings.moves(((2,), (0, 1)), (0, 6, 12))} == {Why.MOVES}
+    assert {transfer.why for transfer in holdings.transfers(((2,), (0, 1)), (0, 6, 12))} == {Why.MOVES}
 
 
 def test_what_is_a_nodes_own_takes_memory_and_is_not_moved() -> None:
@@ -63,10 +68,10 @@ def test_a_useful_node_that_joins_is_taken_when_the_horizon_pays_for_it_and_left
     patient = schedule(slow_links, workload, first.plan, generation=2, horizon=1e5)
     assert patient.reason is Reason.FASTER
     assert "n2" in patient.plan.nodes
-    assert {move.node for move in patient.moves} >= {"n2"}
+    assert {transfer.node for transfer in patient.transfers} >= {"n2"}
     assert patient.predicted.migration_seconds > 0
     hasty = schedule(slow_links, workload, first.plan, generation=2, horizon=5.0)
-    assert (hasty.reason, hasty.plan.idle, hasty.moves) == (Reason.KEPT, ("n2",), ())
+    assert (hasty.reason, hasty.plan.idle, hasty.transfers) == (Reason.KEPT, ("n2",), ())
     assert hasty.plan.generation == 1
 
 

@@ -8,9 +8,9 @@ from dtfm.scheduler.assemble.evaluate import Evaluator, simulated
 from dtfm.scheduler.assemble.routes import route
 from dtfm.scheduler.cost.plan_bounds import plan_bounds
 from dtfm.scheduler.model.problem import Problem
+from dtfm.scheduler.model.request import Shape
 from dtfm.scheduler.schedule import schedule
 from dtfm.scheduler.search.branch_and_bound import promising
-from dtfm.scheduler.search.mutations import Shape
 from tests.scheduler.clusters import even_workload, random_cluster
 from tests.scheduler.enumeration import all_cuts, all_groups
 

@@ -10,9 +10,9 @@ from dtfm.scheduler.assemble.evaluate import Evaluator
 from dtfm.scheduler.model.cluster import Cluster, Node
 from dtfm.scheduler.model.decision import Objective
 from dtfm.scheduler.model.problem import Problem
+from dtfm.scheduler.model.request import Shape
 from dtfm.scheduler.model.workload import PaperCosts, Workload
 from dtfm.scheduler.schedule import schedule
-from dtfm.scheduler.search.mutations import Shape
 from tests.scheduler.clusters import even_workload, random_cluster, shuffled, uniform_cluster
 from tests.scheduler.enumeration import all_groups
 
