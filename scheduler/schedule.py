@@ -8,7 +8,7 @@ from random import Random
 from dtfm.scheduler.assemble.compact import CompactCluster, shrink
 from dtfm.scheduler.assemble.evaluate import Evaluator, Improved
 from dtfm.scheduler.assemble.infeasible import shortfall
-from dtfm.scheduler.cost.bounds import iteration_bound
+from dtfm.scheduler.cost.bounds import iteration_bound, work_bound
 from dtfm.scheduler.model.cluster import Cluster
 from dtfm.scheduler.model.decision import Decision, Infeasible, Objective
 from dtfm.scheduler.model.plan import Plan
@@ -39,6 +39,7 @@ def schedule(
     deadline: Deadline | None = None,
     generation: int = 0,
     horizon: float = HORIZON_SECONDS,
+    tight_bound: bool = True,
     improved: Improved = lambda evaluations, seconds: None,
 ) -> Decision:
     """Plans who computes what, and says why.
@@ -71,6 +72,7 @@ def schedule(
             deadline=deadline,
             generation=generation,
             horizon=horizon,
+            tight_bound=tight_bound,
             improved=improved,
         )
         return small.expand(found)
@@ -91,7 +93,7 @@ def schedule(
         groups, spent = search_paper(problem, seeds, rng, budget, expired, bound, improved)
         best = Evaluator(problem, keep_idle_hands=True).simulated(groups)
     else:
-        bound = iteration_bound(problem)
+        bound = iteration_bound(problem) if tight_bound else work_bound(workload, problem.flops)
         if standing is not None:
             evaluator.surcharge = standing.surcharge(problem, horizon)
         best = search(evaluator, shape, starts, rng, budget, expired)

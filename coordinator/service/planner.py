@@ -37,6 +37,7 @@ def choose(
             seed=seed,
             deadline=lambda: time.monotonic() > until,
             generation=generation,
+            tight_bound=False,
         )
     except Infeasible as error:
         return str(error)

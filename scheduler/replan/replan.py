@@ -6,15 +6,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from dtfm.scheduler.assemble.evaluate import Evaluator, memory_shortfall, missing_links
-from dtfm.scheduler.cost.bounds import iteration_bound
+from dtfm.scheduler.cost.bounds import work_bound
 from dtfm.scheduler.cost.depth import depths
 from dtfm.scheduler.cost.simulate import simulate
 from dtfm.scheduler.cost.state_transfer import Holdings
-from dtfm.scheduler.model.decision import Decision, Objective, Predicted, Reason
+from dtfm.scheduler.model.decision import Decision, Objective, PaperSeconds, Predicted, Reason
 from dtfm.scheduler.model.plan import Plan, validate
 from dtfm.scheduler.model.problem import Draft, Groups, Problem, draft_of
 from dtfm.scheduler.model.request import Shape
-from dtfm.scheduler.paper.cost import PaperSeconds, paper_seconds
+from dtfm.scheduler.paper.cost import paper_seconds
 from dtfm.scheduler.replan.warm_start import survivors
 
 MARGIN = 0.03
@@ -41,7 +41,8 @@ class Incumbent:
             left = tuple(group for group in survivors(self.plan, problem) if group)
             usable = left and len(left) <= len(problem.activation)
             repaired = Evaluator(problem, keep_idle_hands=True).estimated(left) if usable else None
-            step = repaired.seconds if repaired is not None and repaired.feasible else iteration_bound(problem)
+            bound = work_bound(problem.workload, problem.flops)
+            step = repaired.seconds if repaired is not None and repaired.feasible else bound
         return lambda groups, cuts: self.holdings.seconds(groups, cuts) * step / horizon
 
 

@@ -64,6 +64,13 @@ def test_the_same_arguments_give_the_same_decision() -> None:
     assert once == again
 
 
+def test_the_cheap_bound_changes_nothing_but_the_bound() -> None:
+    cluster, workload = random_cluster(5, 9), even_workload()
+    tight, cheap = (schedule(cluster, workload, evaluations=200, tight_bound=tight) for tight in (True, False))
+    assert 0 < cheap.lower_bound_seconds < tight.lower_bound_seconds
+    assert replace(tight, lower_bound_seconds=cheap.lower_bound_seconds) == cheap
+
+
 def test_an_expired_deadline_still_gives_a_plan() -> None:
     decision = schedule(random_cluster(5, 9), even_workload(), deadline=lambda: True)
     assert decision.evaluations < 10

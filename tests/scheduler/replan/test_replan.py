@@ -5,9 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from dtfm.scheduler.cost.state_transfer import Holdings, Why
+from dtfm.scheduler.cost.state_transfer import Holdings
 from dtfm.scheduler.model.cluster import Cluster, Node
-from dtfm.scheduler.model.decision import Reason
+from dtfm.scheduler.model.decision import Reason, Why
 from dtfm.scheduler.model.plan import Plan, Route, Stage, validate
 from dtfm.scheduler.model.problem import Problem
 from dtfm.scheduler.schedule import schedule
