@@ -1,4 +1,4 @@
-"""Which micro-batches travel which chain of nodes, given the stages."""
+"""Routes: which micro-batches travel along which chain of nodes, given the stages."""
 
 from __future__ import annotations
 
@@ -11,17 +11,18 @@ from dtfm.scheduler.cost.load import balanced_loads
 from dtfm.scheduler.model.problem import Draft, Floats, Groups, Ints, Problem
 
 EXACT_PAIRING = 256
-"""Up to so many micro-batches the pairing of two stages is exact; above, it is greedy."""
+"""Largest number of micro-batches for which two stages are paired exactly; above, the pairing is greedy."""
 SPREAD_LINKS = 64
-"""Between so many pairs of nodes at most it is asked whether a link needs relief."""
+"""Largest number of links between two stages for which overloaded links are relieved."""
 
 
 def route(problem: Problem, groups: Groups, cuts: tuple[int, ...]) -> Draft:
-    """Shares by speed inside every stage; stages joined so that exchanges are short.
+    """Divides the micro-batches by speed inside every stage, and joins stages so that exchanges are short.
 
-    Where two stages have as many nodes with equal shares this is the paper's matching (section 3.3): the worst exchange is as
-    short as possible. In general it is a transport of shares, solved as a pairing of single micro-batches with the least sum.
-    Where a link would then be busy for longer than any device and any connection, others relieve it.
+    Between two stages with the same number of nodes and equal loads this is the paper's matching (section 3.3), which
+    minimizes the worst exchange. In general it is a transport problem, solved as an assignment of single
+    micro-batches with the least sum. Where a link would be busy for longer than every device and connection, other
+    links relieve it.
     """
     total = problem.workload.micro_batches
     counts = [balanced_loads(tuple(problem.flops[list(group)]), total) for group in groups]
@@ -49,14 +50,15 @@ def route(problem: Problem, groups: Groups, cuts: tuple[int, ...]) -> Draft:
 
 
 def _busiest(problem: Problem, groups: Groups, cuts: tuple[int, ...], counts: list[tuple[int, ...]]) -> float:
-    """Seconds that the busiest device computes, or that the busiest connection sends or receives activations and gradients."""
+    """Seconds that the busiest device computes, or that the busiest connection sends or receives activations and
+    gradients."""
     work = np.diff(problem.flops_before[list(cuts)])
     passing = np.concatenate([[0.0], problem.activation[np.array(cuts[1:-1], dtype=np.int64) - 1], [0.0]])
     longest = 0.0
     for stage, group in enumerate(groups):
         nodes = list(group)
-        least = problem.ratio[nodes].min()  # lest a codec hide behind what it shortens
-        carried = np.maximum(np.minimum(problem.up[nodes], problem.down[nodes]), 1e-300)  # without links: nothing
+        least = problem.ratio[nodes].min()  # the least, so that a codec's own gain does not hide the link
+        carried = np.maximum(np.minimum(problem.up[nodes], problem.down[nodes]), 1e-300)  # 0 without links
         connection = least * (passing[stage] + passing[stage + 1]) / carried
         each = np.maximum(3 * work[stage] / problem.flops[nodes], connection)
         longest = max(longest, float((each * counts[stage]).max()))
@@ -66,8 +68,11 @@ def _busiest(problem: Problem, groups: Groups, cuts: tuple[int, ...], counts: li
 def _relieved(
     problem: Problem, cost: Floats, size: float, at: Ints, following: Ints, senders: Ints, receivers: Ints, free: float
 ) -> Ints:
-    """``following`` [micro-batches], the receivers of what is ``at`` the senders, without a link that is busy for longer than
-    ``free`` seconds and than others would have to be for its relief."""
+    """``following``, changed so that no link is busy for much longer than necessary.
+
+    ``following`` [micro-batches] are the receivers of the micro-batches that are ``at`` the senders. A link that is
+    busy for at most ``free`` seconds needs no relief.
+    """
     rows, columns = np.searchsorted(senders, at), np.searchsorted(receivers, following)
     known = np.zeros(cost.shape, dtype=np.int64)
     np.add.at(known, (rows, columns), 1)
@@ -83,9 +88,10 @@ def _relieved(
 
 
 def interleaved(draft: Draft) -> Draft:
-    """The same shares, each route's spread evenly over the step instead of one route after the other.
+    """The same shares, with each route's micro-batches spread evenly over the step instead of one route after
+    another.
 
-    Nodes take lower numbers first, so that where routes share a node, those numbered last would wait.
+    Nodes compute lower numbers first, so where routes share a node, those with the highest numbers would wait.
     """
     counts = draft.shares
     place = np.concatenate([(np.arange(count) + 0.5) / count for count in counts])
@@ -95,7 +101,7 @@ def interleaved(draft: Draft) -> Draft:
 
 
 def _transport(cost: Floats, at: Ints, counts: tuple[int, ...]) -> Ints:
-    """A column for every micro-batch, that stands at row ``at``, such that column c gets counts[c] of them."""
+    """A column for every micro-batch at row ``at``, such that column c gets counts[c] micro-batches."""
     cost = np.where(np.isfinite(cost), cost, 1e9)
     if len(at) > EXACT_PAIRING:
         return _greedy_transport(cost, at, counts)
@@ -105,7 +111,7 @@ def _transport(cost: Floats, at: Ints, counts: tuple[int, ...]) -> Ints:
 
 
 def _greedy_transport(cost: Floats, at: Ints, counts: tuple[int, ...]) -> Ints:
-    """The cheapest pairs first; pairs of which one side has nothing left are dropped from time to time."""
+    """Takes the cheapest pairs first, and from time to time drops pairs of which one side has nothing left."""
     order = np.argsort(at, kind="stable")
     start = np.searchsorted(at[order], np.arange(len(cost)))
     waiting, free = np.bincount(at, minlength=len(cost)), np.array(counts)

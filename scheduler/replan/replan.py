@@ -1,4 +1,4 @@
-"""A new plan against the one that stands: what moving to it costs, and whether it is worth it."""
+"""Compares a new plan with the incumbent: what the change costs, and whether it is worth it."""
 
 from __future__ import annotations
 
@@ -18,12 +18,15 @@ from dtfm.scheduler.paper.cost import paper_seconds
 from dtfm.scheduler.replan.warm_start import survivors
 
 MARGIN = 0.03
-"""An incumbent is left only for a plan that is better by more than this part of it: measurements are not steadier."""
+"""Fraction of its seconds per step by which a plan must beat the incumbent: measurements vary by about this much."""
 
 
 @dataclass(frozen=True, slots=True)
 class Incumbent:
-    """The plan that stands. ``obstacle``: why it cannot stay; None when it can. ``holdings``: who holds what state."""
+    """The plan in force.
+
+    ``obstacle`` is the reason why it cannot stay, or None. ``holdings`` says which node holds which state.
+    """
 
     plan: Plan
     obstacle: Reason | None
@@ -34,7 +37,8 @@ class Incumbent:
         return cls(plan, _obstacle(problem, plan, shape), Holdings.of(problem, plan))
 
     def surcharge(self, problem: Problem, horizon: float) -> Callable[[Groups, tuple[int, ...]], float]:
-        """Seconds per step that moving state costs, spread over the steps of ``horizon`` seconds."""
+        """A function that gives the cost of moving state in seconds per step, spread over the steps of ``horizon``
+        seconds."""
         if self.obstacle is None:
             step = simulate(problem, draft_of(self.plan, problem.cluster))
         else:
@@ -47,7 +51,7 @@ class Incumbent:
 
 
 def _obstacle(problem: Problem, incumbent: Plan, shape: Shape) -> Reason | None:
-    """Why the incumbent cannot stay; None when it can."""
+    """The reason why the incumbent cannot stay, or None."""
     ids = set(problem.cluster.ids)
     if not ids.issuperset(incumbent.nodes):
         return Reason.NODE_LOST
@@ -77,7 +81,11 @@ def decide(
     spent: int,
     horizon: float,
 ) -> Decision:
-    """Keeps the incumbent where it can stay, unless the draft wins within the horizon what moving costs, and MARGIN."""
+    """Keeps the incumbent if it can stay, unless the draft wins back the cost of moving and MARGIN within the
+    horizon.
+
+    ``bound`` is the decision's lower bound, ``spent`` the number of evaluations.
+    """
     plan = draft.plan(problem.cluster, depths(problem, draft).tolist(), generation)
     validate(plan, problem.cluster.ids, problem.workload)
     if incumbent is None:
@@ -103,13 +111,11 @@ def decide(
             plan = replace(incumbent.plan, idle=_rest(problem, incumbent.plan))
             predicted, transfers = current, ()
             reason = Reason.KEPT
-            sentence = (
-                f"The plan stays: another would gain {max(0.0, gain):.1%}, less than the {MARGIN:.0%} that it takes."
-            )
+            sentence = f"The plan stays: another would gain {max(0.0, gain):.1%}, less than the required {MARGIN:.0%}."
         else:
             reason = Reason.FASTER
             sentence = (
-                f"Another plan takes {new:.3g} s per step instead of {old:.3g} s, after {moving:.3g} s of moving."
+                f"Another plan takes {new:.3g} s per step instead of {old:.3g} s, after {moving:.3g} s of moving state."
             )
     if transfers:
         size = sum(transfer.bytes for transfer in transfers)
@@ -118,8 +124,8 @@ def decide(
 
 
 _OBSTACLES = {
-    Reason.NODE_LOST: "The plan used a node that is gone.",
-    Reason.REQUESTED: "The plan did not have the stages asked for, or was for another workload.",
+    Reason.NODE_LOST: "The plan used a node that has left.",
+    Reason.REQUESTED: "The plan did not have the requested stages, or was for another workload.",
     Reason.INFEASIBLE: "The plan needed a link or memory that is gone.",
 }
 
@@ -127,7 +133,7 @@ _OBSTACLES = {
 def _summary(plan: Plan, predicted: Predicted, objective: Objective) -> str:
     shape = " + ".join(str(len(stage.replicas)) for stage in plan.stages)
     named = ", ".join(plan.idle[:5]) + (f" and {len(plan.idle) - 5} more" if len(plan.idle) > 5 else "")
-    idle = f"; idle, as no faster plan with them was found: {named}" if plan.idle else ""
+    idle = f"; idle, because no faster plan uses them: {named}" if plan.idle else ""
     return f" Replicas per stage: {shape}; {_seconds(predicted, objective):.3g} s per step{idle}."
 
 

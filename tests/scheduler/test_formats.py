@@ -61,7 +61,7 @@ def test_a_decision_is_plain_json_with_the_documented_keys() -> None:
         ({"nodes": "all"}, r"nodes is 'all'; it must be a list"),
         ({"nodes": []}, r"latency_ms has 2 rows; there are 0 nodes"),
         ({"nodes": [{"id": "a", "flops": 0, "memory_bytes": 1}] * 2}, r"'a': flops is 0\.0; .* above 0"),
-        ({"nodes": [{"id": "a", "flops": 1, "memory_bytes": 1}] * 2}, r"'a' stands more than once"),
+        ({"nodes": [{"id": "a", "flops": 1, "memory_bytes": 1}] * 2}, r"'a' appears more than once"),
         ({"nodes": [{"id": "a", "flops": 1, "memory_byte": 1}] * 2}, r"nodes\[0\]\.memory_byte is unknown"),
         ({"ratio": [[1, 0], [1, 1]]}, r"ratio from 'a' to 'b' is 0\.0; it must be a finite number, above 0"),
         ({"latency_ms": [[0, 1]]}, r"latency_ms has 1 rows; there are 2 nodes"),

@@ -78,7 +78,7 @@ def test_what_only_matrices_allow_is_refused() -> None:
         ({"classes": ["eu", "us", "us"]}, r"latency_ms has 2 rows; there are 3 classes"),
         ({"bandwidth_gbps": [[0, 1], [1, 1]]}, r"bandwidth within class 'eu' is 0"),
         ({"latency_ms": [[-1, 1], [1, 1]]}, r"latency_ms\[0\]\[0\] is -1"),
-        ({"ratio": [[1, 1], [1, 1]]}, r"ratio stands beside classes"),
+        ({"ratio": [[1, 1], [1, 1]]}, r"ratio is not possible beside classes"),
     ],
 )
 def test_bad_compact_networks_are_refused(changes: dict[str, Any], message: str) -> None:
