@@ -144,7 +144,7 @@ def test_a_tensor_that_is_not_finite_travels_as_raw16_and_says_so(codec: Codec, 
 @pytest.mark.parametrize("difference", [-1, 1])
 def test_a_wrong_length_is_refused(codec: Codec, difference: int) -> None:
     length = encoded_bytes(codec, 100, torch.float32) + difference
-    with pytest.raises(ValueError, match=f"{length} bytes are no 100 elements"):
+    with pytest.raises(ValueError, match=f"{length} bytes cannot be 100 elements"):
         decode(codec, memoryview(bytes(length)), 100, torch.float32, CPU)
 
 
@@ -161,7 +161,7 @@ def test_a_scale_that_no_encoder_writes_is_refused(codec: Codec, bits: int) -> N
 def test_places_that_do_not_rise_are_refused(places: list[int]) -> None:
     data = bytearray(encode(Codec.TOPK, torch.ones(1000)).data)
     data[8 * 4 + 8 : 8 * 4 + 16] = bytes(places)
-    with pytest.raises(ValueError, match="1 of 4 blocks have places that do not rise"):
+    with pytest.raises(ValueError, match="1 of 4 blocks have places that do not increase"):
         decode(Codec.TOPK, memoryview(data), 1000, torch.float32, CPU)
 
 
