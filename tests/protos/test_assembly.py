@@ -59,7 +59,7 @@ def test_what_comes_twice_or_too_early_is_refused(there: int, number: int, probl
 def test_a_frame_of_another_tensor_is_refused_and_harms_nothing(change: dict[str, Any]) -> None:
     assembly = begun(1)
     header, payload = FRAMES[1]
-    with pytest.raises(FrameError, match=r"UNEXPECTED: REDUCE \d began otherwise"):
+    with pytest.raises(FrameError, match=r"UNEXPECTED: REDUCE \d began with another header"):
         assembly.take(replace(header, **change), payload)
     assert [assembly.take(*frame) for frame in FRAMES[1:]] == [False, True]
     assert bytes(assembly.encoded) == PAYLOAD

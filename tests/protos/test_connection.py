@@ -57,7 +57,7 @@ def test_addresses_are_read(text: str, host: str, port: int) -> None:
     ],
 )
 def test_what_is_no_address_is_named(text: str) -> None:
-    with pytest.raises(ValueError, match="is no address"):
+    with pytest.raises(ValueError, match="is not an address"):
         read_address(text)
 
 
