@@ -18,7 +18,7 @@ from dtfm.scheduler.model.workload import Workload
 from dtfm.scheduler.paper.bound import paper_bound
 from dtfm.scheduler.paper.search import search_paper
 from dtfm.scheduler.replan.replan import Incumbent, decide
-from dtfm.scheduler.replan.warm_start import mended
+from dtfm.scheduler.replan.warm_start import repaired
 from dtfm.scheduler.search.search import Deadline, search
 from dtfm.scheduler.search.seeds import Start, dealt, seed_groups
 
@@ -94,7 +94,7 @@ def schedule(
     shape = requested_shape(problem, stages, objective)
     evaluator = Evaluator(problem, keep_idle_hands=shape.sizes is not None, improved=improved)
     standing = None if incumbent is None else Incumbent.of(problem, incumbent, shape)
-    starts = [] if incumbent is None else list(mended(incumbent, problem))
+    starts = [] if incumbent is None else list(repaired(incumbent, problem))
     rng = Random(seed)
     spent = 0
     if objective is Objective.PAPER:

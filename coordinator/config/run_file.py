@@ -30,13 +30,13 @@ _PRECISIONS = {"fp32": plan_pb2.FP32, "bf16": plan_pb2.BF16, "fp64": plan_pb2.FP
 _WIDTH_AND_HEADS = (("hidden_size", "num_attention_heads"), ("n_embd", "n_head"), ("d_model", "num_heads"))
 
 
-class Section(BaseModel):
+class Table(BaseModel):
     """A table of the run file. Refuses unknown keys and wrong types, and validates defaults like given values."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, validate_default=True)
 
 
-class Model(Section):
+class Model(Table):
     """The model: one that the transformers library builds from a configuration, or your own `torch.nn.Sequential`."""
 
     family: str = Field(
@@ -88,7 +88,7 @@ class Model(Section):
         return module
 
 
-class Data(Section):
+class Data(Table):
     """The text that is trained on. Every node reads it for itself, so every node must be able to reach it."""
 
     source: str = Field(
@@ -119,7 +119,7 @@ class Data(Section):
     )
 
 
-class Train(Section):
+class Train(Table):
     """The training itself: batches, AdamW, the learning rate's schedule, precision and evaluation.
 
     The learning rate rises linearly during the warm-up, then falls along a cosine until the last step. Without
@@ -188,7 +188,7 @@ class Train(Section):
         return warmup
 
 
-class Network(Section):
+class Network(Table):
     """Compression of the tensors that nodes send each other while they train. State is never compressed.
 
     - `"auto"` chooses for each link the gentlest of off, raw16 and i8b256 that hides the transfer behind computing.
@@ -231,7 +231,7 @@ def _least_nodes(stages: Literal["auto"] | int | list[int]) -> int:
     return sum(stages) if isinstance(stages, list) else stages
 
 
-class ClusterSection(Section):
+class Cluster(Table):
     """The nodes: how many the run waits for, how they divide the model, and when one counts as gone."""
 
     stages: Literal["auto"] | int | list[int] = Field(
@@ -277,7 +277,7 @@ class ClusterSection(Section):
         return tuple(self.stages) if isinstance(self.stages, list) else self.stages
 
 
-class Checkpoint(Section):
+class Checkpoint(Table):
     """Where and how often the model and the optimizer's state are written."""
 
     uri: str = Field(
@@ -305,7 +305,7 @@ class Checkpoint(Section):
         return uri.rstrip("/")
 
 
-class RunFile(Section):
+class RunFile(Table):
     """Keys that stand above all tables."""
 
     name: Name = Field(default="demo", description="The run's name in logs and on pages.")
@@ -316,7 +316,7 @@ class RunFile(Section):
     data: Data = Field(default_factory=Data)
     train: Train = Field(default_factory=Train)
     network: Network = Field(default_factory=Network)
-    cluster: ClusterSection = Field(default_factory=ClusterSection)
+    cluster: Cluster = Field(default_factory=Cluster)
     checkpoint: Checkpoint = Field(default_factory=Checkpoint)
 
     def message(self, run_id: str) -> plan_pb2.Run:

@@ -33,13 +33,13 @@ def _lines(error: ValidationError, model: type[BaseModel]) -> Iterator[str]:
 
 
 def _unknown_key(path: list[Any], model: type[BaseModel]) -> str:
-    known = sorted(_section(model, path[:-1]).model_fields)
+    known = sorted(_table(model, path[:-1]).model_fields)
     close = difflib.get_close_matches(str(path[-1]), known, n=1)
     hint = f"did you mean {close[0]}?" if close else f"the keys are {', '.join(known)}"
     return f"{_dotted(path)}: unknown key; {hint}"
 
 
-def _section(model: type[BaseModel], path: list[Any]) -> type[BaseModel]:
+def _table(model: type[BaseModel], path: list[Any]) -> type[BaseModel]:
     for part in path:
         inner = model.model_fields[part].annotation
         assert isinstance(inner, type)

@@ -36,7 +36,7 @@ Keys = tuple[Key, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class Cooling:
     """How a walk cools.
 
     ``heat`` is the first temperature as a fraction of the cost. ``smoothing`` is the weight of the mean costs beside
@@ -158,15 +158,15 @@ def search_paper(
         mother, father = rng.choice(population)[1], rng.choice(population)[1]
         child, idle = aligned_crossover(mother, father, everyone, rng)
         swaps = min(ROUND, evaluations - evaluator.spent)
-        pace = Pace(heat=0.03 * rng.random(), smoothing=rng.choice((0.0, 0.1, 0.5, 2.0)), swaps=swaps)
-        child = evaluator.reordered(anneal(evaluator, child, idle, rng, pace))
+        cooling = Cooling(heat=0.03 * rng.random(), smoothing=rng.choice((0.0, 0.1, 0.5, 2.0)), swaps=swaps)
+        child = evaluator.reordered(anneal(evaluator, child, idle, rng, cooling))
         cost = evaluator.total(child)
         evaluator.found(cost)
         population = sorted({*population, (cost, child)})[:POPULATION]
     return _nodes(evaluator, population[0][1]), evaluator.spent
 
 
-def anneal(evaluator: PaperEvaluator, start: Keys, idle: list[int], rng: Random, pace: Pace) -> Keys:
+def anneal(evaluator: PaperEvaluator, start: Keys, idle: list[int], rng: Random, cooling: Cooling) -> Keys:
     """The cheapest state met on a cooling walk.
 
     Each step swaps two nodes (idle ones included) or reverses part of the order.
@@ -177,14 +177,14 @@ def anneal(evaluator: PaperEvaluator, start: Keys, idle: list[int], rng: Random,
         return start
     groups = [evaluator.group(key) for key in start]
     edges = [evaluator.boundary(a, b) for a, b in itertools.pairwise(start)]
-    cost, energy = _sums(groups, edges, pace.smoothing)
+    cost, energy = _sums(groups, edges, cooling.smoothing)
     best, best_keys = cost, start
-    temperature = max(pace.heat * cost, 1e-9)
-    cooling = 1e-4 ** (1 / pace.swaps)
+    temperature = max(cooling.heat * cost, 1e-9)
+    decay = 1e-4 ** (1 / cooling.swaps)
     random = rng.random
-    for _ in range(pace.swaps):
+    for _ in range(cooling.swaps):
         evaluator.spent += 1
-        temperature *= cooling
+        temperature *= decay
         changed, changed_groups, changed_edges = keys[:], groups[:], edges[:]
         if random() < 0.1:
             first, past = sorted((int(random() * (stages + 1)), int(random() * (stages + 1))))
@@ -208,7 +208,7 @@ def anneal(evaluator: PaperEvaluator, start: Keys, idle: list[int], rng: Random,
         for edge in stale:
             if 0 <= edge < stages - 1:
                 changed_edges[edge] = evaluator.boundary(changed[edge], changed[edge + 1])
-        new_cost, new_energy = _sums(changed_groups, changed_edges, pace.smoothing)
+        new_cost, new_energy = _sums(changed_groups, changed_edges, cooling.smoothing)
         if new_energy <= energy or random() < math.exp((energy - new_energy) / temperature):
             keys, groups, edges, energy = changed, changed_groups, changed_edges, new_energy
             if new_cost < best - 1e-12:

@@ -48,12 +48,12 @@ def rerouted(plan: Plan, problem: Problem, holders: Sequence[Collection[str]]) -
             if not chain[place]:
                 chain[place] = min(stage.replicas, key=lambda node: ((loads[node] + 1) / speed[node], node))
                 loads[chain[place]] += 1
-    mended = replace(
+    repaired = replace(
         plan,
         stages=tuple(stages),
         routes=tuple(Route(tuple(chain), len(list(same))) for chain, same in groupby(chains)),
         idle=tuple(name for name in problem.cluster.ids if name in idle),
     )
-    draft = draft_of(mended, problem.cluster)
+    draft = draft_of(repaired, problem.cluster)
     possible = not missing_links(problem, draft) and not memory_shortfall(problem, draft.groups, draft.cuts)
-    return mended if possible else None
+    return repaired if possible else None

@@ -18,7 +18,7 @@ def survivors(plan: Plan, problem: Problem) -> Groups:
     return tuple(tuple(number[node] for node in stage.replicas if node in number) for stage in plan.stages)
 
 
-def mended(plan: Plan, problem: Problem) -> Iterator[Start]:
+def repaired(plan: Plan, problem: Problem) -> Iterator[Start]:
     """The survivors with the layers that they hold, the same with one idle node more, then the survivors with new
     cuts.
 

@@ -28,22 +28,22 @@ def promising(
     are more, or where ``over`` ends the enumeration early, can a plan be missed.
     """
     tables = _Tables.of(problem, keep_idle_hands)
-    begun, whole = _first(tables, shape), []
+    partial, whole = _first(tables, shape), []
     stages = shape.stages if shape.sizes is None else len(shape.sizes)
     for stage in range(shape.most_stages):
-        begun = begun.only(begun.bound < below)
-        ended = begun.end == tables.layers
+        partial = partial.only(partial.bound < below)
+        ended = partial.end == tables.layers
         if stages is None or stage + 1 == stages:
-            whole += begun.only(ended).least(most).plans()
-        begun = begun.only(~ended).least(most)
-        if stage + 1 == shape.most_stages or not len(begun.bound) or over():
+            whole += partial.only(ended).least(most).plans()
+        partial = partial.only(~ended).least(most)
+        if stage + 1 == shape.most_stages or not len(partial.bound) or over():
             break
-        begun = _continued(tables, shape, begun, stage + 1, below)
+        partial = _continued(tables, shape, partial, stage + 1, below)
     return sorted(whole)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Begun:
+class _PartialPlans:
     """Partial plans as rows. Sets of nodes are bit masks.
 
     ``arrival`` and ``home`` are the seconds of the first micro-batch's way to the last stage so far and back from it.
@@ -65,12 +65,12 @@ class _Begun:
     def end(self) -> Ints:
         return np.asarray(self.cuts[:, -1])
 
-    def only(self, rows: Ints | np.ndarray[tuple[int], np.dtype[np.bool_]]) -> _Begun:
-        return _Begun(
+    def only(self, rows: Ints | np.ndarray[tuple[int], np.dtype[np.bool_]]) -> _PartialPlans:
+        return _PartialPlans(
             self.groups[rows], self.cuts[rows], self.arrival[rows], self.home[rows], self.wait[rows], self.bound[rows]
         )
 
-    def least(self, most: int) -> _Begun:
+    def least(self, most: int) -> _PartialPlans:
         """The ``most`` plans with the least bounds."""
         return self if len(self.bound) <= most else self.only(np.argsort(self.bound, kind="stable")[:most])
 
@@ -210,19 +210,19 @@ def _rest(work: Floats, per_flop: Floats, alone: Floats, fastest: float) -> tupl
     return computed, summed
 
 
-def _first(tables: _Tables, shape: Shape) -> _Begun:
+def _first(tables: _Tables, shape: Shape) -> _PartialPlans:
     masks, ends = np.nonzero(np.isfinite(tables.alone[:, 0]))
     nothing = np.zeros(len(masks))
     return _weighed(tables, shape, None, masks, ends, 0, nothing, nothing, nothing)
 
 
-def _continued(tables: _Tables, shape: Shape, begun: _Begun, stage: int, below: float) -> _Begun:
+def _continued(tables: _Tables, shape: Shape, partial: _PartialPlans, stage: int, below: float) -> _PartialPlans:
     """All plans with one more stage that may still take less than ``below``."""
     parts = []
     every = np.arange(1, len(tables.size))
     rows = max(1, AT_ONCE // (len(every) * tables.layers))
-    for at in range(0, len(begun.bound), rows):
-        part = begun.only(np.arange(at, min(at + rows, len(begun.bound))))
+    for at in range(0, len(partial.bound), rows):
+        part = partial.only(np.arange(at, min(at + rows, len(partial.bound))))
         row, column = np.nonzero((part.used[:, None] & every) == 0)
         mask, last = every[column], part.groups[row, -1]
         cut = part.end[row]
@@ -245,20 +245,20 @@ def _continued(tables: _Tables, shape: Shape, begun: _Begun, stage: int, below: 
             tables, shape, part.only(row[one]), mask[one], ends, stage, arrival[near][one], home[near][one], wait[one]
         )
         parts.append(made.only(made.bound < below))
-    return _Begun(*(np.concatenate([getattr(part, name) for part in parts]) for name in _Begun.__slots__))
+    return _PartialPlans(*(np.concatenate([getattr(part, name) for part in parts]) for name in _PartialPlans.__slots__))
 
 
 def _weighed(
     tables: _Tables,
     shape: Shape,
-    before: _Begun | None,
+    before: _PartialPlans | None,
     mask: Ints,
     end: Ints,
     stage: int,
     arrival: Floats,
     home: Floats,
     wait: Floats,
-) -> _Begun:
+) -> _PartialPlans:
     """Plans that end with the stage [.., end) on the nodes of ``mask``, and their bounds."""
     cut = np.zeros(len(mask), dtype=np.int64) if before is None else before.end
     groups = mask[:, None] if before is None else np.column_stack([before.groups, mask])
@@ -282,4 +282,4 @@ def _weighed(
         bound = np.maximum(bound, before.bound)
     if shape.sizes is not None:
         bound = np.where(tables.size[mask] == shape.sizes[stage], bound, np.inf)
-    return _Begun(groups, cuts, arrival, home, wait, bound * (1 - 1e-9))
+    return _PartialPlans(groups, cuts, arrival, home, wait, bound * (1 - 1e-9))

@@ -41,7 +41,7 @@ KEEP_CUTS = 0.5
 """Fraction of the other mutations that keep the cuts, so that gains from shifting them are not lost."""
 PATIENCE = 40
 """Walks without a new best after which the search ends."""
-STRANGERS = 0.5
+RANDOM_STARTS = 0.5
 """Fraction of the walks that start from random groups once a quarter of PATIENCE is used up: populations lose variety."""
 SMALL_CLUSTER_BUDGET = 0.3
 """Fraction of the budget that the evolutionary search gets on a small cluster; the exact search gets the rest."""
@@ -56,12 +56,12 @@ def search(
     an exact search.
     """
     if not is_small(evaluator.problem):
-        return _found(evaluator, shape, starts, rng, evaluations, expired)
-    best = _found(evaluator, shape, starts, rng, int(SMALL_CLUSTER_BUDGET * evaluations), expired)
+        return _evolutionary_search(evaluator, shape, starts, rng, evaluations, expired)
+    best = _evolutionary_search(evaluator, shape, starts, rng, int(SMALL_CLUSTER_BUDGET * evaluations), expired)
     return improve(evaluator, shape, best, evaluations, expired)
 
 
-def _found(
+def _evolutionary_search(
     evaluator: Evaluator, shape: Shape, starts: Sequence[Start], rng: Random, evaluations: int, expired: Deadline
 ) -> Candidate:
     """Searches by estimate with two thirds of the budget, then continues from the best of these by simulation.
@@ -110,7 +110,7 @@ def _evolve(
         best = population[0].price
         mother, father = rng.choice(population), rng.choice(population)
         child: Groups | None = None
-        if stale > PATIENCE // 4 and rng.random() < STRANGERS:
+        if stale > PATIENCE // 4 and rng.random() < RANDOM_STARTS:
             child = random_groups(nodes, shape, rng)
         elif mother is not father:
             child = crossover(mother.draft.groups, father.draft.groups, shape, rng)

@@ -2,7 +2,7 @@
 
 from dtfm.scheduler.model.plan import Plan, Route, Stage
 from dtfm.scheduler.model.problem import Problem
-from dtfm.scheduler.replan.warm_start import NEWCOMERS, mended
+from dtfm.scheduler.replan.warm_start import NEWCOMERS, repaired
 from tests.scheduler.clusters import even_workload, uniform_cluster
 
 
@@ -16,7 +16,7 @@ def plan(*stages: tuple[str, ...]) -> Plan:
 
 
 def starts(nodes: int, *stages: tuple[str, ...]) -> list[tuple[tuple[tuple[int, ...], ...], tuple[int, ...] | None]]:
-    return list(mended(plan(*stages), Problem(uniform_cluster(nodes), even_workload(layers=12))))
+    return list(repaired(plan(*stages), Problem(uniform_cluster(nodes), even_workload(layers=12))))
 
 
 def test_a_newcomer_is_tried_in_every_stage_and_nobody_else_moves() -> None:
@@ -51,4 +51,4 @@ def test_two_empty_stages_are_divided_among_the_rest_and_a_plan_without_survivor
 
 def test_the_cuts_of_a_model_of_another_length_are_not_taken_over() -> None:
     problem = Problem(uniform_cluster(3), even_workload(layers=5))
-    assert list(mended(plan(("n0", "n1"), ("n2",)), problem)) == [(((0, 1), (2,)), None)]
+    assert list(repaired(plan(("n0", "n1"), ("n2",)), problem)) == [(((0, 1), (2,)), None)]
