@@ -32,7 +32,7 @@ def test_a_network_is_read_in_seconds_and_bytes_row_to_column() -> None:
     assert cluster.bandwidth[1, 0] == 1e8
 
 
-def test_dumps_read_back_as_they_were() -> None:
+def test_dumps_parse_back_to_the_same_values() -> None:
     cluster = random_cluster(1, 4)
     again = parse_network(dump_network(cluster))
     assert again.nodes == cluster.nodes

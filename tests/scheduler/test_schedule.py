@@ -20,7 +20,7 @@ def test_pinned_sizes_are_honoured_and_every_replica_has_work(sizes: tuple[int, 
     assert tuple(len(stage.replicas) for stage in plan.stages) == sizes
     assert {node for route in plan.routes for node in route.nodes} == set(plan.nodes)
     assert len(plan.idle) == 4 - sum(sizes)
-    # Equal devices get equal shares.
+    # Equal devices get equal loads.
     for stage in plan.stages:
         loads = [sum(route.micro_batches for route in plan.routes if node in route.nodes) for node in stage.replicas]
         assert max(loads) - min(loads) <= 1
@@ -46,7 +46,7 @@ def test_every_plan_is_valid_and_no_faster_than_its_bound(
     try:
         decision = schedule(cluster, workload, stages=stages, evaluations=150, generation=3)
     except Infeasible:
-        # Without holes in the network one node alone always will do: the model is small.
+        # If all links exist, one node alone is always enough: the model is small.
         possible = unreachable == 0 and stages is None
         assert not possible
         return

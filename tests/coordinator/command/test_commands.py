@@ -77,7 +77,7 @@ def test_commands_read_a_store_without_a_coordinator(
 
 
 @pytest.mark.parametrize("command", ["events", "members", "watch", "audit", "plan-now"])
-def test_without_a_coordinator_they_say_so(
+def test_commands_say_when_no_coordinator_answers(
     command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with socket.socket() as free:
@@ -136,7 +136,7 @@ def test_the_demo_spreads_its_nodes_over_two_stages(tmp_path: Path) -> None:
         demo_run_file({"cluster": {"stages": 3}}, 2, None, tmp_path)
 
 
-def test_every_demo_gets_a_folder_of_its_own(tmp_path: Path) -> None:
+def test_every_demo_gets_its_own_folder(tmp_path: Path) -> None:
     assert new_folder(tmp_path / "demos").name == "1"
     assert new_folder(tmp_path / "demos").name == "2"
     (tmp_path / "file").touch()
@@ -144,7 +144,7 @@ def test_every_demo_gets_a_folder_of_its_own(tmp_path: Path) -> None:
         new_folder(tmp_path / "file")
 
 
-def test_a_token_is_drawn_and_a_weak_one_is_named(
+def test_a_token_is_drawn_and_weak_ones_are_explained(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(monkeypatch, "token", "--json") == 0

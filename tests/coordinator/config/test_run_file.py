@@ -42,7 +42,7 @@ def test_a_local_checkpoint_folder_is_made_absolute(tmp_path: Path, monkeypatch:
     assert read('[checkpoint]\nuri = "memory://x/"').checkpoint.uri == "memory://x"
 
 
-def test_what_is_left_out_follows_from_what_is_given() -> None:
+def test_defaults_follow_from_other_keys() -> None:
     assert read("[train]\nsteps = 30").train.warmup_steps == 3
     assert read("[train]\nmicro_batch = 6\nglobal_batch = 12").train.evaluation_samples == 66
     assert read('model = { family = "gpt2" }').model.config == {}
@@ -58,7 +58,7 @@ def test_stages_are_pinned_by_number_or_by_list() -> None:
     assert read("[cluster]\nstages = [2, 1, 1]").cluster.pinned == (2, 1, 1)
 
 
-def test_a_run_survives_the_way_through_the_log() -> None:
+def test_a_run_read_back_from_the_log_is_unchanged() -> None:
     run = read("seed = 18446744073709551615\n[cluster]\nstages = [2, 2]")
     assert parse_run(run.model_dump(mode="json"), "the log") == run
 
@@ -111,7 +111,7 @@ def test_a_run_survives_the_way_through_the_log() -> None:
         ("[data]\nsequence_length = 1", "data.sequence_length = 1: must be at least 2"),
     ],
 )
-def test_a_broken_value_is_named_with_what_would_be_right(text: str, sentence: str) -> None:
+def test_a_wrong_value_is_named_with_what_would_be_right(text: str, sentence: str) -> None:
     with pytest.raises(RunFileError) as caught:
         read(text)
     assert sentence in str(caught.value)
@@ -123,7 +123,7 @@ def test_all_problems_are_named_at_once() -> None:
         read("seed = -1\n[train]\nsteps = 0")
 
 
-def test_a_file_that_cannot_be_read_says_where_and_why(tmp_path: Path) -> None:
+def test_errors_about_an_unreadable_file_say_where_and_why(tmp_path: Path) -> None:
     path = tmp_path / "RUN.toml"
     with pytest.raises(RunFileError, match="No such file or directory"):
         read_run_file(path)

@@ -1,4 +1,4 @@
-"""Networks given per class of nodes: read, planned in miniature, and expanded to plans for all."""
+"""Networks given per class of nodes: parsed, planned in miniature, and expanded to plans for all nodes."""
 
 import json
 from dataclasses import replace
@@ -32,7 +32,7 @@ def network(count: int, **changes: object) -> dict[str, Any]:
     return {"nodes": nodes, "classes": ["eu", "us"], **matrices, **changes}
 
 
-def test_a_small_compact_network_is_the_same_as_its_matrices() -> None:
+def test_a_small_compact_network_equals_its_matrices() -> None:
     cluster = parse_network(json.dumps(network(4)))  # us, eu, eu, us
     assert cluster.latency[0, 1] == 0.050
     assert cluster.bandwidth[1, 2] == 1e9
@@ -40,7 +40,7 @@ def test_a_small_compact_network_is_the_same_as_its_matrices() -> None:
     assert schedule(cluster, even_workload(), evaluations=50).plan.routes
 
 
-def test_a_large_one_is_planned_in_miniature_and_every_node_has_a_place() -> None:
+def test_a_large_network_is_planned_in_miniature_with_a_place_for_every_node() -> None:
     compact = parse_any_network(json.dumps(network(DENSE + 100)))
     assert isinstance(compact, CompactCluster)
     workload = even_workload(12, micro_batches=401)
@@ -62,7 +62,7 @@ def test_a_miniature_reduces_as_all_the_nodes_it_stands_for_would() -> None:
     assert lonely[0] == pytest.approx(reduction(Problem(whole, even_workload()), np.arange(4), 1e8)[0])
 
 
-def test_what_only_matrices_allow_is_refused() -> None:
+def test_options_that_need_matrices_are_refused() -> None:
     compact = parse_any_network(json.dumps(network(DENSE + 1)))
     plan = schedule(uniform_cluster(2), even_workload()).plan
     with pytest.raises(ValueError, match="leave out the incumbent"):

@@ -1,4 +1,4 @@
-"""The paper's cost model against a slow literal reading, its search against enumeration, its bound against both."""
+"""The paper's cost model against a literal implementation, its search against enumeration, its bound against both."""
 
 from dataclasses import replace
 from itertools import pairwise, permutations
@@ -96,7 +96,7 @@ def test_costs_are_the_formulas_the_search_finds_the_optimum_and_the_bound_lies_
     assert decision.lower_bound_seconds <= min(prices)
 
 
-def test_nodes_of_one_region_are_interchangeable_and_costs_by_class_are_costs_by_node() -> None:
+def test_nodes_of_one_region_are_interchangeable_and_class_costs_equal_node_costs() -> None:
     problem = Problem(shuffled(paper_network(Network.SPOT), 3), paper_workload())
     evaluator = PaperEvaluator.of(problem)
     assert sorted(len(nodes) for nodes in evaluator.members) == [4] * 8 + [32]
@@ -120,7 +120,7 @@ def test_the_best_known_cost_is_reached_on_shuffled_nodes(network: Network) -> N
 
 
 @pytest.mark.parametrize("network", [network for network in Network if network is not Network.WORLDWIDE])
-def test_four_of_the_five_are_proven_optimal_by_their_bound(network: Network) -> None:
+def test_the_bound_proves_four_of_the_five_networks_optimal(network: Network) -> None:
     assert paper_bound(Problem(paper_network(network), paper_workload())) == pytest.approx(
         BEST_KNOWN[network], abs=1e-4
     )
@@ -134,7 +134,7 @@ def test_nodes_beyond_the_papers_shape_stay_idle() -> None:
     assert decision.lower_bound_seconds <= decision.predicted.paper.total
 
 
-def test_the_paper_objective_refuses_what_it_cannot_do() -> None:
+def test_the_paper_objective_refuses_impossible_requests() -> None:
     cluster = lumpy_cluster(4, 4, 4)
     with pytest.raises(ValueError, match="the workload has no `paper` costs"):
         schedule(cluster, even_workload(), objective=Objective.PAPER)

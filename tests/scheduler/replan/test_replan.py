@@ -1,4 +1,4 @@
-"""Plans against an incumbent: who moves, what bytes, and when it is not worth it."""
+"""Replanning against an incumbent: who fetches state, how many bytes, and when it is not worth it."""
 
 from dataclasses import replace
 
@@ -41,7 +41,7 @@ def test_a_joining_node_fetches_from_all_holders_at_once() -> None:
     assert wide_holdings.seconds(groups, cuts) == pytest.approx(6 * STATE / 2 / 1e8 + 1e-3)
 
 
-def test_a_shifted_cut_moves_the_layers_between_and_keeping_everything_moves_nothing() -> None:
+def test_a_shifted_cut_transfers_the_layers_between_and_an_unchanged_plan_nothing() -> None:
     problem = Problem(uniform_cluster(3), even_workload())
     holdings = Holdings.of(problem, two_stages(("n0", "n1"), ("n2",)))
     assert holdings.seconds(((0, 1), (2,)), (0, 6, 12)) == 0.0
@@ -51,7 +51,7 @@ def test_a_shifted_cut_moves_the_layers_between_and_keeping_everything_moves_not
     assert {transfer.why for transfer in holdings.transfers(((2,), (0, 1)), (0, 6, 12))} == {Why.MOVES}
 
 
-def test_what_is_a_nodes_own_takes_memory_and_is_not_moved() -> None:
+def test_a_nodes_own_bytes_need_memory_and_are_not_transferred() -> None:
     cluster, shared = uniform_cluster(3), even_workload()
     more = replace(shared, own_bytes_per_parameter_byte=2.0)
     plan, groups, cuts = two_stages(("n0",), ("n1",)), ((0, 2), (1,)), (0, 6, 12)
@@ -61,7 +61,7 @@ def test_what_is_a_nodes_own_takes_memory_and_is_not_moved() -> None:
     assert moving[0] == moving[1] > 0
 
 
-def test_a_useful_node_that_joins_is_taken_when_the_horizon_pays_for_it_and_left_idle_when_not() -> None:
+def test_a_joining_node_is_used_only_when_the_horizon_pays_for_its_transfer() -> None:
     workload = even_workload()
     slow_links = uniform_cluster(3, flops=1e12, bandwidth=1e8)
     first = schedule(uniform_cluster(2, flops=1e12, bandwidth=1e8), workload, generation=1)
@@ -75,7 +75,7 @@ def test_a_useful_node_that_joins_is_taken_when_the_horizon_pays_for_it_and_left
     assert hasty.plan.generation == 1
 
 
-def test_when_a_replica_is_lost_the_others_stay_where_they_are() -> None:
+def test_when_a_replica_is_lost_the_others_keep_their_stages() -> None:
     workload = even_workload()
     cluster = uniform_cluster(6, flops=1e12)
     first = schedule(cluster, workload, stages=(3, 3), generation=1).plan
@@ -89,7 +89,7 @@ def test_when_a_replica_is_lost_the_others_stay_where_they_are() -> None:
     validate(moved.plan, smaller.ids, workload)
 
 
-def test_replanning_again_and_again_under_noise_moves_nobody() -> None:
+def test_repeated_replanning_under_noise_keeps_the_plan() -> None:
     workload = even_workload()
     rng = np.random.default_rng(7)
     cluster = uniform_cluster(5, flops=1e12)
@@ -102,13 +102,13 @@ def test_replanning_again_and_again_under_noise_moves_nobody() -> None:
         assert (decision.reason, decision.plan) == (Reason.KEPT, plan)
 
 
-def test_a_workload_of_another_length_is_planned_anew() -> None:
+def test_a_workload_of_another_length_gets_a_new_plan() -> None:
     plan = schedule(uniform_cluster(2), even_workload(layers=12)).plan
     decision = schedule(uniform_cluster(2), even_workload(layers=3), plan, generation=2)
     assert decision.reason is Reason.REQUESTED
     assert decision.plan.stages[-1].layers[1] == 3
 
 
-def test_a_horizon_of_nothing_is_refused() -> None:
+def test_a_horizon_of_zero_is_refused() -> None:
     with pytest.raises(ValueError, match=r"horizon is 0\.0; it must be a finite number of seconds above 0"):
         schedule(Cluster((Node("a", 1e12, 1e10),), np.zeros((1, 1)), np.zeros((1, 1))), even_workload(), horizon=0.0)
