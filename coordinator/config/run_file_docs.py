@@ -7,7 +7,6 @@ import json
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
-import annotated_types
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
@@ -54,32 +53,34 @@ This file trains a Llama of eight layers on text files of your own:
 ```toml
 {EXAMPLE}```
 """
+_BOUNDS = {"ge": "≥ {}", "gt": "> {}", "le": "≤ {}", "lt": "< {}", "max_length": "at most {} characters"}
 _TYPES = {str: "string", int: "integer", float: "number", dict: "table", list: "list"}
-_LITERAL, _BACKSLASH = "`{}`", "\\"
 
 
 def run_file_docs() -> str:
     """The whole page: an introduction with an example, then a section for each table of the run file."""
-    tables = {name: field.annotation for name, field in RunFile.model_fields.items() if _is_table(field)}
     sections = [_section("Top level", RunFile)]
-    sections += [_section(f"[{name}]", table) for name, table in tables.items() if table is not None]
+    for name, field in RunFile.model_fields.items():
+        if (table := _table(field)) is not None:
+            sections.append(_section(f"`[{name}]`", table))
     return "\n".join([_INTRODUCTION, *sections])
 
 
-def _is_table(field: FieldInfo) -> bool:
-    return isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)
+def _table(field: FieldInfo) -> type[BaseModel] | None:
+    """The nested table that a key stands for, or None for a plain key."""
+    table = field.annotation
+    return table if isinstance(table, type) and issubclass(table, BaseModel) else None
 
 
 def _section(title: str, table: type[BaseModel]) -> str:
     rows = ["| Key | Type | Default | Bounds | Description |", "|---|---|---|---|---|"]
     for name, field in table.model_fields.items():
-        if not _is_table(field):
+        if _table(field) is None:
             description, derived = _description(field)
-            default = derived or _LITERAL.format(json.dumps(field.default))
-            cells = (_LITERAL.format(name), _type(field.annotation), default, _bounds(field), description)
-            rows.append("| " + " | ".join(cell.replace("|", f"{_BACKSLASH}|") for cell in cells) + " |")
-    heading = title if title == "Top level" else _LITERAL.format(title)
-    return "\n".join([f"## {heading}", "", inspect.getdoc(table) or "", "", *rows, ""])
+            default = derived or f"`{json.dumps(field.default)}`"
+            cells = (f"`{name}`", _type(field.annotation), default, _bounds(field), description)
+            rows.append("| " + " | ".join(cell.replace("|", "&#124;") for cell in cells) + " |")
+    return "\n".join([f"## {title}", "", inspect.getdoc(table) or "", "", *rows, ""])
 
 
 def _description(field: FieldInfo) -> tuple[str, str]:
@@ -91,7 +92,7 @@ def _description(field: FieldInfo) -> tuple[str, str]:
 def _type(annotation: Any) -> str:
     origin = get_origin(annotation)
     if origin is Literal:
-        return ", ".join(_LITERAL.format(json.dumps(value)) for value in get_args(annotation))
+        return ", ".join(f"`{json.dumps(value)}`" for value in get_args(annotation))
     if origin in (Union, UnionType):
         return " or ".join(_type(part) for part in get_args(annotation))
     if origin is list:
@@ -100,20 +101,8 @@ def _type(annotation: Any) -> str:
 
 
 def _bounds(field: FieldInfo) -> str:
-    bounds = []
-    for bound in field.metadata:
-        match bound:
-            case annotated_types.Ge(ge=least):
-                bounds.append(f"≥ {_number(least)}")
-            case annotated_types.Gt(gt=limit):
-                bounds.append(f"> {_number(limit)}")
-            case annotated_types.Le(le=most):
-                bounds.append(f"≤ {_number(most)}")
-            case annotated_types.Lt(lt=limit):
-                bounds.append(f"< {_number(limit)}")
-            case annotated_types.MaxLen(max_length=most):
-                bounds.append(f"at most {_number(most)} characters")
-    return ", ".join(bounds)
+    values = [(text, getattr(bound, name, None)) for bound in field.metadata for name, text in _BOUNDS.items()]
+    return ", ".join(text.format(_number(value)) for text, value in values if value is not None)
 
 
 def _number(value: Any) -> str:
