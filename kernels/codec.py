@@ -60,9 +60,8 @@ def encoded_bytes(codec: Codec, elements: int, dtype: torch.dtype) -> int:
 def encode(codec: Codec, tensor: torch.Tensor) -> Encoded:
     """Encodes the elements of ``tensor`` (any shape, row-major, a dtype in DTYPES) with ``codec``.
 
-    OFF returns a view of the tensor's own memory if that is contiguous and on the CPU. A quantising codec falls back
-    to RAW16 for a tensor with a NaN, an infinity or a magnitude beyond its scales, so that NaNs and infinities arrive
-    as such.
+    OFF returns a view of the tensor's own memory if that is contiguous and on the CPU. A quantising codec falls back to RAW16
+    for a tensor with a NaN, an infinity or a magnitude beyond its scales, so that NaNs and infinities arrive as such.
     """
     flat = tensor.detach().contiguous().view(-1)
     if codec is Codec.OFF:

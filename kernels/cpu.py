@@ -1,9 +1,8 @@
 """The codecs on a CPU: one pass over memory per call, compiled by Numba, equal to reference.py bit for bit.
 
-The compiled code is cached beside this file (or where NUMBA_CACHE_DIR says), so only a machine's first import
-compiles, for a few seconds. The cache contains layout.py's numbers: touch this file after changing them. The loops
-release the GIL, write into the caller's arrays, and round every operation to float32 separately: Numba fuses no
-multiply-adds without ``fastmath``.
+The compiled code is cached beside this file (or where NUMBA_CACHE_DIR says), so only a machine's first import compiles, for a
+few seconds. The cache contains layout.py's numbers: touch this file after changing them. The loops release the GIL, write into
+the caller's arrays, and round every operation to float32 separately: Numba fuses no multiply-adds without ``fastmath``.
 """
 
 from __future__ import annotations
@@ -275,8 +274,7 @@ def _decode_i4h(values: U8, scales: U16, x: F32) -> None:
 
 @_compiled()
 def _insert(rising: NDArray[np.uint64], slot: int, key: np.uint64) -> None:
-    """Inserts ``key`` into the sorted array ``rising``, replacing the key at ``slot``, which belongs there or further
-    up."""
+    """Inserts ``key`` into the sorted array ``rising``, replacing the key at ``slot``, which belongs there or further up."""
     while slot + 1 < rising.size and rising[_Index(slot + 1)] < key:
         rising[_Index(slot)] = rising[_Index(slot + 1)]
         slot += 1

@@ -1,5 +1,4 @@
-"""Error feedback: what a codec loses of one step's gradients is added to the next step's (arXiv 1809.07599, algorithm
-1)."""
+"""Error feedback: what a codec loses of one step's gradients is added to the next step's (arXiv 1809.07599, algorithm 1)."""
 
 from __future__ import annotations
 
@@ -26,9 +25,8 @@ class Corrected:
 def encode_with_feedback(codec: Codec, gradients: torch.Tensor, carried: torch.Tensor | None) -> Corrected:
     """Encodes ``gradients`` (any shape, n elements) plus ``carried`` (1-D float32, n elements; None at first).
 
-    The residual is (gradients + carried) - decoded, and 0 where that is not finite, so that one bad step does not
-    spoil all later ones. Replace ``carried`` by it only once the step is committed: an aborted step's gradients have
-    no effect.
+    The residual is (gradients + carried) - decoded, and 0 where that is not finite, so that one bad step does not spoil all
+    later ones. Replace ``carried`` by it only once the step is committed: an aborted step's gradients have no effect.
     """
     corrected = gradients.detach().reshape(-1).float()
     if carried is not None:

@@ -34,8 +34,7 @@ BF16_INFINITY = 0x7F80
 """Bits of bfloat16's +inf. Those of NaNs and of negative numbers are larger."""
 
 SIGNS = 0x9E3779B97F4A7C15
-"""Bit j (0 is the lowest) is 1 if element j of a rotated block changes its sign: the first 64 bits of the golden
-ratio."""
+"""Bit j (0 is the lowest) is 1 if element j of a rotated block changes its sign: the first 64 bits of the golden ratio."""
 
 
 class Codec(enum.IntEnum):
@@ -44,8 +43,7 @@ class Codec(enum.IntEnum):
     OFF = 0
     """The elements unchanged, little-endian."""
     RAW16 = 1
-    """bfloat16, rounded to nearest, halves to even. NaNs stay NaNs; a number beyond bfloat16's range becomes
-    infinite."""
+    """bfloat16, rounded to nearest, halves to even. NaNs stay NaNs; a number beyond bfloat16's range becomes infinite."""
     I8B256 = 2
     """8 bits in blocks of 256: 8.06 bits per element."""
     I4B64 = 3
@@ -126,8 +124,7 @@ def check(codec: Codec, encoded: NDArray[np.uint8], elements: int) -> None:
 
 
 def check_scales(scales: NDArray[np.uint16], blocks: Blocks) -> None:
-    """Raises ValueError for a scale that no encoder writes: NaN, negative, too large, or so small that devices would
-    differ."""
+    """Raises ValueError for a scale that no encoder writes: NaN, negative, too large, or so small that devices would differ."""
     wrong = scales[(scales >= blocks.ceiling) | ((scales != 0) & (scales < blocks.floor >> 16))]
     if wrong.size:
         raise ValueError(
@@ -137,8 +134,7 @@ def check_scales(scales: NDArray[np.uint16], blocks: Blocks) -> None:
 
 
 def check_places(places: NDArray[np.uint8]) -> None:
-    """Raises ValueError unless each row of ``places`` [blocks, kept] increases: otherwise an element would have two
-    values."""
+    """Raises ValueError unless each row of ``places`` [blocks, kept] increases: otherwise an element would have two values."""
     wrong = np.flatnonzero(np.any(places[:, 1:] <= places[:, :-1], axis=1))
     if wrong.size:
         raise ValueError(

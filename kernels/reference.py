@@ -1,5 +1,4 @@
-"""The codecs exactly as layout.py describes them, in plain NumPy. The fast implementations must equal them bit for
-bit."""
+"""The codecs exactly as layout.py describes them, in plain NumPy. The fast implementations must equal them bit for bit."""
 
 from __future__ import annotations
 
@@ -100,8 +99,7 @@ def _unpack(packed: NDArray[np.uint8], layout: Blocks) -> NDArray[np.int8]:
 
 
 def _largest(x: Floats, kept: int) -> NDArray[np.uint8]:
-    """Places of the ``kept`` elements with the largest magnitudes in each row of ``x`` [blocks, block], in increasing
-    order."""
+    """Places of the ``kept`` elements with the largest magnitudes in each row of ``x`` [blocks, block], in increasing order."""
     magnitude = (x.view(np.uint32) & 0x7FFFFFFF).astype(np.int64)
     return np.sort(np.argsort(-magnitude, axis=1, kind="stable")[:, :kept], axis=1).astype(np.uint8)
 

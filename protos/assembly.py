@@ -10,9 +10,8 @@ from dtfm.protos.frame import FrameError, FrameProblem, Header
 class Assembly:
     """Takes the frames of one tensor in order and copies each once into place.
 
-    ``memory`` (uint8, as long as the tensor) is filled. Construct an Assembly only after checking that
-    ``first.total`` is an expected size. A growing bytearray would cost half as much CPU again as the rest of a
-    stream.
+    ``memory`` (uint8, as long as the tensor) is filled. Construct an Assembly only after checking that ``first.total`` is an
+    expected size. A growing bytearray would cost half as much CPU again as the rest of a stream.
     """
 
     def __init__(self, first: Header, memory: memoryview) -> None:
@@ -31,8 +30,7 @@ class Assembly:
     def take(self, header: Header, payload: memoryview) -> bool:
         """Takes one parsed frame (frame.parse) and returns whether the tensor is now complete.
 
-        Raises FrameError: UNEXPECTED for a frame of another tensor or one that comes too early, DUPLICATE for a
-        repeated one.
+        Raises FrameError: UNEXPECTED for a frame of another tensor or one that comes too early, DUPLICATE for a repeated one.
         """
         name = f"{header.kind.name} {header.index}"
         if replace(header, offset=0) != self.header:

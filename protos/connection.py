@@ -1,5 +1,4 @@
-"""How a connection is opened, on both ends: channel options, message bounds, the token. credentials.py says who may
-connect."""
+"""How a connection is opened, on both ends: channel options, message bounds, the token. credentials.py says who may connect."""
 
 from __future__ import annotations
 
@@ -10,16 +9,14 @@ import grpc
 import grpc.aio
 
 MAX_MESSAGE_BYTES = 4 << 20
-"""Largest single gRPC message that either side accepts. A tensor frame has at most 1 MiB, a report on 1,000 links far
-less."""
+"""Largest single gRPC message that either side accepts. A tensor frame has at most 1 MiB, a report on 1,000 links far less."""
 
 Metadata = tuple[tuple[str, str], ...]
 Way = tuple[grpc.ChannelCredentials, tuple[tuple[str, str], ...]]
 """Credentials and channel options that fix who is at the other end: credentials.to_coordinator and to_peer make them."""
 
 LOOKAHEAD_BYTES = 16 << 20
-"""Bytes that a sender may be ahead of what the receiver has read, per stream: fills 1 Gbit/s at a round trip of 130
-ms."""
+"""Bytes that a sender may be ahead of what the receiver has read, per stream: fills 1 Gbit/s at a round trip of 130 ms."""
 
 _COMMON = (
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
@@ -31,9 +28,8 @@ _COMMON = (
 def channel_options(lease: float) -> tuple[tuple[str, int], ...]:
     """Options of a client's channel.
 
-    They bound messages, leave room for a fast and far link, use no proxy (peers are named by address), reconnect
-    within seconds, and close a connection whose other side has answered nothing, not even a ping, for about ``lease``
-    seconds.
+    They bound messages, leave room for a fast and far link, use no proxy (peers are named by address), reconnect within
+    seconds, and close a connection whose other side has answered nothing, not even a ping, for about ``lease`` seconds.
     """
     half = max(int(lease * 500), 100)
     return (

@@ -1,16 +1,14 @@
-"""Who may talk to whom: a run's certificate authority, the nodes' certificates, and the gRPC credentials made from
-them.
+"""Who may talk to whom: a run's certificate authority, the nodes' certificates, and the gRPC credentials made from them.
 
-The coordinator is the run's authority: it makes a key once and certifies itself. Its certificate carries a proof that
-its maker knows the run's token. A node knows only the token and an address, so the proof lets it tell the run's
-authority from an attacker in between before it shows the token. Over that connection the node sends a signing request
-with its hello, and is certified under its own name. Between nodes both sides show certificates: a connection is made
-only if the other side is the expected node, and a call's caller is the name in its certificate.
+The coordinator is the run's authority: it makes a key once and certifies itself. Its certificate carries a proof that its
+maker knows the run's token. A node knows only the token and an address, so the proof lets it tell the run's authority from an
+attacker in between before it shows the token. Over that connection the node sends a signing request with its hello, and is
+certified under its own name. Between nodes both sides show certificates: a connection is made only if the other side is the
+expected node, and a call's caller is the name in its certificate.
 
-Keys are ECDSA P-256, and TLS is 1.2 or later as gRPC has it. All certificates and keys here are PEM. Anybody who
-reaches the coordinator can test guesses of the token against the proof, at the cost of scrypt (RFC 7914) per guess:
-draw a random token, do not invent one. An empty token proves nothing: connections are encrypted, and anybody may
-join.
+Keys are ECDSA P-256, and TLS is 1.2 or later as gRPC has it. All certificates and keys here are PEM. Anybody who reaches the
+coordinator can test guesses of the token against the proof, at the cost of scrypt (RFC 7914) per guess: draw a random token,
+do not invent one. An empty token proves nothing: connections are encrypted, and anybody may join.
 """
 
 from __future__ import annotations
@@ -52,8 +50,7 @@ MAX_REQUEST_BYTES = 4096
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """What one side shows: its certificate and that certificate's key. ``authority`` is the certificate that it
-    trusts."""
+    """What one side shows: its certificate and that certificate's key. ``authority`` is the certificate that it trusts."""
 
     authority: bytes
     certificate: bytes
@@ -106,11 +103,10 @@ def is_authority(certificate: bytes, token: str) -> bool:
 
 
 async def fetch_authority(address: str, token: str, timeout: float) -> bytes:
-    """Fetches the certificate of the run's authority from the coordinator at HOST:PORT, without sending anything
-    secret.
+    """Fetches the certificate of the run's authority from the coordinator at HOST:PORT, without sending anything secret.
 
-    Raises ConnectionError when nothing answers with TLS within ``timeout`` seconds, and PermissionError when the
-    answering side does not know ``token``.
+    Raises ConnectionError when nothing answers with TLS within ``timeout`` seconds, and PermissionError when the answering
+    side does not know ``token``.
     """
     host, port = read_address(address)
     try:
@@ -193,8 +189,7 @@ def shows_certificate(auth_context: Mapping[str, Iterable[bytes]], node: str) ->
 
 
 def coordinator_credentials(authority: Identity) -> grpc.ServerCredentials:
-    """Credentials of the coordinator's server. It asks callers for no certificate, since a node that joins has none
-    yet."""
+    """Credentials of the coordinator's server. It asks callers for no certificate, since a node that joins has none yet."""
     return grpc.ssl_server_credentials([(authority.key, authority.certificate)])
 
 

@@ -41,8 +41,7 @@ class Kind(enum.IntEnum):
     UPDATE = 7
     """Summed gradients of a step that the sender votes for, sent to its standbys. index: bucket."""
     COMMITTED = 8
-    """The step's global gradient norm (float64) with which the sender has applied it. index: bucket, part: as in
-    STATE."""
+    """The step's global gradient norm (float64) with which the sender has applied it. index: bucket, part: as in STATE."""
 
 
 class FrameProblem(enum.Enum):

@@ -1,5 +1,4 @@
-"""The methods that nodes call on each other. Tensors travel as raw bytes; only the State and Standby requests are
-messages."""
+"""The methods that nodes call on each other. Tensors travel as raw bytes; only the State and Standby requests are messages."""
 
 from __future__ import annotations
 

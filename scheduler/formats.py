@@ -34,17 +34,15 @@ def parse_network(text: str) -> Cluster:
 
 
 def parse_any_network(text: str) -> Cluster | CompactCluster:
-    """A cluster from NETWORK.json: ``{"nodes": [{"id", "region", "flops", "memory_bytes"}], "latency_ms",
-    "bandwidth_gbps"}``.
+    """A cluster from NETWORK.json: ``{"nodes": [{"id", "region", "flops", "memory_bytes"}], "latency_ms", "bandwidth_gbps"}``.
 
-    Matrices are one way: row = source, column = destination. ``region``, ``up_gbps``, ``down_gbps`` and the matrix
-    ``ratio`` are optional; ``ratio`` is the number of encoded bytes per byte of activations and gradients on each
-    link (default 1).
+    Matrices are one way: row = source, column = destination. ``region``, ``up_gbps``, ``down_gbps`` and the matrix ``ratio``
+    are optional; ``ratio`` is the number of encoded bytes per byte of activations and gradients on each link (default 1).
 
-    The compact form, for thousands of nodes, adds ``"classes": ["eu", ...]``, and to each node ``"class": "eu"``. The
-    matrices then have a row and a column per class, their diagonals are the links between two nodes of one class, and
-    ``ratio`` is not possible. ``up_gbps`` and ``down_gbps`` limit what one node sends and receives in total. For up
-    to compact.DENSE nodes the result is a Cluster in this form too.
+    The compact form, for thousands of nodes, adds ``"classes": ["eu", ...]``, and to each node ``"class": "eu"``. The matrices
+    then have a row and a column per class, their diagonals are the links between two nodes of one class, and ``ratio`` is not
+    possible. ``up_gbps`` and ``down_gbps`` limit what one node sends and receives in total. For up to compact.DENSE nodes the
+    result is a Cluster in this form too.
     """
     document = _document(text, {"nodes", "latency_ms", "bandwidth_gbps", "ratio", "classes"})
     classes = _ids(document, "classes", "") if "classes" in document else None

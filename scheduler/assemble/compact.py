@@ -25,10 +25,9 @@ MINIATURE = 384
 class CompactCluster:
     """Nodes in classes: all links from class a to class b are the same.
 
-    ``class_of`` is int64 [nodes]. ``latency`` (seconds) and ``bandwidth`` (bytes per second) are float64 [classes,
-    classes]; their diagonals are the links between two nodes of one class, which must reach each other. A node's
-    ``up`` and ``down`` limit what it sends and receives in total. Raises ValueError for a duplicate name or an
-    impossible number.
+    ``class_of`` is int64 [nodes]. ``latency`` (seconds) and ``bandwidth`` (bytes per second) are float64 [classes, classes];
+    their diagonals are the links between two nodes of one class, which must reach each other. A node's ``up`` and ``down``
+    limit what it sends and receives in total. Raises ValueError for a duplicate name or an impossible number.
     """
 
     nodes: tuple[Node, ...]

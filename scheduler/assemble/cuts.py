@@ -8,8 +8,7 @@ from dtfm.scheduler.model.memory import in_flight
 from dtfm.scheduler.model.problem import Floats, Groups, Ints, Problem
 
 PACES = np.concatenate([np.geomspace(1.0, 2.0, 12), [2.5, 3.3, 5.0, 10.0, 20.0, np.inf]])
-"""Paces that are tried: how many times slower the slowest stage or link may be than all devices together without a
-pause."""
+"""Paces that are tried: how many times slower the slowest stage or link may be than all devices together without a pause."""
 FAR = 1e9
 """Seconds that stand for a missing link. The search discards plans with such links."""
 
@@ -17,14 +16,13 @@ FAR = 1e9
 def best_cuts(problem: Problem, groups: Groups) -> tuple[tuple[int, ...], float]:
     """Good cuts within every node's memory, and the shortfall in bytes.
 
-    A step is estimated as one micro-batch's way forward and back, plus, for each other micro-batch, the time that the
-    slowest stage or boundary needs for one: the pace. For each pace in PACES, dynamic programming over cuts finds the
-    shortest way exactly; the best of these wins. A stage's speed is the sum of its nodes', which share the
-    micro-batches. A boundary's speed is the mean link's times the number of links in use. The node with the least
-    memory counts.
+    A step is estimated as one micro-batch's way forward and back, plus, for each other micro-batch, the time that the slowest
+    stage or boundary needs for one: the pace. For each pace in PACES, dynamic programming over cuts finds the shortest way
+    exactly; the best of these wins. A stage's speed is the sum of its nodes', which share the micro-batches. A boundary's
+    speed is the mean link's times the number of links in use. The node with the least memory counts.
 
-    A shortfall of 0 means that everything fits. Otherwise it is about the least number of bytes by which every device
-    would have to be larger, and the cuts are those that would then fit.
+    A shortfall of 0 means that everything fits. Otherwise it is about the least number of bytes by which every device would
+    have to be larger, and the cuts are those that would then fit.
     """
     layers, stages = len(problem.activation), len(groups)
     assert stages <= layers
@@ -73,8 +71,7 @@ def _between(before: Floats) -> Floats:
 
 
 def _boundary(problem: Problem, senders: Ints, receivers: Ints) -> tuple[Floats, Floats]:
-    """For each position of the cut: seconds per micro-batch while links are busy, and seconds for one forward and
-    back."""
+    """For each position of the cut: seconds per micro-batch while links are busy, and seconds for one forward and back."""
     there, back = np.ix_(senders, receivers), np.ix_(receivers, senders)
     size = np.append(0.0, problem.activation)
     slow, slow_back = float(problem.slowness[there].mean()), float(problem.slowness[back].mean())
@@ -87,8 +84,7 @@ def _boundary(problem: Problem, senders: Ints, receivers: Ints) -> tuple[Floats,
 def _nearly_fitting(problem: Problem, groups: Groups) -> tuple[tuple[int, ...], float]:
     """The cuts that fit with the least memory added to every device, and that memory in bytes.
 
-    A bisection. Each of its tests is exact: taking as many layers as fit from the front leaves the fewest to the
-    rest.
+    A bisection. Each of its tests is exact: taking as many layers as fit from the front leaves the fewest to the rest.
     """
     layers = len(problem.activation)
     rooms = [float(problem.memory[list(group)].min()) for group in groups]

@@ -113,8 +113,7 @@ def simulated(problem: Problem, draft: Draft) -> Candidate:
 
 
 def memory_shortfall(problem: Problem, groups: Groups, cuts: tuple[int, ...]) -> float:
-    """Bytes that the node with the least room lacks; 0 when every stage fits on each of its nodes (rounding errors
-    aside)."""
+    """Bytes that the node with the least room lacks; 0 when every stage fits on each of its nodes (rounding errors aside)."""
     rooms = np.array([problem.memory[list(group)].min() for group in groups])
     lacking = float((problem.stage_bytes(cuts) - rooms).max())
     return lacking if lacking >= 1.0 else 0.0

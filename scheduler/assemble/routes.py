@@ -20,9 +20,8 @@ def route(problem: Problem, groups: Groups, cuts: tuple[int, ...]) -> Draft:
     """Divides the micro-batches by speed inside every stage, and joins stages so that exchanges are short.
 
     Between two stages with the same number of nodes and equal loads this is the paper's matching (section 3.3), which
-    minimizes the worst exchange. In general it is a transport problem, solved as an assignment of single
-    micro-batches with the least sum. Where a link would be busy for longer than every device and connection, other
-    links relieve it.
+    minimizes the worst exchange. In general it is a transport problem, solved as an assignment of single micro-batches with
+    the least sum. Where a link would be busy for longer than every device and connection, other links relieve it.
     """
     total = problem.workload.micro_batches
     counts = [balanced_loads(tuple(problem.flops[list(group)]), total) for group in groups]
@@ -50,8 +49,7 @@ def route(problem: Problem, groups: Groups, cuts: tuple[int, ...]) -> Draft:
 
 
 def _busiest(problem: Problem, groups: Groups, cuts: tuple[int, ...], counts: list[tuple[int, ...]]) -> float:
-    """Seconds that the busiest device computes, or that the busiest connection sends or receives activations and
-    gradients."""
+    """Seconds that the busiest device computes, or that the busiest connection sends or receives activations and gradients."""
     work = np.diff(problem.flops_before[list(cuts)])
     passing = np.concatenate([[0.0], problem.activation[np.array(cuts[1:-1], dtype=np.int64) - 1], [0.0]])
     longest = 0.0
@@ -88,8 +86,7 @@ def _relieved(
 
 
 def interleaved(draft: Draft) -> Draft:
-    """The same shares, with each route's micro-batches spread evenly over the step instead of one route after
-    another.
+    """The same shares, with each route's micro-batches spread evenly over the step instead of one route after another.
 
     Nodes compute lower numbers first, so where routes share a node, those with the highest numbers would wait.
     """

@@ -15,10 +15,9 @@ Counts = list[list[int]]
 def spread(cost: Floats, pace: Floats, known: Ints, free: float) -> Ints:
     """Divides the micro-batches so that the busiest link is busy for about as short as possible.
 
-    ``known`` is int64 [senders, receivers], the number of micro-batches on each link; its row and column sums are
-    kept. ``pace`` [senders, receivers] is a link's seconds per micro-batch, infinite where it does not exist. A link
-    may be busy for ``free`` seconds without cost. Within that, and wherever there is a choice, links of little
-    ``cost`` are filled first.
+    ``known`` is int64 [senders, receivers], the number of micro-batches on each link; its row and column sums are kept.
+    ``pace`` [senders, receivers] is a link's seconds per micro-batch, infinite where it does not exist. A link may be busy for
+    ``free`` seconds without cost. Within that, and wherever there is a choice, links of little ``cost`` are filled first.
 
     Returns ``known`` itself when no link needs relief.
     """

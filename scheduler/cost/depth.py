@@ -8,9 +8,8 @@ from dtfm.scheduler.model.memory import in_flight
 from dtfm.scheduler.model.problem import Draft, Ints, Problem
 
 SLACK = 2.0
-"""Factor on the time that a micro-batch spends on links, to allow for queueing and late hosts. On emulated worldwide
-links that are about as busy as the devices, it reduced the busiest node's waiting from a quarter of a step to a
-tenth."""
+"""Factor on the time that a micro-batch spends on links, to allow for queueing and late hosts. On emulated worldwide links
+that are about as busy as the devices, it reduced the busiest node's waiting from a quarter of a step to a tenth."""
 
 
 def depths(problem: Problem, draft: Draft) -> Ints:

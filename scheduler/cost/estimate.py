@@ -14,11 +14,10 @@ EXACT_GROUP = 48
 def estimate(problem: Problem, draft: Draft) -> float:
     """Seconds for one step of the draft; infinite when a link that it needs does not exist.
 
-    For every resource (a device, one direction of a link, everything that a node sends or receives) the step takes at
-    least the first micro-batch's way to it, its whole load, and the last micro-batch's way from it back to the first
-    stage. The largest of these stands for the pipeline. A node that holds few micro-batches in flight completes at
-    most that number per round trip. Then every stage reduces its gradients link by link, the last stages earlier than
-    the first.
+    For every resource (a device, one direction of a link, everything that a node sends or receives) the step takes at least
+    the first micro-batch's way to it, its whole load, and the last micro-batch's way from it back to the first stage. The
+    largest of these stands for the pipeline. A node that holds few micro-batches in flight completes at most that number per
+    round trip. Then every stage reduces its gradients link by link, the last stages earlier than the first.
     """
     chains, shares = draft.chains, draft.shares
     stages = len(draft.groups)
@@ -111,9 +110,8 @@ def _reduced(problem: Problem, group: Ints, ends: Floats, hidden: Floats, gradie
 def reduction(problem: Problem, group: Ints, gradient_bytes: float) -> tuple[float, float]:
     """Seconds of transfer and of latency to reduce a stage's gradients (arXiv 2206.01288, section 3.2).
 
-    Each replica owns a shard: reduce-scatter, then all-gather. A node sends to all others at once, so the transfer
-    takes as long as the slowest link, or as the slowest connection needs to send or receive one shard per other
-    replica.
+    Each replica owns a shard: reduce-scatter, then all-gather. A node sends to all others at once, so the transfer takes as
+    long as the slowest link, or as the slowest connection needs to send or receive one shard per other replica.
     """
     copies = problem.cluster.copies
     replicas = len(group) * copies

@@ -12,10 +12,9 @@ def plan_bounds(problem: Problem, groups: Groups, cuts: Ints) -> Floats:
     """Lower bound on simulate's result, in seconds, for each of the cuts (rows): float64 [len(cuts)]; infinite where
     infeasible.
 
-    The pipeline takes at least the first micro-batch's shortest way to a stage, then everything that one device,
-    connection or link of the stage must do without a pause, then the shortest way back. The same holds for the
-    reduction of a stage's gradients, where gradients that are final before a node's last backward pass ends can hide
-    behind it.
+    The pipeline takes at least the first micro-batch's shortest way to a stage, then everything that one device, connection or
+    link of the stage must do without a pause, then the shortest way back. The same holds for the reduction of a stage's
+    gradients, where gradients that are final before a node's last backward pass ends can hide behind it.
     """
     stages = len(groups)
     members = [np.array(group) for group in groups]

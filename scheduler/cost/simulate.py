@@ -73,8 +73,7 @@ class _Network:
 
 
 def simulate(problem: Problem, draft: Draft) -> float:
-    """Seconds from the first forward pass to the last sum of gradients; infinite when a link that is needed does not
-    exist."""
+    """Seconds from the first forward pass to the last sum of gradients; infinite when a link that is needed does not exist."""
     stages = len(draft.groups)
     work = np.diff(problem.flops_before[list(draft.cuts)])
     outputs = problem.activation[np.array(draft.cuts[1:]) - 1].tolist()

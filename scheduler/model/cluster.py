@@ -13,10 +13,9 @@ from numpy.typing import NDArray
 class Node:
     """One device that can compute.
 
-    ``flops`` is its sustained FLOP/s. ``memory_bytes`` is the memory available to weights, gradients, optimizer state
-    and activations together. ``up`` and ``down`` limit what it sends to and receives from all peers together, in
-    bytes per second; None means as much as its fastest link. Raises ValueError for a number that is not finite and
-    above 0.
+    ``flops`` is its sustained FLOP/s. ``memory_bytes`` is the memory available to weights, gradients, optimizer state and
+    activations together. ``up`` and ``down`` limit what it sends to and receives from all peers together, in bytes per second;
+    None means as much as its fastest link. Raises ValueError for a number that is not finite and above 0.
     """
 
     id: str
@@ -37,14 +36,13 @@ class Node:
 class Cluster:
     """Nodes and the directed links between them.
 
-    ``latency[i, j]`` is the one-way latency from ``nodes[i]`` to ``nodes[j]`` in seconds, ``bandwidth[i, j]`` the
-    bandwidth in bytes per second, 0 where j cannot be reached from i. ``ratio[i, j]`` is the number of bytes that the
-    link's codec sends per byte of activations or gradients; None means that they are sent uncompressed. State is
-    always transferred uncompressed. All three are float64 of shape [len(nodes), len(nodes)], and their diagonals are
-    ignored.
+    ``latency[i, j]`` is the one-way latency from ``nodes[i]`` to ``nodes[j]`` in seconds, ``bandwidth[i, j]`` the bandwidth in
+    bytes per second, 0 where j cannot be reached from i. ``ratio[i, j]`` is the number of bytes that the link's codec sends
+    per byte of activations or gradients; None means that they are sent uncompressed. State is always transferred uncompressed.
+    All three are float64 of shape [len(nodes), len(nodes)], and their diagonals are ignored.
 
-    With ``copies`` above 1 each node stands for that number of similar nodes, and the diagonals are the links among
-    them: see compact.Miniature. Raises ValueError for a wrong shape, a duplicate id or an impossible number.
+    With ``copies`` above 1 each node stands for that number of similar nodes, and the diagonals are the links among them: see
+    compact.Miniature. Raises ValueError for a wrong shape, a duplicate id or an impossible number.
     """
 
     nodes: tuple[Node, ...]

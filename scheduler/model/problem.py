@@ -23,10 +23,9 @@ Groups = tuple[tuple[int, ...], ...]
 class Problem:
     """The arrays, in seconds, bytes and FLOP/s.
 
-    ``slowness[i, j]`` is the seconds per byte of a tensor over the link, its codec included, and infinite where j
-    cannot be reached from i. ``ratio[i, j]`` is the codec's bytes per byte. ``bandwidth[i, j]`` is the link's bytes
-    per second (0 on the diagonal). ``own_slowness[i]`` is the slowness among the nodes that node i stands for, 0 when
-    it stands for itself alone.
+    ``slowness[i, j]`` is the seconds per byte of a tensor over the link, its codec included, and infinite where j cannot be
+    reached from i. ``ratio[i, j]`` is the codec's bytes per byte. ``bandwidth[i, j]`` is the link's bytes per second (0 on the
+    diagonal). ``own_slowness[i]`` is the slowness among the nodes that node i stands for, 0 when it stands for itself alone.
 
     ``*_before[k]`` is the sum over layers [0, k): the sum over layers [a, b) is ``before[b] - before[a]``.
     """
@@ -114,8 +113,7 @@ class Problem:
 class Draft:
     """A plan by numbers. Stage s has layers [cuts[s], cuts[s + 1]) on the nodes groups[s].
 
-    ``chains`` is int64 [routes, stages], the nodes of each route; ``shares`` is int64 [routes], its number of
-    micro-batches.
+    ``chains`` is int64 [routes, stages], the nodes of each route; ``shares`` is int64 [routes], its number of micro-batches.
     """
 
     groups: Groups

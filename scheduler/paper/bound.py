@@ -117,8 +117,7 @@ def _running(costs: Floats) -> Floats:
 def _pipeline_bound(
     levels: list[tuple[float, Ints, int]], stages: int, cheapest: float, weight: float, segments: int
 ) -> float:
-    """Pipeline seconds when ``segments`` - 1 boundaries cost at least ``weight`` and every level's least segments
-    hold."""
+    """Pipeline seconds when ``segments`` - 1 boundaries cost at least ``weight`` and every level's least segments hold."""
     dearest = np.full(stages - 1, cheapest)
     for level, _, least in levels:
         dearest[: least - 1] = np.maximum(dearest[: least - 1], level)

@@ -1,5 +1,4 @@
-"""The paper's cost model (arXiv 2206.01288, sections 3.2 and 3.3), in its own units: gigabytes, and one step of equal
-stages."""
+"""The paper's cost model (arXiv 2206.01288, sections 3.2 and 3.3), in its own units: gigabytes, and one step of equal stages."""
 
 from __future__ import annotations
 

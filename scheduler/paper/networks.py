@@ -70,8 +70,7 @@ _REGIONAL = {
 
 
 def paper_network(network: Network) -> Cluster:
-    """One of the five networks, in region order. Speed and memory are those of an NVIDIA V100 (the paper's
-    p3.2xlarge)."""
+    """One of the five networks, in region order. Speed and memory are those of an NVIDIA V100 (the paper's p3.2xlarge)."""
     match network:
         case Network.DATA_CENTER:
             regions = [f"instance-{index // 8}" for index in range(64)]
@@ -91,8 +90,7 @@ def paper_network(network: Network) -> Cluster:
 
 
 def paper_workload() -> Workload:
-    """The paper's costs, with 24 equal layers of GPT3-XL (hidden size 2,048, sequences of 2,048 tokens, fp16
-    tensors)."""
+    """The paper's costs, with 24 equal layers of GPT3-XL (hidden size 2,048, sequences of 2,048 tokens, fp16 tensors)."""
     parameters = 12 * 2048**2
     layer = Layer(
         "block", forward_flops=2 * parameters * 2048, parameter_bytes=2 * parameters, activation_bytes=2 * 2048**2

@@ -140,8 +140,7 @@ def search_paper(
     bound: float = 0.0,
     improved: Improved = lambda evaluations, cost: None,
 ) -> tuple[Groups, int]:
-    """The best groups found, in pipeline order, and the number of evaluations. Ends early when the cost reaches
-    ``bound``."""
+    """The best groups found, in pipeline order, and the number of evaluations. Ends early when the cost reaches ``bound``."""
     evaluator = PaperEvaluator.of(problem, improved)
     costs = problem.workload.paper
     assert costs is not None

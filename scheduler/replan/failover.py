@@ -19,10 +19,9 @@ from dtfm.scheduler.model.problem import Problem, draft_of
 def rerouted(plan: Plan, problem: Problem, holders: Sequence[Collection[str]]) -> Plan | None:
     """``plan`` on those of its nodes that the cluster still has, or None where that is impossible.
 
-    An idle node that holds the stage's state replaces a missing node, the fastest first. ``holders`` are the nodes
-    that hold each layer. Without such a node, the missing node's micro-batches go to the other replicas of its stage,
-    each to the one that finishes its own earliest. Returns None when a stage has no replica left, or when a link or
-    memory would be missing.
+    An idle node that holds the stage's state replaces a missing node, the fastest first. ``holders`` are the nodes that hold
+    each layer. Without such a node, the missing node's micro-batches go to the other replicas of its stage, each to the one
+    that finishes its own earliest. Returns None when a stage has no replica left, or when a link or memory would be missing.
     """
     speed = {node.id: node.flops for node in problem.cluster.nodes}
     idle = sorted(speed.keys() - set(plan.nodes), key=lambda node: (-speed[node], node))

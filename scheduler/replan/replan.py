@@ -37,8 +37,7 @@ class Incumbent:
         return cls(plan, _obstacle(problem, plan, shape), Holdings.of(problem, plan))
 
     def surcharge(self, problem: Problem, horizon: float) -> Callable[[Groups, tuple[int, ...]], float]:
-        """A function that gives the cost of moving state in seconds per step, spread over the steps of ``horizon``
-        seconds."""
+        """A function that gives the cost of moving state in seconds per step, spread over the steps of ``horizon`` seconds."""
         if self.obstacle is None:
             step = simulate(problem, draft_of(self.plan, problem.cluster))
         else:
@@ -81,8 +80,7 @@ def decide(
     spent: int,
     horizon: float,
 ) -> Decision:
-    """Keeps the incumbent if it can stay, unless the draft wins back the cost of moving and MARGIN within the
-    horizon.
+    """Keeps the incumbent if it can stay, unless the draft wins back the cost of moving and MARGIN within the horizon.
 
     ``bound`` is the decision's lower bound, ``spent`` the number of evaluations.
     """

@@ -19,11 +19,10 @@ def survivors(plan: Plan, problem: Problem) -> Groups:
 
 
 def repaired(plan: Plan, problem: Problem) -> Iterator[Start]:
-    """The survivors with the layers that they hold, the same with one idle node more, then the survivors with new
-    cuts.
+    """The survivors with the layers that they hold, the same with one idle node more, then the survivors with new cuts.
 
-    A stage without any replica left is given to an idle node, or to a node of a larger group; or its layers are
-    divided among the other stages.
+    A stage without any replica left is given to an idle node, or to a node of a larger group; or its layers are divided among
+    the other stages.
     """
     left = survivors(plan, problem)
     cuts = (0, *(stage.layers[1] for stage in plan.stages))

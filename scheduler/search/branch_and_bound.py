@@ -1,5 +1,4 @@
-"""The plans of a small cluster that may beat a known one: built stage by stage, discarded once a bound rules them
-out."""
+"""The plans of a small cluster that may beat a known one: built stage by stage, discarded once a bound rules them out."""
 
 from __future__ import annotations
 
@@ -172,8 +171,7 @@ class _Tables:
 
 
 def _least(matrix: Floats, member: np.ndarray[tuple[int, int], np.dtype[np.bool_]]) -> Floats:
-    """The least entry from a node of one mask to a node of the other: float64 [masks, masks]; infinite for the empty
-    mask."""
+    """The least entry from a node of one mask to a node of the other: float64 [masks, masks]; infinite for the empty mask."""
     to = np.where(member[None], matrix[:, None, :], np.inf).min(axis=2)
     return np.asarray(np.where(member[:, :, None], to[None], np.inf).min(axis=1))
 

@@ -1,5 +1,4 @@
-"""The search over which nodes hold which stage: an evolutionary search with local search (arXiv 2206.01288, section
-3.4)."""
+"""The search over which nodes hold which stage: an evolutionary search with local search (arXiv 2206.01288, section 3.4)."""
 
 from __future__ import annotations
 
