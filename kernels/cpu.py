@@ -15,7 +15,7 @@ import numpy as np
 from numba import types
 from numpy.typing import NDArray
 
-from dtfm.kernels.layout import BF16_INFINITY, BLOCKS, SIGNS, SMALLEST, Blocks, Codec, check
+from dtfm.kernels.layout import BF16_INFINITY, BLOCKS, SIGNS, SMALLEST, Codec, check
 
 F32 = NDArray[np.float32]
 U16 = NDArray[np.uint16]
@@ -58,16 +58,22 @@ def encode(codec: Codec, elements: F32, out: U8) -> bool:
         return True
     layout = BLOCKS[codec]
     values, scales = _parts(out, layout.count(elements.size))
-    if layout.kept is not None:
-        return _encode_kept(elements, values, scales, layout)
-    kernel = _ENCODE[codec]
     whole = elements.size // layout.block
-    fine = kernel(elements[: whole * layout.block], values[: whole * layout.value_bytes], scales[:whole])
-    if fine and whole < scales.size:
-        last = np.zeros(layout.block, np.float32)
-        last[: elements.size - whole * layout.block] = elements[whole * layout.block :]
-        fine = kernel(last, values[whole * layout.value_bytes :], scales[whole:])
-    return fine
+
+    def encode_blocks(x: F32, first: int, past: int) -> bool:
+        if layout.kept is None:
+            part = values[first * layout.value_bytes : past * layout.value_bytes]
+            return bool(_ENCODE[codec](x, part, scales[first:past]))
+        kept, places = values.reshape(2, scales.size, layout.kept)[:, first:past]
+        return bool(_encode_topk(x, layout.block, kept.view(np.int8), places, scales[first:past]))
+
+    if not encode_blocks(elements[: whole * layout.block], 0, whole):
+        return False
+    if whole == scales.size:
+        return True
+    last = np.zeros(layout.block, np.float32)
+    last[: elements.size - whole * layout.block] = elements[whole * layout.block :]
+    return encode_blocks(last, whole, scales.size)
 
 
 def decode(codec: Codec, encoded: U8, out: F32) -> None:
@@ -93,19 +99,6 @@ def decode(codec: Codec, encoded: U8, out: F32) -> None:
         last = np.empty(layout.block, np.float32)
         kernel(values[whole * layout.value_bytes :], scales[whole:], last)
         out[whole * layout.block :] = last[: out.size - whole * layout.block]
-
-
-def _encode_kept(elements: F32, values: U8, scales: U16, layout: Blocks) -> bool:
-    kept, places = values.reshape(2, scales.size, layout.kept or 0)
-    whole = elements.size // layout.block
-    fine = _encode_topk(
-        elements[: whole * layout.block], layout.block, kept[:whole].view(np.int8), places[:whole], scales[:whole]
-    )
-    if fine and whole < scales.size:
-        last = np.zeros(layout.block, np.float32)
-        last[: elements.size - whole * layout.block] = elements[whole * layout.block :]
-        fine = _encode_topk(last, layout.block, kept[whole:].view(np.int8), places[whole:], scales[whole:])
-    return bool(fine)
 
 
 def _parts(encoded: U8, blocks: int) -> tuple[U8, U16]:
