@@ -52,8 +52,8 @@ def schedule(
     returns True when time is up. Even then a plan is made. ``evaluations`` bounds the search; None means EVALUATIONS.
 
     A new plan gets ``generation``; an ``incumbent`` that is kept keeps its own. A plan that replaces the incumbent must win
-    back the cost of moving state within ``horizon`` seconds, the time that a plan is expected to stand. ``improved`` is called
-    for each plan that is better than all before, with the evaluations so far and the plan's seconds (the cost of moving state
+    back the cost of state transfer within ``horizon`` seconds, the time that a plan is expected to stand. ``improved`` is called
+    for each plan that is better than all before, with the evaluations so far and the plan's seconds (the cost of state transfer
     per step included).
 
     ``lower_bound_seconds`` of the decision is tight with ``tight_bound``, which takes about a second for 256 nodes and 130

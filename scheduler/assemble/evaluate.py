@@ -34,7 +34,7 @@ class Candidate:
     missing_links: int
     seconds: float
     surcharge: float = 0.0
-    """Cost of moving state, in seconds per step until the next change of plan."""
+    """Cost of state transfer, in seconds per step until the next change of plan."""
 
     @property
     def price(self) -> tuple[float, int, float]:

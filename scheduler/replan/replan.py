@@ -37,7 +37,7 @@ class Incumbent:
         return cls(plan, _obstacle(problem, plan, shape), Holdings.of(problem, plan))
 
     def surcharge(self, problem: Problem, horizon: float) -> Callable[[Groups, tuple[int, ...]], float]:
-        """A function that gives the cost of moving state in seconds per step, spread over the steps of ``horizon`` seconds."""
+        """A function that gives the cost of state transfer in seconds per step, spread over the steps of ``horizon`` seconds."""
         if self.obstacle is None:
             step = simulate(problem, draft_of(self.plan, problem.cluster))
         else:
@@ -80,7 +80,7 @@ def decide(
     spent: int,
     horizon: float,
 ) -> Decision:
-    """Keeps the incumbent if it can stay, unless the draft wins back the cost of moving and MARGIN within the horizon.
+    """Keeps the incumbent if it can stay, unless the draft wins back the cost of state transfer and MARGIN within the horizon.
 
     ``bound`` is the decision's lower bound, ``spent`` the number of evaluations.
     """
@@ -96,15 +96,15 @@ def decide(
             "This is the first plan." + _summary(plan, predicted, objective),
             spent,
         )
-    moving = incumbent.holdings.seconds(draft.groups, draft.cuts)
-    predicted = _predict(problem, draft, moving)
+    transfer_seconds = incumbent.holdings.seconds(draft.groups, draft.cuts)
+    predicted = _predict(problem, draft, transfer_seconds)
     transfers = incumbent.holdings.transfers(draft.groups, draft.cuts)
     if incumbent.obstacle is not None:
         reason, sentence = incumbent.obstacle, _OBSTACLES[incumbent.obstacle]
     else:
         current = _predict(problem, draft_of(incumbent.plan, problem.cluster), 0.0)
         old, new = _seconds(current, objective), _seconds(predicted, objective)
-        gain = 1 - new / old - moving / horizon
+        gain = 1 - new / old - transfer_seconds / horizon
         if gain <= MARGIN:
             plan = replace(incumbent.plan, idle=_rest(problem, incumbent.plan))
             predicted, transfers = current, ()
@@ -112,12 +112,10 @@ def decide(
             sentence = f"The plan stays: another would gain {max(0.0, gain):.1%}, less than the required {MARGIN:.0%}."
         else:
             reason = Reason.FASTER
-            sentence = (
-                f"Another plan takes {new:.3g} s per step instead of {old:.3g} s, after {moving:.3g} s of moving state."
-            )
+            sentence = f"Another plan takes {new:.3g} s per step instead of {old:.3g} s."
     if transfers:
         size = sum(transfer.bytes for transfer in transfers)
-        sentence += f" {len(transfers)} nodes fetch {size / 1e6:.0f} MB in {moving:.3g} s."
+        sentence += f" {len(transfers)} nodes fetch {size / 1e6:.0f} MB in {transfer_seconds:.3g} s."
     return Decision(plan, predicted, bound, reason, sentence + _summary(plan, predicted, objective), spent, transfers)
 
 
@@ -135,12 +133,12 @@ def _summary(plan: Plan, predicted: Predicted, objective: Objective) -> str:
     return f" Replicas per stage: {shape}; {_seconds(predicted, objective):.3g} s per step{idle}."
 
 
-def _predict(problem: Problem, draft: Draft, moving: float) -> Predicted:
+def _predict(problem: Problem, draft: Draft, transfer_seconds: float) -> Predicted:
     paper: PaperSeconds | None = None
     costs = problem.workload.paper
     if costs is not None and [len(group) for group in draft.groups] == [costs.replicas] * costs.stages:
         paper = paper_seconds(problem, draft.groups)
-    return Predicted(simulate(problem, draft), paper, moving)
+    return Predicted(simulate(problem, draft), paper, transfer_seconds)
 
 
 def _seconds(predicted: Predicted, objective: Objective) -> float:
