@@ -89,7 +89,7 @@ def test_costs_are_the_formulas_the_search_finds_the_optimum_and_the_bound_lies_
         for order in permutations(groups):
             prices.append(paper_seconds(problem, order).total)
         assert prices[-1] == pytest.approx(literal_seconds(cluster, workload.paper, order), rel=1e-9)
-    decision = schedule(cluster, workload, objective=Objective.PAPER, evaluations=3000)
+    decision = schedule(cluster, workload, objective=Objective.PAPER, evaluations=20_000)
     found = decision.predicted.paper
     assert found is not None
     assert found.total == pytest.approx(min(prices), rel=1e-9)
