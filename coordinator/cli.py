@@ -16,6 +16,7 @@ from dtfm.coordinator.command.serve import serve, token
 app = typer.Typer(
     help="Coordinates a training run: which nodes take part, who computes what, and which steps count.",
     no_args_is_help=True,
+    rich_markup_mode="markdown",
     add_completion=False,
     pretty_exceptions_enable=False,
 )

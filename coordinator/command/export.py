@@ -35,7 +35,7 @@ Tensors = dict[str, NDArray[Any]]
 
 
 def export(
-    target: Annotated[Path, typer.Argument(metavar="DIR", help="The folder to write; it must not exist or be empty.")],
+    target: Annotated[Path, typer.Argument(metavar="DIR", help="The folder to write: a new or empty one.")],
     checkpoint: Annotated[
         str, typer.Option(help="URL (fsspec) of a checkpoint, or of a folder of checkpoints: the newest is exported.")
     ] = "",

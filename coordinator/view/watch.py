@@ -72,7 +72,7 @@ def _head(view: View) -> RenderableType:
         f"  plan {ledger.generation}",
         f"  loss {ledger.last.loss:.4f}" if ledger.last else "",
         f"  {rate:,.0f} tokens/s" if rate is not None else "",
-        f"  held out {ledger.evaluated.loss:.4f} (token frequencies alone {ledger.evaluated.unigram_entropy:.4f})"
+        f"  held out {ledger.evaluated.loss:.4f} (frequencies {ledger.evaluated.unigram_entropy:.4f})"
         if ledger.evaluated
         else "",
     )
