@@ -14,9 +14,9 @@ from dtfm.scheduler.formats import (
     parse_workload,
     plan_document,
 )
-from dtfm.scheduler.paper.networks import paper_workload
 from dtfm.scheduler.schedule import schedule
 from tests.scheduler.clusters import even_workload, random_cluster, uniform_cluster
+from tests.scheduler.paper_networks import paper_workload
 
 NETWORK: dict[str, Any] = {
     "nodes": [{"id": "a", "flops": 1e12, "memory_bytes": 1e9}, {"id": "b", "flops": 1e12, "memory_bytes": 1e9}],

@@ -14,10 +14,10 @@ from dtfm.scheduler.model.problem import Groups, Problem
 from dtfm.scheduler.model.workload import PaperCosts, Workload
 from dtfm.scheduler.paper.bound import paper_bound
 from dtfm.scheduler.paper.cost import paper_seconds
-from dtfm.scheduler.paper.networks import Network, paper_network, paper_workload
 from dtfm.scheduler.paper.search import PaperEvaluator, interchangeable
 from dtfm.scheduler.schedule import schedule
 from tests.scheduler.clusters import even_workload, shuffled
+from tests.scheduler.paper_networks import Network, paper_network, paper_workload
 
 BEST_KNOWN = {
     Network.DATA_CENTER: 3.4398,
