@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 PROTOS := $(wildcard protos/*.proto)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint proto docs bench clean
+.PHONY: help setup demo test lint proto bench clean
 
 help:  ## This list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
@@ -41,6 +41,7 @@ proto: $(READY)  ## Regenerate the stubs from protos/*.proto
 	$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. $(PROTOS:%=dtfm/%)
 	$(BIN)/python -m grpc_tools.protoc -I. --grpc_python_out=. dtfm/protos/control.proto
 
+.PHONY: docs
 docs: $(READY)  ## Regenerate docs/run-file.md from the run file's schema
 	$(BIN)/python -m dtfm.coordinator.config.run_file_docs > docs/run-file.md
 
