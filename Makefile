@@ -41,6 +41,10 @@ proto: $(READY)  ## Regenerate the stubs from protos/*.proto
 	$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. $(PROTOS:%=dtfm/%)
 	$(BIN)/python -m grpc_tools.protoc -I. --grpc_python_out=. dtfm/protos/control.proto
 
+.PHONY: docs
+docs: $(READY)  ## Regenerate docs/run-file.md from the run file's schema
+	$(BIN)/python -m dtfm.coordinator.config.run_file_docs > docs/run-file.md
+
 bench: $(READY)  ## The measurements quoted in README (a quarter of an hour)
 	$(BIN)/python -m tests.bench.overhead
 	$(BIN)/python -m tests.bench.kernels

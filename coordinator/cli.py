@@ -6,14 +6,17 @@ import sys
 
 import typer
 
-from dtfm.coordinator.command.demo_command import demo
-from dtfm.coordinator.command.observe import events, members, plan_now, watch
-from dtfm.coordinator.command.offline import audit, export, plan
+from dtfm.coordinator.command.audit import audit
+from dtfm.coordinator.command.demo import demo
+from dtfm.coordinator.command.export import export
+from dtfm.coordinator.command.observe import events, members, watch
+from dtfm.coordinator.command.plan import plan, plan_now
 from dtfm.coordinator.command.serve import serve, token
 
 app = typer.Typer(
-    help="Coordinates a training run: who is there, who computes what, which steps count.",
+    help="Coordinates a training run: which nodes take part, who computes what, and which steps count.",
     no_args_is_help=True,
+    rich_markup_mode="markdown",
     add_completion=False,
     pretty_exceptions_enable=False,
 )
@@ -22,7 +25,7 @@ for command in (demo, serve, token, members, events, watch, plan_now, plan, expo
 
 
 def main() -> None:
-    """Entry point. A user's mistake is a sentence on standard error and exit code 2."""
+    """Entry point. Prints a user's mistake to standard error and exits with code 2."""
     try:
         app()
     except ValueError as mistake:

@@ -1,1 +1,1 @@
-"""Tensors to wire bytes and back."""
+"""Codecs: tensors to wire bytes and back."""

@@ -1,7 +1,7 @@
-"""Tensors to bytes and back, by codec; and how many bytes each codec makes of a tensor.
+"""Encodes tensors to bytes and decodes them, by codec; says how many bytes each codec needs for a tensor.
 
-Codecs other than OFF work in float32: other types are cast before and after. What is on a GPU is encoded and decoded there,
-on torch's current stream, where CuPy is installed, and else on the CPU.
+Codecs other than OFF work in float32 and cast other dtypes before and after. Tensors on a GPU are encoded and decoded
+there, on torch's current stream, if CuPy is installed, and otherwise on the CPU.
 """
 
 from __future__ import annotations
@@ -22,21 +22,24 @@ __all__ = ["DTYPES", "DTYPE_NUMBERS", "Codec", "Encoded", "codec_named", "decode
 
 log = logging.getLogger(__name__)
 
-# Numbers are on the wire.
+# The numbers are sent in frames: never reuse one.
 DTYPES: dict[int, torch.dtype] = {1: torch.float32, 2: torch.float64, 3: torch.bfloat16, 4: torch.float16}
 DTYPE_NUMBERS = {dtype: number for number, dtype in DTYPES.items()}
 
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """A tensor's bytes (uint8, contiguous), and the codec that made them: RAW16 where the one asked for could not."""
+    """A tensor's bytes (uint8, contiguous) and the codec that made them.
+
+    The codec is RAW16 where the requested one could not encode the tensor.
+    """
 
     codec: Codec
     data: memoryview
 
 
 def codec_named(name: str) -> Codec:
-    """The codec that the run file calls ``name``, e.g. ``i8b256``."""
+    """The codec with the run file's name ``name``, such as ``i8b256``. Raises ValueError for an unknown name."""
     try:
         return Codec[name.upper()]
     except KeyError:
@@ -45,7 +48,7 @@ def codec_named(name: str) -> Codec:
 
 
 def encoded_bytes(codec: Codec, elements: int, dtype: torch.dtype) -> int:
-    """Length in bytes of ``elements`` elements of ``dtype`` under ``codec``."""
+    """Number of bytes of ``elements`` elements of ``dtype`` under ``codec``."""
     if codec is Codec.OFF:
         return elements * dtype.itemsize
     if codec is Codec.RAW16:
@@ -55,10 +58,10 @@ def encoded_bytes(codec: Codec, elements: int, dtype: torch.dtype) -> int:
 
 
 def encode(codec: Codec, tensor: torch.Tensor) -> Encoded:
-    """``tensor``'s elements (any shape, row-major, a dtype of DTYPES) under ``codec``.
+    """Encodes the elements of ``tensor`` (any shape, row-major, a dtype in DTYPES) with ``codec``.
 
-    OFF gives a view of the tensor's own memory where that is contiguous and on the CPU. A quantising codec leaves a tensor
-    to RAW16 that holds a NaN, an infinity or a magnitude beyond bfloat16's: NaN and infinities arrive as such.
+    OFF returns a view of the tensor's own memory if that is contiguous and on the CPU. A quantising codec falls back to RAW16
+    for a tensor with a NaN, an infinity or a magnitude beyond its scales, so that NaNs and infinities arrive as such.
     """
     flat = tensor.detach().contiguous().view(-1)
     if codec is Codec.OFF:
@@ -67,7 +70,7 @@ def encode(codec: Codec, tensor: torch.Tensor) -> Encoded:
         data = _encode(attempt, flat)
         if data is not None:
             return Encoded(attempt, data)
-    raise AssertionError("RAW16 takes everything")
+    raise AssertionError("RAW16 encodes every tensor")
 
 
 def _encode(codec: Codec, flat: torch.Tensor) -> memoryview | None:
@@ -75,7 +78,7 @@ def _encode(codec: Codec, flat: torch.Tensor) -> memoryview | None:
     if flat.is_cuda and (gpu := _gpu(flat.device)) is not None:
         encoded: memoryview | None = gpu.encode(codec, flat, length)
         return encoded
-    from dtfm.kernels import cpu  # here, because it takes a second that a run without compression need not spend
+    from dtfm.kernels import cpu  # imported here: it takes a second, which a run without compression saves
 
     data = MEMORY.take(length)
     return data.data if cpu.encode(codec, _on_host(flat).float().numpy(), data) else None
@@ -86,13 +89,13 @@ def _on_host(flat: torch.Tensor) -> torch.Tensor:
 
 
 def decode(codec: Codec, encoded: memoryview, elements: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """The 1-D tensor that ``encoded`` stands for; what exceeds ``dtype`` becomes infinite.
+    """Decodes ``encoded`` to a 1-D tensor of ``elements`` elements; a value too large for ``dtype`` becomes infinite.
 
-    Raises ValueError when the length does not fit the codec and ``elements``, or a block's scale is one that no encoder
-    writes (NaN among them). Other bytes make some tensor or other.
+    Raises ValueError when the length does not match the codec and ``elements``, or when a block's scale or places are
+    ones that no encoder writes (a NaN, for example). Any other bytes decode to some tensor.
     """
     if len(encoded) != encoded_bytes(codec, elements, dtype):
-        raise ValueError(f"{len(encoded)} bytes are no {elements} elements of {dtype} under {codec.name.lower()}")
+        raise ValueError(f"{len(encoded)} bytes cannot be {elements} elements of {dtype} under {codec.name.lower()}")
     if not elements:
         return torch.empty(0, dtype=dtype, device=device)
     if codec is Codec.OFF:
@@ -111,15 +114,15 @@ def decode(codec: Codec, encoded: memoryview, elements: int, dtype: torch.dtype,
 
 @functools.cache
 def _gpu(device: torch.device) -> ModuleType | None:
-    """The path for what is on ``device``, a GPU; None, and a line in the log, where CuPy cannot be used."""
+    """The codecs for tensors on ``device``, a GPU; None, with a warning in the log, when CuPy cannot be used."""
     try:
         from dtfm.kernels import gpu
 
         gpu.prepare(device)
     except (ImportError, RuntimeError) as error:
         log.warning(
-            "what %s sends and receives is encoded and decoded on the CPU, which takes longer: CuPy cannot be used (%s). "
-            "pip install 'cupy-cuda%sx>=14' has it done on the GPU",
+            "tensors on %s are encoded and decoded on the CPU, which is slower: CuPy cannot be used (%s). "
+            "To use the GPU: pip install 'cupy-cuda%sx>=14'",
             device,
             error,
             str(torch.version.cuda).partition(".")[0],

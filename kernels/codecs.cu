@@ -1,11 +1,11 @@
 // The codecs as layout.py describes them, on a GPU: one pass over memory per kernel, equal to reference.py bit for bit.
 //
-// A warp has a tile of 256 elements, one to four blocks, and each of its lanes eight elements of one block: four in each half
-// of the block, where lanes side by side read and write what lies side by side. All kernels are launched with 256 threads in as
-// many thread blocks as make a warp per tile; gpu.py does so, and compiles this text, which needs no header, by NVRTC.
+// A warp has a tile of 256 elements: one to four blocks. Each of its lanes has eight elements of one block, four in each half of
+// the block, so that neighbouring lanes read and write neighbouring memory. Every kernel is launched with 256 threads per thread
+// block and one warp per tile. gpu.py does so, and compiles this text, which includes no header, with NVRTC.
 //
-// Every operation on floats is one that rounds explicitly: of plain * and + the compiler makes fused multiply-adds, which
-// round once instead of twice. CuPy has denormals flushed to zero; layout.py keeps them out of all that is quantised.
+// Every operation on floats is one that rounds explicitly: the compiler turns plain * and + into fused multiply-adds, which
+// round once instead of twice. CuPy flushes denormals to zero; layout.py keeps them out of everything that is quantised.
 
 using u8 = unsigned char;
 using u16 = unsigned short;
@@ -37,19 +37,19 @@ struct Topk {
     static constexpr u32 block = 256, kept = 8, levels = 127, floor = SMALLEST, ceiling = 0x7F80;
 };
 
-// ---- Elements: float, or bfloat16, whose 16 bits are the upper half of a float's.
+// ---- Elements: float, or bfloat16, which is the upper half of a float.
 
 struct bfloat16 {
     u16 bits;
 };
 
-// Bits of x as a bfloat16, rounded to nearest, halves to even. A NaN must have been through quiet().
+// Bits of x as a bfloat16, rounded to nearest, halves to even. Call quiet() first: this turns some NaNs into infinities.
 __device__ inline u16 rounded(float x) {
     const u32 bits = __float_as_uint(x);
     return (bits + 0x7FFF + (bits >> 16 & 1)) >> 16;
 }
 
-// A NaN with its sign and upper bits, quiet, that rounding leaves as it is; anything else unchanged.
+// A NaN becomes a quiet one with the same sign and upper bits, which rounding keeps; other values are unchanged.
 __device__ inline float quiet(float x) {
     const u32 bits = __float_as_uint(x);
     return __uint_as_float((bits & ABS) > INFINITE ? (bits | 0x400000) & 0xFFFF0000 : bits);
@@ -66,10 +66,10 @@ struct alignas(4 * sizeof(T)) Four {
     T at[4];
 };
 
-// A lane's eight elements: four from `first` on, four from `second` on. What lies past the end reads as zero.
+// A lane's eight elements: four from `first` on, four from `second` on. Elements past the end read as zero.
 struct Lane {
     u64 first, second;
-    bool whole;  // all of the tile is there, and fours of elements can be moved at once
+    bool whole;  // the tile is complete, and aligned for moving four elements at once
 };
 
 template <typename T>
@@ -97,7 +97,7 @@ __device__ inline void write(const float (&v)[8], u64 elements, const Lane& lane
     if (lane.whole) {
         Four<T> first, second;
         for (u32 j = 0; j < 4; ++j) store(v[j], first.at[j]), store(v[4 + j], second.at[j]);
-        Four<T>* fours = reinterpret_cast<Four<T>*>(x);  // not x + lane.first: NVRTC would take half of them apart
+        Four<T>* fours = reinterpret_cast<Four<T>*>(x);  // not x + lane.first: NVRTC would split half of these accesses
         fours[lane.first / 4] = first, fours[lane.second / 4] = second;
     } else {
         for (u32 j = 0; j < 4; ++j) {
@@ -111,16 +111,16 @@ __device__ inline void write(const float (&v)[8], u64 elements, const Lane& lane
 
 __device__ inline u64 tile_of_warp() { return static_cast<u64>(blockIdx.x) * WARPS + threadIdx.x / LANES; }
 
-// A block is shared by block / 8 lanes; `part` is a lane's number among these.
+// block / 8 lanes work on one block; `part` is a lane's number among them.
 template <typename C>
-struct Share {
+struct Work {
     static constexpr u32 lanes = C::block / 8;
     u64 block, blocks;
     u32 part;
     Lane lane;
 
     template <typename T>
-    __device__ Share(const T* x, u64 elements, u64 tile) {
+    __device__ Work(const T* x, u64 elements, u64 tile) {
         block = tile * (LANES / lanes) + threadIdx.x % LANES / lanes;
         blocks = (elements + C::block - 1) / C::block;
         part = threadIdx.x % lanes;
@@ -131,7 +131,7 @@ struct Share {
 
 // ---- Scales.
 
-// Bits of a block's scale; the ceiling or more where it can have none.
+// Bits of a block's scale; at least the ceiling when the block can have none.
 __device__ inline u32 scale_of(u32 magnitude, u32 floor) { return magnitude < floor ? 0 : (magnitude + 0xFFFF) >> 16; }
 
 __device__ inline float factor_of(u32 scale, u32 levels) {
@@ -142,13 +142,13 @@ __device__ inline float step_of(u32 scale, u32 levels) { return __fdiv_rn(widene
 
 __device__ inline u32 quantised(float x, float factor) { return __float2int_rn(__fmul_rn(x, factor)); }
 
-// The largest of a value that `lanes` neighbouring lanes have.
+// The largest `value` among `lanes` neighbouring lanes.
 __device__ inline u32 largest(u32 value, u32 lanes) {
     for (u32 apart = lanes / 2; apart; apart /= 2) value = max(value, __shfl_xor_sync(ALL, value, apart));
     return value;
 }
 
-// ---- Values: four of them are the bytes of a word, with what is above their bits cut off.
+// ---- Values: four of them are the bytes of a word, cut off above their bits.
 
 __device__ inline u32 packed(const u32* q, u32 mask) {
     return (q[0] & mask) | (q[1] & mask) << 8 | (q[2] & mask) << 16 | (q[3] & mask) << 24;
@@ -167,7 +167,7 @@ __device__ inline void butterfly(float& a, float& b) {
     a = sum;
 }
 
-// What SIGNS does to the elements that transform() is about.
+// Applies SIGNS to the elements that transform() works on.
 __device__ inline void flip(float (&v)[8], u32 part) {
     const u32 first = static_cast<u32>(SIGNS >> 4 * part), second = static_cast<u32>(SIGNS >> (32 + 4 * part));
     for (u32 j = 0; j < 4; ++j) {
@@ -176,11 +176,11 @@ __device__ inline void flip(float (&v)[8], u32 part) {
     }
 }
 
-// The Walsh-Hadamard transform of 64 elements, of which a lane has 4 part + j in v[j] and 32 + 4 part + j in v[4 + j].
+// The Walsh-Hadamard transform of 64 elements: a lane has element 4 part + j in v[j] and 32 + 4 part + j in v[4 + j].
 __device__ inline void transform(float (&v)[8], u32 part) {
     for (u32 j = 0; j < 4; ++j) butterfly(v[j], v[4 + j]);  // stride 32
     for (u32 apart = 4; apart; apart /= 2) {                // strides 16, 8, 4: between lanes
-        // Times 1 or -1 is exact: this fused operation rounds once, as the addition or subtraction does.
+        // Multiplying by 1 or -1 is exact, so this fused operation rounds once, like a plain addition or subtraction.
         const float sign = part & apart ? -1.0f : 1.0f;
         for (u32 j = 0; j < 8; ++j) v[j] = __fmaf_rn(v[j], sign, __shfl_xor_sync(ALL, v[j], apart));
     }
@@ -190,82 +190,82 @@ __device__ inline void transform(float (&v)[8], u32 part) {
     }
 }
 
-// ---- Kernels. A whole warp returns or none of its lanes: those that are left would wait for the others for ever.
+// ---- Kernels. Either all lanes of a warp return or none: the remaining lanes would wait for the others forever.
 
 template <typename C, typename T>
 __device__ inline void encode(const T* x, u64 elements, u8* encoded, u32* refused) {
     const u64 tile = tile_of_warp();
     if (tile * TILE >= elements) return;
-    const Share<C> share(x, elements, tile);
+    const Work<C> work(x, elements, tile);
     float v[8];
-    read(x, elements, share.lane, v);
+    read(x, elements, work.lane, v);
     if (C::rotated) {
         for (u32 j = 0; j < 8; ++j) v[j] = (__float_as_uint(v[j]) & ABS) < SMALLEST ? 0.0f : v[j];
-        flip(v, share.part);
-        transform(v, share.part);
+        flip(v, work.part);
+        transform(v, work.part);
     }
     u32 magnitude = 0;
     for (u32 j = 0; j < 8; ++j) magnitude = max(magnitude, __float_as_uint(v[j]) & ABS);
-    const u32 scale = scale_of(largest(magnitude, share.lanes), C::floor);
+    const u32 scale = scale_of(largest(magnitude, work.lanes), C::floor);
     if (scale >= C::ceiling) *refused = 1;
-    if (share.block >= share.blocks) return;
+    if (work.block >= work.blocks) return;
 
     const float factor = factor_of(scale, C::levels);
     u32 q[8];
     for (u32 j = 0; j < 8; ++j) q[j] = quantised(v[j], factor);
-    u32* values = reinterpret_cast<u32*>(encoded) + share.block * (C::block * C::bits / 32) + share.part;
+    u32* values = reinterpret_cast<u32*>(encoded) + work.block * (C::block * C::bits / 32) + work.part;
     if (C::bits == 8) {
         values[0] = packed(q, 0xFF);
-        values[share.lanes] = packed(q + 4, 0xFF);
+        values[work.lanes] = packed(q + 4, 0xFF);
     } else {
         values[0] = packed(q, 0xF) | packed(q + 4, 0xF) << 4;
     }
-    if (share.part == 0) reinterpret_cast<u16*>(encoded + share.blocks * (C::block * C::bits / 8))[share.block] = scale;
+    if (work.part == 0) reinterpret_cast<u16*>(encoded + work.blocks * (C::block * C::bits / 8))[work.block] = scale;
 }
 
 template <typename C, typename T>
 __device__ inline void decode(const u8* encoded, u64 elements, T* x) {
     const u64 tile = tile_of_warp();
     if (tile * TILE >= elements) return;
-    const Share<C> share(x, elements, tile);
+    const Work<C> work(x, elements, tile);
     float v[8] = {};
-    if (share.block < share.blocks) {
-        const u32* values = reinterpret_cast<const u32*>(encoded) + share.block * (C::block * C::bits / 32) + share.part;
-        const u32 scale = reinterpret_cast<const u16*>(encoded + share.blocks * (C::block * C::bits / 8))[share.block];
+    if (work.block < work.blocks) {
+        const u32* values = reinterpret_cast<const u32*>(encoded) + work.block * (C::block * C::bits / 32) + work.part;
+        const u32 scale = reinterpret_cast<const u16*>(encoded + work.blocks * (C::block * C::bits / 8))[work.block];
         const float step = step_of(scale, C::levels);
-        const u32 first = values[0], second = C::bits == 8 ? values[share.lanes] : first >> 4;
+        const u32 first = values[0], second = C::bits == 8 ? values[work.lanes] : first >> 4;
         for (u32 j = 0; j < 4; ++j) {
             v[j] = restored(first, 8 * j, C::bits, step);
             v[4 + j] = restored(second, 8 * j, C::bits, step);
         }
     }
     if (C::rotated) {
-        transform(v, share.part);
+        transform(v, work.part);
         for (u32 j = 0; j < 8; ++j) v[j] = __fmul_rn(v[j], 1.0f / C::block);
-        flip(v, share.part);
+        flip(v, work.part);
     }
-    write(v, elements, share.lane, x);
+    write(v, elements, work.lane, x);
 }
 
 template <typename T>
 __device__ inline void encode_raw16(const T* x, u64 elements, u8* encoded) {
     const u64 tile = tile_of_warp();
     if (tile * TILE >= elements) return;
-    const Share<I8B256> share(x, elements, tile);
+    const Work<I8B256> work(x, elements, tile);
     float v[8];
-    read(x, elements, share.lane, v);
+    read(x, elements, work.lane, v);
     for (u32 j = 0; j < 8; ++j) v[j] = quiet(v[j]);
-    write(v, elements, share.lane, reinterpret_cast<bfloat16*>(encoded));
+    write(v, elements, work.lane, reinterpret_cast<bfloat16*>(encoded));
 }
 
 template <typename T>
 __device__ inline void decode_raw16(const u8* encoded, u64 elements, T* x) {
     const u64 tile = tile_of_warp();
     if (tile * TILE >= elements) return;
-    const Share<I8B256> share(x, elements, tile);
+    const Work<I8B256> work(x, elements, tile);
     float v[8];
-    read(reinterpret_cast<const bfloat16*>(encoded), elements, share.lane, v);
-    write(v, elements, share.lane, x);
+    read(reinterpret_cast<const bfloat16*>(encoded), elements, work.lane, v);
+    write(v, elements, work.lane, x);
 }
 
 template <typename T>
@@ -273,7 +273,7 @@ __device__ inline void encode_topk(const T* x, u64 elements, u8* encoded, u32* r
     const u64 block = tile_of_warp(), blocks = (elements + Topk::block - 1) / Topk::block;
     if (block >= blocks) return;
     const u32 lane = threadIdx.x % LANES;
-    const u64 at = block * Topk::block + 8 * lane;  // eight in a row, so that of equal elements the first lane has the first
+    const u64 at = block * Topk::block + 8 * lane;  // eight in a row, so that the first lane has the first of equal elements
     float v[8];
     read(x, elements, lane_at(x, elements, block, at, at + 4), v);
 
@@ -325,13 +325,13 @@ __device__ inline void decode_topk(const u8* encoded, u64 elements, T* x) {
         row[encoded[blocks * Topk::kept + slot]] = restored(encoded[slot], 0, 8, step_of(scale, Topk::levels));
     }
     __syncwarp();
-    const Share<I8B256> share(x, elements, block);
+    const Work<I8B256> work(x, elements, block);
     float v[8];
     for (u32 j = 0; j < 4; ++j) v[j] = row[4 * lane + j], v[4 + j] = row[TILE / 2 + 4 * lane + j];
-    write(v, elements, share.lane, x);
+    write(v, elements, work.lane, x);
 }
 
-// `encoded` begins where eight bytes can be moved at once. `refused` becomes 1 where a block can have no scale.
+// `encoded` is aligned to eight bytes. `refused` becomes 1 when a block can have no scale.
 #define KERNELS(codec, type, encode_it, decode_it)                                                                \
     extern "C" __global__ void codec##_encode_##type(const type* x, u64 elements, u8* encoded, u32* refused) {   \
         encode_it;                                                                                                \

@@ -1,9 +1,8 @@
-"""The fast path on a CPU: one pass over memory per call, compiled by Numba, equal to reference.py bit for bit.
+"""The codecs on a CPU: one pass over memory per call, compiled by Numba, equal to reference.py bit for bit.
 
-Compiled code is kept beside this file (or where NUMBA_CACHE_DIR says), so only a machine's first import compiles, for a
-few seconds. What is kept holds layout.py's numbers: touch this file after changing them. The loops hold no GIL, write
-into arrays of the caller, and round every operation to float32 by itself: Numba fuses no multiply-adds unless asked for
-``fastmath``.
+The compiled code is cached beside this file (or where NUMBA_CACHE_DIR says), so only a machine's first import compiles, for a
+few seconds. The cache contains layout.py's numbers: touch this file after changing them. The loops release the GIL, write into
+the caller's arrays, and round every operation to float32 separately: Numba fuses no multiply-adds without ``fastmath``.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ import numpy as np
 from numba import types
 from numpy.typing import NDArray
 
-from dtfm.kernels.layout import BF16_INFINITY, BLOCKS, SIGNS, SMALLEST, Blocks, Codec, check
+from dtfm.kernels.layout import BF16_INFINITY, BLOCKS, SIGNS, SMALLEST, Codec, check
 
 F32 = NDArray[np.float32]
 U16 = NDArray[np.uint16]
@@ -43,7 +42,7 @@ _FLOOR, _FLOOR_ROTATED = np.uint32(SMALLEST), np.uint32(BLOCKS[Codec.I4H64].floo
 _SMALLEST = _FLOOR.view(np.float32)
 _SIGNS = np.array([-1 if SIGNS >> j & 1 else 1 for j in range(64)], np.float32)
 _UNSCALE = np.float32(1 / 64)
-# Adding and taking away 1.5 * 2^23 rounds what is small to an integer, halves to even, and unlike rint it vectorises.
+# Adding and subtracting 1.5 * 2^23 rounds small numbers to integers, halves to even, and unlike rint it vectorises.
 _ROUND = np.float32(12582912)
 _Index = np.uintp
 
@@ -51,30 +50,36 @@ _Index = np.uintp
 def encode(codec: Codec, elements: F32, out: U8) -> bool:
     """Encodes 1-D contiguous ``elements`` into ``out``, which has exactly the encoded length.
 
-    False, with ``out`` undefined, where the codec is a quantising one and ``elements`` has a NaN, an infinity or what is
-    too large for its scales.
+    Returns False, with ``out`` undefined, when the codec is a quantising one and ``elements`` contains a NaN, an
+    infinity or a value too large for its scales.
     """
     if codec is Codec.RAW16:
         _encode_raw16(elements, out.view(np.uint16))
         return True
     layout = BLOCKS[codec]
     values, scales = _parts(out, layout.count(elements.size))
-    if layout.kept is not None:
-        return _encode_kept(elements, values, scales, layout)
-    kernel = _ENCODE[codec]
     whole = elements.size // layout.block
-    fine = kernel(elements[: whole * layout.block], values[: whole * layout.value_bytes], scales[:whole])
-    if fine and whole < scales.size:
-        last = np.zeros(layout.block, np.float32)
-        last[: elements.size - whole * layout.block] = elements[whole * layout.block :]
-        fine = kernel(last, values[whole * layout.value_bytes :], scales[whole:])
-    return fine
+
+    def encode_blocks(x: F32, first: int, past: int) -> bool:
+        if layout.kept is None:
+            part = values[first * layout.value_bytes : past * layout.value_bytes]
+            return bool(_ENCODE[codec](x, part, scales[first:past]))
+        kept, places = values.reshape(2, scales.size, layout.kept)[:, first:past]
+        return bool(_encode_topk(x, layout.block, kept.view(np.int8), places, scales[first:past]))
+
+    if not encode_blocks(elements[: whole * layout.block], 0, whole):
+        return False
+    if whole == scales.size:
+        return True
+    last = np.zeros(layout.block, np.float32)
+    last[: elements.size - whole * layout.block] = elements[whole * layout.block :]
+    return encode_blocks(last, whole, scales.size)
 
 
 def decode(codec: Codec, encoded: U8, out: F32) -> None:
     """Decodes ``encoded``, which has exactly the encoded length, into 1-D contiguous ``out``.
 
-    Raises ValueError, with ``out`` undefined, for a scale, or places, that no encoder writes.
+    Raises ValueError, with ``out`` undefined, for scales or places that no encoder writes.
     """
     if codec is Codec.RAW16:
         _decode_raw16(np.require(encoded.view(np.uint16), requirements="A"), out)
@@ -94,19 +99,6 @@ def decode(codec: Codec, encoded: U8, out: F32) -> None:
         last = np.empty(layout.block, np.float32)
         kernel(values[whole * layout.value_bytes :], scales[whole:], last)
         out[whole * layout.block :] = last[: out.size - whole * layout.block]
-
-
-def _encode_kept(elements: F32, values: U8, scales: U16, layout: Blocks) -> bool:
-    kept, places = values.reshape(2, scales.size, layout.kept or 0)
-    whole = elements.size // layout.block
-    fine = _encode_topk(
-        elements[: whole * layout.block], layout.block, kept[:whole].view(np.int8), places[:whole], scales[:whole]
-    )
-    if fine and whole < scales.size:
-        last = np.zeros(layout.block, np.float32)
-        last[: elements.size - whole * layout.block] = elements[whole * layout.block :]
-        fine = _encode_topk(last, layout.block, kept[whole:].view(np.int8), places[whole:], scales[whole:])
-    return bool(fine)
 
 
 def _parts(encoded: U8, blocks: int) -> tuple[U8, U16]:
@@ -132,14 +124,14 @@ def _decode_raw16(halves: U16, out: F32) -> None:
         bits[i] = np.uint32(halves[i]) << _HALF
 
 
-# Below, `at` is where a block starts in an array. Sizes that could be constants are arguments, and come from min(32,
-# x.size), which is always 32: the compiler would unroll short loops whose length it knows, instead of making vectors of
-# them, at half the speed. Indices are unsigned: negative ones count from the end, and asking costs the vectors too.
+# Below, `at` is a block's first index in an array. Two habits keep the loops vectorised, which doubles their speed. Sizes that
+# could be constants are arguments computed as min(32, x.size), which is always 32: the compiler would unroll short loops of
+# a known length instead of vectorising them. Indices are unsigned: signed ones need a check for counting from the end.
 
 
 @_compiled()
 def _scale(x: F32, at: int, size: int, floor: np.uint32) -> np.uint32:
-    """Bits of a block's scale; the ceiling or more where it can have none."""
+    """Bits of a block's scale; at least the ceiling when the block can have none."""
     bits = x.view(np.uint32)
     magnitude = np.uint32(0)
     for k in range(size):
@@ -223,7 +215,7 @@ def _decode_i4(values: U8, scales: U16, x: F32) -> None:
 
 @_compiled()
 def _butterfly(x: F32, at: int, out: F32, out_at: int, half: int) -> None:
-    """Sums and differences of a block's two halves, interleaved: six times this is the whole transform, in order."""
+    """Sums and differences of a block's two halves, interleaved. Six passes are the whole transform, in order."""
     for k in range(half):
         i, o = _Index(at) + _Index(k), _Index(out_at) + _Index(2 * k)
         a, b = x[i], x[i + _Index(half)]
@@ -232,7 +224,7 @@ def _butterfly(x: F32, at: int, out: F32, out_at: int, half: int) -> None:
 
 @_compiled()
 def _transform(x: F32, at: int, spare: F32, half: int) -> None:
-    """The Walsh-Hadamard transform of the 64 elements of ``x`` from ``at`` on, in place, unnormalised."""
+    """The Walsh-Hadamard transform of the 64 elements of ``x`` from ``at`` on, in place, without normalisation."""
     for _ in range(3):
         _butterfly(x, at, spare, 0, half)
         _butterfly(spare, 0, x, at, half)
@@ -275,7 +267,7 @@ def _decode_i4h(values: U8, scales: U16, x: F32) -> None:
 
 @_compiled()
 def _insert(rising: NDArray[np.uint64], slot: int, key: np.uint64) -> None:
-    """Puts ``key`` into ``rising`` in place of what is at ``slot``, where it or something smaller belongs."""
+    """Inserts ``key`` into the sorted array ``rising``, replacing the key at ``slot``, which belongs there or further up."""
     while slot + 1 < rising.size and rising[_Index(slot + 1)] < key:
         rising[_Index(slot)] = rising[_Index(slot + 1)]
         slot += 1
@@ -286,7 +278,8 @@ def _insert(rising: NDArray[np.uint64], slot: int, key: np.uint64) -> None:
 def _encode_topk(x: F32, block: int, values: NDArray[np.int8], places: U8, scales: U16) -> bool:
     bits = x.view(np.uint32)
     kept = values.shape[1]
-    # Magnitude above, place below, so that all differ; the place counted from the end, so that of equals the first is largest.
+    # Keys have the magnitude in their upper bits and the place in the lower, so that all differ. Places count from the end, so
+    # that the first of equal magnitudes is the largest key.
     keys, chosen = np.empty(kept, np.uint64), np.empty(kept, np.uint64)
     shift, last = np.uint64(8), np.uint64(block - 1)
     wide = np.empty(1, np.uint32)

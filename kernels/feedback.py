@@ -1,4 +1,4 @@
-"""Error feedback: what a codec takes from this step's gradients is added to the next step's (arXiv 1809.07599, algorithm 1)."""
+"""Error feedback: what a codec loses of one step's gradients is added to the next step's (arXiv 1809.07599, algorithm 1)."""
 
 from __future__ import annotations
 
@@ -11,8 +11,11 @@ from dtfm.kernels.codec import Codec, Encoded, decode, encode
 
 @dataclass(frozen=True, slots=True)
 class Corrected:
-    """``encoded`` is what is sent, ``decoded`` what its receivers make of it, ``residual`` what they still lack; the latter 1-D
-    float32, on the gradients' device."""
+    """An encoded tensor and its error.
+
+    ``encoded`` is sent, ``decoded`` is what its receivers decode, ``residual`` is what they still lack. The latter
+    two are 1-D float32, on the gradients' device.
+    """
 
     encoded: Encoded
     decoded: torch.Tensor
@@ -22,8 +25,8 @@ class Corrected:
 def encode_with_feedback(codec: Codec, gradients: torch.Tensor, carried: torch.Tensor | None) -> Corrected:
     """Encodes ``gradients`` (any shape, n elements) plus ``carried`` (1-D float32, n elements; None at first).
 
-    The residual is (gradients + carried) - decoded; 0 where that is not finite, so that one bad step is not carried into all
-    later ones. Keep it in place of ``carried`` only once the step is committed: an aborted step was sent for nothing.
+    The residual is (gradients + carried) - decoded, and 0 where that is not finite, so that one bad step does not spoil all
+    later ones. Replace ``carried`` by it only once the step is committed: an aborted step's gradients have no effect.
     """
     corrected = gradients.detach().reshape(-1).float()
     if carried is not None:

@@ -1,4 +1,4 @@
-"""The fast path on a GPU: codecs.cu, compiled by CuPy on first use and kept in its cache; equal to reference.py bit for bit.
+"""The codecs on a GPU: codecs.cu, compiled and cached by CuPy on first use, equal to reference.py bit for bit.
 
 Memory is torch's, and everything runs on torch's current stream.
 """
@@ -23,31 +23,34 @@ _ELEMENTS = 8 * _THREADS  # per thread block
 
 
 def prepare(device: torch.device) -> None:
-    """Compiles for ``device``: a second's work, where CuPy has not kept it. Raises RuntimeError where CUDA's compiler is
-    missing."""
+    """Compiles the kernels for ``device``, which takes a second unless CuPy has them cached.
+
+    Raises RuntimeError when CUDA's compiler is missing.
+    """
     with cupy.cuda.Device(device.index):
         _kernel("raw16_encode_float")
 
 
 def encode(codec: Codec, elements: torch.Tensor, length: int) -> memoryview | None:
-    """``elements``, 1-D, contiguous and on a GPU, under ``codec``, which makes ``length`` bytes of them; in pinned memory.
+    """Encodes ``elements`` (1-D, contiguous, on a GPU) to ``length`` bytes in pinned memory.
 
-    None where the codec is a quantising one and ``elements`` has a NaN, an infinity or what is too large for its scales.
+    Returns None when the codec is a quantising one and ``elements`` contains a NaN, an infinity or a value too large
+    for its scales.
     """
     if not length:
         return memoryview(b"")
     flag = -(-length // 4) * 4
     encoded = torch.empty(flag + 4, dtype=torch.uint8, device=elements.device)
-    refused = encoded[flag:].zero_()  # in the same piece, so that one copy brings both
+    refused = encoded[flag:].zero_()  # in the same tensor, so that one copy transfers both
     encode_into(codec, elements if elements.dtype in _TYPES else elements.float(), encoded, refused)
     copy = to_host(encoded).numpy()
     return None if copy[flag:].any() else copy[:length].data
 
 
 def decode(codec: Codec, encoded: memoryview, elements: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """The 1-D tensor that ``encoded``, of the right length, stands for. Waits for nothing that ``device`` does.
+    """Decodes ``encoded``, which has the right length, to a 1-D tensor, without waiting for ``device``.
 
-    Raises ValueError for a scale, or places, that no encoder writes.
+    Raises ValueError for scales or places that no encoder writes.
     """
     check(codec, np.frombuffer(encoded, np.uint8), elements)
     decoded = torch.empty(elements, dtype=dtype if dtype in _TYPES else torch.float32, device=device)
@@ -59,15 +62,17 @@ def decode(codec: Codec, encoded: memoryview, elements: int, dtype: torch.dtype,
 def encode_into(codec: Codec, elements: torch.Tensor, encoded: torch.Tensor, refused: torch.Tensor) -> None:
     """Encodes ``elements`` (1-D, contiguous, float32 or bfloat16, at least one) into ``encoded``.
 
-    The address of ``encoded`` is a multiple of 8. ``refused``, four bytes at a multiple of 4, becomes other than 0 where the
-    codec cannot take ``elements``.
+    The address of ``encoded`` must be a multiple of 8. ``refused``, four bytes at a multiple of 4, becomes nonzero
+    when the codec cannot encode ``elements``.
     """
     _launch(codec, "encode", elements, elements, elements.numel(), encoded, refused)
 
 
 def decode_into(codec: Codec, encoded: torch.Tensor, elements: torch.Tensor) -> None:
-    """Decodes ``encoded``, whose scales and places have been checked and whose address is a multiple of 8, into ``elements``,
-    as in ``encode_into``."""
+    """Decodes ``encoded`` into ``elements``, as in ``encode_into``.
+
+    The scales and places must have been checked, and the address of ``encoded`` must be a multiple of 8.
+    """
     _launch(codec, "decode", elements, encoded, elements.numel(), elements)
 
 

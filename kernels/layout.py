@@ -1,25 +1,25 @@
-"""What encoded bytes look like: the codecs, their blocks and their scales.
+"""The layout of encoded bytes: codecs, blocks and scales.
 
-A quantising codec cuts a tensor's float32 elements (row-major, the last block filled up with zeros) into blocks.
-Encoded, all blocks' values come first, then all blocks' scales:
+A quantising codec divides a tensor's float32 elements (row-major, the last block padded with zeros) into blocks. The
+encoded bytes are all blocks' values, then all blocks' scales:
 
-- A scale is the block's largest magnitude as a bfloat16 rounded up, so that no value exceeds it. A block whose largest
-  magnitude is under the codec's ``floor`` has scale 0 and values 0: what lies below could meet denormals, which GPUs
-  flush to zero and CPUs do not. A block that would need a scale of the codec's ``ceiling`` or more (infinite, say) makes
-  the codec refuse the tensor.
-- A value is ``rint(element * (levels / scale))``, halves to even, and decodes to ``value * (scale / levels)``; every
-  operation is rounded to float32 by itself, divisions are true divisions.
-- Values have 8 or 4 bits, two's complement. Of 4 bits, byte i of a block of B elements holds element i in its low
+- A scale is the block's largest magnitude as a bfloat16, rounded up so that no value exceeds it. A block whose
+  largest magnitude is below the codec's ``floor`` has scale 0 and values 0: smaller numbers could lead to denormals,
+  which GPUs flush to zero and CPUs do not. A block that would need a scale of the codec's ``ceiling`` or more (an
+  infinite one, for example) makes the codec refuse the tensor.
+- A value is ``rint(element * (levels / scale))``, halves to even, and decodes to ``value * (scale / levels)``. Every
+  operation is rounded to float32 separately, and divisions are true divisions.
+- Values have 8 or 4 bits, in two's complement. With 4 bits, byte i of a block of B elements has element i in its low
   half and element i + B/2 in its high half.
 
-``rotated`` codecs quantise y = H(s * x) instead of x: H is the Walsh-Hadamard transform of a block without normalisation,
-in place, strides from B/2 down to 1, each pair (a, b) becoming (a + b, a - b); s flips the sign of the elements whose bit
-in SIGNS is 1. Elements of magnitude under 2^-100 count as zero. Decoding applies H again, then s / B. A single large element
-is so spread over its block instead of deciding the scale alone.
+``rotated`` codecs quantise y = H(s * x) instead of x. H is the Walsh-Hadamard transform of a block without
+normalisation, in place, with strides from B/2 down to 1, each pair (a, b) becoming (a + b, a - b). s flips the sign
+of the elements whose bit in SIGNS is 1. Elements of magnitude below 2^-100 count as zero. Decoding applies H again,
+then s / B. This spreads a single large element over its block instead of letting it decide the scale alone.
 
-``kept`` codecs leave out all but so many elements of each block: they keep those of the largest magnitudes, of equal ones
-the first, in the order in which they stand. After all blocks' values comes where in its block each of them stands (a byte
-each), then the scales. What was left out decodes to 0.
+``kept`` codecs keep only that number of elements of each block: those with the largest magnitudes, the first among
+equals, in their original order. After all blocks' values come the kept elements' places in their blocks (one byte
+each), then the scales. The other elements decode to 0.
 """
 
 from __future__ import annotations
@@ -31,42 +31,46 @@ import numpy as np
 from numpy.typing import NDArray
 
 BF16_INFINITY = 0x7F80
-"""Bits of bfloat16's +inf; those of NaNs and of what is negative are larger."""
+"""Bits of bfloat16's +inf. Those of NaNs and of negative numbers are larger."""
 
 SIGNS = 0x9E3779B97F4A7C15
-"""Bit j (the lowest is 0) is 1 where element j of a rotated block changes its sign: the golden ratio's first 64 bits."""
+"""Bit j (0 is the lowest) is 1 if element j of a rotated block changes its sign: the first 64 bits of the golden ratio."""
 
 
 class Codec(enum.IntEnum):
-    """How a tensor's elements become bytes. The numbers are on the wire."""
+    """How a tensor's elements become bytes. The numbers are sent in frames: never reuse one."""
 
     OFF = 0
-    """The elements as they are, little-endian."""
+    """The elements unchanged, little-endian."""
     RAW16 = 1
-    """bfloat16, rounded to nearest, halves to even; NaN stays NaN, what exceeds bfloat16's range becomes infinite."""
+    """bfloat16, rounded to nearest, halves to even. NaNs stay NaNs; a number beyond bfloat16's range becomes infinite."""
     I8B256 = 2
     """8 bits in blocks of 256: 8.06 bits per element."""
     I4B64 = 3
     """4 bits in blocks of 64: 4.25 bits per element."""
     I4H64 = 4
-    """As I4B64, rotated."""
+    """Like I4B64, rotated."""
     TOPK = 5
-    """The 8 largest of each block of 256, in 8 bits: 0.56 bits per element. See ``sparse``."""
+    """The 8 largest elements of each block of 256, in 8 bits: 0.56 bits per element. See ``sparse``."""
 
     @property
     def sparse(self) -> bool:
-        """Leaves elements out: for the gradients that replicas exchange, whose sender makes up for it in the next steps
-        (feedback.py). Not for activations, nor for the gradients that flow back to them: these have no next step."""
+        """Whether the codec leaves elements out.
+
+        Such a codec suits only the gradients that replicas reduce, because their sender adds what was left out to the
+        next step (feedback.py). Activations, and the gradients that flow back to them, have no next step.
+        """
         return self is Codec.TOPK
 
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """A quantising codec's numbers.
+    """The parameters of a quantising codec.
 
-    ``block``: elements per block; ``bits`` per value; ``levels``: the largest value; ``floor``: bits of the smallest
-    float32 magnitude that is quantised, whose upper half is the smallest scale but 0; ``ceiling``: bits of the smallest
-    bfloat16 that is too large for a scale; ``kept``: how many elements of a block have a value, None for all.
+    ``block`` is the number of elements per block, ``bits`` the bits per value, ``levels`` the largest value.
+    ``floor`` is the bits of the smallest float32 magnitude that is quantised; its upper half is the smallest scale
+    except 0. ``ceiling`` is the bits of the smallest bfloat16 that is too large for a scale. ``kept`` is the number
+    of elements of a block that have a value, None for all.
     """
 
     block: int
@@ -79,11 +83,11 @@ class Blocks:
 
     @property
     def value_bytes(self) -> int:
-        """Bytes of one block's values, and of where they stand."""
+        """Bytes of one block's values and places."""
         return self.block * self.bits // 8 if self.kept is None else self.kept * (self.bits // 8 + 1)
 
     def count(self, elements: int) -> int:
-        """Blocks that ``elements`` elements fill."""
+        """Number of blocks that ``elements`` elements fill."""
         return -(-elements // self.block)
 
 
@@ -93,19 +97,22 @@ def _power_of_two(exponent: int) -> int:
 
 
 SMALLEST = _power_of_two(-100)
+"""Bits of the smallest float32 magnitude that does not count as zero."""
 BLOCKS = {
     Codec.I8B256: Blocks(256, bits=8, levels=127, floor=SMALLEST),
     Codec.I4B64: Blocks(64, bits=4, levels=7, floor=SMALLEST),
-    # Rotating back adds 64 of the values that the scale bounds, and then multiplies by 1/64: the first must not overflow,
-    # the second leave no denormal.
+    # Rotating back adds 64 values that the scale bounds, which must not overflow, then multiplies by 1/64, which must not
+    # yield a denormal.
     Codec.I4H64: Blocks(64, bits=4, levels=7, floor=_power_of_two(-94), ceiling=_power_of_two(121) >> 16, rotated=True),
     Codec.TOPK: Blocks(256, bits=8, levels=127, floor=SMALLEST, kept=8),
 }
 
 
 def check(codec: Codec, encoded: NDArray[np.uint8], elements: int) -> None:
-    """Raises ValueError where ``encoded``, of the length that ``elements`` elements have under ``codec``, holds a scale, or
-    places, that no encoder writes."""
+    """Raises ValueError when ``encoded`` contains scales or places that no encoder writes.
+
+    Its length must be that of ``elements`` elements under ``codec``.
+    """
     blocks = BLOCKS.get(codec)
     if blocks is None:
         return
@@ -117,7 +124,7 @@ def check(codec: Codec, encoded: NDArray[np.uint8], elements: int) -> None:
 
 
 def check_scales(scales: NDArray[np.uint16], blocks: Blocks) -> None:
-    """Raises ValueError for a scale that no encoder writes: NaN, negative, too large, or so small that devices differ."""
+    """Raises ValueError for a scale that no encoder writes: NaN, negative, too large, or so small that devices would differ."""
     wrong = scales[(scales >= blocks.ceiling) | ((scales != 0) & (scales < blocks.floor >> 16))]
     if wrong.size:
         raise ValueError(
@@ -127,10 +134,10 @@ def check_scales(scales: NDArray[np.uint16], blocks: Blocks) -> None:
 
 
 def check_places(places: NDArray[np.uint8]) -> None:
-    """Raises ValueError unless each row of ``places``, shape (blocks, kept), rises: otherwise one element had two values."""
+    """Raises ValueError unless each row of ``places`` [blocks, kept] increases: otherwise an element would have two values."""
     wrong = np.flatnonzero(np.any(places[:, 1:] <= places[:, :-1], axis=1))
     if wrong.size:
         raise ValueError(
-            f"{wrong.size} of {len(places)} blocks have places that do not rise, the first {places[wrong[0]].tolist()}: "
+            f"{wrong.size} of {len(places)} blocks have places that do not increase, the first {places[wrong[0]].tolist()}: "
             "the sender does not follow this version's layout"
         )

@@ -1,4 +1,4 @@
-"""The codecs as layout.py describes them, in plain NumPy: what the fast paths must equal bit for bit."""
+"""The codecs exactly as layout.py describes them, in plain NumPy. The fast implementations must equal them bit for bit."""
 
 from __future__ import annotations
 
@@ -11,8 +11,11 @@ Floats = NDArray[np.float32]
 
 
 def encode(codec: Codec, elements: Floats) -> bytes | None:
-    """The bytes of 1-D ``elements`` under ``codec``; None where that is a quantising one and ``elements`` has a NaN, an infinity
-    or what is too large for its scales."""
+    """The bytes of 1-D ``elements`` under ``codec``.
+
+    Returns None when the codec is a quantising one and ``elements`` contains a NaN, an infinity or a value too large
+    for its scales.
+    """
     if codec is Codec.OFF:
         return elements.tobytes()
     if codec is Codec.RAW16:
@@ -39,7 +42,10 @@ def encode(codec: Codec, elements: Floats) -> bytes | None:
 
 
 def decode(codec: Codec, encoded: bytes, elements: int) -> Floats:
-    """The ``elements`` float32 that ``encoded`` stands for. Raises ValueError for a scale, or places, that no encoder writes."""
+    """The ``elements`` float32 numbers that ``encoded`` stands for.
+
+    Raises ValueError for scales or places that no encoder writes.
+    """
     if codec is Codec.OFF:
         return np.frombuffer(encoded, np.float32, elements)
     if codec is Codec.RAW16:
@@ -67,9 +73,9 @@ def _float(bits: int) -> np.float32:
 
 
 def _bf16(x: Floats) -> NDArray[np.uint16]:
-    """Bits of ``x`` rounded to bfloat16; a NaN keeps its sign and upper bits and becomes quiet."""
+    """Bits of ``x`` rounded to bfloat16. A NaN keeps its sign and upper bits and becomes quiet."""
     bits = x.view(np.uint32)
-    # The carry out of the lower half, in wider numbers: it must not wrap around.
+    # In 64 bits, because the carry must not wrap around.
     rounded = (bits + np.uint64(0x7FFF) + (bits >> 16 & 1)) >> np.uint64(16)
     return np.where(np.isnan(x), bits >> 16 | 0x40, rounded).astype("<u2")
 
@@ -93,7 +99,7 @@ def _unpack(packed: NDArray[np.uint8], layout: Blocks) -> NDArray[np.int8]:
 
 
 def _largest(x: Floats, kept: int) -> NDArray[np.uint8]:
-    """Where in each row of ``x``, shape (blocks, block), the ``kept`` elements of the largest magnitude stand, rising."""
+    """Places of the ``kept`` elements with the largest magnitudes in each row of ``x`` [blocks, block], in increasing order."""
     magnitude = (x.view(np.uint32) & 0x7FFFFFFF).astype(np.int64)
     return np.sort(np.argsort(-magnitude, axis=1, kind="stable")[:, :kept], axis=1).astype(np.uint8)
 
@@ -105,12 +111,12 @@ def _spread(values: Floats, places: NDArray[np.uint8], block: int) -> Floats:
 
 
 def _signed(x: Floats) -> Floats:
-    """``x`` of shape (blocks, block) with the signs of SIGNS."""
+    """``x`` [blocks, block] with the signs of SIGNS applied."""
     return x * np.array([-1 if SIGNS >> j & 1 else 1 for j in range(x.shape[1])], np.float32)
 
 
 def _transform(x: Floats) -> Floats:
-    """The Walsh-Hadamard transform of each row of ``x``, shape (blocks, block), unnormalised."""
+    """The Walsh-Hadamard transform of each row of ``x`` [blocks, block], without normalisation."""
     y = x.copy()
     blocks, block = x.shape
     stride = block // 2

@@ -1,4 +1,4 @@
-"""The wire: messages, generated stubs, how a connection is opened, raw tensor streams."""
+"""The wire: messages and their generated stubs, how connections are opened, raw tensor streams."""
 
 PROTOCOL_VERSION = 5
-"""What Hello carries; +1 whenever an older side would misread a newer one's messages."""
+"""The version that Hello carries. Add 1 whenever an older version would misread the messages."""

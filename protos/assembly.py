@@ -1,4 +1,4 @@
-"""A tensor's encoded bytes, put together from its frames."""
+"""Assembles a tensor's encoded bytes from its frames."""
 
 from __future__ import annotations
 
@@ -8,11 +8,10 @@ from dtfm.protos.frame import FrameError, FrameProblem, Header
 
 
 class Assembly:
-    """Takes the frames of one tensor in order, copying each once to where it belongs: a bytearray that grows frame by frame
-    costs half as much CPU again as all the rest of a stream.
+    """Takes the frames of one tensor in order and copies each once into place.
 
-    ``memory`` (uint8, as long as the tensor) is what gets filled. Take it only for a header whose ``total`` was found to be what
-    may come.
+    ``memory`` (uint8, as long as the tensor) is filled. Construct an Assembly only after checking that ``first.total`` is an
+    expected size. A growing bytearray would cost half as much CPU again as the rest of a stream.
     """
 
     def __init__(self, first: Header, memory: memoryview) -> None:
@@ -24,18 +23,22 @@ class Assembly:
 
     @property
     def encoded(self) -> memoryview:
-        """The whole tensor's bytes (uint8, ``header.total`` long)."""
-        assert self._whole, f"{self._next} of {self.header.total} bytes are there"
+        """The complete tensor's bytes (uint8, ``header.total`` of them)."""
+        assert self._whole, f"only {self._next} of {self.header.total} bytes have arrived"
         return self._bytes
 
     def take(self, header: Header, payload: memoryview) -> bool:
-        """One parsed frame (frame.parse); whether the tensor is whole now. Raises FrameError for a frame of another tensor
-        (UNEXPECTED), one that was there before (DUPLICATE) and one that came too early (UNEXPECTED)."""
+        """Takes one parsed frame (frame.parse) and returns whether the tensor is now complete.
+
+        Raises FrameError: UNEXPECTED for a frame of another tensor or one that comes too early, DUPLICATE for a repeated one.
+        """
         name = f"{header.kind.name} {header.index}"
         if replace(header, offset=0) != self.header:
-            raise FrameError(FrameProblem.UNEXPECTED, f"{name} began otherwise")
+            raise FrameError(FrameProblem.UNEXPECTED, f"{name} began with another header")
         if self._whole or header.offset < self._next:
-            raise FrameError(FrameProblem.DUPLICATE, f"offset {header.offset} of {name}; {self._next} bytes are there")
+            raise FrameError(
+                FrameProblem.DUPLICATE, f"offset {header.offset} of {name}; {self._next} bytes have arrived"
+            )
         if header.offset > self._next:
             raise FrameError(FrameProblem.UNEXPECTED, f"offset {header.offset} of {name}; {self._next} is next")
         self._next += len(payload)

@@ -1,14 +1,14 @@
-"""Who may talk to whom: a run's certificate authority, nodes' certificates, and the gRPC credentials made of them.
+"""Who may talk to whom: a run's certificate authority, the nodes' certificates, and the gRPC credentials made from them.
 
-The coordinator is the run's authority: it makes a key once and certifies itself. That certificate carries a proof that its maker
-knows the run's token, so that a node, which knows nothing but the token and an address, can tell the run's authority from
-somebody in between before it shows the token. Over that connection the node sends a signing request with its hello, and
-is certified under its own name. Between nodes both sides show certificates: an address is who it should be or no connection
-comes about, and a call's name is the certificate's.
+The coordinator is the run's authority: it makes a key once and certifies itself. Its certificate carries a proof that its
+maker knows the run's token. A node knows only the token and an address, so the proof lets it tell the run's authority from an
+attacker in between before it shows the token. Over that connection the node sends a signing request with its hello, and is
+certified under its own name. Between nodes both sides show certificates: a connection is made only if the other side is the
+expected node, and a call's caller is the name in its certificate.
 
-Keys are ECDSA P-256, TLS is 1.2 or later as gRPC has it. All certificates and keys here are PEM. Whoever reaches the
-coordinator can try guesses at the token against the proof, at the cost of scrypt (RFC 7914) each: draw a token, don't think
-one up. An empty token proves nothing: connections are encrypted, and whoever comes is let in.
+Keys are ECDSA P-256, and TLS is 1.2 or later as gRPC has it. All certificates and keys here are PEM. Anybody who reaches the
+coordinator can test guesses of the token against the proof, at the cost of scrypt (RFC 7914) per guess: draw a random token,
+do not invent one. An empty token proves nothing: connections are encrypted, and anybody may join.
 """
 
 from __future__ import annotations
@@ -40,16 +40,17 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from dtfm.protos.connection import Way, read_address
 
 COORDINATOR_NAME = "coordinator.dtfm"
-"""What the authority's certificate calls its server, whatever address it is reached at."""
+"""The server name in the authority's certificate, whatever its address."""
 CLOCKS_APART = timedelta(days=1)
-"""How much later than the coordinator's a node's clock may be without a fresh certificate being refused as not yet valid."""
+"""How far a node's clock may be behind the coordinator's before it rejects a fresh certificate as not yet valid."""
 AUTHORITY_LIFETIME = timedelta(days=3650)
 MAX_REQUEST_BYTES = 4096
+"""Largest signing request."""
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """What one side shows: its certificate and the key to it; ``authority`` is the certificate it trusts."""
+    """What one side shows: its certificate and that certificate's key. ``authority`` is the certificate that it trusts."""
 
     authority: bytes
     certificate: bytes
@@ -57,13 +58,13 @@ class Identity:
 
 
 def make_key() -> bytes:
-    """A new private key."""
+    """Makes a new private key."""
     key = ec.generate_private_key(ec.SECP256R1())
     return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
 
 
 def make_authority(key: bytes, token: str, now: datetime) -> Identity:
-    """The run's authority, which is the coordinator's own identity too, of the private ``key`` (make_key)."""
+    """The run's authority, which is also the coordinator's own identity, from the private ``key`` (make_key)."""
     private = _private(key)
     name = _subject(COORDINATOR_NAME, proof=_proof(private.public_key(), token))
     certificate = (
@@ -84,12 +85,12 @@ def make_authority(key: bytes, token: str, now: datetime) -> Identity:
 
 
 def nobody(now: datetime) -> Identity:
-    """Of no run: who shows this is trusted by none, and trusts none."""
+    """An identity of no run: nobody trusts it, and it trusts nobody."""
     return make_authority(make_key(), "", now)
 
 
 def is_authority(certificate: bytes, token: str) -> bool:
-    """Whether ``certificate`` was made by somebody who knows ``token``."""
+    """Whether the maker of ``certificate`` knows ``token``."""
     try:
         loaded = x509.load_pem_x509_certificate(certificate)
         key = loaded.public_key()
@@ -102,10 +103,11 @@ def is_authority(certificate: bytes, token: str) -> bool:
 
 
 async def fetch_authority(address: str, token: str, timeout: float) -> bytes:
-    """The certificate of the run's authority, from the coordinator at HOST:PORT; nothing secret is sent.
+    """Fetches the certificate of the run's authority from the coordinator at HOST:PORT, without sending anything secret.
 
-    Raises ConnectionError when nobody answers with TLS within ``timeout`` seconds, and PermissionError for one who does not know
-    ``token``."""
+    Raises ConnectionError when nothing answers with TLS within ``timeout`` seconds, and PermissionError when the answering
+    side does not know ``token``.
+    """
     host, port = read_address(address)
     try:
         async with asyncio.timeout(timeout):
@@ -117,22 +119,22 @@ async def fetch_authority(address: str, token: str, timeout: float) -> bytes:
     shown = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
     writer.transport.abort()
     certificate = ssl.DER_cert_to_PEM_cert(shown).encode()
-    # Where the token's proof costs time it costs it beside the event loop.
+    # The proof takes time (scrypt), so it is computed in a thread.
     if not await asyncio.to_thread(is_authority, certificate, token):
         raise PermissionError(
-            f"who answers at {address} does not know this run's token: is the token the coordinator's, and the address right?"
+            f"the server at {address} does not know this run's token; check that the token and the address are the coordinator's"
         )
     return certificate
 
 
 def signing_request(key: bytes) -> bytes:
-    """Asks for a certificate for the private ``key``, which stays here."""
+    """A request to certify the private ``key``, which it does not contain."""
     builder = x509.CertificateSigningRequestBuilder().subject_name(x509.Name([]))
     return builder.sign(_private(key), hashes.SHA256()).public_bytes(Encoding.PEM)
 
 
 def read_request(request: bytes) -> ec.EllipticCurvePublicKey:
-    """The key that a certificate is asked for. Raises ValueError for what is no request by the key's owner."""
+    """The public key of a signing request. Raises ValueError unless the owner of that key made the request."""
     if len(request) > MAX_REQUEST_BYTES:
         raise ValueError(f"a signing request has at most {MAX_REQUEST_BYTES} bytes, not {len(request)}")
     try:
@@ -140,7 +142,7 @@ def read_request(request: bytes) -> ec.EllipticCurvePublicKey:
         key = wanted.public_key()
         genuine = wanted.is_signature_valid
     except (ValueError, TypeError, InvalidSignature) as problem:
-        raise ValueError(f"this is no signing request: {problem}") from None
+        raise ValueError(f"this is not a signing request: {problem}") from None
     if not genuine or not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP256R1):
         raise ValueError("a signing request must be signed with the P-256 key that it names")
     return key
@@ -149,8 +151,10 @@ def read_request(request: bytes) -> ec.EllipticCurvePublicKey:
 def issue(
     authority: Identity, request: bytes, node: str, now: datetime, lifetime: timedelta = AUTHORITY_LIFETIME
 ) -> bytes:
-    """A certificate for ``node``, whose identity the caller has established; of ``request`` only the public key counts. Raises
-    ValueError as read_request."""
+    """A certificate for ``node``, whose identity the caller has checked.
+
+    Of ``request`` only the public key counts. Raises ValueError as read_request does.
+    """
     usages = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
     return (
         x509.CertificateBuilder()
@@ -170,31 +174,34 @@ def issue(
 
 
 def certified_name(node: str) -> str:
-    """What a certificate calls ``node``: a host name of bounded length, whatever characters the node's own name has."""
+    """The name of ``node`` in certificates: a host name of bounded length, whatever characters the node's name has."""
     return f"{hashlib.sha256(node.encode()).hexdigest()[:32]}.node.dtfm"
 
 
 def shown_name(auth_context: Mapping[str, Iterable[bytes]]) -> str:
-    """What the caller's certificate calls it (as ``certified_name`` does); empty where it shows none."""
+    """The name in the caller's certificate (see ``certified_name``); empty when it shows none."""
     return next((name.decode("latin-1") for name in auth_context.get("x509_subject_alternative_name", ())), "")
 
 
 def shows_certificate(auth_context: Mapping[str, Iterable[bytes]], node: str) -> bool:
-    """Whether a call (``context.auth_context()``) comes from ``node``, by its certificate."""
+    """Whether a call (``context.auth_context()``) comes from ``node``, according to its certificate."""
     return certified_name(node).encode() in auth_context.get("x509_subject_alternative_name", ())
 
 
 def coordinator_credentials(authority: Identity) -> grpc.ServerCredentials:
-    """The coordinator's server: it shows its certificate, and asks callers for none, as those who join have none yet."""
+    """Credentials of the coordinator's server. It asks callers for no certificate, since a node that joins has none yet."""
     return grpc.ssl_server_credentials([(authority.key, authority.certificate)])
 
 
 def peer_credentials(identity: Callable[[], Identity]) -> grpc.ServerCredentials:
-    """A node's server: only who shows a certificate of the run gets through. ``identity`` is asked at every handshake, from
-    any thread: a node listens before it is certified, and may be certified anew."""
+    """Credentials of a node's server, which accepts only callers with a certificate of the run.
+
+    ``identity`` is called at every handshake, from any thread: a node listens before it is certified, and may be
+    certified again.
+    """
     shown = identity()
 
-    def newer() -> Any:  # None: the same as before (types-grpcio does not know)
+    def newer() -> Any:  # None means unchanged (types-grpcio does not know this)
         nonlocal shown
         if (now := identity()) is shown:
             return None
@@ -205,12 +212,12 @@ def peer_credentials(identity: Callable[[], Identity]) -> grpc.ServerCredentials
 
 
 def to_coordinator(authority: bytes) -> Way:
-    """To the coordinator that has the key of this authority, at whatever address."""
+    """Leads to the coordinator that has this authority's key, whatever its address."""
     return grpc.ssl_channel_credentials(authority), _named(COORDINATOR_NAME)
 
 
 def to_peer(identity: Identity, node: str) -> Way:
-    """To ``node``, at whatever address: no other is accepted there."""
+    """Leads to ``node``, whatever its address; another node there is refused."""
     credentials = grpc.ssl_channel_credentials(identity.authority, identity.key, identity.certificate)
     return credentials, _named(certified_name(node))
 
@@ -224,11 +231,11 @@ def _configuration(identity: Identity) -> grpc.ServerCertificateConfiguration:
 
 
 def _anybody() -> ssl.SSLContext:
-    """Takes any certificate, to look at it."""
+    """Accepts any certificate, in order to look at it."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
-    context.set_alpn_protocols(["h2"])  # gRPC's servers insist
+    context.set_alpn_protocols(["h2"])  # gRPC's servers require it
     return context
 
 

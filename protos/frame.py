@@ -1,7 +1,7 @@
-"""One frame of a raw tensor stream: a fixed header and a piece of a tensor's encoded bytes.
+"""One frame of a raw tensor stream: a fixed header and a chunk of a tensor's encoded bytes.
 
-A tensor travels as one or more frames with the same header but for ``offset`` and ``crc``. Nothing in a header is
-trusted: what may arrive follows from the plan, and a frame that does not fit is refused by name.
+A tensor is sent as one or more frames whose headers differ only in ``offset`` and ``crc``. Nothing in a header is
+trusted: the plan says which frames may arrive, and any other is refused with a FrameProblem.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ from dataclasses import dataclass, replace
 from crc32c import crc32c
 
 CHUNK_BYTES = 1 << 20
+"""Largest payload of a frame."""
 STATE_CHUNK_BYTES = 1 << 16
-"""A frame of state is smaller: it comes whole or not at all, and over a slow link one must come well within a lease."""
+"""Largest payload of a frame of state. It is smaller so that a frame crosses a slow link well within a lease."""
 _MAGIC = b"dtf1"
 _HEADER = struct.Struct("<4sBBBQIIIQQQI")
 HEADER_BYTES = _HEADER.size
@@ -23,7 +24,7 @@ MAX_FRAME_BYTES = HEADER_BYTES + CHUNK_BYTES
 
 
 class Kind(enum.IntEnum):
-    """What a tensor is for; says how ``index`` and ``part`` of its frames are read."""
+    """What a tensor is for, and so the meaning of its frames' ``index`` and ``part``."""
 
     ACTIVATION = 1
     """Output of a stage. index: micro-batch."""
@@ -32,32 +33,32 @@ class Kind(enum.IntEnum):
     EVALUATION = 3
     """Output of a stage for held-out samples. index: micro-batch."""
     REDUCE = 4
-    """One replica's gradients of one piece of a shard, to its owner. index: bucket, part: piece."""
+    """One replica's gradients of one piece of a shard, sent to its owner. index: bucket, part: piece."""
     GATHER = 5
-    """Reduced gradients of one piece of a shard, from its owner. index: bucket, part: piece."""
+    """The sum of the gradients of one piece of a shard, sent by its owner. index: bucket, part: piece."""
     STATE = 6
     """Parameters and optimizer state. index: bucket, part: the newest step that the sender has applied."""
     UPDATE = 7
-    """Summed gradients of a step that the sender votes for, to who follows its state. index: bucket."""
+    """Summed gradients of a step that the sender votes for, sent to its standbys. index: bucket."""
     COMMITTED = 8
-    """The step's global gradient norm (float64), with which the sender has applied it. index: bucket, part: as in STATE."""
+    """The step's global gradient norm (float64) with which the sender has applied it. index: bucket, part: as in STATE."""
 
 
 class FrameProblem(enum.Enum):
-    """Why a frame was not taken."""
+    """Why a frame was refused."""
 
     TRUNCATED = "shorter than its header, or than the header says"
     TOO_LARGE = "larger than a frame may be"
-    MALFORMED = "no frame of this protocol"
+    MALFORMED = "not a frame of this protocol"
     CORRUPT = "checksum does not match"
-    STALE = "of a generation or step that is over"
-    UNKNOWN_GENERATION = "of a generation that this node does not have"
-    UNEXPECTED = "not what the plan has this peer send"
-    DUPLICATE = "sent before"
+    STALE = "from a generation or step that is over"
+    UNKNOWN_GENERATION = "from a generation that this node does not have"
+    UNEXPECTED = "not in the plan for this peer"
+    DUPLICATE = "already received"
 
 
 class FrameError(ValueError):
-    """A refused frame: ``problem`` for programs, the message for people."""
+    """A frame was refused: ``problem`` is the reason for programs, the message that for people."""
 
     def __init__(self, problem: FrameProblem, sentence: str) -> None:
         super().__init__(f"{problem.name}: {sentence}")
@@ -66,8 +67,11 @@ class FrameError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """``elements`` and ``dtype`` are of the whole tensor, ``total`` is its encoded length in bytes, ``offset`` where this
-    frame's payload starts in it."""
+    """A frame's header.
+
+    ``elements`` and ``dtype`` describe the whole tensor, ``total`` is its encoded length in bytes, and ``offset`` is
+    the position of this frame's payload in it.
+    """
 
     kind: Kind
     codec: int
@@ -82,7 +86,7 @@ class Header:
 
 
 def frames(header: Header, encoded: memoryview) -> Iterator[bytes]:
-    """The frames that carry ``encoded`` (uint8, contiguous), in order, each at most MAX_FRAME_BYTES long."""
+    """Yields the frames of ``encoded`` (uint8, contiguous) in order, each at most MAX_FRAME_BYTES long."""
     assert len(encoded) == header.total
     chunk = _chunk_bytes(header.kind)
     for offset in range(0, max(header.total, 1), chunk):
@@ -91,11 +95,11 @@ def frames(header: Header, encoded: memoryview) -> Iterator[bytes]:
 
 
 def parse(frame: bytes) -> tuple[Header, memoryview]:
-    """The header and payload of one received frame. Raises FrameError."""
+    """The header and payload of a received frame. Raises FrameError."""
     if len(frame) < HEADER_BYTES:
-        raise FrameError(FrameProblem.TRUNCATED, f"{len(frame)} bytes; a header alone has {HEADER_BYTES}")
+        raise FrameError(FrameProblem.TRUNCATED, f"{len(frame)} bytes; the header alone has {HEADER_BYTES}")
     if len(frame) > MAX_FRAME_BYTES:
-        raise FrameError(FrameProblem.TOO_LARGE, f"{len(frame)} bytes; at most {MAX_FRAME_BYTES} fit a frame")
+        raise FrameError(FrameProblem.TOO_LARGE, f"{len(frame)} bytes; a frame has at most {MAX_FRAME_BYTES}")
     magic, kind, codec, dtype, generation, step, index, part, elements, total, offset, crc = _HEADER.unpack_from(frame)
     if magic != _MAGIC:
         raise FrameError(FrameProblem.MALFORMED, f"starts with {magic!r} instead of {_MAGIC!r}")
@@ -111,7 +115,7 @@ def parse(frame: bytes) -> tuple[Header, memoryview]:
             FrameProblem.TRUNCATED,
             f"{len(payload)} bytes of payload instead of {min(chunk, total - offset)}",
         )
-    # Over the header too: a flipped bit in `index` would otherwise hand a sound tensor to the wrong micro-batch.
+    # The checksum covers the header too: a flipped bit in `index` would give an intact tensor to the wrong micro-batch.
     header = Header(kind, codec, dtype, generation, step, index, part, elements, total, offset)
     if crc != _checksum(header, crc32c(payload)):
         raise FrameError(FrameProblem.CORRUPT, f"{kind.name} {index} at offset {offset}")

@@ -1,4 +1,4 @@
-"""The node-to-node methods. All but the State and Standby requests carry raw bytes: no message is built around a tensor."""
+"""The methods that nodes call on each other. Tensors travel as raw bytes; only the State and Standby requests are messages."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import grpc.aio
 
 SERVICE = "dtfm.Peer"
 NODE_METADATA = "dtfm-node"
-"""Metadata key under which the calling node names itself."""
+"""Metadata key with the name of the calling node."""
 
 FrameStream = Callable[[AsyncIterator[bytes], "grpc.aio.ServicerContext[bytes, bytes]"], Awaitable[bytes]]
 BytesToBytes = Callable[[bytes, "grpc.aio.ServicerContext[bytes, bytes]"], Awaitable[bytes]]
@@ -26,14 +26,17 @@ def peer_handlers(
     state: BytesToStream,
     standby: BytesToStream,
 ) -> grpc.GenericRpcHandler:
-    """The server side.
+    """The server side of the methods.
 
-    ``tensors``: frames of frame.py, for as long as the caller is there; a refusal is the answer, and ends the call (a status
-    would not do: where the call's end meets a write of the caller's, grpc puts its own INTERNAL in its place). ``ping``:
-    echoes. ``upload`` and ``download``: a burst of bytes, there and back; who gets a piece
-    answers with its size (ASCII decimal). ``state``: a StateRequest, answered by STATE frames.
-    ``standby``: a StandbyRequest, answered by STATE frames of each bucket, then, for as long as the caller is there, UPDATE
-    and COMMITTED frames for each step.
+    - ``tensors`` takes frames of frame.py until the caller ends the call. A refusal is an answer that ends the call,
+      not a status: where the end of a call meets a write of the caller's, grpc replaces the status with its own
+      INTERNAL.
+    - ``ping`` echoes.
+    - ``upload`` and ``download`` carry a bandwidth probe, to the server and from it. The receiver answers each piece
+      with its size (ASCII decimal).
+    - ``state`` answers a StateRequest with STATE frames.
+    - ``standby`` answers a StandbyRequest with STATE frames of each bucket and then, until the caller ends the call,
+      with UPDATE and COMMITTED frames for each step.
     """
     return grpc.method_handlers_generic_handler(
         SERVICE,

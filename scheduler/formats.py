@@ -1,6 +1,6 @@
-"""NETWORK.json, WORKLOAD.json and PLAN.json: text to values and back. No files are opened here.
+"""NETWORK.json, WORKLOAD.json and PLAN.json: from text to values and back. Opens no files.
 
-Every parser raises ValueError with the field's path, its value and what would be right.
+Every parser raises ValueError with the path of the field, its value, and what would be right.
 """
 
 from __future__ import annotations
@@ -12,18 +12,19 @@ from typing import Any
 
 import numpy as np
 
+from dtfm.scheduler.assemble.compact import DENSE, CompactCluster
 from dtfm.scheduler.model.cluster import Cluster, Node
-from dtfm.scheduler.model.compact import DENSE, CompactCluster
 from dtfm.scheduler.model.decision import Decision
 from dtfm.scheduler.model.plan import Plan, Route, Stage
 from dtfm.scheduler.model.problem import Floats
 from dtfm.scheduler.model.workload import Layer, PaperCosts, Workload
 
 BYTES_PER_GIGABIT = 1e9 / 8
+"""Converts Gbit/s to bytes per second."""
 
 
 def parse_network(text: str) -> Cluster:
-    """parse_any_network, for those who need a link per pair of nodes."""
+    """A cluster from NETWORK.json. As parse_any_network, but refuses networks too large for a link per pair of nodes."""
     network = parse_any_network(text)
     if isinstance(network, CompactCluster):
         raise ValueError(
@@ -33,20 +34,20 @@ def parse_network(text: str) -> Cluster:
 
 
 def parse_any_network(text: str) -> Cluster | CompactCluster:
-    """A cluster from ``{"nodes": [{"id", "region", "flops", "memory_bytes"}], "latency_ms", "bandwidth_gbps"}``.
+    """A cluster from NETWORK.json: ``{"nodes": [{"id", "region", "flops", "memory_bytes"}], "latency_ms", "bandwidth_gbps"}``.
 
-    Matrices are one way, row = source, column = destination; ``region``, ``up_gbps`` and ``down_gbps`` may be left out, and
-    so may ``ratio``: encoded bytes per byte of activations and gradients on each link (1).
+    Matrices are one way: row = source, column = destination. ``region``, ``up_gbps``, ``down_gbps`` and the matrix ``ratio``
+    are optional; ``ratio`` is the number of encoded bytes per byte of activations and gradients on each link (default 1).
 
-    The compact form, for networks of thousands, adds ``"classes": ["eu", ...]`` and to each node ``"class": "eu"``; the
-    matrices then have a row and a column per class, diagonals are between two nodes of one class, and ``ratio`` is not
-    possible. ``up_gbps`` and ``down_gbps`` are what one node sends and receives altogether. Up to compact.DENSE nodes the
-    result is a Cluster all the same.
+    The compact form, for thousands of nodes, adds ``"classes": ["eu", ...]``, and to each node ``"class": "eu"``. The matrices
+    then have a row and a column per class, their diagonals are the links between two nodes of one class, and ``ratio`` is not
+    possible. ``up_gbps`` and ``down_gbps`` limit what one node sends and receives in total. For up to compact.DENSE nodes the
+    result is a Cluster in this form too.
     """
     document = _document(text, {"nodes", "latency_ms", "bandwidth_gbps", "ratio", "classes"})
     classes = _ids(document, "classes", "") if "classes" in document else None
     if classes is not None and "ratio" in document:
-        raise ValueError("ratio stands beside classes; it needs matrices with a row per node")
+        raise ValueError("ratio is not possible beside classes; it needs matrices with a row per node")
     class_of = []
     nodes = []
     for index, entry in enumerate(_list(document, "nodes", "")):
@@ -98,9 +99,11 @@ def dump_network(cluster: Cluster) -> str:
 
 
 def parse_workload(text: str) -> Workload:
-    """A workload from ``{"layers": [{"name", "forward_flops", "parameter_bytes", "activation_bytes"}], "micro_batches", ...}``.
+    """A workload from ``{"layers": [{"name", "forward_flops", "parameter_bytes", "activation_bytes"}],
+    "micro_batches", ...}``.
 
-    ``optimizer_bytes_per_parameter_byte`` may be left out (2), and so may ``own_bytes_per_parameter_byte`` (0) and ``paper``.
+    ``optimizer_bytes_per_parameter_byte`` (default 2), ``own_bytes_per_parameter_byte`` (default 0) and ``paper`` are
+    optional.
     """
     optimizer, own = "optimizer_bytes_per_parameter_byte", "own_bytes_per_parameter_byte"
     document = _document(text, {"layers", "micro_batches", optimizer, own, "paper"})
@@ -145,7 +148,7 @@ def dump_workload(workload: Workload) -> str:
 
 
 def parse_plan(text: str) -> Plan:
-    """A plan from PLAN.json; whether it suits a cluster and a workload is for plan.validate."""
+    """A plan from PLAN.json. plan.validate checks whether it suits a cluster and a workload."""
     document = _document(text, {"generation", "stages", "routes", "idle"})
     stages = []
     for index, entry in enumerate(_list(document, "stages", "")):
@@ -179,7 +182,10 @@ def plan_document(plan: Plan) -> dict[str, Any]:
 
 
 def decision_document(decision: Decision, elapsed_seconds: float) -> dict[str, Any]:
-    """What ``dtfm-coordinator plan --json`` prints. ``reason`` is the sentence, ``reason_code`` the enum's value."""
+    """The object that ``dtfm-coordinator plan --json`` prints.
+
+    ``reason`` is the sentence, ``reason_code`` the value of Reason, and ``moves`` are the state transfers.
+    """
     predicted = decision.predicted
     paper = predicted.paper
     return {
@@ -192,8 +198,13 @@ def decision_document(decision: Decision, elapsed_seconds: float) -> dict[str, A
         },
         "lower_bound_seconds": decision.lower_bound_seconds,
         "moves": [
-            {"node": move.node, "layers": list(move.layers), "bytes": move.bytes, "why": move.why.value}
-            for move in decision.moves
+            {
+                "node": transfer.node,
+                "layers": list(transfer.layers),
+                "bytes": transfer.bytes,
+                "why": transfer.why.value,
+            }
+            for transfer in decision.transfers
         ],
         "reason": decision.sentence,
         "reason_code": decision.reason.value,
@@ -267,7 +278,7 @@ def _integer(entry: dict[str, Any], key: str, path: str) -> int:
 
 
 def _matrix(document: dict[str, Any], key: str, names: Sequence[object], of: str) -> Floats:
-    """A square matrix with a row and a column per name; between nodes the diagonal is not read."""
+    """A square matrix with a row and a column per name. Between nodes the diagonal is ignored."""
     size, diagonal = len(names), of != "nodes"
     rows = _list(document, key, "")
     if len(rows) != size:

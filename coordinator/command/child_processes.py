@@ -1,4 +1,4 @@
-"""The demo's nodes: child processes on this machine, of which none outlives it."""
+"""The demo's nodes: child processes on this machine, none of which outlives it."""
 
 from __future__ import annotations
 
@@ -13,27 +13,34 @@ from pathlib import Path
 from typing import IO
 
 TAIL_LINES = 15
+"""Lines of a failed node's output that are shown."""
 TERM_SECONDS = 3.0
+"""Seconds between SIGTERM and SIGKILL."""
 GIVE_UP_SECONDS = 20
-"""Should this process be killed outright, its nodes end so long after."""
+"""Seconds after which nodes end by themselves when the demo was killed outright."""
 
 
 @dataclass(slots=True)
 class Child:
+    """One node's process. ``log`` is the file that gets its output."""
+
     node: str
     process: asyncio.subprocess.Process
     log: Path
     _output: IO[bytes]
 
     def tail(self) -> str:
-        """The last lines of what it printed."""
+        """The last lines of the node's output."""
         self._output.flush()
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-TAIL_LINES:])
 
 
 class Children:
-    """``async with``: on leaving, whoever is left is told to stop, and killed when it does not. Each has a process group of
-    its own, so that what it started ends with it and a terminal's Ctrl-C does not reach it by another way."""
+    """Starts and stops the nodes: an async context manager that leaves none running.
+
+    On exit, nodes that still run get SIGTERM, then SIGKILL. Each node has a process group of its own, so that its own
+    children end with it and Ctrl-C in a terminal does not reach it directly.
+    """
 
     def __init__(self, address: str, token: str, folder: Path, threads: int) -> None:
         self._address = address
@@ -44,7 +51,7 @@ class Children:
         self._watchers: list[asyncio.Task[None]] = []
 
     async def start(self, node: str, when_gone: Callable[[Child, int], None]) -> None:
-        """``when_gone`` is called with the exit code."""
+        """Starts ``node``; ``when_gone`` is called with its exit code when it ends."""
         log = self._folder / f"{node}.log"
         output = log.open("wb")
         process = await asyncio.create_subprocess_exec(
@@ -62,7 +69,7 @@ class Children:
         self._watchers.append(asyncio.create_task(_watch(child, when_gone)))
 
     async def finish(self, seconds: float) -> None:
-        """Waits for all to end by themselves, so long at most."""
+        """Waits at most ``seconds`` for all nodes to end by themselves."""
         waits = [asyncio.create_task(child.process.wait()) for child in self.running]
         if waits:
             _, pending = await asyncio.wait(waits, timeout=seconds)
@@ -81,7 +88,7 @@ class Children:
                     _signal_group(child.process.pid, number)
             await self.finish(seconds)
         for child in self.running:
-            _signal_group(child.process.pid, signal.SIGKILL)  # what it may have left behind in its group
+            _signal_group(child.process.pid, signal.SIGKILL)  # its own children, if it left any
             child._output.close()
 
 

@@ -1,4 +1,7 @@
-"""A checkpoint as a folder that transformers' ``from_pretrained`` loads: the weights without the optimizer's state."""
+"""``dtfm-coordinator export``: a checkpoint as a folder that transformers' ``from_pretrained`` loads.
+
+The folder has the weights, without the optimizer's state, and the model's own files (configuration and tokenizer).
+"""
 
 from __future__ import annotations
 
@@ -8,29 +11,61 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import fsspec
 import numpy as np
+import typer
 from blake3 import blake3
 from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load, save_file
 
-from dtfm.coordinator.log.manifest import BucketFile, CheckpointError, read_manifest
+from dtfm.coordinator.command.options import DEFAULT_STORE, Json
+from dtfm.coordinator.log.ledger import fold
+from dtfm.coordinator.log.manifest import BucketFile, CheckpointError, newest, read_manifest
+from dtfm.coordinator.log.store import Store
 
 SHARD_BYTES = 1 << 30
-"""Weights go into files of at least so many bytes, so that memory for about one is enough."""
+"""Least size of a file of weights, the last one apart: export needs memory for about one file."""
 
 MAX_MODEL_FILE_BYTES = 64 << 20
+"""Largest configuration or tokenizer file."""
 Tensors = dict[str, NDArray[Any]]
 
 
-def export(folder: str, target: Path) -> int:
+def export(
+    target: Annotated[Path, typer.Argument(metavar="DIR", help="The folder to write: a new or empty one.")],
+    checkpoint: Annotated[
+        str, typer.Option(help="URL (fsspec) of a checkpoint, or of a folder of checkpoints: the newest is exported.")
+    ] = "",
+    store: Annotated[
+        str, typer.Option(help="Without --checkpoint: the event log (a SQLAlchemy URL) that names the newest one.")
+    ] = DEFAULT_STORE,
+    json_lines: Json = False,
+) -> None:
+    """Writes a checkpoint as a folder that transformers' from_pretrained loads."""
+    folder = (newest(checkpoint) or checkpoint) if checkpoint else _logged_checkpoint(store)
+    step = export_checkpoint(folder, target)
+    if json_lines:
+        print(json.dumps({"checkpoint": folder, "step": step, "folder": str(target)}))
+    else:
+        print(f"Step {step} of {folder} is in {target}.")
+
+
+def _logged_checkpoint(store: str) -> str:
+    with Store(store, write=False) as opened:
+        ledger = fold(record.event for record in opened.read())
+    if not ledger.checkpoints:
+        raise CheckpointError(f"{store} names no checkpoint; give one with --checkpoint")
+    return ledger.checkpoints[ledger.checkpoint_step]
+
+
+def export_checkpoint(folder: str, target: Path) -> int:
     """Writes the checkpoint at ``folder`` (an fsspec URL) into the new folder ``target``; returns its step.
 
-    Nothing stays behind where it fails. Raises CheckpointError for a checkpoint that is not whole or not intact,
-    ValueError for a target that is in use.
+    Leaves nothing behind when it fails. Raises CheckpointError for a checkpoint that is incomplete or damaged, and ValueError
+    for a target in use.
     """
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise ValueError(f"{target} exists and is not an empty folder; give a new one")
@@ -51,13 +86,15 @@ def export(folder: str, target: Path) -> int:
 
 
 def _copy_model_files(filesystem: Any, path: str, target: Path) -> None:
-    """config.json and the tokenizer's files: everything beside the buckets and their manifest."""
+    """Copies config.json and the tokenizer's files: everything but the buckets and their manifest."""
     for entry in filesystem.ls(path, detail=True):
         name = str(entry["name"]).rstrip("/").rsplit("/", 1)[-1]
         if entry["type"] != "file" or name == "manifest.json" or name.startswith("bucket-") or name.endswith(".part"):
             continue
         if entry["size"] > MAX_MODEL_FILE_BYTES:
-            raise CheckpointError(f"{path}/{name} has {entry['size']} bytes; a model's own files are never so large")
+            raise CheckpointError(
+                f"{path}/{name} has {entry['size']} bytes; at most {MAX_MODEL_FILE_BYTES} are possible"
+            )
         (target / name).write_bytes(filesystem.cat_file(entry["name"]))
 
 
@@ -84,13 +121,13 @@ def _read_weights(filesystem: Any, path: str, bucket: BucketFile) -> Tensors:
 
 
 def _write_shards(shards: Iterator[Tensors], target: Path) -> None:
-    """One file model.safetensors, or several with the index that transformers reads."""
+    """Writes one file, model.safetensors, or several files and the index that transformers reads."""
     files: list[tuple[Path, list[str]]] = []
     size = 0
     for number, tensors in enumerate(shards):
         file = target / f"part-{number}"
         save_file({name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()}, file, {"format": "pt"})
-        file.chmod(0o644)  # as any other file; safetensors makes them private
+        file.chmod(0o644)  # safetensors creates files that only their owner can read
         files.append((file, list(tensors)))
         size += sum(tensor.nbytes for tensor in tensors.values())
     if len(files) == 1:

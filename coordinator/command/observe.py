@@ -1,4 +1,4 @@
-"""Commands that look at a run: ``members``, ``events``, ``watch``, ``plan-now``."""
+"""Commands that show a run: ``members``, ``events``, ``watch``."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 from rich.live import Live
 
+from dtfm.coordinator.command.client import ask, records
 from dtfm.coordinator.command.options import (
     DEFAULT_ADDRESS,
     Address,
@@ -22,9 +23,8 @@ from dtfm.coordinator.command.options import (
 )
 from dtfm.coordinator.log.ledger import fold
 from dtfm.coordinator.log.store import Store
-from dtfm.coordinator.view.client import ask, records
 from dtfm.coordinator.view.members import member_documents
-from dtfm.coordinator.view.narration import sending
+from dtfm.coordinator.view.narration import describe_codecs
 from dtfm.coordinator.view.watch import View, render
 from dtfm.protos import control_pb2 as wire
 
@@ -32,7 +32,7 @@ from dtfm.protos import control_pb2 as wire
 def members(
     address: Address = DEFAULT_ADDRESS, store: StoreUrl = "", token_file: TokenFile = None, json_lines: Json = False
 ) -> None:
-    """The nodes: where each is, what it is, what it does."""
+    """Shows the nodes: address, device, and what each computes."""
     for document in asyncio.run(_members(address, store, read_token(token_file))):
         print(json.dumps(document) if json_lines else _member_line(document), flush=True)
 
@@ -43,28 +43,18 @@ def events(
     token_file: TokenFile = None,
     json_lines: Json = False,
     follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Go on with what comes, until the run is over.")
+        bool, typer.Option("--follow", "-f", help="Print new events too, until the run is over.")
     ] = False,
-    after: Annotated[int, typer.Option(min=0, help="Leave out events up to this sequence number.")] = 0,
+    after: Annotated[int, typer.Option(min=0, help="Print only events after this sequence number.")] = 0,
 ) -> None:
-    """The event log."""
+    """Prints the event log: everything that happened in the run, in order."""
     asyncio.run(_events(address, store, read_token(token_file), after, follow, json_lines))
-
-
-def plan_now(address: Address = DEFAULT_ADDRESS, token_file: TokenFile = None, json_lines: Json = False) -> None:
-    """Plans anew at the next commit, and says what came of it."""
-    call = ask(address, read_token(token_file), lambda stub: stub.PlanNow, wire.PlanNowRequest())
-    reply: wire.PlanNowReply = asyncio.run(call)
-    if json_lines:
-        print(json.dumps({"changed": reply.changed, "generation": reply.generation, "reason": reply.reason}))
-    else:
-        print(f"{'A new plan' if reply.changed else 'No change'} (generation {reply.generation}): {reply.reason}")
 
 
 def watch(
     address: Address = DEFAULT_ADDRESS, store: StoreUrl = "", token_file: TokenFile = None, json_lines: Json = False
 ) -> None:
-    """A live view of the run, until it is over or Ctrl-C."""
+    """Shows a live view of the run until it is over. Ctrl-C ends the view, not the run."""
     with contextlib.suppress(KeyboardInterrupt):
         asyncio.run(_watch(address, store, read_token(token_file), json_lines))
 
@@ -76,7 +66,7 @@ async def _watch(address: str, store: str, token: str, json_lines: bool) -> None
     view = View()
     console = Console()
     live = Live(console=console, refresh_per_second=4, get_renderable=lambda: render(view))
-    # The log up to now is shown at once; on anything but a terminal, as it is in the end.
+    # A terminal shows the log so far at once and then follows it; anything else gets the final state alone.
     with live if console.is_terminal and not store else contextlib.nullcontext():
         async for record in records(address, store, token, follow=not store):
             view.add(record)
@@ -101,7 +91,7 @@ def _member_line(document: dict[str, Any]) -> str:
     stage, device = document["stage"], document["device"]
     work = f"stage {stage}, layers {document['layers'][0]}-{document['layers'][1] - 1}" if stage is not None else ""
     sent = [
-        f"to {destination} {sending(link['codecs'])}"
+        f"to {destination} {describe_codecs(link['codecs'])}"
         for destination, link in document["links"].items()
         if link["codecs"]
     ]

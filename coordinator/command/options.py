@@ -1,4 +1,4 @@
-"""What several commands share: options, the token, how a record is printed."""
+"""Options that several commands share, how the token is read, and how an event is printed."""
 
 from __future__ import annotations
 
@@ -16,21 +16,29 @@ from dtfm.coordinator.view.narration import narrate
 DEFAULT_ADDRESS = "127.0.0.1:7400"
 DEFAULT_STORE = "sqlite:///dtfm.db"
 
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object per line, for scripts.")]
 TokenFile = Annotated[
     Path | None,
     typer.Option(
-        help="File that holds the run's token; else DTFM_TOKEN in the environment; without either, everybody may come."
+        help="File with the run's token. Default: DTFM_TOKEN in the environment. Without a token anybody can join."
     ),
 ]
-Address = Annotated[str, typer.Argument(metavar="[ADDRESS]", help="The coordinator's HOST:PORT.")]
-StoreUrl = Annotated[str, typer.Option("--store", help="Read this event log (a SQLAlchemy URL) instead of asking.")]
-RunFilePath = Annotated[Path | None, typer.Argument(metavar="[RUN.toml]", help="Left out: the demo's defaults.")]
-Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Log what happens, to standard error.")]
+Address = Annotated[str, typer.Argument(metavar="[ADDRESS]", help="HOST:PORT of the coordinator.")]
+StoreUrl = Annotated[
+    str, typer.Option("--store", help="Read this event log (a SQLAlchemy URL) instead of asking a coordinator.")
+]
+RunFilePath = Annotated[
+    Path | None,
+    typer.Argument(metavar="[RUN.toml]", help="The run file (docs/run-file.md). Default: every key's default."),
+]
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Log to standard error.")]
 
 
 def read_token(path: Path | None) -> str:
-    """The run's token, from ``path`` or the environment; empty: there is none. Raises ValueError."""
+    """The run's token, from the file ``path`` or from DTFM_TOKEN in the environment; empty when there is none.
+
+    Raises ValueError when the file cannot be read or holds no token.
+    """
     if path is None:
         return os.environ.get("DTFM_TOKEN", "").strip()
     try:

@@ -1,4 +1,4 @@
-"""``dtfm-coordinator serve``."""
+"""``dtfm-coordinator serve`` and ``token``."""
 
 from __future__ import annotations
 
@@ -29,12 +29,16 @@ from dtfm.coordinator.service.startup import open_run, serve_until_over
 from dtfm.protos.connection import read_address
 
 SHORTEST_TOKEN = 16
-"""Shorter ones can be guessed by whoever reaches the coordinator."""
+"""Least number of characters that cannot be guessed by anybody who reaches the coordinator."""
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
+"""Hosts that only this machine reaches."""
 
 
 def token(json_lines: Json = False) -> None:
-    """Draws a token for a run: put it into DTFM_TOKEN, for the coordinator and on every node."""
+    """Draws a random token for a run.
+
+    Set it as DTFM_TOKEN for the coordinator and for every node: only nodes with the same token can join.
+    """
     drawn = secrets.token_urlsafe(24)
     print(json.dumps({"token": drawn}) if json_lines else drawn)
 
@@ -42,17 +46,22 @@ def token(json_lines: Json = False) -> None:
 def serve(
     run_file: RunFilePath = None,
     listen: Annotated[
-        str, typer.Option(help="HOST:PORT to listen on; 0.0.0.0:7400 for nodes elsewhere; port 0 takes a free one.")
+        str,
+        typer.Option(help="HOST:PORT to listen on. 0.0.0.0:7400 lets other machines join; port 0 picks a free port."),
     ] = DEFAULT_ADDRESS,
-    store: Annotated[str, typer.Option(help="Where the event log is kept, a SQLAlchemy URL.")] = DEFAULT_STORE,
+    store: Annotated[str, typer.Option(help="The event log (a SQLAlchemy URL), created when missing.")] = DEFAULT_STORE,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on with the store's run, or the newest checkpoint's.")
+        bool, typer.Option("--resume", help="Go on with the run in the store, or else from the newest checkpoint.")
     ] = False,
     token_file: TokenFile = None,
     json_lines: Json = False,
     verbose: Verbose = False,
 ) -> None:
-    """Coordinates one run until it is over. Exit codes: 0 it finished, 1 it failed or was stopped, 2 bad input."""
+    """Coordinates one run until it is over.
+
+    Prints the command that nodes join with, then every event. Exit codes: 0 the run finished, 1 it failed or was stopped, 2 bad
+    input.
+    """
     logging.basicConfig(
         level=logging.INFO if verbose else logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
@@ -83,16 +92,16 @@ async def _serve(
 
 
 def weakness(token: str, host: str) -> str:
-    """What is wrong with ``token`` for a server that listens on ``host``, a sentence; empty: nothing."""
+    """A sentence on what is wrong with ``token`` for a server that listens on ``host``; empty when nothing is."""
     if not token and host not in LOOPBACK:
-        return f"without a token whoever reaches {host} can take part in this run, or pass for its coordinator."
+        return f"without a token anybody who reaches {host} can join this run, or impersonate its coordinator."
     if 0 < len(token) < SHORTEST_TOKEN:
-        return f"whoever reaches this coordinator can guess at a token of {len(token)} characters."
+        return f"anybody who reaches this coordinator can guess a token of {len(token)} characters."
     return ""
 
 
 def _reachable(host: str) -> str:
-    """What to type elsewhere to reach a server that listens on ``host``."""
+    """The host to type on another machine to reach a server that listens on ``host``."""
     if host in ("0.0.0.0", "::"):
         return socket.gethostname()
     return f"[{host}]" if ":" in host else host

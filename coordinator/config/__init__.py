@@ -1,1 +1,1 @@
-"""The run file: its schema, and errors that name the key, the value and the fix."""
+"""The run file: its tables, how it is read, errors that name the key, the value and the fix, and the page about it."""

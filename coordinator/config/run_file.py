@@ -1,269 +1,42 @@
-"""The run file: what is trained, on what, how. Every key is described where it stands and has a default."""
+"""The run file: what is trained, on which data, and how. tables.py describes its keys."""
 
 from __future__ import annotations
 
 import json
-import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
-import fsspec
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
+from pydantic import Field, ValidationError
 
-from dtfm.coordinator.config.run_file_errors import RunFileError, sentences
+from dtfm.coordinator.config.run_file_errors import RunFileError, describe_errors
+from dtfm.coordinator.config.tables import Checkpoint, Cluster, Data, Model, Network, Table, Train
 from dtfm.protos import plan_pb2
 
-Codec = Literal["auto", "off", "raw16", "i8b256", "i4b64", "i4h64"]
-ReductionCodec = Literal["auto", "off", "raw16", "i8b256", "i4b64", "i4h64", "topk"]
 Name = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
 
 MAX_FILE_BYTES = 1 << 20
-DEFAULT_LLAMA = {"hidden_size": 128, "num_hidden_layers": 8, "num_attention_heads": 4, "intermediate_size": 384}
+"""Largest run file."""
 _PRECISIONS = {"fp32": plan_pb2.FP32, "bf16": plan_pb2.BF16, "fp64": plan_pb2.FP64}
-_WIDTH_AND_HEADS = (("hidden_size", "num_attention_heads"), ("n_embd", "n_head"), ("d_model", "num_heads"))
 
 
-class Section(BaseModel):
-    """A table of the run file: unknown keys and wrong types are refused, defaults are checked like given values."""
+class RunFile(Table):
+    """Keys that stand above all tables."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, validate_default=True)
-
-
-class Model(Section):
-    family: str = Field(
-        default="llama", min_length=1, max_length=64, description='A transformers model_type, or "module".'
-    )
-    config: dict[str, Any] = Field(
-        default_factory=lambda known: dict(DEFAULT_LLAMA) if known.get("family") == "llama" else {},
-        description="The transformers config's keyword arguments; left out: the demo's for llama, else its own.",
-    )
-    module: str = Field(
-        default="",
-        max_length=256,
-        description='With family "module": "package.module:function", which returns a torch.nn.Sequential.',
-    )
-
-    @field_validator("config")
-    @classmethod
-    def _config_fits(cls, config: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
-        try:
-            text = json.dumps(config, allow_nan=False)
-        except (TypeError, ValueError) as error:
-            raise ValueError(f"must hold numbers, strings, booleans, lists and tables alone ({error})") from None
-        if len(text) > 65536:
-            raise ValueError(f"must be at most 65536 characters as JSON, not {len(text)}")
-        for width, heads in _WIDTH_AND_HEADS:
-            if "head_dim" in config or width not in config or heads not in config:
-                continue
-            if not all(isinstance(config[key], int) and config[key] > 0 for key in (width, heads)):
-                raise ValueError(f"{width} and {heads} must be whole numbers above 0")
-            if config[width] % config[heads]:
-                nearest = -(-config[width] // config[heads]) * config[heads]
-                raise ValueError(f"{width} must be a multiple of {heads} ({config[heads]}), like {nearest}")
-        return config
-
-    @field_validator("module")
-    @classmethod
-    def _module_fits(cls, module: str, info: ValidationInfo) -> str:
-        if info.data.get("family") != "module":
-            if module:
-                raise ValueError('is read only with family = "module"; set that, or leave module out')
-        elif not re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*", module):
-            raise ValueError('with family = "module", must name a function like "package.module:function"')
-        return module
-
-
-class Data(Section):
-    source: str = Field(
-        default="python-stdlib",
-        min_length=1,
-        max_length=4096,
-        description='"python-stdlib" (source text of your Python), a glob of .txt or .jsonl files, or "hf:NAME".',
-    )
-    tokenizer: str = Field(
-        default="bytes", min_length=1, max_length=4096, description='"bytes", or the folder or hub name of a tokenizer.'
-    )
-    sequence_length: int = Field(default=256, ge=2, le=1 << 20, description="Tokens per sample.")
-    text_field: str = Field(
-        default="text",
-        min_length=1,
-        max_length=256,
-        description="JSON lines and hub data sets: the field that holds the text.",
-    )
-    evaluation_fraction: float = Field(
-        default=0.05, gt=0, lt=1, description="Share of the samples held out for evaluation; they are never trained on."
-    )
-
-
-class Train(Section):
-    steps: int = Field(default=200, ge=1, le=100_000_000, description="Optimizer updates of the whole model.")
-    micro_batch: int = Field(default=4, ge=1, le=65536, description="Samples that go through the pipeline together.")
-    global_batch: int = Field(default=32, ge=1, le=1 << 24, description="Samples per step; a multiple of micro_batch.")
-    learning_rate: float = Field(default=3e-3, gt=0, le=100, description="Of AdamW, after the warm-up.")
-    warmup_steps: int = Field(
-        default_factory=lambda known: min(20, known.get("steps", 0) // 10),
-        ge=0,
-        description="Steps over which the learning rate rises from 0; left out: 20, or a tenth of a short run.",
-    )
-    final_learning_rate_fraction: float = Field(
-        default=0.1, ge=0, le=1, description="The cosine ends at this share of learning_rate."
-    )
-    weight_decay: float = Field(default=0.1, ge=0, le=10, description="Of AdamW, on matrices alone.")
-    beta1: float = Field(default=0.9, ge=0, lt=1, description="AdamW's decay of the gradient's mean.")
-    beta2: float = Field(default=0.95, ge=0, lt=1, description="AdamW's decay of the squared gradient's mean.")
-    epsilon: float = Field(default=1e-8, gt=0, le=1, description="AdamW's guard against division by zero.")
-    clip_norm: float = Field(
-        default=1.0, ge=0, le=1e9, description="Largest norm of the whole model's gradient; 0: no clipping."
-    )
-    precision: Literal["fp32", "bf16", "fp64"] = Field(
-        default="fp32", description="bf16 computes in bfloat16 where the device has it; weights stay in 32 bits."
-    )
-    evaluate_every: int = Field(
-        default=50,
-        ge=0,
-        description="Held-out loss after every so many steps and after the last; 0: after the last alone.",
-    )
-    evaluation_samples: int = Field(
-        default_factory=lambda known: -(-64 // known.get("micro_batch", 64)) * known.get("micro_batch", 64),
-        ge=1,
-        le=1 << 24,
-        description="Held-out samples per evaluation, a multiple of micro_batch; left out: 64, rounded up to one.",
-    )
-
-    @field_validator("global_batch", "evaluation_samples")
-    @classmethod
-    def _whole_micro_batches(cls, samples: int, info: ValidationInfo) -> int:
-        micro = info.data.get("micro_batch", 1)
-        if samples % micro:
-            below, above = samples // micro * micro, -(-samples // micro) * micro
-            raise ValueError(
-                f"must be a multiple of train.micro_batch ({micro}), like {f'{below} or ' if below else ''}{above}"
-            )
-        return samples
-
-    @field_validator("warmup_steps")
-    @classmethod
-    def _warm_up_fits(cls, warmup: int, info: ValidationInfo) -> int:
-        if warmup > (steps := info.data.get("steps", warmup)):
-            raise ValueError(f"must be at most train.steps ({steps})")
-        return warmup
-
-
-class Network(Section):
-    compression: Codec = Field(default="auto", description="Codec of everything that nodes send each other.")
-    activations: Codec = Field(
-        default_factory=lambda known: known.get("compression", "auto"),
-        description="Codec of activations; left out: compression.",
-    )
-    gradients: Codec = Field(
-        default_factory=lambda known: known.get("compression", "auto"),
-        description="Codec of the gradients that flow back through the pipeline; left out: compression.",
-    )
-    reduction: ReductionCodec = Field(
-        default_factory=lambda known: known.get("compression", "auto"),
-        description='Codec of the gradients that replicas exchange; left out: compression. "topk" sends the largest '
-        "thirtieth of them and the rest in later steps.",
-    )
-
-    @field_validator("compression", "activations", "gradients", mode="before")
-    @classmethod
-    def _nothing_left_out(cls, codec: object) -> object:
-        if codec == "topk":
-            raise ValueError(
-                'leaves out most elements, which replicas alone make up for in later steps; set network.reduction = "topk", '
-                'and "i8b256" here'
-            )
-        return codec
-
-
-def _least_nodes(stages: Literal["auto"] | int | list[int]) -> int:
-    if stages == "auto":
-        return 1
-    return sum(stages) if isinstance(stages, list) else stages
-
-
-class ClusterSection(Section):
-    stages: Literal["auto"] | int | list[int] = Field(
-        default="auto", description='"auto", how many stages, or the replicas of each stage, like [2, 1, 1].'
-    )
-    nodes: int = Field(
-        default_factory=lambda known: _least_nodes(known.get("stages", "auto")),
-        ge=1,
-        le=1000,
-        description="Training starts when so many nodes are ready; left out: as many as stages asks for.",
-    )
-    lease: float = Field(
-        default=10.0,
-        ge=0.5,
-        le=3600,
-        description="Seconds without a sign of life after which a node is gone; all time-outs derive from it.",
-    )
-
-    @field_validator("stages", mode="plain")
-    @classmethod
-    def _stages_fit(cls, stages: object) -> object:
-        counts = stages if isinstance(stages, list) else [stages]
-        if stages == "auto" or (1 <= len(counts) <= 1000 and all(type(n) is int and 1 <= n <= 1000 for n in counts)):
-            return stages
-        raise ValueError('must be "auto", how many stages (1 to 1000), or the replicas of each stage, like [2, 1, 1]')
-
-    @field_validator("nodes")
-    @classmethod
-    def _nodes_suffice(cls, nodes: int, info: ValidationInfo) -> int:
-        if nodes < (least := _least_nodes(info.data.get("stages", "auto"))):
-            raise ValueError(f"must be at least {least}, which cluster.stages = {info.data['stages']} takes")
-        return nodes
-
-    @property
-    def pinned(self) -> int | tuple[int, ...] | None:
-        """``stages`` as the scheduler takes it; None leaves the choice to it."""
-        if self.stages == "auto":
-            return None
-        return tuple(self.stages) if isinstance(self.stages, list) else self.stages
-
-
-class Checkpoint(Section):
-    uri: str = Field(
-        default="file:./checkpoints",
-        min_length=1,
-        max_length=4096,
-        description="A folder, as any fsspec URL. All nodes and the coordinator must reach it.",
-    )
-    every: int = Field(
-        default=100, ge=0, description="Steps between checkpoints; one is written after the last in any case."
-    )
-
-    @field_validator("uri")
-    @classmethod
-    def _uri_reachable(cls, uri: str) -> str:
-        protocol, _, path = uri.partition(":") if re.match(r"[A-Za-z][\w+.-]*:", uri) else ("file", "", uri)
-        if protocol == "file":
-            return Path(path.removeprefix("//") or "/").expanduser().resolve().as_uri()
-        try:
-            fsspec.get_filesystem_class(protocol)
-        except (ValueError, ImportError) as error:
-            raise ValueError(f"names a kind of storage that this machine does not know: {error}") from None
-        return uri.rstrip("/")
-
-
-class RunFile(Section):
-    """A whole run file. ``uri`` of a local checkpoint folder is absolute once it has been read."""
-
-    name: Name = Field(default="demo", description="What people call the run; nodes may ask for it by this name.")
+    name: Name = Field(default="demo", description="The run's name in logs and on pages.")
     seed: int = Field(
-        default=1, ge=0, le=2**64 - 1, description="Of the weights at the start and of the samples' order."
+        default=1, ge=0, le=2**64 - 1, description="Seed of the initial weights and of the order of samples."
     )
     model: Model = Field(default_factory=Model)
     data: Data = Field(default_factory=Data)
     train: Train = Field(default_factory=Train)
     network: Network = Field(default_factory=Network)
-    cluster: ClusterSection = Field(default_factory=ClusterSection)
+    cluster: Cluster = Field(default_factory=Cluster)
     checkpoint: Checkpoint = Field(default_factory=Checkpoint)
 
     def message(self, run_id: str) -> plan_pb2.Run:
-        """The run as nodes get it."""
+        """The run as the coordinator sends it to nodes."""
         train = self.train.model_dump(exclude={"precision"})
         return plan_pb2.Run(
             name=self.name,
@@ -281,12 +54,15 @@ class RunFile(Section):
 
 
 def read_run_file(path: Path | None) -> RunFile:
-    """The run file at ``path``; without one, the defaults. Raises RunFileError, whose message names every problem."""
+    """Reads the run file at ``path``; None gives the defaults.
+
+    A relative path of a local checkpoint folder becomes absolute. Raises RunFileError, whose message names every problem.
+    """
     return parse_run(read_table(path), str(path)) if path is not None else RunFile()
 
 
 def read_table(path: Path) -> dict[str, Any]:
-    """The TOML file at ``path``, its keys unchecked. Raises RunFileError."""
+    """The content of the TOML file at ``path``, keys unchecked. Raises RunFileError."""
     try:
         raw = path.read_bytes()
     except OSError as error:
@@ -303,8 +79,11 @@ def read_table(path: Path) -> dict[str, Any]:
 
 
 def parse_run(table: Mapping[str, Any], source: str) -> RunFile:
-    """A run file's content, from TOML or from the log. Raises RunFileError, whose message names every problem."""
+    """Validates a run file's content, from TOML or from the event log.
+
+    ``source`` is its name in messages. Raises RunFileError, whose message names every problem.
+    """
     try:
         return RunFile.model_validate(dict(table))
     except ValidationError as error:
-        raise RunFileError(f"{source} has {sentences(error, RunFile)}") from None
+        raise RunFileError(f"{source} has {describe_errors(error, RunFile)}") from None

@@ -1,4 +1,4 @@
-"""What is wrong with a run file, in sentences: the key's path, its value, what would be right."""
+"""Errors in a run file, as sentences: the key's path, its value, and what would be right."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ _SHOWN_CHARACTERS = 80
 
 
 class RunFileError(ValueError):
-    """The run file cannot be used; the message says why, for each key concerned."""
+    """The run file cannot be used; the message has one line for each wrong key."""
 
 
-def sentences(error: ValidationError, model: type[BaseModel]) -> str:
-    """Every problem of ``error`` on its own line, under a heading that counts them."""
+def describe_errors(error: ValidationError, model: type[BaseModel]) -> str:
+    """All problems of ``error``, a validation of ``model``: a count, then one line each."""
     lines = list(dict.fromkeys(_lines(error, model)))
     return f"{len(lines)} problem{'s' if len(lines) > 1 else ''}:\n" + "\n".join(f"  {line}" for line in lines)
 
@@ -25,7 +25,7 @@ def _lines(error: ValidationError, model: type[BaseModel]) -> Iterator[str]:
     for problem in error.errors(include_url=False):
         path = list(problem["loc"])
         if problem["type"] == "default_factory_not_called":
-            continue  # a default that follows from a key which is already complained about
+            continue  # the default follows from a key that has an error of its own
         if problem["type"] == "extra_forbidden":
             yield _unknown_key(path, model)
         else:
@@ -33,13 +33,13 @@ def _lines(error: ValidationError, model: type[BaseModel]) -> Iterator[str]:
 
 
 def _unknown_key(path: list[Any], model: type[BaseModel]) -> str:
-    known = sorted(_section(model, path[:-1]).model_fields)
+    known = sorted(_table(model, path[:-1]).model_fields)
     close = difflib.get_close_matches(str(path[-1]), known, n=1)
-    hint = f"did you mean {close[0]}?" if close else f"known here: {', '.join(known)}"
+    hint = f"did you mean {close[0]}?" if close else f"the keys are {', '.join(known)}"
     return f"{_dotted(path)}: unknown key; {hint}"
 
 
-def _section(model: type[BaseModel], path: list[Any]) -> type[BaseModel]:
+def _table(model: type[BaseModel], path: list[Any]) -> type[BaseModel]:
     for part in path:
         inner = model.model_fields[part].annotation
         assert isinstance(inner, type)
@@ -49,7 +49,7 @@ def _section(model: type[BaseModel], path: list[Any]) -> type[BaseModel]:
 
 
 def _wanted(problem: Any) -> str:
-    """What would be right."""
+    """What would be right, as the end of a sentence."""
     context = problem.get("ctx", {})
     match problem["type"]:
         case "value_error":

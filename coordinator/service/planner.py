@@ -24,6 +24,7 @@ def choose(wanted: PlanWanted) -> PlanChosen | str:
             seed=wanted.seed,
             deadline=lambda: time.monotonic() > until,
             generation=wanted.generation,
+            tight_bound=False,
         )
     except Infeasible as error:
         return str(error)

@@ -1,1 +1,1 @@
-"""What people see: the event log as sentences, tables and progress."""
+"""What people see of a run: projections of the event log."""

@@ -9,8 +9,11 @@ from dtfm.coordinator.log.ledger import Ledger
 
 
 def member_documents(ledger: Ledger) -> list[dict[str, Any]]:
-    """One JSON object per node, by name: where it is, what it is, what it does. ``stage`` is None while it has none;
-    the ``codecs`` of a link say what the plan has sent over it, and under which."""
+    """One JSON object per node, sorted by name: its address, device, status, stage and links.
+
+    ``stage`` and ``layers`` are None while the node has none. A link's ``codecs`` names the tensors that the plan
+    sends over it and the codec of each.
+    """
     plan = ledger.plan
     documents = []
     for node, member in sorted(ledger.members.items()):

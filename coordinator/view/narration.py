@@ -9,11 +9,11 @@ from dtfm.coordinator.log import events as ev
 from dtfm.scheduler.model.plan import Plan
 
 MOST_NAMED = 8
-"""So many nodes are named in a sentence."""
+"""Largest number of nodes that one sentence names."""
 
 
 def narrate(event: ev.Event) -> str:
-    """One line."""
+    """The event as one line of text."""
     match event:
         case ev.RunStarted():
             return f"run {event.run.get('name')} started (id {event.run_id})"
@@ -28,13 +28,13 @@ def narrate(event: ev.Event) -> str:
         case ev.NodeReady():
             return f"{event.node} is ready"
         case ev.NodeLeaving():
-            return f"{event.node} wants to leave ({event.reason}); it hands over first"
+            return f"{event.node} is leaving ({event.reason}) and hands over its work first"
         case ev.NodeLeft():
             return f"{event.node} left: {event.reason}"
         case ev.DeviceTimed():
             return f"{event.node} computes this model's layers at {event.flops / 1e9:.0f} GFLOP/s"
         case ev.DeviceDrifted():
-            return f"{event.node} has changed: {event.reason}"
+            return f"{event.node} changed its speed: {event.reason}"
         case ev.LinksMeasured():
             return f"{event.node} measured {len(event.links)} links"
         case ev.RunDescribed():
@@ -47,7 +47,7 @@ def narrate(event: ev.Event) -> str:
         case ev.Waiting():
             return f"waiting: {event.reason}"
         case ev.PlanAdopted():
-            return f"plan {event.generation} from step {event.step + 1} on: {shape(event.plan)}; {event.reason}"
+            return f"plan {event.generation} from step {event.step + 1} on: {describe_plan(event.plan)}; {event.reason}"
         case ev.PlanStarted():
             used = Counter(
                 codec for links in event.codecs.values() for tensors in links.values() for codec in tensors.values()
@@ -59,8 +59,8 @@ def narrate(event: ev.Event) -> str:
         case ev.PlanFailed():
             return f"plan {event.generation} failed on {event.node}: {event.reason}"
         case ev.CodecsChosen():
-            sent = [f"to {node} {sending(tensors)}" for node, tensors in sorted(event.codecs.items())]
-            return f"{event.node} sends from now on {'; '.join(sent) or 'nothing'}"
+            sent = [f"to {node} {describe_codecs(tensors)}" for node, tensors in sorted(event.codecs.items())]
+            return f"{event.node} now sends {'; '.join(sent) or 'nothing'}"
         case ev.StepCommitted():
             speed = event.tokens_per_second
             rate = f", {speed:,.0f} tokens/s" if speed is not None else ""
@@ -71,7 +71,7 @@ def narrate(event: ev.Event) -> str:
             return f"step {event.step}: the replicas of stage {event.stage} hold different state: {event.digests}"
         case ev.Evaluated():
             return (
-                f"held-out loss after step {event.step}: {event.loss:.4f} nats per token (frequencies alone would give "
+                f"held-out loss after step {event.step}: {event.loss:.4f} nats per token (token frequencies alone: "
                 f"{event.unigram_entropy:.4f})"
             )
         case ev.CheckpointWritten():
@@ -95,17 +95,17 @@ def narrate(event: ev.Event) -> str:
             return f"coordinator stopped: {event.reason}"
 
 
-def sending(tensors: Mapping[str, str]) -> str:
-    """What goes over a link and under which codec, like "activations i8b256"."""
+def describe_codecs(tensors: Mapping[str, str]) -> str:
+    """The tensors that go over a link and the codec of each, like "activations i8b256, gradients off"."""
     return ", ".join(f"{what} {codec}" for what, codec in sorted(tensors.items()))
 
 
 def _numbers(ranges: Iterable[tuple[int, int]]) -> str:
-    """Like "0-4, 7"."""
+    """The ranges with their last numbers included, like "0-4, 7"."""
     return ", ".join(f"{first}-{past - 1}" if past - first > 1 else str(first) for first, past in ranges)
 
 
-def shape(plan: Plan) -> str:
-    """Like "2 stages: [0, 5) on a, b; [5, 10) on c, d"."""
+def describe_plan(plan: Plan) -> str:
+    """The plan as one line, like "2 stages: layers 0-4 on a, b; layers 5-9 on c, d"."""
     stages = "; ".join(f"layers {s.layers[0]}-{s.layers[1] - 1} on {', '.join(s.replicas)}" for s in plan.stages)
     return f"{len(plan.stages)} stage{'s' if len(plan.stages) > 1 else ''}: {stages}"

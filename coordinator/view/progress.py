@@ -1,4 +1,4 @@
-"""A run's progress on a terminal; on anything else, a line now and then."""
+"""A run's progress: a bar on a terminal, a line now and then elsewhere."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.view.narration import narrate
 
 LINES = 10
-"""Without a terminal, so many lines tell of the steps."""
+"""Number of lines about steps that a whole run prints without a terminal."""
 
 _QUIET = (ev.NodeReady, ev.LinksMeasured, ev.RunStarted, ev.PlanStarted, ev.RunFinished, ev.RunFailed)
 
 
 class RunProgress:
-    """Shows events as they come."""
+    """Shows events as they come. A context manager."""
 
     def __init__(self, console: Console, steps: int) -> None:
         self._console = console
@@ -65,7 +65,7 @@ class RunProgress:
 
 
 class _TimeLeft(ProgressColumn):
-    """As rich estimates it from the last steps, in words."""
+    """The time left, as rich estimates it from the last steps."""
 
     def __init__(self) -> None:
         super().__init__()

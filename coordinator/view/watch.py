@@ -1,4 +1,5 @@
-"""The live terminal view: nodes, links, stage x replica grid, step, loss, tokens/s, recent events. A projection of the log."""
+"""The live terminal view: nodes, links, stages and their replicas, step, loss, tokens/s, recent events. A projection
+of the log."""
 
 from __future__ import annotations
 
@@ -20,6 +21,7 @@ from dtfm.coordinator.log.store import Record
 from dtfm.coordinator.view.narration import narrate
 
 RECENT_STEPS = 20
+"""Number of steps that tokens/s is averaged over."""
 RECENT_EVENTS = 7
 MOST_NODES = 10
 MOST_LINKS = 4
@@ -29,7 +31,7 @@ _SPARKS = "▁▂▃▄▅▆▇█"
 
 @dataclass(slots=True)
 class View:
-    """What ``watch`` shows, after as many records as it was given."""
+    """What ``watch`` shows, given the records added so far."""
 
     ledger: Ledger = field(default_factory=Ledger)
     steps: deque[ev.StepCommitted] = field(default_factory=lambda: deque(maxlen=RECENT_STEPS))
@@ -46,13 +48,13 @@ class View:
 
     @property
     def tokens_per_second(self) -> float | None:
-        """Over the last steps that were done from their beginning; None before the first."""
+        """The mean over the last steps that ran without interruption; None before the first."""
         whole = [step for step in self.steps if step.tokens_per_second is not None]
         return sum(step.tokens for step in whole) / sum(step.seconds for step in whole) if whole else None
 
 
 def render(view: View) -> RenderableType:
-    """One screen, for 100 columns and 30 rows where there are few nodes."""
+    """One screen: 100 columns, and 30 rows when there are few nodes."""
     side = Table.grid(expand=True, padding=(0, 1))
     side.add_column(ratio=5)
     side.add_column(ratio=4)
@@ -74,7 +76,7 @@ def _head(view: View) -> RenderableType:
         if ledger.evaluated
         else "",
     )
-    bar = Table.grid(expand=True)  # by itself a bar does not end its line
+    bar = Table.grid(expand=True)  # a bar alone does not end its line
     bar.add_row(ProgressBar(total=max(steps, 1), completed=ledger.step))
     body: list[RenderableType] = [line, bar]
     if len(view.losses) > 1:
@@ -120,7 +122,7 @@ def _nodes(ledger: Ledger) -> RenderableType:
 
 
 def _busy(ledger: Ledger, node: str) -> str:
-    """Share of the last step that the node computed rather than waited."""
+    """Fraction of the last step that the node spent computing, not waiting."""
     last = ledger.last
     if last is None or node not in last.compute_seconds:
         return ""
@@ -139,7 +141,7 @@ def _grid(ledger: Ledger) -> RenderableType:
 
 
 def _links(ledger: Ledger) -> RenderableType:
-    """Of those that the plan uses; before there is one, of all."""
+    """The slowest links of the plan; before there is a plan, of all links."""
     table = Table(title="Slowest links", title_justify="left", expand=True)
     table.add_column("from → to", no_wrap=True, overflow="ellipsis")
     table.add_column("ms", justify="right", no_wrap=True)

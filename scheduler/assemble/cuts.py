@@ -1,4 +1,4 @@
-"""Where the model is cut into stages, given who holds each."""
+"""Where the model is cut into stages, given the group of nodes that holds each."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from dtfm.scheduler.model.memory import in_flight
 from dtfm.scheduler.model.problem import Floats, Groups, Ints, Problem
 
 PACES = np.concatenate([np.geomspace(1.0, 2.0, 12), [2.5, 3.3, 5.0, 10.0, 20.0, np.inf]])
-"""How many times slower than all devices together without a pause the slowest stage or link may be: what is tried."""
+"""Paces that are tried: how many times slower the slowest stage or link may be than all devices together without a pause."""
 FAR = 1e9
-"""Seconds that stand for a link that does not exist: the search sorts such plans out."""
+"""Seconds that stand for a missing link. The search discards plans with such links."""
 
 
 def best_cuts(problem: Problem, groups: Groups) -> tuple[tuple[int, ...], float]:
-    """Good cuts within every member's memory, and the shortfall in bytes.
+    """Good cuts within every node's memory, and the shortfall in bytes.
 
-    A step is taken to last as long as one micro-batch's way there and back, and for each of the others as long as the slowest
-    stage or boundary takes for one (its pace). For each of PACES the shortest way is found exactly, by dynamic programming
-    over cuts; the best of these is chosen. A stage's speed is the sum of its members' (they share the micro-batches), a
-    boundary's is that of the mean link times the number of links in use, and the least memory counts.
+    A step is estimated as one micro-batch's way forward and back, plus, for each other micro-batch, the time that the slowest
+    stage or boundary needs for one: the pace. For each pace in PACES, dynamic programming over cuts finds the shortest way
+    exactly; the best of these wins. A stage's speed is the sum of its nodes', which share the micro-batches. A boundary's
+    speed is the mean link's times the number of links in use. The node with the least memory counts.
 
-    Shortfall 0 means that everything fits; else it is about the least number of bytes by which every device would have to be
-    larger, and the cuts are those that would then fit.
+    A shortfall of 0 means that everything fits. Otherwise it is about the least number of bytes by which every device would
+    have to be larger, and the cuts are those that would then fit.
     """
     layers, stages = len(problem.activation), len(groups)
     assert stages <= layers
@@ -32,7 +32,7 @@ def best_cuts(problem: Problem, groups: Groups) -> tuple[tuple[int, ...], float]
     work = _between(problem.flops_before)
     state = _between(problem.parameters_before) * problem.state_factor
     kept = _between(problem.kept_before)
-    cannot = ~np.tri(layers + 1, k=-1, dtype=bool)  # a stage has a layer at least
+    cannot = ~np.tri(layers + 1, k=-1, dtype=bool)  # a stage has at least one layer
 
     paces = PACES * max(3.0 * work[-1, 0] / sum(speeds), 1e-12)
     way = np.full((len(paces), layers + 1), np.inf)
@@ -49,7 +49,7 @@ def best_cuts(problem: Problem, groups: Groups) -> tuple[tuple[int, ...], float]
             beat, transfer = _boundary(problem, group, members[stage + 1])
             period, passage = np.maximum(period, beat[:, None]), passage + transfer[:, None]
         passage = np.where(cannot | no_room, np.inf, passage)
-        # [pace, past last, first]: the way through this stage, where it keeps the pace.
+        # [pace, past last, first]: the way through this stage; infinite where it is too slow for the pace.
         ways = np.where(period[None] <= paces[:, None, None], passage[None], np.inf)
         ways += way[:, None, :]
         choice = ways.argmin(axis=2)
@@ -71,7 +71,7 @@ def _between(before: Floats) -> Floats:
 
 
 def _boundary(problem: Problem, senders: Ints, receivers: Ints) -> tuple[Floats, Floats]:
-    """For each place of the cut: seconds per micro-batch when links are busy, and of one there and back."""
+    """For each position of the cut: seconds per micro-batch while links are busy, and seconds for one forward and back."""
     there, back = np.ix_(senders, receivers), np.ix_(receivers, senders)
     size = np.append(0.0, problem.activation)
     slow, slow_back = float(problem.slowness[there].mean()), float(problem.slowness[back].mean())
@@ -82,9 +82,9 @@ def _boundary(problem: Problem, senders: Ints, receivers: Ints) -> tuple[Floats,
 
 
 def _nearly_fitting(problem: Problem, groups: Groups) -> tuple[tuple[int, ...], float]:
-    """Cuts that fit with the least memory added to every device, and how much that is: a bisection.
+    """The cuts that fit with the least memory added to every device, and that memory in bytes.
 
-    Taking as many layers as fit from the front on leaves the least for the rest, so that each of its tests is exact.
+    A bisection. Each of its tests is exact: taking as many layers as fit from the front leaves the fewest to the rest.
     """
     layers = len(problem.activation)
     rooms = [float(problem.memory[list(group)].min()) for group in groups]

@@ -1,4 +1,4 @@
-"""Who holds which stage -> the whole plan and what it costs."""
+"""From groups to whole plans with their costs."""
 
 from __future__ import annotations
 
@@ -15,27 +15,30 @@ from dtfm.scheduler.cost.simulate import simulate
 from dtfm.scheduler.model.problem import Draft, Groups, Problem
 
 INTERLEAVING_GAIN = 0.005
-"""Plans with few routes are easier to read."""
+"""Least fraction of the step that interleaved routes must save: plans with few routes are easier to read."""
 
 Improved = Callable[[int, float], None]
-"""Told of every plan that is better than all before: the evaluations spent until then, and its seconds."""
+"""Called for each plan that is better than all before, with the evaluations so far and its seconds."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Candidate:
-    """A draft with its price. ``shortfall_bytes`` is what some device lacks, ``missing_links`` how many pairs that would
-    have to talk cannot; ``seconds`` is finite only where both are 0."""
+    """A draft with its price.
+
+    ``shortfall_bytes`` is the memory that some device lacks, ``missing_links`` the number of links that the draft
+    needs and that do not exist. ``seconds`` is finite only where both are 0.
+    """
 
     draft: Draft
     shortfall_bytes: float
     missing_links: int
     seconds: float
     surcharge: float = 0.0
-    """What moving state costs, in seconds per step until the next change."""
+    """Cost of state transfer, in seconds per step until the next change of plan."""
 
     @property
     def price(self) -> tuple[float, int, float]:
-        """Smaller is better; feasible before infeasible, nearly feasible before far from it."""
+        """A key for comparison: smaller is better. Feasible candidates come first, then those nearest to feasible."""
         return self.shortfall_bytes, self.missing_links, self.seconds + self.surcharge
 
     @property
@@ -45,21 +48,21 @@ class Candidate:
 
 @dataclass(slots=True)
 class Evaluator:
-    """Prices groups, each once; counts the evaluations that it spent."""
+    """Prices groups, each only once, and counts the evaluations."""
 
     problem: Problem
     keep_idle_hands: bool
-    """Whether a replica that gets no micro-batch stays in its stage (its place was asked for) or becomes idle."""
+    """Whether a replica without micro-batches stays in its stage (its place was requested) or becomes idle."""
     surcharge: Callable[[Groups, tuple[int, ...]], float] = lambda groups, cuts: 0.0
     improved: Improved = lambda evaluations, seconds: None
     spent: int = 0
     best: float = math.inf
-    """Least exact price so far, what moving state costs included."""
+    """Least simulated price so far, the surcharge included."""
     _estimated: dict[tuple[Groups, tuple[int, ...] | None], Candidate] = field(default_factory=dict)
     _simulated: dict[tuple[Groups, tuple[int, ...] | None], Candidate] = field(default_factory=dict)
 
     def estimated(self, groups: Groups, cuts: tuple[int, ...] | None = None) -> Candidate:
-        """With ``cuts`` None the model is cut as best_cuts finds."""
+        """The candidate at its estimated price. With ``cuts`` None, best_cuts cuts the model."""
         groups = tuple(tuple(sorted(group)) for group in groups)
         key = (groups, cuts)
         if key not in self._estimated:
@@ -68,7 +71,7 @@ class Evaluator:
         return self._estimated[key]
 
     def simulated(self, groups: Groups, cuts: tuple[int, ...] | None = None) -> Candidate:
-        """The same plan at its exact price, its routes interleaved where that is faster."""
+        """The same plan at its simulated price, with routes interleaved where that is faster."""
         rough = self.estimated(groups, cuts)
         if not rough.feasible:
             return rough
@@ -99,7 +102,7 @@ class Evaluator:
 
 
 def simulated(problem: Problem, draft: Draft) -> Candidate:
-    """A feasible draft at its exact price, its routes interleaved where that is faster by more than INTERLEAVING_GAIN."""
+    """A feasible draft at its simulated price, with routes interleaved where that saves more than INTERLEAVING_GAIN."""
     seconds = simulate(problem, draft)
     if any(len(set(column)) < len(column) for column in draft.chains.T.tolist()):
         spread = interleaved(draft)
@@ -110,14 +113,14 @@ def simulated(problem: Problem, draft: Draft) -> Candidate:
 
 
 def memory_shortfall(problem: Problem, groups: Groups, cuts: tuple[int, ...]) -> float:
-    """Bytes that the node with the least room lacks; 0 when every stage fits on each of its nodes, roundings aside."""
+    """Bytes that the node with the least room lacks; 0 when every stage fits on each of its nodes (rounding errors aside)."""
     rooms = np.array([problem.memory[list(group)].min() for group in groups])
     lacking = float((problem.stage_bytes(cuts) - rooms).max())
     return lacking if lacking >= 1.0 else 0.0
 
 
 def missing_links(problem: Problem, draft: Draft) -> int:
-    """How many directed links the draft needs that do not exist."""
+    """The number of directed links that the draft needs and that do not exist."""
     unreachable = np.isinf(problem.slowness)
     count = sum(int(unreachable[np.ix_(group, group)].sum()) for group in draft.groups)
     senders, receivers = draft.chains[:, :-1], draft.chains[:, 1:]

@@ -1,4 +1,4 @@
-"""Bottleneck perfect matching: pair two groups one to one so that the worst pair costs as little as possible."""
+"""Bottleneck perfect matching: pairs two groups one to one so that the worst pair costs as little as possible."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from scipy.sparse import csr_array
 from scipy.sparse.csgraph import maximum_bipartite_matching
 
 SMALL = 64
-"""Up to here bit sets are faster than SciPy's matching, and no recursion runs deep."""
+"""Largest size at which bit sets are faster than SciPy's matching and recursion stays shallow."""
 
 
 def bottleneck_matching(cost: NDArray[np.float64]) -> tuple[float, tuple[int, ...]]:
-    """The least worst pair of a square matrix, and for every row its column.
+    """The cost of the worst pair in the best matching of a square matrix, and the column of each row.
 
-    Threshold search (arXiv 2206.01288, section 3.3, made exact): some entry is the answer, and whether all pairs can be made
-    of entries at most that large is a matching in a bipartite graph. No answer is below the worst row's or column's
-    cheapest entry, which most often is the answer already. Infinite entries count as the largest.
+    A threshold search (arXiv 2206.01288, section 3.3, made exact): the answer is an entry of the matrix, and whether
+    a matching exists among entries up to a threshold is a bipartite matching problem. No answer is below the cheapest
+    entry of the worst row or column, which usually is the answer. Infinite entries count as the largest.
     """
     floor = max(cost.min(axis=1).max(), cost.min(axis=0).max())
     columns = _match(cost <= floor)
     if columns is not None:
         return float(floor), columns
     thresholds = np.unique(cost[cost > floor])
-    low, high = 0, len(thresholds) - 1  # all entries together always match
+    low, high = 0, len(thresholds) - 1  # with all entries a matching exists
     best = None
     while low < high:
         middle = (low + high) // 2
@@ -48,7 +48,7 @@ def _match(allowed: NDArray[np.bool_]) -> tuple[int, ...] | None:
     row_of = [-1] * size
 
     def place(row: int, unseen: int) -> int:
-        """Finds a column for the row; returns the columns still unseen, or -1 when it found one."""
+        """Finds a column for the row. Returns -1 when it found one, otherwise the columns still unseen."""
         while options[row] & unseen:
             bit = options[row] & unseen
             bit &= -bit

@@ -1,45 +1,30 @@
-"""Which micro-batches travel which chain of nodes, given the stages."""
+"""Routes: which micro-batches travel along which chain of nodes, given the stages."""
 
 from __future__ import annotations
-
-import heapq
-from functools import lru_cache
 
 import numpy as np
 from scipy.optimize import linear_sum_assignment
 
 from dtfm.scheduler.assemble.matching import bottleneck_matching
 from dtfm.scheduler.assemble.spread import spread
+from dtfm.scheduler.cost.load import balanced_loads
 from dtfm.scheduler.model.problem import Draft, Floats, Groups, Ints, Problem
 
 EXACT_PAIRING = 256
-"""Up to so many micro-batches the pairing of two stages is exact; above, it is greedy."""
+"""Largest number of micro-batches for which two stages are paired exactly; above, the pairing is greedy."""
 SPREAD_LINKS = 64
-"""Between so many pairs of nodes at most it is asked whether a link needs relief."""
-
-
-@lru_cache(maxsize=4096)
-def shares(speeds: tuple[float, ...], micro_batches: int) -> tuple[int, ...]:
-    """Whole micro-batches per node such that the last to finish finishes as early as possible; ties go to idle hands."""
-    counts = [0] * len(speeds)
-    queue = [(1.0 / speed, 0, index) for index, speed in enumerate(speeds)]
-    heapq.heapify(queue)
-    for _ in range(micro_batches):
-        _, count, index = queue[0]
-        counts[index] = count + 1
-        heapq.heapreplace(queue, ((count + 2) / speeds[index], count + 1, index))
-    return tuple(counts)
+"""Largest number of links between two stages for which overloaded links are relieved."""
 
 
 def route(problem: Problem, groups: Groups, cuts: tuple[int, ...]) -> Draft:
-    """Shares by speed inside every stage; stages joined so that exchanges are short.
+    """Divides the micro-batches by speed inside every stage, and joins stages so that exchanges are short.
 
-    Where two stages have as many nodes with equal shares this is the paper's matching (section 3.3): the worst exchange is as
-    short as possible. In general it is a transport of shares, solved as a pairing of single micro-batches with the least sum.
-    Where a link would then be busy for longer than any device and any connection, others relieve it.
+    Between two stages with the same number of nodes and equal loads this is the paper's matching (section 3.3), which
+    minimizes the worst exchange. In general it is a transport problem, solved as an assignment of single micro-batches with
+    the least sum. Where a link would be busy for longer than every device and connection, other links relieve it.
     """
     total = problem.workload.micro_batches
-    counts = [shares(tuple(problem.flops[list(group)]), total) for group in groups]
+    counts = [balanced_loads(tuple(problem.flops[list(group)]), total) for group in groups]
     busiest = _busiest(problem, groups, cuts, counts)
     chains = np.repeat(np.array(groups[0], dtype=np.int64), counts[0])[:, None]
     for stage in range(1, len(groups)):
@@ -70,8 +55,8 @@ def _busiest(problem: Problem, groups: Groups, cuts: tuple[int, ...], counts: li
     longest = 0.0
     for stage, group in enumerate(groups):
         nodes = list(group)
-        least = problem.ratio[nodes].min()  # lest a codec hide behind what it shortens
-        carried = np.maximum(np.minimum(problem.up[nodes], problem.down[nodes]), 1e-300)  # without links: nothing
+        least = problem.ratio[nodes].min()  # the least, so that a codec's own gain does not hide the link
+        carried = np.maximum(np.minimum(problem.up[nodes], problem.down[nodes]), 1e-300)  # 0 without links
         connection = least * (passing[stage] + passing[stage + 1]) / carried
         each = np.maximum(3 * work[stage] / problem.flops[nodes], connection)
         longest = max(longest, float((each * counts[stage]).max()))
@@ -81,8 +66,11 @@ def _busiest(problem: Problem, groups: Groups, cuts: tuple[int, ...], counts: li
 def _relieved(
     problem: Problem, cost: Floats, size: float, at: Ints, following: Ints, senders: Ints, receivers: Ints, free: float
 ) -> Ints:
-    """``following`` [micro-batches], the receivers of what is ``at`` the senders, without a link that is busy for longer than
-    ``free`` seconds and than others would have to be for its relief."""
+    """``following``, changed so that no link is busy for much longer than necessary.
+
+    ``following`` [micro-batches] are the receivers of the micro-batches that are ``at`` the senders. A link that is
+    busy for at most ``free`` seconds needs no relief.
+    """
     rows, columns = np.searchsorted(senders, at), np.searchsorted(receivers, following)
     known = np.zeros(cost.shape, dtype=np.int64)
     np.add.at(known, (rows, columns), 1)
@@ -98,9 +86,9 @@ def _relieved(
 
 
 def interleaved(draft: Draft) -> Draft:
-    """The same shares, each route's spread evenly over the step instead of one route after the other.
+    """The same shares, with each route's micro-batches spread evenly over the step instead of one route after another.
 
-    Nodes take lower numbers first, so that where routes share a node, those numbered last would wait.
+    Nodes compute lower numbers first, so where routes share a node, those with the highest numbers would wait.
     """
     counts = draft.shares
     place = np.concatenate([(np.arange(count) + 0.5) / count for count in counts])
@@ -110,7 +98,7 @@ def interleaved(draft: Draft) -> Draft:
 
 
 def _transport(cost: Floats, at: Ints, counts: tuple[int, ...]) -> Ints:
-    """A column for every micro-batch, that stands at row ``at``, such that column c gets counts[c] of them."""
+    """A column for every micro-batch at row ``at``, such that column c gets counts[c] micro-batches."""
     cost = np.where(np.isfinite(cost), cost, 1e9)
     if len(at) > EXACT_PAIRING:
         return _greedy_transport(cost, at, counts)
@@ -120,7 +108,7 @@ def _transport(cost: Floats, at: Ints, counts: tuple[int, ...]) -> Ints:
 
 
 def _greedy_transport(cost: Floats, at: Ints, counts: tuple[int, ...]) -> Ints:
-    """The cheapest pairs first; pairs of which one side has nothing left are dropped from time to time."""
+    """Takes the cheapest pairs first, and from time to time drops pairs of which one side has nothing left."""
     order = np.argsort(at, kind="stable")
     start = np.searchsorted(at[order], np.arange(len(cost)))
     waiting, free = np.bincount(at, minlength=len(cost)), np.array(counts)

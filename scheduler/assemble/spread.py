@@ -1,4 +1,4 @@
-"""Micro-batches over all links between two stages at once, where the links that are nearest could not carry them in time."""
+"""Spreads micro-batches over all links between two stages where the nearest links cannot carry them in time."""
 
 from __future__ import annotations
 
@@ -7,18 +7,19 @@ import numpy as np
 from dtfm.scheduler.model.problem import Floats, Ints
 
 TRIES = 6
-"""Halvings of the gap between what the links could carry at best and what is known to work."""
+"""Halvings of the gap between the best possible time and the best one found."""
 
 Counts = list[list[int]]
 
 
 def spread(cost: Floats, pace: Floats, known: Ints, free: float) -> Ints:
-    """As ``known``, but shared out such that the link that is busy longest is so for about as short as possible.
+    """Divides the micro-batches so that the busiest link is busy for about as short as possible.
 
-    ``known`` int64 [senders, receivers] says how many micro-batches take each link; row and column sums stay. ``pace``
-    [senders, receivers] is how long a link takes for one, infinite where there is none. Nobody minds a link that is busy
-    for no more than ``free`` seconds, so that within these, and wherever there is a choice, links of little ``cost`` are
-    filled first.
+    ``known`` is int64 [senders, receivers], the number of micro-batches on each link; its row and column sums are kept.
+    ``pace`` [senders, receivers] is a link's seconds per micro-batch, infinite where it does not exist. A link may be busy for
+    ``free`` seconds without cost. Within that, and wherever there is a choice, links of little ``cost`` are filled first.
+
+    Returns ``known`` itself when no link needs relief.
     """
     used = known > 0
     longest = float((known[used] * pace[used]).max())
@@ -26,7 +27,7 @@ def spread(cost: Floats, pace: Floats, known: Ints, free: float) -> Ints:
         return known
     rows, columns = known.sum(axis=1), known.sum(axis=0)
     rates = 1.0 / np.maximum(pace, 1e-300)
-    # Whoever has no micro-batches may have no links either.
+    # A node without micro-batches may have no links either.
     out_of, into = np.where(rows, rates.sum(axis=1), 1.0), np.where(columns, rates.sum(axis=0), 1.0)
     least = max(free, float((rows / out_of).max()), float((columns / into).max()))
     order = [divmod(place, len(columns)) for place in np.argsort(cost, axis=None, kind="stable").tolist()]
@@ -44,9 +45,9 @@ def spread(cost: Floats, pace: Floats, known: Ints, free: float) -> Ints:
 
 
 def _carried(order: list[tuple[int, int]], room: Counts, rows: list[int], columns: list[int]) -> Counts | None:
-    """So many per row and column with no more on a link than it has ``room`` for; None where that is impossible.
+    """Numbers per row and column with at most ``room`` on each link, or None where that is impossible.
 
-    Links are filled in ``order``; then what is left over makes its way by augmenting paths (Ford and Fulkerson 1956).
+    Fills links in ``order``, then moves the rest by augmenting paths (Ford and Fulkerson 1956).
     """
     taken = [[0] * len(columns) for _ in rows]
     for row, column in order:
@@ -75,9 +76,11 @@ def _carried(order: list[tuple[int, int]], room: Counts, rows: list[int], column
 
 
 def _path(taken: Counts, room: Counts, rows: list[int], columns: list[int]) -> list[tuple[int, int]] | None:
-    """From a row with something left to a column that lacks something: the links that take one more and that give one up, in
-    turn; the shortest such way, or None."""
-    came: dict[int, tuple[int, int]] = {}  # to each column: from which row, and by which column that row was reached
+    """The shortest augmenting path from a row with something left to a column that lacks something, or None.
+
+    Alternates between links that take one more and links that give one up.
+    """
+    came: dict[int, tuple[int, int]] = {}  # per column: the row before it, and the column by which that row was reached
     seen = {row for row, left in enumerate(rows) if left}
     queue = [(row, -1) for row in sorted(seen)]
     for row, by in queue:

@@ -1,4 +1,4 @@
-"""The order of stages: an open path through all of them at the least sum of boundary costs."""
+"""The order of stages: a path through all stages with the least sum of boundary costs."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 EXACT_STAGES = 14
-"""Up to here the order is exact; above, a heuristic (2^stages states would take minutes)."""
+"""Largest number of stages that are ordered exactly; for more, 2^stages states would take minutes."""
 
 
 def best_order(cost: NDArray[np.float64]) -> tuple[float, tuple[int, ...]]:
-    """The cheapest order of all stages, ``cost[i, j]`` being the price of j right after i (square and finite;
-    may be asymmetric).
+    """The cheapest order of all stages, and its cost.
 
-    Exact by dynamic programming over subsets (Held and Karp 1962) up to EXACT_STAGES stages; above, greedy paths from every
-    start, improved by segment moves and reversals.
+    ``cost[i, j]`` is the cost of j right after i: a square matrix of finite numbers, not necessarily symmetric. Exact
+    for up to EXACT_STAGES stages by dynamic programming over subsets (Held and Karp 1962). Above, greedy paths from
+    every start are improved by moving and reversing segments.
     """
     if len(cost) == 1:
         return 0.0, (0,)
@@ -65,7 +65,7 @@ def _heuristic(cost: NDArray[np.float64]) -> tuple[float, tuple[int, ...]]:
 
 
 def _improve(cost: NDArray[np.float64], order: tuple[int, ...]) -> tuple[float, tuple[int, ...]]:
-    """Takes the best segment reversal or move until none helps."""
+    """Applies the best reversal or move of a segment until none helps."""
     total = path_cost(cost, order)
     size = len(order)
     while True:

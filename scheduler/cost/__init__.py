@@ -1,1 +1,1 @@
-"""What a plan costs: estimates, simulation, bounds."""
+"""The cost of a plan: estimates, simulation, bounds, state transfer."""

@@ -1,14 +1,15 @@
-"""What no plan can undercut.
+"""Lower bounds on the seconds per step of any plan.
 
-The argument. In a plan that ends within T seconds every stage [a, b) finds nodes that together do all micro-batches, and how many
-a node can do is limited. Its first one has come through all layers before a, on the fastest device at best, and over a link.
-What the node does takes 3 forward passes each. Then either its last gradient goes back all that way, or, beside
-others that hold the stage, it exchanges gradients: with n - 1 others over its n - 1 fastest links at best, which may hide
-behind its last backward alone. A node that holds a stage by itself does all micro-batches, but exchanges nothing.
+The argument. Suppose a plan ends within T seconds. Then every stage [a, b) has nodes that together compute all
+micro-batches, and the number that a node can compute is limited. Its first micro-batch has passed all layers before
+a, at best on the fastest device, and crossed at least one link. Each micro-batch takes the time of three forward
+passes. After the last one, either its gradient goes all the way back, or, when other nodes hold the stage too, the
+node exchanges gradients: with n - 1 others, at best over its n - 1 fastest links, and at best hidden behind its last
+backward pass. A node that holds a stage alone computes all micro-batches, but exchanges no gradients.
 
-So each stage takes some of the nodes' FLOP/s at least: those of the nodes that do most micro-batches for theirs. The least sum
-over all cuts is found by dynamic programming; where it is more than there is, no plan takes T. Bisection finds the least
-T that is not ruled out. It holds for any cuts, shares, routes and order.
+So each stage needs at least the FLOP/s of those nodes that compute most micro-batches per FLOP/s. Dynamic programming
+finds the least sum over all cuts; when it exceeds the FLOP/s of the cluster, no plan takes T seconds. Bisection finds
+the least T that is not ruled out. The bound holds for any cuts, loads, routes and order of stages.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from dtfm.scheduler.model.problem import Floats, Problem
 from dtfm.scheduler.model.workload import Workload
 
 MOST_NODES = 256
-"""Above, devices alone are counted: the argument takes seconds there."""
+"""Largest number of nodes for which the tight bound is computed: with 130 layers it takes a second there. For more
+nodes only the devices count."""
 
 
 def iteration_bound(problem: Problem) -> float:
@@ -32,7 +34,7 @@ def iteration_bound(problem: Problem) -> float:
     while not conditions.met(high):
         low, high = high, 2 * high
         if high > 1e12 * least:
-            return least  # no plan at all
+            return least  # no plan exists
     while high - low > 1e-6 * high:
         middle = (low + high) / 2
         low, high = (low, middle) if conditions.met(middle) else (middle, high)
@@ -40,15 +42,17 @@ def iteration_bound(problem: Problem) -> float:
 
 
 def work_bound(workload: Workload, flops: Floats) -> float:
-    """Certified lower bound from devices alone: all work shared by all devices without a pause, and one micro-batch
-    through the fastest device's hands."""
+    """Certified lower bound from the devices alone.
+
+    All devices share all work without a pause, and one micro-batch passes through the fastest device.
+    """
     work = 3.0 * float(np.sum([layer.forward_flops for layer in workload.layers]))
     bound = max(work * workload.micro_batches / float(flops.sum()), work / float(flops.max()))
-    return bound * (1.0 - 1e-12)  # sums in another order round otherwise
+    return bound * (1.0 - 1e-12)  # margin for rounding: others add up the same terms in another order
 
 
 class _Conditions:
-    """All stages [a, b) with a < b as rows, nodes as columns."""
+    """The conditions of the argument, with all stages [a, b), a < b, as rows and nodes as columns."""
 
     def __init__(self, problem: Problem) -> None:
         layers, count = len(problem.activation), len(problem.flops)
@@ -57,12 +61,12 @@ class _Conditions:
         fastest = float(problem.flops.max())
         work = problem.flops_before[self.past_last] - problem.flops_before[self.first]
         parameters = problem.parameters_before[self.past_last] - problem.parameters_before[self.first]
-        self.pace = np.maximum(work[:, None], 1e-300) / problem.flops  # seconds of a forward pass
+        self.pace = np.maximum(work[:, None], 1e-300) / problem.flops  # seconds per forward pass
         self.fits = parameters[:, None] * problem.state_factor <= problem.memory + 1.0
         one_way, exchange = _shortest(problem)
         before = problem.flops_before[self.first] / fastest
         self.arrival = (before + one_way[self.first])[:, None]
-        self.way = (3 * before + 2 * one_way[self.first])[:, None]  # not one micro-batch's: two links at best
+        self.way = (3 * before + 2 * one_way[self.first])[:, None]  # a lower bound, not the way of any one micro-batch
         after = 3 * (problem.flops_before[-1] - problem.flops_before[self.past_last]) / fastest
         self.beyond = (after + np.append(exchange, 0.0)[self.past_last])[:, None]
         if count > 1:
@@ -73,7 +77,7 @@ class _Conditions:
             self.reduced = np.full_like(self.pace, np.inf)
 
     def met(self, seconds: float) -> bool:
-        """Whether the nodes' FLOP/s could be enough for a step of so many seconds."""
+        """Whether the cluster's FLOP/s could suffice for a step of ``seconds``."""
         homeward = seconds - self.way
         taken = self.fits & (homeward >= 3 * self.pace + self.beyond)
         alone = taken & (_passes(homeward, self.pace) >= self.micro_batches)
@@ -82,7 +86,7 @@ class _Conditions:
         with np.errstate(divide="ignore"):
             price = np.where(together >= 1, self.micro_batches * self.flops / together, np.inf)
         need = np.minimum(np.where(alone, self.flops, np.inf), price).min(axis=1)
-        # Together they must be able to: a stage whose candidates cannot do all micro-batches is none.
+        # A stage is possible only if its candidates together can compute all micro-batches.
         need = np.where(alone.any(axis=1) | (together.sum(axis=1) >= self.micro_batches), need, np.inf)
         least = np.full(self.layers + 1, np.inf)
         least[0] = 0.0
@@ -93,14 +97,17 @@ class _Conditions:
 
 
 def _passes(window: Floats, pace: Floats) -> Floats:
-    """Whole micro-batches, forward and backward, within so many seconds; infinitely many where one costs next to nothing."""
+    """The number of whole micro-batches, forward and backward, within ``window`` seconds; infinite where one costs
+    almost nothing."""
     with np.errstate(over="ignore"):
         return np.asarray(np.floor(np.maximum(window, 0.0) / (3 * pace) * (1 + 1e-9) + 1e-9))
 
 
 def _shortest(problem: Problem) -> tuple[Floats, Floats]:
-    """Per first layer of a stage: seconds that its input takes over the best link, and over the best pair of links there and
-    back: float64 [layers]; 0 for the first stage."""
+    """Seconds to send a stage's input over the best link, and forward and back over the best pair of links.
+
+    Both are float64 [layers], indexed by the stage's first layer; 0 for the first stage.
+    """
     apart = ~np.eye(len(problem.flops), dtype=bool)
     one_way, exchange = np.zeros(len(problem.activation)), np.zeros(len(problem.activation))
     everyone = np.arange(len(problem.flops))
@@ -114,16 +121,16 @@ def _shortest(problem: Problem) -> tuple[Floats, Floats]:
 
 
 def _reducible(problem: Problem) -> Floats:
-    """Bytes of a stage's gradients per second that a group with this node in it reduces at best: float64 [nodes].
+    """The most bytes of a stage's gradients per second that a group with this node reduces: float64 [nodes].
 
-    Of n replicas each sends a shard, 1/n of all, to every other, and later the sum of its own. Shards of others may have come
-    before its last backward, sums not.
+    Each of n replicas sends a shard, 1/n of all gradients, to every other replica, and later the sum of its own
+    shard. The other replicas' shards may arrive before a node's last backward pass, their sums cannot.
     """
     count = len(problem.flops)
     others = ~np.eye(count, dtype=bool)
 
     def least_first(matrix: Floats) -> Floats:
-        """Per node the entries toward all others."""
+        """Per node, the entries toward all others, sorted."""
         return np.sort(matrix[others].reshape(count, count - 1), axis=1)
 
     link = np.maximum(least_first(problem.slowness), least_first(problem.slowness.T) / 2)
@@ -135,6 +142,7 @@ def _reducible(problem: Problem) -> Floats:
 
 
 def _tail(problem: Problem) -> Floats:
-    """Seconds after a replica's last backward until its last gradients are with an owner, and the sum with somebody else."""
+    """Seconds from a replica's last backward pass until its last gradients reach an owner and their sum reaches
+    another replica."""
     apart = np.where(np.eye(len(problem.flops), dtype=bool), np.inf, problem.latency)
     return np.asarray(apart.min(axis=1) + apart.min())

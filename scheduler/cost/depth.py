@@ -1,4 +1,4 @@
-"""How many micro-batches a node holds between forward and backward: enough to be busy for a round trip."""
+"""How many micro-batches a node holds in flight: enough to stay busy for a round trip."""
 
 from __future__ import annotations
 
@@ -8,18 +8,17 @@ from dtfm.scheduler.model.memory import in_flight
 from dtfm.scheduler.model.problem import Draft, Ints, Problem
 
 SLACK = 2.0
-"""A micro-batch may be so many times as long on links as they take for it alone: it queues behind others there, and hosts are
-late. On emulated worldwide links, about as busy as devices, that took the busiest node's waiting from a quarter of a step to a
-tenth."""
+"""Factor on the time that a micro-batch spends on links, to allow for queueing and late hosts. On emulated worldwide links
+that are about as busy as the devices, it reduced the busiest node's waiting from a quarter of a step to a tenth."""
 
 
 def depths(problem: Problem, draft: Draft) -> Ints:
-    """Of every stage's nodes, int64 [stages].
+    """The largest number of micro-batches in flight on each node of a stage: int64 [stages].
 
-    While a micro-batch is on its way to the last stage and back, SLACK on links included, a node goes on with as many others as
-    it begins in that time, when each begins its share evenly over the seconds that the busiest device computes; one more per
-    stage that follows, because devices are not that even either. No more than there is memory for, but at least what
-    memory.in_flight says, for which every valid plan has room.
+    While a micro-batch travels to the last stage and back (time on links multiplied by SLACK), a node continues with
+    as many others as it starts in that time, if it spreads its micro-batches evenly over the busiest device's
+    computing time. Each following stage adds one, because devices are not perfectly even. The number is limited by
+    memory, but is at least memory.in_flight, for which every valid plan has room.
     """
     stages, chains = len(draft.groups), draft.chains
     cuts = np.array(draft.cuts)
@@ -37,5 +36,5 @@ def depths(problem: Problem, draft: Draft) -> Ints:
     room = (rooms - problem.state_factor * np.diff(problem.parameters_before[cuts])) // kept
     least = np.array([in_flight(stage, stages) for stage in range(stages)])
     result = np.maximum(least, np.minimum(np.minimum(wanted, room), problem.workload.micro_batches))
-    result[-1] = least[-1]  # the last stage turns round at once
+    result[-1] = least[-1]  # the last stage turns around at once
     return np.asarray(result, dtype=np.int64)

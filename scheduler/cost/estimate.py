@@ -1,4 +1,4 @@
-"""Predicted seconds per step, fast: what the search asks thousands of times."""
+"""A fast estimate of the seconds per step, which the search computes thousands of times."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from dtfm.scheduler.cost.depth import depths
 from dtfm.scheduler.model.problem import Draft, Floats, Ints, Problem
 
 EXACT_GROUP = 48
-"""Replicas up to which a reduction is followed link by link: their messages go with the square of their number."""
+"""Largest number of replicas whose reduction is followed link by link: the number of messages grows with its square."""
 
 
 def estimate(problem: Problem, draft: Draft) -> float:
-    """Seconds for one step of the draft; infinite when it needs a link that does not exist.
+    """Seconds for one step of the draft; infinite when a link that it needs does not exist.
 
-    For every resource (a device, one direction of a link, all that a node sends or receives) the step takes at least: the
-    first micro-batch's way to it, its whole load, and the last micro-batch's way from it back to the first stage. The
-    largest of these stands for the pipeline. A node that holds few micro-batches in flight is busy for one round trip per so
-    many. Every stage then reduces its gradients, the last stages earlier than the first, link by link.
+    For every resource (a device, one direction of a link, everything that a node sends or receives) the step takes at least
+    the first micro-batch's way to it, its whole load, and the last micro-batch's way from it back to the first stage. The
+    largest of these stands for the pipeline. A node that holds few micro-batches in flight completes at most that number per
+    round trip. Then every stage reduces its gradients link by link, the last stages earlier than the first.
     """
     chains, shares = draft.chains, draft.shares
     stages = len(draft.groups)
@@ -29,14 +29,14 @@ def estimate(problem: Problem, draft: Draft) -> float:
 
     sizes = problem.activation[cuts[1:-1] - 1]
     senders, receivers = chains[:, :-1], chains[:, 1:]
-    wire = sizes * problem.slowness[senders, receivers]
-    wire_back = sizes * problem.slowness[receivers, senders]
-    there = problem.latency[senders, receivers] + wire
-    back = problem.latency[receivers, senders] + wire_back
+    transfer = sizes * problem.slowness[senders, receivers]
+    transfer_back = sizes * problem.slowness[receivers, senders]
+    there = problem.latency[senders, receivers] + transfer
+    back = problem.latency[receivers, senders] + transfer_back
     if not (np.isfinite(there).all() and np.isfinite(back).all()):
         return float("inf")
 
-    # The first micro-batch's arrival at each stage, and the last one's way from the end of its backward there.
+    # When the first micro-batch arrives at each stage, and how long the last one takes from its backward pass there to the end.
     arrival = np.zeros_like(forward)
     arrival[:, 1:] = np.cumsum(forward[:, :-1] + there, axis=1)
     return_trip = np.zeros_like(forward)
@@ -52,12 +52,12 @@ def estimate(problem: Problem, draft: Draft) -> float:
         pairs = (np.arange(stages - 1) * count + senders) * count + receivers
         together = _sums(pairs, shares)
         before = arrival[:, :-1] + forward[:, :-1]
-        link = np.maximum(wire, wire_back) * (together - 1) + round_trip[:, :-1] - forward[:, :-1]
+        link = np.maximum(transfer, transfer_back) * (together - 1) + round_trip[:, :-1] - forward[:, :-1]
         pipeline = max(pipeline, (before + link + return_trip[:, :-1]).max())
         limits = _shared_connections(problem, draft, load, sizes)
         pipeline = max(pipeline, (arrival + limits + return_trip).max())
 
-    # A chain ends when its slowest device does, each of its stages by the way home earlier.
+    # A chain ends when its slowest device does; each stage ends earlier by the way back from it.
     chain_ends = (arrival + busy + return_trip).max(axis=1)
     ends = np.zeros((stages, count))
     for stage in range(stages):
@@ -76,10 +76,11 @@ def estimate(problem: Problem, draft: Draft) -> float:
 
 
 def _reduced(problem: Problem, group: Ints, ends: Floats, hidden: Floats, gradient_bytes: float, layers: int) -> float:
-    """When a stage's gradients are reduced whose nodes end their last backward at ``ends``; ``hidden``: so many seconds before
-    that, most gradients are final.
+    """When the gradients of a stage are reduced, in seconds from the start of the step.
 
-    Every link carries a shard there, and once the last node's are final as much again; the last layer's go there and back.
+    The nodes finish their last backward pass at ``ends``; ``hidden`` seconds before that, most gradients are final.
+    Every link carries a shard to its owner and, once the last node's gradients are final, the same amount of sums;
+    the last layer's gradients go forward and back alone.
     """
     copies = problem.cluster.copies
     if len(group) * copies == 1:
@@ -107,10 +108,10 @@ def _reduced(problem: Problem, group: Ints, ends: Floats, hidden: Floats, gradie
 
 
 def reduction(problem: Problem, group: Ints, gradient_bytes: float) -> tuple[float, float]:
-    """Seconds of transfer, and of latency, to reduce a stage's gradients (section 3.2).
+    """Seconds of transfer and of latency to reduce a stage's gradients (arXiv 2206.01288, section 3.2).
 
-    Each replica owns a shard; reduce-scatter, then all-gather. A node sends to all others at once, so that the transfer takes
-    as long as the slowest link, or as the connection that is slowest to send or receive a shard for each of the others.
+    Each replica owns a shard: reduce-scatter, then all-gather. A node sends to all others at once, so the transfer takes as
+    long as the slowest link, or as the slowest connection needs to send or receive one shard per other replica.
     """
     copies = problem.cluster.copies
     replicas = len(group) * copies
@@ -121,7 +122,7 @@ def reduction(problem: Problem, group: Ints, gradient_bytes: float) -> tuple[flo
     up, down = problem.up[group], problem.down[group]
     if min(up.min(), down.min()) == 0:
         return float("inf"), 0.0
-    # To each other node that a node stands for, and to itself nothing.
+    # A node of a miniature also exchanges shards with the nodes it stands for, but not with itself.
     ratio = problem.ratio[index] * (copies - np.eye(len(group)))
     connections = max(float((ratio.sum(axis=1) / up).max()), float((ratio.sum(axis=0) / down).max()))
     slowest = shard * max(float(problem.slowness[index].max()), float(problem.own_slowness[group].max()), connections)
@@ -129,7 +130,8 @@ def reduction(problem: Problem, group: Ints, gradient_bytes: float) -> tuple[flo
 
 
 def _shared_connections(problem: Problem, draft: Draft, load: Floats, sizes: Floats) -> Floats:
-    """Seconds that each node of each chain needs to send, or to receive, all its activations and gradients: the larger."""
+    """Seconds that each node of each chain needs to send, or to receive, all its activations and gradients: the
+    larger of both."""
     chains = draft.chains
     senders, receivers = chains[:, :-1], chains[:, 1:]
     forward, backward = sizes * problem.ratio[senders, receivers], sizes * problem.ratio[receivers, senders]

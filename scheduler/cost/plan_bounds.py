@@ -1,25 +1,26 @@
-"""What the simulation of a small plan cannot undercut."""
+"""Lower bounds on the simulated time of a given plan of a small cluster."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from dtfm.scheduler.assemble.routes import shares
+from dtfm.scheduler.cost.load import group_loads
 from dtfm.scheduler.model.problem import Floats, Groups, Ints, Problem
 
 
 def plan_bounds(problem: Problem, groups: Groups, cuts: Ints) -> Floats:
-    """What simulate cannot undercut, in seconds, for each of the cuts (rows): float64 [len(cuts)]; infinite where infeasible.
+    """Lower bound on simulate's result, in seconds, for each of the cuts (rows): float64 [len(cuts)]; infinite where
+    infeasible.
 
-    The first micro-batch's shortest way to a stage, everything that one device, one connection or one link of the stage must
-    then do without a pause, and the shortest way back; and the same for the reduction of a stage's gradients, of which
-    what becomes final before a node's last backward ends may hide behind it.
+    The pipeline takes at least the first micro-batch's shortest way to a stage, then everything that one device, connection or
+    link of the stage must do without a pause, then the shortest way back. The same holds for the reduction of a stage's
+    gradients, where gradients that are final before a node's last backward pass ends can hide behind it.
     """
     stages = len(groups)
     members = [np.array(group) for group in groups]
-    counts = [micro_batches_each(problem, group) for group in members]
+    counts = [group_loads(problem, group) for group in members]
     if not all(count.all() for count in counts):
-        return np.zeros(len(cuts))  # rare: places that were asked for and have nothing to do
+        return np.zeros(len(cuts))  # rare: requested places without any micro-batch
     work = np.diff(problem.flops_before[cuts], axis=1)
     quickest = work / np.array([problem.flops[group].max() for group in members])
     sizes = problem.activation[cuts[:, 1:-1] - 1]
@@ -58,16 +59,11 @@ def plan_bounds(problem: Problem, groups: Groups, cuts: Ints) -> Floats:
     return np.where(lacking >= 1.0, np.inf, bound * (1 - 1e-9))
 
 
-def micro_batches_each(problem: Problem, group: Ints) -> Ints:
-    """Of every node of a stage, as routes.route shares them out."""
-    return np.array(shares(tuple(problem.flops[group].tolist()), problem.workload.micro_batches))
-
-
 def reduction_bound(problem: Problem, group: Ints, layers: Ints, ends: Floats, pace: Floats) -> Floats:
     """The earliest end of a stage's reduction: float64 [stages].
 
-    ``layers`` [stages, 2] are the stages that the group might have, ``pace`` [stages, nodes] seconds of a forward pass, and
-    ``ends`` [stages, nodes] when the nodes' last backwards end.
+    ``layers`` [stages, 2] are the stages that the group might hold, ``pace`` [stages, nodes] the seconds of a forward
+    pass, ``ends`` [stages, nodes] the ends of the nodes' last backward passes.
     """
     index = np.ix_(group, group)
     slowness, latency = problem.slowness[index], problem.latency[index]
@@ -76,7 +72,7 @@ def reduction_bound(problem: Problem, group: Ints, layers: Ints, ends: Floats, p
     # Each link carries a shard there for the owner, and later the sender's own sum.
     begun = ends - 2 * pace
     carried = (begun[:, :, None] + 2 * shard[:, None, None] * slowness + latency).max(axis=(1, 2))
-    # A node's last gradients go to every owner, and their sum from there to everyone else.
+    # A node's last gradients go to every owner, and their sums from there to all other nodes.
     hop = last[:, None, None] * slowness + latency
     apart = ~np.eye(len(group), dtype=bool)
     onward = np.where(apart, hop, 0.0).max(axis=2)

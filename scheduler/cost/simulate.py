@@ -1,11 +1,13 @@
-"""One step as the nodes really do it, event by event: the exact tier behind the estimate.
+"""One step, simulated event by event as the nodes run it: exact where the estimate is fast.
 
-What is simulated is ``node``: a device computes one micro-batch at a time, backward before forward and lower numbers first,
-and holds no more in flight than depth.depths says; the last stage turns round at once. During a node's last backward its
-layers' gradients become final from the last layer to the first, and each is reduced at once, beside the rest: shards to
-their owners, sums back to all. Messages pass three queues at the same time: their link, all that the sender sends, all
-that the receiver receives; they are there when the slowest is done, and the latency has passed. Groups of more than EXACT_GROUP
-replicas reduce by formula, all layers at the end: their messages go with the square of their number.
+A device computes one micro-batch at a time, backward before forward and lower numbers first, and holds at most
+depth.depths in flight; the last stage turns around at once. During a node's last backward pass its layers' gradients
+become final from the last layer to the first, and each is reduced at once, in parallel with everything else: shards
+go to their owners, sums to all. A message passes three queues at the same time: its link, everything that the sender
+sends, and everything that the receiver receives. It arrives one latency after the slowest of them is done.
+
+Groups of more than EXACT_GROUP replicas reduce by formula, all layers at the end, because their messages grow with
+the square of their number.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from dtfm.scheduler.model.problem import Draft, Problem
 
 @dataclass(slots=True)
 class _Device:
-    """What one node has to do, and how far it is."""
+    """A node's remaining work and its progress."""
 
     stage: int
     forward_seconds: float
@@ -44,7 +46,7 @@ class _Link:
 
 
 class _Network:
-    """When messages arrive; remembers how long each queue is taken."""
+    """The arrival times of messages; remembers until when each queue is busy."""
 
     def __init__(self, problem: Problem) -> None:
         self._problem = problem
@@ -56,7 +58,7 @@ class _Network:
         self._links: dict[tuple[int, int], _Link] = {}
 
     def send(self, now: float, a: int, b: int, size: float) -> float:
-        """The time at which ``size`` bytes of a tensor, sent now, arrive."""
+        """The arrival time of ``size`` bytes of a tensor that are sent at ``now``."""
         link = self._links.get((a, b))
         if link is None:
             matrices = self._problem.slowness, self._problem.ratio, self._problem.latency
@@ -71,7 +73,7 @@ class _Network:
 
 
 def simulate(problem: Problem, draft: Draft) -> float:
-    """Seconds from the first forward to the last sum of gradients; infinite when a link that is needed does not exist."""
+    """Seconds from the first forward pass to the last sum of gradients; infinite when a link that is needed does not exist."""
     stages = len(draft.groups)
     work = np.diff(problem.flops_before[list(draft.cuts)])
     outputs = problem.activation[np.array(draft.cuts[1:]) - 1].tolist()
@@ -148,7 +150,7 @@ def simulate(problem: Problem, draft: Draft) -> float:
         start(now, node)
 
     def finish_gradients(now: float, node: int) -> None:
-        """The node's last backward begins: its layers' gradients become final one after the other."""
+        """Called when the node's last backward pass begins: its layers' gradients become final one after another."""
         first, past_last = draft.cuts[devices[node].stage : devices[node].stage + 2]
         for layer in reversed(range(first, past_last)):
             done = problem.flops_before[past_last] - problem.flops_before[layer]
@@ -171,7 +173,7 @@ def simulate(problem: Problem, draft: Draft) -> float:
         summed_until = max(summed_until, reductions[node].gather(now, node, layer))
 
     def done(now: float) -> None:
-        """The last of all events is the end."""
+        """Marks the end of a reduction by formula: the last event ends the step."""
 
     for group in draft.groups:
         for node in group:
@@ -189,9 +191,9 @@ def simulate(problem: Problem, draft: Draft) -> float:
 
 
 class _Reduction:
-    """Reduce-scatter, then all-gather, of every layer of one group on its own.
+    """Reduce-scatter, then all-gather, of one group, layer by layer.
 
-    Nobody else uses the links inside a group, so that only its nodes' connections are shared with the pipeline.
+    No other traffic uses the links inside a group, so only its nodes' connections are shared with the pipeline.
     """
 
     def __init__(self, problem: Problem, group: tuple[int, ...], network: _Network) -> None:
@@ -210,9 +212,10 @@ class _Reduction:
         self._complete: dict[int, list[float]] = {}
 
     def scatter(self, now: float, node: int, layer: int) -> list[tuple[int, float]]:
-        """A node's gradients of a layer are final: their shards go to the owners.
+        """Sends the shards of a node's final gradients of a layer to their owners.
 
-        When the last of the group has sent, all owners with the time at which their shards are complete.
+        Returns nothing until the last node of the group has sent; then all owners, each with the time at which its
+        shard is complete.
         """
         complete = self._complete.setdefault(layer, [0.0] * len(self._group))
         for place, time in enumerate(self._send(now, self._place[node], self._bytes[layer])):
@@ -222,11 +225,11 @@ class _Reduction:
         return list(zip(self._group, complete, strict=True)) if self._senders[layer] == len(self._group) else []
 
     def gather(self, now: float, node: int, layer: int) -> float:
-        """An owner has the sum of its shards, which goes to everyone: when the last of them has it."""
+        """Sends an owner's sum to all others; returns the time at which the last of them has it."""
         return max(self._send(now, self._place[node], self._bytes[layer]))
 
     def _send(self, now: float, me: int, size: float) -> list[float]:
-        """So many bytes to each member: arrivals. As _Network.send, all at once."""
+        """Sends ``size`` bytes to each other replica and returns the arrival times: _Network.send for all at once."""
         network, taken = self._network, self._taken[me]
         sent = max(now, network.sent[self._group[me]])
         arrivals = []

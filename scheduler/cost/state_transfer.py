@@ -1,48 +1,27 @@
-"""What moves between nodes when one plan follows another, and how long it takes."""
+"""The state that is transferred when one plan follows another, and how long that takes."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum
 
 import numpy as np
 from numpy.typing import NDArray
 
+from dtfm.scheduler.model.decision import StateTransfer, Why
 from dtfm.scheduler.model.plan import Plan
 from dtfm.scheduler.model.problem import Floats, Groups, Problem
 
 
-class Why(StrEnum):
-    JOINS = "joins"
-    """The node held nothing."""
-    WIDENS = "widens"
-    """It keeps layers that it has and takes further ones."""
-    MOVES = "moves"
-    """It changes to layers of which it has none."""
-
-
-@dataclass(frozen=True, slots=True)
-class Move:
-    """A node that gets the state of ``layers``, which it does not hold yet: weights and optimizer state."""
-
-    node: str
-    layers: tuple[int, ...]
-    bytes: float
-    why: Why
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class Holdings:
-    """Who holds the state of which layer: bool [nodes, layers].
-
-    Nodes that are gone hold nothing; a plan for a model of another length leaves nobody with anything.
-    """
+    """Which node holds the state of which layer: bool [nodes, layers]."""
 
     problem: Problem
     held: NDArray[np.bool_]
 
     @classmethod
     def of(cls, problem: Problem, plan: Plan) -> Holdings:
+        """The state that nodes hold under ``plan``: none when the plan is for a model with another number of layers."""
         held = np.zeros((len(problem.flops), len(problem.activation)), dtype=bool)
         for index, name in enumerate(problem.cluster.ids):
             stage = plan.stage_of(name)
@@ -51,17 +30,18 @@ class Holdings:
         return cls(problem, held)
 
     def lacking(self, groups: Groups, cuts: tuple[int, ...]) -> NDArray[np.bool_]:
-        """Which layers each node must fetch for these stages: bool [nodes, layers]."""
+        """The layers that each node must fetch for these stages: bool [nodes, layers]."""
         needed = np.zeros_like(self.held)
         for stage, group in enumerate(groups):
             needed[list(group), cuts[stage] : cuts[stage + 1]] = True
         return needed & ~self.held
 
     def seconds(self, groups: Groups, cuts: tuple[int, ...]) -> float:
-        """Until the last node has its state.
+        """Seconds until the last node has its state.
 
-        A node fetches every layer from all who hold it at once, from each as much as its link carries; what a node sends, or
-        receives, shares its connection. A layer that no reachable node holds comes from the checkpoint and costs nothing here.
+        A node fetches every layer from all its holders at once, from each as much as its link carries. Everything
+        that a node sends, or receives, shares its connection. A layer that no reachable node holds comes from the
+        checkpoint, which costs nothing here.
         """
         problem = self.problem
         bandwidth = problem.bandwidth
@@ -76,8 +56,8 @@ class Holdings:
             connections = np.concatenate([flow.sum(axis=1) / problem.up, flow.sum(axis=0) / problem.down])
         return max(float(links.max()), float(np.nanmax(connections)))
 
-    def moves(self, groups: Groups, cuts: tuple[int, ...]) -> tuple[Move, ...]:
-        """Who must fetch what, in pipeline order."""
+    def transfers(self, groups: Groups, cuts: tuple[int, ...]) -> tuple[StateTransfer, ...]:
+        """The transfers that these stages need, in pipeline order."""
         lacking = self.lacking(groups, cuts)
         result = []
         for stage, group in enumerate(groups):
@@ -87,7 +67,7 @@ class Holdings:
                     keeps = self.held[node, cuts[stage] : cuts[stage + 1]].any()
                     why = Why.WIDENS if keeps else Why.MOVES if self.held[node].any() else Why.JOINS
                     size = float(self._layer_bytes[layers].sum())
-                    result.append(Move(self.problem.cluster.ids[node], tuple(layers.tolist()), size, why))
+                    result.append(StateTransfer(self.problem.cluster.ids[node], tuple(layers.tolist()), size, why))
         return tuple(result)
 
     @property

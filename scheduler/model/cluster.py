@@ -1,4 +1,4 @@
-"""The machines and the links between them, as measured."""
+"""The nodes and the links between them, as measured."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One device that could compute.
+    """One device that can compute.
 
-    ``flops`` is its sustained FLOP/s, ``memory_bytes`` what it can give to weights, gradients, optimizer state and
-    activations together. ``up`` and ``down`` are what its connection carries to and from all peers together, in bytes per
-    second; None: as much as its fastest link.
+    ``flops`` is its sustained FLOP/s. ``memory_bytes`` is the memory available to weights, gradients, optimizer state and
+    activations together. ``up`` and ``down`` limit what it sends to and receives from all peers together, in bytes per second;
+    None means as much as its fastest link. Raises ValueError for a number that is not finite and above 0.
     """
 
     id: str
@@ -36,12 +36,13 @@ class Node:
 class Cluster:
     """Nodes and the directed links between them.
 
-    ``latency[i, j]`` is in seconds one way from ``nodes[i]`` to ``nodes[j]``, ``bandwidth[i, j]`` in bytes per second; both
-    are float64 of shape [len(nodes), len(nodes)]. Bandwidth 0 means that j cannot be reached from i. Diagonals are not
-    read. ``ratio[i, j]``, of the same shape, is what a link's codec makes of a byte of activations or gradients (0.25: a
-    quarter of a byte travels); None: they travel as they are. State that moves always does. With ``copies`` above 1 each
-    node stands for so many alike, and diagonals are the links between these: see compact.Miniature. Raises ValueError where
-    a shape, an id or a number is impossible.
+    ``latency[i, j]`` is the one-way latency from ``nodes[i]`` to ``nodes[j]`` in seconds, ``bandwidth[i, j]`` the bandwidth in
+    bytes per second, 0 where j cannot be reached from i. ``ratio[i, j]`` is the number of bytes that the link's codec sends
+    per byte of activations or gradients; None means that they are sent uncompressed. State is always transferred uncompressed.
+    All three are float64 of shape [len(nodes), len(nodes)], and their diagonals are ignored.
+
+    With ``copies`` above 1 each node stands for that number of similar nodes, and the diagonals are the links among them: see
+    compact.Miniature. Raises ValueError for a wrong shape, a duplicate id or an impossible number.
     """
 
     nodes: tuple[Node, ...]
@@ -56,7 +57,7 @@ class Cluster:
         ids = [node.id for node in self.nodes]
         if len(set(ids)) < len(ids):
             twice = next(name for name in ids if ids.count(name) > 1)
-            raise ValueError(f"nodes: the id {twice!r} stands more than once; ids must differ")
+            raise ValueError(f"nodes: the id {twice!r} appears more than once; ids must differ")
         for name in ("latency", "bandwidth", "ratio"):
             matrix = getattr(self, name)
             if matrix is None:

@@ -1,40 +1,73 @@
-"""What planning answers, and why."""
+"""The scheduler's answer: a plan, its predicted cost, and the reason for it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
 
-from dtfm.scheduler.cost.state_transfer import Move
 from dtfm.scheduler.model.plan import Plan
-from dtfm.scheduler.paper.cost import PaperSeconds
 
 
 class Objective(StrEnum):
     ITERATION = "iteration"
-    """Seconds per step of what nodes really do."""
+    """Minimizes the seconds per step of what nodes really do."""
     PAPER = "paper"
-    """The cost model of arXiv 2206.01288, on the workload's ``paper`` costs."""
+    """Minimizes the cost model of arXiv 2206.01288, on the workload's ``paper`` costs."""
 
 
 class Reason(StrEnum):
+    """Why this plan and no other."""
+
     FIRST = "first"
-    """There was no plan."""
+    """There was no plan before."""
     NODE_LOST = "node_lost"
-    """The plan used a node that is gone."""
+    """The incumbent used a node that has left."""
     REQUESTED = "requested"
-    """The plan does not have the stages asked for, or is for another workload."""
+    """The incumbent does not have the requested stages, or is for another workload."""
     INFEASIBLE = "infeasible"
-    """The plan no longer works: a link or memory that it needs is gone."""
+    """The incumbent no longer works: a link is gone, or memory no longer suffices."""
     FASTER = "faster"
-    """Another plan is faster by more than moving costs."""
+    """The new plan saves more time than the transfer of state costs."""
     KEPT = "kept"
     """No other plan is better by enough: the incumbent stays, with its generation."""
 
 
 @dataclass(frozen=True, slots=True)
+class PaperSeconds:
+    """The paper's prediction for one step, in seconds."""
+
+    data_parallel: float
+    pipeline: float
+
+    @property
+    def total(self) -> float:
+        return self.data_parallel + self.pipeline
+
+
+class Why(StrEnum):
+    """Why a node needs state that it does not hold."""
+
+    JOINS = "joins"
+    """The node held nothing."""
+    WIDENS = "widens"
+    """It keeps layers that it holds and takes further ones."""
+    MOVES = "moves"
+    """It changes to a stage of which it holds no layer."""
+
+
+@dataclass(frozen=True, slots=True)
+class StateTransfer:
+    """The transfer of weights and optimizer state of ``layers`` to a node that does not hold them yet."""
+
+    node: str
+    layers: tuple[int, ...]
+    bytes: float
+    why: Why
+
+
+@dataclass(frozen=True, slots=True)
 class Predicted:
-    """Seconds. ``paper`` only where the workload has ``paper`` costs of the plan's shape."""
+    """Predicted costs in seconds. ``paper`` is None unless the workload has ``paper`` costs for the plan's shape."""
 
     iteration_seconds: float
     paper: PaperSeconds | None
@@ -43,9 +76,10 @@ class Predicted:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """A plan, what it is predicted to cost, what no plan can undercut in the objective's terms, and why this one.
+    """A plan and why it was chosen.
 
-    ``moves``: who must fetch state that it did not hold under the incumbent.
+    ``lower_bound_seconds`` is a certified lower bound on the objective over all plans. ``sentence`` is the reason for
+    people. ``transfers`` names the nodes that must fetch state which they did not hold under the incumbent.
     """
 
     plan: Plan
@@ -54,8 +88,8 @@ class Decision:
     reason: Reason
     sentence: str
     evaluations: int
-    moves: tuple[Move, ...] = ()
+    transfers: tuple[StateTransfer, ...] = ()
 
 
 class Infeasible(ValueError):
-    """No plan fits; the message names the smallest shortfall that was found."""
+    """No plan fits. The message names the smallest shortfall that was found."""

@@ -1,4 +1,4 @@
-"""Who computes what."""
+"""The plan: which node computes what."""
 
 from __future__ import annotations
 
@@ -11,8 +11,11 @@ from dtfm.scheduler.model.workload import Workload
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """Layers [first, past_last) and the nodes that each hold all of them. ``in_flight``: how many micro-batches each of these
-    holds between forward and backward; 0: memory.in_flight."""
+    """Layers [first, past_last) and the replicas, nodes that each hold all of these layers.
+
+    ``in_flight`` is the largest number of micro-batches that each replica holds between forward and backward; 0 means
+    memory.in_flight.
+    """
 
     layers: tuple[int, int]
     replicas: tuple[str, ...]
@@ -21,9 +24,9 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """One node per stage, and how many of the step's micro-batches travel this chain.
+    """One node per stage, and the number of a step's micro-batches that travel along it.
 
-    Micro-batches are numbered from 0 within a step; a plan's routes take consecutive numbers in the order they stand.
+    Micro-batches are numbered from 0 within a step. The routes of a plan take consecutive numbers, in order.
     """
 
     nodes: tuple[str, ...]
@@ -41,16 +44,16 @@ class Plan:
 
     @property
     def nodes(self) -> tuple[str, ...]:
-        """All that compute, stage by stage."""
+        """All nodes that compute, stage by stage."""
         return tuple(node for stage in self.stages for node in stage.replicas)
 
     def stage_of(self, node: str) -> int | None:
-        """Index of the stage that the node holds; None when it holds none."""
+        """Index of the stage that the node holds, or None."""
         return next((index for index, stage in enumerate(self.stages) if node in stage.replicas), None)
 
 
 def micro_batch_numbers(plan: Plan) -> tuple[range, ...]:
-    """Per route, the numbers of its micro-batches within a step."""
+    """For each route, the numbers of its micro-batches within a step."""
     ranges = []
     first = 0
     for route in plan.routes:
@@ -60,11 +63,11 @@ def micro_batch_numbers(plan: Plan) -> tuple[range, ...]:
 
 
 def validate(plan: Plan, cluster_ids: Collection[str], workload: Workload) -> None:
-    """Raises ValueError, with what is wrong, unless the plan is a valid one for these nodes and this workload.
+    """Raises ValueError unless the plan is valid for these nodes and this workload.
 
-    Valid: the stages cover every layer once and in order; each node of the cluster is in one stage or idle, and no other
-    node is named; each route has one replica of every stage; the routes' shares are positive and sum up to the step's
-    micro-batches. Whether links exist and memory suffices is the cost functions' affair.
+    A plan is valid when its stages cover every layer once and in order, each node of the cluster is in exactly one
+    stage or idle, no other node is named, each route has one replica of every stage, and the routes' micro-batches
+    are positive and add up to the step's. Whether the links exist and the memory suffices is not checked here.
     """
     if not plan.stages:
         raise ValueError("the plan has no stages")
@@ -73,7 +76,7 @@ def validate(plan: Plan, cluster_ids: Collection[str], workload: Workload) -> No
         first, past_last = stage.layers
         if first != expected or past_last <= first:
             raise ValueError(
-                f"stage {index} has layers [{first}, {past_last}); it must start at {expected}, not be empty"
+                f"stage {index} has layers [{first}, {past_last}); it must start at {expected} and not be empty"
             )
         if not stage.replicas:
             raise ValueError(f"stage {index} has no replicas")
@@ -84,7 +87,7 @@ def validate(plan: Plan, cluster_ids: Collection[str], workload: Workload) -> No
     places = Counter([*plan.nodes, *plan.idle])
     for node, count in places.items():
         if count > 1:
-            raise ValueError(f"node {node!r} has {count} places; it may have one")
+            raise ValueError(f"node {node!r} appears {count} times; it may appear once")
         if node not in cluster_ids:
             raise ValueError(f"node {node!r} is not in the cluster")
     missing = sorted(set(cluster_ids) - set(places))
@@ -100,6 +103,6 @@ def validate(plan: Plan, cluster_ids: Collection[str], workload: Workload) -> No
                 raise ValueError(f"route {index} passes {node!r}, which does not hold layers {list(stage.layers)}")
         if route.micro_batches < 1:
             raise ValueError(f"route {index} has {route.micro_batches} micro-batches; it must have at least 1")
-    shares = sum(route.micro_batches for route in plan.routes)
-    if shares != workload.micro_batches:
-        raise ValueError(f"the routes' micro-batches sum up to {shares}; a step has {workload.micro_batches}")
+    total = sum(route.micro_batches for route in plan.routes)
+    if total != workload.micro_batches:
+        raise ValueError(f"the routes' micro-batches add up to {total}; a step has {workload.micro_batches}")

@@ -1,4 +1,4 @@
-"""A cluster and a workload as arrays, nodes and layers by number: what all searches and cost functions read."""
+"""A cluster and a workload as arrays, with nodes and layers by number: the input of all searches and cost functions."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ Groups = tuple[tuple[int, ...], ...]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Problem:
-    """Seconds, bytes and FLOP/s.
+    """The arrays, in seconds, bytes and FLOP/s.
 
-    ``slowness[i, j]`` is the link's seconds per byte of a tensor, its codec counted, infinite where j cannot be reached from
-    i; ``ratio[i, j]`` is the codec's bytes per byte, ``bandwidth`` the link's own bytes per second (0 on the diagonal).
-    ``own_slowness[i]`` is between the nodes that node i stands for: 0 where that is itself alone.
+    ``slowness[i, j]`` is the seconds per byte of a tensor over the link, its codec included, and infinite where j cannot be
+    reached from i. ``ratio[i, j]`` is the codec's bytes per byte. ``bandwidth[i, j]`` is the link's bytes per second (0 on the
+    diagonal). ``own_slowness[i]`` is the slowness among the nodes that node i stands for, 0 when it stands for itself alone.
 
-    ``*_before[k]`` sums layers [0, k), so that layers [a, b) have ``before[b] - before[a]``.
+    ``*_before[k]`` is the sum over layers [0, k): the sum over layers [a, b) is ``before[b] - before[a]``.
     """
 
     cluster: Cluster
@@ -83,13 +83,13 @@ class Problem:
 
     @property
     def state_factor(self) -> float:
-        """Bytes that a layer's holder keeps per byte of its parameters."""
+        """Bytes of memory that a replica needs for a layer, per byte of the layer's parameters."""
         return self.workload.bytes_kept_per_parameter_byte
 
     def stage_bytes(self, cuts: tuple[int, ...] | Ints) -> Floats:
-        """What each stage takes of a node's memory: what a layer's holder keeps, and micro-batches in flight.
+        """Bytes of memory that each stage needs on each of its nodes: state, and micro-batches in flight.
 
-        ``cuts`` is [..., stages + 1], the result [..., stages].
+        ``cuts`` is [..., stages + 1]; the result is [..., stages].
         """
         edges = np.asarray(cuts)
         stages = edges.shape[-1] - 1
@@ -100,7 +100,7 @@ class Problem:
         )
 
     def exchange(self, senders: Ints, receivers: Ints, size: float) -> Floats:
-        """Seconds for ``size`` bytes forward and as many back, for every sender (rows) and receiver (columns)."""
+        """Seconds to send ``size`` bytes from each sender and the same number back: [senders, receivers]."""
         there, back = np.ix_(senders, receivers), np.ix_(receivers, senders)
         latency = self.latency[there] + self.latency[back].T
         if size == 0:
@@ -113,7 +113,7 @@ class Problem:
 class Draft:
     """A plan by numbers. Stage s has layers [cuts[s], cuts[s + 1]) on the nodes groups[s].
 
-    ``chains`` is int64 [routes, stages], ``shares`` int64 [routes].
+    ``chains`` is int64 [routes, stages], the nodes of each route; ``shares`` is int64 [routes], its number of micro-batches.
     """
 
     groups: Groups
@@ -122,7 +122,7 @@ class Draft:
     shares: Ints
 
     def plan(self, cluster: Cluster, in_flight: Iterable[int], generation: int) -> Plan:
-        """``in_flight``: per stage, as depth.depths has it."""
+        """The plan with names; ``in_flight`` has one number per stage (depth.depths)."""
         ids = cluster.ids
         used = {node for group in self.groups for node in group}
         return Plan(
@@ -142,7 +142,7 @@ class Draft:
 
 
 def draft_of(plan: Plan, cluster: Cluster) -> Draft:
-    """The plan by numbers; KeyError when it names a node that the cluster lacks."""
+    """The plan by numbers. Raises KeyError when it names a node that the cluster lacks."""
     number = {name: index for index, name in enumerate(cluster.ids)}
     return Draft(
         groups=tuple(tuple(number[node] for node in stage.replicas) for stage in plan.stages),

@@ -1,16 +1,39 @@
-"""What the caller asked for, checked against what there is."""
+"""The stages that the caller asks for, checked against the cluster and the workload."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from dtfm.scheduler.model.decision import Infeasible, Objective
-from dtfm.scheduler.model.problem import Problem
-from dtfm.scheduler.search.mutations import Shape
+from dtfm.scheduler.model.problem import Groups, Problem
 
 MOST_STAGES = 64
+"""Largest number of stages of a plan."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What the caller fixed. ``sizes`` are the replicas per stage in pipeline order, ``stages`` is the number of
+    stages; None leaves them free."""
+
+    stages: int | None = None
+    sizes: tuple[int, ...] | None = None
+    most_stages: int = 1
+
+    def admits(self, groups: Groups) -> bool:
+        """Whether the groups have this shape."""
+        if not all(groups) or not 1 <= len(groups) <= self.most_stages:
+            return False
+        if self.sizes is not None:
+            return tuple(len(group) for group in groups) == self.sizes
+        return self.stages is None or len(groups) == self.stages
 
 
 def requested_shape(problem: Problem, stages: int | tuple[int, ...] | None, objective: Objective) -> Shape:
-    """The shape that plans must have; raises ValueError, or Infeasible for too few nodes, where none can have it."""
+    """The shape that plans must have.
+
+    Raises ValueError when no plan can have it, and Infeasible when the cluster has too few nodes.
+    """
     nodes, layers = len(problem.flops), len(problem.workload.layers)
     most = min(nodes, layers, MOST_STAGES)
     if objective is Objective.PAPER:

@@ -1,4 +1,4 @@
-"""The model as the scheduler sees it."""
+"""The model as the scheduler sees it: costs per layer."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """One layer. FLOPs and activation bytes are per micro-batch; backward costs twice the forward."""
+    """One layer. ``forward_flops`` and ``activation_bytes`` (of its output) are per micro-batch; backward costs twice
+    the forward."""
 
     name: str
     forward_flops: float
@@ -24,10 +25,10 @@ class Layer:
 
 @dataclass(frozen=True, slots=True)
 class PaperCosts:
-    """What the paper's cost model reads of a workload (arXiv 2206.01288, section 3).
+    """The workload of the paper's cost model (arXiv 2206.01288, section 3).
 
-    ``gradient_gigabytes`` is per stage, ``activation_gigabytes`` per pipeline: all micro-batches of a step that cross one
-    stage boundary on one route. Gigabytes are 1e9 bytes.
+    ``gradient_gigabytes`` is per stage. ``activation_gigabytes`` is per pipeline: the activations of all
+    micro-batches of a step that cross one stage boundary on one route. A gigabyte is 1e9 bytes.
     """
 
     stages: int
@@ -48,10 +49,10 @@ class PaperCosts:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Layers in model order; a stage's output is its last layer's activation.
+    """Layers in model order. A stage's output is the activation of its last layer.
 
-    A node that holds a layer keeps its weights, gradients and optimizer state, and of its own so many bytes more per byte of
-    weights (``own_bytes_per_parameter_byte``) that take memory and are never moved.
+    A node that holds a layer keeps its weights, gradients and optimizer state, and ``own_bytes_per_parameter_byte``
+    more bytes of its own, which need memory and are never transferred.
     """
 
     layers: tuple[Layer, ...]
@@ -72,10 +73,10 @@ class Workload:
 
     @property
     def bytes_kept_per_parameter_byte(self) -> float:
-        """Of a device's memory: weights, gradients, optimizer state, and the node's own."""
+        """Memory that a replica needs: weights, gradients, optimizer state, and the node's own bytes."""
         return 2.0 + self.optimizer_bytes_per_parameter_byte + self.own_bytes_per_parameter_byte
 
     @property
     def bytes_moved_per_parameter_byte(self) -> float:
-        """To a node that takes over a layer: weights and optimizer state."""
+        """Bytes transferred to a node that takes over a layer: weights and optimizer state."""
         return 1.0 + self.optimizer_bytes_per_parameter_byte

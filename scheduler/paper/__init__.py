@@ -1,1 +1,1 @@
-"""The paper's own cost model, bound, search and networks (arXiv 2206.01288)."""
+"""The paper's own cost model, bound and search (arXiv 2206.01288)."""

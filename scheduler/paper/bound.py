@@ -1,16 +1,17 @@
-"""A certified lower bound on the paper's cost: what no choice of groups and order can undercut.
+"""A certified lower bound on the paper's cost over all choices of groups and their order.
 
-The argument. Take a cost w, and the islands: sets of nodes joined by exchanges cheaper than w. A boundary between two
-stages that costs less than w pairs every node with one of its own island; so both groups have the same number of members in
-every island. Hence, where all but r - 1 boundaries cost less than w, the pipeline falls into r segments of equally composed
-groups, and a segment of l stages needs paths of l nodes inside islands. Two things follow:
+The argument. Take a cost w, and the islands: sets of nodes connected by exchanges cheaper than w. A boundary between
+two stages that costs less than w pairs every node with one of its own island, so both groups have the same number of
+members in every island. Hence, if all but r - 1 boundaries cost less than w, the pipeline falls into r segments of
+equally composed groups, and a segment of l stages needs paths of l nodes inside islands. Two things follow:
 
-* Nodes in islands of at most x nodes sit in segments of at most x stages. That bounds r from below.
-* With few segments, each must draw on many islands, so some group has few members in one of them, and these members exchange
-  gradients with many nodes elsewhere. That bounds the data-parallel cost from below; for r = 1 the composition is known.
+* Nodes in islands of at most x nodes are in segments of at most x stages. That bounds r from below.
+* With few segments, each must draw on many islands. Then some group has few members in one of them, and these members
+  exchange gradients with many nodes elsewhere. That bounds the data-parallel cost from below; for r = 1 the
+  composition is known.
 
-Every w gives a bound: the cheapest r. The largest of them counts. All nodes must take part for the argument to hold; where
-some stay idle only the sums of cheapest links remain.
+Every w gives a bound, that of the cheapest r. The largest of these bounds counts. The argument needs all nodes to
+take part; where some stay idle, only the sums of the cheapest links remain.
 """
 
 from __future__ import annotations
@@ -25,18 +26,18 @@ from dtfm.scheduler.model.problem import Floats, Ints, Problem
 from dtfm.scheduler.paper.cost import activation_exchange, gradient_exchange
 
 MOST_LEVELS = 64
-"""Values of w that are tried; any subset of them gives a valid bound."""
+"""Largest number of values of w that are tried; any subset of them gives a valid bound."""
 
 
 def paper_bound(problem: Problem) -> float:
-    """Seconds that no plan of the workload's ``paper`` stages and replicas can undercut in the paper's model."""
+    """Lower bound, in the paper's seconds, on every plan with the workload's ``paper`` stages and replicas."""
     costs = problem.workload.paper
     assert costs is not None
     gradients, activations = gradient_exchange(problem, costs), activation_exchange(problem, costs)
     stages, replicas, nodes = costs.stages, costs.replicas, len(gradients)
     off_diagonal = ~np.eye(nodes, dtype=bool)
     cheapest = float(activations[off_diagonal].min(initial=np.inf)) if stages > 1 else 0.0
-    # The best company that each node could have; of the nodes in use, one of the worst stands for a group.
+    # Each node's cheapest possible group. Of the nodes in use, the worst decides.
     company = np.sort(np.where(off_diagonal, gradients, np.inf), axis=1)[:, : replicas - 1].sum(axis=1)
     group = float(np.sort(company)[stages * replicas - 1])
     bound = group + (stages - 1) * cheapest
@@ -51,11 +52,11 @@ def paper_bound(problem: Problem) -> float:
                 here = max(group, _group_bound(gradients, islands, stages, replicas, segments))
                 best = min(best, here + _pipeline_bound(levels, stages, cheapest, weight, segments))
             bound = max(bound, best)
-    return bound * (1.0 - 1e-12)  # sums in another order round otherwise
+    return bound * (1.0 - 1e-12)  # margin for rounding: others add up the same terms in another order
 
 
 def _levels(activations: Floats) -> list[float]:
-    """The costs at which islands merge: single-linkage heights, the least edges of a spanning tree (Prim)."""
+    """The costs at which islands merge: single-linkage heights, the edges of a minimum spanning tree (Prim)."""
     nodes = len(activations)
     nearest = activations[0].copy()
     outside = np.ones(nodes, dtype=bool)
@@ -64,7 +65,7 @@ def _levels(activations: Floats) -> list[float]:
     for _ in range(nodes - 1):
         node = int(np.where(outside, nearest, np.inf).argmin())
         if not outside[node]:
-            break  # the rest cannot be reached
+            break  # the remaining nodes cannot be reached
         heights.add(float(nearest[node]))
         outside[node] = False
         nearest = np.minimum(nearest, activations[node])
@@ -73,13 +74,13 @@ def _levels(activations: Floats) -> list[float]:
 
 
 def _least_segments(islands: Ints, stages: int, replicas: int) -> int:
-    """How many segments there are at least: every stage counts as one over the longest segment that it can be in."""
+    """The least possible number of segments: every stage counts as one over the longest segment that it can be in."""
     sizes = np.bincount(islands)
     in_islands = Counter(sizes.tolist())
     parts, placed, nodes = 0.0, 0, 0
     for size in sorted(in_islands):
         nodes += size * in_islands[size]
-        # So many stages are in segments of at most `size`, since each of them has no more than `replicas` nodes.
+        # The number of stages in segments of at most `size`, since each of them has at most `replicas` nodes.
         here = math.ceil(nodes / replicas)
         parts += (here - placed) / min(size, stages)
         placed = here
@@ -88,13 +89,13 @@ def _least_segments(islands: Ints, stages: int, replicas: int) -> int:
 
 
 def _group_bound(gradients: Floats, islands: Ints, stages: int, replicas: int, segments: int) -> float:
-    """Data-parallel seconds of the worst group at least, given so many segments."""
+    """Lower bound on the worst group's data-parallel seconds, given the number of segments."""
     sizes = np.bincount(islands)
     if segments == 1:
         own = np.zeros(len(gradients))
         for island, members in enumerate(sizes // stages):
             inside = islands == island
-            toward = np.sort(gradients[:, inside], axis=1)  # a node's own 0 comes first inside its island
+            toward = np.sort(gradients[:, inside], axis=1)  # inside its own island, a node's 0 to itself comes first
             own += toward[:, :members].sum(axis=1)
         return float(own.max())
     most = replicas // math.ceil(len(sizes) / segments)
@@ -109,14 +110,14 @@ def _group_bound(gradients: Floats, islands: Ints, stages: int, replicas: int, s
 
 
 def _running(costs: Floats) -> Floats:
-    """Column c: per row the sum of its c + 1 cheapest entries."""
+    """Column c is, for each row, the sum of its c + 1 cheapest entries."""
     return np.asarray(np.cumsum(np.sort(costs, axis=1), axis=1))
 
 
 def _pipeline_bound(
     levels: list[tuple[float, Ints, int]], stages: int, cheapest: float, weight: float, segments: int
 ) -> float:
-    """Pipeline seconds when ``segments`` - 1 boundaries cost ``weight`` or more, and every level's least segments hold."""
+    """Pipeline seconds when ``segments`` - 1 boundaries cost at least ``weight`` and every level's least segments hold."""
     dearest = np.full(stages - 1, cheapest)
     for level, _, least in levels:
         dearest[: least - 1] = np.maximum(dearest[: least - 1], level)

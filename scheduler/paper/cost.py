@@ -1,33 +1,22 @@
-"""The paper's cost model (arXiv 2206.01288, section 3.2 and 3.3), in its own units: gigabytes and one step of equal stages."""
+"""The paper's cost model (arXiv 2206.01288, sections 3.2 and 3.3), in its own units: gigabytes, and one step of equal stages."""
 
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
 
 import numpy as np
 
 from dtfm.scheduler.assemble.matching import bottleneck_matching
+from dtfm.scheduler.model.decision import PaperSeconds
 from dtfm.scheduler.model.problem import Floats, Groups, Ints, Problem
 from dtfm.scheduler.model.workload import PaperCosts
 
 GIGABYTE = 1e9
-
-
-@dataclass(frozen=True, slots=True)
-class PaperSeconds:
-    """What the paper's model predicts for one step."""
-
-    data_parallel: float
-    pipeline: float
-
-    @property
-    def total(self) -> float:
-        return self.data_parallel + self.pipeline
+"""Bytes."""
 
 
 def gradient_exchange(problem: Problem, costs: PaperCosts) -> Floats:
-    """Seconds [nodes, nodes] that two members of a group exchange shards: both latencies, and a shard each way.
+    """Seconds [nodes, nodes] in which two members of a group exchange shards: both latencies, and a shard each way.
 
     Zero on the diagonal, infinite where either direction does not exist.
     """
@@ -39,7 +28,7 @@ def gradient_exchange(problem: Problem, costs: PaperCosts) -> Floats:
 
 
 def activation_exchange(problem: Problem, costs: PaperCosts) -> Floats:
-    """Seconds [nodes, nodes] for a pipeline's activations there and their gradients back; zero on the diagonal."""
+    """Seconds [nodes, nodes] to send a pipeline's activations forward and their gradients back; zero on the diagonal."""
     everyone = np.arange(len(problem.flops))
     exchange = problem.exchange(everyone, everyone, costs.activation_gigabytes * GIGABYTE)
     np.fill_diagonal(exchange, 0.0)
@@ -47,15 +36,18 @@ def activation_exchange(problem: Problem, costs: PaperCosts) -> Floats:
 
 
 def group_seconds(gradients: Floats, group: Ints) -> float:
-    """Data-parallel cost of one group: its slowest member's sum over the others."""
+    """Data-parallel cost of one group: the slowest member's sum over all others."""
     return float(gradients[np.ix_(group, group)].sum(axis=1).max())
 
 
 def paper_seconds(problem: Problem, groups: Groups) -> PaperSeconds:
-    """The cost of equal groups in this pipeline order. ValueError unless the workload has `paper` costs of that shape."""
+    """The cost of equal groups in this pipeline order.
+
+    Raises ValueError unless the workload has ``paper`` costs of this shape.
+    """
     costs = problem.workload.paper
     if costs is None:
-        raise ValueError("the workload has no `paper` costs; the paper objective reads nothing else of it")
+        raise ValueError("the workload has no `paper` costs, which the paper's cost model needs")
     shape = (len(groups), *{len(group) for group in groups})
     if shape != (costs.stages, costs.replicas):
         sizes = [len(group) for group in groups]

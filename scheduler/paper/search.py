@@ -1,9 +1,9 @@
-"""The paper's search problem: equal groups and their order, at the least data-parallel plus pipeline cost.
+"""A search for the paper's problem: equal groups and their order, at the least data-parallel plus pipeline cost.
 
-An evolutionary search whose local search is simulated annealing over swaps with the stages in a fixed order (a swap touches
-two groups, hence two group costs and at most four matchings); the exact order is taken between rounds. Nodes with equal links are
-interchangeable: costs are remembered per multiset of node classes, so that on networks made of regions almost every
-evaluation is a look-up.
+An evolutionary search whose local search is simulated annealing over swaps, with the stages in a fixed order: a swap
+changes two groups, hence two group costs and at most four matchings. The exact order is computed between rounds.
+Nodes with equal links are interchangeable, so costs are cached by the classes of a group's nodes; on networks made of
+regions almost every evaluation is a lookup.
 """
 
 from __future__ import annotations
@@ -24,20 +24,24 @@ from dtfm.scheduler.model.problem import Floats, Groups, Problem
 from dtfm.scheduler.paper.cost import activation_exchange, gradient_exchange
 
 POPULATION = 8
+"""Largest number of candidates that are kept."""
 ROUND = 6_000
 """Swaps tried per annealing."""
 CLASSES_UP_TO = 512
-"""Nodes beyond which equal ones are not looked for (cubic work)."""
+"""Largest number of nodes among which interchangeable ones are looked for, which takes cubic time."""
 
 Key = tuple[int, ...]
-"""A group as the sorted classes of its members: equal keys, equal costs."""
+"""A group as the sorted classes of its members: equal keys have equal costs."""
 Keys = tuple[Key, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
-    """How a walk cools. ``heat``: first temperature as part of the cost; ``smoothing``: weight of the means beside the worst
-    (the worst alone is a plateau wherever many pairs must improve together)."""
+class Cooling:
+    """How a walk cools.
+
+    ``heat`` is the first temperature as a fraction of the cost. ``smoothing`` is the weight of the mean costs beside
+    the worst: the worst alone does not change while many pairs must improve together.
+    """
 
     heat: float
     smoothing: float
@@ -46,10 +50,10 @@ class Pace:
 
 @dataclass(slots=True)
 class PaperEvaluator:
-    """Group and boundary costs by class, remembered.
+    """Costs of groups and boundaries by class, cached.
 
-    ``gradients`` and ``activations`` are [classes, classes]: seconds between a member of one class and another member of the
-    other (or the same) one. ``members[c]`` are the nodes of class c.
+    ``gradients`` and ``activations`` are [classes, classes]: seconds between a member of one class and another member
+    of the other, or of the same, class. ``members[c]`` are the nodes of class c.
     """
 
     gradients: Floats
@@ -67,7 +71,7 @@ class PaperEvaluator:
         assert costs is not None
         gradients, activations = gradient_exchange(problem, costs), activation_exchange(problem, costs)
         finite = np.concatenate([matrix[np.isfinite(matrix)] for matrix in (gradients, activations)])
-        # A link that does not exist costs more than any plan without one.
+        # A missing link costs more than any plan without missing links.
         far = 1e3 * len(gradients) * (1.0 + float(finite.max()))
         gradients, activations = np.minimum(gradients, far), np.minimum(activations, far)
         members = interchangeable(gradients, activations)
@@ -83,7 +87,10 @@ class PaperEvaluator:
         return cost
 
     def boundary(self, a: Key, b: Key) -> tuple[float, float]:
-        """The cost, and the mean over the pairs of a matching of least sum: smoother, it shows progress below the worst pair."""
+        """The cost of the boundary, and the mean over the pairs of a matching with the least sum.
+
+        The mean is smoother: it shows progress among the pairs better than the worst.
+        """
         pair = (a, b) if a <= b else (b, a)
         cost = self._boundaries.get(pair)
         if cost is None:
@@ -98,7 +105,7 @@ class PaperEvaluator:
         return groups + sum(self.boundary(a, b)[0] for a, b in itertools.pairwise(keys))
 
     def found(self, cost: float) -> None:
-        """Tells ``improved`` when no cost so far was as low."""
+        """Calls ``improved`` when no cost so far was as low."""
         if cost < self.best - 1e-12:
             self.best = cost
             self.improved(self.spent, cost)
@@ -109,7 +116,7 @@ class PaperEvaluator:
 
 
 def interchangeable(*matrices: Floats) -> list[list[int]]:
-    """Nodes in classes: exchanging two of one class leaves every (symmetric) matrix as it is."""
+    """The nodes in classes: exchanging two nodes of a class changes none of the (symmetric) matrices."""
     count = len(matrices[0])
     classes: list[list[int]] = []
     for node in range(count):
@@ -133,7 +140,7 @@ def search_paper(
     bound: float = 0.0,
     improved: Improved = lambda evaluations, cost: None,
 ) -> tuple[Groups, int]:
-    """The best groups found, in pipeline order, and the evaluations spent. Ends early when the cost is down to ``bound``."""
+    """The best groups found, in pipeline order, and the number of evaluations. Ends early when the cost reaches ``bound``."""
     evaluator = PaperEvaluator.of(problem, improved)
     costs = problem.workload.paper
     assert costs is not None
@@ -150,30 +157,33 @@ def search_paper(
         mother, father = rng.choice(population)[1], rng.choice(population)[1]
         child, idle = aligned_crossover(mother, father, everyone, rng)
         swaps = min(ROUND, evaluations - evaluator.spent)
-        pace = Pace(heat=0.03 * rng.random(), smoothing=rng.choice((0.0, 0.1, 0.5, 2.0)), swaps=swaps)
-        child = evaluator.reordered(anneal(evaluator, child, idle, rng, pace))
+        cooling = Cooling(heat=0.03 * rng.random(), smoothing=rng.choice((0.0, 0.1, 0.5, 2.0)), swaps=swaps)
+        child = evaluator.reordered(anneal(evaluator, child, idle, rng, cooling))
         cost = evaluator.total(child)
         evaluator.found(cost)
         population = sorted({*population, (cost, child)})[:POPULATION]
     return _nodes(evaluator, population[0][1]), evaluator.spent
 
 
-def anneal(evaluator: PaperEvaluator, start: Keys, idle: list[int], rng: Random, pace: Pace) -> Keys:
-    """The cheapest state met on a cooling walk of swaps (with nodes left idle, too) and of reversals of part of the order."""
+def anneal(evaluator: PaperEvaluator, start: Keys, idle: list[int], rng: Random, cooling: Cooling) -> Keys:
+    """The cheapest state met on a cooling walk.
+
+    Each step swaps two nodes (idle ones included) or reverses part of the order.
+    """
     keys = [*start, tuple(idle)] if idle else list(start)
     stages = len(start)
     if len(keys) < 2:
         return start
     groups = [evaluator.group(key) for key in start]
     edges = [evaluator.boundary(a, b) for a, b in itertools.pairwise(start)]
-    cost, energy = _sums(groups, edges, pace.smoothing)
+    cost, energy = _sums(groups, edges, cooling.smoothing)
     best, best_keys = cost, start
-    temperature = max(pace.heat * cost, 1e-9)
-    cooling = 1e-4 ** (1 / pace.swaps)
+    temperature = max(cooling.heat * cost, 1e-9)
+    decay = 1e-4 ** (1 / cooling.swaps)
     random = rng.random
-    for _ in range(pace.swaps):
+    for _ in range(cooling.swaps):
         evaluator.spent += 1
-        temperature *= cooling
+        temperature *= decay
         changed, changed_groups, changed_edges = keys[:], groups[:], edges[:]
         if random() < 0.1:
             first, past = sorted((int(random() * (stages + 1)), int(random() * (stages + 1))))
@@ -197,7 +207,7 @@ def anneal(evaluator: PaperEvaluator, start: Keys, idle: list[int], rng: Random,
         for edge in stale:
             if 0 <= edge < stages - 1:
                 changed_edges[edge] = evaluator.boundary(changed[edge], changed[edge + 1])
-        new_cost, new_energy = _sums(changed_groups, changed_edges, pace.smoothing)
+        new_cost, new_energy = _sums(changed_groups, changed_edges, cooling.smoothing)
         if new_energy <= energy or random() < math.exp((energy - new_energy) / temperature):
             keys, groups, edges, energy = changed, changed_groups, changed_edges, new_energy
             if new_cost < best - 1e-12:
@@ -207,7 +217,7 @@ def anneal(evaluator: PaperEvaluator, start: Keys, idle: list[int], rng: Random,
 
 
 def _sums(groups: list[float], edges: list[tuple[float, float]], smoothing: float) -> tuple[float, float]:
-    """The cost, and what the walk goes by."""
+    """The cost, and the smoothed energy that guides the walk."""
     cost = max(groups)
     means = sum(groups) / len(groups)
     for bottleneck, mean in edges:
@@ -217,9 +227,9 @@ def _sums(groups: list[float], edges: list[tuple[float, float]], smoothing: floa
 
 
 def aligned_crossover(mother: Keys, father: Keys, everyone: list[int], rng: Random) -> tuple[Keys, list[int]]:
-    """Some groups of the father in place of the mother's that they share most with, and the nodes left idle.
+    """The mother with some groups replaced by the father's groups that share most with them, and the nodes left idle.
 
-    A node that two of the chosen groups claim stays in the first; gaps are filled at random.
+    A node that two of the chosen groups claim stays in the first. Gaps are filled at random.
     """
     overlap = np.array([[sum(min(a.count(c), b.count(c)) for c in set(a)) for b in father] for a in mother])
     _, partner = linear_sum_assignment(-overlap)
@@ -241,6 +251,6 @@ def aligned_crossover(mother: Keys, father: Keys, everyone: list[int], rng: Rand
 
 
 def _nodes(evaluator: PaperEvaluator, keys: Keys) -> Groups:
-    """Nodes in place of classes: each class's in ascending order."""
+    """Nodes in place of classes, those of each class in ascending order."""
     waiting = [list(reversed(nodes)) for nodes in evaluator.members]
     return tuple(tuple(sorted(waiting[member].pop() for member in key)) for key in keys)

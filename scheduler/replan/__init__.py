@@ -1,1 +1,1 @@
-"""A new plan against the one in force."""
+"""Replanning: a new plan compared with the incumbent."""

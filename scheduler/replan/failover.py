@@ -1,7 +1,7 @@
-"""A plan that goes on at once when nodes are gone: only what they did is done by others.
+"""A plan that continues at once when nodes are gone: other nodes take over only what the missing ones did.
 
-Every other node keeps its layers and its micro-batches by number, so that what it has done of the step in hand still counts.
-How good the plan is matters little: a better one can be looked for while it trains.
+All other nodes keep their layers and micro-batch numbers, so that their work on the current step still counts. The
+plan's speed matters little, because a better one can be searched for while it trains.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ from dtfm.scheduler.model.problem import Problem, draft_of
 
 
 def rerouted(plan: Plan, problem: Problem, holders: Sequence[Collection[str]]) -> Plan | None:
-    """``plan`` over those of its nodes that the cluster still has. An idle node that has the stage's state (``holders``: per
-    layer) takes the place of one that is gone, the fastest first; else its micro-batches go to the others of its stage, each
-    to the one that is through with its own earliest. None when a stage is left with nobody, or a link or memory would be
-    missing.
+    """``plan`` on those of its nodes that the cluster still has, or None where that is impossible.
+
+    An idle node that holds the stage's state replaces a missing node, the fastest first. ``holders`` are the nodes that hold
+    each layer. Without such a node, the missing node's micro-batches go to the other replicas of its stage, each to the one
+    that finishes its own earliest. Returns None when a stage has no replica left, or when a link or memory would be missing.
     """
     speed = {node.id: node.flops for node in problem.cluster.nodes}
     idle = sorted(speed.keys() - set(plan.nodes), key=lambda node: (-speed[node], node))
@@ -33,7 +34,7 @@ def rerouted(plan: Plan, problem: Problem, holders: Sequence[Collection[str]]) -
     stages = []
     for stage in plan.stages:
         replicas = tuple(successor[node] for node in stage.replicas if node in successor)
-        # A newcomer may have less memory: whatever is feasible at all allows the least in flight.
+        # A newcomer may have less memory. The least number in flight (0) fits every feasible plan.
         stages.append(Stage(stage.layers, replicas, stage.in_flight if set(replicas) <= set(stage.replicas) else 0))
     if not all(stage.replicas for stage in stages):
         return None
@@ -46,12 +47,12 @@ def rerouted(plan: Plan, problem: Problem, holders: Sequence[Collection[str]]) -
             if not chain[place]:
                 chain[place] = min(stage.replicas, key=lambda node: ((loads[node] + 1) / speed[node], node))
                 loads[chain[place]] += 1
-    mended = replace(
+    repaired = replace(
         plan,
         stages=tuple(stages),
         routes=tuple(Route(tuple(chain), len(list(same))) for chain, same in groupby(chains)),
         idle=tuple(name for name in problem.cluster.ids if name in idle),
     )
-    draft = draft_of(mended, problem.cluster)
+    draft = draft_of(repaired, problem.cluster)
     possible = not missing_links(problem, draft) and not memory_shortfall(problem, draft.groups, draft.cuts)
-    return mended if possible else None
+    return repaired if possible else None

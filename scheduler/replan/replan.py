@@ -1,4 +1,4 @@
-"""A new plan against the one that stands: what moving to it costs, and whether it is worth it."""
+"""Compares a new plan with the incumbent: what the change costs, and whether it is worth it."""
 
 from __future__ import annotations
 
@@ -6,24 +6,27 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from dtfm.scheduler.assemble.evaluate import Evaluator, memory_shortfall, missing_links
-from dtfm.scheduler.cost.bounds import iteration_bound
+from dtfm.scheduler.cost.bounds import work_bound
 from dtfm.scheduler.cost.depth import depths
 from dtfm.scheduler.cost.simulate import simulate
 from dtfm.scheduler.cost.state_transfer import Holdings
-from dtfm.scheduler.model.decision import Decision, Objective, Predicted, Reason
+from dtfm.scheduler.model.decision import Decision, Objective, PaperSeconds, Predicted, Reason
 from dtfm.scheduler.model.plan import Plan, validate
 from dtfm.scheduler.model.problem import Draft, Groups, Problem, draft_of
-from dtfm.scheduler.paper.cost import PaperSeconds, paper_seconds
+from dtfm.scheduler.model.request import Shape
+from dtfm.scheduler.paper.cost import paper_seconds
 from dtfm.scheduler.replan.warm_start import survivors
-from dtfm.scheduler.search.mutations import Shape
 
 MARGIN = 0.03
-"""An incumbent is left only for a plan that is better by more than this part of it: measurements are not steadier."""
+"""Fraction of its seconds per step by which a plan must beat the incumbent: measurements vary by about this much."""
 
 
 @dataclass(frozen=True, slots=True)
 class Incumbent:
-    """The plan that stands. ``obstacle``: why it cannot stay; None when it can. ``holdings``: who holds what state."""
+    """The plan in force.
+
+    ``obstacle`` is the reason why it cannot stay, or None. ``holdings`` says which node holds which state.
+    """
 
     plan: Plan
     obstacle: Reason | None
@@ -34,19 +37,20 @@ class Incumbent:
         return cls(plan, _obstacle(problem, plan, shape), Holdings.of(problem, plan))
 
     def surcharge(self, problem: Problem, horizon: float) -> Callable[[Groups, tuple[int, ...]], float]:
-        """Seconds per step that moving state costs, spread over the steps of ``horizon`` seconds."""
+        """A function that gives the cost of state transfer in seconds per step, spread over the steps of ``horizon`` seconds."""
         if self.obstacle is None:
             step = simulate(problem, draft_of(self.plan, problem.cluster))
         else:
             left = tuple(group for group in survivors(self.plan, problem) if group)
             usable = left and len(left) <= len(problem.activation)
             repaired = Evaluator(problem, keep_idle_hands=True).estimated(left) if usable else None
-            step = repaired.seconds if repaired is not None and repaired.feasible else iteration_bound(problem)
+            bound = work_bound(problem.workload, problem.flops)
+            step = repaired.seconds if repaired is not None and repaired.feasible else bound
         return lambda groups, cuts: self.holdings.seconds(groups, cuts) * step / horizon
 
 
 def _obstacle(problem: Problem, incumbent: Plan, shape: Shape) -> Reason | None:
-    """Why the incumbent cannot stay; None when it can."""
+    """The reason why the incumbent cannot stay, or None."""
     ids = set(problem.cluster.ids)
     if not ids.issuperset(incumbent.nodes):
         return Reason.NODE_LOST
@@ -76,7 +80,10 @@ def decide(
     spent: int,
     horizon: float,
 ) -> Decision:
-    """Keeps the incumbent where it can stay, unless the draft wins within the horizon what moving costs, and MARGIN."""
+    """Keeps the incumbent if it can stay, unless the draft wins back the cost of state transfer and MARGIN within the horizon.
+
+    ``bound`` is the decision's lower bound, ``spent`` the number of evaluations.
+    """
     plan = draft.plan(problem.cluster, depths(problem, draft).tolist(), generation)
     validate(plan, problem.cluster.ids, problem.workload)
     if incumbent is None:
@@ -89,36 +96,32 @@ def decide(
             "This is the first plan." + _summary(plan, predicted, objective),
             spent,
         )
-    moving = incumbent.holdings.seconds(draft.groups, draft.cuts)
-    predicted = _predict(problem, draft, moving)
-    moves = incumbent.holdings.moves(draft.groups, draft.cuts)
+    transfer_seconds = incumbent.holdings.seconds(draft.groups, draft.cuts)
+    predicted = _predict(problem, draft, transfer_seconds)
+    transfers = incumbent.holdings.transfers(draft.groups, draft.cuts)
     if incumbent.obstacle is not None:
         reason, sentence = incumbent.obstacle, _OBSTACLES[incumbent.obstacle]
     else:
         current = _predict(problem, draft_of(incumbent.plan, problem.cluster), 0.0)
         old, new = _seconds(current, objective), _seconds(predicted, objective)
-        gain = 1 - new / old - moving / horizon
+        gain = 1 - new / old - transfer_seconds / horizon
         if gain <= MARGIN:
             plan = replace(incumbent.plan, idle=_rest(problem, incumbent.plan))
-            predicted, moves = current, ()
+            predicted, transfers = current, ()
             reason = Reason.KEPT
-            sentence = (
-                f"The plan stays: another would gain {max(0.0, gain):.1%}, less than the {MARGIN:.0%} that it takes."
-            )
+            sentence = f"The plan stays: another would gain {max(0.0, gain):.1%}, less than the required {MARGIN:.0%}."
         else:
             reason = Reason.FASTER
-            sentence = (
-                f"Another plan takes {new:.3g} s per step instead of {old:.3g} s, after {moving:.3g} s of moving."
-            )
-    if moves:
-        size = sum(move.bytes for move in moves)
-        sentence += f" {len(moves)} nodes fetch {size / 1e6:.0f} MB in {moving:.3g} s."
-    return Decision(plan, predicted, bound, reason, sentence + _summary(plan, predicted, objective), spent, moves)
+            sentence = f"Another plan takes {new:.3g} s per step instead of {old:.3g} s."
+    if transfers:
+        size = sum(transfer.bytes for transfer in transfers)
+        sentence += f" {len(transfers)} nodes fetch {size / 1e6:.0f} MB in {transfer_seconds:.3g} s."
+    return Decision(plan, predicted, bound, reason, sentence + _summary(plan, predicted, objective), spent, transfers)
 
 
 _OBSTACLES = {
-    Reason.NODE_LOST: "The plan used a node that is gone.",
-    Reason.REQUESTED: "The plan did not have the stages asked for, or was for another workload.",
+    Reason.NODE_LOST: "The plan used a node that has left.",
+    Reason.REQUESTED: "The plan did not have the requested stages, or was for another workload.",
     Reason.INFEASIBLE: "The plan needed a link or memory that is gone.",
 }
 
@@ -126,16 +129,16 @@ _OBSTACLES = {
 def _summary(plan: Plan, predicted: Predicted, objective: Objective) -> str:
     shape = " + ".join(str(len(stage.replicas)) for stage in plan.stages)
     named = ", ".join(plan.idle[:5]) + (f" and {len(plan.idle) - 5} more" if len(plan.idle) > 5 else "")
-    idle = f"; idle, as no faster plan with them was found: {named}" if plan.idle else ""
+    idle = f"; idle, because no faster plan uses them: {named}" if plan.idle else ""
     return f" Replicas per stage: {shape}; {_seconds(predicted, objective):.3g} s per step{idle}."
 
 
-def _predict(problem: Problem, draft: Draft, moving: float) -> Predicted:
+def _predict(problem: Problem, draft: Draft, transfer_seconds: float) -> Predicted:
     paper: PaperSeconds | None = None
     costs = problem.workload.paper
     if costs is not None and [len(group) for group in draft.groups] == [costs.replicas] * costs.stages:
         paper = paper_seconds(problem, draft.groups)
-    return Predicted(simulate(problem, draft), paper, moving)
+    return Predicted(simulate(problem, draft), paper, transfer_seconds)
 
 
 def _seconds(predicted: Predicted, objective: Objective) -> float:

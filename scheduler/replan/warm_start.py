@@ -1,4 +1,4 @@
-"""Where replanning starts: the incumbent's stages, mended after who came and who went."""
+"""Where replanning starts: the incumbent's stages, repaired after nodes joined and left."""
 
 from __future__ import annotations
 
@@ -6,24 +6,22 @@ from collections.abc import Iterator
 
 from dtfm.scheduler.model.plan import Plan
 from dtfm.scheduler.model.problem import Groups, Problem
+from dtfm.scheduler.search.seeds import Start
 
 NEWCOMERS = 6
-"""Idle nodes that are tried in every stage, the fastest first."""
-
-Start = tuple[Groups, tuple[int, ...] | None]
-"""Groups, and the cuts to begin with; None: to be found."""
+"""Number of idle nodes that are tried in every stage, the fastest first."""
 
 
 def survivors(plan: Plan, problem: Problem) -> Groups:
-    """The plan's groups without the nodes that are gone; a group may be empty."""
+    """The plan's groups without the nodes that have left; a group may be empty."""
     number = {name: index for index, name in enumerate(problem.cluster.ids)}
     return tuple(tuple(number[node] for node in stage.replicas if node in number) for stage in plan.stages)
 
 
-def mended(plan: Plan, problem: Problem) -> Iterator[Start]:
-    """The survivors with the layers that they hold, the same with one idle node more, then with cuts found anew.
+def repaired(plan: Plan, problem: Problem) -> Iterator[Start]:
+    """The survivors with the layers that they hold, the same with one idle node more, then the survivors with new cuts.
 
-    A stage that nobody holds any more is given to an idle node, or to one of a larger group; or its layers are divided among
+    A stage without any replica left is given to an idle node, or to a node of a larger group; or its layers are divided among
     the other stages.
     """
     left = survivors(plan, problem)
@@ -33,7 +31,7 @@ def mended(plan: Plan, problem: Problem) -> Iterator[Start]:
     idle = [node for node in fastest if node not in held][:NEWCOMERS]
     remaining = tuple(group for group in left if group)
     if cuts[-1] != len(problem.activation):
-        left = ()  # another workload: what they hold is of no use
+        left = ()  # another workload: their layers are of no use
     if left and all(left):
         yield left, cuts
         for node in idle:

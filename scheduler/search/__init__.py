@@ -1,1 +1,1 @@
-"""The search over who holds which stage."""
+"""The search over which nodes hold which stage."""

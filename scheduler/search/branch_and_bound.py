@@ -1,4 +1,4 @@
-"""Which plans of a small cluster may beat a known one: built stage by stage, dropped as soon as a bound rules them out."""
+"""The plans of a small cluster that may beat a known one: built stage by stage, discarded once a bound rules them out."""
 
 from __future__ import annotations
 
@@ -7,45 +7,46 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dtfm.scheduler.cost.plan_bounds import micro_batches_each, reduction_bound
+from dtfm.scheduler.cost.load import group_loads
+from dtfm.scheduler.cost.plan_bounds import reduction_bound
 from dtfm.scheduler.model.memory import in_flight
 from dtfm.scheduler.model.problem import Floats, Groups, Ints, Problem
-from dtfm.scheduler.search.mutations import Shape
+from dtfm.scheduler.model.request import Shape
 
 AT_ONCE = 200_000
-"""Continuations that are weighed at once."""
+"""Number of continuations that are bounded at once."""
 
 
 def promising(
     problem: Problem, shape: Shape, keep_idle_hands: bool, below: float, most: int, over: Callable[[], bool]
 ) -> list[tuple[float, Groups, tuple[int, ...]]]:
-    """(bound, groups, cuts) of every plan that may take less than ``below`` seconds, the least bound first.
+    """The plans that may take less than ``below`` seconds, as (bound, groups, cuts), the least bound first.
 
-    Plans are all ordered choices of disjoint groups within the shape, with all cuts; for up to some eight nodes. No more than
-    ``most`` begun plans of one length are continued, those of the least bound: only where there are more, or where ``over``
-    ends it early, may a plan be missed.
+    Covers all ordered choices of disjoint groups within the shape, with all cuts: feasible for up to about eight
+    nodes. At most ``most`` partial plans of each length are continued, those with the least bounds. Only where there
+    are more, or where ``over`` ends the enumeration early, can a plan be missed.
     """
     tables = _Tables.of(problem, keep_idle_hands)
-    begun, whole = _first(tables, shape), []
+    partial, whole = _first(tables, shape), []
     stages = shape.stages if shape.sizes is None else len(shape.sizes)
     for stage in range(shape.most_stages):
-        begun = begun.only(begun.bound < below)
-        ended = begun.end == tables.layers
+        partial = partial.only(partial.bound < below)
+        ended = partial.end == tables.layers
         if stages is None or stage + 1 == stages:
-            whole += begun.only(ended).least(most).plans()
-        begun = begun.only(~ended).least(most)
-        if stage + 1 == shape.most_stages or not len(begun.bound) or over():
+            whole += partial.only(ended).least(most).plans()
+        partial = partial.only(~ended).least(most)
+        if stage + 1 == shape.most_stages or not len(partial.bound) or over():
             break
-        begun = _continued(tables, shape, begun, stage + 1, below)
+        partial = _continued(tables, shape, partial, stage + 1, below)
     return sorted(whole)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Begun:
-    """Plans up to some stage, as rows. Sets of nodes are bit masks.
+class _PartialPlans:
+    """Partial plans as rows. Sets of nodes are bit masks.
 
-    ``arrival`` and ``home`` are the seconds of the first micro-batch's way to the last stage so far and from it back,
-    ``wait`` the longest that any link so far takes for all that passes it beyond the first.
+    ``arrival`` and ``home`` are the seconds of the first micro-batch's way to the last stage so far and back from it.
+    ``wait`` is the longest time that any link so far needs for all micro-batches after the first.
     """
 
     groups: Ints
@@ -63,13 +64,13 @@ class _Begun:
     def end(self) -> Ints:
         return np.asarray(self.cuts[:, -1])
 
-    def only(self, rows: Ints | np.ndarray[tuple[int], np.dtype[np.bool_]]) -> _Begun:
-        return _Begun(
+    def only(self, rows: Ints | np.ndarray[tuple[int], np.dtype[np.bool_]]) -> _PartialPlans:
+        return _PartialPlans(
             self.groups[rows], self.cuts[rows], self.arrival[rows], self.home[rows], self.wait[rows], self.bound[rows]
         )
 
-    def least(self, most: int) -> _Begun:
-        """Those of the least bound."""
+    def least(self, most: int) -> _PartialPlans:
+        """The ``most`` plans with the least bounds."""
         return self if len(self.bound) <= most else self.only(np.argsort(self.bound, kind="stable")[:most])
 
     def plans(self) -> list[tuple[float, Groups, tuple[int, ...]]]:
@@ -85,33 +86,33 @@ def nodes_of(mask: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Tables:
-    """What bounds are put together from, per set of nodes (mask) or pair of them, and per stage [first, past last)."""
+    """What the bounds are made of: per set of nodes (mask), per pair of sets, and per stage [first, past last)."""
 
     layers: int
     size: Ints
-    """Nodes of a mask."""
+    """Number of nodes of a mask."""
     work: Floats
     """[first, past last] FLOPs."""
     activation: Floats
-    """[cut] bytes that pass it, 0 at the ends."""
+    """[cut] bytes that cross it, 0 at both ends."""
     flops: Floats
-    """[mask] of its fastest node."""
+    """[mask] FLOP/s of its fastest node."""
     per_flop: Floats
-    """[mask] seconds per FLOP of the stage that its last node to finish computes."""
+    """[mask] seconds per FLOP of the stage until the mask's last node has computed its load."""
     alone: Floats
-    """[mask, first, past last] until a stage's gradients are summed, from its first micro-batch's arrival on; infinite for
-    what cannot be."""
+    """[mask, first, past last] seconds from the arrival of a stage's first micro-batch until its gradients are
+    summed; infinite where impossible."""
     latency: Floats
-    """[mask, mask] of the best link."""
+    """[mask, mask] latency of the best link."""
     slowness: Floats
     """[mask, mask] seconds per byte of the best link."""
     crowded: Floats
-    """[mask, mask] seconds per byte of one micro-batch that the busiest node's links take for all."""
+    """[mask, mask] seconds that the busiest node's links need for its whole load, per byte of one micro-batch."""
     rest_computed: Floats
-    """[used, first] at least, from arrival at the first layer on, until the remaining stages have computed and all is back
-    there."""
+    """[used, first] least seconds from the arrival at layer ``first`` until the remaining stages have computed and
+    the last micro-batch is back there."""
     rest_summed: Floats
-    """[used, first] the same until their gradients are summed, the way back not counted."""
+    """[used, first] the same until the remaining stages' gradients are summed, without the way back."""
     fastest: float
 
     @classmethod
@@ -134,13 +135,13 @@ class _Tables:
             group = np.flatnonzero(member[mask])
             if np.isinf(problem.slowness[np.ix_(group, group)]).any():
                 continue
-            counts = micro_batches_each(problem, group)
+            counts = group_loads(problem, group)
             idle_hands = not counts.all()
             if idle_hands and not keep_idle_hands:
                 continue
             possible = need < problem.memory[group].min() + 1.0
             seconds = np.zeros(len(first))
-            if not idle_hands:  # else rare: places that were asked for and have nothing to do
+            if not idle_hands:  # a rare case: requested places without any micro-batch
                 each[mask, group] = counts
                 per_flop[mask] = 3 * float((counts / problem.flops[group]).max())
                 pace = work[first, past_last][:, None] / problem.flops[group]
@@ -170,13 +171,13 @@ class _Tables:
 
 
 def _least(matrix: Floats, member: np.ndarray[tuple[int, int], np.dtype[np.bool_]]) -> Floats:
-    """The least entry from a node of one mask to one of the other: float64 [masks, masks]; infinite for the empty mask."""
+    """The least entry from a node of one mask to a node of the other: float64 [masks, masks]; infinite for the empty mask."""
     to = np.where(member[None], matrix[:, None, :], np.inf).min(axis=2)
     return np.asarray(np.where(member[:, :, None], to[None], np.inf).min(axis=1))
 
 
 def _crowded(slowness: Floats, member: np.ndarray[tuple[int, int], np.dtype[np.bool_]], each: Floats) -> Floats:
-    """Seconds per byte that a node's links to the other mask take together for all of its micro-batches; the busiest node's,
+    """Seconds per byte that a node's links to the other mask need together for its whole load, for the busiest node
     on either side: float64 [masks, masks]."""
     with np.errstate(divide="ignore", invalid="ignore"):
         rate = 1.0 / slowness
@@ -187,9 +188,9 @@ def _crowded(slowness: Floats, member: np.ndarray[tuple[int, int], np.dtype[np.b
 
 
 def _rest(work: Floats, per_flop: Floats, alone: Floats, fastest: float) -> tuple[Floats, Floats]:
-    """What the stages that are still to come take at least, by the nodes that are used already and the first layer.
+    """Least seconds of the stages still to come, by the nodes already used and the first layer.
 
-    By dynamic programming over both, links left out.
+    Dynamic programming over both; links are left out.
     """
     masks, layers = len(per_flop), work.shape[0] - 1
     computed, summed = np.full((masks, layers + 1), np.inf), np.full((masks, layers + 1), np.inf)
@@ -207,19 +208,19 @@ def _rest(work: Floats, per_flop: Floats, alone: Floats, fastest: float) -> tupl
     return computed, summed
 
 
-def _first(tables: _Tables, shape: Shape) -> _Begun:
+def _first(tables: _Tables, shape: Shape) -> _PartialPlans:
     masks, ends = np.nonzero(np.isfinite(tables.alone[:, 0]))
     nothing = np.zeros(len(masks))
     return _weighed(tables, shape, None, masks, ends, 0, nothing, nothing, nothing)
 
 
-def _continued(tables: _Tables, shape: Shape, begun: _Begun, stage: int, below: float) -> _Begun:
-    """All plans with one stage more that may still take less than ``below``."""
+def _continued(tables: _Tables, shape: Shape, partial: _PartialPlans, stage: int, below: float) -> _PartialPlans:
+    """All plans with one more stage that may still take less than ``below``."""
     parts = []
     every = np.arange(1, len(tables.size))
     rows = max(1, AT_ONCE // (len(every) * tables.layers))
-    for at in range(0, len(begun.bound), rows):
-        part = begun.only(np.arange(at, min(at + rows, len(begun.bound))))
+    for at in range(0, len(partial.bound), rows):
+        part = partial.only(np.arange(at, min(at + rows, len(partial.bound))))
         row, column = np.nonzero((part.used[:, None] & every) == 0)
         mask, last = every[column], part.groups[row, -1]
         cut = part.end[row]
@@ -242,21 +243,21 @@ def _continued(tables: _Tables, shape: Shape, begun: _Begun, stage: int, below: 
             tables, shape, part.only(row[one]), mask[one], ends, stage, arrival[near][one], home[near][one], wait[one]
         )
         parts.append(made.only(made.bound < below))
-    return _Begun(*(np.concatenate([getattr(part, name) for part in parts]) for name in _Begun.__slots__))
+    return _PartialPlans(*(np.concatenate([getattr(part, name) for part in parts]) for name in _PartialPlans.__slots__))
 
 
 def _weighed(
     tables: _Tables,
     shape: Shape,
-    before: _Begun | None,
+    before: _PartialPlans | None,
     mask: Ints,
     end: Ints,
     stage: int,
     arrival: Floats,
     home: Floats,
     wait: Floats,
-) -> _Begun:
-    """Plans with the stage [.., end) on the nodes of ``mask`` at their end, and what they take at least."""
+) -> _PartialPlans:
+    """Plans that end with the stage [.., end) on the nodes of ``mask``, and their bounds."""
     cut = np.zeros(len(mask), dtype=np.int64) if before is None else before.end
     groups = mask[:, None] if before is None else np.column_stack([before.groups, mask])
     cuts = end[:, None] if before is None else np.column_stack([before.cuts, end])
@@ -279,4 +280,4 @@ def _weighed(
         bound = np.maximum(bound, before.bound)
     if shape.sizes is not None:
         bound = np.where(tables.size[mask] == shape.sizes[stage], bound, np.inf)
-    return _Begun(groups, cuts, arrival, home, wait, bound * (1 - 1e-9))
+    return _PartialPlans(groups, cuts, arrival, home, wait, bound * (1 - 1e-9))

@@ -1,4 +1,4 @@
-"""The best plan of a small cluster for certain: every plan that a bound does not rule out is simulated."""
+"""Finds the best plan of a small cluster with certainty: simulates every plan that no bound rules out."""
 
 from __future__ import annotations
 
@@ -9,20 +9,19 @@ import numpy as np
 from dtfm.scheduler.assemble.evaluate import Candidate, Evaluator
 from dtfm.scheduler.cost.plan_bounds import plan_bounds
 from dtfm.scheduler.model.problem import Problem
+from dtfm.scheduler.model.request import Shape
 from dtfm.scheduler.search.branch_and_bound import promising
-from dtfm.scheduler.search.mutations import Shape
 
 MOST_NODES = 8
-"""Eight have 255 possible groups for a stage, and a second is enough to know which of them go together."""
+"""Largest number of nodes. Eight form 255 possible groups per stage, whose combinations are bounded within a second."""
 MOST_LAYERS = 48
-
-
+"""Largest number of layers."""
 OPEN_PER_EVALUATION = 4
-"""Begun plans of one length that are weighed, per evaluation that is left."""
+"""Number of partial plans of one length that are continued, per evaluation left in the budget."""
 
 
 def is_small(problem: Problem) -> bool:
-    """Whether improve is fast."""
+    """Whether ``improve`` is fast enough for this problem."""
     nodes, layers = len(problem.flops), len(problem.activation)
     return nodes <= MOST_NODES and layers <= MOST_LAYERS and problem.cluster.copies == 1
 
@@ -30,9 +29,9 @@ def is_small(problem: Problem) -> bool:
 def improve(
     evaluator: Evaluator, shape: Shape, best: Candidate, evaluations: int, expired: Callable[[], bool]
 ) -> Candidate:
-    """The best of all groups and cuts where ``evaluations`` in all, and the time, are enough; ``best`` is a plan found before.
+    """The best plan over all groups and cuts, as far as time and the budget of ``evaluations`` in total suffice.
 
-    The cluster must be small. Routes are those that routes.route makes for the groups.
+    The problem must be small. ``best`` is a plan found before. Routes are those that routes.route makes for the groups.
     """
 
     def over() -> bool:

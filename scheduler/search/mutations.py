@@ -1,30 +1,14 @@
-"""Small changes to who holds which stage: what the search tries."""
+"""Mutations: small random changes to which nodes hold which stage."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from random import Random
 
 import numpy as np
 from scipy.optimize import linear_sum_assignment
 
 from dtfm.scheduler.model.problem import Groups
-
-
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """What the caller fixed. ``sizes``: replicas per stage in pipeline order; ``stages``: how many stages; None: free."""
-
-    stages: int | None = None
-    sizes: tuple[int, ...] | None = None
-    most_stages: int = 1
-
-    def admits(self, groups: Groups) -> bool:
-        if not all(groups) or not 1 <= len(groups) <= self.most_stages:
-            return False
-        if self.sizes is not None:
-            return tuple(len(group) for group in groups) == self.sizes
-        return self.stages is None or len(groups) == self.stages
+from dtfm.scheduler.model.request import Shape
 
 
 def neighbour(groups: Groups, nodes: int, shape: Shape, rng: Random) -> Groups | None:
@@ -72,15 +56,15 @@ def neighbour(groups: Groups, nodes: int, shape: Shape, rng: Random) -> Groups |
 
 
 def shift_cut(cuts: tuple[int, ...], boundary: int, by: int) -> tuple[int, ...] | None:
-    """One cut moved by so many layers; None where a stage would become empty."""
-    moved = (*cuts[:boundary], cuts[boundary] + by, *cuts[boundary + 1 :])
-    return moved if moved[boundary - 1] < moved[boundary] < moved[boundary + 1] else None
+    """One cut shifted ``by`` layers, or None where a stage would become empty."""
+    shifted = (*cuts[:boundary], cuts[boundary] + by, *cuts[boundary + 1 :])
+    return shifted if shifted[boundary - 1] < shifted[boundary] < shifted[boundary + 1] else None
 
 
 def crossover(mother: Groups, father: Groups, shape: Shape, rng: Random) -> Groups | None:
-    """Some stages of one parent in the other's plan; stages are paired by how many nodes they share first.
+    """The mother's plan with some stages of the father's; stages with the most nodes in common are paired first.
 
-    Nodes that lose their place to a taken stage fill the places that it left empty.
+    Nodes that lose their place to a stage of the father fill the places that this leaves empty.
     """
     if len(mother) != len(father):
         return None

@@ -1,4 +1,4 @@
-"""The search over who holds which stage: evolutionary with local search (arXiv 2206.01288, section 3.4)."""
+"""The search over which nodes hold which stage: an evolutionary search with local search (arXiv 2206.01288, section 3.4)."""
 
 from __future__ import annotations
 
@@ -10,65 +10,70 @@ from random import Random
 
 from dtfm.scheduler.assemble.evaluate import Candidate, Evaluator
 from dtfm.scheduler.model.problem import Groups
-from dtfm.scheduler.replan.warm_start import Start
+from dtfm.scheduler.model.request import Shape
 from dtfm.scheduler.search.exact import improve, is_small
-from dtfm.scheduler.search.mutations import Shape, crossover, neighbour, shift_cut
-from dtfm.scheduler.search.seeds import random_groups, seed_groups
+from dtfm.scheduler.search.mutations import crossover, neighbour, shift_cut
+from dtfm.scheduler.search.seeds import Start, random_groups, seed_groups
 
 Deadline = Callable[[], bool]
-"""Says whether time is up."""
+"""Returns True when time is up."""
 
 Pricing = Callable[[Groups, tuple[int, ...] | None], Candidate]
 
 POPULATION = 16
+"""Largest number of candidates that are kept."""
 CROWD = 8
-"""Of the population, with one number of stages: others must have time to grow."""
+"""Largest number of candidates with the same number of stages, so that others have time to improve."""
 FEW_CUTS = 20
+"""Largest number of possible cuts that are all tried."""
 SETTLED = 64
-"""Whose cuts are shifted between estimate and simulation."""
+"""Number of candidates whose cuts are shifted between estimate and simulation."""
 FINALISTS = 8
-"""Whose cuts are shifted in the end."""
+"""Number of candidates whose cuts are shifted at the end."""
 STEPS_PER_NODE = 16
+"""Mutations per walk and node."""
 HEAT = 0.05
-"""First temperature of a walk at most, as part of the seconds per step."""
+"""Highest first temperature of a walk, as a fraction of the seconds per step."""
 CUT_SHIFTS = 0.25
-"""Part of a walk's steps that move a cut by a layer."""
+"""Fraction of a walk's mutations that shift a cut by one layer."""
 KEEP_CUTS = 0.5
-"""Part of the other steps that leave the cuts where they are, so that what was gained by moving them is not lost."""
+"""Fraction of the other mutations that keep the cuts, so that gains from shifting them are not lost."""
 PATIENCE = 40
 """Walks without a new best after which the search ends."""
-STRANGERS = 0.5
-"""Part of the walks that begin anywhere, once PATIENCE is down by a quarter: a population grows alike."""
-SMALL_SHARE = 0.3
-"""Part of the budget that the search gets on a small cluster."""
+RANDOM_STARTS = 0.5
+"""Fraction of the walks that start from random groups once a quarter of PATIENCE is used up: populations lose variety."""
+SMALL_CLUSTER_BUDGET = 0.3
+"""Fraction of the budget that the evolutionary search gets on a small cluster; the exact search gets the rest."""
 
 
 def search(
     evaluator: Evaluator, shape: Shape, starts: Sequence[Start], rng: Random, evaluations: int, expired: Deadline
 ) -> Candidate:
-    """The best candidate found within the budget; the best of the seeds at least, even when time is up already.
+    """The best candidate found within the budget, or at least the best of the seeds when time is already up.
 
-    ``starts`` are tried before the seeds from the links. On a small cluster what the search leaves of the budget goes to every
-    plan that may be better still.
+    ``starts`` are tried before the seeds made from the links. On a small cluster, what is left of the budget goes to
+    an exact search.
     """
     if not is_small(evaluator.problem):
-        return _found(evaluator, shape, starts, rng, evaluations, expired)
-    best = _found(evaluator, shape, starts, rng, int(SMALL_SHARE * evaluations), expired)
+        return _evolutionary_search(evaluator, shape, starts, rng, evaluations, expired)
+    best = _evolutionary_search(evaluator, shape, starts, rng, int(SMALL_CLUSTER_BUDGET * evaluations), expired)
     return improve(evaluator, shape, best, evaluations, expired)
 
 
-def _found(
+def _evolutionary_search(
     evaluator: Evaluator, shape: Shape, starts: Sequence[Start], rng: Random, evaluations: int, expired: Deadline
 ) -> Candidate:
-    """First by estimate, with two thirds of the budget; then the best of these by simulation. Ends early when nothing new was
-    found for long."""
+    """Searches by estimate with two thirds of the budget, then continues from the best of these by simulation.
+
+    Ends early when no new best was found for long.
+    """
     problem = evaluator.problem
     nodes = len(problem.flops)
     near = len(starts[0][0]) if starts else 0
     seeds: list[Start] = [start for start in starts if shape.admits(start[0])]
     seeds += [(groups, None) for groups in seed_groups(problem, shape, near) if shape.admits(groups)]
     rough = evaluations * 2 // 3
-    # With something to start from, most of a small budget is better spent on improving it.
+    # With starts, most of a small budget is better spent on improving them than on seeds.
     for_seeds = rough // 3 if starts else evaluations
     population: list[Candidate] = []
     for groups, cuts in dict.fromkeys(seeds):
@@ -97,14 +102,14 @@ def _found(
 def _evolve(
     price: Pricing, nodes: int, shape: Shape, population: list[Candidate], rng: Random, over: Deadline
 ) -> list[Candidate]:
-    """Children of two parents, each improved by a walk of small changes."""
+    """Children of two parents, each improved by a walk of mutations."""
     population = _fittest(population)
     stale = 0
     while stale < PATIENCE and not over():
         best = population[0].price
         mother, father = rng.choice(population), rng.choice(population)
         child: Groups | None = None
-        if stale > PATIENCE // 4 and rng.random() < STRANGERS:
+        if stale > PATIENCE // 4 and rng.random() < RANDOM_STARTS:
             child = random_groups(nodes, shape, rng)
         elif mother is not father:
             child = crossover(mother.draft.groups, father.draft.groups, shape, rng)
@@ -115,7 +120,7 @@ def _evolve(
 
 
 def _walk(price: Pricing, nodes: int, shape: Shape, start: Candidate, rng: Random, over: Deadline) -> Candidate:
-    """The best candidate met on a cooling walk: worse ones are taken, too, the less likely the later."""
+    """The best candidate met on a cooling walk, which also accepts worse candidates, less often the later."""
     current = best = start
     heat = HEAT * rng.random()
     steps = STEPS_PER_NODE * nodes
@@ -142,7 +147,7 @@ def _walk(price: Pricing, nodes: int, shape: Shape, start: Candidate, rng: Rando
 
 
 def _fittest(population: list[Candidate]) -> list[Candidate]:
-    """The best, one for each choice of groups, and no more than CROWD for each number of stages."""
+    """The best candidates, one for each choice of groups and at most CROWD for each number of stages."""
     kept: dict[Groups, Candidate] = {}
     crowd: Counter[int] = Counter()
     for candidate in sorted(population, key=lambda candidate: candidate.price):
@@ -154,9 +159,9 @@ def _fittest(population: list[Candidate]) -> list[Candidate]:
 
 
 def _settle_cuts(price: Pricing, best: Candidate, over: Deadline) -> Candidate:
-    """The best cuts for the groups: best_cuts sees neither single links nor reductions.
+    """The best cuts for the candidate's groups; best_cuts ignores single links and reductions.
 
-    All of them where they are few; else single layers move across the cuts while that helps.
+    Tries all cuts where they are few. Otherwise shifts single layers across the cuts while that helps.
     """
     if not best.feasible or over():
         return best
@@ -170,9 +175,9 @@ def _settle_cuts(price: Pricing, best: Candidate, over: Deadline) -> Candidate:
         cuts = best.draft.cuts
         for boundary in range(1, len(cuts) - 1):
             for shift in (-1, 1):
-                moved = shift_cut(cuts, boundary, shift)
-                if moved:
-                    candidate = price(best.draft.groups, moved)
+                shifted = shift_cut(cuts, boundary, shift)
+                if shifted:
+                    candidate = price(best.draft.groups, shifted)
                     if candidate.price < best.price:
                         best, improved = candidate, True
     return best

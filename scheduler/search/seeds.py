@@ -1,4 +1,4 @@
-"""Where a search starts: plans made from the links' clusters and from the given order of nodes."""
+"""Where the search starts: plans made from clusters of well connected nodes, and from the given order of nodes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from scipy.cluster.hierarchy import leaves_list, linkage
 from scipy.spatial.distance import squareform
 
 from dtfm.scheduler.model.problem import Groups, Problem
-from dtfm.scheduler.search.mutations import Shape
+from dtfm.scheduler.model.request import Shape
+
+Start = tuple[Groups, tuple[int, ...] | None]
+"""Groups and the cuts to begin with; None lets best_cuts find them."""
 
 
 def similarity_order(problem: Problem) -> tuple[int, ...]:
@@ -28,9 +31,9 @@ def similarity_order(problem: Problem) -> tuple[int, ...]:
 
 
 def seed_groups(problem: Problem, shape: Shape, near: int = 0) -> Iterator[Groups]:
-    """Well connected nodes as one stage's replicas, or as one route, or in the order given; for each number of stages.
+    """Groups with well connected nodes as replicas of one stage, or along one route, or in the given order.
 
-    Numbers close to ``near`` come first.
+    For each number of stages, those close to ``near`` first.
     """
     count = len(problem.flops)
     orders = [similarity_order(problem), tuple(range(count))]
@@ -60,14 +63,14 @@ def seed_groups(problem: Problem, shape: Shape, near: int = 0) -> Iterator[Group
 
 
 def _able(problem: Problem) -> set[int]:
-    """Nodes that are not far slower, or far worse connected, than most."""
+    """Nodes that are not much slower, and not much worse connected, than most."""
     connection = np.minimum(problem.up, problem.down)
     able = (problem.flops > 0.2 * np.median(problem.flops)) & (connection >= 0.2 * np.median(connection))
     return set(np.flatnonzero(able).tolist())
 
 
 def random_groups(count: int, shape: Shape, rng: Random) -> Groups:
-    """Any groups within the shape; at least half of the nodes take part where their number is free."""
+    """Random groups within the shape; at least half of the nodes take part where their number is free."""
     order = list(range(count))
     rng.shuffle(order)
     if shape.sizes is not None:
@@ -86,7 +89,7 @@ def _blocks(order: tuple[int, ...] | list[int], sizes: tuple[int, ...]) -> Group
 
 
 def dealt(order: tuple[int, ...] | list[int], sizes: tuple[int, ...]) -> Groups:
-    """Deals the nodes out to the stages in turn, so that neighbours in the order sit in different stages."""
+    """Deals the nodes out to the stages in turn, so that neighbours in the order are in different stages."""
     groups: list[list[int]] = [[] for _ in sizes]
     stage = 0
     for node in order[: sum(sizes)]:

@@ -6,8 +6,8 @@ from random import Random
 
 import numpy as np
 
+from dtfm.scheduler.assemble.compact import CompactCluster
 from dtfm.scheduler.model.cluster import Cluster, Node
-from dtfm.scheduler.model.compact import CompactCluster
 from dtfm.scheduler.model.problem import Groups
 from dtfm.scheduler.model.workload import Layer, Workload
 

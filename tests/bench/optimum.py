@@ -9,9 +9,9 @@ from dtfm.scheduler.cost.plan_bounds import plan_bounds
 from dtfm.scheduler.model.cluster import Cluster
 from dtfm.scheduler.model.plan import Plan
 from dtfm.scheduler.model.problem import Groups, Problem, draft_of
+from dtfm.scheduler.model.request import Shape
 from dtfm.scheduler.model.workload import Workload
 from dtfm.scheduler.search.exact import improve
-from dtfm.scheduler.search.mutations import Shape
 from tests.scheduler.enumeration import all_cuts, all_groups
 
 UNLIMITED = 1_000_000

@@ -116,7 +116,7 @@ def follow(answer: Answer, events: int, seed: int) -> Outcome:
         problem, draft = Problem(cluster, WORKLOAD), draft_of(answered, cluster)
         holdings = Holdings.of(problem, plan)
         moving += holdings.seconds(draft.groups, draft.cuts)
-        moved += sum(move.bytes for move in holdings.moves(draft.groups, draft.cuts))
+        moved += sum(transfer.bytes for transfer in holdings.transfers(draft.groups, draft.cuts))
         changes += (answered.stages, answered.routes) != (plan.stages, plan.routes)
         plan = answered
         iteration = simulate(problem, draft)

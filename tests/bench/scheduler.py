@@ -30,7 +30,6 @@ from dtfm.scheduler.model.plan import Plan
 from dtfm.scheduler.model.problem import Groups, Problem, draft_of
 from dtfm.scheduler.model.workload import Layer, Workload
 from dtfm.scheduler.paper.cost import paper_seconds
-from dtfm.scheduler.paper.networks import PAPER_COSTS, Network, paper_network, paper_workload
 from dtfm.scheduler.paper.search import PaperEvaluator
 from dtfm.scheduler.schedule import schedule
 from tests.bench.clusters import (
@@ -46,6 +45,7 @@ from tests.bench.optimum import branched_seconds, enumerated_seconds
 from tests.bench.plot import svg
 from tests.bench.replay import MORE_WAYS, WAYS, Answer, follow
 from tests.bench.rows import Row, show
+from tests.scheduler.paper_networks import PAPER_COSTS, Network, paper_network, paper_workload
 
 Points = list[tuple[float, float]]
 

@@ -55,12 +55,12 @@ from dtfm.scheduler.model.cluster import Cluster
 from dtfm.scheduler.model.plan import Plan
 from dtfm.scheduler.model.problem import Problem, draft_of
 from dtfm.scheduler.model.workload import Workload
-from dtfm.scheduler.paper.networks import Network
 from tests.bench.crowded import share_of_a_core
 from tests.bench.explain import link_parts_of, medians, parts_of, read_traces
 from tests.bench.rows import Row, show
 from tests.cluster.launch import ROOT
 from tests.cluster.runs import write_corpus
+from tests.scheduler.paper_networks import Network
 from tests.wan.check import check
 from tests.wan.cluster import wan_cluster
 from tests.wan.networks import Scaled, eight_nodes

@@ -21,7 +21,7 @@ NOWHERE = "127.0.0.1:9"  # nobody listens there
 def test_a_users_mistake_exits_with_2_and_a_sentence(tmp_path: Path, fresh: bool) -> None:
     node = Process([*NODE, "no address"], tmp_path, fresh=fresh)
     assert node.wait(30) == 2
-    assert node.errors == "'no address' is no address: give HOST:PORT, like 192.168.1.20:7400\n"
+    assert node.errors == "'no address' is not an address: give HOST:PORT, like 192.168.1.20:7400\n"
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGKILL, -signal.SIGKILL), (signal.SIGTERM, 0)])

@@ -1,4 +1,4 @@
-"""Float32 arrays with everything in them that a codec could trip over."""
+"""Float32 arrays with the values that are hard for codecs."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from numpy.typing import NDArray
 LARGEST_BF16 = 3.3895313892515355e38
 FINITE = (
     *(0.0, -0.0, 1.0, -1.0, 0.5, 127.0, -63.5),
-    *(1e-45, -1e-45, 1.1754942e-38, 1.1754944e-38),  # denormals, and the smallest that is none
+    *(1e-45, -1e-45, 1.1754942e-38, 1.1754944e-38),  # denormals, and the smallest normal number
     *(2.0**-100, -(2.0**-100), float(np.nextafter(np.float32(2.0**-100), np.float32(0))), 2.0**-94, 2.0**-95),
-    *(LARGEST_BF16, -LARGEST_BF16, 1e30, 2.0**121, 2.0**115),  # the last two: where rotating becomes too much
+    *(LARGEST_BF16, -LARGEST_BF16, 1e30, 2.0**121, 2.0**115),  # the last two: where rotating overflows
 )
 NOT_FINITE = (float("nan"), float("inf"), float("-inf"), 3.4028234663852886e38)
-"""What no scale can carry: the last is finite, but rounds up to infinity as a bfloat16."""
+"""Values that no scale can represent. The last is finite, but rounds up to infinity as a bfloat16."""
 
 SIZES = st.one_of(st.integers(0, 700), st.sampled_from([0, 1, 63, 64, 65, 128, 255, 256, 257, 512, 1024]))
 
 
 @st.composite
 def float32(draw: st.DrawFn, special: tuple[float, ...] = FINITE) -> NDArray[np.float32]:
-    """Normally distributed numbers of one magnitude or of all, with some ``special`` ones among them."""
+    """Normally distributed numbers of one magnitude or of many, with some ``special`` ones among them."""
     size = draw(SIZES)
     noise = np.random.default_rng(draw(st.integers(0, 2**32)))
     lowest, highest = sorted((draw(st.integers(-149, 100)), draw(st.integers(-149, 100))))

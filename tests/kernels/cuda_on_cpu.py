@@ -1,4 +1,5 @@
-"""What kernels/gpu.py uses of CuPy, without a GPU: the CUDA source it is handed, compiled by g++ and run lane by lane."""
+"""The part of CuPy that kernels/gpu.py uses, without a GPU: compiles the CUDA source with g++ and runs it lane by
+lane."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ HEADER = Path(__file__).with_name("cuda_on_cpu.h")
 
 
 class RawModule:
-    """Of ``code``, built in ``folder``."""
+    """The compiled ``code``, built in ``folder``."""
 
     def __init__(self, folder: Path, code: str, options: tuple[str, ...]) -> None:
         source, library = folder / "source.cpp", folder / "source.so"
@@ -41,13 +42,13 @@ class RawModule:
         def run(grid: tuple[int], block: tuple[int], arguments: Sequence[np.uint64]) -> None:
             words = np.zeros(4, np.uint64)
             words[: len(arguments)] = arguments
-            assert self._library.launch(kernel, grid[0], block[0], words.ctypes.data), f"{name}: its lanes part ways"
+            assert self._library.launch(kernel, grid[0], block[0], words.ctypes.data), f"{name}: its lanes diverged"
 
         return run
 
 
 def cupy_without_gpu(folder: Path) -> Any:
-    """In place of the module cupy."""
+    """A replacement for the module cupy."""
 
     @contextlib.contextmanager
     def nothing(*_: object) -> Iterator[None]:

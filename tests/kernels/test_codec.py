@@ -1,4 +1,4 @@
-"""What nodes rely on: lengths known beforehand, errors within bounds, nothing trusted."""
+"""What nodes rely on: lengths known in advance, bounded errors, and received bytes that are checked."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_raw16_is_bfloat16() -> None:
 def test_error_zero_and_sign(codec: Codec, levels: int, x: NDArray[np.float32]) -> None:
     y = there_and_back(codec, torch.from_numpy(x)).numpy()
     largest = largest_of_block(x, BLOCKS[codec].block).astype(np.float64)
-    # Half a level, of a scale that rounding up has made at most 1/128 larger; what is under 2^-100 may vanish.
+    # Half a level, of a scale that rounding up made at most 1/128 larger. Magnitudes below 2^-100 may become 0.
     bound = np.where(largest < 2.0**-100, largest, largest / levels * 0.5 * (1 + 2**-7) * (1 + 2**-20))
     assert np.all(np.abs(y.astype(np.float64) - x) <= bound)
     assert np.all(y[x == 0] == 0)
@@ -112,7 +112,7 @@ def test_topk_keeps_the_largest_to_half_a_level_and_nothing_else(x: NDArray[np.f
 @settings(max_examples=80, deadline=None)
 @given(x=float32())
 def test_error_of_a_rotated_block(x: NDArray[np.float32]) -> None:
-    """A rotation keeps lengths: a block's error is at most that of 64 coefficients, each half a level off."""
+    """A rotation preserves lengths: a block's error is at most that of 64 coefficients, each wrong by half a level."""
     encoded = encode(Codec.I4H64, torch.from_numpy(x))
     if encoded.codec is not Codec.I4H64:  # overflowed
         return
@@ -131,7 +131,7 @@ def test_error_of_a_rotated_block(x: NDArray[np.float32]) -> None:
 
 @each_quantising
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
-def test_a_tensor_that_is_not_finite_travels_as_raw16_and_says_so(codec: Codec, dtype: torch.dtype) -> None:
+def test_a_tensor_that_is_not_finite_is_sent_as_raw16_and_marked_so(codec: Codec, dtype: torch.dtype) -> None:
     x = torch.ones(500, dtype=dtype)
     x[100], x[200], x[300] = float("nan"), float("inf"), -float("inf")
     encoded = encode(codec, x)
@@ -144,7 +144,7 @@ def test_a_tensor_that_is_not_finite_travels_as_raw16_and_says_so(codec: Codec, 
 @pytest.mark.parametrize("difference", [-1, 1])
 def test_a_wrong_length_is_refused(codec: Codec, difference: int) -> None:
     length = encoded_bytes(codec, 100, torch.float32) + difference
-    with pytest.raises(ValueError, match=f"{length} bytes are no 100 elements"):
+    with pytest.raises(ValueError, match=f"{length} bytes cannot be 100 elements"):
         decode(codec, memoryview(bytes(length)), 100, torch.float32, CPU)
 
 
@@ -158,10 +158,10 @@ def test_a_scale_that_no_encoder_writes_is_refused(codec: Codec, bits: int) -> N
 
 
 @pytest.mark.parametrize("places", [[0, 0, 1, 2, 3, 4, 5, 6], [7, 6, 5, 4, 3, 2, 1, 0], [1, 2, 3, 4, 5, 6, 255, 7]])
-def test_places_that_do_not_rise_are_refused(places: list[int]) -> None:
+def test_places_that_do_not_increase_are_refused(places: list[int]) -> None:
     data = bytearray(encode(Codec.TOPK, torch.ones(1000)).data)
     data[8 * 4 + 8 : 8 * 4 + 16] = bytes(places)
-    with pytest.raises(ValueError, match="1 of 4 blocks have places that do not rise"):
+    with pytest.raises(ValueError, match="1 of 4 blocks have places that do not increase"):
         decode(Codec.TOPK, memoryview(data), 1000, torch.float32, CPU)
 
 

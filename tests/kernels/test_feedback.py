@@ -1,4 +1,4 @@
-"""What is left out of one step comes with the next ones: nothing is lost."""
+"""Error feedback: what one step leaves out is sent in later steps."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ QUANTISING = [Codec.I8B256, Codec.I4B64, Codec.I4H64, Codec.TOPK]
 @pytest.mark.parametrize("codec", QUANTISING)
 @settings(max_examples=30, deadline=None)
 @given(x=float32(special=(0.0, -1.0)), seed=st.integers(0, 2**32))
-def test_residual_is_what_went_in_less_what_came_out(codec: Codec, x: NDArray[np.float32], seed: int) -> None:
+def test_the_residual_is_the_input_minus_the_output(codec: Codec, x: NDArray[np.float32], seed: int) -> None:
     gradients = torch.from_numpy(x)
     carried = torch.from_numpy(np.random.default_rng(seed).standard_normal(x.size).astype(np.float32))
     sent = encode_with_feedback(codec, gradients, carried)
@@ -28,8 +28,8 @@ def test_residual_is_what_went_in_less_what_came_out(codec: Codec, x: NDArray[np
     assert torch.equal(sent.residual, (gradients + carried) - received)
 
 
-def test_with_topk_the_sum_of_what_arrives_follows_the_sum_of_what_was_sent() -> None:
-    """A block's 8 largest leave; a constant gradient has sent each of its 256 elements within 32 steps, again and again."""
+def test_with_topk_the_sum_of_received_gradients_follows_the_sum_of_true_ones() -> None:
+    """Each step sends a block's 8 largest elements, so a constant gradient sends each of its 256 elements every 32 steps."""
     gradients = torch.from_numpy(np.random.default_rng(0).uniform(0.5, 1.0, 1000).astype(np.float32))
     carried, arrived = torch.zeros(1000), torch.zeros(1000)
     for _ in range(200):
@@ -40,7 +40,7 @@ def test_with_topk_the_sum_of_what_arrives_follows_the_sum_of_what_was_sent() ->
     assert torch.all(carried <= 70 * gradients.max())
 
 
-def test_a_step_that_is_not_finite_leaves_nothing_behind() -> None:
+def test_a_step_that_is_not_finite_leaves_no_residual() -> None:
     gradients = torch.ones(300)
     gradients[7], gradients[8] = float("nan"), float("inf")
     sent = encode_with_feedback(Codec.TOPK, gradients, None)
@@ -48,7 +48,7 @@ def test_a_step_that_is_not_finite_leaves_nothing_behind() -> None:
     assert torch.equal(sent.residual, torch.zeros(300))
 
 
-def test_gradients_of_any_shape_and_type_and_what_was_carried_stay_as_they_are() -> None:
+def test_gradients_of_any_shape_and_dtype_and_the_carried_residual_stay_unchanged() -> None:
     gradients = torch.linspace(-1, 1, 600, dtype=torch.bfloat16).view(20, 30)
     carried = torch.linspace(0, 1, 600)
     before = gradients.clone(), carried.clone()

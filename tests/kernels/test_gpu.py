@@ -1,4 +1,4 @@
-"""On a GPU: the same bytes as everywhere, on the caller's stream, by way of pinned memory that is used again."""
+"""The codecs on a GPU: the same bytes as everywhere, on the caller's stream, through pinned memory that is reused."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_large_tensors_of_every_dtype_as_on_the_cpu(codec: Codec, dtype: torch.d
 
 @each_quantising
 @each_dtype
-def test_what_is_not_finite_travels_as_raw16_and_says_so(codec: Codec, dtype: torch.dtype) -> None:
+def test_a_tensor_that_is_not_finite_is_sent_as_raw16_and_marked_so(codec: Codec, dtype: torch.dtype) -> None:
     x = torch.ones(5000, dtype=dtype, device=GPU)
     x[100], x[2000], x[4999] = float("nan"), float("inf"), -float("inf")
     encoded = encode(codec, x)
@@ -99,7 +99,7 @@ def test_a_scale_that_no_encoder_writes_is_refused(codec: Codec) -> None:
 
 
 @each_codec
-def test_encodes_what_the_stream_has_still_to_compute(codec: Codec, stream: torch.cuda.Stream) -> None:
+def test_encodes_results_that_the_stream_has_yet_to_compute(codec: Codec, stream: torch.cuda.Stream) -> None:
     expected = bytes(encode(codec, torch.full((MANY,), 3.0)).data)
     with torch.cuda.stream(stream):
         x = torch.zeros(MANY, device=GPU)
@@ -109,7 +109,7 @@ def test_encodes_what_the_stream_has_still_to_compute(codec: Codec, stream: torc
 
 
 @each_codec
-def test_what_is_decoded_is_there_for_the_stream_though_the_host_does_not_wait(
+def test_decoded_tensors_are_ready_for_the_stream_although_the_host_does_not_wait(
     codec: Codec, stream: torch.cuda.Stream
 ) -> None:
     data = bytearray(encode(codec, torch.linspace(-1, 1, MANY)).data)

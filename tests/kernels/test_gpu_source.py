@@ -1,4 +1,4 @@
-"""The GPU's kernels give the reference's bits, whatever goes in: the source that CuPy compiles, run on a CPU lane by lane."""
+"""The GPU's kernels equal the reference bit for bit: CuPy's source, run on a CPU lane by lane."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def test_decodes_as_the_reference(
 def test_decodes_or_refuses_any_bytes_as_the_reference(
     gpu: ModuleType, codec: Codec, elements: int, seed: int, tame: bool
 ) -> None:
-    """``tame`` makes every scale one that an encoder could have written, and of places some."""
+    """``tame`` makes all scales valid, and some places."""
     data = np.random.default_rng(seed).integers(0, 256, encoded_bytes(codec, elements, torch.float32), np.uint8)
     if tame and codec is not Codec.RAW16 and elements:
         count = BLOCKS[codec].count(elements)
@@ -124,7 +124,7 @@ def test_decodes_or_refuses_any_bytes_as_the_reference(
     try:
         expected = reference.decode(codec, data.tobytes(), elements).tobytes()
     except ValueError:
-        with pytest.raises(ValueError, match=r"that no encoder writes|that do not rise"):
+        with pytest.raises(ValueError, match=r"that no encoder writes|that do not increase"):
             gpu.decode(codec, data.data, elements, torch.float32, CPU)
         assert not tame
     else:

@@ -1,4 +1,4 @@
-"""The bytes of each codec, spelled out on tensors small enough to do by hand. The reference is what is tested here."""
+"""The bytes of each codec, written out for tensors small enough to encode by hand. Tests the reference."""
 
 from __future__ import annotations
 
@@ -140,14 +140,14 @@ def test_rotation_spreads_an_outlier() -> None:
 
 @pytest.mark.parametrize("codec", QUANTISING)
 @pytest.mark.parametrize("value", [float("nan"), -float("nan"), float("inf"), float("-inf"), 3.4e38])
-def test_what_no_scale_can_carry_is_not_quantised(codec: Codec, value: float) -> None:
+def test_values_that_no_scale_can_represent_are_not_quantised(codec: Codec, value: float) -> None:
     x = np.ones(1000, np.float32)
     x[777] = value
     assert reference.encode(codec, x) is None
 
 
 @pytest.mark.parametrize(("value", "taken"), [(3e38, False), (2.0**115, False), (2.0**114, True)])
-def test_what_would_overflow_on_its_way_there_or_back_is_not_rotated(value: float, taken: bool) -> None:
+def test_values_that_would_overflow_when_rotated_are_refused(value: float, taken: bool) -> None:
     signs = np.array([-1 if SIGNS >> j & 1 else 1 for j in range(64)], np.float32)
     data = reference.encode(Codec.I4H64, np.full(64, value, np.float32) * signs)  # one coefficient, 64 times as large
     assert (data is not None) == taken
@@ -164,8 +164,8 @@ GOLDEN = {
 
 
 @pytest.mark.parametrize("codec", list(Codec))
-def test_the_bytes_stay_what_they_are(codec: Codec) -> None:
-    """Nodes of different versions may meet: another layout needs another codec number."""
+def test_the_bytes_of_each_codec_never_change(codec: Codec) -> None:
+    """Nodes of different versions may meet, so another layout needs another codec number."""
     hashed = np.arange(5000, dtype=np.uint32) * np.uint32(2654435761)
     x = np.ldexp((hashed >> 8).astype(np.float32) - 2**23, (hashed & 31).astype(np.int32) - 40).astype(np.float32)
     assert hashlib.sha256(encoded(codec, x)).hexdigest()[:16] == GOLDEN[codec]

@@ -1,4 +1,4 @@
-"""A run's authority, the same in every process, and its members' identities: for tests and benchmarks."""
+"""A run's authority, the same in every process, and identities of its members, for tests and benchmarks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A tensor's frames, put together: in order, each once, all of one tensor."""
+"""Assembling a tensor from its frames: in order, each once, all of one tensor."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def begun(with_frames: int) -> Assembly:
     return assembly
 
 
-def test_a_tensor_is_whole_with_its_last_frame() -> None:
+def test_a_tensor_is_complete_with_its_last_frame() -> None:
     assembly = begun(0)
     assert [assembly.take(*frame) for frame in FRAMES] == [False, False, True]
     assert bytes(assembly.encoded) == PAYLOAD
@@ -48,7 +48,7 @@ def test_a_tensor_without_bytes_is_one_frame() -> None:
         (1, 2, FrameProblem.UNEXPECTED),
     ],
 )
-def test_what_comes_twice_or_too_early_is_refused(there: int, number: int, problem: FrameProblem) -> None:
+def test_repeated_and_early_frames_are_refused(there: int, number: int, problem: FrameProblem) -> None:
     assembly = begun(there)
     with pytest.raises(FrameError) as caught:
         assembly.take(*FRAMES[number])
@@ -56,10 +56,10 @@ def test_what_comes_twice_or_too_early_is_refused(there: int, number: int, probl
 
 
 @pytest.mark.parametrize("change", [{"index": 6}, {"codec": 0}, {"step": 8}, {"total": HEADER.total + 1}])
-def test_a_frame_of_another_tensor_is_refused_and_harms_nothing(change: dict[str, Any]) -> None:
+def test_a_frame_of_another_tensor_is_refused_without_harm(change: dict[str, Any]) -> None:
     assembly = begun(1)
     header, payload = FRAMES[1]
-    with pytest.raises(FrameError, match=r"UNEXPECTED: REDUCE \d began otherwise"):
+    with pytest.raises(FrameError, match=r"UNEXPECTED: REDUCE \d began with another header"):
         assembly.take(replace(header, **change), payload)
     assert [assembly.take(*frame) for frame in FRAMES[1:]] == [False, True]
     assert bytes(assembly.encoded) == PAYLOAD

@@ -14,7 +14,7 @@ from dtfm.protos.streams import peer_handlers, ping_call
 from tests.protos.members import member
 
 FAR_SECONDS = 0.25
-"""One way; farther than any two places on Earth are over cables."""
+"""One-way latency, more than between any two places on Earth over cables."""
 
 
 def test_a_shown_token_is_accepted_and_any_other_is_not() -> None:
@@ -26,7 +26,7 @@ def test_a_shown_token_is_accepted_and_any_other_is_not() -> None:
     assert not shows_token(None, "secret")
 
 
-def test_without_a_token_everybody_may_come() -> None:
+def test_without_a_token_anybody_is_accepted() -> None:
     assert token_metadata("") == ()
     assert shows_token(None, "")
 
@@ -56,12 +56,12 @@ def test_addresses_are_read(text: str, host: str, port: int) -> None:
         "h:٣",
     ],
 )
-def test_what_is_no_address_is_named(text: str) -> None:
-    with pytest.raises(ValueError, match="is no address"):
+def test_an_invalid_address_is_named(text: str) -> None:
+    with pytest.raises(ValueError, match="is not an address"):
         read_address(text)
 
 
-async def test_a_port_in_use_is_refused_not_shared() -> None:
+async def test_a_port_in_use_is_refused_and_not_shared() -> None:
     first = grpc.aio.server(options=server_options())
     port = first.add_insecure_port("127.0.0.1:0")
     second = grpc.aio.server(options=server_options())
@@ -82,7 +82,7 @@ async def nothing_at_all(request: object, context: grpc.aio.ServicerContext[byte
 
 
 async def test_the_first_call_to_the_other_side_of_the_world_succeeds() -> None:
-    """Setting up a connection takes several round trips, and an attempt is allowed the time for them."""
+    """A connection takes several round trips, and one attempt must have the time for them."""
     near = member("near")
     server = grpc.aio.server(options=server_options())
     server.add_generic_rpc_handlers(

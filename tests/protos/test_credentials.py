@@ -1,4 +1,4 @@
-"""Over real connections: members of the run understand each other, strangers get nowhere, and nobody passes for another."""
+"""Credentials over real connections: members reach each other, strangers reach nobody, nobody impersonates another."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ async def test_a_strangers_certificate_is_refused_by_servers_and_by_callers() ->
         assert await is_refused(address, to_peer(member("a"), "b"))
 
 
-async def test_who_has_no_certificate_or_no_tls_gets_nowhere() -> None:
+async def test_a_caller_without_certificate_or_tls_is_refused() -> None:
     async with serving(peers_of(member("b"))) as address:
         _, options = to_peer(member("a"), "b")
         assert await is_refused(address, (grpc.ssl_channel_credentials(AUTHORITY.certificate), options))
@@ -102,19 +102,19 @@ async def test_who_has_no_certificate_or_no_tls_gets_nowhere() -> None:
                 await call(b"")
 
 
-async def test_no_member_passes_for_another() -> None:
+async def test_no_member_can_impersonate_another() -> None:
     async with serving(peers_of(member("c"))) as address:
         assert await is_refused(address, to_peer(member("a"), "b"))
 
 
-async def test_a_member_is_no_authority() -> None:
+async def test_a_member_cannot_act_as_the_authority() -> None:
     a = member("a")
     forged = Identity(AUTHORITY.certificate, issue(a, signing_request(a.key), "c", NOW, DAY) + a.certificate, a.key)
     async with serving(peers_of(member("b"))) as address:
         assert await is_refused(address, to_peer(forged, "b"))
 
 
-async def test_a_certificate_that_is_over_is_refused_and_one_of_a_fast_clock_is_not() -> None:
+async def test_an_expired_certificate_is_refused_and_one_from_a_fast_clock_is_not() -> None:
     async with serving(peers_of(member("b"))) as address:
         assert await is_refused(address, to_peer(member("a", now=NOW - 2 * DAY), "b"))
         assert await ask(address, to_peer(member("a", now=NOW + DAY / 2), "b"), "a") == b"yes"
@@ -132,7 +132,7 @@ async def test_a_node_listens_before_it_is_certified_and_is_reached_from_then_on
         assert await is_refused(address, to_peer(member("a"), "b"))
 
 
-async def test_who_joins_needs_the_token_and_an_address_to_find_the_authority() -> None:
+async def test_a_joining_node_needs_only_token_and_address_to_find_the_authority() -> None:
     async with serving(coordinator_credentials(AUTHORITY)) as address:
         found = await fetch_authority(address, TOKEN, 10)
         assert found == AUTHORITY.certificate
@@ -143,7 +143,7 @@ async def test_who_joins_needs_the_token_and_an_address_to_find_the_authority() 
         await fetch_authority(address, TOKEN, 10)
 
 
-async def test_somebody_in_between_is_no_coordinator() -> None:
+async def test_an_attacker_in_between_is_not_taken_for_the_coordinator() -> None:
     between = make_authority(make_key(), "a guess", NOW)
     async with serving(coordinator_credentials(between)) as address:
         with pytest.raises(PermissionError):
@@ -153,14 +153,14 @@ async def test_somebody_in_between_is_no_coordinator() -> None:
         assert await is_refused(address, to_coordinator(AUTHORITY.certificate))
 
 
-async def test_who_accepts_and_says_nothing_is_given_up_on() -> None:
+async def test_a_server_that_accepts_and_stays_silent_times_out() -> None:
     silent = await asyncio.start_server(lambda *_: asyncio.sleep(0), "127.0.0.1", 0)
     async with silent:
         with pytest.raises(ConnectionError, match="no answer within 0 s"):
             await fetch_authority(f"127.0.0.1:{silent.sockets[0].getsockname()[1]}", TOKEN, 0.2)
 
 
-def test_a_proof_is_of_the_authoritys_own_key() -> None:
+def test_a_proof_holds_for_the_authoritys_own_key_alone() -> None:
     assert is_authority(AUTHORITY.certificate, TOKEN)
     assert not is_authority(member("a").certificate, TOKEN)
     assert not is_authority(b"no certificate", TOKEN)
@@ -178,12 +178,12 @@ def test_a_restarted_coordinator_is_the_same_authority() -> None:
     "request_bytes",
     [b"", b"noise", make_key(), AUTHORITY.certificate, bytes(MAX_REQUEST_BYTES + 1), signing_request(make_key())[:-40]],
 )
-def test_what_is_no_request_is_refused(request_bytes: bytes) -> None:
+def test_an_invalid_signing_request_is_refused(request_bytes: bytes) -> None:
     with pytest.raises(ValueError, match="signing request"):
         issue(AUTHORITY, request_bytes, "a", NOW, DAY)
 
 
-def test_a_request_for_somebody_elses_key_is_refused() -> None:
+def test_a_request_for_another_key_is_refused() -> None:
     genuine = x509.load_pem_x509_csr(signing_request(make_key()))
     der = bytearray(genuine.public_bytes(Encoding.DER))
     der[-1] ^= 1  # of the signature
@@ -193,6 +193,6 @@ def test_a_request_for_somebody_elses_key_is_refused() -> None:
         issue(AUTHORITY, forged, "a", NOW, DAY)
 
 
-def test_names_differ_where_nodes_do_and_keys_stay_out_of_logs() -> None:
+def test_different_nodes_have_different_names_and_keys_stay_out_of_logs() -> None:
     assert certified_name("a") != certified_name("b")
     assert "PRIVATE" not in repr(AUTHORITY)

@@ -1,4 +1,4 @@
-"""A frame arrives as it was sent, or is refused by name."""
+"""A frame arrives unchanged or is refused by name."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ def problem_of(frame: bytes) -> FrameProblem:
 
 
 @given(headers, st.binary(max_size=300))
-def test_every_header_and_payload_survives_the_wire(header: Header, payload: bytes) -> None:
+def test_every_header_and_payload_is_parsed_back(header: Header, payload: bytes) -> None:
     header = replace(header, total=len(payload))
     (frame,) = sent(payload, header)
     assert parse(frame)[0] == header
     assert bytes(parse(frame)[1]) == payload
 
 
-def test_a_large_tensor_travels_in_frames_of_bounded_length_in_order() -> None:
+def test_a_large_tensor_is_sent_in_order_in_frames_of_bounded_length() -> None:
     payload = bytes(range(256)) * (3 * CHUNK_BYTES // 256) + b"tail"
     pieces = sent(payload)
     assert [len(p) for p in pieces] == [MAX_FRAME_BYTES] * 3 + [HEADER_BYTES + 4]
@@ -62,7 +62,7 @@ def test_a_large_tensor_travels_in_frames_of_bounded_length_in_order() -> None:
     assert [parse(p)[0].offset for p in pieces] == [0, CHUNK_BYTES, 2 * CHUNK_BYTES, 3 * CHUNK_BYTES]
 
 
-def test_state_travels_in_frames_that_a_slow_link_carries_within_a_lease() -> None:
+def test_frames_of_state_cross_a_slow_link_within_a_lease() -> None:
     payload = bytes(2 * STATE_CHUNK_BYTES + 4)
     pieces = sent(payload, Header(Kind.STATE, 0, 0, 3, 7, 2, 0, len(payload), len(payload)))
     assert [len(parse(p)[1]) for p in pieces] == [STATE_CHUNK_BYTES, STATE_CHUNK_BYTES, 4]
@@ -71,7 +71,7 @@ def test_state_travels_in_frames_that_a_slow_link_carries_within_a_lease() -> No
 
 @settings(max_examples=300)
 @given(st.binary(min_size=1, max_size=64), st.data())
-def test_no_flipped_bit_goes_unnoticed(payload: bytes, data: st.DataObject) -> None:
+def test_every_flipped_bit_is_detected(payload: bytes, data: st.DataObject) -> None:
     (frame,) = sent(payload)
     bit = data.draw(st.integers(0, len(frame) * 8 - 1))
     flipped = bytearray(frame)
@@ -86,7 +86,7 @@ def test_noise_is_refused(noise: bytes) -> None:
         parse(noise)
 
 
-def test_refusals_name_what_is_wrong() -> None:
+def test_refusals_name_the_problem() -> None:
     (frame,) = sent(b"x" * 100)
     assert problem_of(frame[: HEADER_BYTES - 1]) is FrameProblem.TRUNCATED
     assert problem_of(frame[:-1]) is FrameProblem.TRUNCATED

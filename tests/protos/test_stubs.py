@@ -1,4 +1,4 @@
-"""The generated stubs in the repository are those of the .proto files in it."""
+"""The generated stubs in the repository match its .proto files."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PROTOS = sorted(path.name for path in (ROOT / "protos").glob("*.proto"))
 
 
 @pytest.mark.parametrize("proto", PROTOS)
-def test_stubs_are_fresh(proto: str, tmp_path: Path) -> None:
+def test_the_stubs_are_current(proto: str, tmp_path: Path) -> None:
     outputs = [f"--{kind}_out={tmp_path}" for kind in ("python", "pyi", "grpc_python")]
     command = [sys.executable, "-m", "grpc_tools.protoc", "-I.", *outputs, f"dtfm/protos/{proto}"]
     subprocess.run(command, cwd=ROOT, check=True, timeout=60)

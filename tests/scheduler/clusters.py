@@ -1,4 +1,4 @@
-"""Clusters and workloads that the scheduler's tests plan for."""
+"""Clusters and workloads for the scheduler's tests."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def uniform_cluster(count: int, flops: float = 1e10, memory: float = 8e9, bandwi
 
 
 def random_cluster(seed: int, count: int, unreachable: float = 0.0) -> Cluster:
-    """Speeds within a factor of 10, directed links within one of 100; some links may not exist."""
+    """Speeds within a factor of 10, bandwidths of directed links within a factor of 100; some links may not exist."""
     rng = np.random.default_rng(seed)
     nodes = tuple(
         Node(f"n{index}", 10 ** rng.uniform(12, 13), 10 ** rng.uniform(9.5, 10.5), f"r{index % 3}")

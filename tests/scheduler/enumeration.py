@@ -1,4 +1,4 @@
-"""All plans of a small cluster, one by one: what bounds and searches are compared with."""
+"""All plans of a small cluster, one by one, to compare bounds and searches with."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from functools import lru_cache
 import numpy as np
 
 from dtfm.scheduler.model.problem import Groups, Ints
-from dtfm.scheduler.search.mutations import Shape
+from dtfm.scheduler.model.request import Shape
 
 
 def all_groups(count: int, shape: Shape) -> Iterator[Groups]:
@@ -38,6 +38,6 @@ def all_groups(count: int, shape: Shape) -> Iterator[Groups]:
 
 @lru_cache(maxsize=64)
 def all_cuts(layers: int, stages: int) -> Ints:
-    """Every way to cut so many layers into so many stages: int64 [ways, stages + 1]."""
+    """Every way to cut ``layers`` layers into ``stages`` stages: int64 [ways, stages + 1]."""
     inner = itertools.combinations(range(1, layers), stages - 1)
     return np.array([(0, *cuts, layers) for cuts in inner], dtype=np.int64)

@@ -14,9 +14,9 @@ from dtfm.scheduler.formats import (
     parse_workload,
     plan_document,
 )
-from dtfm.scheduler.paper.networks import paper_workload
 from dtfm.scheduler.schedule import schedule
 from tests.scheduler.clusters import even_workload, random_cluster, uniform_cluster
+from tests.scheduler.paper_networks import paper_workload
 
 NETWORK: dict[str, Any] = {
     "nodes": [{"id": "a", "flops": 1e12, "memory_bytes": 1e9}, {"id": "b", "flops": 1e12, "memory_bytes": 1e9}],
@@ -32,7 +32,7 @@ def test_a_network_is_read_in_seconds_and_bytes_row_to_column() -> None:
     assert cluster.bandwidth[1, 0] == 1e8
 
 
-def test_dumps_read_back_as_they_were() -> None:
+def test_dumps_parse_back_to_the_same_values() -> None:
     cluster = random_cluster(1, 4)
     again = parse_network(dump_network(cluster))
     assert again.nodes == cluster.nodes
@@ -61,7 +61,7 @@ def test_a_decision_is_plain_json_with_the_documented_keys() -> None:
         ({"nodes": "all"}, r"nodes is 'all'; it must be a list"),
         ({"nodes": []}, r"latency_ms has 2 rows; there are 0 nodes"),
         ({"nodes": [{"id": "a", "flops": 0, "memory_bytes": 1}] * 2}, r"'a': flops is 0\.0; .* above 0"),
-        ({"nodes": [{"id": "a", "flops": 1, "memory_bytes": 1}] * 2}, r"'a' stands more than once"),
+        ({"nodes": [{"id": "a", "flops": 1, "memory_bytes": 1}] * 2}, r"'a' appears more than once"),
         ({"nodes": [{"id": "a", "flops": 1, "memory_byte": 1}] * 2}, r"nodes\[0\]\.memory_byte is unknown"),
         ({"ratio": [[1, 0], [1, 1]]}, r"ratio from 'a' to 'b' is 0\.0; it must be a finite number, above 0"),
         ({"latency_ms": [[0, 1]]}, r"latency_ms has 1 rows; there are 2 nodes"),

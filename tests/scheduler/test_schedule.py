@@ -20,7 +20,7 @@ def test_pinned_sizes_are_honoured_and_every_replica_has_work(sizes: tuple[int, 
     assert tuple(len(stage.replicas) for stage in plan.stages) == sizes
     assert {node for route in plan.routes for node in route.nodes} == set(plan.nodes)
     assert len(plan.idle) == 4 - sum(sizes)
-    # Equal devices get equal shares.
+    # Equal devices get equal loads.
     for stage in plan.stages:
         loads = [sum(route.micro_batches for route in plan.routes if node in route.nodes) for node in stage.replicas]
         assert max(loads) - min(loads) <= 1
@@ -46,7 +46,7 @@ def test_every_plan_is_valid_and_no_faster_than_its_bound(
     try:
         decision = schedule(cluster, workload, stages=stages, evaluations=150, generation=3)
     except Infeasible:
-        # Without holes in the network one node alone always will do: the model is small.
+        # If all links exist, one node alone is always enough: the model is small.
         possible = unreachable == 0 and stages is None
         assert not possible
         return
@@ -62,6 +62,13 @@ def test_the_same_arguments_give_the_same_decision() -> None:
     cluster, workload = random_cluster(5, 9), even_workload()
     once, again = (schedule(cluster, workload, seed=2, evaluations=400) for _ in range(2))
     assert once == again
+
+
+def test_the_cheap_bound_changes_nothing_but_the_bound() -> None:
+    cluster, workload = random_cluster(5, 9), even_workload()
+    tight, cheap = (schedule(cluster, workload, evaluations=200, tight_bound=tight) for tight in (True, False))
+    assert 0 < cheap.lower_bound_seconds < tight.lower_bound_seconds
+    assert replace(tight, lower_bound_seconds=cheap.lower_bound_seconds) == cheap
 
 
 def test_an_expired_deadline_still_gives_a_plan() -> None:

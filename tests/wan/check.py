@@ -17,7 +17,7 @@ from subprocess import PIPE, Popen
 from typing import Any
 
 from dtfm.scheduler.formats import parse_network
-from dtfm.scheduler.paper.networks import Network
+from tests.scheduler.paper_networks import Network
 from tests.wan.networks import eight_nodes
 from tests.wan.wan import Wan, WanUnavailable
 

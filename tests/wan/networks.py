@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from dtfm.scheduler.model.cluster import Cluster
-from dtfm.scheduler.paper.networks import Network, paper_network
+from tests.scheduler.paper_networks import Network, paper_network
 
 TOTAL_BANDWIDTH = 1.5e9 / 8
 """Bytes per second, over all ordered pairs."""

@@ -1,4 +1,4 @@
-"""The demo's nodes end with it, whatever they do."""
+"""No node of the demo outlives it."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from dtfm.coordinator.command.child_processes import Child, Children
 
 
 def stand_in(folder: Path, script: str) -> str:
-    """An executable that runs the shell script, whatever its arguments."""
+    """An executable that runs the shell script and ignores its arguments."""
     path = folder / "stand-in"
     path.write_text(f"#!/bin/sh\n{script}\n")
     path.chmod(0o755)
     return str(path)
 
 
-async def test_a_child_that_ignores_sigterm_and_what_it_started_are_gone_afterwards(
+async def test_a_child_that_ignores_sigterm_ends_with_its_own_children(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Whoever is alive holds the pipe open.
+    # Every living process holds the pipe open.
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     script = f"trap '' TERM\nexec 3> {pipe}\nsleep 1000 &\necho started >&3\nwait\nsleep 1000"
@@ -36,7 +36,7 @@ async def test_a_child_that_ignores_sigterm_and_what_it_started_are_gone_afterwa
         assert await asyncio.to_thread(holders.readline) == "started\n"
         child = nodes.running[0]
     assert child.process.returncode is not None
-    assert await asyncio.to_thread(holders.read) == ""  # all have let go
+    assert await asyncio.to_thread(holders.read) == ""  # all processes have closed it
     holders.close()
 
 
@@ -50,11 +50,11 @@ async def test_a_child_that_dies_shows_the_end_of_its_log(tmp_path: Path, monkey
         lines = child.tail().splitlines()
         assert len(lines) == child_processes.TAIL_LINES
         assert lines[-2] == "100"
-        assert "token secret in" in lines[-1]  # by the environment
-        assert "secret" not in lines[-1].partition(" in ")[2]  # not by the arguments
+        assert "token secret in" in lines[-1]  # passed in the environment
+        assert "secret" not in lines[-1].partition(" in ")[2]  # not in the arguments
 
 
-async def test_what_a_child_keeps_on_disk_is_in_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_childs_files_are_in_the_demos_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", stand_in(tmp_path, "echo $*"))
     gone = asyncio.Event()
     async with Children("127.0.0.1:1", "secret", tmp_path, 1) as nodes:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from dtfm.coordinator import cli
-from dtfm.coordinator.command.demo_run import demo_run, new_folder
+from dtfm.coordinator.command.demo import demo_run_file, new_folder
 from dtfm.coordinator.command.options import read_token
 from dtfm.coordinator.command.serve import weakness
 from dtfm.coordinator.log import events as ev
@@ -77,7 +77,7 @@ def test_commands_read_a_store_without_a_coordinator(
 
 
 @pytest.mark.parametrize("command", ["events", "members", "watch", "audit", "plan-now"])
-def test_without_a_coordinator_they_say_so(
+def test_commands_say_when_no_coordinator_answers(
     command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with socket.socket() as free:
@@ -127,16 +127,16 @@ def test_plan_prints_the_schedulers_decision(
 
 
 def test_the_demo_spreads_its_nodes_over_two_stages(tmp_path: Path) -> None:
-    assert [demo_run({}, n, None, tmp_path).cluster.pinned for n in (1, 2, 4, 5)] == [(1,), (1, 1), (2, 2), (3, 2)]
-    assert demo_run({}, 4, 7, tmp_path).train.steps == 7
-    assert demo_run({}, 4, None, tmp_path).checkpoint.uri == (tmp_path / "checkpoints").as_uri()
-    mine = demo_run({"cluster": {"stages": 3}, "checkpoint": {"uri": "memory://x"}}, 4, None, tmp_path)
+    assert [demo_run_file({}, n, None, tmp_path).cluster.pinned for n in (1, 2, 4, 5)] == [(1,), (1, 1), (2, 2), (3, 2)]
+    assert demo_run_file({}, 4, 7, tmp_path).train.steps == 7
+    assert demo_run_file({}, 4, None, tmp_path).checkpoint.uri == (tmp_path / "checkpoints").as_uri()
+    mine = demo_run_file({"cluster": {"stages": 3}, "checkpoint": {"uri": "memory://x"}}, 4, None, tmp_path)
     assert (mine.cluster.pinned, mine.cluster.nodes, mine.checkpoint.uri) == (3, 4, "memory://x")
     with pytest.raises(ValueError, match=r"cluster.nodes = 2: must be at least 3"):
-        demo_run({"cluster": {"stages": 3}}, 2, None, tmp_path)
+        demo_run_file({"cluster": {"stages": 3}}, 2, None, tmp_path)
 
 
-def test_every_demo_gets_a_folder_of_its_own(tmp_path: Path) -> None:
+def test_every_demo_gets_its_own_folder(tmp_path: Path) -> None:
     assert new_folder(tmp_path / "demos").name == "1"
     assert new_folder(tmp_path / "demos").name == "2"
     (tmp_path / "file").touch()
@@ -144,13 +144,13 @@ def test_every_demo_gets_a_folder_of_its_own(tmp_path: Path) -> None:
         new_folder(tmp_path / "file")
 
 
-def test_a_token_is_drawn_and_a_weak_one_is_named(
+def test_a_token_is_drawn_and_weak_ones_are_explained(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(monkeypatch, "token", "--json") == 0
     drawn = json.loads(capsys.readouterr().out)["token"]
     assert weakness(drawn, "0.0.0.0") == weakness("", "127.0.0.1") == ""
-    assert "without a token whoever reaches 0.0.0.0" in weakness("", "0.0.0.0")
+    assert "without a token anybody who reaches 0.0.0.0" in weakness("", "0.0.0.0")
     assert "a token of 6 characters" in weakness("secret", "127.0.0.1")
 
 

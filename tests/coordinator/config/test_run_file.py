@@ -1,4 +1,4 @@
-"""The run file: defaults, and every kind of broken one with the sentence that says what is wrong."""
+"""The run file: its defaults, and for every kind of error the sentence that explains it."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_a_local_checkpoint_folder_is_made_absolute(tmp_path: Path, monkeypatch:
     assert read('[checkpoint]\nuri = "memory://x/"').checkpoint.uri == "memory://x"
 
 
-def test_what_is_left_out_follows_from_what_is_given() -> None:
+def test_defaults_follow_from_other_keys() -> None:
     assert read("[train]\nsteps = 30").train.warmup_steps == 3
     assert read("[train]\nmicro_batch = 6\nglobal_batch = 12").train.evaluation_samples == 66
     assert read('model = { family = "gpt2" }').model.config == {}
@@ -58,16 +58,16 @@ def test_stages_are_pinned_by_number_or_by_list() -> None:
     assert read("[cluster]\nstages = [2, 1, 1]").cluster.pinned == (2, 1, 1)
 
 
-def test_a_run_survives_the_way_through_the_log() -> None:
+def test_a_run_read_back_from_the_log_is_unchanged() -> None:
     run = read("seed = 18446744073709551615\n[cluster]\nstages = [2, 2]")
     assert parse_run(run.model_dump(mode="json"), "the log") == run
 
 
 @pytest.mark.parametrize(
-    ("text", "complaint"),
+    ("text", "sentence"),
     [
         ("sed = 1", "sed: unknown key; did you mean seed?"),
-        ("[train]\nzzz = 1", "train.zzz: unknown key; known here: beta1, beta2,"),
+        ("[train]\nzzz = 1", "train.zzz: unknown key; the keys are beta1, beta2,"),
         ('seed = "1"', "seed = '1': must be a whole number"),
         ("seed = -1", "seed = -1: must be at least 0"),
         ("seed = 18446744073709551616", "seed = 18446744073709551616: must be at most 18446744073709551615"),
@@ -86,7 +86,7 @@ def test_a_run_survives_the_way_through_the_log() -> None:
         ("[train]\nsteps = 5\nwarmup_steps = 6", "train.warmup_steps = 6: must be at most train.steps (5)"),
         ('[train]\nprecision = "fp8"', "train.precision = 'fp8': must be one of 'fp32', 'bf16' or 'fp64'"),
         ("[cluster]\nlease = 0.1", "cluster.lease = 0.1: must be at least 0.5"),
-        ('[cluster]\nstages = "two"', "cluster.stages = 'two': must be \"auto\", how many stages"),
+        ('[cluster]\nstages = "two"', "cluster.stages = 'two': must be \"auto\", a number of stages"),
         ("[cluster]\nstages = [2, 0]", "cluster.stages = [2, 0]: must be"),
         ("[cluster]\nstages = [2, 2]\nnodes = 3", "cluster.nodes = 3: must be at least 4"),
         (
@@ -96,7 +96,7 @@ def test_a_run_survives_the_way_through_the_log() -> None:
         *(
             (
                 f'[network]\n{key} = "topk"',
-                f"network.{key} = 'topk': leaves out most elements, which replicas alone make up",
+                f"network.{key} = 'topk': leaves out most elements, and only the reduction sends them",
             )
             for key in ("compression", "activations", "gradients")
         ),
@@ -104,17 +104,17 @@ def test_a_run_survives_the_way_through_the_log() -> None:
             "[model]\nconfig = { hidden_size = 130, num_attention_heads = 4 }",
             "hidden_size must be a multiple of num_attention_heads (4), like 132",
         ),
-        ("[model]\nconfig = { day = 2020-01-01 }", "must hold numbers, strings"),
+        ("[model]\nconfig = { day = 2020-01-01 }", "must hold only numbers, strings"),
         ('[model]\nfamily = "module"', "model.module = '': with family = \"module\", must name a function"),
-        ('[model]\nmodule = "a.b:c"', "model.module = 'a.b:c': is read only with family = \"module\""),
+        ('[model]\nmodule = "a.b:c"', "model.module = 'a.b:c': needs family = \"module\""),
         ('[checkpoint]\nuri = "s4://bucket"', "checkpoint.uri = 's4://bucket': names a kind of storage"),
         ("[data]\nsequence_length = 1", "data.sequence_length = 1: must be at least 2"),
     ],
 )
-def test_a_broken_value_is_named_with_what_would_be_right(text: str, complaint: str) -> None:
+def test_a_wrong_value_is_named_with_what_would_be_right(text: str, sentence: str) -> None:
     with pytest.raises(RunFileError) as caught:
         read(text)
-    assert complaint in str(caught.value)
+    assert sentence in str(caught.value)
     assert str(caught.value).startswith("RUN.toml has 1 problem:\n")
 
 
@@ -123,7 +123,7 @@ def test_all_problems_are_named_at_once() -> None:
         read("seed = -1\n[train]\nsteps = 0")
 
 
-def test_a_file_that_cannot_be_read_says_where_and_why(tmp_path: Path) -> None:
+def test_errors_about_an_unreadable_file_say_where_and_why(tmp_path: Path) -> None:
     path = tmp_path / "RUN.toml"
     with pytest.raises(RunFileError, match="No such file or directory"):
         read_run_file(path)

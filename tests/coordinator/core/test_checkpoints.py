@@ -11,7 +11,7 @@ from blake3 import blake3
 from safetensors.numpy import load_file, save
 
 from dtfm.coordinator.command import export as export_module
-from dtfm.coordinator.command.export import export
+from dtfm.coordinator.command.export import export_checkpoint
 from dtfm.coordinator.log.events import SnapshotPart
 from dtfm.coordinator.log.manifest import CheckpointError, newest, read_manifest, step_folder, write_manifest
 
@@ -102,7 +102,7 @@ def test_a_manifest_that_cannot_be_used_is_named(checkpoint: Path, content: str 
 
 def test_an_export_holds_the_weights_and_the_models_files_alone(checkpoint: Path, tmp_path: Path) -> None:
     target = tmp_path / "out" / "model"
-    assert export(checkpoint.as_uri(), target) == 5
+    assert export_checkpoint(checkpoint.as_uri(), target) == 5
     assert sorted(file.name for file in target.iterdir()) == ["config.json", "model.safetensors"]
     tensors = load_file(target / "model.safetensors")
     assert {name: float(tensor[0, 0]) for name, tensor in tensors.items()} == {"layer.0": 0, "layer.1": 1, "layer.2": 2}
@@ -113,7 +113,7 @@ def test_a_large_export_is_cut_into_indexed_files(
     checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(export_module, "SHARD_BYTES", 40)
-    export(checkpoint.as_uri(), tmp_path / "model")
+    export_checkpoint(checkpoint.as_uri(), tmp_path / "model")
     index = json.loads((tmp_path / "model" / "model.safetensors.index.json").read_text())
     assert index["metadata"]["total_size"] == 72
     for name, file in index["weight_map"].items():
@@ -127,10 +127,10 @@ def test_a_damaged_bucket_is_not_exported(checkpoint: Path, tmp_path: Path) -> N
     content[-1] ^= 1
     bucket.write_bytes(content)
     with pytest.raises(CheckpointError, match="is damaged"):
-        export(checkpoint.as_uri(), tmp_path / "model")
+        export_checkpoint(checkpoint.as_uri(), tmp_path / "model")
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["checkpoints"]
 
 
 def test_an_export_overwrites_nothing(checkpoint: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="exists and is not an empty folder"):
-        export(checkpoint.as_uri(), tmp_path)
+        export_checkpoint(checkpoint.as_uri(), tmp_path)

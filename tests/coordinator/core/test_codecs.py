@@ -97,7 +97,7 @@ def test_the_sender_of_a_link_that_changed_is_told_and_what_it_chooses_is_known(
     world.hear("a", codecs_chosen=wire.CodecsChosen(generation=generation, codecs=chosen))
     (event,) = world.events(ev.CodecsChosen)
     assert world.state.ledger.codecs["a"] == {"c": {"activations": "i8b256"}}
-    assert narrate(event) == "a sends from now on to c activations i8b256"
+    assert narrate(event) == "a now sends to c activations i8b256"
 
 
 def test_how_quickly_smaller_messages_come_is_not_compared_with_the_larger_ones_of_before() -> None:

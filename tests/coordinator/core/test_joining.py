@@ -60,7 +60,7 @@ def test_a_node_is_welcomed_with_the_run_and_its_heartbeat() -> None:
         ({"device": wire.Device(kind="cpu", memory_bytes=0, flops=1)}, wire.MALFORMED, "above 0"),
         ({"device": wire.Device(kind="cpu", memory_bytes=1, flops=math.nan)}, wire.MALFORMED, "device.flops is nan"),
         ({"device": wire.Device(kind="cpu", memory_bytes=1, flops=-1)}, wire.MALFORMED, "device.flops is -1.0"),
-        ({"signing_request": b"please"}, wire.MALFORMED, "signing_request: this is no signing request"),
+        ({"signing_request": b"please"}, wire.MALFORMED, "signing_request: this is not a signing request"),
     ],
 )
 def test_a_hello_that_does_not_fit_is_refused_by_name(

@@ -12,6 +12,7 @@ from typing import Any
 import grpc.aio
 import pytest
 
+from dtfm.coordinator.command.client import ask, records
 from dtfm.coordinator.config.run_file import RunFile, parse_run
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log import ledger_snapshot
@@ -20,7 +21,6 @@ from dtfm.coordinator.log.manifest import read_manifest
 from dtfm.coordinator.log.store import LedgerSnapshot, Store, StoreError
 from dtfm.coordinator.service.server import Server
 from dtfm.coordinator.service.startup import open_run
-from dtfm.coordinator.view.client import ask, records
 from dtfm.protos import control_pb2 as wire
 from dtfm.protos import control_pb2_grpc
 from dtfm.protos.connection import MAX_MESSAGE_BYTES, open_channel

@@ -1,4 +1,4 @@
-"""What people see: sentences and the live view."""
+"""What people see: the live view, members, and the audit."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_a_sparkline_goes_from_the_smallest_to_the_largest() -> None:
     assert sparkline([1.0, 1.0]) == "▁▁"
 
 
-def test_members_say_what_each_does() -> None:
+def test_members_show_what_each_computes() -> None:
     world = training("a", "b")
     world.join("c")
     seen = {document["node"]: document for document in member_documents(world.state.ledger)}
@@ -82,7 +82,7 @@ def test_members_say_what_each_does() -> None:
     assert seen["a"]["links"]["b"] == {"latency_seconds": 0.001, "bandwidth": 1e9, "codecs": {}}
 
 
-def test_the_audit_of_a_true_log_finds_nothing() -> None:
+def test_the_audit_of_a_correct_log_finds_nothing() -> None:
     world = training("a", "b", train={"steps": 10})
     world.step()
     world.step()
@@ -97,7 +97,7 @@ def test_the_audit_of_a_true_log_finds_nothing() -> None:
     assert (result.steps, result.redone, result.aborted, result.samples) == (10, 1, 1, 80)
 
 
-def test_the_audit_finds_what_cannot_be() -> None:
+def test_the_audit_finds_impossible_events() -> None:
     log = records(a_long_run())
     committed = next(i for i, record in enumerate(log) if isinstance(record.event, ev.StepCommitted))
 

@@ -19,7 +19,7 @@ few = st.integers(0, 6).map(float)
 
 @settings(max_examples=80, deadline=None)
 @given(squares(few | st.just(float("inf"))))
-def test_the_matching_is_as_good_as_the_best_of_all_permutations_and_costs_what_it_says(cost: np.ndarray) -> None:
+def test_the_matching_is_the_best_permutation_and_has_the_cost_it_reports(cost: np.ndarray) -> None:
     rows = np.arange(len(cost))
     best = min(cost[rows, list(columns)].max() for columns in permutations(range(len(cost))))
     value, columns = bottleneck_matching(cost)
@@ -27,7 +27,7 @@ def test_the_matching_is_as_good_as_the_best_of_all_permutations_and_costs_what_
     assert sorted(columns) == list(range(len(cost)))
 
 
-def test_large_matrices_are_matched_as_small_ones_are() -> None:
+def test_large_and_small_matrices_are_matched_alike() -> None:
     rng = np.random.default_rng(0)
     hidden = rng.permutation(100)
     cost = rng.uniform(2.0, 3.0, (100, 100))

@@ -1,4 +1,4 @@
-"""Sharing micro-batches out over links, held to linear programming."""
+"""Spreading micro-batches over links, compared with linear programming."""
 
 import numpy as np
 import pytest
@@ -31,7 +31,7 @@ def test_links_that_are_busy_for_less_than_devices_are_left_alone() -> None:
 def test_links_that_do_not_exist_carry_nothing() -> None:
     known = np.array([[8, 0, 0], [0, 8, 0], [0, 0, 0]])
     pace = np.array([[1.0, 1.0, np.inf], [1.0, np.inf, np.inf], [np.inf, np.inf, np.inf]])
-    assert spread(pace, pace, known, 0.0) is known  # it needs one of them anyway
+    assert spread(pace, pace, known, 0.0) is known  # the known plan needs a missing link anyway
     pace[1, 1] = 3.0
     with np.errstate(all="raise"):
         assert spread(pace, pace, known, 0.0).tolist() == [[2, 6, 0], [6, 2, 0], [0, 0, 0]]
@@ -48,7 +48,7 @@ def transports(draw: st.DrawFn) -> tuple[Floats, Ints]:
 
 
 @given(transports())
-def test_sums_stay_and_no_link_is_busy_for_much_longer_than_the_best_shares_would_have_it(
+def test_sums_are_kept_and_the_busiest_link_is_near_the_optimum(
     transport: tuple[Floats, Ints],
 ) -> None:
     pace, known = transport
@@ -59,12 +59,12 @@ def test_sums_stay_and_no_link_is_busy_for_much_longer_than_the_best_shares_woul
     longest, best = float((found * pace).max()), _shortest(pace, known)
     before = float((known * pace).max())
     assert longest <= before
-    # Whole micro-batches alone cost up to one on the slowest link that is used; the search stops a little early.
+    # Whole micro-batches cost up to one on the slowest link in use, and the search stops after a few halvings.
     assert longest <= best + float(pace.max()) + (before - best) / 2**4
 
 
 def _shortest(pace: Floats, known: Ints) -> float:
-    """The least time in which the links carry all, were micro-batches divisible."""
+    """The least time in which the links carry everything if micro-batches were divisible."""
     rows, columns = pace.shape
     cells = rows * columns
     sums = [[float(cell // columns == row) for cell in range(cells)] + [0.0] for row in range(rows)]
@@ -82,7 +82,8 @@ def _shortest(pace: Floats, known: Ints) -> float:
 
 
 def two_stages_of_two(up: float | None) -> tuple[Problem, Groups]:
-    """Two layers, 16 micro-batches of 8 bytes that every link carries in a second, and devices that take hardly any time."""
+    """Two layers, 16 micro-batches of 8 bytes that every link carries in a second, and devices that take almost no
+    time."""
     cluster = Cluster(
         tuple(Node(f"n{index}", 1e3 * SECOND, 1e9, up=up, down=up) for index in range(4)),
         np.zeros((4, 4)),
@@ -95,14 +96,14 @@ def used(draft: Draft) -> set[tuple[int, ...]]:
     return {tuple(chain) for chain in draft.chains.tolist()}
 
 
-def test_routes_take_all_four_links_where_connections_allow_it() -> None:
+def test_routes_use_all_four_links_when_connections_allow_it() -> None:
     problem, groups = two_stages_of_two(up=1e9)
     draft = route(problem, groups, (0, 1, 2))
     assert used(draft) == {(0, 2), (0, 3), (1, 2), (1, 3)}
     assert draft.shares.tolist() == [4, 4, 4, 4]
 
 
-def test_routes_stay_few_where_a_node_sends_no_more_over_two_links_than_over_one() -> None:
+def test_routes_stay_few_when_two_links_carry_no_more_than_one() -> None:
     problem, groups = two_stages_of_two(up=None)
     draft = route(problem, groups, (0, 1, 2))
     assert len(used(draft)) == 2

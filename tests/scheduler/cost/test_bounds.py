@@ -1,4 +1,4 @@
-"""The certified bound on the iteration time: never above any plan, and of use where links matter."""
+"""The certified bound on the seconds per step: never above any plan, and tight where links matter."""
 
 from dataclasses import replace
 
@@ -10,8 +10,8 @@ from dtfm.scheduler.assemble.evaluate import Evaluator
 from dtfm.scheduler.cost.bounds import iteration_bound, work_bound
 from dtfm.scheduler.model.cluster import Cluster, Node
 from dtfm.scheduler.model.problem import Problem
+from dtfm.scheduler.model.request import Shape
 from dtfm.scheduler.model.workload import Layer, Workload
-from dtfm.scheduler.search.mutations import Shape
 from tests.scheduler.clusters import even_workload, uniform_cluster
 from tests.scheduler.enumeration import all_cuts, all_groups
 
@@ -62,19 +62,19 @@ def test_no_plan_undercuts_the_bound(
     assert iteration_bound(problem) <= min(all_prices(problem, idle_hands)) * (1 + 1e-9)
 
 
-def test_equal_devices_without_delays_reach_it() -> None:
+def test_equal_devices_without_delays_reach_the_bound() -> None:
     problem = Problem(uniform_cluster(1), even_workload())
     assert min(all_prices(problem, False)) <= iteration_bound(problem) * (1 + 1e-6)
 
 
-def test_poor_links_raise_it_to_what_one_device_takes() -> None:
+def test_poor_links_raise_the_bound_to_one_devices_time() -> None:
     far = replace(uniform_cluster(4), bandwidth=np.full((4, 4), 10.0))
     problem = Problem(far, even_workload(layers=4))
     assert iteration_bound(problem) > 3.9 * work_bound(problem.workload, problem.flops)
     assert min(all_prices(problem, False)) <= iteration_bound(problem) * (1 + 1e-6)
 
 
-def test_layers_that_cost_nothing_are_no_numerical_trouble() -> None:
+def test_layers_without_cost_cause_no_numerical_errors() -> None:
     workload = Workload((Layer("embedding", 0.0, 1e6, 1e4), Layer("block", 1e9, 1e6, 1e4)), 4)
     problem = Problem(uniform_cluster(3), workload)
     with np.errstate(all="raise", under="ignore"):

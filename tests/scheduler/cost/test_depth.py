@@ -1,4 +1,4 @@
-"""How many micro-batches a stage holds in flight: a round trip's worth, as far as there is memory."""
+"""The number of micro-batches in flight per stage: a round trip's worth, limited by memory."""
 
 from __future__ import annotations
 
@@ -25,29 +25,29 @@ def problem(latency: float, memory: float = 1e12) -> Problem:
     return Problem(Cluster(nodes, np.full((STAGES, STAGES), latency), np.full((STAGES, STAGES), 1e15)), WORKLOAD)
 
 
-def test_on_near_links_it_is_two_per_stage_from_this_one_on() -> None:
+def test_near_links_need_two_micro_batches_per_stage_from_this_one_on() -> None:
     near = depths(problem(0.0), CHAIN).tolist()
     assert near == [in_flight(stage, STAGES) for stage in range(STAGES)] == [6, 4, 1]
 
 
-def test_on_far_links_it_is_more_and_a_step_takes_hardly_longer() -> None:
-    far = problem(latency=6.0)  # there and back is 4 micro-batches' time
+def test_far_links_need_more_and_then_slow_a_step_down_little() -> None:
+    far = problem(latency=6.0)  # a round trip takes as long as 4 micro-batches
     assert depths(far, CHAIN).tolist() == [6 + SLACK * 8, 4 + SLACK * 4, 1]
     assert simulate(far, CHAIN) < simulate(problem(0.0), CHAIN) + 4 * 6.0 + 3 * 3.0
 
 
-def test_it_is_never_more_than_there_is_memory_for_nor_less_than_a_valid_plan_has_room_for() -> None:
+def test_depth_fits_the_memory_and_is_at_least_what_every_valid_plan_allows() -> None:
     kept = KEPT_PER_OUTPUT_BYTE * ACTIVATION
     state = 4 * 500.0
     assert depths(problem(6.0, memory=state + 13 * kept), CHAIN).tolist() == [13, 12, 1]
     assert depths(problem(6.0, memory=state + kept), CHAIN).tolist() == [6, 4, 1]
 
 
-def test_it_is_never_more_than_a_step_has_micro_batches() -> None:
+def test_depth_is_at_most_the_micro_batches_of_a_step() -> None:
     assert depths(problem(1e6), CHAIN).tolist() == [30, 30, 1]
 
 
-def test_a_plan_tells_its_nodes() -> None:
+def test_a_plan_carries_the_depths() -> None:
     far = problem(latency=6.0)
     plan = schedule(replace(far.cluster), WORKLOAD, stages=STAGES).plan
     assert [stage.in_flight for stage in plan.stages] == [6 + SLACK * 8, 4 + SLACK * 4, 1]

@@ -1,4 +1,4 @@
-"""The event simulation against sums done by hand, and the estimate against the simulation."""
+"""The event simulation against sums worked out by hand, and the estimate against the simulation."""
 
 from dataclasses import replace
 from random import Random
@@ -18,7 +18,7 @@ from dtfm.scheduler.model.problem import Draft, Groups, Problem
 from dtfm.scheduler.model.workload import Layer, Workload
 from tests.scheduler.clusters import random_cluster
 
-SECOND = 1e12  # FLOPs that a node of this test does in a second
+SECOND = 1e12  # FLOPs that a node of these tests computes in a second
 
 
 def problem_of(
@@ -44,7 +44,7 @@ def test_one_node_computes_forward_and_twice_as_long_backward() -> None:
     assert simulate(problem, plan(problem, (0,))) == 3 * 2 * 5
 
 
-def test_one_micro_batch_goes_there_and_back() -> None:
+def test_one_micro_batch_goes_forward_and_back() -> None:
     problem = problem_of(2, layers=2, micro_batches=1, latency=0.5, bandwidth=4)
     transfer = 0.5 + 8 / 4
     assert simulate(problem, plan(problem, (0,), (1,))) == 1 + transfer + 1 + 2 + transfer + 2
@@ -56,7 +56,7 @@ def test_two_equal_stages_with_a_fast_link_lose_one_micro_batch_of_time() -> Non
 
 
 def test_a_slow_link_sets_the_pace_in_each_direction_on_its_own() -> None:
-    # 8 seconds of transfer per micro-batch each way, hidden behind each other, not behind the 3 of computing.
+    # 8 seconds of transfer per micro-batch each way: both directions overlap, but exceed the 3 seconds of computing.
     problem = problem_of(2, layers=2, micro_batches=10, latency=0, bandwidth=1)
     seconds = simulate(problem, plan(problem, (0,), (1,)))
     assert 10 * 8 < seconds < 10 * 8 + 2 * 8 + 3 * 4
@@ -85,7 +85,7 @@ def compressed(problem: Problem, ratio: list[list[float]]) -> Problem:
     return Problem(replace(problem.cluster, ratio=np.array(ratio)), problem.workload)
 
 
-def test_a_codec_shortens_what_its_link_carries_and_only_that() -> None:
+def test_a_codec_shortens_only_its_own_links_transfers() -> None:
     plain = problem_of(2, layers=2, micro_batches=1, latency=0.5, bandwidth=4)
     problem = compressed(plain, [[1, 0.25], [0.5, 1]])
     there, back = 0.5 + 0.25 * 8 / 4, 0.5 + 0.5 * 8 / 4

@@ -1,4 +1,4 @@
-"""The paper's cost model against a slow literal reading, its search against enumeration, its bound against both."""
+"""The paper's cost model against a literal implementation, its search against enumeration, its bound against both."""
 
 from dataclasses import replace
 from itertools import pairwise, permutations
@@ -14,10 +14,10 @@ from dtfm.scheduler.model.problem import Groups, Problem
 from dtfm.scheduler.model.workload import PaperCosts, Workload
 from dtfm.scheduler.paper.bound import paper_bound
 from dtfm.scheduler.paper.cost import paper_seconds
-from dtfm.scheduler.paper.networks import Network, paper_network, paper_workload
 from dtfm.scheduler.paper.search import PaperEvaluator, interchangeable
 from dtfm.scheduler.schedule import schedule
 from tests.scheduler.clusters import even_workload, shuffled
+from tests.scheduler.paper_networks import Network, paper_network, paper_workload
 
 BEST_KNOWN = {
     Network.DATA_CENTER: 3.4398,
@@ -89,14 +89,14 @@ def test_costs_are_the_formulas_the_search_finds_the_optimum_and_the_bound_lies_
         for order in permutations(groups):
             prices.append(paper_seconds(problem, order).total)
         assert prices[-1] == pytest.approx(literal_seconds(cluster, workload.paper, order), rel=1e-9)
-    decision = schedule(cluster, workload, objective=Objective.PAPER, evaluations=3000)
+    decision = schedule(cluster, workload, objective=Objective.PAPER, evaluations=20_000)
     found = decision.predicted.paper
     assert found is not None
     assert found.total == pytest.approx(min(prices), rel=1e-9)
     assert decision.lower_bound_seconds <= min(prices)
 
 
-def test_nodes_of_one_region_are_interchangeable_and_costs_by_class_are_costs_by_node() -> None:
+def test_nodes_of_one_region_are_interchangeable_and_class_costs_equal_node_costs() -> None:
     problem = Problem(shuffled(paper_network(Network.SPOT), 3), paper_workload())
     evaluator = PaperEvaluator.of(problem)
     assert sorted(len(nodes) for nodes in evaluator.members) == [4] * 8 + [32]
@@ -120,7 +120,7 @@ def test_the_best_known_cost_is_reached_on_shuffled_nodes(network: Network) -> N
 
 
 @pytest.mark.parametrize("network", [network for network in Network if network is not Network.WORLDWIDE])
-def test_four_of_the_five_are_proven_optimal_by_their_bound(network: Network) -> None:
+def test_the_bound_proves_four_of_the_five_networks_optimal(network: Network) -> None:
     assert paper_bound(Problem(paper_network(network), paper_workload())) == pytest.approx(
         BEST_KNOWN[network], abs=1e-4
     )
@@ -134,7 +134,7 @@ def test_nodes_beyond_the_papers_shape_stay_idle() -> None:
     assert decision.lower_bound_seconds <= decision.predicted.paper.total
 
 
-def test_the_paper_objective_refuses_what_it_cannot_do() -> None:
+def test_the_paper_objective_refuses_impossible_requests() -> None:
     cluster = lumpy_cluster(4, 4, 4)
     with pytest.raises(ValueError, match="the workload has no `paper` costs"):
         schedule(cluster, even_workload(), objective=Objective.PAPER)

@@ -1,4 +1,4 @@
-"""The paper's search problem as a mixed-integer program: a second opinion on its optimum, and on the bound."""
+"""The paper's search problem as a mixed-integer program, to check the search's optimum and the bound."""
 
 from itertools import product
 
@@ -19,10 +19,10 @@ from tests.scheduler.clusters import even_workload
 
 
 def least_seconds(gradients: NDArray[np.float64], activations: NDArray[np.float64], costs: PaperCosts) -> float:
-    """HiGHS's optimum, all nodes taking part.
+    """The optimum that HiGHS finds, with all nodes taking part.
 
-    holds[i, s]: node i has stage s. pairs[i, j, s]: i sends the output of stage s to j. The objective is what the worst node
-    spends on its group, plus each boundary's dearest pair.
+    holds[i, s]: node i has stage s. pairs[i, j, s]: i sends the output of stage s to j. The objective is the worst
+    node's cost in its group, plus the dearest pair of each boundary.
     """
     nodes, stages = len(gradients), costs.stages
     holds = np.arange(nodes * stages).reshape(nodes, stages)
@@ -43,7 +43,7 @@ def least_seconds(gradients: NDArray[np.float64], activations: NDArray[np.float6
     for stage in range(stages):
         require({int(place): 1.0 for place in holds[:, stage]}, costs.replicas, costs.replicas)
     for node, stage in product(range(nodes), range(stages)):
-        # Worst is at least what the node spends on those in the stage, if it is there itself; else nothing is asked.
+        # If the node holds the stage, `worst` is at least its cost there; otherwise the constraint is void.
         all_others = float(gradients[node].sum())
         row = {int(holds[other, stage]): -float(gradients[node, other]) for other in range(nodes) if other != node}
         require({**row, int(holds[node, stage]): -all_others, worst: 1.0}, -all_others, np.inf)
@@ -72,7 +72,7 @@ def least_seconds(gradients: NDArray[np.float64], activations: NDArray[np.float6
 
 
 @pytest.mark.parametrize(("stages", "replicas"), [(2, 2), (3, 2), (2, 3), (4, 1), (2, 4)])
-def test_the_search_finds_what_the_program_proves_optimal_and_the_bound_is_below(stages: int, replicas: int) -> None:
+def test_the_search_finds_the_programs_optimum_and_the_bound_is_below(stages: int, replicas: int) -> None:
     rng = np.random.default_rng(10 * stages + replicas)
     count = stages * replicas
     nodes = tuple(Node(f"n{index}", 1e12, 1e10) for index in range(count))

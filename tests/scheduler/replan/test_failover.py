@@ -1,4 +1,4 @@
-"""When nodes are gone, the others keep what they have to do and take on what the lost ones had."""
+"""When nodes are gone, the others keep their work and take over that of the missing ones."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ def chains(plan: Plan) -> list[tuple[str, ...]]:
     return [route.nodes for route in plan.routes for _ in range(route.micro_batches)]
 
 
-def test_with_all_nodes_there_nothing_changes_but_who_is_idle() -> None:
+def test_without_a_loss_only_the_idle_nodes_change() -> None:
     again = rerouted(TWO_BY_TWO, problem("n0", "n1", "n2", "n3", "n4"), NOBODY)
     assert again == replace(TWO_BY_TWO, idle=("n4",))
 
 
-def test_the_lost_ones_share_goes_to_those_who_are_through_with_it_earliest() -> None:
+def test_the_micro_batches_of_a_lost_node_go_to_the_replicas_that_finish_earliest() -> None:
     three = plan(("n0",), ("n1", "n2", "n3"), routes=((("n0", "n1"), 4), (("n0", "n2"), 2), (("n0", "n3"), 2)))
     new = rerouted(three, problem("n0", "n2", "n3", speeds={"n3": 2e10}), NOBODY)
     assert new is not None
@@ -60,7 +60,7 @@ def test_the_lost_ones_share_goes_to_those_who_are_through_with_it_earliest() ->
     )
 
 
-def test_a_spare_with_the_state_takes_the_lost_ones_place_and_one_without_does_not() -> None:
+def test_an_idle_node_replaces_a_lost_one_only_if_it_holds_the_state() -> None:
     present = problem("n0", "n1", "n3", "n4", "n5")
     new = rerouted(TWO_BY_TWO, present, (*[()] * 6, *[("n5",)] * 6))
     assert new is not None
@@ -69,7 +69,7 @@ def test_a_spare_with_the_state_takes_the_lost_ones_place_and_one_without_does_n
     assert rerouted(TWO_BY_TWO, problem("n0", "n1", "n4"), NOBODY) is None
 
 
-def test_where_a_link_or_memory_is_missing_it_is_the_planners_turn() -> None:
+def test_there_is_no_failover_when_a_link_or_memory_is_missing() -> None:
     present = problem("n0", "n1", "n2")
     unreachable = present.cluster.bandwidth.copy()
     unreachable[1, 2] = 0.0
@@ -81,7 +81,7 @@ def test_where_a_link_or_memory_is_missing_it_is_the_planners_turn() -> None:
 
 
 @given(data=st.data(), sizes=st.lists(st.integers(1, 4), min_size=1, max_size=4), spares=st.integers(0, 3))
-def test_survivors_keep_their_micro_batches_by_number(data: st.DataObject, sizes: list[int], spares: int) -> None:
+def test_survivors_keep_the_numbers_of_their_micro_batches(data: st.DataObject, sizes: list[int], spares: int) -> None:
     borders = np.cumsum([0, *sizes])
     stages = tuple(tuple(f"n{i}" for i in range(a, b)) for a, b in pairwise(borders))
     chain = st.tuples(*(st.sampled_from(stage) for stage in stages))

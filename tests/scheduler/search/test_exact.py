@@ -1,4 +1,4 @@
-"""The enumeration of small clusters: its bound against the simulation, its plan against all others."""
+"""The exact search of small clusters: its bounds against the simulation, its plan against all others."""
 
 import pytest
 from hypothesis import given, settings
@@ -8,9 +8,9 @@ from dtfm.scheduler.assemble.evaluate import Evaluator, simulated
 from dtfm.scheduler.assemble.routes import route
 from dtfm.scheduler.cost.plan_bounds import plan_bounds
 from dtfm.scheduler.model.problem import Problem
+from dtfm.scheduler.model.request import Shape
 from dtfm.scheduler.schedule import schedule
 from dtfm.scheduler.search.branch_and_bound import promising
-from dtfm.scheduler.search.mutations import Shape
 from tests.scheduler.clusters import even_workload, random_cluster
 from tests.scheduler.enumeration import all_cuts, all_groups
 
@@ -31,7 +31,7 @@ def test_no_plan_is_simulated_faster_than_its_bound(seed: int, micro_batches: in
 
 @settings(max_examples=15, deadline=None)
 @given(seed=st.integers(0, 10_000), micro_batches=st.integers(1, 9), shape=st.sampled_from(SHAPES))
-def test_branching_drops_no_plan_that_is_fast_enough(seed: int, micro_batches: int, shape: Shape) -> None:
+def test_branch_and_bound_drops_no_plan_that_is_fast_enough(seed: int, micro_batches: int, shape: Shape) -> None:
     problem = Problem(random_cluster(seed, 4, unreachable=0.1), even_workload(4, micro_batches, 3e6))
     pinned = shape.sizes is not None
     evaluator = Evaluator(problem, keep_idle_hands=pinned)
@@ -50,7 +50,7 @@ def test_branching_drops_no_plan_that_is_fast_enough(seed: int, micro_batches: i
 
 @settings(max_examples=3, deadline=None)
 @given(seed=st.integers(0, 10_000))
-def test_the_plan_for_five_nodes_is_the_best_of_all(seed: int) -> None:
+def test_the_plan_for_five_nodes_is_optimal(seed: int) -> None:
     cluster, workload = random_cluster(seed, 5), even_workload(3, 5)
     evaluator = Evaluator(Problem(cluster, workload), keep_idle_hands=False)
     best = min(

@@ -1,4 +1,4 @@
-"""What the search finds by the iteration objective, against enumeration and against common sense."""
+"""The search with the iteration objective, against enumeration and simple expectations."""
 
 from dataclasses import replace
 from itertools import combinations
@@ -10,9 +10,9 @@ from dtfm.scheduler.assemble.evaluate import Evaluator
 from dtfm.scheduler.model.cluster import Cluster, Node
 from dtfm.scheduler.model.decision import Objective
 from dtfm.scheduler.model.problem import Problem
+from dtfm.scheduler.model.request import Shape
 from dtfm.scheduler.model.workload import PaperCosts, Workload
 from dtfm.scheduler.schedule import schedule
-from dtfm.scheduler.search.mutations import Shape
 from tests.scheduler.clusters import even_workload, random_cluster, shuffled, uniform_cluster
 from tests.scheduler.enumeration import all_groups
 
@@ -29,7 +29,7 @@ def exhaustive_seconds(cluster: Cluster, workload: Workload) -> float:
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_on_four_nodes_the_plan_is_the_best_of_all(seed: int) -> None:
+def test_the_plan_for_four_nodes_is_optimal(seed: int) -> None:
     cluster, workload = random_cluster(seed, 4), even_workload(layers=4, micro_batches=4, activation=3e6)
     found = schedule(cluster, workload).predicted.iteration_seconds
     assert found == pytest.approx(exhaustive_seconds(cluster, workload), rel=1e-9)
@@ -63,7 +63,7 @@ def test_all_groups_counts_ordered_partitions_of_every_subset() -> None:
 
 
 @pytest.mark.parametrize("handicap", ["speed", "link"])
-def test_a_node_at_one_percent_stays_idle_and_costs_nothing(handicap: str) -> None:
+def test_a_node_at_one_percent_stays_idle_and_slows_nobody_down(handicap: str) -> None:
     cluster = uniform_cluster(12, flops=1e13)
     workload = even_workload(layers=8, micro_batches=24)
     alone = schedule(cluster, workload, evaluations=300).predicted.iteration_seconds
@@ -77,7 +77,7 @@ def test_a_node_at_one_percent_stays_idle_and_costs_nothing(handicap: str) -> No
     assert together.predicted.iteration_seconds <= 1.02 * alone
 
 
-def test_where_links_are_poor_and_one_device_is_enough_the_plan_is_that_device() -> None:
+def test_one_device_is_the_plan_when_it_is_enough_and_links_are_poor() -> None:
     nodes = (Node("slow", 2e12, 8e9), Node("fast", 1e13, 8e9), Node("other", 2e12, 8e9))
     cluster = Cluster(nodes, np.full((3, 3), 0.2), np.full((3, 3), 1e5))
     plan = schedule(cluster, even_workload()).plan
@@ -96,7 +96,7 @@ def test_faster_devices_get_more_layers_or_more_micro_batches() -> None:
 
 
 @pytest.mark.parametrize("objective", Objective)
-def test_improvements_are_told_as_they_are_found_and_the_last_is_the_plan(objective: Objective) -> None:
+def test_improvements_are_reported_as_they_are_found_and_the_last_is_the_plan(objective: Objective) -> None:
     told: list[tuple[int, float]] = []
     workload = replace(even_workload(), paper=PaperCosts(2, 4, 0.1, 0.2))
     found = schedule(

@@ -1,8 +1,9 @@
 """The paper's five networks of 64 nodes, as its code simulates them.
 
-Source: DS3Lab/DT-FM, scheduler/heuristic_evolutionary_solver/config.py (commit 69f05e5): one-way delays in ms and bandwidths
-in Gbps per pair of AWS regions, measured by its authors (arXiv 2206.01288, section 4.1). Costs: its GPT3-XL job on 8
-stages x 8 replicas. Nodes stand in region order, which in four of the five is a good plan already: shuffle before planning.
+Source: DS3Lab/DT-FM, scheduler/heuristic_evolutionary_solver/config.py (commit 69f05e5): one-way delays in ms and
+bandwidths in Gbps per pair of AWS regions, measured by its authors (arXiv 2206.01288, section 4.1). Costs are those
+of its GPT3-XL job on 8 stages with 8 replicas. Nodes are in region order, which is a good plan already in four of the
+five networks: shuffle them before planning.
 """
 
 from __future__ import annotations
@@ -69,13 +70,13 @@ _REGIONAL = {
 
 
 def paper_network(network: Network) -> Cluster:
-    """One of the five, in region order. Device speed and memory are an NVIDIA V100's (the paper's p3.2xlarge)."""
+    """One of the five networks, in region order. Speed and memory are those of an NVIDIA V100 (the paper's p3.2xlarge)."""
     match network:
         case Network.DATA_CENTER:
             regions = [f"instance-{index // 8}" for index in range(64)]
             return _cluster(regions, {}, within=(0, 100), between=(0, 3.125))
         case Network.SPOT:
-            # Eight instances of 4 GPUs, and 32 with a single one each.
+            # Eight instances with 4 GPUs each, and 32 with one GPU each.
             regions = [f"instance-{index // 4 if index < 32 else index}" for index in range(64)]
             return _cluster(regions, {}, within=(0, 100), between=(0, 1.25))
         case Network.UNIVERSITIES:
@@ -89,7 +90,7 @@ def paper_network(network: Network) -> Cluster:
 
 
 def paper_workload() -> Workload:
-    """The paper costs, with 24 equal layers of GPT3-XL (hidden size 2,048, sequences of 2,048 tokens, fp16 on the wire)."""
+    """The paper's costs, with 24 equal layers of GPT3-XL (hidden size 2,048, sequences of 2,048 tokens, fp16 tensors)."""
     parameters = 12 * 2048**2
     layer = Layer(
         "block", forward_flops=2 * parameters * 2048, parameter_bytes=2 * parameters, activation_bytes=2 * 2048**2

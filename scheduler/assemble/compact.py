@@ -1,4 +1,4 @@
-"""Networks too large for matrices: links given per pair of classes, and planned in miniature."""
+"""Networks too large for matrices: links are given per pair of classes, and planning works on a small version."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from dtfm.scheduler.model.plan import Plan, Route, Stage, validate
 from dtfm.scheduler.model.workload import Workload
 
 DENSE = 1024
-"""Up to so many nodes a compact network becomes matrices, and is planned like any other."""
+"""Largest number of nodes of a compact network that is planned with a matrix entry per pair of nodes."""
 MINIATURE = 384
-"""Nodes of a miniature, about."""
+"""Approximate number of nodes of a miniature."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CompactCluster:
-    """Nodes in classes: all links from class a to class b are alike.
+    """Nodes in classes: all links from class a to class b are the same.
 
-    ``class_of`` is int64 [nodes]; ``latency`` (seconds) and ``bandwidth`` (bytes per second) are float64 [classes, classes],
-    the diagonals between two nodes of one class, which must reach each other. What one node sends or receives altogether
-    is its ``up`` and ``down``. Raises ValueError where an id or a number is impossible.
+    ``class_of`` is int64 [nodes]. ``latency`` (seconds) and ``bandwidth`` (bytes per second) are float64 [classes, classes];
+    their diagonals are the links between two nodes of one class, which must reach each other. A node's ``up`` and ``down``
+    limit what it sends and receives in total. Raises ValueError for a duplicate name or an impossible number.
     """
 
     nodes: tuple[Node, ...]
@@ -40,7 +40,7 @@ class CompactCluster:
         for what, names in (("classes", self.classes), ("nodes", tuple(node.id for node in self.nodes))):
             if len(set(names)) < len(names):
                 twice = Counter(names).most_common(1)[0][0]
-                raise ValueError(f"{what}: {twice!r} stands more than once; names must differ")
+                raise ValueError(f"{what}: {twice!r} appears more than once; names must differ")
         for name, within in zip(self.classes, self.bandwidth.diagonal(), strict=True):
             if within == 0:
                 raise ValueError(
@@ -48,7 +48,7 @@ class CompactCluster:
                 )
 
     def of(self, numbers: list[int], copies: int = 1) -> Cluster:
-        """Some of the nodes with the links between them, each standing for so many."""
+        """The cluster of the nodes ``numbers``, each standing for ``copies`` nodes."""
         kinds = self.class_of[numbers]
         index = np.ix_(kinds, kinds)
         return Cluster(
@@ -58,10 +58,10 @@ class CompactCluster:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Miniature:
-    """A small cluster of which each node stands for ``copies`` alike, with as large a part of the micro-batches.
+    """A small cluster, each node of which stands for ``copies`` similar ones, with 1/``copies`` of the micro-batches.
 
-    ``bundles[i]`` are the ids that node i stands for, itself the first. Nodes that are left over, fewer than ``copies`` in
-    each class, and nodes too many to be fed, belong to none and stay idle.
+    ``bundles[i]`` are the ids that node i stands for, its own first. Nodes in no bundle stay idle: fewer than
+    ``copies`` left over in a class, or more than the micro-batches can feed.
     """
 
     cluster: Cluster
@@ -71,7 +71,7 @@ class Miniature:
     whole_workload: Workload
 
     def expand(self, decision: Decision) -> Decision:
-        """The same plan with all nodes of the bundles in their places; the seconds predicted are the miniature's."""
+        """The decision's plan with every bundle's nodes in place. Predicted seconds remain the miniature's."""
         bundle = {members[0]: members for members in self.bundles}
         copies = self.cluster.copies
         more = self.whole_workload.micro_batches - copies * self.workload.micro_batches
@@ -90,14 +90,17 @@ class Miniature:
         plan = Plan(decision.plan.generation, stages, tuple(routes), idle)
         validate(plan, {node.id for node in self.whole.nodes}, self.whole_workload)
         flops = np.array([node.flops for node in self.whole.nodes])
-        sentence = f"Planned in miniature, 1 of {copies} nodes standing for those like it. {decision.sentence}"
+        sentence = f"Planned in miniature: each node stands for {copies} similar ones. {decision.sentence}"
         return replace(
             decision, plan=plan, sentence=sentence, lower_bound_seconds=work_bound(self.whole_workload, flops)
         )
 
 
 def shrink(whole: CompactCluster, workload: Workload) -> Miniature:
-    """A faithful small version: nodes of a class bundled by speed, a bundle as good as its weakest member."""
+    """The miniature of a cluster: nodes of a class are bundled by speed, and a bundle is as good as its weakest node.
+
+    Raises ValueError when no class is large enough for a bundle.
+    """
     copies = max(1, min(math.ceil(len(whole.nodes) / MINIATURE), workload.micro_batches // 8))
     of_class: dict[int, list[int]] = defaultdict(list)
     for number in sorted(range(len(whole.nodes)), key=lambda number: (-whole.nodes[number].flops, number)):
@@ -111,7 +114,7 @@ def shrink(whole: CompactCluster, workload: Workload) -> Miniature:
         raise ValueError(
             f"no class has {copies} nodes; a network of {len(whole.nodes)} needs larger classes, or matrices per node"
         )
-    # With few micro-batches for so many nodes the slowest would have none.
+    # With fewer micro-batches than nodes, the slowest nodes would have none.
     bundles = sorted(sorted(bundles, key=lambda bundle: -whole.nodes[bundle[-1]].flops)[:DENSE])
     cluster = whole.of([bundle[0] for bundle in bundles], copies)
     weakest = tuple(_weakest([whole.nodes[number] for number in bundle]) for bundle in bundles)

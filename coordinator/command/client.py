@@ -1,4 +1,4 @@
-"""Reading what a coordinator knows: from a running one, or from its store."""
+"""Reads what a coordinator knows, from a running one or from its store."""
 
 from __future__ import annotations
 
@@ -19,8 +19,11 @@ Reply = TypeVar("Reply")
 
 
 async def records(address: str, store_url: str, token: str, *, after: int = 0, follow: bool) -> AsyncIterator[Record]:
-    """The event log from a running coordinator, or, with ``store_url``, from the store (which is not followed). Ends when
-    the coordinator does. Raises ValueError."""
+    """Yields the event log from sequence number ``after`` on.
+
+    From a running coordinator at ``address``, or, when ``store_url`` is given, from the store, which is not followed.
+    With ``follow``, goes on with new events until the coordinator ends. Raises ValueError.
+    """
     if store_url:
         with Store(store_url, write=False) as store:
             for record in store.read(after):
@@ -45,7 +48,10 @@ async def ask(
     call: Callable[[control_pb2_grpc.ObserverStub], Callable[..., Awaitable[Reply]]],
     request: object,
 ) -> Reply:
-    """One call of the Observer service. Raises ValueError where the coordinator does not answer or refuses."""
+    """Makes one call of the Observer service.
+
+    Raises ValueError when the coordinator does not answer, or refuses.
+    """
     async with await _open(address, token) as channel:
         stub = control_pb2_grpc.ObserverStub(channel)  # type: ignore[no-untyped-call]
         try:

@@ -1,4 +1,4 @@
-"""Networks given per class of nodes: read, planned in miniature, and expanded to plans for all."""
+"""Networks given per class of nodes: parsed, planned in miniature, and expanded to plans for all nodes."""
 
 import json
 from dataclasses import replace
@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from dtfm.scheduler.assemble.compact import DENSE, CompactCluster
 from dtfm.scheduler.cost.estimate import reduction
 from dtfm.scheduler.formats import parse_any_network, parse_network
 from dtfm.scheduler.model.cluster import Cluster, Node
-from dtfm.scheduler.model.compact import DENSE, CompactCluster
 from dtfm.scheduler.model.plan import validate
 from dtfm.scheduler.model.problem import Problem
 from dtfm.scheduler.schedule import schedule
@@ -32,7 +32,7 @@ def network(count: int, **changes: object) -> dict[str, Any]:
     return {"nodes": nodes, "classes": ["eu", "us"], **matrices, **changes}
 
 
-def test_a_small_compact_network_is_the_same_as_its_matrices() -> None:
+def test_a_small_compact_network_equals_its_matrices() -> None:
     cluster = parse_network(json.dumps(network(4)))  # us, eu, eu, us
     assert cluster.latency[0, 1] == 0.050
     assert cluster.bandwidth[1, 2] == 1e9
@@ -40,7 +40,7 @@ def test_a_small_compact_network_is_the_same_as_its_matrices() -> None:
     assert schedule(cluster, even_workload(), evaluations=50).plan.routes
 
 
-def test_a_large_one_is_planned_in_miniature_and_every_node_has_a_place() -> None:
+def test_a_large_network_is_planned_in_miniature_with_a_place_for_every_node() -> None:
     compact = parse_any_network(json.dumps(network(DENSE + 100)))
     assert isinstance(compact, CompactCluster)
     workload = even_workload(12, micro_batches=401)
@@ -62,7 +62,7 @@ def test_a_miniature_reduces_as_all_the_nodes_it_stands_for_would() -> None:
     assert lonely[0] == pytest.approx(reduction(Problem(whole, even_workload()), np.arange(4), 1e8)[0])
 
 
-def test_what_only_matrices_allow_is_refused() -> None:
+def test_options_that_need_matrices_are_refused() -> None:
     compact = parse_any_network(json.dumps(network(DENSE + 1)))
     plan = schedule(uniform_cluster(2), even_workload()).plan
     with pytest.raises(ValueError, match="leave out the incumbent"):
@@ -78,7 +78,7 @@ def test_what_only_matrices_allow_is_refused() -> None:
         ({"classes": ["eu", "us", "us"]}, r"latency_ms has 2 rows; there are 3 classes"),
         ({"bandwidth_gbps": [[0, 1], [1, 1]]}, r"bandwidth within class 'eu' is 0"),
         ({"latency_ms": [[-1, 1], [1, 1]]}, r"latency_ms\[0\]\[0\] is -1"),
-        ({"ratio": [[1, 1], [1, 1]]}, r"ratio stands beside classes"),
+        ({"ratio": [[1, 1], [1, 1]]}, r"ratio is not possible beside classes"),
     ],
 )
 def test_bad_compact_networks_are_refused(changes: dict[str, Any], message: str) -> None:

@@ -1,4 +1,4 @@
-"""What stands in the way when no plan works, said in a sentence."""
+"""Explains why no plan works."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dtfm.scheduler.model.problem import Problem
 
 
 def shortfall(problem: Problem, best: Candidate) -> str:
-    """What stands in the way of the least infeasible plan that was found."""
+    """A sentence on what makes ``best``, the least infeasible plan found, impossible."""
     ids, draft = problem.cluster.ids, best.draft
     if best.shortfall_bytes:
         lacking = []
@@ -28,7 +28,7 @@ def shortfall(problem: Problem, best: Candidate) -> str:
     pairs += [(b, a) for a, b in pairs]
     a, b = next((a, b) for a, b in pairs if np.isinf(problem.slowness[a, b]))
     return (
-        f"no plan has all the links it needs: in the nearest one found, {best.missing_links} are missing, among them "
+        f"no plan has all the links it needs: the nearest one found lacks {best.missing_links}, among them "
         f"{ids[a]} -> {ids[b]} (bandwidth 0); make that node reachable or use fewer nodes"
     )
 

@@ -9,13 +9,15 @@ import secrets
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+import typer
 from rich.console import Console
 
 from dtfm.coordinator.command.child_processes import Child, Children
-from dtfm.coordinator.command.export import export
-from dtfm.coordinator.config.run_file import RunFile, parse_run
+from dtfm.coordinator.command.export import export_checkpoint
+from dtfm.coordinator.command.options import Json
+from dtfm.coordinator.config.run_file import RunFile, parse_run, read_table
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.store import Record, Store
 from dtfm.coordinator.service.server import Server
@@ -23,14 +25,43 @@ from dtfm.coordinator.service.startup import open_run, serve_until_over
 from dtfm.coordinator.view.progress import RunProgress
 
 DEFAULT_STEPS = 100
-"""Of a demo whose run file does not say: within three minutes on two cores."""
-
+"""Steps of a demo whose run file names no number: at most three minutes on two cores."""
 SAMPLE_SECONDS = 120
+"""Seconds after which a sample of generated text is given up."""
+
+
+def demo(
+    nodes: Annotated[int, typer.Option(min=1, max=64, help="Number of nodes, each a process on this machine.")] = 4,
+    steps: Annotated[
+        int | None, typer.Option(min=1, help="Number of steps. Default: the run file's, or 100 without one.")
+    ] = None,
+    run: Annotated[
+        Path | None,
+        typer.Option(help="Run file (TOML). Default: a small Llama trained on the source text of Python's library."),
+    ] = None,
+    no_page: Annotated[bool, typer.Option("--no-page", help="Serve no web page.")] = False,
+    dir: Annotated[
+        Path, typer.Option(help="Folder for logs, store and checkpoints; each demo makes a new folder in it.")
+    ] = Path("dtfm-demo"),
+    threads: Annotated[int, typer.Option(min=0, help="CPU threads per node. 0 divides the cores among the nodes.")] = 0,
+    json_lines: Json = False,
+) -> None:
+    """Trains a model on this machine alone.
+
+    Starts a coordinator and several nodes, which talk to each other as they would across the world, and shows progress until
+    the run is over. Then exports the model and prints a sample of the text it writes.
+    """
+    table = read_table(run) if run is not None else {}
+    demo_run_file(table, nodes, steps, dir)  # refuses a bad run file before a folder is made
+    folder = new_folder(dir)
+    threads = threads or max(1, (os.cpu_count() or 1) // nodes)
+    settings = Settings(demo_run_file(table, nodes, steps, folder), nodes, folder, threads, json_lines)
+    raise typer.Exit(asyncio.run(_train(settings)))
 
 
 @dataclass(frozen=True, slots=True)
-class Demo:
-    """``run``: as read from a file; ``pinned``: whether its stages come from there."""
+class Settings:
+    """What one demo does, its options resolved. ``threads`` is per node; ``folder`` is its own."""
 
     run: RunFile
     nodes: int
@@ -38,10 +69,17 @@ class Demo:
     threads: int
     json_lines: bool
 
+    @property
+    def store_url(self) -> str:
+        return f"sqlite:///{self.folder / 'dtfm.db'}"
 
-def demo_run(table: dict[str, Any], nodes: int, steps: int | None, folder: Path) -> RunFile:
-    """A run file's content as the demo runs it: so many nodes, by default in two stages, checkpoints in ``folder``. Raises
-    RunFileError."""
+
+def demo_run_file(table: dict[str, Any], nodes: int, steps: int | None, folder: Path) -> RunFile:
+    """The run file that a demo trains: ``table`` with the demo's own defaults filled in.
+
+    The run waits for all ``nodes``. Unless ``table`` says otherwise, they form two stages and write checkpoints to ``folder``.
+    ``steps`` overrides the table's number. Raises RunFileError.
+    """
     cluster = dict(table.get("cluster", {}))
     cluster["nodes"] = nodes
     cluster.setdefault("stages", [-(-nodes // 2), nodes // 2] if nodes > 1 else [1])
@@ -53,7 +91,10 @@ def demo_run(table: dict[str, Any], nodes: int, steps: int | None, folder: Path)
 
 
 def new_folder(parent: Path) -> Path:
-    """The first of parent/1, parent/2, ... that is free, made. Raises ValueError."""
+    """Makes the folder parent/N, N being one above the highest number there.
+
+    Raises ValueError where it cannot be made.
+    """
     try:
         parent.mkdir(parents=True, exist_ok=True)
         taken = [int(entry.name) for entry in parent.iterdir() if entry.name.isascii() and entry.name.isdigit()]
@@ -64,11 +105,10 @@ def new_folder(parent: Path) -> Path:
     return folder.resolve()
 
 
-async def run_demo(demo: Demo) -> int:
-    """Trains, shows progress, exports, samples. Returns the exit code."""
+async def _train(demo: Settings) -> int:
+    """Trains, shows progress, exports the model and samples from it. Returns the exit code."""
     console = Console(stderr=demo.json_lines, soft_wrap=True)
-    store_url = f"sqlite:///{demo.folder / 'dtfm.db'}"
-    with Store(store_url, write=True) as store, RunProgress(console, demo.run.train.steps) as progress:
+    with Store(demo.store_url, write=True) as store, RunProgress(console, demo.run.train.steps) as progress:
         state, events = open_run(store, demo.run, resume=False)
         token = secrets.token_urlsafe(24)
         server = Server(state, store, token)
@@ -111,33 +151,32 @@ async def run_demo(demo: Demo) -> int:
     return code
 
 
-async def _conclude(demo: Demo, console: Console, checkpoint: str, evaluated: ev.Evaluated | None) -> None:
-    """Where everything is, a sample of what the model writes, and what to try next."""
+async def _conclude(demo: Settings, console: Console, checkpoint: str, evaluated: ev.Evaluated | None) -> None:
+    """Says where everything is, shows a sample of what the model writes, and names commands to try next."""
     model = demo.folder / "model"
     if demo.run.model.family == "module":
         sample = ""
     else:
-        await asyncio.to_thread(export, checkpoint, model)
+        await asyncio.to_thread(export_checkpoint, checkpoint, model)
         sample = "" if demo.json_lines else await _sample(model)
     if demo.json_lines:
         return
     console.print()
     if evaluated is not None:
         console.print(
-            f"Held-out loss: {evaluated.loss:.3f} nats per token. Knowing frequencies alone: "
-            f"{evaluated.unigram_entropy:.3f}."
+            f"Held-out loss: {evaluated.loss:.3f} nats per token (token frequencies alone: "
+            f"{evaluated.unigram_entropy:.3f})."
         )
     if sample:
         console.print("What the model writes:")
         console.print("\n".join(f"    {line}" for line in sample.splitlines()), markup=False, highlight=False)
     console.print(f"Checkpoint: {checkpoint}")
     if model.exists():
-        console.print(f"The same for transformers' from_pretrained: {model}")
-    store = f"sqlite:///{demo.folder / 'dtfm.db'}"
+        console.print(f"Folder for transformers' from_pretrained: {model}")
     console.print("Try next:")
     for command in (
-        f"dtfm-coordinator events --store {store}",
-        f"dtfm-coordinator watch --store {store}",
+        f"dtfm-coordinator events --store {demo.store_url}",
+        f"dtfm-coordinator watch --store {demo.store_url}",
         "dtfm-coordinator demo --nodes 3 --steps 50",
         "dtfm-coordinator serve --listen 0.0.0.0:7400    # then, on each machine: dtfm-node join THIS_MACHINE:7400",
     ):
@@ -145,7 +184,10 @@ async def _conclude(demo: Demo, console: Console, checkpoint: str, evaluated: ev
 
 
 async def _sample(model: Path) -> str:
-    """Text from the exported model, made by a child process, for this one has no torch; empty where that fails."""
+    """Text written by the exported model, or an empty text where that fails.
+
+    A child process makes it: the coordinator needs no torch.
+    """
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "dtfm.node.model.generate", str(model)),
         stdin=asyncio.subprocess.DEVNULL,

@@ -1,0 +1,296 @@
+"""The tables of the run file: each key with its type, bounds, default and description.
+
+``make docs`` writes docs/run-file.md from these descriptions. One that ends with "Default: ..." says how the default follows
+from other keys.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any, Literal
+
+import fsspec
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
+
+Codec = Literal["auto", "off", "raw16", "i8b256", "i4b64", "i4h64"]
+ReductionCodec = Literal["auto", "off", "raw16", "i8b256", "i4b64", "i4h64", "topk"]
+
+DEFAULT_LLAMA = {"hidden_size": 128, "num_hidden_layers": 8, "num_attention_heads": 4, "intermediate_size": 384}
+_WIDTH_AND_HEADS = (("hidden_size", "num_attention_heads"), ("n_embd", "n_head"), ("d_model", "num_heads"))
+
+
+class Table(BaseModel):
+    """A table of the run file. Refuses unknown keys and wrong types, and validates defaults like given values."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, validate_default=True)
+
+
+class Model(Table):
+    """The model: one that the transformers library builds from a configuration, or your own `torch.nn.Sequential`."""
+
+    family: str = Field(
+        default="llama",
+        min_length=1,
+        max_length=64,
+        description='The model_type of a causal language model in transformers, like "llama" or "gpt2"; or "module".',
+    )
+    config: dict[str, Any] = Field(
+        default_factory=lambda known: dict(DEFAULT_LLAMA) if known.get("family") == "llama" else {},
+        description="Keyword arguments of the transformers configuration. Default: for llama the demo's small model ("
+        + ", ".join(f"{key} {value}" for key, value in DEFAULT_LLAMA.items())
+        + "), otherwise the configuration's own defaults.",
+    )
+    module: str = Field(
+        default="",
+        max_length=256,
+        description='With family "module": "package.module:function", a function that returns a torch.nn.Sequential. '
+        "Every node must be able to import it.",
+    )
+
+    @field_validator("config")
+    @classmethod
+    def _config_fits(cls, config: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
+        try:
+            text = json.dumps(config, allow_nan=False)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"must hold only numbers, strings, booleans, lists and tables ({error})") from None
+        if len(text) > 65536:
+            raise ValueError(f"must be at most 65536 characters as JSON, not {len(text)}")
+        for width, heads in _WIDTH_AND_HEADS:
+            if "head_dim" in config or width not in config or heads not in config:
+                continue
+            if not all(isinstance(config[key], int) and config[key] > 0 for key in (width, heads)):
+                raise ValueError(f"{width} and {heads} must be whole numbers above 0")
+            if config[width] % config[heads]:
+                nearest = -(-config[width] // config[heads]) * config[heads]
+                raise ValueError(f"{width} must be a multiple of {heads} ({config[heads]}), like {nearest}")
+        return config
+
+    @field_validator("module")
+    @classmethod
+    def _module_fits(cls, module: str, info: ValidationInfo) -> str:
+        if info.data.get("family") != "module":
+            if module:
+                raise ValueError('needs family = "module"; set that, or remove module')
+        elif not re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*", module):
+            raise ValueError('with family = "module", must name a function like "package.module:function"')
+        return module
+
+
+class Data(Table):
+    """The text that is trained on. Every node reads it for itself, so every node must be able to reach it."""
+
+    source: str = Field(
+        default="python-stdlib",
+        min_length=1,
+        max_length=4096,
+        description='"python-stdlib" (the source text of the installed Python), a glob of .txt or .jsonl files, or "hf:NAME" or '
+        '"hf:NAME:CONFIG", a data set on the Hugging Face hub.',
+    )
+    tokenizer: str = Field(
+        default="bytes",
+        min_length=1,
+        max_length=4096,
+        description='"bytes" (one token per byte), or a tokenizer\'s folder or its name on the Hugging Face hub.',
+    )
+    sequence_length: int = Field(default=256, ge=2, le=1 << 20, description="Tokens per sample.")
+    text_field: str = Field(
+        default="text",
+        min_length=1,
+        max_length=256,
+        description="For .jsonl files and data sets of the hub: the field that holds the text.",
+    )
+    evaluation_fraction: float = Field(
+        default=0.05,
+        gt=0,
+        lt=1,
+        description="Fraction of the samples that is held out for evaluation and never trained on.",
+    )
+
+
+class Train(Table):
+    """The training itself: batches, AdamW, the learning rate's schedule, precision and evaluation.
+
+    The learning rate rises linearly during the warm-up, then falls along a cosine until the last step. Without
+    compression the loss of every step is that of a single process, for any number of nodes and through joins and failures.
+    """
+
+    steps: int = Field(default=200, ge=1, le=100_000_000, description="Optimizer updates of the whole model.")
+    micro_batch: int = Field(default=4, ge=1, le=65536, description="Samples that go through the pipeline at once.")
+    global_batch: int = Field(
+        default=32, ge=1, le=1 << 24, description="Samples per step, a multiple of `micro_batch`."
+    )
+    learning_rate: float = Field(default=3e-3, gt=0, le=100, description="AdamW's learning rate after the warm-up.")
+    warmup_steps: int = Field(
+        default_factory=lambda known: min(20, known.get("steps", 0) // 10),
+        ge=0,
+        description="Steps during which the learning rate rises from 0. Default: 20, or a tenth of `steps` where that is less.",
+    )
+    final_learning_rate_fraction: float = Field(
+        default=0.1, ge=0, le=1, description="The learning rate at the last step, as a fraction of `learning_rate`."
+    )
+    weight_decay: float = Field(
+        default=0.1, ge=0, le=10, description="AdamW's weight decay, applied to matrices alone."
+    )
+    beta1: float = Field(default=0.9, ge=0, lt=1, description="AdamW's decay rate of the gradient's running mean.")
+    beta2: float = Field(
+        default=0.95, ge=0, lt=1, description="AdamW's decay rate of the squared gradient's running mean."
+    )
+    epsilon: float = Field(default=1e-8, gt=0, le=1, description="AdamW's term that prevents a division by zero.")
+    clip_norm: float = Field(
+        default=1.0,
+        ge=0,
+        le=1e9,
+        description="Norm to which the whole model's gradient is clipped. 0 disables clipping.",
+    )
+    precision: Literal["fp32", "bf16", "fp64"] = Field(
+        default="fp32", description='"bf16" computes in bfloat16 on devices that support it, with weights in 32 bits.'
+    )
+    evaluate_every: int = Field(
+        default=50,
+        ge=0,
+        description="Steps between evaluations on held-out samples; one follows the last step in any case. 0: that one alone.",
+    )
+    evaluation_samples: int = Field(
+        default_factory=lambda known: -(-64 // known.get("micro_batch", 64)) * known.get("micro_batch", 64),
+        ge=1,
+        le=1 << 24,
+        description="Held-out samples per evaluation, a multiple of `micro_batch`. Default: 64, rounded up to a multiple.",
+    )
+
+    @field_validator("global_batch", "evaluation_samples")
+    @classmethod
+    def _whole_micro_batches(cls, samples: int, info: ValidationInfo) -> int:
+        micro = info.data.get("micro_batch", 1)
+        if samples % micro:
+            below, above = samples // micro * micro, -(-samples // micro) * micro
+            raise ValueError(
+                f"must be a multiple of train.micro_batch ({micro}), like {f'{below} or ' if below else ''}{above}"
+            )
+        return samples
+
+    @field_validator("warmup_steps")
+    @classmethod
+    def _warm_up_fits(cls, warmup: int, info: ValidationInfo) -> int:
+        if warmup > (steps := info.data.get("steps", warmup)):
+            raise ValueError(f"must be at most train.steps ({steps})")
+        return warmup
+
+
+class Network(Table):
+    """Compression of the tensors that nodes send each other while they train. State is never compressed.
+
+    - `"auto"` chooses for each link the gentlest of off, raw16 and i8b256 that hides the transfer behind computing.
+    - `"off"` sends tensors unchanged.
+    - `"raw16"` rounds to bfloat16.
+    - `"i8b256"` quantizes to 8 bits in blocks of 256.
+    - `"i4b64"` quantizes to 4 bits in blocks of 64.
+    - `"i4h64"` does the same after a rotation that spreads outliers over their block.
+    - `"topk"` (for `reduction` alone) sends the largest thirtieth of the elements, and the rest in later steps.
+    """
+
+    compression: Codec = Field(default="auto", description="Codec of all tensors whose own key is not given.")
+    activations: Codec = Field(
+        default_factory=lambda known: known.get("compression", "auto"),
+        description="Codec of activations. Default: `compression`.",
+    )
+    gradients: Codec = Field(
+        default_factory=lambda known: known.get("compression", "auto"),
+        description="Codec of the gradients that flow back through the pipeline. Default: `compression`.",
+    )
+    reduction: ReductionCodec = Field(
+        default_factory=lambda known: known.get("compression", "auto"),
+        description="Codec of the gradients that the replicas of a stage reduce. Default: `compression`.",
+    )
+
+    @field_validator("compression", "activations", "gradients", mode="before")
+    @classmethod
+    def _not_sparse(cls, codec: object) -> object:
+        if codec == "topk":
+            raise ValueError(
+                'leaves out most elements, and only the reduction sends them in later steps; set network.reduction = "topk", '
+                'and "i8b256" here'
+            )
+        return codec
+
+
+def _least_nodes(stages: Literal["auto"] | int | list[int]) -> int:
+    if stages == "auto":
+        return 1
+    return sum(stages) if isinstance(stages, list) else stages
+
+
+class Cluster(Table):
+    """The nodes: how many the run waits for, how they divide the model, and when one counts as gone."""
+
+    stages: Literal["auto"] | int | list[int] = Field(
+        default="auto",
+        description='"auto" lets the scheduler choose; a number fixes how many stages there are; a list fixes the number of '
+        "replicas of each stage, like [2, 1, 1].",
+    )
+    nodes: int = Field(
+        default_factory=lambda known: _least_nodes(known.get("stages", "auto")),
+        ge=1,
+        le=1000,
+        description="Number of nodes that must be ready before training starts. Default: as many as `stages` needs.",
+    )
+    lease: float = Field(
+        default=10.0,
+        ge=0.5,
+        le=3600,
+        description="Seconds without a heartbeat after which a node counts as gone. Every other timeout derives from it.",
+    )
+
+    @field_validator("stages", mode="plain")
+    @classmethod
+    def _stages_fit(cls, stages: object) -> object:
+        counts = stages if isinstance(stages, list) else [stages]
+        if stages == "auto" or (1 <= len(counts) <= 1000 and all(type(n) is int and 1 <= n <= 1000 for n in counts)):
+            return stages
+        raise ValueError(
+            'must be "auto", a number of stages (1 to 1000), or the replicas of each stage, like [2, 1, 1]'
+        )
+
+    @field_validator("nodes")
+    @classmethod
+    def _nodes_suffice(cls, nodes: int, info: ValidationInfo) -> int:
+        if nodes < (least := _least_nodes(info.data.get("stages", "auto"))):
+            raise ValueError(f"must be at least {least}, the number that cluster.stages = {info.data['stages']} needs")
+        return nodes
+
+    @property
+    def pinned(self) -> int | tuple[int, ...] | None:
+        """``stages`` as the scheduler takes it: a number, replicas per stage, or None to let it choose."""
+        if self.stages == "auto":
+            return None
+        return tuple(self.stages) if isinstance(self.stages, list) else self.stages
+
+
+class Checkpoint(Table):
+    """Where and how often the model and the optimizer's state are written."""
+
+    uri: str = Field(
+        default="file:./checkpoints",
+        min_length=1,
+        max_length=4096,
+        description="Folder for checkpoints, a path or any fsspec URL. The coordinator and all nodes must reach it.",
+    )
+    every: int = Field(
+        default=100,
+        ge=0,
+        description="Steps between checkpoints; one follows the last step in any case. 0: that one alone.",
+    )
+
+    @field_validator("uri")
+    @classmethod
+    def _uri_reachable(cls, uri: str) -> str:
+        protocol, _, path = uri.partition(":") if re.match(r"[A-Za-z][\w+.-]*:", uri) else ("file", "", uri)
+        if protocol == "file":
+            return Path(path.removeprefix("//") or "/").expanduser().resolve().as_uri()
+        try:
+            fsspec.get_filesystem_class(protocol)
+        except (ValueError, ImportError) as error:
+            raise ValueError(f"names a kind of storage that is not installed here: {error}") from None
+        return uri.rstrip("/")
