@@ -72,7 +72,7 @@ def _take_in(transition: Transition, event: Input) -> None:
 
 
 def _apply_rules(transition: Transition, event: Input) -> None:
-    # What `decide` reads beside the ledger, the planner and the phase: time, and reports of standbys.
+    # Replanning and standbys depend on the ledger, the planner and the phase, and `decide` also on time and standbys' reports.
     seen = None if isinstance(event, TimePassed) or _is_standby_progress(event) else transition.before
     for _ in range(MOST_ROUNDS):
         before = transition.state
@@ -81,7 +81,7 @@ def _apply_rules(transition: Transition, event: Input) -> None:
         if not transition.state.stopped and (seen is None or _plan_may_change(seen, transition.state)):
             seen = transition.state
             replanning.replan(transition)
-        standby.arrange(transition)
+            standby.arrange(transition)
         snapshot.end_overdue(transition)
         leaving.let_go(transition)
         membership.admit_contenders(transition)
