@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from dtfm.node.data.samples import Sample, held_out
 from dtfm.node.data.sources import Document, documents
 from dtfm.node.data.tokenizer import Tokenizer, load_tokenizer
-from dtfm.node.model.user_code import import_allowed
+from dtfm.node.data.user_code import import_allowed
 from dtfm.protos import plan_pb2
 
 log = logging.getLogger(__name__)

@@ -7,17 +7,18 @@ from collections.abc import Sequence
 
 import torch
 
+from dtfm.node.model.bucket import Bucket
 from dtfm.protos.plan_pb2 import Run
 
 CPU_CHUNK = 1 << 16
-"""Elements that are updated, or squared, at a time on a CPU, so that they stay in its cache; a GPU updates all at once."""
+"""Elements that a CPU updates or squares at a time, so that they stay in its cache. A GPU updates all at once."""
 
 GPU_CHUNK = 1 << 24
-"""Elements that are squared at a time on a GPU: in float64 they take twice the memory."""
+"""Elements that a GPU squares at a time: in float64 they take twice the memory."""
 
 
 def learning_rate(train: Run.Train, step: int) -> float:
-    """Of step 1, 2, ...: rises linearly over the warm-up, then falls along a cosine to its final share at the last step."""
+    """The learning rate of ``step`` (from 1): linear warm-up, then cosine decay to the final fraction at the last step."""
     if step <= train.warmup_steps:
         return train.learning_rate * step / train.warmup_steps
     left = max(train.steps - train.warmup_steps, 1)
@@ -27,13 +28,15 @@ def learning_rate(train: Run.Train, step: int) -> float:
 
 
 def clip_coefficient(gradient_norm: float, clip_norm: float) -> float:
-    """What gradients are multiplied with so that their global norm is at most ``clip_norm`` (0: not clipped)."""
+    """The factor that brings the gradients' global norm down to ``clip_norm`` (0: no clipping)."""
     return min(1.0, clip_norm / (gradient_norm + 1e-6)) if clip_norm > 0 else 1.0
 
 
 def squared_norm(flat: torch.Tensor) -> float:
-    """The sum of the squares of ``flat`` (1-D, any dtype and device), in float64. torch's norms would turn all of it into
-    float64 first, which for a bucket of float32 takes twice its memory."""
+    """The sum of the squares of ``flat`` (1-D, any dtype and device), in float64.
+
+    torch's norms would convert all of it to float64 first, which takes twice the memory of a float32 bucket.
+    """
     total = torch.zeros((), dtype=torch.float64, device=flat.device)
     for chunk in torch.split(flat, GPU_CHUNK if flat.is_cuda else CPU_CHUNK):
         wide = chunk.double()
@@ -42,8 +45,8 @@ def squared_norm(flat: torch.Tensor) -> float:
 
 
 def decayed_ranges(parameters: Sequence[tuple[str, tuple[int, ...]]]) -> list[tuple[int, int]]:
-    """Where weight decay applies in a flat tensor of ``parameters`` (name, shape): on matrices and larger, as is usual;
-    biases and norms are left alone."""
+    """The ranges of a flat tensor of ``parameters`` (name, shape) that weight decay applies to: tensors of two dimensions or
+    more, as usual, not biases and norms."""
     ranges, start = [], 0
     for _, shape in parameters:
         stop = start + math.prod(shape)
@@ -64,12 +67,12 @@ def adamw(
     exp_avg_sq: torch.Tensor,
     decayed: Sequence[tuple[int, int]],
 ) -> None:
-    """One update, in place, of a bucket's flat tensors (1-D, one dtype and device); ``gradients`` are used up.
+    """Updates a bucket's flat tensors (1-D, one dtype and device) in place; overwrites ``gradients``.
 
     ``decayed`` are the ranges under weight decay. The rule is that of torch.optim.AdamW (Loshchilov and Hutter,
-    arXiv 1711.05101). It stands here once more because torch's kernels contract multiply-adds as each device likes: in
-    separate operations, each rounded by IEEE 754, a CPU and a GPU replica get the same bits. Division by a number is
-    written as multiplication, for torch does the one on some devices and the other on others.
+    arXiv 1711.05101), written in separate operations: torch's own kernels fuse multiply-adds differently on each device,
+    while separate operations, each rounded by IEEE 754, give a CPU and a GPU replica the same bits. Division by a scalar is
+    written as multiplication, because torch divides on some devices and multiplies on others.
     """
     rate = learning_rate(train, step)
     clip = clip_coefficient(gradient_norm, train.clip_norm)
@@ -88,3 +91,9 @@ def adamw(
         m.add_(g.mul_(1 - train.beta1))
         denominator = v.sqrt().mul_(to_root).add_(train.epsilon)
         parameters[chunk].sub_((m * to_mean).div_(denominator).mul_(rate))
+
+
+def update_bucket(train: Run.Train, step: int, gradient_norm: float, bucket: Bucket, gradients: torch.Tensor) -> None:
+    """`adamw` on a bucket's state."""
+    ranges = decayed_ranges(bucket.spec.parameters)
+    adamw(train, step, gradient_norm, bucket.parameters, gradients, bucket.exp_avg, bucket.exp_avg_sq, ranges)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from dtfm.kernels.codec import Codec, codec_named, encoded_bytes
-from dtfm.node.training.placement import Group, Share
+from dtfm.node.model.placement import Group, Share
 from dtfm.protos.control_pb2 import LinkCodec
 from dtfm.protos.frame import Kind
 from dtfm.protos.plan_pb2 import Run

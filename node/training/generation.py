@@ -19,7 +19,7 @@ from dtfm.node.model.stage import Stage, loss
 from dtfm.node.training import pipeline
 from dtfm.node.training.compression import Codecs, choose_codecs
 from dtfm.node.training.pipeline import Compute, NonFinite, Outcome, Topic
-from dtfm.node.training.placement import Group, Share
+from dtfm.node.model.placement import Group, Share
 from dtfm.node.training.progress import Progress, is_short, room_ahead, room_beside
 from dtfm.node.training.reduction import Final, Residuals, reduce_gradients, sending_order
 from dtfm.node.transport.frame_validation import Expectations

@@ -15,7 +15,7 @@ from dtfm.node.state.recovery import acquire_stage
 from dtfm.node.state.snapshot import Keeper
 from dtfm.node.state.state_store import Held
 from dtfm.node.training.generation import Engagement
-from dtfm.node.training.placement import Share, group_of
+from dtfm.node.model.placement import Share, group_of
 from dtfm.node.training.progress import Progress
 from dtfm.node.transport.sender import Outbox
 from dtfm.node.transport.topic_queue import Closed

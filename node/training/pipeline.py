@@ -16,7 +16,7 @@ import torch
 from dtfm.kernels.codec import DTYPES, Codec, decode
 from dtfm.node.host.device import finish
 from dtfm.node.host.trace import Activity, span
-from dtfm.node.training.placement import Share
+from dtfm.node.model.placement import Share
 from dtfm.node.training.progress import Progress
 from dtfm.node.transport.receiver import Arrival
 from dtfm.node.transport.topic_queue import Mailbox

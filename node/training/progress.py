@@ -15,7 +15,7 @@ import torch
 
 from dtfm.kernels.codec import Encoded
 from dtfm.node.host.trace import Beside, tell_beside
-from dtfm.node.training.placement import Share
+from dtfm.node.model.placement import Share
 from dtfm.protos import control_pb2 as wire
 from dtfm.protos.frame import Kind
 

@@ -25,8 +25,8 @@ from dtfm.kernels.codec import DTYPES, Codec, Encoded, decode, encode
 from dtfm.kernels.feedback import encode_with_feedback
 from dtfm.node.host.trace import Activity, span
 from dtfm.node.model.bucket import BucketSpec
-from dtfm.node.training.placement import Group
-from dtfm.node.transport.frame_validation import pieces
+from dtfm.node.model.placement import Group
+from dtfm.node.model.pieces import pieces
 from dtfm.node.transport.receiver import Arrival
 from dtfm.node.transport.topic_queue import Closed, Mailbox
 from dtfm.protos.frame import Kind

@@ -18,7 +18,7 @@ import torch
 from dtfm.node.data.dataset import load_data
 from dtfm.node.host.trace import Activity, span
 from dtfm.node.model.bucket import Bucket
-from dtfm.node.model.model import load_model
+from dtfm.node.model.load import load_model
 from dtfm.node.model.workload import layer_flops, workload
 from dtfm.node.state.checkpoint_writer import CheckpointWriter, part_of
 from dtfm.node.state.prefetch import Copier
@@ -28,7 +28,7 @@ from dtfm.node.training.failure import plan_failed, problem_of, sentence_of
 from dtfm.node.training.generation import Engagement
 from dtfm.node.training.generation_setup import Work, engage, lacks_state, lost_state
 from dtfm.node.training.pipeline import Outcome
-from dtfm.node.training.placement import share_of
+from dtfm.node.model.placement import share_of
 from dtfm.node.transport.receiver import Inbox
 from dtfm.node.transport.sender import Outbox
 from dtfm.node.transport.topic_queue import Closed

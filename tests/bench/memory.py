@@ -25,7 +25,7 @@ import torch
 from dtfm.coordinator.config.run_file import read_run_file
 from dtfm.node.data.dataset import load_data
 from dtfm.node.host.trace import Beside
-from dtfm.node.model.model import load_model
+from dtfm.node.model.load import load_model
 from dtfm.node.model.stage import build_stage
 from dtfm.protos.plan_pb2 import Run
 from dtfm.scheduler.model.memory import in_flight

@@ -51,7 +51,7 @@ async def ours(codec_name: str, rank: int, port: int, addresses: list[str]) -> R
     from dtfm.kernels.codec import codec_named
     from dtfm.node.host.device import keep_freed_memory
     from dtfm.node.state.state_store import Holding
-    from dtfm.node.training.placement import group_of, share_of
+    from dtfm.node.model.placement import group_of, share_of
     from dtfm.node.training.reduction import Final, Residuals, reduce_gradients
     from dtfm.node.transport.frame_validation import Expectations
     from dtfm.node.transport.peer_server import PeerServer

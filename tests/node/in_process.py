@@ -17,7 +17,7 @@ from dtfm.node.data.dataset import Data
 from dtfm.node.model.model import Model
 from dtfm.node.model.stage import Stage, build_stage
 from dtfm.node.training.generation import Engagement
-from dtfm.node.training.placement import Share, group_of, share_of
+from dtfm.node.model.placement import Share, group_of, share_of
 from dtfm.node.training.progress import Progress
 from dtfm.node.transport.receiver import Inbox
 from dtfm.node.transport.sender import Outbox, What

@@ -11,7 +11,8 @@ import torch
 from torch import nn
 
 from dtfm.node.data.samples import Sample
-from dtfm.node.model.model import Model, load_model
+from dtfm.node.model.load import load_model
+from dtfm.node.model.model import Model
 from dtfm.protos import plan_pb2
 from tests.node.model.test_stage import CPU, SIZES, stage_of
 

@@ -11,7 +11,8 @@ import torch
 
 from dtfm.node.data.samples import Sample
 from dtfm.node.model.bucket import BucketSpec
-from dtfm.node.model.model import Model, load_model
+from dtfm.node.model.load import load_model
+from dtfm.node.model.model import Model
 from dtfm.node.model.stage import Stage, build_stage, loss
 from dtfm.protos import plan_pb2
 from tests.convnet import SIDE, images

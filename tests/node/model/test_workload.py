@@ -11,7 +11,7 @@ import torch
 
 from dtfm.node.data.samples import Sample
 from dtfm.node.model import workload as workload_module
-from dtfm.node.model.model import load_model
+from dtfm.node.model.load import load_model
 from dtfm.node.model.workload import layer_flops, workload
 from dtfm.protos import plan_pb2
 from dtfm.protos.control_pb2 import Device

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from dtfm.node.state.checkpoint import file_name
+from dtfm.node.state.snapshot_files import file_name
 from dtfm.node.state.disk import ABANDONED_SECONDS, Disk
-from tests.node.state.keepers import STEP
+from tests.node.state.snapshot_nodes import STEP
 
 
 def test_before_a_run_is_read_nothing_is_there(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ from dtfm.protos.frame import STATE_CHUNK_BYTES
 from dtfm.protos.peer_pb2 import StateRequest
 from dtfm.protos.streams import state_call
 from tests.cluster.relay import Relay
-from tests.node.state.keepers import RUN, SHORT, SPECS, STEP, Three, frames_of, restore, same, three_nodes
+from tests.node.state.snapshot_nodes import RUN, SHORT, SPECS, STEP, Three, frames_of, restore, same, three_nodes
 from tests.protos.members import member
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from dtfm.kernels.codec import Codec
 from dtfm.node.training.compression import MARGIN, choose_codec, choose_codecs
-from dtfm.node.training.placement import Group, share_of
+from dtfm.node.model.placement import Group, share_of
 from dtfm.protos.frame import Kind
 from dtfm.protos.plan_pb2 import Plan, Run
 

@@ -14,7 +14,7 @@ from dtfm.coordinator.config.run_file import read_run_file
 from dtfm.kernels.codec import Codec
 from dtfm.node.data.dataset import load_data
 from dtfm.node.host.trace import Activity, Span, forget, listen
-from dtfm.node.model.model import load_model
+from dtfm.node.model.load import load_model
 from dtfm.node.training.progress import Progress
 from dtfm.protos.plan_pb2 import Plan
 from tests.cluster.runs import losses_alone, run_file, write_corpus

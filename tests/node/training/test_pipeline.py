@@ -13,7 +13,7 @@ from torch import nn
 
 from dtfm.kernels.codec import DTYPE_NUMBERS, Codec, encode
 from dtfm.node.training.pipeline import Compute, Direction, NonFinite, Outcome, Topic, evaluate, next_task, train_step
-from dtfm.node.training.placement import Share, share_of
+from dtfm.node.model.placement import Share, share_of
 from dtfm.node.training.progress import Progress
 from dtfm.node.transport.receiver import Arrival
 from dtfm.node.transport.topic_queue import Closed, Mailbox

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from dtfm.node.training.placement import Share, share_of
+from dtfm.node.model.placement import Share, share_of
 from dtfm.node.training.progress import MOST_KEPT_BYTES, Progress, is_short, room_beside
 from dtfm.protos.control_pb2 import Device
 from dtfm.protos.frame import Kind

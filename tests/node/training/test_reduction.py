@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from dtfm.kernels.codec import DTYPE_NUMBERS, Codec, Encoded
 from dtfm.node.model.bucket import BucketSpec
-from dtfm.node.training.placement import Group, group_of, share_of
+from dtfm.node.model.placement import Group, group_of, share_of
 from dtfm.node.training.reduction import Final, Residuals, reduce_gradients, sending_order
 from dtfm.node.transport import frame_validation
 from dtfm.node.transport.frame_validation import Expectations, pieces, shards

@@ -20,7 +20,7 @@ from dtfm.node.host.links import measure_links
 from dtfm.node.model.bucket import Bucket, BucketSpec, bucket_bytes
 from dtfm.node.state.recovery import fetch_states
 from dtfm.node.state.state_store import Held, Holding
-from dtfm.node.training.placement import share_of
+from dtfm.node.model.placement import share_of
 from dtfm.node.transport.frame_validation import Expectations
 from dtfm.node.transport.peer_server import MOST_CALLS, PeerServer
 from dtfm.node.transport.receiver import Arrival, Inbox

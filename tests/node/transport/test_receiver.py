@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from dtfm.kernels.codec import Codec, encoded_bytes
-from dtfm.node.training.placement import group_of, share_of
+from dtfm.node.model.placement import group_of, share_of
 from dtfm.node.transport.frame_validation import Expectations, shards
 from dtfm.node.transport.receiver import Arrival, Inbox
 from dtfm.protos.frame import CHUNK_BYTES, FrameError, FrameProblem, Header, Kind, frames

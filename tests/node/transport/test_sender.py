@@ -15,7 +15,7 @@ import torch
 
 from dtfm.kernels.codec import Codec, encode
 from dtfm.node.state.state_store import Holding
-from dtfm.node.training.placement import Group, share_of
+from dtfm.node.model.placement import Group, share_of
 from dtfm.node.transport.frame_validation import Expectations
 from dtfm.node.transport.peer_server import PeerServer
 from dtfm.node.transport.receiver import Arrival, Inbox

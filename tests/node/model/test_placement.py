@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dtfm.node.training.placement import group_of, share_of
+from dtfm.node.model.placement import group_of, share_of
 from dtfm.protos.plan_pb2 import Plan
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from dtfm.node.model.bucket import Bucket, BucketSpec
 from dtfm.node.state import state_files
-from dtfm.node.state.checkpoint import to_file
+from dtfm.node.state.snapshot_files import to_file
 from dtfm.node.state.state_files import StateFiles
 
 

@@ -11,9 +11,9 @@ from blake3 import blake3
 
 from dtfm.node.model.bucket import Bucket
 from dtfm.node.state import disk, snapshot, state_files
-from dtfm.node.state.checkpoint import to_file
+from dtfm.node.state.snapshot_files import to_file
 from dtfm.protos.control_pb2 import Keep
-from tests.node.state.keepers import STEP, Three, buckets, restore, same, three_nodes
+from tests.node.state.snapshot_nodes import STEP, Three, buckets, restore, same, three_nodes
 
 
 @pytest.fixture

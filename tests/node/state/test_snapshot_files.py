@@ -19,9 +19,10 @@ from dtfm.node.data.dataset import Data, load_data
 from dtfm.node.model.bucket import Bucket
 from dtfm.node.model.generate import generate
 from dtfm.node.model.generate import main as sample_command
-from dtfm.node.model.model import Model, load_model
+from dtfm.node.model.load import load_model
+from dtfm.node.model.model import Model
 from dtfm.node.model.stage import Stage, build_stage
-from dtfm.node.state.checkpoint import Written, read_bucket, to_file, write_bucket, write_model_files
+from dtfm.node.state.snapshot_files import Written, read_bucket, to_file, write_bucket, write_model_files
 from dtfm.protos import plan_pb2
 from tests.node.model.test_stage import CPU, SIZES, stage_of
 from tests.tokenizer import make_tokenizer

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from dtfm.node.model.bucket import Bucket, BucketSpec
-from dtfm.node.state.checkpoint import file_name
+from dtfm.node.state.snapshot_files import file_name
 from dtfm.node.state.disk import Disk
 from dtfm.node.state.snapshot import Keeper
 from dtfm.node.state.state_store import Holding
