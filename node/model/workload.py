@@ -98,9 +98,7 @@ def layer_flops(model: Model, run: plan_pb2.Run, device: torch.device, products:
 
 
 def _pass_seconds(model: Model, number: int, run: plan_pb2.Run, device: torch.device) -> float:
-    stage = build_stage(
-        model, number, number + 1, device, run_dtype(run), autocast=uses_autocast(run)
-    )
+    stage = build_stage(model, number, number + 1, device, run_dtype(run), autocast=uses_autocast(run))
     some = torch.Generator(device).manual_seed(0)
     for bucket in stage.buckets.values():
         bucket.parameters.normal_(std=0.02, generator=some)

@@ -122,9 +122,7 @@ def acquire_stage(
         else:
             raise ValueError(f"no node has the state of bucket {index} as of step {assignment.step}")
     if from_peers:
-        wait(
-            fetch_states(from_peers, assignment.step, assignment.plan.generation, loaded.identity, run.lease_seconds)
-        )
+        wait(fetch_states(from_peers, assignment.step, assignment.plan.generation, loaded.identity, run.lease_seconds))
     if from_disks:
         wait(snapshots.restore(assignment.step, from_disks, assignment.peers))
     return stage

@@ -38,7 +38,9 @@ class SnapshotWriter:
         self._under_way: dict[SnapshotDestination, BucketFiles] = {}
         self._closed = False
 
-    def write(self, loaded: LoadedRun, step: int, destination: SnapshotDestination, buckets: Collection[Bucket]) -> None:
+    def write(
+        self, loaded: LoadedRun, step: int, destination: SnapshotDestination, buckets: Collection[Bucket]
+    ) -> None:
         """Writes ``buckets`` as they are now, in the background, and reports SnapshotParts.
 
         Refuses, and reports why, if the one before is still being written (a checkpoint waits for a snapshot on disks, but

@@ -124,9 +124,7 @@ class StandbyCopies:
         """
 
         def settled() -> bool:
-            return all(
-                not c.started or (c.step is not None and c.step >= commit.step) for c in self._copies.values()
-            )
+            return all(not c.started or (c.step is not None and c.step >= commit.step) for c in self._copies.values())
 
         async with self._changed:
             try:

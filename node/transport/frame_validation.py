@@ -54,9 +54,7 @@ def validate(expect: Expectations, applied: int, source: str, header: Header) ->
     if header.generation < generation:
         raise FrameError(FrameProblem.STALE, f"generation {header.generation}; this is {generation}")
     if header.generation > generation:
-        raise FrameError(
-            FrameProblem.UNKNOWN_GENERATION, f"generation {header.generation}; this node has {generation}"
-        )
+        raise FrameError(FrameProblem.UNKNOWN_GENERATION, f"generation {header.generation}; this node has {generation}")
     earliest = applied if header.kind is Kind.EVALUATION else applied + 1
     if header.step < earliest:
         raise FrameError(FrameProblem.STALE, f"{header.kind.name} of step {header.step}; {applied} is applied")
@@ -100,11 +98,10 @@ def _in_plan(expect: Expectations, header: Header) -> tuple[tuple[str, ...], int
             return (), 0
         start, stop = ranges[header.part]
         owner = group.members[header.part % len(group.members)]
-        if header.kind is Kind.GATHER:
-            senders = (owner,) if owner != placement.node else ()
-        else:
-            senders = tuple(n for n in group.members if n != owner) if owner == placement.node else ()
-        return senders, stop - start
+        others = tuple(n for n in group.members if n != owner)
+        if header.kind is Kind.REDUCE:
+            return others if owner == placement.node else (), stop - start
+        return () if owner == placement.node else (owner,), stop - start
     match header.kind:
         case Kind.ACTIVATION:
             sender, elements = placement.previous.get(header.index), sizes.input

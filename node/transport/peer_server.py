@@ -37,8 +37,8 @@ GiveWay = Callable[[float], Awaitable[None]]
 
 
 MOST_CALLS = 16
-"""Most calls of each method from one peer at a time; a call for state takes the memory of a bucket. A node that recovers makes two
-calls to each donor, and more where it lost other donors."""
+"""Most calls of each method from one peer at a time; a call for state takes the memory of a bucket. A node that recovers makes
+two calls to each donor, and more if it has lost other donors."""
 
 
 class PeerServer:

@@ -36,8 +36,8 @@ MOST_ANSWER_BYTES = 500
 """Bytes that are read of a peer's reason for ending a stream."""
 
 WARM_UP = 2
-"""A new connection is warmed up with this many times the link's bandwidth-delay product, because TCP starts slowly: of messages of
-8 MiB over 500 Mbit/s and a round trip of 134 ms (67 ms) the first took 1.60 s (0.67 s), the second 0.28 s (0.21 s). After
+"""A new connection is warmed up with this many times the link's bandwidth-delay product, because TCP starts slowly: of messages
+of 8 MiB over 500 Mbit/s and a round trip of 134 ms (67 ms) the first took 1.60 s (0.67 s), the second 0.28 s (0.21 s). After
 a warm-up, the first was as fast as the second."""
 
 LEAST_WARM_UP_BYTES, MOST_WARM_UP_BYTES = 128 << 10, 16 << 20

@@ -19,8 +19,8 @@ from dtfm.node.host.doctor import check_disk, check_tcp_buffers, check_tcp_pause
         (["127.0.0.1:1", "--device", "tpu"], "there is no device 'tpu'"),
         (["127.0.0.1:1", "--advertise", "here:port"], "the port must be a number"),
         (["127.0.0.1"], "give HOST:PORT"),
-        (["127.0.0.1:1", "--memory", "much"], "--memory 'much' is no amount of memory; give it like 6GiB"),
-        (["127.0.0.1:1", "--memory", "0"], "no amount of memory"),
+        (["127.0.0.1:1", "--memory", "much"], "--memory 'much' is not an amount of memory; give it like 6GiB"),
+        (["127.0.0.1:1", "--memory", "0"], "not an amount of memory"),
     ],
 )
 def test_bad_options(options: list[str], complaint: str) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dtfm.node.host.trace import Activity, Beside, Span, forget, listen, span, tell, tell_beside, write_trace
+from dtfm.node.host.trace import Activity, ExtraMemory, Span, forget, listen, note_memory, note_span, span, write_trace
 
 
 def test_a_listener_hears_beginning_and_end_in_the_thread_where_they_happen() -> None:
@@ -44,14 +44,14 @@ def _reduce() -> None:
 
 def test_nobody_listens_nobody_is_told() -> None:
     with span(Activity.FORWARD, 1), span(Activity.DECODE, 1):
-        tell(Activity.RECEIVE, 1, 0, "from a", 0.0)
+        note_span(Activity.RECEIVE, 1, 0, "from a", 0.0)
 
 
 def test_a_trace_names_node_and_tracks_and_has_a_complete_event_per_span(tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
     with write_trace(path, "n1"):
         with span(Activity.FORWARD, 7, 2):
-            tell(Activity.RECEIVE, 7, 2, "from n0", 0.0)
+            note_span(Activity.RECEIVE, 7, 2, "from n0", 0.0)
         _reduce()
     events = json.loads(path.read_text())
     names = [(e["name"], e["args"]["name"]) for e in events if e["ph"] == "M"]
@@ -68,15 +68,15 @@ def test_a_trace_that_cannot_be_written_is_the_users_mistake(tmp_path: Path) -> 
 
 def test_what_is_kept_is_a_counter_of_all_who_keep_such(tmp_path: Path) -> None:
     with write_trace(tmp_path / "trace.json", "a"):
-        tell_beside(Beside.UPDATES, 5, "one")
-        tell_beside(Beside.UPDATES, 7, "other")
-        tell_beside(Beside.RETRY, 3)
-        tell_beside(Beside.UPDATES, 0, "one")
-        tell_beside(Beside.UPDATES, 0, "other")
-        tell_beside(Beside.RETRY, 0)
+        note_memory(ExtraMemory.UPDATES, 5, "one")
+        note_memory(ExtraMemory.UPDATES, 7, "other")
+        note_memory(ExtraMemory.RETRY, 3)
+        note_memory(ExtraMemory.UPDATES, 0, "one")
+        note_memory(ExtraMemory.UPDATES, 0, "other")
+        note_memory(ExtraMemory.RETRY, 0)
     events = [event for event in json.loads((tmp_path / "trace.json").read_text()) if event["ph"] == "C"]
     told = [(event["name"], event["args"]["bytes"]) for event in events]
-    updates, retry = Beside.UPDATES.value, Beside.RETRY.value
+    updates, retry = ExtraMemory.UPDATES.value, ExtraMemory.RETRY.value
     assert told == [(updates, 5), (updates, 12), (retry, 3), (updates, 7), (updates, 0), (retry, 0)]
 
 

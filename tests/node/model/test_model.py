@@ -30,7 +30,7 @@ def causal_lm(family: str, config: Mapping[str, object], sample: Sample = TEXT) 
         (
             "lama",
             {},
-            "model.family: 'lama' is not a causal language model of this node's transformers; near it are llama",
+            "model.family: 'lama' is not a causal language model of this node's transformers; similar names are llama",
         ),
         ("vit", {}, "model.family: 'vit' is not a causal language model"),
         ("", {}, "model.family: '' is not a causal language model"),
@@ -158,7 +158,9 @@ def test_an_allowed_module_is_run(allowed: str, monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.parametrize("allowed", ["", "tests", f"{__name__}:other", f"{__name__}x"])
 def test_a_module_that_is_not_allowed_is_not_run(allowed: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ValueError, match=f"model.module: this node runs no code from .* --allow-module {__name__}"):
+    with pytest.raises(
+        ValueError, match=f"model.module: this node does not run code from .* --allow-module {__name__}"
+    ):
         sequential(lambda: pytest.fail("was run"), monkeypatch, allowed)
 
 
