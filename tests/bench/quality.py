@@ -89,8 +89,8 @@ def train(way: Way, seed: int, steps: int, whole: bool) -> Trained:
         for stage in plan.stages:
             digests = {nodes.generations[name].stage.digest() for name in stage.replicas}
             assert len(digests) == 1, f"the replicas {stage.replicas} differ"
-        sent = sum(wire.sent_bytes for wire in nodes.senders.values())
-        codecs = "; ".join(sorted({e.codecs.sentence for e in nodes.generations.values()}))
+        sent = sum(sender.sent_bytes for sender in nodes.senders.values())
+        codecs = "; ".join(sorted({str(g.codecs) for g in nodes.generations.values()}))
         return Trained(nodes.evaluate(), time.perf_counter() - began, sent / 1e6, codecs)
 
 
