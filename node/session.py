@@ -148,10 +148,10 @@ class Session:
             if self._leaving.is_set():
                 self._exit = 0
                 return
-            problem, heard = await self._connect_once()
+            problem, answered = await self._connect_once()
             if self._exit is not None or self._leaving.is_set():
                 continue
-            if heard:
+            if answered:
                 silent_since, pause = time.monotonic(), FIRST_PAUSE_SECONDS
             left = self._settings.give_up_after - (time.monotonic() - silent_since)
             if left <= 0:
@@ -177,15 +177,15 @@ class Session:
 
     async def _connect_once(self) -> tuple[str, bool]:
         """One control stream. Returns (what ended it, whether the coordinator sent anything)."""
-        heard = False
+        answered = False
         try:
             authority = await fetch_authority(self._settings.coordinator, self._settings.token, self._lease)
         except ConnectionError as error:
-            return str(error), heard
+            return str(error), answered
         except PermissionError as error:
             if self._identity is None:
                 self._refused("TOKEN", str(error))
-            return str(error), heard
+            return str(error), answered
         self._outgoing = asyncio.Queue()
         self._send(
             NodeMessage(
@@ -208,19 +208,19 @@ class Session:
             self._hang_up = stream.cancel
             try:
                 async for message in stream:
-                    heard = True
+                    answered = True
                     if message.WhichOneof("message") == "welcome" and heartbeat is None:
                         heartbeat = asyncio.create_task(self._beat(message.welcome.heartbeat_seconds))
                     await self._handle(message)
                     if self._exit is not None:
                         break
-                return "it closed the connection", heard
+                return "it closed the connection", answered
             except grpc.aio.AioRpcError as error:
-                return f"{error.code().name}: {error.details()}", heard
+                return f"{error.code().name}: {error.details()}", answered
             except asyncio.CancelledError:
                 if self._exit is None:
                     raise
-                return "it did not answer the goodbye", heard
+                return "it did not answer the goodbye", answered
             finally:
                 if heartbeat is not None:
                     heartbeat.cancel()

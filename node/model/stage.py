@@ -76,8 +76,8 @@ def build_stage(
     """
     assert 0 <= first < past_last <= len(model.layers), (first, past_last)
     specs = [spec for spec in model.buckets if spec.used_by(first, past_last)]
-    kept = held or {}
-    buckets = {spec.index: kept.get(spec.index) or Bucket(spec, device, dtype) for spec in specs}
+    held = held or {}
+    buckets = {spec.index: held.get(spec.index) or Bucket(spec, device, dtype) for spec in specs}
     return Stage(model, first, past_last, buckets, autocast)
 
 

@@ -185,7 +185,7 @@ class StandbyCopies:
             why = f"{error.code().name}: {error.details()}"
         except FrameError as error:
             why = f"it sent a frame that is refused: {error}"
-        except Exception as error:  # out of memory, for one: the coordinator must hear of it
+        except Exception as error:  # out of memory, for one: the coordinator must be told
             log.exception("copying from %s failed", donor.node)
             why = f"{type(error).__name__}: {error}"
         self._problem = f"{donor.node} at {donor.address}: {why}"

@@ -65,7 +65,7 @@ def test_a_probe_goes_on_until_its_link_is_full(rate: float, round_trip: float, 
     assert rate_of(arrivals, window_seconds(round_trip)) == pytest.approx(rate, rel=0.25)
 
 
-def test_what_a_lost_packet_held_up_and_came_at_once_seems_no_faster_than_the_link() -> None:
+def test_a_bunch_that_a_lost_packet_held_up_does_not_count_as_speed() -> None:
     rate, piece = 1e5, 2_000
     growing = [(0.1, piece), (0.3, piece), (0.5, piece), (0.6, piece), (0.7, piece), (0.75, piece)]
     full = [(0.75 + piece / rate * number, piece) for number in range(1, 500)]
@@ -76,7 +76,7 @@ def test_what_a_lost_packet_held_up_and_came_at_once_seems_no_faster_than_the_li
     assert rate_of(arrivals, 0.4) == pytest.approx(rate, rel=0.1)
 
 
-def test_what_came_slowly_after_a_lost_packet_is_not_counted_once_the_link_is_full_again() -> None:
+def test_the_slow_start_after_a_lost_packet_does_not_count_once_the_link_is_full_again() -> None:
     as_seen_of_bbr = "1 2 2 4 6 14 25 10 2 32 49 49 77 96 96 96 96 96 96"  # Mbit/s in 0.2 s each
     arrivals, round_trip, slot, pieces = Arrivals(), 0.2, 0.2, 10
     for number, rate in enumerate(map(int, as_seen_of_bbr.split())):
@@ -96,7 +96,7 @@ def test_the_first_piece_after_a_long_silence_does_not_end_a_probe() -> None:
     assert rate_of(arrivals, window) == pytest.approx(rate, rel=0.1)
 
 
-def test_a_probe_that_never_becomes_steady_counts_by_the_latter_half_of_its_time() -> None:
+def test_a_probe_that_never_becomes_steady_counts_by_the_second_half_of_its_time() -> None:
     arrivals = Arrivals()
     for now, size in ((0.0, 1), (1.0, 10), (2.0, 20), (3.0, 40), (4.0, 80)):
         arrivals.add(now, size)
@@ -105,7 +105,7 @@ def test_a_probe_that_never_becomes_steady_counts_by_the_latter_half_of_its_time
 
 
 @pytest.mark.parametrize("count", [0, 1, 5])
-def test_it_takes_two_pieces_one_after_the_other_to_tell_how_quickly_they_come(count: int) -> None:
+def test_a_speed_takes_two_pieces_at_different_times(count: int) -> None:
     arrivals = Arrivals()
     for _ in range(count):
         arrivals.add(1.0, 8)
@@ -121,7 +121,7 @@ class Clock:
 
 
 @pytest.mark.parametrize(("rate", "trip"), [(2e5, 0.1), (1e7, 0.2), (1e8, 0.01)])
-async def test_in_flight_is_no_more_than_a_few_round_trips_of_what_the_link_carries(rate: float, trip: float) -> None:
+async def test_at_most_a_few_round_trips_of_what_the_link_carries_are_in_flight(rate: float, trip: float) -> None:
     clock = Clock()
     probe = ProbeSender(MOST_BYTES, clock)
     in_flight: deque[tuple[float, int]] = deque()  # when its answer comes
@@ -156,7 +156,7 @@ async def test_an_answer_to_another_piece_is_refused(answer: bytes) -> None:
         probe.answered(answer)
 
 
-async def test_a_probe_that_nobody_answers_any_more_ends() -> None:
+async def test_a_probe_without_answers_ends() -> None:
     probe = ProbeSender()
 
     async def send() -> int:

@@ -1,4 +1,4 @@
-"""Spot notices, from servers on loopback that answer as the cloud hosts' metadata services do."""
+"""Preemption notices, from servers on loopback that answer like the cloud hosts' metadata services."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Answer = Callable[[str, str, dict[str, str]], tuple[int, bytes]]
 
 @contextmanager
 def serving(answer: Answer) -> Iterator[str]:
-    """The address of a server that answers so."""
+    """The address of a server with these answers."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -79,10 +79,10 @@ async def test_google_says_true() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "machine", "heard"),
+    ("kind", "machine", "seen"),
     [("Preempt", "ours", True), ("Terminate", "ours", True), ("Freeze", "ours", False), ("Preempt", "another", False)],
 )
-async def test_azure_schedules_events(kind: str, machine: str, heard: bool) -> None:
+async def test_azure_schedules_events(kind: str, machine: str, seen: bool) -> None:
     events = [{"EventType": kind, "NotBefore": "Mon, 19 Sep 2026 18:29:47 GMT", "Resources": [machine]}]
 
     def answer(method: str, path: str, headers: dict[str, str]) -> tuple[int, bytes]:
@@ -93,9 +93,9 @@ async def test_azure_schedules_events(kind: str, machine: str, heard: bool) -> N
 
     with serving(answer) as address:
         waiting = asyncio.create_task(preemption_notice([at(AZURE, address)], every=0.01))
-        done, _ = await asyncio.wait([waiting], timeout=10 if heard else 0.3)
-        assert bool(done) is heard
-        if heard:
+        done, _ = await asyncio.wait([waiting], timeout=10 if seen else 0.3)
+        assert bool(done) is seen
+        if seen:
             assert kind in waiting.result()
         waiting.cancel()
 
@@ -107,6 +107,6 @@ async def test_the_host_that_answers_is_the_one_that_is_watched() -> None:
 
 
 @pytest.mark.parametrize("body", [b"nonsense", b"[]", b"{}", b"\xff"])
-async def test_an_answer_that_makes_no_sense_is_no_notice(body: bytes) -> None:
+async def test_a_meaningless_answer_is_not_a_notice(body: bytes) -> None:
     with serving(lambda *_: (200, body)) as address:
         assert await preemption_notice([at(host, address) for host in HOSTS]) == ""

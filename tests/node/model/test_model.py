@@ -1,4 +1,4 @@
-"""Models that cannot be trained here are refused, by the name of what is wrong."""
+"""Models that cannot be trained here are refused with a message that names the reason."""
 
 from __future__ import annotations
 
@@ -46,13 +46,13 @@ def causal_lm(family: str, config: Mapping[str, object], sample: Sample = TEXT) 
         ("llama", {"hidden_act": "nope"}, "model.config: 'llama' cannot be built from it: .*nope"),
     ],
 )
-def test_a_config_that_cannot_be_is_refused(family: str, config: dict[str, object], complaint: str) -> None:
+def test_an_impossible_config_is_refused(family: str, config: dict[str, object], complaint: str) -> None:
     with pytest.raises(ValueError, match=complaint):
         causal_lm(family, config)
 
 
 @pytest.mark.parametrize(("text", "complaint"), [("{", "not JSON"), ("[1]", "must be a table of settings, not list")])
-def test_a_config_that_is_no_table_is_refused(text: str, complaint: str) -> None:
+def test_a_config_that_is_not_a_table_is_refused(text: str, complaint: str) -> None:
     with pytest.raises(ValueError, match=f"model.config: {complaint}"):
         load_model(plan_pb2.Run.Model(family="llama", config_json=text), TEXT)
 
@@ -84,7 +84,7 @@ def test_a_family_that_is_more_than_a_chain_of_layers_is_refused() -> None:
 
 
 class Bare(nn.Module):
-    """Has a parameter, but no rule for its first value."""
+    """Has a parameter that nothing initialises."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -133,7 +133,7 @@ maker: Callable[[], object] = frozen
 
 
 def made() -> object:
-    """What model.module names in these tests."""
+    """The function that model.module names in these tests."""
     return maker()
 
 
@@ -170,7 +170,7 @@ def test_a_malformed_module_path_is_refused(path: str) -> None:
         load_model(plan_pb2.Run.Model(family="module", module=path), IMAGES, [path])
 
 
-def test_a_parameter_without_a_first_value_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_parameter_that_is_not_initialised_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     model = sequential(lambda: nn.Sequential(Offset()), monkeypatch)
     with pytest.raises(ValueError, match=r"parameter 0.scale is not set by the model's own initialisation"):
         stage_of(model, 0, 1)

@@ -1,4 +1,4 @@
-"""Our AdamW is torch's, in operations that round alike everywhere."""
+"""Our AdamW follows torch's, in operations that round the same on every device."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TRAIN = Run.Train(
 )
 
 
-def test_it_follows_torch_adamw_with_clipping_and_decay_on_matrices_alone() -> None:
+def test_it_follows_torch_adamw_with_clipping_and_with_decay_on_matrices_only() -> None:
     torch.manual_seed(0)
     matrix, vector = torch.randn(300, 300, dtype=torch.float64), torch.randn(77, dtype=torch.float64)
     flat = torch.cat([matrix.flatten(), vector])
@@ -77,7 +77,7 @@ def test_a_squared_norm_is_that_of_all_elements_in_float64(size: int, dtype: tor
     assert squared_norm(flat) == pytest.approx(math.fsum(x * x for x in flat.tolist()), rel=1e-12)
 
 
-def test_neither_a_norm_nor_an_update_takes_memory_by_the_bucket() -> None:
+def test_a_norm_and_an_update_take_little_memory_beside_the_bucket() -> None:
     parameters, gradients, exp_avg, exp_avg_sq = torch.ones(4, 40 * CPU_CHUNK)
 
     def update() -> None:

@@ -33,7 +33,7 @@ def test_an_idle_node_has_no_placement() -> None:
     assert placement_of(plan, "a", 1) is not None
 
 
-def test_as_many_are_in_flight_as_the_plan_says_or_two_per_stage_from_this_one_on() -> None:
+def test_the_plan_says_how_many_are_in_flight_by_default_two_per_stage_from_this_one_on() -> None:
     stages = [Plan.Stage(past_last_layer=1, replicas=["a"]), Plan.Stage(past_last_layer=2, replicas=["b"], in_flight=7)]
     plan = Plan(stages=stages, routes=[Plan.Route(nodes=["a", "b"], micro_batches=9)])
     assert [placement.in_flight for name in "ab" if (placement := placement_of(plan, name, 0))] == [4, 7]
@@ -60,7 +60,7 @@ def test_every_micro_batch_passes_every_stage_once_and_neighbours_agree(plan: Pl
             assert then.evaluation_previous[number] == node
 
 
-def test_a_tied_parameter_is_reduced_by_all_who_use_it_and_counted_by_the_first() -> None:
+def test_a_tied_parameter_is_reduced_by_all_stages_that_use_it_and_counted_by_the_first() -> None:
     stages = [
         Plan.Stage(first_layer=0, past_last_layer=2, replicas=["a", "b"]),
         Plan.Stage(first_layer=2, past_last_layer=3, replicas=["c"]),

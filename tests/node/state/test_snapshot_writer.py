@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -98,11 +99,13 @@ async def test_a_snapshot_is_refused_while_the_one_before_is_written_but_a_check
     a.snapshots.writer.submit(go_on.wait)
     write(a, first, tmp_path / "run", STEP)
     write(a, second, tmp_path / "run", STEP + 1)
-    if problem:
-        refused = await a.reports.get()
-        assert (refused.step, refused.destination, list(refused.parts)) == (STEP + 1, second, [])
-        assert refused.problem.endswith(problem)
-    go_on.set()
+    try:
+        if problem:
+            refused = await asyncio.wait_for(a.reports.get(), 10)
+            assert (refused.step, refused.destination, list(refused.parts)) == (STEP + 1, second, [])
+            assert refused.problem.endswith(problem)
+    finally:
+        go_on.set()
     told = [await a.reports.get() for _ in range(1 if problem else 2)]
     assert [(each.step, each.problem, len(each.parts)) for each in told] == [(STEP, "", 2), (STEP + 1, "", 2)][
         : len(told)

@@ -41,7 +41,7 @@ PLAN = Plan(
         (1.0, Codec.I8B256),
     ],
 )
-def test_auto_takes_the_gentlest_codec_that_hides_under_the_computing(bandwidth: float, codec: Codec) -> None:
+def test_auto_takes_the_gentlest_codec_whose_transfer_is_hidden(bandwidth: float, codec: Codec) -> None:
     assert choose_codec("auto", ELEMENTS, torch.float32, bandwidth, seconds=1.0) is codec
 
 
@@ -49,7 +49,7 @@ def test_auto_takes_the_gentlest_codec_that_hides_under_the_computing(bandwidth:
     st.floats(1e5, 1e8),
     st.lists(st.floats(1 / MARGIN**0.49, MARGIN**0.49), min_size=1, max_size=20),
 )
-def test_a_bandwidth_that_wavers_leaves_the_codec_as_it_is(bandwidth: float, wavering: list[float]) -> None:
+def test_a_wavering_bandwidth_does_not_change_the_codec(bandwidth: float, wavering: list[float]) -> None:
     codec, seen = None, set()
     for factor in wavering:
         codec = choose_codec("auto", ELEMENTS, torch.float32, bandwidth * factor, 1.0, codec)

@@ -30,7 +30,7 @@ def text() -> str:
 
 @pytest.fixture
 def memory() -> int:
-    """Of each node, in bytes."""
+    """The memory of each node, in bytes."""
     return 1 << 30
 
 
@@ -50,7 +50,7 @@ def nodes(tmp_path: Path, text: str, memory: int, monkeypatch: pytest.MonkeyPatc
 
 
 def without_n1() -> Plan:
-    """The plan of ``nodes``, n0 doing n1's part too."""
+    """The plan of ``nodes`` with n1's part given to n0."""
     plan = even_plan(LAYERS, 2, 2, MICRO_BATCHES)
     del plan.stages[0].replicas[1]
     plan.routes[1].nodes[0] = "n0"
@@ -59,7 +59,7 @@ def without_n1() -> Plan:
 
 
 def plan_by_micro_batch(generation: int, first_stage: dict[int, str]) -> Plan:
-    """The plan of ``nodes``, but that some micro-batches pass these nodes of the first stage."""
+    """The plan of ``nodes`` with the first stage of some micro-batches at these nodes."""
     plan = even_plan(LAYERS, 2, 2, MICRO_BATCHES)
     chains = [list(route.nodes) for route in plan.routes for _ in range(route.micro_batches)]
     del plan.routes[:]
@@ -131,7 +131,7 @@ def test_under_topk_replicas_stay_equal_and_an_aborted_step_leaves_no_trace(node
         assert all(torch.equal(value, values[name, at]) for at, value in generation.reducer.carried.items())
 
 
-def test_a_link_that_changed_has_its_sender_choose_another_codec_between_two_steps(
+def test_a_changed_link_gets_another_codec_between_two_steps(
     tmp_path: Path, text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

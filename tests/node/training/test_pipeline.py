@@ -1,4 +1,4 @@
-"""Stages that hand micro-batches to each other compute what one process would."""
+"""Stages that pass micro-batches to each other compute what one process computes."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def test_evaluation_sums_the_losses_of_the_held_out_micro_batches_on_the_last_st
     assert sum(samples for _, samples in results) == 4 * ROWS
 
 
-def test_a_loss_that_is_not_a_number_is_named() -> None:
+def test_a_loss_that_is_not_finite_is_named() -> None:
     module = nn.Linear(WIDTH, WIDTH).double()
     nn.init.constant_(module.weight, float("inf"))
     with pytest.raises(NonFinite, match="micro-batch 0"):

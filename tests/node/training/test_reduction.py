@@ -120,10 +120,10 @@ def test_under_a_lossy_codec_members_still_hold_the_same_bits_near_the_sum(codec
     dtype=st.sampled_from([torch.float32, torch.float64]),
     seed=st.integers(0, 99),
 )
-def test_what_topk_leaves_out_is_carried_until_it_arrives(
+def test_what_topk_leaves_out_is_carried_until_it_is_sent(
     members: int, sizes: list[int], steps: int, dtype: torch.dtype, seed: int
 ) -> None:
-    """Over any number of steps, what all arrived at and what is still carried add up to what all put in."""
+    """Over any number of steps, the sums and the residuals still carried add up to the gradients."""
     generator = torch.Generator().manual_seed(seed)
     nodes = [f"n{i}" for i in range(members)]
     groups = dict.fromkeys(range(len(sizes)), Group(tuple(nodes), tuple(nodes)))
@@ -208,9 +208,7 @@ def test_pieces_are_the_shards_cut_small_and_members_own_them_in_turn(elements: 
     assert all(b - a <= PIECE and (a % 256 == 0 or a == elements) for a, b in cut)
 
 
-def test_buckets_are_sent_from_the_last_layer_to_the_first_and_shared_ones_with_the_first_layer_that_uses_them() -> (
-    None
-):
+def test_buckets_are_sent_from_the_last_layer_to_the_first_and_tied_ones_with_their_first_layer() -> None:
     specs = [BucketSpec(index, layers, ()) for index, layers in enumerate([(0,), (1,), (2,), (0, 2), (1, 2)])]
     assert sending_order(specs) == [2, 1, 4, 0, 3]
 
@@ -280,7 +278,7 @@ class Streams:
 
 
 @pytest.mark.parametrize("codec", [Codec.OFF, Codec.I8B256])
-def test_beside_the_gradients_there_are_a_few_pieces_however_much_is_reduced_and_in_whatever_order_it_gets_final(
+def test_a_reduction_of_any_size_and_order_takes_memory_for_a_few_pieces(
     codec: Codec,
 ) -> None:
     nodes, buckets = ("a", "b", "c"), 5

@@ -80,7 +80,7 @@ async def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator
     await node.equipment.sender.close()
 
 
-async def test_a_node_without_a_part_times_its_device_again_and_one_with_a_part_does_not(node: Node) -> None:
+async def test_an_idle_node_times_its_device_again_and_a_replica_does_not(node: Node) -> None:
     node.trainer.time_again()
     assert (await node.reports.get()).heartbeat.flops > 0
     node.adopt(even_plan(LAYERS, 1, 1, MICRO_BATCHES))
@@ -90,7 +90,7 @@ async def test_a_node_without_a_part_times_its_device_again_and_one_with_a_part_
     assert (await node.reports.get()).plan_ready.generation == 1
 
 
-async def test_a_node_without_a_part_keeps_nothing_of_what_it_computed(node: Node) -> None:
+async def test_an_idle_node_keeps_nothing_of_what_it_computed(node: Node) -> None:
     node.adopt(even_plan(LAYERS, 1, 1, MICRO_BATCHES))
     assert await node.receivers.get() is not None
     assert (await node.reports.get()).plan_ready.generation == 1
@@ -119,7 +119,7 @@ async def test_a_node_says_at_once_that_it_lacks_state_that_others_are_to_get_fr
     assert (failed.generation, list(failed.lost)) == (1, [0, 1])
 
 
-async def test_a_plan_that_comes_while_another_is_being_adopted_does_not_wait_for_its_peers(
+async def test_a_plan_that_replaces_one_being_adopted_does_not_wait_for_that_ones_peers(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loop, alone = asyncio.get_running_loop(), even_plan(LAYERS, 1, 1, MICRO_BATCHES)

@@ -60,7 +60,7 @@ async def at_once(_: float) -> None:
 
 
 class Node:
-    """A peer server, and what arrives at it."""
+    """A peer server, and the tensors that arrive."""
 
     def __init__(self) -> None:
         self.bucket = Bucket(SPEC, torch.device("cpu"), torch.float32)
@@ -127,9 +127,7 @@ async def refusal(node: Node, sent: list[bytes], source: str = "a", claimed: str
         (tensor_frames()[1:], "UNEXPECTED"),
     ],
 )
-async def test_a_bad_frame_ends_its_own_stream_with_its_name_and_no_other(
-    node: Node, sent: list[bytes], name: str
-) -> None:
+async def test_a_bad_frame_ends_its_own_stream_only_and_is_named(node: Node, sent: list[bytes], name: str) -> None:
     assert (await refusal(node, sent)).startswith(f"{name}: ")
 
     lost: list[str] = []
@@ -159,7 +157,7 @@ async def test_a_frame_of_an_earlier_generation_is_dropped_and_the_stream_goes_o
     assert node.arrived.qsize() == 1
 
 
-async def test_a_member_that_names_itself_another_is_refused(node: Node) -> None:
+async def test_a_member_that_takes_anothers_name_is_refused(node: Node) -> None:
     answer = await refusal(node, tensor_frames() * 20, source="b", claimed="a")
     assert answer == "CERTIFICATE: the caller's does not name 'a'"
     assert node.arrived.empty()
@@ -180,7 +178,7 @@ async def test_a_member_of_another_run_with_the_same_token_gets_no_answer(node: 
     await sender.close()
 
 
-async def test_a_coordinator_that_starts_again_is_a_new_authority_to_channels(node: Node) -> None:
+async def test_channels_are_opened_again_when_the_coordinator_has_a_new_authority(node: Node) -> None:
     async def send(sender: Sender, identity: Identity, index: int) -> int:
         await sender.connect(GENERATION, identity, {"me": node.address}, 20, 10)
         sender.send("me", What(Kind.ACTIVATION, GENERATION, STEP, index), torch.zeros(ELEMENTS), Codec.OFF)
@@ -206,7 +204,7 @@ async def test_a_sender_learns_that_it_was_refused(node: Node) -> None:
     assert "stranger" in why
 
 
-async def test_after_a_stream_broke_nothing_that_is_sent_next_is_swallowed(node: Node) -> None:
+async def test_what_is_sent_after_a_stream_broke_arrives(node: Node) -> None:
     lost: asyncio.Queue[str] = asyncio.Queue()
     sender = Sender("a", lambda peer, generation, why: lost.put_nowait(why))
     await sender.connect(GENERATION, member("a"), {"me": node.address}, 20, 10)
@@ -219,7 +217,7 @@ async def test_after_a_stream_broke_nothing_that_is_sent_next_is_swallowed(node:
     assert arrived == [0, 1]
 
 
-async def test_a_stream_that_broke_over_an_earlier_generation_is_no_loss_to_this_one(node: Node) -> None:
+async def test_a_stream_that_broke_in_an_earlier_generation_loses_nothing_of_this_one(node: Node) -> None:
     lost: list[str] = []
     sender = Sender("a", lambda peer, generation, why: lost.append(why))
     await sender.connect(GENERATION + 1, member("a"), {"me": node.address}, 20, 10)

@@ -122,7 +122,7 @@ def test_a_tensor_sent_twice_counts_once(at: Fixture) -> None:
     assert at.problem("a1", header()) is FrameProblem.DUPLICATE
 
 
-def test_a_tensor_sent_again_under_another_codec_is_the_same_tensor(at: Fixture) -> None:
+def test_a_tensor_sent_again_with_another_codec_is_a_duplicate(at: Fixture) -> None:
     at.take("a1", header())
     other = replace(header(), codec=1, total=ELEMENTS * 2)
     assert at.problem("a1", other) is FrameProblem.DUPLICATE
