@@ -8,7 +8,7 @@ from __future__ import annotations
 import enum
 import time
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
@@ -111,23 +111,24 @@ def train_step(
     return _TrainingStep(placement, progress, compute, neighbours, before_last_backward).run()
 
 
+@dataclass(slots=True)
 class _TrainingStep:
-    def __init__(
-        self,
-        placement: Placement,
-        progress: Progress,
-        compute: Compute,
-        neighbours: Neighbours,
-        before_last_backward: Callable[[], None],
-    ) -> None:
-        self._placement = placement
-        self._progress = progress
-        self._compute = compute
-        self._neighbours = neighbours
-        self._before_last_backward = before_last_backward
-        self._waiting = dict.fromkeys(progress.waiting(placement))
-        self._left = len(set(placement.micro_batches) - progress.finished)
-        self._busy = self._waited = 0.0
+    """The arguments of `train_step`; ``_waiting`` are the micro-batches that can go forward, ``_left`` the number of those that
+    are not backward yet."""
+
+    _placement: Placement
+    _progress: Progress
+    _compute: Compute
+    _neighbours: Neighbours
+    _before_last_backward: Callable[[], None]
+    _waiting: dict[int, None] = field(init=False)
+    _left: int = field(init=False)
+    _busy: float = 0.0
+    _waited: float = 0.0
+
+    def __post_init__(self) -> None:
+        self._waiting = dict.fromkeys(self._progress.waiting(self._placement))
+        self._left = len(set(self._placement.micro_batches) - self._progress.finished)
 
     def run(self) -> Outcome:
         placement, progress, queue = self._placement, self._progress, self._neighbours.queue

@@ -5,6 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dtfm.node.model.bucket import BucketSpec
 from dtfm.node.model.placement import group_of, placement_of
 from dtfm.protos.plan_pb2 import Plan
 
@@ -58,6 +59,21 @@ def test_every_micro_batch_passes_every_stage_once_and_neighbours_agree(plan: Pl
             then = placements[following]
             assert then is not None
             assert then.evaluation_previous[number] == node
+
+
+@given(plans())
+def test_each_bucket_is_written_into_a_checkpoint_by_one_node_that_holds_it(plan: Plan) -> None:
+    layers = plan.stages[-1].past_last_layer
+    specs = [BucketSpec(layer, (layer,), ()) for layer in range(layers)] + [BucketSpec(layers, (0, layers - 1), ())]
+    placements = [placement_of(plan, n, 0, specs) for s in plan.stages for n in s.replicas]
+    writers = [
+        (index, placement.node)
+        for placement in placements
+        if placement is not None
+        for index, group in placement.groups.items()
+        if group.checkpoint_writer(index) == placement.node
+    ]
+    assert sorted(index for index, _ in writers) == [spec.index for spec in specs]
 
 
 def test_a_tied_parameter_is_reduced_by_all_stages_that_use_it_and_counted_by_the_first() -> None:

@@ -11,9 +11,12 @@ from typing import Any
 
 import pytest
 import torch
+from blake3 import blake3
 
 from dtfm.coordinator.config.run_file import read_run_file
+from dtfm.node.model.bucket import Bucket
 from dtfm.node.state.disk import Disk
+from dtfm.node.state.snapshot_files import file_name, load_file
 from dtfm.node.state.snapshots import Snapshots
 from dtfm.node.state.state_store import StateStore
 from dtfm.node.training import trainer
@@ -22,7 +25,17 @@ from dtfm.node.training.generation_setup import Equipment, set_up
 from dtfm.node.training.trainer import Trainer
 from dtfm.node.transport.receiver import Receiver
 from dtfm.node.transport.sender import Sender
-from dtfm.protos.control_pb2 import Assignment, Begin, Commit, Device, NodeMessage, Peer
+from dtfm.protos.control_pb2 import (
+    CHECKPOINT,
+    DISKS,
+    Assignment,
+    Begin,
+    Commit,
+    Device,
+    NodeMessage,
+    Peer,
+    SnapshotDestination,
+)
 from dtfm.protos.plan_pb2 import Plan
 from tests.cluster.runs import run_file, write_corpus
 from tests.node.in_process import even_plan
@@ -137,6 +150,39 @@ async def test_a_plan_that_replaces_one_being_adopted_does_not_wait_for_that_one
     node.adopt(even_plan(LAYERS, 1, 2, MICRO_BATCHES))  # n1 cannot be reached, which is known after a lease
     async with asyncio.timeout(LEASE / 2):
         assert (await node.reports.get()).plan_ready.generation == 2
+
+
+def snapshot_in(root: Path) -> Path:
+    """The folder of the only snapshot under ``root``."""
+    (file,) = root.rglob(file_name(0))
+    return file.parent
+
+
+@pytest.mark.parametrize("destination", [CHECKPOINT, DISKS])
+async def test_a_commit_may_ask_for_a_snapshot_of_the_state_that_it_makes(
+    node: Node, destination: SnapshotDestination, tmp_path: Path
+) -> None:
+    node.adopt(even_plan(LAYERS, 1, 1, MICRO_BATCHES))
+    assert (await node.reports.get()).plan_ready.generation == 1
+    node.trainer.begin(Begin(generation=1, step=1))
+    assert (await node.reports.get()).step_ready.step == 1
+    node.trainer.conclude(Commit(generation=1, step=1, gradient_norm=1.0, snapshot=destination))
+    told: dict[str, NodeMessage] = {}
+    while told.keys() != {"snapshot_parts", "step_ready"}:  # the next step goes on beside it
+        message = await node.reports.get()
+        told[message.WhichOneof("message") or ""] = message
+    parts = told["snapshot_parts"].snapshot_parts
+    assert (parts.step, parts.destination, parts.problem) == (1, destination, "")
+    held = node.equipment.store.held.buckets
+    assert sorted(part.bucket for part in parts.parts) == sorted(held)
+    folder = snapshot_in(tmp_path)
+    copy = {index: Bucket(bucket.spec, torch.device("cpu"), torch.float64) for index, bucket in held.items()}
+    for part in parts.parts:
+        content = (folder / file_name(part.bucket)).read_bytes()
+        assert blake3(content).digest() == part.digest
+        load_file(content, copy[part.bucket], "the snapshot")
+        assert torch.equal(copy[part.bucket].exp_avg_sq, held[part.bucket].exp_avg_sq)  # not of step 0, where it is 0
+    assert (folder / "config.json").exists() == (destination == CHECKPOINT)
 
 
 @pytest.mark.parametrize("generation", [1, 4])
