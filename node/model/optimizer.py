@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 import torch
 
@@ -44,46 +43,27 @@ def squared_norm(flat: torch.Tensor) -> float:
     return total.item()
 
 
-def decayed_ranges(parameters: Sequence[tuple[str, tuple[int, ...]]]) -> list[tuple[int, int]]:
-    """The ranges of a flat tensor of ``parameters`` (name, shape) that weight decay applies to: tensors of two dimensions or
-    more, as usual, not biases and norms."""
-    ranges, start = [], 0
-    for _, shape in parameters:
-        stop = start + math.prod(shape)
-        if len(shape) >= 2:
-            ranges.append((start, stop))
-        start = stop
-    return ranges
-
-
 @torch.no_grad()
-def adamw(
-    train: Run.Train,
-    step: int,
-    gradient_norm: float,
-    parameters: torch.Tensor,
-    gradients: torch.Tensor,
-    exp_avg: torch.Tensor,
-    exp_avg_sq: torch.Tensor,
-    decayed: Sequence[tuple[int, int]],
-) -> None:
-    """Updates a bucket's flat tensors (1-D, one dtype and device) in place; overwrites ``gradients``.
+def adamw(train: Run.Train, step: int, gradient_norm: float, bucket: Bucket, gradients: torch.Tensor) -> None:
+    """Updates a bucket's state in place with flat ``gradients``, of its dtype and device, which are overwritten.
 
-    ``decayed`` are the ranges under weight decay. The rule is that of torch.optim.AdamW (Loshchilov and Hutter,
-    arXiv 1711.05101), written in separate operations: torch's own kernels fuse multiply-adds differently on each device,
-    while separate operations, each rounded by IEEE 754, give a CPU and a GPU replica the same bits. Division by a scalar is
-    written as multiplication, because torch divides on some devices and multiplies on others.
+    The rule is that of torch.optim.AdamW (Loshchilov and Hutter, arXiv 1711.05101), written in separate operations: torch's own
+    kernels fuse multiply-adds differently on each device, while separate operations, each rounded by IEEE 754, give a CPU and a
+    GPU replica the same bits. Division by a scalar is written as multiplication, because torch divides on some devices and
+    multiplies on others. As usual, weight decay applies to tensors of two dimensions or more, not to biases and norms.
     """
+    parameters = bucket.parameters
     rate = learning_rate(train, step)
     clip = clip_coefficient(gradient_norm, train.clip_norm)
     to_mean = 1 / (1 - train.beta1**step)
     to_root = 1 / math.sqrt(1 - train.beta2**step)
-    for start, stop in decayed:
-        parameters[start:stop].mul_(1 - rate * train.weight_decay)
+    for view in bucket.views(parameters).values():
+        if view.ndim >= 2:
+            view.mul_(1 - rate * train.weight_decay)
     size = max(parameters.numel(), 1) if parameters.is_cuda else CPU_CHUNK
     for start in range(0, parameters.numel(), size):
         chunk = slice(start, start + size)
-        g, m, v = gradients[chunk], exp_avg[chunk], exp_avg_sq[chunk]
+        g, m, v = gradients[chunk], bucket.exp_avg[chunk], bucket.exp_avg_sq[chunk]
         g.mul_(clip)
         m.mul_(train.beta1)
         v.mul_(train.beta2)
@@ -91,9 +71,3 @@ def adamw(
         m.add_(g.mul_(1 - train.beta1))
         denominator = v.sqrt().mul_(to_root).add_(train.epsilon)
         parameters[chunk].sub_((m * to_mean).div_(denominator).mul_(rate))
-
-
-def update_bucket(train: Run.Train, step: int, gradient_norm: float, bucket: Bucket, gradients: torch.Tensor) -> None:
-    """`adamw` on a bucket's state."""
-    ranges = decayed_ranges(bucket.spec.parameters)
-    adamw(train, step, gradient_norm, bucket.parameters, gradients, bucket.exp_avg, bucket.exp_avg_sq, ranges)

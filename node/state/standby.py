@@ -18,7 +18,7 @@ import torch
 
 from dtfm.node.host.trace import ExtraMemory, note_memory
 from dtfm.node.model.bucket import Bucket, BucketSpec, bucket_bytes
-from dtfm.node.model.optimizer import update_bucket
+from dtfm.node.model.optimizer import adamw
 from dtfm.node.model.precision import run_dtype
 from dtfm.node.state.state_store import NORM
 from dtfm.protos.connection import open_channel
@@ -250,7 +250,7 @@ class StandbyCopies:
             if received:
                 b = copy.bucket
                 gradients = torch.frombuffer(received, dtype=b.parameters.dtype).to(b.parameters.device)
-                update_bucket(self._run.train, step, gradient_norm, b, gradients)
+                adamw(self._run.train, step, gradient_norm, b, gradients)
             copy.step = step
 
         copy.applying = asyncio.get_running_loop().run_in_executor(None, update)

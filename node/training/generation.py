@@ -16,7 +16,7 @@ from dtfm.node.data.dataset import Batch
 from dtfm.node.data.samples import evaluation_samples, training_samples
 from dtfm.node.model.bucket import bucket_bytes
 from dtfm.node.model.loaded_run import LoadedRun
-from dtfm.node.model.optimizer import squared_norm, update_bucket
+from dtfm.node.model.optimizer import adamw, squared_norm
 from dtfm.node.model.placement import Placement
 from dtfm.node.model.stage import Stage, loss
 from dtfm.node.training import pipeline
@@ -140,7 +140,7 @@ class Generation:
     def apply(self, step: int, gradient_norm: float) -> None:
         """The optimizer's update with the reduced gradients. From now on what arrives for ``step`` is stale."""
         for bucket in self.stage.buckets.values():
-            update_bucket(self._loaded.run.train, step, gradient_norm, bucket, bucket.gradients)
+            adamw(self._loaded.run.train, step, gradient_norm, bucket, bucket.gradients)
         self.progress.spoil()  # frees what is kept of it, before there is more
         self.progress, self._neighbours_have = Progress(self.number, step + 1, self._retry_bytes), {}
         self.receiver.advance(step)

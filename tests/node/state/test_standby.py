@@ -15,7 +15,7 @@ import torch
 
 from dtfm.node.host.trace import ExtraMemory, extra_memory, forget_memory, listen_to_memory
 from dtfm.node.model.bucket import Bucket, BucketSpec, bucket_bytes
-from dtfm.node.model.optimizer import update_bucket
+from dtfm.node.model.optimizer import adamw
 from dtfm.node.state import state_store
 from dtfm.node.state.recovery import fetch_states
 from dtfm.node.state.standby import StandbyCopies, StandbyStatus
@@ -86,7 +86,7 @@ class Donor:
 
     def _update(self, step: int) -> None:
         for bucket in self.buckets.values():
-            update_bucket(RUN.train, step, NORM_OF_ALL, bucket, bucket.gradients)
+            adamw(RUN.train, step, NORM_OF_ALL, bucket, bucket.gradients)
 
 
 @pytest.fixture
