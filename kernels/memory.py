@@ -1,7 +1,7 @@
-"""Memory that is used again: what a tensor's last user lets go of, the next large tensor gets.
+"""Reuses memory: the next large tensor gets the memory of one that is no longer used.
 
-Memory fresh from the system costs as much as decoding into it: the kernel zeroes every page first. glibc's malloc keeps what
-is freed too, but only in pieces up to 32 MiB.
+Fresh memory from the system costs as much as decoding into it, because the kernel zeroes every page first. glibc's malloc also
+keeps freed memory, but only in pieces of up to 32 MiB.
 """
 
 from __future__ import annotations
@@ -10,21 +10,24 @@ import ctypes
 import sys
 import threading
 import time
+from contextlib import suppress
+from queue import Empty, SimpleQueue
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 SMALLEST_BYTES = 1 << 20
-"""Below this any allocator does."""
+"""Smaller pieces are left to the allocator."""
 KEPT_BYTES = 256 << 20
+"""Most bytes of unused blocks that are kept."""
 GIVE_BACK_PAUSE = 1000
-"""So many times what giving back took passes before the next time. To fill 300 MiB anew took eight times as long as to give
-them back (0.22 s, 0.03 s), so both together cost less than 1 % of the time."""
+"""The least time between two rounds of giving memory back, in multiples of what one takes. Filling 300 MiB again took eight times
+as long as giving them back (0.22 s, 0.03 s), so that both together take less than 1 % of the time."""
 
 
 class _Loan:
-    """A block that is out; NumPy holds it for as long as any view of it is alive, torch's and memoryviews included."""
+    """A block in use. NumPy refers to it while any view of it is alive, torch tensors and memoryviews included."""
 
     def __init__(self, memory: Memory, block: NDArray[np.uint8]) -> None:
         self._memory = memory
@@ -36,23 +39,26 @@ class _Loan:
 
 
 class Memory:
-    """Keeps up to ``kept`` bytes of blocks that nobody uses any more. From any thread."""
+    """Keeps up to ``kept`` bytes of unused blocks. Thread-safe."""
 
     def __init__(self, kept: int = KEPT_BYTES) -> None:
         self._most = kept
         self._free: list[NDArray[np.uint8]] = []  # least recently used first
-        self._lock = threading.RLock()  # a loan may end while its own thread takes another
+        self._lock = threading.Lock()
+        self._returned: SimpleQueue[NDArray[np.uint8]] = SimpleQueue()  # blocks on their way to _free
 
     @property
     def free_bytes(self) -> int:
         with self._lock:
+            self._collect()
             return sum(block.nbytes for block in self._free)
 
     def take(self, size: int) -> NDArray[np.uint8]:
-        """``size`` bytes, 1-D, with anything in them. They come back by themselves once nothing refers to them."""
+        """``size`` uninitialised bytes, 1-D. They come back by themselves once nothing refers to them."""
         if size < SMALLEST_BYTES:
             return np.empty(size, np.uint8)
         with self._lock:
+            self._collect()
             fitting = [n for n, block in enumerate(self._free) if size <= block.nbytes <= 2 * size]
             best = min(fitting, key=lambda n: self._free[n].nbytes, default=None)
             block = self._free.pop(best) if best is not None else None
@@ -60,32 +66,44 @@ class Memory:
         return np.asarray(loan)[:size]
 
     def forget(self) -> None:
-        """Lets go of all blocks that nobody uses."""
+        """Frees all unused blocks."""
         with self._lock:
+            self._collect()
             self._free.clear()
 
     def _give_back(self, block: NDArray[np.uint8]) -> None:
-        with self._lock:
-            self._free.append(block)
-            while self._free and self.free_bytes > self._most:
-                self._free.pop(0)
+        """Only queues the block while the lock is held: the garbage collector may call this anywhere, also within `take`."""
+        self._returned.put(block)
+        if self._lock.acquire(blocking=False):
+            try:
+                self._collect()
+            finally:
+                self._lock.release()
+
+    def _collect(self) -> None:
+        """Moves returned blocks to the free ones, and drops the longest unused if there are too many. The lock is held."""
+        with suppress(Empty):
+            while True:
+                self._free.append(self._returned.get_nowait())
+        while sum(block.nbytes for block in self._free) > self._most:
+            self._free.pop(0)
 
 
 MEMORY = Memory()
-"""This process's."""
+"""The memory of this process."""
 
 
 class _GivingBack:
-    """Gives memory that this process has freed back to the system: what MEMORY keeps, and what malloc does between pieces that
-    are in use, which grows from step to step. Once in a while, as the next use must have it zeroed again."""
+    """Gives freed memory back to the system: what MEMORY keeps, and what malloc keeps between pieces in use, which grows from
+    step to step. It does so seldom, because the next use must have the pages zeroed again."""
 
     def __init__(self) -> None:
         trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform.startswith("linux") else None
-        self._trim = trim  # of glibc
+        self._trim = trim  # glibc only
         self._next = 0.0
 
     def __call__(self, *, now: bool = False) -> bool:
-        """Does it if it is time to, or ``now``; whether it did."""
+        """Gives memory back if it is time, or ``now``. Returns whether it did."""
         began = time.monotonic()
         if not now and began < self._next:
             return False

@@ -35,13 +35,13 @@ def join(
     coordinator: Annotated[str, typer.Argument(help="The coordinator's HOST:PORT.")] = "127.0.0.1:7400",
     id: Annotated[
         str,
-        typer.Option(help="This node's identity, kept across restarts. Default: host name and a number, remembered."),
+        typer.Option(help="This node's name, kept across restarts. Default: the host name and a number, remembered."),
     ] = "",
     run: Annotated[str, typer.Option(help="Join only if the coordinator's run has this name.")] = "",
     token: Annotated[
         str,
         typer.Option(
-            envvar="DTFM_TOKEN", help="The run's token. Better in the environment: arguments show in process lists."
+            envvar="DTFM_TOKEN", help="The run's token. Better set in the environment: arguments show in process lists."
         ),
     ] = "",
     listen: Annotated[
@@ -59,11 +59,11 @@ def join(
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
     memory: Annotated[
         str,
-        typer.Option(help="How much of its memory this node may be given work for, e.g. 6GiB. Default: what is free."),
+        typer.Option(help="The most memory that work on this node may take, e.g. 6GiB. Default: what is free."),
     ] = "",
     threads: Annotated[int, typer.Option(min=0, help="CPU threads to compute with. 0: PyTorch's default.")] = 0,
     give_up_after: Annotated[
-        float, typer.Option(min=0, help="Exit with 1 after so many seconds without a coordinator.")
+        float, typer.Option(min=0, help="Exit with 1 after this many seconds without a coordinator.")
     ] = 300.0,
     allow_module: Annotated[
         list[str] | None,
@@ -72,26 +72,27 @@ def join(
     notices: Annotated[
         bool,
         typer.Option(
-            help="Leave in order when the cloud host (AWS, Google, Azure) says that it takes this machine away."
+            help="Leave in order when the cloud host (AWS, Google, Azure) gives notice that it will take this machine away."
         ),
     ] = True,
     trace: Annotated[
-        Path | None, typer.Option(help="Write what this node does, and when, to this file: open it at ui.perfetto.dev.")
+        Path | None,
+        typer.Option(help="Write what this node does, and when, to this file, to be opened at ui.perfetto.dev."),
     ] = None,
-    backups: Annotated[
+    snapshots: Annotated[
         Path | None,
         typer.Option(
-            help="Where this node keeps parts of the run's state for whoever loses them, until the run is over. Default: "
-            "~/.cache/dtfm/backups."
+            help="The folder for parts of the run's state, kept on this disk until the run is over, so that it survives the "
+            "loss of other nodes. Default: ~/.cache/dtfm/snapshots."
         ),
     ] = None,
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log every message too.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log every message.")] = False,
 ) -> None:
     """Joins a run and takes part until it is over.
 
     SIGTERM or Ctrl-C hands this node's part over to the others, which costs them no step, and exits 0; a second one exits at
-    once. Exit codes: 0 the run is
-    complete or this node left in order, 1 the run failed or the coordinator is gone, 2 bad input or a refusal.
+    once. Exit codes: 0 the run is complete or this node left in order, 1 the run failed or the coordinator is gone, 2 bad input
+    or a refusal.
     """
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
     logging.getLogger("dtfm").setLevel(logging.DEBUG if verbose else logging.INFO)
@@ -114,8 +115,8 @@ def join(
             device=open_device(device),
             give_up_after=give_up_after,
             allowed_modules=tuple(allow_module or ()),
-            heed_notices=notices,
-            backups=(backups or _cache() / "backups").absolute(),
+            leave_on_preemption=notices,
+            snapshots=(snapshots or _cache() / "snapshots").absolute(),
         )
         with write_trace(trace, settings.node) if trace else nullcontext():
             raise typer.Exit(asyncio.run(_join(settings, _read_size(memory))))
@@ -126,13 +127,13 @@ def join(
 
 @app.command()
 def doctor(
-    coordinator: Annotated[str, typer.Argument(help="The coordinator's HOST:PORT; left out: not asked.")] = "",
+    coordinator: Annotated[str, typer.Argument(help="The coordinator's HOST:PORT; it is not asked if left out.")] = "",
     token: Annotated[str, typer.Option(envvar="DTFM_TOKEN", help="The run's token.")] = "",
     listen: Annotated[str, typer.Option(help="HOST:PORT that a node here would listen on.")] = "0.0.0.0:0",
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
     json_lines: Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")] = False,
 ) -> None:
-    """Says what would stop this machine from joining a run, and how to mend it. Exit codes: 0 nothing, 1 something."""
+    """Says what would stop this machine from joining a run, and how to fix it. Exit codes: 0 nothing, 1 something."""
     findings = asyncio.run(examine(coordinator, token.strip(), listen, device))
     for finding in findings:
         if json_lines:
@@ -158,7 +159,9 @@ async def _join(settings: Settings, most_memory: int | None) -> int:
             os._exit(130)
         signalled = True
         print(
-            f"{name}: handing over to the others, then leaving. Once more: exit at once.", file=sys.stderr, flush=True
+            f"{name}: handing over to the others, then leaving. A second {name} exits at once.",
+            file=sys.stderr,
+            flush=True,
         )
         session.leave(name)
 
@@ -172,7 +175,7 @@ def _cache() -> Path:
 
 
 def _address_facing(host: str) -> str:
-    """The local address from which ``host`` is reached; nothing is sent."""
+    """The local address from which ``host`` is reached. Sends nothing."""
     try:
         family, _, _, _, address = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
@@ -186,17 +189,17 @@ def _address_facing(host: str) -> str:
 
 
 def _read_size(text: str) -> int | None:
-    """In bytes; None for an empty text."""
+    """The size in bytes; None for an empty text."""
     if not text:
         return None
     try:
         return TypeAdapter(Annotated[ByteSize, Field(gt=0)]).validate_python(text)
     except ValidationError:
-        raise ValueError(f"--memory {text!r} is no amount of memory; give it like 6GiB or 500MB") from None
+        raise ValueError(f"--memory {text!r} is not an amount of memory; give it like 6GiB or 500MB") from None
 
 
 def _remembered_identity() -> str:
-    """Drawn once per machine and user, so that a node that comes back is known again."""
+    """A name drawn once per machine and user, so that a node that comes back is recognised."""
     state = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "dtfm" / "identity"
     try:
         if not state.exists():
@@ -204,7 +207,7 @@ def _remembered_identity() -> str:
             state.write_text(f"{socket.gethostname().split('.')[0]}-{secrets.token_hex(2)}\n")
         return state.read_text().strip()
     except OSError as error:
-        raise ValueError(f"this node's identity cannot be kept in {state} ({error}); give one with --id NAME") from None
+        raise ValueError(f"this node's name cannot be stored in {state} ({error}); give one with --id NAME") from None
 
 
 def main() -> None:

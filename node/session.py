@@ -1,4 +1,4 @@
-"""A node's membership of a run: the control stream to the coordinator, and what its messages set in motion."""
+"""A node's membership in a run: the control stream to the coordinator, and what its messages set in motion."""
 
 from __future__ import annotations
 
@@ -22,14 +22,15 @@ import torch
 
 import dtfm
 from dtfm.node.host.links import measure_links
-from dtfm.node.host.preemption import notice
+from dtfm.node.host.preemption import preemption_notice
 from dtfm.node.state.disk import Disk
-from dtfm.node.state.snapshot import Keeper
-from dtfm.node.state.state_store import Holding
+from dtfm.node.state.snapshots import Snapshots
+from dtfm.node.state.state_store import StateStore
+from dtfm.node.training.generation_setup import Equipment
 from dtfm.node.training.trainer import Trainer
 from dtfm.node.transport.peer_server import PeerServer
 from dtfm.node.transport.send_priority import Rank
-from dtfm.node.transport.sender import Outbox
+from dtfm.node.transport.sender import Sender
 from dtfm.protos import PROTOCOL_VERSION, control_pb2_grpc
 from dtfm.protos.connection import DEFAULT_LEASE, open_channel, token_metadata
 from dtfm.protos.control_pb2 import (
@@ -40,9 +41,9 @@ from dtfm.protos.control_pb2 import (
     Hello,
     Leaving,
     NodeMessage,
-    Prefetch,
     Probe,
     RefusalReason,
+    Standby,
     StepFailed,
     StepProblem,
 )
@@ -52,18 +53,19 @@ log = logging.getLogger(__name__)
 Argument = TypeVar("Argument")
 
 FIRST_PAUSE_SECONDS = 0.5
+"""Seconds before the second attempt to connect; later pauses double."""
 LONGEST_PAUSE_SECONDS = 15.0
 IDLE_BEATS = 40
-"""A node without a part in the plan times its device again every so many heartbeats: it may have been slow, and recovered."""
+"""Heartbeats between two timings of an idle node's device: it may have been slow, and recovered."""
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """How this node joins. Addresses are HOST:PORT; ``advertise`` without a port takes the one that it listens on.
+    """How this node joins. Addresses are HOST:PORT; ``advertise`` without a port gets the one that the node listens on.
 
-    ``token`` is the run's, shown to the coordinator. ``give_up_after`` is how many seconds without a coordinator it takes for the
-    node to exit. ``heed_notices``: it leaves when the cloud host says that it takes the machine away. ``backups``: the folder for
-    its part in backups.
+    ``token`` is the run's, shown to the coordinator. ``give_up_after`` is the number of seconds without a coordinator after
+    which the node exits. With ``leave_on_preemption`` it leaves when the cloud host gives notice. ``snapshots`` is the folder
+    for its part in snapshots on disks.
     """
 
     coordinator: str
@@ -75,15 +77,15 @@ class Settings:
     device: torch.device
     give_up_after: float
     allowed_modules: tuple[str, ...]
-    heed_notices: bool
-    backups: Path
+    leave_on_preemption: bool
+    snapshots: Path
 
 
 class Session:
-    """From the first hello to the last goodbye, through as many connections as it takes."""
+    """From the first hello to the last goodbye, over any number of connections."""
 
     def __init__(self, settings: Settings, device: Device) -> None:
-        """On a running event loop. ``device`` is what measure_device says of the one in ``settings``."""
+        """On a running event loop. ``device`` is what `measure_device` returns for the one in ``settings``."""
         loop = asyncio.get_running_loop()
         self._settings = settings
         self._incarnation = secrets.randbits(64)
@@ -94,26 +96,24 @@ class Session:
         self._leave_reason = ""
         self._address = settings.advertise
         self._key = make_key()
-        self._identity: Identity | None = None  # until the first welcome
-        self._lease = DEFAULT_LEASE  # until the run says
+        self._identity: Identity | None = None  # None until the first welcome
+        self._lease = DEFAULT_LEASE  # until the first welcome
         self._hang_up: Callable[[], object] = lambda: None
-        self._outbox = Outbox(settings.node, self._peer_lost)
-        holding = Holding()
+        self._sender = Sender(settings.node, self._peer_lost)
         report = _on_loop(loop, self._send)
-        self._keeper = Keeper(Disk(settings.backups, settings.node), report)
-        self._trainer = Trainer(
-            settings.node,
-            settings.device,
-            device,
-            settings.allowed_modules,
-            self._outbox,
-            holding,
-            self._keeper,
-            loop,
-            report,
-            _on_loop(loop, self._fail),
+        self._snapshots = Snapshots(Disk(settings.snapshots, settings.node), report)
+        equipment = Equipment(
+            node=settings.node,
+            device=settings.device,
+            hardware=device,
+            allowed_modules=settings.allowed_modules,
+            sender=self._sender,
+            store=StateStore(),
+            snapshots=self._snapshots,
         )
-        self._server = PeerServer(holding, partial(self._outbox.uplink.give_way, Rank.STATE), self._keeper.disk)
+        self._trainer = Trainer(equipment, loop, report, _on_loop(loop, self._fail))
+        give_way = partial(self._sender.priority.give_way, Rank.STATE)
+        self._server = PeerServer(equipment.store, give_way, self._snapshots.disk)
 
     async def run(self) -> int:
         """Takes part until the run is over. Returns the process's exit code. Raises ValueError for a user's mistake."""
@@ -121,37 +121,37 @@ class Session:
             port = await self._server.start(self._settings.listen)
             if ":" not in self._address.rpartition("]")[2]:
                 self._address = f"{self._address}:{port}"
-            if self._settings.heed_notices:
-                self._start(self._heed_notice())
+            if self._settings.leave_on_preemption:
+                self._start(self._leave_on_preemption())
             await self._stay_connected()
             return self._exit if self._exit is not None else 1
         finally:
-            await self._trainer.prefetch(Prefetch())
+            await self._trainer.stand_by(Standby())
             await asyncio.to_thread(self._trainer.stop)
-            await asyncio.to_thread(self._keeper.close)
+            await asyncio.to_thread(self._snapshots.writer.close)
             for task in self._tasks:
                 task.cancel()
-            await self._outbox.close()
+            await self._sender.close()
             await self._server.stop()
 
     def leave(self, reason: str) -> None:
-        """Works on until this node's part is handed over, then lets ``run`` return 0."""
+        """Works on until this node's part is handed over, then makes ``run`` return 0."""
         self._leaving.set()
         self._leave_reason = reason
         self._send(NodeMessage(leaving=Leaving(reason=reason)))
 
     async def _stay_connected(self) -> None:
-        """Connects, and again whenever the connection breaks, with growing pauses, until told to exit or patience ends."""
+        """Connects whenever there is no connection, with growing pauses, until the node is to exit or gives up."""
         pause = FIRST_PAUSE_SECONDS
         silent_since = time.monotonic()
         while self._exit is None:
             if self._leaving.is_set():
                 self._exit = 0
                 return
-            problem, heard = await self._connect_once()
+            problem, answered = await self._connect_once()
             if self._exit is not None or self._leaving.is_set():
                 continue
-            if heard:
+            if answered:
                 silent_since, pause = time.monotonic(), FIRST_PAUSE_SECONDS
             left = self._settings.give_up_after - (time.monotonic() - silent_since)
             if left <= 0:
@@ -166,7 +166,7 @@ class Session:
                 return
             wait = min(pause * random.uniform(0.8, 1.2), max(left, 0.05))
             print(
-                f"The coordinator at {self._settings.coordinator} does not answer ({problem}); next try in {wait:.1f} s, "
+                f"The coordinator at {self._settings.coordinator} does not answer ({problem}); trying again in {wait:.1f} s, "
                 f"giving up in {left:.0f} s",
                 file=sys.stderr,
                 flush=True,
@@ -176,16 +176,16 @@ class Session:
             pause = min(pause * 2, LONGEST_PAUSE_SECONDS)
 
     async def _connect_once(self) -> tuple[str, bool]:
-        """One control stream from hello to its end: (what ended it, whether the coordinator said anything)."""
-        heard = False
+        """One control stream. Returns (what ended it, whether the coordinator sent anything)."""
+        answered = False
         try:
             authority = await fetch_authority(self._settings.coordinator, self._settings.token, self._lease)
         except ConnectionError as error:
-            return str(error), heard
+            return str(error), answered
         except PermissionError as error:
             if self._identity is None:
                 self._refused("TOKEN", str(error))
-            return str(error), heard
+            return str(error), answered
         self._outgoing = asyncio.Queue()
         self._send(
             NodeMessage(
@@ -208,19 +208,19 @@ class Session:
             self._hang_up = stream.cancel
             try:
                 async for message in stream:
-                    heard = True
+                    answered = True
                     if message.WhichOneof("message") == "welcome" and heartbeat is None:
                         heartbeat = asyncio.create_task(self._beat(message.welcome.heartbeat_seconds))
                     await self._handle(message)
                     if self._exit is not None:
                         break
-                return "it closed the connection", heard
+                return "it closed the connection", answered
             except grpc.aio.AioRpcError as error:
-                return f"{error.code().name}: {error.details()}", heard
+                return f"{error.code().name}: {error.details()}", answered
             except asyncio.CancelledError:
                 if self._exit is None:
                     raise
-                return "it did not answer the goodbye", heard
+                return "it did not answer the goodbye", answered
             finally:
                 if heartbeat is not None:
                     heartbeat.cancel()
@@ -237,18 +237,18 @@ class Session:
                 self._identity = Identity(welcome.authority, welcome.certificate, self._key)
                 self._server.become(self._identity)
                 self._trainer.prepare(welcome.run, self._identity)
-                if self._leaving.is_set():  # said too early to be heard
+                if self._leaving.is_set():  # this may not have been sent before
                     self._send(NodeMessage(leaving=Leaving(reason=self._leave_reason)))
             case "refusal":
                 self._refused(RefusalReason.Name(message.refusal.reason), message.refusal.sentence)
             case "probe":
                 self._start(self._probe(message.probe))
             case "assignment":
-                self._trainer.adopt(message.assignment, self._server.admit_to)
-            case "prefetch":
-                self._start(self._trainer.prefetch(message.prefetch))
-            case "keep":
-                self._start(self._keeper.keep(message.keep))
+                self._trainer.adopt(message.assignment, self._server.deliver_to)
+            case "standby":
+                self._start(self._trainer.stand_by(message.standby))
+            case "keep_snapshots":
+                self._start(self._snapshots.keep(message.keep_snapshots))
             case "begin":
                 self._trainer.begin(message.begin)
             case "commit":
@@ -256,7 +256,7 @@ class Session:
             case "links_changed":
                 self._trainer.links_changed(message.links_changed)
             case "abort":
-                log.info("step %d was called off: %s", message.abort.step, message.abort.reason)
+                log.info("step %d is aborted: %s", message.abort.step, message.abort.reason)
                 self._trainer.call_off(message.abort.reason)
             case "finish":
                 finish = message.finish
@@ -264,21 +264,21 @@ class Session:
                 print(finish.reason or "The run is complete.", file=stream, flush=True)
                 self._exit = 0 if finish.completed or self._leaving.is_set() else 1
                 if finish.completed:
-                    self._keeper.remove()
+                    self._snapshots.remove()
             case _:
-                log.warning("ignored a message of the coordinator that this version does not know")
+                log.warning("ignored a message from the coordinator that this version does not know")
 
     def _refused(self, reason: str, sentence: str) -> None:
         print(f"The coordinator refused this node: {reason}: {sentence}", file=sys.stderr, flush=True)
         self._exit = 1 if reason == "RUN_OVER" else 2
 
     async def _probe(self, probe: Probe) -> None:
-        assert self._identity is not None  # who is told to probe has been welcomed
+        assert self._identity is not None  # probes are asked of welcomed nodes only
         report = await measure_links(self._settings.node, list(probe.peers), self._identity, self._lease)
         self._send(NodeMessage(links=report))
 
-    async def _heed_notice(self) -> None:
-        if reason := await notice():
+    async def _leave_on_preemption(self) -> None:
+        if reason := await preemption_notice():
             print(f"{reason}: handing over to the others, then leaving.", file=sys.stderr, flush=True)
             self.leave(reason)
 
@@ -295,7 +295,7 @@ class Session:
             message = await outgoing.get()
             yield message
             if message.WhichOneof("message") == "goodbye":
-                # The coordinator ends the stream; should it be gone without a trace, this does.
+                # The coordinator ends the stream. If it has vanished, this does.
                 asyncio.get_running_loop().call_later(self._lease, self._hang_up)
                 return
 
@@ -323,10 +323,10 @@ class Session:
 
 
 def _on_loop(loop: asyncio.AbstractEventLoop, function: Callable[[Argument], None]) -> Callable[[Argument], None]:
-    """``function``, to be called from any thread and run on ``loop``."""
+    """``function``, callable from any thread, run on ``loop``."""
 
     def call(argument: Argument) -> None:
-        # The loop is closed when a checkpoint's last word comes after the session ended.
+        # The loop is closed if a checkpoint is finished after the session has ended.
         with contextlib.suppress(RuntimeError):
             loop.call_soon_threadsafe(function, argument)
 

@@ -1,1 +1,1 @@
-"""The training data: sources, tokens, samples."""
+"""The training data: sources, tokens, samples, and the code that a run may name."""

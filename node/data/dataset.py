@@ -1,4 +1,4 @@
-"""What a run trains on: samples that can be taken by number, and the part of them held out for evaluation."""
+"""What a run trains on: numbered samples, of which some are held out for evaluation."""
 
 from __future__ import annotations
 
@@ -19,20 +19,21 @@ from numpy.typing import NDArray
 from dtfm.node.data.samples import Sample, held_out
 from dtfm.node.data.sources import Document, documents
 from dtfm.node.data.tokenizer import Tokenizer, load_tokenizer
-from dtfm.node.model.user_code import import_allowed
+from dtfm.node.data.user_code import import_allowed
 from dtfm.protos import plan_pb2
 
 log = logging.getLogger(__name__)
 Indices = NDArray[np.int64]
 Batch = tuple[torch.Tensor, torch.Tensor]
-_PROGRESS_SECONDS = 2.0
+_PROGRESS_SECONDS = 2.0  # between two log lines while reading
 
 
 class Data(ABC):
-    """Samples, alike on every node that has the same ``fingerprint``.
+    """Samples, the same on every node with the same ``fingerprint``.
 
-    ``sample`` describes one input. ``tokens_per_sample`` is 1 for models without tokens. ``unigram_entropy`` is what a model
-    that knows frequencies alone would lose on the held-out part, in nats per label. ``tokenizer`` is None for other than text.
+    ``sample`` describes one input. ``tokens_per_sample`` is 1 for data without tokens. ``unigram_entropy`` is the loss on the
+    held-out part, in nats per label, of a model that knows only label frequencies. ``tokenizer`` is None unless the data is
+    text.
     """
 
     sample: Sample
@@ -57,17 +58,17 @@ class Data(ABC):
         return self._take(self._training[indices])
 
     def evaluation_batch(self, indices: Indices) -> Batch:
-        """The same of held-out samples."""
+        """The same for held-out samples."""
         return self._take(self._evaluation[indices])
 
     @abstractmethod
     def _take(self, numbers: Indices) -> Batch:
-        """Samples by their number in the whole."""
+        """Samples by their number in the whole data set."""
 
 
 class TokenWindows(Data):
-    """Windows of sequence_length + 1 consecutive tokens; each begins with the last token of the one before, so that every
-    token but the first is predicted once."""
+    """Windows of sequence_length + 1 consecutive tokens. Each begins with the last token of the one before, so that every token
+    except the first is predicted once."""
 
     def __init__(self, tokens: NDArray[Any], digest: blake3, tokenizer: Tokenizer, data: plan_pb2.Run.Data) -> None:
         length = data.sequence_length
@@ -100,7 +101,7 @@ class TokenWindows(Data):
 
 
 class TensorPairs(Data):
-    """Inputs and labels that a function of the user's made."""
+    """Inputs and labels made by a user's function."""
 
     def __init__(self, inputs: torch.Tensor, labels: torch.Tensor, evaluation_fraction: float) -> None:
         super().__init__(len(inputs), evaluation_fraction)
@@ -119,13 +120,13 @@ class TensorPairs(Data):
 
 
 def load_data(run: plan_pb2.Run, allowed_modules: Sequence[str] = ()) -> Data:
-    """What the run trains on.
+    """Loads what the run trains on.
 
-    ``allowed_modules`` are the import paths that this node's operator lets a run name. Text goes through the tokenizer
-    once, into an unnamed temporary file, so that it need not fit into memory.
+    ``allowed_modules`` are the import paths that this node's operator lets a run name. Text is tokenized once, into an unnamed
+    temporary file, so that it need not fit into memory.
 
     Raises:
-        ValueError: the source or the tokenizer cannot be read, or gives too little; the message names the key.
+        ValueError: the source or the tokenizer cannot be read, or there is too little data; the message names the key.
     """
     data = run.data
     if data.source.startswith("module:"):
@@ -148,8 +149,8 @@ def load_data(run: plan_pb2.Run, allowed_modules: Sequence[str] = ()) -> Data:
 
 
 def tokenize(texts: Iterable[Document], tokenizer: Tokenizer) -> tuple[NDArray[Any], blake3]:
-    """All tokens one after another (1-D, the narrowest unsigned dtype that holds them, in a temporary file that goes with
-    them), and a digest fed with their bytes."""
+    """All tokens in order (1-D, of the narrowest unsigned dtype that fits, mapped from a temporary file), and a digest of their
+    bytes."""
     dtype = np.dtype("<u1" if tokenizer.size <= 1 << 8 else "<u2" if tokenizer.size <= 1 << 16 else "<u4")
     separator = np.asarray(tokenizer.separator, dtype=dtype).tobytes()
     digest, size, said = blake3(), 0, time.monotonic()
@@ -170,9 +171,9 @@ def tokenize(texts: Iterable[Document], tokenizer: Tokenizer) -> tuple[NDArray[A
 
 
 def entropy(counts: NDArray[np.int64]) -> float:
-    """Of the distribution with these counts, in nats."""
-    shares = counts[counts > 0] / counts.sum()
-    return float(-(shares * np.log(shares)).sum()) + 0.0
+    """The entropy, in nats, of the distribution with these counts."""
+    frequencies = counts[counts > 0] / counts.sum()
+    return float(-(frequencies * np.log(frequencies)).sum()) + 0.0
 
 
 def _checked(made: Any, source: str) -> Batch:

@@ -1,4 +1,4 @@
-"""What one sample is, and which samples each step takes: pure functions of the seed, alike on every node."""
+"""What a sample is, and which samples each step takes: pure functions of the seed, equal on every node."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-# Epochs that no run reaches, for permutations that do not belong to one.
+# Epochs that no run reaches, for permutations that belong to no epoch.
 _HELD_OUT, _EVALUATION_ORDER = 2**64 - 1, 2**64 - 2
 
 
@@ -28,9 +28,9 @@ def training_samples(
 ) -> NDArray[np.int64]:
     """Which training samples one micro-batch takes: int64 of shape [micro_batch], values in [0, count).
 
-    Steps are numbered from 1, micro-batches from 0 within a step. Read in the order (step, micro-batch, row), the samples
-    run through one permutation per epoch, drawn anew from (seed, epoch): each comes exactly once per epoch, whatever the
-    sizes. A step may therefore end one epoch and begin the next.
+    Steps are numbered from 1, micro-batches from 0 within a step. In the order (step, micro-batch, row), the samples follow one
+    permutation per epoch, a function of (seed, epoch): each comes exactly once per epoch, whatever the sizes. So a step may
+    end one epoch and begin the next.
     """
     assert step >= 1, step
     assert 0 <= micro_batch_number < global_batch // micro_batch, micro_batch_number
@@ -48,8 +48,8 @@ def training_samples(
 def evaluation_samples(micro_batch_number: int, *, micro_batch: int, count: int) -> NDArray[np.int64]:
     """Which held-out samples one evaluation micro-batch takes: int64 of shape [micro_batch], values in [0, count).
 
-    Every evaluation of any run sees the same samples, so that losses can be compared: the first ones of one fixed
-    permutation. A held-out part that is too small is read again from its start.
+    Every evaluation of any run takes the same samples, so that losses can be compared: the first ones of a fixed permutation.
+    If there are too few, they are taken again from the start.
     """
     assert count >= 1, "the data set has refused to be empty"
     start = micro_batch_number * micro_batch
@@ -57,10 +57,10 @@ def evaluation_samples(micro_batch_number: int, *, micro_batch: int, count: int)
 
 
 def held_out(count: int, fraction: float) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Numbers of the training samples and of those held out for evaluation, of ``count`` (at least 2) in all; each rising.
+    """The numbers of the training samples and of the samples held out for evaluation, of ``count`` (at least 2); both ascending.
 
-    The choice is as if at random, so that no order in the data shows in it, but the same for all runs. There is at least
-    one of either kind.
+    The choice is pseudo-random, so that no order in the data shows in it, but the same for all runs. Each part has at least
+    one sample.
     """
     assert count >= 2, count
     held = min(max(floor(count * fraction), 1), count - 1)
@@ -70,8 +70,8 @@ def held_out(count: int, fraction: float) -> tuple[NDArray[np.int64], NDArray[np
 
 @lru_cache(maxsize=3)
 def _permutation(seed: int, epoch: int, count: int) -> NDArray[np.int64]:
-    # Sorting raw Philox words rather than Generator.permutation: the words are fixed by the algorithm's definition, the
-    # method may change between NumPy versions, and nodes with different ones must still agree. Stable for equal words.
+    # Sorting raw Philox words, not Generator.permutation: the algorithm defines the words, while the method may change between
+    # NumPy versions, and nodes with different versions must agree. Stable for equal words.
     words = np.random.Philox(key=np.array([seed, epoch], dtype=np.uint64)).random_raw(count)
     order = np.argsort(words, kind="stable").astype(np.int64)
     order.setflags(write=False)

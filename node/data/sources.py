@@ -1,4 +1,4 @@
-"""Where text comes from. A source is read as documents, each in pieces of bounded size, in the same order everywhere."""
+"""Sources of text, read as documents in pieces of bounded size, in the same order on every node."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, TextIO
 
-# Characters per piece: what a tokenizer is given at once.
+# Characters per piece, which a tokenizer gets at once.
 PIECE = 1 << 16
 # Longest JSON line, in characters.
 LONGEST_LINE = 1 << 26
@@ -25,7 +25,7 @@ def documents(source: str, text_field: str) -> Iterator[Document]:
     ``text_field`` is the field that holds the text, for JSON lines and hub data sets.
 
     Raises:
-        ValueError: at once or while reading: no such files, not text, no such field, ...
+        ValueError: at once or while reading: no such files, not text, no such field, and so on.
     """
     if source == "python-stdlib":
         return standard_library()
@@ -35,8 +35,8 @@ def documents(source: str, text_field: str) -> Iterator[Document]:
 
 
 def standard_library() -> Iterator[Document]:
-    """The running Python's library modules (its .py files in order of their paths, without tests and what was installed
-    or generated on this machine)."""
+    """The running Python's library modules: its .py files in order of their paths, without tests and files that were installed or
+    generated on this machine."""
     root = Path(sysconfig.get_paths()["stdlib"])
     files = sorted(
         (file.relative_to(root).as_posix(), file)
@@ -94,7 +94,7 @@ def _hub(name: str, text_field: str) -> Iterator[Document]:
         raise ValueError(
             f"data.source: 'hf:{name}' needs the package datasets; install it with: pip install 'dtfm[hub]'"
         ) from None
-    # "NAME:CONFIG"; a local path may have a colon of its own.
+    # "NAME:CONFIG", unless it is a local path with a colon.
     path, _, config = (name, "", "") if Path(name).expanduser().exists() else name.partition(":")
     if Path(path).expanduser().exists():
         path = str(Path(path).expanduser().resolve())
@@ -131,7 +131,7 @@ def _text_of(record: Any, text_field: str, where: str) -> str:
 
 
 def _pieces(text: TextIO) -> Iterator[str]:
-    """Pieces that end at the end of a line where one is near, so that tokens are not cut."""
+    """Pieces that end at a line end if one is near, so that tokens are not cut."""
     while piece := text.read(PIECE):
         yield piece + text.readline(PIECE)
 

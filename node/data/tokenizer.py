@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 
 class Tokenizer(Protocol):
-    """``size``: ids lie in [0, size). ``separator``: the ids that stand between two documents."""
+    """Ids are in [0, ``size``). ``separator`` are the ids between two documents."""
 
     @property
     def size(self) -> int: ...
@@ -24,11 +24,11 @@ class Tokenizer(Protocol):
     def decode(self, ids: NDArray[np.integer[Any]]) -> str: ...
 
     def save(self, folder: Path) -> None:
-        """Writes what transformers' AutoTokenizer needs into a local folder, if there is such a thing."""
+        """Writes the files that transformers' AutoTokenizer loads, if any, into a local folder."""
 
 
 class Bytes:
-    """UTF-8: every byte is a token. A newline stands between documents."""
+    """UTF-8: every byte is a token. A newline separates documents."""
 
     size = 256
     separator = (10,)
@@ -44,7 +44,7 @@ class Bytes:
 
 
 class Pretrained:
-    """One of transformers' tokenizers. Its end-of-text token stands between documents, or a newline if it has none."""
+    """A tokenizer of transformers. Its end-of-text token separates documents, or a newline if it has none."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
@@ -53,7 +53,7 @@ class Pretrained:
         self.separator: tuple[int, ...] = (end,) if end is not None else tuple(self.encode("\n").tolist())
 
     def encode(self, text: str) -> NDArray[np.int64]:
-        text = text.encode("utf-8", errors="replace").decode("utf-8")  # JSON may hold halves of surrogate pairs
+        text = text.encode("utf-8", errors="replace").decode("utf-8")  # JSON may contain halves of surrogate pairs
         ids = self._tokenizer(text, add_special_tokens=False, return_attention_mask=False, verbose=False)["input_ids"]
         return np.asarray(ids, dtype=np.int64)
 
@@ -68,7 +68,7 @@ def load_tokenizer(name: str) -> Tokenizer:
     """The tokenizer called ``name``: "bytes", a local folder, or a name on the Hugging Face hub.
 
     Raises:
-        ValueError: there is none.
+        ValueError: it cannot be loaded.
     """
     if name == "bytes":
         return Bytes()

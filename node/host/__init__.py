@@ -1,1 +1,1 @@
-"""The machine: its device, its links, preemption notices, and what a node did when."""
+"""The machine: device, links, preemption notices, diagnosis, trace."""

@@ -1,4 +1,4 @@
-"""The device that this node computes on: which, how much memory, how fast."""
+"""The device that this node computes on: its name, memory and speed."""
 
 from __future__ import annotations
 
@@ -7,9 +7,6 @@ import os
 import platform
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import cache
 from pathlib import Path
 
 import torch
@@ -17,28 +14,29 @@ import torch
 from dtfm.protos.control_pb2 import Device
 
 MEASURE_SECONDS = 0.1
+"""Seconds of timed matrix products."""
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8  # malloc.h
 
 
 def keep_freed_memory() -> bool:
-    """Has this process keep up to 256 MiB that it frees, in pieces up to 32 MiB, for what it allocates next; whether it could
-    be told to (glibc's malloc can). Otherwise each frame and tensor asks the kernel for pages, which zeroes them first."""
+    """Makes malloc keep up to 256 MiB of freed memory, in pieces of up to 32 MiB, for later allocations.
+
+    Otherwise each frame and tensor asks the kernel for pages, which zeroes them first. Returns whether it worked: glibc only.
+    """
     if not sys.platform.startswith("linux"):
         return False
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:
         return False
-    # 32 MiB is the most that glibc takes as a threshold. One arena for all threads: an arena of a thread's own grows by 64 MiB
-    # into which tensors fit badly, and what one thread frees another cannot have.
+    # 32 MiB is the largest threshold that glibc accepts. One arena for all threads: a thread's own arena grows in steps of
+    # 64 MiB, which fit tensors badly, and memory that one thread frees is not available to another.
     settings = {_M_MMAP_THRESHOLD: 32 << 20, _M_TRIM_THRESHOLD: 256 << 20, _M_ARENA_MAX: 1}
     return all(mallopt(number, value) == 1 for number, value in settings.items())
 
 
 def open_device(name: str) -> torch.device:
-    """``auto`` (the first GPU, else the CPU), ``cpu``, ``cuda`` or ``cuda:N``. Raises ValueError for one that is not there.
-
-    What comes next will move tensors, so the process keeps freed memory from here on.
-    """
+    """The device named ``auto`` (the first GPU, else the CPU), ``cpu``, ``cuda`` or ``cuda:N``. Also sets malloc to keep freed
+    memory. Raises ValueError for a device that does not exist."""
     keep_freed_memory()
     if name == "auto":
         return torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
@@ -71,38 +69,8 @@ def measure_device(device: torch.device) -> Device:
     )
 
 
-def finish(device: torch.device) -> None:
-    """Waits, asleep, until ``device`` has done what this thread's stream was given. A CPU has by then."""
-    if device.type == "cuda":
-        done = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
-        done.record(torch.cuda.current_stream(device))
-        done.synchronize()
-
-
-def beside(tensor: torch.Tensor) -> AbstractContextManager[object]:
-    """To be called where ``tensor`` is computed, and entered wherever it is read: on a GPU what is launched within comes after
-    that, on a stream of its own, and not after whatever else is being computed."""
-    if not tensor.is_cuda:
-        return nullcontext()
-    stream = _side_stream(tensor.device)
-    computed = torch.cuda.current_stream(tensor.device).record_event()
-
-    @contextmanager
-    def on_its_own_stream() -> Iterator[None]:
-        with torch.cuda.stream(stream):
-            stream.wait_event(computed)
-            yield
-
-    return on_its_own_stream()
-
-
-@cache
-def _side_stream(device: torch.device) -> torch.cuda.Stream:
-    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-
-
 def free_memory(device: torch.device) -> int:
-    """In bytes."""
+    """Free memory in bytes: the GPU's, or the host's for a CPU."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     try:
@@ -115,7 +83,7 @@ def free_memory(device: torch.device) -> int:
 
 
 def _measure_flops(device: torch.device) -> float:
-    """The median of timed products of two square matrices, after a warm-up."""
+    """FLOP/s of a product of two square matrices: the median after a warm-up."""
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     size = 4096 if device.type == "cuda" else 512
     a = torch.ones(size, size, dtype=dtype, device=device)

@@ -1,4 +1,4 @@
-"""What would stop this machine from taking part in a run, and the fix for each."""
+"""What would stop this machine from taking part in a run, and how to fix it."""
 
 from __future__ import annotations
 
@@ -22,13 +22,14 @@ from dtfm.protos.credentials import fetch_authority, to_coordinator
 NEEDED = ("torch", "transformers", "safetensors", "grpcio")
 LEAST_DISK_BYTES = 1 << 30
 LEAST_TCP_BUFFER_BYTES = 16 << 20
-"""A stream fills 1 Gbit/s over 100 ms only with about that much in flight."""
+"""A stream fills 1 Gbit/s over 100 ms only with about this many bytes in flight."""
 ANSWER_SECONDS = 5.0
+"""Most seconds to wait for the coordinator."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """``good`` False: a node will not work; None: it will, but worse than it could. ``fix`` is empty when all is well."""
+    """``good`` is False if a node will not work, None if it works less well than it could. ``fix`` may be empty."""
 
     check: str
     good: bool | None
@@ -37,7 +38,7 @@ class Finding:
 
 
 async def examine(coordinator: str, token: str, listen: str, device: str) -> list[Finding]:
-    """All findings, in the order in which one would mend them. ``coordinator`` may be empty: then it is not asked."""
+    """All findings, in the order in which to fix them. An empty ``coordinator`` is not asked."""
     findings = [check_packages(), check_device(device), check_disk(), check_listen(listen)]
     findings += [check_tcp_buffers(), check_tcp_pauses()]
     if coordinator:
@@ -59,7 +60,7 @@ def check_device(name: str) -> Finding:
     try:
         device = measure_device(open_device(name))
     except ValueError as mistake:
-        return Finding("device", False, str(mistake), "give another with --device, or mend the driver")
+        return Finding("device", False, str(mistake), "choose another with --device, or repair the driver")
     sentence = (
         f"{device.name} ({device.kind}), {device.memory_bytes / 2**30:.1f} GiB free, {device.flops / 1e9:.0f} GFLOP/s in "
         "matrix products"
@@ -73,7 +74,7 @@ def check_disk(free: Callable[[], int] = lambda: shutil.disk_usage(Path.cwd()).f
     left = free()
     if left < LEAST_DISK_BYTES:
         return Finding(
-            "disk", False, f"{left / 2**30:.1f} GiB free", "tokenized data and checkpoints need room: free some"
+            "disk", False, f"{left / 2**30:.1f} GiB free", "tokenized data and snapshots need space: free some"
         )
     return Finding("disk", True, f"{left / 2**30:.0f} GiB free")
 
@@ -92,7 +93,7 @@ def read_setting(path: str) -> str:
 
 
 def check_tcp_buffers(read: Callable[[str], str] = read_setting) -> Finding:
-    """Linux lets a connection keep at most this much in flight, whatever the link."""
+    """How many bytes Linux lets a connection have in flight, whatever the link."""
     paths = {"rmem": "/proc/sys/net/ipv4/tcp_rmem", "wmem": "/proc/sys/net/ipv4/tcp_wmem"}
     try:
         most = {name: int(read(path).split()[2]) for name, path in paths.items()}
@@ -111,19 +112,19 @@ def check_tcp_buffers(read: Callable[[str], str] = read_setting) -> Finding:
 
 
 def check_tcp_pauses(read: Callable[[str], str] = read_setting) -> Finding:
-    """Linux has a connection that paused for longer than its retransmission timeout (0.2 s and more) begin slowly again, as links
-    do in every step. BBR does not."""
+    """Whether TCP starts slowly again after a pause longer than its retransmission timeout (0.2 s or more), as links have in
+    every step. Linux does so by default, except with BBR."""
     try:
         control = read("/proc/sys/net/ipv4/tcp_congestion_control").strip()
         slow = read("/proc/sys/net/ipv4/tcp_slow_start_after_idle").strip() != "0"
     except OSError:
         return Finding("tcp pauses", None, "unknown on this system", "nothing to do on a fast local network")
     if control.startswith("bbr") or not slow:
-        return Finding("tcp pauses", True, f"a connection goes on where it paused ({control})")
+        return Finding("tcp pauses", True, f"a connection keeps its speed after a pause ({control})")
     return Finding(
         "tcp pauses",
         None,
-        f"under {control} a connection that paused begins slowly again: over far links each step takes longer",
+        f"under {control} a connection starts slowly again after a pause: over far links each step takes longer",
         "sysctl -w net.ipv4.tcp_slow_start_after_idle=0 (with Docker, run the container with --sysctl and that)",
     )
 
@@ -136,7 +137,7 @@ async def check_coordinator(address: str, token: str) -> Finding:
         return Finding("coordinator", False, str(mistake), "give HOST:PORT as `dtfm-coordinator serve` prints it")
     except OSError as error:
         return Finding(
-            "coordinator", False, f"{host} is no known host: {error}", "check the name, or give its IP address"
+            "coordinator", False, f"{host} is not a known host: {error}", "check the name, or give its IP address"
         )
     fix = (
         f"is `dtfm-coordinator serve --listen 0.0.0.0:{port}` running there, and TCP port {port} open in its firewall?"
@@ -157,4 +158,4 @@ async def check_coordinator(address: str, token: str) -> Finding:
                     "coordinator", False, f"{address} refuses the token", "set DTFM_TOKEN to the run's token"
                 )
             return Finding("coordinator", False, f"{address}: {error.code().name}: {error.details()}", fix)
-    return Finding("coordinator", True, f"{address} answers; {len(reply.members_json)} nodes are there")
+    return Finding("coordinator", True, f"{address} answers; {len(reply.members_json)} nodes have joined")

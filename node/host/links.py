@@ -1,4 +1,4 @@
-"""Measures the links between this node and its peers, in both directions, and what they carry together."""
+"""Measures the links between this node and its peers: each direction alone, then several together."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from dtfm.node.host.bandwidth_probe import (
     Arrivals,
     is_enough,
     rate_of,
-    receive_burst,
-    send_burst,
+    receive_probe,
+    send_probe,
     window_seconds,
 )
 from dtfm.protos.connection import open_channel
@@ -26,49 +26,51 @@ from dtfm.protos.credentials import Identity, to_peer
 from dtfm.protos.streams import download_call, ping_call, upload_call
 
 PINGS = 5
+"""Pings to a peer; the shortest round trip counts."""
 MEASURING_LEASES = 4
-"""One after the other, bursts take about so many leases at most; the coordinator waits for PROBE_LEASES."""
+"""Most leases that the probes of one direction take together; the coordinator waits for PROBE_LEASES."""
 LEAST_WINDOWS = 2
-"""A burst may last for so many windows even where no time is left."""
+"""A probe may take this many windows even if no time is left."""
 MOST_TOGETHER = 8
-"""Bursts that go up, or come down, at the same time."""
+"""Most probes in the same direction at the same time."""
 MOST_BYTES_TOGETHER = 4 * MOST_BYTES
-"""After which these end."""
+"""Most bytes that these probes send together."""
 HELD_UP = 2
-"""A link that is so many times quicker beside others than it was by itself had been held up by something else."""
+"""A link that is this many times faster beside others than alone was held up by something else when alone."""
 
-#: The sizes in bytes of what has arrived of a burst, when it does.
+#: The sizes in bytes of a probe's pieces, as they arrive.
 Sizes = AsyncGenerator[int, None]
 
 
 async def measure_links(node: str, peers: Sequence[Peer], identity: Identity, lease: float) -> LinkReport:
-    """For each peer the links node -> peer and peer -> node: one-way latency in seconds (half the shortest of some round trips)
-    and bandwidth in bytes per second (see burst.py). A peer that does not answer within half a ``lease``, or of whose burst
-    too little comes, has bandwidth 0 and its problem named. ``up`` and ``down``: bytes per second that go to, or come
-    from, several peers together; 0 where fewer than two were reached.
+    """Measures the links node -> peer and peer -> node of each peer.
 
-    All peers at once say how far they are; then bursts go up and come down, one of each at a time, so that they do not share
-    this node's link, and not with the same peer, where answers would wait behind bursts; then, to see what of that they do share,
-    several at a time. Each may take its part of the time that is left, far ones more.
+    Latency is one way, in seconds: half the shortest round trip. Bandwidth is in bytes per second (see bandwidth_probe.py). A
+    peer that does not answer within half a ``lease``, or of whose probe too little arrives, has bandwidth 0 and a problem.
+    ``up`` and ``down`` are the bytes per second to, and from, several peers together; 0 if fewer than two were reached.
+
+    First all peers are pinged at once. Then one probe goes up and one comes down at a time, so that probes do not share this
+    node's line; never both with the same peer, where answers would wait behind the probe. Then several go at a time, to see
+    what they share. The remaining time is divided among the peers, with more for far ones.
     """
     probed = [_Probed(node, peer, identity, lease) for peer in peers]
     try:
         await asyncio.gather(*(each.ping() for each in probed))
         reached = sorted((each for each in probed if not each.problem), key=lambda each: each.round_trip)
 
-        async def bursts(peers: Sequence[_Probed], direction: Callable[[_Probed], _Direction]) -> None:
+        async def probe_all(peers: Sequence[_Probed], direction: Callable[[_Probed], _Direction]) -> None:
             until = time.perf_counter() + MEASURING_LEASES * lease
             needed = sum(each.window for each in peers)
             for each in peers:
                 async with each.busy:
                     if not each.problem:
-                        part = (until - time.perf_counter()) * each.window / needed
-                        await direction(each).measure(max(min(lease / 2, part), LEAST_WINDOWS * each.window))
+                        seconds = (until - time.perf_counter()) * each.window / needed
+                        await direction(each).measure(max(min(lease / 2, seconds), LEAST_WINDOWS * each.window))
                 needed -= each.window
 
         half = len(reached) // 2
         others_first = reached[half:] + reached[:half]
-        await asyncio.gather(bursts(reached, lambda each: each.up), bursts(others_first, lambda each: each.down))
+        await asyncio.gather(probe_all(reached, lambda each: each.up), probe_all(others_first, lambda each: each.down))
         some = [each for each in reached if not each.problem][:MOST_TOGETHER]
         up = await _together([each.up for each in some], lease)
         down = await _together([each.down for each in some], lease)
@@ -78,10 +80,10 @@ async def measure_links(node: str, peers: Sequence[Peer], identity: Identity, le
 
 
 async def _together(directions: Sequence[_Direction], lease: float) -> float:
-    """Bytes per second while all of ``directions`` are busy; 0 where that cannot be told.
+    """Bytes per second while all of ``directions`` are busy; 0 if that cannot be told.
 
-    They are for as long as the one that took longest by itself, or until MOST_BYTES_TOGETHER have come; what comes in the latter
-    half of that time counts: no less than the fastest of them carries alone, and no more than all of them do.
+    They are kept busy for as long as the slowest measurement alone took, or until MOST_BYTES_TOGETHER have arrived, and the
+    second half of that time counts. The result is at least what the fastest carries alone, and at most what all do.
     """
     if len(directions) < 2:
         return 0.0
@@ -89,11 +91,11 @@ async def _together(directions: Sequence[_Direction], lease: float) -> float:
     arrivals = [Arrivals() for _ in directions]
 
     def enough(_: Arrivals) -> bool:
-        return sum(heard.totals[-1] for heard in arrivals if heard.totals) >= MOST_BYTES_TOGETHER
+        return sum(each.totals[-1] for each in arrivals if each.totals) >= MOST_BYTES_TOGETHER
 
-    async def keep_busy(direction: _Direction, heard: Arrivals) -> None:
-        while not enough(heard):
-            await _hear(direction.burst(), heard, enough)
+    async def keep_busy(direction: _Direction, arrived: Arrivals) -> None:
+        while not enough(arrived):
+            await _record(direction.probe(), arrived, enough)
 
     began = time.perf_counter()
     tasks = [asyncio.create_task(keep_busy(*each)) for each in zip(directions, arrivals, strict=True)]
@@ -104,16 +106,16 @@ async def _together(directions: Sequence[_Direction], lease: float) -> float:
         task.cancel()
     await asyncio.gather(*pending, return_exceptions=True)
     if any(task.exception() is not None for task in done):
-        return 0.0  # each link by itself is known; what they share is not
-    rates = [heard.rate((began + ended) / 2, ended) for heard in arrivals]
+        return 0.0  # each link alone is known, but not what they share
+    rates = [each.rate((began + ended) / 2, ended) for each in arrivals]
     for direction, rate in zip(directions, rates, strict=True):
         if rate > HELD_UP * direction.bandwidth:
             direction.bandwidth = rate
     return min(max(*alone, sum(rates)), sum(direction.bandwidth for direction in directions))
 
 
-async def _hear(sizes: Sizes, arrivals: Arrivals, enough: Callable[[Arrivals], bool]) -> None:
-    """Notes what comes when, until it is ``enough``."""
+async def _record(sizes: Sizes, arrivals: Arrivals, enough: Callable[[Arrivals], bool]) -> None:
+    """Records arrivals until they are ``enough``."""
     async with aclosing(sizes):
         async for size in sizes:
             arrivals.add(time.perf_counter(), size)
@@ -122,41 +124,41 @@ async def _hear(sizes: Sizes, arrivals: Arrivals, enough: Callable[[Arrivals], b
 
 
 class _Direction:
-    """To a peer, or from it: its bandwidth in bytes per second, and how many seconds it took to tell.
+    """The link to a peer or from it: its bandwidth in bytes per second, and the seconds that it ``took`` to measure.
 
-    Each has a connection of its own. On one on which a burst has come, the answers' round trips were so long that Linux's CUBIC
-    takes the link for full: a burst the other way had 1 to 5 % of links of 100 to 790 Mbit/s.
+    Each has a connection of its own. After a probe in one direction, the answers' long round trips make Linux's CUBIC take the
+    link for full: a probe in the other direction on the same connection saw 1 to 5 % of links of 100 to 790 Mbit/s.
     """
 
-    def __init__(self, probed: _Probed, channel: grpc.aio.Channel, burst: Callable[[], Sizes]) -> None:
+    def __init__(self, probed: _Probed, channel: grpc.aio.Channel, probe: Callable[[], Sizes]) -> None:
         self._probed = probed
         self.channel = channel
-        self.burst = burst
+        self.probe = probe
         self.bandwidth = 0.0
         self.took = 0.0
 
     async def measure(self, patience: float) -> None:
-        """With one burst, which lasts no longer than ``patience``."""
+        """Sends one probe, for at most ``patience`` seconds."""
         round_trip, arrivals = self._probed.round_trip, Arrivals()
         began = time.perf_counter()
         try:
             with suppress(TimeoutError):
                 async with asyncio.timeout(patience):
-                    await _hear(self.burst(), arrivals, lambda heard: is_enough(heard, round_trip))
+                    await _record(self.probe(), arrivals, lambda arrived: is_enough(arrived, round_trip))
             self.bandwidth = rate_of(arrivals, window_seconds(round_trip))
         except (grpc.aio.AioRpcError, ValueError) as error:
-            self._probed.broken(error)
+            self._probed.fail(error)
         self.took = time.perf_counter() - began
 
 
 class _Probed:
-    """One peer, and what is known of the links to and from it."""
+    """One peer, and what is known about the links to it and from it."""
 
     def __init__(self, node: str, peer: Peer, identity: Identity, lease: float) -> None:
         there, back = (open_channel(peer.address, to_peer(identity, peer.node), lease, apart=True) for _ in range(2))
         upload, download = (partial(call, timeout=lease) for call in (upload_call(there), download_call(back)))
-        self.up = _Direction(self, there, lambda: send_burst(upload, MOST_BYTES))
-        self.down = _Direction(self, back, lambda: receive_burst(download))
+        self.up = _Direction(self, there, lambda: send_probe(upload, MOST_BYTES))
+        self.down = _Direction(self, back, lambda: receive_probe(download))
         self.busy = asyncio.Lock()
         self.problem = ""
         self.round_trip = 0.0
@@ -176,7 +178,7 @@ class _Probed:
                 await there(b"", timeout=max(deadline - time.monotonic(), 0.001))
                 trips.append(time.perf_counter() - began)
         except grpc.aio.AioRpcError as error:
-            self.broken(error)
+            self.fail(error)
         else:
             self.round_trip = min(trips)
 
@@ -197,6 +199,6 @@ class _Probed:
             for source, destination, direction in ((node, peer, self.up), (peer, node, self.down))
         ]
 
-    def broken(self, error: grpc.aio.AioRpcError | ValueError) -> None:
+    def fail(self, error: grpc.aio.AioRpcError | ValueError) -> None:
         why = f"{error.code().name}: {error.details()}" if isinstance(error, grpc.aio.AioRpcError) else str(error)
         self.problem = f"{self._address}: {why}"[:300]

@@ -1,4 +1,4 @@
-"""Cloud hosts' notices that this machine will be taken away soon: spot and preemptible instances.
+"""Preemption notices: a cloud host says that it will soon take this machine away (spot and preemptible instances).
 
 Each host has a metadata service at a link-local address, documented by Amazon (EC2, "Spot Instance interruption notices",
 two minutes ahead), Google (Compute Engine, "Preemptible VM instances", 30 seconds) and Microsoft (Azure, "Scheduled Events",
@@ -19,17 +19,21 @@ from dataclasses import dataclass
 log = logging.getLogger(__name__)
 
 EVERY_SECONDS = 5.0
+"""Seconds between two requests to the metadata service."""
 TIMEOUT_SECONDS = 2.0
 MOST_BYTES = 1 << 16
+"""Bytes that are read of an answer."""
 
-#: fetch(method, path, headers) gives status and body.
+#: fetch(method, path, headers) returns status and body.
 Fetch = Callable[[str, str, Mapping[str, str]], tuple[int, bytes]]
 
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """``notice`` asks the service at ``address`` (http://...) for a notice: a sentence, "" where there is none yet. It raises
-    OSError or ValueError where this is not such a host."""
+    """``notice`` asks the service at ``address`` (http://...) and returns a sentence, "" while there is no notice.
+
+    It raises OSError or ValueError if this machine is not on such a host.
+    """
 
     name: str
     address: str
@@ -59,13 +63,13 @@ def _azure(fetch: Fetch) -> str:
     status, body = fetch("GET", "/metadata/scheduledevents?api-version=2020-07-01", {"Metadata": "true"})
     if status != 200:
         raise ValueError(f"no answer: status {status}")
-    # Every machine of a scale set gets the events of all of them.
+    # Every machine of a scale set gets the events of all its machines.
     named, name = fetch(
         "GET", "/metadata/instance/compute/name?api-version=2021-02-01&format=text", {"Metadata": "true"}
     )
     for event in json.loads(body)["Events"]:
-        concerned = named != 200 or name.decode() in event.get("Resources", [])
-        if concerned and event["EventType"] in ("Preempt", "Terminate"):
+        is_ours = named != 200 or name.decode() in event.get("Resources", [])
+        if is_ours and event["EventType"] in ("Preempt", "Terminate"):
             return f"scheduled event: {event['EventType']} not before {event.get('NotBefore') or 'now'}"
     return ""
 
@@ -77,23 +81,23 @@ HOSTS = (
 )
 
 
-async def notice(hosts: Sequence[Host] = HOSTS, every: float = EVERY_SECONDS) -> str:
-    """Waits for a notice, and returns its sentence; where none of ``hosts`` is there, "" at once."""
+async def preemption_notice(hosts: Sequence[Host] = HOSTS, every: float = EVERY_SECONDS) -> str:
+    """Waits for a notice and returns its sentence; returns "" at once if this machine is on none of ``hosts``."""
     for host in hosts:
         found = await asyncio.to_thread(_ask, host)
         if found is not None:
             break
     else:
         return ""
-    log.info("this is a machine of %s: its notices are watched for", host.name)
+    log.info("this machine is on %s; watching for its preemption notices", host.name)
     while not found:
         await asyncio.sleep(every)
-        found = await asyncio.to_thread(_ask, host)  # a service that fails for once is asked again
+        found = await asyncio.to_thread(_ask, host)  # a service that fails once is asked again
     return found
 
 
 def _ask(host: Host) -> str | None:
-    """Its notice; None: it does not answer as such a host does."""
+    """Its notice; None if this machine is not on such a host."""
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
     def fetch(method: str, path: str, headers: Mapping[str, str]) -> tuple[int, bytes]:
@@ -107,5 +111,5 @@ def _ask(host: Host) -> str | None:
     try:
         return host.notice(fetch)
     except (OSError, ValueError, KeyError, TypeError, http.client.HTTPException) as error:
-        log.debug("no machine of %s: %s", host.name, error)
+        log.debug("this machine is not on %s: %s", host.name, error)
         return None

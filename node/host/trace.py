@@ -1,7 +1,7 @@
-"""What this node does, and when: spans, told to whoever listens. Process-wide, like logging, and silent unless somebody does.
+"""What this node does, and when: spans, passed to listeners. Process-wide, like logging, and nearly free without listeners.
 
-`write_trace` writes them as a Chrome trace (open it at ui.perfetto.dev); several nodes' files can be opened together, as
-their times are those of the wall clock.
+`write_trace` writes them as a Chrome trace, to be opened at ui.perfetto.dev. Times are wall-clock times, so that the files of
+several nodes can be opened together.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from types import TracebackType
 
 
 class Activity(enum.Enum):
-    """What a span may be of. On a GPU, FORWARD and BACKWARD end when it is done, REDUCE and APPLY when the work is queued."""
+    """What a span measures. On a GPU, FORWARD and BACKWARD end when the work is done, REDUCE and APPLY when it is queued."""
 
-    ADOPT = "adopt"  # a plan: state, streams
+    ADOPT = "adopt"  # setting up a plan: state and streams
     FETCH = "fetch"  # one bucket's state from donors
     FORWARD = "forward"
     BACKWARD = "backward"
-    WAIT = "wait"  # for tensors of peers
+    WAIT = "wait"  # for tensors from peers
     ENCODE = "encode"
     SEND = "send"
     RECEIVE = "receive"
@@ -35,19 +35,19 @@ class Activity(enum.Enum):
     EVALUATE = "evaluate"
 
 
-class Beside(enum.Enum):
-    """What is kept in memory though this node could compute without: it may be, and within bounds of its own."""
+class ExtraMemory(enum.Enum):
+    """What is kept in memory beside what computing needs, each kind within its own bounds."""
 
     RETRY = "kept for another attempt at the step"  # progress.py
-    EARLY = "gradients that came from replicas"  # inbox.py
-    COPIES = "copies of others' state"  # following.py
-    UPDATES = "state and steps on their way to followers"  # holding.py
+    EARLY = "gradients that came from replicas"  # receiver.py
+    STANDBY = "copies of a standby"  # standby.py
+    UPDATES = "state and steps on their way to standbys"  # state_store.py
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """``began`` and ``ended`` in seconds of time.perf_counter; ``ended`` is None while it lasts. ``index``: which micro-batch
-    or bucket, as in frame.Kind. ``track``: the thread, or the stream, that it belongs to; the spans of a track nest."""
+    """``began`` and ``ended`` are in seconds of time.perf_counter; ``ended`` is None at the span's beginning. ``index`` is the
+    micro-batch or bucket, as in frame.Kind. ``track`` is the thread or stream that it belongs to; the spans of a track nest."""
 
     activity: Activity
     step: int
@@ -57,21 +57,21 @@ class Span:
     ended: float | None = None
 
 
-#: Called at a span's beginning and at its end, in the thread where it happens.
+#: Called at a span's beginning and at its end, in its thread.
 Listener = Callable[[Span], None]
 
-#: Called with what is kept of one kind, in bytes, whenever that changes, in the thread where it does.
-Scale = Callable[[Beside, int], None]
+#: Called with the bytes of one kind when they change, in the thread that changes them.
+MemoryListener = Callable[[ExtraMemory, int], None]
 
 _listeners: list[Listener] = []
-_scales: list[Scale] = []
-_beside: dict[Beside, dict[object, int]] = {kept: {} for kept in Beside}
-_weighing = threading.Lock()
+_memory_listeners: list[MemoryListener] = []
+_extra_memory: dict[ExtraMemory, dict[object, int]] = {kind: {} for kind in ExtraMemory}
+_memory_lock = threading.Lock()
 _NOTHING: AbstractContextManager[None] = nullcontext()
 
 
 def listen(listener: Listener) -> None:
-    """From now on ``listener`` hears of every span in this process."""
+    """Calls ``listener`` for every span of this process from now on."""
     _listeners.append(listener)
 
 
@@ -80,39 +80,53 @@ def forget(listener: Listener) -> None:
 
 
 def span(activity: Activity, step: int, index: int = 0, track: str = "") -> AbstractContextManager[None]:
-    """``with span(Activity.FORWARD, step, number):`` around what it is of. ``track`` is the thread's name unless given."""
-    return _Lasting(activity, step, index, track) if _listeners else _NOTHING
+    """A context that is a span. ``track`` is the thread's name unless given."""
+    return _OpenSpan(activity, step, index, track) if _listeners else _NOTHING
 
 
-def tell(activity: Activity, step: int, index: int, track: str, began: float) -> None:
-    """Of a span that is over, where a ``with`` block does not fit; ``began`` by time.perf_counter."""
+def note_span(activity: Activity, step: int, index: int, track: str, began: float) -> None:
+    """Records a span that ends now, where a ``with`` block does not fit; ``began`` by time.perf_counter."""
     if _listeners:
         _notify(Span(activity, step, index, track, began, time.perf_counter()))
 
 
-def tell_beside(kept: Beside, size: int, by: object = None) -> None:
-    """``size`` bytes are kept now by one of those that keep such: ``by`` (hashable) says which, where there are several."""
-    with _weighing:
+def listen_to_memory(listener: MemoryListener) -> None:
+    """Calls ``listener`` for every change of extra memory from now on."""
+    _memory_listeners.append(listener)
+
+
+def forget_memory(listener: MemoryListener) -> None:
+    _memory_listeners.remove(listener)
+
+
+def note_memory(kind: ExtraMemory, size: int, owner: object = None) -> None:
+    """``owner`` (hashable) now keeps ``size`` bytes of this kind."""
+    with _memory_lock:
         if size:
-            _beside[kept][by] = size
+            _extra_memory[kind][owner] = size
         else:
-            _beside[kept].pop(by, None)
-        if _scales:
-            total = sum(_beside[kept].values())
-            for scale in tuple(_scales):
-                scale(kept, total)
+            _extra_memory[kind].pop(owner, None)
+        if _memory_listeners:
+            total = sum(_extra_memory[kind].values())
+            for listener in tuple(_memory_listeners):
+                listener(kind, total)
+
+
+def extra_memory(kind: ExtraMemory) -> dict[object, int]:
+    """The bytes that are kept of this kind, by owner."""
+    with _memory_lock:
+        return dict(_extra_memory[kind])
 
 
 @contextmanager
 def write_trace(path: Path, node: str) -> Iterator[None]:
-    """Writes all spans of the block to ``path`` as they end, and what is kept as counters, as a Chrome trace of the process
-    ``node``.
+    """Writes the spans of the block to ``path`` as they end, and extra memory as counters, as a Chrome trace of process ``node``.
 
-    The file can be read at any time, also when the process was killed: the format lets the closing bracket be missing.
-    Raises ValueError when ``path`` cannot be written.
+    The file can be read at any time, also if the process was killed: the format allows a missing closing bracket. Raises
+    ValueError if ``path`` cannot be written.
     """
     try:
-        file = path.open("wb", buffering=0)  # whole events, should the process be killed
+        file = path.open("wb", buffering=0)  # whole events, even if the process is killed
     except OSError as error:
         raise ValueError(
             f"the trace cannot be written to {path}: {error.strerror}; give --trace another file"
@@ -122,8 +136,8 @@ def write_trace(path: Path, node: str) -> Iterator[None]:
     process = json.dumps(node)
     wall = time.time() - time.perf_counter()
 
-    # By hand: there are thousands of spans per second, and with json.dumps they took a tenth of a small model's step.
-    def note(span: Span) -> None:
+    # Not json.dumps: there are thousands of spans per second, and it took a tenth of a small model's step.
+    def write_span(span: Span) -> None:
         if span.ended is None:
             return
         activity, began, took = span.activity.value, (wall + span.began) * 1e6, (span.ended - span.began) * 1e6
@@ -142,27 +156,27 @@ def write_trace(path: Path, node: str) -> Iterator[None]:
             )
             file.write(event.encode())
 
-    def weigh(kept: Beside, size: int) -> None:
+    def write_memory(kind: ExtraMemory, size: int) -> None:
         now = (wall + time.perf_counter()) * 1e6
-        event = f',\n{{"ph":"C","name":"{kept.value}","pid":{process},"ts":{now:.1f},"args":{{"bytes":{size}}}}}'
+        event = f',\n{{"ph":"C","name":"{kind.value}","pid":{process},"ts":{now:.1f},"args":{{"bytes":{size}}}}}'
         with lock:
             file.write(event.encode())
 
     with file:
         file.write(f'[{{"ph":"M","name":"process_name","pid":{process},"args":{{"name":{process}}}}}'.encode())
-        listen(note)
-        _scales.append(weigh)
+        listen(write_span)
+        listen_to_memory(write_memory)
         try:
             yield
         finally:
-            forget(note)
-            _scales.remove(weigh)
+            forget(write_span)
+            forget_memory(write_memory)
             with lock:
                 file.write(b"\n]\n")
 
 
-class _Lasting:
-    """A span while it lasts."""
+class _OpenSpan:
+    """A span that is not over yet."""
 
     __slots__ = ("_span",)
 

@@ -1,1 +1,1 @@
-"""The model: its layers, buckets, initial values, optimizer and cost."""
+"""The model: layers, buckets, initial values, placement in a plan, optimizer and cost."""

@@ -1,4 +1,4 @@
-"""A bucket: the parameters that are reduced, transferred and checkpointed together, and what the optimizer knows of them."""
+"""A bucket: parameters that are reduced, transferred and stored together, with their optimizer state."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from dataclasses import dataclass
 
 import torch
 
-# A bucket's state is its parameters, then AdamW's two moments, each as many elements as the parameters.
 STATE_TENSORS = 3
+"""A bucket's state: the parameters and AdamW's two moments, all of one size."""
 
 LOADED_AT_ONCE = 1 << 20
-"""Bytes that are copied on their way into a tensor, which torch takes from memory alone that can be written to."""
+"""Bytes that are copied at a time while loading: torch.frombuffer wants writable memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class BucketSpec:
     """One bucket of a model.
 
-    ``layers`` are the numbers of the layers that use it: bucket i below the number of layers is layer i's own, the later
-    ones hold one parameter each that several layers share. ``parameters`` are full state-dict names and shapes in the
-    order in which they lie in the flat tensors; a shared parameter goes by the first of its names.
+    ``layers`` are the numbers of the layers that use it. Bucket i below the number of layers belongs to layer i alone; each
+    later one holds a single parameter that several layers share. ``parameters`` are full state-dict names and shapes in the
+    order of the flat tensors; a shared parameter has the first of its names.
     """
 
     index: int
@@ -29,8 +29,12 @@ class BucketSpec:
 
     @property
     def size(self) -> int:
-        """Number of parameter elements."""
+        """The number of parameter elements."""
         return sum(math.prod(shape) for _, shape in self.parameters)
+
+    def used_by(self, first: int, past_last: int) -> bool:
+        """Whether one of the layers [first, past_last) uses it."""
+        return any(first <= layer < past_last for layer in self.layers)
 
 
 def bucket_bytes(spec: BucketSpec, dtype: torch.dtype) -> int:
@@ -41,9 +45,9 @@ def bucket_bytes(spec: BucketSpec, dtype: torch.dtype) -> int:
 class Bucket:
     """A bucket's flat tensors, all 1-D, contiguous, of shape [spec.size], one dtype and one device.
 
-    The model's parameters are views into ``parameters`` and their ``.grad`` views into ``gradients``: backward accumulates
-    there in place. Zero gradients by filling; never by replacing. There are none until they are first asked for: who but copies
-    the state needs no memory for them.
+    The model's parameters are views into ``parameters`` and their ``.grad`` views into ``gradients``, where backward
+    accumulates in place: zero gradients by filling, never by replacing. ``gradients`` are allocated on first access, so that a
+    copy of the state takes no memory for them.
     """
 
     def __init__(self, spec: BucketSpec, device: torch.device, dtype: torch.dtype) -> None:
@@ -69,18 +73,18 @@ class Bucket:
         return {name: piece.view(shape) for (name, shape), piece in zip(self.spec.parameters, pieces, strict=True)}
 
     def export(self) -> tuple[memoryview, memoryview, memoryview]:
-        """The state's bytes: parameters, exp_avg, exp_avg_sq, native (little-endian) order, without copying on a CPU.
+        """The state's bytes, little-endian: parameters, exp_avg, exp_avg_sq.
 
-        On a CPU they are the live tensors: read them before the next step is applied.
+        On a CPU they are the live tensors, not copies: read them before the next step is applied.
         """
         parameters, exp_avg, exp_avg_sq = (_bytes(tensor.detach().cpu()) for tensor in self.state)
         return parameters, exp_avg, exp_avg_sq
 
     def load(self, data: bytes | bytearray | memoryview, offset: int = 0) -> None:
-        """Writes ``data`` into the state from byte ``offset`` of what `export` would give, on.
+        """Writes ``data`` into the state, starting at byte ``offset`` of what `export` returns.
 
         Raises:
-            ValueError: ``data`` does not lie within the state.
+            ValueError: ``data`` extends past the state.
         """
         source = memoryview(data).cast("B")
         total = bucket_bytes(self.spec, self.parameters.dtype)

@@ -1,4 +1,4 @@
-"""From a run's family and settings to a transformers config and the whole model, its parameters on meta."""
+"""From a run's model family and settings to a transformers config and the whole model, with parameters on meta."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from dtfm.node.data.samples import Sample
 from dtfm.node.model.model import parameters_on_meta
 
 MOST_LAYERS = 4096
-# Old names of rotary settings, which configs take but do not list.
+# Old names of rotary settings, which configs accept but do not list.
 _ROTARY_KEYS = frozenset({"rope_theta", "rope_scaling", "partial_rotary_factor"})
-# Ours to decide, or of no meaning for training from scratch.
+# Settings that we decide, or that mean nothing for training from scratch.
 _RESERVED_KEYS = frozenset({"dtype", "torch_dtype", "model_type", "architectures", "auto_map", "transformers_version"})
 _TOKEN_KEYS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
@@ -24,16 +24,16 @@ _TOKEN_KEYS = ("bos_token_id", "eos_token_id", "pad_token_id")
 def configure(family: str, config_json: str, sample: Sample) -> PretrainedConfig:
     """The family's config with the given settings, a JSON object.
 
-    Dropout is set to 0: a step must not depend on who computes it. ``vocab_size`` is the tokenizer's unless given.
+    Dropout is set to 0: a step must not depend on which node computes it. ``vocab_size`` defaults to the tokenizer's.
 
     Raises:
-        ValueError: unknown family, unknown setting, or a value that cannot be.
+        ValueError: unknown family, unknown setting, or an impossible value.
     """
     if family not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
         near = get_close_matches(family, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES) or ["llama", "gpt2"]
         raise ValueError(
             f"model.family: {family!r} is not a causal language model of this node's transformers; "
-            f"near it are {', '.join(near)} (or update transformers)"
+            f"similar names are {', '.join(near)} (or update transformers)"
         )
     if len(sample.shape) != 1 or sample.vocabulary is None:
         raise ValueError(
@@ -53,7 +53,7 @@ def configure(family: str, config_json: str, sample: Sample) -> PretrainedConfig
 
 
 def build(config: PretrainedConfig) -> PreTrainedModel:
-    """The whole model. Raises whatever transformers raises for a config that it cannot build from."""
+    """The whole model. Raises what transformers raises for a config that it cannot build a model from."""
     make: Callable[..., PreTrainedModel] = AutoModelForCausalLM.from_config
     with parameters_on_meta():
         try:

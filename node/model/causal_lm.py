@@ -1,8 +1,8 @@
 """Any transformers causal language model, cut between its decoder layers.
 
-Layer 0 is the embedding, layers 1 to N the decoder layers, layer N + 1 the final norm and the head. A stage runs the
-family's own forward on a copy of the model in which only its layers are real. What comes before the decoder layers (masks,
-rotary embeddings) has no parameters and is computed by every stage; modules of other stages stand aside.
+Layer 0 is the embedding, layers 1 to N are the decoder layers, and layer N + 1 is the final norm and the head. A stage runs
+the family's own forward on a copy of the model in which only its layers are real. Masks and rotary embeddings, which come
+before the decoder layers, have no parameters and are computed by every stage; modules of other stages are bypassed.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class CausalLM(Model):
         assert isinstance(decoder, nn.ModuleList)
         for number, layer in enumerate(decoder, start=1):
             if not first <= number < past_last:
-                layer.forward = self._pass_on  # on this instance: its attributes, which some families read, stay
+                layer.forward = self._pass_on  # on this instance, since some families read the layer's attributes
         enters, leaves = first > 0, past_last < len(self.layers)
         needed = (() if enters else self._embedding) + (() if leaves else self._head)
         for name in {*self._embedding, *self._head}.difference(needed):
@@ -50,14 +50,14 @@ class CausalLM(Model):
         config = copy.deepcopy(self.module.config)
         config.architectures = [type(self.module).__name__]
         config.dtype = dtype
-        config.use_cache = True  # off for training, but it makes generating fast
+        config.use_cache = True  # off for training; makes generation fast
         config.save_pretrained(folder)
 
     def _pass_on(self, hidden_states: torch.Tensor, *_args: object, **_keywords: object) -> Any:
         return (hidden_states,) if self._returns_tuple else hidden_states
 
     def _stand_in(self, *args: object, **keywords: object) -> torch.Tensor:
-        """Takes the place of a module of the embedding or head in stages without it; its value is not used."""
+        """Replaces a module of the embedding or head in stages without it; its value is not used."""
         given = next(x for x in (*args, *keywords.values()) if isinstance(x, torch.Tensor))
         if given.ndim >= 3:  # hidden states
             return given
@@ -65,8 +65,8 @@ class CausalLM(Model):
 
 
 class _Slice:
-    """The forward of a stage: calls the model with the hidden states slipped in before its first decoder layer or taken
-    out after the last."""
+    """The forward of a stage: calls the model, and replaces the hidden states before the first decoder layer or takes them after
+    the last."""
 
     def __init__(self, module: PreTrainedModel, decoder: nn.ModuleList, enters: bool, leaves: bool) -> None:
         self._module, self._enters, self._leaves = module, enters, leaves
@@ -78,7 +78,7 @@ class _Slice:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         self._hidden = x
-        # Not x itself, which families may change in place on the way to the first decoder layer.
+        # Not x itself: families may change it in place before the first decoder layer.
         given = {"inputs_embeds": torch.zeros_like(x)} if self._enters else {"input_ids": x}
         if not self._leaves:
             self._hidden = self._module(**given, use_cache=False).logits
@@ -101,7 +101,7 @@ def load_causal_lm(family: str, config_json: str, sample: Sample) -> CausalLM:
     """The causal LM of that transformers model_type and config, for samples of token ids (shape [sequence_length]).
 
     Raises:
-        ValueError: unknown family, a config that it does not take, or one whose layers cannot be separated.
+        ValueError: unknown family, a config that it does not take, or layers that cannot be separated.
     """
     config = configure(family, config_json, sample)
     try:

@@ -1,4 +1,4 @@
-"""Where a causal language model can be cut, found by following one forward pass without computing it."""
+"""Finds where a causal language model can be cut, by following one forward pass without computing it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class NotSeparable(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Anatomy:
-    """``decoder`` is the name of the list of decoder layers; ``returns_tuple``: they return (hidden states, ...)."""
+    """``decoder`` is the name of the list of decoder layers. With ``returns_tuple`` they return (hidden states, ...)."""
 
     decoder: str
     layers: tuple[Layer, ...]
@@ -37,17 +37,17 @@ class Anatomy:
 def dissect(module: PreTrainedModel, sample: Sample) -> Anatomy:
     """The layers of ``module``: embedding, decoder layers, head.
 
-    Attention is counted as its two matrix products, whatever kernel will compute it.
+    Attention counts as its two matrix products, whatever kernel computes it.
 
     Raises:
-        NotSeparable, and whatever the model's own forward raises.
+        NotSeparable, and what the model's own forward raises.
     """
     whole = copy.deepcopy(module)
     whole.config._attn_implementation = "eager"
-    whole.config._experts_implementation = "batched_mm"  # the one whose shapes do not depend on values
+    whole.config._experts_implementation = "batched_mm"  # the only one whose shapes do not depend on values
     decoder = _decoder_name(whole)
     walk = _Walk(whole, decoder, sample)
-    # Fake tensors on the CPU rather than plain ones on meta: transformers then skips the checks that read values.
+    # Fake tensors on the CPU, not meta tensors: transformers then skips checks that read values.
     with FakeTensorMode(allow_non_fake_inputs=True), walk.counter:
         _fake(whole)
         whole(input_ids=torch.zeros(_BATCH, *sample.shape, dtype=torch.int64), use_cache=False)
@@ -62,8 +62,8 @@ def hidden_of(output: Any) -> torch.Tensor:
 class _Walk:
     """Hooks that watch one forward pass.
 
-    ``users``: by the name of a module outside of the decoder layers that has parameters of its own, the numbers of the
-    layers (0: embedding, count + 1: head) that call it.
+    ``users`` maps the name of each module outside the decoder layers with parameters of its own to the numbers of the layers
+    (0: embedding, count + 1: head) that call it.
     """
 
     def __init__(self, whole: PreTrainedModel, decoder: str, sample: Sample) -> None:
@@ -83,7 +83,7 @@ class _Walk:
             layer.register_forward_hook(self._leave)
 
     def costs(self) -> list[float]:
-        """Operations per layer for one sample, once the pass is over."""
+        """FLOPs per layer for one sample, after the pass."""
         if len(self._marks) != len(self._chain) + 1:
             raise NotSeparable(f"{self._at} of its {len(self._chain)} layers were called")
         marks = [0, *self._marks, self.counter.get_total_flops()]
@@ -113,7 +113,7 @@ class _Walk:
 
 
 def _decoder_name(module: PreTrainedModel) -> str:
-    """The outermost list of as many modules as the config has layers."""
+    """The name of the outermost list with as many modules as the config has layers."""
     count: int = module.config.num_hidden_layers
     lists: list[str] = [n for n, m in module.named_modules() if isinstance(m, nn.ModuleList) and len(m) == count]
     depth = min((name.count(".") for name in lists), default=0)
@@ -124,7 +124,7 @@ def _decoder_name(module: PreTrainedModel) -> str:
 
 
 def _fake(module: nn.Module) -> None:
-    """Under a FakeTensorMode: parameters that have a device and a shape, but no memory."""
+    """Under a FakeTensorMode: replaces parameters by ones with a device and a shape but no memory."""
     fakes: dict[nn.Parameter, nn.Parameter] = {}
     for part in module.modules():
         for name, old in part._parameters.items():
@@ -137,7 +137,7 @@ def _fake(module: nn.Module) -> None:
 def _layers(
     whole: PreTrainedModel, decoder: str, sample: Sample, users: Mapping[str, set[int]], costs: list[float]
 ) -> tuple[Layer, ...]:
-    """Gives every parameter to the layers that use it."""
+    """Assigns every parameter to the layers that use it."""
     count = len(costs) - 2
     roots: list[list[str]] = [[], *([f"{decoder}.{number}"] for number in range(count)), []]
     for name, part in whole.named_modules(remove_duplicate=False):

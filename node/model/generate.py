@@ -1,4 +1,4 @@
-"""`python -m dtfm.node.model.generate FOLDER`: text from a model that was exported into a folder for transformers."""
+"""`python -m dtfm.node.model.generate FOLDER`: generates text with an exported model."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from dtfm.node.data.tokenizer import Bytes, Tokenizer, load_tokenizer
 
 
 def generate(folder: Path, prompt: str, tokens: int, seed: int, temperature: float = 0.8) -> str:
-    """``prompt`` and up to ``tokens`` more from the model in ``folder``; the same for the same seed.
+    """``prompt`` and up to ``tokens`` more from the model in ``folder``; deterministic for a seed.
 
     Raises:
-        ValueError: there is no model, or the prompt does not fit into it.
+        ValueError: no model there, or the prompt does not fit.
     """
     if not (folder / "config.json").is_file():
         raise ValueError(f"{folder} has no config.json: give a folder made by `dtfm-coordinator export`")
@@ -51,9 +51,9 @@ def generate(folder: Path, prompt: str, tokens: int, seed: int, temperature: flo
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m dtfm.node.model.generate", description=__doc__)
-    parser.add_argument("folder", type=Path, help="what `dtfm-coordinator export` wrote")
-    parser.add_argument("--prompt", default="def ", help="text to go on from (default: %(default)r)")
-    parser.add_argument("--tokens", type=int, default=200, help="how many to add (default: %(default)s)")
+    parser.add_argument("folder", type=Path, help="a folder made by `dtfm-coordinator export`")
+    parser.add_argument("--prompt", default="def ", help="text to continue (default: %(default)r)")
+    parser.add_argument("--tokens", type=int, default=200, help="tokens to add (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args(arguments)
     try:

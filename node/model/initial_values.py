@@ -1,4 +1,4 @@
-"""First values of the parameters: a function of (seed, bucket) alone, by the model's own rules."""
+"""Initial values of the parameters: a function of (seed, bucket) alone, by the model's own rules."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ def initial_values(
 ) -> dict[str, torch.Tensor]:
     """Initial values of all parameters under the submodules ``roots`` of ``module`` (whose own may be on meta).
 
-    They are drawn on the CPU in float32, whatever device and precision they are for, so that a run starts from the same
-    weights wherever its layers land. ``initialise`` sets one module's parameters and is called for children before their
-    parents, as PyTorch's `Module.apply` does.
+    They are drawn on the CPU in float32, for any device and precision, so that a run starts from the same weights wherever its
+    layers are placed. ``initialise`` sets one module's parameters; it is called for children before their parents, as by
+    PyTorch's `Module.apply`.
 
     Raises:
         ValueError: a parameter is left unset by ``initialise``.
@@ -46,13 +46,15 @@ def initial_values(
 @contextmanager
 def _randomness(seed: int, bucket: int) -> Iterator[None]:
     with torch.random.fork_rng(devices=[]), _NumpyDraws(np.random.Philox(np.random.SeedSequence([seed, bucket]))):
-        torch.default_generator.manual_seed((seed * 1_000_003 + bucket) % 2**63)  # for the rare draws not caught below
+        torch.default_generator.manual_seed(
+            (seed * 1_000_003 + bucket) % 2**63
+        )  # for the rare draws that are not caught below
         yield
 
 
 class _NumpyDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Takes normal and uniform draws from NumPy: PyTorch's differ in the last bits between CPUs with and without AVX2,
-    and nodes that hold the same stage must start from the same bits."""
+    """Takes normal and uniform draws from NumPy: PyTorch's differ in the last bits between CPUs with and without AVX2, and
+    replicas must start from the same bits."""
 
     def __init__(self, bits: np.random.BitGenerator) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -71,7 +73,7 @@ class _NumpyDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _arguments(args: tuple[Any, ...], kwargs: dict[str, Any] | None, **defaults: float) -> tuple[Any, Any, Any]:
-    """The tensor and two numbers of a draw, given by position or by name."""
+    """The tensor and the two numbers of a draw, given by position or by name."""
     given = dict(zip(defaults, args[1:], strict=False)) | (kwargs or {})
     first, second = (given.get(name, default) for name, default in defaults.items())
     return args[0], first, second

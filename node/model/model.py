@@ -1,4 +1,4 @@
-"""The whole model as a node knows it before it holds any weight: layers, buckets, shapes, costs."""
+"""The whole model without its weights: layers, buckets, shapes, costs."""
 
 from __future__ import annotations
 
@@ -15,17 +15,15 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 from dtfm.node.data.samples import Sample
 from dtfm.node.model.bucket import BucketSpec
 from dtfm.node.model.initial_values import initial_values
-from dtfm.node.model.user_code import import_allowed
-from dtfm.protos import plan_pb2
 
-# A stage's computation: tokens or hidden states in, hidden states or logits out; both have the batch first.
+# A stage's computation: token ids or hidden states in, hidden states or logits out, batch first.
 Forward = Callable[[torch.Tensor], torch.Tensor]
 
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """One layer. ``parameters`` are the full state-dict names that it uses, ``roots`` the submodules they lie in,
-    ``output`` its output's shape without the batch, ``flops`` its forward floating-point operations for one sample."""
+    """One layer. ``parameters`` are the full state-dict names that it uses, ``roots`` the submodules that contain them,
+    ``output`` the shape of its output without the batch, ``flops`` its forward FLOPs for one sample."""
 
     name: str
     parameters: tuple[str, ...]
@@ -35,9 +33,9 @@ class Layer:
 
 
 class Model(ABC):
-    """A model whose parameters are on the meta device: it costs no memory, whatever its size.
+    """A model whose parameters are on the meta device, so that it takes no memory.
 
-    Buffers are real: they are constants (rotary frequencies, masks), computed anew by every node and never state.
+    Buffers are real. They are constants (rotary frequencies, masks) that every node computes, not state.
     """
 
     def __init__(self, module: nn.Module, sample: Sample, layers: tuple[Layer, ...]) -> None:
@@ -48,8 +46,8 @@ class Model(ABC):
 
     @abstractmethod
     def cut(self, module: nn.Module, first: int, past_last: int) -> Forward:
-        """The forward of layers [first, past_last) of ``module``, a copy of ``self.module`` in which at least their
-        parameters are real. May change the copy."""
+        """The forward of layers [first, past_last) of ``module``, a copy of ``self.module`` in which at least the parameters
+        of these layers are real. May change the copy."""
 
     @abstractmethod
     def initialise_module(self, module: nn.Module) -> None:
@@ -57,14 +55,14 @@ class Model(ABC):
 
     @abstractmethod
     def save_config(self, folder: Path, dtype: torch.dtype) -> None:
-        """Writes what a reader of the exported weights needs to know of the architecture into a local folder."""
+        """Writes the description of the architecture that goes with exported weights into a local folder."""
 
     def activation_shape(self, layer: int, micro_batch: int) -> tuple[int, ...]:
         """Shape of the layer's output for one micro-batch; its dtype is that of the stage."""
         return (micro_batch, *self.layers[layer].output)
 
     def initial_parameters(self, bucket: BucketSpec, seed: int) -> dict[str, torch.Tensor]:
-        """First values by name, float32 on the CPU: a function of (seed, bucket) alone, whatever the partition.
+        """Initial values by name, float32 on the CPU: a function of (seed, bucket) alone, not of the partition.
 
         Raises:
             ValueError: a parameter is left unset by the model's own rules.
@@ -79,39 +77,13 @@ class Model(ABC):
         return {name: values[name] for name, _ in bucket.parameters}
 
 
-def load_model(spec: plan_pb2.Run.Model, sample: Sample, allowed_modules: Sequence[str] = ()) -> Model:
-    """The model that a run trains on samples like ``sample``.
-
-    ``allowed_modules`` are the import paths ("package.module" or "package.module:function") that this node's operator
-    lets a run name.
-
-    Raises:
-        ValueError: no such family, a config it does not take, or a model that cannot be cut into layers.
-    """
-    model: Model
-    if spec.family == "module":
-        from dtfm.node.model.sequential import load_sequential
-
-        model = load_sequential(import_allowed(spec.module, allowed_modules, "model.module"), spec.module, sample)
-    else:
-        from dtfm.node.model.causal_lm import load_causal_lm
-
-        model = load_causal_lm(spec.family, spec.config_json, sample)
-    for name, parameter in model.module.named_parameters():
-        if not parameter.requires_grad:
-            raise ValueError(
-                f"model: parameter {name} has requires_grad=False; freezing is not supported, use a buffer"
-            )
-    return model
-
-
 @contextmanager
 def parameters_on_meta() -> Iterator[None]:
-    """Modules made inside have their parameters on the meta device and their buffers for real."""
+    """Modules made inside have their parameters on the meta device and real buffers."""
 
     def to_meta(_module: nn.Module, _name: str, parameter: nn.Parameter) -> nn.Parameter | None:
         if parameter is None or parameter.is_meta:
-            return None  # as it is, so that tied parameters stay one
+            return None  # unchanged, so that tied parameters stay one
         return nn.Parameter(parameter.detach().to("meta"), requires_grad=parameter.requires_grad)
 
     handle = register_module_parameter_registration_hook(to_meta)  # type: ignore[arg-type]  # may return a parameter
@@ -122,7 +94,7 @@ def parameters_on_meta() -> Iterator[None]:
 
 
 def canonical_names(module: nn.Module) -> dict[int, str]:
-    """By a parameter's id: the first of the names that it goes by."""
+    """The first name of each parameter, by the parameter's id()."""
     names: dict[int, str] = {}
     for name, parameter in module.named_parameters(remove_duplicate=False):
         names.setdefault(id(parameter), name)
@@ -130,7 +102,7 @@ def canonical_names(module: nn.Module) -> dict[int, str]:
 
 
 def _buckets(module: nn.Module, layers: tuple[Layer, ...]) -> tuple[BucketSpec, ...]:
-    """A bucket per layer of the parameters that it alone uses, then one per parameter that several layers use."""
+    """One bucket per layer for the parameters that only it uses, then one per parameter that several layers use."""
     parameters = dict(module.named_parameters(remove_duplicate=False))
     canonical = canonical_names(module)
     users: dict[str, list[int]] = {}

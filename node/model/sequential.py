@@ -1,4 +1,4 @@
-"""Models given as a plain list of modules: every child of an nn.Sequential is a layer."""
+"""Models given as an nn.Sequential, each child of which is a layer."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from dtfm.node.model.model import Forward, Layer, Model, parameters_on_meta
 
 
 class SequentialModel(Model):
-    """``path`` is the "package.module:function" that made it."""
+    """``path`` is the "package.module:function" that returned it."""
 
     def __init__(self, module: nn.Sequential, sample: Sample, layers: tuple[Layer, ...], path: str) -> None:
         super().__init__(module, sample, layers)
@@ -44,7 +44,7 @@ def load_sequential(make: Callable[[], Any], path: str, sample: Sample) -> Seque
 
     Raises:
         ValueError: it fails, or returns something that nodes cannot share: no nn.Sequential, running statistics, dropout,
-            parameters without reset_parameters(), layers that do not take and give one batch of numbers.
+            parameters without reset_parameters(), layers that do not map one batch of numbers to another.
     """
     try:
         with parameters_on_meta():
@@ -70,7 +70,7 @@ def _check(name: str, part: nn.Module, path: str) -> None:
     if next(part.parameters(recurse=False), None) is not None and _reset(part) is None:
         raise ValueError(
             f"model.module: {path} has a {kind} at {name!r} with parameters but without reset_parameters(), so that "
-            "nodes could not give them their first values; add that method"
+            "nodes could not initialise them; add that method"
         )
 
 
@@ -79,7 +79,7 @@ def _reset(part: nn.Module) -> Callable[[], None] | None:
 
 
 def _trace(module: nn.Sequential, sample: Sample, path: str) -> tuple[Layer, ...]:
-    """The layers, by running two samples through the model on the meta device."""
+    """The layers, found by running two samples through the model on the meta device."""
     batch = 2
     x = torch.empty(batch, *sample.shape, dtype=sample.dtype, device="meta")
     layers = []

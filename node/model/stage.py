@@ -1,4 +1,4 @@
-"""A stage: the layers that this node holds, with their weights, gradients and optimizer state."""
+"""A stage: consecutive layers with their weights, gradients and optimizer state."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from dtfm.node.model.model import Model, canonical_names
 class Stage:
     """Layers [first, past_last) of a model, made by `build_stage`.
 
-    ``buckets`` are those that its layers use, by index in rising order; a bucket shared with another stage is in both.
-    ``parameters`` are the model's own, by bucket: views into the bucket's flat tensors.
+    ``buckets`` are those that its layers use, by index in ascending order; a bucket shared with another stage is in both.
+    ``parameters`` are the module's parameters by bucket: views into the bucket's flat tensors.
     """
 
     def __init__(self, model: Model, first: int, past_last: int, buckets: Mapping[int, Bucket], autocast: bool) -> None:
@@ -34,8 +34,8 @@ class Stage:
         """One micro-batch through the stage.
 
         ``x`` is the model's input (token ids: int64 [b, s]) for the first stage, else the hidden states of the layer before
-        ([b, ...], the stage's dtype). Returns logits from the last stage, else hidden states (see `Model.activation_shape`);
-        always in the stage's dtype. Not for several threads at once.
+        ([b, ...], the stage's dtype). Returns logits from the last stage, else hidden states (see `Model.activation_shape`),
+        always in the stage's dtype. Not thread-safe.
         """
         if x.is_floating_point():
             x = x.to(self.dtype)
@@ -43,7 +43,7 @@ class Stage:
             return self._forward(x).to(self.dtype)
 
     def initialise(self, seed: int) -> None:
-        """First values of all buckets: a function of (seed, bucket) alone. Optimizer state and gradients become zero."""
+        """Sets all buckets to their initial values; see `initialise`."""
         for bucket in self.buckets.values():
             initialise(self.model, bucket, seed)
 
@@ -52,7 +52,7 @@ class Stage:
             bucket.gradients.zero_()
 
     def digest(self) -> bytes:
-        """BLAKE3 (32 bytes) of parameters and optimizer state of all buckets in rising order."""
+        """BLAKE3 (32 bytes) of parameters and optimizer state of all buckets in ascending order."""
         digest = blake3()
         for bucket in self.buckets.values():
             for part in bucket.export():
@@ -70,20 +70,19 @@ def build_stage(
     autocast: bool = False,
     held: Mapping[int, Bucket] | None = None,
 ) -> Stage:
-    """A stage of layers [first, past_last) whose new buckets are zero: initialise or load them.
+    """A stage of layers [first, past_last). New buckets are zero: initialise or load them.
 
-    ``autocast`` computes matrix products in bfloat16. Buckets in ``held`` (by index) are taken over as they are, memory
-    and all.
+    ``autocast`` computes matrix products in bfloat16. Buckets in ``held`` (by index) are used as they are, without a copy.
     """
     assert 0 <= first < past_last <= len(model.layers), (first, past_last)
-    specs = [spec for spec in model.buckets if any(first <= layer < past_last for layer in spec.layers)]
-    kept = held or {}
-    buckets = {spec.index: kept.get(spec.index) or Bucket(spec, device, dtype) for spec in specs}
+    specs = [spec for spec in model.buckets if spec.used_by(first, past_last)]
+    held = held or {}
+    buckets = {spec.index: held.get(spec.index) or Bucket(spec, device, dtype) for spec in specs}
     return Stage(model, first, past_last, buckets, autocast)
 
 
 def initialise(model: Model, bucket: Bucket, seed: int) -> None:
-    """First values of one bucket: a function of (seed, bucket) alone. Optimizer state and gradients become zero."""
+    """Sets the parameters to their initial values, a function of (seed, bucket) alone, and moments and gradients to zero."""
     values = model.initial_parameters(bucket.spec, seed)
     for name, view in bucket.views(bucket.parameters).items():
         view.copy_(values[name])
@@ -104,7 +103,7 @@ def loss(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
 def _fill(
     module: nn.Module, buckets: Mapping[int, Bucket], device: torch.device, dtype: torch.dtype
 ) -> dict[int, tuple[nn.Parameter, ...]]:
-    """Puts the buckets' views in the place of their meta parameters, under every name, and buffers onto the device."""
+    """Replaces meta parameters by views into the buckets, under every name, and moves buffers to the device."""
     real: dict[str, nn.Parameter] = {}
     for bucket in buckets.values():
         gradients = bucket.views(bucket.gradients)

@@ -1,4 +1,4 @@
-"""The model's cost, as the scheduler is told it: what its layers take, and how fast a device computes them."""
+"""The model's cost as reported to the scheduler: what each layer takes, and how fast a device computes one."""
 
 from __future__ import annotations
 
@@ -12,9 +12,11 @@ import torch
 
 from dtfm.kernels.codec import codec_named
 from dtfm.kernels.memory import give_back
-from dtfm.node.host.device import finish, free_memory
+from dtfm.node.host.cuda_streams import wait_until_computed
+from dtfm.node.host.device import free_memory
 from dtfm.node.model.bucket import STATE_TENSORS
 from dtfm.node.model.model import Model
+from dtfm.node.model.precision import run_dtype, uses_autocast
 from dtfm.node.model.stage import build_stage
 from dtfm.protos import plan_pb2
 from dtfm.protos.control_pb2 import Device
@@ -22,28 +24,24 @@ from dtfm.protos.control_pb2 import Device
 log = logging.getLogger(__name__)
 
 RESIDUAL_BYTES = 8
-"""Per parameter, under a sparse codec: what messages of committed steps have left out, and those of the step in hand."""
+"""Bytes per parameter under a sparse codec: residuals of the committed steps and of the step being computed."""
 
 TIMED_SECONDS = 0.3
+"""Seconds of timed passes through a layer."""
 LEAST_TIMED = 3
-"""Passes, unless the first one takes longer than MOST_EXPECTED_SECONDS. Where it is expected to, by the speed of matrix products,
-there is none."""
+"""The fewest timed passes, unless the first takes longer than MOST_EXPECTED_SECONDS."""
 MOST_EXPECTED_SECONDS = 2.0
+"""A pass that should take longer than this, by the speed of matrix products, is not timed."""
 KEPT_IN_LAYER = 64
-"""So many times its output a layer keeps for its backward pass at most, but for the scores of attention (17 times in a
-transformer's layer, arXiv 2205.05198, section 4)."""
-
-
-def run_dtype(run: plan_pb2.Run) -> torch.dtype:
-    """The dtype of weights, gradients, moments and activations between stages."""
-    return torch.float64 if run.train.precision == plan_pb2.FP64 else torch.float32
+"""Upper bound on what a layer keeps for its backward pass, in multiples of its output, without attention scores (17 in a
+transformer layer, arXiv 2205.05198, section 4)."""
 
 
 def workload(model: Model, run: plan_pb2.Run) -> plan_pb2.Workload:
     """Per layer: FLOPs and output bytes of one micro-batch, and the bytes of all parameters that it uses.
 
-    Counted without computing, so that all nodes of a run say the same. A parameter that several layers share counts for
-    each of them: any of them alone needs it. What a sparse codec of the reduction carries from step to step is the node's own.
+    Counted, not measured, so that all nodes of a run report the same. A shared parameter counts for each layer that uses it,
+    since each of them needs it. The residuals of a sparse reduction codec count as the node's own memory.
     """
     train, width = run.train, run_dtype(run).itemsize
     reduction = run.network.reduction
@@ -69,11 +67,12 @@ def workload(model: Model, run: plan_pb2.Run) -> plan_pb2.Workload:
 
 
 def layer_flops(model: Model, run: plan_pb2.Run, device: torch.device, products: Device) -> float | None:
-    """FLOP/s at which ``device`` computes a micro-batch, forward and backward, through a layer of the kind that most of the
-    model's FLOPs are in: in the fastest of some passes after a warm-up, as others may use the device in that moment.
+    """FLOP/s of ``device`` for forward and backward of one micro-batch through the most expensive kind of layer.
 
-    A layer is more than matrix products, and small ones do not fill a device: a third to three quarters of what ``products`` says
-    of these was seen. None where one layer does not fit the device, would take too long by that, or fails on made-up input.
+    Returns the fastest of several passes after a warm-up, because others may use the device at the time. This is less than
+    the speed of matrix products in ``products`` (a third to three quarters of it was seen): a layer does more than multiply,
+    and small matrices do not fill a device. Returns None if a layer does not fit the device, should take too long, or fails
+    on made-up input.
     """
     of_layers = [layer.flops for layer in model.layers]
     alike = Counter(of_layers)
@@ -88,20 +87,18 @@ def layer_flops(model: Model, run: plan_pb2.Run, device: torch.device, products:
         return None
     try:
         return flops / _pass_seconds(model, number, run, device)
-    except Exception as error:  # a model's own code, or too little memory: no reason not to train
+    except Exception as error:  # the model's own code, or too little memory; training may still work
         log.warning("layer %d could not be timed: %s", number, error)
         return None
     finally:
-        gc.collect()  # a slice of a causal LM refers to itself
+        gc.collect()  # a slice of a causal LM is a reference cycle
         give_back(now=True)
         if device.type == "cuda":
             torch.cuda.empty_cache()
 
 
 def _pass_seconds(model: Model, number: int, run: plan_pb2.Run, device: torch.device) -> float:
-    stage = build_stage(
-        model, number, number + 1, device, run_dtype(run), autocast=run.train.precision == plan_pb2.BF16
-    )
+    stage = build_stage(model, number, number + 1, device, run_dtype(run), autocast=uses_autocast(run))
     some = torch.Generator(device).manual_seed(0)
     for bucket in stage.buckets.values():
         bucket.parameters.normal_(std=0.02, generator=some)
@@ -117,11 +114,11 @@ def _pass_seconds(model: Model, number: int, run: plan_pb2.Run, device: torch.de
 
     def timed() -> float:
         x = made_up_input()
-        finish(device)
+        wait_until_computed(device)
         began = time.perf_counter()
         y = stage.forward(x)
         torch.autograd.backward(y, torch.ones_like(y))
-        finish(device)
+        wait_until_computed(device)
         return time.perf_counter() - began
 
     if (first := timed()) > MOST_EXPECTED_SECONDS:

@@ -1,1 +1,1 @@
-"""The model's state on this node: what it holds, gives, fetches, copies and writes."""
+"""The model's state on this node: held, served, fetched, copied as a standby, and stored in snapshots."""

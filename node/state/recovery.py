@@ -1,84 +1,137 @@
-"""Where a node gets the state of its buckets: from itself, from the replicas, from a backup, from the checkpoint, or from the
-seed."""
+"""What a node has of the state that a plan needs, and where it gets the rest: from replicas, a snapshot or the seed."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from dtfm.node.model.bucket import Bucket, bucket_bytes
-from dtfm.node.model.model import Model
+from dtfm.node.model.bucket import Bucket, BucketSpec, bucket_bytes
+from dtfm.node.model.loaded_run import LoadedRun
+from dtfm.node.model.placement import Placement
+from dtfm.node.model.precision import run_dtype, uses_autocast
 from dtfm.node.model.stage import Stage, build_stage, initialise
-from dtfm.node.model.workload import run_dtype
-from dtfm.node.state.checkpoint import read_bucket
-from dtfm.node.state.snapshot import Keeper
-from dtfm.node.state.state_store import Held
+from dtfm.node.state.snapshot_files import read_bucket
+from dtfm.node.state.snapshots import Snapshots
+from dtfm.node.state.state_store import HeldState
 from dtfm.node.state.transfer import Wanted, fetch
 from dtfm.protos.control_pb2 import Assignment, Part, Peer
 from dtfm.protos.credentials import Identity
-from dtfm.protos.plan_pb2 import BF16, Run
+
+Wait = Callable[[Coroutine[Any, Any, None]], None]
+"""Runs a coroutine on the event loop and returns when it is done."""
+
+
+@dataclass(frozen=True, slots=True)
+class Inventory:
+    """What a node has of the state that an assignment needs, as of the assignment's step.
+
+    ``held`` is what it has in memory and ``copied`` what it has as a standby, by bucket. ``promised`` are the layers that the
+    coordinator expects here, for this node or for others.
+    """
+
+    step: int
+    held: Mapping[int, Bucket]
+    promised: frozenset[int]
+    specs: Sequence[BucketSpec]
+    layers: range
+    copied: Mapping[int, Bucket] = field(default_factory=dict)
+
+    @property
+    def is_incomplete(self) -> bool:
+        """Whether a bucket is missing that this node is going to train or that the coordinator expects here."""
+        wanted = self.promised.union(self.layers)
+        return any(not wanted.isdisjoint(spec.layers) for spec in self._missing)
+
+    @property
+    def lost(self) -> list[int]:
+        """The layers that the coordinator expects here but that are missing."""
+        return sorted(self.promised.intersection(layer for spec in self._missing for layer in spec.layers))
+
+    @property
+    def usable(self) -> Mapping[int, Bucket]:
+        """The buckets that the next stage may take over as they are. Held ones only where the coordinator counts on them:
+        elsewhere the state comes from somewhere else."""
+        promised = {i: b for i, b in self.held.items() if not self.promised.isdisjoint(b.spec.layers)}
+        return {**self.copied, **promised}
+
+    def still_has(self, stage: Stage) -> bool:
+        """Whether ``stage``, of an earlier plan, can be used again as it is."""
+        same = (stage.first, stage.past_last) == (self.layers.start, self.layers.stop)
+        trusted = self.step == 0 or self.promised.issuperset(self.layers)
+        return same and trusted and all(self.held.get(index) is bucket for index, bucket in stage.buckets.items())
+
+    @property
+    def _missing(self) -> list[BucketSpec]:
+        return [spec for spec in self.specs if spec.index not in self.held and spec.index not in self.copied]
+
+
+def take_inventory(
+    assignment: Assignment, specs: Sequence[BucketSpec], node: str, placement: Placement | None, held: HeldState
+) -> Inventory:
+    """What ``node`` has in memory of what ``assignment`` needs; ``specs`` are the model's buckets."""
+    promised = frozenset(layer for layer, donors in enumerate(assignment.donors) if node in donors.nodes)
+    buckets = held.buckets if held.step == assignment.step else {}
+    layers = range(*placement.layers) if placement is not None else range(0)
+    return Inventory(assignment.step, buckets, promised, specs, layers)
 
 
 def acquire_stage(
-    node: str,
-    run: Run,
-    model: Model,
+    loaded: LoadedRun,
     device: torch.device,
-    held: Held,
-    copied: Mapping[int, Bucket],
-    keeper: Keeper,
+    placement: Placement,
     assignment: Assignment,
-    layers: tuple[int, int],
-    identity: Identity,
-    wait: Callable[[Coroutine[Any, Any, None]], None],
+    inventory: Inventory,
+    snapshots: Snapshots,
+    wait: Wait,
 ) -> Stage:
-    """``node``'s stage of ``layers`` with its state as of ``assignment.step``.
+    """The stage of ``placement`` with its state as of the assignment's step.
 
-    A bucket comes from ``held`` where the coordinator counts on that, else from what was ``copied`` in advance, else from its
-    donors, else from the backup, of which ``keeper`` has what this node has, else from the checkpoint, else, at step 0, from the
-    seed. ``wait`` runs a coroutine on the event loop and returns when it is done. Raises ValueError, ConnectionError or OSError,
-    and of these BackupError.
+    Each bucket comes from ``inventory`` if it is usable there, else from its donors, else from the assignment's snapshot,
+    else, at step 0, from the seed.
+
+    Raises:
+        ValueError: no source has a bucket, or the checkpoint is damaged or of another model.
+        SnapshotDamaged: a part of the snapshot is damaged on every disk.
+        ConnectionError, OSError: a source is out of reach.
     """
-    donors = [list(d.nodes) for d in assignment.donors] or [[] for _ in model.layers]
-    mine = dict(copied) | {
-        index: bucket
-        for index, bucket in held.buckets.items()
-        if held.step == assignment.step and any(node in donors[layer] for layer in bucket.spec.layers)
-    }
-    autocast = run.train.precision == BF16
-    stage = build_stage(model, *layers, device, run_dtype(run), autocast=autocast, held=mine)
+    run, usable = loaded.run, inventory.usable
+    donors = [list(d.nodes) for d in assignment.donors] or [[] for _ in loaded.model.layers]
+    stage = build_stage(
+        loaded.model, *placement.layers, device, run_dtype(run), autocast=uses_autocast(run), held=usable
+    )
     addresses = {peer.node: peer for peer in assignment.peers}
-    backup = {part.bucket: part for part in assignment.backup}
+    parts = {part.bucket: part for part in assignment.snapshot.parts}
     from_peers: list[tuple[Bucket, list[Peer]]] = []
-    from_backup: dict[int, tuple[Bucket, Part]] = {}
+    from_disks: dict[int, tuple[Bucket, Part]] = {}
     for index, bucket in stage.buckets.items():
-        if index in mine:
+        if index in usable:
             continue
-        names = dict.fromkeys(n for layer in bucket.spec.layers for n in donors[layer] if n != node)
+        names = dict.fromkeys(n for layer in bucket.spec.layers for n in donors[layer] if n != placement.node)
         others = [addresses[name] for name in names if name in addresses]
         if others:
             from_peers.append((bucket, others))
-        elif index in backup:
-            from_backup[index] = bucket, backup[index]
-        elif assignment.checkpoint:
-            read_bucket(assignment.checkpoint, bucket)
+        elif index in parts:
+            from_disks[index] = bucket, parts[index]
+        elif assignment.snapshot.folder:
+            read_bucket(assignment.snapshot.folder, bucket)
         elif assignment.step == 0:
-            initialise(model, bucket, run.seed)
+            initialise(loaded.model, bucket, run.seed)
         else:
-            raise ValueError(f"nobody has the state of bucket {index} as of step {assignment.step}")
+            raise ValueError(f"no node has the state of bucket {index} as of step {assignment.step}")
     if from_peers:
-        wait(fetch_states(from_peers, assignment.step, assignment.plan.generation, identity, run.lease_seconds))
-    if from_backup:
-        wait(keeper.restore(assignment.step, from_backup, assignment.peers))
+        wait(fetch_states(from_peers, assignment.step, assignment.plan.generation, loaded.identity, run.lease_seconds))
+    if from_disks:
+        wait(snapshots.restore(assignment.step, from_disks, assignment.peers))
     return stage
 
 
 async def fetch_states(
     wanted: Sequence[tuple[Bucket, Sequence[Peer]]], step: int, generation: int, identity: Identity, patience: float
 ) -> None:
-    """Fills buckets with their state as of ``step``, each from the memory of its own donors; as `fetch`."""
+    """Fills buckets with their state as of ``step``, each from the memory of its own donors; see `fetch`."""
     buckets = [
         Wanted(bucket.spec.index, bucket_bytes(bucket.spec, bucket.parameters.dtype), donors, bucket.load)
         for bucket, donors in wanted

@@ -1,4 +1,4 @@
-"""State from peers: many donors at once, resumed at the next one where one breaks off."""
+"""State from peers: from many donors at once, resumed at the next donor when one breaks off."""
 
 from __future__ import annotations
 
@@ -21,40 +21,45 @@ from dtfm.protos.peer_pb2 import StateRequest
 from dtfm.protos.streams import state_call
 
 RETRY_SECONDS = 0.2
+"""Seconds between two rounds of asking all donors of a bucket."""
 ASKED_AT_ONCE = 2
-"""Buckets of one donor: while one is on its way the next one is asked for, so that the link never waits for a round trip."""
+"""Buckets that one donor is asked for at a time: the link need not wait a round trip between them."""
 
 
-async def as_it_is() -> str:
-    """There is nothing to check in what came."""
+async def no_check() -> str:
     return ""
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """A bucket's state of so many bytes, from the memory of any of ``donors``, or from their ``backup`` on disk. ``take`` gets
-    it piece by piece, each with its offset; then ``finish`` says what is wrong with it: it comes anew then, from another one.
-    Empty: nothing is."""
+    """A bucket's state of ``size_bytes``, from the memory of any of ``donors`` or, with ``from_snapshot``, from their disks.
+
+    ``take`` gets each piece with its offset. At the end ``finish`` returns what is wrong with the whole, in which case it is
+    fetched again from another donor; empty: nothing.
+    """
 
     bucket: int
     size_bytes: int
     donors: Sequence[Peer]
     take: Callable[[memoryview, int], None]
-    finish: Callable[[], Awaitable[str]] = as_it_is
-    backup: bool = False
+    finish: Callable[[], Awaitable[str]] = no_check
+    from_snapshot: bool = False
 
 
 async def fetch(wanted: Sequence[Wanted], step: int, generation: int, identity: Identity, patience: float) -> None:
-    """Gets each bucket's state as of ``step`` from its own donors, all donors at once: who is done with one bucket gives the
-    next.
+    """Fetches each bucket's state as of ``step`` from its own donors, all donors at once; an idle donor gets the next bucket.
 
-    A broken transfer goes on at the next donor from the byte where it stopped. A donor is given up when nothing has come for
-    ``patience`` seconds, from nobody: what is slow may be the link that all share. It may also still be applying ``step``; so
-    who has nothing to give is asked again for as long. Raises ConnectionError naming the last problem, ValueError where none
-    of a bucket's donors has it right, and what a ``finish`` raises.
+    A broken transfer goes on at the next donor from the byte where it stopped. A donor is given up when nothing has come from
+    anybody for ``patience`` seconds: the slow part may be the link that all share. A donor without the state is asked again
+    for as long, since it may still be applying ``step``.
+
+    Raises:
+        ConnectionError: a bucket's donors are out of reach or do not have it; names the last problem.
+        ValueError: ``finish`` found fault with what each of a bucket's donors sent.
+        What a ``finish`` raises.
     """
     if alone := next((item for item in wanted if not item.donors), None):
-        raise ConnectionError(f"nobody who is known has bucket {alone.bucket} as of step {step}")
+        raise ConnectionError(f"no known node has bucket {alone.bucket} as of step {step}")
     left = sorted(wanted, key=lambda item: -item.size_bytes)
     donors = {donor.node: donor for item in wanted for donor in item.donors}
     channels = {name: open_channel(donor.address, to_peer(identity, name), patience) for name, donor in donors.items()}
@@ -63,9 +68,9 @@ async def fetch(wanted: Sequence[Wanted], step: int, generation: int, identity: 
     async def serve(donor: Peer) -> None:
         while (item := next((item for item in left if donor in item.donors), None)) is not None:
             left.remove(item)
-            in_turn = [donor, *(other for other in item.donors if other != donor)]
+            order = [donor, *(other for other in item.donors if other != donor)]
             with span(Activity.FETCH, step, item.bucket, f"state from {donor.node}"):
-                await _fetch_one(item, step, generation, in_turn, channels, silence)
+                await _fetch_one(item, step, generation, order, channels, silence)
 
     try:
         async with asyncio.TaskGroup() as group:
@@ -78,7 +83,7 @@ async def fetch(wanted: Sequence[Wanted], step: int, generation: int, identity: 
 
 
 class _Silence:
-    """Ends the streams that wait when nothing has come in any for ``patience`` seconds."""
+    """Ends waiting streams when nothing has come on any of them for ``patience`` seconds."""
 
     def __init__(self, patience: float) -> None:
         self.patience = patience
@@ -87,7 +92,7 @@ class _Silence:
 
     @asynccontextmanager
     async def bounded(self) -> AsyncIterator[None]:
-        """A stream is read within. Raises TimeoutError."""
+        """A context to read one stream in. Raises TimeoutError."""
         async with asyncio.timeout(self.patience) as stream:
             self._streams.add(stream)
             try:
@@ -96,9 +101,9 @@ class _Silence:
                 self._streams.discard(stream)
 
     def end(self) -> None:
-        """Something has come."""
+        """To be called when something has come on any stream."""
         now = asyncio.get_running_loop().time()
-        if now < self._broken + self.patience / 16:  # not for each frame of a fast link
+        if now < self._broken + self.patience / 16:  # on a fast link, once per many frames
             return
         self._broken = now
         for stream in self._streams:
@@ -114,14 +119,14 @@ async def _fetch_one(
     channels: Mapping[str, grpc.aio.Channel],
     silence: _Silence,
 ) -> None:
-    """One bucket of ``fetch``, from whichever of ``donors`` has it."""
-    have, until = 0, math.inf  # until: when to give up if nothing has come till then
-    gave: list[Peer] = []  # what has come so far
-    problem = "nobody has it"
+    """Fetches one bucket from the first of ``donors`` that has it."""
+    have, until = 0, math.inf  # until: when to give up unless something comes before
+    gave: list[Peer] = []  # the donors of the bytes received so far
+    problem = "no node has it"
     while donors and time.monotonic() < until:
         for donor in list(donors):
             request = StateRequest(
-                generation=generation, step=step, bucket=wanted.bucket, offset=have, backup=wanted.backup
+                generation=generation, step=step, bucket=wanted.bucket, offset=have, from_snapshot=wanted.from_snapshot
             )
             try:
                 async with silence.bounded():
@@ -136,7 +141,7 @@ async def _fetch_one(
                     problem = f"{donor.node} ended after {have} of {wanted.size_bytes} bytes"
                 elif wrong := await wanted.finish():
                     problem, have = f"{gave[0].node}: {wrong}", 0
-                    donors.remove(gave[0])  # who broke off, if anybody did
+                    donors.remove(gave[0])  # the first of them, if it broke off
                     gave.clear()
                     break
                 else:
@@ -146,18 +151,18 @@ async def _fetch_one(
                 until = time.monotonic()
             except grpc.aio.AioRpcError as error:
                 problem = f"{donor.node} at {donor.address}: {error.code().name}: {error.details()}"
-                if wanted.backup and error.code() is grpc.StatusCode.FAILED_PRECONDITION:
-                    donors.remove(donor)  # what is not on its disk now will not be later
+                if wanted.from_snapshot and error.code() is grpc.StatusCode.FAILED_PRECONDITION:
+                    donors.remove(donor)  # a file that is missing now stays missing
             except FrameError as error:
                 problem = f"{donor.node} sent a frame that is refused: {error}"
             until = min(until, time.monotonic() + silence.patience)
         await asyncio.sleep(RETRY_SECONDS)
-    sentence = f"bucket {wanted.bucket} as of step {step} could not be had: {problem}"
+    sentence = f"bucket {wanted.bucket} as of step {step} could not be fetched: {problem}"
     raise ConnectionError(sentence) if donors else ValueError(sentence)
 
 
 async def _payloads(frames: AsyncIterator[bytes], bucket: int, step: int, left: int) -> AsyncIterator[memoryview]:
-    """The pieces of the ``left`` bytes that are asked for. Raises FrameError for a frame that is not the next piece."""
+    """The pieces of the ``left`` requested bytes. Raises FrameError for a frame that is not the next piece."""
     received = 0
     async for frame in frames:
         header, payload = parse(frame)

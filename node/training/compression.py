@@ -1,4 +1,4 @@
-"""Which codec each of this node's streams uses: decided between steps, from what was measured."""
+"""The codec of each stream from this node: chosen between steps, from what was measured."""
 
 from __future__ import annotations
 
@@ -8,24 +8,25 @@ from dataclasses import dataclass
 import torch
 
 from dtfm.kernels.codec import Codec, codec_named, encoded_bytes
-from dtfm.node.training.placement import Group, Share
+from dtfm.node.model.placement import Placement
+from dtfm.node.transport.frame_validation import TensorSizes
 from dtfm.protos.control_pb2 import LinkCodec
 from dtfm.protos.frame import Kind
 from dtfm.protos.plan_pb2 import Run
 
 GENTLEST_FIRST = (Codec.OFF, Codec.RAW16, Codec.I8B256)
-"""What "auto" chooses from; gradients are never taken under 8 bits unasked."""
+"""The codecs that "auto" chooses from. Nothing below 8 bits is used unless the run file names it."""
 
 EXPOSED = 0.02
-"""So large a part of a step's computing a reduction may take beside what hides it: not worth losing bits for."""
+"""The fraction of a step's computing time that a reduction may take beside what hides it, before bits are given up for it."""
 
 MARGIN = 1.25
-"""A codec is left for another only where that is right by so much: measured bandwidths that lie less apart change nothing."""
+"""A codec is kept while a bandwidth within this factor of the measured one would choose it, so that noise changes nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class Codecs:
-    """By destination. ``reduction`` is one for all ``replicas``: members of a group must decode the same bytes."""
+    """Codecs by destination. ``reduction`` is the same for all ``replicas``: members of a group must decode the same bytes."""
 
     activations: Mapping[str, Codec]
     gradients: Mapping[str, Codec]
@@ -37,8 +38,8 @@ class Codecs:
         return {*self.activations.values(), *self.gradients.values(), self.reduction}
 
     @property
-    def told(self) -> list[LinkCodec]:
-        """What goes where under which codec, as the coordinator is told."""
+    def report(self) -> list[LinkCodec]:
+        """The messages to the coordinator."""
         kinds = {
             "activations": self.activations,
             "gradients": self.gradients,
@@ -50,12 +51,9 @@ class Codecs:
             for peer, codec in sorted(codecs.items())
         ]
 
-    @property
-    def sentence(self) -> str:
-        """``told``, for people."""
-        return (
-            ", ".join(f"{link.tensors} to {link.destination} {link.codec}" for link in self.told) or "nothing is sent"
-        )
+    def __str__(self) -> str:
+        links = [f"{link.tensors} to {link.destination} {link.codec}" for link in self.report]
+        return ", ".join(links) or "nothing is sent"
 
     def of(self, kind: Kind, destination: str) -> Codec:
         match kind:
@@ -70,9 +68,11 @@ class Codecs:
 def choose_codec(
     setting: str, elements: int, dtype: torch.dtype, bandwidth: float, seconds: float, previous: Codec | None = None
 ) -> Codec:
-    """The codec that the run file names, or for "auto" the gentlest under which ``elements`` elements cross a link of
-    ``bandwidth`` bytes per second within ``seconds``, the compute time that the transfer can hide under. That is the
-    ``previous`` one still where a bandwidth within MARGIN of this one would have it so."""
+    """The codec that ``setting`` names, or for "auto" the gentlest that hides the transfer.
+
+    It is hidden if ``elements`` elements cross a link of ``bandwidth`` bytes per second within ``seconds``, the computing time
+    beside it. The ``previous`` codec is kept if a bandwidth within MARGIN of this one would choose it.
+    """
     if setting != "auto":
         return codec_named(setting)
 
@@ -91,54 +91,48 @@ def choose_codec(
 
 def choose_codecs(
     network: Run.Network,
-    share: Share,
-    groups: Mapping[int, Group],
-    bucket_elements: Mapping[int, int],
+    placement: Placement,
+    sizes: TensorSizes,
     *,
-    input_elements: int,
-    output_elements: int,
-    dtype: torch.dtype,
     bandwidth: Mapping[str, float],
     micro_batch_seconds: float,
     previous: Codecs | None,
 ) -> Codecs:
-    """For all of a node's streams.
+    """The codecs of all of a node's streams.
 
-    ``bandwidth`` is that of the links from this node, by destination, in bytes per second; one that is not known counts as
-    fast. ``micro_batch_seconds`` is what forward and backward of a micro-batch take here. ``previous`` is what was chosen
-    before, be it under another plan.
+    ``bandwidth`` of the links from this node is by destination, in bytes per second; an unknown one counts as fast.
+    ``micro_batch_seconds`` is the time of forward and backward of a micro-batch here. ``previous`` is the last choice, also
+    under another plan.
     """
 
     def for_peers(setting: str, elements: int, peers: set[str], before: Mapping[str, Codec]) -> dict[str, Codec]:
         return {
             peer: choose_codec(
-                setting, elements, dtype, bandwidth.get(peer, float("inf")), micro_batch_seconds, before.get(peer)
+                setting, elements, sizes.dtype, bandwidth.get(peer, float("inf")), micro_batch_seconds, before.get(peer)
             )
             for peer in peers
         }
 
-    # A member sends each of the others its share of their shard, and its own shard's sum; nothing is final before the last
-    # backward, so that is all it can hide under.
-    sent = sum(2 * size * (len(groups[i].members) - 1) // len(groups[i].members) for i, size in bucket_elements.items())
-    members = {m for group in groups.values() for m in group.members} - {share.node}
+    # A member sends each other member that one's shard of its gradients, and later the sum of its own shard. No gradient is
+    # final before the last backward, so only that can hide the transfer.
+    groups = placement.groups
+    sent = sum(2 * size * (len(groups[i].members) - 1) // len(groups[i].members) for i, size in sizes.buckets.items())
+    members = {m for group in groups.values() for m in group.members} - {placement.node}
     slowest = min((bandwidth.get(member, float("inf")) for member in members), default=float("inf"))
-    last_backward, all_computing = micro_batch_seconds * 2 / 3, micro_batch_seconds * len(share.micro_batches)
-    unnoticed = last_backward + EXPOSED * all_computing
+    last_backward, all_computing = micro_batch_seconds * 2 / 3, micro_batch_seconds * len(placement.micro_batches)
+    hidden = last_backward + EXPOSED * all_computing
     return Codecs(
         activations=for_peers(
             network.activations,
-            output_elements,
-            {*share.next.values(), *share.evaluation_next.values()},
+            sizes.output,
+            {*placement.next.values(), *placement.evaluation_next.values()},
             previous.activations if previous else {},
         ),
         gradients=for_peers(
-            network.gradients,
-            input_elements,
-            set(share.previous.values()),
-            previous.gradients if previous else {},
+            network.gradients, sizes.input, set(placement.previous.values()), previous.gradients if previous else {}
         ),
         reduction=choose_codec(
-            network.reduction, sent, dtype, slowest, unnoticed, previous.reduction if previous else None
+            network.reduction, sent, sizes.dtype, slowest, hidden, previous.reduction if previous else None
         ),
         replicas=frozenset(members),
     )

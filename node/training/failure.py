@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from dtfm.node.state.snapshot import BackupError
+from dtfm.node.state.snapshots import SnapshotDamaged
 from dtfm.node.training.pipeline import NonFinite
 from dtfm.protos.control_pb2 import PlanFailed, StepProblem
 
@@ -22,10 +22,11 @@ def problem_of(error: Exception) -> StepProblem:
 
 
 def plan_failed(generation: int, error: Exception) -> PlanFailed:
-    return PlanFailed(generation=generation, problem=sentence_of(error), backup=isinstance(error, BackupError))
+    damaged = isinstance(error, SnapshotDamaged)
+    return PlanFailed(generation=generation, problem=sentence_of(error), snapshot_damaged=damaged)
 
 
 def sentence_of(error: Exception) -> str:
-    """For people. A ValueError's or ConnectionError's words are ours, and enough."""
-    known = isinstance(error, (ValueError, ConnectionError, NonFinite, BackupError))
-    return (str(error) if known else f"{type(error).__name__}: {error}")[:MOST_CHARACTERS]
+    """The error in a sentence, with its type unless our own wording makes that clear."""
+    ours = isinstance(error, (ValueError, ConnectionError, NonFinite, SnapshotDamaged))
+    return (str(error) if ours else f"{type(error).__name__}: {error}")[:MOST_CHARACTERS]

@@ -7,19 +7,19 @@ from __future__ import annotations
 
 import enum
 import time
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
 
 from dtfm.kernels.codec import DTYPES, Codec, decode
-from dtfm.node.host.device import finish
+from dtfm.node.host.cuda_streams import wait_until_computed
 from dtfm.node.host.trace import Activity, span
-from dtfm.node.training.placement import Share
+from dtfm.node.model.placement import Placement
 from dtfm.node.training.progress import Progress
 from dtfm.node.transport.receiver import Arrival
-from dtfm.node.transport.topic_queue import Mailbox
+from dtfm.node.transport.topic_queue import TopicQueue
 from dtfm.protos.frame import Kind
 
 #: What arrives for the pipeline, by kind of work and step.
@@ -49,12 +49,12 @@ def next_task(
 
 
 class NonFinite(Exception):
-    """The loss, or a gradient, is NaN or infinite."""
+    """The loss or a gradient is NaN or infinite."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """``loss_sum`` over this node's samples where it is of the last stage, else 0; seconds of wall time."""
+    """``loss_sum`` over this node's samples if it is of the last stage, else 0; seconds of wall time."""
 
     loss_sum: float
     samples: int
@@ -66,138 +66,165 @@ class Outcome:
 class Compute:
     """What the pipeline needs of the model and the data.
 
-    ``forward``: stage input to output. ``loss``: (last stage's output, labels) to the mean over samples, a scalar.
-    ``inputs`` and ``labels``: of a micro-batch. ``activation_shape``: of this stage's input.
+    ``forward`` maps the stage's input to its output, ``loss`` (the last stage's output, labels) to the mean over samples, a
+    scalar. ``inputs`` and ``labels`` are those of a micro-batch. The shapes are of the stage's input and output.
+    ``micro_batch`` and ``global_batch`` are in samples.
     """
 
     forward: Callable[[torch.Tensor], torch.Tensor]
     loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
     inputs: Callable[[int], torch.Tensor]
     labels: Callable[[int], torch.Tensor]
-    activation_shape: tuple[int, ...]
+    input_shape: tuple[int, ...]
     output_shape: tuple[int, ...]
     device: torch.device
+    micro_batch: int
+    global_batch: int
+
+    def decode(self, arrival: Arrival) -> torch.Tensor:
+        """A neighbour's tensor, flat."""
+        header = arrival.header
+        return decode(Codec(header.codec), arrival.encoded, header.elements, DTYPES[header.dtype], self.device)
+
+
+@dataclass(frozen=True, slots=True)
+class Neighbours:
+    """How tensors come from the neighbouring stages and go to them."""
+
+    queue: TopicQueue[Topic, Arrival]
+    send: Send
 
 
 def train_step(
-    share: Share,
+    placement: Placement,
     progress: Progress,
-    micro_batch: int,
-    global_batch: int,
     compute: Compute,
-    mailbox: Mailbox[Topic, Arrival],
-    send: Send,
+    neighbours: Neighbours,
     before_last_backward: Callable[[], None],
 ) -> Outcome:
-    """Forward and backward of those of this node's micro-batches that ``progress`` lacks; their gradients of the mean loss over
-    ``global_batch`` samples are added to the parameters' ``.grad``.
+    """Forward and backward of those of this node's micro-batches that ``progress`` lacks. Their gradients of the mean loss over
+    the global batch are added to the parameters' ``.grad``.
 
-    Calls ``before_last_backward`` once, or never where nothing is left to do, so that hooks can tell when each bucket's
-    gradients are final. Raises NonFinite, and Closed when the step is called off; then ``progress`` is what was done.
+    Calls ``before_last_backward`` once, or never if nothing is left to do, so that hooks can tell when each bucket's gradients
+    are final. Raises NonFinite, and Closed when the step is called off; ``progress`` then has what was done.
     """
-    step = progress.step
-    topic: Topic = ("train", step)
-    waiting = dict.fromkeys(progress.waiting(share))
-    inputs, outputs, gradients = progress.inputs, progress.outputs, progress.gradients
-    weight = micro_batch / global_batch
-    left = len(set(share.micro_batches) - progress.finished)
-    busy = waited = 0.0
+    return _TrainingStep(placement, progress, compute, neighbours, before_last_backward).run()
 
-    def hand_on(kind: Kind, destination: str, number: int, tensor: torch.Tensor) -> None:
-        """Where a link is full this waits for it, which is no computing."""
-        nonlocal busy, waited
-        began = time.perf_counter()
-        send(kind, destination, number, tensor)
-        seconds = time.perf_counter() - began
-        busy, waited = busy - seconds, waited + seconds
 
-    def take(arrival: Arrival) -> None:
-        header = arrival.header
-        if progress.has(header.kind, header.index):
-            return  # from an earlier generation
-        with span(Activity.DECODE, step, header.index):
-            flat = decode(Codec(header.codec), arrival.encoded, header.elements, DTYPES[header.dtype], compute.device)
-        if header.kind is Kind.ACTIVATION:
-            inputs[header.index] = flat.view(compute.activation_shape).requires_grad_()
-            waiting[header.index] = None
-        else:
-            gradients[header.index] = flat.view(compute.output_shape)
+@dataclass(slots=True)
+class _TrainingStep:
+    """The arguments of `train_step`; ``_waiting`` are the micro-batches that can go forward, ``_left`` the number of those that
+    are not backward yet."""
 
-    while left:
-        while (arrival := mailbox.get_nowait(topic)) is not None:
-            take(arrival)
-        # A gradient may come again before its forward is done again.
-        task = next_task(waiting, gradients.keys() & outputs.keys(), len(outputs), share.in_flight)
-        if task is None:
+    _placement: Placement
+    _progress: Progress
+    _compute: Compute
+    _neighbours: Neighbours
+    _before_last_backward: Callable[[], None]
+    _waiting: dict[int, None] = field(init=False)
+    _left: int = field(init=False)
+    _busy: float = 0.0
+    _waited: float = 0.0
+
+    def __post_init__(self) -> None:
+        self._waiting = dict.fromkeys(self._progress.waiting(self._placement))
+        self._left = len(set(self._placement.micro_batches) - self._progress.finished)
+
+    def run(self) -> Outcome:
+        placement, progress, queue = self._placement, self._progress, self._neighbours.queue
+        topic: Topic = ("train", progress.step)
+        while self._left:
+            while (arrival := queue.get_nowait(topic)) is not None:
+                self._take(arrival)
+            # A gradient may come again before its forward is done again.
+            ready = progress.gradients.keys() & progress.outputs.keys()
+            task = next_task(self._waiting, ready, len(progress.outputs), placement.in_flight)
             began = time.perf_counter()
-            with span(Activity.WAIT, step):
-                arrival = mailbox.get(topic)
-            waited += time.perf_counter() - began
-            take(arrival)
-            continue
-        direction, number = task
-        began = time.perf_counter()
-        if direction is Direction.FORWARD:
-            del waiting[number]
-            with span(Activity.FORWARD, step, number):
-                x = compute.inputs(number) if share.first else inputs[number]
-                y = compute.forward(x)
-                if share.last:
-                    loss = compute.loss(y, compute.labels(number))
-                    value = loss.item()
-                finish(compute.device)  # what comes next is for then to decide
-            if share.last:
-                if not torch.isfinite(loss):
-                    raise NonFinite(f"the loss of micro-batch {number} is {value}")
-                progress.losses[number] = value
-                outputs[number] = loss
-                # The last stage turns round at once: nothing is gained by holding the graph.
-                gradients[number] = torch.full_like(loss, weight)
+            if task is None:
+                with span(Activity.WAIT, progress.step):
+                    arrival = queue.get(topic)
+                self._waited += time.perf_counter() - began
+                self._take(arrival)
+                continue
+            direction, number = task
+            if direction is Direction.FORWARD:
+                self._forward(number)
             else:
-                outputs[number] = y
-                hand_on(Kind.ACTIVATION, share.next[number], number, y.detach())
+                self._backward(number)
+            self._busy += time.perf_counter() - began
+        if not placement.last:
+            return Outcome(0.0, 0, self._busy, self._waited)
+        micro_batch = self._compute.micro_batch
+        loss_sum = sum(progress.losses[number] for number in placement.micro_batches) * micro_batch
+        return Outcome(loss_sum, len(placement.micro_batches) * micro_batch, self._busy, self._waited)
+
+    def _take(self, arrival: Arrival) -> None:
+        kind, number = arrival.header.kind, arrival.header.index
+        if self._progress.has(kind, number):
+            return  # in an earlier generation
+        with span(Activity.DECODE, self._progress.step, number):
+            flat = self._compute.decode(arrival)
+        if kind is Kind.ACTIVATION:
+            self._progress.inputs[number] = flat.view(self._compute.input_shape).requires_grad_()
+            self._waiting[number] = None
         else:
-            left -= 1
-            if left == 0:
-                before_last_backward()
-            with span(Activity.BACKWARD, step, number):
-                torch.autograd.backward(outputs.pop(number), gradients.pop(number))
-                finish(compute.device)
-            progress.finished.add(number)
-            if not share.first:
-                gradient = inputs.pop(number).grad
-                assert gradient is not None
-                hand_on(Kind.GRADIENT, share.previous[number], number, gradient)
-        busy += time.perf_counter() - began
-    if not share.last:
-        return Outcome(0.0, 0, busy, waited)
-    loss_sum = sum(progress.losses[number] for number in share.micro_batches) * micro_batch
-    return Outcome(loss_sum, len(share.micro_batches) * micro_batch, busy, waited)
+            self._progress.gradients[number] = flat.view(self._compute.output_shape)
+
+    def _forward(self, number: int) -> None:
+        placement, progress, compute = self._placement, self._progress, self._compute
+        del self._waiting[number]
+        with span(Activity.FORWARD, progress.step, number):
+            y = compute.forward(compute.inputs(number) if placement.first else progress.inputs[number])
+            if placement.last:
+                loss = compute.loss(y, compute.labels(number))
+                value = loss.item()
+            wait_until_computed(compute.device)  # before deciding what comes next
+        if not placement.last:
+            progress.outputs[number] = y
+            self._hand_on(Kind.ACTIVATION, placement.next[number], number, y.detach())
+            return
+        if not torch.isfinite(loss):
+            raise NonFinite(f"the loss of micro-batch {number} is {value}")
+        progress.losses[number] = value
+        progress.outputs[number] = loss
+        # The last stage goes backward at once: nothing is gained by holding the graph.
+        progress.gradients[number] = torch.full_like(loss, compute.micro_batch / compute.global_batch)
+
+    def _backward(self, number: int) -> None:
+        placement, progress = self._placement, self._progress
+        self._left -= 1
+        if self._left == 0:
+            self._before_last_backward()
+        with span(Activity.BACKWARD, progress.step, number):
+            torch.autograd.backward(progress.outputs.pop(number), progress.gradients.pop(number))
+            wait_until_computed(self._compute.device)
+        progress.finished.add(number)
+        if not placement.first:
+            gradient = progress.inputs.pop(number).grad
+            assert gradient is not None
+            self._hand_on(Kind.GRADIENT, placement.previous[number], number, gradient)
+
+    def _hand_on(self, kind: Kind, destination: str, number: int, tensor: torch.Tensor) -> None:
+        """Sending waits while the link is full, which does not count as computing."""
+        began = time.perf_counter()
+        self._neighbours.send(kind, destination, number, tensor)
+        seconds = time.perf_counter() - began
+        self._busy, self._waited = self._busy - seconds, self._waited + seconds
 
 
 @torch.no_grad()
-def evaluate(
-    share: Share,
-    step: int,
-    micro_batch: int,
-    compute: Compute,
-    mailbox: Mailbox[Topic, Arrival],
-    send: Send,
-) -> tuple[float, int]:
-    """(sum of the losses, samples) over this node's held-out micro-batches; (0, 0) but on the last stage. Raises Closed."""
-    loss_sum = 0.0
-    numbers: Sequence[int] = share.evaluation_micro_batches
-    for turn in range(len(numbers)):
-        if share.first:
-            number, x = numbers[turn], compute.inputs(numbers[turn])
+def evaluate(placement: Placement, step: int, compute: Compute, neighbours: Neighbours) -> tuple[float, int]:
+    """(sum of the losses, samples) over this node's held-out micro-batches; (0, 0) unless on the last stage. Raises Closed."""
+    loss_sum, numbers = 0.0, placement.evaluation_micro_batches
+    for number in numbers:
+        if placement.first:
+            x = compute.inputs(number)
         else:
-            arrival = mailbox.get(("evaluate", step))
-            header = arrival.header
-            flat = decode(Codec(header.codec), arrival.encoded, header.elements, DTYPES[header.dtype], compute.device)
-            number, x = header.index, flat.view(compute.activation_shape)
+            arrival = neighbours.queue.get(("evaluate", step))
+            number, x = arrival.header.index, compute.decode(arrival).view(compute.input_shape)
         y = compute.forward(x)
-        if share.last:
-            loss_sum += compute.loss(y, compute.labels(number)).item() * micro_batch
+        if placement.last:
+            loss_sum += compute.loss(y, compute.labels(number)).item() * compute.micro_batch
         else:
-            send(Kind.EVALUATION, share.evaluation_next[number], number, y)
-    return loss_sum, len(numbers) * micro_batch if share.last else 0
+            neighbours.send(Kind.EVALUATION, placement.evaluation_next[number], number, y)
+    return loss_sum, len(numbers) * compute.micro_batch if placement.last else 0

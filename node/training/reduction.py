@@ -1,22 +1,22 @@
-"""The replica group: gradients of one bucket become their sum on every node that holds it.
+"""The replica group: every node that holds a bucket replaces its gradients by their sum over the group.
 
-As in the paper (arXiv 2206.01288, section 3.2) each member owns a shard: the others send it their gradients of that shard,
-it adds them up and sends the sum to all. Adding happens in the group's order whatever the order of arrival, and every
-member takes the owner's bytes, so that all hold the same bits.
+As in the paper (arXiv 2206.01288, section 3.2) each member owns a shard: the others send it their gradients of that shard, it
+adds them up and sends the sum to all. It adds in the group's order, whatever the order of arrival, and every member takes the
+owner's bytes, so that all hold the same bits.
 
-A shard goes piece by piece, and what a piece becomes takes the place of what it was: beside the gradients there are only
-pieces on their way. One thread takes what arrives, another sends, which may have to wait for a link. So none of the members
-waits for another to read: whoever holds more of a member's pieces than it can sum may stop reading from it for a while (see
-Inbox.readable), because all send their pieces in one order, and the first that is not summed is always among those that came.
+A shard travels in pieces, and a piece's sum replaces the piece in place: beside the gradients, memory holds only pieces on
+their way. One thread takes what arrives; another sends, which may wait for a link. So no member waits for another to
+read. A member that holds more of another's pieces than it can sum may stop reading from it for a while (see
+Receiver.readable): all send their pieces in the same order, so the first that is not summed is always among those that came.
 
-Under a codec that leaves elements out, what is left out of a message is added to the next step's message for the same piece:
-of shares by each member, of sums by the owner.
+Under a sparse codec, what is left out of a message is added to the next step's message for the same piece: by each member for
+its addends, by the owner for the sum.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 
 import torch
@@ -25,17 +25,18 @@ from dtfm.kernels.codec import DTYPES, Codec, Encoded, decode, encode
 from dtfm.kernels.feedback import encode_with_feedback
 from dtfm.node.host.trace import Activity, span
 from dtfm.node.model.bucket import BucketSpec
-from dtfm.node.training.placement import Group
-from dtfm.node.transport.frame_validation import pieces
+from dtfm.node.model.pieces import pieces
+from dtfm.node.model.placement import Placement
 from dtfm.node.transport.receiver import Arrival
-from dtfm.node.transport.topic_queue import Closed, Mailbox
+from dtfm.node.transport.sender import What
+from dtfm.node.transport.topic_queue import Closed, TopicQueue
 from dtfm.protos.frame import Kind
 
-#: send(kind, destination, bucket, piece, encoded gradients of that piece or their sum, its elements, their dtype)
-Send = Callable[[Kind, str, int, int, Encoded, int, torch.dtype], None]
+#: As Sender.send_encoded.
+Send = Callable[[str, What, Encoded, int, torch.dtype], None]
 
-#: By bucket and piece, what a node's messages have left out so far: 1-D float32 of the piece's elements. No more than one
-#: message a step concerns a piece: its sum from the owner, a share from any other.
+#: By bucket and piece, what this node's messages have left out so far: 1-D float32 of the piece's elements. In a step a node
+#: sends at most one message about a piece: its sum if it owns the piece, else its addend.
 Residuals = Mapping[tuple[int, int], torch.Tensor]
 
 
@@ -48,20 +49,20 @@ class Final:
 
 @dataclass(slots=True)
 class _Bucket:
-    """How far the reduction of one bucket is. ``shares``: by piece and member, their gradients of pieces that this node owns;
-    ``missing``: pieces that are not summed yet."""
+    """The state of one bucket's reduction. ``addends`` are other members' gradients of the pieces that this node owns, by piece
+    and rank; ``missing`` are the pieces without their sum."""
 
     index: int
     gradients: torch.Tensor
     members: tuple[str, ...]
     rank: int
     final: bool = False
-    shares: dict[int, dict[int, Arrival]] = field(default_factory=dict)
+    addends: dict[int, dict[int, Arrival]] = field(default_factory=dict)
     missing: set[int] = field(init=False)
 
     def __post_init__(self) -> None:
-        cut = pieces(self.gradients.numel(), len(self.members))
-        self.missing = {number for number, (start, stop) in enumerate(cut) if stop > start}
+        ranges = pieces(self.gradients.numel(), len(self.members))
+        self.missing = {number for number, (start, stop) in enumerate(ranges) if stop > start}
 
     def piece(self, number: int) -> torch.Tensor:
         start, stop = pieces(self.gradients.numel(), len(self.members))[number]
@@ -71,116 +72,193 @@ class _Bucket:
         return piece % len(self.members)
 
     def summable(self, piece: int) -> bool:
-        return self.final and piece in self.missing and len(self.shares.get(piece, ())) == len(self.members) - 1
+        return self.final and piece in self.missing and len(self.addends.get(piece, ())) == len(self.members) - 1
+
+    def add_up(self, number: int) -> None:
+        """Replaces an owned piece by the sum of all members'. What comes before this node's in the group's order is added up in
+        the memory of the first addend."""
+        own, addends = self.piece(number), self.addends[number]
+        total = own
+        for rank in range(len(self.members)):
+            if rank == self.rank:
+                total = own if rank == 0 else own.add_(total)
+            else:
+                addend = _decoded(addends[rank], own.device)
+                total = addend if rank == 0 else total.add_(addend)
 
 
 def sending_order(buckets: Iterable[BucketSpec]) -> list[int]:
-    """Their indices in the order in which a backward finishes them; any two come in the same order on every node."""
+    """Indices in the order in which a backward pass finishes the buckets; any two are in the same order on every node."""
     return [spec.index for spec in sorted(buckets, key=lambda spec: (-min(spec.layers), spec.index))]
 
 
-def reduce_gradients(
-    node: str,
-    step: int,
-    gradients: Mapping[int, torch.Tensor],
-    groups: Mapping[int, Group],
-    mailbox: Mailbox[int, Arrival | Final],
-    send: Send,
-    codec: Codec,
-    carried: Residuals,
-    keep: Callable[[int, torch.Tensor], None],
-    let_go: Callable[[Arrival], None] = lambda _: None,
-) -> Residuals:
-    """Replaces ``gradients`` (flat tensors by bucket, in `sending_order`) by their sums over the buckets' groups; before, each is
-    given to ``keep``, so that the reduction can be done again with others.
+class Reducer:
+    """The reductions of one generation, in two threads of its own.
 
-    Runs in a thread of its own, beside backward: reads ``step`` from ``mailbox``, where the pipeline says Final for each
-    bucket and the inbox puts what the peers send; ``let_go`` hears of each arrival that is used up. Everything goes out under
-    ``codec``; ``carried`` is what it has left out in earlier steps. Returns, when every bucket is complete, what is to be
-    carried instead once the step is committed. Raises Closed.
+    ``queue`` takes, by step, `Final` for each bucket and the tensors that peers send. ``let_go`` is called with each tensor
+    when it is used up. ``carried`` are the residuals to begin with.
     """
-    left_out: dict[tuple[int, int], torch.Tensor] = {}
 
-    def encoded(bucket: _Bucket, piece: int) -> Encoded:
-        tensor = bucket.piece(piece)
-        with span(Activity.ENCODE, step, bucket.index):
-            if not codec.sparse:
-                return encode(codec, tensor)
-            at = bucket.index, piece
-            corrected = encode_with_feedback(codec, tensor, carried.get(at))
-            left_out[at] = corrected.residual
-            return corrected.encoded
+    def __init__(
+        self,
+        placement: Placement,
+        send: Send,
+        let_go: Callable[[Arrival], None] = lambda _: None,
+        carried: Residuals | None = None,
+    ) -> None:
+        self.placement = placement
+        self.queue: TopicQueue[int, Arrival | Final] = TopicQueue()
+        self.carried: Residuals = carried or {}
+        """Residuals of the committed steps."""
+        self.left_out: Residuals = {}
+        """Residuals to carry if the step last reduced is committed."""
+        self.send = send
+        self.let_go = let_go
+        self.sending = ThreadPoolExecutor(1, "reduce send")
+        self._thread = ThreadPoolExecutor(1, "reduce")
 
-    def send_share(bucket: _Bucket, number: int) -> None:
-        owner, mine = bucket.members[bucket.owner(number)], bucket.piece(number)
-        send(Kind.REDUCE, owner, bucket.index, number, encoded(bucket, number), mine.numel(), mine.dtype)
+    def start(
+        self, step: int, gradients: Mapping[int, torch.Tensor], codec: Codec, keep: Callable[[int, torch.Tensor], None]
+    ) -> Future[None]:
+        """Runs `reduce` beside the backward passes."""
+        return self._thread.submit(self.reduce, step, gradients, codec, keep)
 
-    def send_sum(bucket: _Bucket, number: int) -> None:
-        message, own = encoded(bucket, number), bucket.piece(number)
-        if message.codec is not Codec.OFF:  # the owner, too, goes on with what the others get
+    def reduce(
+        self, step: int, gradients: Mapping[int, torch.Tensor], codec: Codec, keep: Callable[[int, torch.Tensor], None]
+    ) -> None:
+        """Replaces ``gradients`` (flat tensors by bucket, in `sending_order`) by their sums over the buckets' groups.
+
+        Before that, each is passed to ``keep``, so that the reduction can be repeated with other nodes. Messages are encoded
+        with ``codec``. Returns when every bucket is complete. Raises Closed, and what sending raises.
+        """
+        self.left_out = _Reduction(self, step, gradients, codec, keep).run()
+
+    def commit(self, step: int) -> None:
+        """``step``, the one last reduced, is committed. An aborted step leaves no residuals."""
+        self.carried = self.left_out
+        self.queue.forget(step)
+
+    def close(self) -> None:
+        """Ends the threads. Close ``queue`` first."""
+        self._thread.shutdown()
+        self.sending.shutdown()
+
+
+class _Reduction:
+    """One step's reduction."""
+
+    def __init__(
+        self,
+        reducer: Reducer,
+        step: int,
+        gradients: Mapping[int, torch.Tensor],
+        codec: Codec,
+        keep: Callable[[int, torch.Tensor], None],
+    ) -> None:
+        self._reducer = reducer
+        self._placement = reducer.placement
+        self._step = step
+        self._codec = codec
+        self._keep = keep
+        self._left_out: dict[tuple[int, int], torch.Tensor] = {}
+        groups = self._placement.groups
+        self._buckets = {
+            index: _Bucket(index, flat, groups[index].members, groups[index].members.index(self._placement.node))
+            for index, flat in gradients.items()
+            if len(groups[index].members) > 1
+        }
+        self._unsent = list(self._buckets.values())
+        self._sent: list[Future[None]] = []
+
+    def run(self) -> Residuals:
+        """Returns the residuals of what was sent."""
+        try:
+            while any(b.missing or not b.final for b in self._buckets.values()):
+                self._take(self._reducer.queue.get(self._step))
+            for future in self._sent:
+                future.result()
+        except Closed:
+            for future in self._sent:
+                if future.done() and (error := _error(future)) is not None:
+                    raise error from None
+            raise
+        finally:
+            for future in self._sent:
+                future.cancel()
+            wait(self._sent)
+        return self._left_out
+
+    def _take(self, item: Arrival | Final) -> None:
+        bucket = self._buckets.get(item.bucket if isinstance(item, Final) else item.header.index)
+        if bucket is None:
+            return  # held by this node alone
+        if isinstance(item, Final):
+            self._make_final(bucket)
+        elif item.header.kind is Kind.REDUCE:
+            number = item.header.part
+            bucket.addends.setdefault(number, {})[bucket.members.index(item.source)] = item
+            if bucket.summable(number):
+                self._add_up(bucket, number)
+        else:
+            with span(Activity.DECODE, self._step, bucket.index):
+                bucket.piece(item.header.part).copy_(_decoded(item, bucket.gradients.device))
+            bucket.missing.discard(item.header.part)
+            self._reducer.let_go(item)
+
+    def _make_final(self, bucket: _Bucket) -> None:
+        bucket.final = True
+        self._keep(bucket.index, bucket.gradients)
+        while self._unsent and self._unsent[0].final:
+            first = self._unsent.pop(0)
+            for number in sorted(first.missing):
+                if first.owner(number) != first.rank:
+                    self._submit(self._send_addend, first, number)
+        for number in sorted(bucket.addends):
+            if bucket.summable(number):
+                self._add_up(bucket, number)
+
+    def _add_up(self, bucket: _Bucket, number: int) -> None:
+        with span(Activity.REDUCE, self._step, bucket.index):
+            bucket.add_up(number)
+        bucket.missing.discard(number)
+        for addend in bucket.addends.pop(number).values():
+            self._reducer.let_go(addend)
+        self._submit(self._send_sum, bucket, number)
+
+    # In the sending thread
+
+    def _submit(self, work: Callable[[_Bucket, int], None], bucket: _Bucket, number: int) -> None:
+        future = self._reducer.sending.submit(work, bucket, number)
+        queue = self._reducer.queue
+        future.add_done_callback(lambda done: None if _error(done) is None else queue.close("sending failed"))
+        self._sent.append(future)
+
+    def _send_addend(self, bucket: _Bucket, number: int) -> None:
+        message, mine = self._encode(bucket, number), bucket.piece(number)
+        self._send(Kind.REDUCE, bucket.members[bucket.owner(number)], bucket, number, message, mine)
+
+    def _send_sum(self, bucket: _Bucket, number: int) -> None:
+        message, own = self._encode(bucket, number), bucket.piece(number)
+        if message.codec is not Codec.OFF:  # the owner must go on with what the others get
             own.copy_(decode(message.codec, message.data, own.numel(), own.dtype, own.device))
         for rank, member in enumerate(bucket.members):
             if rank != bucket.rank:
-                send(Kind.GATHER, member, bucket.index, number, message, own.numel(), own.dtype)
+                self._send(Kind.GATHER, member, bucket, number, message, own)
 
-    buckets = {
-        index: _Bucket(index, flat, groups[index].members, groups[index].members.index(node))
-        for index, flat in gradients.items()
-        if len(groups[index].members) > 1
-    }
-    unsent = list(buckets.values())
-    sender = ThreadPoolExecutor(1, "share")
-    sent: list[Future[None]] = []
+    def _send(
+        self, kind: Kind, destination: str, bucket: _Bucket, number: int, message: Encoded, piece: torch.Tensor
+    ) -> None:
+        what = What(kind, self._placement.generation, self._step, bucket.index, number)
+        self._reducer.send(destination, what, message, piece.numel(), piece.dtype)
 
-    def have_sent(work: Callable[[_Bucket, int], None], bucket: _Bucket, number: int) -> None:
-        future = sender.submit(work, bucket, number)
-        future.add_done_callback(lambda done: None if _error(done) is None else mailbox.close("sending failed"))
-        sent.append(future)
-
-    try:
-        while any(b.missing or not b.final for b in buckets.values()):
-            item = mailbox.get(step)
-            index = item.bucket if isinstance(item, Final) else item.header.index
-            bucket = buckets.get(index)
-            if bucket is None:  # held by this node alone
-                continue
-            if isinstance(item, Final):
-                bucket.final = True
-                keep(index, bucket.gradients)
-                while unsent and unsent[0].final:
-                    first = unsent.pop(0)
-                    for number in sorted(first.missing):
-                        if first.owner(number) != first.rank:
-                            have_sent(send_share, first, number)
-                ready = [number for number in sorted(bucket.shares) if bucket.summable(number)]
-            elif item.header.kind is Kind.REDUCE:
-                number = item.header.part
-                bucket.shares.setdefault(number, {})[bucket.members.index(item.source)] = item
-                ready = [number] if bucket.summable(number) else []
-            else:
-                with span(Activity.DECODE, step, index):
-                    bucket.piece(item.header.part).copy_(_decoded(item, bucket.gradients.device))
-                bucket.missing.discard(item.header.part)
-                let_go(item)
-                ready = []
-            for number in ready:
-                with span(Activity.REDUCE, step, index):
-                    _sum(bucket, number)
-                bucket.missing.discard(number)
-                for share in bucket.shares.pop(number).values():
-                    let_go(share)
-                have_sent(send_sum, bucket, number)
-            del item
-        for future in sent:
-            future.result()
-    except Closed:
-        for future in sent:
-            if future.done() and (error := _error(future)) is not None:
-                raise error from None
-        raise
-    finally:
-        sender.shutdown(cancel_futures=True)
-    return left_out
+    def _encode(self, bucket: _Bucket, number: int) -> Encoded:
+        piece, key = bucket.piece(number), (bucket.index, number)
+        with span(Activity.ENCODE, self._step, bucket.index):
+            if not self._codec.sparse:
+                return encode(self._codec, piece)
+            corrected = encode_with_feedback(self._codec, piece, self._reducer.carried.get(key))
+            self._left_out[key] = corrected.residual
+            return corrected.encoded
 
 
 def _error(done: Future[None]) -> BaseException | None:
@@ -190,16 +268,3 @@ def _error(done: Future[None]) -> BaseException | None:
 def _decoded(arrival: Arrival, device: torch.device) -> torch.Tensor:
     header = arrival.header
     return decode(Codec(header.codec), arrival.encoded, header.elements, DTYPES[header.dtype], device)
-
-
-def _sum(bucket: _Bucket, number: int) -> None:
-    """Puts the sum of all members' shares of an owned piece in the place of this node's. What comes before that one in the
-    group's order is added up in the memory of the first, which is used up."""
-    own, shares = bucket.piece(number), bucket.shares[number]
-    total = own
-    for rank in range(len(bucket.members)):
-        if rank == bucket.rank:
-            total = own if rank == 0 else own.add_(total)
-        else:
-            share = _decoded(shares[rank], own.device)
-            total = share if rank == 0 else total.add_(share)

@@ -1,4 +1,4 @@
-"""The node's thread of work: takes the coordinator's decisions one after the other and carries them out."""
+"""The node's training thread: carries out the coordinator's decisions one after the other."""
 
 from __future__ import annotations
 
@@ -13,26 +13,24 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
-import torch
-
 from dtfm.node.data.dataset import load_data
 from dtfm.node.host.trace import Activity, span
 from dtfm.node.model.bucket import Bucket
-from dtfm.node.model.model import load_model
+from dtfm.node.model.load import load_model
+from dtfm.node.model.loaded_run import LoadedRun
+from dtfm.node.model.placement import Placement, placement_of
 from dtfm.node.model.workload import layer_flops, workload
-from dtfm.node.state.checkpoint_writer import CheckpointWriter, part_of
-from dtfm.node.state.prefetch import Copier
-from dtfm.node.state.snapshot import Keeper
-from dtfm.node.state.state_store import Held, Holding
+from dtfm.node.state.recovery import Inventory, take_inventory
+from dtfm.node.state.standby_role import StandbyRole
+from dtfm.node.state.state_store import HeldState
 from dtfm.node.training.failure import plan_failed, problem_of, sentence_of
-from dtfm.node.training.generation import Engagement
-from dtfm.node.training.generation_setup import Work, engage, lacks_state, lost_state
+from dtfm.node.training.generation import Generation
+from dtfm.node.training.generation_setup import Equipment, set_up
 from dtfm.node.training.pipeline import Outcome
-from dtfm.node.training.placement import share_of
-from dtfm.node.transport.receiver import Inbox
-from dtfm.node.transport.sender import Outbox
+from dtfm.node.transport.receiver import Receiver
 from dtfm.node.transport.topic_queue import Closed
 from dtfm.protos.control_pb2 import (
+    CHECKPOINT,
     Applied,
     Assignment,
     Begin,
@@ -43,9 +41,10 @@ from dtfm.protos.control_pb2 import (
     Heartbeat,
     LinksChanged,
     NodeMessage,
+    PlanFailed,
     PlanReady,
-    Prefetch,
     Prepared,
+    Standby,
     StepFailed,
     StepProblem,
     StepReady,
@@ -56,129 +55,124 @@ from dtfm.protos.plan_pb2 import Run
 log = logging.getLogger(__name__)
 Result = TypeVar("Result")
 
-NARRATE_SECONDS = 10.0
-"""At most so often a node's operator reads how a step went."""
+LOG_SECONDS = 10.0
+"""Least seconds between two log lines about steps."""
+
+STOP_SECONDS = 10.0
+"""Most seconds to wait for the thread when the node stops."""
+
+DeliverTo = Callable[[Receiver | None], None]
 
 
 class Trainer:
-    """Public methods are called on the event loop and return at once; what they ask for happens in this node's thread.
+    """Public methods are called on the event loop and return at once; their work is done in this node's training thread.
 
-    ``report`` takes a message for the coordinator, ``fail`` a sentence about a mistake of the user's that ends the node.
-    ``hardware`` is what measure_device says.
+    ``report`` takes a message for the coordinator, ``fail`` a sentence about a user's mistake, which ends the node.
     """
 
     def __init__(
         self,
-        node: str,
-        device: torch.device,
-        hardware: Device,
-        allowed_modules: tuple[str, ...],
-        outbox: Outbox,
-        holding: Holding,
-        keeper: Keeper,
+        equipment: Equipment,
         loop: asyncio.AbstractEventLoop,
         report: Callable[[NodeMessage], None],
         fail: Callable[[str], None],
     ) -> None:
-        self._node = node
-        self._device = device
-        self._hardware = hardware
-        self._layer_flops: float | None = None
-        self._allowed_modules = allowed_modules
-        self._outbox = outbox
+        self._equipment = equipment
+        self._store = equipment.store
+        self._snapshots = equipment.snapshots
         self._loop = loop
         self._report = report
         self._fail = fail
         self._commands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._work: Work | None = None
-        self._holding = holding
-        self._keeper = keeper
-        self._copier = Copier(node, device, report)
-        self._engagement: Engagement | None = None
-        self._earlier: Engagement | None = None  # what the next one may build on
-        self._newest = 0  # generation
+        self._standby = StandbyRole(equipment.node, equipment.device, report)
+        self._loaded: LoadedRun | None = None
+        self._layer_flops: float | None = None
+        self._generation: Generation | None = None
+        self._earlier: Generation | None = None  # the last one, on which the next may build
+        self._newest = 0  # the newest generation that the coordinator has announced
         self._adopting = 0
-        self._waiting: Future[Any] | None = None  # for the event loop
+        self._waiting: Future[Any] | None = None  # for work on the event loop
         self._voted: int | None = None  # the step that this node is ready to commit
-        self._made_by = 0  # the generation of the commit that made what is held; 0: none did
+        self._committed_in = 0  # the generation whose commit made the held state; 0: none did
         self._digest: Future[bytes] | None = None
-        self._said = 0.0  # when a step was last told of
-        self._background = ThreadPoolExecutor(1, "digest")
-        self._writer = CheckpointWriter(report)
+        self._logged = 0.0
+        self._digester = ThreadPoolExecutor(1, "digest")
         self._thread = threading.Thread(target=self._run, name="trainer", daemon=True)
         self._thread.start()
 
     # Called on the event loop
 
     def prepare(self, run: Run, identity: Identity) -> None:
+        """Loads the run's data and model, and reports Prepared."""
         self._commands.put(lambda: self._prepare(run, identity))
 
-    def adopt(self, assignment: Assignment, admit_to: Callable[[Inbox | None], None]) -> None:
+    def adopt(self, assignment: Assignment, deliver_to: DeliverTo) -> None:
+        """Calls off the present generation and sets up the assignment's, whose frames go to ``deliver_to``'s receiver."""
         self._newest = assignment.plan.generation
         self.interrupt(f"generation {assignment.plan.generation} replaces this one")
-        self._commands.put(lambda: self._adopt(assignment, admit_to))
+        self._commands.put(lambda: self._adopt(assignment, deliver_to))
 
     def begin(self, begin: Begin) -> None:
         self._commands.put(lambda: self._begin(begin))
 
     def conclude(self, commit: Commit) -> None:
+        """Applies a committed step, and trains the next one."""
         self._commands.put(lambda: self._conclude(commit))
 
     def links_changed(self, links: LinksChanged) -> None:
         self._commands.put(lambda: self._links_changed(links))
 
     def call_off(self, reason: str) -> None:
-        """The step in hand is aborted: nobody applies it."""
+        """The present step is aborted: nobody applies it."""
         self.interrupt(reason)
         self._commands.put(self._forget_vote)
 
     def interrupt(self, reason: str) -> None:
-        """Calls off what the current generation is doing. A committed step is applied all the same."""
-        engagement, waiting = self._engagement, self._waiting
-        if engagement is not None:
-            engagement.close(reason)
+        """Calls off what the present generation is doing. A step that is committed is still applied."""
+        generation, waiting = self._generation, self._waiting
+        if generation is not None:
+            generation.close(reason)
         if waiting is not None:
             waiting.cancel()
-        self._outbox.interrupt(reason)
+        self._equipment.sender.interrupt(reason)
 
     def time_again(self) -> None:
-        """Reports how fast the run's layers are computed now, unless this node has a part in training them."""
+        """Reports how fast the run's layers are computed now, unless this node is training them."""
         self._commands.put(self._time_again)
 
     @property
     def hardware(self) -> Device:
-        """This device, as fast as it computes the run's layers where these were timed."""
+        """This device, with the speed at which it computes the run's layers, if these were timed."""
         device = Device()
-        device.CopyFrom(self._hardware)
+        device.CopyFrom(self._equipment.hardware)
         device.flops = self._layer_flops or device.flops
         return device
 
     @property
     def at(self) -> tuple[int, int] | None:
         """(generation, step) that this node works on."""
-        engagement = self._engagement
-        return (engagement.share.generation, self._holding.held.step + 1) if engagement is not None else None
+        generation = self._generation
+        return (generation.number, self._store.held.step + 1) if generation is not None else None
 
-    async def prefetch(self, wanted: Prefetch) -> None:
-        """Copies what is wanted while training goes on; no layers: nothing more."""
-        work, engagement = self._work, self._engagement
-        if wanted.past_last_layer and work is not None:
-            # The last engagement may still be coming to its end here.
-            current = engagement is not None and engagement.share.generation == self._newest
-            trained = engagement.stage.buckets if engagement is not None and current else ()
-            await self._copier.copy(work.run, work.model, work.identity, wanted, trained)
+    async def stand_by(self, wanted: Standby) -> None:
+        """Becomes a standby for the wanted layers; with no layers, is none any more."""
+        loaded, generation = self._loaded, self._generation
+        if wanted.past_last_layer and loaded is not None:
+            # The last generation may still be ending here.
+            is_current = generation is not None and generation.number == self._newest
+            trained = generation.stage.buckets if generation is not None and is_current else ()
+            await self._standby.assume(loaded, wanted, trained)
         else:
-            await self._copier.stop()
+            await self._standby.end()
 
     def stop(self) -> None:
-        """Ends the thread once what it is doing is called off, and waits for checkpoints being written."""
+        """Calls off the present work and ends the threads."""
         self.interrupt("the node is stopping")
         self._commands.put(None)
-        self._thread.join(timeout=10)
-        self._background.shutdown()
-        self._writer.close()
+        self._thread.join(timeout=STOP_SECONDS)
+        self._digester.shutdown()
 
-    # In this node's thread
+    # In the training thread
 
     def _run(self) -> None:
         while (command := self._commands.get()) is not None:
@@ -190,7 +184,7 @@ class Trainer:
                 self._report_failure(error)
 
     def _report_failure(self, error: Exception) -> None:
-        """The step in hand cannot be finished here, and is called off for all; or, before there is one, this node cannot take
+        """The present step cannot be finished here, so that it is aborted for all; or, without a step, this node cannot take
         part."""
         at = self.at
         if at is None:
@@ -204,9 +198,9 @@ class Trainer:
         self._report(NodeMessage(step_failed=failed))
 
     def _await(self, work: Coroutine[Any, Any, Result]) -> Result:
-        """Runs ``work`` on the event loop. Raises Closed when that is called off."""
+        """Runs ``work`` on the event loop. Raises Closed when called off."""
         self._waiting = waiting = asyncio.run_coroutine_threadsafe(work, self._loop)
-        if self._adopting < self._newest:  # that one came before there was anything to call off
+        if self._adopting < self._newest:  # a newer plan came before there was anything to cancel
             waiting.cancel()
         try:
             return waiting.result()
@@ -216,148 +210,165 @@ class Trainer:
             self._waiting = None
 
     def _prepare(self, run: Run, identity: Identity) -> None:
-        if self._work is not None and self._work.run.id == run.id:
-            # A resumed run may differ in what does not change what is learned.
-            self._work = replace(self._work, run=run, identity=identity)
+        if self._loaded is not None and self._loaded.run.id == run.id:
+            # A resumed run may differ in settings that do not change what is learned.
+            self._loaded = replace(self._loaded, run=run, identity=identity)
         else:
-            log.info("run %r: reading its data (%s) and its model (%s)", run.name, run.data.source, run.model.family)
-            data = load_data(run, self._allowed_modules)
-            model = load_model(run.model, data.sample, self._allowed_modules)
-            self._work = Work(run, model, data, identity)
-            self._layer_flops = layer_flops(model, run, self._device, self._hardware)
-            self._holding.replace(Held(0, {}))
-            self._voted, self._made_by = None, 0
-        work = self._work
+            log.info("run %r: loading its data (%s) and its model (%s)", run.name, run.data.source, run.model.family)
+            data = load_data(run, self._equipment.allowed_modules)
+            model = load_model(run.model, data.sample, self._equipment.allowed_modules)
+            self._loaded = LoadedRun(run, model, data, identity)
+            self._layer_flops = layer_flops(model, run, self._equipment.device, self._equipment.hardware)
+            self._store.replace(HeldState(0, {}))
+            self._voted, self._committed_in = None, 0
+        loaded = self._loaded
         prepared = Prepared(
-            workload=workload(work.model, run),
-            data_fingerprint=work.data.fingerprint,
-            training_samples=work.data.training_count,
-            evaluation_samples=work.data.evaluation_count,
-            unigram_entropy=work.data.unigram_entropy,
-            tokens_per_sample=work.data.tokens_per_sample,
-            buckets=len(work.model.buckets),
-            kept=self._keeper.open(run, work.model.buckets, identity),
+            workload=workload(loaded.model, run),
+            data_fingerprint=loaded.data.fingerprint,
+            training_samples=loaded.data.training_count,
+            evaluation_samples=loaded.data.evaluation_count,
+            unigram_entropy=loaded.data.unigram_entropy,
+            tokens_per_sample=loaded.data.tokens_per_sample,
+            buckets=len(loaded.model.buckets),
+            on_disk=self._snapshots.open(loaded),
             flops=self._layer_flops or 0.0,
         )
         self._report(NodeMessage(prepared=prepared))
 
     def _time_again(self) -> None:
-        work = self._work
-        if work is None or self._engagement is not None or self._adopting < self._newest:
+        loaded = self._loaded
+        if loaded is None or self._generation is not None or self._adopting < self._newest:
             return
-        flops = layer_flops(work.model, work.run, self._device, self._hardware)
+        flops = layer_flops(loaded.model, loaded.run, self._equipment.device, self._equipment.hardware)
         if flops is not None:
             self._report(NodeMessage(heartbeat=Heartbeat(flops=flops)))
 
-    def _adopt(self, assignment: Assignment, admit_to: Callable[[Inbox | None], None]) -> None:
-        plan = assignment.plan
-        self._adopting = plan.generation
-        assert self._work is not None
-        train = self._work.run.train
-        if self._engagement is not None:
-            self._catch_up(self._engagement, assignment.last_commit)
-            self._engagement.release()
-            self._earlier = self._engagement
-        self._engagement, self._voted = None, None
-        if plan.generation < self._newest:
-            log.info("passed over generation %d: %d is here", plan.generation, self._newest)
+    # Adopting a plan
+
+    def _adopt(self, assignment: Assignment, deliver_to: DeliverTo) -> None:
+        assert self._loaded is not None
+        number, train = assignment.plan.generation, self._loaded.run.train
+        self._adopting = number
+        self._end_generation(assignment.last_commit)
+        if number < self._newest:
+            log.info("skipped generation %d: %d is here", number, self._newest)
             return
-        last = assignment.last_commit
-        made_by = last.generation if last.step == assignment.step else 0
-        if (self._holding.held.step, self._made_by) != (assignment.step, made_by):
-            self._holding.replace(Held(assignment.step, {}))  # of another past: its memory may be needed
-            self._earlier, self._made_by = None, made_by
-        share = share_of(plan, self._node, train.evaluation_samples // train.micro_batch)
-        copied: Mapping[int, Bucket] = {}
-        if lacks_state(self._work.model, self._holding.held, assignment, self._node, share):
-            copied = self._take_copies(assignment, self._work.run.lease_seconds)
-            self._holding.replace(Held(assignment.step, {**self._holding.held.buckets, **copied}))
-        if (lost := lost_state(self._work.model, self._holding.held, assignment, self._node)) is not None:
-            log.error("generation %d: %s", plan.generation, lost.problem)
-            self._report(NodeMessage(plan_failed=lost))
-            return
-        if share is None:
-            log.info("idle in generation %d: %s", plan.generation, assignment.reason)
+        self._drop_other_history(assignment)
+        held_out = train.evaluation_samples // train.micro_batch
+        buckets = self._loaded.model.buckets
+        placement = placement_of(assignment.plan, self._equipment.node, held_out, buckets)
+        inventory = take_inventory(assignment, buckets, self._equipment.node, placement, self._store.held)
+        if inventory.is_incomplete:  # otherwise this node is a standby for others' sake, and remains one
+            inventory = replace(inventory, copied=self._take_copies(assignment))
+            self._store.replace(HeldState(assignment.step, {**inventory.held, **inventory.copied}))
+        if lost := inventory.lost:
+            problem = f"this node does not have the state of layers {lost} as of step {assignment.step}, as expected"
+            log.error("generation %d: %s", number, problem)
+            failed = PlanFailed(generation=number, problem=problem, lost=lost)
+            self._report(NodeMessage(plan_failed=failed))
+        elif placement is None:
+            log.info("idle in generation %d: %s", number, assignment.reason)
             self._earlier = None
-            admit_to(None)
-            return
+            deliver_to(None)
+        else:
+            self._enter(placement, assignment, inventory, deliver_to)
+
+    def _end_generation(self, last_commit: Commit) -> None:
+        generation = self._generation
+        if generation is not None:
+            if (generation.number, self._voted) == (last_commit.generation, last_commit.step):
+                # The connection broke, or the coordinator died, before this node heard of the commit.
+                log.info("step %d was committed meanwhile", last_commit.step)
+                self._apply(generation, last_commit)
+            generation.release()
+            self._earlier = generation
+        self._generation, self._voted = None, None
+
+    def _drop_other_history(self, assignment: Assignment) -> None:
+        """Drops held state as of another step, or made by another commit of the same step: its memory may be needed."""
+        last = assignment.last_commit
+        committed_in = last.generation if last.step == assignment.step else 0
+        if (self._store.held.step, self._committed_in) != (assignment.step, committed_in):
+            self._store.replace(HeldState(assignment.step, {}))
+            self._earlier, self._committed_in = None, committed_in
+
+    def _take_copies(self, assignment: Assignment) -> Mapping[int, Bucket]:
+        """This node's standby copies, if they are as of the assignment's step. Raises Closed."""
+        assert self._loaded is not None
+        is_known = assignment.last_commit.step == assignment.step
+        last = assignment.last_commit if is_known else Commit(step=assignment.step)
+        try:
+            return self._await(self._standby.take(last, self._loaded.run.lease_seconds))
+        except Closed:
+            raise
+        except Exception:
+            log.exception("the standby's copies cannot be used")
+            return {}
+
+    def _enter(self, placement: Placement, assignment: Assignment, inventory: Inventory, deliver_to: DeliverTo) -> None:
+        """Sets up the generation, and reports PlanReady or PlanFailed."""
+        assert self._loaded is not None
+        first, past_last = placement.layers
         log.info(
             "generation %d: layers %d-%d, stage %d of %d with %d replicas, %d micro-batches a step. %s",
-            plan.generation,
-            share.layers[0],
-            share.layers[1] - 1,
-            share.stage,
-            share.stages,
-            len(share.replicas),
-            len(share.micro_batches),
+            placement.generation,
+            first,
+            past_last - 1,
+            placement.stage,
+            placement.stages,
+            len(placement.replicas),
+            len(placement.micro_batches),
             assignment.reason,
         )
+        equipment = replace(self._equipment, hardware=self.hardware)
         try:
             with span(Activity.ADOPT, assignment.step):
-                engagement = engage(
-                    self._work,
-                    share,
-                    assignment,
-                    self._device,
-                    self.hardware,
-                    self._holding.held,
-                    copied,
-                    self._keeper,
-                    self._earlier,
-                    self._outbox,
-                    self._await,
+                generation = set_up(
+                    self._loaded, placement, assignment, inventory, self._earlier, equipment, self._await
                 )
         except Closed:
             raise
         except Exception as problem:
-            log.error("generation %d could not be adopted: %s", plan.generation, problem)
-            self._report(NodeMessage(plan_failed=plan_failed(plan.generation, problem)))
+            log.error("generation %d could not be adopted: %s", placement.generation, problem)
+            self._report(NodeMessage(plan_failed=plan_failed(placement.generation, problem)))
             return
-        log.info("compression: %s", engagement.codecs.sentence)
-        admit_to(engagement.inbox)
-        self._engagement, self._earlier = engagement, None
-        # Until the generation begins this node still donates what it held before.
-        self._holding.replace(Held(assignment.step, {**self._holding.held.buckets, **engagement.stage.buckets}))
-        self._digest = self._background.submit(engagement.stage.digest)
+        log.info("compression: %s", generation.codecs)
+        deliver_to(generation.receiver)
+        self._generation, self._earlier = generation, None
+        # Until the generation begins, this node still donates what it held before.
+        self._store.replace(HeldState(assignment.step, {**self._store.held.buckets, **generation.stage.buckets}))
+        self._digest = self._digester.submit(generation.stage.digest)
         ready = PlanReady(
-            generation=plan.generation, progress=engagement.progress.told(share), codecs=engagement.codecs.told
+            generation=generation.number,
+            progress=generation.progress.report(placement),
+            codecs=generation.codecs.report,
         )
         self._report(NodeMessage(plan_ready=ready))
 
-    def _take_copies(self, assignment: Assignment, patience: float) -> Mapping[int, Bucket]:
-        """What was copied in advance and is as of the assignment's step. Raises Closed."""
-        known = assignment.last_commit.step == assignment.step
-        last = assignment.last_commit if known else Commit(step=assignment.step)
-        try:
-            return self._await(self._copier.take(last, patience))
-        except Closed:
-            raise
-        except Exception:
-            log.exception("what was copied in advance is of no use")
-            return {}
+    # Training
 
     def _begin(self, begin: Begin) -> None:
-        engagement = self._engagement
-        if engagement is None or engagement.share.generation != begin.generation:
+        generation = self._generation
+        if generation is None or generation.number != begin.generation:
             log.info("ignored the start of generation %d, which this node does not have", begin.generation)
             return
-        assert begin.step == self._holding.held.step + 1, (begin.step, self._holding.held.step)
-        engagement.neighbours_have(begin.activations, begin.gradients)
-        self._holding.replace(Held(begin.step - 1, engagement.stage.buckets))
-        self._train(engagement)
+        assert begin.step == self._store.held.step + 1, (begin.step, self._store.held.step)
+        generation.neighbours_have(begin.activations, begin.gradients)
+        self._store.replace(HeldState(begin.step - 1, generation.stage.buckets))
+        self._train(generation)
 
-    def _train(self, engagement: Engagement) -> None:
+    def _train(self, generation: Generation) -> None:
         """Computes the next step and votes on it."""
-        step = self._holding.held.step + 1
-        self._holding.retract()
-        outcome, squared_norm = engagement.train(step)
-        self._holding.vote(engagement.share.generation)
+        step = self._store.held.step + 1
+        self._store.retract()
+        outcome, squared_norm = generation.train(step)
+        self._store.vote(generation.number)
         assert self._digest is not None
         self._voted = step
-        self._narrate(step, outcome)
+        self._log(step, outcome)
         with span(Activity.VOTE, step):
             ready = StepReady(
-                generation=engagement.share.generation,
+                generation=generation.number,
                 step=step,
                 squared_gradient_norm=squared_norm,
                 loss_sum=outcome.loss_sum,
@@ -367,77 +378,72 @@ class Trainer:
                 wait_seconds=outcome.wait_seconds,
                 arrived=[
                     StepReady.Arrived(source=source, bytes=size, seconds=seconds)
-                    for source, (size, seconds) in sorted(engagement.inbox.take_paces().items())
+                    for source, (size, seconds) in sorted(generation.receiver.take_paces().items())
                 ],
             )
             self._report(NodeMessage(step_ready=ready))
 
-    def _narrate(self, step: int, outcome: Outcome) -> None:
-        if time.monotonic() - self._said > NARRATE_SECONDS:
-            self._said = time.monotonic()
-            log.info(
-                "step %d: %.2f s computing, %.2f s waiting for peers",
-                step,
-                outcome.compute_seconds,
-                outcome.wait_seconds,
-            )
+    def _log(self, step: int, outcome: Outcome) -> None:
+        if time.monotonic() - self._logged > LOG_SECONDS:
+            self._logged = time.monotonic()
+            computing, waiting = outcome.compute_seconds, outcome.wait_seconds
+            log.info("step %d: %.2f s computing, %.2f s waiting for peers", step, computing, waiting)
 
     def _conclude(self, commit: Commit) -> None:
-        """Applies a committed step, then what the coordinator wants done before the next one, then that one."""
-        engagement = self._engagement
-        if engagement is None or engagement.share.generation != commit.generation:
-            log.error("step %d was committed without this node's part in it; ignored", commit.step)
+        """Applies a committed step, does what the coordinator wants done before the next one, then trains that."""
+        generation = self._generation
+        if generation is None or generation.number != commit.generation:
+            log.error("step %d was committed in a generation that this node does not have; ignored", commit.step)
             return
         if self._voted == commit.step:
-            self._apply(engagement, commit)
-        elif self._holding.held.step != commit.step:
+            self._apply(generation, commit)
+        elif self._store.held.step != commit.step:
             log.error("step %d was committed without this node's vote; ignored", commit.step)
             return
-        if commit.checkpoint:
-            work = self._work
-            assert work is not None
-            mine = part_of(self._node, engagement.stage.buckets, engagement.groups)
-            self._writer.write(work.run, work.model, work.data, commit.step, mine)
-        if commit.backup:
-            self._keeper.write(commit.step, engagement.stage.buckets.values())
+        if commit.snapshot:
+            self._write_snapshot(generation, commit)
         if commit.pause:
             assert self._digest is not None
             applied = Applied(generation=commit.generation, step=commit.step, state_digest=self._digest.result())
             self._report(NodeMessage(applied=applied))
         if commit.evaluate:
             with span(Activity.EVALUATE, commit.step):
-                loss_sum, samples = engagement.evaluate(commit.step)
+                loss_sum, samples = generation.evaluate(commit.step)
             evaluated = Evaluated(generation=commit.generation, step=commit.step, loss_sum=loss_sum, samples=samples)
-            if engagement.share.last:
+            if generation.placement.last:
                 self._report(NodeMessage(evaluated=evaluated))
         if not commit.pause:
-            self._train(engagement)
+            self._train(generation)
+
+    def _apply(self, generation: Generation, commit: Commit) -> None:
+        self._voted = None  # if applying fails half-way, it must not be done again
+        self._committed_in = commit.generation
+        self._snapshots.writer.before_change()
+        with span(Activity.APPLY, commit.step):
+            update = partial(generation.apply, commit.step, commit.gradient_norm)
+            self._store.apply(commit.step, commit.gradient_norm, update)
+        self._digest = self._digester.submit(generation.stage.digest)
+
+    def _write_snapshot(self, generation: Generation, commit: Commit) -> None:
+        """Has this node's part written: everything that it trains to its own disk, or each bucket by one node into a
+        checkpoint."""
+        assert self._loaded is not None
+        node, groups = generation.placement.node, generation.placement.groups
+        mine = [
+            bucket
+            for index, bucket in generation.stage.buckets.items()
+            if commit.snapshot != CHECKPOINT or groups[index].checkpoint_writer(index) == node
+        ]
+        self._snapshots.writer.write(self._loaded, commit.step, commit.snapshot, mine)
 
     def _links_changed(self, changed: LinksChanged) -> None:
         """After a step, or before the first one."""
-        engagement = self._engagement
-        bandwidth = {k.destination: k.bandwidth for k in changed.links if k.source == self._node and k.bandwidth}
-        if engagement is not None and engagement.links_changed(bandwidth):
-            log.info("compression from now on: %s", engagement.codecs.sentence)
-            chosen = CodecsChosen(generation=engagement.share.generation, codecs=engagement.codecs.told)
+        generation, node = self._generation, self._equipment.node
+        bandwidth = {k.destination: k.bandwidth for k in changed.links if k.source == node and k.bandwidth}
+        if generation is not None and generation.links_changed(bandwidth):
+            log.info("compression from now on: %s", generation.codecs)
+            chosen = CodecsChosen(generation=generation.number, codecs=generation.codecs.report)
             self._report(NodeMessage(codecs_chosen=chosen))
-
-    def _catch_up(self, engagement: Engagement, commit: Commit) -> None:
-        """Applies a step that this node voted for and whose commit it has not heard: the connection broke, or the coordinator
-        died, just then."""
-        if (engagement.share.generation, self._voted) == (commit.generation, commit.step):
-            log.info("step %d was committed meanwhile", commit.step)
-            self._apply(engagement, commit)
-
-    def _apply(self, engagement: Engagement, commit: Commit) -> None:
-        self._voted = None  # should applying fail half-way, it must not be done again
-        self._made_by = commit.generation
-        self._writer.state_changes()
-        self._keeper.state_changes()
-        with span(Activity.APPLY, commit.step):
-            update = partial(engagement.apply, commit.step, commit.gradient_norm)
-            self._holding.apply(commit.step, commit.gradient_norm, update)
-        self._digest = self._background.submit(engagement.stage.digest)
 
     def _forget_vote(self) -> None:
         self._voted = None

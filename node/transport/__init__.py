@@ -1,1 +1,1 @@
-"""Tensors on their way between nodes: sending, receiving, and what is accepted."""
+"""Tensors between nodes: sending, receiving, and deciding which frames to accept."""

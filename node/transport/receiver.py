@@ -1,4 +1,4 @@
-"""Frames from peers become tensors' bytes: checked, put together, handed on."""
+"""Frames from peers become tensors: validated, assembled, delivered."""
 
 from __future__ import annotations
 
@@ -10,23 +10,22 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from dtfm.kernels.memory import MEMORY
-from dtfm.node.host.trace import Activity, Beside, tell, tell_beside
-from dtfm.node.transport.frame_validation import Expectations, admit
+from dtfm.node.host.trace import Activity, ExtraMemory, note_memory, note_span
+from dtfm.node.transport.frame_validation import Expectations, validate
 from dtfm.protos.assembly import Assembly
 from dtfm.protos.frame import CHUNK_BYTES, FrameError, FrameProblem, Header, Kind, parse
 
-#: Which tensor: from whom, kind, step, index, part.
+#: Names a tensor: source, kind, step, index, part.
 _Key = tuple[str, Kind, int, int, int]
 
-
-#: (bytes that followed first frames, seconds since those had come)
+#: (bytes that came after tensors' first frames, seconds between first and last frames)
 Pace = tuple[int, float]
 
-_EXCHANGED = frozenset({Kind.REDUCE, Kind.GATHER})
-"""What replicas exchange. It has streams of its own (outbox.py)."""
+_BETWEEN_REPLICAS = frozenset({Kind.REDUCE, Kind.GATHER})
+"""Kinds that replicas exchange; they have streams of their own (sender.py)."""
 
 READ_AHEAD_BYTES = 32 << 20
-"""While nobody reads, a connection takes in no more than so much: how quickly that is read says nothing of the link."""
+"""Most bytes that a connection buffers while nobody reads it. How fast these are read says nothing about the link."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,10 +37,12 @@ class Arrival:
     encoded: memoryview
 
 
-class Inbox:
-    """Takes the frames of one generation and hands whole tensors to ``deliver``, each once. Holds at most what the plan has
-    peers send within two steps; of what replicas exchange, if whoever reads waits for `readable`, ``room`` bytes from each and
-    one tensor more."""
+class Receiver:
+    """Takes the frames of one generation and passes each whole tensor to ``deliver``, once.
+
+    Holds at most what the plan has peers send within two steps. Of what replicas exchange, if readers wait for `readable`,
+    it holds ``room`` bytes from each source and one tensor more.
+    """
 
     def __init__(
         self, expect: Expectations, applied: int, deliver: Callable[[Arrival], None], room: int | None = None
@@ -60,7 +61,7 @@ class Inbox:
         self._closed = False
 
     def advance(self, applied: int) -> None:
-        """``applied`` is applied: what belongs to it, or to earlier steps, is stale from now on."""
+        """``applied`` is applied: frames of it and of earlier steps are stale from now on."""
         with self._lock:
             self._applied = applied
             self._partial = {k: v for k, v in self._partial.items() if k[2] >= applied}
@@ -69,7 +70,7 @@ class Inbox:
             self._wake()
 
     def let_go(self, arrival: Arrival) -> None:
-        """Of what replicas exchange: it is used up. From any thread."""
+        """A tensor that replicas exchange is used up. From any thread."""
         with self._lock:
             key = arrival.source, arrival.header.step
             if key in self._held:
@@ -77,16 +78,18 @@ class Inbox:
             self._wake()
 
     def close(self) -> None:
-        """Nobody waits to read any more. From any thread."""
+        """Nobody waits in `readable` any more. From any thread."""
         with self._lock:
             self._closed = True
             self._wake()
 
     async def readable(self, source: str, kind: Kind) -> None:
-        """Waits, after a frame of ``kind`` from ``source``, until what comes next on the same stream may be read: while more of
-        what replicas exchange is held from there than there is room for, it may not. Other kinds never wait, for without them
-        nothing here would be used up."""
-        while kind in _EXCHANGED:
+        """Waits, after a frame of ``kind`` from ``source``, until the same stream may be read further.
+
+        It may not while more of what replicas exchange is held from there than there is room for. Other kinds never wait:
+        without them nothing here would be used up.
+        """
+        while kind in _BETWEEN_REPLICAS:
             with self._lock:
                 held = sum(size for (of, _), size in self._held.items() if of == source)
                 if self._room is None or held <= self._room or self._closed:
@@ -96,29 +99,20 @@ class Inbox:
                 self._waiting.append(waiting)
             await waiting
 
-    def _weigh(self) -> None:
-        tell_beside(Beside.EARLY, 0 if self._closed else sum(self._held.values()))
-
-    def _wake(self) -> None:
-        self._weigh()
-        for waiting in self._waiting:
-            waiting.get_loop().call_soon_threadsafe(_wake, waiting)
-        self._waiting.clear()
-
     def take_paces(self) -> dict[str, Pace]:
-        """By source, how quickly its tensors of more than one frame came since this was last asked."""
+        """By source, how fast its tensors of more than one frame came since the last call."""
         with self._lock:
             paces, self._paces = self._paces, {}
             return paces
 
     def take(self, source: str, frame: bytes) -> Kind:
-        """One frame from ``source``; what it is of. Raises FrameError for one that is refused; a stale one is no fault of the
-        sender's."""
+        """Takes one frame from ``source`` and returns its kind. Raises FrameError if it is refused; a stale frame is no fault of
+        the sender."""
         header, payload = parse(frame)
-        # Not by codec: a tensor is one and the same however it is encoded.
+        # Without the codec: a tensor is the same however it is encoded.
         key = (source, header.kind, header.step, header.index, header.part)
         with self._lock:
-            admit(self._expect, self._applied, source, header)
+            validate(self._expect, self._applied, source, header)
             if key in self._done:
                 raise FrameError(FrameProblem.DUPLICATE, f"{header.kind.name} {header.index} part {header.part}")
             assembly, began = self._partial.get(key) or (
@@ -130,17 +124,26 @@ class Inbox:
                 return header.kind
             self._partial.pop(key, None)
             self._done.add(key)
-            if header.kind in _EXCHANGED:
+            if header.kind in _BETWEEN_REPLICAS:
                 self._held[source, header.step] += header.total
-                self._weigh()
+                self._note_memory()
             if (unpaced := self._unpaced.get(source, 0)) > 0:
                 self._unpaced[source] = unpaced - header.total
             elif (after_first := header.total - CHUNK_BYTES) > 0:
-                bytes_, seconds = self._paces.get(source, (0, 0.0))
-                self._paces[source] = bytes_ + after_first, seconds + time.perf_counter() - began
-        tell(Activity.RECEIVE, header.step, header.index, f"from {source}", began)
+                size, seconds = self._paces.get(source, (0, 0.0))
+                self._paces[source] = size + after_first, seconds + time.perf_counter() - began
+        note_span(Activity.RECEIVE, header.step, header.index, f"from {source}", began)
         self._deliver(Arrival(source, assembly.header, assembly.encoded))
         return header.kind
+
+    def _note_memory(self) -> None:
+        note_memory(ExtraMemory.EARLY, 0 if self._closed else sum(self._held.values()))
+
+    def _wake(self) -> None:
+        self._note_memory()
+        for waiting in self._waiting:
+            waiting.get_loop().call_soon_threadsafe(_wake, waiting)
+        self._waiting.clear()
 
 
 def _wake(waiting: asyncio.Future[None]) -> None:

@@ -1,5 +1,4 @@
-"""Which of this node's streams goes first where they share a link: what the pipeline waits for, then what replicas exchange,
-then state."""
+"""The order in which this node's streams use a link: the pipeline first, then what replicas exchange, then state."""
 
 from __future__ import annotations
 
@@ -9,23 +8,23 @@ import enum
 import time
 
 PATIENCE = 4.0
-"""A stream gives way for so many times as long as its last piece took: so it keeps a fifth of even the busiest link."""
+"""A stream gives way for at most this many times as long as its last piece took, so it keeps a fifth of the busiest link."""
 
 
 class Rank(enum.IntEnum):
-    """Of two that wait for a link the smaller goes first."""
+    """A smaller rank goes first."""
 
     PIPELINE = 0
     REDUCTION = 1
     STATE = 2
 
 
-class Uplink:
-    """What waits to leave this node, by link and rank. Used on one event loop; a link is named by the peer at its end.
+class SendPriority:
+    """What waits to be sent, by link and rank; a link is named by the peer at its end. Lives on one event loop.
 
-    What a socket has taken cannot be overtaken any more. So nothing is gained where links to several peers share a line for
-    a while, as they do behind a home's router: their sockets' buffers go on sending (measured: 16 MiB beside 31 MiB to another
-    peer came hardly sooner, and over lines that were not shared the others came later).
+    Bytes that a socket has taken cannot be overtaken. So this does not help links that share a line, as behind a home router:
+    the other sockets' buffers go on sending (measured: 16 MiB sent beside 31 MiB to another peer arrived hardly sooner, and
+    on lines that were not shared the other streams arrived later).
     """
 
     def __init__(self) -> None:
@@ -33,16 +32,19 @@ class Uplink:
         self._changed = asyncio.Event()
 
     def occupy(self, link: str, rank: Rank) -> None:
-        """From now on something waits to be written, or is being written."""
+        """Something now waits to be written or is being written."""
         self._waiting.add((link, rank))
 
     def vacate(self, link: str, rank: Rank) -> None:
+        """Nothing waits any more."""
         self._waiting.discard((link, rank))
         self._changed.set()
 
     async def give_way(self, rank: Rank, seconds: float, link: str | None = None) -> None:
-        """After a piece that took ``seconds`` to be written: returns when the next one may be, which is when nothing of a
-        smaller rank waits for ``link`` (None: for any), but at the latest after PATIENCE times as long."""
+        """To be called after a piece that took ``seconds`` to write; returns when the next one may be written.
+
+        That is when nothing of a smaller rank waits for ``link`` (None: for any), but at most PATIENCE times ``seconds`` later.
+        """
 
         def must_wait() -> bool:
             return any(ahead < rank and link in (None, other) for other, ahead in self._waiting)

@@ -1,4 +1,4 @@
-"""Tensors on their way to peers: encoded, queued within bounds, written to one long-lived stream per peer and rank."""
+"""Tensors to peers: encoded, queued within bounds, written to one long-lived stream per peer and rank."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ import grpc.aio
 import torch
 
 from dtfm.kernels.codec import DTYPE_NUMBERS, Codec, Encoded, encode
-from dtfm.node.host.bandwidth_probe import send_burst
-from dtfm.node.host.device import beside
+from dtfm.node.host.bandwidth_probe import send_probe
+from dtfm.node.host.cuda_streams import after
 from dtfm.node.host.trace import Activity, span
-from dtfm.node.transport.send_priority import Rank, Uplink
+from dtfm.node.transport.send_priority import Rank, SendPriority
 from dtfm.node.transport.topic_queue import Closed
 from dtfm.protos.connection import open_channel
 from dtfm.protos.credentials import Identity, to_peer
@@ -30,16 +30,17 @@ from dtfm.protos.streams import NODE_METADATA, tensors_call, upload_call
 log = logging.getLogger(__name__)
 
 QUEUE_BYTES = 32 << 20
-"""What may wait for one lane; who sends more waits until the link has taken some (back-pressure)."""
+"""Most bytes that may wait for one stream; a thread that sends more waits until the link has taken some (back-pressure)."""
 
-MOST_ANSWERED = 500
-"""Bytes that are read of why a peer ended a stream."""
+MOST_ANSWER_BYTES = 500
+"""Bytes that are read of a peer's reason for ending a stream."""
 
-WARMING = 2
-"""So many times what a link holds is sent over a new connection. TCP begins slowly: of messages of 8 MiB over 500 Mbit/s and a
-round trip of 134 ms (67 ms) the first took 1.60 s (0.67 s) and the second 0.28 s (0.21 s); after this the first did too."""
+WARM_UP = 2
+"""A new connection is warmed up with this many times the link's bandwidth-delay product, because TCP starts slowly: of messages
+of 8 MiB over 500 Mbit/s and a round trip of 134 ms (67 ms) the first took 1.60 s (0.67 s), the second 0.28 s (0.21 s). After
+a warm-up, the first was as fast as the second."""
 
-LEAST_WARMING, MOST_WARMING = 128 << 10, 16 << 20
+LEAST_WARM_UP_BYTES, MOST_WARM_UP_BYTES = 128 << 10, 16 << 20
 
 _RANKS = {
     Kind.ACTIVATION: Rank.PIPELINE,
@@ -61,20 +62,20 @@ class What:
     part: int = 0
 
 
-#: A tensor's header and encoded bytes, and how many bytes were reserved for it.
+#: A tensor's header, its encoded bytes, and how many bytes were reserved for it.
 _Item = tuple[Header, memoryview, int]
 
 
 class _Lane:
-    """One stream to one peer. ``reserve`` is called by computing threads, all else on the event loop."""
+    """One stream to one peer. Computing threads call ``reserve``; the rest runs on the event loop."""
 
-    def __init__(self, node: str, rank: Rank, uplink: Uplink) -> None:
+    def __init__(self, node: str, rank: Rank, priority: SendPriority) -> None:
         self.name = f"{rank.name.lower()} to {node}"
-        self.carried = 0  # the generation of what was last written
+        self.carried = 0  # the generation of the last tensor written
         self._closed = False
         self._node = node
         self._rank = rank
-        self._uplink = uplink
+        self._priority = priority
         self.queue: asyncio.Queue[_Item] = asyncio.Queue()
         self._room = threading.Condition()
         self._waiting_bytes = 0
@@ -102,14 +103,14 @@ class _Lane:
     def put(self, item: _Item) -> None:
         if self._closed:
             return
-        self._uplink.occupy(self._node, self._rank)
+        self._priority.occupy(self._node, self._rank)
         self.queue.put_nowait(item)
 
     def done(self, size: int) -> None:
-        """Something from the queue is written, or never will be."""
+        """An item from the queue is written, or never will be."""
         self.release(size)
         if self.queue.empty():
-            self._uplink.vacate(self._node, self._rank)
+            self._priority.vacate(self._node, self._rank)
 
     def clear(self) -> None:
         while not self.queue.empty():
@@ -117,22 +118,22 @@ class _Lane:
 
     def close(self) -> None:
         self._closed = True
-        self._uplink.vacate(self._node, self._rank)
+        self._priority.vacate(self._node, self._rank)
 
     async def written(self, seconds: float) -> None:
-        """After a frame that took so long: returns when the next one may be written."""
-        await self._uplink.give_way(self._rank, seconds, self._node)
+        """To be called after a frame that took ``seconds``; returns when the next one may be written."""
+        await self._priority.give_way(self._rank, seconds, self._node)
 
 
-class Outbox:
+class Sender:
     """The sending side of a node's data plane.
 
-    ``on_lost(peer, generation, why)`` is called on the event loop when a stream that carried tensors of that generation breaks,
-    the peer's refusal of a frame included.
+    ``on_lost(peer, generation, why)`` is called on the event loop when a stream that carried tensors of that generation
+    breaks, also because the peer refused a frame.
     """
 
     def __init__(self, node: str, on_lost: Callable[[str, int, str], None]) -> None:
-        self.uplink = Uplink()
+        self.priority = SendPriority()
         self._node = node
         self._on_lost = on_lost
         self._authority = b""
@@ -142,7 +143,7 @@ class Outbox:
         self._channels: dict[str, grpc.aio.Channel] = {}
         self._lanes: dict[tuple[str, Rank], _Lane] = {}
         self._writers: dict[tuple[str, Rank], asyncio.Task[None]] = {}
-        self._warming: dict[str, asyncio.Task[None]] = {}
+        self._warm_ups: dict[str, asyncio.Task[None]] = {}
         self._generation = 0
         self._closed: str | None = None
 
@@ -150,35 +151,34 @@ class Outbox:
         self,
         generation: int,
         identity: Identity,
-        peers: Mapping[str, str],
+        addresses: Mapping[str, str],
         timeout: float,
         lease: float,
-        holds: Mapping[str, float] | None = None,
+        in_transit: Mapping[str, float] | None = None,
     ) -> None:
-        """Opens what ``generation`` needs: a channel and lanes to each of ``peers`` (node to HOST:PORT), and no others.
+        """Opens what ``generation`` needs: a channel and lanes to each node of ``addresses`` (HOST:PORT), and closes all others.
 
-        Returns when all are reachable, and goes on warming up those that are new, where it is known what a link ``holds``: bytes
-        on their way at any time, its bandwidth times its round trip. Raises ConnectionError naming one that is not reachable
-        within ``timeout`` seconds. A peer that vanishes without a word counts as lost after about ``lease`` seconds.
+        Returns when all are reachable. New connections are then still being warmed up, by node where ``in_transit`` says how
+        many bytes its link has on the way at any time: bandwidth times round trip. A peer that vanishes without a word counts
+        as lost after about ``lease`` seconds. Raises ConnectionError naming a peer that is not reachable within ``timeout``
+        seconds.
         """
         self._generation, self._closed = generation, None
-        renewed = (
-            identity.authority != self._authority
-        )  # by a coordinator that started again: channels may not outlive it
+        # A coordinator that started again issues new certificates; channels may not outlive the old ones.
+        renewed = identity.authority != self._authority
         self._authority = identity.authority
-        for node in [n for n, address in self._addresses.items() if renewed or peers.get(n) != address]:
+        for node in [n for n, address in self._addresses.items() if renewed or addresses.get(n) != address]:
             await self._disconnect(node)
-        for node, address in peers.items():
-            if node in self._channels:
-                continue
-            self._addresses[node] = address
-            self._channels[node] = open_channel(address, to_peer(identity, node), lease)
-            size = min(MOST_WARMING, (holds or {}).get(node, 0.0) * WARMING)
-            if size >= LEAST_WARMING:
-                self._warming[node] = asyncio.create_task(self._warm_up(node, int(size), lease))
-            for rank in sorted(set(_RANKS.values())):
-                lane = self._lanes[node, rank] = _Lane(node, rank, self.uplink)
-                self._writers[node, rank] = asyncio.create_task(self._write(node, lane))
+        for node, address in addresses.items():
+            if node not in self._channels:
+                self._addresses[node] = address
+                self._channels[node] = open_channel(address, to_peer(identity, node), lease)
+                size = min(MOST_WARM_UP_BYTES, (in_transit or {}).get(node, 0.0) * WARM_UP)
+                if size >= LEAST_WARM_UP_BYTES:
+                    self._warm_ups[node] = asyncio.create_task(self._warm_up(node, int(size), lease))
+                for rank in sorted(set(_RANKS.values())):
+                    lane = self._lanes[node, rank] = _Lane(node, rank, self.priority)
+                    self._writers[node, rank] = asyncio.create_task(self._write(node, lane))
         ready = {node: asyncio.create_task(channel.channel_ready()) for node, channel in self._channels.items()}
         if ready:
             _, pending = await asyncio.wait(ready.values(), timeout=timeout)
@@ -187,27 +187,29 @@ class Outbox:
         for node, task in ready.items():
             if task in pending:
                 raise ConnectionError(
-                    f"{node} cannot be reached at {peers[node]} within {timeout:.0f} s: is that port open in its firewall, "
-                    "and does its --advertise name an address that others reach?"
+                    f"{node} cannot be reached at {addresses[node]} within {timeout:.0f} s: is that port open in its "
+                    "firewall, and does its --advertise name an address that others can reach?"
                 )
 
     def interrupt(self, reason: str) -> None:
-        """Whoever waits for room, and whoever sends before the next connect, gets Closed."""
+        """Raises Closed in threads that wait for room or send before the next `connect`."""
         self._closed = reason
         for lane in self._lanes.values():
             lane.wake()
 
     def send(self, destination: str, what: What, tensor: torch.Tensor, codec: Codec) -> Future[Encoded]:
-        """Encodes and queues ``tensor`` (any shape), which must not change until it has arrived. From any thread; waits while
-        the lane is full. Returns what is being sent, so that it can be sent again. Raises Closed."""
+        """Encodes and queues ``tensor`` (any shape), which must not change until it has arrived. From any thread.
+
+        Waits while the lane is full. Returns the encoded tensor, so that it can be sent again. Raises Closed.
+        """
         lane = self._lanes[destination, _RANKS[what.kind]]
         size = tensor.numel() * tensor.element_size()
         lane.reserve(size, lambda: self._closed)
-        once_computed = beside(tensor)
+        computed = after(tensor)
 
         def encode_and_queue() -> Encoded:
             try:
-                with once_computed, span(Activity.ENCODE, what.step, what.index):
+                with computed, span(Activity.ENCODE, what.step, what.index):
                     encoded = encode(codec, tensor)
             except Exception as error:
                 log.exception("%s %d could not be encoded", what.kind.name, what.index)
@@ -221,10 +223,16 @@ class Outbox:
         return self._encoder.submit(encode_and_queue)
 
     def send_encoded(self, destination: str, what: What, encoded: Encoded, elements: int, dtype: torch.dtype) -> None:
-        """Queues bytes that are encoded already, so that several peers get the same ones. Else like ``send``."""
+        """As `send`, of bytes that are encoded already, so that several peers get the same ones."""
         lane = self._lanes[destination, _RANKS[what.kind]]
         lane.reserve(len(encoded.data), lambda: self._closed)
         self._queue(lane, what, encoded, elements, dtype, len(encoded.data))
+
+    async def close(self) -> None:
+        self.interrupt("the node is stopping")
+        for node in list(self._channels):
+            await self._disconnect(node)
+        self._encoder.shutdown()
 
     def _queue(
         self, lane: _Lane, what: What, encoded: Encoded, elements: int, dtype: torch.dtype, reserved: int
@@ -242,23 +250,17 @@ class Outbox:
         )
         self._loop.call_soon_threadsafe(lane.put, (header, encoded.data, reserved))
 
-    async def close(self) -> None:
-        self.interrupt("the node is stopping")
-        for node in list(self._channels):
-            await self._disconnect(node)
-        self._encoder.shutdown()
-
     async def _warm_up(self, node: str, size: int, lease: float) -> None:
         channel = self._channels[node]
         await channel.channel_ready()
-        with contextlib.suppress(grpc.aio.AioRpcError, ValueError):  # a tensor's stream will tell
-            async for _ in send_burst(partial(upload_call(channel), timeout=lease), size):
+        with contextlib.suppress(grpc.aio.AioRpcError, ValueError):  # a tensor's stream will report it
+            async for _ in send_probe(partial(upload_call(channel), timeout=lease), size):
                 pass
 
     async def _disconnect(self, node: str) -> None:
-        if (warming := self._warming.pop(node, None)) is not None:
-            warming.cancel()
-            await asyncio.gather(warming, return_exceptions=True)
+        if (warm_up := self._warm_ups.pop(node, None)) is not None:
+            warm_up.cancel()
+            await asyncio.gather(warm_up, return_exceptions=True)
         for key in [k for k in self._writers if k[0] == node]:
             writer = self._writers.pop(key)
             writer.cancel()
@@ -269,15 +271,15 @@ class Outbox:
         await self._channels.pop(node).close()
 
     async def _write(self, node: str, lane: _Lane) -> None:
-        """Keeps one stream open to ``node`` and writes what is queued; a stream that broke is opened anew for what comes next."""
+        """Keeps one stream open to ``node`` and writes what is queued; opens a new stream when one has broken."""
         while True:
             first = await lane.queue.get()
             call = tensors_call(self._channels[node])(metadata=((NODE_METADATA, self._node),))
-            # A task of our own: an iterator given to grpc outlives its call and would swallow what is queued next.
+            # In a task of our own: an iterator given to grpc outlives its call and would swallow the next item.
             pump = asyncio.create_task(self._pump(call, lane, first))
             try:
                 answer: bytes = await call
-                why = answer[:MOST_ANSWERED].decode(errors="replace") or "it ended the stream"
+                why = answer[:MOST_ANSWER_BYTES].decode(errors="replace") or "it ended the stream"
             except grpc.aio.AioRpcError as error:
                 why = f"{error.code().name}: {error.details()}"
             finally:
@@ -285,7 +287,7 @@ class Outbox:
                 pump.cancel()
                 await asyncio.gather(pump, return_exceptions=True)
             log.warning("the stream %s broke: %s", lane.name, why)
-            if lane.carried == self._generation:  # else nothing of this generation is lost: go on with what is queued
+            if lane.carried == self._generation:  # else this generation has lost nothing, and its queue is good
                 lane.clear()
                 self._on_lost(node, lane.carried, why)
 

@@ -1,4 +1,4 @@
-"""Where threads of a node wait for what comes next."""
+"""Where a node's threads wait for tensors."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ Item = TypeVar("Item")
 
 
 class Closed(Exception):
-    """The mailbox was closed while, or before, somebody waited on it; the message says why."""
+    """The queue was closed before or while a thread waited on it; the message says why."""
 
 
-class Mailbox(Generic[Topic, Item]):
-    """Queues by topic, between threads. Closing it wakes every waiter: nobody waits for a message that cannot come.
+class TopicQueue(Generic[Topic, Item]):
+    """A queue per topic, between threads. Closing it wakes every waiter, so that none waits for what cannot come.
 
-    It does not bound itself; who puts in must (frames are bounded by admission, see admission.py).
+    It is unbounded: what is put must be bounded elsewhere (frames are, by frame_validation.py).
     """
 
     def __init__(self) -> None:
@@ -32,7 +32,7 @@ class Mailbox(Generic[Topic, Item]):
             self._condition.notify_all()
 
     def get(self, topic: Topic) -> Item:
-        """The next item of ``topic``, waiting for it. Raises Closed."""
+        """The next item of ``topic``; waits for it. Raises Closed."""
         with self._condition:
             while True:
                 if self._closed is not None:
@@ -50,6 +50,7 @@ class Mailbox(Generic[Topic, Item]):
             return queue.popleft() if queue else None
 
     def forget(self, topic: Topic) -> None:
+        """Drops the topic's queue."""
         with self._condition:
             self._queues.pop(topic, None)
 

@@ -9,7 +9,7 @@ import sys
 import time
 
 from dtfm.node.host.links import measure_links
-from dtfm.node.state.state_store import Holding
+from dtfm.node.state.state_store import StateStore
 from dtfm.node.transport.peer_server import PeerServer
 from dtfm.protos.control_pb2 import Peer
 from tests.protos.members import member
@@ -22,7 +22,7 @@ async def answer(address: str, name: str) -> None:
     async def at_once(_: float) -> None:
         pass
 
-    server = PeerServer(Holding(), at_once)
+    server = PeerServer(StateStore(), at_once)
     server.become(member(name))
     print(await server.start(f"{address}:0"), flush=True)
     await asyncio.to_thread(sys.stdin.read)

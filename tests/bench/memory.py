@@ -5,8 +5,8 @@ replicas. A node must hold weights, gradients and AdamW's moments of its layers,
 in flight (counted here, by the same stage, storage by storage). All else that its process takes at its peak counts as
 beside: kernels' and streams' buffers, freed memory that is not given back. Its size before it has a stage (the interpreter and
 its libraries, the data) is taken off. With all the machine's memory free a node uses some on purpose, within bounds, for its
-own and others' safety; it says how much (trace.Beside), which has rows of its own, and the rest is the most that it ever took
-beside that. The same is measured with ``--memory`` 15 % above what is needed.
+own and others' safety; it says how much (trace.ExtraMemory), which has rows of its own, and the rest is the most that it ever
+took beside that. The same is measured with ``--memory`` 15 % above what is needed.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ import torch
 
 from dtfm.coordinator.config.run_file import read_run_file
 from dtfm.node.data.dataset import load_data
-from dtfm.node.host.trace import Beside
-from dtfm.node.model.model import load_model
+from dtfm.node.host.trace import ExtraMemory
+from dtfm.node.model.load import load_model
 from dtfm.node.model.stage import build_stage
 from dtfm.protos.plan_pb2 import Run
 from dtfm.scheduler.model.memory import in_flight
@@ -135,7 +135,10 @@ def taken_by(sizes: list[tuple[float, int]], trace: Path, idle: int, peak: int) 
     lines = trace.read_text().splitlines()
     events = [json.loads(line.rstrip(",")) for line in lines if line.startswith("{")]
     changes = [(e["ts"] / 1e6, e["name"], e["args"]["bytes"]) for e in events if e["ph"] == "C"]
-    now, most = dict.fromkeys((kept.value for kept in Beside), 0), dict.fromkeys((kept.value for kept in Beside), 0)
+    now, most = (
+        dict.fromkeys((kind.value for kind in ExtraMemory), 0),
+        dict.fromkeys((kind.value for kind in ExtraMemory), 0),
+    )
     rest, change = 0, 0
     for at, size in sizes:
         while change < len(changes) and changes[change][0] <= at:

@@ -28,7 +28,7 @@ import torch
 
 from dtfm.coordinator.config.run_file import parse_run
 from dtfm.node.data.dataset import load_data
-from dtfm.node.model.model import load_model
+from dtfm.node.model.load import load_model
 from tests.bench.rows import Row, show
 from tests.node.in_process import InProcess, even_plan
 
@@ -87,10 +87,10 @@ def train(way: Way, seed: int, steps: int, whole: bool) -> Trained:
         for _ in range(steps):
             nodes.train()
         for stage in plan.stages:
-            digests = {nodes.engagements[name].stage.digest() for name in stage.replicas}
+            digests = {nodes.generations[name].stage.digest() for name in stage.replicas}
             assert len(digests) == 1, f"the replicas {stage.replicas} differ"
-        sent = sum(wire.sent_bytes for wire in nodes.wires.values())
-        codecs = "; ".join(sorted({e.codecs.sentence for e in nodes.engagements.values()}))
+        sent = sum(sender.sent_bytes for sender in nodes.senders.values())
+        codecs = "; ".join(sorted({str(g.codecs) for g in nodes.generations.values()}))
         return Trained(nodes.evaluate(), time.perf_counter() - began, sent / 1e6, codecs)
 
 
@@ -125,7 +125,7 @@ def main() -> int:
                 error = statistics.stdev(ratios) / math.sqrt(len(ratios))
                 rows.append(Row(f"{way.name}: standard error of the ratio", error, ""))
     size = "the demo's steps" if arguments.whole else "steps of 8 x 128 tokens"
-    show(f"Held-out loss after {arguments.steps} of {size}, seeds 1 to {arguments.seeds}", rows, arguments.json)
+    show(f"HeldState-out loss after {arguments.steps} of {size}, seeds 1 to {arguments.seeds}", rows, arguments.json)
     return 0
 
 

@@ -50,15 +50,15 @@ def say(text: str) -> None:
 async def ours(codec_name: str, rank: int, port: int, addresses: list[str]) -> Reduce:
     from dtfm.kernels.codec import codec_named
     from dtfm.node.host.device import keep_freed_memory
-    from dtfm.node.state.state_store import Holding
-    from dtfm.node.training.placement import group_of, share_of
-    from dtfm.node.training.reduction import Final, Residuals, reduce_gradients
-    from dtfm.node.transport.frame_validation import Expectations
+    from dtfm.node.model.bucket import BucketSpec
+    from dtfm.node.model.placement import placement_of
+    from dtfm.node.state.state_store import StateStore
+    from dtfm.node.training.reduction import Final, Reducer
+    from dtfm.node.transport.frame_validation import Expectations, TensorSizes
     from dtfm.node.transport.peer_server import PeerServer
-    from dtfm.node.transport.receiver import Arrival, Inbox
+    from dtfm.node.transport.receiver import Receiver
     from dtfm.node.transport.send_priority import Rank
-    from dtfm.node.transport.sender import Outbox, What
-    from dtfm.node.transport.topic_queue import Mailbox
+    from dtfm.node.transport.sender import Sender
     from dtfm.protos.plan_pb2 import Plan
     from tests.protos.members import member
 
@@ -69,48 +69,34 @@ async def ours(codec_name: str, rank: int, port: int, addresses: list[str]) -> R
         stages=[Plan.Stage(first_layer=0, past_last_layer=BUCKETS, replicas=names)],
         routes=[Plan.Route(nodes=[name], micro_batches=1) for name in names],
     )
-    share = share_of(plan, names[rank], 0)
-    assert share is not None
-    groups = {index: group_of(plan, [index]) for index in range(BUCKETS)}
-    sizes = dict.fromkeys(range(BUCKETS), BUCKET_ELEMENTS)
-    mailbox: Mailbox[int, Arrival | Final] = Mailbox()
-    expect = Expectations(share, groups, sizes, 0, 0, torch.float32, torch.float32)
-    inbox = Inbox(expect, 0, lambda arrival: mailbox.put(arrival.header.step, arrival))
-    outbox = Outbox(names[rank], lambda peer, _, why: mailbox.close(f"{peer}: {why}"))
-    server = PeerServer(Holding(), partial(outbox.uplink.give_way, Rank.STATE))
+    placement = placement_of(plan, names[rank], 0, [BucketSpec(index, (index,), ()) for index in range(BUCKETS)])
+    assert placement is not None
+    sizes = TensorSizes(0, 0, dict.fromkeys(range(BUCKETS), BUCKET_ELEMENTS), torch.float32)
+    sender = Sender(names[rank], lambda peer, _, why: reducer.queue.close(f"{peer}: {why}"))
+    reducer = Reducer(placement, sender.send_encoded)
+    receiver = Receiver(
+        Expectations(placement, sizes), 0, lambda arrival: reducer.queue.put(arrival.header.step, arrival)
+    )
+    server = PeerServer(StateStore(), partial(sender.priority.give_way, Rank.STATE))
     identity = member(names[rank])
     server.become(identity)
-    server.admit_to(inbox)
+    server.deliver_to(receiver)
     await server.start(f"{addresses[rank]}:{port}")
     say("ready")
     await heard()
     peers = {n: f"{address}:{port}" for n, address in zip(names, addresses, strict=True) if n != names[rank]}
-    await outbox.connect(1, identity, peers, 60, 60)
+    await sender.connect(1, identity, peers, 60, 60)
     codec = codec_named(codec_name)
-    carried: Residuals = {}
     step = 0
 
     async def reduce(tensors: list[torch.Tensor]) -> None:
-        nonlocal carried, step
+        nonlocal step
         step += 1
         for index in reversed(range(BUCKETS)):  # as backward finishes them
-            mailbox.put(step, Final(index))
-        carried = await asyncio.to_thread(
-            reduce_gradients,
-            names[rank],
-            step,
-            dict(enumerate(tensors)),
-            groups,
-            mailbox,
-            lambda kind, peer, bucket, part, encoded, elements, dtype: outbox.send_encoded(
-                peer, What(kind, 1, step, bucket, part), encoded, elements, dtype
-            ),
-            codec,
-            carried,
-            lambda *_: None,
-        )
-        inbox.advance(step)
-        mailbox.forget(step)
+            reducer.queue.put(step, Final(index))
+        await asyncio.to_thread(reducer.reduce, step, dict(enumerate(tensors)), codec, lambda *_: None)
+        receiver.advance(step)
+        reducer.commit(step)
 
     return reduce
 

@@ -11,7 +11,7 @@ import torch
 
 from dtfm.node.model.bucket import Bucket, BucketSpec
 from dtfm.node.state.recovery import fetch_states
-from dtfm.node.state.state_store import Held, Holding
+from dtfm.node.state.state_store import HeldState, StateStore
 from dtfm.node.transport.peer_server import PeerServer
 from dtfm.protos.control_pb2 import Peer
 from tests.protos.members import member
@@ -32,13 +32,13 @@ async def donor(address: str, number: str) -> None:
     async def at_once(_: float) -> None:
         pass
 
-    holding = Holding()
+    store = StateStore()
     held = buckets()
     for index, bucket in held.items():
         for tensor in bucket.state:
             tensor.fill_(index + 1)
-    holding.replace(Held(STEP, held))
-    server = PeerServer(holding, at_once)
+    store.replace(HeldState(STEP, held))
+    server = PeerServer(store, at_once)
     server.become(member(f"donor {number}"))
     print(await server.start(f"{address}:0"), flush=True)
     await asyncio.to_thread(sys.stdin.read)

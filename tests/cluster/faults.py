@@ -23,7 +23,7 @@ from unittest import mock
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.store import Record, Store
 from dtfm.node.host.trace import Activity, Span, listen
-from dtfm.node.state.state_store import Follower, Piece
+from dtfm.node.state.state_store import Subscription, Tensor
 from dtfm.node.training.trainer import Trainer
 from dtfm.node.transport import sender
 from dtfm.protos.control_pb2 import Commit
@@ -285,11 +285,11 @@ def _slow_down(fault: Fault) -> None:
 
 
 def _lag(fault: Fault) -> None:
-    def later(follower: Follower, pieces: Sequence[Piece]) -> None:
-        loop = follower._loop
-        loop.call_soon_threadsafe(loop.call_later, fault.seconds, follower._put, pieces)
+    def later(subscription: Subscription, tensors: Sequence[Tensor]) -> None:
+        loop = subscription._loop
+        loop.call_soon_threadsafe(loop.call_later, fault.seconds, subscription._put, tensors)
 
-    mock.patch.object(Follower, "put", later).start()
+    mock.patch.object(Subscription, "put", later).start()
 
 
 def _hold(fault: Fault) -> None:

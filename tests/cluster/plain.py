@@ -18,8 +18,9 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from dtfm.node.data.dataset import Data, load_data
 from dtfm.node.data.samples import training_samples
-from dtfm.node.model.model import Model, load_model
-from dtfm.node.model.user_code import import_allowed
+from dtfm.node.data.user_code import import_allowed
+from dtfm.node.model.load import load_model
+from dtfm.node.model.model import Model
 from dtfm.protos.plan_pb2 import FP64, Run
 
 

@@ -71,7 +71,7 @@ def test_all_stages_go_back_to_the_backup_and_who_has_its_disk_fetches_nothing(t
         cluster.nodes[victim].wait_for_error(" buckets are on disk here, 0 come from others")
 
         kill(cluster, victim)
-        disk = Disk(tmp_path / "cache" / "dtfm" / "backups", victim)
+        disk = Disk(tmp_path / "cache" / "dtfm" / "snapshots", victim)
         disk.open(cluster.wait_for("run_started")["run_id"])
         assert disk.contents
         disk.remove()

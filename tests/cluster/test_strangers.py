@@ -14,7 +14,7 @@ import torch
 
 from dtfm.node.model.bucket import Bucket, BucketSpec
 from dtfm.node.state.recovery import fetch_states
-from dtfm.node.transport.sender import Outbox
+from dtfm.node.transport.sender import Sender
 from dtfm.protos import control_pb2_grpc
 from dtfm.protos.connection import open_channel, token_metadata
 from dtfm.protos.control_pb2 import NodeMessage, Peer
@@ -69,11 +69,11 @@ async def test_strangers_cannot_join_nor_reach_a_node(tmp_path: Path, monkeypatc
         for identity, reason in ((mine, "NOT_HELD"), (theirs, "UNAVAILABLE"), (trusting, "UNAVAILABLE")):
             with pytest.raises(ConnectionError, match=reason):
                 await fetch_states([(bucket, [a])], 1, 1, identity, 0.3)
-        outbox = Outbox("c", lambda peer, generation, why: None)
-        await outbox.connect(1, mine, {"a": a.address}, 20, 10)
+        sender = Sender("c", lambda peer, generation, why: None)
+        await sender.connect(1, mine, {"a": a.address}, 20, 10)
         with pytest.raises(ConnectionError, match="a cannot be reached"):
-            await outbox.connect(2, theirs, {"a": a.address}, 1, 10)
-        await outbox.close()
+            await sender.connect(2, theirs, {"a": a.address}, 1, 10)
+        await sender.close()
 
 
 def test_who_listens_in_hears_no_tensor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

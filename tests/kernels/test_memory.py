@@ -91,6 +91,23 @@ def test_from_many_threads_nobody_gets_what_another_still_uses() -> None:
     assert memory.free_bytes <= 2 * 4 * MIB  # each holds one while it takes the next
 
 
+def test_blocks_that_come_back_while_one_is_taken_do_not_change_which_one_it_is() -> None:
+    """Garbage collection may end a loan anywhere, here in the comparison of sizes while a block is looked for."""
+    memory = Memory(kept=12 * MIB)
+    blocks = [memory.take(size * MIB) for size in (7, 3, 2)]
+    held = [memory.take(8 * MIB)]
+    while blocks:
+        del blocks[0]
+
+    class Size(int):
+        def __le__(self, other: int) -> bool:
+            held.clear()
+            return int(self) <= other
+
+    assert memory.take(Size(6 * MIB)).nbytes == 6 * MIB
+    assert memory.free_bytes <= 12 * MIB
+
+
 def test_codecs_use_it_both_ways() -> None:
     x = torch.linspace(-1, 1, 2 * MIB)
     encoded = encode(Codec.I8B256, x)

@@ -1,4 +1,4 @@
-"""How much memory torch takes while something is done."""
+"""How much memory torch allocates during some work."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from torch.autograd.profiler import profile
 
 
 def most_allocated(work: Callable[[], object]) -> int:
-    """The most bytes of tensors that ``work`` had taken in this thread and not yet given back, those that torch's operations
-    take for themselves included. One at a time in a process."""
+    """The most bytes of tensors that were allocated in this thread at any time during ``work``, also within torch's operations.
+    Only one call at a time in a process."""
     with profile(profile_memory=True) as profiled:
         work()
     recorded: Any = profiled.kineto_results

@@ -1,4 +1,4 @@
-"""What a user gets wrong is named, with its value and the fix, and exits 2."""
+"""A user's mistake is named with its value and the fix, and exits 2."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from dtfm.node.host.doctor import check_disk, check_tcp_buffers, check_tcp_pause
         (["127.0.0.1:1", "--device", "tpu"], "there is no device 'tpu'"),
         (["127.0.0.1:1", "--advertise", "here:port"], "the port must be a number"),
         (["127.0.0.1"], "give HOST:PORT"),
-        (["127.0.0.1:1", "--memory", "much"], "--memory 'much' is no amount of memory; give it like 6GiB"),
-        (["127.0.0.1:1", "--memory", "0"], "no amount of memory"),
+        (["127.0.0.1:1", "--memory", "much"], "--memory 'much' is not an amount of memory; give it like 6GiB"),
+        (["127.0.0.1:1", "--memory", "0"], "not an amount of memory"),
     ],
 )
 def test_bad_options(options: list[str], complaint: str) -> None:
@@ -50,7 +50,7 @@ def test_the_doctor_names_what_is_wrong_with_the_fix_and_exits_1() -> None:
     assert "dtfm-coordinator serve --listen 0.0.0.0:1" in findings["coordinator"]["fix"]
 
 
-def test_the_doctor_lets_a_sound_machine_pass() -> None:
+def test_the_doctor_passes_a_sound_machine() -> None:
     result = CliRunner().invoke(app, ["doctor", "--device", "cpu"])
     assert result.exit_code == 0
     assert "good listen: 0.0.0.0:0 is free" in result.stdout
@@ -68,7 +68,7 @@ def test_the_doctor_knows_what_small_buffers_and_a_full_disk_mean() -> None:
 @pytest.mark.parametrize(
     ("control", "after_idle", "good"), [("cubic", "1", None), ("cubic", "0", True), ("bbr", "1", True)]
 )
-def test_the_doctor_knows_where_connections_begin_slowly_after_each_pause(
+def test_the_doctor_knows_whether_connections_start_slowly_after_a_pause(
     control: str, after_idle: str, good: bool | None
 ) -> None:
     settings = {"tcp_congestion_control": control, "tcp_slow_start_after_idle": after_idle}

@@ -9,7 +9,7 @@ import torch
 
 from dtfm.coordinator.config.run_file import read_run_file
 from dtfm.node.data.dataset import load_data
-from dtfm.node.model.model import load_model
+from dtfm.node.model.load import load_model
 from tests.cluster.runs import losses_alone, run_file, write_corpus
 from tests.node.in_process import InProcess, even_plan
 

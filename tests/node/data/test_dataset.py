@@ -197,7 +197,7 @@ def write(name: str, content: bytes) -> Callable[[Path], str]:
         (write("a.jsonl", b"[1]\n"), r"line 1 is list, not an object"),
         (write("a.jsonl", b"[" * 100_000), r"line 1 is not JSON"),
         (write("a.jsonl", b'{"text": "\xff"}\n'), r"a.jsonl is not UTF-8 text"),
-        (lambda _: "module:os:getcwd", r"data.source: this node runs no code from 'os:getcwd'.*--allow-module os"),
+        (lambda _: "module:os:getcwd", r"data.source: this node does not run code from 'os:getcwd'.*--allow-module os"),
         (lambda _: "module:tests.convnet:absent", r"module 'tests.convnet' has no function 'absent'"),
         (
             lambda _: "module:tests.absent:images",

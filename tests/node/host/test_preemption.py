@@ -1,4 +1,4 @@
-"""Spot notices, from servers on loopback that answer as the cloud hosts' metadata services do."""
+"""Preemption notices, from servers on loopback that answer like the cloud hosts' metadata services."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from dtfm.node.host.preemption import HOSTS, Host, notice
+from dtfm.node.host.preemption import HOSTS, Host, preemption_notice
 
 AWS, GCP, AZURE = HOSTS
 #: (method, path, headers) to status and body.
@@ -21,7 +21,7 @@ Answer = Callable[[str, str, dict[str, str]], tuple[int, bytes]]
 
 @contextmanager
 def serving(answer: Answer) -> Iterator[str]:
-    """The address of a server that answers so."""
+    """The address of a server with these answers."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -62,11 +62,11 @@ def at(host: Host, address: str) -> Host:
     return replace(host, address=address)
 
 
-async def test_a_notice_that_comes_later_is_heard() -> None:
+async def test_a_notice_that_comes_later_is_seen() -> None:
     actions = iter([b"", b"", json.dumps({"action": "terminate", "time": "2026-01-01T00:02:00Z"}).encode()])
     with serving(aws(lambda: next(actions))) as address:
-        heard = await notice([at(AWS, address)], every=0.01)
-    assert heard == "spot notice: the instance will terminate at 2026-01-01T00:02:00Z"
+        seen = await preemption_notice([at(AWS, address)], every=0.01)
+    assert seen == "spot notice: the instance will terminate at 2026-01-01T00:02:00Z"
 
 
 async def test_google_says_true() -> None:
@@ -75,14 +75,14 @@ async def test_google_says_true() -> None:
         return (200, b"TRUE") if known else (403, b"")
 
     with serving(answer) as address:
-        assert "being preempted" in await notice([at(GCP, address)])
+        assert "being preempted" in await preemption_notice([at(GCP, address)])
 
 
 @pytest.mark.parametrize(
-    ("kind", "machine", "heard"),
+    ("kind", "machine", "seen"),
     [("Preempt", "ours", True), ("Terminate", "ours", True), ("Freeze", "ours", False), ("Preempt", "another", False)],
 )
-async def test_azure_schedules_events(kind: str, machine: str, heard: bool) -> None:
+async def test_azure_schedules_events(kind: str, machine: str, seen: bool) -> None:
     events = [{"EventType": kind, "NotBefore": "Mon, 19 Sep 2026 18:29:47 GMT", "Resources": [machine]}]
 
     def answer(method: str, path: str, headers: dict[str, str]) -> tuple[int, bytes]:
@@ -92,10 +92,10 @@ async def test_azure_schedules_events(kind: str, machine: str, heard: bool) -> N
         return (200, json.dumps({"Events": events}).encode()) if known else (400, b"")
 
     with serving(answer) as address:
-        waiting = asyncio.create_task(notice([at(AZURE, address)], every=0.01))
-        done, _ = await asyncio.wait([waiting], timeout=10 if heard else 0.3)
-        assert bool(done) is heard
-        if heard:
+        waiting = asyncio.create_task(preemption_notice([at(AZURE, address)], every=0.01))
+        done, _ = await asyncio.wait([waiting], timeout=10 if seen else 0.3)
+        assert bool(done) is seen
+        if seen:
             assert kind in waiting.result()
         waiting.cancel()
 
@@ -103,10 +103,10 @@ async def test_azure_schedules_events(kind: str, machine: str, heard: bool) -> N
 async def test_the_host_that_answers_is_the_one_that_is_watched() -> None:
     with serving(lambda *_: (404, b"")) as other, serving(aws(lambda: b'{"action": "stop", "time": "soon"}')) as ours:
         hosts = [at(AZURE, "http://127.0.0.1:1"), at(GCP, other), at(AWS, ours)]
-        assert await notice(hosts) == "spot notice: the instance will stop at soon"
+        assert await preemption_notice(hosts) == "spot notice: the instance will stop at soon"
 
 
 @pytest.mark.parametrize("body", [b"nonsense", b"[]", b"{}", b"\xff"])
-async def test_an_answer_that_makes_no_sense_is_no_notice(body: bytes) -> None:
+async def test_a_meaningless_answer_is_not_a_notice(body: bytes) -> None:
     with serving(lambda *_: (200, body)) as address:
-        assert await notice([at(host, address) for host in HOSTS]) == ""
+        assert await preemption_notice([at(host, address) for host in HOSTS]) == ""

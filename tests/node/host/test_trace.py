@@ -1,4 +1,4 @@
-"""Spans are told at both ends to whoever listens, and written as a Chrome trace."""
+"""Listeners are called at both ends of a span; spans are written as a Chrome trace."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from pathlib import Path
 
 import pytest
 
-from dtfm.node.host.trace import Activity, Beside, Span, forget, listen, span, tell, tell_beside, write_trace
+from dtfm.node.host.trace import Activity, ExtraMemory, Span, forget, listen, note_memory, note_span, span, write_trace
 
 
-def test_a_listener_hears_beginning_and_end_in_the_thread_where_they_happen() -> None:
-    heard: list[tuple[Span, str]] = []
+def test_a_listener_is_called_at_beginning_and_end_in_the_spans_thread() -> None:
+    seen: list[tuple[Span, str]] = []
 
-    def hear(span: Span) -> None:
-        heard.append((span, threading.current_thread().name))
+    def see(span: Span) -> None:
+        seen.append((span, threading.current_thread().name))
 
-    listen(hear)
+    listen(see)
     try:
         worker = threading.Thread(target=_reduce, name="reduce")
         worker.start()
         worker.join(10)
     finally:
-        forget(hear)
-    (begun, first), (over, second) = heard
+        forget(see)
+    (begun, first), (over, second) = seen
     assert (begun.activity, begun.step, begun.index, begun.track, begun.ended) == (
         Activity.REDUCE,
         3,
@@ -42,16 +42,16 @@ def _reduce() -> None:
         pass
 
 
-def test_nobody_listens_nobody_is_told() -> None:
+def test_without_listeners_a_span_costs_nothing() -> None:
     with span(Activity.FORWARD, 1), span(Activity.DECODE, 1):
-        tell(Activity.RECEIVE, 1, 0, "from a", 0.0)
+        note_span(Activity.RECEIVE, 1, 0, "from a", 0.0)
 
 
 def test_a_trace_names_node_and_tracks_and_has_a_complete_event_per_span(tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
     with write_trace(path, "n1"):
         with span(Activity.FORWARD, 7, 2):
-            tell(Activity.RECEIVE, 7, 2, "from n0", 0.0)
+            note_span(Activity.RECEIVE, 7, 2, "from n0", 0.0)
         _reduce()
     events = json.loads(path.read_text())
     names = [(e["name"], e["args"]["name"]) for e in events if e["ph"] == "M"]
@@ -66,21 +66,21 @@ def test_a_trace_that_cannot_be_written_is_the_users_mistake(tmp_path: Path) -> 
         pass
 
 
-def test_what_is_kept_is_a_counter_of_all_who_keep_such(tmp_path: Path) -> None:
+def test_extra_memory_is_a_counter_over_all_owners(tmp_path: Path) -> None:
     with write_trace(tmp_path / "trace.json", "a"):
-        tell_beside(Beside.UPDATES, 5, "one")
-        tell_beside(Beside.UPDATES, 7, "other")
-        tell_beside(Beside.RETRY, 3)
-        tell_beside(Beside.UPDATES, 0, "one")
-        tell_beside(Beside.UPDATES, 0, "other")
-        tell_beside(Beside.RETRY, 0)
+        note_memory(ExtraMemory.UPDATES, 5, "one")
+        note_memory(ExtraMemory.UPDATES, 7, "other")
+        note_memory(ExtraMemory.RETRY, 3)
+        note_memory(ExtraMemory.UPDATES, 0, "one")
+        note_memory(ExtraMemory.UPDATES, 0, "other")
+        note_memory(ExtraMemory.RETRY, 0)
     events = [event for event in json.loads((tmp_path / "trace.json").read_text()) if event["ph"] == "C"]
     told = [(event["name"], event["args"]["bytes"]) for event in events]
-    updates, retry = Beside.UPDATES.value, Beside.RETRY.value
+    updates, retry = ExtraMemory.UPDATES.value, ExtraMemory.RETRY.value
     assert told == [(updates, 5), (updates, 12), (retry, 3), (updates, 7), (updates, 0), (retry, 0)]
 
 
-def test_what_ended_can_be_read_at_once_as_if_the_process_had_been_killed(tmp_path: Path) -> None:
+def test_the_trace_can_be_read_while_it_is_written(tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
     with write_trace(path, "n1"):
         assert len(json.loads(path.read_text() + "]")) == 1

@@ -72,7 +72,7 @@ def test_a_layer_without_parameters_has_an_empty_bucket() -> None:
     assert bucket.views(bucket.parameters) == {}
 
 
-def test_what_is_loaded_at_once_takes_little_memory_on_its_way() -> None:
+def test_loading_takes_little_memory_beside_the_bucket() -> None:
     bucket = Bucket(BucketSpec(0, (0,), (("w", (1 << 20,)),)), torch.device("cpu"), torch.float32)
     state = bytes(bucket_bytes(bucket.spec, torch.float32))
     tracemalloc.start()

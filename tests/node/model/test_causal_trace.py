@@ -1,4 +1,4 @@
-"""Where a family may be cut, and where it would be wrong to."""
+"""Which models can be cut into layers, and which cannot."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def pooling_layer(llama: Any) -> None:
         (pooling_layer, "its layers do not return hidden states"),
     ],
 )
-def test_a_model_that_is_no_chain_of_layers_is_not_cut(change: Callable[[Any], None], complaint: str) -> None:
+def test_a_model_that_is_not_a_chain_of_layers_is_not_cut(change: Callable[[Any], None], complaint: str) -> None:
     model = model_of("llama")
     module: Any = copy.deepcopy(model.module)
     assert dissect(module, model.sample).layers == model.layers

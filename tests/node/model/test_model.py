@@ -1,4 +1,4 @@
-"""Models that cannot be trained here are refused, by the name of what is wrong."""
+"""Models that cannot be trained here are refused with a message that names the reason."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import torch
 from torch import nn
 
 from dtfm.node.data.samples import Sample
-from dtfm.node.model.model import Model, load_model
+from dtfm.node.model.load import load_model
+from dtfm.node.model.model import Model
 from dtfm.protos import plan_pb2
 from tests.node.model.test_stage import CPU, SIZES, stage_of
 
@@ -29,7 +30,7 @@ def causal_lm(family: str, config: Mapping[str, object], sample: Sample = TEXT) 
         (
             "lama",
             {},
-            "model.family: 'lama' is not a causal language model of this node's transformers; near it are llama",
+            "model.family: 'lama' is not a causal language model of this node's transformers; similar names are llama",
         ),
         ("vit", {}, "model.family: 'vit' is not a causal language model"),
         ("", {}, "model.family: '' is not a causal language model"),
@@ -45,13 +46,13 @@ def causal_lm(family: str, config: Mapping[str, object], sample: Sample = TEXT) 
         ("llama", {"hidden_act": "nope"}, "model.config: 'llama' cannot be built from it: .*nope"),
     ],
 )
-def test_a_config_that_cannot_be_is_refused(family: str, config: dict[str, object], complaint: str) -> None:
+def test_an_impossible_config_is_refused(family: str, config: dict[str, object], complaint: str) -> None:
     with pytest.raises(ValueError, match=complaint):
         causal_lm(family, config)
 
 
 @pytest.mark.parametrize(("text", "complaint"), [("{", "not JSON"), ("[1]", "must be a table of settings, not list")])
-def test_a_config_that_is_no_table_is_refused(text: str, complaint: str) -> None:
+def test_a_config_that_is_not_a_table_is_refused(text: str, complaint: str) -> None:
     with pytest.raises(ValueError, match=f"model.config: {complaint}"):
         load_model(plan_pb2.Run.Model(family="llama", config_json=text), TEXT)
 
@@ -83,7 +84,7 @@ def test_a_family_that_is_more_than_a_chain_of_layers_is_refused() -> None:
 
 
 class Bare(nn.Module):
-    """Has a parameter, but no rule for its first value."""
+    """Has a parameter that nothing initialises."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -132,7 +133,7 @@ maker: Callable[[], object] = frozen
 
 
 def made() -> object:
-    """What model.module names in these tests."""
+    """The function that model.module names in these tests."""
     return maker()
 
 
@@ -157,7 +158,9 @@ def test_an_allowed_module_is_run(allowed: str, monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.parametrize("allowed", ["", "tests", f"{__name__}:other", f"{__name__}x"])
 def test_a_module_that_is_not_allowed_is_not_run(allowed: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ValueError, match=f"model.module: this node runs no code from .* --allow-module {__name__}"):
+    with pytest.raises(
+        ValueError, match=f"model.module: this node does not run code from .* --allow-module {__name__}"
+    ):
         sequential(lambda: pytest.fail("was run"), monkeypatch, allowed)
 
 
@@ -167,7 +170,7 @@ def test_a_malformed_module_path_is_refused(path: str) -> None:
         load_model(plan_pb2.Run.Model(family="module", module=path), IMAGES, [path])
 
 
-def test_a_parameter_without_a_first_value_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_parameter_that_is_not_initialised_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     model = sequential(lambda: nn.Sequential(Offset()), monkeypatch)
     with pytest.raises(ValueError, match=r"parameter 0.scale is not set by the model's own initialisation"):
         stage_of(model, 0, 1)

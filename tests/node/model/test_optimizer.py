@@ -1,4 +1,4 @@
-"""Our AdamW is torch's, in operations that round alike everywhere."""
+"""Our AdamW follows torch's, in operations that round the same on every device."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dtfm.node.model.bucket import Bucket, BucketSpec
 from dtfm.node.model.optimizer import CPU_CHUNK, adamw, clip_coefficient, learning_rate, squared_norm
 from dtfm.protos.plan_pb2 import Run
 from tests.node.allocated import most_allocated
@@ -26,11 +27,12 @@ TRAIN = Run.Train(
 )
 
 
-def test_it_follows_torch_adamw_with_clipping_and_decay_on_matrices_alone() -> None:
+def test_it_follows_torch_adamw_with_clipping_and_with_decay_on_matrices_only() -> None:
     torch.manual_seed(0)
     matrix, vector = torch.randn(300, 300, dtype=torch.float64), torch.randn(77, dtype=torch.float64)
-    flat = torch.cat([matrix.flatten(), vector])
-    exp_avg, exp_avg_sq = torch.zeros_like(flat), torch.zeros_like(flat)
+    spec = BucketSpec(0, (0,), (("matrix", (300, 300)), ("vector", (77,))))
+    bucket = Bucket(spec, torch.device("cpu"), torch.float64)
+    bucket.parameters.copy_(torch.cat([matrix.flatten(), vector]))
     theirs = [torch.nn.Parameter(matrix.clone()), torch.nn.Parameter(vector.clone())]
     optimizer = torch.optim.AdamW(
         [{"params": theirs[:1], "weight_decay": 0.1}, {"params": theirs[1:], "weight_decay": 0.0}],
@@ -38,16 +40,16 @@ def test_it_follows_torch_adamw_with_clipping_and_decay_on_matrices_alone() -> N
         eps=1e-8,
     )
     for step in range(1, 21):
-        gradients = torch.randn_like(flat) * 0.1
+        gradients = torch.randn_like(bucket.parameters) * 0.1
         for parameter, piece in zip(theirs, torch.split(gradients, [90_000, 77]), strict=True):
             parameter.grad = piece.view_as(parameter).clone()
         norm = torch.nn.utils.clip_grad_norm_(theirs, 1.0).item()
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(TRAIN, step)
         optimizer.step()
-        adamw(TRAIN, step, norm, flat, gradients, exp_avg, exp_avg_sq, [(0, 90_000)])
+        adamw(TRAIN, step, norm, bucket, gradients)
     expected = torch.cat([p.detach().flatten() for p in theirs])
-    torch.testing.assert_close(flat, expected, rtol=1e-12, atol=1e-14)
+    torch.testing.assert_close(bucket.parameters, expected, rtol=1e-12, atol=1e-14)
 
 
 def test_the_learning_rate_warms_up_and_falls_along_a_cosine() -> None:
@@ -77,11 +79,12 @@ def test_a_squared_norm_is_that_of_all_elements_in_float64(size: int, dtype: tor
     assert squared_norm(flat) == pytest.approx(math.fsum(x * x for x in flat.tolist()), rel=1e-12)
 
 
-def test_neither_a_norm_nor_an_update_takes_memory_by_the_bucket() -> None:
-    parameters, gradients, exp_avg, exp_avg_sq = torch.ones(4, 40 * CPU_CHUNK)
+def test_a_norm_and_an_update_take_little_memory_beside_the_bucket() -> None:
+    bucket = Bucket(BucketSpec(0, (0,), (("matrix", (40, CPU_CHUNK)),)), torch.device("cpu"), torch.float32)
+    bucket.gradients.fill_(1)
 
     def update() -> None:
-        norm = math.sqrt(squared_norm(gradients))
-        adamw(TRAIN, 1, norm, parameters, gradients, exp_avg, exp_avg_sq, [(0, parameters.numel())])
+        norm = math.sqrt(squared_norm(bucket.gradients))
+        adamw(TRAIN, 1, norm, bucket, bucket.gradients)
 
     assert 0 < most_allocated(update) <= 8 * 4 * CPU_CHUNK

@@ -11,7 +11,8 @@ import torch
 
 from dtfm.node.data.samples import Sample
 from dtfm.node.model.bucket import BucketSpec
-from dtfm.node.model.model import Model, load_model
+from dtfm.node.model.load import load_model
+from dtfm.node.model.model import Model
 from dtfm.node.model.stage import Stage, build_stage, loss
 from dtfm.protos import plan_pb2
 from tests.convnet import SIDE, images
@@ -114,7 +115,7 @@ def test_a_stage_computes_what_transformers_computes(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["gpt2", "convnet"])
-def test_first_values_depend_on_seed_and_bucket_alone(name: str) -> None:
+def test_initial_values_depend_on_seed_and_bucket_only(name: str) -> None:
     model = model_of(name)
     whole = stage_of(model, 0, len(model.layers))
     for layer in range(len(model.layers)):
@@ -127,7 +128,7 @@ def test_first_values_depend_on_seed_and_bucket_alone(name: str) -> None:
     assert other.digest() != whole.digest() == stage_of(model, 0, len(model.layers)).digest()
 
 
-def test_first_values_follow_the_familys_rules() -> None:
+def test_initial_values_follow_the_familys_rules() -> None:
     model = model_of("gpt2")
     stage = stage_of(model, 0, len(model.layers))
     values = {n: v for b in stage.buckets.values() for n, v in b.views(b.parameters).items()}
@@ -216,7 +217,7 @@ def test_dropout_is_off() -> None:
     assert model.module.training
 
 
-def test_autocast_computes_in_bfloat16_and_hands_over_the_stages_dtype() -> None:
+def test_autocast_computes_in_bfloat16_and_returns_the_stages_dtype() -> None:
     model = model_of("llama")
     plain, mixed = (build_stage(model, 0, len(model.layers), CPU, torch.float32, autocast=on) for on in (False, True))
     inputs, labels = batch_of("llama")

@@ -1,4 +1,4 @@
-"""What the scheduler is told of a model's cost."""
+"""The cost of a model as reported to the scheduler."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 
 from dtfm.node.data.samples import Sample
 from dtfm.node.model import workload as workload_module
-from dtfm.node.model.model import load_model
+from dtfm.node.model.load import load_model
 from dtfm.node.model.workload import layer_flops, workload
 from dtfm.protos import plan_pb2
 from dtfm.protos.control_pb2 import Device
@@ -48,7 +48,7 @@ def test_a_tied_parameter_counts_for_every_layer_that_uses_it() -> None:
     assert costs.layers[-1].parameter_bytes == 4 * (tied + norm)
 
 
-def test_precision_sets_the_bytes_and_not_the_flops() -> None:
+def test_precision_changes_the_bytes_but_not_the_flops() -> None:
     single, mixed, double = (
         workload(model_of("llama"), plan_pb2.Run(train=plan_pb2.Run.Train(micro_batch=3, global_batch=12, precision=p)))
         for p in (plan_pb2.FP32, plan_pb2.BF16, plan_pb2.FP64)
@@ -63,7 +63,7 @@ def test_precision_sets_the_bytes_and_not_the_flops() -> None:
     ("reduction", "precision", "own"),
     [("auto", plan_pb2.FP32, 0), ("off", plan_pb2.FP32, 0), ("topk", plan_pb2.FP32, 2), ("topk", plan_pb2.FP64, 1)],
 )
-def test_what_a_sparse_codec_carries_from_step_to_step_takes_memory_too(
+def test_the_residuals_of_a_sparse_codec_count_as_memory(
     reduction: str, precision: plan_pb2.Precision, own: float
 ) -> None:
     train = plan_pb2.Run.Train(micro_batch=3, global_batch=12, precision=precision)
@@ -88,7 +88,7 @@ def test_the_same_model_costs_the_same_again(name: str) -> None:
     assert workload(model_of(name), run) == workload(model_of.__wrapped__(name), run)
 
 
-def test_a_model_that_no_machine_could_hold_is_profiled_at_no_cost() -> None:
+def test_the_cost_of_a_model_too_large_for_any_machine_is_known_at_once() -> None:
     config = SIZES | {"hidden_size": 16384, "intermediate_size": 53248, "num_attention_heads": 128}
     config |= {"max_position_embeddings": 4096}
     spec = plan_pb2.Run.Model(family="llama", config_json=json.dumps(config))
@@ -99,7 +99,7 @@ def test_a_model_that_no_machine_could_hold_is_profiled_at_no_cost() -> None:
 
 @pytest.mark.parametrize(("name", "layer"), [("llama", 1), ("gpt2-untied", 1), ("convnet", 0)])
 @pytest.mark.parametrize("precision", [plan_pb2.FP32, plan_pb2.BF16, plan_pb2.FP64])
-def test_a_device_is_as_fast_as_it_computes_the_layers_that_most_flops_are_in(
+def test_the_speed_of_a_device_is_that_of_the_layers_with_most_flops(
     name: str, layer: int, precision: plan_pb2.Precision, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     timed: list[tuple[int, float]] = []
@@ -126,7 +126,7 @@ def test_a_first_layer_is_timed_on_inputs_of_its_kind(name: str) -> None:
     assert 0 < workload_module._pass_seconds(model_of(name), 0, plan_pb2.Run(train=TRAIN), CPU) < 60
 
 
-def test_timing_leaves_what_a_run_draws_at_random_as_it_was() -> None:
+def test_timing_does_not_change_the_random_state() -> None:
     before = torch.get_rng_state()
     layer_flops(model_of("llama"), plan_pb2.Run(train=TRAIN), CPU, HARDWARE)
     assert torch.equal(before, torch.get_rng_state())
@@ -150,7 +150,7 @@ def test_the_layer_that_was_timed_takes_no_memory_afterwards() -> None:
     assert sum(type(thing) is torch.nn.Parameter for thing in gc.get_objects()) == before
 
 
-def test_a_layer_that_fails_on_made_up_input_is_no_reason_not_to_train(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_layer_that_fails_on_made_up_input_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(*_: object) -> float:
         raise IndexError("of the model's own code")
 

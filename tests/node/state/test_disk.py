@@ -1,4 +1,4 @@
-"""The files of backups, by run, node and step."""
+"""The files of snapshots on a disk, by run, node and step."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from pathlib import Path
 
 import pytest
 
-from dtfm.node.state.checkpoint import file_name
 from dtfm.node.state.disk import ABANDONED_SECONDS, Disk
-from tests.node.state.keepers import STEP
+from dtfm.node.state.snapshot_files import file_name
+from tests.node.state.snapshot_nodes import STEP
 
 
-def test_before_a_run_is_read_nothing_is_there(tmp_path: Path) -> None:
+def test_before_a_run_is_loaded_nothing_is_there(tmp_path: Path) -> None:
     unopened = Disk(tmp_path, "a")
     assert unopened.contents == {}
     with pytest.raises(LookupError, match="NOT_HELD"):
         unopened.read(STEP, 0)
 
 
-def test_names_of_nodes_and_runs_lead_nowhere_else(tmp_path: Path) -> None:
+def test_names_of_nodes_and_runs_cannot_name_another_place(tmp_path: Path) -> None:
     root = tmp_path / "root"
     for node, run in (("../..", "../../x"), ("a", ".."), ("a/b", "")):
         one = Disk(root, node)
@@ -31,30 +31,33 @@ def test_names_of_nodes_and_runs_lead_nowhere_else(tmp_path: Path) -> None:
     assert [entry.name for entry in tmp_path.iterdir()] == ["root"]
 
 
-def test_what_another_run_left_long_ago_is_removed(tmp_path: Path) -> None:
+def test_an_abandoned_run_is_removed(tmp_path: Path) -> None:
     old, recent, mine = Disk(tmp_path, "a"), Disk(tmp_path, "a"), Disk(tmp_path, "a")
     for one, run in ((old, "old"), (recent, "recent")):
         one.open(run)
         one.write(STEP, 0, b"state")
+        if one is old:
+            (old_folder,) = tmp_path.iterdir()
     long_ago = time.time() - ABANDONED_SECONDS - 60
-    others = [tmp_path / "thesis", tmp_path / f"backup-{'0' * 32}" / "letters"]
+    (recent_folder,) = (folder for folder in tmp_path.iterdir() if folder != old_folder)
+    others = [tmp_path / "thesis", tmp_path / f"snapshots-{'0' * 32}" / "letters"]
     for other in others:
         other.mkdir(parents=True)
     for entry in tmp_path.iterdir():
-        if entry != recent._folder:
+        if entry != recent_folder:
             os.utime(entry, (long_ago, long_ago))
     mine.open("mine")
     assert all(other.exists() for other in others)
     assert (old.contents, recent.contents) == ({}, {STEP: {0: 5}})
 
 
-def test_what_is_no_backup_is_left_alone_and_not_counted(tmp_path: Path) -> None:
+def test_other_files_are_left_alone_and_not_counted(tmp_path: Path) -> None:
     one = Disk(tmp_path, "a")
     one.open("run")
     one.write(STEP, 0, b"state")
-    assert one._folder is not None
-    (one._folder / "notes").mkdir()
-    (one._folder / f"step-{STEP:08d}" / f"{file_name(1)}.part").write_bytes(b"half")
+    (folder,) = tmp_path.iterdir()
+    (folder / "notes").mkdir()
+    (folder / f"step-{STEP:08d}" / f"{file_name(1)}.part").write_bytes(b"half")
     assert one.contents == {STEP: {0: 5}}
-    one.keep([])
-    assert [entry.name for entry in one._folder.iterdir()] == ["notes"]
+    one.keep(0, 0)
+    assert [entry.name for entry in folder.iterdir()] == ["notes"]

@@ -1,4 +1,4 @@
-"""Compression only where the link is slower than the computing, and never more of it than needed."""
+"""A stream is compressed only if its link is slower than computing, and no more than needed."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dtfm.kernels.codec import Codec
+from dtfm.node.model.bucket import BucketSpec
+from dtfm.node.model.placement import placement_of
 from dtfm.node.training.compression import MARGIN, choose_codec, choose_codecs
-from dtfm.node.training.placement import Group, share_of
+from dtfm.node.transport.frame_validation import TensorSizes
 from dtfm.protos.frame import Kind
 from dtfm.protos.plan_pb2 import Plan, Run
 
@@ -39,7 +41,7 @@ PLAN = Plan(
         (1.0, Codec.I8B256),
     ],
 )
-def test_auto_takes_the_gentlest_codec_that_hides_under_the_computing(bandwidth: float, codec: Codec) -> None:
+def test_auto_takes_the_gentlest_codec_whose_transfer_is_hidden(bandwidth: float, codec: Codec) -> None:
     assert choose_codec("auto", ELEMENTS, torch.float32, bandwidth, seconds=1.0) is codec
 
 
@@ -47,7 +49,7 @@ def test_auto_takes_the_gentlest_codec_that_hides_under_the_computing(bandwidth:
     st.floats(1e5, 1e8),
     st.lists(st.floats(1 / MARGIN**0.49, MARGIN**0.49), min_size=1, max_size=20),
 )
-def test_a_bandwidth_that_wavers_leaves_the_codec_as_it_is(bandwidth: float, wavering: list[float]) -> None:
+def test_a_wavering_bandwidth_does_not_change_the_codec(bandwidth: float, wavering: list[float]) -> None:
     codec, seen = None, set()
     for factor in wavering:
         codec = choose_codec("auto", ELEMENTS, torch.float32, bandwidth * factor, 1.0, codec)
@@ -56,7 +58,7 @@ def test_a_bandwidth_that_wavers_leaves_the_codec_as_it_is(bandwidth: float, wav
 
 
 @given(st.sampled_from([None, *Codec]), st.floats(1e5, 1e8))
-def test_another_codec_that_is_right_by_the_margin_is_taken(previous: Codec | None, bandwidth: float) -> None:
+def test_a_codec_that_is_right_by_the_margin_replaces_another(previous: Codec | None, bandwidth: float) -> None:
     right = choose_codec("auto", ELEMENTS, torch.float32, bandwidth, 1.0)
     beyond = [choose_codec("auto", ELEMENTS, torch.float32, bandwidth * by, 1.0) for by in (MARGIN, 1 / MARGIN)]
     assert choose_codec("auto", ELEMENTS, torch.float32, bandwidth, 1.0, previous) in (right, previous)
@@ -72,24 +74,20 @@ def test_a_named_codec_is_taken_as_it_is() -> None:
 
 
 def test_each_link_has_its_own_codec_and_a_group_has_one() -> None:
-    share = share_of(PLAN, "me", 0)
-    assert share is not None
+    placement = placement_of(PLAN, "me", 0, [BucketSpec(1, (1,), ())])
+    assert placement is not None
     codecs = choose_codecs(
         Run.Network(activations="auto", gradients="auto", reduction="auto"),
-        share,
-        {1: Group(("me", "twin"), ("me", "twin"))},
-        {1: ELEMENTS},
-        input_elements=ELEMENTS,
-        output_elements=ELEMENTS,
-        dtype=torch.float32,
+        placement,
+        TensorSizes(ELEMENTS, ELEMENTS, {1: ELEMENTS}, torch.float32),
         bandwidth={"a": 1e6, "z": 1e9, "twin": 3e6},
         micro_batch_seconds=1.0,
         previous=None,
     )
     assert codecs.of(Kind.ACTIVATION, "z") is Codec.OFF
     assert codecs.of(Kind.GRADIENT, "a") is Codec.I8B256
-    # To the twin go 4 MB, at 3 MB/s. Of the four micro-batches' 4 s only the last backward's 0.67 s hide what is sent, and 0.08 s
-    # more do no harm: 2.2 MB fit, so 16 bits do.
+    # The twin gets 4 MB, at 3 MB/s. Of the four micro-batches' 4 s only the last backward's 0.67 s hide the transfer, and 0.08 s
+    # more do no harm: 2.2 MB fit, so 16 bits are enough.
     assert codecs.of(Kind.REDUCE, "twin") is Codec.RAW16
     assert codecs.of(Kind.GATHER, "twin") is Codec.RAW16
-    assert codecs.sentence == "activations to z off, gradients to a i8b256, reduction to twin raw16"
+    assert str(codecs) == "activations to z off, gradients to a i8b256, reduction to twin raw16"

@@ -1,4 +1,4 @@
-"""A generation's nodes together, without sockets: what one commit after the other does to them."""
+"""A generation's nodes together, without sockets, over several commits."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dtfm.coordinator.config.run_file import read_run_file
 from dtfm.kernels.codec import Codec
 from dtfm.node.data.dataset import load_data
 from dtfm.node.host.trace import Activity, Span, forget, listen
-from dtfm.node.model.model import load_model
+from dtfm.node.model.load import load_model
 from dtfm.node.training.progress import Progress
 from dtfm.protos.plan_pb2 import Plan
 from tests.cluster.runs import losses_alone, run_file, write_corpus
@@ -30,7 +30,7 @@ def text() -> str:
 
 @pytest.fixture
 def memory() -> int:
-    """Of each node, in bytes."""
+    """The memory of each node, in bytes."""
     return 1 << 30
 
 
@@ -50,7 +50,7 @@ def nodes(tmp_path: Path, text: str, memory: int, monkeypatch: pytest.MonkeyPatc
 
 
 def without_n1() -> Plan:
-    """The plan of ``nodes``, n0 doing n1's part too."""
+    """The plan of ``nodes`` with n1's part given to n0."""
     plan = even_plan(LAYERS, 2, 2, MICRO_BATCHES)
     del plan.stages[0].replicas[1]
     plan.routes[1].nodes[0] = "n0"
@@ -59,7 +59,7 @@ def without_n1() -> Plan:
 
 
 def plan_by_micro_batch(generation: int, first_stage: dict[int, str]) -> Plan:
-    """The plan of ``nodes``, but that some micro-batches pass these nodes of the first stage."""
+    """The plan of ``nodes`` with the first stage of some micro-batches at these nodes."""
     plan = even_plan(LAYERS, 2, 2, MICRO_BATCHES)
     chains = [list(route.nodes) for route in plan.routes for _ in range(route.micro_batches)]
     del plan.routes[:]
@@ -70,7 +70,7 @@ def plan_by_micro_batch(generation: int, first_stage: dict[int, str]) -> Plan:
 
 
 def digests(nodes: InProcess) -> list[bytes]:
-    return [engagement.stage.digest() for engagement in nodes.engagements.values()]
+    return [generation.stage.digest() for generation in nodes.generations.values()]
 
 
 def test_nodes_train_what_one_process_does(tmp_path: Path, nodes: InProcess) -> None:
@@ -92,7 +92,7 @@ def test_an_interrupted_step_goes_on_and_only_what_the_lost_node_did_is_done_aga
     listen(count)
     try:
         nodes.interrupt(sent)
-        lost = len(nodes.engagements["n1"].progress.finished)
+        lost = len(nodes.generations["n1"].progress.finished)
         nodes.go_on(without_n1())
         losses += [nodes.train(), nodes.train()]
     finally:
@@ -103,7 +103,7 @@ def test_an_interrupted_step_goes_on_and_only_what_the_lost_node_did_is_done_aga
 
 def test_a_micro_batch_that_went_to_another_node_and_came_back_is_sent_once(tmp_path: Path, nodes: InProcess) -> None:
     nodes.interrupt(1)
-    (node, number), *_ = [(n, k) for n in ("n0", "n1") for k in nodes.engagements[n].progress.outputs]
+    (node, number), *_ = [(n, k) for n in ("n0", "n1") for k in nodes.generations[n].progress.outputs]
     other = "n1" if node == "n0" else "n0"
     nodes.go_on(plan_by_micro_batch(2, {number: other}))
     nodes.go_on(plan_by_micro_batch(3, {}))
@@ -121,17 +121,17 @@ def test_under_topk_replicas_stay_equal_and_an_aborted_step_leaves_no_trace(node
     first = digests(nodes)
     assert first[0] == first[1]
     assert first[2] == first[3]
-    carried = {name: dict(engagement._carried) for name, engagement in nodes.engagements.items()}
+    carried = {name: dict(generation.reducer.carried) for name, generation in nodes.generations.items()}
     values = {(name, at): value.clone() for name, mine in carried.items() for at, value in mine.items()}
     assert sum(float(value.abs().sum()) for value in values.values()) > 0
     nodes.train(commit=False)
     assert digests(nodes) == first
-    for name, engagement in nodes.engagements.items():
-        assert engagement._carried.keys() == carried[name].keys()
-        assert all(torch.equal(value, values[name, at]) for at, value in engagement._carried.items())
+    for name, generation in nodes.generations.items():
+        assert generation.reducer.carried.keys() == carried[name].keys()
+        assert all(torch.equal(value, values[name, at]) for at, value in generation.reducer.carried.items())
 
 
-def test_a_link_that_changed_has_its_sender_choose_another_codec_between_two_steps(
+def test_a_changed_link_gets_another_codec_between_two_steps(
     tmp_path: Path, text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -141,7 +141,7 @@ def test_a_link_that_changed_has_its_sender_choose_another_codec_between_two_ste
     data = load_data(run)
     plan = even_plan(LAYERS, 2, 2, MICRO_BATCHES)
     with InProcess(run, plan, load_model(run.model, data.sample), data, bandwidth=1e9, flops=1e9) as nodes:
-        n0 = nodes.engagements["n0"]
+        n0 = nodes.generations["n0"]
         nodes.train()
         before = n0.codecs
         assert before.all == {Codec.OFF}
@@ -167,4 +167,4 @@ def test_gradients_of_before_the_reduction_are_kept_where_there_is_room_for_all(
     monkeypatch.setattr(Progress, "keep_unreduced", keep_and_count)
     nodes.train(commit=False)
     assert bool(copied) == kept
-    assert all(engagement.progress.fits(engagement.share) == kept for engagement in nodes.engagements.values())
+    assert all(generation.progress.fits(generation.placement) == kept for generation in nodes.generations.values())

@@ -1,4 +1,4 @@
-"""Stages that hand micro-batches to each other compute what one process would."""
+"""Stages that pass micro-batches to each other compute what one process computes."""
 
 from __future__ import annotations
 
@@ -12,11 +12,21 @@ from hypothesis import strategies as st
 from torch import nn
 
 from dtfm.kernels.codec import DTYPE_NUMBERS, Codec, encode
-from dtfm.node.training.pipeline import Compute, Direction, NonFinite, Outcome, Topic, evaluate, next_task, train_step
-from dtfm.node.training.placement import Share, share_of
+from dtfm.node.model.placement import Placement, placement_of
+from dtfm.node.training.pipeline import (
+    Compute,
+    Direction,
+    Neighbours,
+    NonFinite,
+    Outcome,
+    Topic,
+    evaluate,
+    next_task,
+    train_step,
+)
 from dtfm.node.training.progress import Progress
 from dtfm.node.transport.receiver import Arrival
-from dtfm.node.transport.topic_queue import Closed, Mailbox
+from dtfm.node.transport.topic_queue import Closed, TopicQueue
 from dtfm.protos.frame import Header, Kind
 from dtfm.protos.plan_pb2 import Plan
 
@@ -25,32 +35,32 @@ STEP = 3
 
 
 def plan(*sizes: int) -> Plan:
-    """One layer per stage, with so many replicas; micro-batches go round the routes."""
+    """One layer per stage, with these numbers of replicas; micro-batches are dealt out to the routes in turn."""
     stages = [
         Plan.Stage(first_layer=i, past_last_layer=i + 1, replicas=[f"s{i}r{r}" for r in range(size)])
         for i, size in enumerate(sizes)
     ]
     width = max(sizes)
-    shares = Counter(m % width for m in range(MICRO_BATCHES))
+    per_route = Counter(m % width for m in range(MICRO_BATCHES))
     routes = [
-        Plan.Route(nodes=[s.replicas[r % len(s.replicas)] for s in stages], micro_batches=shares[r])
+        Plan.Route(nodes=[s.replicas[r % len(s.replicas)] for s in stages], micro_batches=per_route[r])
         for r in range(width)
     ]
     return Plan(generation=1, stages=stages, routes=routes)
 
 
-class Wire:
-    """What one node sends is in the other's mailbox at once."""
+class Queues:
+    """What one node sends is in the other's queue at once."""
 
     def __init__(self, plan: Plan) -> None:
-        self.mail: dict[str, Mailbox[Topic, Arrival]] = {n: Mailbox() for s in plan.stages for n in s.replicas}
+        self.queues: dict[str, TopicQueue[Topic, Arrival]] = {n: TopicQueue() for s in plan.stages for n in s.replicas}
 
     def send_from(self, node: str, kind: Kind, destination: str, number: int, tensor: torch.Tensor) -> None:
         encoded = memoryview(bytearray(encode(Codec.OFF, tensor).data))
         dtype = DTYPE_NUMBERS[tensor.dtype]
         header = Header(kind, Codec.OFF, dtype, 1, STEP, number, 0, tensor.numel(), len(encoded))
         topic: Topic = ("evaluate" if kind is Kind.EVALUATION else "train", STEP)
-        self.mail[destination].put(topic, Arrival(node, header, encoded))
+        self.queues[destination].put(topic, Arrival(node, header, encoded))
 
 
 def layer(seed: int) -> nn.Module:
@@ -68,22 +78,22 @@ def squared(y: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
 
 def compute(module: nn.Module) -> Compute:
     shape = (ROWS, WIDTH)
-    return Compute(module, squared, rows, lambda n: rows(100 + n), shape, shape, torch.device("cpu"))
+    total = ROWS * MICRO_BATCHES
+    return Compute(module, squared, rows, lambda n: rows(100 + n), shape, shape, torch.device("cpu"), ROWS, total)
 
 
 def train_all(plan: Plan, modules: dict[str, nn.Module]) -> dict[str, Outcome]:
-    wire = Wire(plan)
+    queues = Queues(plan)
 
     def run(node: str) -> Outcome:
-        share = share_of(plan, node, 0)
-        assert share is not None
+        placement = placement_of(plan, node, 0)
+        assert placement is not None
 
         def send(kind: Kind, destination: str, number: int, tensor: torch.Tensor) -> None:
-            wire.send_from(node, kind, destination, number, tensor)
+            queues.send_from(node, kind, destination, number, tensor)
 
-        total = ROWS * MICRO_BATCHES
-        progress = Progress(1, STEP)
-        return train_step(share, progress, ROWS, total, compute(modules[node]), wire.mail[node], send, lambda: None)
+        neighbours = Neighbours(queues.queues[node], send)
+        return train_step(placement, Progress(1, STEP), compute(modules[node]), neighbours, lambda: None)
 
     with ThreadPoolExecutor(len(modules)) as pool:
         return {n: f.result(timeout=30) for n, f in {n: pool.submit(run, n) for n in modules}.items()}
@@ -112,18 +122,18 @@ def test_loss_and_gradients_are_those_of_the_whole_model(sizes: tuple[int, ...])
 
 def test_evaluation_sums_the_losses_of_the_held_out_micro_batches_on_the_last_stage() -> None:
     shape = plan(1, 2)
-    wire = Wire(shape)
+    queues = Queues(shape)
     modules = {n: layer(i) for i, s in enumerate(shape.stages) for n in s.replicas}
     whole = nn.Sequential(layer(0), layer(1))
 
     def run(node: str) -> tuple[float, int]:
-        share = share_of(shape, node, 4)
-        assert share is not None
+        placement = placement_of(shape, node, 4)
+        assert placement is not None
 
         def send(kind: Kind, destination: str, number: int, tensor: torch.Tensor) -> None:
-            wire.send_from(node, kind, destination, number, tensor)
+            queues.send_from(node, kind, destination, number, tensor)
 
-        return evaluate(share, STEP, ROWS, compute(modules[node]), wire.mail[node], send)
+        return evaluate(placement, STEP, compute(modules[node]), Neighbours(queues.queues[node], send))
 
     with ThreadPoolExecutor(3) as pool:
         results = [f.result(timeout=30) for f in [pool.submit(run, n) for n in modules]]
@@ -132,7 +142,7 @@ def test_evaluation_sums_the_losses_of_the_held_out_micro_batches_on_the_last_st
     assert sum(samples for _, samples in results) == 4 * ROWS
 
 
-def test_a_loss_that_is_not_a_number_is_named() -> None:
+def test_a_loss_that_is_not_finite_is_named() -> None:
     module = nn.Linear(WIDTH, WIDTH).double()
     nn.init.constant_(module.weight, float("inf"))
     with pytest.raises(NonFinite, match="micro-batch 0"):
@@ -141,13 +151,13 @@ def test_a_loss_that_is_not_a_number_is_named() -> None:
 
 def test_a_step_that_is_called_off_ends() -> None:
     shape = plan(1, 1)
-    share = share_of(shape, "s1r0", 0)
-    assert share is not None
-    mailbox: Mailbox[Topic, Arrival] = Mailbox()
+    placement = placement_of(shape, "s1r0", 0)
+    assert placement is not None
+    queue: TopicQueue[Topic, Arrival] = TopicQueue()
     with ThreadPoolExecutor(1) as pool:
-        arguments = (share, Progress(1, STEP), ROWS, ROWS, compute(layer(1)), mailbox, lambda *_: None, lambda: None)
-        waiting = pool.submit(train_step, *arguments)
-        mailbox.close("s0r0 left")
+        neighbours = Neighbours(queue, lambda *_: None)
+        waiting = pool.submit(train_step, placement, Progress(1, STEP), compute(layer(1)), neighbours, lambda: None)
+        queue.close("s0r0 left")
         with pytest.raises(Closed, match="s0r0 left"):
             waiting.result(timeout=30)
 
@@ -172,7 +182,7 @@ def test_backward_goes_first_and_what_is_in_flight_stays_bounded(
 
 def test_earlier_stages_keep_more_in_flight() -> None:
     shape = plan(1, 1, 1)
-    shares: list[Share | None] = [share_of(shape, f"s{i}r0", 0) for i in range(3)]
-    limits = [s.in_flight for s in shares if s is not None]
+    placements: list[Placement | None] = [placement_of(shape, f"s{i}r0", 0) for i in range(3)]
+    limits = [s.in_flight for s in placements if s is not None]
     assert limits == sorted(limits, reverse=True)
     assert limits[-1] >= 1

@@ -1,12 +1,13 @@
-"""What is kept of a step for another attempt, and when there is none to be had."""
+"""What is kept of a step for another attempt, and when nothing is."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from dtfm.node.training.placement import Share, share_of
-from dtfm.node.training.progress import MOST_KEPT_BYTES, Progress, is_short, room_beside
+from dtfm.node.model.placement import Placement, placement_of
+from dtfm.node.training.memory_budget import MOST_RETRY_BYTES, is_short, retry_bytes
+from dtfm.node.training.progress import Progress
 from dtfm.protos.control_pb2 import Device
 from dtfm.protos.frame import Kind
 from dtfm.protos.plan_pb2 import Plan
@@ -14,24 +15,24 @@ from dtfm.protos.plan_pb2 import Plan
 TENSOR = torch.arange(4.0)
 
 
-def middle(micro_batches: int) -> Share:
-    """Of the middle one of three stages."""
+def middle(micro_batches: int) -> Placement:
+    """The placement of the middle one of three stages."""
     stages = [Plan.Stage(first_layer=i, past_last_layer=i + 1, replicas=[name]) for i, name in enumerate("abc")]
     route = Plan.Route(nodes=["a", "b", "c"], micro_batches=micro_batches)
-    share = share_of(Plan(generation=2, stages=stages, routes=[route]), "b", 0)
-    assert share is not None
-    return share
+    placement = placement_of(Plan(generation=2, stages=stages, routes=[route]), "b", 0)
+    assert placement is not None
+    return placement
 
 
-def test_what_came_and_what_is_done_is_told_by_micro_batch() -> None:
+def test_the_report_says_by_micro_batch_what_came_and_what_is_done() -> None:
     progress = Progress(1, 5, inputs={1: TENSOR, 2: TENSOR}, gradients={2: TENSOR}, finished={0})
-    told = progress.told(middle(4))
-    assert list(told.activations) == [0, 1, 2]
-    assert list(told.gradients) == [0, 2]
-    assert list(told.finished) == [0]
+    report = progress.report(middle(4))
+    assert list(report.activations) == [0, 1, 2]
+    assert list(report.gradients) == [0, 2]
+    assert list(report.finished) == [0]
 
 
-def test_it_fits_no_share_that_lacks_what_is_added_up_already() -> None:
+def test_it_fits_no_placement_without_the_micro_batches_that_are_added_up() -> None:
     progress = Progress(1, 5, inputs={3: TENSOR}, finished={0, 2})
     assert progress.fits(middle(3))
     assert not progress.fits(middle(2))
@@ -39,7 +40,7 @@ def test_it_fits_no_share_that_lacks_what_is_added_up_already() -> None:
     assert progress.inputs == {}
 
 
-def test_beyond_its_room_nothing_is_kept_and_the_step_begins_anew() -> None:
+def test_beyond_its_room_nothing_is_kept_and_another_attempt_begins_from_nothing() -> None:
     progress = Progress(1, 5, room=3 * TENSOR.nbytes)
     progress.keep(Kind.ACTIVATION, 0, TENSOR, TENSOR.nbytes)
     progress.keep(Kind.ACTIVATION, 0, TENSOR.clone(), TENSOR.nbytes)  # the same one counts once
@@ -52,7 +53,7 @@ def test_beyond_its_room_nothing_is_kept_and_the_step_begins_anew() -> None:
     assert not progress.unreduced
 
 
-def test_unreduced_gradients_are_copies_and_taking_them_gives_their_room_back() -> None:
+def test_unreduced_gradients_are_copies_and_taking_them_frees_their_room() -> None:
     progress = Progress(1, 5, room=TENSOR.nbytes)
     gradients = TENSOR.clone()
     for _ in range(3):
@@ -69,12 +70,12 @@ def test_unreduced_gradients_are_copies_and_taking_them_gives_their_room_back() 
         ("cpu", 400, 100),
         ("cpu", 0, 0),
         ("cpu", -100, 0),
-        ("cpu", 1 << 40, MOST_KEPT_BYTES),
-        ("cuda", 0, MOST_KEPT_BYTES),
+        ("cpu", 1 << 40, MOST_RETRY_BYTES),
+        ("cuda", 0, MOST_RETRY_BYTES),
     ],
 )
 def test_a_quarter_of_what_the_state_leaves_free_on_a_cpu_may_be_kept(kind: str, free: int, room: int) -> None:
-    assert room_beside(1000, Device(kind=kind, memory_bytes=1000 + free)) == room
+    assert retry_bytes(1000, Device(kind=kind, memory_bytes=1000 + free)) == room
 
 
 @pytest.mark.parametrize(("kind", "memory", "short"), [("cpu", 1499, True), ("cpu", 1500, False), ("cuda", 0, False)])

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import itertools
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -14,18 +16,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dtfm.kernels.codec import DTYPE_NUMBERS, Codec, Encoded
+from dtfm.node.model import pieces as pieces_module
 from dtfm.node.model.bucket import BucketSpec
-from dtfm.node.training.placement import Group, group_of, share_of
-from dtfm.node.training.reduction import Final, Residuals, reduce_gradients, sending_order
-from dtfm.node.transport import frame_validation
-from dtfm.node.transport.frame_validation import Expectations, pieces, shards
-from dtfm.node.transport.receiver import Arrival, Inbox
-from dtfm.node.transport.topic_queue import Closed, Mailbox
-from dtfm.protos.frame import Header, Kind, frames
+from dtfm.node.model.pieces import pieces, shards
+from dtfm.node.model.placement import Group, Placement, placement_of
+from dtfm.node.training.reduction import Final, Reducer, Residuals, sending_order
+from dtfm.node.transport.frame_validation import Expectations, TensorSizes
+from dtfm.node.transport.receiver import Arrival, Receiver
+from dtfm.node.transport.sender import What
+from dtfm.node.transport.topic_queue import Closed
+from dtfm.protos.frame import Header, frames
 from dtfm.protos.plan_pb2 import Plan
 from tests.node.allocated import most_allocated
 
-Mail = Mailbox[int, Arrival | Final]
 STEP = 4
 PIECE = 512
 
@@ -33,10 +36,18 @@ PIECE = 512
 @pytest.fixture(autouse=True, scope="module")
 def _small_pieces() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(frame_validation, "PIECE_ELEMENTS", PIECE)
+        patch.setattr(pieces_module, "PIECE_ELEMENTS", PIECE)
         pieces.cache_clear()
         yield
     pieces.cache_clear()
+
+
+def placed(node: str, groups: dict[int, Group]) -> Placement:
+    """A placement that has these groups."""
+    stage = Plan.Stage(first_layer=0, past_last_layer=1, replicas=[node])
+    placement = placement_of(Plan(generation=1, stages=[stage], routes=[Plan.Route(nodes=[node])]), node, 0)
+    assert placement is not None
+    return replace(placement, groups=groups)
 
 
 def reduce_together(
@@ -45,22 +56,30 @@ def reduce_together(
     codec: Codec = Codec.OFF,
     carried: dict[str, Residuals] | None = None,
 ) -> dict[str, Residuals]:
-    """Runs every member's reduction in a thread; what one sends is in the other's mailbox at once."""
-    mail: dict[str, Mail] = {node: Mailbox() for node in gradients}
+    """Runs every member's reduction in a thread; what one sends is in the other's queue at once. Returns the residuals."""
+    reducers: dict[str, Reducer] = {}
+
+    def sender(node: str) -> Callable[[str, What, Encoded, int, torch.dtype], None]:
+        def send(to: str, what: What, encoded: Encoded, elements: int, dtype: torch.dtype) -> None:
+            data = memoryview(bytearray(encoded.data))
+            number = DTYPE_NUMBERS[dtype]
+            header = Header(what.kind, encoded.codec, number, 1, STEP, what.index, what.part, elements, len(data))
+            reducers[to].queue.put(STEP, Arrival(node, header, data))
+
+        return send
+
+    for node, mine in gradients.items():
+        placement = placed(node, {b: groups[b] for b in mine})
+        before = carried[node] if carried is not None else None
+        reducers[node] = Reducer(placement, sender(node), carried=before)
 
     def run(node: str) -> Residuals:
-        def deliver(
-            kind: Kind, to: str, bucket: int, shard: int, encoded: Encoded, elements: int, dtype: torch.dtype
-        ) -> None:
-            data = memoryview(bytearray(encoded.data))
-            header = Header(kind, encoded.codec, DTYPE_NUMBERS[dtype], 1, STEP, bucket, shard, elements, len(data))
-            mail[to].put(STEP, Arrival(node, header, data))
-
+        reducer = reducers[node]
         for bucket in gradients[node]:
-            mail[node].put(STEP, Final(bucket))
-        mine = {b: groups[b] for b in gradients[node]}
-        before = carried[node] if carried is not None else {}
-        return reduce_gradients(node, STEP, gradients[node], mine, mail[node], deliver, codec, before, lambda *_: None)
+            reducer.queue.put(STEP, Final(bucket))
+        reducer.reduce(STEP, gradients[node], codec, lambda *_: None)
+        reducer.close()
+        return reducer.left_out
 
     with ThreadPoolExecutor(len(gradients)) as pool:
         running = {node: pool.submit(run, node) for node in gradients}
@@ -101,10 +120,10 @@ def test_under_a_lossy_codec_members_still_hold_the_same_bits_near_the_sum(codec
     dtype=st.sampled_from([torch.float32, torch.float64]),
     seed=st.integers(0, 99),
 )
-def test_what_topk_leaves_out_is_carried_until_it_arrives(
+def test_what_topk_leaves_out_is_carried_until_it_is_sent(
     members: int, sizes: list[int], steps: int, dtype: torch.dtype, seed: int
 ) -> None:
-    """Over any number of steps, what all arrived at and what is still carried add up to what all put in."""
+    """Over any number of steps, the sums and the residuals still carried add up to the gradients."""
     generator = torch.Generator().manual_seed(seed)
     nodes = [f"n{i}" for i in range(members)]
     groups = dict.fromkeys(range(len(sizes)), Group(tuple(nodes), tuple(nodes)))
@@ -161,16 +180,12 @@ def test_a_tied_bucket_is_summed_across_stages_and_the_others_within_them() -> N
 
 
 def test_a_reduction_that_is_called_off_ends() -> None:
-    mail: Mail = Mailbox()
-    groups = {0: Group(("a", "b"), ("a", "b"))}
-    with ThreadPoolExecutor(1) as pool:
-        one = {0: torch.ones(4)}
-        waiting = pool.submit(
-            reduce_gradients, "a", STEP, one, groups, mail, lambda *_: None, Codec.OFF, {}, lambda *_: None
-        )
-        mail.close("b left")
-        with pytest.raises(Closed, match="b left"):
-            waiting.result(timeout=30)
+    reducer = Reducer(placed("a", {0: Group(("a", "b"), ("a", "b"))}), lambda *_: None)
+    waiting = reducer.start(STEP, {0: torch.ones(4)}, Codec.OFF, lambda *_: None)
+    reducer.queue.close("b left")
+    with pytest.raises(Closed, match="b left"):
+        waiting.result(timeout=30)
+    reducer.close()
 
 
 @given(elements=st.integers(0, 100_000), members=st.integers(1, 40))
@@ -183,7 +198,7 @@ def test_shards_cover_a_bucket_in_blocks_and_nearly_evenly(elements: int, member
 
 
 @given(elements=st.integers(0, 100_000), members=st.integers(1, 40))
-def test_pieces_are_the_shards_cut_small_and_each_members_own_is_counted_round(elements: int, members: int) -> None:
+def test_pieces_are_the_shards_cut_small_and_members_own_them_in_turn(elements: int, members: int) -> None:
     cut = pieces(elements, members)
     for member, (start, stop) in enumerate(shards(elements, members)):
         mine = [(a, b) for a, b in cut[member::members] if b > a]
@@ -193,31 +208,31 @@ def test_pieces_are_the_shards_cut_small_and_each_members_own_is_counted_round(e
     assert all(b - a <= PIECE and (a % 256 == 0 or a == elements) for a, b in cut)
 
 
-def test_shares_are_sent_from_the_last_layer_to_the_first_and_what_several_use_when_the_first_of_them_is_done() -> None:
+def test_buckets_are_sent_from_the_last_layer_to_the_first_and_tied_ones_with_their_first_layer() -> None:
     specs = [BucketSpec(index, layers, ()) for index, layers in enumerate([(0,), (1,), (2,), (0, 2), (1, 2)])]
     assert sending_order(specs) == [2, 1, 4, 0, 3]
 
 
 class Streams:
-    """Members' inboxes, and a stream from each to each that is read only while the inbox has room."""
+    """Members' receivers and reducers, and a stream from each member to each that is read only while the receiver has room."""
 
     def __init__(self, nodes: tuple[str, ...], sizes: dict[int, int], room: int) -> None:
         stage = Plan.Stage(first_layer=0, past_last_layer=len(sizes), replicas=nodes)
         plan = Plan(generation=1, stages=[stage], routes=[Plan.Route(nodes=[n], micro_batches=1) for n in nodes])
-        self.groups = {index: group_of(plan, [index]) for index in sizes}
-        self.mail: dict[str, Mail] = {node: Mailbox() for node in nodes}
         self.held = dict.fromkeys(nodes, 0)
         self.most_held = 0
         self._lock = threading.Lock()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever)
         self._thread.start()
-        self.inboxes: dict[str, Inbox] = {}
+        self.receivers: dict[str, Receiver] = {}
+        self.reducers: dict[str, Reducer] = {}
         for node in nodes:
-            share = share_of(plan, node, 0)
-            assert share is not None
-            expect = Expectations(share, self.groups, sizes, 0, 0, torch.float32, torch.float32)
-            self.inboxes[node] = Inbox(expect, STEP - 1, lambda a, node=node: self._deliver(node, a), room)  # type: ignore[misc]
+            placement = placement_of(plan, node, 0, [BucketSpec(index, (index,), ()) for index in sizes])
+            assert placement is not None
+            expect = Expectations(placement, TensorSizes(0, 0, sizes, torch.float32))
+            self.receivers[node] = Receiver(expect, STEP - 1, lambda a, node=node: self._deliver(node, a), room)  # type: ignore[misc]
+            self.reducers[node] = Reducer(placement, partial(self._send, node), partial(self._let_go, node))
         self._queues: dict[tuple[str, str], asyncio.Queue[bytes]] = {}
         for a, b in itertools.permutations(nodes, 2):
             asyncio.run_coroutine_threadsafe(self._read(a, b), self._loop)
@@ -233,26 +248,19 @@ class Streams:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
+        for reducer in self.reducers.values():
+            reducer.close()
 
-    def send(
-        self,
-        source: str,
-        kind: Kind,
-        to: str,
-        bucket: int,
-        part: int,
-        encoded: Encoded,
-        elements: int,
-        dtype: torch.dtype,
-    ) -> None:
-        header = Header(kind, encoded.codec, DTYPE_NUMBERS[dtype], 1, STEP, bucket, part, elements, len(encoded.data))
+    def _send(self, source: str, to: str, what: What, encoded: Encoded, elements: int, dtype: torch.dtype) -> None:
+        number, size = DTYPE_NUMBERS[dtype], len(encoded.data)
+        header = Header(what.kind, encoded.codec, number, 1, STEP, what.index, what.part, elements, size)
         for frame in frames(header, encoded.data):
             asyncio.run_coroutine_threadsafe(self._queue(source, to).put(frame), self._loop).result(30)
 
-    def let_go(self, node: str, arrival: Arrival) -> None:
+    def _let_go(self, node: str, arrival: Arrival) -> None:
         with self._lock:
             self.held[node] -= arrival.header.total
-        self.inboxes[node].let_go(arrival)
+        self.receivers[node].let_go(arrival)
 
     def _queue(self, source: str, to: str) -> asyncio.Queue[bytes]:
         return self._queues.setdefault((source, to), asyncio.Queue(1))
@@ -260,17 +268,17 @@ class Streams:
     async def _read(self, source: str, to: str) -> None:
         while True:
             frame = await self._queue(source, to).get()
-            await self.inboxes[to].readable(source, self.inboxes[to].take(source, frame))
+            await self.receivers[to].readable(source, self.receivers[to].take(source, frame))
 
     def _deliver(self, node: str, arrival: Arrival) -> None:
         with self._lock:
             self.held[node] += arrival.header.total
             self.most_held = max(self.most_held, self.held[node])
-        self.mail[node].put(arrival.header.step, arrival)
+        self.reducers[node].queue.put(arrival.header.step, arrival)
 
 
 @pytest.mark.parametrize("codec", [Codec.OFF, Codec.I8B256])
-def test_beside_the_gradients_there_are_a_few_pieces_however_much_is_reduced_and_in_whatever_order_it_gets_final(
+def test_a_reduction_of_any_size_and_order_takes_memory_for_a_few_pieces(
     codec: Codec,
 ) -> None:
     nodes, buckets = ("a", "b", "c"), 5
@@ -282,24 +290,15 @@ def test_beside_the_gradients_there_are_a_few_pieces_however_much_is_reduced_and
     orders = {"a": [4, 3, 2, 1, 0], "b": [0, 1, 2, 3, 4], "c": [2, 4, 0, 1, 3]}
 
     def run(node: str) -> int:
+        reducer = streams.reducers[node]
+
         def reduce() -> None:
             mine = {b: gradients[node][b] for b in reversed(sizes)}
-            reduce_gradients(
-                node,
-                STEP,
-                mine,
-                streams.groups,
-                streams.mail[node],
-                lambda *message: streams.send(node, *message),
-                codec,
-                {},
-                lambda *_: None,
-                lambda arrival: streams.let_go(node, arrival),
-            )
+            reducer.reduce(STEP, mine, codec, lambda *_: None)
 
         for bucket in orders[node]:
-            streams.mail[node].put(STEP, Final(bucket))
-        if node == "b":  # torch can look at one of them at a time
+            reducer.queue.put(STEP, Final(bucket))
+        if node == "b":  # torch can watch one thread at a time
             return most_allocated(reduce)
         reduce()
         return 0

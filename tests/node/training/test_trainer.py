@@ -1,4 +1,4 @@
-"""What a node's thread of work does with the plans that it gets."""
+"""What a node's training thread does with the plans that it gets."""
 
 from __future__ import annotations
 
@@ -11,18 +11,31 @@ from typing import Any
 
 import pytest
 import torch
+from blake3 import blake3
 
 from dtfm.coordinator.config.run_file import read_run_file
+from dtfm.node.model.bucket import Bucket
 from dtfm.node.state.disk import Disk
-from dtfm.node.state.snapshot import Keeper
-from dtfm.node.state.state_store import Holding
+from dtfm.node.state.snapshot_files import file_name, load_file
+from dtfm.node.state.snapshots import Snapshots
+from dtfm.node.state.state_store import StateStore
 from dtfm.node.training import trainer
-from dtfm.node.training.generation import Engagement
-from dtfm.node.training.generation_setup import engage
+from dtfm.node.training.generation import Generation
+from dtfm.node.training.generation_setup import Equipment, set_up
 from dtfm.node.training.trainer import Trainer
-from dtfm.node.transport.receiver import Inbox
-from dtfm.node.transport.sender import Outbox
-from dtfm.protos.control_pb2 import Assignment, Begin, Commit, Device, NodeMessage, Peer
+from dtfm.node.transport.receiver import Receiver
+from dtfm.node.transport.sender import Sender
+from dtfm.protos.control_pb2 import (
+    CHECKPOINT,
+    DISKS,
+    Assignment,
+    Begin,
+    Commit,
+    Device,
+    NodeMessage,
+    Peer,
+    SnapshotDestination,
+)
 from dtfm.protos.plan_pb2 import Plan
 from tests.cluster.runs import run_file, write_corpus
 from tests.node.in_process import even_plan
@@ -34,41 +47,36 @@ NOBODY = "127.0.0.1:1"
 
 
 class Node:
-    """A trainer that has read the run; ``reports`` is what it says, ``admitted`` where it lets frames in."""
+    """A trainer that has loaded the run. ``reports`` are its messages, ``receivers`` where it has frames delivered to."""
 
     def __init__(self, folder: Path) -> None:
         self.reports: asyncio.Queue[NodeMessage] = asyncio.Queue()
-        self.admitted: asyncio.Queue[Inbox | None] = asyncio.Queue()
-        self.outbox = Outbox("n0", lambda *lost: None)
+        self.receivers: asyncio.Queue[Receiver | None] = asyncio.Queue()
         loop = asyncio.get_running_loop()
 
         def report(message: NodeMessage) -> None:
             loop.call_soon_threadsafe(self.reports.put_nowait, message)
 
-        self.keeper = Keeper(Disk(folder, "n0"), report)
-        device = torch.device("cpu")
-        self.trainer = Trainer(
-            "n0",
-            device,
-            Device(kind="cpu", memory_bytes=1 << 30, flops=1e12),
-            (),
-            self.outbox,
-            Holding(),
-            self.keeper,
-            loop,
-            report,
-            pytest.fail,
+        self.equipment = Equipment(
+            node="n0",
+            device=torch.device("cpu"),
+            hardware=Device(kind="cpu", memory_bytes=1 << 30, flops=1e12),
+            allowed_modules=(),
+            sender=Sender("n0", lambda *lost: None),
+            store=StateStore(),
+            snapshots=Snapshots(Disk(folder, "n0"), report),
         )
+        self.trainer = Trainer(self.equipment, loop, report, pytest.fail)
 
     def adopt(self, plan: Plan) -> None:
         loop = asyncio.get_running_loop()
 
-        def admit_to(inbox: Inbox | None) -> None:
-            loop.call_soon_threadsafe(self.admitted.put_nowait, inbox)
+        def deliver_to(receiver: Receiver | None) -> None:
+            loop.call_soon_threadsafe(self.receivers.put_nowait, receiver)
 
         peers = [Peer(node=name, address=NOBODY) for stage in plan.stages for name in stage.replicas]
         donors = [Assignment.Donors() for _ in range(LAYERS)]
-        self.trainer.adopt(Assignment(plan=plan, donors=donors, peers=peers), admit_to)
+        self.trainer.adopt(Assignment(plan=plan, donors=donors, peers=peers), deliver_to)
 
 
 @pytest.fixture
@@ -76,16 +84,16 @@ async def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator
     monkeypatch.chdir(tmp_path)
     write_corpus(tmp_path)
     (tmp_path / "run.toml").write_text(run_file(stages=[1], steps=4, lease=LEASE))
-    node = Node(tmp_path / "backups")
+    node = Node(tmp_path / "snapshots")
     node.trainer.prepare(read_run_file(tmp_path / "run.toml").message("test"), member("n0"))
     assert (await node.reports.get()).prepared.flops > 0  # the run's layers were timed
     yield node
     await asyncio.to_thread(node.trainer.stop)
-    node.keeper.close()
-    await node.outbox.close()
+    node.equipment.snapshots.writer.close()
+    await node.equipment.sender.close()
 
 
-async def test_a_node_without_a_part_times_its_device_again_and_one_with_a_part_does_not(node: Node) -> None:
+async def test_an_idle_node_times_its_device_again_and_a_replica_does_not(node: Node) -> None:
     node.trainer.time_again()
     assert (await node.reports.get()).heartbeat.flops > 0
     node.adopt(even_plan(LAYERS, 1, 1, MICRO_BATCHES))
@@ -95,24 +103,26 @@ async def test_a_node_without_a_part_times_its_device_again_and_one_with_a_part_
     assert (await node.reports.get()).plan_ready.generation == 1
 
 
-async def test_a_node_without_a_part_keeps_nothing_of_what_it_computed(node: Node) -> None:
+async def test_an_idle_node_keeps_nothing_of_what_it_computed(node: Node) -> None:
     node.adopt(even_plan(LAYERS, 1, 1, MICRO_BATCHES))
-    assert await node.admitted.get() is not None
+    assert await node.receivers.get() is not None
     assert (await node.reports.get()).plan_ready.generation == 1
-    assert node.trainer._engagement is not None
-    engagement: weakref.ref[Engagement] = weakref.ref(node.trainer._engagement)
+    assert node.trainer._generation is not None
+    generation: weakref.ref[Generation] = weakref.ref(node.trainer._generation)
     idle = even_plan(LAYERS, 1, 1, MICRO_BATCHES)
     idle.generation, idle.stages[0].replicas[0], idle.routes[0].nodes[0] = 2, "n1", "n1"
     node.adopt(idle)
-    assert await node.admitted.get() is None
+    assert await node.receivers.get() is None
     gc.collect()
-    assert engagement() is None
+    assert generation() is None
 
 
-@pytest.mark.parametrize("has_a_part", [True, False])
-async def test_a_node_says_at_once_that_it_lacks_what_others_are_to_get_from_it(node: Node, has_a_part: bool) -> None:
+@pytest.mark.parametrize("in_plan", [True, False])
+async def test_a_node_says_at_once_that_it_lacks_state_that_others_are_to_get_from_it(
+    node: Node, in_plan: bool
+) -> None:
     plan = even_plan(LAYERS, 1, 1, MICRO_BATCHES)
-    if not has_a_part:
+    if not in_plan:
         plan.stages[0].replicas[0], plan.routes[0].nodes[0] = "n1", "n1"
     donors = [Assignment.Donors(nodes=["n0", "n1"])] * 2 + [Assignment.Donors(nodes=["n1"])] * (LAYERS - 2)
     peers = [Peer(node="n1", address=NOBODY)]
@@ -122,7 +132,7 @@ async def test_a_node_says_at_once_that_it_lacks_what_others_are_to_get_from_it(
     assert (failed.generation, list(failed.lost)) == (1, [0, 1])
 
 
-async def test_a_plan_that_comes_while_another_is_being_adopted_does_not_wait_for_its_peers(
+async def test_a_plan_that_replaces_one_being_adopted_does_not_wait_for_that_ones_peers(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loop, alone = asyncio.get_running_loop(), even_plan(LAYERS, 1, 1, MICRO_BATCHES)
@@ -131,20 +141,53 @@ async def test_a_plan_that_comes_while_another_is_being_adopted_does_not_wait_fo
     async def replace_it() -> None:
         node.adopt(alone)
 
-    def engage_late(*arguments: Any) -> Engagement:
+    def set_up_late(*arguments: Any) -> Generation:
         if node.trainer._newest == 1:
             asyncio.run_coroutine_threadsafe(replace_it(), loop).result(timeout=10)
-        return engage(*arguments)
+        return set_up(*arguments)
 
-    monkeypatch.setattr(trainer, "engage", engage_late)
+    monkeypatch.setattr(trainer, "set_up", set_up_late)
     node.adopt(even_plan(LAYERS, 1, 2, MICRO_BATCHES))  # n1 cannot be reached, which is known after a lease
     async with asyncio.timeout(LEASE / 2):
         assert (await node.reports.get()).plan_ready.generation == 2
 
 
+def snapshot_in(root: Path) -> Path:
+    """The folder of the only snapshot under ``root``."""
+    (file,) = root.rglob(file_name(0))
+    return file.parent
+
+
+@pytest.mark.parametrize("destination", [CHECKPOINT, DISKS])
+async def test_a_commit_may_ask_for_a_snapshot_of_the_state_that_it_makes(
+    node: Node, destination: SnapshotDestination, tmp_path: Path
+) -> None:
+    node.adopt(even_plan(LAYERS, 1, 1, MICRO_BATCHES))
+    assert (await node.reports.get()).plan_ready.generation == 1
+    node.trainer.begin(Begin(generation=1, step=1))
+    assert (await node.reports.get()).step_ready.step == 1
+    node.trainer.conclude(Commit(generation=1, step=1, gradient_norm=1.0, snapshot=destination))
+    told: dict[str, NodeMessage] = {}
+    while told.keys() != {"snapshot_parts", "step_ready"}:  # the next step goes on beside it
+        message = await node.reports.get()
+        told[message.WhichOneof("message") or ""] = message
+    parts = told["snapshot_parts"].snapshot_parts
+    assert (parts.step, parts.destination, parts.problem) == (1, destination, "")
+    held = node.equipment.store.held.buckets
+    assert sorted(part.bucket for part in parts.parts) == sorted(held)
+    folder = snapshot_in(tmp_path)
+    copy = {index: Bucket(bucket.spec, torch.device("cpu"), torch.float64) for index, bucket in held.items()}
+    for part in parts.parts:
+        content = (folder / file_name(part.bucket)).read_bytes()
+        assert blake3(content).digest() == part.digest
+        load_file(content, copy[part.bucket], "the snapshot")
+        assert torch.equal(copy[part.bucket].exp_avg_sq, held[part.bucket].exp_avg_sq)  # not of step 0, where it is 0
+    assert (folder / "config.json").exists() == (destination == CHECKPOINT)
+
+
 @pytest.mark.parametrize("generation", [1, 4])
-async def test_state_of_another_past_is_not_the_one_that_is_counted_on(node: Node, generation: int) -> None:
-    """A step that was trained again, under another generation, while this node was away."""
+async def test_state_made_by_another_commit_of_the_same_step_does_not_count(node: Node, generation: int) -> None:
+    """The step was trained again, in another generation, while this node was away."""
     plan = even_plan(LAYERS, 1, 1, MICRO_BATCHES)
     node.adopt(plan)
     assert (await node.reports.get()).plan_ready.generation == 1

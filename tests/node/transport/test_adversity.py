@@ -19,10 +19,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dtfm.kernels.codec import Codec
-from dtfm.node.host.bandwidth_probe import MOST_BYTES, receive_burst
+from dtfm.node.host.bandwidth_probe import MOST_BYTES, receive_probe
 from dtfm.node.transport.frame_validation import Expectations
-from dtfm.node.transport.receiver import Arrival, Inbox
-from dtfm.node.transport.sender import Outbox, What
+from dtfm.node.transport.receiver import Arrival, Receiver
+from dtfm.node.transport.sender import Sender, What
 from dtfm.protos.assembly import Assembly
 from dtfm.protos.connection import server_options
 from dtfm.protos.credentials import peer_credentials
@@ -98,7 +98,7 @@ def test_of_damaged_frames_a_tensor_comes_out_as_it_was_sent_or_not_at_all(damag
     assert refused or sent == whole or not done
 
 
-class Recording(Inbox):
+class Recording(Receiver):
     """Remembers what it refused."""
 
     def __init__(self, expect: Expectations, applied: int, deliver: Callable[[Arrival], None]) -> None:
@@ -125,7 +125,7 @@ class Running:
     async def _start(self) -> Node:
         node = Node()
         node.address = f"127.0.0.1:{await node.server.start('127.0.0.1:0')}"
-        node.server.admit_to(node.inbox)
+        node.server.deliver_to(node.receiver)
         return node
 
     def run(self, work: Coroutine[Any, Any, Result]) -> Result:
@@ -169,8 +169,8 @@ def test_a_damaged_stream_is_refused_by_name_and_the_one_beside_it_goes_on(
 ) -> None:
     async def scene() -> None:
         node = running.node
-        inbox = Recording(node.inbox._expect, STEP - 1, node.arrived.put_nowait)
-        node.server.admit_to(inbox)
+        receiver = Recording(node.receiver._expect, STEP - 1, node.arrived.put_nowait)
+        node.server.deliver_to(receiver)
         sent = tensor_frames(index=0) + tensor_frames(index=1)
         whole = list(sent)
         damage(random.Random(seed), sent)
@@ -185,9 +185,9 @@ def test_a_damaged_stream_is_refused_by_name_and_the_one_beside_it_goes_on(
             if not refusal:
                 assert set(sent) <= set(whole)
                 assert len(sent) <= len(whole)
-                assert inbox.refused == []
+                assert receiver.refused == []
             else:
-                (problem,) = inbox.refused
+                (problem,) = receiver.refused
                 assert refusal.decode().startswith(f"{problem.name}: ")
             await beside.write(second)
             await beside.done_writing()
@@ -249,7 +249,7 @@ def test_who_asks_and_does_not_answer_keeps_nobody_waiting(running: Running) -> 
             unread = [download_call(idle)(silence()) for _ in range(4)]
             for call in unread:
                 await call.read()
-            assert sum([size async for size in receive_burst(download_call(busy))]) == MOST_BYTES
+            assert sum([size async for size in receive_probe(download_call(busy))]) == MOST_BYTES
             for channel in (idle, busy):
                 assert await ping_call(channel)(b"still there?") == b"still there?"
             for call in unread:
@@ -274,26 +274,26 @@ async def test_a_peer_that_stops_reading_holds_back_who_sends_to_it_and_nobody_e
     await deaf.start()
     node = Node()
     node.address = f"127.0.0.1:{await node.server.start('127.0.0.1:0')}"
-    node.server.admit_to(node.inbox)
-    outbox = Outbox("a", lambda peer, generation, why: None)
-    await outbox.connect(GENERATION, member("a"), {"deaf": f"127.0.0.1:{port}", "me": node.address}, 20, 10)
+    node.server.deliver_to(node.receiver)
+    sender = Sender("a", lambda peer, generation, why: None)
+    await sender.connect(GENERATION, member("a"), {"deaf": f"127.0.0.1:{port}", "me": node.address}, 20, 10)
     sent = 0
     large = torch.zeros(4 << 20)  # 16 MiB
 
     def pour() -> None:
         nonlocal sent
         while True:
-            outbox.send("deaf", What(Kind.ACTIVATION, GENERATION, STEP, sent), large, Codec.OFF)
+            sender.send("deaf", What(Kind.ACTIVATION, GENERATION, STEP, sent), large, Codec.OFF)
             sent += 1
 
     pouring = asyncio.ensure_future(asyncio.to_thread(pour))
     await asyncio.wait_for(stuck.wait(), PATIENCE_SECONDS)
-    outbox.send("me", What(Kind.ACTIVATION, GENERATION, STEP, 0), torch.zeros(ELEMENTS), Codec.OFF)
+    sender.send("me", What(Kind.ACTIVATION, GENERATION, STEP, 0), torch.zeros(ELEMENTS), Codec.OFF)
     assert (await asyncio.wait_for(node.arrived.get(), PATIENCE_SECONDS)).header.index == 0
-    outbox.interrupt("the step is over")
+    sender.interrupt("the step is over")
     with pytest.raises(Exception, match="the step is over"):
         await asyncio.wait_for(pouring, PATIENCE_SECONDS)
     assert sent <= 6  # 32 MiB wait in the lane, 16 MiB are on their way, and one tensor is in between
     stop.set()
-    await outbox.close()
+    await sender.close()
     await asyncio.gather(node.server.stop(), deaf.stop(None))

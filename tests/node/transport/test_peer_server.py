@@ -1,4 +1,4 @@
-"""What a peer may say to a node, over a real connection: the rest is refused by name and hurts nobody else."""
+"""What a peer may send a node, over a real connection: the rest is refused by name and hurts nobody else."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ import pytest
 import torch
 
 from dtfm.kernels.codec import Codec
-from dtfm.node.host.bandwidth_probe import MOST_BYTES, receive_burst
+from dtfm.node.host.bandwidth_probe import MOST_BYTES, receive_probe
 from dtfm.node.host.links import measure_links
 from dtfm.node.model.bucket import Bucket, BucketSpec, bucket_bytes
+from dtfm.node.model.placement import placement_of
 from dtfm.node.state.recovery import fetch_states
-from dtfm.node.state.state_store import Held, Holding
-from dtfm.node.training.placement import share_of
-from dtfm.node.transport.frame_validation import Expectations
+from dtfm.node.state.state_store import HeldState, StateStore
+from dtfm.node.transport.frame_validation import Expectations, TensorSizes
 from dtfm.node.transport.peer_server import MOST_CALLS, PeerServer
-from dtfm.node.transport.receiver import Arrival, Inbox
-from dtfm.node.transport.sender import Outbox, What
+from dtfm.node.transport.receiver import Arrival, Receiver
+from dtfm.node.transport.sender import Sender, What
 from dtfm.protos.connection import open_channel, server_options
 from dtfm.protos.control_pb2 import Peer
 from dtfm.protos.credentials import Identity, make_authority, make_key, peer_credentials, to_peer
 from dtfm.protos.frame import MAX_FRAME_BYTES, Header, Kind, frames
-from dtfm.protos.peer_pb2 import FollowRequest, StateRequest
+from dtfm.protos.peer_pb2 import StandbyRequest, StateRequest
 from dtfm.protos.plan_pb2 import Plan
 from dtfm.protos.streams import (
     NODE_METADATA,
     StreamToStream,
     download_call,
-    follow_call,
     peer_handlers,
+    standby_call,
     state_call,
     tensors_call,
     upload_call,
@@ -60,21 +60,21 @@ async def at_once(_: float) -> None:
 
 
 class Node:
-    """A peer server, and what arrives at it."""
+    """A peer server, and the tensors that arrive."""
 
     def __init__(self) -> None:
         self.bucket = Bucket(SPEC, torch.device("cpu"), torch.float32)
         for tensor in self.bucket.state:
             tensor.normal_()
         self.arrived: asyncio.Queue[Arrival] = asyncio.Queue()
-        self.holding = Holding()
-        self.holding.replace(Held(STEP, {SPEC.index: self.bucket}))
-        self.server = PeerServer(self.holding, at_once)
+        self.store = StateStore()
+        self.store.replace(HeldState(STEP, {SPEC.index: self.bucket}))
+        self.server = PeerServer(self.store, at_once)
         self.server.become(member("me"))
-        share = share_of(PLAN, "me", 0)
-        assert share is not None
-        expect = Expectations(share, {}, {}, ELEMENTS, 0, torch.float32, torch.float32)
-        self.inbox = Inbox(expect, STEP - 1, self.arrived.put_nowait)
+        placement = placement_of(PLAN, "me", 0)
+        assert placement is not None
+        expect = Expectations(placement, TensorSizes(ELEMENTS, 0, {}, torch.float32))
+        self.receiver = Receiver(expect, STEP - 1, self.arrived.put_nowait)
         self.address = ""
 
 
@@ -82,7 +82,7 @@ class Node:
 async def node() -> AsyncIterator[Node]:
     node = Node()
     node.address = f"127.0.0.1:{await node.server.start('127.0.0.1:0')}"
-    node.server.admit_to(node.inbox)
+    node.server.deliver_to(node.receiver)
     yield node
     await node.server.stop()
 
@@ -92,7 +92,7 @@ def channel_to(node: Node, source: str = "a") -> grpc.aio.Channel:
 
 
 def named(source: str = "a") -> tuple[tuple[str, str]]:
-    """What a tensor stream of ``source`` carries."""
+    """The metadata of a tensor stream from ``source``."""
     return ((NODE_METADATA, source),)
 
 
@@ -102,7 +102,7 @@ def tensor_frames(*, generation: int = GENERATION, index: int = 0) -> list[bytes
 
 
 async def refusal(node: Node, sent: list[bytes], source: str = "a", claimed: str = "a") -> str:
-    """What the caller hears, whose writes may well meet the end of the call."""
+    """The answer that the caller gets; its writes may meet the end of the call."""
     async with channel_to(node, source) as channel:
         call = tensors_call(channel)(metadata=named(claimed))
         with contextlib.suppress(grpc.aio.AioRpcError, grpc.aio.UsageError, asyncio.InvalidStateError):
@@ -127,29 +127,27 @@ async def refusal(node: Node, sent: list[bytes], source: str = "a", claimed: str
         (tensor_frames()[1:], "UNEXPECTED"),
     ],
 )
-async def test_a_bad_frame_ends_its_own_stream_with_its_name_and_no_other(
-    node: Node, sent: list[bytes], name: str
-) -> None:
+async def test_a_bad_frame_ends_its_own_stream_only_and_is_named(node: Node, sent: list[bytes], name: str) -> None:
     assert (await refusal(node, sent)).startswith(f"{name}: ")
 
     lost: list[str] = []
-    outbox = Outbox("b", lambda peer, generation, why: lost.append(why))
-    await outbox.connect(GENERATION, member("b"), {"me": node.address}, 20, 10)
+    sender = Sender("b", lambda peer, generation, why: lost.append(why))
+    await sender.connect(GENERATION, member("b"), {"me": node.address}, 20, 10)
     tensor = torch.randn(ELEMENTS)
-    outbox.send("me", What(Kind.ACTIVATION, GENERATION, STEP, 2), tensor, Codec.OFF)
+    sender.send("me", What(Kind.ACTIVATION, GENERATION, STEP, 2), tensor, Codec.OFF)
     arrival = await asyncio.wait_for(node.arrived.get(), 20)
-    await outbox.close()
+    await sender.close()
     assert (arrival.source, arrival.header.index) == ("b", 2)
     assert torch.equal(torch.frombuffer(bytearray(arrival.encoded), dtype=torch.float32), tensor)
     assert not lost
 
 
-async def test_a_message_beyond_what_a_connection_takes_is_cut_off_by_the_connection(node: Node) -> None:
+async def test_a_message_that_is_too_large_for_the_connection_is_refused_by_it(node: Node) -> None:
     with pytest.raises(grpc.aio.AioRpcError, match="RESOURCE_EXHAUSTED"):
         await refusal(node, [bytes(5 << 20)])
 
 
-async def test_a_frame_of_an_earlier_generation_is_dropped_without_fuss(node: Node) -> None:
+async def test_a_frame_of_an_earlier_generation_is_dropped_and_the_stream_goes_on(node: Node) -> None:
     async def messages() -> AsyncIterator[bytes]:
         for frame in (*tensor_frames(generation=GENERATION - 1), *tensor_frames()):
             yield frame
@@ -159,14 +157,14 @@ async def test_a_frame_of_an_earlier_generation_is_dropped_without_fuss(node: No
     assert node.arrived.qsize() == 1
 
 
-async def test_a_member_that_names_itself_another_is_refused(node: Node) -> None:
+async def test_a_member_that_takes_anothers_name_is_refused(node: Node) -> None:
     answer = await refusal(node, tensor_frames() * 20, source="b", claimed="a")
     assert answer == "CERTIFICATE: the caller's does not name 'a'"
     assert node.arrived.empty()
 
 
-async def test_a_member_of_another_run_with_the_same_token_is_answered_nothing(node: Node) -> None:
-    """Not even where it trusts this run's nodes."""
+async def test_a_member_of_another_run_with_the_same_token_gets_no_answer(node: Node) -> None:
+    """Not even if it trusts this run's nodes."""
     stranger = replace(member("a", make_authority(make_key(), TOKEN, NOW)), authority=member("a").authority)
     me = Peer(node="me", address=node.address)
     report = await measure_links("a", [me], stranger, 1)
@@ -174,70 +172,70 @@ async def test_a_member_of_another_run_with_the_same_token_is_answered_nothing(n
     mine = Bucket(SPEC, torch.device("cpu"), torch.float32)
     with pytest.raises(ConnectionError, match="UNAVAILABLE"):
         await fetch_states([(mine, [me])], STEP, GENERATION, stranger, 0.3)
-    outbox = Outbox("a", lambda peer, generation, why: None)
+    sender = Sender("a", lambda peer, generation, why: None)
     with pytest.raises(ConnectionError, match="me cannot be reached"):
-        await outbox.connect(GENERATION, stranger, {"me": node.address}, 1, 10)
-    await outbox.close()
+        await sender.connect(GENERATION, stranger, {"me": node.address}, 1, 10)
+    await sender.close()
 
 
-async def test_a_coordinator_that_starts_again_is_a_new_authority_to_channels(node: Node) -> None:
-    async def send(outbox: Outbox, identity: Identity, index: int) -> int:
-        await outbox.connect(GENERATION, identity, {"me": node.address}, 20, 10)
-        outbox.send("me", What(Kind.ACTIVATION, GENERATION, STEP, index), torch.zeros(ELEMENTS), Codec.OFF)
+async def test_channels_are_opened_again_when_the_coordinator_has_a_new_authority(node: Node) -> None:
+    async def send(sender: Sender, identity: Identity, index: int) -> int:
+        await sender.connect(GENERATION, identity, {"me": node.address}, 20, 10)
+        sender.send("me", What(Kind.ACTIVATION, GENERATION, STEP, index), torch.zeros(ELEMENTS), Codec.OFF)
         return (await asyncio.wait_for(node.arrived.get(), 20)).header.index
 
-    outbox = Outbox("a", lambda peer, generation, why: None)
-    assert await send(outbox, member("a"), 0) == 0
+    sender = Sender("a", lambda peer, generation, why: None)
+    assert await send(sender, member("a"), 0) == 0
     authority = make_authority(make_key(), TOKEN, NOW)
     node.server.become(member("me", authority))
-    assert await send(outbox, member("a", authority), 1) == 1
-    await outbox.close()
+    assert await send(sender, member("a", authority), 1) == 1
+    await sender.close()
 
 
 async def test_a_sender_learns_that_it_was_refused(node: Node) -> None:
     lost: asyncio.Queue[tuple[str, str]] = asyncio.Queue()
-    outbox = Outbox("stranger", lambda peer, generation, why: lost.put_nowait((peer, why)))
-    await outbox.connect(GENERATION, member("stranger"), {"me": node.address}, 20, 10)
-    outbox.send("me", What(Kind.ACTIVATION, GENERATION, STEP, 0), torch.zeros(ELEMENTS), Codec.OFF)
+    sender = Sender("stranger", lambda peer, generation, why: lost.put_nowait((peer, why)))
+    await sender.connect(GENERATION, member("stranger"), {"me": node.address}, 20, 10)
+    sender.send("me", What(Kind.ACTIVATION, GENERATION, STEP, 0), torch.zeros(ELEMENTS), Codec.OFF)
     peer, why = await asyncio.wait_for(lost.get(), 20)
-    await outbox.close()
+    await sender.close()
     assert peer == "me"
     assert "UNEXPECTED" in why
     assert "stranger" in why
 
 
-async def test_after_a_stream_broke_nothing_that_is_sent_next_is_swallowed(node: Node) -> None:
+async def test_what_is_sent_after_a_stream_broke_arrives(node: Node) -> None:
     lost: asyncio.Queue[str] = asyncio.Queue()
-    outbox = Outbox("a", lambda peer, generation, why: lost.put_nowait(why))
-    await outbox.connect(GENERATION, member("a"), {"me": node.address}, 20, 10)
-    outbox.send("me", What(Kind.ACTIVATION, GENERATION, STEP, 3), torch.zeros(ELEMENTS), Codec.OFF)  # is b's to send
+    sender = Sender("a", lambda peer, generation, why: lost.put_nowait(why))
+    await sender.connect(GENERATION, member("a"), {"me": node.address}, 20, 10)
+    sender.send("me", What(Kind.ACTIVATION, GENERATION, STEP, 3), torch.zeros(ELEMENTS), Codec.OFF)  # b's to send
     assert "UNEXPECTED" in await asyncio.wait_for(lost.get(), 20)
     for index in (0, 1):
-        outbox.send("me", What(Kind.ACTIVATION, GENERATION, STEP, index), torch.zeros(ELEMENTS), Codec.OFF)
+        sender.send("me", What(Kind.ACTIVATION, GENERATION, STEP, index), torch.zeros(ELEMENTS), Codec.OFF)
     arrived = [(await asyncio.wait_for(node.arrived.get(), 20)).header.index for _ in range(2)]
-    await outbox.close()
+    await sender.close()
     assert arrived == [0, 1]
 
 
-async def test_a_stream_that_broke_over_an_earlier_generation_is_no_loss_to_this_one(node: Node) -> None:
+async def test_a_stream_that_broke_in_an_earlier_generation_loses_nothing_of_this_one(node: Node) -> None:
     lost: list[str] = []
-    outbox = Outbox("a", lambda peer, generation, why: lost.append(why))
-    await outbox.connect(GENERATION + 1, member("a"), {"me": node.address}, 20, 10)
-    outbox.send("me", What(Kind.ACTIVATION, GENERATION + 1, STEP, 0), torch.zeros(ELEMENTS), Codec.OFF)
-    await outbox.connect(
+    sender = Sender("a", lambda peer, generation, why: lost.append(why))
+    await sender.connect(GENERATION + 1, member("a"), {"me": node.address}, 20, 10)
+    sender.send("me", What(Kind.ACTIVATION, GENERATION + 1, STEP, 0), torch.zeros(ELEMENTS), Codec.OFF)
+    await sender.connect(
         GENERATION, member("a"), {"me": node.address}, 20, 10
-    )  # what is queued belongs to no generation of now
-    outbox.send("me", What(Kind.ACTIVATION, GENERATION, STEP, 1), torch.zeros(ELEMENTS), Codec.OFF)
+    )  # the queued tensor is of another generation
+    sender.send("me", What(Kind.ACTIVATION, GENERATION, STEP, 1), torch.zeros(ELEMENTS), Codec.OFF)
     arrival = await asyncio.wait_for(node.arrived.get(), 20)
-    await outbox.close()
+    await sender.close()
     assert (arrival.header.index, lost) == (1, [])
 
 
 async def test_a_peer_that_cannot_be_reached_is_named_with_the_fix() -> None:
-    outbox = Outbox("a", lambda peer, generation, why: None)
+    sender = Sender("a", lambda peer, generation, why: None)
     with pytest.raises(ConnectionError, match=r"me cannot be reached at 127.0.0.1:1 .*--advertise"):
-        await outbox.connect(GENERATION, member("a"), {"me": "127.0.0.1:1"}, 0.5, 10)
-    await outbox.close()
+        await sender.connect(GENERATION, member("a"), {"me": "127.0.0.1:1"}, 0.5, 10)
+    await sender.close()
 
 
 async def test_links_are_measured_in_both_directions(node: Node) -> None:
@@ -249,7 +247,7 @@ async def test_links_are_measured_in_both_directions(node: Node) -> None:
         assert not link.problem
         assert 0 < link.latency_seconds < 5
         assert link.bandwidth > 1e6
-    assert (report.up, report.down) == (0, 0)  # there is nobody to share with
+    assert (report.up, report.down) == (0, 0)  # nobody to share with
 
 
 async def test_what_several_links_carry_together_is_measured_between_the_fastest_and_their_sum(node: Node) -> None:
@@ -262,7 +260,7 @@ async def test_what_several_links_carry_together_is_measured_between_the_fastest
 
 
 async def test_a_peer_that_hangs_costs_half_a_lease_and_the_others_are_measured(node: Node) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as silent:  # accepts, and says nothing
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # accepts, but does not answer
         hung = Peer(node="hung", address=f"127.0.0.1:{silent.getsockname()[1]}")
         began = time.monotonic()
         report = await measure_links("a", [hung, Peer(node="me", address=node.address)], member("a"), 2)
@@ -276,12 +274,12 @@ async def test_a_peer_that_hangs_costs_half_a_lease_and_the_others_are_measured(
 
 
 @contextlib.asynccontextmanager
-async def peer_that_sends(burst: StreamToStream) -> AsyncIterator[Peer]:
-    """A peer that answers pings and takes bursts, and sends what is no burst."""
+async def peer_that_sends(download: StreamToStream) -> AsyncIterator[Peer]:
+    """A peer that answers pings and takes probes, but answers with ``download`` when it is to send one."""
     itself = Node().server
     itself.become(member("liar"))
     server = grpc.aio.server(options=server_options())
-    handlers = peer_handlers(itself._tensors, itself._ping, itself._upload, burst, itself._state, itself._follow)
+    handlers = peer_handlers(itself._tensors, itself._ping, itself._upload, download, itself._state, itself._standby)
     server.add_generic_rpc_handlers((handlers,))
     port = server.add_secure_port("127.0.0.1:0", peer_credentials(lambda: member("liar")))
     await server.start()
@@ -308,11 +306,11 @@ async def stalled(answers: object, context: object) -> AsyncIterator[bytes]:
     await asyncio.Event().wait()
 
 
-@pytest.mark.parametrize("burst", [empty, cut_short, stalled])
-async def test_a_peer_whose_burst_is_none_has_a_problem_and_the_others_are_measured(
-    node: Node, burst: StreamToStream
+@pytest.mark.parametrize("download", [empty, cut_short, stalled])
+async def test_a_peer_that_sends_no_sound_probe_has_a_problem_and_the_others_are_measured(
+    node: Node, download: StreamToStream
 ) -> None:
-    async with peer_that_sends(burst) as liar:
+    async with peer_that_sends(download) as liar:
         peers = [liar, Peer(node="me", address=node.address), Peer(node="me", address=node.address)]
         report = await asyncio.wait_for(measure_links("a", peers, member("a"), 2), 15)
     assert [bool(link.problem) for link in report.links] == [True, True, False, False, False, False]
@@ -320,29 +318,29 @@ async def test_a_peer_whose_burst_is_none_has_a_problem_and_the_others_are_measu
     assert report.up > 0
 
 
-async def test_of_a_burst_no_more_is_taken_than_was_asked_for(node: Node) -> None:
+async def test_no_more_of_a_probe_is_taken_than_was_asked_for(node: Node) -> None:
     async with peer_that_sends(too_much) as liar, open_channel(liar.address, to_peer(member("a"), "liar")) as channel:
         with pytest.raises(ValueError, match=r"bytes, \d+ in all"):
-            [size async for size in receive_burst(download_call(channel))]
+            [size async for size in receive_probe(download_call(channel))]
 
 
-async def test_bursts_are_bounded(node: Node) -> None:
+async def test_probes_are_bounded(node: Node) -> None:
     async def endless() -> AsyncIterator[bytes]:
         for _ in range(MOST_BYTES // (1 << 20) + 2):
             yield bytes(1 << 20)
 
     async with channel_to(node) as channel:
-        with pytest.raises(grpc.aio.AioRpcError, match="a burst has at most"):
+        with pytest.raises(grpc.aio.AioRpcError, match="a probe has at most"):
             [answer async for answer in upload_call(channel)(endless())]
-        assert sum([size async for size in receive_burst(download_call(channel))]) == MOST_BYTES
+        assert sum([size async for size in receive_probe(download_call(channel))]) == MOST_BYTES
 
 
-async def test_who_answers_to_another_piece_than_came_gets_no_more(node: Node) -> None:
+async def test_a_wrong_answer_ends_a_probe(node: Node) -> None:
     async def wrong() -> AsyncIterator[bytes]:
         yield b"8191"
 
     async with channel_to(node) as channel:
-        with pytest.raises(grpc.aio.AioRpcError, match="b'8191' is answered to a piece of"):
+        with pytest.raises(grpc.aio.AioRpcError, match=r"the answer to a piece of \d+ bytes is b'8191'"):
             [piece async for piece in download_call(channel)(wrong())]
 
 
@@ -359,7 +357,7 @@ async def test_state_comes_from_whichever_donor_has_it_and_goes_on_where_it_stop
     assert frame.endswith(b"".join(node.bucket.export())[-10:])
 
 
-async def test_state_that_nobody_has_is_named(node: Node) -> None:
+async def test_state_that_no_node_has_is_named(node: Node) -> None:
     mine = Bucket(SPEC, torch.device("cpu"), torch.float32)
     donors = [Peer(node="me", address=node.address)]
     with pytest.raises(
@@ -368,15 +366,15 @@ async def test_state_that_nobody_has_is_named(node: Node) -> None:
         await fetch_states([(mine, donors)], 9, GENERATION, member("a"), 0.5)
 
 
-async def test_a_peer_has_only_so_many_places_and_leaves_the_others_theirs(node: Node) -> None:
+async def test_a_peer_may_make_a_limited_number_of_calls_and_the_others_as_many(node: Node) -> None:
     wanted = StateRequest(generation=GENERATION, step=STEP, bucket=SPEC.index).SerializeToString()
-    follow = FollowRequest(buckets=[SPEC.index]).SerializeToString()
+    standby = StandbyRequest(buckets=[SPEC.index]).SerializeToString()
     async with channel_to(node, "a") as greedy, channel_to(node, "b") as modest:
-        followed = [follow_call(greedy)(follow) for _ in range(MOST_CALLS)]
-        for call in followed:
+        standbys = [standby_call(greedy)(standby) for _ in range(MOST_CALLS)]
+        for call in standbys:
             await call.read()
-        with pytest.raises(grpc.aio.AioRpcError, match=f"BUSY: {MOST_CALLS} calls of Follow run for this peer already"):
-            await follow_call(greedy)(follow).read()
-        assert await follow_call(modest)(follow).read()
-        for _ in range(2 * MOST_CALLS):  # one that has ended leaves its place
+        with pytest.raises(grpc.aio.AioRpcError, match=f"BUSY: this peer has {MOST_CALLS} calls of Standby running"):
+            await standby_call(greedy)(standby).read()
+        assert await standby_call(modest)(standby).read()
+        for _ in range(2 * MOST_CALLS):  # a call that has ended does not count
             assert [frame async for frame in state_call(greedy)(wanted)]

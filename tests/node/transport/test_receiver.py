@@ -1,4 +1,4 @@
-"""Only what the plan has a peer send gets in, and each tensor once."""
+"""A node accepts only what the plan has a peer send, and each tensor once."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ import pytest
 import torch
 
 from dtfm.kernels.codec import Codec, encoded_bytes
-from dtfm.node.training.placement import group_of, share_of
-from dtfm.node.transport.frame_validation import Expectations, shards
-from dtfm.node.transport.receiver import Arrival, Inbox
+from dtfm.node.model.bucket import BucketSpec
+from dtfm.node.model.pieces import shards
+from dtfm.node.model.placement import placement_of
+from dtfm.node.transport.frame_validation import Expectations, TensorSizes
+from dtfm.node.transport.receiver import Arrival, Receiver
 from dtfm.protos.frame import CHUNK_BYTES, FrameError, FrameProblem, Header, Kind, frames
 from dtfm.protos.plan_pb2 import Plan
 
@@ -34,19 +36,19 @@ APPLIED = 7
 
 
 def expectations() -> Expectations:
-    share = share_of(PLAN, "me", 2)
-    assert share is not None
-    return Expectations(share, {1: group_of(PLAN, [1])}, {1: BUCKET}, ELEMENTS, ELEMENTS, torch.float32, torch.float32)
+    placement = placement_of(PLAN, "me", 2, [BucketSpec(1, (1,), ())])
+    assert placement is not None
+    return Expectations(placement, TensorSizes(ELEMENTS, ELEMENTS, {1: BUCKET}, torch.float32))
 
 
 class Fixture:
     def __init__(self) -> None:
         self.arrived: list[Arrival] = []
-        self.inbox = Inbox(expectations(), APPLIED, self.arrived.append)
+        self.receiver = Receiver(expectations(), APPLIED, self.arrived.append)
 
     def take(self, source: str, header: Header) -> None:
         for frame in frames(header, memoryview(bytes(header.total))):
-            self.inbox.take(source, frame)
+            self.receiver.take(source, frame)
 
     def problem(self, source: str, header: Header) -> FrameProblem:
         before = len(self.arrived)
@@ -120,14 +122,14 @@ def test_a_tensor_sent_twice_counts_once(at: Fixture) -> None:
     assert at.problem("a1", header()) is FrameProblem.DUPLICATE
 
 
-def test_a_tensor_sent_again_under_another_codec_is_the_same_tensor(at: Fixture) -> None:
+def test_a_tensor_sent_again_with_another_codec_is_a_duplicate(at: Fixture) -> None:
     at.take("a1", header())
     other = replace(header(), codec=1, total=ELEMENTS * 2)
     assert at.problem("a1", other) is FrameProblem.DUPLICATE
 
 
 @pytest.mark.parametrize("kind", [Kind.ACTIVATION, Kind.EVALUATION, Kind.GRADIENT])
-def test_what_leaves_elements_out_is_for_replicas_gradients_alone(at: Fixture, kind: Kind) -> None:
+def test_sparse_codecs_are_only_for_gradients_between_replicas(at: Fixture, kind: Kind) -> None:
     def under_topk(plain: Header) -> Header:
         total = encoded_bytes(Codec.TOPK, plain.elements, torch.float32)
         return replace(plain, codec=Codec.TOPK, total=total)
@@ -140,7 +142,7 @@ def test_what_leaves_elements_out_is_for_replicas_gradients_alone(at: Fixture, k
 
 
 def test_a_tensor_cannot_change_its_codec_half_way(at: Fixture) -> None:
-    at.inbox.take("a1", next(iter(frames(header(), memoryview(bytes(ELEMENTS * 4))))))
+    at.receiver.take("a1", next(iter(frames(header(), memoryview(bytes(ELEMENTS * 4))))))
     other = replace(header(), codec=1, total=ELEMENTS * 2)
     assert at.problem("a1", other) is FrameProblem.UNEXPECTED
 
@@ -148,62 +150,62 @@ def test_a_tensor_cannot_change_its_codec_half_way(at: Fixture) -> None:
 def test_frames_of_a_tensor_in_the_wrong_order_or_twice_are_refused(at: Fixture) -> None:
     first, second = frames(header(), memoryview(bytes(ELEMENTS * 4)))
     with pytest.raises(FrameError, match="UNEXPECTED"):
-        at.inbox.take("a1", second)
-    at.inbox.take("a1", first)
+        at.receiver.take("a1", second)
+    at.receiver.take("a1", first)
     with pytest.raises(FrameError, match="DUPLICATE"):
-        at.inbox.take("a1", first)
-    at.inbox.take("a1", second)
+        at.receiver.take("a1", first)
+    at.receiver.take("a1", second)
     assert len(at.arrived) == 1
 
 
 def test_after_a_step_is_applied_its_tensors_are_stale_and_the_step_after_next_may_come(at: Fixture) -> None:
-    at.inbox.take("a1", next(iter(frames(header(), memoryview(bytes(ELEMENTS * 4))))))
-    at.inbox.advance(8)
+    at.receiver.take("a1", next(iter(frames(header(), memoryview(bytes(ELEMENTS * 4))))))
+    at.receiver.advance(8)
     assert at.problem("a1", header(step=8)) is FrameProblem.STALE
     at.take("a1", header(step=9))
     at.take("a1", header(step=10))
     assert [a.header.step for a in at.arrived] == [9, 10]
 
 
-def test_what_replicas_exchange_is_read_on_while_there_is_room_and_activations_always() -> None:
+def test_what_replicas_exchange_is_read_while_there_is_room_and_activations_always() -> None:
     mine = shards(BUCKET, 2)[0][1]
-    share, theirs = (
+    addend, theirs = (
         header(Kind.REDUCE, index=1, part=0, elements=mine),
         header(Kind.GATHER, index=1, part=1, elements=BUCKET - mine),
     )
 
     async def scenario() -> None:
         arrived: list[Arrival] = []
-        inbox = Inbox(expectations(), APPLIED, arrived.append, room=share.total)
+        receiver = Receiver(expectations(), APPLIED, arrived.append, room=addend.total)
 
         def take(what: Header, source: str = "other") -> asyncio.Task[None]:
             (frame,) = frames(what, memoryview(bytes(what.total)))
-            return asyncio.create_task(inbox.readable(source, inbox.take(source, frame)))
+            return asyncio.create_task(receiver.readable(source, receiver.take(source, frame)))
 
         async def goes_on(reading: asyncio.Task[None]) -> bool:
             await asyncio.sleep(0)
             return reading.done()
 
-        assert await goes_on(take(share))
+        assert await goes_on(take(addend))
         reading = take(theirs)
         assert not await goes_on(reading)
-        await inbox.readable("other", Kind.ACTIVATION)
-        inbox.let_go(arrived[0])
+        await receiver.readable("other", Kind.ACTIVATION)
+        receiver.let_go(arrived[0])
         await reading
-        reading = take(replace(share, step=9))  # it is a step ahead
+        reading = take(replace(addend, step=9))  # it is a step ahead
         assert not await goes_on(reading)
-        inbox.let_go(arrived[1])
+        receiver.let_go(arrived[1])
         await reading
         reading = take(replace(theirs, step=9))
         assert not await goes_on(reading)
-        inbox.advance(8)
+        receiver.advance(8)
         assert not await goes_on(reading)
-        inbox.advance(9)
+        receiver.advance(9)
         await reading
-        for what in (replace(share, step=10), replace(theirs, step=10)):
+        for what in (replace(addend, step=10), replace(theirs, step=10)):
             reading = take(what)
         assert not await goes_on(reading)
-        inbox.close()
+        receiver.close()
         await reading
 
     asyncio.run(scenario())

@@ -1,4 +1,4 @@
-"""Where streams share a link the pipeline goes first, then what replicas exchange, then state; and none goes never."""
+"""On a link the pipeline goes first, then what replicas exchange, then state; and every stream gets its turn."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ import time
 
 import pytest
 
-from dtfm.node.transport.send_priority import PATIENCE, Rank, Uplink
+from dtfm.node.transport.send_priority import PATIENCE, Rank, SendPriority
 
-LONG = 1000.0  # a piece that took so long has its stream wait for whoever may go first
+LONG = 1000.0  # seconds that a piece took: its stream then waits for others practically without end
 
 
 @pytest.fixture
-async def uplink() -> Uplink:
-    return Uplink()
+async def priority() -> SendPriority:
+    return SendPriority()
 
 
-async def waiting(uplink: Uplink, rank: Rank, link: str | None) -> asyncio.Task[None] | None:
-    """What gives way, if it does, after a piece that took long."""
-    task = asyncio.create_task(uplink.give_way(rank, LONG, link))
+async def waiting(priority: SendPriority, rank: Rank, link: str | None) -> asyncio.Task[None] | None:
+    """The task that gives way after a piece that took long; None if it need not."""
+    task = asyncio.create_task(priority.give_way(rank, LONG, link))
     for _ in range(3):
         await asyncio.sleep(0)
     return None if task.done() else task
@@ -37,41 +37,41 @@ async def waiting(uplink: Uplink, rank: Rank, link: str | None) -> asyncio.Task[
     ],
 )
 async def test_the_greater_rank_waits_until_nothing_of_a_smaller_one_does(
-    uplink: Uplink, ahead: Rank, rank: Rank, gives_way: bool
+    priority: SendPriority, ahead: Rank, rank: Rank, gives_way: bool
 ) -> None:
-    uplink.occupy("b", ahead)
-    task = await waiting(uplink, rank, "b")
+    priority.occupy("b", ahead)
+    task = await waiting(priority, rank, "b")
     assert (task is not None) is gives_way
     if task is not None:
-        uplink.vacate("b", ahead)
+        priority.vacate("b", ahead)
         await asyncio.wait_for(task, 10)
 
 
-async def test_it_waits_for_all_that_go_first(uplink: Uplink) -> None:
-    uplink.occupy("b", Rank.PIPELINE)
-    uplink.occupy("c", Rank.REDUCTION)
-    task = await waiting(uplink, Rank.STATE, None)
+async def test_it_waits_for_all_streams_that_go_first(priority: SendPriority) -> None:
+    priority.occupy("b", Rank.PIPELINE)
+    priority.occupy("c", Rank.REDUCTION)
+    task = await waiting(priority, Rank.STATE, None)
     assert task is not None
-    uplink.vacate("b", Rank.PIPELINE)
+    priority.vacate("b", Rank.PIPELINE)
     assert await asyncio.wait({task}, timeout=0) == (set(), {task})
-    uplink.vacate("c", Rank.REDUCTION)
+    priority.vacate("c", Rank.REDUCTION)
     await asyncio.wait_for(task, 10)
 
 
-async def test_what_waits_for_another_link_holds_nobody_up(uplink: Uplink) -> None:
-    uplink.occupy("b", Rank.PIPELINE)
-    assert await waiting(uplink, Rank.REDUCTION, "c") is None
+async def test_a_stream_on_another_link_is_not_waited_for(priority: SendPriority) -> None:
+    priority.occupy("b", Rank.PIPELINE)
+    assert await waiting(priority, Rank.REDUCTION, "c") is None
 
 
-async def test_alone_nobody_waits(uplink: Uplink) -> None:
-    uplink.occupy("b", Rank.REDUCTION)
-    assert await waiting(uplink, Rank.REDUCTION, "b") is None
-    uplink.vacate("b", Rank.REDUCTION)
-    assert await waiting(uplink, Rank.STATE, None) is None
+async def test_a_single_stream_never_waits(priority: SendPriority) -> None:
+    priority.occupy("b", Rank.REDUCTION)
+    assert await waiting(priority, Rank.REDUCTION, "b") is None
+    priority.vacate("b", Rank.REDUCTION)
+    assert await waiting(priority, Rank.STATE, None) is None
 
 
-async def test_of_the_busiest_link_a_fifth_is_left(uplink: Uplink) -> None:
-    uplink.occupy("b", Rank.PIPELINE)  # and never vacates
+async def test_a_fifth_of_the_busiest_link_is_left(priority: SendPriority) -> None:
+    priority.occupy("b", Rank.PIPELINE)  # and never vacates
     began = time.monotonic()
-    await asyncio.wait_for(uplink.give_way(Rank.REDUCTION, 0.02, "b"), 10)
+    await asyncio.wait_for(priority.give_way(Rank.REDUCTION, 0.02, "b"), 10)
     assert time.monotonic() - began >= PATIENCE * 0.02

@@ -1,4 +1,4 @@
-"""On a slow line, what the pipeline waits for overtakes what replicas exchange; and connections are warm when they are needed."""
+"""On a slow line, the pipeline's tensors overtake what replicas exchange; connections are warm when they are needed."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import AsyncIterator, Coroutine
+from dataclasses import replace
 from typing import Any
 
 import grpc
@@ -14,13 +15,13 @@ import pytest
 import torch
 
 from dtfm.kernels.codec import Codec, encode
-from dtfm.node.state.state_store import Holding
-from dtfm.node.training.placement import Group, share_of
-from dtfm.node.transport.frame_validation import Expectations
+from dtfm.node.model.placement import Group, placement_of
+from dtfm.node.state.state_store import StateStore
+from dtfm.node.transport.frame_validation import Expectations, TensorSizes
 from dtfm.node.transport.peer_server import PeerServer
-from dtfm.node.transport.receiver import Arrival, Inbox
+from dtfm.node.transport.receiver import Arrival, Receiver
 from dtfm.node.transport.send_priority import Rank
-from dtfm.node.transport.sender import MOST_WARMING, WARMING, Outbox, What
+from dtfm.node.transport.sender import MOST_WARM_UP_BYTES, WARM_UP, Sender, What
 from dtfm.protos.connection import server_options
 from dtfm.protos.credentials import peer_credentials
 from dtfm.protos.frame import CHUNK_BYTES, Kind
@@ -30,8 +31,8 @@ from tests.node.transport.test_peer_server import at_once
 from tests.protos.members import member
 
 GENERATION, STEP = 2, 1
-SHARE = CHUNK_BYTES // 4  # elements of one replica's share: a frame of fp32
-SHARES, ACTIVATION_FRAMES = 31, 16
+PIECE = CHUNK_BYTES // 4  # elements of one piece of gradients: a frame of fp32
+PIECES, ACTIVATION_FRAMES = 31, 16
 PATIENCE_SECONDS = 30.0
 PLAN = Plan(
     generation=GENERATION,
@@ -44,7 +45,7 @@ PLAN = Plan(
 
 
 class Line:
-    """Carries what is sent over it slowly."""
+    """A slow line."""
 
     RATE, PIECE = 40e6, 1 << 16
 
@@ -52,7 +53,7 @@ class Line:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def to(self, port: int) -> int:
-        """The port of this end of a way over this line to ``port``, both on loopback."""
+        """The port from which this line leads to ``port``, both on loopback."""
         listener = socket.socket()
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 17)
         listener.bind(("127.0.0.1", 0))
@@ -90,60 +91,60 @@ class Line:
 
 
 class End:
-    """A node that ``a`` sends activations to, and, as they hold some parameters both, shares of their gradients."""
+    """A node that ``a`` sends activations to, and, since both hold some parameters, pieces of their gradients."""
 
     def __init__(self, name: str) -> None:
-        self.shares = 0
+        self.pieces = 0
         self.some, self.all, self.activation = asyncio.Event(), asyncio.Event(), asyncio.Event()
-        self.server = PeerServer(Holding(), at_once)
+        self.server = PeerServer(StateStore(), at_once)
         self.server.become(member(name))
-        share = share_of(PLAN, name, 0)
-        assert share is not None
-        groups = {index: Group(("a", name), ("a",)) for index in range(SHARES)}
-        sizes = dict.fromkeys(groups, 2 * SHARE)
-        expect = Expectations(share, groups, sizes, ACTIVATION_FRAMES * SHARE, 0, torch.float32, torch.float32)
-        self.server.admit_to(Inbox(expect, STEP - 1, self._take))
+        placement = placement_of(PLAN, name, 0)
+        assert placement is not None
+        groups = {index: Group(("a", name), ("a",)) for index in range(PIECES)}
+        sizes = TensorSizes(ACTIVATION_FRAMES * PIECE, 0, dict.fromkeys(groups, 2 * PIECE), torch.float32)
+        expect = Expectations(replace(placement, groups=groups), sizes)
+        self.server.deliver_to(Receiver(expect, STEP - 1, self._take))
 
     def _take(self, arrival: Arrival) -> None:
         if arrival.header.kind is Kind.ACTIVATION:
             self.activation.set()
             return
-        self.shares += 1
-        if self.shares == 4:
+        self.pieces += 1
+        if self.pieces == 4:
             self.some.set()
-        if self.shares == SHARES:
+        if self.pieces == PIECES:
             self.all.set()
 
 
 async def test_an_activation_overtakes_what_waits_for_the_same_peer() -> None:
     line, end = Line(), End("z")
     address = f"127.0.0.1:{await line.to(await end.server.start('127.0.0.1:0'))}"
-    outbox = Outbox("a", lambda peer, generation, why: None)
-    await outbox.connect(GENERATION, member("a"), {"z": address}, PATIENCE_SECONDS, PATIENCE_SECONDS)
-    queue = outbox._lanes["z", Rank.REDUCTION].queue
-    share = encode(Codec.OFF, torch.zeros(SHARE))
-    for index in range(SHARES):
-        outbox.send_encoded("z", What(Kind.REDUCE, GENERATION, STEP, index, 1), share, SHARE, torch.float32)
+    sender = Sender("a", lambda peer, generation, why: None)
+    await sender.connect(GENERATION, member("a"), {"z": address}, PATIENCE_SECONDS, PATIENCE_SECONDS)
+    queue = sender._lanes["z", Rank.REDUCTION].queue
+    piece = encode(Codec.OFF, torch.zeros(PIECE))
+    for index in range(PIECES):
+        sender.send_encoded("z", What(Kind.REDUCE, GENERATION, STEP, index, 1), piece, PIECE, torch.float32)
     await asyncio.wait_for(end.some.wait(), PATIENCE_SECONDS)
     before = queue.qsize()
-    activation = torch.zeros(ACTIVATION_FRAMES * SHARE)
-    outbox.send("z", What(Kind.ACTIVATION, GENERATION, STEP, 0), activation, Codec.OFF)
+    activation = torch.zeros(ACTIVATION_FRAMES * PIECE)
+    sender.send("z", What(Kind.ACTIVATION, GENERATION, STEP, 0), activation, Codec.OFF)
     await asyncio.wait_for(end.activation.wait(), PATIENCE_SECONDS)
     overtaken = queue.qsize()
     await asyncio.wait_for(end.all.wait(), PATIENCE_SECONDS)
-    await outbox.close()
+    await sender.close()
     await end.server.stop()
     await line.close()
-    # In turns with the activation's frames as many shares would go; a fifth of the line is theirs, and some are in the socket.
+    # Taking turns, as many pieces as frames would be sent. A fifth of the line is theirs, and some pieces are in the socket.
     assert before > ACTIVATION_FRAMES
     assert before - overtaken <= ACTIVATION_FRAMES // 2
 
 
-class Oven:
-    """Hears what connections are warmed up with."""
+class WarmUps:
+    """A peer that counts the bytes that connections are warmed up with."""
 
     def __init__(self) -> None:
-        self.heard: asyncio.Queue[int] = asyncio.Queue()
+        self.received: asyncio.Queue[int] = asyncio.Queue()
         itself = member("z")
         self.server = grpc.aio.server(options=server_options())
         handlers: dict[str, Any] = {"Upload": grpc.stream_stream_rpc_method_handler(self._upload)}
@@ -151,26 +152,34 @@ class Oven:
         self.port = self.server.add_secure_port("127.0.0.1:0", peer_credentials(lambda: itself))
 
     async def _upload(self, requests: AsyncIterator[bytes], context: object) -> AsyncIterator[bytes]:
-        heard = 0
+        received = 0
         async for piece in requests:
-            heard += len(piece)
+            received += len(piece)
             yield str(len(piece)).encode()
-        self.heard.put_nowait(heard)
+        self.received.put_nowait(received)
 
 
 @pytest.mark.parametrize(
-    ("holds", "size"),
-    [({"z": 2e6}, WARMING * 2e6), ({"z": 1e5}, WARMING * 1e5), ({"z": 1e12}, MOST_WARMING), ({"z": 1e4}, 0), ({}, 0)],
+    ("in_transit", "size"),
+    [
+        ({"z": 2e6}, WARM_UP * 2e6),
+        ({"z": 1e5}, WARM_UP * 1e5),
+        ({"z": 1e12}, MOST_WARM_UP_BYTES),
+        ({"z": 1e4}, 0),
+        ({}, 0),
+    ],
 )
-async def test_a_new_connection_is_warmed_up_by_what_its_link_holds(holds: dict[str, float], size: float) -> None:
-    oven, outbox = Oven(), Outbox("a", lambda peer, generation, why: None)
-    await oven.server.start()
+async def test_a_new_connection_is_warmed_up_by_what_its_link_has_in_transit(
+    in_transit: dict[str, float], size: float
+) -> None:
+    warm_ups, sender = WarmUps(), Sender("a", lambda peer, generation, why: None)
+    await warm_ups.server.start()
     for generation in (1, 2):  # the second finds it connected
-        peers = {"z": f"127.0.0.1:{oven.port}"}
-        await outbox.connect(generation, member("a"), peers, PATIENCE_SECONDS, PATIENCE_SECONDS, holds)
+        peers = {"z": f"127.0.0.1:{warm_ups.port}"}
+        await sender.connect(generation, member("a"), peers, PATIENCE_SECONDS, PATIENCE_SECONDS, in_transit)
     if size:
-        heard = await asyncio.wait_for(oven.heard.get(), PATIENCE_SECONDS)
-        assert heard == int(size)
-    await outbox.close()
-    await oven.server.stop(None)
-    assert oven.heard.empty()
+        received = await asyncio.wait_for(warm_ups.received.get(), PATIENCE_SECONDS)
+        assert received == int(size)
+    await sender.close()
+    await warm_ups.server.stop(None)
+    assert warm_ups.received.empty()

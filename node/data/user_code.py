@@ -1,4 +1,4 @@
-"""Code that a run names and this node's operator allows."""
+"""Code that a run names, if this node's operator allows it."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from typing import Any
 
 
 def import_allowed(path: str, allowed_modules: Sequence[str], field: str) -> Callable[[], Any]:
-    """The function named "package.module:function", if the operator allows it.
+    """The function named ``path``, "package.module:function".
 
     Raises:
-        ValueError: malformed, not allowed, or not there; the message begins with ``field``.
+        ValueError: malformed, not allowed, or missing; the message begins with ``field``.
     """
     module_name, _, function_name = path.partition(":")
     if not (all(part.isidentifier() for part in module_name.split(".")) and function_name.isidentifier()):
         raise ValueError(f"{field}: {path!r} is not of the form package.module:function")
     if path not in allowed_modules and module_name not in allowed_modules:
         raise ValueError(
-            f"{field}: this node runs no code from {path!r}; to let it, start the node with --allow-module {module_name}"
+            f"{field}: this node does not run code from {path!r}; to allow it, start the node with --allow-module {module_name}"
         )
     try:
         module = importlib.import_module(module_name)

@@ -1,4 +1,4 @@
-"""What a node writes into a checkpoint, it or transformers can read."""
+"""Nodes and transformers can read what nodes write into a checkpoint."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ from dtfm.node.data.dataset import Data, load_data
 from dtfm.node.model.bucket import Bucket
 from dtfm.node.model.generate import generate
 from dtfm.node.model.generate import main as sample_command
-from dtfm.node.model.model import Model, load_model
+from dtfm.node.model.load import load_model
+from dtfm.node.model.model import Model
 from dtfm.node.model.stage import Stage, build_stage
-from dtfm.node.state.checkpoint import Written, read_bucket, to_file, write_bucket, write_model_files
+from dtfm.node.state.snapshot_files import file_name, read_bucket, to_file, write, write_model_files
 from dtfm.protos import plan_pb2
 from tests.node.model.test_stage import CPU, SIZES, stage_of
 from tests.tokenizer import make_tokenizer
@@ -43,14 +44,16 @@ def model_for(family: str, data: Data, **config: object) -> Model:
 
 
 def write_checkpoint(folder: str, stages: list[Stage], **changes: object) -> None:
-    """What nodes and the coordinator do between them."""
-    written: dict[int, Written] = {}
+    """As nodes and the coordinator do together."""
+    written: dict[int, bytes] = {}
     for stage in stages:
         for index, bucket in stage.buckets.items():
-            written.setdefault(index, write_bucket(folder, index, to_file(bucket)))
+            if index not in written:
+                written[index] = to_file(bucket)
+                write(folder, file_name(index), written[index])
     entries = [
-        {"index": index, "file": one.file, "bytes": one.size_bytes, "blake3": one.digest.hex()}
-        for index, one in sorted(written.items())
+        {"index": index, "file": file_name(index), "bytes": len(content), "blake3": blake3(content).hexdigest()}
+        for index, content in sorted(written.items())
     ]
     manifest = {"format": 1, "run": "test", "run_id": "00", "step": 3, "buckets": entries} | changes
     with fsspec.open(f"{folder}/manifest.json", "w") as file:
@@ -58,7 +61,7 @@ def write_checkpoint(folder: str, stages: list[Stage], **changes: object) -> Non
 
 
 def export(checkpoint: Path, folder: Path) -> None:
-    """A plain merge of the parameters, as the coordinator's `export` makes it."""
+    """Merges the parameters, as the coordinator's `export` does."""
     folder.mkdir()
     weights: dict[str, torch.Tensor] = {}
     for file in sorted(checkpoint.glob("bucket-*.safetensors")):
@@ -100,13 +103,6 @@ def test_any_stage_reads_what_other_stages_wrote(scheme: str, tmp_path: Path) ->
     fs, path = fsspec.core.url_to_fs(folder)
     names = sorted(name.rpartition("/")[2] for name in fs.ls(path, detail=False))
     assert names == [*(f"bucket-{index:05d}.safetensors" for index in range(count + 1)), "manifest.json"]
-
-
-def test_what_is_said_of_a_file_is_true(tmp_path: Path) -> None:
-    stage = stage_of(model_for("llama", text_data(tmp_path), intermediate_size=48), 1, 2)
-    written = write_bucket(str(tmp_path / "made" / "here"), 1, to_file(stage.buckets[1]))
-    content = (tmp_path / "made" / "here" / written.file).read_bytes()
-    assert (len(content), blake3(content).digest()) == written[1:]
 
 
 @pytest.mark.parametrize(("family", "tied"), [("llama", False), ("llama", True), ("gpt2", True)])
@@ -182,10 +178,10 @@ ENTRY = {"index": 1, "file": FILE, "bytes": 0, "blake3": "00"}
         (manifest_with(buckets=None), "does not list bucket 1"),
         (manifest_with(buckets=[ENTRY, ENTRY]), "does not list bucket 1 as one file"),
         (manifest_with(buckets=[ENTRY | {"file": "../../secret"}]), "does not list bucket 1 as one file"),
-        (manifest_with(buckets=[ENTRY]), "is not what was written"),
-        (damage(FILE, lambda content: content[:-1] + bytes([content[-1] ^ 1])), "is not what was written"),
-        (damage(FILE, lambda content: content[:-8]), "is not what was written"),
-        (damage(FILE, lambda content: content + bytes(1 << 21)), "is longer than the"),
+        (manifest_with(buckets=[ENTRY]), "is damaged"),
+        (damage(FILE, lambda content: content[:-1] + bytes([content[-1] ^ 1])), "is damaged"),
+        (damage(FILE, lambda content: content[:-8]), "is damaged"),
+        (damage(FILE, lambda content: content + bytes(1 << 21)), "is longer than"),
     ],
 )
 def test_a_damaged_checkpoint_is_refused_and_changes_nothing(

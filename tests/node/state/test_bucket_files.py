@@ -1,4 +1,4 @@
-"""Files of the state as it was when they were asked for, whenever they are made."""
+"""Files have the state as it was when they were requested, whenever they are made."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dtfm.node.model.bucket import Bucket, BucketSpec
-from dtfm.node.state import state_files
-from dtfm.node.state.checkpoint import to_file
-from dtfm.node.state.state_files import StateFiles
+from dtfm.node.state import bucket_files
+from dtfm.node.state.bucket_files import BucketFiles
+from dtfm.node.state.snapshot_files import to_file
 
 
 def some_buckets(count: int = 3) -> list[Bucket]:
@@ -34,7 +34,7 @@ def change(buckets: list[Bucket]) -> None:
 def test_each_bucket_is_taken_once_and_as_it_was(taken_before: int, steps: int) -> None:
     buckets = some_buckets()
     expected = {bucket.spec.index: to_file(bucket) for bucket in buckets}
-    files = StateFiles(buckets)
+    files = BucketFiles(buckets)
     taken = [files.take() for _ in range(taken_before)]
     for _ in range(steps):
         files.finish()
@@ -45,9 +45,9 @@ def test_each_bucket_is_taken_once_and_as_it_was(taken_before: int, steps: int) 
     assert dict(file for file in taken if file is not None) == expected
 
 
-def test_none_is_made_before_it_is_needed() -> None:
-    with mock.patch.object(state_files, "to_file", wraps=to_file) as making:
-        files = StateFiles(some_buckets())
+def test_no_file_is_made_before_it_is_needed() -> None:
+    with mock.patch.object(bucket_files, "to_file", wraps=to_file) as making:
+        files = BucketFiles(some_buckets())
         assert making.call_count == 0
         files.take()
         assert making.call_count == 1
@@ -56,8 +56,8 @@ def test_none_is_made_before_it_is_needed() -> None:
 
 
 @pytest.mark.parametrize("made", [False, True])
-def test_what_was_dropped_is_neither_made_nor_taken(made: bool) -> None:
-    files = StateFiles(some_buckets())
+def test_dropped_files_are_neither_made_nor_taken(made: bool) -> None:
+    files = BucketFiles(some_buckets())
     if made:
         files.finish()
     files.drop()
@@ -65,10 +65,10 @@ def test_what_was_dropped_is_neither_made_nor_taken(made: bool) -> None:
 
 
 @pytest.mark.parametrize("made", [False, True])
-def test_a_file_that_cannot_be_made_is_an_error_in_its_place(made: bool) -> None:
+def test_an_error_takes_the_place_of_a_file_that_cannot_be_made(made: bool) -> None:
     contents = [b"first", MemoryError("second"), b"third"]
-    with mock.patch.object(state_files, "to_file", side_effect=contents):
-        files = StateFiles(some_buckets())
+    with mock.patch.object(bucket_files, "to_file", side_effect=contents):
+        files = BucketFiles(some_buckets())
         if made:
             files.finish()
         assert [files.take() for _ in range(4)] == [*enumerate(contents), None]

@@ -1,0 +1,85 @@
+"""Which layers this node is a standby for, as the coordinator's requests change."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Collection, Iterable, Mapping
+
+import torch
+
+from dtfm.node.model.bucket import Bucket, BucketSpec
+from dtfm.node.model.loaded_run import LoadedRun
+from dtfm.node.state.standby import StandbyCopies, StandbyStatus
+from dtfm.protos.control_pb2 import Commit, NodeMessage, Peer, Standby, StandbyProgress
+
+log = logging.getLogger(__name__)
+
+
+class StandbyRole:
+    """Lives on one event loop. ``report`` takes a message for the coordinator."""
+
+    def __init__(self, node: str, device: torch.device, report: Callable[[NodeMessage], None]) -> None:
+        self._node = node
+        self._device = device
+        self._report = report
+        self._copies: StandbyCopies | None = None
+        self._one_at_a_time = asyncio.Lock()
+
+    async def assume(self, loaded: LoadedRun, wanted: Standby, trained: Collection[int]) -> None:
+        """Starts to copy the wanted layers, except the buckets ``trained`` here, and reports every step caught up with."""
+
+        def tell(status: StandbyStatus) -> None:
+            progress = StandbyProgress(
+                number=wanted.number, step=status.step, voted=status.voted, problem=status.problem[:1000]
+            )
+            self._report(NodeMessage(standby_progress=progress))
+
+        donors = donors_of(wanted, loaded.model.buckets, self._node)
+        for index in trained:
+            donors.pop(loaded.model.buckets[index], None)
+        async with self._one_at_a_time:
+            if self._copies is not None and self._copies.serves(donors):
+                self._copies.tell_instead(tell)
+                return
+            await self._end()
+            if not donors:
+                tell(StandbyStatus(0))  # everything wanted is trained here
+                return
+            try:
+                self._copies = StandbyCopies(loaded.run, self._device, donors, loaded.identity, tell)
+            except Exception as error:  # out of memory, for one: the coordinator waits for an answer
+                log.exception("layers %d-%d cannot be copied", wanted.first_layer, wanted.past_last_layer - 1)
+                tell(StandbyStatus(0, problem=f"{type(error).__name__}: {error}"))
+
+    async def take(self, commit: Commit, patience: float) -> Mapping[int, Bucket]:
+        """The copies that are as of after the last ``commit``; see `StandbyCopies.as_of`. Ends the role, unless cancelled."""
+        async with self._one_at_a_time:
+            copies = self._copies
+            if copies is None:
+                return {}
+            taken = await copies.as_of(commit, patience)
+            await self._end()
+        log.info("standby: %d of %d buckets are taken over", len(taken), len(copies))
+        return taken
+
+    async def end(self) -> None:
+        async with self._one_at_a_time:
+            await self._end()
+
+    async def _end(self) -> None:
+        copies, self._copies = self._copies, None
+        if copies is not None:
+            await copies.close()
+
+
+def donors_of(wanted: Standby, buckets: Iterable[BucketSpec], node: str) -> dict[BucketSpec, list[Peer]]:
+    """For each of ``buckets`` that the wanted layers use: the nodes that have it, other than ``node``."""
+    addresses = {peer.node: peer for peer in wanted.peers}
+    donors = {}
+    for spec in buckets:
+        if spec.used_by(wanted.first_layer, wanted.past_last_layer):
+            known = (layer for layer in spec.layers if layer < len(wanted.donors))
+            names = dict.fromkeys(name for layer in known for name in wanted.donors[layer].nodes if name != node)
+            donors[spec] = [addresses[name] for name in names if name in addresses]
+    return donors
