@@ -52,14 +52,15 @@ _CLONE_NEWNET = 0x40000000
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """``python -m module arguments`` in ``folder``. ``faults``: to be carried out there, as faults.to_text gives them.
-    ``network``: the file of a network namespace to be in."""
+    """``python -m module arguments`` in ``folder``. ``faults``: what faults.install takes, where the process is to fail: the
+    faults as faults.to_text gives them, and the named pipe for later ones. ``network``: the file of a network namespace to
+    run in."""
 
     module: str
     arguments: tuple[str, ...]
     folder: str
     environment: dict[str, str]
-    faults: str = ""
+    faults: tuple[str, str] | None = None
     network: str = ""
 
 
@@ -208,9 +209,10 @@ def _child(command: Command, parent: int, stdout: int, stderr: int) -> Callable[
     module = importlib.import_module(command.module)
     sys.argv = [str(module.__file__), *command.arguments]
     if command.faults:
-        from tests.cluster import faults  # here: it is used in children alone
+        from tests.cluster import faults  # here, as only children use it
 
-        faults.install(faults.from_text(command.faults))
+        text, orders = command.faults
+        faults.install(faults.from_text(text), orders)
     main: Callable[[], None] = module.main
     return main
 
