@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.cluster.chaos import ABSENT, PERIOD, schedule_of_kills
+from tests.cluster.chaos import schedule_of_kills, slope
 from tests.cluster.faults import PAUSE, RESET, Phase, fail, from_text, pair_of_faults, to_text
 from tests.cluster.launch import Event
 from tests.cluster.recoveries import committed_between, contribution, mean_members, until_commit_without
@@ -53,12 +53,19 @@ def test_commits_are_counted_after_the_beginning_up_to_the_end() -> None:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_each_period_has_one_kill_and_room_for_the_return(seed: int) -> None:
-    kills = schedule_of_kills(seed, 100.0, NODES)
-    assert kills == schedule_of_kills(seed, 100.0, NODES)
-    assert [int(kill.at / PERIOD) for kill in kills] == [0, 1, 2, 3, 4]
-    assert all(kill.at % PERIOD + ABSENT < PERIOD for kill in kills)
+def test_each_period_has_one_kill_in_its_first_part(seed: int) -> None:
+    kills = schedule_of_kills(seed, 50.0, NODES, period=10.0)
+    assert kills == schedule_of_kills(seed, 50.0, NODES, period=10.0)
+    assert [int(kill.at / 10) for kill in kills] == [0, 1, 2, 3, 4]
+    assert all(kill.at % 10 < 4 for kill in kills)
     assert {kill.node for kill in kills} <= {"b", "c"}
+
+
+def test_a_slope_is_not_moved_by_one_large_leap() -> None:
+    steady = [(step, 3.0 * step) for step in range(10)]
+    assert slope(steady) == 3.0
+    assert slope([*steady[:5], *((step, size + 1e6) for step, size in steady[5:])]) != 3.0
+    assert slope([*steady[:-1], (9, 1e6)]) == 3.0
 
 
 def test_faults_survive_being_text_and_follow_from_the_seed() -> None:
