@@ -1,6 +1,7 @@
-"""Training as one process would do it: the yardstick of parity, written apart from the product's step, sum and optimizer.
+"""Training in one plain process, which tests of parity compare with.
 
-Only what both must start from is shared: initial weights and the order of samples.
+It shares none of the product's steps, sums and optimizers, only what both must start from: initial weights and the order of
+samples.
 """
 
 from __future__ import annotations
@@ -17,14 +18,14 @@ from torch.nn import functional
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from dtfm.node.data.dataset import Data, load_data
-from dtfm.node.data.samples import training_samples
+from dtfm.node.data.samples import evaluation_samples, training_samples
 from dtfm.node.model.model import Model, load_model
 from dtfm.node.model.user_code import import_allowed
 from dtfm.protos.plan_pb2 import FP64, Run
 
 
 def plain_losses(run: Run, allowed_modules: tuple[str, ...] = ()) -> Iterator[float]:
-    """Loss of step 1, 2, and so on, each computed when it is asked for, with no end."""
+    """The losses of step 1, 2, and so on without end, each computed when it is asked for."""
     train = run.train
     dtype = torch.float64 if train.precision == FP64 else torch.float32
     data = load_data(run, allowed_modules)
@@ -42,9 +43,7 @@ def plain_losses(run: Run, allowed_modules: tuple[str, ...] = ()) -> Iterator[fl
         for number in range(count):
             inputs, labels = batch(run, data, step, number)
             inputs = inputs.to(dtype) if inputs.is_floating_point() else inputs
-            output = module(inputs)
-            logits = output if isinstance(output, torch.Tensor) else output.logits
-            loss = functional.cross_entropy(logits.reshape(-1, logits.shape[-1]), labels.reshape(-1)) / count
+            loss = mean_loss(module(inputs), labels) / count
             torch.autograd.backward(loss)
             total += loss.item()
         yield total
@@ -56,8 +55,21 @@ def plain_losses(run: Run, allowed_modules: tuple[str, ...] = ()) -> Iterator[fl
         optimizer.zero_grad()
 
 
+def mean_loss(output: Any, labels: torch.Tensor) -> torch.Tensor:
+    logits = output if isinstance(output, torch.Tensor) else output.logits
+    return functional.cross_entropy(logits.reshape(-1, logits.shape[-1]), labels.reshape(-1))
+
+
+def plain_held_out_loss(run: Run, module: Any, count: int) -> float:
+    """The mean loss of ``module`` over the first ``count`` held-out samples of a run that trains text."""
+    data = load_data(run)
+    inputs, labels = data.evaluation_batch(evaluation_samples(0, micro_batch=count, count=data.evaluation_count))
+    with torch.no_grad():
+        return float(mean_loss(module(inputs), labels))
+
+
 def batch(run: Run, data: Data, step: int, number: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Inputs and labels of one micro-batch."""
+    """The inputs and labels of one micro-batch."""
     train = run.train
     indices = training_samples(
         run.seed,
