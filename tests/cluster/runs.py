@@ -9,13 +9,14 @@ import enum
 import inspect
 import itertools
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from dtfm.coordinator.config.run_file import read_run_file
+from dtfm.node.data.dataset import load_data
 from dtfm.protos.plan_pb2 import Run
-from tests.cluster.plain import plain_held_out_loss, plain_losses
+from tests.cluster.plain import LargestGradients, plain_held_out_loss, plain_losses
 
 #: Real text that is quickly read: a few modules of the standard library.
 CORPUS = "corpus.txt"
@@ -97,6 +98,14 @@ def losses_alone(path: Path, allowed_modules: tuple[str, ...] = (), *, steps: in
     wanted = steps or run.train.steps
     known += itertools.islice(following, max(0, wanted - len(known)))
     return known[:wanted]
+
+
+def losses_with_largest_gradients(path: Path, replicas: Sequence[Sequence[int]], *, steps: int) -> list[float]:
+    """As `losses_alone`, where two ``replicas``, given by their micro-batches, exchange the largest gradients alone."""
+    run = read_run_file(path).message("any")
+    _locate_corpus(run, path)
+    exchange = LargestGradients(run, load_data(run))
+    return list(itertools.islice(plain_losses(run, replicas=replicas, exchange=exchange), steps))
 
 
 def held_out_loss(path: Path, module: Any, samples: int) -> float:
