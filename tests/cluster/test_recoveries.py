@@ -1,4 +1,4 @@
-"""What is read from a log, and what follows from a seed: the parts of chaos without processes."""
+"""The parts of chaos that need no processes: what is read from a log, and what a seed decides."""
 
 from __future__ import annotations
 
@@ -34,21 +34,21 @@ LOG = [
 ]
 
 
-def test_the_step_that_a_dead_node_had_voted_for_is_no_recovery() -> None:
+def test_a_commit_of_a_step_that_the_dead_node_had_voted_for_is_no_recovery() -> None:
     assert until_commit_without(LOG, "b", since=2.5) == 1.5
 
 
-def test_a_return_is_from_the_join_to_the_first_step_with_a_part() -> None:
+def test_a_return_lasts_from_the_join_to_the_first_step_in_which_the_node_took_part() -> None:
     assert contribution(LOG, "b", since=2.5) == (6.0, 9.0)
     with pytest.raises(StopIteration):
         contribution(LOG, "b", since=6.0)
 
 
-def test_members_are_counted_for_as_long_as_they_were_there() -> None:
+def test_the_mean_number_of_members_is_weighted_by_time() -> None:
     assert mean_members(LOG, 2.0, 7.0) == pytest.approx((2 * 1 + 1 * 3 + 2 * 1) / 5)
 
 
-def test_commits_are_counted_after_the_beginning_up_to_the_end() -> None:
+def test_commits_are_counted_after_the_beginning_and_up_to_the_end() -> None:
     assert committed_between(LOG, 2.0, 7.0) == 3
 
 
@@ -68,7 +68,7 @@ def test_a_slope_is_not_moved_by_one_large_leap() -> None:
     assert slope([*steady[:-1], (9, 1e6)]) == 3.0
 
 
-def test_faults_survive_being_text_and_follow_from_the_seed() -> None:
+def test_faults_survive_conversion_to_text_and_the_seed_decides_them() -> None:
     faults = (
         fail("a").at(step=3, phase=Phase.REDUCE).by(RESET),
         fail("b").at(step=4, phase=Phase.COMMIT).by(PAUSE, seconds=2.5),
