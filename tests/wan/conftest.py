@@ -1,4 +1,4 @@
-"""What the tests here need of the machine."""
+"""What these tests need from the machine."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.wan.wan import Wan, WanUnavailable
 
 @pytest.fixture(scope="session")
 def emulation() -> None:
-    """Skips where no network can be emulated."""
+    """Skips the test where no network can be emulated."""
     try:
         with Wan(Cluster((Node("n0", 1e9, 1e9),), np.zeros((1, 1)), np.zeros((1, 1)))):
             pass

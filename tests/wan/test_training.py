@@ -50,10 +50,10 @@ def test_three_nodes_train_over_slow_links_and_measure_them_as_they_are(tmp_path
 
 
 @pytest.mark.usefixtures("emulation")
-def test_a_link_that_becomes_slow_gets_a_smaller_codec_between_two_steps(tmp_path: Path) -> None:
+def test_when_a_link_becomes_slow_its_sender_changes_to_a_smaller_codec_between_two_steps(tmp_path: Path) -> None:
     quick = np.full((2, 2), QUICK_GBPS * 1e9 / 8)
     network = Cluster((Node("a", 1e9, 1e9), Node("b", 1e9, 1e9)), np.full((2, 2), 0.001), quick)
-    # Activations of more than one frame, which tell how quickly they came.
+    # Activations of several frames; the link's speed is measured from the second frame on.
     text = run_file(model=LARGE_ACTIVATIONS, stages=[1, 1], steps=5000, precision="fp32", compression="auto", lease=1.5)
     for small, large in (
         ("sequence_length = 32", "sequence_length = 256"),
@@ -68,7 +68,7 @@ def test_a_link_that_becomes_slow_gets_a_smaller_codec_between_two_steps(tmp_pat
         started = cluster.wait_for("plan_started")
         first, second = (stage["replicas"][0] for stage in cluster.of("plan_adopted")[-1]["plan"]["stages"])
         assert started["codecs"] == {first: {second: {"activations": "off"}}, second: {first: {"gradients": "off"}}}
-        cluster.wait_for("step_committed", where=lambda e: e["step"] == 6)  # five of which say how quick the link is
+        cluster.wait_for("step_committed", where=lambda e: e["step"] == 6)  # enough to know the link's speed
         wan.set_link(first, second, gbps=SLOW_GBPS)
         chosen = cluster.wait_for("codecs_chosen")
         assert chosen["node"] == first
