@@ -98,7 +98,7 @@ class LargestGradients:
                 arrived = self._send((spec.index, owner, "share"), flat[1 - owner][half])
                 halves.append(self._send((spec.index, owner, "sum"), flat[owner][half] + arrived))
             sizes = [math.prod(shape) for _, shape in spec.parameters]
-            for (name, shape), part in zip(spec.parameters, torch.cat(halves).split(sizes), strict=True):
+            for (name, shape), part in zip(spec.parameters, torch.split(torch.cat(halves), sizes), strict=True):
                 exchanged[name] = part.view(shape)
         return exchanged
 
