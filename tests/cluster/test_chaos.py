@@ -15,7 +15,7 @@ SEED = 1
     ("seconds", "period", "coordinator_kib", "node_kib"),
     [
         pytest.param(30.0, 10.0, 8.0, 100.0, id="short"),
-        pytest.param(600.0, PERIOD, 2.0, 4.0, id="long", marks=[pytest.mark.soak, pytest.mark.timeout(800)]),
+        pytest.param(600.0, PERIOD, 4.0, 8.0, id="long", marks=[pytest.mark.soak, pytest.mark.timeout(800)]),
     ],
 )
 def test_chaos_loses_nothing_and_leaks_nothing(

@@ -48,7 +48,7 @@ def cases() -> Iterator[ParameterSet]:
         yield pytest.param(stages, precision, id=f"{precision}-{name}", marks=marks)
 
 
-@pytest.mark.parametrize(("stages", "precision"), cases())
+@pytest.mark.parametrize(("stages", "precision"), list(cases()))
 def test_llama(tmp_path: Path, stages: list[int], precision: str) -> None:
     text = run_file(stages=stages, steps=STEPS, precision=precision)
     cluster = train(tmp_path, text, sum(stages))
