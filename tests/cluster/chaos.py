@@ -46,7 +46,7 @@ _ABSENT = 0.4
 _RETURNING = 0.25
 """Part of a period that is left for the return."""
 _SAMPLES_EVERY = 0.5
-"""Seconds between two looks at how much memory is resident."""
+"""Seconds between two records of resident memory."""
 _CALM = (5.0, 30.0)
 """Seconds of undisturbed training: a twelfth of the chaos, within these bounds."""
 
@@ -145,7 +145,7 @@ def run_chaos(folder: Path, seconds: float, seed: int, count: int = 6, period: f
 
 
 class Memory:
-    """Between ``with`` and its end, how much memory of some processes is resident, again and again."""
+    """A context that records the resident memory of some processes over time."""
 
     def __init__(self, processes: Mapping[str, int]) -> None:
         self._processes = processes

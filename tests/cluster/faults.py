@@ -281,7 +281,7 @@ def _kill(_: Fault) -> None:
 
 def _pause(fault: Fault) -> None:
     null = os.open(os.devnull, os.O_RDWR)
-    # It inherits none of our streams, so that whoever reads them sees their end when we end.
+    # It inherits none of our streams, so that their readers see the end when we end.
     actions = [(os.POSIX_SPAWN_DUP2, null, stream) for stream in range(3)]
     wake = f"sleep {fault.seconds}; kill -CONT {os.getpid()}"
     waker = os.posix_spawn("/bin/sh", ["sh", "-c", wake], {}, file_actions=actions)

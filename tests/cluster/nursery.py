@@ -165,9 +165,8 @@ def serve(connection: socket.socket) -> Callable[[], None] | None:
     run."""
     wake, awake = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
     signal.set_wakeup_fd(awake)
-    signal.signal(
-        signal.SIGCHLD, lambda *_: None
-    )  # without a handler, nothing would be written to the wake-up descriptor
+    # Without a handler, nothing would be written to the wake-up descriptor.
+    signal.signal(signal.SIGCHLD, lambda *_: None)
     reports: dict[int, int] = {}
     while True:
         readable, _, _ = select.select([connection.fileno(), wake], [], [])

@@ -21,8 +21,8 @@ SEED = 1
 def test_chaos_loses_nothing_and_leaks_nothing(
     tmp_path: Path, seconds: float, period: float, coordinator_kib: float, node_kib: float
 ) -> None:
-    """The KiB are what the processes' memory may grow by per step. (A step's activations are 160 KiB per node, its gradients
-    as much again.) Within seconds, memory that is freed and taken again looks like growth, so the short run allows more."""
+    """``coordinator_kib`` and ``node_kib``: the most growth of memory per step. (A node's activations of one step have 160 KiB.)
+    The short run allows more, as memory that is freed and taken again looks like growth within seconds."""
     report = run_chaos(tmp_path, seconds, SEED, period=period)
     assert len(report.recovery) == len(report.contribution) == seconds // period
     assert report.findings == ()
@@ -33,5 +33,5 @@ def test_chaos_loses_nothing_and_leaks_nothing(
     grown = {name: slope / 2**10 for name, slope in report.memory_slope.items()}
     assert grown["coordinator"] < coordinator_kib, grown
     assert grown["n0"] < node_kib, grown
-    # Usually above 0.95. A machine that others use too allows no closer look within so short a time.
+    # The usual value is above 0.95. Where others use the machine, too, a short run cannot measure it more closely.
     assert report.rate / report.quiet_rate / report.presence > 0.7, report

@@ -6,7 +6,10 @@ import numpy as np
 import pytest
 
 from dtfm.scheduler.model.cluster import Cluster, Node
+from tests.cluster.conftest import nothing_left_running
 from tests.wan.wan import Wan, WanUnavailable
+
+__all__ = ["nothing_left_running"]
 
 
 @pytest.fixture(scope="session")

@@ -17,16 +17,7 @@ TOTAL_BANDWIDTH = 1.5e9 / 8
 
 _CHOSEN = {
     Network.DATA_CENTER: (0, 1, 8, 9, 16, 17, 24, 25),  # two GPUs on each of four instances
-    Network.SPOT: (
-        0,
-        1,
-        2,
-        3,
-        32,
-        33,
-        34,
-        35,
-    ),  # one instance of four GPUs and four of one; the 64 are half and half, too
+    Network.SPOT: (0, 1, 2, 3, 32, 33, 34, 35),  # half in an instance of four GPUs, half in instances of one
     Network.UNIVERSITIES: (0, 1, 2, 3, 32, 33, 34, 35),
     Network.REGIONAL: (0, 1, 16, 17, 32, 33, 48, 49),
     Network.WORLDWIDE: (0, 8, 16, 24, 32, 40, 48, 56),  # one node in each of the eight regions

@@ -116,9 +116,8 @@ def echo(address: str) -> float:
 def flood(address: str, count: int) -> float:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as out:
         came = 0
-        out.settimeout(
-            FLOOD_PAUSE_SECONDS
-        )  # so few are on their way at a time that no buffer is full; the link alone loses some
+        # So few are on their way at a time that no buffer is full: only the link loses any.
+        out.settimeout(FLOOD_PAUSE_SECONDS)
         for _ in range(count):
             out.sendto(bytes(64), (address, ECHO_PORT))
             with contextlib.suppress(TimeoutError):
