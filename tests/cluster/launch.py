@@ -143,6 +143,11 @@ def join_command(coordinator: str, name: str) -> list[str]:
     return [*command, "--threads", "1", "--device", "cpu", "--verbose"]
 
 
+def _tells(event: Event) -> bool:
+    """Whether it says more of what went wrong than that a step was trained."""
+    return event["event"] not in ("step_committed", "evaluated")
+
+
 def here(name: str, command: list[str]) -> list[str]:
     """The default of ``place``: every process runs in this machine's own network."""
     return command
@@ -259,8 +264,13 @@ class Cluster:
                     break
                 self._changed.wait(0.5)  # an event wakes it; the coordinator's death does not
         why = "the coordinator ended" if ended else f"nothing for {timeout:.0f} s"
-        last = [e["event"] for e in self.events[-5:]]
-        raise AssertionError(f"waited for {event}: {why}; the last events were {last}\n{self.coordinator.errors}")
+        last = [f"{e['event']} {e.get('node', '')} {e.get('reason', '')}" for e in self.events if _tells(e)][-8:]
+        steps = [e["step"] for e in self.of("step_committed")[-1:]]
+        told = "\n  ".join(last)
+        raise AssertionError(
+            f"waited for {event}: {why}; the last step is {steps}, the last other events were\n  {told}\n"
+            f"{self.coordinator.errors}"
+        )
 
     def finish(self, timeout: float = 100) -> int:
         """Waits for the coordinator and the nodes to end by themselves; returns the coordinator's exit code."""
