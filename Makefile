@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 PROTOS := $(wildcard protos/*.proto)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint proto bench clean
+.PHONY: help setup demo test soak lint proto bench clean
 
 help:  ## This list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
@@ -26,10 +26,13 @@ $(READY): pyproject.toml constraints.txt
 demo: $(READY)  ## Train a small Llama with a coordinator and four nodes on this machine
 	@$(BIN)/dtfm-coordinator demo
 
-# Those with processes of their own time what these do, and want the cores to themselves.
+# tests/cluster and tests/wan start many processes and depend on time, so nothing runs beside them.
 test: lint  ## Lint, then all tests
-	$(BIN)/python -m pytest -n 2 --ignore=tests/cluster --ignore=tests/wan
-	$(BIN)/python -m pytest tests/cluster tests/wan
+	$(BIN)/python -m pytest -n 2 --durations=15 --ignore=tests/cluster --ignore=tests/wan
+	$(BIN)/python -m pytest --durations=15 tests/cluster tests/wan
+
+soak: $(READY)  ## The long versions of tests: ten minutes of chaos, every fault at every node, every precision (20 minutes)
+	$(BIN)/python -m pytest --durations=15 -m soak tests/cluster tests/wan
 
 lint: $(READY)  ## ruff, mypy, import-linter
 	$(BIN)/ruff check .

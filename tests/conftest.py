@@ -1,4 +1,5 @@
-"""For all tests: one thread per process, as there are often more processes than cores; and the nursery ends with them."""
+"""For all tests: one thread per process, as there are often more processes than cores; the nursery ends with the tests; and a
+skip fails in CI."""
 
 from __future__ import annotations
 
@@ -8,6 +9,9 @@ import pytest
 import torch
 
 from tests.cluster.nursery import close_nursery
+from tests.skips import pytest_make_collect_report, pytest_runtest_makereport
+
+__all__ = ["pytest_make_collect_report", "pytest_runtest_makereport"]
 
 torch.set_num_threads(1)
 

@@ -1,6 +1,6 @@
-"""The coordinator's command with a scheduler that sees no links: ``python -m tests.bench.blind SEED serve ...``.
+"""The coordinator's command with a scheduler that cannot tell links apart: ``python -m tests.bench.blind SEED serve ...``.
 
-What placing nodes at random costs is measured with it: all devices and links look alike to it, in an order drawn by SEED.
+It measures the cost of random placement: the scheduler sees equal devices and equal links, in an order that SEED decides.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tests.cluster.alike import run_with
 
 
 def shuffled(cluster: Cluster, seed: int) -> Cluster:
-    """The nodes in another order, each as the median one, and every link as the median one."""
+    """The nodes in another order. Every node has the median speed, every link the median latency and bandwidth."""
     order = Random(seed).sample(range(len(cluster.nodes)), len(cluster.nodes))
     flops = float(np.median([node.flops for node in cluster.nodes]))
     memory = min(node.memory_bytes for node in cluster.nodes)

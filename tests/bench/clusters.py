@@ -1,4 +1,4 @@
-"""Clusters and workloads that the scheduler's benchmark plans for."""
+"""The clusters and workloads for which the scheduler's benchmark plans."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def random_cluster(seed: int, count: int) -> Cluster:
 
 
 def regional_cluster(count: int, seed: int = 0) -> Cluster:
-    """12 regions, fast inside; speeds within a factor of 10."""
+    """12 regions with fast links inside; speeds within a factor of 10."""
     rng = np.random.default_rng(seed)
     region = rng.integers(0, 12, count)
     between = 10 ** rng.uniform(7, 8.3, (12, 12))
@@ -41,7 +41,7 @@ def regional_cluster(count: int, seed: int = 0) -> Cluster:
 
 
 def compact_cluster(count: int) -> CompactCluster:
-    """12 classes, fast inside; speeds within a factor of 10, connections of 0.1 to 1 Gbit/s."""
+    """12 classes with fast links inside; speeds within a factor of 10, connections of 0.1 to 1 Gbit/s."""
     rng = np.random.default_rng(0)
     latency, bandwidth = rng.uniform(0.02, 0.12, (12, 12)), 10 ** rng.uniform(7, 8.3, (12, 12))
     np.fill_diagonal(latency, 0.001)

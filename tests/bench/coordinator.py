@@ -1,12 +1,12 @@
-"""What a coordinator bears: ``python -m tests.bench.coordinator [--json] [--nodes 1000] [--storm 200]``.
+"""The load that one coordinator can carry: ``python -m tests.bench.coordinator [--json] [--nodes 1000] [--storm 200]``.
 
-- Restart: from the start of ``dtfm-coordinator serve --resume`` on a log of 100,000 events until it says "listening", with
-  and without a snapshot in the store, each the median of several, taken in turns.
-- Heartbeats: nodes without models, over a gRPC stream and a connection each, beat at the default lease. A beat's time is that
-  from its hand-over to gRPC in the nodes' process until the coordinator's tick has taken it. The coordinator has a core of
-  its own to use, and no more.
-- Join storm: into a run that trains with a few nodes come many within a second; counted are the plans that follow, timed is
-  how long it takes from the last one's arrival until the plan that has them is adopted.
+- Restart: the time from the start of ``dtfm-coordinator serve --resume`` on a log of 100,000 events until it says "listening",
+  with and without a snapshot in the store. Each is the median of several starts, which alternate.
+- Heartbeats: nodes without models, each with its own gRPC stream and connection, send heartbeats at the default lease. A
+  heartbeat's time lasts from its hand-over to gRPC in the nodes' process until the coordinator's tick has taken it. The
+  coordinator runs on one core.
+- Join storm: many nodes join within a second while a few nodes train. It counts the plans that follow, and times the
+  steps until the plan with the new nodes.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ ROOT = Path(__file__).parents[2]
 EVENTS = 100_000
 RESTARTS = 5
 PRIORITY = -10
-"""Of these processes, where they may ask for it: other work on a shared machine is not what is measured."""
+"""The priority of these processes, where they may set it, so that other work on a shared machine disturbs them less."""
 JOINS_PER_SECOND = 20
 BEATING_SECONDS = 30.0
 PARTS = 6
@@ -54,11 +54,11 @@ LONGEST_WAIT_SECONDS = 120.0
 MICRO_BATCH = 2
 GLOBAL_BATCH = 512
 FEW = 4
-"""So many nodes train when the storm comes."""
+"""The number of nodes that train when the storm comes."""
 
 
 def log_of_a_long_run(nodes: int = 16) -> Iterator[ev.Event]:
-    """Events without end: nodes join, a plan of two stages, then steps, each hundredth with a checkpoint."""
+    """Endless events: nodes join, a plan of two stages is adopted, then steps follow, with a checkpoint every 100 steps."""
     names = [f"node-{number:02d}" for number in range(nodes)]
     device = ev.DeviceSeen("cpu", "a cpu", 1 << 33, 1e11)
     run = parse_run({"train": {"steps": 100_000_000}}, "the benchmark")
@@ -85,7 +85,7 @@ def log_of_a_long_run(nodes: int = 16) -> Iterator[ev.Event]:
 
 
 def restart_seconds(folder: Path, *, with_snapshot: bool) -> float:
-    """From the start of a coordinator on the log in ``folder`` until it listens; then it is killed."""
+    """Starts a coordinator on the log in ``folder``; returns the seconds until it listens, and kills it."""
     if not with_snapshot:
         connection = sqlite3.connect(folder / "dtfm.db")
         with connection:
@@ -130,7 +130,7 @@ def environment() -> dict[str, str]:
 
 
 class Coordinator:
-    """A timed coordinator in a process of its own, on the first of this process's cores."""
+    """A timed coordinator in a separate process, on the first of this process's cores."""
 
     def __init__(self, folder: Path, nodes: int, stages: str) -> None:
         (folder / "run.toml").write_text(
@@ -170,7 +170,7 @@ class Coordinator:
         return sum(e["event"] == event for e in self._said)
 
     async def said(self, event: str, times: int = 1) -> dict[str, Any]:
-        """The last of the first so many such events; waits for them."""
+        """Waits until ``times`` events of this name have come; returns the last of these."""
         deadline = time.monotonic() + LONGEST_WAIT_SECONDS
         while len(found := [e for e in self._said if e["event"] == event]) < times:
             if self._process.poll() is not None:
@@ -187,7 +187,7 @@ class Coordinator:
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     async def stop(self) -> list[tuple[float, float]]:
-        """Ends it; the heartbeats it took."""
+        """Ends the coordinator; returns the heartbeats that it took."""
         self._process.send_signal(signal.SIGINT)
         beats: list[tuple[float, float]] = (await self.said("beats"))["beats"]
         return beats
@@ -202,7 +202,7 @@ class Coordinator:
 
 
 async def heartbeat_rows(nodes: int) -> list[Row]:
-    """Under a plan of all nodes whose first step never ends, so that nothing but heartbeats is heard."""
+    """All nodes are in a plan whose first step never ends, so that they send nothing but heartbeats."""
     with tempfile.TemporaryDirectory() as name:
         async with (
             Coordinator(Path(name), nodes, "1") as coordinator,
@@ -223,8 +223,8 @@ async def heartbeat_rows(nodes: int) -> list[Row]:
     what = f"heartbeat of {nodes} nodes, {len(taken) / BEATING_SECONDS:.0f}/s"
     return [
         Row(f"{what}: median", statistics.median(everything) * 1e3, "ms"),
-        Row(f"{what}: 99 of 100 within", percentile(everything, 0.99) * 1e3, "ms"),
-        Row(f"{what}: the same, median of {PARTS} parts", _median_of(parts) * 1e3, "ms"),
+        Row(f"{what}: 99th percentile", percentile(everything, 0.99) * 1e3, "ms"),
+        Row(f"{what}: 99th percentile, median of {PARTS} parts", _median_of(parts) * 1e3, "ms"),
         Row(f"{what}: longest", max(everything) * 1e3, "ms"),
         Row(f"coordinator with {nodes} nodes", busy / BEATING_SECONDS, "cores"),
     ]
@@ -248,16 +248,16 @@ async def storm_rows(nodes: int) -> list[Row]:
             await asyncio.sleep(SETTLING_SECONDS)
             after = {event: coordinator.count(event) - count for event, count in before.items()}
     return [
-        Row(f"storm of {nodes} joins: times the planner was asked", after["plan_wanted"], ""),
+        Row(f"storm of {nodes} joins: plans asked for", after["plan_wanted"], ""),
         Row(f"storm of {nodes} joins: plans adopted", after["plan_adopted"], "plans"),
-        Row(f"storm of {nodes} joins: first sent to last welcomed", here - began, "s"),
-        Row(f"storm of {nodes} joins: last welcomed to all ready", ready - here, "s"),
-        Row(f"storm of {nodes} joins: all ready to planned", planned - ready, "s"),
+        Row(f"storm of {nodes} joins: first hello to last welcome", here - began, "s"),
+        Row(f"storm of {nodes} joins: last welcome to all ready", ready - here, "s"),
+        Row(f"storm of {nodes} joins: all ready to plan made", planned - ready, "s"),
     ]
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """The smallest value that ``share`` of them do not exceed."""
+    """The smallest of ``values`` that the part ``share`` of them does not exceed."""
     return sorted(values)[max(0, math.ceil(share * len(values)) - 1)]
 
 
@@ -267,7 +267,7 @@ def _median_of(parts: Sequence[Sequence[float]]) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--nodes", type=int, default=1000, help="that beat")
+    parser.add_argument("--nodes", type=int, default=1000, help="nodes that send heartbeats")
     parser.add_argument("--storm", type=int, default=200, help="nodes that join within a second")
     parser.add_argument("--only", choices=("restart", "heartbeats", "storm"), help="leave out the others")
     parser.add_argument("--json", action="store_true", help="one JSON object per row")

@@ -1,4 +1,4 @@
-"""Many nodes without models in one process, each on a connection and a stream of its own, that do what they are told."""
+"""Many nodes without models in one process. Each has its own connection and stream, and follows the protocol."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Member:
         self._assignment = wire.Assignment()
         self._step_seconds = step_seconds
         self._outgoing: asyncio.Queue[wire.NodeMessage | None] = asyncio.Queue()
-        # Without a pool of its own, gRPC puts channels to one address on one connection.
+        # Without separate pools, gRPC would put all channels to one address on one connection.
         credentials, named = way
         options = (*channel_options(10.0), *named, ("grpc.use_local_subchannel_pool", 1))
         self._channel = grpc.aio.secure_channel(address, credentials, options=options)
@@ -49,7 +49,7 @@ class Member:
     async def _serve(self) -> None:
         stub = control_pb2_grpc.CoordinatorStub(self._channel)  # type: ignore[no-untyped-call]
         self._say(hello(self.name))
-        # Who was lost is in the coordinator's log.
+        # The coordinator's log says which nodes were lost.
         with contextlib.suppress(grpc.aio.AioRpcError):
             async for message in stub.Join(self._messages()):
                 self._hear(message)
@@ -103,7 +103,7 @@ class Member:
 
 
 class Crowd:
-    """``async with``: members join with ``join``, and are closed in the end. A step takes ``step_seconds``; None: for ever."""
+    """``async with``: ``join`` adds members; all are closed in the end. A step takes ``step_seconds``; None: it never ends."""
 
     def __init__(self, address: str, micro_batches: int, micro_batch: int, step_seconds: float | None) -> None:
         self._address = address
@@ -122,7 +122,7 @@ class Crowd:
         await asyncio.gather(*[member.close() for member in self._members])
 
     async def join(self, names: Sequence[str], seconds: float) -> None:
-        """Each says hello, evenly over ``seconds``."""
+        """The members say hello at even intervals over ``seconds``."""
         began = time.monotonic()
         for index, name in enumerate(names):
             await asyncio.sleep(began + seconds * index / len(names) - time.monotonic())

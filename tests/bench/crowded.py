@@ -1,8 +1,8 @@
-"""The coordinator's command for nodes that stand for machines of their own, but share this one's cores:
+"""The coordinator's command for nodes that stand for separate machines but share this one's cores:
 ``python -m tests.bench.crowded SHARE serve ...``.
 
-Each node timed itself while others did not compute. Here all count for as fast as the fastest was, times its ``SHARE``
-(`share_of_a_core`).
+Each node timed its device while the others did not compute. The scheduler sees all nodes with the speed of the fastest one, times
+SHARE (`share_of_a_core`).
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ TIMED_SECONDS = 5.0
 
 
 def share_of_a_core(nodes: int) -> float:
-    """How fast each of so many processes computes when all do at once, beside one by itself, as measured: less than its share of
-    the cores, whose caches they share too."""
+    """The speed of each of ``nodes`` processes that compute at the same time, over the speed of one alone, as measured. It is
+    below the process's share of the cores, as caches are shared, too."""
     alone, together = _passes(1), _passes(nodes)
     return min(1.0, statistics.mean(together) / alone[0])
 
 
 def _passes(processes: int) -> list[int]:
-    """Of each of so many at once, in TIMED_SECONDS."""
+    """The passes that each of ``processes`` makes in TIMED_SECONDS when all run at the same time."""
     command = [sys.executable, "-m", "tests.bench.crowded", "compute"]
     pipe = subprocess.PIPE
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -53,8 +53,8 @@ def _passes(processes: int) -> list[int]:
 
 
 def _compute() -> None:
-    """Passes through a small transformer layer, forward and backward, from when it is told to; prints how many."""
-    import torch  # not where this is a coordinator, which needs none
+    """When told to begin, passes forward and backward through a small transformer layer; prints the number of passes."""
+    import torch  # here, as a coordinator does not need it
 
     layer = torch.nn.TransformerEncoderLayer(96, 4, 288, dropout=0.0, batch_first=True)  # about the size of wan.py's
     x = torch.randn(1, 192, 96)
@@ -69,7 +69,7 @@ def _compute() -> None:
 
 
 def crowded(cluster: Cluster, share: float) -> Cluster:
-    """The same links between nodes that are as fast as they are when all compute at once."""
+    """The cluster with the speeds that its nodes have when all compute at the same time."""
     flops = share * max(node.flops for node in cluster.nodes)
     return replace(cluster, nodes=tuple(replace(node, flops=flops) for node in cluster.nodes))
 

@@ -1,9 +1,10 @@
-"""Where a step's time went, from its nodes' traces (node/trace.py): the parts of an iteration add up to it.
+"""Where the time of a step went, according to its nodes' traces: the parts of a step add up to it.
 
-The busiest node's time is divided: until its first micro-batch came (filling), what it computed, what it waited for in
-between, and, once it was through, how long others had backward left (draining), gradients were still exchanged (reducing), the
-coordinator took with the votes (committing), and nodes updated weights (applying). And a link's: until its first message was
-there, from then to its last one (what of that its bytes do not take it was idle, or slower than its rate), and after that.
+The time of the busiest node has these parts: the wait for its first micro-batch (filling), computing, waiting in between, and,
+after its last micro-batch, the rest of the others' backward (draining), the rest of the exchange of gradients (reducing), the
+coordinator's handling of the votes (committing), and the update of weights (applying). The time of a link has three: before its
+first message had arrived, from then to its last message, and after that. (If its bytes do not explain the second part, the link
+was idle, or slower than its rate.)
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import TypeVar
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """As in a trace; seconds of the wall clock."""
+    """One span of a trace, in seconds of the wall clock."""
 
     activity: str
     step: int
@@ -53,7 +54,7 @@ P = TypeVar("P", Parts, LinkParts)
 
 
 def read_trace(path: Path) -> list[Span]:
-    """What ``dtfm-node join --trace`` wrote, also of a node that was killed: a last line that is cut off is left out."""
+    """Reads what ``dtfm-node join --trace`` wrote. If the node was killed, the last line may be cut off; it is left out."""
     spans = []
     tracks: dict[int, str] = {}
     for line in path.read_text().splitlines():
@@ -70,7 +71,7 @@ def read_trace(path: Path) -> list[Span]:
 
 
 def parts_of(step: int, nodes: Mapping[str, Sequence[Span]]) -> Parts:
-    """The parts of ``step``, which begins when the first node has applied the one before; ``nodes``: their spans."""
+    """The parts of ``step``, which begins when the first node has applied the step before. ``nodes``: each node's spans."""
 
     def of(spans: Iterable[Span], which: int, *activities: str) -> list[Span]:
         return [span for span in spans if span.step == which and span.activity in activities]
@@ -97,8 +98,8 @@ def parts_of(step: int, nodes: Mapping[str, Sequence[Span]]) -> Parts:
 
 
 def link_parts_of(step: int, nodes: Mapping[str, Sequence[Span]], link: tuple[str, str]) -> LinkParts:
-    """The parts of ``step``, from the first node's having applied the one before to the first one's having applied it; all of it
-    is before the first message where none came, as over a link that carries copies of state alone."""
+    """The parts of ``step`` for a link. The step lasts from when a first node has applied the step before until a first node has
+    applied it. If no message came, for example over a link that carries state only, all of it counts as before the first."""
     began, ended = (
         min(s.ended for spans in nodes.values() for s in spans if (s.activity, s.step) == ("apply", which))
         for which in (step - 1, step)
@@ -114,10 +115,10 @@ def link_parts_of(step: int, nodes: Mapping[str, Sequence[Span]], link: tuple[st
 
 
 def read_traces(folder: Path) -> Mapping[str, Sequence[Span]]:
-    """Of the nodes whose traces (NODE.json) are in ``folder``, but those without a part."""
+    """By node, the spans of the traces (NODE.json) in ``folder``; nodes without spans are left out."""
     return {path.stem: spans for path in sorted(folder.glob("*.json")) if (spans := read_trace(path))}
 
 
 def medians(parts: Sequence[P]) -> P:
-    """Of each part the median over steps."""
+    """The median of each part over the steps."""
     return type(parts[0])(*(statistics.median(getattr(p, field.name) for p in parts) for field in fields(parts[0])))

@@ -1,8 +1,8 @@
-"""How soon a node that joins takes part: ``python -m tests.bench.join [--joins 5] [--json]``.
+"""How soon a joining node takes part: ``python -m tests.bench.join [--joins 5] [--json]``.
 
-Two nodes train a model as replicas, over an emulated wide-area network. One is killed and comes back as a new process,
-which has nothing; the other gives it the state over its own uplink, while it trains on. What may be taken, from its joining
-to the first step with a part of its: the state's bytes at 80 % of the link, and one iteration.
+Two nodes train a model as replicas, over an emulated wide-area network. One is killed and returns as a new process without
+state. The other sends it the state over its own uplink while it trains on. The time from the join to the first step in which
+the node takes part is compared with the time of the state's bytes at 80 % of the link, plus one iteration.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from tests.wan.wan import Wan, WanUnavailable
 
 NODES = ("a", "b")
 LATENCY_SECONDS, RATE = 0.02, 5e6
-"""One way; bytes per second of each node's connection, up and down."""
+"""One-way latency, and bytes per second of each node's connection in either direction."""
 PART_OF_LINK = 0.8
 WARM_UP = 5
 PATIENCE_SECONDS = 240.0
@@ -60,7 +60,7 @@ every = 0
 
 
 def state_bytes(folder: Path, layers: range) -> int:
-    """Of weights and moments of the layers."""
+    """The bytes of the weights and moments of ``layers``."""
     run = read_run_file(folder / "run.toml").message("join")
     run.data.source = str(folder / "corpus.txt")
     model = load_model(run.model, load_data(run).sample)

@@ -1,9 +1,9 @@
-"""How fast the codecs are next to memory: ``python -m tests.bench.kernels [--json]``; on a GPU, --device cuda (kernels_gpu.py).
+"""The speed of the codecs beside that of memory: ``python -m tests.bench.kernels [--json] [--device cuda]``.
 
-64 MiB of normally distributed float32 on one CPU thread. Speeds count the bytes of the float32 tensor, each against a
-memcpy of it into memory that was written before. "into" rows write into such memory too and measure the codecs; "fresh"
-rows are what nodes call, and return memory that is used again once nobody holds it (kernels/memory.py). Times are of this
-thread's own CPU, medians of rounds in which everything takes its turn, so that a busy machine disturbs all alike.
+On a CPU: 64 MiB of normally distributed float32, one thread. Speeds count the bytes of the float32 tensor, and are compared with
+a memcpy of it into memory that was written before. "into" rows write into such memory, too, and measure the codecs alone. "fresh"
+rows measure what nodes call; it returns memory from the pool of kernels/memory.py. Times are CPU times of this thread, medians of
+rounds in which everything takes its turn, so that a busy machine disturbs all measurements equally. On a GPU: kernels_gpu.py.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ ROUNDS = 9
 
 
 def subjects(x: torch.Tensor) -> dict[str, Callable[[], object]]:
-    """What is measured, by name; the first is what the others are held against."""
+    """What is measured, by name. The others are compared with the first."""
     restored = torch.empty_like(x)
     found: dict[str, Callable[[], object]] = {"memcpy": functools.partial(np.copyto, restored.numpy(), x.numpy())}
     for c in Codec:

@@ -1,12 +1,13 @@
-"""How fast the codecs are on a GPU next to its memory: ``python -m tests.bench.kernels --device cuda [--json]``.
+"""The speed of the codecs on a GPU beside that of its memory: ``python -m tests.bench.kernels --device cuda [--json]``.
 
-Normally distributed elements, 128 and 512 MiB of them. Speeds count bytes read and written, each against a copy of the same
-tensor from the GPU's memory to the GPU's memory. "to the host" and "from the host" rows are what nodes call, pinned memory and
-the bus included; they count the tensor's bytes, each against a copy of them uncompressed. bitsandbytes and torchao, where
-installed, as far as they have the like: blocks of 256 in 8 bits, of 64 in 4.
+128 and 512 MiB of normally distributed elements. Speeds count bytes read and written, and are compared with a copy of the same
+tensor within the GPU's memory. "to the host" and "from the host" rows measure what nodes call, including pinned memory and the
+bus; they count the tensor's bytes, and are compared with an uncompressed copy. If bitsandbytes and torchao are installed, their
+nearest equivalents are measured, too: 8 bits in blocks of 256, 4 bits in blocks of 64.
 
-A measurement is of several runs in a row, each on the next of several sets of buffers that no cache holds together, behind
-work that lets all of them be queued before the first begins. Medians of rounds in which everything takes its turn.
+A measurement covers several runs in a row. Each uses the next of several sets of buffers, which together fit in no cache. They
+are queued behind other work, so that all are queued before the first begins. Values are medians of rounds in which everything
+takes its turn.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ CODECS = [c for c in Codec if c is not Codec.OFF]
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """``run(n)`` works on the ``n``-th set of buffers, and reads and writes ``moved`` bytes in all."""
+    """``run(n)`` works on the ``n``-th set of buffers; it reads and writes ``moved`` bytes in all."""
 
     run: Callable[[int], object]
     moved: int
@@ -52,7 +53,7 @@ def measure(device: torch.device) -> Iterator[tuple[str, list[Row]]]:
 
 
 def rows(subjects: dict[str, Subject], clock: Callable[[Callable[[int], object]], float]) -> list[Row]:
-    """Speeds, each held against the first."""
+    """The speeds, compared with the first one."""
     seconds: dict[str, list[float]] = {name: [] for name in subjects}
     for turn in range(ROUNDS + 1):
         for name, subject in subjects.items():
@@ -68,10 +69,10 @@ def rows(subjects: dict[str, Subject], clock: Callable[[Callable[[int], object]]
 
 
 def seconds_on_device(run: Callable[[int], object]) -> float:
-    """Of one run, by the GPU's clock."""
+    """The time of one run by the GPU's clock."""
     busy = torch.empty(64 << 20, dtype=torch.uint8, device="cuda")
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-    for n in range(100):  # several milliseconds, or launching would be measured
+    for n in range(100):  # several milliseconds of work, so that launching is not measured
         busy.fill_(n)
     begin.record()
     for n in range(RUNS):
@@ -120,7 +121,7 @@ def by_way_of_the_host(xs: list[torch.Tensor]) -> dict[str, Subject]:
         if direction == "to":
             run: Callable[[int], object] = functools.partial(lambda c, _: codec.encode(c, x), c)
         else:
-            data = bytearray(codec.encode(c, x).data)  # in memory that is not pinned, as it comes from the network
+            data = bytearray(codec.encode(c, x).data)  # like data from the network, in memory that is not pinned
             run = functools.partial(
                 lambda c, data, _: codec.decode(c, memoryview(data), x.numel(), x.dtype, x.device), c, data
             )
@@ -149,7 +150,7 @@ def of_bitsandbytes(xs: list[torch.Tensor]) -> dict[str, Subject]:
 
 
 def of_torchao(xs: list[torch.Tensor]) -> dict[str, Subject]:
-    """Compiled, as it is meant to be used; it has no packed 4 bits for tensors that are no weights."""
+    """Compiled, as its documentation says. It packs 4 bits only for weights."""
     try:
         from torchao.quantization import quant_primitives as torchao
     except ImportError:

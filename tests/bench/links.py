@@ -1,8 +1,8 @@
-"""How true a newcomer's measurements of its links are, and how long they take: ``python -m tests.bench.links [--json]``.
+"""The accuracy and duration of a new node's link measurements: ``python -m tests.bench.links [--json]``.
 
-One node joins where seven others are, over emulated links (tests/wan) from near and slow to far and fast. Each row is the
-bandwidth that it reports for one of them beside the link's rate, of which a TCP connection gets 96 %: the median of
-the turns. What it says of all links together is at least that of the fastest, and stands beside the sum of the rates.
+One node joins seven others over emulated links (tests/wan), from near and slow to far and fast. Each row is the bandwidth that
+it reports for one link, the median of several turns, beside the link's rate, of which a TCP connection gets 96 %. The bandwidth
+that it reports for all links together, at least that of the fastest, is compared with the sum of the rates.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ PATIENCE_SECONDS = 120.0
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """Both directions of a link: latency in seconds one way, bytes per second."""
+    """Both directions of a link: one-way latency in seconds, and bytes per second."""
 
     latency: float
     rate: float
@@ -89,8 +89,8 @@ def measure() -> list[Row]:
     rates = sum(kind.rate for kind in KINDS)
     for way, speeds in together.items():
         median = statistics.median(speeds)
-        rows.append(Row(f"all together, {way}", median * 8e-6, "Mbit/s", "their rates", median / rates))
-    return [*rows, Row("to measure all of this", statistics.median(seconds), "s")]
+        rows.append(Row(f"all links together, {way}", median * 8e-6, "Mbit/s", "their rates", median / rates))
+    return [*rows, Row("duration of a turn", statistics.median(seconds), "s")]
 
 
 def main() -> int:
@@ -102,7 +102,7 @@ def main() -> int:
     except WanUnavailable as reason:
         print(f"No network can be emulated here: {reason}", file=sys.stderr)
         return 2
-    show(f"Links as a newcomer measures them, {TURNS} turns", found, arguments.json)
+    show(f"Links as measured by a node that joins, {TURNS} turns", found, arguments.json)
     return 0
 
 

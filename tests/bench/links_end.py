@@ -1,5 +1,5 @@
-"""One end of the links benchmark: ``peer ADDRESS NAME`` answers probes until its input ends; ``measure NAME=HOST:PORT ...``
-measures all these links and prints the report as one line of JSON."""
+"""One end of the links benchmark. ``peer ADDRESS NAME`` answers probes until its input ends; ``measure NAME=HOST:PORT ...``
+measures the links to these peers and prints the report as one line of JSON."""
 
 from __future__ import annotations
 

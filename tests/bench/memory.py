@@ -1,12 +1,11 @@
-"""What a node takes beside what it must: ``python -m tests.bench.memory [--steps 3] [--json]``.
+"""The memory of a node beyond what it needs: ``python -m tests.bench.memory [--steps 3] [--json]``.
 
-A coordinator and two nodes on this machine train a Llama of 227 million parameters, once as two stages and once as two
-replicas. A node must hold weights, gradients and AdamW's moments of its layers, and what autograd keeps of the micro-batches
-in flight (counted here, by the same stage, storage by storage). All else that its process takes at its peak counts as
-beside: kernels' and streams' buffers, freed memory that is not given back. Its size before it has a stage (the interpreter and
-its libraries, the data) is taken off. With all the machine's memory free a node uses some on purpose, within bounds, for its
-own and others' safety; it says how much (trace.ExtraMemory), which has rows of its own, and the rest is the most that it ever
-took beside that. The same is measured with ``--memory`` 15 % above what is needed.
+A coordinator and two nodes on this machine train a Llama of 227 million parameters, first as two stages, then as two replicas.
+A node needs the weights, gradients and AdamW's moments of its layers, and what autograd keeps of the micro-batches in flight
+(counted here, with the same stage, storage by storage). This is compared with the peak of the node's process, minus the size that
+the process had before it had a stage (the interpreter, its libraries, the data). With free memory a node keeps data for its
+own and others' safety, within bounds. It says how much (trace.ExtraMemory); such data has separate rows, and "the rest" is the
+most that the node ever took besides. The same is measured with ``--memory`` 15 % above what is needed.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ from tests.cluster.runs import write_corpus
 LIMIT = 1.15
 EVERY_SECONDS = 0.02
 STATE_TENSORS = 4
-"""Of a parameter: itself, its gradient, two moments."""
+"""For each parameter: itself, its gradient and two moments."""
 MODEL = """[model]
 family = "llama"
 config = { hidden_size = 1536, num_hidden_layers = 8, num_attention_heads = 12, intermediate_size = 4096 }"""
@@ -68,8 +67,8 @@ every = 0
 
 
 def kept_bytes(run: Run, first: int, past_last: int) -> int:
-    """What autograd holds after the forward of one micro-batch through layers [first, past_last), parameters aside; these are
-    zero, which changes nothing."""
+    """The bytes that autograd holds after the forward of one micro-batch through layers [first, past_last), without parameters.
+    (These are zero here, which does not matter.)"""
     data = load_data(run)
     model = load_model(run.model, data.sample)
     stage = build_stage(model, first, past_last, torch.device("cpu"), torch.float32)
@@ -94,7 +93,7 @@ def kept_bytes(run: Run, first: int, past_last: int) -> int:
 
 
 def needed_bytes(run: Run, first: int, past_last: int, in_flight: int) -> tuple[int, int]:
-    """For layers [first, past_last): state, and state with so many micro-batches in flight."""
+    """For layers [first, past_last): the bytes of the state alone, and with ``in_flight`` micro-batches."""
     model = load_model(run.model, load_data(run).sample)
     parameters = sum(b.size for b in model.buckets if any(first <= layer < past_last for layer in b.layers))
     state = 4 * STATE_TENSORS * parameters
@@ -103,8 +102,8 @@ def needed_bytes(run: Run, first: int, past_last: int, in_flight: int) -> tuple[
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """Bytes of one node beside what it took before it had a stage: the most ever, the most that was kept of each kind, the most
-    that was taken beside all that was kept at that moment."""
+    """Bytes of one node, minus its size before it had a stage. ``peak``: the most ever. ``kept``: the most of each kind of data
+    that it keeps for safety. ``rest``: the most without the data that it kept at that moment."""
 
     peak: int
     kept: dict[str, int]
@@ -112,7 +111,7 @@ class Taken:
 
 
 class Sizes:
-    """A process's size as it changes, read every so often from the outside: (seconds of the wall clock, resident bytes)."""
+    """The size of a process over time, read from outside: (seconds of the wall clock, resident bytes)."""
 
     def __init__(self, pid: int) -> None:
         self.read: list[tuple[float, int]] = []
@@ -131,7 +130,7 @@ class Sizes:
 
 
 def taken_by(sizes: list[tuple[float, int]], trace: Path, idle: int, peak: int) -> Taken:
-    """From a node's sizes, and the trace that it wrote meanwhile."""
+    """Combines a node's sizes with the trace that it wrote meanwhile."""
     lines = trace.read_text().splitlines()
     events = [json.loads(line.rstrip(",")) for line in lines if line.startswith("{")]
     changes = [(e["ts"] / 1e6, e["name"], e["args"]["bytes"]) for e in events if e["ph"] == "C"]
@@ -150,7 +149,7 @@ def taken_by(sizes: list[tuple[float, int]], trace: Path, idle: int, peak: int) 
 
 
 def peaks(folder: Path, stages: list[int], steps: int, memory: int | None) -> tuple[dict[str, Taken], Event]:
-    """What each node took; and the plan."""
+    """What each node took, and the plan."""
     options = [] if memory is None else ["--memory", str(memory)]
     with Cluster(folder, run_text(stages, steps), fresh=True) as cluster:
         cluster.add("a", *options, "--trace", "a.json")
@@ -170,7 +169,7 @@ def peaks(folder: Path, stages: list[int], steps: int, memory: int | None) -> tu
 
 
 def measure(stages: list[int], steps: int) -> list[Row]:
-    """As much memory as there is; then as much as is needed and LIMIT of it more."""
+    """Measures with all the machine's memory, then with LIMIT times what is needed."""
     rows: list[Row] = []
     memory = None
     for attempt in ("free", "limited"):
@@ -212,7 +211,7 @@ def main() -> None:
     if arguments.steps < 3:
         parser.error("at least 3 steps: the first ones are not yet at the peak")
     rows = [row for stages in ([1, 1], [2]) for row in measure(stages, arguments.steps)]
-    show("Peak memory of a node, its size before it has a stage taken off", rows, arguments.json)
+    show("Peak memory of a node, minus its size before it has a stage", rows, arguments.json)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The best of all plans of a small cluster, by simulation: what the scheduler's plans are compared with."""
+"""The best of all plans of a small cluster according to the simulation; the scheduler's plans are compared with it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ UNLIMITED = 1_000_000
 
 
 def enumerated_seconds(cluster: Cluster, workload: Workload, found: Plan) -> float:
-    """Every choice of groups and every cut, one by one; only those that a bound rules out, given ``found``, are not simulated.
+    """Simulates every choice of groups with every cut, except those that a bound rules out, given ``found``.
 
     The bound is tested in tests/scheduler/test_exact.py. Five nodes and 5 layers have 1,081 choices of groups, six have 8,645,
     eight nodes and 3 layers 52,925; each has up to 6 cuts.
@@ -40,7 +40,7 @@ def enumerated_seconds(cluster: Cluster, workload: Workload, found: Plan) -> flo
 
 
 def branched_seconds(cluster: Cluster, workload: Workload, found: Plan) -> float:
-    """The same, much faster: as the scheduler itself ends a search, but without a limit, so that nothing can be missed."""
+    """The same, much faster: with the scheduler's own branch and bound, without a limit, so that nothing can be missed."""
     evaluator = Evaluator(Problem(cluster, workload), keep_idle_hands=False)
     draft = draft_of(found, cluster)
     start = evaluator.simulated(draft.groups, draft.cuts)

@@ -1,8 +1,8 @@
-"""What being distributed costs on one machine: ``python -m tests.bench.overhead [--json] [--steps N]``.
+"""The cost of being distributed, on one machine: ``python -m tests.bench.overhead [--json] [--steps N]``.
 
-The demo (a coordinator and four nodes, 2 stages x 2 replicas) against a plain PyTorch loop that trains the same model on
-the same samples with all cores. Both in one run, the plain loop before and after, so that a drifting machine shows. tokens/s
-are of the median step; the first steps warm up.
+The demo (a coordinator and four nodes, 2 stages x 2 replicas) is compared with a plain PyTorch loop that trains the same model on
+the same samples with all cores. The plain loop runs before and after the demo, to show whether the machine's speed drifts.
+tokens/s are those of the median step; the first steps warm up.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ WARM_UP = 3
 
 
 def plain_step_seconds(run: Run, steps: int) -> list[float]:
-    """Seconds per step of a plain loop on all cores."""
+    """The seconds of each step of a plain loop on all cores."""
     torch.set_num_threads(os.cpu_count() or 1)
     data = load_data(run)
     model = whole_model(run, data, ())
@@ -51,7 +51,7 @@ def plain_step_seconds(run: Run, steps: int) -> list[float]:
 
 
 def demo_step_seconds(steps: int) -> list[float]:
-    """Seconds from commit to commit of the demo."""
+    """The seconds from commit to commit of the demo."""
     with tempfile.TemporaryDirectory() as folder:
         command = [
             sys.executable,
@@ -71,7 +71,12 @@ def demo_step_seconds(steps: int) -> list[float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=20, help="of the demo; the plain loop makes half as many twice")
+    parser.add_argument(
+        "--steps",
+        type=int,
+        default=20,
+        help="steps of the demo; the plain loop runs half of them before and half after",
+    )
     parser.add_argument("--json", action="store_true", help="one JSON object per row")
     arguments = parser.parse_args()
     run = parse_run({}, "the demo's run").message("bench")
@@ -85,7 +90,7 @@ def main() -> None:
     rows = [
         Row("plain loop, all cores", plain, "tokens/s"),
         Row("demo, 4 nodes", demo, "tokens/s", "plain loop, all cores", demo / plain),
-        Row("plain loop's step, after", statistics.median(after), "s", "before", drift),
+        Row("plain loop's step after the demo", statistics.median(after), "s", "before the demo", drift),
     ]
     show(f"Overhead on {os.cpu_count()} cores, {tokens} tokens per step", rows, arguments.json)
 

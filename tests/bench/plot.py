@@ -1,4 +1,4 @@
-"""A line plot as SVG, without a plotting library; both axes are logarithmic."""
+"""A line plot in SVG, without a plotting library. Both axes are logarithmic."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ COLOURS = ("#3366cc", "#dc3912", "#109618", "#990099", "#ff9900", "#0099c6")
 
 
 def svg(title: str, across: str, up: str, lines: Mapping[str, Sequence[tuple[float, float]]]) -> str:
-    """Steps through their (x, y) points, x and y above 0: a value stands until the next point."""
+    """Draws each line as steps: a value holds until the next point. All x and y must be above 0."""
     xs = [math.log10(x) for points in lines.values() for x, _ in points]
     ys = [math.log10(y) for points in lines.values() for _, y in points]
     left, right, low, high = min(xs), max(xs) + 1e-9, min(ys), max(ys) + 1e-9

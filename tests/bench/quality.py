@@ -1,14 +1,14 @@
-"""What compression costs in learning: ``python -m tests.bench.quality [--json] [--steps N] [--seeds N] [--whole]``.
+"""The effect of compression on learning: ``python -m tests.bench.quality [--json] [--steps N] [--seeds N] [--whole]``.
 
-The demo's model is trained once per codec and direction, everything else uncompressed, and once under "auto" with links of
-100 Mbit/s and devices of 50 TFLOP/s, so fast that "auto" compresses all it can (on slower ones nothing needs to be).
-A value is the held-out loss after the last step, in nats per token, its ratio to that of the run without compression from the
-same seed; with several seeds both are means, and the ratio's standard error is a row of its own. One node alone trains the
-same but for the order of sums: what that does to the loss is by chance, and so is as much of the other rows' differences.
+The demo's model is trained once per codec and direction, with everything else uncompressed, and once under "auto", where links
+have 100 Mbit/s and devices 50 TFLOP/s; with such fast devices it compresses everything that it can. Each value is the held-out
+loss after the last step, in nats per token. The ratio is to the loss of the uncompressed run with the same seed. With several
+seeds both are means, and the ratio's standard error has a separate row. One node alone trains the same except for the order of
+sums. So its difference is due to chance, and differences of the same size in other rows may be, too.
 
-Four nodes, two stages of two replicas, are threads of one process here (tests/node/in_process.py): the same engagements,
-codecs and frames as in processes, hence the same arithmetic, without sockets. Steps are of 8 sequences of 128 tokens in
-place of the demo's 32 of 256; ``--whole`` makes them whole, which takes ten times as long.
+Four nodes, two stages of two replicas, are threads of one process here (tests/node/in_process.py). They use the same code for
+generations, codecs and frames as processes do, hence the same arithmetic, but no sockets. A step has 8 sequences of 128 tokens
+instead of the demo's 32 of 256; with ``--whole`` it has the demo's, which takes ten times longer.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ SMALLER = {"train": {"global_batch": 8, "micro_batch": 2}, "data": {"sequence_le
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """``network`` is the run file's; ``shape`` is stages x replicas."""
+    """``network``: the table of the run file. ``shape``: stages x replicas."""
 
     name: str
     network: Mapping[str, str]
@@ -65,7 +65,7 @@ WAYS = (
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """``codecs``: what the nodes say of their streams. ``megabytes``: sent by all nodes in all steps."""
+    """``codecs``: what the nodes report about their streams. ``megabytes``: sent by all nodes in all steps."""
 
     loss: float
     seconds: float
@@ -97,10 +97,10 @@ def train(way: Way, seed: int, steps: int, whole: bool) -> Trained:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=300)
-    parser.add_argument("--seeds", type=int, default=1, help="so many runs each, from seeds 1, 2, ...")
-    parser.add_argument("--whole", action="store_true", help="steps of as many and as long sequences as the demo's")
+    parser.add_argument("--seeds", type=int, default=1, help="the number of runs of each kind, with seeds 1, 2, ...")
+    parser.add_argument("--whole", action="store_true", help="steps with the demo's number and length of sequences")
     parser.add_argument(
-        "--only", nargs="+", choices=[way.name for way in WAYS], help="the first is what others are held to"
+        "--only", nargs="+", choices=[way.name for way in WAYS], help="the others are compared with the first"
     )
     parser.add_argument("--workers", type=int, default=os.cpu_count(), help="runs at the same time")
     parser.add_argument("--json", action="store_true", help="one JSON object per row")
@@ -124,8 +124,8 @@ def main() -> int:
             if compared and len(ratios) > 1:
                 error = statistics.stdev(ratios) / math.sqrt(len(ratios))
                 rows.append(Row(f"{way.name}: standard error of the ratio", error, ""))
-    size = "the demo's steps" if arguments.whole else "steps of 8 x 128 tokens"
-    show(f"HeldState-out loss after {arguments.steps} of {size}, seeds 1 to {arguments.seeds}", rows, arguments.json)
+    size = "of the demo's size" if arguments.whole else "of 8 x 128 tokens"
+    show(f"Held-out loss after {arguments.steps} steps {size}, seeds 1 to {arguments.seeds}", rows, arguments.json)
     return 0
 
 

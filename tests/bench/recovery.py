@@ -1,9 +1,9 @@
-"""How long a loss holds training up: ``python -m tests.bench.recovery [--kills 20] [--silences 5] [--json]``.
+"""How long the loss of a node delays training: ``python -m tests.bench.recovery [--kills 20] [--silences 5] [--json]``.
 
-Four nodes, two stages of two replicas, on this machine. One node after the other, drawn by the seed, is killed at any moment
-of a step (its connections are reset at once) and comes back as a new process; then some fall silent (SIGSTOP) until they are
-given up, and come back as they were. Micro-batches done again are those that had gone backward, at survivors or at the node
-that was killed, whose gradients are gone with it.
+Four nodes, two stages of two replicas, on this machine. Nodes are killed one after the other, at any moment of a step; the seed
+decides which and when. (A kill resets the connections at once.) Each returns as a new process. Then some nodes fall silent
+(SIGSTOP) until they are given up, and continue. Micro-batches that are redone are those that had gone backward, at survivors or
+at the node that was killed, whose gradients are lost.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ LEASE = 2.0
 QUIET_STEPS = 10
 """Between a return and the next loss."""
 ALLOWED_SECONDS = 0.3
-"""Beside one undisturbed iteration, and the lease where nothing was reset."""
+"""Besides one undisturbed iteration, and the lease where no connection was reset."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class Loss:
 
 
 class Ordeal:
-    """A cluster that loses one node after the other."""
+    """A cluster that loses its nodes, one at a time."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
@@ -55,7 +55,7 @@ class Ordeal:
         self._await_all(0)
 
     def kill(self, node: str, part_of_step: float) -> Loss:
-        """``part_of_step``: how long after a commit, in steps as long as the last ones were."""
+        """``part_of_step``: how long after a commit, as a part of the recent steps' duration."""
         seconds = [event["seconds"] for event in self._cluster.of("step_committed")[-QUIET_STEPS:]]
         time.sleep(part_of_step * statistics.median(seconds))
         loss = Loss(node, time.time())
@@ -76,7 +76,7 @@ class Ordeal:
         self._cluster.add(node, "--trace", f"{node}-{self._lives[node]}.trace")
 
     def _lose(self, node: str, number: signal.Signals) -> int:
-        """Until the others have committed a step; the number of the event that ``node`` left."""
+        """Waits until the others have committed a step; returns the number of the event that ``node`` left."""
         begun = len(self._cluster.events)
         self._cluster.nodes[node].send(number)
         gone = self._cluster.wait_for("node_left", where=lambda e: e["node"] == node, after=begun)
@@ -85,7 +85,7 @@ class Ordeal:
         return left
 
     def _await_all(self, after: int) -> None:
-        """Until all nodes have worked together for some steps, from event number ``after`` on."""
+        """Waits until all nodes have trained together for some steps, from event number ``after`` on."""
         together = self._cluster.wait_for("step_committed", where=by_all, after=after)
         self._cluster.wait_for("step_committed", where=lambda e: e["step"] == together["step"] + QUIET_STEPS)
 
@@ -95,7 +95,8 @@ def by_all(committed: Event) -> bool:
 
 
 def done_again(folder: Path, step: int, dead: str) -> tuple[float, float]:
-    """Micro-batches of ``step`` that went backward more often than needed: (at survivors, at all). A stage counts as a part."""
+    """The micro-batches of ``step`` that went backward more often than needed: (at survivors, at all nodes). One stage of a
+    micro-batch counts as a part of it."""
     backwards: Counter[bool] = Counter()
     for trace in folder.glob("*.trace"):
         for line in trace.read_text().splitlines():
@@ -139,11 +140,9 @@ def measure(folder: Path, kills: int, silences: int, seed: int) -> list[Row]:
         Row("iteration, undisturbed, median", iteration, "s"),
         *median_and_worst("kill to next commit", after_kill, "s", allowed, by_reset),
         *median_and_worst("silence to next commit", after_silence, "s", f"{allowed} + lease", by_silence),
-        *median_and_worst(
-            "survivors' micro-batches done again", [own for own, _ in again], "", "a step", MICRO_BATCHES
-        ),
-        *median_and_worst("all micro-batches done again", [both for _, both in again], "", "a step", MICRO_BATCHES),
-        *median_and_worst("join to first contributed step", joining, "s", "iteration", iteration),
+        *median_and_worst("micro-batches redone by survivors", [own for own, _ in again], "", "a step", MICRO_BATCHES),
+        *median_and_worst("micro-batches redone by all", [both for _, both in again], "", "a step", MICRO_BATCHES),
+        *median_and_worst("join to first step", joining, "s", "iteration", iteration),
     ]
 
 

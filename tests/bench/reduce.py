@@ -1,13 +1,13 @@
 """Summing gradients across the world: ``python -m tests.bench.reduce [--json] [--turns N] [--hivemind PYTHON] [--trace FOLDER]``.
 
-Four replicas, one in every other region of the paper's worldwide network, on an emulated one (tests/wan) with its latencies
-and its bandwidths divided by one number, sum 32 MiB of float32 in eight buckets: ours under three codecs, torch.distributed's
-all-reduce over Gloo, and hivemind's averager. For the latter make a virtual environment with ``pip install hivemind==1.1.12
-torch numpy`` anywhere and say where its interpreter is; without one, or where that cannot run it, the row is left out.
+Four replicas, in every other region of the paper's worldwide network, sum 32 MiB of float32 in eight buckets. The network is
+emulated (tests/wan), with the paper's latencies, and its bandwidths divided by one number. Ours under three codecs is compared
+with torch.distributed's all-reduce over Gloo and with hivemind's averager. For hivemind, make a virtual environment with
+``pip install hivemind==1.1.12 torch numpy`` and name its interpreter; otherwise its row is left out.
 
-A turn lasts from the word to all replicas until the last one has all sums; the first turn of each way opens its connections and
-is left out. Ways run one after the other, the values are medians. Beside ours stands what its busiest link needs at least:
-each pair of replicas sends a quarter of the gradients for the shares and another for the sums.
+A turn lasts from the order to all replicas until the last one has all sums. The first turn of each way opens connections and does
+not count. The ways run one after the other; values are medians. One row is the least time that the busiest link needs for ours:
+over each link go a quarter of the gradients as shares, and a quarter as sums.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ from tests.wan.wan import Wan, WanUnavailable
 CODECS = ("off", "i8b256", "topk")
 REPLICAS = (0, 2, 4, 6)
 TOTAL_BANDWIDTH = 400e6 / 8
-"""Bytes per second over all twelve links: slow enough that links outweigh computing on two cores."""
+"""Bytes per second over all twelve links; so slow that links matter more than computing on two cores."""
 PORT = 7500
 BYTES = 4 * BUCKETS * BUCKET_ELEMENTS
 
 
 def four_replicas() -> tuple[Cluster, float]:
-    """The network, and what the paper's bandwidths are divided by."""
+    """The network, and the number by which the paper's bandwidths are divided."""
     eight = eight_nodes(Network.WORLDWIDE)
     index = np.ix_(REPLICAS, REPLICAS)
     nodes = tuple(eight.cluster.nodes[number] for number in REPLICAS)
@@ -55,7 +55,7 @@ def four_replicas() -> tuple[Cluster, float]:
 
 
 class Replicas:
-    """The running ends of one way."""
+    """The running replicas of one way."""
 
     def __init__(self, wan: Wan, folder: str, python: str, way: str, trace: str) -> None:
         addresses = [wan.address(name) for name in wan.network.ids]
@@ -73,7 +73,7 @@ class Replicas:
         self._all_say("connected")
 
     def turn(self) -> tuple[float, float]:
-        """(seconds until all had the sums, the largest relative error)."""
+        """Returns (seconds until all replicas had the sums, the largest relative error)."""
         began = time.perf_counter()
         self._tell()
         for end in self._ends:
@@ -84,7 +84,7 @@ class Replicas:
         return seconds, error
 
     def close(self) -> None:
-        """Ends the ends, so that traces are whole; kills who does not, and all that they started, who have the same pipes."""
+        """Lets the replicas end, so that traces are complete; then kills those that still run, and all their children."""
         for end in self._ends:
             assert end.stdin is not None
             end.stdin.close()
@@ -108,7 +108,7 @@ class Replicas:
         assert end.stdout is not None
         line = end.stdout.readline()
         if not line:
-            raise RuntimeError("a replica ended before its time")
+            raise RuntimeError("a replica ended too early")
         return line.strip()
 
     def _all_say(self, word: str) -> None:
@@ -119,7 +119,7 @@ class Replicas:
 
 
 def measure(wan: Wan, python: str, way: str, turns: int, trace: str) -> tuple[float, float]:
-    """(median seconds, largest error). Raises RuntimeError."""
+    """Returns (median seconds, largest error). Raises RuntimeError."""
     with tempfile.TemporaryDirectory() as folder:
         replicas = Replicas(wan, folder, python, way, trace)
         try:
@@ -141,22 +141,22 @@ def rows(seconds: dict[str, float], slowest_rate: float) -> list[Row]:
     ]
     least = 2 * BYTES / len(REPLICAS) / slowest_rate
     if "off" in seconds:
-        found.append(Row("ours, off: the busiest link's bytes", least, "s", "ours, off", least / seconds["off"]))
+        found.append(Row("ours, off: busiest link at its rate", least, "s", "ours, off", least / seconds["off"]))
     return found
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--turns", type=int, default=3, help="of each way, after one that warms up")
+    parser.add_argument("--turns", type=int, default=3, help="turns of each way, after one that warms up")
     parser.add_argument("--only", nargs="+", choices=(*CODECS, "gloo", "hivemind"), help="leave out the others")
     parser.add_argument("--hivemind", default="", metavar="PYTHON", help="an interpreter that can import hivemind")
-    parser.add_argument("--trace", default="", metavar="FOLDER", help="write what ours does, as Chrome traces")
+    parser.add_argument("--trace", default="", metavar="FOLDER", help="write Chrome traces of ours")
     parser.add_argument("--json", action="store_true", help="one JSON object per row")
     given = parser.parse_args(arguments)
     network, divisor = four_replicas()
     ways = [way for way in (*CODECS, "gloo", "hivemind") if given.only is None or way in given.only]
     if not given.hivemind and "hivemind" in ways:
-        print("without --hivemind PYTHON its row is left out", file=sys.stderr)
+        print("hivemind is left out, as there is no --hivemind PYTHON", file=sys.stderr)
         ways.remove("hivemind")
     seconds: dict[str, float] = {}
     trace = str(Path(given.trace).resolve()) if given.trace else ""
@@ -174,14 +174,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 except RuntimeError as problem:
                     print(f"{way} is left out: {problem}", file=sys.stderr)
                     continue
-                # What topk sends of one step differs from that step's sum; it makes up for it in later ones.
+                # topk sends a part of each step's sum, and the rest in later steps.
                 assert error < {"i8b256": 0.02, "topk": float("inf")}.get(way, 1e-5), (way, error)
     except WanUnavailable as reason:
         print(f"No network can be emulated here: {reason}", file=sys.stderr)
         return 2
     slowest = min(float(rate) for rate in network.bandwidth.flat if rate)
     if not seconds.keys() & {"gloo", "hivemind"}:
-        show("Ours alone", [Row(way, value, "s") for way, value in seconds.items()], given.json)
+        show("Ours", [Row(way, value, "s") for way, value in seconds.items()], given.json)
         return 0
     title = f"32 MiB summed by four replicas over worldwide links, bandwidths divided by {divisor:.0f}"
     show(title, rows(seconds, slowest), given.json)

@@ -1,9 +1,9 @@
-"""One replica of those that reduce.py measures: ``python -m tests.bench.reduce_end WAY RANK PORT ADDRESS...``, one per rank.
+"""One of the replicas that reduce.py measures: ``python -m tests.bench.reduce_end WAY RANK PORT ADDRESS...``, one per rank.
 
-WAY is "gloo", "hivemind" (with an interpreter that has it) or a codec's name for ours. Says on a line when it is ready, twice:
-to be connected to, and connected; then for each line it reads sums BUCKETS tensors with the other replicas and says the
-largest relative error. A way starts from memory that is filled in before the line comes. Importing is left to the ways: the
-interpreter that has hivemind need not have more than that.
+WAY is "gloo", "hivemind" (with an interpreter that has it) or the name of a codec of ours. The process prints a line when others
+can connect to it, and another when it is connected. Then, for each line that it reads, it sums BUCKETS tensors with the other
+replicas and prints the largest relative error. The tensors are filled before the line comes. Each way imports what it needs, as
+the interpreter that has hivemind may lack the rest.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def gradients_of(rank: int, turn: int) -> list[torch.Tensor]:
 
 
 def error_of(tensors: list[torch.Tensor], ranks: int, turn: int) -> float:
-    """Norm of what the first of ``tensors`` differs from the sum, over the norm of the sum."""
+    """The error of the first of ``tensors``: the norm of its difference from the sum, over the norm of the sum."""
     expected = torch.stack([gradients_of(rank, turn)[0] for rank in range(ranks)]).sum(0)
     return float(torch.linalg.vector_norm(tensors[0] - expected) / torch.linalg.vector_norm(expected))
 
@@ -118,10 +118,10 @@ async def gloo(_: str, rank: int, port: int, addresses: list[str]) -> Reduce:
 
 
 async def hivemind(_: str, rank: int, port: int, addresses: list[str]) -> Reduce:
-    """From the moment that the group has formed: only its all-reduce is measured. Its averages are turned into sums."""
+    """Measures only the all-reduce, once the group has formed. Averages are multiplied to sums."""
     library: Any = importlib.import_module("hivemind")
     stages: Any = importlib.import_module("hivemind.averaging.control").AveragingStage
-    kept = Path(f"peer-{port}")  # how to reach rank 0, which its key is part of
+    kept = Path(f"peer-{port}")  # the address of rank 0, which includes its key
     mine = [f"/ip4/{addresses[rank]}/tcp/{port}"]
     options: dict[str, Any] = {"host_maddrs": mine, "start": True, "use_relay": False, "use_auto_relay": False}
     if rank == 0:
@@ -195,6 +195,6 @@ if __name__ == "__main__":
     try:
         asyncio.run(main())
     finally:
-        # Children that a way has would keep the pipe open by which others see that this replica ended.
+        # Otherwise children of a way would keep the pipe open whose end tells others that this replica has ended.
         if os.getpgrp() == os.getpid():
             os.killpg(0, signal.SIGKILL)

@@ -1,7 +1,7 @@
-"""Nodes that join, leave and drift, and three ways to answer: what each costs in time and in bytes moved.
+"""Nodes join, leave and drift; three ways to plan for that are compared by their time and by the bytes that they move.
 
-Between two events every way does the same number of steps. Its total is the sum of iteration time x steps, and of the time
-to move state, during which nothing is trained (nodes fetch it beside their steps, so that this is the worst case).
+Between two events every way trains the same number of steps. A way's total is the sum of iteration time x steps, plus the time to
+move state, during which nothing is trained. (That is the worst case, as nodes fetch state while they train.)
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Answer = Callable[[Cluster, "Plan | None", float, int], Plan]
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Of one way through all events. ``training`` and ``moving`` in seconds of the run, ``planning`` in seconds of a core."""
+    """The result of one way over all events. ``training`` and ``moving`` are seconds of the run, ``planning`` of a core."""
 
     training: float
     moving: float
@@ -49,9 +49,9 @@ class Outcome:
 
 
 def changing_cluster(events: int, seed: int) -> Iterator[Cluster]:
-    """The nodes that are present after each event, from the first on: a join, a leave, or a drift, one third each.
+    """The cluster at first and after each event. Each event is a join, a leave or a drift with equal chances.
 
-    A drift gives a node's device, and all its links, another speed: 0.4 to 1.6 of what it had at first.
+    A drift changes the speed of a node's device, and that of all its links, to 0.4 to 1.6 of their first speed.
     """
     rng = np.random.default_rng(seed)
     everyone = regional_cluster(MOST + 8, seed)
@@ -102,7 +102,7 @@ MORE_WAYS = WAYS | {"from scratch, with three times the evaluations": with_thric
 
 
 def follow(answer: Answer, events: int, seed: int) -> Outcome:
-    """Goes through the events in one way; all ways start from one plan, which costs nothing."""
+    """Goes through the events in one way. All ways start with the same plan, which costs nothing."""
     clusters = changing_cluster(events, seed)
     first = next(clusters)
     plan = schedule(first, WORKLOAD, seed=seed).plan

@@ -1,4 +1,4 @@
-"""How benchmarks print: one table for people, or one JSON object per row."""
+"""The output of benchmarks: one table for people, or one JSON object per row."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rich.table import Table
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One measurement. ``ratio`` is value / the value of ``against``, taken in the same run; None where there is no such."""
+    """One measurement. ``ratio``: the value over that of ``against``, from the same run; None if it is compared with nothing."""
 
     measure: str
     value: float

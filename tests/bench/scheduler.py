@@ -1,9 +1,9 @@
-"""What the scheduler reaches, and how fast.
+"""The quality of the scheduler's plans, and how fast it finds them.
 
     python -m tests.bench.scheduler [--json] [--quick] [--exhaustive] [--replays N] [--plot FILE.svg]
 
-One row per measure; ``against`` is what the value is compared with and ``ratio`` the value over it. One core; nodes are
-shuffled before planning. The plot is the best cost so far against time, one search per network of the paper.
+One row per measure; ``ratio`` is the value over that of ``against``. One core; nodes are shuffled before planning. The plot
+shows the best cost so far over time, for one search per network of the paper.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ BEST_KNOWN = {
 
 
 def paper_networks(seeds: int, progress: dict[str, Points]) -> Iterator[Row]:
-    """``progress`` gets, per network, (seconds, cost over best known) at every improvement of the last search, and at its end."""
+    """``progress`` gets, by network, (seconds, cost over the best known) for each improvement and the end of the last search."""
     for network in Network:
         cluster, workload = paper_network(network), paper_workload()
         best = BEST_KNOWN[network]
@@ -114,7 +114,7 @@ def best_ordered(problem: Problem, groups: Groups) -> float:
 
 
 def small_clusters(sizes: dict[int, int], layers: int, exhaustive: bool) -> Iterator[Row]:
-    """Against the best of all choices of groups and cuts; ``sizes`` has the number of clusters per number of nodes."""
+    """Compares plans with the best of all choices of groups and cuts. ``sizes``: by number of nodes, the number of clusters."""
     optimum = enumerated_seconds if exhaustive else branched_seconds
     for count, clusters in sizes.items():
         ratios, tight, loose = [], [], []
@@ -127,8 +127,8 @@ def small_clusters(sizes: dict[int, int], layers: int, exhaustive: bool) -> Iter
             loose.append(work_bound(workload, Problem(cluster, workload).flops) / best)
         title = f"{count} nodes, {layers} layers"
         equal = sum(ratio < 1 + 1e-9 for ratio in ratios)
-        yield Row(f"{title}: plans equal to the best of all", equal, "plans", "clusters", equal / clusters)
-        yield Row(f"{title}: worst plan", max(ratios), "x", "the best of all", max(ratios))
+        yield Row(f"{title}: plans as good as the best", equal, "plans", "clusters", equal / clusters)
+        yield Row(f"{title}: worst plan", max(ratios), "x", "the best", max(ratios))
         bound, devices = statistics.median(tight), statistics.median(loose)
         yield Row(f"{title}: certified bound, median", bound, "of the best", "devices alone", bound / devices)
 
@@ -155,8 +155,8 @@ def estimate_against_simulation(clusters: int) -> Iterator[Row]:
     yield Row("estimate against simulation: rank correlation, least", min(ranks), "", "goal 0.95", min(ranks) / 0.95)
     yield Row("estimate against simulation: median error", error, "", "goal 0.1", error / 0.1)
     fast_ms, exact_ms = 1e3 * statistics.mean(fast_times), 1e3 * statistics.mean(exact_times)
-    yield Row("a plan made and estimated", fast_ms, "ms")
-    yield Row("a plan simulated", exact_ms, "ms", "made and estimated", exact_ms / fast_ms)
+    yield Row("making and estimating a plan", fast_ms, "ms")
+    yield Row("simulating a plan", exact_ms, "ms", "making and estimating", exact_ms / fast_ms)
 
 
 def handicapped_node() -> Iterator[Row]:
@@ -172,11 +172,11 @@ def handicapped_node() -> Iterator[Row]:
         ("bandwidth", Node("slow", 1e13, 8e9), behind),
     ):
         found = schedule(Cluster((*nodes, node), latency, links), workload).predicted.iteration_seconds
-        yield Row(f"15 nodes and one at 1% {name}", found, "s per step", "without it", found / alone)
+        yield Row(f"15 nodes and one with 1% of their {name}", found, "s per step", "the 15 nodes", found / alone)
 
 
 def replayed(events: int, seeds: int, ways: Mapping[str, Answer]) -> Iterator[Row]:
-    """Medians over the seeds; what planning takes is not part of the totals."""
+    """Medians over the seeds. The totals do not include planning."""
     outcomes = {name: [follow(answer, events, seed) for seed in range(1, seeds + 1)] for name, answer in ways.items()}
     ours = statistics.median(outcome.total for outcome in outcomes[next(iter(ways))])
     for name, found in outcomes.items():
@@ -194,7 +194,7 @@ def replayed(events: int, seeds: int, ways: Mapping[str, Answer]) -> Iterator[Ro
 
 
 def scale(nodes: int, seconds: float) -> Iterator[Row]:
-    """A cold plan, then one more node, then one of those in the plan lost. Seconds of the core, whoever else is on it."""
+    """Plans from scratch, then with one node more, then with a node of the plan lost. Times are CPU seconds of this process."""
     cluster = regional_cluster(nodes + 1)
     workload = Workload(tuple(Layer(f"l{i}", 2e11, 1e8, 4e6) for i in range(24)), nodes // 2)
     plan: Plan | None = None
@@ -210,9 +210,7 @@ def scale(nodes: int, seconds: float) -> Iterator[Row]:
         began = time.process_time()
         plan = schedule(now, workload, plan, deadline=past(began + 0.6 * limit)).plan
         took = time.process_time() - began
-        yield Row(
-            f"{nodes} nodes, {name}, told to end after {0.6 * limit:.1f} s", took, "s", f"{limit:g} s", took / limit
-        )
+        yield Row(f"{nodes} nodes, {name}, deadline {0.6 * limit:.1f} s", took, "s", f"{limit:g} s", took / limit)
         iteration = simulate(Problem(now, workload), draft_of(plan, now))
         yield Row(f"{nodes} nodes, {name}: seconds per step", iteration, "s")
     yield most_memory(2)
@@ -223,7 +221,7 @@ def scale_compact(nodes: int, limit: float) -> Iterator[Row]:
     began = time.process_time()
     schedule(compact_cluster(nodes), workload, deadline=past(began + limit / 2))
     took = time.process_time() - began
-    yield Row(f"{nodes} nodes, compact, told to end after {limit / 2:g} s", took, "s", f"{limit:g} s", took / limit)
+    yield Row(f"{nodes} nodes, compact, deadline {limit / 2:g} s", took, "s", f"{limit:g} s", took / limit)
     yield most_memory(4)
 
 

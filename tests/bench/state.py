@@ -1,4 +1,4 @@
-"""State transfer over an emulated wide-area network: one donor against two whose uplinks are the limit, and against the link.
+"""State transfer over an emulated wide-area network, where uplinks are the limit: one donor beside the bare link, two beside one.
 
 ``python -m tests.bench.state [--json]``
 """
@@ -20,7 +20,7 @@ from tests.bench.state_end import STATE_BYTES
 from tests.wan.wan import Wan, WanUnavailable
 
 LATENCY_SECONDS, RATE = 0.02, 5e6
-"""One way; bytes per second of each node's uplink."""
+"""One-way latency, and bytes per second of each node's uplink."""
 TURNS = 3
 
 

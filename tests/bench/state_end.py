@@ -1,5 +1,5 @@
-"""One end of the state benchmark: ``donor ADDRESS NUMBER`` gives buckets until its input ends, ``fetch`` gets them, from
-the donors on each line of its input (0, 1, ...), and prints the seconds it took."""
+"""One end of the state benchmark. ``donor ADDRESS NUMBER`` gives buckets until its input ends. ``fetch`` reads lines of donors'
+addresses (of donor 0, 1, ...), fetches all buckets from these, and prints the seconds that this took."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.protos.members import member
 STEP = 7
 BUCKETS = 32
 ELEMENTS = 87_382
-"""Of each bucket: 1 MiB of state in fp32."""
+"""The elements of each bucket: 1 MiB of state in fp32."""
 SPECS = [BucketSpec(index, (index,), (("weight", (ELEMENTS,)),)) for index in range(BUCKETS)]
 STATE_BYTES = BUCKETS * ELEMENTS * 3 * 4
 

@@ -1,10 +1,11 @@
 """Tensor streams beside a plain socket: ``python -m tests.bench.stream [--json] [--only loopback | wan]``.
 
-One long-lived stream of 64 MiB tensors between two processes, as frames through gRPC (ours) and through a plain Python socket
-that sends and receives them (``recv_into``) from and into the same memory again and again; in the clear, and with
-certificates on both sides, where the socket is Python's ssl. Loopback: speed, and CPU seconds per GB of both ends together.
-Then the same over an emulated link (tests/wan) of 100 Mbit/s, 100 ms each way, in the clear. The ways take turns; a ratio is
-the median of those within one turn, other values are medians over turns. The first turn opens the streams and is left out.
+Two processes exchange 64 MiB tensors over one long-lived stream: as frames through gRPC (ours), or through a plain Python socket
+that always sends from and receives into the same memory (``recv_into``). Both run in the clear, and with certificates on both
+sides, where the socket is one of Python's ssl. On loopback the speed is measured, and the CPU seconds per GB of both ends
+together; then the same over an emulated link (tests/wan) of 100 Mbit/s and 100 ms each way, in the clear. The ways alternate. A
+ratio is the median of the ratios within each turn, other values are medians over turns. The first turn opens the streams and does
+not count.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ Start = Callable[..., "Popen[str]"]
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """What one way did in one turn: megabytes per second, and CPU seconds per gigabyte of both ends together."""
+    """The result of one way in one turn: megabytes per second, and CPU seconds per gigabyte of both ends together."""
 
     speed: float
     cpu: float
@@ -50,7 +51,7 @@ class Turn:
 
 
 class End:
-    """A running stream_end."""
+    """A running stream_end process."""
 
     def __init__(self, address: str, process: Popen[str], identity: Identity) -> None:
         self._address = address
@@ -64,11 +65,11 @@ class End:
         return f"{self._address}:{int(self._ports[way])}"
 
     def send(self, way: str, to: End, tensors: int) -> float:
-        """Seconds until all had arrived."""
+        """Sends ``tensors`` tensors; returns the seconds until all have arrived."""
         return self._ask({"send": way, "to": to.address(way), "tensors": tensors})
 
     def cpu(self) -> float:
-        """Seconds so far."""
+        """The CPU seconds that the process has used so far."""
         return self._ask({})
 
     def _ask(self, order: dict[str, Any]) -> float:
@@ -87,7 +88,7 @@ class End:
 
 @contextmanager
 def two_ends(addresses: tuple[str, str], start: Start) -> Iterator[tuple[End, End]]:
-    """The sending and the receiving end, each started by ``start(which, command, **options of Popen)``."""
+    """Starts the sending and the receiving end, each with ``start(which, command, **options of Popen)``."""
     processes = [
         start(
             which,

@@ -1,9 +1,9 @@
 """One end of the streams that stream.py measures: ``python -m tests.bench.stream_end ADDRESS``.
 
-The first line it reads is its identity, as of ``identity_line``. Then it says on which ports of ADDRESS it listens, and obeys
-JSON lines, each answered by one:
-``{"send": way, "to": address, "tensors": n}``  sends n tensors to another end; the seconds until all had arrived;
-``{}``  the CPU seconds that this process has used so far.
+The first line that it reads is its identity (``identity_line``). Then it prints on which ports of ADDRESS it listens, reads
+orders as JSON lines, and answers each with one line:
+``{"send": way, "to": address, "tensors": n}``: sends n tensors to another end; the answer is the seconds until all have arrived;
+``{}``: the CPU seconds that this process has used so far.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from dtfm.protos.streams import peer_handlers, ping_call, tensors_call
 TENSOR_BYTES = 64 << 20
 WAYS = ("ours", "socket", "ours, mTLS", "socket, mTLS")
 RECEIVER = "receiver"
-"""What the receiving end's certificate must say."""
+"""The name in the receiving end's certificate."""
 _ACKNOWLEDGED = b"!"
 
 Context = grpc.aio.ServicerContext[bytes, bytes]
@@ -49,7 +49,7 @@ class Receiver:
         self._arrived = asyncio.Semaphore(0)
 
     async def start(self, address: str) -> dict[str, int]:
-        """The ports, by way."""
+        """Returns the ports, by way."""
         self._server = grpc.aio.server(options=server_options())
         handlers = peer_handlers(self._tensors, self._ping, self._unused, self._unused, self._unused, self._unused)
         self._server.add_generic_rpc_handlers((handlers,))
@@ -74,7 +74,7 @@ class Receiver:
         return b""
 
     async def _ping(self, request: bytes, context: Context) -> bytes:
-        """Answers when so many tensors more have arrived."""
+        """Answers when the requested number of tensors has arrived since the last answer."""
         for _ in range(int(request)):
             await self._arrived.acquire()
         return b""
@@ -88,7 +88,7 @@ def identity_line(identity: Identity) -> str:
 
 
 def ssl_context(identity: Identity, purpose: ssl.Purpose) -> ssl.SSLContext:
-    """Shows ``identity``'s certificate, and has the other side show one of the same authority."""
+    """Presents ``identity``'s certificate, and requires one of the same authority from the other side."""
     context = ssl.create_default_context(purpose, cadata=identity.authority.decode())
     context.verify_mode = ssl.CERT_REQUIRED
     with tempfile.TemporaryDirectory() as folder:
@@ -107,7 +107,7 @@ def _take(listener: socket.socket, context: ssl.SSLContext | None) -> None:
 
 
 def _swallow(connection: socket.socket) -> None:
-    """Acknowledges each tensor. All go into the same memory: the least that receiving can cost."""
+    """Acknowledges each tensor. All are received into the same memory, which is the cheapest way."""
     whole = memoryview(bytearray(TENSOR_BYTES))
     with connection:
         while True:
@@ -121,7 +121,7 @@ def _swallow(connection: socket.socket) -> None:
 
 
 class Sender:
-    """Keeps one stream of each way open to each address."""
+    """Keeps one stream of each way open to each address it sends to."""
 
     def __init__(self, identity: Identity) -> None:
         self._identity = identity

@@ -28,14 +28,14 @@ NODES = {
 }
 
 
-def test_they_follow_the_busiest_node_and_then_whoever_is_last() -> None:
+def test_the_parts_are_those_of_the_busiest_node_and_then_of_the_last_one() -> None:
     parts = parts_of(STEP, NODES)
     expected = Parts(filling=0.5, computing=3.0, waiting=0.5, draining=0.4, reducing=0.6, committing=0.5, applying=0.2)
     assert astuple(parts) == pytest.approx(astuple(expected))
     assert sum(astuple(parts)) == pytest.approx(6.7 - 1.0)
 
 
-def test_a_links_parts_follow_its_messages_from_the_first_to_the_last() -> None:
+def test_a_links_parts_are_before_between_and_after_its_messages() -> None:
     arrivals = [
         Span("receive", 1, 0.7, 0.75, "from idler"),
         Span("receive", STEP, 1.4, 1.5, "from idler"),
@@ -48,17 +48,17 @@ def test_a_links_parts_follow_its_messages_from_the_first_to_the_last() -> None:
 
 
 @pytest.mark.parametrize("destination", ["idler", "one without a part"])
-def test_a_link_over_which_no_message_came_is_waited_for_all_the_step(destination: str) -> None:
+def test_a_link_without_messages_counts_as_waited_for_during_the_whole_step(destination: str) -> None:
     parts = link_parts_of(STEP, NODES, ("busy", destination))
     assert astuple(parts) == pytest.approx((6.7 - 1.0, 0, 0))
 
 
-def test_of_several_steps_each_part_is_the_median() -> None:
+def test_over_several_steps_each_part_is_the_median() -> None:
     steps = [LinkParts(1, 20, 5), LinkParts(2, 10, 6), LinkParts(9, 30, 4)]
     assert medians(steps) == LinkParts(2, 20, 5)
 
 
-def test_a_trace_that_was_cut_off_is_read_up_to_there(tmp_path: Path) -> None:
+def test_a_trace_that_is_cut_off_is_read_up_to_its_last_whole_line(tmp_path: Path) -> None:
     path = tmp_path / "n0.json"
     path.write_text(
         '[{"ph": "M", "name": "process_name", "pid": "n0", "args": {"name": "n0"}},\n'

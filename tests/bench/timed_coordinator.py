@@ -1,5 +1,7 @@
-"""A coordinator on one core that says when it took each heartbeat: ``python -m tests.bench.timed_coordinator FOLDER CORE``,
-for coordinator.py. It prints its events, each with the time, and at the end the heartbeats, all as JSON lines."""
+"""The coordinator that coordinator.py measures, on one core: ``python -m tests.bench.timed_coordinator FOLDER CORE``.
+
+It prints its events as JSON lines, each with its time, and at the end when it took each heartbeat.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ from dtfm.coordinator.service.startup import open_run, serve_until_over
 
 
 class TimedServer(Server):
-    """``beats``: when each heartbeat was taken and how long after it was sent, in seconds."""
+    """``beats``: for each heartbeat, when it was taken and how long before it was sent, in seconds."""
 
     def _carry_out(self, command: t.Command) -> None:
         super()._carry_out(command)

@@ -1,9 +1,8 @@
-"""What people would use instead: one rank of torch.distributed's pipeline, 1F1B in four stages of two replicas, over Gloo.
+"""The usual alternative: one rank of torch.distributed's pipeline, 1F1B in four stages of two replicas, over Gloo.
 
-``python -m tests.bench.torch_pipeline RANK MASTER STEPS RUN.toml``, once per rank in 0 to 7. Rank r holds stage r // 2. The
-replicas of a stage average their gradients in one all-reduce after the pipeline's step; nothing is clipped, checked or
-agreed on, which leaves it less to do than ours has. Rank 7 prints the seconds of each step,
-as a JSON list.
+``python -m tests.bench.torch_pipeline RANK MASTER STEPS RUN.toml``, once for each rank from 0 to 7. Rank r holds stage r // 2.
+The replicas of a stage average gradients in one all-reduce after the pipeline's step. Nothing is clipped, checked or voted on,
+so it has less to do than ours. Rank 7 prints the seconds of each step, as a JSON list.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ DEVICE = "wan0"
 
 
 class Part(nn.Module):
-    """The decoder layers of one stage of a Llama; the first stage embeds, the last one gives logits."""
+    """One stage of a Llama: its decoder layers, in the first stage the embedding, in the last the head."""
 
     def __init__(self, whole: Any, stage: int) -> None:
         super().__init__()
@@ -65,7 +64,7 @@ def main() -> None:
     part = Part(whole_model(run, data, ()), stage)
     optimizer = torch.optim.AdamW(part.parameters(), lr=train.learning_rate)
     dist.init_process_group("gloo", init_method=f"tcp://{master}:7400", rank=rank, world_size=STAGES * REPLICAS)
-    # Every rank makes every group, in the same order.
+    # torch.distributed requires that every rank creates every group, in the same order.
     pipelines = [dist.new_group([s * REPLICAS + r for s in range(STAGES)]) for r in range(REPLICAS)]
     replicas = [dist.new_group([s * REPLICAS + r for r in range(REPLICAS)]) for s in range(STAGES)]
     micro_batches = train.global_batch // train.micro_batch // REPLICAS

@@ -1,33 +1,35 @@
-"""Eight nodes across the paper's worldwide links: ``python -m tests.bench.wan [--json] [--only NAME ...]``; an hour, with all.
+"""Eight nodes across the paper's worldwide links: ``python -m tests.bench.wan [--json] [--only NAME ...]``; all take an hour.
 
-Ours, placed by the scheduler and at random, beside torch.distributed's pipeline (torch_pipeline.py).
+Ours, with placement by the scheduler and at random, is compared with torch.distributed's pipeline (torch_pipeline.py).
 
-The network is emulated (tests/wan), one node in each of the paper's eight regions: its latencies, its bandwidths divided by
-one number, which the title states. The network is checked against its file before anything is measured. Nodes come one
-after the other, as they would disturb each other's measurements of devices, which they do not share elsewhere. A step's time
-is the median from commit to commit; the first one warms up.
+The network is emulated (tests/wan), with one node in each of the paper's eight regions. It has the paper's latencies, and its
+bandwidths divided by one number, which the title states. It is checked against its file before anything is measured. Nodes join
+one after the other, as they share cores here and would disturb each other's measurements of their devices. A step's time is the
+median from commit to commit; the first step warms up.
 
-What is trained keeps the proportions of the paper's job (arXiv 2206.01288, section 4: GPT3-1.3B, 8 stages of 3 layers x 8
-replicas, micro-batches of one sequence, 128 of them in a pipeline per step, 1,024 sequences in all; its scripts do twice 64 and
-update weights once, in scripts/aws_run_batch_gpt3_optimal.sh and pipeline_parallel/dist_gpipe_pipeline_async.py):
+The job keeps the proportions of the paper's (arXiv 2206.01288, section 4: GPT3-1.3B, 8 stages of 3 layers x 8 replicas,
+micro-batches of one sequence, 128 per pipeline and step, 1,024 sequences in all; the scripts aws_run_batch_gpt3_optimal.sh and
+dist_gpipe_pipeline_async.py run 64 twice and update the weights once):
 
-- A micro-batch's activations cross a link of 1 Gbit/s, or what stands for it, in 160 ms (paper: 8.4 MB, 67 ms), beside latencies
-  of 11 to 238 ms in both.
-- A stage computes a micro-batch in some 40 ms, all nodes together on two cores (paper: 1.9 TFLOP, 37 ms at 50 TFLOP/s): beside
-  links it is half as long as the paper's, as with links twice as fast the cores, which are no part of any network, decide.
-- Filling and draining takes 3 of 128 micro-batches, in 4 stages and 2 pipelines (paper: 7 of 128, in 8 stages and 8 pipelines).
-- On a link, gradients are a tenth of activations, 0.96 and 9.4 MB (paper: three twentieths, 163 and 1,074 MB).
+- The activations of a micro-batch cross a link that stands for 1 Gbit/s in 160 ms (paper: 8.4 MB, 67 ms). Latencies are 11 to
+  238 ms in both.
+- A stage computes a micro-batch in about 40 ms, with all nodes on two cores (paper: 1.9 TFLOP, 37 ms at 50 TFLOP/s). Relative to
+  the links, that is half as long as the paper's. With faster links the cores, which belong to no network, would decide.
+- Filling and draining take 3 of 128 micro-batches, in 4 stages and 2 pipelines (paper: 7 of 128, in 8 stages and 8 pipelines).
+- On a link, gradients have a tenth of the bytes of activations, 0.96 and 9.4 MB (paper: three twentieths, 163 and 1,074 MB).
 
-Every way trains the same model on the same samples in four stages. For torch.distributed these are of two layers and two
-replicas each; its placements at random are drawn with the seeds 1 to 3, and the median of these counts. Ours chooses layers,
-replicas and routes, and may leave nodes idle; it is told what share of a core each node has (crowded.py). Placed at random it
-sees all nodes and links alike, in an order drawn from a seed (blind.py).
+Every way trains the same model on the same samples in four stages. For torch.distributed each stage has two layers and two
+replicas. Its random placements have the seeds 1 to 3; their median counts. Ours chooses layers, replicas and routes, and may
+leave nodes idle. It is told each node's share of a core (crowded.py). For its random placement it sees all nodes and links as
+equal, in an order that a seed decides (blind.py).
 
-Yardsticks stand beside a way's time: what its plan was predicted to take when it was adopted; what the scheduler's simulation
-gives for this plan with devices as fast as they were in training, over the links as they are emulated; the busiest link's bytes
-over its rate, the busiest node's seconds of computing, and the processor seconds of the whole machine over its cores, which all
-nodes share, below which no step can be; and the parts of a step, and of what came over that link, from the nodes' traces
-(explain.py).
+Several values explain a way's time:
+
+- the time that its plan was predicted to take when it was adopted;
+- the time that the scheduler's simulation gives for this plan, with the devices' speeds in training, over the emulated links;
+- lower bounds of a step: the busiest link's bytes over its rate, the busiest node's seconds of computing, and the processor
+  seconds of the whole machine over its cores, which all nodes share;
+- the parts of a step, and those of the busiest link, from the nodes' traces (explain.py).
 """
 
 from __future__ import annotations
@@ -77,8 +79,8 @@ UNLIMITED = 1e12
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """One way to train. ``shuffle``: the seed that places nodes at random; None: the scheduler does, and for torch.distributed
-    they stand in region order."""
+    """One way to train. ``shuffle``: the seed of a random placement. None: the scheduler places nodes; for torch.distributed they
+    are in region order."""
 
     name: str
     torch: bool = False
@@ -100,19 +102,19 @@ WAYS = (
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Seconds per step: measured, and for ours by name what stands beside it."""
+    """Seconds per step. ``beside``: for ours, the values that explain it, by name."""
 
     step: float
     beside: Mapping[str, float] = field(default_factory=dict)
 
 
 def coordinator_of(way: Way, share: float) -> list[str]:
-    """The module that is this way's coordinator, with what it takes first."""
+    """The module that is this way's coordinator, with its first arguments."""
     return ["tests.bench.crowded", str(share)] if way.shuffle is None else ["tests.bench.blind", str(way.shuffle)]
 
 
 def run_file(way: Way, steps: int) -> str:
-    """A Llama of eight layers on the demo's data, in four stages."""
+    """A Llama of eight layers, in four stages."""
     return f"""
 name = "wan"
 [model]
@@ -138,7 +140,7 @@ every = 0
 
 
 def measure_ours(way: Way, network: Scaled, steps: int, share: float) -> Outcome:
-    """Trains ``steps`` steps, and some before, on a network of its own. ``share``: see share_of_a_core."""
+    """Trains ``steps`` steps after some that warm up, on a new network. ``share``: see share_of_a_core."""
     last = steps + WARM_UP
     with (
         tempfile.TemporaryDirectory() as folder,
@@ -171,20 +173,20 @@ def measure_ours(way: Way, network: Scaled, steps: int, share: float) -> Outcome
     plan, workload = adopted.plan, described.described.workload
     computed = {node: statistics.median(e["compute_seconds"][node] for e in committed) for node in plan.nodes}
     beside = {} if way.shuffle is not None else {"predicted": adopted.predicted_seconds or math.inf}
-    beside["simulated at the speeds seen"] = simulated(plan, workload, computed, network.cluster, ratio)
+    beside["simulated at measured speeds"] = simulated(plan, workload, computed, network.cluster, ratio)
     beside |= {"busiest link": busiest, "busiest node": max(computed.values()), "all cores": processors / CORES / steps}
     beside |= asdict(parts) | {f"busiest link, {part}": seconds for part, seconds in asdict(of_link).items()}
     return Outcome(statistics.median(e["seconds"] for e in committed), beside)
 
 
 def processor_seconds() -> float:
-    """Of everything that this machine did since it started."""
+    """The processor seconds of the whole machine since it started."""
     user, nice, system, _, _, *interrupts = map(int, Path("/proc/stat").read_text().split("\n")[0].split()[1:8])
     return (user + nice + system + sum(interrupts)) / os.sysconf("SC_CLK_TCK")
 
 
 def simulated(plan: Plan, workload: Workload, computed: Mapping[str, float], cluster: Cluster, ratio: float) -> float:
-    """Seconds of a step over the network as it is emulated, by devices that need ``computed`` seconds for their parts."""
+    """The seconds of a step over the emulated network, with devices that need ``computed`` seconds for their parts."""
     draft = draft_of(plan, cluster)
     flops = Problem(cluster, workload).flops_before
     speeds = {node.id: node.flops for node in cluster.nodes}
@@ -200,7 +202,7 @@ def simulated(plan: Plan, workload: Workload, computed: Mapping[str, float], clu
 
 
 def measure_torch(way: Way, network: Scaled, steps: int) -> Outcome:
-    """The same with torch.distributed: rank by rank in the order of the regions, or in one drawn at random."""
+    """Measures torch.distributed, with ranks in the order of the regions or in a random one."""
     names = list(network.cluster.ids)
     if way.shuffle is not None:
         Random(way.shuffle).shuffle(names)
@@ -230,12 +232,12 @@ def rows_of(way: Way, outcome: Outcome, first: tuple[Way, Outcome]) -> list[Row]
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=3, help=f"measured, after {WARM_UP} that warm up")
+    parser.add_argument("--steps", type=int, default=3, help=f"steps that are measured, after {WARM_UP} that warms up")
     parser.add_argument(
-        "--torch-steps", type=int, default=1, help="the same of torch.distributed's, which take minutes each"
+        "--torch-steps", type=int, default=1, help="the same for torch.distributed, whose steps take minutes"
     )
     parser.add_argument(
-        "--only", nargs="+", choices=[way.name for way in WAYS], help="the first is what others are held to"
+        "--only", nargs="+", choices=[way.name for way in WAYS], help="the others are compared with the first"
     )
     parser.add_argument("--json", action="store_true", help="one JSON object per row")
     arguments = parser.parse_args()
@@ -265,7 +267,7 @@ def main() -> int:
     title = f"One step over worldwide links, bandwidths divided by {network.divisor:.0f}, {arguments.steps} steps each"
     if any(way.torch for way in chosen):
         title += f" (torch: {arguments.torch_steps})"
-    title += f"; each node counts for {share:.2f} of a core"
+    title += f"; each node has {share:.2f} of a core"
     show(title, rows, arguments.json)
     return 0
 

@@ -1,7 +1,7 @@
-"""The coordinator's command, for nodes that share this machine's cores: ``python -m tests.cluster.alike serve ...``.
+"""The coordinator's command for nodes that share this machine's cores: ``python -m tests.cluster.alike serve ...``.
 
-What such nodes measure of themselves and of their links is how busy the others were in that moment, and plans would follow
-it. Here all nodes count as alike, and all links: as the fastest that was measured.
+When such nodes measure themselves and their links, they measure how busy the others are at that moment, and plans would follow
+these figures. Here the scheduler sees all nodes as equally fast, and all links: as fast as the fastest one that was measured.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def alike(cluster: Cluster) -> Cluster:
 
 
 def run_with(change: Callable[[Cluster], Cluster]) -> None:
-    """The command itself; it plans with what ``change`` makes of the cluster as measured."""
+    """Runs the command; the scheduler gets what ``change`` returns for the measured cluster."""
 
     def plan(cluster: Cluster, *arguments: Any, **options: Any) -> Decision:
         return schedule(change(cluster), *arguments, **options)

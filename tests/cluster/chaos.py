@@ -1,11 +1,12 @@
-"""Kills and returns, one of each every 20 seconds: ``python -m tests.cluster.chaos --seconds 600 --seed 1 [--json]``.
+"""Nodes are killed and return: ``python -m tests.cluster.chaos --seconds 600 --seed 1 [--json]``.
 
-Real processes on this machine. First they train undisturbed for a while, which gives the throughput to compare with; then
-chaos begins. As a shared machine drifts, the throughput is compared with that of the quiet stretches too, from each return
-to the next kill. (Where processors are fewer than nodes, those that are left run faster, and keep more than their share.)
+Real processes on this machine. They first train undisturbed for a while, which gives the throughput to compare with. Then one
+node is killed in every period (20 seconds, unless told otherwise) and returns in the same one. A shared machine drifts, so the
+throughput is also compared with that of the quiet stretches, from each return to the next kill. (Where there are fewer cores
+than nodes, the nodes that are left run faster, and keep more than their share.)
 
-Who dies, and when in its 20 seconds, follows from the seed; the first node is spared, so that there is always one whose
-memory and open files can be compared. What comes out is one table.
+The seed decides who dies, and when in its period. The first node is spared, so that there is always one whose memory and open
+files can be compared. The result is one table.
 """
 
 from __future__ import annotations
@@ -14,17 +15,23 @@ import argparse
 import os
 import random
 import signal
+import statistics
 import tempfile
+import threading
 import time
-from collections.abc import Mapping
+from bisect import bisect
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from pathlib import Path
+from typing import Self
 
 from tests.bench.rows import Row, show
-from tests.cluster.launch import Cluster
+from tests.cluster.launch import Cluster, Event
 from tests.cluster.leaks import open_files, processes_in, resident_bytes
 from tests.cluster.nursery import close_nursery
 from tests.cluster.recoveries import (
+    commits,
     committed_between,
     contribution,
     mean_members,
@@ -34,10 +41,14 @@ from tests.cluster.recoveries import (
 from tests.cluster.runs import GPT2, run_file
 
 PERIOD = 20.0
-ABSENT = 8.0
-"""Seconds from a kill to the start of its successor."""
+_ABSENT = 0.4
+"""Part of a period from a kill to the start of the node's next process."""
+_RETURNING = 0.25
+"""Part of a period that is left for the return."""
+_SAMPLES_EVERY = 0.5
+"""Seconds between two records of resident memory."""
 _CALM = (5.0, 30.0)
-"""Seconds of undisturbed training: a twelfth of the chaos within these bounds."""
+"""Seconds of undisturbed training: a twelfth of the chaos, within these bounds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +61,10 @@ class Kill:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Rates in committed steps per second: ``calm_rate`` before chaos, ``rate`` in it, ``quiet_rate`` in it while nothing
-    happened. ``presence``: mean share of the nodes that were members in chaos. ``recovery``: seconds from each kill to the next
-    commit, ``contribution``: from each return to the first step with a part of its. Growth is of the coordinator and the
-    spared node, whichever is larger, since the first return."""
+    """Rates are committed steps per second: ``calm_rate`` before chaos, ``rate`` in chaos, ``quiet_rate`` in its quiet
+    stretches. ``presence``: the mean share of the nodes that were members in chaos. ``recovery``: seconds from each kill to the
+    next commit. ``contribution``: seconds from each return to the first step in which the node took part. The last two are of
+    the coordinator and of the spared node, since the first return: open files gained, and bytes of memory gained per step."""
 
     steps: int
     calm_rate: float
@@ -67,48 +78,47 @@ class Report:
     contribution: tuple[float, ...]
     processes_left: tuple[str, ...]
     file_growth: Mapping[str, int]
-    memory_growth: Mapping[str, int]
+    memory_slope: Mapping[str, float]
 
 
-def schedule_of_kills(seed: int, seconds: float, nodes: tuple[str, ...]) -> list[Kill]:
-    """One in each whole period, early enough for its successor to come in the same one; never of the first node."""
+def schedule_of_kills(seed: int, seconds: float, nodes: tuple[str, ...], period: float = PERIOD) -> list[Kill]:
+    """One in each whole period, early enough for the node to return in the same one; never of the first node."""
     chance = random.Random(seed)
     return [
-        Kill(chance.choice(nodes[1:]), number * PERIOD + chance.uniform(0, PERIOD - ABSENT - 5))
-        for number in range(int(seconds / PERIOD))
+        Kill(chance.choice(nodes[1:]), period * (number + chance.uniform(0, 1 - _ABSENT - _RETURNING)))
+        for number in range(int(seconds / period))
     ]
 
 
-def run_chaos(folder: Path, seconds: float, seed: int, count: int = 6) -> Report:
+def run_chaos(folder: Path, seconds: float, seed: int, count: int = 6, period: float = PERIOD) -> Report:
     """Trains in ``folder`` with ``count`` nodes in two stages."""
     nodes = tuple(f"n{number}" for number in range(count))
     stages = [count - count // 2, count // 2]
     text = run_file(model=GPT2, stages=stages, steps=1_000_000, learning_rate=1e-3, lease=10.0)
-    kills = schedule_of_kills(seed, seconds, nodes)
+    kills = schedule_of_kills(seed, seconds, nodes, period)
     with Cluster(folder, text, nodes=nodes) as cluster:
         warm = cluster.wait_for("step_committed", where=lambda e: e["step"] == 10)
         calm = min(max(seconds / 12, _CALM[0]), _CALM[1])
         began = cluster.wait_for("step_committed", where=lambda e: e["time"] >= warm["time"] + calm)
         witnesses = {name: _process(cluster, name) for name in ("coordinator", nodes[0])}
-        files_before, memory_before = dict.fromkeys(witnesses, 0), dict.fromkeys(witnesses, 0)
+        files_before = dict.fromkeys(witnesses, 0)
         died_at = []
-        for number, kill in enumerate(kills):
-            sleep_until(began["time"] + kill.at)
-            if number <= 1:  # once one has died and returned, if there is time for two: then all is as it will be
-                files_before = {name: open_files(pid) for name, pid in witnesses.items()}
-                memory_before = {name: resident_bytes(pid) for name, pid in witnesses.items()}
-            died_at.append(time.time())
-            cluster.nodes[kill.node].send(signal.SIGKILL)
-            cluster.nodes[kill.node].wait(10)
-            sleep_until(began["time"] + kill.at + ABSENT)
-            cluster.add(kill.node)
-        sleep_until(began["time"] + seconds)
-        ended = time.time()
-        whole = cluster.wait_for(
-            "step_committed", where=lambda e: e["time"] > ended and len(e["compute_seconds"]) == count
-        )
+        with Memory(witnesses) as memory:
+            for number, kill in enumerate(kills):
+                sleep_until(began["time"] + kill.at)
+                if number <= 1:  # the second time, as one node has died and returned by then
+                    files_before = {name: open_files(pid) for name, pid in witnesses.items()}
+                died_at.append(time.time())
+                cluster.nodes[kill.node].send(signal.SIGKILL)
+                cluster.nodes[kill.node].wait(10)
+                sleep_until(began["time"] + kill.at + _ABSENT * period)
+                cluster.add(kill.node)
+            sleep_until(began["time"] + seconds)
+            ended = time.time()
+            whole = cluster.wait_for(
+                "step_committed", where=lambda e: e["time"] > ended and len(e["compute_seconds"]) == count
+            )
         file_growth = {name: open_files(pid) - files_before[name] for name, pid in witnesses.items()}
-        memory_growth = {name: resident_bytes(pid) - memory_before[name] for name, pid in witnesses.items()}
         assert cluster.coordinator is not None
         cluster.coordinator.send(signal.SIGINT)
         assert cluster.finish() == 1
@@ -130,12 +140,48 @@ def run_chaos(folder: Path, seconds: float, seed: int, count: int = 6) -> Report
         contribution=tuple(first - joined for joined, first in returns),
         processes_left=tuple(processes_in(folder)),
         file_growth=file_growth,
-        memory_growth=memory_growth,
+        memory_slope=memory.slopes(events, since=returns[0][1]),
     )
 
 
+class Memory:
+    """A context that records the resident memory of some processes over time."""
+
+    def __init__(self, processes: Mapping[str, int]) -> None:
+        self._processes = processes
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self._samples: dict[str, list[tuple[float, int]]] = {name: [] for name in processes}
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._thread.join(10)
+
+    def slopes(self, events: Sequence[Event], since: float) -> Mapping[str, float]:
+        """By process: bytes gained per committed step from the time ``since`` on."""
+        times = [event["time"] for event in commits(events)]
+        return {
+            name: slope([(bisect(times, at), size) for at, size in samples if at >= since])
+            for name, samples in self._samples.items()
+        }
+
+    def _watch(self) -> None:
+        while not self._ended.wait(_SAMPLES_EVERY):
+            for name, pid in self._processes.items():
+                self._samples[name].append((time.time(), resident_bytes(pid)))
+
+
+def slope(points: Sequence[tuple[float, float]]) -> float:
+    """The median of the slopes between any two points (Theil and Sen's estimator), which a few outliers do not move."""
+    return statistics.median((d - b) / (c - a) for (a, b), (c, d) in combinations(points, 2) if c > a)
+
+
 def sleep_until(moment: float) -> None:
-    """Chaos keeps time: its kills come when they are due, whatever the nodes are doing."""
+    """Waits for a time of the wall clock. (Kills come when they are due, whatever the nodes are doing.)"""
     time.sleep(max(0.0, moment - time.time()))
 
 
@@ -169,22 +215,23 @@ def rows(report: Report) -> list[Row]:
         *median_and_worst("join to first step", report.contribution, "s", "undisturbed step", 1 / report.calm_rate),
         Row("processes left", len(report.processes_left), ""),
         *(Row(f"open files gained, {name}", gained, "") for name, gained in report.file_growth.items()),
-        *(Row(f"memory gained, {name}", gained / 2**20, "MiB") for name, gained in report.memory_growth.items()),
+        *(Row(f"memory gained, {name}", gained / 2**10, "KiB/step") for name, gained in report.memory_slope.items()),
     ]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=600, help="of chaos; at least 20")
+    parser.add_argument("--seconds", type=float, default=600, help="how long chaos lasts; at least a period")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--period", type=float, default=PERIOD, help="seconds from one kill to the next, on average")
     parser.add_argument("--nodes", type=int, default=6)
     parser.add_argument("--json", action="store_true", help="one JSON object per row")
     arguments = parser.parse_args()
-    if arguments.seconds < PERIOD or arguments.nodes < 3:
-        parser.error(f"at least {PERIOD:.0f} seconds and 3 nodes, or nobody is killed")
+    if arguments.seconds < arguments.period or arguments.nodes < 3:
+        parser.error("it takes a whole period and 3 nodes, or nobody is killed")
     try:
         with tempfile.TemporaryDirectory() as folder:
-            report = run_chaos(Path(folder), arguments.seconds, arguments.seed, arguments.nodes)
+            report = run_chaos(Path(folder), arguments.seconds, arguments.seed, arguments.nodes, arguments.period)
     finally:
         close_nursery()
     for finding in report.findings:

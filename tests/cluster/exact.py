@@ -1,4 +1,4 @@
-"""What must hold of a run whatever befell it."""
+"""What must be true of every run, whatever faults there were."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from tests.cluster.runs import losses_alone
 
 
 def assert_exact(cluster: Cluster, tolerance: float = 1e-8) -> None:
-    """Steps are consecutive, but for those that went back because no node had a stage's state any more; each has the loss
-    that one process has; the log is in order, which includes that replicas held the same bits."""
+    """Steps are consecutive, except after a roll-back, where no node held a stage's state any more. Each step has the loss that
+    one process computes. The audit finds nothing wrong in the log; it would find replicas whose states differed."""
     events = cluster.log()
     alone = losses_alone(cluster.run_file, steps=max(e["step"] for e in events if e["event"] == "step_committed"))
     last = 0

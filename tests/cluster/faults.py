@@ -1,26 +1,30 @@
-"""Faults as data: ``fail("b").at(step=5, phase=Phase.REDUCE).by(SIGKILL)``, given to a Cluster before it starts "b".
+"""Faults as data: ``fail("b").at(step=5, phase=Phase.REDUCE).by(SIGKILL)``, given to a Cluster.
 
-The process itself carries its faults out, in the thread that has just come to that phase, so they hit it exactly.
+The process itself carries out its faults, in the thread that has just come to that phase, so they hit it exactly. This is the
+one file of tests/cluster that reaches into the product's modules to do so; see "In the process that fails".
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import enum
 import itertools
 import json
 import os
 import random
+import re
 import signal
 import socket
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from unittest import mock
 
-from dtfm.coordinator.log import events as ev
+from dtfm.coordinator.log.events import Event, NodeJoined, PlanAdopted, StepCommitted
 from dtfm.coordinator.log.store import Record, Store
 from dtfm.node.host.trace import Activity, Span, listen
 from dtfm.node.state.state_store import Subscription, Tensor
@@ -34,24 +38,34 @@ HOUR = 3600.0
 
 
 class Phase(enum.Enum):
-    """Where in a step."""
+    """When a fault happens: a moment of a step, of a change of plan, or of a snapshot."""
 
     FORWARD = "forward"
     """The first forward of the step begins."""
     BACKWARD = "backward"
     REDUCE = "reduce"
-    """All gradients of a shard are here and are about to be added up."""
+    """All gradients of a shard have arrived and are about to be added up."""
     VOTE = "vote"
-    """Computed, not voted. On the coordinator: all have voted, the commit is not written."""
+    """The node has computed the step and has not voted. On the coordinator: all have voted, and the commit is not written."""
     COMMIT = "commit"
-    """The commit is written, and this node has not heard of it: with RESET it never will. On the coordinator: it is written,
-    and not announced."""
+    """The commit is written, and the node has not received it; with RESET it never will. On the coordinator: the commit is
+    written, and not announced."""
     APPLY = "apply"
-    """The node has heard of the commit and is about to apply it."""
+    """The node has received the commit and is about to apply it."""
+    ADOPT = "adopt"
+    """The node begins to take its place in a new plan. On the coordinator: the plan is written, and not announced."""
+    JOIN = "join"
+    """On the coordinator alone: a node's joining is written, and the node does not know."""
+    SNAPSHOT = "snapshot"
+    """The node has written a file of a snapshot under a temporary name, and it is not on the disk for certain yet."""
+
+
+OF_A_STEP = (Phase.FORWARD, Phase.BACKWARD, Phase.REDUCE, Phase.VOTE, Phase.COMMIT, Phase.APPLY)
+OF_THE_COORDINATOR = (Phase.VOTE, Phase.COMMIT, Phase.ADOPT, Phase.JOIN)
 
 
 class Means(enum.Enum):
-    """What happens there."""
+    """What happens then."""
 
     SIGKILL = "SIGKILL"
     PAUSE = "PAUSE"
@@ -59,15 +73,15 @@ class Means(enum.Enum):
     RESET = "RESET"
     """All of the process's TCP connections are reset, at both ends."""
     CORRUPT_FRAME = "CORRUPT_FRAME"
-    """A bit of the next frame that the node sends is flipped, after its checksum was taken."""
+    """One bit of the next frame that the node sends is flipped after the checksum was computed."""
     CLOCK_JUMP = "CLOCK_JUMP"
-    """Python's wall clock is an hour ahead from then on. (The machine's own is everybody's, and stays.)"""
+    """Python's wall clock is an hour ahead from then on. (The machine's own clock stays as it is.)"""
     SLOW = "SLOW"
-    """Every forward takes the fault's seconds longer from then on."""
+    """From then on every forward takes longer, by the fault's seconds."""
     LAG = "LAG"
-    """Steps go to whoever follows this node's state the fault's seconds later from then on."""
+    """From then on the standbys of this node's state get each step later, by the fault's seconds."""
     HOLD = "HOLD"
-    """No harm: the thread stays there until the test lets go (Cluster.let_go), so that something else happens first."""
+    """No harm: the thread waits until the test calls Cluster.let_go, so that something else can happen first."""
 
 
 SIGKILL = Means.SIGKILL
@@ -85,13 +99,14 @@ _BEGINNINGS = {
     Activity.REDUCE: Phase.REDUCE,
     Activity.VOTE: Phase.VOTE,
     Activity.APPLY: Phase.APPLY,
+    Activity.ADOPT: Phase.ADOPT,
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """``process``: a node, or COORDINATOR. ``step``: or the first one after it in which the process comes to ``phase``; it may
-    have no part in this one. ``seconds``: how long a PAUSE lasts, or how much longer SLOW or LAG take."""
+    """``process``: a node, or COORDINATOR. ``step``: the fault happens when the process first comes to ``phase`` in this step
+    or a later one, as it may have no part in this one. ``seconds``: how long a PAUSE lasts, or what SLOW or LAG add."""
 
     process: str
     step: int
@@ -111,7 +126,7 @@ class Moment:
 
     def by(self, means: Means, *, seconds: float = 0.0) -> Fault:
         lasting = means in (PAUSE, SLOW, LAG)
-        assert (seconds > 0) == lasting, "a pause, slowness and a lag take some seconds, nothing else does"
+        assert (seconds > 0) == lasting, "PAUSE, SLOW and LAG need seconds; the other means take none"
         return Fault(self.process, self.step, self.phase, means, seconds)
 
 
@@ -120,7 +135,8 @@ class Victim:
     process: str
 
     def at(self, *, step: int, phase: Phase) -> Moment:
-        assert self.process != COORDINATOR or phase in (Phase.VOTE, Phase.COMMIT), "the coordinator computes nothing"
+        assert self.process != COORDINATOR or phase in OF_THE_COORDINATOR, "the coordinator never comes to this phase"
+        assert self.process == COORDINATOR or phase is not Phase.JOIN, "only the coordinator comes to this phase"
         return Moment(self.process, step, phase)
 
 
@@ -140,16 +156,17 @@ def gate(fault: Fault) -> str:
 
 
 def pair_of_faults(seed: int, nodes: Sequence[str], step: int, *, pause: float) -> tuple[Fault, Fault]:
-    """Two of ``nodes`` fail in the same step, each somewhere and somehow: the same for the same ``seed``."""
+    """Two of ``nodes`` fail in the same step. The seed decides who, at which phase and by which means."""
     chance = random.Random(seed)
     first, second = (
-        fail(node).at(step=step, phase=chance.choice(list(Phase))).by(means, seconds=pause if means is PAUSE else 0.0)
+        fail(node).at(step=step, phase=chance.choice(OF_A_STEP)).by(means, seconds=pause if means is PAUSE else 0.0)
         for node, means in zip(chance.sample(nodes, 2), chance.choices((SIGKILL, PAUSE, RESET), k=2), strict=True)
     )
     return first, second
 
 
 def to_text(faults: Sequence[Fault]) -> str:
+    """One line."""
     return json.dumps([{**asdict(f), "phase": f.phase.name, "means": f.means.name} for f in faults])
 
 
@@ -161,52 +178,101 @@ def from_text(text: str) -> tuple[Fault, ...]:
 # In the process that fails
 
 
-def install(faults: Sequence[Fault]) -> None:
-    """From now on this process carries ``faults`` out."""
-    pending = sorted(faults, key=lambda fault: fault.step)
+class Pending:
+    """The faults that this process has yet to carry out."""
 
-    def reach(step: int, phase: Phase) -> Fault | None:
-        """Here is ``phase`` of ``step``: what was to happen has happened when this returns."""
-        fault = next((f for f in pending if f.phase is phase and f.step <= step), None)
-        if fault is not None:
-            pending.remove(fault)
-            os.write(2, announcement(fault).encode())
-            _MEANS[fault.means](fault)
+    def __init__(self, faults: Sequence[Fault]) -> None:
+        self._lock = threading.Lock()
+        self._faults = list(faults)
+
+    def add(self, faults: Sequence[Fault]) -> None:
+        with self._lock:
+            self._faults += faults
+
+    def reach(self, step: int, phase: Phase) -> Fault | None:
+        """Called at ``phase`` of ``step``. Returns when the fault that belongs here, if any, has been carried out."""
+        with self._lock:
+            due = [f for f in self._faults if f.phase is phase and f.step <= step]
+            fault = min(due, key=lambda f: f.step, default=None)
+            if fault is None:
+                return None
+            self._faults.remove(fault)
+        os.write(2, announcement(fault).encode())
+        _MEANS[fault.means](fault)
         return fault
+
+
+def install(faults: Sequence[Fault], orders: str) -> None:
+    """From now on this process carries out ``faults``, and those that come later through the named pipe ``orders``, one
+    ``to_text`` a line."""
+    pending = Pending(faults)
 
     def on_span(span: Span) -> None:
         if span.ended is None and span.activity in _BEGINNINGS:
-            reach(span.step, _BEGINNINGS[span.activity])
+            pending.reach(span.step, _BEGINNINGS[span.activity])
+
+    def obey() -> None:
+        with open(orders) as lines:
+            for line in lines:
+                pending.add(from_text(line))
 
     listen(on_span)
-    _before_conclude(reach)
-    _around_append(reach)
+    _before_conclude(pending)
+    _around_append(pending)
+    _before_fsync(pending)
+    threading.Thread(target=obey, daemon=True).start()
 
 
-def _before_conclude(reach: Callable[[int, Phase], Fault | None]) -> None:
+def _before_conclude(pending: Pending) -> None:
     conclude = Trainer.conclude
 
     def reaching(trainer: Trainer, commit: Commit) -> None:
-        fault = reach(commit.step, Phase.COMMIT)
-        if fault is None or fault.means is not RESET:  # else it was on a connection that is no more
+        fault = pending.reach(commit.step, Phase.COMMIT)
+        if fault is None or fault.means is not RESET:  # else the commit was on a connection that is gone
             conclude(trainer, commit)
 
     mock.patch.object(Trainer, "conclude", reaching).start()
 
 
-def _around_append(reach: Callable[[int, Phase], Fault | None]) -> None:
-    append = Store.append
+_WRITTEN: dict[type[Event], Phase] = {
+    StepCommitted: Phase.COMMIT,
+    PlanAdopted: Phase.ADOPT,
+    NodeJoined: Phase.JOIN,
+}
 
-    def reaching(store: Store, events: Sequence[ev.Event]) -> list[Record]:
-        committed = [event.step for event in events if isinstance(event, ev.StepCommitted)]
-        for step in committed:
-            reach(step, Phase.VOTE)
+
+def _around_append(pending: Pending) -> None:
+    append = Store.append
+    last = 0
+
+    def reaching(store: Store, events: Sequence[Event]) -> list[Record]:
+        nonlocal last
+        for event in events:
+            if isinstance(event, StepCommitted):
+                last = event.step
+                pending.reach(last, Phase.VOTE)
         records = append(store, events)
-        for step in committed:
-            reach(step, Phase.COMMIT)
+        for event in events:
+            if type(event) in _WRITTEN:
+                pending.reach(last, _WRITTEN[type(event)])
         return records
 
     mock.patch.object(Store, "append", reaching).start()
+
+
+_SNAPSHOT_FILE = re.compile(r"/step-(\d+)/bucket-\d+\.safetensors")
+
+
+def _before_fsync(pending: Pending) -> None:
+    fsync = os.fsync
+
+    def reaching(descriptor: int) -> None:
+        with contextlib.suppress(OSError):
+            if written := _SNAPSHOT_FILE.search(os.readlink(f"/proc/self/fd/{descriptor}")):
+                pending.reach(int(written[1]), Phase.SNAPSHOT)
+        fsync(descriptor)
+
+    mock.patch.object(os, "fsync", reaching).start()
 
 
 def _kill(_: Fault) -> None:
@@ -215,7 +281,7 @@ def _kill(_: Fault) -> None:
 
 def _pause(fault: Fault) -> None:
     null = os.open(os.devnull, os.O_RDWR)
-    # With nothing of ours open: whoever reads our output shall not wait for this.
+    # It inherits none of our streams, so that their readers see the end when we end.
     actions = [(os.POSIX_SPAWN_DUP2, null, stream) for stream in range(3)]
     wake = f"sleep {fault.seconds}; kill -CONT {os.getpid()}"
     waker = os.posix_spawn("/bin/sh", ["sh", "-c", wake], {}, file_actions=actions)
@@ -225,7 +291,7 @@ def _pause(fault: Fault) -> None:
 
 
 def _reset(_: Fault) -> None:
-    """TCP's own way: connecting a connected socket to nowhere (AF_UNSPEC) sends RST and fails what is under way here."""
+    """Connects each connected socket to nowhere (AF_UNSPEC), which makes TCP send RST and fails pending calls here."""
     libc = ctypes.CDLL(None, use_errno=True)
     nowhere = bytes(16)  # struct sockaddr whose family is AF_UNSPEC, 0
     for connection in _tcp_connections():
@@ -235,7 +301,7 @@ def _reset(_: Fault) -> None:
 
 
 def _tcp_connections() -> Iterator[socket.socket]:
-    """This process's established ones, through descriptors of their own."""
+    """This process's established connections, each through a new descriptor."""
     for entry in Path("/proc/self/fd").iterdir():
         try:
             if not os.readlink(entry).startswith("socket:"):
@@ -247,7 +313,7 @@ def _tcp_connections() -> Iterator[socket.socket]:
             found.getpeername()
             tcp = found.family in (socket.AF_INET, socket.AF_INET6) and found.type == socket.SOCK_STREAM
         except OSError:
-            tcp = False  # it listens
+            tcp = False  # a listening socket
         if tcp:
             yield found
         else:
@@ -268,20 +334,20 @@ def _corrupt_next_frame(_: Fault) -> None:
 
 
 def _advance_clock(_: Fault) -> None:
-    told = time.time
+    real = time.time
 
     def ahead() -> float:
-        return told() + HOUR
+        return real() + HOUR
 
     mock.patch.object(time, "time", ahead).start()
 
 
 def _slow_down(fault: Fault) -> None:
-    def dawdle(span: Span) -> None:
+    def sleep_at_forward(span: Span) -> None:
         if span.ended is None and span.activity is Activity.FORWARD:
             time.sleep(fault.seconds)
 
-    listen(dawdle)
+    listen(sleep_at_forward)
 
 
 def _lag(fault: Fault) -> None:
@@ -307,4 +373,4 @@ _MEANS: dict[Means, Callable[[Fault], None]] = {
     HOLD: _hold,
 }
 
-assert sys.platform.startswith("linux"), "faults are carried out by means of Linux"
+assert sys.platform.startswith("linux"), "faults are carried out with Linux's own calls"

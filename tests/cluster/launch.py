@@ -36,9 +36,9 @@ class Running(Protocol):
 
 
 class Process:
-    """One child process; its standard error is read as it comes, its standard output line by line by ``on_line``.
+    """One child process. ``on_line`` gets each line of its standard output; its standard error is kept.
 
-    A node or a coordinator comes from the nursery, in no time, unless it is to be ``fresh``: an interpreter of its own.
+    The nursery forks a node or a coordinator in milliseconds. With ``fresh`` it gets an interpreter of its own.
     """
 
     def __init__(
@@ -48,14 +48,15 @@ class Process:
         *,
         environment: dict[str, str] | None = None,
         on_line: Callable[[bytes], None] = lambda line: None,
-        faults: Sequence[Fault] = (),
+        faults: tuple[str, str] | None = None,
         fresh: bool = False,
     ) -> None:
+        """``faults`` as for nursery.Command."""
         self._changed = threading.Condition()
         self._errors = bytearray()
         network, inner = _namespace(command)
         forked = not fresh and inner[0] == sys.executable and inner[1] == "-m" and inner[2] in MODULES
-        assert forked or not faults, "faults are carried out by the nursery's children"
+        assert forked or faults is None, "only the nursery's children carry out faults"
         settings = {
             "OMP_NUM_THREADS": "1",
             "HF_HUB_OFFLINE": "1",
@@ -68,8 +69,7 @@ class Process:
         self.running: Running
         try:
             if forked:
-                text = to_text(faults) if faults else ""
-                order = Command(inner[2], tuple(inner[3:]), str(folder), {**os.environ, **settings}, text, network)
+                order = Command(inner[2], tuple(inner[3:]), str(folder), {**os.environ, **settings}, faults, network)
                 self.running = nursery().fork(order, writing_output, writing_errors)
             else:
                 self.running = subprocess.Popen(
@@ -93,19 +93,19 @@ class Process:
 
     @property
     def errors(self) -> str:
-        """What it has printed to standard error."""
+        """What the process has printed to standard error so far."""
         with self._changed:
             return self._errors.decode(errors="replace")
 
     def wait(self, timeout: float) -> int:
-        """Its exit code, once it has ended and all that it printed is read."""
+        """Waits until the process has ended and its output is read; returns the exit code."""
         code = self.running.wait(timeout)
         for reader in self._readers:
             reader.join(10)
         return code
 
     def wait_for_error(self, part: str, timeout: float = 60) -> None:
-        """Until standard error contains ``part``."""
+        """Waits until standard error contains ``part``."""
         with self._changed:
             found = self._changed.wait_for(lambda: part.encode() in self._errors, timeout)
         assert found, f"{part!r} did not come in {timeout:.0f} s:\n{self.errors}"
@@ -131,25 +131,30 @@ class Process:
 
 
 def _namespace(command: list[str]) -> tuple[str, list[str]]:
-    """The file of the network namespace that nsenter shall run the rest in (empty: none), and that rest."""
+    """Splits a command that nsenter runs into the file of its network namespace and the command inside; else ("", command)."""
     if command[0] == "nsenter" and command[1].startswith("--net=") and command[2] == "--":
         return command[1].removeprefix("--net="), command[3:]
     return "", command
 
 
 def join_command(coordinator: str, name: str) -> list[str]:
-    """A node on the CPU with one thread."""
+    """The command of a node on the CPU with one thread."""
     command = [sys.executable, "-m", "dtfm.node.cli", "join", coordinator, "--id", name]
     return [*command, "--threads", "1", "--device", "cpu", "--verbose"]
 
 
+def _tells(event: Event) -> bool:
+    """Whether it says more of what went wrong than that a step was trained."""
+    return event["event"] not in ("step_committed", "evaluated")
+
+
 def here(name: str, command: list[str]) -> list[str]:
-    """Where a process runs unless told otherwise: beside the others."""
+    """The default of ``place``: every process runs in this machine's own network."""
     return command
 
 
 class Cluster:
-    """``with Cluster(folder, run) as cluster``: a coordinator that serves ``run`` (TOML); nodes join with ``add``.
+    """``with Cluster(folder, run) as cluster``: a coordinator that serves ``run`` (TOML). ``add`` starts a node.
 
     Leaving the block ends every process.
     """
@@ -162,14 +167,15 @@ class Cluster:
         address: str = "127.0.0.1:0",
         start: bool = True,
         place: Callable[[str, list[str]], list[str]] = here,
-        faults: Sequence[Fault] = (),
+        faults: Sequence[Fault] | None = None,
         fresh: bool = False,
         nodes: Sequence[str] = (),
         alike: bool = True,
     ) -> None:
-        """``place`` makes the command of "coordinator" or a node run elsewhere, as the same process. Each of ``faults``
-        happens once, in whichever process of that name comes to its moment first. ``fresh`` as for Process. ``nodes`` are
-        added at once. ``alike``: plans are not to follow what nodes measure beside each other (alike.py)."""
+        """``place`` turns the command of "coordinator" or of a node into one that runs the same process elsewhere. Each of
+        ``faults`` happens once, in whichever process of its name comes to its moment first; `inject` adds more, unless
+        ``faults`` is None. ``fresh`` as for Process. ``nodes`` are added at once. ``alike``: the scheduler sees all nodes and
+        links as equal (alike.py), so that plans do not follow what the nodes measure while they share cores."""
         self.folder = folder
         self.run_file = folder / "run.toml"
         self.run_file.write_text(run)
@@ -178,12 +184,12 @@ class Cluster:
         self.address = address
         self._start = start
         self._place = place
-        self._faults = faults
+        self._faults: list[Fault] | None = None if faults is None else []
         self._started: list[tuple[str, Process]] = []
-        for fault in faults:
-            if fault.means is HOLD:
-                os.mkfifo(folder / gate(fault))
-        self._gates: list[int] = []
+        self._opened: list[int] = []
+        self._orders: dict[str, int] = {}  # by process: the pipe through which it learns of later faults
+        for fault in faults or ():
+            self.inject(fault)
         self._fresh = fresh
         self._first = nodes
         self._coordinator = "tests.cluster.alike" if alike else "dtfm.coordinator.cli"
@@ -204,14 +210,14 @@ class Cluster:
     ) -> None:
         for _, process in self._started:
             process.close()
-        for opened in self._gates:
+        for opened in self._opened:
             os.close(opened)
-        if error is not None:  # what a person would look at first
+        if error is not None:
             for name, process in self._started:
                 print(f"--- {name}\n{process.errors[-3000:]}", file=sys.stderr)
 
     def start_coordinator(self, *options: str) -> None:
-        """Serves the run; a second call, after the first one ended, with the same store and address."""
+        """Starts the coordinator. A later call, after the first one has ended, uses the same store and address."""
         command = [sys.executable, "-m", self._coordinator, "serve", str(self.run_file), "--listen", self.address]
         command += ["--store", self.store, "--json", "--verbose", *options]
         begun = len(self.events)
@@ -224,15 +230,24 @@ class Cluster:
         self.nodes[name] = process
         return process
 
+    def inject(self, fault: Fault) -> None:
+        """From now on ``fault`` waits for its moment, in the process of its name that runs now or in a later one."""
+        assert self._faults is not None, "this cluster was not prepared for faults"
+        self._faults.append(fault)
+        if fault.means is HOLD:
+            os.mkfifo(self.folder / gate(fault))
+        if fault.process in self._orders:
+            os.write(self._orders[fault.process], f"{to_text([fault])}\n".encode())
+
     def let_go(self, hold: Fault) -> None:
-        """Whoever is held there goes on; whoever comes there passes."""
-        self._gates.append(os.open(self.folder / gate(hold), os.O_RDWR))  # to write alone would wait for a reader
+        """Opens the gate of ``hold``: the process that waits there goes on, and nobody waits there again."""
+        self._opened.append(os.open(self.folder / gate(hold), os.O_RDWR))  # O_WRONLY would wait for a reader
 
     def wait_for(
         self, event: str, *, where: Callable[[Event], bool] = lambda _: True, after: int = 0, timeout: float = 60
     ) -> Event:
-        """The first event of that name, from number ``after`` on, for which ``where`` holds; waits for it. Fails when the
-        coordinator ends without it."""
+        """Waits for an event of that name for which ``where`` holds, and returns it. It looks from event number ``after`` on,
+        and fails when the coordinator ends before such an event comes."""
         deadline = time.monotonic() + timeout
         assert self.coordinator is not None
         while True:
@@ -247,13 +262,18 @@ class Cluster:
                         return found
                 if ended or time.monotonic() > deadline:
                     break
-                self._changed.wait(0.5)  # or sooner, when an event comes; the coordinator's death is no event
+                self._changed.wait(0.5)  # an event wakes it; the coordinator's death does not
         why = "the coordinator ended" if ended else f"nothing for {timeout:.0f} s"
-        last = [e["event"] for e in self.events[-5:]]
-        raise AssertionError(f"waited for {event}: {why}; the last events were {last}\n{self.coordinator.errors}")
+        last = [f"{e['event']} {e.get('node', '')} {e.get('reason', '')}" for e in self.events if _tells(e)][-8:]
+        steps = [e["step"] for e in self.of("step_committed")[-1:]]
+        told = "\n  ".join(last)
+        raise AssertionError(
+            f"waited for {event}: {why}; the last step is {steps}, the last other events were\n  {told}\n"
+            f"{self.coordinator.errors}"
+        )
 
     def finish(self, timeout: float = 100) -> int:
-        """Waits for coordinator and nodes to end by themselves; the coordinator's exit code."""
+        """Waits for the coordinator and the nodes to end by themselves; returns the coordinator's exit code."""
         assert self.coordinator is not None
         code = self.coordinator.wait(timeout)
         for process in self.nodes.values():
@@ -278,11 +298,20 @@ class Cluster:
         return [e["loss"] for e in self.of("step_committed")]
 
     def _process(self, name: str, command: list[str], **options: Any) -> Process:
-        happened = "".join(process.errors for started, process in self._started if started == name)
-        faults = [f for f in self._faults if f.process == name and announcement(f) not in happened]
+        faults = None if self._faults is None else self._faults_of(name, self._faults)
         process = Process(self._place(name, command), self.folder, faults=faults, fresh=self._fresh, **options)
         self._started.append((name, process))
         return process
+
+    def _faults_of(self, name: str, faults: Sequence[Fault]) -> tuple[str, str]:
+        """For the next process of that name: the faults that have not happened, and a new pipe for later ones."""
+        happened = "".join(process.errors for started, process in self._started if started == name)
+        waiting = [f for f in faults if f.process == name and announcement(f) not in happened]
+        orders = self.folder / f"orders-{name}-{len(self._started)}"
+        os.mkfifo(orders)
+        self._orders[name] = os.open(orders, os.O_RDWR)
+        self._opened.append(self._orders[name])
+        return to_text(waiting), str(orders)
 
     def _heard(self, line: bytes) -> None:
         with self._changed:

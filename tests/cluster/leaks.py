@@ -1,4 +1,4 @@
-"""What a process holds, and which processes are there: read from /proc."""
+"""Which processes there are and what they hold, read from /proc."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 def processes_in(folder: Path) -> list[str]:
-    """Command lines of the processes that work in ``folder`` or below it."""
+    """The command lines of the processes whose working folder is ``folder`` or is inside it."""
     found = []
     for process in Path("/proc").iterdir():
         try:
             if process.name.isdigit() and (process / "cwd").resolve().is_relative_to(folder):
                 found.append((process / "cmdline").read_bytes().replace(b"\0", b" ").decode())
         except OSError:
-            continue  # it ended meanwhile, or is not ours
+            continue  # it has ended, or is not ours
     return found
 
 
@@ -29,6 +29,6 @@ def resident_bytes(pid: int) -> int:
 
 
 def peak_bytes(pid: int) -> int:
-    """The most that was ever resident."""
+    """The most memory that was ever resident."""
     line = next(x for x in Path(f"/proc/{pid}/status").read_text().splitlines() if x.startswith("VmHWM:"))
     return int(line.split()[1]) * 1024

@@ -1,13 +1,13 @@
-"""Processes that start in milliseconds: forked from one that has imported all that a node and a coordinator need.
+"""Processes that start in milliseconds: they are forked from one that has imported what a node and a coordinator need.
 
-Importing torch and transformers takes a processor seconds, which a test with six nodes pays six times over. A nursery is a
-process of its own that does it once; on request it forks, and the child runs the real command: its own ``main``, arguments,
-environment, working folder, session and standard streams, exit code and signals like any process. What differs: sys.path and
-the seed of string hashes are the nursery's, and at its end, exit handlers called, it does not take a thousand modules apart,
-which nobody outside would notice and costs as much as a short run. So some tests go on starting interpreters.
+Importing torch and transformers takes seconds of processor time, which a test with six nodes would spend six times. A nursery is
+a separate process that imports them once. On request it forks, and the child runs the real command with its own arguments,
+environment, working folder, session and standard streams; exit codes and signals work as for any process. Two things differ. A
+child has the nursery's sys.path and seed of string hashes. At its end it calls exit handlers and then leaves at once, as
+finalising a thousand modules would take as long as a short run. So some tests still start fresh interpreters.
 
-The nursery has never more than one thread, the only state from which forking is safe: it imports, but computes nothing and
-opens no connection. It ends, and its children with it, when whoever started it lets go of its socket.
+The nursery never has more than one thread, as forking is safe from no other state: it imports modules, but computes nothing and
+opens no connection. When the process that started it closes its socket, the nursery ends, and its children with it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 MODULES = ("dtfm.node.cli", "dtfm.coordinator.cli", "tests.cluster.alike")
-"""What children run: ``main()`` of one of these."""
+"""A child runs ``main()`` of one of these."""
 
 PRELOADED = (
     *MODULES,
@@ -52,22 +52,23 @@ _CLONE_NEWNET = 0x40000000
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """``python -m module arguments`` in ``folder``. ``faults``: to be carried out there, as faults.to_text gives them.
-    ``network``: the file of a network namespace to be in."""
+    """``python -m module arguments`` in ``folder``. ``faults``: what faults.install takes, where the process is to fail: the
+    faults as faults.to_text gives them, and the named pipe for later ones. ``network``: the file of a network namespace to
+    run in."""
 
     module: str
     arguments: tuple[str, ...]
     folder: str
     environment: dict[str, str]
-    faults: str = ""
+    faults: tuple[str, str] | None = None
     network: str = ""
 
 
 class Child:
-    """A process of the nursery's, as subprocess.Popen would show it."""
+    """A process that the nursery has forked, with the interface of subprocess.Popen."""
 
     def __init__(self, pid: int, pidfd: int, status: int) -> None:
-        """``status``: a pipe on which the nursery says how it ended. Takes both descriptors over."""
+        """``status``: a pipe on which the nursery writes how the process has ended. The child closes both descriptors."""
         self.pid = pid
         self._pidfd = pidfd
         self._status = status
@@ -75,25 +76,25 @@ class Child:
         self._lock = threading.Lock()
 
     def poll(self) -> int | None:
-        """The exit code, or minus the signal that ended it; None while it runs."""
+        """The exit code, or minus the number of the signal that ended the process; None while it runs."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             return self.wait(0)
         return None
 
     def wait(self, timeout: float) -> int:
-        """``poll`` once it has ended. Raises subprocess.TimeoutExpired."""
+        """Waits until the process has ended; returns what ``poll`` does. Raises subprocess.TimeoutExpired."""
         with self._lock:
             if self._code is None:
                 if not select.select([self._status], [], [], timeout)[0]:
                     raise subprocess.TimeoutExpired(f"process {self.pid}", timeout)
                 said = os.read(self._status, _STATUS.size)
-                self._code = _STATUS.unpack(said)[0] if said else -signal.SIGKILL  # with the nursery
+                self._code = _STATUS.unpack(said)[0] if said else -signal.SIGKILL  # it ended with the nursery
                 os.close(self._status)
                 os.close(self._pidfd)
             return self._code
 
     def send_signal(self, number: signal.Signals) -> None:
-        """Nothing happens once it has ended."""
+        """Does nothing if the process has ended."""
         with self._lock:
             if self._code is None:
                 with contextlib.suppress(ProcessLookupError):
@@ -104,7 +105,7 @@ class Child:
 
 
 class Nursery:
-    """Starts at once, is ready when everything is imported; ``fork`` waits for that. From any thread."""
+    """Starts importing at once; ``fork`` waits until it is done. For any number of threads."""
 
     def __init__(self, preloaded: Sequence[str] = PRELOADED) -> None:
         self._lock = threading.Lock()
@@ -121,7 +122,7 @@ class Nursery:
             )
 
     def fork(self, command: Command, stdout: int, stderr: int) -> Child:
-        """A child that runs ``command`` and writes to these descriptors, which stay the caller's."""
+        """Starts a child that runs ``command`` and writes to these descriptors, which the caller still has to close."""
         reading, writing = os.pipe()
         try:
             with self._lock:
@@ -133,7 +134,7 @@ class Nursery:
         return Child(json.loads(answer)["pid"], handles[0], reading)
 
     def close(self) -> None:
-        """Ends it, and every child that still runs."""
+        """Ends the nursery and every child that still runs."""
         self._socket.close()
         self._process.wait(30)
 
@@ -142,7 +143,7 @@ _nursery: Nursery | None = None
 
 
 def nursery() -> Nursery:
-    """This process's nursery, started when first asked for."""
+    """This process's nursery; the first call starts it."""
     global _nursery
     if _nursery is None:
         _nursery = Nursery()
@@ -160,10 +161,12 @@ def close_nursery() -> None:
 
 
 def serve(connection: socket.socket) -> Callable[[], None] | None:
-    """Forks on request until the other side lets go: None. In a child: what it shall run."""
+    """Forks on request until the other side closes the connection, and then returns None. In a child it returns what that is to
+    run."""
     wake, awake = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
     signal.set_wakeup_fd(awake)
-    signal.signal(signal.SIGCHLD, lambda *_: None)  # so that the wake-up descriptor is written
+    # Without a handler, nothing would be written to the wake-up descriptor.
+    signal.signal(signal.SIGCHLD, lambda *_: None)
     reports: dict[int, int] = {}
     while True:
         readable, _, _ = select.select([connection.fileno(), wake], [], [])
@@ -180,7 +183,7 @@ def serve(connection: socket.socket) -> Callable[[], None] | None:
         parent = os.getpid()
         pid = os.fork()
         if pid == 0:
-            connection.detach()  # its number is free for others from here on
+            connection.detach()  # the child closes all inherited descriptors
             return _child(Command(**json.loads(message)), parent, stdout, stderr)
         reports[pid] = report
         pidfd = os.pidfd_open(pid)
@@ -190,12 +193,12 @@ def serve(connection: socket.socket) -> Callable[[], None] | None:
 
 
 def _child(command: Command, parent: int, stdout: int, stderr: int) -> Callable[[], None]:
-    """Makes this fork a process of its own; returns what it is for."""
+    """Turns this fork into an independent process; returns what it is to run."""
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     os.setsid()
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it ended before that was in force
+    if os.getppid() != parent:  # the nursery ended before prctl
         os._exit(1)
     os.dup2(stdout, 1)
     os.dup2(stderr, 2)
@@ -208,15 +211,16 @@ def _child(command: Command, parent: int, stdout: int, stderr: int) -> Callable[
     module = importlib.import_module(command.module)
     sys.argv = [str(module.__file__), *command.arguments]
     if command.faults:
-        from tests.cluster import faults  # here: it is used in children alone
+        from tests.cluster import faults  # here, as only children use it
 
-        faults.install(faults.from_text(command.faults))
+        text, orders = command.faults
+        faults.install(faults.from_text(text), orders)
     main: Callable[[], None] = module.main
     return main
 
 
 def _enter_network(path: str) -> None:
-    """Raises OSError, as where this process may not."""
+    """Raises OSError, for example when this process is not allowed to."""
     libc = ctypes.CDLL(None, use_errno=True)
     namespace = os.open(path, os.O_RDONLY)
     if libc.setns(namespace, _CLONE_NEWNET) != 0:
@@ -225,7 +229,7 @@ def _enter_network(path: str) -> None:
 
 
 def _reap(reports: dict[int, int]) -> None:
-    """Tells of every child that has ended how it did."""
+    """Reports the exit code of every child that has ended."""
     while reports:
         pid, status = os.waitpid(-1, os.WNOHANG)
         if pid == 0:
@@ -239,7 +243,7 @@ def _reap(reports: dict[int, int]) -> None:
 def _assert_single_threaded() -> None:
     threads = os.listdir("/proc/self/task")
     assert len(threads) == 1 == threading.active_count(), (
-        f"{len(threads)} threads: a fork would copy locks in any state"
+        f"there are {len(threads)} threads; a fork would copy the locks that they hold"
     )
 
 
@@ -248,11 +252,11 @@ def _preload(modules: Sequence[str]) -> None:
         importlib.import_module(module)
     _assert_single_threaded()
     gc.collect()
-    gc.freeze()  # children leave these pages alone, and so share them
+    gc.freeze()  # a child's garbage collector does not write to these pages, so they stay shared
 
 
 class _End:
-    """The child's last exit handler, as it is registered first: what other handlers and threads had to do is done."""
+    """The child's last exit handler, as it was registered first. By then, other handlers have run and threads have ended."""
 
     def __init__(self) -> None:
         self._code: int | None = None
@@ -268,7 +272,7 @@ class _End:
             raise
 
     def _leave(self) -> None:
-        if self._code is not None:  # else this is the nursery, or the interpreter has something to say
+        if self._code is not None:  # else this is the nursery, or the interpreter still has to print an error
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(self._code & 0xFF)
@@ -276,7 +280,7 @@ class _End:
 
 def _main() -> None:
     end = _End()
-    # Whoever ends the tests by Ctrl-C shall not end this before them: it follows its socket.
+    # Ctrl-C ends the tests, which then close the socket; the nursery must not end before them.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with socket.socket(fileno=int(sys.argv[1])) as connection:
         _preload(sys.argv[2:])

@@ -1,6 +1,7 @@
-"""Training as one process would do it: the yardstick of parity, written apart from the product's step, sum and optimizer.
+"""Training in one plain process, which tests of parity compare with.
 
-Only what both must start from is shared: initial weights and the order of samples.
+It shares none of the product's steps, sums and optimizers, only what both must start from: initial weights and the order of
+samples.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -16,16 +17,29 @@ from torch import nn
 from torch.nn import functional
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from dtfm.kernels.codec import Codec, decode, encode
 from dtfm.node.data.dataset import Data, load_data
-from dtfm.node.data.samples import training_samples
+from dtfm.node.data.samples import evaluation_samples, training_samples
 from dtfm.node.data.user_code import import_allowed
 from dtfm.node.model.load import load_model
 from dtfm.node.model.model import Model
 from dtfm.protos.plan_pb2 import FP64, Run
 
+#: By a parameter's name, its gradient.
+Gradients = Mapping[str, torch.Tensor]
 
-def plain_losses(run: Run, allowed_modules: tuple[str, ...] = ()) -> Iterator[float]:
-    """Loss of step 1, 2, and so on, each computed when it is asked for, with no end."""
+#: What replicas make of their gradients together, given each one's.
+Exchange = Callable[[Sequence[Gradients]], Gradients]
+
+
+def plain_losses(
+    run: Run,
+    allowed_modules: tuple[str, ...] = (),
+    replicas: Sequence[Sequence[int]] = (),
+    exchange: Exchange | None = None,
+) -> Iterator[float]:
+    """The losses of step 1, 2, and so on without end, each computed when it is asked for. With ``exchange``, the gradients are
+    computed apart for each of ``replicas``, which are lists of micro-batches, and exchanged."""
     train = run.train
     dtype = torch.float64 if train.precision == FP64 else torch.float32
     data = load_data(run, allowed_modules)
@@ -40,15 +54,22 @@ def plain_losses(run: Run, allowed_modules: tuple[str, ...] = ()) -> Iterator[fl
     for step in itertools.count(1):
         total = 0.0
         count = train.global_batch // train.micro_batch
-        for number in range(count):
-            inputs, labels = batch(run, data, step, number)
-            inputs = inputs.to(dtype) if inputs.is_floating_point() else inputs
-            output = module(inputs)
-            logits = output if isinstance(output, torch.Tensor) else output.logits
-            loss = functional.cross_entropy(logits.reshape(-1, logits.shape[-1]), labels.reshape(-1)) / count
-            torch.autograd.backward(loss)
-            total += loss.item()
+        shares: list[Gradients] = []
+        for numbers in replicas or [range(count)]:
+            for number in numbers:
+                inputs, labels = batch(run, data, step, number)
+                inputs = inputs.to(dtype) if inputs.is_floating_point() else inputs
+                loss = mean_loss(module(inputs), labels) / count
+                torch.autograd.backward(loss)
+                total += loss.item()
+            if exchange is not None:
+                shares.append({name: p.grad.clone() for name, p in module.named_parameters()})
+                optimizer.zero_grad()
         yield total
+        if exchange is not None:
+            exchanged = exchange(shares)
+            for name, parameter in module.named_parameters():
+                parameter.grad = exchanged[name]
         if train.clip_norm > 0:
             nn.utils.clip_grad_norm_(module.parameters(), train.clip_norm)
         for group in optimizer.param_groups:
@@ -57,8 +78,55 @@ def plain_losses(run: Run, allowed_modules: tuple[str, ...] = ()) -> Iterator[fl
         optimizer.zero_grad()
 
 
+class LargestGradients:
+    """An Exchange of two replicas that send each other the largest gradients alone, and the rest in later steps.
+
+    Each replica owns one half of every bucket, and sums it. The other sends its gradients of that half, the owner sends back
+    the sum; either sender adds to a message what its earlier messages about the same half have left out.
+    """
+
+    def __init__(self, run: Run, data: Data) -> None:
+        self._buckets = load_model(run.model, data.sample).buckets
+        self._left_out: dict[tuple[int, int, str], torch.Tensor] = {}
+
+    def __call__(self, shares: Sequence[Gradients]) -> Gradients:
+        exchanged: dict[str, torch.Tensor] = {}
+        for spec in self._buckets:
+            flat = [torch.cat([share[name].reshape(-1) for name, _ in spec.parameters]) for share in shares]
+            middle = -(-len(flat[0]) // 512) * 256  # the codec's blocks are of 256
+            halves = []
+            for owner, half in enumerate((slice(0, middle), slice(middle, None))):
+                arrived = self._send((spec.index, owner, "share"), flat[1 - owner][half])
+                halves.append(self._send((spec.index, owner, "sum"), flat[owner][half] + arrived))
+            sizes = [math.prod(shape) for _, shape in spec.parameters]
+            for (name, shape), part in zip(spec.parameters, torch.split(torch.cat(halves), sizes), strict=True):
+                exchanged[name] = part.view(shape)
+        return exchanged
+
+    def _send(self, about: tuple[int, int, str], gradients: torch.Tensor) -> torch.Tensor:
+        """What arrives of ``gradients``."""
+        whole = gradients + self._left_out.get(about, 0.0)
+        encoded = encode(Codec.TOPK, whole)
+        arrived = decode(encoded.codec, encoded.data, whole.numel(), whole.dtype, whole.device)
+        self._left_out[about] = whole - arrived
+        return arrived
+
+
+def mean_loss(output: Any, labels: torch.Tensor) -> torch.Tensor:
+    logits = output if isinstance(output, torch.Tensor) else output.logits
+    return functional.cross_entropy(logits.reshape(-1, logits.shape[-1]), labels.reshape(-1))
+
+
+def plain_held_out_loss(run: Run, module: Any, count: int) -> float:
+    """The mean loss of ``module`` over the first ``count`` held-out samples of a run that trains text."""
+    data = load_data(run)
+    inputs, labels = data.evaluation_batch(evaluation_samples(0, micro_batch=count, count=data.evaluation_count))
+    with torch.no_grad():
+        return float(mean_loss(module(inputs), labels))
+
+
 def batch(run: Run, data: Data, step: int, number: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Inputs and labels of one micro-batch."""
+    """The inputs and labels of one micro-batch."""
     train = run.train
     indices = training_samples(
         run.seed,

@@ -1,4 +1,4 @@
-"""What a log says of how long recovering took. Times are the log's, seconds of the wall clock."""
+"""How long recoveries took, according to the log. Times are those of the log: seconds of the wall clock."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ def commits(events: Iterable[Event]) -> Iterator[Event]:
 
 
 def until_commit_without(events: Sequence[Event], node: str, since: float) -> float:
-    """Seconds from ``since``, when ``node`` failed, to the first commit in which it has no part: a step whose votes were all
-    in when it died does not count. Raises StopIteration when there is none."""
+    """Seconds from ``since``, when ``node`` failed, to the first commit in which it has no part. (A step that it had voted for
+    may still be committed.) Raises StopIteration when there is no such commit."""
     without = next(e for e in commits(events) if e["time"] > since and node not in e["compute_seconds"])
     return float(without["time"]) - since
 
 
 def contribution(events: Sequence[Event], node: str, since: float) -> tuple[float, float]:
-    """When ``node`` first joined after ``since``, and when the first step with a part of its was committed after that. Raises
-    StopIteration when it did neither."""
+    """When ``node`` first joined after ``since``, and when the first step in which it took part was committed after that.
+    Raises StopIteration when either did not happen."""
     joined = next(e["time"] for e in events if e["event"] == "node_joined" and e["node"] == node and e["time"] > since)
     first = next(e["time"] for e in commits(events) if e["time"] > joined and node in e["compute_seconds"])
     return float(joined), float(first)
@@ -33,7 +33,7 @@ def committed_between(events: Iterable[Event], begin: float, end: float) -> int:
 
 
 def mean_members(events: Sequence[Event], begin: float, end: float) -> float:
-    """How many nodes were members on average between ``begin`` and ``end``."""
+    """The average number of members between ``begin`` and ``end``."""
     present: set[str] = set()
     weighted, at = 0.0, begin
     for event in events:
@@ -46,7 +46,7 @@ def mean_members(events: Sequence[Event], begin: float, end: float) -> float:
 
 
 def median_and_worst(measure: str, values: Sequence[float], unit: str, against: str, allowed: float) -> tuple[Row, Row]:
-    """Two rows, each compared with ``allowed``, which is ``against``."""
+    """Two rows, both compared with the value ``allowed``, whose name is ``against``."""
     median, worst = statistics.median(values), max(values)
     return (
         Row(f"{measure}, median of {len(values)}", median, unit, against, median / allowed),

@@ -1,4 +1,4 @@
-"""A TCP relay that hears all that passes through it, and may be slow."""
+"""A TCP relay that records everything that passes through it, and may be slow."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from typing import Self
 
 
 class Relay:
-    """``with Relay(port) as relay``: whoever connects to ``relay.port`` reaches ``port``, both on loopback. ``heard``: what
-    passed, for each connection one way and the other. ``rate``: so many bytes per second pass at most in each of these."""
+    """``with Relay(port) as relay``: a connection to ``relay.port`` is relayed to ``port``, both on loopback. ``heard``: what has
+    passed, in two entries per connection, one for each direction. ``rate``: the most bytes per second in each direction."""
 
     def __init__(self, port: int, rate: float = math.inf) -> None:
         self._to = ("127.0.0.1", port)

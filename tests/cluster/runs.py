@@ -1,4 +1,4 @@
-"""Run files for tests: the demo in small, with what a test wants to say about it."""
+"""Run files for tests, much smaller than the demo, and what one plain process makes of them."""
 
 from __future__ import annotations
 
@@ -9,14 +9,16 @@ import enum
 import inspect
 import itertools
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from dtfm.coordinator.config.run_file import read_run_file
+from dtfm.node.data.dataset import load_data
 from dtfm.protos.plan_pb2 import Run
-from tests.cluster.plain import plain_losses
+from tests.cluster.plain import LargestGradients, plain_held_out_loss, plain_losses
 
-#: Real text that is read in an instant: a few of the standard library's modules.
+#: Real text that is quickly read: a few modules of the standard library.
 CORPUS = "corpus.txt"
 
 LLAMA = """
@@ -26,8 +28,8 @@ config = { hidden_size = 32, num_hidden_layers = 4, num_attention_heads = 4, int
 """
 
 
-#: Computes in float64 throughout, unlike Llama, whose norms transformers rounds to float32: over some dozen steps that turns
-#: the last bit of a sum into a difference of 1e-9, in one process as in many.
+#: In float64, GPT-2 computes everything in float64. Llama does not: transformers rounds its norms to float32, which within some
+#: dozen steps turns the last bit of a sum into a difference of 1e-9, in one process as well as in many.
 GPT2 = """
 [model]
 family = "gpt2"
@@ -47,7 +49,8 @@ def run_file(
     compression: str = "off",
     lease: float = 5.0,
 ) -> str:
-    """Steps of 20 samples in micro-batches of 2; ``stages`` are replicas per stage, all of them awaited."""
+    """A run with steps of 20 samples in micro-batches of 2. ``stages``: the number of replicas of each stage; the run starts
+    when all of them are there."""
     return f"""
 name = "test"
 seed = 7
@@ -81,17 +84,36 @@ def write_corpus(folder: Path) -> None:
 
 
 _alone: dict[tuple[bytes, tuple[str, ...]], tuple[list[float], Iterator[float]]] = {}
-"""By what is trained: the losses known already, and where the next ones come from."""
+"""By what is trained: the losses that are known, and the generator of the next ones."""
 
 
 def losses_alone(path: Path, allowed_modules: tuple[str, ...] = (), *, steps: int | None = None) -> list[float]:
-    """Loss of every step, or of the first ``steps``, of the run file at ``path``, trained by one plain process. Runs that
-    train the same share the work."""
+    """The loss of every step, or of the first ``steps`` steps, when one plain process trains the run file at ``path``. The
+    losses are kept for other runs that train the same."""
     run = read_run_file(path).message("any")
     same = Run(seed=run.seed, model=run.model, data=run.data, train=run.train)
     key = (same.SerializeToString(deterministic=True), allowed_modules)
-    run.data.source = run.data.source.replace(CORPUS, str(path.parent / CORPUS))
+    _locate_corpus(run, path)
     known, following = _alone.setdefault(key, ([], plain_losses(run, allowed_modules)))
     wanted = steps or run.train.steps
     known += itertools.islice(following, max(0, wanted - len(known)))
     return known[:wanted]
+
+
+def losses_with_largest_gradients(path: Path, replicas: Sequence[Sequence[int]], *, steps: int) -> list[float]:
+    """As `losses_alone`, where two ``replicas``, given by their micro-batches, exchange the largest gradients alone."""
+    run = read_run_file(path).message("any")
+    _locate_corpus(run, path)
+    exchange = LargestGradients(run, load_data(run))
+    return list(itertools.islice(plain_losses(run, replicas=replicas, exchange=exchange), steps))
+
+
+def held_out_loss(path: Path, module: Any, samples: int) -> float:
+    """The mean loss of ``module`` over the first held-out ``samples`` of the run file at ``path``."""
+    run = read_run_file(path).message("any")
+    _locate_corpus(run, path)
+    return plain_held_out_loss(run, module, samples)
+
+
+def _locate_corpus(run: Run, path: Path) -> None:
+    run.data.source = run.data.source.replace(CORPUS, str(path.parent / CORPUS))

@@ -1,4 +1,4 @@
-"""The demo as a new user meets it."""
+"""The demo, as a new user runs it."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_ctrl_c_leaves_no_process_behind(tmp_path: Path) -> None:
         demo.process.close()
 
 
-def test_json_prints_the_events_alone_and_the_end_is_good(tmp_path: Path) -> None:
+def test_json_prints_only_events_and_the_demo_exits_with_0(tmp_path: Path) -> None:
     demo = Demo(tmp_path, "--steps", "5", "--no-page")
     try:
         assert demo.process.wait(100) == 0, demo.process.errors

@@ -1,4 +1,5 @@
-"""One run through all of it: deaths, a return, a newcomer, a coordinator that dies; with the losses of one process."""
+"""One run with everything in it: two deaths, a return, a newcomer and the coordinator's death; its losses are those of one
+process."""
 
 from __future__ import annotations
 
@@ -21,7 +22,9 @@ COORDINATORS_DEATH = fail(COORDINATOR).at(step=50, phase=Phase.COMMIT).by(SIGKIL
 FAULTS = (FIRST_DEATH, UNTIL_THE_RETURN, SECOND_DEATH, UNTIL_THE_NEWCOMER, COORDINATORS_DEATH)
 
 
-@pytest.mark.parametrize(("precision", "tolerance"), [("fp64", 1e-8), ("fp32", 1e-3)])
+@pytest.mark.parametrize(
+    ("precision", "tolerance"), [("fp64", 1e-8), pytest.param("fp32", 1e-3, marks=pytest.mark.soak)]
+)
 def test_deaths_a_return_a_newcomer_and_the_coordinators_death(
     tmp_path: Path, precision: str, tolerance: float
 ) -> None:

@@ -1,4 +1,4 @@
-"""Forked processes are processes: exit codes, signals, output, and nothing left behind."""
+"""Processes that are forked behave like others: exit codes, signals, output; and none is left behind."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ import pytest
 from tests.cluster.launch import Process
 
 NODE = [sys.executable, "-m", "dtfm.node.cli", "join"]
-NOWHERE = "127.0.0.1:9"  # nobody listens there
+NOWHERE = "127.0.0.1:9"  # no process listens there
 
 
 @pytest.mark.parametrize("fresh", [False, True], ids=["forked", "fresh"])
-def test_a_users_mistake_exits_with_2_and_a_sentence(tmp_path: Path, fresh: bool) -> None:
+def test_bad_input_exits_with_2_and_says_what_is_wrong(tmp_path: Path, fresh: bool) -> None:
     node = Process([*NODE, "no address"], tmp_path, fresh=fresh)
     assert node.wait(30) == 2
     assert node.errors == "'no address' is not an address: give HOST:PORT, like 192.168.1.20:7400\n"
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGKILL, -signal.SIGKILL), (signal.SIGTERM, 0)])
-def test_a_signal_ends_it_as_it_would_any_node(tmp_path: Path, number: signal.Signals, code: int) -> None:
+def test_a_signal_ends_a_forked_node_as_it_would_any_other(tmp_path: Path, number: signal.Signals, code: int) -> None:
     node = Process([*NODE, NOWHERE, "--id", "n", "--give-up-after", "50"], tmp_path)
     node.wait_for_error("next try in")
     assert node.running.poll() is None
@@ -34,7 +34,7 @@ def test_a_signal_ends_it_as_it_would_any_node(tmp_path: Path, number: signal.Si
     assert node.running.poll() == code
 
 
-def test_what_it_is_given_is_its_own(tmp_path: Path) -> None:
+def test_a_forked_node_has_its_own_folder_and_session(tmp_path: Path) -> None:
     node = Process([*NODE, NOWHERE, "--id", "n"], tmp_path, environment={"WORD": "here"})
     try:
         node.wait_for_error("next try in")
@@ -45,7 +45,7 @@ def test_what_it_is_given_is_its_own(tmp_path: Path) -> None:
         node.close()
 
 
-def test_nothing_outlives_whoever_started_the_nursery(tmp_path: Path) -> None:
+def test_no_forked_process_outlives_the_one_that_started_the_nursery(tmp_path: Path) -> None:
     module = "dtfm.coordinator.cli"
     script = f"""
 import os, signal

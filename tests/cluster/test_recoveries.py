@@ -1,10 +1,10 @@
-"""What is read from a log, and what follows from a seed: the parts of chaos without processes."""
+"""The parts of chaos that need no processes: what is read from a log, and what a seed decides."""
 
 from __future__ import annotations
 
 import pytest
 
-from tests.cluster.chaos import ABSENT, PERIOD, schedule_of_kills
+from tests.cluster.chaos import schedule_of_kills, slope
 from tests.cluster.faults import PAUSE, RESET, Phase, fail, from_text, pair_of_faults, to_text
 from tests.cluster.launch import Event
 from tests.cluster.recoveries import committed_between, contribution, mean_members, until_commit_without
@@ -34,34 +34,41 @@ LOG = [
 ]
 
 
-def test_the_step_that_a_dead_node_had_voted_for_is_no_recovery() -> None:
+def test_a_commit_of_a_step_that_the_dead_node_had_voted_for_is_no_recovery() -> None:
     assert until_commit_without(LOG, "b", since=2.5) == 1.5
 
 
-def test_a_return_is_from_the_join_to_the_first_step_with_a_part() -> None:
+def test_a_return_lasts_from_the_join_to_the_first_step_in_which_the_node_took_part() -> None:
     assert contribution(LOG, "b", since=2.5) == (6.0, 9.0)
     with pytest.raises(StopIteration):
         contribution(LOG, "b", since=6.0)
 
 
-def test_members_are_counted_for_as_long_as_they_were_there() -> None:
+def test_the_mean_number_of_members_is_weighted_by_time() -> None:
     assert mean_members(LOG, 2.0, 7.0) == pytest.approx((2 * 1 + 1 * 3 + 2 * 1) / 5)
 
 
-def test_commits_are_counted_after_the_beginning_up_to_the_end() -> None:
+def test_commits_are_counted_after_the_beginning_and_up_to_the_end() -> None:
     assert committed_between(LOG, 2.0, 7.0) == 3
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_each_period_has_one_kill_and_room_for_the_return(seed: int) -> None:
-    kills = schedule_of_kills(seed, 100.0, NODES)
-    assert kills == schedule_of_kills(seed, 100.0, NODES)
-    assert [int(kill.at / PERIOD) for kill in kills] == [0, 1, 2, 3, 4]
-    assert all(kill.at % PERIOD + ABSENT < PERIOD for kill in kills)
+def test_each_period_has_one_kill_in_its_first_part(seed: int) -> None:
+    kills = schedule_of_kills(seed, 50.0, NODES, period=10.0)
+    assert kills == schedule_of_kills(seed, 50.0, NODES, period=10.0)
+    assert [int(kill.at / 10) for kill in kills] == [0, 1, 2, 3, 4]
+    assert all(kill.at % 10 < 4 for kill in kills)
     assert {kill.node for kill in kills} <= {"b", "c"}
 
 
-def test_faults_survive_being_text_and_follow_from_the_seed() -> None:
+def test_a_slope_is_not_moved_by_one_large_leap() -> None:
+    steady = [(step, 3.0 * step) for step in range(10)]
+    assert slope(steady) == 3.0
+    assert slope([*steady[:5], *((step, size + 1e6) for step, size in steady[5:])]) != 3.0
+    assert slope([*steady[:-1], (9, 1e6)]) == 3.0
+
+
+def test_faults_survive_conversion_to_text_and_the_seed_decides_them() -> None:
     faults = (
         fail("a").at(step=3, phase=Phase.REDUCE).by(RESET),
         fail("b").at(step=4, phase=Phase.COMMIT).by(PAUSE, seconds=2.5),

@@ -1,4 +1,4 @@
-"""Who is no member of a run cannot join it, read its state or send to it, and who listens in hears nothing of its tensors."""
+"""A stranger cannot join a run, read its state or send to it, and an eavesdropper sees none of its tensors."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ TOKEN = "one token for two runs"
 
 
 async def joined(coordinator: str, node: str) -> Identity:
-    """What ``node`` gets from a coordinator that lets it in; it hangs up then."""
+    """Joins as ``node``, hangs up, and returns the identity that the coordinator has given it."""
     key = make_key()
     authority = await fetch_authority(coordinator, TOKEN, 10)
     async with open_channel(coordinator, to_coordinator(authority)) as channel:
@@ -39,7 +39,7 @@ async def joined(coordinator: str, node: str) -> Identity:
 
         async def greeting() -> AsyncIterator[NodeMessage]:
             yield hello(node, signing_request=signing_request(key))
-            await asyncio.Event().wait()  # who ends its half of the stream has left
+            await asyncio.Event().wait()  # a node that ends its half of the stream has left
 
         async for message in stub.Join(greeting(), metadata=token_metadata(TOKEN)):
             return Identity(message.welcome.authority, message.welcome.certificate, key)
@@ -65,7 +65,7 @@ async def test_strangers_cannot_join_nor_reach_a_node(tmp_path: Path, monkeypatc
             with pytest.raises(grpc.aio.AioRpcError, match="UNAVAILABLE"):
                 await ping_call(channel)(b"")
         bucket = Bucket(BucketSpec(0, (0,), (("weight", (4, 4)),)), torch.device("cpu"), torch.float64)
-        trusting = replace(theirs, authority=mine.authority)  # and not trusted
+        trusting = replace(theirs, authority=mine.authority)  # trusts node a, which does not trust it
         for identity, reason in ((mine, "NOT_HELD"), (theirs, "UNAVAILABLE"), (trusting, "UNAVAILABLE")):
             with pytest.raises(ConnectionError, match=reason):
                 await fetch_states([(bucket, [a])], 1, 1, identity, 0.3)
@@ -76,7 +76,7 @@ async def test_strangers_cannot_join_nor_reach_a_node(tmp_path: Path, monkeypatc
         await sender.close()
 
 
-def test_who_listens_in_hears_no_tensor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_eavesdropper_sees_no_tensor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DTFM_TOKEN", TOKEN)
     ports = [free_port(), free_port()]
     with (
@@ -88,7 +88,7 @@ def test_who_listens_in_hears_no_tensor(tmp_path: Path, monkeypatch: pytest.Monk
             cluster.add(name, "--listen", f"127.0.0.1:{port}", "--advertise", f"127.0.0.1:{relay.port}")
         assert cluster.finish() == 0
         heard = [bytes(stream) for relay in (first, second) for stream in relay.heard]
-    assert max(map(len, heard)) > 3 * 20 * 32 * 32 * 8  # activations in float64 of three steps
+    assert max(map(len, heard)) > 3 * 20 * 32 * 32 * 8  # the activations of three steps, in float64
     for kind in (Kind.ACTIVATION, Kind.GRADIENT):
         begins = next(frames(Header(kind, 0, 0, 1, 1, 0, 0, 0, 0), memoryview(b"")))[:6]
         assert not any(begins in stream for stream in heard)

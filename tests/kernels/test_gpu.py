@@ -14,9 +14,12 @@ from dtfm.kernels.codec import DTYPES, Codec, decode, encode, encoded_bytes
 from dtfm.kernels.feedback import encode_with_feedback
 from tests.kernels.arrays import FINITE, NOT_FINITE, float32
 
-pytestmark = pytest.mark.skipif(
-    not torch.cuda.is_available(), reason="needs a GPU; test_gpu_source.py runs the same kernels without one"
-)
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(
+        not torch.cuda.is_available(), reason="needs a GPU; test_gpu_source.py runs the same kernels without one"
+    ),
+]
 
 GPU = torch.device("cuda", 0)
 MANY = 10_000_019  # a prime: no block, tile or thread block is full at its end

@@ -13,7 +13,7 @@ from dtfm.node.model.load import load_model
 from tests.cluster.runs import losses_alone, run_file, write_corpus
 from tests.node.in_process import InProcess, even_plan
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
 
 
 @pytest.mark.parametrize(("precision", "tolerance"), [("fp64", 1e-6), ("fp32", 1e-3)])

@@ -1,7 +1,7 @@
-"""Does the emulated network do what its file says? ``python -m tests.wan.check [NETWORK.json | NAME] [--json]``.
+"""Checks that the emulated network is as its file says: ``python -m tests.wan.check [NETWORK.json | NAME] [--json]``.
 
-Round trips and rates of UDP datagrams, measured from inside the namespaces: what TCP makes of a link is its own affair. A
-benchmark calls ``check`` before it trusts the network. NAME is one of the paper's five, at eight nodes (networks.py).
+It measures round trips and rates of UDP datagrams from inside the namespaces. (What TCP makes of a link does not concern the
+emulator.) A benchmark calls ``check`` before it trusts the network. NAME is one of the five of networks.py.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tests.wan.networks import eight_nodes
 from tests.wan.wan import Wan, WanUnavailable
 
 TRIP_TOLERANCE, TRIP_SLACK_SECONDS = 0.05, 0.003
-"""A round trip may be off by 5% and 3 ms, which is what the kernel, Python and a busy machine add."""
+"""A round trip may be wrong by 5% and 3 ms, which is what the kernel, Python and a busy machine add."""
 RATE_TOLERANCE = 0.05
 POUR_SECONDS = 0.8
 OVERLOAD = 1.3
@@ -78,7 +78,7 @@ class Probes:
                     stream.close()
 
     def all(self, orders: Mapping[Pair, dict[str, Any]]) -> dict[Pair, float]:
-        """Obeys all orders at once, each at its pair's source; NaN where a probe met a problem."""
+        """Carries out all orders at the same time, each at its pair's source. A probe that met a problem gives NaN."""
         results: dict[Pair, float] = {}
         for (source, destination), order in orders.items():
             probe = self._probes[source]
@@ -95,7 +95,7 @@ class Probes:
         return self.all({pair: {"echo": self._wan.address(pair[1])} for pair in pairs})
 
     def pour(self, pairs: list[Pair]) -> dict[Pair, float]:
-        """What passes when more is sent than may, in bytes of IP packets per second; all pairs at once."""
+        """What gets through when more is sent than the link takes, in bytes of IP packets per second; all pairs at once."""
         orders = {}
         for pair in pairs:
             rate = self._wan.link(*pair).rate * OVERLOAD
@@ -103,11 +103,11 @@ class Probes:
         return self.all(orders)
 
     def connect(self, pair: Pair, seconds: float) -> float:
-        """TCP's payload in bytes per second, in the second half of so many seconds."""
+        """TCP's payload in bytes per second, over the second half of ``seconds``."""
         return self.all({pair: {"connect": self._wan.address(pair[1]), "seconds": float(seconds)}})[pair]
 
     def flood(self, pair: Pair, count: int) -> float:
-        """Share of small datagrams that came back."""
+        """The share of small datagrams that came back."""
         return self.all({pair: {"flood": self._wan.address(pair[1]), "count": count}})[pair]
 
     def _read(self, name: str) -> dict[str, Any]:
@@ -120,7 +120,7 @@ class Probes:
 
 
 def rounds(names: tuple[str, ...]) -> Iterator[list[Pair]]:
-    """All ordered pairs, in rounds in which each node has one partner: a round-robin tournament."""
+    """All ordered pairs, in rounds in which each node has one partner, as in a round-robin tournament."""
     ring: list[str | None] = [*names, *([None] if len(names) % 2 else [])]
     for _ in range(len(ring) - 1):
         half = len(ring) // 2
@@ -130,10 +130,9 @@ def rounds(names: tuple[str, ...]) -> Iterator[list[Pair]]:
 
 
 def check(wan: Wan) -> list[Finding]:
-    """Every link between nodes, measured while every node sends to one other and receives from it.
+    """Measures every link between nodes, in rounds in which each node sends to one other node and receives from it.
 
-    A few that disagree are measured once more, alone: a machine that is busy elsewhere errs now and then, a wrong network
-    always.
+    A few links that disagree are measured once more, alone: a busy machine is wrong now and then, a wrong network always.
     """
     with Probes(wan) as probes:
         findings = [found for disjoint in rounds(wan.network.ids) for found in _measure(wan, probes, disjoint)]

@@ -1,4 +1,4 @@
-"""A coordinator and nodes as real processes, each behind its own connection."""
+"""A coordinator and nodes as real processes, each with its own place in an emulated network."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ COMMAND = "dtfm.coordinator.cli"
 
 
 def wan_cluster(wan: Wan, folder: Path, run: str, *, coordinator: Sequence[str] = (COMMAND,)) -> Cluster:
-    """``with wan_cluster(wan, folder, run) as cluster: cluster.add("n0")``: nodes run where ``wan`` has one of that name.
+    """``with wan_cluster(wan, folder, run) as cluster: cluster.add("n0")``: each process runs in the namespace of its name.
 
-    ``coordinator``: the module that is run in place of the coordinator's own, and its first arguments.
+    ``coordinator``: a module to run in place of the coordinator's own, and its first arguments.
     """
 
     def place(name: str, command: list[str]) -> list[str]:

@@ -1,4 +1,4 @@
-"""What the tests here need of the machine."""
+"""What these tests need from the machine."""
 
 from __future__ import annotations
 
@@ -6,12 +6,15 @@ import numpy as np
 import pytest
 
 from dtfm.scheduler.model.cluster import Cluster, Node
+from tests.cluster.conftest import nothing_left_running
 from tests.wan.wan import Wan, WanUnavailable
+
+__all__ = ["nothing_left_running"]
 
 
 @pytest.fixture(scope="session")
 def emulation() -> None:
-    """Skips where no network can be emulated."""
+    """Skips the test where no network can be emulated."""
     try:
         with Wan(Cluster((Node("n0", 1e9, 1e9),), np.zeros((1, 1)), np.zeros((1, 1)))):
             pass

@@ -2,8 +2,8 @@
 
 First line in: {"addresses", "links": [[source, destination, link], ...], "up", "down", "seed"}, with nodes by number and a
 link's fields as in shape.Link. First line out: {"namespaces": [descriptor, ...]}, or {"unavailable": reason}. Later lines in:
-{"link": [source, destination, link]} or {"traffic": true}; each is answered by one line out. Ends with its standard input,
-and with it everything it made: namespaces and devices have no name and no life outside this process.
+{"link": [source, destination, link]} or {"traffic": true}; each is answered by one line out. The process ends when its standard
+input does. Its namespaces and devices have no names, so they end with it.
 """
 
 from __future__ import annotations
@@ -23,29 +23,29 @@ from tests.wan.shape import Link, Shape
 from tests.wan.tun import LARGEST_PACKET, Endpoint, envelope, open_endpoint
 
 PACKETS_PER_TURN = 32
-"""Of one device, before the others and what is due get their turn."""
+"""The most packets read from one device before the other devices, and the packets that are due, get their turn."""
 
 
 class Emulator:
-    """Moves packets from device to device at their time."""
+    """Moves packets from device to device when they are due."""
 
     def __init__(self, endpoints: list[Endpoint], numbers: dict[int, int], shape: Shape) -> None:
-        """``numbers``: which endpoint has the address that ends so."""
+        """``numbers``: by the last byte of its address, the number of each endpoint."""
         self._tuns = [endpoint.tun for endpoint in endpoints]
         self._source = {tun: number for number, tun in enumerate(self._tuns)}
         self._numbers = numbers
         self._shape = shape
-        # (due, sequence, destination, size, packet, whether it is past the way down)
+        # (due, sequence, destination, size, packet, whether it has passed the destination's downlink)
         self._heap: list[tuple[float, int, int, int, bytes, bool]] = []
         self._sequence = 0
 
     def run(self, control: int) -> None:
-        """Until ``control`` ends."""
+        """Runs until ``control`` ends."""
         while True:
             now = time.monotonic()
             self._deliver(now)
             wait = max(self._heap[0][0] - time.monotonic(), 0) if self._heap else None
-            # select takes microseconds where poll and epoll round up to milliseconds.
+            # select waits with a precision of microseconds; poll and epoll round up to milliseconds.
             for ready in select.select([control, *self._tuns], [], [], wait)[0]:
                 if ready != control:
                     self._take(ready)
@@ -76,7 +76,7 @@ class Emulator:
                 if later > now:
                     self._push(later, destination, size, packet, True)
                     continue
-            with contextlib.suppress(BlockingIOError):  # a receiver that is full loses packets, as anywhere
+            with contextlib.suppress(BlockingIOError):  # as in any network, a full receiver loses packets
                 os.write(self._tuns[destination], packet)
 
     def _push(self, due: float, destination: int, size: int, packet: bytes, through: bool) -> None:
@@ -98,7 +98,7 @@ class Emulator:
 
 
 def _read_line(descriptor: int) -> bytes:
-    """Byte by byte, so that select sees what was not read."""
+    """Reads byte by byte, so that select still sees what comes after the line."""
     line = bytearray()
     while not line.endswith(b"\n"):
         byte = os.read(descriptor, 1)

@@ -1,6 +1,6 @@
-"""The paper's five networks at eight nodes, slowed down to what one small machine can emulate.
+"""The paper's five networks at eight nodes, slowed down until a small machine can emulate them.
 
-Latencies stay; all bandwidths are divided by the same number, so that all links together, all busy at once, carry 1.5 Gbit/s.
+Latencies stay. All bandwidths are divided by one number, chosen so that all links together carry 1.5 Gbit/s when all are busy.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from dtfm.scheduler.model.cluster import Cluster
 from tests.scheduler.paper_networks import Network, paper_network
 
 TOTAL_BANDWIDTH = 1.5e9 / 8
-"""Bytes per second, over all ordered pairs."""
+"""Bytes per second, summed over all ordered pairs."""
 
 _CHOSEN = {
     Network.DATA_CENTER: (0, 1, 8, 9, 16, 17, 24, 25),  # two GPUs on each of four instances
-    Network.SPOT: (0, 1, 2, 3, 32, 33, 34, 35),  # one instance of four GPUs, four of one: half and half, as the 64
+    Network.SPOT: (0, 1, 2, 3, 32, 33, 34, 35),  # half in an instance of four GPUs, half in instances of one
     Network.UNIVERSITIES: (0, 1, 2, 3, 32, 33, 34, 35),
     Network.REGIONAL: (0, 1, 16, 17, 32, 33, 48, 49),
     Network.WORLDWIDE: (0, 8, 16, 24, 32, 40, 48, 56),  # one node in each of the eight regions

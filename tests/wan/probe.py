@@ -1,11 +1,12 @@
-"""Measures from inside a namespace; check.py starts one per node: ``python -m tests.wan.probe ADDRESS``.
+"""Measures links from inside a namespace; check.py starts one probe per node: ``python -m tests.wan.probe ADDRESS``.
 
-Obeys JSON lines, each answered by one:
-``{"echo": address}``  the shortest of some UDP round trips, in seconds;
-``{"flood": address, "count": n}``  the share of n datagrams that came back;
-``{"pour": address, "rate": r, "seconds": s}``  sends r bytes per second of datagrams, more than the link takes, for s seconds;
-the bytes of IP packets per second that arrived;
-``{"connect": address, "seconds": s}``  the same of what a TCP connection carried in the second half of s seconds, its payload.
+It reads orders as JSON lines, and answers each with one line:
+``{"echo": address}``: the shortest of some UDP round trips, in seconds;
+``{"flood": address, "count": n}``: the share of n datagrams that came back;
+``{"pour": address, "rate": r, "seconds": s}``: sends datagrams at r bytes per second, which is more than the link takes, for s
+seconds; the answer is the bytes of IP packets per second that arrived;
+``{"connect": address, "seconds": s}``: the bytes of payload per second that a TCP connection carried in the second half of s
+seconds.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ _NUMBER = struct.Struct("!d")
 
 @dataclass(slots=True)
 class Poured:
-    """What has come from one sender: bytes after the first packet, and when the first and the last one came."""
+    """What one sender has sent: the number of bytes after the first packet, and when the first and the last packet came."""
 
     first: float
     last: float
@@ -65,7 +66,7 @@ def count_pours(address: str, poured: dict[str, Poured]) -> None:
 
 
 def tell_counts(address: str, poured: dict[str, Poured]) -> None:
-    """To each that connects, the rate of what it has poured."""
+    """Sends to each process that connects the rate at which its datagrams came."""
     with socket.create_server((address, COUNT_PORT), backlog=64) as server:
         while True:
             connection, sender = server.accept()
@@ -76,7 +77,7 @@ def tell_counts(address: str, poured: dict[str, Poured]) -> None:
 
 
 def swallow(connection: socket.socket) -> None:
-    """Answers with the rate of what arrived in the second half of the time."""
+    """Reads for the time that the sender names, and answers with the rate over the second half of it."""
     with connection, contextlib.suppress(OSError):
         (seconds,) = _NUMBER.unpack(connection.recv(_NUMBER.size, socket.MSG_WAITALL))
         began = time.monotonic()
@@ -115,7 +116,8 @@ def echo(address: str) -> float:
 def flood(address: str, count: int) -> float:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as out:
         came = 0
-        out.settimeout(FLOOD_PAUSE_SECONDS)  # few enough under way for every buffer: what is lost is lost to the link
+        # So few are on their way at a time that no buffer is full: only the link loses any.
+        out.settimeout(FLOOD_PAUSE_SECONDS)
         for _ in range(count):
             out.sendto(bytes(64), (address, ECHO_PORT))
             with contextlib.suppress(TimeoutError):
@@ -143,7 +145,7 @@ def pour(address: str, rate: float, seconds: float) -> float:
                 continue
             out.send(packet)
             sent += len(packet)
-    # This waits in the same queue, so it comes after all that was poured.
+    # The connection waits in the same queue, so it opens after all datagrams have passed.
     with socket.create_connection((address, COUNT_PORT), timeout=PATIENCE_SECONDS) as answer:
         return float(_NUMBER.unpack(answer.recv(_NUMBER.size, socket.MSG_WAITALL))[0])
 

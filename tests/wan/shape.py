@@ -1,7 +1,9 @@
-"""When a packet arrives: queues, rates, delays and losses in virtual time. No clock, no I/O; seconds and bytes throughout.
+"""Computes when a packet arrives: queues, rates, delays and losses in virtual time. No clock and no I/O; all units are seconds
+and bytes.
 
-A packet from ``source`` to ``destination`` passes the source's way up (where it has a limit), the link between the two, its
-latency, and the destination's way down. Each of the three is a queue served at its rate, and full queues drop (drop-tail).
+A packet from ``source`` to ``destination`` passes the source's uplink (where that has a limit), the link between the two, the
+link's latency, and the destination's downlink. Uplink, link and downlink are queues that are served at their rates. A full queue
+drops the packet (drop-tail).
 """
 
 from __future__ import annotations
@@ -11,14 +13,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 LEAST_QUEUE_BYTES = 64 << 10
-"""Room for the largest packet that senders make, however slow the link; more would be seconds of waiting on a slow one."""
+"""Room for the largest packet that a sender makes. On a slow link, more room would mean seconds of waiting."""
 QUEUE_SECONDS = 0.1
 
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """One direction of a pair: latency in seconds one way, rate in bytes of IP packets per second (0: nothing passes), the
-    most bytes that wait for it, and the share of packets that is lost. Raises ValueError where a number is impossible."""
+    """One direction of a pair: one-way latency in seconds, rate in bytes of IP packets per second (0: nothing passes), the most
+    bytes that may wait, and the share of packets that are lost. Raises ValueError for an impossible number."""
 
     latency: float
     rate: float
@@ -35,32 +37,32 @@ class Link:
 
 
 def usual_queue_bytes(latency: float, rate: float) -> int:
-    """A round trip's worth of bytes and a tenth of a second more, so that one TCP connection can fill the link."""
+    """The bytes that pass in a round trip and a tenth of a second, so that one TCP connection can fill the link."""
     return max(LEAST_QUEUE_BYTES, math.ceil(rate * (2 * latency + QUEUE_SECONDS)))
 
 
 @dataclass(slots=True)
 class Queue:
-    """A line served at ``rate`` bytes per second; ``free_at`` is when all that it has accepted will have left."""
+    """A queue served at ``rate`` bytes per second. ``free_at``: when all that it has accepted will have left."""
 
     rate: float
     bound: int
     free_at: float = -math.inf
 
     def admits(self, size: int, now: float) -> bool:
-        """Whether a packet of ``size`` finds room. An empty line takes any."""
+        """Whether there is room for a packet of ``size``. An empty queue takes any packet."""
         waiting = (self.free_at - now) * self.rate
         return self.rate > 0 and (waiting <= 0 or waiting + size <= self.bound)
 
     def leave(self, size: int, now: float) -> float:
-        """Accepts a packet that comes at ``now``; when its last byte will have left."""
+        """Accepts a packet that comes at ``now``; returns when its last byte will have left."""
         self.free_at = max(self.free_at, now) + size / self.rate
         return self.free_at
 
 
 @dataclass(slots=True)
 class Traffic:
-    """What has been sent over one link since the start: bytes and packets let through, packets dropped or lost."""
+    """What has been sent over one link since the start: the bytes and packets that passed, and the packets dropped or lost."""
 
     bytes: int = 0
     packets: int = 0
@@ -76,7 +78,7 @@ class _Way:
 
 
 class Shape:
-    """The state of all links of a network. ``up`` and ``down`` are bytes per second by node, None without a limit."""
+    """The state of all links of a network. ``up`` and ``down``: each node's limit in bytes per second, or None."""
 
     def __init__(
         self,
@@ -85,23 +87,23 @@ class Shape:
         down: list[float | None],
         draw: Callable[[], float],
     ) -> None:
-        """``draw`` gives numbers from 0 to below 1, for losses."""
+        """``draw`` returns random numbers from 0 to below 1, which decide losses."""
         self._ways = {pair: _Way(link, Queue(link.rate, link.queue_bytes)) for pair, link in links.items()}
         self._up = [_limit(rate) for rate in up]
         self._down = [_limit(rate) for rate in down]
         self._draw = draw
 
     def set_link(self, source: int, destination: int, link: Link) -> None:
-        """From now on. What has been accepted arrives as it would have."""
+        """Changes a link from now on. It does not change when packets arrive that it has accepted."""
         way = self._ways[source, destination]
         way.link = link
         way.queue.rate, way.queue.bound = link.rate, link.queue_bytes
 
     def send(self, source: int, destination: int, size: int, segments: int, now: float) -> float | None:
-        """When a packet of ``segments`` segments gets to the destination's way down; None: it is dropped.
+        """Returns when a packet of ``segments`` segments comes to the destination's downlink; None: it is dropped.
 
-        One lost segment takes the packet with it, so that a connection sees as many losses as with single segments,
-        though longer ones.
+        If one segment is lost, the whole packet is. So a connection sees as many losses as with single segments, but longer
+        ones.
         """
         way = self._ways.get((source, destination))
         if way is None:
@@ -114,12 +116,12 @@ class Shape:
         way.traffic.bytes += size
         way.traffic.packets += 1
         left = way.queue.leave(size, now if up is None else up.leave(size, now))
-        # A latency that shrinks reorders nothing.
+        # Packets stay in order when the latency shrinks.
         way.last_arrival = max(way.last_arrival, left + way.link.latency)
         return way.last_arrival
 
     def receive(self, destination: int, size: int, now: float) -> float | None:
-        """When a packet that gets to the destination's way down at ``now`` is through it; None: it is dropped there."""
+        """Returns when a packet has passed the destination's downlink, to which it comes at ``now``; None: it is dropped."""
         down = self._down[destination]
         if down is None:
             return now

@@ -1,4 +1,4 @@
-"""What only a network can do to a run: cut a node off, or become slow."""
+"""Faults of the network: it cuts a node off, or a link becomes slow."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ def wan(emulation: None) -> Iterator[Wan]:
 
 
 def training(wan: Wan, folder: Path, lease: float) -> Cluster:
-    """As a context; with more steps to train than there will be time for."""
+    """As a context: a run with more steps than a test has time for."""
     text = run_file(model=GPT2, stages=[2, 2], steps=5000, learning_rate=1e-3, lease=lease)
     return wan_cluster(wan, folder, text)
 
 
-def test_a_node_that_is_cut_off_is_done_without_and_comes_back_when_the_network_does(wan: Wan, tmp_path: Path) -> None:
+def test_the_run_goes_on_without_a_node_that_is_cut_off_until_the_network_is_back(wan: Wan, tmp_path: Path) -> None:
     with training(wan, tmp_path, LEASE) as cluster:
         for name in NAMES:
             cluster.add(name)
@@ -52,7 +52,7 @@ def test_a_node_that_is_cut_off_is_done_without_and_comes_back_when_the_network_
     assert_exact(cluster)
 
 
-def test_a_link_that_becomes_slow_is_no_reason_to_give_anybody_up(wan: Wan, tmp_path: Path) -> None:
+def test_no_node_is_given_up_when_a_link_becomes_slow(wan: Wan, tmp_path: Path) -> None:
     with training(wan, tmp_path, 10.0) as cluster:
         for name in NAMES:
             cluster.add(name)
@@ -67,7 +67,7 @@ def test_a_link_that_becomes_slow_is_no_reason_to_give_anybody_up(wan: Wan, tmp_
 
 
 def set_links(wan: Wan, node: str, gbps: float) -> None:
-    """All of ``node``'s, in both directions."""
+    """Sets the rate of all of ``node``'s links, in both directions."""
     for other in (*NAMES, COORDINATOR):
         if other != node:
             wan.set_link(node, other, gbps=gbps)

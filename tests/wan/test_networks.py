@@ -1,4 +1,4 @@
-"""The paper's five networks, at eight nodes."""
+"""The paper's five networks at eight nodes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.wan.wan import Wan
 
 
 @pytest.mark.parametrize("network", Network)
-def test_latencies_are_the_papers_and_bandwidths_are_all_divided_by_one_number(network: Network) -> None:
+def test_latencies_are_those_of_the_paper_and_one_number_divides_all_bandwidths(network: Network) -> None:
     scaled, whole = eight_nodes(network), paper_network(network)
     regions = [node.region for node in whole.nodes]
     for i, a in enumerate(scaled.cluster.nodes):
@@ -26,7 +26,7 @@ def test_latencies_are_the_papers_and_bandwidths_are_all_divided_by_one_number(n
 
 
 @pytest.mark.parametrize("network", Network)
-def test_all_links_together_stay_within_what_a_small_machine_emulates(network: Network) -> None:
+def test_all_links_together_have_the_bandwidth_that_a_small_machine_emulates(network: Network) -> None:
     cluster = eight_nodes(network).cluster
     assert len(cluster.nodes) == 8
     assert cluster.bandwidth.sum() == pytest.approx(TOTAL_BANDWIDTH)
@@ -34,7 +34,7 @@ def test_all_links_together_stay_within_what_a_small_machine_emulates(network: N
 
 
 @pytest.mark.parametrize("network", Network)
-def test_each_is_ready_to_run_from_its_file(network: Network) -> None:
+def test_each_network_can_be_emulated_from_its_file(network: Network) -> None:
     read = parse_network(dump_network(eight_nodes(network).cluster))
     wan = Wan(read)
     assert wan.link("n0", "n7").latency == pytest.approx(read.latency[0, 7])

@@ -12,7 +12,9 @@ from tests.cluster.runs import losses_alone, run_file
 from tests.wan.cluster import wan_cluster
 from tests.wan.wan import Wan
 
-LATENCY, RATE = 0.020, 50e6 / 8
+LATENCIES = np.array([[0, 10, 25], [10, 0, 45], [25, 45, 0]]) / 1e3
+"""A node measures round trips, so both directions of a pair have the same latency."""
+RATES = np.array([[0, 60, 30], [40, 0, 80], [24, 50, 0]]) * 1e6 / 8
 QUICK_GBPS, SLOW_GBPS = 1.0, 0.02
 LARGE_ACTIVATIONS = """
 [model]
@@ -24,13 +26,13 @@ config = { hidden_size = 256, num_hidden_layers = 2, num_attention_heads = 2, in
 @pytest.mark.usefixtures("emulation")
 def test_three_nodes_train_over_slow_links_and_measure_them_as_they_are(tmp_path: Path) -> None:
     nodes = tuple(Node(f"n{number}", 1e9, 1e9) for number in range(3))
-    network = Cluster(nodes, np.full((3, 3), LATENCY), np.full((3, 3), RATE))
+    network = Cluster(nodes, LATENCIES, RATES)
     text = run_file(stages=[1, 1, 1], steps=5)
     with Wan(network) as wan, wan_cluster(wan, tmp_path, text) as cluster:
         for name in network.ids:
             cluster.add(name)
         cluster.wait_for("plan_started")
-        before = wan.traffic()  # bursts that measured the links
+        before = wan.traffic()  # of the probes that measured the links
         assert cluster.finish() == 0
         trained = {link: carried.bytes - before[link].bytes for link, carried in wan.traffic().items()}
         assert cluster.losses == pytest.approx(losses_alone(cluster.run_file), rel=1e-9, abs=0)
@@ -39,17 +41,20 @@ def test_three_nodes_train_over_slow_links_and_measure_them_as_they_are(tmp_path
         }
         assert set(links) == {(a, b) for a in network.ids for b in network.ids if a != b}
         for link in links.values():
-            assert link["latency_seconds"] == pytest.approx(LATENCY, rel=0.3)
-            assert link["bandwidth"] == pytest.approx(RATE, rel=0.3)
+            source, destination = (network.ids.index(link[end]) for end in ("source", "destination"))
+            latency, rate = LATENCIES[source, destination], RATES[source, destination]
+            assert latency <= link["latency_seconds"] <= 1.05 * latency + 0.002
+            # TCP gets 96 % of a link. On a busy machine a few packets are late, and the others seem faster.
+            assert link["bandwidth"] == pytest.approx(0.98 * rate, rel=0.12)
         first, second, third = (s["replicas"][0] for s in cluster.of("plan_adopted")[-1]["plan"]["stages"])
         assert trained[first, third] < trained[first, second]  # activations take their route, not another
 
 
 @pytest.mark.usefixtures("emulation")
-def test_a_link_that_becomes_slow_gets_a_smaller_codec_between_two_steps(tmp_path: Path) -> None:
+def test_when_a_link_becomes_slow_its_sender_changes_to_a_smaller_codec_between_two_steps(tmp_path: Path) -> None:
     quick = np.full((2, 2), QUICK_GBPS * 1e9 / 8)
     network = Cluster((Node("a", 1e9, 1e9), Node("b", 1e9, 1e9)), np.full((2, 2), 0.001), quick)
-    # Activations of more than one frame, which tell how quickly they came.
+    # Activations of several frames; the link's speed is measured from the second frame on.
     text = run_file(model=LARGE_ACTIVATIONS, stages=[1, 1], steps=5000, precision="fp32", compression="auto", lease=1.5)
     for small, large in (
         ("sequence_length = 32", "sequence_length = 256"),
@@ -64,7 +69,7 @@ def test_a_link_that_becomes_slow_gets_a_smaller_codec_between_two_steps(tmp_pat
         started = cluster.wait_for("plan_started")
         first, second = (stage["replicas"][0] for stage in cluster.of("plan_adopted")[-1]["plan"]["stages"])
         assert started["codecs"] == {first: {second: {"activations": "off"}}, second: {first: {"gradients": "off"}}}
-        cluster.wait_for("step_committed", where=lambda e: e["step"] == 6)  # five of which say how quick the link is
+        cluster.wait_for("step_committed", where=lambda e: e["step"] == 6)  # enough to know the link's speed
         wan.set_link(first, second, gbps=SLOW_GBPS)
         chosen = cluster.wait_for("codecs_chosen")
         assert chosen["node"] == first

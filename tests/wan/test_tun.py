@@ -1,4 +1,4 @@
-"""What the emulator reads from a packet, and what it says where it may not work."""
+"""What the emulator reads from a packet, and what it says where it cannot work."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TCP_SEGMENTS, UDP_SEGMENTS = 1, 5
 
 
 def packet(payload: int, transport: int, kind: int = 0, segment: int = 0, last: int = 7) -> bytes:
-    """A packet from 10.77.0.1 to 10.77.0.``last`` as a TUN device gives it, with a transport header of so many bytes."""
+    """A packet from 10.77.0.1 to 10.77.0.``last`` as a TUN device gives it, with a transport header of ``transport`` bytes."""
     head = struct.pack("<BBHHHH", 1, kind, IP_BYTES + transport, segment, IP_BYTES, 16)
     ip = bytes([0x45, *bytes(11), 10, 77, 0, 1, 10, 77, 0, last])
     header = bytearray(transport)
@@ -26,18 +26,18 @@ def packet(payload: int, transport: int, kind: int = 0, segment: int = 0, last: 
     return head + ip + bytes(header) + bytes(payload)
 
 
-def test_a_plain_packet_is_as_long_as_it_is() -> None:
+def test_a_plain_packet_counts_as_one_segment_of_its_own_size() -> None:
     assert envelope(packet(1000, TCP_BYTES)) == Envelope(7, 1, IP_BYTES + TCP_BYTES + 1000)
 
 
 @pytest.mark.parametrize(("kind", "transport"), [(TCP_SEGMENTS, TCP_BYTES), (UDP_SEGMENTS, UDP_BYTES)])
-def test_a_large_packet_counts_as_the_packets_that_it_stands_for(kind: int, transport: int) -> None:
+def test_a_large_packet_counts_as_the_segments_that_it_stands_for(kind: int, transport: int) -> None:
     seen = envelope(packet(3 * 1400 + 5, transport, kind, 1400))
     assert seen == Envelope(7, 4, 3 * 1400 + 5 + 4 * (IP_BYTES + transport))
 
 
 @pytest.mark.parametrize("seen", [b"", bytes(HEADER_BYTES), bytes(HEADER_BYTES) + b"\x60" + bytes(60)])
-def test_what_is_not_ipv4_is_left_out(seen: bytes) -> None:
+def test_a_packet_that_is_not_ipv4_has_no_envelope(seen: bytes) -> None:
     assert envelope(seen) is None
 
 

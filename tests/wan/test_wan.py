@@ -1,4 +1,4 @@
-"""The emulated network as processes see it."""
+"""The emulated network, as processes see it."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ UNEVEN = network(
 
 @pytest.fixture(scope="module")
 def wan(emulation: None) -> Iterator[Wan]:
-    """Two nodes 20 ms and 50 Mbit/s apart; a third one that reaches only the first."""
+    """Two nodes with a link of 20 ms and 50 Mbit/s, and a third one with such a link to the first only."""
     with Wan(network([[20] * 3] * 3, [[0, 50, 50], [50, 0, 0], [50, 0, 0]])) as up:
         yield up
 
@@ -53,7 +53,7 @@ def probes(wan: Wan) -> Iterator[Probes]:
 
 
 def ended(process: int, seconds: float = 10) -> bool:
-    """Whether the process, no child of ours, ends in time."""
+    """Whether the process, which is no child of ours, ends within ``seconds``."""
     try:
         descriptor = os.pidfd_open(process)
     except ProcessLookupError:
@@ -78,7 +78,7 @@ def test_every_direction_of_every_pair_has_its_own_latency_and_rate() -> None:
     }
 
 
-def test_the_check_notices_a_network_that_is_not_as_its_file_says() -> None:
+def test_the_check_finds_a_link_that_is_not_as_the_file_says() -> None:
     with Wan(network([[0, 20], [20, 0]], [[0, 50], [50, 0]])) as wan:
         told = wan.link("n0", "n1")
         wan.set_link("n0", "n1", gbps=0.04)
@@ -114,7 +114,7 @@ def test_nodes_without_a_link_do_not_reach_each_other_and_all_reach_the_coordina
     assert all(trip == pytest.approx(0.010, abs=0.004) for trip in probes.echo(pairs).values())
 
 
-def test_a_nodes_way_up_bounds_what_it_sends_to_all() -> None:
+def test_a_nodes_uplink_limits_what_it_sends_to_all_others_together() -> None:
     with Wan(network([[5] * 3] * 3, [[40] * 3] * 3, up=[40, None, None])) as wan, Probes(wan) as probes:
         rates = probes.pour([("n0", "n1"), ("n0", "n2")])
         assert sum(rates.values()) == pytest.approx(40 * MBIT, rel=0.1)
@@ -129,7 +129,7 @@ def test_nothing_outside_is_reached_from_inside(wan: Wan) -> None:
         assert os.strerror(int(process.communicate(timeout=20)[0])) == "Network is unreachable"
 
 
-def test_two_networks_at_once_do_not_meet(wan: Wan, probes: Probes) -> None:
+def test_two_networks_at_the_same_time_are_separate(wan: Wan, probes: Probes) -> None:
     with Wan(network([[0, 1], [1, 0]], [[0, 50], [50, 0]])) as other, Probes(other) as theirs:
         assert other.address("n0") == wan.address("n0")
         pair = ("n0", "n1")
@@ -151,7 +151,7 @@ def test_an_error_inside_takes_everything_down() -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
-def test_no_network_outlives_who_asked_for_it(number: signal.Signals) -> None:
+def test_no_network_outlives_the_process_that_started_it(number: signal.Signals) -> None:
     script = f"""
         import signal, numpy
         from dtfm.scheduler.model.cluster import Cluster, Node
@@ -185,7 +185,7 @@ def test_a_process_inside_is_the_one_that_was_started(wan: Wan) -> None:
     assert int(process.communicate(timeout=20)[0]) == process.pid
 
 
-def test_names_that_cannot_be() -> None:
+def test_no_node_may_be_named_coordinator() -> None:
     with pytest.raises(ValueError, match="'coordinator' is taken"):
         Wan(Cluster((Node(COORDINATOR, 1, 1),), np.zeros((1, 1)), np.zeros((1, 1))))
 

@@ -1,7 +1,7 @@
-"""A network namespace with one TUN device in it, and the packets that pass through.
+"""A network namespace with one TUN device in it, and the packets that pass through that device.
 
-Packets come with a virtio_net header (Linux, include/uapi/linux/virtio_net.h): TCP hands over up to 64 KiB at once and leaves
-segmenting and checksums to the device, which hands the same packet to the other end's TCP with the same header.
+Packets have a virtio_net header (Linux, include/uapi/linux/virtio_net.h): TCP hands over up to 64 KiB at once and leaves
+segmentation and checksums to the device. The device gives the same packet, with the same header, to TCP at the other end.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ DEVICE = "wan0"
 MTU = 1500
 HEADER_BYTES = 10
 LARGEST_PACKET = HEADER_BYTES + 65535
-"""What one read of a TUN device can give."""
+"""The most bytes that one read of a TUN device returns."""
 
 _CLONE_NEWNET = 0x40000000
 _TUNSETIFF, _TUNSETOFFLOAD = 0x400454CA, 0x400454D0
 _IFF_TUN, _IFF_NO_PI, _IFF_VNET_HDR = 0x0001, 0x1000, 0x4000
 _TUN_F_CSUM, _TUN_F_TSO4 = 0x01, 0x02
-_TUN_F_USO = 0x60  # UDP's likewise; Linux 6.2 and later
+_TUN_F_USO = 0x60  # the same for UDP; Linux 6.2 and later
 _UDP_SEGMENTS = 5
 _HEADER = struct.Struct(
     "<BBHHHH"
@@ -32,8 +32,8 @@ _HEADER = struct.Struct(
 
 _SETTINGS = {
     "ipv6/conf/all/disable_ipv6": "1",
-    "ipv4/tcp_no_metrics_save": "1",  # each connection finds the link's rate by itself
-    # Buffers beyond the machine's own, so that the link is the limit and not they.
+    "ipv4/tcp_no_metrics_save": "1",  # a connection learns nothing from earlier ones
+    # Larger buffers than the machine's own, so that the link is the limit.
     "ipv4/tcp_wmem": "4096 16384 33554432",
     "ipv4/tcp_rmem": "4096 131072 33554432",
     "ipv4/tcp_slow_start_after_idle": "0",  # as dtfm-node doctor advises
@@ -42,16 +42,16 @@ _SETTINGS = {
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Descriptors of a namespace and of the TUN device in it. The namespace lives as long as this process or another in it."""
+    """Descriptors of a namespace and of the TUN device in it. The namespace exists while any process is in it."""
 
     namespace: int
     tun: int
 
 
 def open_endpoint(address: str) -> Endpoint:
-    """Makes a namespace whose only way out is a TUN device with ``address`` (in a /24), and moves this process into it.
+    """Creates a namespace whose only way out is a TUN device with ``address`` (in a /24), and moves this process into it.
 
-    Raises OSError where the machine does not allow it.
+    Raises OSError where the machine does not allow that.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.unshare(_CLONE_NEWNET):
@@ -74,8 +74,8 @@ def open_endpoint(address: str) -> Endpoint:
 
 @dataclass(frozen=True, slots=True)
 class Envelope:
-    """What the emulator needs of a packet: the last byte of its IPv4 destination, the segments it stands for, and how many
-    bytes these have as packets of their own."""
+    """What the emulator needs to know of a packet: the last byte of its IPv4 destination, the number of segments that it stands
+    for, and the number of bytes that these have as separate packets."""
 
     destination: int
     segments: int
@@ -83,14 +83,14 @@ class Envelope:
 
 
 def envelope(packet: bytes) -> Envelope | None:
-    """Of a packet as read from the device; None for what is not IPv4."""
+    """The envelope of a packet as read from the device; None if it is not IPv4."""
     if len(packet) < HEADER_BYTES + 20 or packet[HEADER_BYTES] >> 4 != 4:
         return None
     _, kind, _, segment_bytes, start, _ = _HEADER.unpack_from(packet)
     size = len(packet) - HEADER_BYTES
     segments = 1
     if kind and segment_bytes:
-        # Before each segment stand IP's header and UDP's, or TCP's, whose length stands in its 13th byte.
+        # Each segment has the IP header and that of UDP or of TCP. The 13th byte of a TCP header holds its length.
         headers = start + (8 if kind == _UDP_SEGMENTS else (packet[HEADER_BYTES + start + 12] >> 4) * 4)
         segments = max(1, -(-(size - headers) // segment_bytes))
         size += (segments - 1) * headers

@@ -1,7 +1,7 @@
 """A wide-area network on this machine: ``with Wan(network) as wan: wan.run("n0", [...])``.
 
-One network namespace per node and one for the coordinator, joined by the emulator (emulator.py), which is told latency,
-rate, queue and loss of each direction of each pair. Nothing leaves the machine: the namespaces have no other way out.
+Each node and the coordinator have a network namespace. The emulator (emulator.py) joins them, with the latency, rate, queue and
+loss of each direction of each pair. Nothing leaves the machine, as the namespaces have no other way out.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ from tests.wan.shape import Link, Traffic, usual_queue_bytes
 
 COORDINATOR = "coordinator"
 CONTROL_LINK = Link(0.005, 12.5e6, usual_queue_bytes(0.005, 12.5e6))
-"""Between the coordinator and each node unless told otherwise: 5 ms, 100 Mbit/s."""
+"""The default of the links between the coordinator and each node: 5 ms, 100 Mbit/s."""
 _ROOT = Path(__file__).parents[2]
 _MOST_NODES = 253
 
 
 class WanUnavailable(Exception):
-    """This machine allows no emulated network; the text says why."""
+    """This machine allows no emulated network, for the reason in the text."""
 
 
 class Wan:
-    """Between ``with`` and its end, the nodes of ``network`` and a coordinator, each in a namespace of its own.
+    """A context in which the nodes of ``network`` and a coordinator each have a namespace.
 
-    A pair's bandwidth is the rate of its IP packets, so a TCP connection gets 96% of it. ``up`` and ``down`` of a node
-    bound what it exchanges with all its peers together. Raises ValueError for a network that cannot be emulated, and on
-    entry WanUnavailable.
+    A pair's bandwidth is the rate of its IP packets, so a TCP connection gets 96% of it. A node's ``up`` and ``down`` limit
+    what it exchanges with all its peers together. Raises ValueError for a network that cannot be emulated, and on entry
+    WanUnavailable.
     """
 
     def __init__(self, network: Cluster, *, control: Link = CONTROL_LINK, loss: float = 0.0, seed: int = 1) -> None:
-        """``control``: the links to and from the coordinator; ``loss``: share of packets lost on all other links."""
+        """``control``: the links to and from the coordinator. ``loss``: the share of packets that all other links lose."""
         if COORDINATOR in network.ids:
             raise ValueError(f"nodes: the id {COORDINATOR!r} is taken by the coordinator; name the node otherwise")
         if len(network.ids) > _MOST_NODES:
@@ -73,7 +73,7 @@ class Wan:
             cwd=_ROOT,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            start_new_session=True,  # Ctrl-C is for us: it ends when we let go of its input
+            start_new_session=True,  # Ctrl-C reaches us alone; the emulator ends when we close its input
         )
         try:
             links = [[*self._pair(*pair), asdict(link)] for pair, link in self._links.items()]
@@ -94,7 +94,7 @@ class Wan:
         self.close()
 
     def close(self) -> None:
-        """Kills what ``run`` started and still runs, and takes the network down."""
+        """Kills the processes of ``run`` that still run, and takes the network down."""
         for process in self._started:
             if process.poll() is None:
                 with contextlib.suppress(ProcessLookupError):
@@ -120,19 +120,19 @@ class Wan:
         return f"10.77.0.{self._number[name] + 1}"
 
     def inside(self, name: str, command: list[str]) -> list[str]:
-        """``command`` so that it runs in the node's namespace, as the same process."""
+        """The command that runs ``command`` in the node's namespace, as the same process."""
         assert self._emulator is not None, "the network is not up"
         namespace = f"/proc/{self._emulator.pid}/fd/{self._namespaces[self._number[name]]}"
         return ["nsenter", f"--net={namespace}", "--", *command]
 
     def run(self, name: str, command: list[str], **options: Any) -> subprocess.Popen[Any]:
-        """Starts ``command`` in the node's namespace; ``options`` are Popen's. What still runs at the end is killed."""
+        """Starts ``command`` in the node's namespace; ``options`` are Popen's. If it still runs at the end, it is killed."""
         process = subprocess.Popen(self.inside(name, command), start_new_session=True, **options)
         self._started.append(process)
         return process
 
     def link(self, source: str, destination: str) -> Link:
-        """As it is now."""
+        """The link as it is now."""
         return self._links[source, destination]
 
     def set_link(
@@ -145,7 +145,7 @@ class Wan:
         queue_bytes: int | None = None,
         loss: float | None = None,
     ) -> None:
-        """Changes what is named of one direction of a pair, from now on. 0 ``gbps`` cuts it."""
+        """Changes the named properties of one direction of a pair from now on. 0 ``gbps`` cuts it."""
         changes: dict[str, Any] = {"queue_bytes": queue_bytes, "loss": loss}
         changes["latency"] = None if latency_ms is None else latency_ms / 1e3
         changes["rate"] = None if gbps is None else gbps * 1e9 / 8
@@ -158,7 +158,7 @@ class Wan:
         self._ask({"link": [*self._pair(source, destination), asdict(link)]})
 
     def traffic(self) -> dict[tuple[str, str], Traffic]:
-        """What each link has carried since the start, headers included."""
+        """What each link has carried since the start, including headers."""
         answer = self._ask({"traffic": True})
         return {(self.names[i], self.names[j]): Traffic(**seen) for i, j, seen in answer["traffic"]}
 

@@ -1,5 +1,5 @@
-"""State is copied while the others train: a newcomer costs them no pause for it, a spare takes over where the last replica is
-lost."""
+"""Standbys: state is copied while the others train, so a newcomer does not make them wait, and a spare node replaces a stage's
+last replica."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.cluster.runs import GPT2, losses_alone, run_file
 
 
 def stop_and_compare(cluster: Cluster) -> None:
-    """Ends the run, which is not over, and compares its losses with those of a single process."""
+    """Interrupts the run and compares its losses with those of a single process."""
     assert cluster.coordinator is not None
     cluster.coordinator.send(signal.SIGINT)
     assert cluster.finish() == 1
@@ -40,8 +40,8 @@ def test_a_newcomer_has_its_state_before_the_others_pause_for_it(tmp_path: Path)
 
 
 def test_a_spare_takes_over_the_stage_of_a_killed_node_and_no_step_is_lost(tmp_path: Path) -> None:
-    """It dies in the moment of a commit, before anybody hears of that, and the spare gets all steps rather late. With so long a
-    lease a commit waits for it on the slowest machine, too."""
+    """It dies when a commit is written and not announced, and the spare gets each step late. The lease is long, so that a commit
+    waits for the spare even on a slow machine."""
     text = run_file(model=GPT2, stages=[1, 1], steps=5000, learning_rate=1e-3, lease=1000.0)
     beginning = [fail(name).at(step=2, phase=Phase.VOTE).by(HOLD) for name in "abc"]
     lags = [fail(name).at(step=18, phase=Phase.VOTE).by(LAG, seconds=0.3) for name in "abc"]
