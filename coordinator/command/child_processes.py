@@ -57,7 +57,7 @@ class Children:
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "dtfm.node.cli", "join", self._address, "--id", node),
             *("--threads", str(self._threads), "--give-up-after", str(GIVE_UP_SECONDS), "--verbose"),
-            *("--backups", str(self._folder / "backups")),
+            *("--snapshots", str(self._folder / "snapshots")),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=output,
             stderr=output,

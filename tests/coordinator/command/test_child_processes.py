@@ -60,4 +60,4 @@ async def test_a_childs_files_are_in_the_demos_folder(tmp_path: Path, monkeypatc
     async with Children("127.0.0.1:1", "secret", tmp_path, 1) as nodes:
         await nodes.start("node-1", lambda child, code: gone.set())
         await asyncio.wait_for(gone.wait(), 10)
-        assert f"--backups {tmp_path / 'backups'}" in nodes.running[0].tail()
+        assert f"--snapshots {tmp_path / 'snapshots'}" in nodes.running[0].tail()
