@@ -56,7 +56,7 @@ def test_nodes_that_reconnect_one_by_one_lose_nothing_when_the_run_file_names_no
         cluster.run_file.write_text(re.sub(r"nodes = .*\nstages = .*\n", 'stages = "auto"\n', text))
         before = len(cluster.events)
         cluster.start_coordinator("--resume")
-        cluster.wait_for("waiting", after=before, where=lambda e: "for b to come back" in e["reason"])
+        cluster.wait_for("waiting", after=before, where=lambda e: "for b to return" in e["reason"])
         cluster.nodes["b"].send(signal.SIGCONT)
         started = cluster.wait_for("plan_started", after=before)
         cluster.wait_for("step_committed", after=before)

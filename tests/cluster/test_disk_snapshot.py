@@ -69,11 +69,11 @@ def test_all_stages_roll_back_to_the_snapshot_on_disks_and_a_node_with_its_own_d
 
         kill(cluster, victim)
         with_disk = bring_back(cluster, victim, *links[victim])
-        cluster.nodes[victim].wait_for_error(" buckets are on disk here, 0 come from others")
+        cluster.nodes[victim].wait_for_error(" buckets are on this disk, 0 come from others")
 
         kill(cluster, victim)
         without_disk = bring_back(cluster, victim, *links[victim], cache=tmp_path / "empty")
-        cluster.nodes[victim].wait_for_error(": 0 buckets are on disk here, ")
+        cluster.nodes[victim].wait_for_error(": 0 buckets are on this disk, ")
 
         assert cluster.coordinator is not None
         cluster.coordinator.send(signal.SIGINT)

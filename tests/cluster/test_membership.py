@@ -27,7 +27,7 @@ def test_a_node_without_a_coordinator_retries_with_growing_pauses_and_gives_up_w
     node = start(tmp_path, *join_command(f"127.0.0.1:{free_port()}", "n"), "--give-up-after", "2")
     try:
         assert node.wait(60) == 1
-        pauses = [float(p) for p in re.findall(r"next try in ([\d.]+) s, giving up in", node.errors)]
+        pauses = [float(p) for p in re.findall(r"trying again in ([\d.]+) s, giving up in", node.errors)]
         assert len(pauses) >= 2
         assert pauses[1] > pauses[0]
         assert "Gave up after 2 s" in node.errors
@@ -118,7 +118,7 @@ def test_a_second_signal_ends_a_node_at_once(tmp_path: Path, second: signal.Sign
         assert cluster.coordinator is not None
         cluster.coordinator.send(signal.SIGSTOP)  # it will not answer, so the node cannot leave in order
         node.send(signal.SIGTERM)
-        node.wait_for_error("Once more: exit at once")
+        node.wait_for_error("exits at once")
         assert node.running.poll() is None
         node.send(second)
         assert node.wait(5) == 130

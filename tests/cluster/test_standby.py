@@ -31,7 +31,7 @@ def test_a_newcomer_has_its_state_before_the_others_pause_for_it(tmp_path: Path)
         cluster.nodes["dies"].send(signal.SIGKILL)
         newcomer = cluster.add("newcomer")
         cluster.wait_for("plan_started", where=lambda e: e["generation"] == 3)
-        newcomer.wait_for_error("6 of 6 buckets were copied in advance")
+        newcomer.wait_for_error("6 of 6 buckets are taken over")
         started = len(cluster.events)
         cluster.wait_for("step_committed", after=started)
         stop_and_compare(cluster)
@@ -50,7 +50,7 @@ def test_a_spare_takes_over_the_stage_of_a_killed_node_and_no_step_is_lost(tmp_p
     with Cluster(tmp_path, text, nodes="abc", faults=[*beginning, *lags, commit]) as cluster:
         plan = cluster.wait_for("plan_adopted")["plan"]
         (spare,) = plan["idle"]
-        cluster.nodes[spare].wait_for_error("copies are as of step 1")
+        cluster.nodes[spare].wait_for_error("standby: as of step 1")
         for hold in beginning:
             cluster.let_go(hold)
         assert cluster.coordinator is not None
