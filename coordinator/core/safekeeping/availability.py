@@ -96,6 +96,22 @@ def step_of(standby: Standby, ledger: Ledger) -> int | None:
     return standby.step if standby.caught_up is not None else None
 
 
+def standbys_of(state: State) -> Mapping[str, Standby]:
+    """Those whose request still holds, by node."""
+    sessions = state.members.sessions
+    standbys = {node: standby_of(state, sessions[node]) for node in state.ledger.ready}
+    return {node: standby for node, standby in standbys.items() if standby is not None}
+
+
+def standby_of(state: State, session: Session) -> Standby | None:
+    """The session's standby, unless a later plan in which the node has a part has ended it."""
+    standby, plan = session.standby, state.ledger.plan
+    if standby is None or plan is None:
+        return None
+    ended = standby.generation != state.ledger.generation and session.node in plan.nodes
+    return None if ended else standby
+
+
 def on_disk(state: State, step: int, buckets: Collection[int]) -> Mapping[int, tuple[str, ...]]:
     """By bucket, the connected nodes that have it on disk in the snapshot of ``step``, which may be under way. Buckets that
     nobody has are left out."""

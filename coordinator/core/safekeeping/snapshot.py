@@ -13,7 +13,8 @@ from dataclasses import replace
 
 from dtfm.coordinator.core.ending import fail
 from dtfm.coordinator.core.safekeeping.availability import on_disk, parameter_bytes
-from dtfm.coordinator.core.safekeeping.standby import donors_at_work, rests_on_one_node
+from dtfm.coordinator.core.safekeeping.donors import donors_at_work
+from dtfm.coordinator.core.safekeeping.standby import rests_on_one_node
 from dtfm.coordinator.core.state import Destination, Layers, Session, SnapshotTally, Standing, State
 from dtfm.coordinator.core.transition import Transition, WriteManifest
 from dtfm.coordinator.core.validation import check_own_layers, check_parts, shorten

@@ -3,11 +3,18 @@ should a replica be lost, or, where a stage has a single replica, as its neighbo
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Mapping
 from dataclasses import replace
 
-from dtfm.coordinator.core.safekeeping.availability import availability, parameter_bytes, step_of
-from dtfm.coordinator.core.state import Arrangement, Layers, Session, Standby, State, Stepping, Switching
+from dtfm.coordinator.core.safekeeping.availability import (
+    availability,
+    parameter_bytes,
+    standby_of,
+    standbys_of,
+    step_of,
+)
+from dtfm.coordinator.core.safekeeping.donors import fastest_donors
+from dtfm.coordinator.core.state import Arrangement, Layers, Session, Standby, State, Stepping
 from dtfm.coordinator.core.timeouts import COMMIT_WAIT_LEASES
 from dtfm.coordinator.core.transition import Transition
 from dtfm.coordinator.core.validation import shorten
@@ -27,9 +34,6 @@ takes longer are safe in snapshots on disks."""
 MOST_IDLE_STANDBYS = 2
 """The number of idle nodes that become standbys of one stage. Each takes a part of its replicas' uplinks."""
 
-MOST_DONORS = 8
-"""The number of donors that a standby is named for each layer: those with the fastest links to it."""
-
 
 def arrange(transition: Transition) -> None:
     """Has each node be the standby that it should be (`wanted_standbys`), whenever what that depends on has changed."""
@@ -42,10 +46,10 @@ def arrange(transition: Transition) -> None:
     if arrangement == state.safekeeping.arranged:
         return
     transition.set_safekeeping(replace(state.safekeeping, arranged=arrangement))
-    wanted = wanted_standbys(state)
+    wanted = wantedstandbys_of(state)
     for node in ledger.ready:
         session, layers = transition.state.members.sessions[node], wanted.get(node)
-        current, before = _current(state, session), session.standby
+        current, before = standby_of(state, session), session.standby
         if layers is None:
             if before is not None:
                 transition.set_session(replace(session, standby=None))
@@ -115,7 +119,7 @@ def keeping_up(state: State, stage: Stage) -> frozenset[str]:
     would have been had the commit waited for them. One that has just caught up is in time."""
     return frozenset(
         node
-        for node, standby in _standbys(state).items()
+        for node, standby in standbys_of(state).items()
         if standby.layers == stage.layers
         and standby.caught_up is not None
         and not standby.ended
@@ -143,7 +147,7 @@ def last_words_awaited(state: State) -> frozenset[str]:
 def still_copying(state: State) -> frozenset[str]:
     """Nodes of the chosen plan that have not caught up yet with the state that they need for it."""
     chosen = state.planner.chosen
-    standbys = _standbys(state)
+    standbys = standbys_of(state)
     lacking = _lacking(state, chosen.plan) if chosen is not None else {}
     return frozenset(node for node in lacking if node not in standbys or standbys[node].caught_up is None)
 
@@ -158,20 +162,7 @@ def promote(transition: Transition) -> None:
             transition.emit(ev.StandbyPromoted(node, process, standby.layers, ledger.step))
 
 
-def donors_at_work(state: State) -> frozenset[str]:
-    """Nodes whose state others fetch for the plan that is about to begin, or copy without having caught up yet."""
-    plan, holders = state.ledger.plan, state.ledger.holders
-    wanted = [standby.layers for standby in _standbys(state).values() if standby.caught_up is None]
-    if isinstance(state.phase, Switching) and plan is not None:
-        wanted += [
-            stage.layers
-            for stage in plan.stages
-            if not all(set(nodes).issuperset(stage.replicas) for nodes in holders[slice(*stage.layers)])
-        ]
-    return frozenset(node for layers in wanted for nodes in holders[slice(*layers)] for node in nodes)
-
-
-def wanted_standbys(state: State) -> Mapping[str, Layers]:
+def wantedstandbys_of(state: State) -> Mapping[str, Layers]:
     """The layers of which each node should be a standby: what it lacks for the chosen plan; otherwise, if it is idle, those of
     the stage with the fewest replicas and standbys; and for stages that are left with one replica alone, a neighbour whose link
     allows it."""
@@ -201,28 +192,12 @@ def wanted_standbys(state: State) -> Mapping[str, Layers]:
     return wanted
 
 
-def _standbys(state: State) -> Mapping[str, Standby]:
-    """Those whose request still holds, by node."""
-    sessions = state.members.sessions
-    standbys = {node: _current(state, sessions[node]) for node in state.ledger.ready}
-    return {node: standby for node, standby in standbys.items() if standby is not None}
-
-
-def _current(state: State, session: Session) -> Standby | None:
-    """The session's standby, unless a later plan in which the node has a part has ended it."""
-    standby, plan = session.standby, state.ledger.plan
-    if standby is None or plan is None:
-        return None
-    ended = standby.generation != state.ledger.generation and session.node in plan.nodes
-    return None if ended else standby
-
-
 def _with_next_step(state: State, stage: Stage) -> frozenset[str]:
     """The standbys of ``stage`` that have the gradients of the step in hand, as voted in this generation."""
     next_step = (state.ledger.step, state.ledger.generation)
     return frozenset(
         node
-        for node, standby in _standbys(state).items()
+        for node, standby in standbys_of(state).items()
         if standby.layers == stage.layers and (standby.step, standby.voted) == next_step
     )
 
@@ -298,8 +273,8 @@ def _can_follow(state: State, node: str, layers: Layers) -> bool:
 
 
 def _request(state: State, node: str, number: int, layers: Layers) -> wire.Standby:
-    holders, members = state.ledger.holders, state.ledger.members
-    donors = [_fastest(state, node, holders[layer]) if layer >= layers[0] else () for layer in range(layers[1])]
+    members = state.ledger.members
+    donors = [fastest_donors(state, node, layer) if layer >= layers[0] else () for layer in range(layers[1])]
     return wire.Standby(
         number=number,
         first_layer=layers[0],
@@ -310,12 +285,3 @@ def _request(state: State, node: str, number: int, layers: Layers) -> wire.Stand
             for name in sorted({name for names in donors for name in names})
         ],
     )
-
-
-def _fastest(state: State, node: str, donors: Sequence[str]) -> Sequence[str]:
-    def bandwidth(donor: str) -> float:
-        link = state.ledger.links.get(donor, {}).get(node)
-        return link.bandwidth if link is not None else 0.0
-
-    others = sorted((donor for donor in donors if donor != node), key=lambda donor: (-bandwidth(donor), donor))
-    return others[:MOST_DONORS]
