@@ -14,7 +14,7 @@ from tests.coordinator.script import BUCKETS, LEASE, World, fresh_state, prepare
 from tests.coordinator.snapshots import DIGESTS, PAUSE, SIZE, alone, backed_up, backed_up_apart
 
 
-def test_a_lost_stage_goes_back_to_the_backup_and_the_log_says_how_far() -> None:
+def test_losing_a_stage_sends_training_back_to_the_snapshot_and_the_log_says_how_far() -> None:
     world = backed_up()
     alone(world, "b")
     world.lose("a")
@@ -33,7 +33,7 @@ def test_a_lost_stage_goes_back_to_the_backup_and_the_log_says_how_far() -> None
     assert world.refolded() == world.state.ledger
 
 
-def test_a_newer_checkpoint_is_gone_back_to_instead() -> None:
+def test_training_goes_back_to_the_checkpoint_if_that_is_newer() -> None:
     world = backed_up(checkpoint={"every": 5})
     world.save()
     world.step()
@@ -44,7 +44,7 @@ def test_a_newer_checkpoint_is_gone_back_to_instead() -> None:
     assert list(world.last_to("b", "assignment").snapshot.parts) == []
 
 
-def test_a_backup_of_which_a_part_is_on_no_disk_any_more_is_passed_over() -> None:
+def test_a_snapshot_that_misses_a_part_is_passed_over() -> None:
     world = backed_up_apart()
     world.step()
     alone(world, "b")
@@ -52,7 +52,7 @@ def test_a_backup_of_which_a_part_is_on_no_disk_any_more_is_passed_over() -> Non
     assert world.events(ev.RolledBack)[-1].step == 0
 
 
-def test_a_node_that_comes_back_with_its_disk_counts_again() -> None:
+def test_the_files_of_a_node_that_returns_with_its_disk_count_again() -> None:
     world = backed_up_apart()
     world.step()
     world.lose("a")
@@ -75,7 +75,7 @@ def test_a_node_that_comes_back_with_its_disk_counts_again() -> None:
     ]
 
 
-def test_a_coordinator_that_was_restarted_hears_from_the_nodes_what_they_have() -> None:
+def test_a_restarted_coordinator_hears_from_the_nodes_which_snapshots_they_have() -> None:
     old = backed_up()
     resumed = ev.RunResumed("why", dict(old.start.run))
     ledger = old.refolded()
@@ -96,7 +96,7 @@ def fail_plan(world: World, *, damaged: bool) -> None:
     world.hear("b", plan_failed=failed)
 
 
-def test_a_plan_that_fails_for_other_reasons_leaves_the_backup_alone() -> None:
+def test_a_plan_that_fails_for_another_reason_leaves_the_snapshot_alone() -> None:
     world = backed_up()
     alone(world, "b")
     world.lose("a")
@@ -105,7 +105,7 @@ def test_a_plan_that_fails_for_other_reasons_leaves_the_backup_alone() -> None:
     assert world.last_to("b", "assignment").step == 3
 
 
-def test_a_run_that_failed_as_no_holder_could_be_reached_still_has_its_backup() -> None:
+def test_a_run_that_failed_because_no_holder_could_be_reached_still_has_its_snapshot() -> None:
     world = backed_up()
     alone(world, "b")
     world.lose("a")
@@ -116,7 +116,7 @@ def test_a_run_that_failed_as_no_holder_could_be_reached_still_has_its_backup() 
     assert fold([ev.RunResumed("why", dict(world.start.run))], world.refolded()).on_disks is not None
 
 
-def test_a_backup_that_is_damaged_twice_is_not_tried_a_third_time() -> None:
+def test_a_snapshot_that_is_damaged_twice_is_not_tried_a_third_time() -> None:
     world = backed_up()
     alone(world, "b")
     world.lose("a")
@@ -128,7 +128,7 @@ def test_a_backup_that_is_damaged_twice_is_not_tried_a_third_time() -> None:
     assert world.refolded() == world.state.ledger
 
 
-def test_going_back_behind_a_backup_forgets_it() -> None:
+def test_going_back_behind_a_snapshot_forgets_it() -> None:
     world = backed_up()
     world.now += PAUSE
     world.step()

@@ -52,7 +52,7 @@ def restarted(before: World) -> World:
     return World(fresh_state(fold([resumed], before.refolded()), **PLAIN, cluster=ANY_NUMBER))
 
 
-def test_nodes_that_come_back_with_their_disks_bring_the_backup_back() -> None:
+def test_nodes_that_return_with_their_disks_bring_the_snapshot_back() -> None:
     world = trained("a", "b", "c")
     step(world, PAUSE)
     write(world)
@@ -80,7 +80,7 @@ def test_nodes_that_come_back_with_their_disks_bring_the_backup_back() -> None:
     assert world.refolded() == world.state.ledger
 
 
-def test_who_lost_its_connection_alone_comes_back_with_what_it_holds() -> None:
+def test_a_node_that_only_lost_its_connection_still_holds_its_state_when_it_returns() -> None:
     world = trained("a", "b")
     world.lose("a")
     assert isinstance(world.state.phase, Gathering)
@@ -94,7 +94,7 @@ def test_who_lost_its_connection_alone_comes_back_with_what_it_holds() -> None:
     assert world.last_to("b", "assignment").step == 5
 
 
-def test_that_is_awaited_no_longer_than_it_takes_to_train_again_what_would_be_lost() -> None:
+def test_the_wait_for_a_return_is_no_longer_than_training_the_lost_steps_again() -> None:
     world = trained("a", "b")
     world.lose("a")
     world.wait(5 * SECONDS - 1, beating="b")
@@ -105,7 +105,7 @@ def test_that_is_awaited_no_longer_than_it_takes_to_train_again_what_would_be_lo
     assert isinstance(world.state.phase, Switching)
 
 
-def test_nor_for_more_than_some_leases() -> None:
+def test_the_wait_for_a_return_ends_after_some_leases() -> None:
     world = trained("a", "b", steps=100)
     world.lose("a")
     world.wait(GRACE_LEASES * LEASE - 1, beating="b")
@@ -114,7 +114,7 @@ def test_nor_for_more_than_some_leases() -> None:
     assert world.events(ev.RolledBack)[-1].step == 0
 
 
-def test_another_loss_meanwhile_makes_it_no_longer() -> None:
+def test_another_loss_does_not_prolong_the_wait_for_a_return() -> None:
     world = trained("a", "b", "c", steps=100)
     world.lose("a")
     world.wait(GRACE_LEASES * LEASE / 2, beating="bc")
@@ -123,27 +123,27 @@ def test_another_loss_meanwhile_makes_it_no_longer() -> None:
     assert world.events(ev.RolledBack)[-1].step == 0
 
 
-def test_a_process_that_came_anew_without_anything_is_waited_for_no_more() -> None:
+def test_a_node_that_returns_as_a_new_process_is_not_waited_for() -> None:
     world = trained("a", "b")
     world.lose("a")
     world.join("a", incarnation=2)
     assert world.events(ev.RolledBack)[-1].step == 0
 
 
-def test_who_said_goodbye_is_not_waited_for() -> None:
+def test_a_node_that_said_goodbye_is_not_waited_for() -> None:
     world = trained("a", "b")
     world.hear("a", goodbye=wire.Goodbye(reason="SIGTERM"))
     assert world.events(ev.RolledBack)[-1].step == 0
 
 
-def test_where_a_replica_is_left_or_nothing_is_trained_yet_nobody_is_waited_for() -> None:
+def test_nobody_is_waited_for_if_a_replica_is_left_or_nothing_is_trained_yet() -> None:
     for world in (trained("a", "b", "c", "d"), trained("a", "b", steps=0)):
         world.lose("b")
         assert isinstance(world.state.phase, Switching)
         assert not any("to return" in event.reason for event in world.events(ev.Waiting))
 
 
-def test_after_a_restart_nodes_that_come_one_by_one_lose_nothing() -> None:
+def test_nodes_that_return_one_by_one_after_a_restart_lose_nothing() -> None:
     world = restarted(trained("a", "b"))
     for node in "ab":
         assert world.events(ev.RolledBack) == []
@@ -154,7 +154,7 @@ def test_after_a_restart_nodes_that_come_one_by_one_lose_nothing() -> None:
     assert (world.plan_in_force.nodes, world.last_to("a", "assignment").step) == (("a", "b"), 5)
 
 
-def test_after_a_restart_who_does_not_come_is_awaited_for_some_leases_however_little_would_be_lost() -> None:
+def test_after_a_restart_a_missing_node_is_waited_for_however_little_would_be_lost() -> None:
     world = restarted(trained("a", "b", seconds=0.001))
     world.wait(LEASE)
     world.join("a")
@@ -164,7 +164,7 @@ def test_after_a_restart_who_does_not_come_is_awaited_for_some_leases_however_li
     assert world.events(ev.RolledBack)[-1].step == 0
 
 
-def test_who_wants_to_go_stays_while_others_may_come_back_for_what_it_holds() -> None:
+def test_a_leaving_node_stays_while_others_may_return_and_need_its_state() -> None:
     world = trained("a", "b", "c")
     world.lose("a")
     assert isinstance(world.state.phase, Gathering)

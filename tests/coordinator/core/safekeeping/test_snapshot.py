@@ -27,7 +27,7 @@ from tests.coordinator.snapshots import (
 )
 
 
-def test_what_rests_on_one_node_is_written_to_disks_and_fetched_by_another() -> None:
+def test_state_that_rests_on_one_node_is_written_to_its_disk_and_fetched_by_another() -> None:
     world = slow_world("a", "b")
     world.step()
     assert [world.last_to(node, "commit").snapshot == wire.DISKS for node in "ab"] == [True, True]
@@ -50,7 +50,7 @@ def test_what_rests_on_one_node_is_written_to_disks_and_fetched_by_another() -> 
     assert world.refolded() == world.state.ledger
 
 
-def test_replicas_back_each_other_up_and_fetch_nothing() -> None:
+def test_replicas_of_one_stage_fetch_nothing_from_each_other() -> None:
     world = slow_world("a", "b", "c")  # a and b hold the same stage, c one alone
     world.step()
     write(world)
@@ -64,13 +64,13 @@ def test_replicas_back_each_other_up_and_fetch_nothing() -> None:
     }
 
 
-def test_where_every_stage_has_replicas_no_backup_is_made() -> None:
+def test_no_snapshot_goes_to_disks_if_every_stage_has_two_replicas() -> None:
     world = slow_world("a", "b", "c", "d")
     world.step()
     assert world.last_to("a", "commit").snapshot != wire.DISKS
 
 
-def test_where_somebody_keeps_up_with_each_stage_no_backup_is_made() -> None:
+def test_no_snapshot_goes_to_disks_if_a_standby_of_every_stage_keeps_up() -> None:
     world = training("a", "b", train={"steps": 50, "evaluate_every": 0}, checkpoint={"every": 0})
     world.now += 1
     world.step()  # links allow that neighbours copy each other, see test_copying.py
@@ -84,7 +84,7 @@ def test_where_somebody_keeps_up_with_each_stage_no_backup_is_made() -> None:
     assert world.last_to("a", "commit").snapshot == wire.DISKS
 
 
-def test_nobody_fetches_what_is_being_copied_over_the_same_link() -> None:
+def test_a_node_that_catches_up_as_a_standby_does_not_fetch_the_snapshot_over_the_same_link() -> None:
     world = training("a", "b", train={"steps": 50, "evaluate_every": 0}, checkpoint={"every": 0})
     world.automatic_standbys = False
     world.now += 1
@@ -98,7 +98,7 @@ def test_nobody_fetches_what_is_being_copied_over_the_same_link() -> None:
     assert world.events(ev.SnapshotWritten)[-1].holders == {"a": ((0, 2),), "b": ((2, 4),)}
 
 
-def test_what_a_plan_needs_of_state_is_not_fetched_beside_a_backup() -> None:
+def test_nodes_stop_fetching_a_snapshot_when_a_new_plan_moves_state() -> None:
     world = slow_world("a", "b")
     world.step()
     write(world)
@@ -114,13 +114,13 @@ def test_what_a_plan_needs_of_state_is_not_fetched_beside_a_backup() -> None:
     assert world.events(ev.SnapshotWritten)[-1].holders == {"a": ((0, 2),), "b": ((2, 4),)}
 
 
-def test_backups_are_some_leases_apart_further_the_more_they_cost_and_take_but_a_share_of_the_time() -> None:
+def test_the_pause_after_a_snapshot_grows_with_the_time_it_took() -> None:
     assert pause_after(0.5, 10) == pytest.approx(60)
     assert pause_after(50, 10) == pytest.approx(600)
     assert pause_after(5000, 10) == pytest.approx(5000 / TIME_FRACTION)
 
 
-def test_a_backup_that_took_long_is_not_followed_at_once() -> None:
+def test_a_snapshot_that_took_long_is_not_followed_at_once() -> None:
     world = slow_world("a", "b")
     world.step()
     world.now += PAUSE
@@ -138,7 +138,7 @@ def test_a_backup_that_took_long_is_not_followed_at_once() -> None:
     assert world.last_to("a", "commit").snapshot == wire.DISKS
 
 
-def test_a_writer_that_never_answers_does_not_hold_up_the_next_backup() -> None:
+def test_a_writer_that_never_answers_does_not_hold_up_the_next_snapshot() -> None:
     world = slow_world("a", "b")
     world.step()
     write(world, "a")
@@ -153,7 +153,7 @@ def test_a_writer_that_never_answers_does_not_hold_up_the_next_backup() -> None:
     assert world.last_to("a", "commit").snapshot == wire.DISKS
 
 
-def test_a_writer_that_never_answers_is_not_missed_where_another_has_the_same() -> None:
+def test_a_writer_that_never_answers_is_not_missed_if_another_replica_answers() -> None:
     world = slow_world("a", "b", "c")  # a and b hold the same stage
     world.step()
     write(world, "a", "c")
@@ -162,7 +162,7 @@ def test_a_writer_that_never_answers_is_not_missed_where_another_has_the_same() 
     assert sorted(bucket for buckets in asked.values() for bucket in buckets) == [0, 1, 2, 3]
 
 
-def test_what_is_never_fetched_stays_on_one_disk() -> None:
+def test_a_file_that_is_never_fetched_stays_on_one_disk() -> None:
     world = slow_world("a", "b")
     world.step()
     write(world)
@@ -173,7 +173,7 @@ def test_what_is_never_fetched_stays_on_one_disk() -> None:
     assert world.events(ev.SnapshotWritten)[-1].holders == {"a": ((0, 4),), "b": ((2, 4),)}
 
 
-def test_what_is_large_may_take_longer_to_write_and_over_a_slow_link_to_fetch() -> None:
+def test_large_files_may_take_longer_to_write_and_to_fetch() -> None:
     world = slow_world("a", "b")
     described = world.state.ledger.described
     assert described is not None
@@ -192,7 +192,7 @@ def test_what_is_large_may_take_longer_to_write_and_over_a_slow_link_to_fetch() 
     assert world.state.safekeeping.snapshot(Destination.DISKS) is None
 
 
-def test_a_checkpoint_makes_a_backup_needless_for_a_while() -> None:
+def test_no_snapshot_goes_to_disks_for_a_while_after_a_checkpoint() -> None:
     world = slow_world("a", "b", checkpoint={"every": 2})
     world.step()
     assert (
@@ -206,7 +206,7 @@ def test_a_checkpoint_makes_a_backup_needless_for_a_while() -> None:
     assert world.last_to("a", "commit").snapshot != wire.DISKS
 
 
-def test_the_one_before_stays_until_the_next_is_whole() -> None:
+def test_nodes_keep_a_snapshot_until_the_next_is_whole() -> None:
     world = backed_up()
     world.now += PAUSE
     world.step()
@@ -218,7 +218,7 @@ def test_the_one_before_stays_until_the_next_is_whole() -> None:
     assert world.last_to("a", "keep_snapshots") == wire.KeepSnapshots(whole=6)
 
 
-def test_who_cannot_keep_what_it_should_is_replaced_by_another() -> None:
+def test_a_node_that_cannot_store_its_files_is_replaced_by_another() -> None:
     world = slow_world("a", "b", "c", cluster={"stages": [1, 1, 1]})
     thirds = (Stage((0, 1), ("a",)), Stage((1, 2), ("b",)), Stage((2, LAYERS), ("c",)))
     world.state = replace(
@@ -236,7 +236,7 @@ def test_who_cannot_keep_what_it_should_is_replaced_by_another() -> None:
     assert {2, 3} <= missing(world, other).keys()
 
 
-def test_who_says_that_it_has_all_and_has_not_is_asked_once() -> None:
+def test_a_node_that_reports_success_without_the_files_is_asked_once() -> None:
     world = slow_world("a", "b")
     world.step()
     write(world)
@@ -245,13 +245,13 @@ def test_who_says_that_it_has_all_and_has_not_is_asked_once() -> None:
     assert world.events(ev.SnapshotWritten)[-1].holders == {"a": ((0, 2),), "b": ((2, 4),)}
 
 
-def test_where_nobody_else_has_room_the_backup_is_whole_all_the_same() -> None:
+def test_a_snapshot_is_whole_even_if_no_second_disk_has_room() -> None:
     world = backed_up_apart()
     (event,) = world.events(ev.SnapshotWritten)
     assert event.holders == {"a": ((0, 2),), "b": ((2, 4),)}
 
 
-def test_when_what_it_was_to_write_goes_with_a_node_the_backup_comes_to_nothing() -> None:
+def test_a_snapshot_is_given_up_when_its_only_writer_is_lost() -> None:
     world = slow_world("a", "b")
     world.join("c")
     world.step()
@@ -262,7 +262,7 @@ def test_when_what_it_was_to_write_goes_with_a_node_the_backup_comes_to_nothing(
     assert world.events(ev.SnapshotWritten) == []
 
 
-def test_a_writer_that_was_cut_off_is_not_awaited_when_it_comes_back() -> None:
+def test_a_writer_that_reconnects_is_not_waited_for() -> None:
     world = slow_world("a", "b", "c")  # a and b hold the same stage
     world.step()
     write(world, "a", "c")
@@ -271,7 +271,7 @@ def test_a_writer_that_was_cut_off_is_not_awaited_when_it_comes_back() -> None:
     assert sorted(bucket for buckets in asked.values() for bucket in buckets) == [0, 1, 2, 3]
 
 
-def test_a_replica_with_another_file_does_not_count() -> None:
+def test_a_replicas_file_with_another_digest_does_not_count() -> None:
     world = slow_world("a", "b", "c")
     world.step()
     write(world, "a", "c")
@@ -293,28 +293,28 @@ def test_a_replica_with_another_file_does_not_count() -> None:
         ),
     ],
 )
-def test_what_cannot_be_on_a_disk_is_refused(kept: wire.SnapshotParts, words: str) -> None:
+def test_impossible_snapshot_files_are_refused(kept: wire.SnapshotParts, words: str) -> None:
     world = slow_world("a", "b")
     world.step()
     world.hear("a", snapshot_parts=kept)
     assert words in world.last_to("a", "refusal").sentence
 
 
-def test_a_writer_speaks_for_its_own_layers_alone() -> None:
+def test_a_writer_may_report_only_its_own_layers() -> None:
     world = slow_world("a", "b")
     world.step()
     keep(world, "a", 2, [0, 2])
     assert "parts.bucket is 2; it must be of the node's layers, 0 to 1" in world.last_to("a", "refusal").sentence
 
 
-def test_claims_of_too_many_steps_are_refused() -> None:
+def test_claims_of_snapshots_of_too_many_steps_are_refused() -> None:
     world = slow_world("a", "b")
     world.greet("c")
     world.hear("c", prepared(on_disk=[wire.SnapshotParts(step=step) for step in range(5)]))
     assert "on_disk is 5" in world.last_to("c", "refusal").sentence
 
 
-def test_what_nobody_asked_for_is_ignored() -> None:
+def test_files_that_were_not_asked_for_are_ignored() -> None:
     world = slow_world("a", "b")
     keep(world, "a", 1, [0, 1])
     world.step()
@@ -331,7 +331,7 @@ def measuring(world: World, node: str, kept: list[wire.SnapshotParts]) -> None:
     assert world.heard_by(node)[-1].WhichOneof("message") == "probe"
 
 
-def test_who_still_measures_its_links_is_told_too_what_to_keep() -> None:
+def test_a_node_that_still_measures_its_links_is_told_what_to_keep_too() -> None:
     world = backed_up()
     measuring(world, "c", [wire.SnapshotParts(step=3, parts=[wire.Part(bucket=0, size_bytes=SIZE)])])
     world.now += PAUSE
@@ -343,7 +343,7 @@ def test_who_still_measures_its_links_is_told_too_what_to_keep() -> None:
     assert world.state.members.sessions["c"].on_disk == {}
 
 
-def test_files_of_a_backup_under_way_that_come_without_digests_do_not_count() -> None:
+def test_files_without_digests_do_not_count_for_a_snapshot_under_way() -> None:
     world = slow_world("a", "b")
     world.step()
     write(world, "a")

@@ -178,7 +178,9 @@ def play(machines: Machines, move: tuple[Any, ...]) -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(MOVES, min_size=10, max_size=60))
-def test_what_the_coordinator_counts_on_is_on_disk_and_is_gone_back_to(moves: list[tuple[Any, ...]]) -> None:
+def test_files_that_the_coordinator_counts_on_are_on_disk_and_training_goes_back_to_them(
+    moves: list[tuple[Any, ...]],
+) -> None:
     machines = Machines()
     for name in NODES[:2]:
         machines.come(name)

@@ -44,7 +44,7 @@ def gone_back_and_on() -> World:
     return world
 
 
-def test_files_of_another_past_do_not_count_for_a_backup_of_the_same_step() -> None:
+def test_files_from_before_training_went_back_do_not_count_for_a_new_snapshot_of_the_same_step() -> None:
     world = gone_back_and_on()
     world.greet("a", incarnation=2)
     world.hear(
@@ -74,9 +74,7 @@ def gone_back_to_a_checkpoint(*, whole: bool) -> World:
 
 
 @pytest.mark.parametrize(("whole", "left"), [(False, 3), (True, 0)])
-def test_who_goes_back_removes_what_is_of_later_steps_and_keeps_a_backup_of_earlier_ones(
-    whole: bool, left: int
-) -> None:
+def test_after_going_back_nodes_keep_only_a_snapshot_of_an_earlier_step(whole: bool, left: int) -> None:
     world = gone_back_to_a_checkpoint(whole=whole)
     assert world.last_to("b", "keep_snapshots") == wire.KeepSnapshots(whole=left)
     assert step_on_disks(world) == left
@@ -86,7 +84,7 @@ def test_who_goes_back_removes_what_is_of_later_steps_and_keeps_a_backup_of_earl
     assert "a" not in {node for nodes in on_disk(world.state, left, range(1, BUCKETS)).values() for node in nodes}
 
 
-def test_a_backup_from_before_the_step_that_was_gone_back_to_can_still_be_gone_back_to() -> None:
+def test_training_can_go_back_again_to_a_snapshot_of_an_earlier_step() -> None:
     world = gone_back_to_a_checkpoint(whole=False)
     damaged = replace(world.state.ledger, checkpoints={})  # as if its folder were gone
     world.state = replace(world.state, ledger=damaged)

@@ -32,7 +32,7 @@ def slow_to_copy(*nodes: str) -> World:
     return world
 
 
-def test_who_gets_a_place_copies_its_state_while_the_others_train_on() -> None:
+def test_a_node_that_gets_a_place_catches_up_while_the_others_train() -> None:
     world = slow_to_copy("a", "b")
     world.step()
     world.join("c")
@@ -53,7 +53,7 @@ def test_who_gets_a_place_copies_its_state_while_the_others_train_on() -> None:
     assert isinstance(world.state.phase, Switching)
 
 
-def test_who_cannot_copy_in_advance_gets_its_state_in_the_pause() -> None:
+def test_a_node_that_cannot_catch_up_gets_its_state_in_the_pause() -> None:
     world = slow_to_copy("a", "b")
     world.join("c")
     copied(world, "b")
@@ -63,7 +63,9 @@ def test_who_cannot_copy_in_advance_gets_its_state_in_the_pause() -> None:
 
 
 @pytest.mark.parametrize(("bandwidth", "copies"), [(8 << 20, True), (1 << 20, False)])
-def test_where_a_link_cannot_keep_up_with_the_steps_it_is_quicker_to_pause(bandwidth: float, copies: bool) -> None:
+def test_a_node_whose_link_cannot_keep_up_with_the_steps_gets_its_state_in_the_pause(
+    bandwidth: float, copies: bool
+) -> None:
     world = slow_to_copy("a", "b")
     world.now += 1.0
     world.step()  # takes a second; the gradients of a stage's two layers have 2 MiB
@@ -82,7 +84,7 @@ def test_where_a_link_cannot_keep_up_with_the_steps_it_is_quicker_to_pause(bandw
     assert world.last_to("a", "commit").pause
 
 
-def test_an_answer_to_an_earlier_request_counts_for_nothing() -> None:
+def test_a_report_about_an_earlier_request_is_ignored() -> None:
     world = slow_to_copy("a", "b")
     world.join("c")
     copied(world, "b")
@@ -91,7 +93,7 @@ def test_an_answer_to_an_earlier_request_counts_for_nothing() -> None:
     assert not world.last_to("a", "commit").pause
 
 
-def test_a_newcomer_during_the_copying_is_planned_with_too() -> None:
+def test_a_newcomer_while_others_catch_up_gets_a_place_too() -> None:
     world = slow_to_copy("a", "b")
     world.join("c")
     world.join("d")
@@ -106,7 +108,7 @@ def test_a_newcomer_during_the_copying_is_planned_with_too() -> None:
     assert world.last_to("a", "commit").pause
 
 
-def test_when_the_choice_falls_through_the_copying_ends() -> None:
+def test_nodes_stop_catching_up_when_the_chosen_plan_is_dropped() -> None:
     world = slow_to_copy("a", "b")
     world.join("c")
     world.planner = lambda _: "nothing better"
@@ -125,21 +127,21 @@ def spare_world(**changes: dict[str, Any]) -> World:
     return world
 
 
-def test_an_idle_node_copies_a_stage_and_keeps_up() -> None:
+def test_an_idle_node_becomes_the_standby_of_a_stage() -> None:
     world = spare_world()
     prefetch = world.last_to("c", "standby")
     assert (prefetch.first_layer, prefetch.past_last_layer) == (0, 2)
     assert isinstance(world.state.phase, Stepping)
 
 
-def test_spares_take_the_stages_with_the_least_backing_first() -> None:
+def test_idle_nodes_become_standbys_of_the_stages_with_the_fewest_holders_first() -> None:
     world = spare_world()
     world.join("d", "e")
     ranges = [(p.first_layer, p.past_last_layer) for p in (world.last_to(n, "standby") for n in "cde")]
     assert ranges == [(0, 2), (2, 4), (0, 2)]
 
 
-def test_a_spare_without_the_memory_for_it_copies_nothing() -> None:
+def test_an_idle_node_without_enough_memory_is_no_standby() -> None:
     world = training("a", "b", train={"steps": 20, "evaluate_every": 0})
     current = world.plan_in_force
     world.planner = lambda ids: current
@@ -147,7 +149,7 @@ def test_a_spare_without_the_memory_for_it_copies_nothing() -> None:
     assert "standby" not in world.kinds_to("c")
 
 
-def test_a_stage_that_lost_its_only_replica_goes_on_from_the_spare_and_no_step_is_lost() -> None:
+def test_a_stage_that_lost_its_only_replica_goes_on_from_its_standby_and_loses_no_step() -> None:
     world = spare_world()
     world.step()
     copied(world, "c")
@@ -161,7 +163,7 @@ def test_a_stage_that_lost_its_only_replica_goes_on_from_the_spare_and_no_step_i
     assert fold(world.log, world.start) == world.state.ledger
 
 
-def test_a_copy_that_turned_out_to_be_of_no_use_is_counted_on_once() -> None:
+def test_a_standby_that_turned_out_to_hold_nothing_is_counted_on_once() -> None:
     world = spare_world()
     world.step()
     copied(world, "c")
@@ -174,7 +176,7 @@ def test_a_copy_that_turned_out_to_be_of_no_use_is_counted_on_once() -> None:
     assert world.events(ev.RolledBack)[-1].from_step == 1
 
 
-def test_a_spare_that_is_a_step_behind_cannot_save_the_stage() -> None:
+def test_a_standby_that_is_a_step_behind_cannot_save_the_stage() -> None:
     world = spare_world()
     world.step()
     world.automatic_standbys = False
@@ -187,7 +189,7 @@ def test_a_spare_that_is_a_step_behind_cannot_save_the_stage() -> None:
     assert world.events(ev.RolledBack)[-1].from_step == 2
 
 
-def test_a_spare_with_the_gradients_of_the_last_step_as_committed_can_save_the_stage() -> None:
+def test_a_standby_with_the_gradients_of_the_last_commit_saves_the_stage() -> None:
     world = spare_world()
     world.automatic_standbys = False
     copied(world, "c", voted=1)
@@ -197,7 +199,7 @@ def test_a_spare_with_the_gradients_of_the_last_step_as_committed_can_save_the_s
     assert world.events(ev.RolledBack) == []
 
 
-def test_gradients_of_another_attempt_save_nothing() -> None:
+def test_a_standby_with_the_gradients_of_another_attempt_cannot_save_the_stage() -> None:
     world = spare_world()
     world.step()
     world.automatic_standbys = False
@@ -207,7 +209,7 @@ def test_gradients_of_another_attempt_save_nothing() -> None:
     assert world.events(ev.StandbyPromoted) == []
 
 
-def test_a_stage_with_one_replica_is_copied_by_its_neighbour_where_links_allow() -> None:
+def test_a_neighbour_becomes_the_standby_of_a_stage_with_one_replica_if_links_allow() -> None:
     world = training("a", "b", train={"steps": 20, "evaluate_every": 0}, checkpoint={"every": 0})
     assert "standby" not in world.kinds_to("a")
     world.now += 1
@@ -221,7 +223,7 @@ def test_a_stage_with_one_replica_is_copied_by_its_neighbour_where_links_allow()
     assert [list(donors.nodes) for donors in world.last_to("a", "assignment").donors] == [["a"]] * 4
 
 
-def test_a_copy_that_the_next_plan_has_no_use_for_ends_though_its_node_takes_part() -> None:
+def test_a_standby_that_the_next_plan_does_not_need_ends_even_if_its_node_takes_part() -> None:
     world = training("a", "b", train={"steps": 20, "evaluate_every": 0}, checkpoint={"every": 0})
     world.now += 1
     world.step()
@@ -235,14 +237,14 @@ def test_a_copy_that_the_next_plan_has_no_use_for_ends_though_its_node_takes_par
 
 
 @pytest.mark.parametrize(("factor", "copied"), [(0.95, False), (1.05, True)])
-def test_a_neighbour_is_spared_copies_that_no_commit_would_wait_for(factor: float, copied: bool) -> None:
+def test_a_neighbour_is_no_standby_if_no_commit_would_wait_for_it(factor: float, copied: bool) -> None:
     world = training("a", "b", train={"steps": 20, "evaluate_every": 0}, checkpoint={"every": 0})
     world.now += factor * 2 * 2**20 / 1e9 / COMMIT_WAIT_FRACTION  # 2 MiB of gradients a step, over 1 GB/s
     world.step()
     assert ("standby" in world.kinds_to("a")) is copied
 
 
-def test_the_rest_of_an_interrupted_step_does_not_tell_how_long_steps_take() -> None:
+def test_standbys_are_not_arranged_by_the_time_of_an_interrupted_steps_rest() -> None:
     world = training("a", "b", train={"steps": 20, "evaluate_every": 0}, checkpoint={"every": 0})
     world.now += 1
     world.step()
@@ -258,7 +260,7 @@ def test_the_rest_of_an_interrupted_step_does_not_tell_how_long_steps_take() -> 
     assert world.last_to("a", "standby") == wire.Standby()
 
 
-def test_a_choice_that_an_aborted_step_drops_is_made_again() -> None:
+def test_a_chosen_plan_that_an_aborted_step_dropped_is_chosen_again() -> None:
     world = slow_to_copy("a", "b")
     world.join("c")
     assert world.state.planner.chosen is not None
@@ -267,7 +269,7 @@ def test_a_choice_that_an_aborted_step_drops_is_made_again() -> None:
     assert world.state.planner.chosen is not None
 
 
-def test_a_choice_that_a_newcomer_drops_by_leaving_is_made_again_for_the_others() -> None:
+def test_a_plan_is_chosen_again_without_a_newcomer_that_left() -> None:
     world = slow_to_copy("a", "b")
     world.join("c")
     world.join("d")
@@ -276,7 +278,7 @@ def test_a_choice_that_a_newcomer_drops_by_leaving_is_made_again_for_the_others(
     assert world.state.planner.chosen.plan.nodes == ("a", "b", "c")
 
 
-def test_a_stage_has_at_most_two_spares() -> None:
+def test_a_stage_has_at_most_two_standbys() -> None:
     world = spare_world()
     world.join(*"defgh")
     assert [node for node in "cdefgh" if "standby" in world.kinds_to(node)] == ["c", "d", "e", "f"]

@@ -43,7 +43,7 @@ def late(world: World) -> World:
     return world
 
 
-def test_the_commit_comes_once_the_copy_has_the_step_too() -> None:
+def test_the_commit_comes_once_the_standby_has_the_step_too() -> None:
     world = with_standbys("c")
     vote(world)
     assert world.state.ledger.step == 0
@@ -55,7 +55,7 @@ def test_the_commit_comes_once_the_copy_has_the_step_too() -> None:
     assert isinstance(world.state.phase, Stepping)
 
 
-def test_a_copy_that_has_it_before_the_last_vote_costs_no_time() -> None:
+def test_a_standby_that_reports_before_the_last_vote_costs_no_time() -> None:
     world = with_standbys("c")
     world.vote("a")
     report(world, "c")
@@ -64,7 +64,7 @@ def test_a_copy_that_has_it_before_the_last_vote_costs_no_time() -> None:
     assert world.state.ledger.step == 1
 
 
-def test_the_commit_comes_without_the_word_when_that_is_not_in_time() -> None:
+def test_the_commit_comes_without_a_report_that_is_late() -> None:
     world = with_standbys("c")
     vote(world)
     pass_time(world, SHORT * 0.99)
@@ -80,7 +80,7 @@ def test_the_commit_comes_without_the_word_when_that_is_not_in_time() -> None:
     [(0.2, SHORT), (50.0, COMMIT_WAIT_FRACTION * 50.0), (1e6, LEASE)],
     ids=["short", "long", "absurd"],
 )
-def test_it_waits_for_a_share_of_a_step_and_never_for_long(seconds: float, patience: float) -> None:
+def test_the_commit_waits_for_a_fraction_of_a_step_and_never_for_long(seconds: float, patience: float) -> None:
     world = with_standbys("c")
     report(world, "c")
     vote(world)
@@ -88,27 +88,27 @@ def test_it_waits_for_a_share_of_a_step_and_never_for_long(seconds: float, patie
     assert commit_patience(replace(world.state, ledger=ledger)) == pytest.approx(patience)
 
 
-def test_where_no_copy_is_kept_up_it_does_not_wait() -> None:
+def test_the_commit_does_not_wait_without_standbys() -> None:
     world = with_standbys()
     vote(world)
     assert world.state.ledger.step == 1
 
 
-def test_a_copy_that_has_not_caught_up_yet_is_not_waited_for() -> None:
+def test_a_standby_that_has_not_caught_up_is_not_waited_for() -> None:
     world = with_standbys()
     world.join("c")  # is asked to copy
     vote(world)
     assert world.state.ledger.step == 1
 
 
-def test_where_all_stages_have_replicas_it_does_not_wait() -> None:
+def test_the_commit_does_not_wait_if_every_stage_has_two_replicas() -> None:
     world = with_standbys("e", trainers="abcd")
     assert "standby" in world.kinds_to("e")
     vote(world)
     assert world.state.ledger.step == 1
 
 
-def test_one_copy_of_each_stage_is_enough() -> None:
+def test_one_standby_of_each_stage_is_enough() -> None:
     world = with_standbys("c", "d", "e", "f")  # c and e copy the first stage, d and f the second
     vote(world)
     report(world, "c")
@@ -118,7 +118,7 @@ def test_one_copy_of_each_stage_is_enough() -> None:
     assert world.state.ledger.step == 1
 
 
-def test_gradients_of_an_attempt_that_was_called_off_do_not_count() -> None:
+def test_gradients_of_an_aborted_attempt_do_not_count() -> None:
     world = with_standbys("c")
     world.vote("a")
     report(world, "c")
@@ -131,14 +131,14 @@ def test_gradients_of_an_attempt_that_was_called_off_do_not_count() -> None:
     assert world.state.ledger.step == 1
 
 
-def test_who_was_late_is_not_waited_for_again() -> None:
+def test_a_standby_that_was_late_is_not_waited_for_again() -> None:
     world = late(with_standbys("c"))
     vote(world)
     assert world.state.ledger.step == 2
 
 
 @pytest.mark.parametrize("after_the_votes", [False, True])
-def test_who_is_in_time_again_is_waited_for_again(after_the_votes: bool) -> None:
+def test_a_standby_that_is_in_time_again_is_waited_for_again(after_the_votes: bool) -> None:
     world = late(with_standbys("c"))
     if after_the_votes:
         vote(world)  # which are not kept waiting
@@ -154,7 +154,7 @@ def test_who_is_in_time_again_is_waited_for_again(after_the_votes: bool) -> None
     assert world.state.ledger.step == 3
 
 
-def test_who_is_late_again_and_again_never_is() -> None:
+def test_a_standby_that_is_late_every_time_is_never_waited_for() -> None:
     world = late(with_standbys("c"))
     for step in range(2, 6):
         vote(world)
@@ -177,7 +177,7 @@ def test_a_standby_that_had_the_gradients_in_time_may_apply_them_after_the_commi
     assert world.state.ledger.step == 2
 
 
-def test_what_was_copied_late_saves_the_stage_all_the_same() -> None:
+def test_a_standby_that_was_late_still_saves_the_stage() -> None:
     world = late(with_standbys("c"))
     report(world, "c", step=0)
     world.lose("a")
@@ -185,7 +185,7 @@ def test_what_was_copied_late_saves_the_stage_all_the_same() -> None:
     assert world.events(ev.StandbyPromoted)[-1].node == "c"
 
 
-def test_a_stage_whose_copy_is_late_is_backed_up() -> None:
+def test_a_stage_whose_standby_is_late_is_written_to_disks() -> None:
     world = with_standbys("c", "d")
     for _ in range(2):
         world.now += PAUSE_LEASES * LEASE
@@ -200,21 +200,21 @@ def test_a_stage_whose_copy_is_late_is_backed_up() -> None:
     assert world.last_to("a", "commit").snapshot == wire.DISKS
 
 
-def test_a_copy_that_is_lost_is_not_waited_for() -> None:
+def test_a_standby_that_is_lost_is_not_waited_for() -> None:
     world = with_standbys("c")
     vote(world)
     world.lose("c")
     assert world.state.ledger.step == 1
 
 
-def test_a_copy_that_cannot_go_on_is_not_waited_for() -> None:
+def test_a_standby_that_cannot_go_on_is_not_waited_for() -> None:
     world = with_standbys("c")
     vote(world)
     report(world, "c", voted=0, problem="TOO_SLOW")
     assert world.state.ledger.step == 1
 
 
-def test_who_dies_while_the_commit_waits_takes_along_no_more_than_the_step_in_hand() -> None:
+def test_a_replica_that_dies_while_the_commit_waits_costs_only_the_step_in_hand() -> None:
     world = with_standbys("c")
     report(world, "c")
     vote(world)
@@ -231,7 +231,7 @@ def test_who_dies_while_the_commit_waits_takes_along_no_more_than_the_step_in_ha
 
 
 @pytest.mark.parametrize("stays", [True, False])
-def test_who_dies_while_the_commit_waits_does_not_take_along_what_the_others_have(stays: bool) -> None:
+def test_a_step_that_waits_for_its_commit_counts_if_the_others_hold_its_new_state(stays: bool) -> None:
     world = with_standbys(trainers="abc")  # a and b hold the first stage, c the second one
     world.join("d")
     number = world.last_to("d", "standby").number
@@ -244,7 +244,7 @@ def test_who_dies_while_the_commit_waits_does_not_take_along_what_the_others_hav
         assert world.last_to("c", "commit").step == 1
 
 
-def test_a_step_whose_rest_was_short_does_not_make_copies_late() -> None:
+def test_the_short_rest_of_an_interrupted_step_does_not_shorten_the_wait() -> None:
     world = with_standbys("c")
     report(world, "c")
     world.now += 50.0
@@ -256,7 +256,7 @@ def test_a_step_whose_rest_was_short_does_not_make_copies_late() -> None:
     assert commit_patience(replace(world.state, ledger=apply(world.state.ledger, rest))) == patience
 
 
-def test_a_link_that_breaks_while_the_commit_waits_calls_the_step_off() -> None:
+def test_a_link_that_breaks_while_the_commit_waits_aborts_the_step() -> None:
     world = with_standbys("c")
     vote(world)
     world.fail_step("b", wire.PEER_LOST, peer="a")
@@ -266,7 +266,7 @@ def test_a_link_that_breaks_while_the_commit_waits_calls_the_step_off() -> None:
     assert world.state.ledger.step == 0
 
 
-def test_to_stop_does_not_wait() -> None:
+def test_a_stop_does_not_wait_for_standbys() -> None:
     world = with_standbys("c")
     vote(world)
     world.feed(StopAsked("somebody asked", dismiss=True))
@@ -276,7 +276,7 @@ def test_to_stop_does_not_wait() -> None:
     assert world.state.ledger.step == 0
 
 
-def test_with_all_votes_in_patience_is_not_over() -> None:
+def test_a_step_with_all_votes_is_not_aborted_at_its_deadline() -> None:
     world = with_standbys("c")
     assert isinstance(world.state.phase, Stepping)
     deadline = world.state.phase.deadline
@@ -289,7 +289,7 @@ def test_with_all_votes_in_patience_is_not_over() -> None:
     assert world.state.ledger.step == 1
 
 
-def test_the_last_commit_waits_too() -> None:
+def test_the_last_commit_waits_for_standbys_too() -> None:
     world = World(fresh_state(train={"steps": 1}))
     world.join("a", "b")
     world.settle()
@@ -312,7 +312,7 @@ MOVES = st.one_of(
 
 
 @given(st.lists(MOVES, max_size=40))
-def test_whenever_the_only_replica_dies_a_copy_that_counts_as_kept_up_loses_no_step(
+def test_a_standby_that_counts_as_keeping_up_loses_no_step_when_the_only_replica_dies(
     moves: list[tuple[str, Any]],
 ) -> None:
     world = with_standbys("c")
