@@ -51,7 +51,7 @@ def test_a_manifest_names_every_bucket(checkpoint: Path) -> None:
     assert not list(checkpoint.glob("*.part"))
 
 
-def test_a_bucket_that_is_not_there_means_no_manifest(tmp_path: Path) -> None:
+def test_a_missing_bucket_prevents_the_manifest(tmp_path: Path) -> None:
     folder = tmp_path / "step-00000005"
     written = write_buckets(folder)
     (folder / "bucket-00001.safetensors").unlink()
@@ -60,7 +60,7 @@ def test_a_bucket_that_is_not_there_means_no_manifest(tmp_path: Path) -> None:
     assert not (folder / "manifest.json").exists()
 
 
-def test_a_bucket_that_is_cut_short_means_no_manifest(tmp_path: Path) -> None:
+def test_a_truncated_bucket_prevents_the_manifest(tmp_path: Path) -> None:
     folder = tmp_path / "step-00000005"
     written = write_buckets(folder)
     (folder / "bucket-00001.safetensors").write_bytes(b"short")
@@ -68,7 +68,7 @@ def test_a_bucket_that_is_cut_short_means_no_manifest(tmp_path: Path) -> None:
         write_manifest(folder.as_uri(), {}, "run-id", 5, written)
 
 
-def test_the_newest_whole_checkpoint_counts(checkpoint: Path) -> None:
+def test_newest_finds_the_newest_whole_checkpoint(checkpoint: Path) -> None:
     uri = checkpoint.parent.as_uri()
     assert newest(uri) == step_folder(uri, 5) == checkpoint.as_uri()
     write_buckets(checkpoint.parent / "step-00000007")  # half-written
@@ -92,7 +92,7 @@ def test_the_newest_whole_checkpoint_counts(checkpoint: Path) -> None:
         ),
     ],
 )
-def test_a_manifest_that_cannot_be_used_is_named(checkpoint: Path, content: str | None, words: str) -> None:
+def test_an_unusable_manifest_is_refused_with_its_reason(checkpoint: Path, content: str | None, words: str) -> None:
     (checkpoint / "manifest.json").unlink()
     if content is not None:
         (checkpoint / "manifest.json").write_text(content)
@@ -100,7 +100,7 @@ def test_a_manifest_that_cannot_be_used_is_named(checkpoint: Path, content: str 
         read_manifest(checkpoint.as_uri())
 
 
-def test_an_export_holds_the_weights_and_the_models_files_alone(checkpoint: Path, tmp_path: Path) -> None:
+def test_an_export_holds_only_the_weights_and_the_models_files(checkpoint: Path, tmp_path: Path) -> None:
     target = tmp_path / "out" / "model"
     assert export_checkpoint(checkpoint.as_uri(), target) == 5
     assert sorted(file.name for file in target.iterdir()) == ["config.json", "model.safetensors"]

@@ -36,7 +36,7 @@ def world() -> World:
     return world
 
 
-def test_a_plan_begins_with_the_codec_of_every_link(world: World) -> None:
+def test_the_log_names_the_codec_of_every_link_when_a_plan_begins(world: World) -> None:
     ready(world, "c", link("b", "gradients", "raw16"))
     (started,) = world.events(ev.PlanStarted)
     assert started.codecs == {
@@ -47,7 +47,7 @@ def test_a_plan_begins_with_the_codec_of_every_link(world: World) -> None:
     assert narrate(started) == "plan 1 begins with step 1; codecs of links: i8b256 on 1, off on 2, raw16 on 1"
 
 
-def test_people_see_the_codecs_of_links(world: World) -> None:
+def test_the_view_shows_the_codec_of_every_link(world: World) -> None:
     ready(world, "c", link("b", "gradients", "raw16"))
     members = {document["node"]: document for document in member_documents(world.state.ledger)}
     assert members["b"]["links"]["c"]["codecs"] == {"activations": "i8b256"}
@@ -76,12 +76,12 @@ def test_people_see_the_codecs_of_links(world: World) -> None:
         [link("b", "gradients", "off")] * 1000,
     ],
 )
-def test_codecs_of_what_the_plan_does_not_have_are_refused(world: World, told: list[wire.LinkCodec]) -> None:
+def test_codecs_of_tensors_that_the_plan_does_not_send_are_refused(world: World, told: list[wire.LinkCodec]) -> None:
     ready(world, "c", *told)
     assert world.last_to("c", "refusal").reason == wire.MALFORMED
 
 
-def test_the_sender_of_a_link_that_changed_is_told_and_what_it_chooses_is_known() -> None:
+def test_the_sender_on_a_link_that_changed_is_told_and_its_choice_of_codec_is_logged() -> None:
     world = long_run()
     steps(world, 10, seconds=1.0, arrived=1.0)
     steps(world, 10, seconds=1.0, arrived=4.0)
@@ -100,7 +100,7 @@ def test_the_sender_of_a_link_that_changed_is_told_and_what_it_chooses_is_known(
     assert narrate(event) == "a now sends to c activations i8b256"
 
 
-def test_how_quickly_smaller_messages_come_is_not_compared_with_the_larger_ones_of_before() -> None:
+def test_arrivals_under_a_new_codec_are_not_compared_with_earlier_ones() -> None:
     world = long_run()
     steps(world, 10, seconds=1.0, arrived=1.0)
     before = world.state.ledger.links
@@ -110,7 +110,7 @@ def test_how_quickly_smaller_messages_come_is_not_compared_with_the_larger_ones_
     assert world.state.ledger.links == before
 
 
-def test_codecs_are_a_plans_own() -> None:
+def test_a_new_plan_forgets_the_codecs_of_the_one_before() -> None:
     world = long_run()
     ledger = world.state.ledger
     again = ev.PlanAdopted(2, replace(world.plan_in_force, generation=2), "why", 0)

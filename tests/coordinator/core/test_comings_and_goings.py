@@ -11,7 +11,7 @@ from dtfm.protos import control_pb2 as wire
 from tests.coordinator.script import LEASE, World, fresh_state, training, two_stages
 
 
-def test_a_replica_lost_in_a_step_aborts_it_and_the_others_go_on_with_their_state() -> None:
+def test_losing_a_replica_aborts_the_step_and_the_others_go_on_with_their_state() -> None:
     world = training("a", "b", "c")
     world.step()
     world.vote("b")
@@ -27,7 +27,7 @@ def test_a_replica_lost_in_a_step_aborts_it_and_the_others_go_on_with_their_stat
     assert world.events(ev.RolledBack) == []
 
 
-def test_votes_of_before_the_loss_do_not_count_afterwards() -> None:
+def test_votes_from_before_a_loss_do_not_count_after_it() -> None:
     world = training("a", "b", "c")
     world.vote("b")
     world.lose("a")
@@ -39,7 +39,7 @@ def test_votes_of_before_the_loss_do_not_count_afterwards() -> None:
     assert world.state.ledger.step == 1
 
 
-def test_a_stage_lost_for_good_goes_back_to_the_checkpoint() -> None:
+def test_losing_a_stage_sends_training_back_to_the_checkpoint() -> None:
     world = training("a", "b", "c", train={"steps": 10})
     world.step()
     world.step()
@@ -57,7 +57,7 @@ def test_a_stage_lost_for_good_goes_back_to_the_checkpoint() -> None:
     assert [event.step for event in world.events(ev.StepCommitted)] == [1, 2, 3, 3]
 
 
-def test_a_stage_lost_without_a_checkpoint_starts_over() -> None:
+def test_losing_a_stage_without_a_checkpoint_starts_training_over() -> None:
     world = training()
     world.step()
     world.lose("b")
@@ -67,7 +67,7 @@ def test_a_stage_lost_without_a_checkpoint_starts_over() -> None:
     assert world.last_to("b2", "assignment").step == 0
 
 
-def test_a_loss_right_after_a_checkpoint_loses_no_step() -> None:
+def test_losing_a_stage_right_after_a_checkpoint_loses_no_step() -> None:
     world = training(train={"steps": 10})
     world.step()
     world.step()
@@ -79,7 +79,7 @@ def test_a_loss_right_after_a_checkpoint_loses_no_step() -> None:
     assert world.events(ev.RolledBack) == []
 
 
-def test_too_few_nodes_wait_for_others() -> None:
+def test_too_few_nodes_wait_for_more() -> None:
     world = training()
     world.lose("b")
     assert isinstance(world.state.phase, Gathering)
@@ -89,7 +89,7 @@ def test_too_few_nodes_wait_for_others() -> None:
 
 
 @pytest.mark.parametrize("how", ["stream", "goodbye", "lease"])
-def test_a_node_may_leave_in_three_ways(how: str) -> None:
+def test_a_membership_ends_with_the_stream_with_a_goodbye_or_with_the_lease(how: str) -> None:
     world = training("a", "b", "c")
     if how == "stream":
         world.lose("a")
@@ -102,7 +102,7 @@ def test_a_node_may_leave_in_three_ways(how: str) -> None:
     assert len(world.events(ev.NodeLeft)) == 1
 
 
-def test_an_idle_node_may_leave_without_anybody_noticing() -> None:
+def test_an_idle_node_that_leaves_interrupts_nothing() -> None:
     world = training("a", "b", cluster={"stages": 2})
     world.planner = lambda ids: world.plan_in_force
     world.join("c")
@@ -111,7 +111,7 @@ def test_an_idle_node_may_leave_without_anybody_noticing() -> None:
     assert world.events(ev.StepAborted) == []
 
 
-def test_a_newcomer_is_planned_in_at_the_next_commit() -> None:
+def test_a_newcomer_gets_its_place_at_the_next_commit() -> None:
     world = training("a", "b")
     world.join("c")
     assert isinstance(world.state.phase, Stepping)
@@ -144,7 +144,7 @@ def test_a_newcomer_that_leaves_during_the_pause_does_not_stop_the_others() -> N
     assert world.last_to("a", "begin").step == 2
 
 
-def test_a_plan_asked_for_before_a_node_left_is_not_adopted() -> None:
+def test_a_plan_requested_before_a_node_left_is_not_adopted() -> None:
     world = World()
     world.automatic_planning = False
     world.join("a", "b")
@@ -155,7 +155,7 @@ def test_a_plan_asked_for_before_a_node_left_is_not_adopted() -> None:
     assert world.plan_in_force.nodes == ("a", "c")
 
 
-def test_a_node_lost_while_state_moves_means_another_plan() -> None:
+def test_losing_a_node_while_state_moves_leads_to_another_plan() -> None:
     world = World(fresh_state(cluster={"nodes": 3}))
     world.join("a", "b", "c")
     world.hear("a", plan_ready=wire.PlanReady(generation=1))
@@ -165,7 +165,7 @@ def test_a_node_lost_while_state_moves_means_another_plan() -> None:
     assert isinstance(world.state.phase, Stepping)
 
 
-def test_a_node_lost_after_the_last_step_does_not_matter_once_its_part_is_written() -> None:
+def test_losing_a_node_after_the_last_step_is_harmless_once_its_part_is_written() -> None:
     world = training(train={"steps": 1})
     world.step()
     world.evaluate()
@@ -177,7 +177,7 @@ def test_a_node_lost_after_the_last_step_does_not_matter_once_its_part_is_writte
     assert world.exit_code == 0
 
 
-def test_a_node_lost_before_the_last_checkpoint_is_written_means_training_again() -> None:
+def test_losing_a_stage_before_the_last_checkpoint_is_whole_means_training_again() -> None:
     world = training("a", "b", train={"steps": 3})
     world.step()
     world.step()
@@ -192,7 +192,7 @@ def test_a_node_lost_before_the_last_checkpoint_is_written_means_training_again(
     assert world.exit_code == 0
 
 
-def test_pinned_replicas_are_a_wish_once_nodes_are_lost() -> None:
+def test_once_nodes_are_lost_only_the_number_of_stages_stays_pinned() -> None:
     world = World(fresh_state(cluster={"stages": [2, 2], "nodes": 4}))
     world.automatic_planning = False
     world.join("a", "b", "c", "d")
@@ -205,7 +205,7 @@ def test_pinned_replicas_are_a_wish_once_nodes_are_lost() -> None:
     assert asked == [(2, 2), 2]
 
 
-def test_a_replica_lost_while_the_last_checkpoint_is_written_makes_the_others_write_it_again() -> None:
+def test_losing_a_replica_while_the_last_checkpoint_is_written_makes_the_others_write_it_again() -> None:
     world = training("a", "b", "c", train={"steps": 1})
     world.step()
     world.lose("a")
@@ -229,7 +229,7 @@ def without_a_stage() -> World:
     return world
 
 
-def test_after_the_loss_of_a_stage_the_first_good_plan_is_taken_and_a_better_one_looked_for_while_it_trains() -> None:
+def test_after_losing_a_stage_the_planner_answers_in_haste_and_looks_again_while_the_run_trains() -> None:
     world = without_a_stage()
     assert world.wanted[-1].seconds == 0.01 * LEASE
     world.plan()
@@ -238,7 +238,7 @@ def test_after_the_loss_of_a_stage_the_first_good_plan_is_taken_and_a_better_one
     assert world.wanted[-1].seconds == 0.5 * LEASE
 
 
-def test_no_plan_in_haste_is_no_proof_that_there_is_none() -> None:
+def test_a_hasty_search_that_finds_no_plan_is_followed_by_a_thorough_one() -> None:
     world = without_a_stage()
     world.planner = lambda _: "too little memory"
     world.plan()

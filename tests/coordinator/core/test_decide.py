@@ -37,7 +37,7 @@ def unanswered(*nodes: str) -> World:
     return world
 
 
-def test_with_too_few_nodes_it_waits() -> None:
+def test_a_run_with_too_few_nodes_waits() -> None:
     assert reason(unanswered("a")) is WaitReason.TOO_FEW_NODES
 
 
@@ -51,7 +51,7 @@ def test_with_enough_nodes_the_planner_is_asked_once() -> None:
     assert not decision.hasty  # nothing has trained yet: there is time to look for a good plan
 
 
-def test_a_plan_for_other_nodes_is_a_new_question() -> None:
+def test_a_change_of_nodes_is_a_new_question_to_the_planner() -> None:
     world = unanswered("a", "b")
     first = world.state.planner.asked
     world.join("c")
@@ -61,7 +61,7 @@ def test_a_plan_for_other_nodes_is_a_new_question() -> None:
     assert second.number == first.number + 1
 
 
-def test_no_plan_for_these_nodes_is_not_asked_for_again_unless_somebody_asks() -> None:
+def test_the_planner_is_not_asked_again_about_the_same_nodes_unless_somebody_asks() -> None:
     world = unanswered("a", "b")
     world.planner = lambda _: "too little memory"
     world.plan()
@@ -69,7 +69,7 @@ def test_no_plan_for_these_nodes_is_not_asked_for_again_unless_somebody_asks() -
     assert isinstance(decided(world, asked_for=True), Ask)
 
 
-def test_while_it_trains_the_planner_looks_again_only_after_a_change() -> None:
+def test_during_training_the_planner_is_asked_only_after_a_change() -> None:
     world = training(**LONG)
     assert reason(world) is WaitReason.PLAN_IS_BEST
     assert isinstance(decided(world, asked_for=True), Ask)
@@ -79,7 +79,7 @@ def test_while_it_trains_the_planner_looks_again_only_after_a_change() -> None:
     assert isinstance(decided(world), Ask)
 
 
-def test_an_idle_node_that_leaves_changes_nothing() -> None:
+def test_the_planner_is_not_asked_when_an_idle_node_leaves() -> None:
     world = training("a", "b", **LONG)
     plan = world.plan_in_force
     world.planner = lambda _: plan
@@ -97,7 +97,7 @@ def test_a_chosen_plan_waits_for_the_next_commit() -> None:
     assert reason(world) is WaitReason.SWITCHING
 
 
-def test_while_a_plan_is_adopted_or_training_pauses_there_is_nothing_to_decide() -> None:
+def test_nothing_is_decided_while_a_plan_is_adopted_or_training_pauses() -> None:
     world = World(fresh_state(**LONG))
     world.join("a", "b")
     assert reason(world) is WaitReason.SWITCHING
@@ -115,7 +115,7 @@ def test_when_every_node_wants_to_leave_no_plan_is_possible() -> None:
     assert reason(world) is WaitReason.EVERYBODY_LEAVES
 
 
-def test_without_a_replica_the_plan_is_carried_on_by_the_others() -> None:
+def test_when_a_replica_is_lost_the_others_carry_the_plan_on() -> None:
     world = training("a", "b", "c", **LONG)
     world.step()
     lost = next(iter(stage.replicas[0] for stage in world.plan_in_force.stages if len(stage.replicas) > 1))
@@ -126,7 +126,7 @@ def test_without_a_replica_the_plan_is_carried_on_by_the_others() -> None:
     assert decision.cause == "why it stands still"
 
 
-def test_a_node_that_may_return_with_the_only_copy_is_waited_for() -> None:
+def test_a_node_that_may_return_with_the_only_state_of_a_stage_is_waited_for() -> None:
     world = training("a", "b", **LONG)
     world.automatic_standbys = False
     world.now += 5.0
@@ -140,7 +140,7 @@ def test_a_node_that_may_return_with_the_only_copy_is_waited_for() -> None:
     assert not isinstance(decided(world), Wait)
 
 
-def test_a_standby_of_lost_state_is_heard_first() -> None:
+def test_a_standby_of_lost_state_reports_before_training_goes_back() -> None:
     world = with_standbys("c")
     for node in "ab":
         world.vote(node)

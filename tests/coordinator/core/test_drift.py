@@ -25,7 +25,7 @@ def factors(speeds: list[float], *, lasting: float = 0.0) -> list[float]:
     return found
 
 
-def test_a_lasting_change_is_found_once_and_so_is_the_way_back() -> None:
+def test_a_lasting_change_is_found_once_and_so_is_its_reversal() -> None:
     assert factors([8.0] * 10 + [1.0] * 20) == [1 / 8]
     assert factors([8.0] * 10 + [1.0] * 20 + [8.0] * 20) == [1 / 8, 8]
 
@@ -41,7 +41,7 @@ def test_a_change_must_last() -> None:
 
 
 @given(st.lists(st.floats(0.72, 1.4), max_size=100))
-def test_what_stays_within_a_factor_of_two_is_left_alone(speeds: list[float]) -> None:
+def test_a_change_within_a_factor_of_two_is_ignored(speeds: list[float]) -> None:
     assert factors(speeds) == []
 
 
@@ -62,7 +62,7 @@ def long_run() -> World:
     return world
 
 
-def test_a_node_that_became_ten_times_slower_is_planned_with_as_such() -> None:
+def test_the_planner_learns_of_a_node_that_became_ten_times_slower() -> None:
     world = long_run()
     asked = world.state.planner.number
     steps(world, 10, seconds=1.0)
@@ -76,7 +76,7 @@ def test_a_node_that_became_ten_times_slower_is_planned_with_as_such() -> None:
     assert world.state.planner.number == asked + 1
 
 
-def test_a_node_that_is_slow_for_less_than_a_lease_is_left_alone() -> None:
+def test_a_node_that_is_slow_for_less_than_a_lease_is_ignored() -> None:
     world = long_run()
     steps(world, 10, seconds=1.0)
     steps(world, 5, seconds=10.0)
@@ -84,7 +84,7 @@ def test_a_node_that_is_slow_for_less_than_a_lease_is_left_alone() -> None:
     assert world.events(ev.DeviceDrifted) == []
 
 
-def test_a_link_that_became_slower_is_planned_with_as_such() -> None:
+def test_a_link_that_became_slower_gets_a_lower_bandwidth() -> None:
     world = long_run()
     before = world.state.ledger.links["a"]["c"].bandwidth
     steps(world, 10, seconds=1.0, arrived=1.0)
@@ -92,7 +92,7 @@ def test_a_link_that_became_slower_is_planned_with_as_such() -> None:
     assert world.state.ledger.links["a"]["c"].bandwidth == pytest.approx(before / 4)
 
 
-def test_a_link_that_was_too_quick_to_be_measured_and_became_slow_is_noticed() -> None:
+def test_a_link_too_quick_to_be_timed_is_noticed_when_it_becomes_slow() -> None:
     world = long_run()
     before = world.state.ledger.links["a"]["c"].bandwidth
     steps(world, 10, seconds=1.0, arrived=0.001)
@@ -100,7 +100,7 @@ def test_a_link_that_was_too_quick_to_be_measured_and_became_slow_is_noticed() -
     assert world.state.ledger.links["a"]["c"].bandwidth < before / 2
 
 
-def test_such_a_link_is_as_slow_as_it_was_seen_to_be() -> None:
+def test_a_link_too_quick_to_be_timed_gets_the_bandwidth_it_shows_once_it_is_slow() -> None:
     world = long_run()
     quick = replace(world.state.ledger.links["a"]["c"], bandwidth=1e12)
     world.hear("c", links=wire.LinkReport(links=[link_message(quick)]))
@@ -109,14 +109,14 @@ def test_such_a_link_is_as_slow_as_it_was_seen_to_be() -> None:
     assert world.state.ledger.links["a"]["c"].bandwidth == pytest.approx(1e9 / 4)
 
 
-def test_what_takes_no_time_in_a_step_is_not_looked_at() -> None:
+def test_times_that_are_a_small_part_of_a_step_are_ignored() -> None:
     world = long_run()
     steps(world, 10, seconds=0.001, arrived=0.001)
     steps(world, 10, seconds=0.04, arrived=0.04)
     assert world.events(ev.DeviceDrifted) == []
 
 
-def test_an_idle_node_that_recovered_is_planned_with_again() -> None:
+def test_the_planner_learns_of_an_idle_node_that_became_faster() -> None:
     world = long_run()
     world.join("d")
     asked = world.state.planner.number
@@ -128,20 +128,20 @@ def test_an_idle_node_that_recovered_is_planned_with_again() -> None:
     assert world.state.planner.number == asked + 1
 
 
-def test_what_a_training_node_says_of_its_speed_is_no_measure() -> None:
+def test_the_speed_that_a_training_node_reports_is_ignored() -> None:
     world = long_run()
     world.hear("a", heartbeat=wire.Heartbeat(flops=1e3))
     assert world.events(ev.DeviceDrifted) == []
 
 
-def test_a_speed_that_no_device_has_is_refused() -> None:
+def test_an_impossible_speed_in_a_heartbeat_is_refused() -> None:
     world = long_run()
     world.join("d")
     world.hear("d", heartbeat=wire.Heartbeat(flops=float("nan")))
     assert world.last_to("d", "refusal").reason == wire.MALFORMED
 
 
-def test_arrivals_of_nothing_are_refused() -> None:
+def test_arrivals_of_zero_bytes_are_refused() -> None:
     world = long_run()
     world.vote("a", arrived=[wire.StepReady.Arrived(source="b", bytes=0, seconds=1.0)])
     assert world.last_to("a", "refusal").reason == wire.MALFORMED

@@ -39,7 +39,7 @@ def ready(world: World, node: str, **progress: list[int]) -> None:
     world.hear(node, plan_ready=wire.PlanReady(generation=generation, progress=wire.Progress(**progress)))
 
 
-def test_without_a_replica_the_others_go_on_at_once_with_the_micro_batches_they_had(world: World) -> None:
+def test_when_a_replica_is_lost_the_others_go_on_at_once_with_their_micro_batches(world: World) -> None:
     world.lose("d")
     assert isinstance(world.state.phase, Switching)
     assert world.wanted == []
@@ -48,7 +48,7 @@ def test_without_a_replica_the_others_go_on_at_once_with_the_micro_batches_they_
     assert world.last_to("a", "assignment").counts_from == 0
 
 
-def test_each_is_told_what_its_neighbours_have_already(world: World) -> None:
+def test_each_node_is_told_what_its_neighbours_already_have(world: World) -> None:
     world.lose("d")
     ready(world, "a", gradients=[0], finished=[0])
     ready(world, "b", gradients=[2])
@@ -58,21 +58,21 @@ def test_each_is_told_what_its_neighbours_have_already(world: World) -> None:
     assert world.events(ev.PlanStarted)[-1] == ev.PlanStarted(2, 1, finished=1)
 
 
-def test_while_the_step_goes_on_a_better_plan_is_looked_for(world: World) -> None:
+def test_the_planner_looks_for_a_better_plan_while_the_step_goes_on(world: World) -> None:
     world.lose("d")
     world.settle()
     assert isinstance(world.state.phase, Stepping)
     assert world.wanted[-1].seconds == 0.5 * LEASE
 
 
-def test_who_asked_for_a_plan_just_then_gets_an_answer(world: World) -> None:
+def test_plan_now_is_answered_when_a_node_is_lost_meanwhile(world: World) -> None:
     world.feed(PlanNow(7))
     assert world.answers == []
     world.lose("d")
     assert [(answer.ticket, answer.changed) for answer in world.answers] == [(7, False)]
 
 
-def test_where_going_on_failed_twice_the_planner_is_asked(world: World) -> None:
+def test_the_planner_is_asked_after_carrying_the_plan_on_failed_twice(world: World) -> None:
     world.lose("d")
     for generation in (2, 3):
         assert world.wanted == []
@@ -81,7 +81,7 @@ def test_where_going_on_failed_twice_the_planner_is_asked(world: World) -> None:
     assert world.events(ev.RunFailed) == []
 
 
-def test_a_spare_takes_the_place_of_the_lost_node(world: World) -> None:
+def test_a_standby_takes_the_place_of_the_lost_replica(world: World) -> None:
     world.automatic_planning, world.planner = True, lambda ids: world.plan_in_force
     world.join("e")
     world.step()
@@ -94,7 +94,7 @@ def test_a_spare_takes_the_place_of_the_lost_node(world: World) -> None:
     assert world.plan_in_force.routes == (Route(("a", "d"), 2), Route(("e", "d"), 2))
 
 
-def test_what_went_wrong_by_itself_is_done_afresh(world: World) -> None:
+def test_nothing_counts_of_an_attempt_that_was_not_finite(world: World) -> None:
     world.hear("a", step_failed=wire.StepFailed(generation=1, step=1, problem=wire.NON_FINITE))
     assert world.last_to("b", "assignment").counts_from == 2
     world.lose("d")
@@ -108,14 +108,14 @@ def test_a_broken_stream_between_two_nodes_costs_no_work(world: World) -> None:
 
 
 @pytest.mark.parametrize("field", ["activations", "gradients", "finished"])
-def test_progress_on_the_micro_batches_of_others_is_refused(world: World, field: str) -> None:
+def test_progress_on_micro_batches_of_another_route_is_refused(world: World, field: str) -> None:
     world.lose("d")
     ready(world, "a", **{field: [2]})
     assert world.last_to("a", "refusal").reason == wire.MALFORMED
     assert f"progress.{field}" in world.last_to("a", "refusal").sentence
 
 
-def test_of_another_past_nothing_counts(world: World) -> None:
+def test_nothing_counts_of_an_interrupted_step_after_training_went_back(world: World) -> None:
     world.step()
     world.automatic_planning, world.planner = True, two_stages
     world.lose("a")
@@ -136,7 +136,7 @@ def with_a_spare() -> World:
     return world
 
 
-def test_who_copied_what_is_lost_may_first_say_how_far_it_came() -> None:
+def test_a_standby_of_lost_state_may_first_report_how_far_it_came() -> None:
     world = with_a_spare()
     number = world.last_to("c", "standby").number
     world.hear("c", standby_progress=wire.StandbyProgress(number=number, step=1))
@@ -150,7 +150,7 @@ def test_who_copied_what_is_lost_may_first_say_how_far_it_came() -> None:
     assert world.events(ev.RolledBack) == []
 
 
-def test_the_last_word_of_who_copied_what_is_lost_is_not_awaited_for_long() -> None:
+def test_the_wait_for_the_last_report_of_a_standby_is_short() -> None:
     world = with_a_spare()
     world.planner = two_stages
     world.lose("a")
@@ -160,7 +160,7 @@ def test_the_last_word_of_who_copied_what_is_lost_is_not_awaited_for_long() -> N
     assert isinstance(world.state.phase, Stepping)
 
 
-def test_the_last_word_is_awaited_also_of_who_was_only_just_asked_again() -> None:
+def test_a_standby_that_was_asked_again_just_before_may_report_too() -> None:
     world = with_a_spare()
     world.automatic_standbys = False
     world.hear("b", step_failed=wire.StepFailed(generation=1, step=2, problem=wire.PEER_LOST, peer="a"))
@@ -174,7 +174,9 @@ def test_the_last_word_is_awaited_also_of_who_was_only_just_asked_again() -> Non
 
 
 @pytest.mark.parametrize("progress", [{"finished": [0]}, {"activations": [0]}])
-def test_the_rest_of_a_step_does_not_count_as_quick_training(world: World, progress: dict[str, list[int]]) -> None:
+def test_the_rest_of_an_interrupted_step_does_not_count_towards_the_training_speed(
+    world: World, progress: dict[str, list[int]]
+) -> None:
     world.now += 4.0
     world.step()
     world.now += 3.0

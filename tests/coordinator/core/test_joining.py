@@ -63,7 +63,7 @@ def test_a_node_is_welcomed_with_the_run_and_its_heartbeat() -> None:
         ({"signing_request": b"please"}, wire.MALFORMED, "signing_request: this is not a signing request"),
     ],
 )
-def test_a_hello_that_does_not_fit_is_refused_by_name(
+def test_a_wrong_hello_is_refused_with_its_reason(
     changes: dict[str, Any], reason: wire.RefusalReason, words: str
 ) -> None:
     world = World()
@@ -92,7 +92,7 @@ def test_a_stream_that_does_not_begin_with_hello_is_refused() -> None:
     assert refusal_of(world, 9).reason == wire.MALFORMED
 
 
-def test_two_live_processes_cannot_have_one_identity() -> None:
+def test_two_live_processes_cannot_share_an_identity() -> None:
     world = World()
     world.greet("a", incarnation=1)
     first = world.streams["a"]
@@ -138,7 +138,7 @@ def test_a_restarted_node_takes_its_place_when_the_old_process_gives_no_sign_of_
     assert "a" in world.state.members.sessions
 
 
-def test_of_two_that_claim_an_identity_the_second_is_refused_and_a_reconnect_is_none() -> None:
+def test_a_second_claim_to_an_identity_is_refused_but_a_reconnection_is_not() -> None:
     world = World()
     world.feed(t.TimePassed())
     world.greet("a", incarnation=1)
@@ -150,7 +150,7 @@ def test_of_two_that_claim_an_identity_the_second_is_refused_and_a_reconnect_is_
     assert world.said[again][-1].WhichOneof("message") == "welcome"
 
 
-def test_who_claims_an_identity_and_goes_away_never_becomes_a_member() -> None:
+def test_a_process_that_claims_an_identity_and_goes_away_never_becomes_a_member() -> None:
     world = World()
     old = world.greet("a", incarnation=1)
     new = world.greet("a", incarnation=2)
@@ -171,7 +171,7 @@ def test_the_same_process_replaces_its_old_stream() -> None:
     assert "a" in world.state.members.sessions
 
 
-def test_a_finished_run_takes_nobody() -> None:
+def test_a_finished_run_admits_nobody() -> None:
     world = training()
     world.finish_run()
     refusal = refusal_of(world, world.greet("c"))

@@ -18,7 +18,7 @@ from tests.coordinator.answers import links
 from tests.coordinator.script import LEASE, World, fresh_state, prepared, refusal_of, training, two_stages
 
 
-def test_the_first_prepared_defines_the_run_and_needs_no_probe() -> None:
+def test_the_first_prepared_node_defines_the_run_and_probes_nobody() -> None:
     world = World()
     world.greet("a")
     world.hear("a", prepared())
@@ -28,7 +28,7 @@ def test_the_first_prepared_defines_the_run_and_needs_no_probe() -> None:
     assert world.kinds_to("a") == ["welcome"]
 
 
-def test_a_node_counts_for_as_fast_as_it_computes_this_runs_layers() -> None:
+def test_a_nodes_speed_is_what_it_measured_on_this_runs_layers() -> None:
     world = World()
     world.greet("a")
     world.hear("a", prepared(flops=3e9))
@@ -41,7 +41,7 @@ def test_a_node_counts_for_as_fast_as_it_computes_this_runs_layers() -> None:
 
 
 @pytest.mark.parametrize("flops", [math.nan, -1.0, 1e30])
-def test_a_speed_that_no_device_has_is_no_speed(flops: float) -> None:
+def test_an_impossible_speed_is_refused(flops: float) -> None:
     world = World()
     stream = world.greet("a")
     world.hear("a", prepared(flops=flops))
@@ -49,7 +49,7 @@ def test_a_speed_that_no_device_has_is_no_speed(flops: float) -> None:
     assert world.state.ledger.described is None
 
 
-def test_later_nodes_probe_all_that_prepared_before() -> None:
+def test_a_node_probes_all_that_prepared_before_it() -> None:
     world = World(fresh_state(cluster={"nodes": 4}))
     world.join("a", "b")
     world.greet("slow")
@@ -64,7 +64,7 @@ def test_later_nodes_probe_all_that_prepared_before() -> None:
     assert "c" in world.state.ledger.links["a"]
 
 
-def test_a_node_that_does_not_report_its_links_is_planned_with_all_the_same() -> None:
+def test_a_node_that_never_reports_its_links_becomes_ready_anyway() -> None:
     world = World(fresh_state(cluster={"nodes": 3}))
     world.join("a")
     world.greet("b")
@@ -99,7 +99,7 @@ def test_a_peer_that_hangs_does_not_keep_a_newcomer_waiting() -> None:
     assert "b" in world.state.ledger.ready
 
 
-def test_newcomers_of_the_same_moment_are_ready_together() -> None:
+def test_newcomers_that_arrive_together_become_ready_together() -> None:
     world = World(fresh_state(cluster={"nodes": 9}))
     for node in ("a", "b", "c"):
         world.greet(node)
@@ -113,7 +113,7 @@ def test_newcomers_of_the_same_moment_are_ready_together() -> None:
     assert world.state.ledger.ready == ("a", "b", "c")
 
 
-def test_the_nodes_that_a_run_awaits_do_not_wait_for_others() -> None:
+def test_nobody_waits_for_more_newcomers_once_the_run_has_the_nodes_it_asks_for() -> None:
     world = World()
     world.greet("a")
     world.hear("a", prepared())
@@ -123,7 +123,7 @@ def test_the_nodes_that_a_run_awaits_do_not_wait_for_others() -> None:
     assert world.names()[-1] == "plan_adopted"
 
 
-def test_forty_that_join_at_once_end_in_one_plan() -> None:
+def test_forty_nodes_that_join_at_once_get_one_plan() -> None:
     world = training("a", "b")
     newcomers = [f"n{number:02d}" for number in range(40)]
     for node in newcomers:
@@ -152,7 +152,7 @@ def test_a_stream_of_newcomers_is_let_in_at_least_once_a_lease() -> None:
     assert 20 <= len(world.state.ledger.ready) < 30
 
 
-def test_a_link_that_broke_is_measured_again_ever_more_rarely_and_planned_with_once_it_is_well() -> None:
+def test_a_broken_link_is_measured_again_ever_more_rarely_and_planned_with_once_it_works() -> None:
     world = World(fresh_state(cluster={"nodes": 3}))
     world.planner = lambda ids: two_stages(["a", "b"])
     world.join("a", "b")
@@ -177,7 +177,7 @@ def test_a_link_that_broke_is_measured_again_ever_more_rarely_and_planned_with_o
     assert world.state.planner.number == asked + 1
 
 
-def test_impossible_links_are_refused_and_hurt_nobody_else() -> None:
+def test_impossible_link_measurements_are_refused_and_cost_only_their_sender() -> None:
     world = World(fresh_state(cluster={"nodes": 3}))
     world.join("a", "b")
     report = links("b", ["a"])
@@ -188,14 +188,14 @@ def test_impossible_links_are_refused_and_hurt_nobody_else() -> None:
     assert set(world.state.members.sessions) == {"a"}
 
 
-def test_links_of_others_cannot_be_reported() -> None:
+def test_a_node_cannot_report_the_links_of_others() -> None:
     world = World(fresh_state(cluster={"nodes": 4}))
     world.join("a", "b", "c")
     world.hear("c", links("a", ["b"]))
     assert "c" not in world.state.members.sessions
 
 
-def test_who_comes_back_to_where_it_was_need_not_measure_its_links_again() -> None:
+def test_a_node_that_returns_to_the_same_address_does_not_measure_its_links_again() -> None:
     world = training("a", "b", "c")
     world.lose("c")
     world.greet("c", incarnation=2)
@@ -204,7 +204,7 @@ def test_who_comes_back_to_where_it_was_need_not_measure_its_links_again() -> No
     assert world.state.ledger.links["a"]["c"].bandwidth == world.state.ledger.links["c"]["a"].bandwidth == 1e9
 
 
-def test_elsewhere_or_much_later_it_measures_them() -> None:
+def test_a_node_that_returns_elsewhere_or_much_later_measures_its_links_again() -> None:
     world = training("a", "b", "c")
     world.lose("c")
     world.greet("c", incarnation=2, address="10.0.0.2:7000")
@@ -217,7 +217,7 @@ def test_elsewhere_or_much_later_it_measures_them() -> None:
     assert "probe" in world.kinds_to("c")
 
 
-def test_only_links_to_who_is_new_are_measured_when_a_node_comes_back() -> None:
+def test_a_returning_node_measures_only_its_links_to_newcomers() -> None:
     world = training("a", "b", "c")
     world.lose("c")
     world.join("d")
@@ -226,7 +226,7 @@ def test_only_links_to_who_is_new_are_measured_when_a_node_comes_back() -> None:
     assert [peer.node for peer in world.last_to("c", "probe").peers] == ["d"]
 
 
-def test_links_of_all_that_left_are_remembered_while_there_is_room_then_of_the_last(
+def test_links_of_nodes_that_left_are_forgotten_in_order_when_room_runs_out(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(core_links, "MAX_NODES", 4)

@@ -152,7 +152,7 @@ def test_no_step_is_skipped_or_committed_twice_and_the_log_is_the_state(
 
 @settings(max_examples=50, deadline=None)
 @given(st.lists(MOVES, min_size=5, max_size=40))
-def test_members_are_who_has_a_stream_and_nobody_stays_one_in_silence(moves: list[tuple[Any, ...]]) -> None:
+def test_members_are_the_nodes_with_a_stream_and_silence_ends_a_membership(moves: list[tuple[Any, ...]]) -> None:
     world = World(fresh_state(cluster={"nodes": 2}, train={"steps": 5}))
     world.join("a", "b")
     for move in moves:
@@ -165,7 +165,7 @@ def test_members_are_who_has_a_stream_and_nobody_stays_one_in_silence(moves: lis
 
 @settings(max_examples=50, deadline=None)
 @given(st.lists(MOVES, min_size=5, max_size=40))
-def test_from_anywhere_a_run_can_be_finished(moves: list[tuple[Any, ...]]) -> None:
+def test_a_run_can_be_finished_from_any_state(moves: list[tuple[Any, ...]]) -> None:
     """No order of events leaves a run stuck: with fresh nodes that do their part it ends well, unless it failed by name."""
     world = World(fresh_state(cluster={"nodes": 2, "stages": 2}, train={"steps": 5}))
     world.join("a", "b")

@@ -19,7 +19,7 @@ def restarted(before: World, **changes: dict[str, Any]) -> World:
     return World(fresh_state(fold([resumed], before.refolded()), **changes))
 
 
-def test_a_restarted_coordinator_waits_for_its_nodes_and_no_step_is_lost() -> None:
+def test_a_restarted_coordinator_waits_for_its_nodes_and_loses_no_step() -> None:
     before = training(train={"steps": 10})
     before.step()
     world = restarted(before, train={"steps": 10})
@@ -46,7 +46,7 @@ def back_after_a_crash(*nodes: str) -> World:
     return world
 
 
-def test_nodes_that_lost_their_state_in_a_crash_make_it_go_back_to_the_checkpoint() -> None:
+def test_training_goes_back_to_the_checkpoint_when_nodes_lost_their_state_in_a_crash() -> None:
     world = back_after_a_crash("a", "b")
     world.hear("a", plan_failed=wire.PlanFailed(generation=2, problem="it is not here", lost=[0, 1]))
     assert world.events(ev.RolledBack)[-1].step == 2
@@ -55,7 +55,7 @@ def test_nodes_that_lost_their_state_in_a_crash_make_it_go_back_to_the_checkpoin
     assert world.last_to("a", "begin") == wire.Begin(generation=3, step=3)
 
 
-def test_a_plan_that_fails_after_a_crash_for_other_reasons_leaves_the_state_where_it_is() -> None:
+def test_a_plan_that_fails_after_a_crash_for_another_reason_does_not_send_training_back() -> None:
     world = back_after_a_crash("a", "b")
     world.hear("a", plan_failed=wire.PlanFailed(generation=2, problem="b cannot be reached"))
     assert world.events(ev.RolledBack) == []
@@ -64,7 +64,7 @@ def test_a_plan_that_fails_after_a_crash_for_other_reasons_leaves_the_state_wher
     assert [list(donors.nodes) for donors in assignment.donors] == [["a"], ["a"], ["b"], ["b"]]
 
 
-def test_the_last_attempt_goes_without_what_nodes_hold_that_others_cannot_reach() -> None:
+def test_the_last_attempt_ignores_state_that_other_nodes_cannot_reach() -> None:
     world = back_after_a_crash("a", "b")
     for generation in (2, 3):
         world.hear("a", plan_failed=wire.PlanFailed(generation=generation, problem="b cannot be reached"))
@@ -73,7 +73,7 @@ def test_the_last_attempt_goes_without_what_nodes_hold_that_others_cannot_reach(
     assert world.events(ev.RunFailed) == []
 
 
-def test_what_one_node_lost_comes_from_who_still_has_it() -> None:
+def test_lost_state_comes_from_a_replica_that_still_holds_it() -> None:
     world = back_after_a_crash("a", "b", "c")  # a and b hold the first stage
     world.hear("a", plan_failed=wire.PlanFailed(generation=2, problem="it is not here", lost=[0, 1]))
     assert world.events(ev.RolledBack) == []
@@ -83,7 +83,7 @@ def test_what_one_node_lost_comes_from_who_still_has_it() -> None:
     assert world.last_to("a", "assignment").snapshot.folder == "memory://checkpoints/step-00000002"
 
 
-def test_nodes_that_find_out_one_after_the_other_what_they_lost_do_not_end_the_run() -> None:
+def test_nodes_that_report_lost_state_one_after_the_other_do_not_end_the_run() -> None:
     nodes = "abcdefgh"
     world = back_after_a_crash(*nodes)
     for node in nodes[:3]:
@@ -95,13 +95,13 @@ def test_nodes_that_find_out_one_after_the_other_what_they_lost_do_not_end_the_r
 
 
 @pytest.mark.parametrize("lost", [[4], [0, 0]])
-def test_a_node_cannot_have_lost_what_nobody_holds(lost: list[int]) -> None:
+def test_an_impossible_list_of_lost_buckets_is_refused(lost: list[int]) -> None:
     world = back_after_a_crash("a", "b")
     world.hear("a", plan_failed=wire.PlanFailed(generation=2, problem="it is not here", lost=lost))
     assert world.last_to("a", "refusal").reason == wire.MALFORMED
 
 
-def test_nodes_that_were_restarted_too_have_nothing_in_memory() -> None:
+def test_nodes_that_restarted_too_hold_nothing_in_memory() -> None:
     before = training(train={"steps": 10})
     before.step()
     before.step()
@@ -113,7 +113,7 @@ def test_nodes_that_were_restarted_too_have_nothing_in_memory() -> None:
     assert world.events(ev.RolledBack)[-1].step == 2
 
 
-def test_a_plan_that_fails_for_other_reasons_leaves_the_state_where_it_is() -> None:
+def test_a_plan_that_fails_without_lost_state_does_not_send_training_back() -> None:
     world = training("a", "b", "c")
     world.step()
     world.lose("a")
@@ -122,7 +122,7 @@ def test_a_plan_that_fails_for_other_reasons_leaves_the_state_where_it_is() -> N
     assert world.last_to("b", "assignment").step == 1
 
 
-def test_a_node_that_comes_back_at_once_still_has_its_state() -> None:
+def test_a_node_that_returns_at_once_still_holds_its_state() -> None:
     world = training()
     world.step()
     world.lose("b")
@@ -131,7 +131,7 @@ def test_a_node_that_comes_back_at_once_still_has_its_state() -> None:
     assert [list(donors.nodes) for donors in world.last_to("b", "assignment").donors] == [["a"], ["a"], ["b"], ["b"]]
 
 
-def test_a_restarted_coordinator_goes_on_with_fewer_nodes_after_some_time() -> None:
+def test_a_restarted_coordinator_goes_on_with_fewer_nodes_after_a_while() -> None:
     before = training("a", "b", "c")
     world = restarted(before, cluster={"nodes": 3})
     world.join("a", "b")
@@ -150,7 +150,7 @@ def test_a_run_whose_last_checkpoint_is_whole_is_over_when_resumed() -> None:
     assert world.exit_code == 0
 
 
-def test_a_coordinator_lost_between_the_last_commit_and_its_checkpoint_has_that_written_again() -> None:
+def test_the_last_checkpoint_is_written_again_if_the_coordinator_was_lost_before_it_was_whole() -> None:
     before = training(train={"steps": 1})
     before.step()
     assert before.last_to("a", "commit").snapshot == wire.CHECKPOINT

@@ -16,11 +16,13 @@ from tests.coordinator.log.test_store import url
 from tests.coordinator.script import fresh_state
 
 
-def test_the_ladder_is_in_order() -> None:
+def test_the_timeouts_are_in_order() -> None:
     check_ladder()
 
 
-def test_a_rung_out_of_order_is_named_and_nothing_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_timeout_out_of_order_is_named_and_prevents_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     wrong = (Timeout("between two heartbeats", 2.0), *LADDER[LADDER.index(Timeout("the lease", 1.0)) :])
     with pytest.raises(ValueError, match="2 leases between two heartbeats are more than 1 the lease"):
         check_ladder(wrong)
@@ -30,7 +32,7 @@ def test_a_rung_out_of_order_is_named_and_nothing_starts(tmp_path: Path, monkeyp
 
 
 @pytest.mark.parametrize("lease", [0.5, 10.0, 3600.0])
-def test_a_dead_connection_is_noticed_within_about_a_lease_and_two_heartbeats_fit_into_half_of_it(lease: float) -> None:
+def test_a_dead_connection_is_noticed_after_a_lease_and_two_heartbeats_fit_into_half_of_one(lease: float) -> None:
     options = dict(channel_options(lease))
     noticed = (options["grpc.keepalive_time_ms"] + options["grpc.keepalive_timeout_ms"]) / 1000
     assert noticed == pytest.approx(lease)

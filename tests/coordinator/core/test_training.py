@@ -15,7 +15,7 @@ from tests.coordinator.answers import DIGEST, FILE_DIGEST
 from tests.coordinator.script import LEASE, World, fresh_state, training, two_stages
 
 
-def test_training_waits_for_the_nodes_asked_for() -> None:
+def test_training_waits_for_the_number_of_nodes_in_the_run_file() -> None:
     world = World(fresh_state(cluster={"nodes": 3}))
     world.join("a", "b")
     assert world.state.ledger.plan is None
@@ -39,7 +39,7 @@ def test_a_plan_goes_to_every_ready_node_and_begins_when_its_nodes_are_ready() -
     assert world.last_to("a", "begin") == world.last_to("b", "begin") == wire.Begin(generation=1, step=1)
 
 
-def test_a_step_is_in_the_log_before_anybody_hears_of_it() -> None:
+def test_a_commit_is_in_the_log_before_any_node_hears_of_it() -> None:
     world = training()
     world.vote("a")
     vote = wire.StepReady(generation=1, step=1, squared_gradient_norm=2.0, loss_sum=4.0, samples=8, state_digest=DIGEST)
@@ -61,7 +61,7 @@ def test_a_commit_carries_the_whole_models_norm_and_mean_loss() -> None:
     assert world.last_to("a", "commit") == world.last_to("b", "commit") == commit
 
 
-def test_the_whole_run() -> None:
+def test_a_run_trains_evaluates_checkpoints_and_finishes() -> None:
     world = training()
     world.step()
     world.step()
@@ -88,7 +88,7 @@ def test_the_whole_run() -> None:
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_a_held_out_loss_that_is_not_finite_costs_nobody_their_place(value: float) -> None:
+def test_a_held_out_loss_that_is_not_finite_is_ignored_and_drops_nobody(value: float) -> None:
     world = training()
     world.step()
     world.step()
@@ -99,7 +99,7 @@ def test_a_held_out_loss_that_is_not_finite_costs_nobody_their_place(value: floa
     assert world.events(ev.StepCommitted)[-1].step == 3
 
 
-def test_a_peer_lost_during_the_last_evaluation_does_not_take_the_run_with_it() -> None:
+def test_losing_a_peer_stream_during_the_last_evaluation_does_not_fail_the_run() -> None:
     world = training()
     for _ in range(3):
         world.step()
@@ -132,7 +132,7 @@ def test_a_vote_that_is_not_finite_aborts_the_step(field: str, value: float) -> 
     assert world.state.ledger.step == 0
 
 
-def test_a_nan_step_is_tried_again_on_the_same_plan_and_the_third_ends_the_run() -> None:
+def test_a_nan_step_is_tried_again_with_the_same_plan_and_the_third_failure_ends_the_run() -> None:
     world = training()
     world.step()
     for attempt in (1, 2, 3):
@@ -149,7 +149,7 @@ def test_a_nan_step_is_tried_again_on_the_same_plan_and_the_third_ends_the_run()
     assert "3 attempts in a row failed at step 2: NON_FINITE on b: scripted. Lower train.learning_rate" in finish.reason
 
 
-def test_failures_count_in_a_row_only() -> None:
+def test_only_failures_in_a_row_count() -> None:
     world = training(train={"steps": 20})
     for _ in range(5):
         world.fail_step("a", wire.OUT_OF_MEMORY)
@@ -168,7 +168,7 @@ def test_the_state_of_a_retry_comes_from_its_holders() -> None:
     assert [list(donors.nodes) for donors in assignment.donors] == [["a"], ["a"], ["b"], ["b"]]
 
 
-def test_replicas_that_differ_end_the_run_loudly() -> None:
+def test_replicas_with_different_state_end_the_run() -> None:
     world = training("a", "b", "c")  # a and b are replicas
     world.vote("a")
     world.vote("b", state_digest=b"something else")
@@ -187,7 +187,7 @@ def test_replicas_with_different_gradients_end_the_run() -> None:
     assert "different gradients" in world.events(ev.RunFailed)[-1].reason
 
 
-def test_every_sample_counts_exactly_once() -> None:
+def test_a_step_that_does_not_count_every_sample_once_ends_the_run() -> None:
     world = training()
     world.vote("a")
     world.vote("b", samples=7)
@@ -195,7 +195,7 @@ def test_every_sample_counts_exactly_once() -> None:
     assert world.state.ledger.step == 0
 
 
-def test_a_broken_peer_stream_is_tried_again_and_then_the_link_is_given_up() -> None:
+def test_a_link_whose_stream_breaks_three_times_is_given_up() -> None:
     world = training()
     for _ in range(2):
         world.fail_step("a", wire.PEER_LOST, peer="b")
@@ -208,7 +208,7 @@ def test_a_broken_peer_stream_is_tried_again_and_then_the_link_is_given_up() -> 
     assert world.exit_code is None
 
 
-def test_a_plan_that_cannot_start_is_made_anew_and_the_third_ends_the_run() -> None:
+def test_a_plan_that_cannot_start_is_adopted_again_and_the_third_failure_ends_the_run() -> None:
     world = World()
     world.join("a", "b")
     for generation in (1, 2, 3):
@@ -218,7 +218,7 @@ def test_a_plan_that_cannot_start_is_made_anew_and_the_third_ends_the_run() -> N
     assert "because of b: no memory" in world.last_to("a", "finish").reason
 
 
-def test_news_of_an_older_plan_mean_nothing() -> None:
+def test_messages_about_an_older_plan_are_ignored() -> None:
     world = World()
     world.join("a", "b")
     world.hear("a", plan_failed=wire.PlanFailed(generation=1, problem="x"))
@@ -227,7 +227,7 @@ def test_news_of_an_older_plan_mean_nothing() -> None:
     assert world.state.phase == Switching(frozenset({"a", "b"}), world.now + 100 * LEASE)
 
 
-def test_no_plan_for_these_nodes_means_waiting_for_others() -> None:
+def test_the_run_waits_for_more_nodes_if_no_plan_fits_those_it_has() -> None:
     world = World(planner=lambda ids: "too little memory" if len(list(ids)) < 3 else two_stages(ids))
     world.join("a", "b")
     assert world.events(ev.Waiting)[-1].reason == "too little memory"
@@ -237,7 +237,7 @@ def test_no_plan_for_these_nodes_means_waiting_for_others() -> None:
     assert world.state.ledger.generation == 1
 
 
-def test_what_no_nodes_can_help_ends_the_run() -> None:
+def test_a_run_that_no_nodes_could_train_fails() -> None:
     world = World()
     world.automatic_planning = False
     world.join("a", "b")
@@ -245,7 +245,7 @@ def test_what_no_nodes_can_help_ends_the_run() -> None:
     assert world.exit_code == 1
 
 
-def test_a_step_that_takes_forever_is_aborted_though_heartbeats_come() -> None:
+def test_a_step_past_its_deadline_is_aborted_even_if_heartbeats_arrive() -> None:
     world = training()
     world.vote("a")
     world.wait(101 * LEASE, beating=["a", "b"])
@@ -254,7 +254,7 @@ def test_a_step_that_takes_forever_is_aborted_though_heartbeats_come() -> None:
     assert "no vote from b within 1000 seconds" in aborted.reason
 
 
-def test_a_plan_that_takes_forever_fails_though_heartbeats_come() -> None:
+def test_a_plan_past_its_deadline_fails_even_if_heartbeats_arrive() -> None:
     world = World()
     world.join("a", "b")
     world.hear("a", plan_ready=wire.PlanReady(generation=1))
@@ -262,7 +262,7 @@ def test_a_plan_that_takes_forever_fails_though_heartbeats_come() -> None:
     assert world.events(ev.PlanFailed)[-1].node == "b"
 
 
-def test_a_checkpoint_that_fails_does_not_stop_training() -> None:
+def test_a_failed_checkpoint_does_not_stop_training() -> None:
     world = training()
     world.step()
     world.step()
@@ -273,7 +273,7 @@ def test_a_checkpoint_that_fails_does_not_stop_training() -> None:
     assert isinstance(world.state.phase, Stepping)
 
 
-def test_a_last_checkpoint_that_fails_fails_the_run() -> None:
+def test_a_failed_last_checkpoint_fails_the_run() -> None:
     world = training(train={"steps": 1})
     world.step()
     world.write_checkpoint()
@@ -282,7 +282,7 @@ def test_a_last_checkpoint_that_fails_fails_the_run() -> None:
     assert "not shared between machines" in world.last_to("a", "finish").reason
 
 
-def test_a_checkpoint_is_whole_when_all_its_buckets_are() -> None:
+def test_a_checkpoint_is_whole_when_all_its_buckets_are_written() -> None:
     world = training()
     world.step()
     world.step()
@@ -299,7 +299,7 @@ def test_a_checkpoint_is_whole_when_all_its_buckets_are() -> None:
     "changes",
     [{"bucket": 4}, {"bucket": 2}, {"digest": b""}, {"size_bytes": 1 << 51}],  # 2 is of the other stage
 )
-def test_a_bucket_that_cannot_be_is_refused(changes: dict[str, object]) -> None:
+def test_an_impossible_checkpoint_bucket_is_refused(changes: dict[str, object]) -> None:
     world = training()
     world.step()
     world.step()
@@ -310,7 +310,7 @@ def test_a_bucket_that_cannot_be_is_refused(changes: dict[str, object]) -> None:
     assert world.said[stream][-1].refusal.reason == wire.MALFORMED
 
 
-def test_different_state_after_the_last_step_is_noticed() -> None:
+def test_replicas_with_different_state_after_the_last_step_end_the_run() -> None:
     world = training("a", "b", "c", train={"steps": 1})
     world.step()
     world.evaluate()
@@ -321,7 +321,7 @@ def test_different_state_after_the_last_step_is_noticed() -> None:
     assert world.events(ev.DigestMismatch)[-1].stage == 0
 
 
-def test_to_plan_now_changes_plans_at_the_next_commit() -> None:
+def test_plan_now_changes_the_plan_at_the_next_commit() -> None:
     world = training("a", "b", "c", cluster={"stages": "auto"})
     world.planner = lambda ids: two_stages(list(ids)[:2])
     world.feed(t.PlanNow(5))
@@ -334,7 +334,7 @@ def test_to_plan_now_changes_plans_at_the_next_commit() -> None:
     assert world.last_to("c", "assignment").step == 1
 
 
-def test_to_plan_now_says_when_nothing_changes() -> None:
+def test_plan_now_says_so_when_nothing_changes() -> None:
     world = training()
     world.feed(t.PlanNow(5))
     assert world.answers[-1].changed is False
@@ -359,7 +359,7 @@ def test_a_stop_is_logged_and_dismisses_the_nodes_if_asked_to(dismiss: bool) -> 
     assert set(world.names()[stopped + 1 :]) <= {"node_left"}
 
 
-def test_a_scripted_run_without_a_step_in_progress_says_so_instead_of_going_on_forever() -> None:
+def test_finish_run_names_a_step_that_never_comes_about() -> None:
     world = World()
     world.join("a", "b")  # the plan is adopted, and has not begun
     with pytest.raises(AssertionError, match="step 1 does not come about: Switching"):
