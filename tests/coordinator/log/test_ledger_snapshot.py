@@ -38,7 +38,7 @@ LOG = log_of_a_run()
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(MOVES, min_size=5, max_size=40), st.data())
-def test_a_snapshot_at_any_cut_and_the_rest_of_the_log_are_the_whole_log(
+def test_a_snapshot_and_the_rest_of_the_log_fold_to_the_same_ledger_as_the_whole_log(
     moves: list[tuple[Any, ...]], data: st.DataObject
 ) -> None:
     world = World(fresh_state(cluster={"nodes": 2}, train={"steps": 5}))
@@ -87,7 +87,7 @@ def change(store: Store, column: str, value: object) -> None:
         ("sequence", 10**6, f"the log ends with event {len(LOG)}"),
     ],
 )
-def test_a_snapshot_that_cannot_be_trusted_is_passed_over_with_one_line(
+def test_an_unusable_snapshot_is_passed_over_with_one_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, column: str, value: object, words: str
 ) -> None:
     with Store(url(tmp_path), write=True) as store:
@@ -101,7 +101,7 @@ def test_a_snapshot_that_cannot_be_trusted_is_passed_over_with_one_line(
         assert ledger_snapshot.restore(store) == fold(LOG)
 
 
-def test_before_a_damaged_snapshot_an_older_one_serves(tmp_path: Path) -> None:
+def test_an_older_snapshot_is_used_if_the_newest_is_damaged(tmp_path: Path) -> None:
     with Store(url(tmp_path), write=True) as store:
         store.append(LOG)
         marked = replace(fold(LOG[:5]), run_id="by way of the older one")
@@ -111,7 +111,7 @@ def test_before_a_damaged_snapshot_an_older_one_serves(tmp_path: Path) -> None:
         assert ledger_snapshot.restore(store).run_id == "by way of the older one"
 
 
-def test_a_snapshot_is_there_whole_or_not_at_all(tmp_path: Path) -> None:
+def test_a_snapshot_is_stored_whole_or_not_at_all(tmp_path: Path) -> None:
     with Store(url(tmp_path), write=True) as store:
         store.append(LOG)
         store.keep(ledger_snapshot.take(fold(LOG[:10]), 10))
@@ -121,7 +121,7 @@ def test_a_snapshot_is_there_whole_or_not_at_all(tmp_path: Path) -> None:
         assert [kept.sequence for kept in store.snapshots()] == [10]
 
 
-def test_whoever_changes_the_ledger_raises_the_format() -> None:
+def test_a_change_of_the_ledgers_fields_needs_a_new_format() -> None:
     """The fields of format 9. With others, or with another meaning, older snapshots must not be read."""
     assert ledger_snapshot.FORMAT == 9
     assert [field.name for field in fields(Ledger)] == [

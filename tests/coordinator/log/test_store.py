@@ -66,7 +66,7 @@ def url(path: Path) -> str:
     return f"sqlite:///{path / 'dtfm.db'}"
 
 
-def test_every_event_survives_the_way_through_the_store(tmp_path: Path) -> None:
+def test_every_event_is_read_back_from_the_store_unchanged(tmp_path: Path) -> None:
     assert {type(event) for event in EVERY_EVENT} == set(get_args(ev.Event))
     with Store(url(tmp_path), write=True) as store:
         written = store.append(EVERY_EVENT)
@@ -78,7 +78,7 @@ def test_every_event_survives_the_way_through_the_store(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("event", EVERY_EVENT, ids=lambda event: event.event)
-def test_every_event_survives_the_way_through_its_json(event: ev.Event) -> None:
+def test_every_event_is_read_back_from_its_json_unchanged(event: ev.Event) -> None:
     record = Record(7, 12.5, event)
     fields = record.to_json()
     assert list(fields)[:3] == ["event", "sequence", "time"]
@@ -99,12 +99,12 @@ def test_a_plan_in_the_log_is_a_plan_file() -> None:
 
 
 @pytest.mark.parametrize("fields", [{"event": "from_the_future"}, {"event": "node_left"}, {}, {"event": 3}])
-def test_what_is_no_event_is_named(fields: dict[str, object]) -> None:
+def test_json_that_is_no_event_is_refused(fields: dict[str, object]) -> None:
     with pytest.raises(ValueError, match="not an event of this version"):
         ev.from_json(fields)
 
 
-def test_numbers_go_on_after_a_restart(tmp_path: Path) -> None:
+def test_sequence_numbers_continue_after_a_restart(tmp_path: Path) -> None:
     with Store(url(tmp_path), write=True) as store:
         store.append([ev.NodeReady("a"), ev.NodeReady("b")])
     with Store(url(tmp_path), write=True) as store:
@@ -112,7 +112,7 @@ def test_numbers_go_on_after_a_restart(tmp_path: Path) -> None:
         assert store.append([ev.NodeReady("c")])[0].sequence == 3
 
 
-def test_events_of_one_append_are_all_there_or_none(tmp_path: Path) -> None:
+def test_an_append_is_stored_whole_or_not_at_all(tmp_path: Path) -> None:
     with Store(url(tmp_path), write=True) as store:
         store.append([ev.NodeReady("a")])
         store._last = 0  # as if another process had written meanwhile
@@ -121,7 +121,7 @@ def test_events_of_one_append_are_all_there_or_none(tmp_path: Path) -> None:
         assert [record.event for record in store.read()] == [ev.NodeReady("a")]
 
 
-def test_a_second_coordinator_is_refused_at_the_door(tmp_path: Path) -> None:
+def test_a_second_coordinator_cannot_open_the_store(tmp_path: Path) -> None:
     with Store(url(tmp_path), write=True):
         with pytest.raises(StoreError, match=r"another coordinator uses this store .*--store"):
             Store(url(tmp_path), write=True)
@@ -145,7 +145,7 @@ def test_a_coordinator_that_was_killed_leaves_its_log_and_no_lock(tmp_path: Path
         assert [record.event for record in store.read()] == [ev.NodeReady("a")]
 
 
-def test_a_locked_database_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_says_that_the_database_is_locked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with Store(url(tmp_path), write=True) as store:
         store.append([ev.NodeReady("a")])
         monkeypatch.setattr(store, "_engine", sa.create_engine(url(tmp_path), connect_args={"timeout": 0}))
@@ -156,7 +156,7 @@ def test_a_locked_database_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         other.close()
 
 
-def test_a_full_disk_is_named(tmp_path: Path) -> None:
+def test_an_error_says_that_the_disk_is_full(tmp_path: Path) -> None:
     with Store(url(tmp_path), write=True) as store:
         store.append([ev.NodeReady("a")])
         with store._engine.connect() as connection:
@@ -175,12 +175,12 @@ def test_a_full_disk_is_named(tmp_path: Path) -> None:
         ("sqlite:////nowhere/at/all/dtfm.db", "No such file or directory"),
     ],
 )
-def test_a_store_that_cannot_be_is_named(store_url: str, words: str) -> None:
+def test_an_impossible_store_address_is_refused_with_its_reason(store_url: str, words: str) -> None:
     with pytest.raises(StoreError, match=words):
         Store(store_url, write=True)
 
 
-def test_reading_makes_no_store(tmp_path: Path) -> None:
+def test_opening_a_store_to_read_creates_none(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="there is no store at"):
         Store(url(tmp_path), write=False)
     (tmp_path / "dtfm.db").write_bytes(b"no database at all, but long enough to be looked at" * 50)
@@ -188,7 +188,7 @@ def test_reading_makes_no_store(tmp_path: Path) -> None:
         Store(url(tmp_path), write=False)
 
 
-def test_secrets_stay_the_same_and_are_no_events(tmp_path: Path) -> None:
+def test_secrets_stay_the_same_and_are_not_in_the_log(tmp_path: Path) -> None:
     with Store(url(tmp_path), write=True) as store:
         assert store.secret("peer_token", "first") == "first"
         assert store.secret("peer_token", "second") == "first"

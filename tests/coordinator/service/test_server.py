@@ -98,7 +98,7 @@ def forget_log(folder: Path) -> None:
         file.unlink()
 
 
-async def test_a_commit_that_waits_for_a_copy_in_vain_comes_by_itself(
+async def test_a_commit_that_waits_for_a_standby_in_vain_comes_by_itself(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nobody says a word meanwhile, and the next beat is far away."""
@@ -125,7 +125,7 @@ async def test_a_commit_that_waits_for_a_copy_in_vain_comes_by_itself(
             await served.until(passed_over)
 
 
-async def test_a_whole_run(tmp_path: Path) -> None:
+async def test_a_run_trains_and_finishes(tmp_path: Path) -> None:
     async with serving(tmp_path) as served:
         nodes = served.node("a"), served.node("b")
         assert await train(served, *nodes) == 0
@@ -178,7 +178,7 @@ async def test_a_run_resumed_from_its_log_goes_on_from_its_checkpoint(tmp_path: 
             pass
 
 
-async def test_the_end_and_every_so_many_events_leave_a_snapshot(
+async def test_a_ledger_snapshot_is_stored_at_intervals_and_at_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ledger_snapshot, "EVERY", 5)
@@ -191,7 +191,7 @@ async def test_the_end_and_every_so_many_events_leave_a_snapshot(
             assert ledger_snapshot.read(kept) == fold(served.events[: kept.sequence])
 
 
-async def test_a_full_disk_costs_the_snapshot_and_a_warning(
+async def test_a_full_disk_costs_only_the_ledger_snapshot_and_causes_a_warning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def full(_: LedgerSnapshot) -> None:
@@ -210,7 +210,7 @@ async def test_nodes_that_hang_when_the_run_ends_do_not_stay_members(tmp_path: P
         assert not served.ledger.members
 
 
-async def test_a_run_resumed_from_its_checkpoint_alone(tmp_path: Path) -> None:
+async def test_a_run_without_its_log_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
     hold: Callable[[wire.NodeMessage], wire.NodeMessage | None] = lambda m: None if m.step_ready.step == 3 else m  # noqa: E731
     async with serving(tmp_path) as served, served.node("a", twist=hold), served.node("b", twist=hold):
         await served.until(lambda: bool(served.ledger.checkpoints))
@@ -225,7 +225,7 @@ async def test_a_run_resumed_from_its_checkpoint_alone(tmp_path: Path) -> None:
         assert [event.step for event in served.events if isinstance(event, ev.StepCommitted)] == [3]
 
 
-async def test_a_resumed_run_trains_what_it_trained(tmp_path: Path) -> None:
+async def test_a_run_cannot_be_resumed_with_another_training_setup(tmp_path: Path) -> None:
     async with serving(tmp_path):
         pass
     with pytest.raises(ValueError, match="there is nothing to resume"):
@@ -259,7 +259,7 @@ async def test_refusals_name_their_reason_and_end_the_stream(
         assert "secret" not in node.refusal.sentence
 
 
-async def test_two_nodes_with_one_identity(tmp_path: Path) -> None:
+async def test_two_nodes_cannot_share_an_identity(tmp_path: Path) -> None:
     async with serving(tmp_path) as served, served.node("a", incarnation=1):
         await served.until(lambda: "a" in served.server.state.members.sessions)
         async with served.node("a", incarnation=2) as second:
@@ -282,7 +282,7 @@ async def test_a_node_started_again_takes_the_place_of_its_process_that_fell_sil
         assert reasons[0] == "a new process has its identity, and this one gave no sign of life since"
 
 
-async def test_a_stream_that_says_nothing_is_hung_up_on(tmp_path: Path) -> None:
+async def test_a_silent_stream_is_closed(tmp_path: Path) -> None:
     async with serving(tmp_path, run_in(tmp_path, cluster={"lease": 0.5})) as served, served.channel() as channel:
         stub = control_pb2_grpc.CoordinatorStub(channel)  # type: ignore[no-untyped-call]
         call = stub.Join()
@@ -291,7 +291,7 @@ async def test_a_stream_that_says_nothing_is_hung_up_on(tmp_path: Path) -> None:
         assert await asyncio.wait_for(call.read(), 10) is grpc.aio.EOF
 
 
-async def test_a_message_larger_than_allowed_ends_its_stream_alone(tmp_path: Path) -> None:
+async def test_a_message_larger_than_allowed_ends_only_its_stream(tmp_path: Path) -> None:
     async with serving(tmp_path) as served, served.node("a"):
         await served.until(lambda: "a" in served.server.state.members.sessions)
         credentials, named = to_coordinator(served.server.authority)
@@ -341,7 +341,7 @@ async def test_observers_see_members_and_events(tmp_path: Path) -> None:
             await call
 
 
-async def test_following_sees_what_comes_and_ends_with_the_run(tmp_path: Path) -> None:
+async def test_following_shows_new_events_and_ends_with_the_run(tmp_path: Path) -> None:
     async with serving(tmp_path) as served:
         seen: list[ev.Event] = []
 
@@ -355,13 +355,13 @@ async def test_following_sees_what_comes_and_ends_with_the_run(tmp_path: Path) -
         assert "run_finished" in [event.event for event in seen]
 
 
-async def test_to_plan_now_answers_over_the_wire(tmp_path: Path) -> None:
+async def test_plan_now_is_answered_over_the_wire(tmp_path: Path) -> None:
     async with serving(tmp_path) as served:
         reply: wire.PlanNowReply = await ask(served.address, "", lambda stub: stub.PlanNow, wire.PlanNowRequest())
         assert (reply.changed, reply.reason) == (False, "0 of 2 nodes are ready")
 
 
-async def test_asked_to_stop_it_stops(tmp_path: Path) -> None:
+async def test_the_server_stops_when_it_is_asked_to(tmp_path: Path) -> None:
     async with serving(tmp_path) as served, served.node("a") as node:
         await served.until(lambda: "a" in served.server.state.members.sessions)
         served.server.ask_to_stop("Ctrl-C", dismiss=True)

@@ -61,7 +61,7 @@ def test_the_view_fits_a_terminal_of_100_by_30() -> None:
         assert expected in text, expected
 
 
-def test_the_view_stands_before_anything_has_happened() -> None:
+def test_the_view_can_be_shown_before_anything_has_happened() -> None:
     console = Console(width=100, height=30)
     with console.capture() as shown:
         console.print(render(View()))
@@ -73,7 +73,7 @@ def test_a_sparkline_goes_from_the_smallest_to_the_largest() -> None:
     assert sparkline([1.0, 1.0]) == "▁▁"
 
 
-def test_members_show_what_each_computes() -> None:
+def test_a_member_document_says_what_the_node_computes() -> None:
     world = training("a", "b")
     world.join("c")
     seen = {document["node"]: document for document in member_documents(world.state.ledger)}
