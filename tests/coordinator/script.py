@@ -13,6 +13,7 @@ from dtfm.coordinator.core.tick import tick
 from dtfm.coordinator.core.timeouts import TOGETHER_LEASES
 from dtfm.coordinator.log.events import Event, RunStarted
 from dtfm.coordinator.log.ledger import Ledger, fold
+from dtfm.coordinator.log.store import Record
 from dtfm.protos import PROTOCOL_VERSION, plan_pb2
 from dtfm.protos import control_pb2 as wire
 from dtfm.protos.credentials import make_key, signing_request
@@ -292,6 +293,16 @@ class World:
     def refolded(self) -> Ledger:
         return fold(self.log, self.start)
 
+    @property
+    def whole_log(self) -> list[Event]:
+        """The log, with the event that began the run."""
+        return [RunStarted(self.start.run_id, dict(self.start.run)), *self.log]
+
+    @property
+    def records(self) -> list[Record]:
+        """The whole log as the store returns it, an event a second."""
+        return [Record(number, 1000.0 + number, event) for number, event in enumerate(self.whole_log, 1)]
+
 
 def training(*nodes: str, **changes: dict[str, Any]) -> World:
     """A world whose nodes compute step 1."""
@@ -300,6 +311,18 @@ def training(*nodes: str, **changes: dict[str, Any]) -> World:
     world = World(fresh_state(**changes))
     world.join(*names)
     world.settle()
+    return world
+
+
+def aborted_after_twenty_steps() -> World:
+    """Four nodes, two replicas for each stage; the last event is the abort of step 21."""
+    world = training("a", "b", "c", "d", train={"steps": 30})
+    for _ in range(20):
+        world.now += 1.0
+        world.step()
+    world.evaluate()
+    world.save()
+    world.fail_step("a", wire.NON_FINITE)
     return world
 
 

@@ -13,7 +13,6 @@ from dtfm.coordinator import cli
 from dtfm.coordinator.command.demo import demo_run_file, new_folder
 from dtfm.coordinator.command.options import read_token
 from dtfm.coordinator.command.serve import weakness
-from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.store import Store
 from tests.coordinator.script import training
 
@@ -41,7 +40,7 @@ def store(tmp_path: Path) -> str:
     world.step()
     url = f"sqlite:///{tmp_path / 'dtfm.db'}"
     with Store(url, write=True) as opened:
-        opened.append([ev.RunStarted("run-id", dict(world.start.run)), *world.log])
+        opened.append(world.whole_log)
     return url
 
 

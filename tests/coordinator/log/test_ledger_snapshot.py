@@ -29,8 +29,7 @@ def log_of_a_run() -> list[ev.Event]:
     world.evaluate()
     world.save()
     world.lose("d")
-    start = ev.RunStarted("run-id", dict(world.start.run))
-    return [start, *world.log]
+    return world.whole_log
 
 
 LOG = log_of_a_run()
