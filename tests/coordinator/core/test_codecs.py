@@ -9,7 +9,6 @@ from rich.console import Console
 
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.ledger import fold
-from dtfm.coordinator.log.store import Record
 from dtfm.coordinator.view.members import member_documents
 from dtfm.coordinator.view.narration import narrate
 from dtfm.coordinator.view.watch import View, render
@@ -53,8 +52,8 @@ def test_the_view_shows_the_codec_of_every_link(world: World) -> None:
     assert members["b"]["links"]["c"]["codecs"] == {"activations": "i8b256"}
     assert members["a"]["links"]["c"]["codecs"] == {}
     view = View()
-    for number, event in enumerate([ev.RunStarted("id", dict(world.start.run)), *world.log], 1):
-        view.add(Record(number, 0.0, event))
+    for record in world.records:
+        view.add(record)
     console = Console(width=100, height=30)
     with console.capture() as shown:
         console.print(render(view))

@@ -7,10 +7,8 @@ from collections.abc import Iterable
 import pytest
 
 from dtfm.coordinator.core.state import Stepping, Switching
-from dtfm.coordinator.core.timeouts import LAST_WORD_LEASES
 from dtfm.coordinator.core.transition import PlanNow
 from dtfm.coordinator.log import events as ev
-from dtfm.coordinator.log.store import Record
 from dtfm.coordinator.view.narration import narrate
 from dtfm.coordinator.view.watch import View
 from dtfm.protos import control_pb2 as wire
@@ -124,55 +122,6 @@ def test_nothing_counts_of_an_interrupted_step_after_training_went_back(world: W
     assert world.last_to("c", "assignment").counts_from == world.state.ledger.generation
 
 
-def with_a_spare() -> World:
-    """Step 2 of two stages with a replica each, a and b; c, which is idle, copies the first stage, and is late with step 1."""
-    world = World(fresh_state(cluster={"nodes": 2}, train={"steps": 10}))
-    world.join("a", "b")
-    world.settle()
-    world.planner = lambda ids: world.plan_in_force
-    world.join("c")
-    world.automatic_standbys = False
-    world.step()
-    return world
-
-
-def test_a_standby_of_lost_state_may_first_report_how_far_it_came() -> None:
-    world = with_a_spare()
-    number = world.last_to("c", "standby").number
-    world.hear("c", standby_progress=wire.StandbyProgress(number=number, step=1))
-    world.step()  # of which c has not told
-    world.planner = two_stages
-    world.lose("a")
-    assert world.events(ev.RolledBack) == []
-    world.hear("c", standby_progress=wire.StandbyProgress(number=number, step=2, problem="a is gone"))
-    assert world.plan_in_force.stages[0].replicas == ("c",)
-    assert world.last_to("c", "assignment").step == 2
-    assert world.events(ev.RolledBack) == []
-
-
-def test_the_wait_for_the_last_report_of_a_standby_is_short() -> None:
-    world = with_a_spare()
-    world.planner = two_stages
-    world.lose("a")
-    world.wait(LAST_WORD_LEASES * LEASE, beating=["b", "c"])
-    assert world.events(ev.RolledBack)[-1].step == 0
-    world.settle()
-    assert isinstance(world.state.phase, Stepping)
-
-
-def test_a_standby_that_was_asked_again_just_before_may_report_too() -> None:
-    world = with_a_spare()
-    world.automatic_standbys = False
-    world.hear("b", step_failed=wire.StepFailed(generation=1, step=2, problem=wire.PEER_LOST, peer="a"))
-    world.settle()
-    world.lose("a")
-    assert world.events(ev.RolledBack) == []
-    number = world.last_to("c", "standby").number
-    world.hear("c", standby_progress=wire.StandbyProgress(number=number, step=1, problem="a is gone"))
-    assert world.plan_in_force.stages[0].replicas == ("c",)
-    assert world.events(ev.RolledBack) == []
-
-
 @pytest.mark.parametrize("progress", [{"finished": [0]}, {"activations": [0]}])
 def test_the_rest_of_an_interrupted_step_does_not_count_towards_the_training_speed(
     world: World, progress: dict[str, list[int]]
@@ -188,8 +137,8 @@ def test_the_rest_of_an_interrupted_step_does_not_count_towards_the_training_spe
     world.now += 8.0
     world.step()
     view = View()
-    for number, event in enumerate(world.log, 1):
-        view.add(Record(number, 0.0, event))
+    for record in world.records:
+        view.add(record)
     first, rest, whole = world.events(ev.StepCommitted)
     assert ["tokens/s" in narrate(event) for event in (first, rest, whole)] == [True, False, True]
     assert view.tokens_per_second == (first.tokens + whole.tokens) / 12.0

@@ -113,3 +113,12 @@ def test_a_leaving_node_that_dies_is_lost_like_any_other() -> None:
     world.lose("a")
     assert world.events(ev.StepAborted)[-1].problem == "NODE_LEFT"
     assert isinstance(world.state.phase, Switching)
+
+
+def test_an_idle_node_that_leaves_interrupts_nothing() -> None:
+    world = training("a", "b", cluster={"stages": 2})
+    world.planner = lambda ids: world.plan_in_force
+    world.join("c")
+    world.lose("c")
+    assert isinstance(world.state.phase, Stepping)
+    assert world.events(ev.StepAborted) == []

@@ -113,24 +113,6 @@ def test_nodes_that_restarted_too_hold_nothing_in_memory() -> None:
     assert world.events(ev.RolledBack)[-1].step == 2
 
 
-def test_a_plan_that_fails_without_lost_state_does_not_send_training_back() -> None:
-    world = training("a", "b", "c")
-    world.step()
-    world.lose("a")
-    world.hear("b", plan_failed=wire.PlanFailed(generation=2, problem="no memory"))
-    assert world.events(ev.RolledBack) == []
-    assert world.last_to("b", "assignment").step == 1
-
-
-def test_a_node_that_returns_at_once_still_holds_its_state() -> None:
-    world = training()
-    world.step()
-    world.lose("b")
-    world.join("b")
-    assert world.events(ev.RolledBack) == []
-    assert [list(donors.nodes) for donors in world.last_to("b", "assignment").donors] == [["a"], ["a"], ["b"], ["b"]]
-
-
 def test_a_restarted_coordinator_goes_on_with_fewer_nodes_after_a_while() -> None:
     before = training("a", "b", "c")
     world = restarted(before, cluster={"nodes": 3})

@@ -10,7 +10,7 @@ from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.ledger import fold
 from dtfm.protos import control_pb2 as wire
 from tests.coordinator.answers import links
-from tests.coordinator.script import BUCKETS, LEASE, World, fresh_state, prepared
+from tests.coordinator.script import BUCKETS, LEASE, World, fresh_state, prepared, training
 from tests.coordinator.snapshots import DIGESTS, PAUSE, SIZE, alone, backed_up, backed_up_apart
 
 
@@ -140,3 +140,43 @@ def test_going_back_behind_a_snapshot_forgets_it() -> None:
     world.settle()
     assert world.events(ev.RolledBack)[-1].step == 0
     assert [world.state.safekeeping.snapshot(Destination.DISKS), world.state.ledger.on_disks] == [None, None]
+
+
+def test_losing_a_stage_sends_training_back_to_the_checkpoint() -> None:
+    world = training("a", "b", "c", train={"steps": 10})
+    world.step()
+    world.step()
+    world.save()
+    world.step()
+    world.lose("c")
+    rolled = world.events(ev.RolledBack)[-1]
+    assert (rolled.from_step, rolled.step, rolled.folder) == (3, 2, "memory://checkpoints/step-00000002")
+    assert "1 steps are trained again from the checkpoint of step 2" in rolled.reason
+    assignment = world.last_to("a", "assignment")
+    assert (assignment.step, assignment.snapshot.folder) == (2, "memory://checkpoints/step-00000002")
+    assert all(not donors.nodes for donors in assignment.donors)
+    world.settle()
+    world.step()
+    assert [event.step for event in world.events(ev.StepCommitted)] == [1, 2, 3, 3]
+
+
+def test_losing_a_stage_without_a_checkpoint_starts_training_over() -> None:
+    world = training()
+    world.step()
+    world.lose("b")
+    world.join("b2")
+    rolled = world.events(ev.RolledBack)[-1]
+    assert (rolled.from_step, rolled.step, rolled.folder) == (1, 0, "")
+    assert world.last_to("b2", "assignment").step == 0
+
+
+def test_losing_a_stage_right_after_a_checkpoint_loses_no_step() -> None:
+    world = training(train={"steps": 10})
+    world.step()
+    world.step()
+    world.save()
+    world.lose("b")
+    world.join("b2")
+    assignment = world.last_to("b2", "assignment")
+    assert (assignment.step, assignment.snapshot.folder) == (2, "memory://checkpoints/step-00000002")
+    assert world.events(ev.RolledBack) == []

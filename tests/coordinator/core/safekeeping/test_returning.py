@@ -11,7 +11,7 @@ from dtfm.coordinator.log.ledger import fold
 from dtfm.protos import control_pb2 as wire
 from dtfm.scheduler.model.plan import Plan, Route, Stage
 from tests.coordinator.answers import links
-from tests.coordinator.script import LEASE, World, fresh_state, prepared, two_stages
+from tests.coordinator.script import LEASE, World, fresh_state, prepared, training, two_stages
 from tests.coordinator.snapshots import PAUSE, SIZE, keep, missing, write
 
 SECONDS = 4.0
@@ -173,3 +173,12 @@ def test_a_leaving_node_stays_while_others_may_return_and_need_its_state() -> No
     world.join("a")
     assert world.events(ev.RolledBack) == []
     assert world.last_to("c", "assignment").step == 5
+
+
+def test_a_node_that_returns_at_once_still_holds_its_state() -> None:
+    world = training()
+    world.step()
+    world.lose("b")
+    world.join("b")
+    assert world.events(ev.RolledBack) == []
+    assert [list(donors.nodes) for donors in world.last_to("b", "assignment").donors] == [["a"], ["a"], ["b"], ["b"]]

@@ -9,7 +9,7 @@ import pytest
 
 from dtfm.coordinator.core.safekeeping.standby import COMMIT_WAIT_FRACTION
 from dtfm.coordinator.core.state import Stepping, Switching
-from dtfm.coordinator.core.timeouts import TOGETHER_LEASES
+from dtfm.coordinator.core.timeouts import LAST_WORD_LEASES, TOGETHER_LEASES
 from dtfm.coordinator.core.transition import TimePassed
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.ledger import fold
@@ -282,3 +282,52 @@ def test_a_stage_has_at_most_two_standbys() -> None:
     world = spare_world()
     world.join(*"defgh")
     assert [node for node in "cdefgh" if "standby" in world.kinds_to(node)] == ["c", "d", "e", "f"]
+
+
+def with_a_spare() -> World:
+    """Step 2 of two stages with a replica each, a and b; c, which is idle, copies the first stage, and is late with step 1."""
+    world = World(fresh_state(cluster={"nodes": 2}, train={"steps": 10}))
+    world.join("a", "b")
+    world.settle()
+    world.planner = lambda ids: world.plan_in_force
+    world.join("c")
+    world.automatic_standbys = False
+    world.step()
+    return world
+
+
+def test_a_standby_of_lost_state_may_first_report_how_far_it_came() -> None:
+    world = with_a_spare()
+    number = world.last_to("c", "standby").number
+    world.hear("c", standby_progress=wire.StandbyProgress(number=number, step=1))
+    world.step()  # of which c has not told
+    world.planner = two_stages
+    world.lose("a")
+    assert world.events(ev.RolledBack) == []
+    world.hear("c", standby_progress=wire.StandbyProgress(number=number, step=2, problem="a is gone"))
+    assert world.plan_in_force.stages[0].replicas == ("c",)
+    assert world.last_to("c", "assignment").step == 2
+    assert world.events(ev.RolledBack) == []
+
+
+def test_the_wait_for_the_last_report_of_a_standby_is_short() -> None:
+    world = with_a_spare()
+    world.planner = two_stages
+    world.lose("a")
+    world.wait(LAST_WORD_LEASES * LEASE, beating=["b", "c"])
+    assert world.events(ev.RolledBack)[-1].step == 0
+    world.settle()
+    assert isinstance(world.state.phase, Stepping)
+
+
+def test_a_standby_that_was_asked_again_just_before_may_report_too() -> None:
+    world = with_a_spare()
+    world.automatic_standbys = False
+    world.hear("b", step_failed=wire.StepFailed(generation=1, step=2, problem=wire.PEER_LOST, peer="a"))
+    world.settle()
+    world.lose("a")
+    assert world.events(ev.RolledBack) == []
+    number = world.last_to("c", "standby").number
+    world.hear("c", standby_progress=wire.StandbyProgress(number=number, step=1, problem="a is gone"))
+    assert world.plan_in_force.stages[0].replicas == ("c",)
+    assert world.events(ev.RolledBack) == []

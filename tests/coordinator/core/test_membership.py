@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from dtfm.coordinator.core import transition as t
+from dtfm.coordinator.core.state import Switching
 from dtfm.coordinator.log import events as ev
 from dtfm.protos import PROTOCOL_VERSION, plan_pb2
 from dtfm.protos import control_pb2 as wire
@@ -171,13 +172,6 @@ def test_the_same_process_replaces_its_old_stream() -> None:
     assert "a" in world.state.members.sessions
 
 
-def test_a_finished_run_admits_nobody() -> None:
-    world = training()
-    world.finish_run()
-    refusal = refusal_of(world, world.greet("c"))
-    assert refusal.reason == wire.RUN_OVER
-
-
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
@@ -229,3 +223,17 @@ def test_messages_of_a_node_that_is_not_ready_are_ignored() -> None:
     world.hear("c", step_ready=wire.StepReady(generation=1, step=1, state_digest=b"x" * 16))
     world.hear("c", snapshot_parts=wire.SnapshotParts(step=1, destination=wire.CHECKPOINT))
     assert world.state.ledger == before
+
+
+@pytest.mark.parametrize("how", ["stream", "goodbye", "lease"])
+def test_a_membership_ends_with_the_stream_with_a_goodbye_or_with_the_lease(how: str) -> None:
+    world = training("a", "b", "c")
+    if how == "stream":
+        world.lose("a")
+    elif how == "goodbye":
+        world.hear("a", goodbye=wire.Goodbye(reason="SIGTERM"))
+    else:
+        world.wait(LEASE * 1.5, beating=["b", "c"])
+    assert set(world.state.members.sessions) == {"b", "c"}
+    assert isinstance(world.state.phase, Switching)
+    assert len(world.events(ev.NodeLeft)) == 1
