@@ -10,7 +10,7 @@ from dtfm.coordinator.core.safekeeping.availability import Kind, availability
 from dtfm.coordinator.core.safekeeping.snapshot import PAUSE_LEASES
 from dtfm.protos import control_pb2 as wire
 from dtfm.scheduler.model.plan import Plan, Route, Stage
-from tests.coordinator.script import BUCKETS, LAYERS, LEASE, World, fresh_state, training
+from tests.coordinator.script import BUCKETS, LAYERS, LEASE, LONG, World, fresh_state, training
 
 PAUSE = PAUSE_LEASES * LEASE
 SIZE = 100
@@ -45,8 +45,7 @@ def missing(world: World, node: str) -> dict[int, list[str]]:
 
 def slow_world(*nodes: str, **changes: Any) -> World:
     """Nodes that train, over links that no copy could keep up with, past the time when a backup is due."""
-    changes = {"train": {"steps": 50, "evaluate_every": 0}, "checkpoint": {"every": 0}, **changes}
-    world = training(*nodes, **changes)
+    world = training(*nodes, **{**LONG, **changes})
     world.automatic_standbys = False
     world.now += 0.001
     world.step()

@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from dtfm.protos import control_pb2 as wire
-from dtfm.scheduler.model.plan import Plan
-from tests.coordinator.script import World, training, two_stages
+from tests.coordinator.script import LONG, World, training
 
 
 def with_standbys(*standbys: str, trainers: str = "ab") -> World:
     """``trainers`` train two stages. The first of the idle ``standbys`` copies the first stage, the second one the second stage,
     and so on. They have caught up, and report nothing more by themselves."""
-    world = training(*trainers, train={"steps": 50, "evaluate_every": 0}, checkpoint={"every": 0})
-    current = world.plan_in_force
-
-    def planner(ids: Any) -> Plan:
-        return current if set(current.nodes) <= set(ids) else two_stages(ids)
-
-    world.planner = planner
+    world = training(*trainers, **LONG)
+    world.stick_to_plan()
     world.join(*standbys)
     world.automatic_standbys = False
     return world

@@ -16,18 +16,18 @@ def test_a_plan_goes_to_every_ready_node_and_begins_when_its_nodes_are_ready() -
     assert assignment.plan.generation == 1
     assert [peer.node for peer in assignment.peers] == ["a", "b"]
     assert (assignment.step, assignment.snapshot.folder) == (0, "")
-    assert [list(donors.nodes) for donors in assignment.donors] == [[], [], [], []]
-    world.hear("a", plan_ready=wire.PlanReady(generation=1))
+    assert world.donors_to("a") == [[], [], [], []]
+    world.plan_ready("a")
     assert "begin" not in world.kinds_to("a")
-    world.hear("b", plan_ready=wire.PlanReady(generation=1))
+    world.plan_ready("b")
     assert world.last_to("a", "begin") == world.last_to("b", "begin") == wire.Begin(generation=1, step=1)
 
 
 def test_a_plan_that_cannot_start_is_adopted_again_and_the_third_failure_ends_the_run() -> None:
     world = World()
     world.join("a", "b")
-    for generation in (1, 2, 3):
-        world.hear("b", plan_failed=wire.PlanFailed(generation=generation, problem="no memory"))
+    for _ in range(3):
+        world.fail_plan("b", "no memory")
     assert [event.generation for event in world.events(ev.PlanAdopted)] == [1, 2, 3]
     assert world.exit_code == 1
     assert "because of b: no memory" in world.last_to("a", "finish").reason
@@ -36,7 +36,7 @@ def test_a_plan_that_cannot_start_is_adopted_again_and_the_third_failure_ends_th
 def test_messages_about_an_older_plan_are_ignored() -> None:
     world = World()
     world.join("a", "b")
-    world.hear("a", plan_failed=wire.PlanFailed(generation=1, problem="x"))
+    world.fail_plan("a", "x")
     world.hear("a", plan_failed=wire.PlanFailed(generation=1, problem="late"))
     world.hear("a", plan_ready=wire.PlanReady(generation=1))
     assert world.state.phase == Switching(frozenset({"a", "b"}), world.now + 100 * LEASE)
@@ -45,7 +45,7 @@ def test_messages_about_an_older_plan_are_ignored() -> None:
 def test_a_plan_past_its_deadline_fails_even_if_heartbeats_arrive() -> None:
     world = World()
     world.join("a", "b")
-    world.hear("a", plan_ready=wire.PlanReady(generation=1))
+    world.plan_ready("a")
     world.wait(101 * LEASE, beating=["a", "b"])
     assert world.events(ev.PlanFailed)[-1].node == "b"
 
@@ -54,7 +54,7 @@ def test_a_plan_that_fails_without_lost_state_does_not_send_training_back() -> N
     world = training("a", "b", "c")
     world.step()
     world.lose("a")
-    world.hear("b", plan_failed=wire.PlanFailed(generation=2, problem="no memory"))
+    world.fail_plan("b", "no memory")
     assert world.events(ev.RolledBack) == []
     assert world.last_to("b", "assignment").step == 1
 
@@ -62,7 +62,7 @@ def test_a_plan_that_fails_without_lost_state_does_not_send_training_back() -> N
 def test_losing_a_node_while_state_moves_leads_to_another_plan() -> None:
     world = World(fresh_state(cluster={"nodes": 3}))
     world.join("a", "b", "c")
-    world.hear("a", plan_ready=wire.PlanReady(generation=1))
+    world.plan_ready("a")
     world.lose("b")
     assert world.plan_in_force.nodes == ("a", "c")
     world.settle()
@@ -79,8 +79,7 @@ def test_a_newcomer_gets_its_place_at_the_next_commit() -> None:
     world.apply()
     adopted = world.events(ev.PlanAdopted)[-1]
     assert (adopted.generation, adopted.plan.nodes) == (2, ("a", "b", "c"))
-    donors = [list(d.nodes) for d in world.last_to("c", "assignment").donors]
-    assert donors == [["a"], ["a"], ["b"], ["b"]]
+    assert world.donors_to("c") == [["a"], ["a"], ["b"], ["b"]]
 
 
 def test_a_newcomer_that_leaves_before_the_switch_changes_nothing() -> None:

@@ -22,7 +22,7 @@ def link(destination: str, tensors: str, codec: str) -> wire.LinkCodec:
 
 
 def ready(world: World, node: str, *codecs: wire.LinkCodec) -> None:
-    world.hear(node, plan_ready=wire.PlanReady(generation=world.plan_in_force.generation, codecs=codecs))
+    world.plan_ready(node, codecs=codecs)
 
 
 @pytest.fixture

@@ -12,10 +12,8 @@ from dtfm.coordinator.core.state import Gathering, Pausing, State, Stepping
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.ledger import Ledger, apply
 from dtfm.protos import control_pb2 as wire
-from tests.coordinator.script import LEASE, World, fresh_state, training
+from tests.coordinator.script import LEASE, LONG, World, fresh_state, training
 from tests.coordinator.standbys import report, with_standbys
-
-LONG = {"train": {"steps": 100, "evaluate_every": 0}, "checkpoint": {"every": 0}}
 
 
 def decided(world: World, *, asked_for: bool = False) -> Decision:
@@ -81,8 +79,7 @@ def test_during_training_the_planner_is_asked_only_after_a_change() -> None:
 
 def test_the_planner_is_not_asked_when_an_idle_node_leaves() -> None:
     world = training("a", "b", **LONG)
-    plan = world.plan_in_force
-    world.planner = lambda _: plan
+    world.stick_to_plan()
     world.join("c")
     asked = world.state.planner.number
     world.lose("c")

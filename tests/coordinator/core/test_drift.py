@@ -13,7 +13,7 @@ from dtfm.coordinator.core.messages import link_message
 from dtfm.coordinator.core.state import Speeds
 from dtfm.coordinator.log import events as ev
 from dtfm.protos import control_pb2 as wire
-from tests.coordinator.script import World, training
+from tests.coordinator.script import LONG, World, training
 
 
 def factors(speeds: list[float], *, lasting: float = 0.0) -> list[float]:
@@ -56,9 +56,8 @@ def steps(world: World, count: int, *, seconds: float, arrived: float | None = N
 
 
 def long_run() -> World:
-    world = training("a", "b", "c", train={"steps": 1000, "evaluate_every": 0}, checkpoint={"every": 0})
-    current = world.plan_in_force
-    world.planner = lambda _: current
+    world = training("a", "b", "c", **LONG)
+    world.stick_to_plan()
     return world
 
 

@@ -33,8 +33,7 @@ def world() -> World:
 
 
 def ready(world: World, node: str, **progress: list[int]) -> None:
-    generation = world.state.ledger.generation
-    world.hear(node, plan_ready=wire.PlanReady(generation=generation, progress=wire.Progress(**progress)))
+    world.plan_ready(node, progress=wire.Progress(**progress))
 
 
 def test_when_a_replica_is_lost_the_others_go_on_at_once_with_their_micro_batches(world: World) -> None:
@@ -72,15 +71,16 @@ def test_plan_now_is_answered_when_a_node_is_lost_meanwhile(world: World) -> Non
 
 def test_the_planner_is_asked_after_carrying_the_plan_on_failed_twice(world: World) -> None:
     world.lose("d")
-    for generation in (2, 3):
+    for _ in range(2):
         assert world.wanted == []
-        world.hear("a", plan_failed=wire.PlanFailed(generation=generation, problem="c cannot be reached"))
+        world.fail_plan("a", "c cannot be reached")
     assert len(world.wanted) == 1
     assert world.events(ev.RunFailed) == []
 
 
 def test_a_standby_takes_the_place_of_the_lost_replica(world: World) -> None:
-    world.automatic_planning, world.planner = True, lambda ids: world.plan_in_force
+    world.automatic_planning = True
+    world.stick_to_plan()
     world.join("e")
     world.step()
     world.automatic_planning = False

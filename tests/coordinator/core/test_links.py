@@ -13,15 +13,14 @@ from dtfm.coordinator.core.state import Standing
 from dtfm.coordinator.core.timeouts import REMEMBERED_LEASES
 from dtfm.protos import control_pb2 as wire
 from tests.coordinator.answers import links
-from tests.coordinator.script import LEASE, World, fresh_state, prepared, refusal_of, training, two_stages
+from tests.coordinator.script import LEASE, World, fresh_state, refusal_of, training, two_stages
 
 
 def test_a_node_probes_all_that_prepared_before_it() -> None:
     world = World(fresh_state(cluster={"nodes": 4}))
     world.join("a", "b")
     world.greet("slow")
-    world.greet("c")
-    world.hear("c", prepared())
+    world.prepare("c")
     probe = world.last_to("c", "probe")
     assert [peer.node for peer in probe.peers] == ["a", "b"]
     assert "c" not in world.state.ledger.ready
@@ -34,8 +33,7 @@ def test_a_node_probes_all_that_prepared_before_it() -> None:
 def test_a_node_that_never_reports_its_links_becomes_ready_anyway() -> None:
     world = World(fresh_state(cluster={"nodes": 3}))
     world.join("a")
-    world.greet("b")
-    world.hear("b", prepared())
+    world.prepare("b")
     world.wait(7 * LEASE, beating=["a", "b"])
     assert world.state.members.sessions["b"].standing is Standing.READY
 
@@ -45,8 +43,7 @@ def test_a_newcomer_among_many_probes_some_of_them() -> None:
     names = [f"n{number:03d}" for number in range(3 * MOST_PROBED)]
     probed: set[str] = set()
     for node in names:
-        world.greet(node)
-        world.hear(node, prepared())
+        world.prepare(node)
         peers = [peer.node for message in world.heard_by(node) for peer in message.probe.peers]
         assert len(peers) == len(set(peers)) <= MOST_PROBED
         probed.update(peers)
@@ -57,8 +54,7 @@ def test_a_peer_that_hangs_does_not_keep_a_newcomer_waiting() -> None:
     world = World(fresh_state(cluster={"nodes": 4}))
     world.join("a", "hung")
     world.wait(LEASE * 0.6, beating=["a"])
-    world.greet("b")
-    world.hear("b", prepared())
+    world.prepare("b")
     probes = [[peer.node for peer in message.probe.peers] for message in world.heard_by("b")[1:]]
     assert probes == [["a"], ["hung"]]
     world.hear("b", links("b", ["a"]))
@@ -70,8 +66,7 @@ def test_a_broken_link_is_measured_again_ever_more_rarely_and_planned_with_once_
     world = World(fresh_state(cluster={"nodes": 3}))
     world.planner = lambda ids: two_stages(["a", "b"])
     world.join("a", "b")
-    world.greet("c")
-    world.hear("c", prepared())
+    world.prepare("c")
     report = links("c", ["a", "b"])
     for link in report.links.links:
         if "b" in (link.source, link.destination):
@@ -112,8 +107,7 @@ def test_a_node_cannot_report_the_links_of_others() -> None:
 def test_a_node_that_returns_to_the_same_address_does_not_measure_its_links_again() -> None:
     world = training("a", "b", "c")
     world.lose("c")
-    world.greet("c", incarnation=2)
-    world.hear("c", prepared())
+    world.prepare("c", incarnation=2)
     assert "probe" not in world.kinds_to("c")
     assert world.state.ledger.links["a"]["c"].bandwidth == world.state.ledger.links["c"]["a"].bandwidth == 1e9
 
@@ -121,13 +115,11 @@ def test_a_node_that_returns_to_the_same_address_does_not_measure_its_links_agai
 def test_a_node_that_returns_elsewhere_or_much_later_measures_its_links_again() -> None:
     world = training("a", "b", "c")
     world.lose("c")
-    world.greet("c", incarnation=2, address="10.0.0.2:7000")
-    world.hear("c", prepared())
+    world.prepare("c", incarnation=2, address="10.0.0.2:7000")
     assert [peer.node for peer in world.last_to("c", "probe").peers] == ["a", "b"]
     world.lose("c")
     world.wait(REMEMBERED_LEASES * LEASE + 1, beating=["a", "b"])
-    world.greet("c", incarnation=3, address="10.0.0.2:7000")
-    world.hear("c", prepared())
+    world.prepare("c", incarnation=3, address="10.0.0.2:7000")
     assert "probe" in world.kinds_to("c")
 
 
@@ -135,8 +127,7 @@ def test_a_returning_node_measures_only_its_links_to_newcomers() -> None:
     world = training("a", "b", "c")
     world.lose("c")
     world.join("d")
-    world.greet("c", incarnation=2)
-    world.hear("c", prepared())
+    world.prepare("c", incarnation=2)
     assert [peer.node for peer in world.last_to("c", "probe").peers] == ["d"]
 
 

@@ -190,8 +190,7 @@ def test_the_same_process_replaces_its_old_stream() -> None:
 def test_a_node_that_would_train_something_else_is_refused(changes: dict[str, Any], reason: wire.RefusalReason) -> None:
     world = World()
     world.join("a")
-    stream = world.greet("b")
-    world.hear("b", prepared(**changes))
+    stream = world.prepare("b", prepared(**changes))
     assert refusal_of(world, stream).reason == reason
     assert set(world.state.members.sessions) == {"a"}
     assert world.names()[-2:] == ["node_refused", "node_left"]

@@ -17,8 +17,7 @@ from tests.coordinator.script import LEASE, World, fresh_state, prepared, refusa
 
 def test_the_first_prepared_node_defines_the_run_and_probes_nobody() -> None:
     world = World()
-    world.greet("a")
-    world.hear("a", prepared())
+    world.prepare("a")
     assert world.state.ledger.described is not None
     assert world.state.ledger.described.workload.micro_batches == 4
     assert world.state.members.sessions["a"].standing is Standing.ARRIVED
@@ -27,21 +26,18 @@ def test_the_first_prepared_node_defines_the_run_and_probes_nobody() -> None:
 
 def test_a_nodes_speed_is_what_it_measured_on_this_runs_layers() -> None:
     world = World()
-    world.greet("a")
-    world.hear("a", prepared(flops=3e9))
+    world.prepare("a", prepared(flops=3e9))
     assert world.events(ev.DeviceTimed) == [ev.DeviceTimed("a", 3e9)]
     assert world.state.ledger.members["a"].device.flops == 3e9
     again = wire.Device(kind="cpu", name="a cpu", memory_bytes=1 << 33, flops=3e9)
-    world.greet("a", device=again)
-    world.hear("a", prepared(flops=3e9))
+    world.prepare("a", prepared(flops=3e9), device=again)
     assert len(world.events(ev.DeviceTimed)) == 1
 
 
 @pytest.mark.parametrize("flops", [math.nan, -1.0, 1e30])
 def test_an_impossible_speed_is_refused(flops: float) -> None:
     world = World()
-    stream = world.greet("a")
-    world.hear("a", prepared(flops=flops))
+    stream = world.prepare("a", prepared(flops=flops))
     assert "flops is" in refusal_of(world, stream).sentence
     assert world.state.ledger.described is None
 
@@ -49,8 +45,7 @@ def test_an_impossible_speed_is_refused(flops: float) -> None:
 def test_newcomers_that_arrive_together_become_ready_together() -> None:
     world = World(fresh_state(cluster={"nodes": 9}))
     for node in ("a", "b", "c"):
-        world.greet(node)
-        world.hear(node, prepared())
+        world.prepare(node)
         world.hear(node, links(node, []))
         world.now += LEASE * TOGETHER_LEASES / 2
         world.feed(t.TimePassed())
@@ -62,10 +57,8 @@ def test_newcomers_that_arrive_together_become_ready_together() -> None:
 
 def test_nobody_waits_for_more_newcomers_once_the_run_has_the_nodes_it_asks_for() -> None:
     world = World()
-    world.greet("a")
-    world.hear("a", prepared())
-    world.greet("b")
-    world.hear("b", prepared())
+    world.prepare("a")
+    world.prepare("b")
     world.hear("b", links("b", ["a"]))
     assert world.names()[-1] == "plan_adopted"
 
@@ -74,8 +67,7 @@ def test_forty_nodes_that_join_at_once_get_one_plan() -> None:
     world = training("a", "b")
     newcomers = [f"n{number:02d}" for number in range(40)]
     for node in newcomers:
-        world.greet(node)
-        world.hear(node, prepared())
+        world.prepare(node)
         world.hear(node, links(node, ["a", "b"]))
         world.now += 1 / len(newcomers)
         world.feed(t.TimePassed())
@@ -92,8 +84,7 @@ def test_a_stream_of_newcomers_is_let_in_at_least_once_a_lease() -> None:
     world = World(fresh_state(cluster={"nodes": 1000}))
     for number in range(30):
         node = f"n{number}"
-        world.greet(node)
-        world.hear(node, prepared())
+        world.prepare(node)
         world.hear(node, links(node, []))
         world.wait(LEASE * TOGETHER_LEASES * 0.9, beating=list(world.state.members.sessions))
     assert 20 <= len(world.state.ledger.ready) < 30

@@ -87,7 +87,7 @@ def test_once_nodes_are_lost_only_the_number_of_stages_stays_pinned() -> None:
 def without_a_stage() -> World:
     """Of two stages one has lost its only replica; an idle node is left, without state."""
     world = training("a", "b")
-    world.planner = lambda ids: world.plan_in_force
+    world.stick_to_plan()
     world.automatic_standbys = False
     world.join("c")
     world.planner = two_stages

@@ -2,21 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from dtfm.coordinator.core.state import Gathering, Switching
 from dtfm.coordinator.log import events as ev
-from dtfm.coordinator.log.ledger import fold
 from dtfm.protos import control_pb2 as wire
-from tests.coordinator.script import LEASE, World, fresh_state, training
-
-
-def restarted(before: World, **changes: dict[str, Any]) -> World:
-    """The next coordinator process, on what the one before had logged."""
-    resumed = ev.RunResumed("from the log", dict(before.state.ledger.run))
-    return World(fresh_state(fold([resumed], before.refolded()), **changes))
+from tests.coordinator.script import LEASE, World, restarted, training
 
 
 def test_a_restarted_coordinator_waits_for_its_nodes_and_loses_no_step() -> None:
@@ -29,7 +20,7 @@ def test_a_restarted_coordinator_waits_for_its_nodes_and_loses_no_step() -> None
     world.join("b")
     assignment = world.last_to("a", "assignment")
     assert (assignment.plan.generation, assignment.step, assignment.snapshot.folder) == (2, 1, "")
-    assert [list(donors.nodes) for donors in assignment.donors] == [["a"], ["a"], ["b"], ["b"]]
+    assert world.donors_to("a") == [["a"], ["a"], ["b"], ["b"]]
     world.settle()
     assert world.last_to("a", "begin") == wire.Begin(generation=2, step=2)
 
@@ -48,7 +39,7 @@ def back_after_a_crash(*nodes: str) -> World:
 
 def test_training_goes_back_to_the_checkpoint_when_nodes_lost_their_state_in_a_crash() -> None:
     world = back_after_a_crash("a", "b")
-    world.hear("a", plan_failed=wire.PlanFailed(generation=2, problem="it is not here", lost=[0, 1]))
+    world.fail_plan("a", "it is not here", lost=[0, 1])
     assert world.events(ev.RolledBack)[-1].step == 2
     assert world.last_to("a", "assignment").snapshot.folder == "memory://checkpoints/step-00000002"
     world.settle()
@@ -57,17 +48,17 @@ def test_training_goes_back_to_the_checkpoint_when_nodes_lost_their_state_in_a_c
 
 def test_a_plan_that_fails_after_a_crash_for_another_reason_does_not_send_training_back() -> None:
     world = back_after_a_crash("a", "b")
-    world.hear("a", plan_failed=wire.PlanFailed(generation=2, problem="b cannot be reached"))
+    world.fail_plan("a", "b cannot be reached")
     assert world.events(ev.RolledBack) == []
     assignment = world.last_to("a", "assignment")
     assert (assignment.plan.generation, assignment.step) == (3, 3)
-    assert [list(donors.nodes) for donors in assignment.donors] == [["a"], ["a"], ["b"], ["b"]]
+    assert world.donors_to("a") == [["a"], ["a"], ["b"], ["b"]]
 
 
 def test_the_last_attempt_ignores_state_that_other_nodes_cannot_reach() -> None:
     world = back_after_a_crash("a", "b")
-    for generation in (2, 3):
-        world.hear("a", plan_failed=wire.PlanFailed(generation=generation, problem="b cannot be reached"))
+    for _ in range(2):
+        world.fail_plan("a", "b cannot be reached")
     assert [(back.step, back.from_step) for back in world.events(ev.RolledBack)] == [(2, 3)]
     assert world.last_to("a", "assignment").snapshot.folder == "memory://checkpoints/step-00000002"
     assert world.events(ev.RunFailed) == []
@@ -75,10 +66,10 @@ def test_the_last_attempt_ignores_state_that_other_nodes_cannot_reach() -> None:
 
 def test_lost_state_comes_from_a_replica_that_still_holds_it() -> None:
     world = back_after_a_crash("a", "b", "c")  # a and b hold the first stage
-    world.hear("a", plan_failed=wire.PlanFailed(generation=2, problem="it is not here", lost=[0, 1]))
+    world.fail_plan("a", "it is not here", lost=[0, 1])
     assert world.events(ev.RolledBack) == []
-    assert [list(donors.nodes) for donors in world.last_to("a", "assignment").donors] == [["b"], ["b"], ["c"], ["c"]]
-    world.hear("c", plan_failed=wire.PlanFailed(generation=3, problem="it is not here", lost=[3]))
+    assert world.donors_to("a") == [["b"], ["b"], ["c"], ["c"]]
+    world.fail_plan("c", "it is not here", lost=[3])
     assert world.events(ev.RolledBack)[-1].step == 2
     assert world.last_to("a", "assignment").snapshot.folder == "memory://checkpoints/step-00000002"
 
@@ -87,17 +78,15 @@ def test_nodes_that_report_lost_state_one_after_the_other_do_not_end_the_run() -
     nodes = "abcdefgh"
     world = back_after_a_crash(*nodes)
     for node in nodes[:3]:
-        lost = wire.PlanFailed(generation=world.state.ledger.generation, problem="it is not here", lost=[0, 1])
-        world.hear(node, plan_failed=lost)
+        world.fail_plan(node, "it is not here", lost=[0, 1])
     assert world.events(ev.RunFailed) == []
-    donors = [list(donors.nodes) for donors in world.last_to("a", "assignment").donors]
-    assert donors == [["d"]] * 2 + [list("efgh")] * 2
+    assert world.donors_to("a") == [["d"]] * 2 + [list("efgh")] * 2
 
 
 @pytest.mark.parametrize("lost", [[4], [0, 0]])
 def test_an_impossible_list_of_lost_buckets_is_refused(lost: list[int]) -> None:
     world = back_after_a_crash("a", "b")
-    world.hear("a", plan_failed=wire.PlanFailed(generation=2, problem="it is not here", lost=lost))
+    world.fail_plan("a", "it is not here", lost=lost)
     assert world.last_to("a", "refusal").reason == wire.MALFORMED
 
 

@@ -91,7 +91,7 @@ def test_the_state_of_a_retry_comes_from_its_holders() -> None:
     world.fail_step("a", wire.INTERNAL)
     assignment = world.last_to("a", "assignment")
     assert assignment.step == 1
-    assert [list(donors.nodes) for donors in assignment.donors] == [["a"], ["a"], ["b"], ["b"]]
+    assert world.donors_to("a") == [["a"], ["a"], ["b"], ["b"]]
 
 
 def test_replicas_with_different_state_end_the_run() -> None:
@@ -153,7 +153,7 @@ def test_losing_a_replica_aborts_the_step_and_the_others_go_on_with_their_state(
     assert world.last_to("b", "abort").step == 2
     assignment = world.last_to("b", "assignment")
     assert (assignment.plan.generation, assignment.step, assignment.snapshot.folder) == (2, 1, "")
-    assert [list(donors.nodes) for donors in assignment.donors] == [["b"], ["b"], ["c"], ["c"]]
+    assert world.donors_to("b") == [["b"], ["b"], ["c"], ["c"]]
     world.settle()
     assert world.last_to("c", "begin") == wire.Begin(generation=2, step=2)
     assert world.events(ev.RolledBack) == []

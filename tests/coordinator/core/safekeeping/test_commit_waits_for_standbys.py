@@ -293,8 +293,7 @@ def test_the_last_commit_waits_for_standbys_too() -> None:
     world = World(fresh_state(train={"steps": 1}))
     world.join("a", "b")
     world.settle()
-    current = world.plan_in_force
-    world.planner = lambda _: current
+    world.stick_to_plan()
     world.join("c")
     world.automatic_standbys = False
     vote(world)

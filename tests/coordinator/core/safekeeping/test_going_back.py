@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from dtfm.coordinator.core.state import ATTEMPTS, Destination, Stepping
 from dtfm.coordinator.core.timeouts import GRACE_LEASES
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.ledger import fold
 from dtfm.protos import control_pb2 as wire
 from tests.coordinator.answers import links
-from tests.coordinator.script import BUCKETS, LEASE, World, fresh_state, prepared, training
+from tests.coordinator.script import BUCKETS, LEASE, LONG, prepared, restarted, training
 from tests.coordinator.snapshots import DIGESTS, PAUSE, SIZE, alone, backed_up, backed_up_apart
 
 
@@ -26,7 +24,7 @@ def test_losing_a_stage_sends_training_back_to_the_snapshot_and_the_log_says_how
     assert {part.bucket: (part.digest, list(part.nodes)) for part in assignment.snapshot.parts} == {
         bucket: (DIGESTS[bucket], ["b"]) for bucket in range(BUCKETS)
     }
-    assert not any(donors.nodes for donors in assignment.donors)
+    assert not any(world.donors_to("b"))
     world.settle()
     assert isinstance(world.state.phase, Stepping)
     assert world.state.phase.step == 4
@@ -76,11 +74,7 @@ def test_the_files_of_a_node_that_returns_with_its_disk_count_again() -> None:
 
 
 def test_a_restarted_coordinator_hears_from_the_nodes_which_snapshots_they_have() -> None:
-    old = backed_up()
-    resumed = ev.RunResumed("why", dict(old.start.run))
-    ledger = old.refolded()
-    ledger = replace(ledger, members={}, links={}, plan=None, run=resumed.run)
-    world = World(replace(fresh_state(ledger), run=old.state.run))
+    world = restarted(backed_up(), **LONG)
     for node in "ab":
         world.greet(node, incarnation=7)  # new processes: all memory is gone
         world.hear(
@@ -91,17 +85,12 @@ def test_a_restarted_coordinator_hears_from_the_nodes_which_snapshots_they_have(
     assert [list(part.nodes) for part in world.last_to("a", "assignment").snapshot.parts] == [["a", "b"]] * BUCKETS
 
 
-def fail_plan(world: World, *, damaged: bool) -> None:
-    failed = wire.PlanFailed(generation=world.state.ledger.generation, problem="scripted", snapshot_damaged=damaged)
-    world.hear("b", plan_failed=failed)
-
-
 def test_a_plan_that_fails_for_another_reason_leaves_the_snapshot_alone() -> None:
     world = backed_up()
     alone(world, "b")
     world.lose("a")
-    fail_plan(world, damaged=False)
-    fail_plan(world, damaged=False)
+    world.fail_plan("b")
+    world.fail_plan("b")
     assert world.last_to("b", "assignment").step == 3
 
 
@@ -110,7 +99,7 @@ def test_a_run_that_failed_because_no_holder_could_be_reached_still_has_its_snap
     alone(world, "b")
     world.lose("a")
     for _ in range(ATTEMPTS):
-        fail_plan(world, damaged=False)
+        world.fail_plan("b")
     assert world.exit_code == 1
     assert world.last_to("b", "keep_snapshots").whole == 3
     assert fold([ev.RunResumed("why", dict(world.start.run))], world.refolded()).on_disks is not None
@@ -120,9 +109,9 @@ def test_a_snapshot_that_is_damaged_twice_is_not_tried_a_third_time() -> None:
     world = backed_up()
     alone(world, "b")
     world.lose("a")
-    fail_plan(world, damaged=True)
+    world.fail_plan("b", snapshot_damaged=True)
     assert world.last_to("b", "assignment").step == 3
-    fail_plan(world, damaged=True)
+    world.fail_plan("b", snapshot_damaged=True)
     assert world.last_to("b", "assignment").step == 0
     assert [rolled.step for rolled in world.events(ev.RolledBack)] == [3, 0]
     assert world.refolded() == world.state.ledger
@@ -154,7 +143,7 @@ def test_losing_a_stage_sends_training_back_to_the_checkpoint() -> None:
     assert "1 steps are trained again from the checkpoint of step 2" in rolled.reason
     assignment = world.last_to("a", "assignment")
     assert (assignment.step, assignment.snapshot.folder) == (2, "memory://checkpoints/step-00000002")
-    assert all(not donors.nodes for donors in assignment.donors)
+    assert not any(world.donors_to("a"))
     world.settle()
     world.step()
     assert [event.step for event in world.events(ev.StepCommitted)] == [1, 2, 3, 3]

@@ -7,22 +7,20 @@ from typing import Any
 from dtfm.coordinator.core.state import Gathering, Switching
 from dtfm.coordinator.core.timeouts import GRACE_LEASES
 from dtfm.coordinator.log import events as ev
-from dtfm.coordinator.log.ledger import fold
 from dtfm.protos import control_pb2 as wire
 from dtfm.scheduler.model.plan import Plan, Route, Stage
 from tests.coordinator.answers import links
-from tests.coordinator.script import LEASE, World, fresh_state, prepared, training, two_stages
+from tests.coordinator.script import LEASE, LONG, World, fresh_state, prepared, restarted, training, two_stages
 from tests.coordinator.snapshots import PAUSE, SIZE, keep, missing, write
 
 SECONDS = 4.0
 """Of a step."""
-PLAIN: dict[str, dict[str, Any]] = {"train": {"steps": 500, "evaluate_every": 0}, "checkpoint": {"every": 0}}
 ANY_NUMBER = {"nodes": 1, "stages": "auto"}
 
 
 def trained(*nodes: str, steps: int = 5, seconds: float = SECONDS) -> World:
     """Any of these could train alone. Their links are too slow for copies in advance."""
-    world = World(fresh_state(**PLAIN, cluster={"nodes": len(nodes), "stages": "auto"}), one_each)
+    world = World(fresh_state(**LONG, cluster={"nodes": len(nodes), "stages": "auto"}), one_each)
     world.automatic_standbys = False
     world.join(*nodes)
     world.settle()
@@ -44,12 +42,6 @@ def one_each(nodes: Any) -> Plan:
     bounds = ((0, 1), (1, 2), (2, 4))
     stages = tuple(Stage(layers, (name,)) for layers, name in zip(bounds, names, strict=True))
     return Plan(0, stages, (Route(tuple(names), 4),))
-
-
-def restarted(before: World) -> World:
-    """The next coordinator process; it awaits no number of nodes."""
-    resumed = ev.RunResumed("from the log", dict(before.state.ledger.run))
-    return World(fresh_state(fold([resumed], before.refolded()), **PLAIN, cluster=ANY_NUMBER))
 
 
 def test_nodes_that_return_with_their_disks_bring_the_snapshot_back() -> None:
@@ -144,7 +136,7 @@ def test_nobody_is_waited_for_if_a_replica_is_left_or_nothing_is_trained_yet() -
 
 
 def test_nodes_that_return_one_by_one_after_a_restart_lose_nothing() -> None:
-    world = restarted(trained("a", "b"))
+    world = restarted(trained("a", "b"), **LONG, cluster=ANY_NUMBER)
     for node in "ab":
         assert world.events(ev.RolledBack) == []
         world.join(node)
@@ -155,7 +147,7 @@ def test_nodes_that_return_one_by_one_after_a_restart_lose_nothing() -> None:
 
 
 def test_after_a_restart_a_missing_node_is_waited_for_however_little_would_be_lost() -> None:
-    world = restarted(trained("a", "b", seconds=0.001))
+    world = restarted(trained("a", "b", seconds=0.001), **LONG, cluster=ANY_NUMBER)
     world.wait(LEASE)
     world.join("a")
     world.wait((GRACE_LEASES - 1) * LEASE - 1, beating="a")
@@ -181,4 +173,4 @@ def test_a_node_that_returns_at_once_still_holds_its_state() -> None:
     world.lose("b")
     world.join("b")
     assert world.events(ev.RolledBack) == []
-    assert [list(donors.nodes) for donors in world.last_to("b", "assignment").donors] == [["a"], ["a"], ["b"], ["b"]]
+    assert world.donors_to("b") == [["a"], ["a"], ["b"], ["b"]]

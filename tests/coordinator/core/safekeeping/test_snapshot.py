@@ -11,7 +11,7 @@ from dtfm.coordinator.core.state import Destination, Switching
 from dtfm.coordinator.log import events as ev
 from dtfm.protos import control_pb2 as wire
 from dtfm.scheduler.model.plan import Route, Stage
-from tests.coordinator.script import BUCKETS, LAYERS, LEASE, World, prepared, training
+from tests.coordinator.script import BUCKETS, LAYERS, LEASE, LONG, World, prepared, training
 from tests.coordinator.snapshots import (
     DIGESTS,
     PAUSE,
@@ -71,7 +71,7 @@ def test_no_snapshot_goes_to_disks_if_every_stage_has_two_replicas() -> None:
 
 
 def test_no_snapshot_goes_to_disks_if_a_standby_of_every_stage_keeps_up() -> None:
-    world = training("a", "b", train={"steps": 50, "evaluate_every": 0}, checkpoint={"every": 0})
+    world = training("a", "b", **LONG)
     world.now += 1
     world.step()  # links allow that neighbours copy each other, see test_copying.py
     world.now += PAUSE
@@ -85,7 +85,7 @@ def test_no_snapshot_goes_to_disks_if_a_standby_of_every_stage_keeps_up() -> Non
 
 
 def test_a_node_that_catches_up_as_a_standby_does_not_fetch_the_snapshot_over_the_same_link() -> None:
-    world = training("a", "b", train={"steps": 50, "evaluate_every": 0}, checkpoint={"every": 0})
+    world = training("a", "b", **LONG)
     world.automatic_standbys = False
     world.now += 1
     world.step()
@@ -309,8 +309,7 @@ def test_a_writer_may_report_only_its_own_layers() -> None:
 
 def test_claims_of_snapshots_of_too_many_steps_are_refused() -> None:
     world = slow_world("a", "b")
-    world.greet("c")
-    world.hear("c", prepared(on_disk=[wire.SnapshotParts(step=step) for step in range(5)]))
+    world.prepare("c", prepared(on_disk=[wire.SnapshotParts(step=step) for step in range(5)]))
     assert "on_disk is 5" in world.last_to("c", "refusal").sentence
 
 
@@ -326,8 +325,7 @@ def test_files_that_were_not_asked_for_are_ignored() -> None:
 
 def measuring(world: World, node: str, kept: list[wire.SnapshotParts]) -> None:
     """The node has come with this on its disk, and measures its links."""
-    world.greet(node, incarnation=3)
-    world.hear(node, prepared(on_disk=kept))
+    world.prepare(node, prepared(on_disk=kept), incarnation=3)
     assert world.heard_by(node)[-1].WhichOneof("message") == "probe"
 
 

@@ -14,7 +14,7 @@ from dtfm.coordinator.core.transition import TimePassed
 from dtfm.coordinator.log import events as ev
 from dtfm.protos import control_pb2 as wire
 from tests.coordinator.answers import links
-from tests.coordinator.script import LEASE, World, fresh_state, prepared
+from tests.coordinator.script import LEASE, LONG, World, fresh_state, prepared
 
 PAUSE = PAUSE_LEASES * LEASE
 NODES = ("a", "b", "c")
@@ -35,8 +35,7 @@ class Machines:
     """Nodes with disks that last, around a coordinator."""
 
     def __init__(self) -> None:
-        plain = {"train": {"steps": 500, "evaluate_every": 0}, "checkpoint": {"every": 0}}
-        self.world = World(fresh_state(**plain, cluster={"nodes": 2, "stages": "auto"}))
+        self.world = World(fresh_state(**LONG, cluster={"nodes": 2, "stages": "auto"}))
         self.world.automatic_standbys = False
         self.nodes = {name: Node() for name in NODES}
         self.incarnation = 0

@@ -90,8 +90,11 @@ def test_training_can_go_back_again_to_a_snapshot_of_an_earlier_step() -> None:
     world.state = replace(world.state, ledger=damaged)
     world.settle()
     world.lose("b")
-    world.greet("b", incarnation=3)
-    world.hear("b", prepared(on_disk=[wire.SnapshotParts(step=3, parts=[wire.Part(bucket=b) for b in range(BUCKETS)])]))
+    world.prepare(
+        "b",
+        prepared(on_disk=[wire.SnapshotParts(step=3, parts=[wire.Part(bucket=b) for b in range(BUCKETS)])]),
+        incarnation=3,
+    )
     world.wait(LEASE, beating="b")
     assert world.events(ev.RolledBack)[-1].step == 3
     assert len(world.last_to("b", "assignment").snapshot.parts) == BUCKETS

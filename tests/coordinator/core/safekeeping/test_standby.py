@@ -16,7 +16,7 @@ from dtfm.coordinator.log.ledger import fold
 from dtfm.protos import control_pb2 as wire
 from dtfm.scheduler.model.plan import Plan, Route, Stage
 from tests.coordinator.answers import links
-from tests.coordinator.script import LAYERS, LEASE, World, fresh_state, prepared, training, two_stages
+from tests.coordinator.script import LAYERS, LEASE, LONG, World, fresh_state, training, two_stages
 
 
 def copied(world: World, node: str, **changes: Any) -> None:
@@ -69,8 +69,7 @@ def test_a_node_whose_link_cannot_keep_up_with_the_steps_gets_its_state_in_the_p
     world = slow_to_copy("a", "b")
     world.now += 1.0
     world.step()  # takes a second; the gradients of a stage's two layers have 2 MiB
-    world.greet("c")
-    world.hear("c", prepared())
+    world.prepare("c")
     report = links("c", ["a", "b"])
     for link in report.links.links:
         link.bandwidth = bandwidth
@@ -121,8 +120,7 @@ def test_nodes_stop_catching_up_when_the_chosen_plan_is_dropped() -> None:
 def spare_world(**changes: dict[str, Any]) -> World:
     """a and b train, c has no part."""
     world = training("a", "b", train={"steps": 20, "evaluate_every": 0}, **changes)
-    current = world.plan_in_force
-    world.planner = lambda ids: current if {"a", "b"} <= set(ids) else two_stages(ids)
+    world.stick_to_plan()
     world.join("c")
     return world
 
@@ -143,8 +141,7 @@ def test_idle_nodes_become_standbys_of_the_stages_with_the_fewest_holders_first(
 
 def test_an_idle_node_without_enough_memory_is_no_standby() -> None:
     world = training("a", "b", train={"steps": 20, "evaluate_every": 0})
-    current = world.plan_in_force
-    world.planner = lambda ids: current
+    world.stick_to_plan()
     world.join("c", device=wire.Device(kind="cpu", name="small", memory_bytes=1 << 20, flops=1e11))
     assert "standby" not in world.kinds_to("c")
 
@@ -159,7 +156,7 @@ def test_a_stage_that_lost_its_only_replica_goes_on_from_its_standby_and_loses_n
     assert world.events(ev.StandbyPromoted) == [ev.StandbyPromoted("c", f"{1:016x}", (0, 2), 1)]
     assignment = world.last_to("c", "assignment")
     assert assignment.step == 1
-    assert [list(donors.nodes) for donors in assignment.donors] == [["c"], ["c"], ["b"], ["b"]]
+    assert world.donors_to("c") == [["c"], ["c"], ["b"], ["b"]]
     assert fold(world.log, world.start) == world.state.ledger
 
 
@@ -168,8 +165,7 @@ def test_a_standby_that_turned_out_to_hold_nothing_is_counted_on_once() -> None:
     world.step()
     copied(world, "c")
     world.lose("a")
-    generation = world.state.ledger.generation
-    world.hear("c", plan_failed=wire.PlanFailed(generation=generation, problem="it is not here", lost=[0, 1]))
+    world.fail_plan("c", "it is not here", lost=[0, 1])
     assert world.events(ev.RolledBack) == []  # a may come back with it
     world.wait(7 * LEASE, beating="bc")
     assert len(world.events(ev.StandbyPromoted)) == 1
@@ -210,7 +206,7 @@ def test_a_standby_with_the_gradients_of_another_attempt_cannot_save_the_stage()
 
 
 def test_a_neighbour_becomes_the_standby_of_a_stage_with_one_replica_if_links_allow() -> None:
-    world = training("a", "b", train={"steps": 20, "evaluate_every": 0}, checkpoint={"every": 0})
+    world = training("a", "b", **LONG)
     assert "standby" not in world.kinds_to("a")
     world.now += 1
     world.step()
@@ -220,11 +216,11 @@ def test_a_neighbour_becomes_the_standby_of_a_stage_with_one_replica_if_links_al
     world.state = replace(world.state, run=fresh_state(cluster={"nodes": 1, "stages": "auto"}).run)
     world.lose("b")
     assert world.events(ev.RolledBack) == []
-    assert [list(donors.nodes) for donors in world.last_to("a", "assignment").donors] == [["a"]] * 4
+    assert world.donors_to("a") == [["a"]] * 4
 
 
 def test_a_standby_that_the_next_plan_does_not_need_ends_even_if_its_node_takes_part() -> None:
-    world = training("a", "b", train={"steps": 20, "evaluate_every": 0}, checkpoint={"every": 0})
+    world = training("a", "b", **LONG)
     world.now += 1
     world.step()
     assert world.last_to("a", "standby").past_last_layer == LAYERS
@@ -238,20 +234,20 @@ def test_a_standby_that_the_next_plan_does_not_need_ends_even_if_its_node_takes_
 
 @pytest.mark.parametrize(("factor", "copied"), [(0.95, False), (1.05, True)])
 def test_a_neighbour_is_no_standby_if_no_commit_would_wait_for_it(factor: float, copied: bool) -> None:
-    world = training("a", "b", train={"steps": 20, "evaluate_every": 0}, checkpoint={"every": 0})
+    world = training("a", "b", **LONG)
     world.now += factor * 2 * 2**20 / 1e9 / COMMIT_WAIT_FRACTION  # 2 MiB of gradients a step, over 1 GB/s
     world.step()
     assert ("standby" in world.kinds_to("a")) is copied
 
 
 def test_standbys_are_not_arranged_by_the_time_of_an_interrupted_steps_rest() -> None:
-    world = training("a", "b", train={"steps": 20, "evaluate_every": 0}, checkpoint={"every": 0})
+    world = training("a", "b", **LONG)
     world.now += 1
     world.step()
     world.fail_step("a", wire.PEER_LOST, peer="b")
     for node in "ab":
         done = wire.Progress(finished=[0, 1, 2])
-        world.hear(node, plan_ready=wire.PlanReady(generation=2, progress=done))
+        world.plan_ready(node, progress=done)
     world.now += 0.01
     world.step()
     assert world.last_to("a", "standby").past_last_layer == LAYERS
@@ -289,7 +285,7 @@ def with_a_spare() -> World:
     world = World(fresh_state(cluster={"nodes": 2}, train={"steps": 10}))
     world.join("a", "b")
     world.settle()
-    world.planner = lambda ids: world.plan_in_force
+    world.stick_to_plan()
     world.join("c")
     world.automatic_standbys = False
     world.step()
