@@ -7,11 +7,7 @@ import pytest
 from dtfm.coordinator.core import transition as t
 from dtfm.coordinator.log import events as ev
 from dtfm.protos import control_pb2 as wire
-from tests.coordinator.script import (
-    World,
-    refusal_of,
-    training,
-)
+from tests.coordinator.script import World, refusal_of, training
 
 
 def test_a_run_trains_evaluates_checkpoints_and_finishes() -> None:

@@ -12,16 +12,7 @@ from dtfm.coordinator.core.state import Switching
 from dtfm.coordinator.log import events as ev
 from dtfm.protos import PROTOCOL_VERSION, plan_pb2
 from dtfm.protos import control_pb2 as wire
-from tests.coordinator.script import (
-    LAYERS,
-    LEASE,
-    SIGNING_REQUEST,
-    World,
-    fresh_state,
-    prepared,
-    refusal_of,
-    training,
-)
+from tests.coordinator.script import LAYERS, LEASE, SIGNING_REQUEST, World, fresh_state, prepared, refusal_of, training
 
 BIG = plan_pb2.Workload(
     layers=[plan_pb2.Workload.Layer(name="x", forward_flops=math.inf)] * LAYERS,

@@ -12,14 +12,7 @@ import pytest
 import sqlalchemy as sa
 
 from dtfm.coordinator.log import events as ev
-from dtfm.coordinator.log.events import (
-    Event,
-    PlanFailed,
-    SnapshotWritten,
-    StandbyPromoted,
-    from_json,
-    from_text,
-)
+from dtfm.coordinator.log.events import Event, PlanFailed, SnapshotWritten, StandbyPromoted, from_json, from_text
 from dtfm.coordinator.log.store import Record, Store, StoreError
 from dtfm.scheduler.model.plan import Plan, Route, Stage
 from dtfm.scheduler.model.workload import Layer, Workload

@@ -1,4 +1,4 @@
-"""Who has which state: the table, and what follows from it."""
+"""Who has which state, and from which step training can go on: `core/safekeeping/availability.py`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from dtfm.coordinator.core.safekeeping.availability import Availability, Copy, Kind, availability
 from dtfm.coordinator.core.safekeeping.availability import ResumePoint as Point
 from tests.coordinator.script import BUCKETS, World, training
-from tests.coordinator.snapshots import backed_up
+from tests.coordinator.snapshots import with_snapshot
 from tests.coordinator.standbys import report, with_standbys
 
 NODES = "abc"
@@ -74,7 +74,7 @@ def test_a_standby_with_the_gradients_of_the_last_step_has_its_state() -> None:
 
 
 def test_a_snapshot_on_disks_is_usable_while_every_bucket_is_with_a_member() -> None:
-    world = backed_up()  # a and b have each other's half on disk as of step 3; both are at step 5
+    world = with_snapshot()
     world.lose("a")
     assert availability(world.state).resume_point() == Point(3, Kind.DISK)
     world.lose("b")

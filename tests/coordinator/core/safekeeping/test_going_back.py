@@ -1,4 +1,4 @@
-"""When a stage is lost the run goes back to the newest of backup and checkpoint that is whole."""
+"""After the loss of a stage training goes back to the newest snapshot that is whole, on disks or as a checkpoint."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from dtfm.coordinator.log.ledger import fold
 from dtfm.protos import control_pb2 as wire
 from tests.coordinator.answers import links
 from tests.coordinator.script import BUCKETS, LEASE, LONG, prepared, restarted, training
-from tests.coordinator.snapshots import DIGESTS, PAUSE, SIZE, alone, backed_up, backed_up_apart
+from tests.coordinator.snapshots import DIGESTS, PAUSE, claim, plan_only_with, with_snapshot, with_snapshot_in_halves
 
 
 def test_losing_a_stage_sends_training_back_to_the_snapshot_and_the_log_says_how_far() -> None:
-    world = backed_up()
-    alone(world, "b")
+    world = with_snapshot()
+    plan_only_with(world, "b")
     world.lose("a")
     rolled = world.events(ev.RolledBack)[-1]
     assert (rolled.step, rolled.from_step, rolled.folder) == (3, 5, "")
@@ -32,10 +32,10 @@ def test_losing_a_stage_sends_training_back_to_the_snapshot_and_the_log_says_how
 
 
 def test_training_goes_back_to_the_checkpoint_if_that_is_newer() -> None:
-    world = backed_up(checkpoint={"every": 5})
+    world = with_snapshot(checkpoint={"every": 5})
     world.save()
     world.step()
-    alone(world, "b")
+    plan_only_with(world, "b")
     world.lose("a")
     assert world.events(ev.RolledBack)[-1].step == 5
     assert world.last_to("b", "assignment").snapshot.folder
@@ -43,23 +43,20 @@ def test_training_goes_back_to_the_checkpoint_if_that_is_newer() -> None:
 
 
 def test_a_snapshot_that_misses_a_part_is_passed_over() -> None:
-    world = backed_up_apart()
+    world = with_snapshot_in_halves()
     world.step()
-    alone(world, "b")
+    plan_only_with(world, "b")
     world.lose("a")
     assert world.events(ev.RolledBack)[-1].step == 0
 
 
 def test_the_files_of_a_node_that_returns_with_its_disk_count_again() -> None:
-    world = backed_up_apart()
+    world = with_snapshot_in_halves()
     world.step()
     world.lose("a")
     assert world.events(ev.RolledBack) == []  # two are needed
     world.greet("a", incarnation=2)
-    claims = [
-        wire.SnapshotParts(step=step, parts=[wire.Part(bucket=bucket, size_bytes=SIZE) for bucket in (0, 1)])
-        for step in (1, 2)
-    ]
+    claims = [claim(step, (0, 1)) for step in (1, 2)]
     world.hear("a", prepared(on_disk=claims))
     assert world.last_to("a", "keep_snapshots") == wire.KeepSnapshots(whole=2)
     world.hear("a", links("a", ["b"]))
@@ -74,20 +71,18 @@ def test_the_files_of_a_node_that_returns_with_its_disk_count_again() -> None:
 
 
 def test_a_restarted_coordinator_hears_from_the_nodes_which_snapshots_they_have() -> None:
-    world = restarted(backed_up(), **LONG)
+    world = restarted(with_snapshot(), **LONG)
     for node in "ab":
         world.greet(node, incarnation=7)  # new processes: all memory is gone
-        world.hear(
-            node, prepared(on_disk=[wire.SnapshotParts(step=3, parts=[wire.Part(bucket=b) for b in range(BUCKETS)])])
-        )
+        world.hear(node, prepared(on_disk=[claim(3, range(BUCKETS))]))
     world.hear("b", links("b", ["a"]))
     assert world.events(ev.RolledBack)[-1].step == 3
     assert [list(part.nodes) for part in world.last_to("a", "assignment").snapshot.parts] == [["a", "b"]] * BUCKETS
 
 
 def test_a_plan_that_fails_for_another_reason_leaves_the_snapshot_alone() -> None:
-    world = backed_up()
-    alone(world, "b")
+    world = with_snapshot()
+    plan_only_with(world, "b")
     world.lose("a")
     world.fail_plan("b")
     world.fail_plan("b")
@@ -95,8 +90,8 @@ def test_a_plan_that_fails_for_another_reason_leaves_the_snapshot_alone() -> Non
 
 
 def test_a_run_that_failed_because_no_holder_could_be_reached_still_has_its_snapshot() -> None:
-    world = backed_up()
-    alone(world, "b")
+    world = with_snapshot()
+    plan_only_with(world, "b")
     world.lose("a")
     for _ in range(ATTEMPTS):
         world.fail_plan("b")
@@ -106,8 +101,8 @@ def test_a_run_that_failed_because_no_holder_could_be_reached_still_has_its_snap
 
 
 def test_a_snapshot_that_is_damaged_twice_is_not_tried_a_third_time() -> None:
-    world = backed_up()
-    alone(world, "b")
+    world = with_snapshot()
+    plan_only_with(world, "b")
     world.lose("a")
     world.fail_plan("b", snapshot_damaged=True)
     assert world.last_to("b", "assignment").step == 3
@@ -118,7 +113,7 @@ def test_a_snapshot_that_is_damaged_twice_is_not_tried_a_third_time() -> None:
 
 
 def test_going_back_behind_a_snapshot_forgets_it() -> None:
-    world = backed_up()
+    world = with_snapshot()
     world.now += PAUSE
     world.step()
     assert world.state.safekeeping.snapshot(Destination.DISKS) is not None

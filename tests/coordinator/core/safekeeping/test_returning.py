@@ -1,4 +1,4 @@
-"""Before training goes back, those that may come back with what is missing are waited for, as long as that is worth it."""
+"""Before training goes back, it waits for nodes that may return with lost state: `core/safekeeping/returning.py`."""
 
 from __future__ import annotations
 
@@ -11,15 +11,14 @@ from dtfm.protos import control_pb2 as wire
 from dtfm.scheduler.model.plan import Plan, Route, Stage
 from tests.coordinator.answers import links
 from tests.coordinator.script import LEASE, LONG, World, fresh_state, prepared, restarted, training, two_stages
-from tests.coordinator.snapshots import PAUSE, SIZE, keep, missing, write
+from tests.coordinator.snapshots import PAUSE, claim, report_files, report_written, to_fetch
 
-SECONDS = 4.0
-"""Of a step."""
+STEP_SECONDS = 4.0
 ANY_NUMBER = {"nodes": 1, "stages": "auto"}
 
 
-def trained(*nodes: str, steps: int = 5, seconds: float = SECONDS) -> World:
-    """Any of these could train alone. Their links are too slow for copies in advance."""
+def trained(*nodes: str, steps: int = 5, seconds: float = STEP_SECONDS) -> World:
+    """These nodes have trained some steps without standbys. Each could train the whole model alone."""
     world = World(fresh_state(**LONG, cluster={"nodes": len(nodes), "stages": "auto"}), one_each)
     world.automatic_standbys = False
     world.join(*nodes)
@@ -29,13 +28,13 @@ def trained(*nodes: str, steps: int = 5, seconds: float = SECONDS) -> World:
     return world
 
 
-def step(world: World, seconds: float = SECONDS) -> None:
+def step(world: World, seconds: float = STEP_SECONDS) -> None:
     world.wait(seconds, beating=world.state.members.sessions)
     world.step()
 
 
 def one_each(nodes: Any) -> Plan:
-    """Three nodes have a stage each."""
+    """Three nodes get a stage each; other numbers of nodes get two stages."""
     names = sorted(nodes)
     if len(names) != 3:
         return two_stages(names)
@@ -47,27 +46,25 @@ def one_each(nodes: Any) -> Plan:
 def test_nodes_that_return_with_their_disks_bring_the_snapshot_back() -> None:
     world = trained("a", "b", "c")
     step(world, PAUSE)
-    write(world)
+    report_written(world)
     disks = {node: set(range(*layers)) for node, layers in zip("abc", ((0, 1), (1, 2), (2, 4)), strict=True)}
     for node in "abc":
-        fetched = missing(world, node) if "keep_snapshots" in world.kinds_to(node) else {}
+        fetched = to_fetch(world, node) if "keep_snapshots" in world.kinds_to(node) else {}
         disks[node] |= fetched.keys()
-        keep(world, node, world.state.ledger.step, fetched)
-    (kept,) = world.events(ev.SnapshotWritten)
+        report_files(world, node, world.state.ledger.step, fetched)
+    (written,) = world.events(ev.SnapshotWritten)
     for node in "abc":
         world.lose(node)
     world.wait(LEASE)
     for incarnation, node in enumerate("abc", 2):
         assert world.events(ev.RolledBack) == []
-        world.greet(node, incarnation=incarnation)
-        parts = [wire.Part(bucket=bucket, size_bytes=SIZE) for bucket in sorted(disks[node])]
-        world.hear(node, prepared(on_disk=[wire.SnapshotParts(step=kept.step, parts=parts)]))
-        assert world.last_to(node, "keep_snapshots").whole == kept.step
+        world.prepare(node, prepared(on_disk=[claim(written.step, sorted(disks[node]))]), incarnation=incarnation)
+        assert world.last_to(node, "keep_snapshots").whole == written.step
         if world.heard_by(node)[-1].WhichOneof("message") == "probe":
             world.hear(node, links(node, [peer.node for peer in world.last_to(node, "probe").peers]))
         world.wait(LEASE / 10, beating=world.state.members.sessions)
-    assert [rolled.step for rolled in world.events(ev.RolledBack)] in ([], [kept.step])
-    assert world.state.ledger.step == kept.step
+    assert [rolled.step for rolled in world.events(ev.RolledBack)] in ([], [written.step])
+    assert world.state.ledger.step == written.step
     assert isinstance(world.state.phase, Switching)
     assert world.refolded() == world.state.ledger
 
@@ -80,7 +77,7 @@ def test_a_node_that_only_lost_its_connection_still_holds_its_state_when_it_retu
         "a left (its connection broke): up to 20 seconds for a to return, which may still have the state as of step 5; "
         "without, training goes back to step 0"
     )
-    world.wait(SECONDS, beating="b")
+    world.wait(STEP_SECONDS, beating="b")
     world.join("a")
     assert world.events(ev.RolledBack) == []
     assert world.last_to("b", "assignment").step == 5
@@ -89,7 +86,7 @@ def test_a_node_that_only_lost_its_connection_still_holds_its_state_when_it_retu
 def test_the_wait_for_a_return_is_no_longer_than_training_the_lost_steps_again() -> None:
     world = trained("a", "b")
     world.lose("a")
-    world.wait(5 * SECONDS - 1, beating="b")
+    world.wait(5 * STEP_SECONDS - 1, beating="b")
     assert world.events(ev.RolledBack) == []
     assert len([event for event in world.events(ev.Waiting) if "to return" in event.reason]) == 1
     world.wait(1, beating="b")
