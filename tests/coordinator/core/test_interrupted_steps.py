@@ -1,4 +1,5 @@
-"""A step that lost a node goes on where the others are; only what the lost node did is done again."""
+"""A step that lost a node goes on under the next plan, and only the lost node's work is done again: `regroup` and `adopt` in
+`core/adoption.py`, `plan_ready` in `core/steps.py`."""
 
 from __future__ import annotations
 
@@ -14,6 +15,7 @@ from dtfm.coordinator.view.watch import View
 from dtfm.protos import control_pb2 as wire
 from dtfm.scheduler.model.plan import Plan, Route, Stage
 from tests.coordinator.script import LAYERS, LEASE, World, fresh_state, two_stages
+from tests.coordinator.standbys import caught_up
 
 
 def two_by_two(_: Iterable[str]) -> Plan:
@@ -84,8 +86,8 @@ def test_a_standby_takes_the_place_of_the_lost_replica(world: World) -> None:
     world.join("e")
     world.step()
     world.automatic_planning = False
-    world.hear("e", standby_progress=wire.StandbyProgress(number=world.last_to("e", "standby").number, step=1))
-    assert world.last_to("e", "standby").past_last_layer == LAYERS // 2  # the copy is of the first stage
+    caught_up(world, "e")
+    assert world.last_to("e", "standby").past_last_layer == LAYERS // 2  # of the first stage
     world.lose("b")
     assert world.plan_in_force.routes == (Route(("a", "c"), 2), Route(("e", "d"), 2))
     world.lose("c")
@@ -93,7 +95,7 @@ def test_a_standby_takes_the_place_of_the_lost_replica(world: World) -> None:
 
 
 def test_nothing_counts_of_an_attempt_that_was_not_finite(world: World) -> None:
-    world.hear("a", step_failed=wire.StepFailed(generation=1, step=1, problem=wire.NON_FINITE))
+    world.fail_step("a", wire.NON_FINITE)
     assert world.last_to("b", "assignment").counts_from == 2
     world.lose("d")
     assert world.last_to("b", "assignment").counts_from == 2
@@ -101,7 +103,7 @@ def test_nothing_counts_of_an_attempt_that_was_not_finite(world: World) -> None:
 
 
 def test_a_broken_stream_between_two_nodes_costs_no_work(world: World) -> None:
-    world.hear("a", step_failed=wire.StepFailed(generation=1, step=1, problem=wire.PEER_LOST, peer="c"))
+    world.fail_step("a", wire.PEER_LOST, peer="c")
     assert world.last_to("b", "assignment").counts_from == 0
 
 

@@ -31,6 +31,7 @@ from tests.coordinator.snapshots import (
     with_snapshot,
     with_snapshot_in_halves,
 )
+from tests.coordinator.standbys import caught_up
 
 
 def test_state_that_rests_on_one_node_is_written_to_its_disk_and_fetched_by_another() -> None:
@@ -85,8 +86,7 @@ def test_no_snapshot_goes_to_disks_if_a_standby_of_every_stage_keeps_up() -> Non
     world.step()
     assert not snapshot_begins(world)
     for node in "ab":
-        number = world.last_to(node, "standby").number
-        world.hear(node, standby_progress=wire.StandbyProgress(number=number, problem="TOO_SLOW"))
+        caught_up(world, node, step=0, problem="TOO_SLOW")
     world.step()
     assert snapshot_begins(world)
 
