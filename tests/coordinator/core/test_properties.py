@@ -1,4 +1,4 @@
-"""Whatever happens, in whatever order: the log stays true."""
+"""Rules that hold for any events in any order."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FLOATS = st.sampled_from([2.0, 2.0, 1.0, -1.0, math.nan, math.inf])
 OFFSETS = st.sampled_from([0, 0, 0, 1, -1])
 
 Maker = Callable[[int, int], wire.NodeMessage]
-"""A message about (generation, step); mostly of what is in progress, sometimes of what is over or to come."""
+"""Makes a message about this generation and step, mostly the current ones, sometimes past or future ones."""
 
 
 def vote(loss: float, samples: int) -> Maker:
@@ -71,13 +71,13 @@ MOVES = st.one_of(
     st.tuples(st.just("join"), NODES),
     st.tuples(st.just("lose"), NODES),
     *[st.tuples(st.just("hear"), NODES, MAKERS, OFFSETS, OFFSETS)] * 2,
-    st.tuples(st.sampled_from(["evaluate", "save", "apply", "keep_snapshots", "plan_now"])),
+    st.tuples(st.sampled_from(["evaluate", "save", "apply", "report_files", "plan_now"])),
     st.tuples(st.just("wait"), st.sampled_from([1.0, LEASE * 1.1, LEASE * PAUSE_LEASES, LEASE * 120])),
 )
 
 
 def play(world: World, move: tuple[Any, ...]) -> None:
-    """Does what the move says, as far as it can be done."""
+    """Makes the move, if it is possible now."""
     name, *rest = move
     ledger = world.state.ledger
     match name:
@@ -100,12 +100,12 @@ def play(world: World, move: tuple[Any, ...]) -> None:
             world.apply()
         case "evaluate" if ledger.plan is not None:
             world.evaluate()
-        case "keep_snapshots" if (backing := world.state.safekeeping.snapshot(Destination.DISKS)) is not None:
+        case "report_files" if (snapshot := world.state.safekeeping.snapshot(Destination.DISKS)) is not None:
             for node in sorted(world.state.members.sessions):
-                mine = range(*backing.writers.get(node, (0, BUCKETS)))
+                mine = range(*snapshot.writers.get(node, (0, BUCKETS)))
                 parts = [wire.Part(bucket=bucket, size_bytes=1, digest=bytes(32)) for bucket in mine]
                 world.hear(
-                    node, snapshot_parts=wire.SnapshotParts(destination=wire.DISKS, step=backing.step, parts=parts)
+                    node, snapshot_parts=wire.SnapshotParts(destination=wire.DISKS, step=snapshot.step, parts=parts)
                 )
         case "save" if ledger.plan is not None:
             world.write_checkpoint()
@@ -166,7 +166,7 @@ def test_members_are_the_nodes_with_a_stream_and_silence_ends_a_membership(moves
 @settings(max_examples=50, deadline=None)
 @given(st.lists(MOVES, min_size=5, max_size=40))
 def test_a_run_can_be_finished_from_any_state(moves: list[tuple[Any, ...]]) -> None:
-    """No order of events leaves a run stuck: with fresh nodes that do their part it ends well, unless it failed by name."""
+    """With new nodes that do their part every run finishes, unless it has failed with a reason."""
     world = World(fresh_state(cluster={"nodes": 2, "stages": 2}, train={"steps": 5}))
     world.join("a", "b")
     for move in moves:
