@@ -68,8 +68,9 @@ def all_to_fetch(world: World) -> dict[str, dict[int, list[str]]]:
 
 def snapshot_begins(world: World) -> bool:
     """The last commit asked all nodes of the plan for a snapshot on disks, or none of them."""
-    (begins,) = {world.last_to(node, "commit").snapshot == wire.DISKS for node in world.plan_in_force.nodes}
-    return begins
+    begins = {bool(world.last_to(node, "commit").snapshot == wire.DISKS) for node in world.plan_in_force.nodes}
+    assert len(begins) == 1
+    return begins.pop()
 
 
 def snapshot_due(*nodes: str, **changes: Any) -> World:

@@ -1,4 +1,4 @@
-"""Under which codec each link carries what is in the log, and seen by people; where a link changes, its sender chooses anew."""
+"""The codecs that nodes choose for their links are checked, logged and shown; a sender chooses again when its link changed."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_the_view_shows_the_codec_of_every_link(world: World) -> None:
 
 
 @pytest.mark.parametrize(
-    "told",
+    "reported",
     [
         [link("c", "gradients", "off")],
         [link("stranger", "gradients", "off")],
@@ -75,8 +75,10 @@ def test_the_view_shows_the_codec_of_every_link(world: World) -> None:
         [link("b", "gradients", "off")] * 1000,
     ],
 )
-def test_codecs_of_tensors_that_the_plan_does_not_send_are_refused(world: World, told: list[wire.LinkCodec]) -> None:
-    ready(world, "c", *told)
+def test_codecs_of_tensors_that_the_plan_does_not_send_are_refused(
+    world: World, reported: list[wire.LinkCodec]
+) -> None:
+    ready(world, "c", *reported)
     assert world.last_to("c", "refusal").reason == wire.MALFORMED
 
 

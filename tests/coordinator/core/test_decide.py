@@ -1,4 +1,4 @@
-"""What is decided about the plan, and for which reason: `decide` alone, on states of scripted worlds."""
+"""What is decided about the plan, and for which reason: `decide` of `core/replanning.py`, on the states of scripted worlds."""
 
 from __future__ import annotations
 

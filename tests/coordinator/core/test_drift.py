@@ -1,4 +1,4 @@
-"""Devices and links that changed are noticed by training itself, and planned with anew; noise is not."""
+"""Training notices devices and links whose speed changed, and ignores noise: `core/drift.py`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.coordinator.script import LONG, World, training
 
 
 def factors(speeds: list[float], *, lasting: float = 0.0) -> list[float]:
-    """What is found in steps of a second each."""
+    """The changes that are found in these speeds, seen a second apart."""
     seen, found = Speeds(), []
     for second, speed in enumerate(speeds):
         seen, ratio = compare(seen, speed, float(second), lasting)
@@ -46,7 +46,7 @@ def test_a_change_within_a_factor_of_two_is_ignored(speeds: list[float]) -> None
 
 
 def steps(world: World, count: int, *, seconds: float, arrived: float | None = None) -> None:
-    """So many steps in two seconds each; ``a`` computes for ``seconds``, and from it 1 GB comes to c in ``arrived`` seconds."""
+    """``count`` steps of two seconds each, in which a computes for ``seconds`` and its 1 GB reaches c in ``arrived`` seconds."""
     for _ in range(count):
         world.now += 2.0
         world.vote("a", compute_seconds=seconds)
@@ -56,6 +56,7 @@ def steps(world: World, count: int, *, seconds: float, arrived: float | None = N
 
 
 def long_run() -> World:
+    """A run on a, b and c that keeps its plan."""
     world = training("a", "b", "c", **LONG)
     world.stick_to_plan()
     return world

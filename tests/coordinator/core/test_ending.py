@@ -1,4 +1,4 @@
-"""How a run ends: `core/ending.py`, and what leads there."""
+"""How a run ends: `core/ending.py`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who may join: hellos, identities, leases, and what a node would train."""
+"""Who becomes a member, under which identity and for how long: `core/membership.py`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What nodes are told of a plan."""
+"""The messages that nodes get about a plan: `core/messages.py`."""
 
 from __future__ import annotations
 

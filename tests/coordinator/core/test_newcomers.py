@@ -1,4 +1,4 @@
-"""What a node that was welcomed goes through until it is planned with: it reads the run, and measures its links."""
+"""From welcome to ready: what a new member prepares, and when it is let in (`prepared` and after in `core/membership.py`)."""
 
 from __future__ import annotations
 

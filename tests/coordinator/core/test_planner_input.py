@@ -1,4 +1,4 @@
-"""The cluster that plans are made for."""
+"""The cluster that the planner is asked about: `core/planner_input.py`."""
 
 from __future__ import annotations
 
@@ -66,11 +66,11 @@ def test_a_connection_that_was_not_measured_counts_as_the_median_of_those_that_w
     }
     cluster = measured_cluster(Ledger(members=some, links=links), names, 1.0)
     assert [node.up for node in cluster.nodes] == [190.0, 200.0, 180.0]
-    assert [node.down for node in cluster.nodes] == [100.0] * 3  # c's links have become faster since
+    assert [node.down for node in cluster.nodes] == [100.0] * 3  # c's links are faster than what its connection carried
 
 
 def measured_with(peers: int, together: float) -> Carried | None:
-    """What is known of a node's way up that has so many links of 100 bytes per second."""
+    """What is known of the way up of a node with links of 100 bytes per second to these many ``peers``."""
     joined = ev.NodeJoined("a", "first contact", "", ev.DeviceSeen("cpu", "", 1, 1e9), "0.1", "1f")
     links = tuple(ev.Link("a", f"n{number}", 0.1, 100.0) for number in range(peers))
     return fold([joined, ev.LinksMeasured("a", links, up=together)]).members["a"].up

@@ -84,8 +84,8 @@ def test_once_nodes_are_lost_only_the_number_of_stages_stays_pinned() -> None:
     assert asked == [(2, 2), 2]
 
 
-def without_a_stage() -> World:
-    """Of two stages one has lost its only replica; an idle node is left, without state."""
+def with_a_lost_stage() -> World:
+    """One of two stages has lost its only replica, and an idle node without state is left."""
     world = training("a", "b")
     world.stick_to_plan()
     world.automatic_standbys = False
@@ -97,7 +97,7 @@ def without_a_stage() -> World:
 
 
 def test_after_losing_a_stage_the_planner_answers_in_haste_and_looks_again_while_the_run_trains() -> None:
-    world = without_a_stage()
+    world = with_a_lost_stage()
     assert world.wanted[-1].seconds == 0.01 * LEASE
     world.plan()
     world.settle()
@@ -106,7 +106,7 @@ def test_after_losing_a_stage_the_planner_answers_in_haste_and_looks_again_while
 
 
 def test_a_hasty_search_that_finds_no_plan_is_followed_by_a_thorough_one() -> None:
-    world = without_a_stage()
+    world = with_a_lost_stage()
     world.planner = lambda _: "too little memory"
     world.plan()
     assert world.wanted[-1].seconds == 0.5 * LEASE

@@ -1,4 +1,4 @@
-"""Coordinators that restart: no committed step is lost, and nodes go on from what they hold."""
+"""After a restart of the coordinator no committed step is lost, and nodes go on from the state that they hold."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_a_restarted_coordinator_waits_for_its_nodes_and_loses_no_step() -> None
 
 
 def back_after_a_crash(*nodes: str) -> World:
-    """With a checkpoint of step 2, and the state as of step 3 in the nodes' memory."""
+    """A restarted coordinator with a checkpoint of step 2, whose nodes have the state as of step 3 in memory."""
     before = training(*nodes, train={"steps": 10})
     before.step()
     before.step()
@@ -65,7 +65,7 @@ def test_the_last_attempt_ignores_state_that_other_nodes_cannot_reach() -> None:
 
 
 def test_lost_state_comes_from_a_replica_that_still_holds_it() -> None:
-    world = back_after_a_crash("a", "b", "c")  # a and b hold the first stage
+    world = back_after_a_crash("a", "b", "c")  # a and b are replicas of the first stage
     world.fail_plan("a", "it is not here", lost=[0, 1])
     assert world.events(ev.RolledBack) == []
     assert world.donors_to("a") == [["b"], ["b"], ["c"], ["c"]]

@@ -1,4 +1,4 @@
-"""One knob, the lease, and everything that follows from it in order."""
+"""All time-outs follow from the lease, and are in order: `core/timeouts.py`."""
 
 from __future__ import annotations
 

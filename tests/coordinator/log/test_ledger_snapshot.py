@@ -1,4 +1,4 @@
-"""Snapshots spare a restart the folding of the whole log, and nothing depends on them."""
+"""Ledger snapshots make a restart quick, and nothing is lost without them."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_a_start_folds_only_what_came_after_the_newest_snapshot(tmp_path: Path) 
             store.append(LOG[cut - 5 : cut])
             store.keep(ledger_snapshot.take(fold(LOG[:cut]), cut))
         store.append(LOG[15:])
-        assert [kept.sequence for kept in store.snapshots()] == [15, 10]
+        assert [snapshot.sequence for snapshot in store.snapshots()] == [15, 10]
     with Store(url(tmp_path), write=True) as store:
         assert store.last_snapshot == 15
         read: list[int] = []
@@ -66,7 +66,7 @@ def test_a_start_folds_only_what_came_after_the_newest_snapshot(tmp_path: Path) 
         assert min(read) == 15
 
 
-def change(store: Store, column: str, value: object) -> None:
+def change_snapshot(store: Store, column: str, value: object) -> None:
     with store._engine.begin() as connection:
         connection.execute(sa.text(f"UPDATE snapshots SET {column} = :value WHERE sequence = 10"), {"value": value})
 
@@ -91,8 +91,8 @@ def test_an_unusable_snapshot_is_passed_over_with_one_warning(
 ) -> None:
     with Store(url(tmp_path), write=True) as store:
         store.append(LOG)
-        store.keep(ledger_snapshot.take(Ledger(run_id="of another past"), 10))
-        change(store, column, value)
+        store.keep(ledger_snapshot.take(Ledger(run_id="of another run"), 10))
+        change_snapshot(store, column, value)
         with caplog.at_level(logging.WARNING):
             assert ledger_snapshot.restore(store) == fold(LOG)
         assert [words in record.getMessage() for record in caplog.records] == [True], caplog.text
@@ -103,11 +103,11 @@ def test_an_unusable_snapshot_is_passed_over_with_one_warning(
 def test_an_older_snapshot_is_used_if_the_newest_is_damaged(tmp_path: Path) -> None:
     with Store(url(tmp_path), write=True) as store:
         store.append(LOG)
-        marked = replace(fold(LOG[:5]), run_id="by way of the older one")
+        marked = replace(fold(LOG[:5]), run_id="from the older snapshot")
         store.keep(ledger_snapshot.take(marked, 5))
         store.keep(ledger_snapshot.take(fold(LOG[:10]), 10))
-        change(store, "text", "{}")
-        assert ledger_snapshot.restore(store).run_id == "by way of the older one"
+        change_snapshot(store, "text", "{}")
+        assert ledger_snapshot.restore(store).run_id == "from the older snapshot"
 
 
 def test_a_snapshot_is_stored_whole_or_not_at_all(tmp_path: Path) -> None:
@@ -117,7 +117,7 @@ def test_a_snapshot_is_stored_whole_or_not_at_all(tmp_path: Path) -> None:
         broken = replace(ledger_snapshot.take(fold(LOG), len(LOG)), text=object())  # type: ignore[arg-type]
         with pytest.raises(StoreError):
             store.keep(broken)
-        assert [kept.sequence for kept in store.snapshots()] == [10]
+        assert [snapshot.sequence for snapshot in store.snapshots()] == [10]
 
 
 def test_a_change_of_the_ledgers_fields_needs_a_new_format() -> None:

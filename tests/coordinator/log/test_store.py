@@ -1,4 +1,4 @@
-"""The log on disk."""
+"""The store: the log on disk, and events as JSON."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_sequence_numbers_continue_after_a_restart(tmp_path: Path) -> None:
 def test_an_append_is_stored_whole_or_not_at_all(tmp_path: Path) -> None:
     with Store(url(tmp_path), write=True) as store:
         store.append([ev.NodeReady("a")])
-        store._last = 0  # as if another process had written meanwhile
+        store._last = 0  # as if another process had written in between
         with pytest.raises(StoreError, match="another coordinator writes to it"):
             store.append([ev.NodeReady("b"), ev.NodeReady("c")])
         assert [record.event for record in store.read()] == [ev.NodeReady("a")]

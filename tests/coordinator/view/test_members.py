@@ -1,4 +1,4 @@
-"""What is shown of each member."""
+"""The documents in which members are shown."""
 
 from __future__ import annotations
 
