@@ -134,6 +134,15 @@ class FakeNode:
         self._say(snapshot_parts(step, wire.CHECKPOINT, files))
 
 
+def silent(_: wire.NodeMessage) -> None:
+    """The node sends nothing after its Hello."""
+
+
+def no_vote_for(step: int) -> Twist:
+    """The node never votes for this step."""
+    return lambda message: None if message.step_ready.step == step else message
+
+
 def nan_at(step: int) -> Twist:
     """The loss of this step is NaN in every attempt."""
 
