@@ -20,6 +20,7 @@ from dtfm.protos.connection import open_channel
 from dtfm.protos.credentials import to_coordinator
 from tests.coordinator.fake_node import FakeNode
 from tests.coordinator.script import run_table
+from tests.coordinator.stores import store_url
 
 
 def run_in(folder: Path, **changes: dict[str, Any]) -> RunFile:
@@ -66,7 +67,7 @@ class Served:
 async def serving(
     folder: Path, run: RunFile | None = None, *, token: str = "", resume: bool = False
 ) -> AsyncIterator[Served]:
-    with Store(f"sqlite:///{folder / 'dtfm.db'}", write=True) as store:
+    with Store(store_url(folder), write=True) as store:
         state, events = open_run(store, run or run_in(folder), resume=resume)
         server = Server(state, store, token)
         port = await server.listen("127.0.0.1", 0)

@@ -15,6 +15,7 @@ from dtfm.coordinator.command.options import read_token
 from dtfm.coordinator.command.serve import weakness
 from dtfm.coordinator.log.store import Store
 from tests.coordinator.script import training
+from tests.coordinator.stores import store_url
 
 NETWORK = {
     "nodes": [{"id": name, "region": "x", "flops": 1e12, "memory_bytes": 1e10} for name in ("a", "b")],
@@ -38,7 +39,7 @@ def store(tmp_path: Path) -> str:
     """A log of a run that is under way."""
     world = training("a", "b")
     world.step()
-    url = f"sqlite:///{tmp_path / 'dtfm.db'}"
+    url = store_url(tmp_path)
     with Store(url, write=True) as opened:
         opened.append(world.whole_log)
     return url

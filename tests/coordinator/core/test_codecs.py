@@ -13,7 +13,7 @@ from dtfm.coordinator.view.members import member_documents
 from dtfm.coordinator.view.narration import narrate
 from dtfm.coordinator.view.watch import View, render
 from dtfm.protos import control_pb2 as wire
-from tests.coordinator.core.test_drift import long_run, steps
+from tests.coordinator.drifting import steady_run, timed_steps
 from tests.coordinator.script import World, fresh_state
 
 
@@ -83,9 +83,9 @@ def test_codecs_of_tensors_that_the_plan_does_not_send_are_refused(
 
 
 def test_the_sender_on_a_link_that_changed_is_told_and_its_choice_of_codec_is_logged() -> None:
-    world = long_run()
-    steps(world, 10, seconds=1.0, arrived=1.0)
-    steps(world, 10, seconds=1.0, arrived=4.0)
+    world = steady_run()
+    timed_steps(world, 10, seconds=1.0, arrived=1.0)
+    timed_steps(world, 10, seconds=1.0, arrived=4.0)
     (changed,) = world.last_to("a", "links_changed").links
     known = world.state.ledger.links["a"]["c"]
     assert (changed.source, changed.destination, changed.bandwidth) == ("a", "c", known.bandwidth)
@@ -102,17 +102,17 @@ def test_the_sender_on_a_link_that_changed_is_told_and_its_choice_of_codec_is_lo
 
 
 def test_arrivals_under_a_new_codec_are_not_compared_with_earlier_ones() -> None:
-    world = long_run()
-    steps(world, 10, seconds=1.0, arrived=1.0)
+    world = steady_run()
+    timed_steps(world, 10, seconds=1.0, arrived=1.0)
     before = world.state.ledger.links
     chosen = wire.CodecsChosen(generation=world.state.ledger.generation, codecs=[link("c", "activations", "i8b256")])
     world.hear("a", codecs_chosen=chosen)
-    steps(world, 20, seconds=1.0, arrived=4.0)
+    timed_steps(world, 20, seconds=1.0, arrived=4.0)
     assert world.state.ledger.links == before
 
 
 def test_a_new_plan_forgets_the_codecs_of_the_one_before() -> None:
-    world = long_run()
+    world = steady_run()
     ledger = world.state.ledger
     again = ev.PlanAdopted(2, replace(world.plan_in_force, generation=2), "why", 0)
     chosen = ev.CodecsChosen("a", {"c": {"activations": "i8b256"}})

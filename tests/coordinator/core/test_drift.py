@@ -13,7 +13,7 @@ from dtfm.coordinator.core.messages import link_message
 from dtfm.coordinator.core.state import Speeds
 from dtfm.coordinator.log import events as ev
 from dtfm.protos import control_pb2 as wire
-from tests.coordinator.script import LONG, World, training
+from tests.coordinator.drifting import steady_run, timed_steps
 
 
 def factors(speeds: list[float], *, lasting: float = 0.0) -> list[float]:
@@ -45,29 +45,12 @@ def test_a_change_within_a_factor_of_two_is_ignored(speeds: list[float]) -> None
     assert factors(speeds) == []
 
 
-def steps(world: World, count: int, *, seconds: float, arrived: float | None = None) -> None:
-    """``count`` steps of two seconds each, in which a computes for ``seconds`` and its 1 GB reaches c in ``arrived`` seconds."""
-    for _ in range(count):
-        world.now += 2.0
-        world.vote("a", compute_seconds=seconds)
-        world.vote("b", compute_seconds=1.0)
-        came = [wire.StepReady.Arrived(source="a", bytes=10**9, seconds=arrived)] if arrived is not None else []
-        world.vote("c", compute_seconds=1.0, arrived=came)
-
-
-def long_run() -> World:
-    """A run on a, b and c that keeps its plan."""
-    world = training("a", "b", "c", **LONG)
-    world.stick_to_plan()
-    return world
-
-
 def test_the_planner_learns_of_a_node_that_became_ten_times_slower() -> None:
-    world = long_run()
+    world = steady_run()
     asked = world.state.planner.number
-    steps(world, 10, seconds=1.0)
+    timed_steps(world, 10, seconds=1.0)
     assert world.state.planner.number == asked
-    steps(world, 10, seconds=10.0)
+    timed_steps(world, 10, seconds=10.0)
     (drifted,) = world.events(ev.DeviceDrifted)
     assert drifted.node == "a"
     assert drifted.flops == pytest.approx(1e10)
@@ -77,47 +60,47 @@ def test_the_planner_learns_of_a_node_that_became_ten_times_slower() -> None:
 
 
 def test_a_node_that_is_slow_for_less_than_a_lease_is_ignored() -> None:
-    world = long_run()
-    steps(world, 10, seconds=1.0)
-    steps(world, 5, seconds=10.0)
-    steps(world, 10, seconds=1.0)
+    world = steady_run()
+    timed_steps(world, 10, seconds=1.0)
+    timed_steps(world, 5, seconds=10.0)
+    timed_steps(world, 10, seconds=1.0)
     assert world.events(ev.DeviceDrifted) == []
 
 
 def test_a_link_that_became_slower_gets_a_lower_bandwidth() -> None:
-    world = long_run()
+    world = steady_run()
     before = world.state.ledger.links["a"]["c"].bandwidth
-    steps(world, 10, seconds=1.0, arrived=1.0)
-    steps(world, 10, seconds=1.0, arrived=4.0)
+    timed_steps(world, 10, seconds=1.0, arrived=1.0)
+    timed_steps(world, 10, seconds=1.0, arrived=4.0)
     assert world.state.ledger.links["a"]["c"].bandwidth == pytest.approx(before / 4)
 
 
 def test_a_link_too_quick_to_be_timed_is_noticed_when_it_becomes_slow() -> None:
-    world = long_run()
+    world = steady_run()
     before = world.state.ledger.links["a"]["c"].bandwidth
-    steps(world, 10, seconds=1.0, arrived=0.001)
-    steps(world, 10, seconds=1.0, arrived=4.0)
+    timed_steps(world, 10, seconds=1.0, arrived=0.001)
+    timed_steps(world, 10, seconds=1.0, arrived=4.0)
     assert world.state.ledger.links["a"]["c"].bandwidth < before / 2
 
 
 def test_a_link_too_quick_to_be_timed_gets_the_bandwidth_it_shows_once_it_is_slow() -> None:
-    world = long_run()
+    world = steady_run()
     quick = replace(world.state.ledger.links["a"]["c"], bandwidth=1e12)
     world.hear("c", links=wire.LinkReport(links=[link_message(quick)]))
-    steps(world, 10, seconds=1.0, arrived=0.001)
-    steps(world, 10, seconds=1.0, arrived=4.0)
+    timed_steps(world, 10, seconds=1.0, arrived=0.001)
+    timed_steps(world, 10, seconds=1.0, arrived=4.0)
     assert world.state.ledger.links["a"]["c"].bandwidth == pytest.approx(1e9 / 4)
 
 
 def test_times_that_are_a_small_part_of_a_step_are_ignored() -> None:
-    world = long_run()
-    steps(world, 10, seconds=0.001, arrived=0.001)
-    steps(world, 10, seconds=0.04, arrived=0.04)
+    world = steady_run()
+    timed_steps(world, 10, seconds=0.001, arrived=0.001)
+    timed_steps(world, 10, seconds=0.04, arrived=0.04)
     assert world.events(ev.DeviceDrifted) == []
 
 
 def test_the_planner_learns_of_an_idle_node_that_became_faster() -> None:
-    world = long_run()
+    world = steady_run()
     world.join("d")
     asked = world.state.planner.number
     world.hear("d", heartbeat=wire.Heartbeat(flops=1e12))
@@ -129,19 +112,19 @@ def test_the_planner_learns_of_an_idle_node_that_became_faster() -> None:
 
 
 def test_the_speed_that_a_training_node_reports_is_ignored() -> None:
-    world = long_run()
+    world = steady_run()
     world.hear("a", heartbeat=wire.Heartbeat(flops=1e3))
     assert world.events(ev.DeviceDrifted) == []
 
 
 def test_an_impossible_speed_in_a_heartbeat_is_refused() -> None:
-    world = long_run()
+    world = steady_run()
     world.join("d")
     world.hear("d", heartbeat=wire.Heartbeat(flops=float("nan")))
     assert world.last_to("d", "refusal").reason == wire.MALFORMED
 
 
 def test_arrivals_of_zero_bytes_are_refused() -> None:
-    world = long_run()
+    world = steady_run()
     world.vote("a", arrived=[wire.StepReady.Arrived(source="b", bytes=0, seconds=1.0)])
     assert world.last_to("a", "refusal").reason == wire.MALFORMED

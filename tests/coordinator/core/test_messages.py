@@ -9,7 +9,7 @@ from dtfm.coordinator.log.ledger import fold
 from dtfm.protos import control_pb2 as wire
 from dtfm.protos.connection import MAX_MESSAGE_BYTES
 from dtfm.scheduler.model.plan import Plan, Route, Stage
-from tests.coordinator.log.test_store import DESCRIBED, DEVICE
+from tests.coordinator.every_event import DESCRIBED, DEVICE
 from tests.coordinator.script import fresh_state, training
 
 

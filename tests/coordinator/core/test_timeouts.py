@@ -12,8 +12,8 @@ from dtfm.coordinator.core.timeouts import LADDER, Timeout, check_ladder
 from dtfm.coordinator.log.store import Store
 from dtfm.coordinator.service.startup import open_run
 from dtfm.protos.connection import channel_options
-from tests.coordinator.log.test_store import url
 from tests.coordinator.script import fresh_state
+from tests.coordinator.stores import store_url
 
 
 def test_the_timeouts_are_in_order() -> None:
@@ -27,7 +27,7 @@ def test_a_timeout_out_of_order_is_named_and_prevents_the_start(
     with pytest.raises(ValueError, match="2 leases between two heartbeats are more than 1 the lease"):
         check_ladder(wrong)
     monkeypatch.setattr(timeouts.check_ladder, "__defaults__", (wrong,))
-    with Store(url(tmp_path), write=True) as store, pytest.raises(ValueError, match="out of order"):
+    with Store(store_url(tmp_path), write=True) as store, pytest.raises(ValueError, match="out of order"):
         open_run(store, RunFile(), resume=False)
 
 

@@ -16,9 +16,9 @@ from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log import ledger_snapshot
 from dtfm.coordinator.log.ledger import Ledger, fold
 from dtfm.coordinator.log.store import Store, StoreError
-from tests.coordinator.core.test_properties import MOVES, play
-from tests.coordinator.log.test_store import url
+from tests.coordinator.moves import MOVES, play
 from tests.coordinator.script import World, fresh_state, training
+from tests.coordinator.stores import store_url
 
 
 def log_of_a_run() -> list[ev.Event]:
@@ -51,13 +51,13 @@ def test_a_snapshot_and_the_rest_of_the_log_fold_to_the_same_ledger_as_the_whole
 
 
 def test_a_start_folds_only_what_came_after_the_newest_snapshot(tmp_path: Path) -> None:
-    with Store(url(tmp_path), write=True) as store:
+    with Store(store_url(tmp_path), write=True) as store:
         for cut in (5, 10, 15):
             store.append(LOG[cut - 5 : cut])
             store.keep(ledger_snapshot.take(fold(LOG[:cut]), cut))
         store.append(LOG[15:])
         assert [snapshot.sequence for snapshot in store.snapshots()] == [15, 10]
-    with Store(url(tmp_path), write=True) as store:
+    with Store(store_url(tmp_path), write=True) as store:
         assert store.last_snapshot == 15
         read: list[int] = []
         page = store.page
@@ -89,7 +89,7 @@ def change_snapshot(store: Store, column: str, value: object) -> None:
 def test_an_unusable_snapshot_is_passed_over_with_one_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, column: str, value: object, words: str
 ) -> None:
-    with Store(url(tmp_path), write=True) as store:
+    with Store(store_url(tmp_path), write=True) as store:
         store.append(LOG)
         store.keep(ledger_snapshot.take(Ledger(run_id="of another run"), 10))
         change_snapshot(store, column, value)
@@ -101,7 +101,7 @@ def test_an_unusable_snapshot_is_passed_over_with_one_warning(
 
 
 def test_an_older_snapshot_is_used_if_the_newest_is_damaged(tmp_path: Path) -> None:
-    with Store(url(tmp_path), write=True) as store:
+    with Store(store_url(tmp_path), write=True) as store:
         store.append(LOG)
         marked = replace(fold(LOG[:5]), run_id="from the older snapshot")
         store.keep(ledger_snapshot.take(marked, 5))
@@ -111,7 +111,7 @@ def test_an_older_snapshot_is_used_if_the_newest_is_damaged(tmp_path: Path) -> N
 
 
 def test_a_snapshot_is_stored_whole_or_not_at_all(tmp_path: Path) -> None:
-    with Store(url(tmp_path), write=True) as store:
+    with Store(store_url(tmp_path), write=True) as store:
         store.append(LOG)
         store.keep(ledger_snapshot.take(fold(LOG[:10]), 10))
         broken = replace(ledger_snapshot.take(fold(LOG), len(LOG)), text=object())  # type: ignore[arg-type]

@@ -10,6 +10,7 @@ from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.store import Store
 from tests.coordinator.fake_node import no_vote_for
 from tests.coordinator.serving import run_in, serving, train
+from tests.coordinator.stores import store_url
 
 
 def forget_log(folder: Path) -> None:
@@ -60,7 +61,7 @@ async def test_a_run_cannot_be_resumed_with_another_training_setup(tmp_path: Pat
     with pytest.raises(ValueError, match="there is nothing to resume"):
         async with serving(tmp_path / "..", run_in(tmp_path / "none"), resume=True):
             pass
-    with Store(f"sqlite:///{tmp_path / 'dtfm.db'}", write=True) as store:
+    with Store(store_url(tmp_path), write=True) as store:
         store.append([ev.RunStarted("id", run_in(tmp_path).model_dump(mode="json"))])
     with pytest.raises(ValueError, match=r"train.learning_rate is 0.5 in the run file, and was 0.003"):
         async with serving(tmp_path, run_in(tmp_path, train={"learning_rate": 0.5}), resume=True):

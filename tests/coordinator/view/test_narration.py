@@ -7,7 +7,7 @@ import pytest
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.view.narration import describe_plan, narrate
 from dtfm.scheduler.model.plan import Plan, Route, Stage
-from tests.coordinator.log.test_store import EVERY_EVENT
+from tests.coordinator.every_event import EVERY_EVENT
 
 
 def test_a_plan_is_described_by_its_stages_last_layers_included() -> None:
