@@ -62,7 +62,7 @@ def to_fetch(world: World, node: str) -> dict[int, list[str]]:
 
 
 def all_to_fetch(world: World) -> dict[str, dict[int, list[str]]]:
-    """What each node that was told what to keep was last asked to fetch."""
+    """What each node that got a KeepSnapshots was last asked to fetch."""
     return {node: to_fetch(world, node) for node in world.streams if "keep_snapshots" in world.kinds_to(node)}
 
 

@@ -55,9 +55,7 @@ def test_the_files_of_a_node_that_returns_with_its_disk_count_again() -> None:
     world.step()
     world.lose("a")
     assert world.events(ev.RolledBack) == []  # two are needed
-    world.greet("a", incarnation=2)
-    claims = [claim(step, (0, 1)) for step in (1, 2)]
-    world.hear("a", prepared(on_disk=claims))
+    world.prepare("a", prepared(on_disk=[claim(step, (0, 1)) for step in (1, 2)]), incarnation=2)
     assert world.last_to("a", "keep_snapshots") == wire.KeepSnapshots(whole=2)
     world.hear("a", links("a", ["b"]))
     world.wait(LEASE / 2, beating="ab")
@@ -73,8 +71,8 @@ def test_the_files_of_a_node_that_returns_with_its_disk_count_again() -> None:
 def test_a_restarted_coordinator_hears_from_the_nodes_which_snapshots_they_have() -> None:
     world = restarted(with_snapshot(), **LONG)
     for node in "ab":
-        world.greet(node, incarnation=7)  # new processes: all memory is gone
-        world.hear(node, prepared(on_disk=[claim(3, range(BUCKETS))]))
+        claims = [claim(3, range(BUCKETS))]
+        world.prepare(node, prepared(on_disk=claims), incarnation=7)  # new processes: all memory is gone
     world.hear("b", links("b", ["a"]))
     assert world.events(ev.RolledBack)[-1].step == 3
     assert [list(part.nodes) for part in world.last_to("a", "assignment").snapshot.parts] == [["a", "b"]] * BUCKETS

@@ -55,11 +55,7 @@ def started_over_by_others() -> World:
 
 def test_files_from_before_training_went_back_do_not_count_for_a_new_snapshot_of_the_same_step() -> None:
     world = started_over_by_others()
-    world.greet("a", incarnation=2)
-    world.hear(
-        "a",
-        prepared(on_disk=[claim(3, range(BUCKETS))]),
-    )
+    world.prepare("a", prepared(on_disk=[claim(3, range(BUCKETS))]), incarnation=2)
     assert on_disk(world.state, 3, range(BUCKETS)) == dict(enumerate([("c",), ("c",), ("d",), ("d",)]))
 
 
@@ -85,8 +81,8 @@ def test_after_going_back_nodes_keep_only_a_snapshot_of_an_earlier_step(whole: b
     world = gone_back_to_a_checkpoint(whole=whole)
     assert world.last_to("b", "keep_snapshots") == wire.KeepSnapshots(whole=kept)
     assert step_on_disks(world) == kept
-    world.greet("a", incarnation=2)  # it was away when training went back
-    world.hear("a", prepared(on_disk=[wire.SnapshotParts(step=step, parts=[wire.Part(bucket=0)]) for step in (3, 6)]))
+    claims = [claim(step, [0]) for step in (3, 6)]
+    world.prepare("a", prepared(on_disk=claims), incarnation=2)  # it was away when training went back
     assert world.last_to("a", "keep_snapshots") == wire.KeepSnapshots(whole=kept)
     assert "a" not in {node for nodes in on_disk(world.state, kept, range(1, BUCKETS)).values() for node in nodes}
 
@@ -97,11 +93,7 @@ def test_training_can_go_back_again_to_a_snapshot_of_an_earlier_step() -> None:
     world.state = replace(world.state, ledger=damaged)
     world.settle()
     world.lose("b")
-    world.prepare(
-        "b",
-        prepared(on_disk=[claim(3, range(BUCKETS))]),
-        incarnation=3,
-    )
+    world.prepare("b", prepared(on_disk=[claim(3, range(BUCKETS))]), incarnation=3)
     world.wait(LEASE, beating="b")
     assert world.events(ev.RolledBack)[-1].step == 3
     assert len(world.last_to("b", "assignment").snapshot.parts) == BUCKETS

@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from dtfm.coordinator.core.safekeeping.standby import COMMIT_WAIT_FRACTION
@@ -112,9 +110,9 @@ def test_nodes_stop_catching_up_when_the_chosen_plan_is_dropped() -> None:
     assert not world.last_to("a", "commit").pause
 
 
-def with_idle_node(**changes: dict[str, Any]) -> World:
+def with_idle_node() -> World:
     """a and b train. c has no place in the plan, and is a standby of the first stage."""
-    world = training("a", "b", train={"steps": 20, "evaluate_every": 0}, **changes)
+    world = training("a", "b", train={"steps": 20, "evaluate_every": 0})
     world.stick_to_plan()
     world.join("c")
     return world
