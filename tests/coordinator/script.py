@@ -210,12 +210,16 @@ class World:
         and all are ready."""
         for node in nodes:
             self.prepare(node, **changes)
-            last = self.heard_by(node)[-1]
-            if last.WhichOneof("message") == "probe":
-                self.hear(node, links(node, [peer.node for peer in last.probe.peers]))
+            self.report_links(node)
         if any(session.standing is Standing.ARRIVED for session in self.state.members.sessions.values()):
             self.now += self.state.lease * TOGETHER_LEASES
             self.feed(t.TimePassed())
+
+    def report_links(self, node: str) -> None:
+        """The node reports the links that it was just told to probe, if any."""
+        last = self.heard_by(node)[-1]
+        if last.WhichOneof("message") == "probe":
+            self.hear(node, links(node, [peer.node for peer in last.probe.peers]))
 
     def lose(self, node: str, reason: str = "its connection broke") -> None:
         """The node's stream ends."""

@@ -9,9 +9,8 @@ from dtfm.coordinator.core.timeouts import GRACE_LEASES
 from dtfm.coordinator.log import events as ev
 from dtfm.protos import control_pb2 as wire
 from dtfm.scheduler.model.plan import Plan, Route, Stage
-from tests.coordinator.answers import links
 from tests.coordinator.script import LEASE, LONG, World, fresh_state, prepared, restarted, training, two_stages
-from tests.coordinator.snapshots import PAUSE, claim, report_files, report_written, to_fetch
+from tests.coordinator.snapshots import PAUSE, all_to_fetch, claim, report_files, report_written
 
 STEP_SECONDS = 4.0
 ANY_NUMBER = {"nodes": 1, "stages": "auto"}
@@ -49,7 +48,7 @@ def test_nodes_that_return_with_their_disks_bring_the_snapshot_back() -> None:
     report_written(world)
     disks = {node: set(range(*layers)) for node, layers in zip("abc", ((0, 1), (1, 2), (2, 4)), strict=True)}
     for node in "abc":
-        fetched = to_fetch(world, node) if "keep_snapshots" in world.kinds_to(node) else {}
+        fetched = all_to_fetch(world).get(node, {})
         disks[node] |= fetched.keys()
         report_files(world, node, world.state.ledger.step, fetched)
     (written,) = world.events(ev.SnapshotWritten)
@@ -60,8 +59,7 @@ def test_nodes_that_return_with_their_disks_bring_the_snapshot_back() -> None:
         assert world.events(ev.RolledBack) == []
         world.prepare(node, prepared(on_disk=[claim(written.step, sorted(disks[node]))]), incarnation=incarnation)
         assert world.last_to(node, "keep_snapshots").whole == written.step
-        if world.heard_by(node)[-1].WhichOneof("message") == "probe":
-            world.hear(node, links(node, [peer.node for peer in world.last_to(node, "probe").peers]))
+        world.report_links(node)
         world.wait(LEASE / 10, beating=world.state.members.sessions)
     assert [rolled.step for rolled in world.events(ev.RolledBack)] in ([], [written.step])
     assert world.state.ledger.step == written.step
