@@ -237,8 +237,9 @@ class World:
 
     def settle(self) -> None:
         """All nodes of the plan say that they are ready for it."""
-        for node in self.plan_in_force.nodes:
-            self.plan_ready(node)
+        plan = self.plan_in_force
+        for node in plan.nodes:
+            self.plan_ready(node, generation=plan.generation)
 
     def plan_ready(self, node: str, **changes: Any) -> None:
         """The node says that it is ready for the plan in force."""
@@ -299,8 +300,8 @@ class World:
             self.hear(node, applied=wire.Applied(generation=plan.generation, step=step, state_digest=DIGEST))
 
     def write_checkpoint(self, *nodes: str, problem: str = "") -> None:
-        """Each of the nodes, or of the plan's, has written its part of the checkpoint of the last commit: the first replica of a
-        stage writes all."""
+        """Each of the nodes, by default all of the plan, has written its part of the last commit's checkpoint: the first
+        replica of a stage writes all of it."""
         plan, step = plan_message(self.plan_in_force), self.state.ledger.step
         for node in nodes or self.plan_in_force.nodes:
             buckets = checkpoint_buckets(plan, node) if not problem else ()
@@ -313,7 +314,7 @@ class World:
         self.feed(t.ManifestDone(self.manifests[-1].step, ""))
 
     def finish_run(self) -> None:
-        """Trains what is left of the run, from a plan that has begun and lasts."""
+        """All that is left of the run, from a step in hand on."""
         while (last := self.state.ledger.step) < self.state.run.train.steps:
             self.step()
             assert self.state.ledger.step == last + 1, f"step {last + 1} does not come about: {self.state.phase}"

@@ -27,7 +27,7 @@ WORKLOAD = {"layers": [LAYER] * 4, "micro_batches": 4}
 
 
 def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
-    """Exit code of the command."""
+    """Runs the command, and returns its exit code."""
     monkeypatch.setattr(sys, "argv", ["dtfm-coordinator", *arguments])
     with pytest.raises(SystemExit) as exit:
         cli.main()
@@ -36,7 +36,7 @@ def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
 
 @pytest.fixture
 def store(tmp_path: Path) -> str:
-    """A log of a run that is under way."""
+    """A store with the log of a run that is under way."""
     world = training("a", "b")
     world.step()
     url = store_url(tmp_path)

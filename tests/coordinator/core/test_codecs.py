@@ -60,7 +60,7 @@ def test_the_view_shows_the_codec_of_every_link(world: World) -> None:
     lines = shown.get().splitlines()
     for sent, codec in (("b → c", "i8b256"), ("c → b", "raw16"), ("a → b", "off")):
         assert [codec in line for line in lines if sent in line] == [True]
-    assert "a → c" not in shown.get()  # the plan has nothing sent there
+    assert "a → c" not in shown.get()  # the plan sends nothing there
 
 
 @pytest.mark.parametrize(

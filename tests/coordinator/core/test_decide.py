@@ -28,7 +28,7 @@ def reason(world: World, *, asked_for: bool = False) -> WaitReason:
 
 
 def unanswered(*nodes: str) -> World:
-    """A world whose planner does not answer."""
+    """A world in which these nodes are ready and the planner does not answer."""
     world = World(fresh_state(**LONG))
     world.automatic_planning = False
     world.join(*nodes)

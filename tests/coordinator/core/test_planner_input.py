@@ -70,7 +70,8 @@ def test_a_connection_that_was_not_measured_counts_as_the_median_of_those_that_w
 
 
 def measured_with(peers: int, together: float) -> Carried | None:
-    """What is known of the way up of a node with links of 100 bytes per second to these many ``peers``."""
+    """What is known of the connection of a node that sent 100 bytes/s to each of its ``peers`` alone, and this much to all
+    ``together``."""
     joined = ev.NodeJoined("a", "first contact", "", ev.DeviceSeen("cpu", "", 1, 1e9), "0.1", "1f")
     links = tuple(ev.Link("a", f"n{number}", 0.1, 100.0) for number in range(peers))
     return fold([joined, ev.LinksMeasured("a", links, up=together)]).members["a"].up

@@ -73,7 +73,7 @@ def test_a_failed_checkpoint_does_not_stop_training() -> None:
     world.step()
     world.write_checkpoint("a", problem="disk full")
     assert "disk full" in world.events(ev.CheckpointFailed)[-1].reason
-    world.write_checkpoint("b")  # comes to nothing
+    world.write_checkpoint("b")  # the checkpoint has failed already
     assert world.manifests == []
     assert isinstance(world.state.phase, Stepping)
 

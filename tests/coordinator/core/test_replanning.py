@@ -33,7 +33,7 @@ def test_the_run_waits_for_more_nodes_if_no_plan_fits_those_it_has() -> None:
     world.join("a", "b")
     assert world.events(ev.Waiting)[-1].reason == "too little memory"
     world.wait(LEASE, beating=["a", "b"])
-    assert len([e for e in world.events(ev.Waiting) if "too little" in e.reason]) == 1  # not again and again
+    assert len([e for e in world.events(ev.Waiting) if "too little" in e.reason]) == 1  # it is said once
     world.join("c")
     assert world.state.ledger.generation == 1
 

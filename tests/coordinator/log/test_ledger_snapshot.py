@@ -22,7 +22,7 @@ from tests.coordinator.stores import store_url
 
 
 def log_of_a_run() -> list[ev.Event]:
-    """Of four nodes, one of which left, up to a checkpoint."""
+    """The log of a run of four nodes with a checkpoint, which one of them left."""
     world = training("a", "b", "c", "d", train={"steps": 10})
     world.step()
     world.step()
@@ -121,7 +121,7 @@ def test_a_snapshot_is_stored_whole_or_not_at_all(tmp_path: Path) -> None:
 
 
 def test_a_change_of_the_ledgers_fields_needs_a_new_format() -> None:
-    """The fields of format 9. With others, or with another meaning, older snapshots must not be read."""
+    """These are the fields of format 9. Once one is added, dropped or means something new, older snapshots must not be read."""
     assert ledger_snapshot.FORMAT == 9
     assert [field.name for field in fields(Ledger)] == [
         "run_id",

@@ -18,13 +18,16 @@ def forget_log(folder: Path) -> None:
         file.unlink()
 
 
-async def test_a_run_resumed_from_its_log_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
-    async with (
-        serving(tmp_path) as served,
-        served.node("a", twist=no_vote_for(3)),
-        served.node("b", twist=no_vote_for(3)),
-    ):
+async def train_to_checkpoint(folder: Path) -> str:
+    """The coordinator stops when the checkpoint of step 2 is whole. Returns the run's id."""
+    no_vote = no_vote_for(3)
+    async with serving(folder) as served, served.node("a", twist=no_vote), served.node("b", twist=no_vote):
         await served.until(lambda: bool(served.ledger.checkpoints))
+        return served.server.state.ledger.run_id
+
+
+async def test_a_run_resumed_from_its_log_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
+    await train_to_checkpoint(tmp_path)
     with pytest.raises(ValueError, match="holds run 'demo' already"):
         async with serving(tmp_path):
             pass
@@ -38,13 +41,7 @@ async def test_a_run_resumed_from_its_log_goes_on_from_its_checkpoint(tmp_path: 
 
 
 async def test_a_run_without_its_log_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
-    async with (
-        serving(tmp_path) as served,
-        served.node("a", twist=no_vote_for(3)),
-        served.node("b", twist=no_vote_for(3)),
-    ):
-        await served.until(lambda: bool(served.ledger.checkpoints))
-        run_id = served.server.state.ledger.run_id
+    run_id = await train_to_checkpoint(tmp_path)
     forget_log(tmp_path)
     with pytest.raises(ValueError, match="holds another run's checkpoints"):
         async with serving(tmp_path):

@@ -26,7 +26,7 @@ TABLES = st.builds(
 
 
 def trained(**changes: dict[str, object]) -> World:
-    """a holds the first half, b the second; both are at step 2."""
+    """a trains the first half and b the second; both are at step 2."""
     world = training("a", "b", train={"steps": 50, "evaluate_every": 0}, **changes)
     world.automatic_standbys = False
     world.step()

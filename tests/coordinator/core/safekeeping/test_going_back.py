@@ -54,7 +54,7 @@ def test_the_files_of_a_node_that_returns_with_its_disk_count_again() -> None:
     world = with_snapshot_in_halves()
     world.step()
     world.lose("a")
-    assert world.events(ev.RolledBack) == []  # two are needed
+    assert world.events(ev.RolledBack) == []  # the run needs two nodes
     world.prepare("a", prepared(on_disk=[claim(step, (0, 1)) for step in (1, 2)]), incarnation=2)
     assert world.last_to("a", "keep_snapshots") == wire.KeepSnapshots(whole=2)
     world.hear("a", links("a", ["b"]))

@@ -61,7 +61,7 @@ def test_a_node_whose_link_cannot_keep_up_with_the_steps_gets_its_state_in_the_p
 ) -> None:
     world = without_reports("a", "b")
     world.now += 1.0
-    world.step()  # takes a second; the gradients of a stage's two layers have 2 MiB
+    world.step()  # of a second, with 2 MiB of gradients for each stage
     world.prepare("c")
     report = links("c", ["a", "b"])
     for link in report.links.links:
