@@ -1,6 +1,7 @@
-"""How a node answers the coordinator: the one model of a node's words that scripted worlds, fake nodes and crowds share.
+"""How a node answers the coordinator: what scripted worlds, fake nodes and the crowds of the benchmarks share.
 
-A node without a model answers everything at once, holds whatever it is asked for, and has a loss that falls with the steps.
+These nodes have no model. They answer at once, hold any state that they are asked for, and report a loss that falls with the
+steps.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ FILE_DIGEST = bytes(32)
 def answer(
     node: str, message: wire.CoordinatorMessage, assignment: wire.Assignment, micro_batch: int = 2
 ) -> wire.NodeMessage | None:
-    """What ``node`` says to ``message`` under the ``assignment`` that it got last; None: nothing, or nothing that it could know
-    without a model (the probed links, a snapshot's files, the held-out loss)."""
+    """What ``node`` says to ``message`` under the ``assignment`` that it got last. None: nothing, or something that the caller
+    has to make up (measured links, a snapshot's files, the held-out loss)."""
     plan = assignment.plan
     match message.WhichOneof("message"):
         case "assignment" if stage_of(message.assignment.plan, node) is not None:

@@ -1,5 +1,5 @@
-"""A node without a model, over a real gRPC stream: answers what a node answers, and misbehaves as told. As a standby it does not
-keep up."""
+"""A node without a model, over a real gRPC stream. It answers as a node does, or misbehaves as the test tells it to. As a
+standby it does not keep up."""
 
 from __future__ import annotations
 
@@ -22,11 +22,12 @@ from tests.coordinator.answers import answer, checkpoint_buckets, evaluated, lin
 from tests.coordinator.script import hello, prepared
 
 Twist = Callable[[wire.NodeMessage], wire.NodeMessage | None]
-"""What a node sends instead of an answer; None: nothing."""
+"""Makes of each message what the node sends in its place; None: nothing."""
 
 
 class FakeNode:
-    """``async with``: joins, and serves until its stream ends. ``finish`` and ``refusal`` are the last such words it got."""
+    """Within its ``async with`` the node joins, and answers until its stream ends. ``welcome``, ``finish`` and ``refusal`` are
+    the last such messages that it got."""
 
     def __init__(
         self,
@@ -39,7 +40,7 @@ class FakeNode:
         deaf: bool = False,
         **changes: object,
     ) -> None:
-        """``deaf``: it beats, and hears nothing."""
+        """A ``deaf`` node sends heartbeats and ignores all messages."""
         self.name = name
         self.finish: wire.Finish | None = None
         self.refusal: wire.Refusal | None = None
@@ -133,8 +134,17 @@ class FakeNode:
         self._say(snapshot_parts(step, wire.CHECKPOINT, files))
 
 
+def silent(_: wire.NodeMessage) -> None:
+    """The node sends nothing after its Hello."""
+
+
+def no_vote_for(step: int) -> Twist:
+    """The node never votes for this step."""
+    return lambda message: None if message.step_ready.step == step else message
+
+
 def nan_at(step: int) -> Twist:
-    """The loss of this step is NaN, always."""
+    """The loss of this step is NaN in every attempt."""
 
     def twist(message: wire.NodeMessage) -> wire.NodeMessage:
         if message.step_ready.step == step:

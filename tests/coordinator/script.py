@@ -1,4 +1,12 @@
-"""A coordinator without sockets, disk or clock, and nodes that answer as told."""
+"""A coordinator without sockets, disk or clock, and nodes that answer as the test tells them to.
+
+How to write such a test: take a World, or one that trains already (``training("a", "b")``), and let things happen to it one after
+the other. ``join``, ``vote``, ``lose`` and the like play one node; ``settle``, ``step``, ``apply`` and ``save`` play all of them;
+``wait`` lets time pass. Then look at what followed: ``last_to`` and ``kinds_to`` say what a node was sent, ``events`` what was
+logged, and ``state`` is what the coordinator knows. The planner and the standbys answer at once. To choose what the planner
+answers, set ``planner``; to choose when, turn ``automatic_planning`` off and call ``plan``. To choose what standbys report, turn
+``automatic_standbys`` off, or begin with ``with_standbys`` (standbys.py). Scripts about snapshots on disks are in snapshots.py.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +19,9 @@ from dtfm.coordinator.core.messages import plan_message
 from dtfm.coordinator.core.state import Gathering, PlanChosen, Standing, State
 from dtfm.coordinator.core.tick import tick
 from dtfm.coordinator.core.timeouts import TOGETHER_LEASES
-from dtfm.coordinator.log.events import Event, RunStarted
+from dtfm.coordinator.log.events import Event, RunResumed, RunStarted
 from dtfm.coordinator.log.ledger import Ledger, fold
+from dtfm.coordinator.log.store import Record
 from dtfm.protos import PROTOCOL_VERSION, plan_pb2
 from dtfm.protos import control_pb2 as wire
 from dtfm.protos.credentials import make_key, signing_request
@@ -43,18 +52,27 @@ RUN: dict[str, Any] = {
 }
 
 
+LONG: dict[str, dict[str, Any]] = {
+    "train": {"steps": 500, "evaluate_every": 0},
+    "checkpoint": {"every": 0},
+}
+"""Changes to RUN: many steps, none of which is followed by an evaluation or a checkpoint."""
+
+
 def run_table(**changes: dict[str, Any]) -> dict[str, Any]:
     """RUN with some keys of its tables changed."""
     return {name: {**table, **changes.get(name, {})} for name, table in RUN.items()}
 
 
 def fresh_state(ledger: Ledger | None = None, /, **changes: dict[str, Any]) -> State:
+    """The state of a coordinator that has just started, with an empty log or with this ledger; ``changes`` are of RUN."""
     run = parse_run(run_table(**changes), "the test")
     ledger = ledger or fold([RunStarted("run-id", run.model_dump(mode="json"))])
     return State(run=run, message=run.message(ledger.run_id), ledger=ledger, phase=Gathering(START, ""))
 
 
 def hello(node: str, /, **changes: Any) -> wire.NodeMessage:
+    """A valid Hello, with some of its fields changed."""
     fields = {
         "protocol_version": PROTOCOL_VERSION,
         "node": node,
@@ -67,6 +85,7 @@ def hello(node: str, /, **changes: Any) -> wire.NodeMessage:
 
 
 def prepared(micro_batches: int = 4, **changes: Any) -> wire.NodeMessage:
+    """A valid Prepared, with some of its fields changed."""
     layer = plan_pb2.Workload.Layer(name="layer", forward_flops=1e9, parameter_bytes=1 << 20, activation_bytes=1 << 16)
     fields = {
         "workload": plan_pb2.Workload(
@@ -83,7 +102,7 @@ def prepared(micro_batches: int = 4, **changes: Any) -> wire.NodeMessage:
 
 
 def two_stages(nodes: Iterable[str], micro_batches: int = 4) -> Plan:
-    """Nodes dealt in order of name to two stages; with one node, one stage."""
+    """The first half of the nodes, by name, on the first stage and the others on the second; one node alone has one stage."""
     names = sorted(nodes)
     cut = (len(names) + 1) // 2
     groups = (names[:cut], names[cut:]) if len(names) > 1 else (names,)
@@ -94,8 +113,12 @@ def two_stages(nodes: Iterable[str], micro_batches: int = 4) -> Plan:
 
 
 class World:
-    """``log`` is what is in the store, ``said`` what each node was told (streams are named by their numbers),
-    ``certified`` the nodes that got a certificate, and by which request."""
+    """A coordinator and its nodes.
+
+    ``log`` holds the events as the store would have them; ``said`` the messages that went out, by the stream's number, which
+    ``streams`` has for each node; ``certified`` the nodes that got a certificate, with their requests; ``wanted`` the questions
+    that the planner has not answered yet.
+    """
 
     def __init__(self, state: State | None = None, planner: Callable[[Iterable[str]], Plan | str] = two_stages) -> None:
         self.state = state or fresh_state()
@@ -116,6 +139,7 @@ class World:
         self._next_stream = 0
 
     def feed(self, event: t.Input) -> None:
+        """One tick with this input, and what standbys and the planner answer to it."""
         self.state, ready = tick(self.state, event, self.now)
         self.log += ready.entries
         sent: list[t.Send] = []
@@ -146,19 +170,25 @@ class World:
             self.plan()
 
     def _catch_up(self, send: t.Send) -> None:
-        """A node that is asked to be a standby has the state at once."""
+        """A node that was just asked to be a standby has the state at once."""
         said = answer("", send.message, wire.Assignment(step=self.state.ledger.step))
         if send.message.WhichOneof("message") == "standby" and said is not None:
             self.feed(t.Heard(send.stream, said))
 
     def plan(self) -> None:
-        """Answers the planner's oldest question."""
+        """The planner answers the oldest question."""
         wanted = self.wanted.pop(0)
         found = self.planner(wanted.cluster.ids)
         outcome = found if isinstance(found, str) else PlanChosen(found, "as scripted", 1.0, 0.5)
         self.feed(t.Planned(wanted.number, outcome))
 
+    def stick_to_plan(self) -> None:
+        """From now on the planner answers with the plan in force, as long as all its nodes are there."""
+        plan, planner = self.plan_in_force, self.planner
+        self.planner = lambda ids: plan if set(plan.nodes) <= set(ids) else planner(ids)
+
     def greet(self, node: str, /, shows_token: bool = True, **changes: Any) -> int:
+        """The node opens a stream and says Hello, with some of its fields changed. Returns the stream's number."""
         self._next_stream += 1
         stream = self._next_stream
         self.streams[node] = stream
@@ -166,25 +196,37 @@ class World:
         return stream
 
     def hear(self, node: str, message: wire.NodeMessage | None = None, **fields: Any) -> None:
+        """The coordinator hears this message from the node, or a NodeMessage of these fields."""
         self.feed(t.Heard(self.streams[node], message or wire.NodeMessage(**fields)))
 
+    def prepare(self, node: str, said: wire.NodeMessage | None = None, /, **changes: Any) -> int:
+        """The node says Hello, is welcomed and says Prepared; it has still to measure its links. Returns the stream's number."""
+        stream = self.greet(node, **changes)
+        self.hear(node, said or prepared())
+        return stream
+
     def join(self, *nodes: str, **changes: Any) -> None:
-        """Each comes, prepares, and reports its links to those it is told to probe; then a moment passes without another."""
+        """Each node prepares, and reports the links that it is told to probe. Then the time passes in which others could join,
+        and all are ready."""
         for node in nodes:
-            self.greet(node, **changes)
-            self.hear(node, prepared())
-            last = self.heard_by(node)[-1]
-            if last.WhichOneof("message") == "probe":
-                self.hear(node, links(node, [peer.node for peer in last.probe.peers]))
+            self.prepare(node, **changes)
+            self.report_links(node)
         if any(session.standing is Standing.ARRIVED for session in self.state.members.sessions.values()):
             self.now += self.state.lease * TOGETHER_LEASES
             self.feed(t.TimePassed())
 
+    def report_links(self, node: str) -> None:
+        """The node reports the links that it was just told to probe, if any."""
+        last = self.heard_by(node)[-1]
+        if last.WhichOneof("message") == "probe":
+            self.hear(node, links(node, [peer.node for peer in last.probe.peers]))
+
     def lose(self, node: str, reason: str = "its connection broke") -> None:
+        """The node's stream ends."""
         self.feed(t.StreamClosed(self.streams[node], reason))
 
     def wait(self, seconds: float, beating: Iterable[str] = ()) -> None:
-        """Time passes in heartbeats; ``beating`` nodes give signs of life."""
+        """Time passes, and the ``beating`` nodes send their heartbeats."""
         beating = list(beating)
         until = self.now + seconds
         while self.now < until:
@@ -197,9 +239,19 @@ class World:
         """All nodes of the plan say that they are ready for it."""
         plan = self.plan_in_force
         for node in plan.nodes:
-            self.hear(node, plan_ready=wire.PlanReady(generation=plan.generation))
+            self.plan_ready(node, generation=plan.generation)
+
+    def plan_ready(self, node: str, **changes: Any) -> None:
+        """The node says that it is ready for the plan in force."""
+        self.hear(node, plan_ready=wire.PlanReady(**{"generation": self.state.ledger.generation, **changes}))
+
+    def fail_plan(self, node: str, problem: str = "scripted", **changes: Any) -> None:
+        """The node says that it cannot take its part in the plan in force."""
+        fields = {"generation": self.state.ledger.generation, "problem": problem, **changes}
+        self.hear(node, plan_failed=wire.PlanFailed(**fields))
 
     def vote(self, node: str, **changes: Any) -> None:
+        """The node votes for the step in hand, with some fields of its vote changed."""
         said = vote(plan_message(self.plan_in_force), node, self.state.ledger.step + 1)
         said.loss_sum = 0.5 * said.samples
         for field in changes:
@@ -210,7 +262,7 @@ class World:
             self.keep_up()
 
     def keep_up(self) -> None:
-        """All standbys have the gradients of the step in hand."""
+        """All standbys that have caught up report that they have the gradients of the step in hand."""
         generation, step = self.state.ledger.generation, self.state.ledger.step
         for node, session in list(self.state.members.sessions.items()):
             standby = session.standby
@@ -219,7 +271,7 @@ class World:
                 self.hear(node, standby_progress=report)
 
     def step(self) -> None:
-        """All vote. Standbys keep up, or the commit waits for them as long as it may."""
+        """All nodes of the plan vote. If the commit waits for standbys that do not report, the time for that passes."""
         for node in self.plan_in_force.nodes:
             self.vote(node)
         if (until := self.state.wakes_at) is not None:
@@ -227,6 +279,7 @@ class World:
             self.feed(t.TimePassed())
 
     def fail_step(self, node: str, problem: wire.StepProblem, **changes: Any) -> None:
+        """The node says that it cannot do the step in hand."""
         fields = {
             "generation": self.state.ledger.generation,
             "step": self.state.ledger.step + 1,
@@ -235,18 +288,20 @@ class World:
         self.hear(node, step_failed=wire.StepFailed(problem=problem, **{**fields, **changes}))
 
     def evaluate(self) -> None:
+        """The node at the end of the first route reports the held-out loss after the last commit."""
         plan, step = self.plan_in_force, self.state.ledger.step
         node = plan.routes[0].nodes[-1]
         self.hear(node, evaluated(plan.generation, step))
 
     def apply(self) -> None:
+        """All nodes of the plan say that they have applied the last commit, as they do before a pause."""
         plan, step = self.plan_in_force, self.state.ledger.step
         for node in plan.nodes:
             self.hear(node, applied=wire.Applied(generation=plan.generation, step=step, state_digest=DIGEST))
 
     def write_checkpoint(self, *nodes: str, problem: str = "") -> None:
-        """Each of the nodes, or of the plan's, has written its part of the checkpoint of the last commit: the first replica of a
-        stage writes all."""
+        """Each of the nodes, by default all of the plan, has written its part of the last commit's checkpoint: the first
+        replica of a stage writes all of it."""
         plan, step = plan_message(self.plan_in_force), self.state.ledger.step
         for node in nodes or self.plan_in_force.nodes:
             buckets = checkpoint_buckets(plan, node) if not problem else ()
@@ -259,7 +314,7 @@ class World:
         self.feed(t.ManifestDone(self.manifests[-1].step, ""))
 
     def finish_run(self) -> None:
-        """Trains what is left of the run, from a plan that has begun and lasts."""
+        """All that is left of the run, from a step in hand on."""
         while (last := self.state.ledger.step) < self.state.run.train.steps:
             self.step()
             assert self.state.ledger.step == last + 1, f"step {last + 1} does not come about: {self.state.phase}"
@@ -272,17 +327,24 @@ class World:
         assert self.state.ledger.plan is not None
         return self.state.ledger.plan
 
+    def donors_to(self, node: str) -> list[list[str]]:
+        """Who gives the node its state under the last plan that it was sent: the nodes, by bucket."""
+        return [list(donors.nodes) for donors in self.last_to(node, "assignment").donors]
+
     def heard_by(self, node: str) -> list[wire.CoordinatorMessage]:
+        """All that the node was sent on its newest stream."""
         return self.said.get(self.streams[node], [])
 
     def last_to(self, node: str, kind: str) -> Any:
-        """The last message of this kind that the node was told."""
+        """The last message of this kind that the node was sent."""
         return getattr([m for m in self.heard_by(node) if m.WhichOneof("message") == kind][-1], kind)
 
     def kinds_to(self, node: str) -> list[str]:
+        """The kinds of the messages that the node was sent, in order."""
         return [str(message.WhichOneof("message")) for message in self.heard_by(node)]
 
     def events(self, kind: type[E]) -> list[E]:
+        """The logged events of this kind."""
         return [event for event in self.log if isinstance(event, kind)]
 
     def names(self) -> list[str]:
@@ -290,11 +352,22 @@ class World:
         return [event.event for event in self.log]
 
     def refolded(self) -> Ledger:
+        """The ledger as a restart would find it."""
         return fold(self.log, self.start)
+
+    @property
+    def whole_log(self) -> list[Event]:
+        """The log, with the event that began the run."""
+        return [RunStarted(self.start.run_id, dict(self.start.run)), *self.log]
+
+    @property
+    def records(self) -> list[Record]:
+        """The whole log as the store returns it, an event a second."""
+        return [Record(number, 1000.0 + number, event) for number, event in enumerate(self.whole_log, 1)]
 
 
 def training(*nodes: str, **changes: dict[str, Any]) -> World:
-    """A world whose nodes compute step 1."""
+    """A world in which these nodes, by default a and b, compute step 1 of a run with these changes."""
     names = nodes or ("a", "b")
     changes = {**changes, "cluster": {"nodes": len(names), **changes.get("cluster", {})}}
     world = World(fresh_state(**changes))
@@ -303,7 +376,25 @@ def training(*nodes: str, **changes: dict[str, Any]) -> World:
     return world
 
 
+def restarted(before: World, **changes: dict[str, Any]) -> World:
+    """The next coordinator process, on the log that the one before left."""
+    resumed = RunResumed("from the log", dict(before.state.ledger.run))
+    return World(fresh_state(fold([resumed], before.refolded()), **changes))
+
+
+def aborted_after_twenty_steps() -> World:
+    """Four nodes, two replicas for each stage; the last event is the abort of step 21."""
+    world = training("a", "b", "c", "d", train={"steps": 30})
+    for _ in range(20):
+        world.now += 1.0
+        world.step()
+    world.evaluate()
+    world.save()
+    world.fail_step("a", wire.NON_FINITE)
+    return world
+
+
 def refusal_of(world: World, stream: int) -> wire.Refusal:
-    """With which the coordinator ended it."""
+    """The refusal with which the coordinator ended the stream."""
     assert stream in world.hung_up
     return world.said[stream][-1].refusal

@@ -1,8 +1,8 @@
-"""Scripts of nodes that write backups and fetch each other's."""
+"""Scripts of nodes that write snapshots to their disks and fetch each other's files."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -10,43 +10,72 @@ from dtfm.coordinator.core.safekeeping.availability import Kind, availability
 from dtfm.coordinator.core.safekeeping.snapshot import PAUSE_LEASES
 from dtfm.protos import control_pb2 as wire
 from dtfm.scheduler.model.plan import Plan, Route, Stage
-from tests.coordinator.script import BUCKETS, LAYERS, LEASE, World, fresh_state, training
+from tests.coordinator.script import BUCKETS, LAYERS, LEASE, LONG, World, fresh_state, training
 
 PAUSE = PAUSE_LEASES * LEASE
 SIZE = 100
 DIGESTS = [bytes([bucket]) * 32 for bucket in range(BUCKETS)]
 
 
-def parts(buckets: Collection[int]) -> list[wire.Part]:
-    return [wire.Part(bucket=bucket, size_bytes=SIZE, digest=DIGESTS[bucket]) for bucket in buckets]
+def parts(buckets: Collection[int], size: int = SIZE, digests: Sequence[bytes] = DIGESTS) -> list[wire.Part]:
+    return [wire.Part(bucket=bucket, size_bytes=size, digest=digests[bucket]) for bucket in buckets]
 
 
-def keep(world: World, node: str, step: int, buckets: Collection[int], problem: str = "") -> None:
-    """The node says what it has written, or fetched."""
-    world.hear(
-        node,
-        snapshot_parts=wire.SnapshotParts(destination=wire.DISKS, step=step, parts=parts(buckets), problem=problem),
-    )
+def claim(step: int, buckets: Collection[int]) -> wire.SnapshotParts:
+    """The files of a snapshot that a node finds on its disk when it prepares."""
+    return wire.SnapshotParts(step=step, parts=[wire.Part(bucket=bucket, size_bytes=SIZE) for bucket in buckets])
 
 
-def write(world: World, *nodes: str) -> None:
-    """Each of the nodes, or of the plan's, has written what it trains as of the last commit."""
+def report_files(
+    world: World, node: str, step: int, buckets: Collection[int], problem: str = "", **of_parts: Any
+) -> None:
+    """The node reports which of the files that it had to write or to fetch it has."""
+    files = parts(buckets, **of_parts)
+    reported = wire.SnapshotParts(destination=wire.DISKS, step=step, parts=files, problem=problem)
+    world.hear(node, snapshot_parts=reported)
+
+
+def report_written(world: World, *nodes: str) -> None:
+    """Each of the nodes, by default all of the plan, has written what it trains as of the last commit."""
     plan = world.plan_in_force
     for node in nodes or plan.nodes:
         stage = plan.stage_of(node)
         assert stage is not None
-        keep(world, node, world.state.ledger.step, range(*plan.stages[stage].layers))
+        report_files(world, node, world.state.ledger.step, range(*plan.stages[stage].layers))
 
 
-def missing(world: World, node: str) -> dict[int, list[str]]:
-    """What the node was last asked to fetch, and from whom."""
+def report_fetched(world: World, step: int) -> None:
+    """a and b, which train one half each, have fetched each other's files."""
+    report_files(world, "a", step, [2, 3])
+    report_files(world, "b", step, [0, 1])
+
+
+def report_full_disk(world: World, step: int, *nodes: str) -> None:
+    """The nodes could not fetch anything."""
+    for node in nodes:
+        report_files(world, node, step, [], problem="OSError: the disk is full")
+
+
+def to_fetch(world: World, node: str) -> dict[int, list[str]]:
+    """What the node was last asked to fetch, and from which nodes."""
     return {part.bucket: list(part.nodes) for part in world.last_to(node, "keep_snapshots").missing}
 
 
-def slow_world(*nodes: str, **changes: Any) -> World:
-    """Nodes that train, over links that no copy could keep up with, past the time when a backup is due."""
-    changes = {"train": {"steps": 50, "evaluate_every": 0}, "checkpoint": {"every": 0}, **changes}
-    world = training(*nodes, **changes)
+def all_to_fetch(world: World) -> dict[str, dict[int, list[str]]]:
+    """What each node that got a KeepSnapshots was last asked to fetch."""
+    return {node: to_fetch(world, node) for node in world.streams if "keep_snapshots" in world.kinds_to(node)}
+
+
+def snapshot_begins(world: World) -> bool:
+    """The last commit asked all nodes of the plan for a snapshot on disks, or none of them."""
+    begins = {bool(world.last_to(node, "commit").snapshot == wire.DISKS) for node in world.plan_in_force.nodes}
+    assert len(begins) == 1
+    return begins.pop()
+
+
+def snapshot_due(*nodes: str, **changes: Any) -> World:
+    """Nodes that train over links too slow for standbys; the next commit asks for a snapshot on disks."""
+    world = training(*nodes, **{**LONG, **changes})
     world.automatic_standbys = False
     world.now += 0.001
     world.step()
@@ -54,39 +83,37 @@ def slow_world(*nodes: str, **changes: Any) -> World:
     return world
 
 
-def backed_up(*nodes: str, **changes: Any) -> World:
-    """a and b train one half each, and have each other's on disk too, as of step 3; they are at step 5."""
-    world = slow_world(*(nodes or ("a", "b")), **changes)
+def with_snapshot(**changes: Any) -> World:
+    """a and b train one half each, and have both halves on disk as of step 3; they are at step 5."""
+    world = snapshot_due("a", "b", **changes)
     world.now -= 0.002
     world.step()
     world.now += 0.002
     world.step()
-    write(world)
-    keep(world, "a", 3, [2, 3])
-    keep(world, "b", 3, [0, 1])
+    report_written(world)
+    report_fetched(world, 3)
     for _ in range(2):
         world.step()
     return world
 
 
-def backed_up_apart() -> World:
-    """Of a backup as of step 2 a has its half on disk, b the other, and neither has room for more."""
-    world = slow_world("a", "b")
+def with_snapshot_in_halves() -> World:
+    """Of a snapshot of step 2 a has its half on disk and b the other, and neither has room for more."""
+    world = snapshot_due("a", "b")
     world.step()
-    write(world)
-    for node in "ab":
-        keep(world, node, 2, [], problem="OSError: the disk is full")
+    report_written(world)
+    report_full_disk(world, 2, "a", "b")
     return world
 
 
-def alone(world: World, node: str) -> None:
-    """From now on a plan is made of this node alone."""
+def plan_only_with(world: World, node: str) -> None:
+    """From now on the planner uses this node alone, and the run needs no other."""
     world.planner = lambda ids: Plan(0, (Stage((0, LAYERS), (node,)),), (Route((node,), 4),))
     world.state = replace(world.state, run=fresh_state(cluster={"nodes": 1, "stages": "auto"}).run)
 
 
-def later(world: World, seconds: float) -> None:
-    """After so many seconds, a step."""
+def step_after(world: World, seconds: float) -> None:
+    """Time passes, and a step."""
     world.now += seconds
     world.step()
 

@@ -5,34 +5,32 @@ from __future__ import annotations
 from typing import Any
 
 from dtfm.protos import control_pb2 as wire
-from dtfm.scheduler.model.plan import Plan
-from tests.coordinator.script import World, training, two_stages
+from tests.coordinator.script import LONG, World, training
 
 
 def with_standbys(*standbys: str, trainers: str = "ab") -> World:
-    """``trainers`` train two stages. The first of the idle ``standbys`` copies the first stage, the second one the second stage,
-    and so on. They have caught up, and report nothing more by themselves."""
-    world = training(*trainers, train={"steps": 50, "evaluate_every": 0}, checkpoint={"every": 0})
-    current = world.plan_in_force
-
-    def planner(ids: Any) -> Plan:
-        return current if set(current.nodes) <= set(ids) else two_stages(ids)
-
-    world.planner = planner
+    """``trainers`` train two stages. The first of the idle ``standbys`` is a standby of the first stage, the next of the second,
+    and so on in turn. They have caught up, and report nothing more by themselves."""
+    world = training(*trainers, **LONG)
+    world.stick_to_plan()
     world.join(*standbys)
     world.automatic_standbys = False
     return world
 
 
-def report(world: World, node: str, step: int | None = None, voted: int | None = None, problem: str = "") -> None:
-    """The copy of ``node`` is as of ``step``, and it has the gradients of the next step as voted in generation ``voted``; by
-    default, of the step in hand."""
-    ledger = world.state.ledger
-    number = world.last_to(node, "standby").number
-    progress = wire.StandbyProgress(
-        number=number,
-        step=ledger.step if step is None else step,
-        voted=ledger.generation if voted is None else voted,
-        problem=problem,
-    )
-    world.hear(node, standby_progress=progress)
+def without_reports(*nodes: str) -> World:
+    """These nodes train. Nodes that are asked to be standbys report nothing by themselves."""
+    world = training(*nodes, train={"steps": 20, "evaluate_every": 0})
+    world.automatic_standbys = False
+    return world
+
+
+def caught_up(world: World, node: str, **changes: Any) -> None:
+    """The standby has the state as of the last commit, and no gradients of the next step yet."""
+    fields = {"number": world.last_to(node, "standby").number, "step": world.state.ledger.step, **changes}
+    world.hear(node, standby_progress=wire.StandbyProgress(**fields))
+
+
+def report(world: World, node: str, **changes: Any) -> None:
+    """The standby has the state as of the last commit, and the gradients of the step in hand as voted in this generation."""
+    caught_up(world, node, **{"voted": world.state.ledger.generation, **changes})

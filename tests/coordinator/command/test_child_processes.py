@@ -1,4 +1,4 @@
-"""No node of the demo outlives it."""
+"""The demo's child processes end with it, and show what went wrong."""
 
 from __future__ import annotations
 

@@ -13,9 +13,9 @@ from dtfm.coordinator import cli
 from dtfm.coordinator.command.demo import demo_run_file, new_folder
 from dtfm.coordinator.command.options import read_token
 from dtfm.coordinator.command.serve import weakness
-from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.store import Store
 from tests.coordinator.script import training
+from tests.coordinator.stores import store_url
 
 NETWORK = {
     "nodes": [{"id": name, "region": "x", "flops": 1e12, "memory_bytes": 1e10} for name in ("a", "b")],
@@ -27,7 +27,7 @@ WORKLOAD = {"layers": [LAYER] * 4, "micro_batches": 4}
 
 
 def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
-    """Exit code of the command."""
+    """Runs the command, and returns its exit code."""
     monkeypatch.setattr(sys, "argv", ["dtfm-coordinator", *arguments])
     with pytest.raises(SystemExit) as exit:
         cli.main()
@@ -36,12 +36,12 @@ def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
 
 @pytest.fixture
 def store(tmp_path: Path) -> str:
-    """A log of a run that is under way."""
+    """A store with the log of a run that is under way."""
     world = training("a", "b")
     world.step()
-    url = f"sqlite:///{tmp_path / 'dtfm.db'}"
+    url = store_url(tmp_path)
     with Store(url, write=True) as opened:
-        opened.append([ev.RunStarted("run-id", dict(world.start.run)), *world.log])
+        opened.append(world.whole_log)
     return url
 
 

@@ -16,7 +16,7 @@ def read(text: str) -> RunFile:
     return parse_run(tomllib.loads(text), "RUN.toml")
 
 
-def test_the_empty_file_is_the_demo() -> None:
+def test_an_empty_run_file_describes_the_demo() -> None:
     run = read("").message("ab12")
     assert (run.name, run.id, run.seed, run.lease_seconds) == ("demo", "ab12", 1, 10.0)
     assert (run.model.family, '"hidden_size": 128' in run.model.config_json) == ("llama", True)
@@ -111,7 +111,7 @@ def test_a_run_read_back_from_the_log_is_unchanged() -> None:
         ("[data]\nsequence_length = 1", "data.sequence_length = 1: must be at least 2"),
     ],
 )
-def test_a_wrong_value_is_named_with_what_would_be_right(text: str, sentence: str) -> None:
+def test_a_wrong_value_is_refused_with_what_would_be_right(text: str, sentence: str) -> None:
     with pytest.raises(RunFileError) as caught:
         read(text)
     assert sentence in str(caught.value)

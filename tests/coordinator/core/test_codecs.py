@@ -1,4 +1,4 @@
-"""Under which codec each link carries what is in the log, and seen by people; where a link changes, its sender chooses anew."""
+"""The codecs that nodes choose for their links are checked, logged and shown; a sender chooses again when its link changed."""
 
 from __future__ import annotations
 
@@ -9,12 +9,11 @@ from rich.console import Console
 
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.ledger import fold
-from dtfm.coordinator.log.store import Record
 from dtfm.coordinator.view.members import member_documents
 from dtfm.coordinator.view.narration import narrate
 from dtfm.coordinator.view.watch import View, render
 from dtfm.protos import control_pb2 as wire
-from tests.coordinator.core.test_drift import long_run, steps
+from tests.coordinator.drifting import steady_run, timed_steps
 from tests.coordinator.script import World, fresh_state
 
 
@@ -23,7 +22,7 @@ def link(destination: str, tensors: str, codec: str) -> wire.LinkCodec:
 
 
 def ready(world: World, node: str, *codecs: wire.LinkCodec) -> None:
-    world.hear(node, plan_ready=wire.PlanReady(generation=world.plan_in_force.generation, codecs=codecs))
+    world.plan_ready(node, codecs=codecs)
 
 
 @pytest.fixture
@@ -36,7 +35,7 @@ def world() -> World:
     return world
 
 
-def test_a_plan_begins_with_the_codec_of_every_link(world: World) -> None:
+def test_the_log_names_the_codec_of_every_link_when_a_plan_begins(world: World) -> None:
     ready(world, "c", link("b", "gradients", "raw16"))
     (started,) = world.events(ev.PlanStarted)
     assert started.codecs == {
@@ -47,25 +46,25 @@ def test_a_plan_begins_with_the_codec_of_every_link(world: World) -> None:
     assert narrate(started) == "plan 1 begins with step 1; codecs of links: i8b256 on 1, off on 2, raw16 on 1"
 
 
-def test_people_see_the_codecs_of_links(world: World) -> None:
+def test_the_view_shows_the_codec_of_every_link(world: World) -> None:
     ready(world, "c", link("b", "gradients", "raw16"))
     members = {document["node"]: document for document in member_documents(world.state.ledger)}
     assert members["b"]["links"]["c"]["codecs"] == {"activations": "i8b256"}
     assert members["a"]["links"]["c"]["codecs"] == {}
     view = View()
-    for number, event in enumerate([ev.RunStarted("id", dict(world.start.run)), *world.log], 1):
-        view.add(Record(number, 0.0, event))
+    for record in world.records:
+        view.add(record)
     console = Console(width=100, height=30)
     with console.capture() as shown:
         console.print(render(view))
     lines = shown.get().splitlines()
     for sent, codec in (("b → c", "i8b256"), ("c → b", "raw16"), ("a → b", "off")):
         assert [codec in line for line in lines if sent in line] == [True]
-    assert "a → c" not in shown.get()  # the plan has nothing sent there
+    assert "a → c" not in shown.get()  # the plan sends nothing there
 
 
 @pytest.mark.parametrize(
-    "told",
+    "reported",
     [
         [link("c", "gradients", "off")],
         [link("stranger", "gradients", "off")],
@@ -76,15 +75,17 @@ def test_people_see_the_codecs_of_links(world: World) -> None:
         [link("b", "gradients", "off")] * 1000,
     ],
 )
-def test_codecs_of_what_the_plan_does_not_have_are_refused(world: World, told: list[wire.LinkCodec]) -> None:
-    ready(world, "c", *told)
+def test_codecs_of_tensors_that_the_plan_does_not_send_are_refused(
+    world: World, reported: list[wire.LinkCodec]
+) -> None:
+    ready(world, "c", *reported)
     assert world.last_to("c", "refusal").reason == wire.MALFORMED
 
 
-def test_the_sender_of_a_link_that_changed_is_told_and_what_it_chooses_is_known() -> None:
-    world = long_run()
-    steps(world, 10, seconds=1.0, arrived=1.0)
-    steps(world, 10, seconds=1.0, arrived=4.0)
+def test_the_sender_on_a_link_that_changed_is_told_and_its_choice_of_codec_is_logged() -> None:
+    world = steady_run()
+    timed_steps(world, 10, seconds=1.0, arrived=1.0)
+    timed_steps(world, 10, seconds=1.0, arrived=4.0)
     (changed,) = world.last_to("a", "links_changed").links
     known = world.state.ledger.links["a"]["c"]
     assert (changed.source, changed.destination, changed.bandwidth) == ("a", "c", known.bandwidth)
@@ -100,18 +101,18 @@ def test_the_sender_of_a_link_that_changed_is_told_and_what_it_chooses_is_known(
     assert narrate(event) == "a now sends to c activations i8b256"
 
 
-def test_how_quickly_smaller_messages_come_is_not_compared_with_the_larger_ones_of_before() -> None:
-    world = long_run()
-    steps(world, 10, seconds=1.0, arrived=1.0)
+def test_arrivals_under_a_new_codec_are_not_compared_with_earlier_ones() -> None:
+    world = steady_run()
+    timed_steps(world, 10, seconds=1.0, arrived=1.0)
     before = world.state.ledger.links
     chosen = wire.CodecsChosen(generation=world.state.ledger.generation, codecs=[link("c", "activations", "i8b256")])
     world.hear("a", codecs_chosen=chosen)
-    steps(world, 20, seconds=1.0, arrived=4.0)
+    timed_steps(world, 20, seconds=1.0, arrived=4.0)
     assert world.state.ledger.links == before
 
 
-def test_codecs_are_a_plans_own() -> None:
-    world = long_run()
+def test_a_new_plan_forgets_the_codecs_of_the_one_before() -> None:
+    world = steady_run()
     ledger = world.state.ledger
     again = ev.PlanAdopted(2, replace(world.plan_in_force, generation=2), "why", 0)
     chosen = ev.CodecsChosen("a", {"c": {"activations": "i8b256"}})

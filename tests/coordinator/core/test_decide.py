@@ -1,4 +1,4 @@
-"""What is decided about the plan, and for which reason: `decide` alone, on states of scripted worlds."""
+"""What is decided about the plan, and for which reason: `decide` of `core/replanning.py`, on the states of scripted worlds."""
 
 from __future__ import annotations
 
@@ -12,10 +12,8 @@ from dtfm.coordinator.core.state import Gathering, Pausing, State, Stepping
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.ledger import Ledger, apply
 from dtfm.protos import control_pb2 as wire
-from tests.coordinator.script import LEASE, World, fresh_state, training
+from tests.coordinator.script import LEASE, LONG, World, fresh_state, training
 from tests.coordinator.standbys import report, with_standbys
-
-LONG = {"train": {"steps": 100, "evaluate_every": 0}, "checkpoint": {"every": 0}}
 
 
 def decided(world: World, *, asked_for: bool = False) -> Decision:
@@ -30,14 +28,14 @@ def reason(world: World, *, asked_for: bool = False) -> WaitReason:
 
 
 def unanswered(*nodes: str) -> World:
-    """A world whose planner does not answer."""
+    """A world in which these nodes are ready and the planner does not answer."""
     world = World(fresh_state(**LONG))
     world.automatic_planning = False
     world.join(*nodes)
     return world
 
 
-def test_with_too_few_nodes_it_waits() -> None:
+def test_a_run_with_too_few_nodes_waits() -> None:
     assert reason(unanswered("a")) is WaitReason.TOO_FEW_NODES
 
 
@@ -51,7 +49,7 @@ def test_with_enough_nodes_the_planner_is_asked_once() -> None:
     assert not decision.hasty  # nothing has trained yet: there is time to look for a good plan
 
 
-def test_a_plan_for_other_nodes_is_a_new_question() -> None:
+def test_a_change_of_nodes_is_a_new_question_to_the_planner() -> None:
     world = unanswered("a", "b")
     first = world.state.planner.asked
     world.join("c")
@@ -61,7 +59,7 @@ def test_a_plan_for_other_nodes_is_a_new_question() -> None:
     assert second.number == first.number + 1
 
 
-def test_no_plan_for_these_nodes_is_not_asked_for_again_unless_somebody_asks() -> None:
+def test_the_planner_is_not_asked_again_about_the_same_nodes_unless_somebody_asks() -> None:
     world = unanswered("a", "b")
     world.planner = lambda _: "too little memory"
     world.plan()
@@ -69,7 +67,7 @@ def test_no_plan_for_these_nodes_is_not_asked_for_again_unless_somebody_asks() -
     assert isinstance(decided(world, asked_for=True), Ask)
 
 
-def test_while_it_trains_the_planner_looks_again_only_after_a_change() -> None:
+def test_during_training_the_planner_is_asked_only_after_a_change() -> None:
     world = training(**LONG)
     assert reason(world) is WaitReason.PLAN_IS_BEST
     assert isinstance(decided(world, asked_for=True), Ask)
@@ -79,10 +77,9 @@ def test_while_it_trains_the_planner_looks_again_only_after_a_change() -> None:
     assert isinstance(decided(world), Ask)
 
 
-def test_an_idle_node_that_leaves_changes_nothing() -> None:
+def test_the_planner_is_not_asked_when_an_idle_node_leaves() -> None:
     world = training("a", "b", **LONG)
-    plan = world.plan_in_force
-    world.planner = lambda _: plan
+    world.stick_to_plan()
     world.join("c")
     asked = world.state.planner.number
     world.lose("c")
@@ -97,7 +94,7 @@ def test_a_chosen_plan_waits_for_the_next_commit() -> None:
     assert reason(world) is WaitReason.SWITCHING
 
 
-def test_while_a_plan_is_adopted_or_training_pauses_there_is_nothing_to_decide() -> None:
+def test_nothing_is_decided_while_a_plan_is_adopted_or_training_pauses() -> None:
     world = World(fresh_state(**LONG))
     world.join("a", "b")
     assert reason(world) is WaitReason.SWITCHING
@@ -115,7 +112,7 @@ def test_when_every_node_wants_to_leave_no_plan_is_possible() -> None:
     assert reason(world) is WaitReason.EVERYBODY_LEAVES
 
 
-def test_without_a_replica_the_plan_is_carried_on_by_the_others() -> None:
+def test_when_a_replica_is_lost_the_others_carry_the_plan_on() -> None:
     world = training("a", "b", "c", **LONG)
     world.step()
     lost = next(iter(stage.replicas[0] for stage in world.plan_in_force.stages if len(stage.replicas) > 1))
@@ -126,7 +123,7 @@ def test_without_a_replica_the_plan_is_carried_on_by_the_others() -> None:
     assert decision.cause == "why it stands still"
 
 
-def test_a_node_that_may_return_with_the_only_copy_is_waited_for() -> None:
+def test_a_node_that_may_return_with_the_only_state_of_a_stage_is_waited_for() -> None:
     world = training("a", "b", **LONG)
     world.automatic_standbys = False
     world.now += 5.0
@@ -140,7 +137,7 @@ def test_a_node_that_may_return_with_the_only_copy_is_waited_for() -> None:
     assert not isinstance(decided(world), Wait)
 
 
-def test_a_standby_of_lost_state_is_heard_first() -> None:
+def test_a_standby_of_lost_state_reports_before_training_goes_back() -> None:
     world = with_standbys("c")
     for node in "ab":
         world.vote(node)

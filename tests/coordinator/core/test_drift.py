@@ -1,4 +1,4 @@
-"""Devices and links that changed are noticed by training itself, and planned with anew; noise is not."""
+"""Training notices devices and links whose speed changed, and ignores noise: `core/drift.py`."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from dtfm.coordinator.core.messages import link_message
 from dtfm.coordinator.core.state import Speeds
 from dtfm.coordinator.log import events as ev
 from dtfm.protos import control_pb2 as wire
-from tests.coordinator.script import World, training
+from tests.coordinator.drifting import steady_run, timed_steps
 
 
 def factors(speeds: list[float], *, lasting: float = 0.0) -> list[float]:
-    """What is found in steps of a second each."""
+    """The changes that are found in these speeds, seen a second apart."""
     seen, found = Speeds(), []
     for second, speed in enumerate(speeds):
         seen, ratio = compare(seen, speed, float(second), lasting)
@@ -25,7 +25,7 @@ def factors(speeds: list[float], *, lasting: float = 0.0) -> list[float]:
     return found
 
 
-def test_a_lasting_change_is_found_once_and_so_is_the_way_back() -> None:
+def test_a_lasting_change_is_found_once_and_so_is_its_reversal() -> None:
     assert factors([8.0] * 10 + [1.0] * 20) == [1 / 8]
     assert factors([8.0] * 10 + [1.0] * 20 + [8.0] * 20) == [1 / 8, 8]
 
@@ -41,33 +41,16 @@ def test_a_change_must_last() -> None:
 
 
 @given(st.lists(st.floats(0.72, 1.4), max_size=100))
-def test_what_stays_within_a_factor_of_two_is_left_alone(speeds: list[float]) -> None:
+def test_a_change_within_a_factor_of_two_is_ignored(speeds: list[float]) -> None:
     assert factors(speeds) == []
 
 
-def steps(world: World, count: int, *, seconds: float, arrived: float | None = None) -> None:
-    """So many steps in two seconds each; ``a`` computes for ``seconds``, and from it 1 GB comes to c in ``arrived`` seconds."""
-    for _ in range(count):
-        world.now += 2.0
-        world.vote("a", compute_seconds=seconds)
-        world.vote("b", compute_seconds=1.0)
-        came = [wire.StepReady.Arrived(source="a", bytes=10**9, seconds=arrived)] if arrived is not None else []
-        world.vote("c", compute_seconds=1.0, arrived=came)
-
-
-def long_run() -> World:
-    world = training("a", "b", "c", train={"steps": 1000, "evaluate_every": 0}, checkpoint={"every": 0})
-    current = world.plan_in_force
-    world.planner = lambda _: current
-    return world
-
-
-def test_a_node_that_became_ten_times_slower_is_planned_with_as_such() -> None:
-    world = long_run()
+def test_the_planner_learns_of_a_node_that_became_ten_times_slower() -> None:
+    world = steady_run()
     asked = world.state.planner.number
-    steps(world, 10, seconds=1.0)
+    timed_steps(world, 10, seconds=1.0)
     assert world.state.planner.number == asked
-    steps(world, 10, seconds=10.0)
+    timed_steps(world, 10, seconds=10.0)
     (drifted,) = world.events(ev.DeviceDrifted)
     assert drifted.node == "a"
     assert drifted.flops == pytest.approx(1e10)
@@ -76,48 +59,48 @@ def test_a_node_that_became_ten_times_slower_is_planned_with_as_such() -> None:
     assert world.state.planner.number == asked + 1
 
 
-def test_a_node_that_is_slow_for_less_than_a_lease_is_left_alone() -> None:
-    world = long_run()
-    steps(world, 10, seconds=1.0)
-    steps(world, 5, seconds=10.0)
-    steps(world, 10, seconds=1.0)
+def test_a_node_that_is_slow_for_less_than_a_lease_is_ignored() -> None:
+    world = steady_run()
+    timed_steps(world, 10, seconds=1.0)
+    timed_steps(world, 5, seconds=10.0)
+    timed_steps(world, 10, seconds=1.0)
     assert world.events(ev.DeviceDrifted) == []
 
 
-def test_a_link_that_became_slower_is_planned_with_as_such() -> None:
-    world = long_run()
+def test_a_link_that_became_slower_gets_a_lower_bandwidth() -> None:
+    world = steady_run()
     before = world.state.ledger.links["a"]["c"].bandwidth
-    steps(world, 10, seconds=1.0, arrived=1.0)
-    steps(world, 10, seconds=1.0, arrived=4.0)
+    timed_steps(world, 10, seconds=1.0, arrived=1.0)
+    timed_steps(world, 10, seconds=1.0, arrived=4.0)
     assert world.state.ledger.links["a"]["c"].bandwidth == pytest.approx(before / 4)
 
 
-def test_a_link_that_was_too_quick_to_be_measured_and_became_slow_is_noticed() -> None:
-    world = long_run()
+def test_a_link_too_quick_to_be_timed_is_noticed_when_it_becomes_slow() -> None:
+    world = steady_run()
     before = world.state.ledger.links["a"]["c"].bandwidth
-    steps(world, 10, seconds=1.0, arrived=0.001)
-    steps(world, 10, seconds=1.0, arrived=4.0)
+    timed_steps(world, 10, seconds=1.0, arrived=0.001)
+    timed_steps(world, 10, seconds=1.0, arrived=4.0)
     assert world.state.ledger.links["a"]["c"].bandwidth < before / 2
 
 
-def test_such_a_link_is_as_slow_as_it_was_seen_to_be() -> None:
-    world = long_run()
+def test_a_link_too_quick_to_be_timed_gets_the_bandwidth_it_shows_once_it_is_slow() -> None:
+    world = steady_run()
     quick = replace(world.state.ledger.links["a"]["c"], bandwidth=1e12)
     world.hear("c", links=wire.LinkReport(links=[link_message(quick)]))
-    steps(world, 10, seconds=1.0, arrived=0.001)
-    steps(world, 10, seconds=1.0, arrived=4.0)
+    timed_steps(world, 10, seconds=1.0, arrived=0.001)
+    timed_steps(world, 10, seconds=1.0, arrived=4.0)
     assert world.state.ledger.links["a"]["c"].bandwidth == pytest.approx(1e9 / 4)
 
 
-def test_what_takes_no_time_in_a_step_is_not_looked_at() -> None:
-    world = long_run()
-    steps(world, 10, seconds=0.001, arrived=0.001)
-    steps(world, 10, seconds=0.04, arrived=0.04)
+def test_times_that_are_a_small_part_of_a_step_are_ignored() -> None:
+    world = steady_run()
+    timed_steps(world, 10, seconds=0.001, arrived=0.001)
+    timed_steps(world, 10, seconds=0.04, arrived=0.04)
     assert world.events(ev.DeviceDrifted) == []
 
 
-def test_an_idle_node_that_recovered_is_planned_with_again() -> None:
-    world = long_run()
+def test_the_planner_learns_of_an_idle_node_that_became_faster() -> None:
+    world = steady_run()
     world.join("d")
     asked = world.state.planner.number
     world.hear("d", heartbeat=wire.Heartbeat(flops=1e12))
@@ -128,20 +111,20 @@ def test_an_idle_node_that_recovered_is_planned_with_again() -> None:
     assert world.state.planner.number == asked + 1
 
 
-def test_what_a_training_node_says_of_its_speed_is_no_measure() -> None:
-    world = long_run()
+def test_the_speed_that_a_training_node_reports_is_ignored() -> None:
+    world = steady_run()
     world.hear("a", heartbeat=wire.Heartbeat(flops=1e3))
     assert world.events(ev.DeviceDrifted) == []
 
 
-def test_a_speed_that_no_device_has_is_refused() -> None:
-    world = long_run()
+def test_an_impossible_speed_in_a_heartbeat_is_refused() -> None:
+    world = steady_run()
     world.join("d")
     world.hear("d", heartbeat=wire.Heartbeat(flops=float("nan")))
     assert world.last_to("d", "refusal").reason == wire.MALFORMED
 
 
-def test_arrivals_of_nothing_are_refused() -> None:
-    world = long_run()
+def test_arrivals_of_zero_bytes_are_refused() -> None:
+    world = steady_run()
     world.vote("a", arrived=[wire.StepReady.Arrived(source="b", bytes=0, seconds=1.0)])
     assert world.last_to("a", "refusal").reason == wire.MALFORMED

@@ -1,4 +1,5 @@
-"""A step that lost a node goes on where the others are; only what the lost node did is done again."""
+"""A step that lost a node goes on under the next plan, and only the lost node's work is done again: `regroup` and `adopt` in
+`core/adoption.py`, `plan_ready` in `core/steps.py`."""
 
 from __future__ import annotations
 
@@ -7,15 +8,14 @@ from collections.abc import Iterable
 import pytest
 
 from dtfm.coordinator.core.state import Stepping, Switching
-from dtfm.coordinator.core.timeouts import LAST_WORD_LEASES
 from dtfm.coordinator.core.transition import PlanNow
 from dtfm.coordinator.log import events as ev
-from dtfm.coordinator.log.store import Record
 from dtfm.coordinator.view.narration import narrate
 from dtfm.coordinator.view.watch import View
 from dtfm.protos import control_pb2 as wire
 from dtfm.scheduler.model.plan import Plan, Route, Stage
 from tests.coordinator.script import LAYERS, LEASE, World, fresh_state, two_stages
+from tests.coordinator.standbys import caught_up
 
 
 def two_by_two(_: Iterable[str]) -> Plan:
@@ -35,11 +35,10 @@ def world() -> World:
 
 
 def ready(world: World, node: str, **progress: list[int]) -> None:
-    generation = world.state.ledger.generation
-    world.hear(node, plan_ready=wire.PlanReady(generation=generation, progress=wire.Progress(**progress)))
+    world.plan_ready(node, progress=wire.Progress(**progress))
 
 
-def test_without_a_replica_the_others_go_on_at_once_with_the_micro_batches_they_had(world: World) -> None:
+def test_when_a_replica_is_lost_the_others_go_on_at_once_with_their_micro_batches(world: World) -> None:
     world.lose("d")
     assert isinstance(world.state.phase, Switching)
     assert world.wanted == []
@@ -48,7 +47,7 @@ def test_without_a_replica_the_others_go_on_at_once_with_the_micro_batches_they_
     assert world.last_to("a", "assignment").counts_from == 0
 
 
-def test_each_is_told_what_its_neighbours_have_already(world: World) -> None:
+def test_each_node_is_told_what_its_neighbours_already_have(world: World) -> None:
     world.lose("d")
     ready(world, "a", gradients=[0], finished=[0])
     ready(world, "b", gradients=[2])
@@ -58,44 +57,45 @@ def test_each_is_told_what_its_neighbours_have_already(world: World) -> None:
     assert world.events(ev.PlanStarted)[-1] == ev.PlanStarted(2, 1, finished=1)
 
 
-def test_while_the_step_goes_on_a_better_plan_is_looked_for(world: World) -> None:
+def test_the_planner_looks_for_a_better_plan_while_the_step_goes_on(world: World) -> None:
     world.lose("d")
     world.settle()
     assert isinstance(world.state.phase, Stepping)
     assert world.wanted[-1].seconds == 0.5 * LEASE
 
 
-def test_who_asked_for_a_plan_just_then_gets_an_answer(world: World) -> None:
+def test_plan_now_is_answered_when_a_node_is_lost_meanwhile(world: World) -> None:
     world.feed(PlanNow(7))
     assert world.answers == []
     world.lose("d")
     assert [(answer.ticket, answer.changed) for answer in world.answers] == [(7, False)]
 
 
-def test_where_going_on_failed_twice_the_planner_is_asked(world: World) -> None:
+def test_the_planner_is_asked_after_carrying_the_plan_on_failed_twice(world: World) -> None:
     world.lose("d")
-    for generation in (2, 3):
+    for _ in range(2):
         assert world.wanted == []
-        world.hear("a", plan_failed=wire.PlanFailed(generation=generation, problem="c cannot be reached"))
+        world.fail_plan("a", "c cannot be reached")
     assert len(world.wanted) == 1
     assert world.events(ev.RunFailed) == []
 
 
-def test_a_spare_takes_the_place_of_the_lost_node(world: World) -> None:
-    world.automatic_planning, world.planner = True, lambda ids: world.plan_in_force
+def test_a_standby_takes_the_place_of_the_lost_replica(world: World) -> None:
+    world.automatic_planning = True
+    world.stick_to_plan()
     world.join("e")
     world.step()
     world.automatic_planning = False
-    world.hear("e", standby_progress=wire.StandbyProgress(number=world.last_to("e", "standby").number, step=1))
-    assert world.last_to("e", "standby").past_last_layer == LAYERS // 2  # the copy is of the first stage
+    caught_up(world, "e")
+    assert world.last_to("e", "standby").past_last_layer == LAYERS // 2  # of the first stage
     world.lose("b")
     assert world.plan_in_force.routes == (Route(("a", "c"), 2), Route(("e", "d"), 2))
     world.lose("c")
     assert world.plan_in_force.routes == (Route(("a", "d"), 2), Route(("e", "d"), 2))
 
 
-def test_what_went_wrong_by_itself_is_done_afresh(world: World) -> None:
-    world.hear("a", step_failed=wire.StepFailed(generation=1, step=1, problem=wire.NON_FINITE))
+def test_nothing_counts_of_an_attempt_that_was_not_finite(world: World) -> None:
+    world.fail_step("a", wire.NON_FINITE)
     assert world.last_to("b", "assignment").counts_from == 2
     world.lose("d")
     assert world.last_to("b", "assignment").counts_from == 2
@@ -103,19 +103,19 @@ def test_what_went_wrong_by_itself_is_done_afresh(world: World) -> None:
 
 
 def test_a_broken_stream_between_two_nodes_costs_no_work(world: World) -> None:
-    world.hear("a", step_failed=wire.StepFailed(generation=1, step=1, problem=wire.PEER_LOST, peer="c"))
+    world.fail_step("a", wire.PEER_LOST, peer="c")
     assert world.last_to("b", "assignment").counts_from == 0
 
 
 @pytest.mark.parametrize("field", ["activations", "gradients", "finished"])
-def test_progress_on_the_micro_batches_of_others_is_refused(world: World, field: str) -> None:
+def test_progress_on_micro_batches_of_another_route_is_refused(world: World, field: str) -> None:
     world.lose("d")
     ready(world, "a", **{field: [2]})
     assert world.last_to("a", "refusal").reason == wire.MALFORMED
     assert f"progress.{field}" in world.last_to("a", "refusal").sentence
 
 
-def test_of_another_past_nothing_counts(world: World) -> None:
+def test_nothing_counts_of_an_interrupted_step_after_training_went_back(world: World) -> None:
     world.step()
     world.automatic_planning, world.planner = True, two_stages
     world.lose("a")
@@ -124,57 +124,10 @@ def test_of_another_past_nothing_counts(world: World) -> None:
     assert world.last_to("c", "assignment").counts_from == world.state.ledger.generation
 
 
-def with_a_spare() -> World:
-    """Step 2 of two stages with a replica each, a and b; c, which is idle, copies the first stage, and is late with step 1."""
-    world = World(fresh_state(cluster={"nodes": 2}, train={"steps": 10}))
-    world.join("a", "b")
-    world.settle()
-    world.planner = lambda ids: world.plan_in_force
-    world.join("c")
-    world.automatic_standbys = False
-    world.step()
-    return world
-
-
-def test_who_copied_what_is_lost_may_first_say_how_far_it_came() -> None:
-    world = with_a_spare()
-    number = world.last_to("c", "standby").number
-    world.hear("c", standby_progress=wire.StandbyProgress(number=number, step=1))
-    world.step()  # of which c has not told
-    world.planner = two_stages
-    world.lose("a")
-    assert world.events(ev.RolledBack) == []
-    world.hear("c", standby_progress=wire.StandbyProgress(number=number, step=2, problem="a is gone"))
-    assert world.plan_in_force.stages[0].replicas == ("c",)
-    assert world.last_to("c", "assignment").step == 2
-    assert world.events(ev.RolledBack) == []
-
-
-def test_the_last_word_of_who_copied_what_is_lost_is_not_awaited_for_long() -> None:
-    world = with_a_spare()
-    world.planner = two_stages
-    world.lose("a")
-    world.wait(LAST_WORD_LEASES * LEASE, beating=["b", "c"])
-    assert world.events(ev.RolledBack)[-1].step == 0
-    world.settle()
-    assert isinstance(world.state.phase, Stepping)
-
-
-def test_the_last_word_is_awaited_also_of_who_was_only_just_asked_again() -> None:
-    world = with_a_spare()
-    world.automatic_standbys = False
-    world.hear("b", step_failed=wire.StepFailed(generation=1, step=2, problem=wire.PEER_LOST, peer="a"))
-    world.settle()
-    world.lose("a")
-    assert world.events(ev.RolledBack) == []
-    number = world.last_to("c", "standby").number
-    world.hear("c", standby_progress=wire.StandbyProgress(number=number, step=1, problem="a is gone"))
-    assert world.plan_in_force.stages[0].replicas == ("c",)
-    assert world.events(ev.RolledBack) == []
-
-
 @pytest.mark.parametrize("progress", [{"finished": [0]}, {"activations": [0]}])
-def test_the_rest_of_a_step_does_not_count_as_quick_training(world: World, progress: dict[str, list[int]]) -> None:
+def test_the_rest_of_an_interrupted_step_does_not_count_towards_the_training_speed(
+    world: World, progress: dict[str, list[int]]
+) -> None:
     world.now += 4.0
     world.step()
     world.now += 3.0
@@ -186,8 +139,8 @@ def test_the_rest_of_a_step_does_not_count_as_quick_training(world: World, progr
     world.now += 8.0
     world.step()
     view = View()
-    for number, event in enumerate(world.log, 1):
-        view.add(Record(number, 0.0, event))
+    for record in world.records:
+        view.add(record)
     first, rest, whole = world.events(ev.StepCommitted)
     assert ["tokens/s" in narrate(event) for event in (first, rest, whole)] == [True, False, True]
     assert view.tokens_per_second == (first.tokens + whole.tokens) / 12.0

@@ -1,4 +1,4 @@
-"""What nodes are told of a plan."""
+"""The messages that nodes get about a plan: `core/messages.py`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dtfm.coordinator.log.ledger import fold
 from dtfm.protos import control_pb2 as wire
 from dtfm.protos.connection import MAX_MESSAGE_BYTES
 from dtfm.scheduler.model.plan import Plan, Route, Stage
-from tests.coordinator.log.test_store import DESCRIBED, DEVICE
+from tests.coordinator.every_event import DESCRIBED, DEVICE
 from tests.coordinator.script import fresh_state, training
 
 
@@ -33,7 +33,7 @@ def test_a_node_that_missed_the_last_commit_learns_of_it_with_the_next_plan() ->
         assert (assignment.step, assignment.last_commit) == (1, commit)
 
 
-def test_after_going_back_there_is_no_commit_to_catch_up_with() -> None:
+def test_after_going_back_a_plan_names_no_last_commit() -> None:
     world = training()
     world.step()
     world.lose("b")
@@ -42,7 +42,7 @@ def test_after_going_back_there_is_no_commit_to_catch_up_with() -> None:
     assert not world.last_to("a", "assignment").HasField("last_commit")
 
 
-def test_a_plan_of_as_many_nodes_as_there_may_be_fits_into_a_message() -> None:
+def test_an_assignment_of_the_largest_plan_fits_into_a_message() -> None:
     """Names of 40 characters, all links measured."""
     names = [f"a-machine-with-a-rather-long-name-{number:06d}" for number in range(MAX_NODES)]
     half = MAX_NODES // 2

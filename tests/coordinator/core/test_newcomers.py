@@ -1,4 +1,4 @@
-"""What a node that was welcomed goes through until it is planned with: it reads the run, and measures its links."""
+"""From welcome to ready: what a new member prepares, and when it is let in (`prepared` and after in `core/membership.py`)."""
 
 from __future__ import annotations
 
@@ -6,104 +6,46 @@ import math
 
 import pytest
 
-from dtfm.coordinator.core import leaving
-from dtfm.coordinator.core import links as core_links
 from dtfm.coordinator.core import transition as t
-from dtfm.coordinator.core.links import MOST_PROBED
 from dtfm.coordinator.core.state import Standing
-from dtfm.coordinator.core.timeouts import REMEMBERED_LEASES, TOGETHER_LEASES
+from dtfm.coordinator.core.timeouts import TOGETHER_LEASES
 from dtfm.coordinator.log import events as ev
 from dtfm.protos import control_pb2 as wire
 from tests.coordinator.answers import links
-from tests.coordinator.script import LEASE, World, fresh_state, prepared, refusal_of, training, two_stages
+from tests.coordinator.script import LEASE, World, fresh_state, prepared, refusal_of, training
 
 
-def test_the_first_prepared_defines_the_run_and_needs_no_probe() -> None:
+def test_the_first_prepared_node_defines_the_run_and_probes_nobody() -> None:
     world = World()
-    world.greet("a")
-    world.hear("a", prepared())
+    world.prepare("a")
     assert world.state.ledger.described is not None
     assert world.state.ledger.described.workload.micro_batches == 4
     assert world.state.members.sessions["a"].standing is Standing.ARRIVED
     assert world.kinds_to("a") == ["welcome"]
 
 
-def test_a_node_counts_for_as_fast_as_it_computes_this_runs_layers() -> None:
+def test_a_nodes_speed_is_what_it_measured_on_this_runs_layers() -> None:
     world = World()
-    world.greet("a")
-    world.hear("a", prepared(flops=3e9))
+    world.prepare("a", prepared(flops=3e9))
     assert world.events(ev.DeviceTimed) == [ev.DeviceTimed("a", 3e9)]
     assert world.state.ledger.members["a"].device.flops == 3e9
     again = wire.Device(kind="cpu", name="a cpu", memory_bytes=1 << 33, flops=3e9)
-    world.greet("a", device=again)
-    world.hear("a", prepared(flops=3e9))
+    world.prepare("a", prepared(flops=3e9), device=again)
     assert len(world.events(ev.DeviceTimed)) == 1
 
 
 @pytest.mark.parametrize("flops", [math.nan, -1.0, 1e30])
-def test_a_speed_that_no_device_has_is_no_speed(flops: float) -> None:
+def test_an_impossible_speed_is_refused(flops: float) -> None:
     world = World()
-    stream = world.greet("a")
-    world.hear("a", prepared(flops=flops))
+    stream = world.prepare("a", prepared(flops=flops))
     assert "flops is" in refusal_of(world, stream).sentence
     assert world.state.ledger.described is None
 
 
-def test_later_nodes_probe_all_that_prepared_before() -> None:
-    world = World(fresh_state(cluster={"nodes": 4}))
-    world.join("a", "b")
-    world.greet("slow")
-    world.greet("c")
-    world.hear("c", prepared())
-    probe = world.last_to("c", "probe")
-    assert [peer.node for peer in probe.peers] == ["a", "b"]
-    assert "c" not in world.state.ledger.ready
-    world.hear("c", links("c", ["a", "b"]))
-    world.wait(LEASE / 4)
-    assert "c" in world.state.ledger.ready
-    assert "c" in world.state.ledger.links["a"]
-
-
-def test_a_node_that_does_not_report_its_links_is_planned_with_all_the_same() -> None:
-    world = World(fresh_state(cluster={"nodes": 3}))
-    world.join("a")
-    world.greet("b")
-    world.hear("b", prepared())
-    world.wait(7 * LEASE, beating=["a", "b"])
-    assert world.state.members.sessions["b"].standing is Standing.READY
-
-
-def test_a_newcomer_among_many_probes_some_of_them() -> None:
-    world = World(fresh_state(cluster={"nodes": 1000}))
-    names = [f"n{number:03d}" for number in range(3 * MOST_PROBED)]
-    probed: set[str] = set()
-    for node in names:
-        world.greet(node)
-        world.hear(node, prepared())
-        peers = [peer.node for message in world.heard_by(node) for peer in message.probe.peers]
-        assert len(peers) == len(set(peers)) <= MOST_PROBED
-        probed.update(peers)
-    assert len(probed) > 2 * MOST_PROBED
-
-
-def test_a_peer_that_hangs_does_not_keep_a_newcomer_waiting() -> None:
-    world = World(fresh_state(cluster={"nodes": 4}))
-    world.join("a", "hung")
-    world.wait(LEASE * 0.6, beating=["a"])
-    world.greet("b")
-    world.hear("b", prepared())
-    probes = [[peer.node for peer in message.probe.peers] for message in world.heard_by("b")[1:]]
-    assert probes == [["a"], ["hung"]]
-    world.hear("b", links("b", ["a"]))
-    world.wait(LEASE / 4, beating=["a", "b"])
-    assert "b" in world.state.ledger.ready
-
-
-def test_newcomers_of_the_same_moment_are_ready_together() -> None:
+def test_newcomers_that_arrive_together_become_ready_together() -> None:
     world = World(fresh_state(cluster={"nodes": 9}))
     for node in ("a", "b", "c"):
-        world.greet(node)
-        world.hear(node, prepared())
+        world.prepare(node)
         world.hear(node, links(node, []))
         world.now += LEASE * TOGETHER_LEASES / 2
         world.feed(t.TimePassed())
@@ -113,22 +55,19 @@ def test_newcomers_of_the_same_moment_are_ready_together() -> None:
     assert world.state.ledger.ready == ("a", "b", "c")
 
 
-def test_the_nodes_that_a_run_awaits_do_not_wait_for_others() -> None:
+def test_nobody_waits_for_more_newcomers_once_the_run_has_the_nodes_it_asks_for() -> None:
     world = World()
-    world.greet("a")
-    world.hear("a", prepared())
-    world.greet("b")
-    world.hear("b", prepared())
+    world.prepare("a")
+    world.prepare("b")
     world.hear("b", links("b", ["a"]))
     assert world.names()[-1] == "plan_adopted"
 
 
-def test_forty_that_join_at_once_end_in_one_plan() -> None:
+def test_forty_nodes_that_join_at_once_get_one_plan() -> None:
     world = training("a", "b")
     newcomers = [f"n{number:02d}" for number in range(40)]
     for node in newcomers:
-        world.greet(node)
-        world.hear(node, prepared())
+        world.prepare(node)
         world.hear(node, links(node, ["a", "b"]))
         world.now += 1 / len(newcomers)
         world.feed(t.TimePassed())
@@ -145,95 +84,7 @@ def test_a_stream_of_newcomers_is_let_in_at_least_once_a_lease() -> None:
     world = World(fresh_state(cluster={"nodes": 1000}))
     for number in range(30):
         node = f"n{number}"
-        world.greet(node)
-        world.hear(node, prepared())
+        world.prepare(node)
         world.hear(node, links(node, []))
         world.wait(LEASE * TOGETHER_LEASES * 0.9, beating=list(world.state.members.sessions))
     assert 20 <= len(world.state.ledger.ready) < 30
-
-
-def test_a_link_that_broke_is_measured_again_ever_more_rarely_and_planned_with_once_it_is_well() -> None:
-    world = World(fresh_state(cluster={"nodes": 3}))
-    world.planner = lambda ids: two_stages(["a", "b"])
-    world.join("a", "b")
-    world.greet("c")
-    world.hear("c", prepared())
-    report = links("c", ["a", "b"])
-    for link in report.links.links:
-        if "b" in (link.source, link.destination):
-            link.bandwidth, link.problem = 0, "no route"
-    world.hear("c", report)
-    world.settle()
-    assert world.state.ledger.broken == {("b", "c")}
-    probed = []
-    for _ in range(95):
-        before = len(world.heard_by("b"))
-        world.wait(LEASE, beating=["a", "b", "c"])
-        probed.append(sum(m.WhichOneof("message") == "probe" for m in world.heard_by("b")[before:]))
-    assert [seconds for seconds, count in enumerate(probed, 1) if count] == [7, 19, 43, 91]
-    asked = world.state.planner.number
-    world.hear("b", links("b", ["c"]))
-    assert world.state.ledger.broken == frozenset()
-    assert world.state.planner.number == asked + 1
-
-
-def test_impossible_links_are_refused_and_hurt_nobody_else() -> None:
-    world = World(fresh_state(cluster={"nodes": 3}))
-    world.join("a", "b")
-    report = links("b", ["a"])
-    report.links.links[0].bandwidth = math.inf
-    stream = world.streams["b"]
-    world.hear("b", report)
-    assert refusal_of(world, stream).reason == wire.MALFORMED
-    assert set(world.state.members.sessions) == {"a"}
-
-
-def test_links_of_others_cannot_be_reported() -> None:
-    world = World(fresh_state(cluster={"nodes": 4}))
-    world.join("a", "b", "c")
-    world.hear("c", links("a", ["b"]))
-    assert "c" not in world.state.members.sessions
-
-
-def test_who_comes_back_to_where_it_was_need_not_measure_its_links_again() -> None:
-    world = training("a", "b", "c")
-    world.lose("c")
-    world.greet("c", incarnation=2)
-    world.hear("c", prepared())
-    assert "probe" not in world.kinds_to("c")
-    assert world.state.ledger.links["a"]["c"].bandwidth == world.state.ledger.links["c"]["a"].bandwidth == 1e9
-
-
-def test_elsewhere_or_much_later_it_measures_them() -> None:
-    world = training("a", "b", "c")
-    world.lose("c")
-    world.greet("c", incarnation=2, address="10.0.0.2:7000")
-    world.hear("c", prepared())
-    assert [peer.node for peer in world.last_to("c", "probe").peers] == ["a", "b"]
-    world.lose("c")
-    world.wait(REMEMBERED_LEASES * LEASE + 1, beating=["a", "b"])
-    world.greet("c", incarnation=3, address="10.0.0.2:7000")
-    world.hear("c", prepared())
-    assert "probe" in world.kinds_to("c")
-
-
-def test_only_links_to_who_is_new_are_measured_when_a_node_comes_back() -> None:
-    world = training("a", "b", "c")
-    world.lose("c")
-    world.join("d")
-    world.greet("c", incarnation=2)
-    world.hear("c", prepared())
-    assert [peer.node for peer in world.last_to("c", "probe").peers] == ["d"]
-
-
-def test_links_of_all_that_left_are_remembered_while_there_is_room_then_of_the_last(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(core_links, "MAX_NODES", 4)
-    monkeypatch.setattr(leaving, "MAX_NODES", 4)
-    world = training("a", "b")
-    for node in "cdefg":
-        world.join(node)
-        world.lose(node)
-        assert len(world.state.members.links) == min(4, 1 + "cdefg".index(node))
-    assert list(world.state.members.links) == ["d", "e", "f", "g"]

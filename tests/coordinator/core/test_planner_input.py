@@ -1,4 +1,4 @@
-"""The cluster that plans are made for."""
+"""The cluster that the planner is asked about: `core/planner_input.py`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from dtfm.kernels.codec import Codec, encoded_bytes
         ('compression = "i8b256"\nactivations = "off"', "fp32", 1.0),
     ],
 )
-def test_links_weigh_what_the_codec_leaves_of_a_byte(
+def test_a_byte_on_a_link_counts_for_what_the_codec_leaves_of_it(
     tmp_path: Path, network: str, precision: str, ratio: float
 ) -> None:
     path = tmp_path / "run.toml"
@@ -36,7 +36,7 @@ def test_links_weigh_what_the_codec_leaves_of_a_byte(
 
 
 @pytest.mark.parametrize("codec", [codec for codec in Codec if codec is not Codec.OFF], ids=lambda codec: codec.name)
-def test_the_coordinator_which_has_no_kernels_knows_what_each_codec_takes(codec: Codec) -> None:
+def test_the_coordinators_bits_per_element_are_those_of_the_kernels(codec: Codec) -> None:
     assert BITS_PER_ELEMENT[codec.name.lower()] == 8 * encoded_bytes(codec, 1 << 20, torch.float32) / (1 << 20)
 
 
@@ -53,7 +53,7 @@ def test_a_link_that_was_not_measured_counts_as_the_median_of_those_that_were() 
     assert (cluster.ratio == 0.25).all()
 
 
-def test_a_connection_carries_what_was_measured_and_one_that_was_not_is_like_the_others() -> None:
+def test_a_connection_that_was_not_measured_counts_as_the_median_of_those_that_were() -> None:
     seen = ev.DeviceSeen("cpu", "", 1, 1e9)
     names = ["a", "b", "c"]
     links = {a: {b: ev.Link(a, b, 0.1, 100.0) for b in names if b != a} for a in names}
@@ -66,23 +66,24 @@ def test_a_connection_carries_what_was_measured_and_one_that_was_not_is_like_the
     }
     cluster = measured_cluster(Ledger(members=some, links=links), names, 1.0)
     assert [node.up for node in cluster.nodes] == [190.0, 200.0, 180.0]
-    assert [node.down for node in cluster.nodes] == [100.0] * 3  # c's links have become faster since
+    assert [node.down for node in cluster.nodes] == [100.0] * 3  # c's links are faster than what its connection carried
 
 
 def measured_with(peers: int, together: float) -> Carried | None:
-    """What is known of a node's way up that has so many links of 100 bytes per second."""
+    """What is known of the connection of a node that sent 100 bytes/s to each of its ``peers`` alone, and this much to all
+    ``together``."""
     joined = ev.NodeJoined("a", "first contact", "", ev.DeviceSeen("cpu", "", 1, 1e9), "0.1", "1f")
     links = tuple(ev.Link("a", f"n{number}", 0.1, 100.0) for number in range(peers))
     return fold([joined, ev.LinksMeasured("a", links, up=together)]).members["a"].up
 
 
-def test_few_links_as_quick_together_as_apart_leave_open_what_the_connection_carries() -> None:
+def test_a_few_links_that_do_not_slow_each_other_down_give_only_a_lower_bound() -> None:
     assert measured_with(3, 280.0) == Carried(280.0, least=True)
     assert measured_with(3, 110.0) == Carried(110.0)  # they share a line
     assert measured_with(6, 500.0) == Carried(500.0)
 
 
-def test_a_connection_that_may_carry_more_counts_as_the_others_do() -> None:
+def test_a_connection_with_only_a_lower_bound_counts_like_the_others() -> None:
     seen = ev.DeviceSeen("cpu", "", 1, 1e9)
     names = ["a", "b", "c"]
     links = {a: {b: ev.Link(a, b, 0.1, 100.0) for b in names if b != a} for a in names}

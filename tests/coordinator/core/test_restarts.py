@@ -1,25 +1,16 @@
-"""Coordinators that restart: no committed step is lost, and nodes go on from what they hold."""
+"""After a restart of the coordinator no committed step is lost, and nodes go on from the state that they hold."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import pytest
 
 from dtfm.coordinator.core.state import Gathering, Switching
 from dtfm.coordinator.log import events as ev
-from dtfm.coordinator.log.ledger import fold
 from dtfm.protos import control_pb2 as wire
-from tests.coordinator.script import LEASE, World, fresh_state, training
+from tests.coordinator.script import LEASE, World, restarted, training
 
 
-def restarted(before: World, **changes: dict[str, Any]) -> World:
-    """The next coordinator process, on what the one before had logged."""
-    resumed = ev.RunResumed("from the log", dict(before.state.ledger.run))
-    return World(fresh_state(fold([resumed], before.refolded()), **changes))
-
-
-def test_a_restarted_coordinator_waits_for_its_nodes_and_no_step_is_lost() -> None:
+def test_a_restarted_coordinator_waits_for_its_nodes_and_loses_no_step() -> None:
     before = training(train={"steps": 10})
     before.step()
     world = restarted(before, train={"steps": 10})
@@ -29,13 +20,13 @@ def test_a_restarted_coordinator_waits_for_its_nodes_and_no_step_is_lost() -> No
     world.join("b")
     assignment = world.last_to("a", "assignment")
     assert (assignment.plan.generation, assignment.step, assignment.snapshot.folder) == (2, 1, "")
-    assert [list(donors.nodes) for donors in assignment.donors] == [["a"], ["a"], ["b"], ["b"]]
+    assert world.donors_to("a") == [["a"], ["a"], ["b"], ["b"]]
     world.settle()
     assert world.last_to("a", "begin") == wire.Begin(generation=2, step=2)
 
 
 def back_after_a_crash(*nodes: str) -> World:
-    """With a checkpoint of step 2, and the state as of step 3 in the nodes' memory."""
+    """A restarted coordinator with a checkpoint of step 2, whose nodes have the state as of step 3 in memory."""
     before = training(*nodes, train={"steps": 10})
     before.step()
     before.step()
@@ -46,62 +37,60 @@ def back_after_a_crash(*nodes: str) -> World:
     return world
 
 
-def test_nodes_that_lost_their_state_in_a_crash_make_it_go_back_to_the_checkpoint() -> None:
+def test_training_goes_back_to_the_checkpoint_when_nodes_lost_their_state_in_a_crash() -> None:
     world = back_after_a_crash("a", "b")
-    world.hear("a", plan_failed=wire.PlanFailed(generation=2, problem="it is not here", lost=[0, 1]))
+    world.fail_plan("a", "it is not here", lost=[0, 1])
     assert world.events(ev.RolledBack)[-1].step == 2
     assert world.last_to("a", "assignment").snapshot.folder == "memory://checkpoints/step-00000002"
     world.settle()
     assert world.last_to("a", "begin") == wire.Begin(generation=3, step=3)
 
 
-def test_a_plan_that_fails_after_a_crash_for_other_reasons_leaves_the_state_where_it_is() -> None:
+def test_a_plan_that_fails_after_a_crash_for_another_reason_does_not_send_training_back() -> None:
     world = back_after_a_crash("a", "b")
-    world.hear("a", plan_failed=wire.PlanFailed(generation=2, problem="b cannot be reached"))
+    world.fail_plan("a", "b cannot be reached")
     assert world.events(ev.RolledBack) == []
     assignment = world.last_to("a", "assignment")
     assert (assignment.plan.generation, assignment.step) == (3, 3)
-    assert [list(donors.nodes) for donors in assignment.donors] == [["a"], ["a"], ["b"], ["b"]]
+    assert world.donors_to("a") == [["a"], ["a"], ["b"], ["b"]]
 
 
-def test_the_last_attempt_goes_without_what_nodes_hold_that_others_cannot_reach() -> None:
+def test_the_last_attempt_ignores_state_that_other_nodes_cannot_reach() -> None:
     world = back_after_a_crash("a", "b")
-    for generation in (2, 3):
-        world.hear("a", plan_failed=wire.PlanFailed(generation=generation, problem="b cannot be reached"))
+    for _ in range(2):
+        world.fail_plan("a", "b cannot be reached")
     assert [(back.step, back.from_step) for back in world.events(ev.RolledBack)] == [(2, 3)]
     assert world.last_to("a", "assignment").snapshot.folder == "memory://checkpoints/step-00000002"
     assert world.events(ev.RunFailed) == []
 
 
-def test_what_one_node_lost_comes_from_who_still_has_it() -> None:
-    world = back_after_a_crash("a", "b", "c")  # a and b hold the first stage
-    world.hear("a", plan_failed=wire.PlanFailed(generation=2, problem="it is not here", lost=[0, 1]))
+def test_lost_state_comes_from_a_replica_that_still_holds_it() -> None:
+    world = back_after_a_crash("a", "b", "c")  # a and b are replicas of the first stage
+    world.fail_plan("a", "it is not here", lost=[0, 1])
     assert world.events(ev.RolledBack) == []
-    assert [list(donors.nodes) for donors in world.last_to("a", "assignment").donors] == [["b"], ["b"], ["c"], ["c"]]
-    world.hear("c", plan_failed=wire.PlanFailed(generation=3, problem="it is not here", lost=[3]))
+    assert world.donors_to("a") == [["b"], ["b"], ["c"], ["c"]]
+    world.fail_plan("c", "it is not here", lost=[3])
     assert world.events(ev.RolledBack)[-1].step == 2
     assert world.last_to("a", "assignment").snapshot.folder == "memory://checkpoints/step-00000002"
 
 
-def test_nodes_that_find_out_one_after_the_other_what_they_lost_do_not_end_the_run() -> None:
+def test_nodes_that_report_lost_state_one_after_the_other_do_not_end_the_run() -> None:
     nodes = "abcdefgh"
     world = back_after_a_crash(*nodes)
     for node in nodes[:3]:
-        lost = wire.PlanFailed(generation=world.state.ledger.generation, problem="it is not here", lost=[0, 1])
-        world.hear(node, plan_failed=lost)
+        world.fail_plan(node, "it is not here", lost=[0, 1])
     assert world.events(ev.RunFailed) == []
-    donors = [list(donors.nodes) for donors in world.last_to("a", "assignment").donors]
-    assert donors == [["d"]] * 2 + [list("efgh")] * 2
+    assert world.donors_to("a") == [["d"]] * 2 + [list("efgh")] * 2
 
 
 @pytest.mark.parametrize("lost", [[4], [0, 0]])
-def test_a_node_cannot_have_lost_what_nobody_holds(lost: list[int]) -> None:
+def test_an_impossible_list_of_lost_buckets_is_refused(lost: list[int]) -> None:
     world = back_after_a_crash("a", "b")
-    world.hear("a", plan_failed=wire.PlanFailed(generation=2, problem="it is not here", lost=lost))
+    world.fail_plan("a", "it is not here", lost=lost)
     assert world.last_to("a", "refusal").reason == wire.MALFORMED
 
 
-def test_nodes_that_were_restarted_too_have_nothing_in_memory() -> None:
+def test_nodes_that_restarted_too_hold_nothing_in_memory() -> None:
     before = training(train={"steps": 10})
     before.step()
     before.step()
@@ -113,25 +102,7 @@ def test_nodes_that_were_restarted_too_have_nothing_in_memory() -> None:
     assert world.events(ev.RolledBack)[-1].step == 2
 
 
-def test_a_plan_that_fails_for_other_reasons_leaves_the_state_where_it_is() -> None:
-    world = training("a", "b", "c")
-    world.step()
-    world.lose("a")
-    world.hear("b", plan_failed=wire.PlanFailed(generation=2, problem="no memory"))
-    assert world.events(ev.RolledBack) == []
-    assert world.last_to("b", "assignment").step == 1
-
-
-def test_a_node_that_comes_back_at_once_still_has_its_state() -> None:
-    world = training()
-    world.step()
-    world.lose("b")
-    world.join("b")
-    assert world.events(ev.RolledBack) == []
-    assert [list(donors.nodes) for donors in world.last_to("b", "assignment").donors] == [["a"], ["a"], ["b"], ["b"]]
-
-
-def test_a_restarted_coordinator_goes_on_with_fewer_nodes_after_some_time() -> None:
+def test_a_restarted_coordinator_goes_on_with_fewer_nodes_after_a_while() -> None:
     before = training("a", "b", "c")
     world = restarted(before, cluster={"nodes": 3})
     world.join("a", "b")
@@ -150,7 +121,7 @@ def test_a_run_whose_last_checkpoint_is_whole_is_over_when_resumed() -> None:
     assert world.exit_code == 0
 
 
-def test_a_coordinator_lost_between_the_last_commit_and_its_checkpoint_has_that_written_again() -> None:
+def test_the_last_checkpoint_is_written_again_if_the_coordinator_was_lost_before_it_was_whole() -> None:
     before = training(train={"steps": 1})
     before.step()
     assert before.last_to("a", "commit").snapshot == wire.CHECKPOINT

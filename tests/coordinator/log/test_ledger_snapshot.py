@@ -1,4 +1,4 @@
-"""Snapshots spare a restart the folding of the whole log, and nothing depends on them."""
+"""Ledger snapshots make a restart quick, and nothing is lost without them."""
 
 from __future__ import annotations
 
@@ -16,21 +16,20 @@ from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log import ledger_snapshot
 from dtfm.coordinator.log.ledger import Ledger, fold
 from dtfm.coordinator.log.store import Store, StoreError
-from tests.coordinator.core.test_properties import MOVES, play
-from tests.coordinator.log.test_store import url
+from tests.coordinator.moves import MOVES, play
 from tests.coordinator.script import World, fresh_state, training
+from tests.coordinator.stores import store_url
 
 
 def log_of_a_run() -> list[ev.Event]:
-    """Of four nodes, one of which left, up to a checkpoint."""
+    """The log of a run of four nodes with a checkpoint, which one of them left."""
     world = training("a", "b", "c", "d", train={"steps": 10})
     world.step()
     world.step()
     world.evaluate()
     world.save()
     world.lose("d")
-    start = ev.RunStarted("run-id", dict(world.start.run))
-    return [start, *world.log]
+    return world.whole_log
 
 
 LOG = log_of_a_run()
@@ -38,7 +37,7 @@ LOG = log_of_a_run()
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(MOVES, min_size=5, max_size=40), st.data())
-def test_a_snapshot_at_any_cut_and_the_rest_of_the_log_are_the_whole_log(
+def test_a_snapshot_and_the_rest_of_the_log_fold_to_the_same_ledger_as_the_whole_log(
     moves: list[tuple[Any, ...]], data: st.DataObject
 ) -> None:
     world = World(fresh_state(cluster={"nodes": 2}, train={"steps": 5}))
@@ -52,13 +51,13 @@ def test_a_snapshot_at_any_cut_and_the_rest_of_the_log_are_the_whole_log(
 
 
 def test_a_start_folds_only_what_came_after_the_newest_snapshot(tmp_path: Path) -> None:
-    with Store(url(tmp_path), write=True) as store:
+    with Store(store_url(tmp_path), write=True) as store:
         for cut in (5, 10, 15):
             store.append(LOG[cut - 5 : cut])
             store.keep(ledger_snapshot.take(fold(LOG[:cut]), cut))
         store.append(LOG[15:])
-        assert [kept.sequence for kept in store.snapshots()] == [15, 10]
-    with Store(url(tmp_path), write=True) as store:
+        assert [snapshot.sequence for snapshot in store.snapshots()] == [15, 10]
+    with Store(store_url(tmp_path), write=True) as store:
         assert store.last_snapshot == 15
         read: list[int] = []
         page = store.page
@@ -67,7 +66,7 @@ def test_a_start_folds_only_what_came_after_the_newest_snapshot(tmp_path: Path) 
         assert min(read) == 15
 
 
-def change(store: Store, column: str, value: object) -> None:
+def change_snapshot(store: Store, column: str, value: object) -> None:
     with store._engine.begin() as connection:
         connection.execute(sa.text(f"UPDATE snapshots SET {column} = :value WHERE sequence = 10"), {"value": value})
 
@@ -87,13 +86,13 @@ def change(store: Store, column: str, value: object) -> None:
         ("sequence", 10**6, f"the log ends with event {len(LOG)}"),
     ],
 )
-def test_a_snapshot_that_cannot_be_trusted_is_passed_over_with_one_line(
+def test_an_unusable_snapshot_is_passed_over_with_one_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, column: str, value: object, words: str
 ) -> None:
-    with Store(url(tmp_path), write=True) as store:
+    with Store(store_url(tmp_path), write=True) as store:
         store.append(LOG)
-        store.keep(ledger_snapshot.take(Ledger(run_id="of another past"), 10))
-        change(store, column, value)
+        store.keep(ledger_snapshot.take(Ledger(run_id="of another run"), 10))
+        change_snapshot(store, column, value)
         with caplog.at_level(logging.WARNING):
             assert ledger_snapshot.restore(store) == fold(LOG)
         assert [words in record.getMessage() for record in caplog.records] == [True], caplog.text
@@ -101,28 +100,28 @@ def test_a_snapshot_that_cannot_be_trusted_is_passed_over_with_one_line(
         assert ledger_snapshot.restore(store) == fold(LOG)
 
 
-def test_before_a_damaged_snapshot_an_older_one_serves(tmp_path: Path) -> None:
-    with Store(url(tmp_path), write=True) as store:
+def test_an_older_snapshot_is_used_if_the_newest_is_damaged(tmp_path: Path) -> None:
+    with Store(store_url(tmp_path), write=True) as store:
         store.append(LOG)
-        marked = replace(fold(LOG[:5]), run_id="by way of the older one")
+        marked = replace(fold(LOG[:5]), run_id="from the older snapshot")
         store.keep(ledger_snapshot.take(marked, 5))
         store.keep(ledger_snapshot.take(fold(LOG[:10]), 10))
-        change(store, "text", "{}")
-        assert ledger_snapshot.restore(store).run_id == "by way of the older one"
+        change_snapshot(store, "text", "{}")
+        assert ledger_snapshot.restore(store).run_id == "from the older snapshot"
 
 
-def test_a_snapshot_is_there_whole_or_not_at_all(tmp_path: Path) -> None:
-    with Store(url(tmp_path), write=True) as store:
+def test_a_snapshot_is_stored_whole_or_not_at_all(tmp_path: Path) -> None:
+    with Store(store_url(tmp_path), write=True) as store:
         store.append(LOG)
         store.keep(ledger_snapshot.take(fold(LOG[:10]), 10))
         broken = replace(ledger_snapshot.take(fold(LOG), len(LOG)), text=object())  # type: ignore[arg-type]
         with pytest.raises(StoreError):
             store.keep(broken)
-        assert [kept.sequence for kept in store.snapshots()] == [10]
+        assert [snapshot.sequence for snapshot in store.snapshots()] == [10]
 
 
-def test_whoever_changes_the_ledger_raises_the_format() -> None:
-    """The fields of format 9. With others, or with another meaning, older snapshots must not be read."""
+def test_a_change_of_the_ledgers_fields_needs_a_new_format() -> None:
+    """These are the fields of format 9. Once one is added, dropped or means something new, older snapshots must not be read."""
     assert ledger_snapshot.FORMAT == 9
     assert [field.name for field in fields(Ledger)] == [
         "run_id",

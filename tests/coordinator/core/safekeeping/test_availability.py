@@ -1,4 +1,4 @@
-"""Who has which state: the table, and what follows from it."""
+"""Who has which state, and from which step training can go on: `core/safekeeping/availability.py`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from dtfm.coordinator.core.safekeeping.availability import Availability, Copy, Kind, availability
 from dtfm.coordinator.core.safekeeping.availability import ResumePoint as Point
 from tests.coordinator.script import BUCKETS, World, training
-from tests.coordinator.snapshots import backed_up
+from tests.coordinator.snapshots import with_snapshot
 from tests.coordinator.standbys import report, with_standbys
 
 NODES = "abc"
@@ -26,7 +26,7 @@ TABLES = st.builds(
 
 
 def trained(**changes: dict[str, object]) -> World:
-    """a holds the first half, b the second; both are at step 2."""
+    """a trains the first half and b the second; both are at step 2."""
     world = training("a", "b", train={"steps": 50, "evaluate_every": 0}, **changes)
     world.automatic_standbys = False
     world.step()
@@ -46,7 +46,7 @@ def test_replicas_have_the_state_as_of_the_last_commit() -> None:
     assert table.resume_point() == Point(2, Kind.REPLICA)
 
 
-def test_a_node_that_is_away_may_bring_its_copy_back() -> None:
+def test_a_node_that_is_away_may_return_with_its_state() -> None:
     world = trained()
     world.lose("a")
     table = availability(world.state)
@@ -57,14 +57,14 @@ def test_a_node_that_is_away_may_bring_its_copy_back() -> None:
     assert table.needed(with_a, {"a", "b"}) == {"a"}
 
 
-def test_another_process_of_the_same_node_has_nothing() -> None:
+def test_a_new_process_of_the_same_node_has_nothing() -> None:
     world = trained()
     world.lose("a")
     world.greet("a", incarnation=2)
     assert availability(world.state).resume_point({"a"}) == Point(0, None)
 
 
-def test_a_standby_has_the_last_step_by_its_gradients_and_the_commit() -> None:
+def test_a_standby_with_the_gradients_of_the_last_step_has_its_state() -> None:
     world = with_standbys("c")
     report(world, "c")
     world.step()
@@ -73,8 +73,8 @@ def test_a_standby_has_the_last_step_by_its_gradients_and_the_commit() -> None:
     assert availability(world.state).in_memory(2) == (frozenset("a"), frozenset("a"), frozenset("b"), frozenset("b"))
 
 
-def test_a_snapshot_on_disks_is_there_as_long_as_every_bucket_is() -> None:
-    world = backed_up()  # a and b have each other's half on disk as of step 3; both are at step 5
+def test_a_snapshot_on_disks_is_usable_while_every_bucket_is_with_a_member() -> None:
+    world = with_snapshot()
     world.lose("a")
     assert availability(world.state).resume_point() == Point(3, Kind.DISK)
     world.lose("b")
@@ -93,12 +93,12 @@ def test_the_newer_of_disks_and_checkpoint_counts() -> None:
 
 
 @given(TABLES, st.frozensets(st.sampled_from(NODES)))
-def test_nodes_that_return_never_make_it_worse(table: Availability, returning: frozenset[str]) -> None:
+def test_returning_nodes_never_make_the_resume_point_older(table: Availability, returning: frozenset[str]) -> None:
     assert table.resume_point(returning).step >= table.resume_point().step
 
 
 @given(TABLES, st.frozensets(st.sampled_from(NODES)))
-def test_those_that_are_needed_are_enough(table: Availability, returning: frozenset[str]) -> None:
+def test_the_nodes_named_as_needed_are_enough(table: Availability, returning: frozenset[str]) -> None:
     point = table.resume_point(returning)
     assert table.resume_point(table.needed(point, returning)).step == point.step
 

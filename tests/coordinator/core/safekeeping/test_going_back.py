@@ -1,8 +1,6 @@
-"""When a stage is lost the run goes back to the newest of backup and checkpoint that is whole."""
+"""After the loss of a stage training goes back to the newest snapshot that is whole, on disks or as a checkpoint."""
 
 from __future__ import annotations
-
-from dataclasses import replace
 
 from dtfm.coordinator.core.state import ATTEMPTS, Destination, Stepping
 from dtfm.coordinator.core.timeouts import GRACE_LEASES
@@ -10,13 +8,13 @@ from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.ledger import fold
 from dtfm.protos import control_pb2 as wire
 from tests.coordinator.answers import links
-from tests.coordinator.script import BUCKETS, LEASE, World, fresh_state, prepared
-from tests.coordinator.snapshots import DIGESTS, PAUSE, SIZE, alone, backed_up, backed_up_apart
+from tests.coordinator.script import BUCKETS, LEASE, LONG, prepared, restarted, training
+from tests.coordinator.snapshots import DIGESTS, PAUSE, claim, plan_only_with, with_snapshot, with_snapshot_in_halves
 
 
-def test_a_lost_stage_goes_back_to_the_backup_and_the_log_says_how_far() -> None:
-    world = backed_up()
-    alone(world, "b")
+def test_losing_a_stage_sends_training_back_to_the_snapshot_and_the_log_says_how_far() -> None:
+    world = with_snapshot()
+    plan_only_with(world, "b")
     world.lose("a")
     rolled = world.events(ev.RolledBack)[-1]
     assert (rolled.step, rolled.from_step, rolled.folder) == (3, 5, "")
@@ -26,43 +24,38 @@ def test_a_lost_stage_goes_back_to_the_backup_and_the_log_says_how_far() -> None
     assert {part.bucket: (part.digest, list(part.nodes)) for part in assignment.snapshot.parts} == {
         bucket: (DIGESTS[bucket], ["b"]) for bucket in range(BUCKETS)
     }
-    assert not any(donors.nodes for donors in assignment.donors)
+    assert not any(world.donors_to("b"))
     world.settle()
     assert isinstance(world.state.phase, Stepping)
     assert world.state.phase.step == 4
     assert world.refolded() == world.state.ledger
 
 
-def test_a_newer_checkpoint_is_gone_back_to_instead() -> None:
-    world = backed_up(checkpoint={"every": 5})
+def test_training_goes_back_to_the_checkpoint_if_that_is_newer() -> None:
+    world = with_snapshot(checkpoint={"every": 5})
     world.save()
     world.step()
-    alone(world, "b")
+    plan_only_with(world, "b")
     world.lose("a")
     assert world.events(ev.RolledBack)[-1].step == 5
     assert world.last_to("b", "assignment").snapshot.folder
     assert list(world.last_to("b", "assignment").snapshot.parts) == []
 
 
-def test_a_backup_of_which_a_part_is_on_no_disk_any_more_is_passed_over() -> None:
-    world = backed_up_apart()
+def test_a_snapshot_that_misses_a_part_is_passed_over() -> None:
+    world = with_snapshot_in_halves()
     world.step()
-    alone(world, "b")
+    plan_only_with(world, "b")
     world.lose("a")
     assert world.events(ev.RolledBack)[-1].step == 0
 
 
-def test_a_node_that_comes_back_with_its_disk_counts_again() -> None:
-    world = backed_up_apart()
+def test_the_files_of_a_node_that_returns_with_its_disk_count_again() -> None:
+    world = with_snapshot_in_halves()
     world.step()
     world.lose("a")
-    assert world.events(ev.RolledBack) == []  # two are needed
-    world.greet("a", incarnation=2)
-    claims = [
-        wire.SnapshotParts(step=step, parts=[wire.Part(bucket=bucket, size_bytes=SIZE) for bucket in (0, 1)])
-        for step in (1, 2)
-    ]
-    world.hear("a", prepared(on_disk=claims))
+    assert world.events(ev.RolledBack) == []  # the run needs two nodes
+    world.prepare("a", prepared(on_disk=[claim(step, (0, 1)) for step in (1, 2)]), incarnation=2)
     assert world.last_to("a", "keep_snapshots") == wire.KeepSnapshots(whole=2)
     world.hear("a", links("a", ["b"]))
     world.wait(LEASE / 2, beating="ab")
@@ -75,61 +68,50 @@ def test_a_node_that_comes_back_with_its_disk_counts_again() -> None:
     ]
 
 
-def test_a_coordinator_that_was_restarted_hears_from_the_nodes_what_they_have() -> None:
-    old = backed_up()
-    resumed = ev.RunResumed("why", dict(old.start.run))
-    ledger = old.refolded()
-    ledger = replace(ledger, members={}, links={}, plan=None, run=resumed.run)
-    world = World(replace(fresh_state(ledger), run=old.state.run))
+def test_a_restarted_coordinator_hears_from_the_nodes_which_snapshots_they_have() -> None:
+    world = restarted(with_snapshot(), **LONG)
     for node in "ab":
-        world.greet(node, incarnation=7)  # new processes: all memory is gone
-        world.hear(
-            node, prepared(on_disk=[wire.SnapshotParts(step=3, parts=[wire.Part(bucket=b) for b in range(BUCKETS)])])
-        )
+        claims = [claim(3, range(BUCKETS))]
+        world.prepare(node, prepared(on_disk=claims), incarnation=7)  # new processes: all memory is gone
     world.hear("b", links("b", ["a"]))
     assert world.events(ev.RolledBack)[-1].step == 3
     assert [list(part.nodes) for part in world.last_to("a", "assignment").snapshot.parts] == [["a", "b"]] * BUCKETS
 
 
-def fail_plan(world: World, *, damaged: bool) -> None:
-    failed = wire.PlanFailed(generation=world.state.ledger.generation, problem="scripted", snapshot_damaged=damaged)
-    world.hear("b", plan_failed=failed)
-
-
-def test_a_plan_that_fails_for_other_reasons_leaves_the_backup_alone() -> None:
-    world = backed_up()
-    alone(world, "b")
+def test_a_plan_that_fails_for_another_reason_leaves_the_snapshot_alone() -> None:
+    world = with_snapshot()
+    plan_only_with(world, "b")
     world.lose("a")
-    fail_plan(world, damaged=False)
-    fail_plan(world, damaged=False)
+    world.fail_plan("b")
+    world.fail_plan("b")
     assert world.last_to("b", "assignment").step == 3
 
 
-def test_a_run_that_failed_as_no_holder_could_be_reached_still_has_its_backup() -> None:
-    world = backed_up()
-    alone(world, "b")
+def test_a_run_that_failed_because_no_holder_could_be_reached_still_has_its_snapshot() -> None:
+    world = with_snapshot()
+    plan_only_with(world, "b")
     world.lose("a")
     for _ in range(ATTEMPTS):
-        fail_plan(world, damaged=False)
+        world.fail_plan("b")
     assert world.exit_code == 1
     assert world.last_to("b", "keep_snapshots").whole == 3
     assert fold([ev.RunResumed("why", dict(world.start.run))], world.refolded()).on_disks is not None
 
 
-def test_a_backup_that_is_damaged_twice_is_not_tried_a_third_time() -> None:
-    world = backed_up()
-    alone(world, "b")
+def test_a_snapshot_that_is_damaged_twice_is_not_tried_a_third_time() -> None:
+    world = with_snapshot()
+    plan_only_with(world, "b")
     world.lose("a")
-    fail_plan(world, damaged=True)
+    world.fail_plan("b", snapshot_damaged=True)
     assert world.last_to("b", "assignment").step == 3
-    fail_plan(world, damaged=True)
+    world.fail_plan("b", snapshot_damaged=True)
     assert world.last_to("b", "assignment").step == 0
     assert [rolled.step for rolled in world.events(ev.RolledBack)] == [3, 0]
     assert world.refolded() == world.state.ledger
 
 
-def test_going_back_behind_a_backup_forgets_it() -> None:
-    world = backed_up()
+def test_going_back_behind_a_snapshot_forgets_it() -> None:
+    world = with_snapshot()
     world.now += PAUSE
     world.step()
     assert world.state.safekeeping.snapshot(Destination.DISKS) is not None
@@ -140,3 +122,43 @@ def test_going_back_behind_a_backup_forgets_it() -> None:
     world.settle()
     assert world.events(ev.RolledBack)[-1].step == 0
     assert [world.state.safekeeping.snapshot(Destination.DISKS), world.state.ledger.on_disks] == [None, None]
+
+
+def test_losing_a_stage_sends_training_back_to_the_checkpoint() -> None:
+    world = training("a", "b", "c", train={"steps": 10})
+    world.step()
+    world.step()
+    world.save()
+    world.step()
+    world.lose("c")
+    rolled = world.events(ev.RolledBack)[-1]
+    assert (rolled.from_step, rolled.step, rolled.folder) == (3, 2, "memory://checkpoints/step-00000002")
+    assert "1 steps are trained again from the checkpoint of step 2" in rolled.reason
+    assignment = world.last_to("a", "assignment")
+    assert (assignment.step, assignment.snapshot.folder) == (2, "memory://checkpoints/step-00000002")
+    assert not any(world.donors_to("a"))
+    world.settle()
+    world.step()
+    assert [event.step for event in world.events(ev.StepCommitted)] == [1, 2, 3, 3]
+
+
+def test_losing_a_stage_without_a_checkpoint_starts_training_over() -> None:
+    world = training()
+    world.step()
+    world.lose("b")
+    world.join("b2")
+    rolled = world.events(ev.RolledBack)[-1]
+    assert (rolled.from_step, rolled.step, rolled.folder) == (1, 0, "")
+    assert world.last_to("b2", "assignment").step == 0
+
+
+def test_losing_a_stage_right_after_a_checkpoint_loses_no_step() -> None:
+    world = training(train={"steps": 10})
+    world.step()
+    world.step()
+    world.save()
+    world.lose("b")
+    world.join("b2")
+    assignment = world.last_to("b2", "assignment")
+    assert (assignment.step, assignment.snapshot.folder) == (2, "memory://checkpoints/step-00000002")
+    assert world.events(ev.RolledBack) == []

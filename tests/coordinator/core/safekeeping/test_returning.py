@@ -1,4 +1,4 @@
-"""Before training goes back, those that may come back with what is missing are waited for, as long as that is worth it."""
+"""Before training goes back, it waits for nodes that may return with lost state: `core/safekeeping/returning.py`."""
 
 from __future__ import annotations
 
@@ -7,22 +7,18 @@ from typing import Any
 from dtfm.coordinator.core.state import Gathering, Switching
 from dtfm.coordinator.core.timeouts import GRACE_LEASES
 from dtfm.coordinator.log import events as ev
-from dtfm.coordinator.log.ledger import fold
 from dtfm.protos import control_pb2 as wire
 from dtfm.scheduler.model.plan import Plan, Route, Stage
-from tests.coordinator.answers import links
-from tests.coordinator.script import LEASE, World, fresh_state, prepared, two_stages
-from tests.coordinator.snapshots import PAUSE, SIZE, keep, missing, write
+from tests.coordinator.script import LEASE, LONG, World, fresh_state, prepared, restarted, training, two_stages
+from tests.coordinator.snapshots import PAUSE, all_to_fetch, claim, report_files, report_written
 
-SECONDS = 4.0
-"""Of a step."""
-PLAIN: dict[str, dict[str, Any]] = {"train": {"steps": 500, "evaluate_every": 0}, "checkpoint": {"every": 0}}
+STEP_SECONDS = 4.0
 ANY_NUMBER = {"nodes": 1, "stages": "auto"}
 
 
-def trained(*nodes: str, steps: int = 5, seconds: float = SECONDS) -> World:
-    """Any of these could train alone. Their links are too slow for copies in advance."""
-    world = World(fresh_state(**PLAIN, cluster={"nodes": len(nodes), "stages": "auto"}), one_each)
+def trained(*nodes: str, steps: int = 5, seconds: float = STEP_SECONDS) -> World:
+    """These nodes have trained some steps without standbys. Each could train the whole model alone."""
+    world = World(fresh_state(**LONG, cluster={"nodes": len(nodes), "stages": "auto"}), one_each)
     world.automatic_standbys = False
     world.join(*nodes)
     world.settle()
@@ -31,13 +27,13 @@ def trained(*nodes: str, steps: int = 5, seconds: float = SECONDS) -> World:
     return world
 
 
-def step(world: World, seconds: float = SECONDS) -> None:
+def step(world: World, seconds: float = STEP_SECONDS) -> None:
     world.wait(seconds, beating=world.state.members.sessions)
     world.step()
 
 
 def one_each(nodes: Any) -> Plan:
-    """Three nodes have a stage each."""
+    """Three nodes get a stage each; other numbers of nodes get two stages."""
     names = sorted(nodes)
     if len(names) != 3:
         return two_stages(names)
@@ -46,41 +42,32 @@ def one_each(nodes: Any) -> Plan:
     return Plan(0, stages, (Route(tuple(names), 4),))
 
 
-def restarted(before: World) -> World:
-    """The next coordinator process; it awaits no number of nodes."""
-    resumed = ev.RunResumed("from the log", dict(before.state.ledger.run))
-    return World(fresh_state(fold([resumed], before.refolded()), **PLAIN, cluster=ANY_NUMBER))
-
-
-def test_nodes_that_come_back_with_their_disks_bring_the_backup_back() -> None:
+def test_nodes_that_return_with_their_disks_bring_the_snapshot_back() -> None:
     world = trained("a", "b", "c")
     step(world, PAUSE)
-    write(world)
+    report_written(world)
     disks = {node: set(range(*layers)) for node, layers in zip("abc", ((0, 1), (1, 2), (2, 4)), strict=True)}
     for node in "abc":
-        fetched = missing(world, node) if "keep_snapshots" in world.kinds_to(node) else {}
+        fetched = all_to_fetch(world).get(node, {})
         disks[node] |= fetched.keys()
-        keep(world, node, world.state.ledger.step, fetched)
-    (kept,) = world.events(ev.SnapshotWritten)
+        report_files(world, node, world.state.ledger.step, fetched)
+    (written,) = world.events(ev.SnapshotWritten)
     for node in "abc":
         world.lose(node)
     world.wait(LEASE)
     for incarnation, node in enumerate("abc", 2):
         assert world.events(ev.RolledBack) == []
-        world.greet(node, incarnation=incarnation)
-        parts = [wire.Part(bucket=bucket, size_bytes=SIZE) for bucket in sorted(disks[node])]
-        world.hear(node, prepared(on_disk=[wire.SnapshotParts(step=kept.step, parts=parts)]))
-        assert world.last_to(node, "keep_snapshots").whole == kept.step
-        if world.heard_by(node)[-1].WhichOneof("message") == "probe":
-            world.hear(node, links(node, [peer.node for peer in world.last_to(node, "probe").peers]))
+        world.prepare(node, prepared(on_disk=[claim(written.step, sorted(disks[node]))]), incarnation=incarnation)
+        assert world.last_to(node, "keep_snapshots").whole == written.step
+        world.report_links(node)
         world.wait(LEASE / 10, beating=world.state.members.sessions)
-    assert [rolled.step for rolled in world.events(ev.RolledBack)] in ([], [kept.step])
-    assert world.state.ledger.step == kept.step
+    assert [rolled.step for rolled in world.events(ev.RolledBack)] in ([], [written.step])
+    assert world.state.ledger.step == written.step
     assert isinstance(world.state.phase, Switching)
     assert world.refolded() == world.state.ledger
 
 
-def test_who_lost_its_connection_alone_comes_back_with_what_it_holds() -> None:
+def test_a_node_that_only_lost_its_connection_still_holds_its_state_when_it_returns() -> None:
     world = trained("a", "b")
     world.lose("a")
     assert isinstance(world.state.phase, Gathering)
@@ -88,16 +75,16 @@ def test_who_lost_its_connection_alone_comes_back_with_what_it_holds() -> None:
         "a left (its connection broke): up to 20 seconds for a to return, which may still have the state as of step 5; "
         "without, training goes back to step 0"
     )
-    world.wait(SECONDS, beating="b")
+    world.wait(STEP_SECONDS, beating="b")
     world.join("a")
     assert world.events(ev.RolledBack) == []
     assert world.last_to("b", "assignment").step == 5
 
 
-def test_that_is_awaited_no_longer_than_it_takes_to_train_again_what_would_be_lost() -> None:
+def test_the_wait_for_a_return_is_no_longer_than_training_the_lost_steps_again() -> None:
     world = trained("a", "b")
     world.lose("a")
-    world.wait(5 * SECONDS - 1, beating="b")
+    world.wait(5 * STEP_SECONDS - 1, beating="b")
     assert world.events(ev.RolledBack) == []
     assert len([event for event in world.events(ev.Waiting) if "to return" in event.reason]) == 1
     world.wait(1, beating="b")
@@ -105,7 +92,7 @@ def test_that_is_awaited_no_longer_than_it_takes_to_train_again_what_would_be_lo
     assert isinstance(world.state.phase, Switching)
 
 
-def test_nor_for_more_than_some_leases() -> None:
+def test_the_wait_for_a_return_ends_after_some_leases() -> None:
     world = trained("a", "b", steps=100)
     world.lose("a")
     world.wait(GRACE_LEASES * LEASE - 1, beating="b")
@@ -114,7 +101,7 @@ def test_nor_for_more_than_some_leases() -> None:
     assert world.events(ev.RolledBack)[-1].step == 0
 
 
-def test_another_loss_meanwhile_makes_it_no_longer() -> None:
+def test_another_loss_does_not_prolong_the_wait_for_a_return() -> None:
     world = trained("a", "b", "c", steps=100)
     world.lose("a")
     world.wait(GRACE_LEASES * LEASE / 2, beating="bc")
@@ -123,28 +110,28 @@ def test_another_loss_meanwhile_makes_it_no_longer() -> None:
     assert world.events(ev.RolledBack)[-1].step == 0
 
 
-def test_a_process_that_came_anew_without_anything_is_waited_for_no_more() -> None:
+def test_a_node_that_returns_as_a_new_process_is_not_waited_for() -> None:
     world = trained("a", "b")
     world.lose("a")
     world.join("a", incarnation=2)
     assert world.events(ev.RolledBack)[-1].step == 0
 
 
-def test_who_said_goodbye_is_not_waited_for() -> None:
+def test_a_node_that_said_goodbye_is_not_waited_for() -> None:
     world = trained("a", "b")
     world.hear("a", goodbye=wire.Goodbye(reason="SIGTERM"))
     assert world.events(ev.RolledBack)[-1].step == 0
 
 
-def test_where_a_replica_is_left_or_nothing_is_trained_yet_nobody_is_waited_for() -> None:
+def test_nobody_is_waited_for_if_a_replica_is_left_or_nothing_is_trained_yet() -> None:
     for world in (trained("a", "b", "c", "d"), trained("a", "b", steps=0)):
         world.lose("b")
         assert isinstance(world.state.phase, Switching)
         assert not any("to return" in event.reason for event in world.events(ev.Waiting))
 
 
-def test_after_a_restart_nodes_that_come_one_by_one_lose_nothing() -> None:
-    world = restarted(trained("a", "b"))
+def test_nodes_that_return_one_by_one_after_a_restart_lose_nothing() -> None:
+    world = restarted(trained("a", "b"), **LONG, cluster=ANY_NUMBER)
     for node in "ab":
         assert world.events(ev.RolledBack) == []
         world.join(node)
@@ -154,8 +141,8 @@ def test_after_a_restart_nodes_that_come_one_by_one_lose_nothing() -> None:
     assert (world.plan_in_force.nodes, world.last_to("a", "assignment").step) == (("a", "b"), 5)
 
 
-def test_after_a_restart_who_does_not_come_is_awaited_for_some_leases_however_little_would_be_lost() -> None:
-    world = restarted(trained("a", "b", seconds=0.001))
+def test_after_a_restart_a_missing_node_is_waited_for_however_little_would_be_lost() -> None:
+    world = restarted(trained("a", "b", seconds=0.001), **LONG, cluster=ANY_NUMBER)
     world.wait(LEASE)
     world.join("a")
     world.wait((GRACE_LEASES - 1) * LEASE - 1, beating="a")
@@ -164,7 +151,7 @@ def test_after_a_restart_who_does_not_come_is_awaited_for_some_leases_however_li
     assert world.events(ev.RolledBack)[-1].step == 0
 
 
-def test_who_wants_to_go_stays_while_others_may_come_back_for_what_it_holds() -> None:
+def test_a_leaving_node_stays_while_others_may_return_and_need_its_state() -> None:
     world = trained("a", "b", "c")
     world.lose("a")
     assert isinstance(world.state.phase, Gathering)
@@ -173,3 +160,12 @@ def test_who_wants_to_go_stays_while_others_may_come_back_for_what_it_holds() ->
     world.join("a")
     assert world.events(ev.RolledBack) == []
     assert world.last_to("c", "assignment").step == 5
+
+
+def test_a_node_that_returns_at_once_still_holds_its_state() -> None:
+    world = training()
+    world.step()
+    world.lose("b")
+    world.join("b")
+    assert world.events(ev.RolledBack) == []
+    assert world.donors_to("b") == [["a"], ["a"], ["b"], ["b"]]

@@ -1,7 +1,8 @@
-"""Backups on the nodes' own disks: when they are made, and of what another node fetches a copy."""
+"""Snapshots on the nodes' own disks, when they are made and who fetches which files: `core/safekeeping/snapshot.py`."""
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 import pytest
@@ -11,38 +12,44 @@ from dtfm.coordinator.core.state import Destination, Switching
 from dtfm.coordinator.log import events as ev
 from dtfm.protos import control_pb2 as wire
 from dtfm.scheduler.model.plan import Route, Stage
-from tests.coordinator.script import BUCKETS, LAYERS, LEASE, World, prepared, training
+from tests.coordinator.script import BUCKETS, LAYERS, LEASE, LONG, World, prepared, training
 from tests.coordinator.snapshots import (
     DIGESTS,
     PAUSE,
     SIZE,
-    backed_up,
-    backed_up_apart,
-    keep,
-    later,
-    missing,
+    all_to_fetch,
+    claim,
     parts,
-    slow_world,
-    write,
+    report_fetched,
+    report_files,
+    report_full_disk,
+    report_written,
+    snapshot_begins,
+    snapshot_due,
+    step_after,
+    to_fetch,
+    with_snapshot,
+    with_snapshot_in_halves,
 )
+from tests.coordinator.standbys import caught_up
 
 
-def test_what_rests_on_one_node_is_written_to_disks_and_fetched_by_another() -> None:
-    world = slow_world("a", "b")
+def test_state_that_rests_on_one_node_is_written_to_its_disk_and_fetched_by_another() -> None:
+    world = snapshot_due("a", "b")
     world.step()
-    assert [world.last_to(node, "commit").snapshot == wire.DISKS for node in "ab"] == [True, True]
-    write(world, "a")
+    assert snapshot_begins(world)
+    report_written(world, "a")
     assert "keep_snapshots" not in world.kinds_to("b")
-    world.step()  # nobody waits for it
-    keep(world, "b", 2, [2, 3])
-    assert (missing(world, "a"), missing(world, "b")) == ({2: ["b"], 3: ["b"]}, {0: ["a"], 1: ["a"]})
+    world.step()  # no commit waits for the snapshot
+    report_files(world, "b", 2, [2, 3])
+    assert (to_fetch(world, "a"), to_fetch(world, "b")) == ({2: ["b"], 3: ["b"]}, {0: ["a"], 1: ["a"]})
     order = world.last_to("a", "keep_snapshots")
     assert (order.whole, order.under_way, [peer.node for peer in order.peers]) == (0, 2, ["b"])
     assert [(part.size_bytes, part.digest) for part in order.missing] == [(SIZE, DIGESTS[2]), (SIZE, DIGESTS[3])]
     world.now += 1.5
-    keep(world, "a", 2, [2, 3])
+    report_files(world, "a", 2, [2, 3])
     assert world.events(ev.SnapshotWritten) == []
-    keep(world, "b", 2, [0, 1])
+    report_files(world, "b", 2, [0, 1])
     (event,) = world.events(ev.SnapshotWritten)
     assert (event.step, event.holders, event.seconds) == (2, {"a": ((0, 4),), "b": ((0, 4),)}, 1.5)
     assert [part.digest for part in event.parts] == [digest.hex() for digest in DIGESTS]
@@ -50,176 +57,166 @@ def test_what_rests_on_one_node_is_written_to_disks_and_fetched_by_another() -> 
     assert world.refolded() == world.state.ledger
 
 
-def test_replicas_back_each_other_up_and_fetch_nothing() -> None:
-    world = slow_world("a", "b", "c")  # a and b hold the same stage, c one alone
+def test_replicas_of_one_stage_fetch_nothing_from_each_other() -> None:
+    world = snapshot_due("a", "b", "c")  # a and b are replicas of the first stage
     world.step()
-    write(world)
-    fetchers = [node for node in "abc" if "keep_snapshots" in world.kinds_to(node)]
-    assert [missing(world, node) for node in fetchers] == [{2: ["c"], 3: ["c"]}]
-    keep(world, fetchers[0], 2, [2, 3])
+    report_written(world)
+    ((fetcher, wanted),) = all_to_fetch(world).items()
+    assert wanted == {2: ["c"], 3: ["c"]}
+    report_files(world, fetcher, 2, [2, 3])
     (event,) = world.events(ev.SnapshotWritten)
-    assert {node: ranges for node, ranges in event.holders.items() if node not in fetchers} == {
-        {"a": "b", "b": "a"}[fetchers[0]]: ((0, 2),),
+    other = {"a": "b", "b": "a"}[fetcher]
+    assert {node: ranges for node, ranges in event.holders.items() if node != fetcher} == {
+        other: ((0, 2),),
         "c": ((2, 4),),
     }
 
 
-def test_where_every_stage_has_replicas_no_backup_is_made() -> None:
-    world = slow_world("a", "b", "c", "d")
+def test_no_snapshot_goes_to_disks_if_every_stage_has_two_replicas() -> None:
+    world = snapshot_due("a", "b", "c", "d")
     world.step()
-    assert world.last_to("a", "commit").snapshot != wire.DISKS
+    assert not snapshot_begins(world)
 
 
-def test_where_somebody_keeps_up_with_each_stage_no_backup_is_made() -> None:
-    world = training("a", "b", train={"steps": 50, "evaluate_every": 0}, checkpoint={"every": 0})
+def test_no_snapshot_goes_to_disks_if_a_standby_of_every_stage_keeps_up() -> None:
+    world = training("a", "b", **LONG)
     world.now += 1
-    world.step()  # links allow that neighbours copy each other, see test_copying.py
+    world.step()  # the links allow neighbours to be standbys, see test_standby.py
     world.now += PAUSE
     world.step()
-    assert world.last_to("a", "commit").snapshot != wire.DISKS
+    assert not snapshot_begins(world)
     for node in "ab":
-        number = world.last_to(node, "standby").number
-        world.hear(node, standby_progress=wire.StandbyProgress(number=number, problem="TOO_SLOW"))
+        caught_up(world, node, step=0, problem="TOO_SLOW")
     world.step()
-    assert world.last_to("a", "commit").snapshot == wire.DISKS
+    assert snapshot_begins(world)
 
 
-def test_nobody_fetches_what_is_being_copied_over_the_same_link() -> None:
-    world = training("a", "b", train={"steps": 50, "evaluate_every": 0}, checkpoint={"every": 0})
+def test_a_node_that_catches_up_as_a_standby_does_not_fetch_the_snapshot_over_the_same_link() -> None:
+    world = training("a", "b", **LONG)
     world.automatic_standbys = False
     world.now += 1
     world.step()
-    assert world.last_to("a", "standby").number  # neighbours begin to copy each other
+    assert world.last_to("a", "standby").number  # neighbours become standbys of each other
     world.now += PAUSE
     world.step()
-    assert world.last_to("a", "commit").snapshot == wire.DISKS
-    write(world)
-    assert [missing(world, node) for node in "ab"] == [{}, {}]
+    assert snapshot_begins(world)
+    report_written(world)
+    assert [to_fetch(world, node) for node in "ab"] == [{}, {}]
     assert world.events(ev.SnapshotWritten)[-1].holders == {"a": ((0, 2),), "b": ((2, 4),)}
 
 
-def test_what_a_plan_needs_of_state_is_not_fetched_beside_a_backup() -> None:
-    world = slow_world("a", "b")
+def test_nodes_stop_fetching_a_snapshot_when_a_new_plan_moves_state() -> None:
+    world = snapshot_due("a", "b")
     world.step()
-    write(world)
-    later(world, 0.001)
+    report_written(world)
+    step_after(world, 0.001)
     began = world.now
     world.join("c")
     world.now = began
-    later(world, 0.001)  # no link carries a step's gradients in that time, so nobody copies in advance
-    assert missing(world, "b") == {0: ["a"], 1: ["a"]}
+    step_after(world, 0.001)  # in that time no link carries a step's gradients, so c cannot be a standby first
+    assert to_fetch(world, "b") == {0: ["a"], 1: ["a"]}
     world.apply()
     assert isinstance(world.state.phase, Switching)
-    assert [missing(world, node) for node in "ab"] == [{}, {}]
+    assert [to_fetch(world, node) for node in "ab"] == [{}, {}]
     assert world.events(ev.SnapshotWritten)[-1].holders == {"a": ((0, 2),), "b": ((2, 4),)}
 
 
-def test_backups_are_some_leases_apart_further_the_more_they_cost_and_take_but_a_share_of_the_time() -> None:
+def test_the_pause_after_a_snapshot_grows_with_the_time_it_took() -> None:
     assert pause_after(0.5, 10) == pytest.approx(60)
     assert pause_after(50, 10) == pytest.approx(600)
     assert pause_after(5000, 10) == pytest.approx(5000 / TIME_FRACTION)
 
 
-def test_a_backup_that_took_long_is_not_followed_at_once() -> None:
-    world = slow_world("a", "b")
+def test_a_snapshot_that_took_long_is_not_followed_at_once() -> None:
+    world = snapshot_due("a", "b")
     world.step()
     world.now += PAUSE
     world.step()
-    assert world.last_to("a", "commit").snapshot != wire.DISKS  # the first is under way
-    keep(world, "a", 2, [0, 1])
-    keep(world, "b", 2, [2, 3])
-    keep(world, "a", 2, [2, 3])
-    keep(world, "b", 2, [0, 1])
+    assert not snapshot_begins(world)  # the first is under way
+    report_files(world, "a", 2, [0, 1])
+    report_files(world, "b", 2, [2, 3])
+    report_fetched(world, 2)
     world.now += pause_after(PAUSE, LEASE) - PAUSE - 1
     world.step()
-    assert world.last_to("a", "commit").snapshot != wire.DISKS
+    assert not snapshot_begins(world)
     world.now += 1
     world.step()
-    assert world.last_to("a", "commit").snapshot == wire.DISKS
+    assert snapshot_begins(world)
 
 
-def test_a_writer_that_never_answers_does_not_hold_up_the_next_backup() -> None:
-    world = slow_world("a", "b")
+def test_a_writer_that_never_answers_does_not_hold_up_the_next_snapshot() -> None:
+    world = snapshot_due("a", "b")
     world.step()
-    write(world, "a")
-    later(world, PATIENCE_FACTOR * LEASE)
+    report_written(world, "a")
+    step_after(world, PATIENCE_FACTOR * LEASE)
     assert world.state.safekeeping.snapshot(Destination.DISKS) is not None
-    later(world, 1)
+    step_after(world, 1)
     assert world.state.safekeeping.snapshot(Destination.DISKS) is None
     assert world.events(ev.SnapshotWritten) == []
-    later(world, pause_after(0, LEASE) - 1)  # to wait in vain cost nothing
-    assert world.last_to("a", "commit").snapshot != wire.DISKS
-    later(world, 1)
-    assert world.last_to("a", "commit").snapshot == wire.DISKS
+    step_after(world, pause_after(0, LEASE) - 1)  # the wait in vain cost nothing
+    assert not snapshot_begins(world)
+    step_after(world, 1)
+    assert snapshot_begins(world)
 
 
-def test_a_writer_that_never_answers_is_not_missed_where_another_has_the_same() -> None:
-    world = slow_world("a", "b", "c")  # a and b hold the same stage
+def test_a_writer_that_never_answers_is_not_missed_if_another_replica_answers() -> None:
+    world = snapshot_due("a", "b", "c")  # a and b are replicas of the first stage
     world.step()
-    write(world, "a", "c")
-    later(world, PATIENCE_FACTOR * LEASE + 1)
-    asked = {node: missing(world, node) for node in "abc" if "keep_snapshots" in world.kinds_to(node)}
-    assert sorted(bucket for buckets in asked.values() for bucket in buckets) == [0, 1, 2, 3]
+    report_written(world, "a", "c")
+    step_after(world, PATIENCE_FACTOR * LEASE + 1)
+    assert sorted(itertools.chain(*all_to_fetch(world).values())) == [0, 1, 2, 3]
 
 
-def test_what_is_never_fetched_stays_on_one_disk() -> None:
-    world = slow_world("a", "b")
+def test_a_file_that_is_never_fetched_stays_on_one_disk() -> None:
+    world = snapshot_due("a", "b")
     world.step()
-    write(world)
-    keep(world, "a", 2, [2, 3])
-    later(world, PATIENCE_FACTOR * LEASE)
+    report_written(world)
+    report_files(world, "a", 2, [2, 3])
+    step_after(world, PATIENCE_FACTOR * LEASE)
     assert world.events(ev.SnapshotWritten) == []
-    later(world, 1)
+    step_after(world, 1)
     assert world.events(ev.SnapshotWritten)[-1].holders == {"a": ((0, 4),), "b": ((2, 4),)}
 
 
-def test_what_is_large_may_take_longer_to_write_and_over_a_slow_link_to_fetch() -> None:
-    world = slow_world("a", "b")
+def test_large_files_may_take_longer_to_write_and_to_fetch() -> None:
+    world = snapshot_due("a", "b")
     described = world.state.ledger.described
     assert described is not None
     large = [replace(layer, parameter_bytes=10e9) for layer in described.workload.layers]
     described = replace(described, workload=replace(described.workload, layers=tuple(large)))
     world.state = replace(world.state, ledger=replace(world.state.ledger, described=described))
     world.step()
-    assert world.last_to("a", "commit").snapshot == wire.DISKS
-    later(world, PATIENCE_FACTOR * 600)  # 60 GB each
-    for node, buckets in (("a", (0, 1)), ("b", (2, 3))):
-        files = [wire.Part(bucket=b, size_bytes=10**12, digest=DIGESTS[b]) for b in buckets]
-        world.hear(node, snapshot_parts=wire.SnapshotParts(destination=wire.DISKS, step=2, parts=files))
-    later(world, PATIENCE_FACTOR * 2000)  # 2 TB over 1 GB/s
+    assert snapshot_begins(world)
+    step_after(world, PATIENCE_FACTOR * 600)  # 60 GB each
+    report_files(world, "a", 2, [0, 1], size=10**12)
+    report_files(world, "b", 2, [2, 3], size=10**12)
+    step_after(world, PATIENCE_FACTOR * 2000)  # 2 TB over 1 GB/s
     assert world.state.safekeeping.snapshot(Destination.DISKS) is not None
-    later(world, 1)
+    step_after(world, 1)
     assert world.state.safekeeping.snapshot(Destination.DISKS) is None
 
 
-def test_a_checkpoint_makes_a_backup_needless_for_a_while() -> None:
-    world = slow_world("a", "b", checkpoint={"every": 2})
+def test_no_snapshot_goes_to_disks_for_a_while_after_a_checkpoint() -> None:
+    world = snapshot_due("a", "b", checkpoint={"every": 2})
     world.step()
-    assert (
-        world.last_to("a", "commit").snapshot == wire.CHECKPOINT,
-        world.last_to("a", "commit").snapshot == wire.DISKS,
-    ) == (
-        True,
-        False,
-    )
+    assert world.last_to("a", "commit").snapshot == wire.CHECKPOINT
     world.step()
-    assert world.last_to("a", "commit").snapshot != wire.DISKS
+    assert not snapshot_begins(world)
 
 
-def test_the_one_before_stays_until_the_next_is_whole() -> None:
-    world = backed_up()
+def test_nodes_keep_a_snapshot_until_the_next_is_whole() -> None:
+    world = with_snapshot()
     world.now += PAUSE
     world.step()
-    assert world.last_to("a", "commit").snapshot == wire.DISKS
-    write(world, "a", "b")
+    assert snapshot_begins(world)
+    report_written(world, "a", "b")
     assert (world.last_to("a", "keep_snapshots").whole, world.last_to("a", "keep_snapshots").under_way) == (3, 6)
-    keep(world, "a", 6, [2, 3])
-    keep(world, "b", 6, [0, 1])
+    report_fetched(world, 6)
     assert world.last_to("a", "keep_snapshots") == wire.KeepSnapshots(whole=6)
 
 
-def test_who_cannot_keep_what_it_should_is_replaced_by_another() -> None:
-    world = slow_world("a", "b", "c", cluster={"stages": [1, 1, 1]})
+def test_a_node_that_cannot_store_its_files_is_replaced_by_another() -> None:
+    world = snapshot_due("a", "b", "c", cluster={"stages": [1, 1, 1]})
     thirds = (Stage((0, 1), ("a",)), Stage((1, 2), ("b",)), Stage((2, LAYERS), ("c",)))
     world.state = replace(
         world.state,
@@ -228,61 +225,58 @@ def test_who_cannot_keep_what_it_should_is_replaced_by_another() -> None:
         ),
     )
     world.step()
-    write(world)
-    asked = {node: missing(world, node) for node in "abc" if "keep_snapshots" in world.kinds_to(node)}
+    report_written(world)
+    asked = all_to_fetch(world)
     (unable,) = [node for node, buckets in asked.items() if 2 in buckets]
     other = "b" if unable == "a" else "a"
-    keep(world, unable, 2, [], problem="OSError: the disk is full")
-    assert {2, 3} <= missing(world, other).keys()
+    report_full_disk(world, 2, unable)
+    assert {2, 3} <= to_fetch(world, other).keys()
 
 
-def test_who_says_that_it_has_all_and_has_not_is_asked_once() -> None:
-    world = slow_world("a", "b")
+def test_a_node_that_reports_success_without_the_files_is_asked_once() -> None:
+    world = snapshot_due("a", "b")
     world.step()
-    write(world)
+    report_written(world)
     for node in "ab":
-        keep(world, node, 2, [])
+        report_files(world, node, 2, [])
     assert world.events(ev.SnapshotWritten)[-1].holders == {"a": ((0, 2),), "b": ((2, 4),)}
 
 
-def test_where_nobody_else_has_room_the_backup_is_whole_all_the_same() -> None:
-    world = backed_up_apart()
+def test_a_snapshot_is_whole_even_if_no_second_disk_has_room() -> None:
+    world = with_snapshot_in_halves()
     (event,) = world.events(ev.SnapshotWritten)
     assert event.holders == {"a": ((0, 2),), "b": ((2, 4),)}
 
 
-def test_when_what_it_was_to_write_goes_with_a_node_the_backup_comes_to_nothing() -> None:
-    world = slow_world("a", "b")
+def test_a_snapshot_is_given_up_when_its_only_writer_is_lost() -> None:
+    world = snapshot_due("a", "b")
     world.join("c")
     world.step()
     assert world.state.safekeeping.snapshot(Destination.DISKS) is not None
-    write(world, "b")
+    report_written(world, "b")
     world.lose("a")
     assert world.state.safekeeping.snapshot(Destination.DISKS) is None
     assert world.events(ev.SnapshotWritten) == []
 
 
-def test_a_writer_that_was_cut_off_is_not_awaited_when_it_comes_back() -> None:
-    world = slow_world("a", "b", "c")  # a and b hold the same stage
+def test_a_writer_that_reconnects_is_not_waited_for() -> None:
+    world = snapshot_due("a", "b", "c")  # a and b are replicas of the first stage
     world.step()
-    write(world, "a", "c")
+    report_written(world, "a", "c")
     world.greet("b")  # on a new stream; it may have missed the commit
-    asked = {node: missing(world, node) for node in "abc" if "keep_snapshots" in world.kinds_to(node)}
-    assert sorted(bucket for buckets in asked.values() for bucket in buckets) == [0, 1, 2, 3]
+    assert sorted(itertools.chain(*all_to_fetch(world).values())) == [0, 1, 2, 3]
 
 
-def test_a_replica_with_another_file_does_not_count() -> None:
-    world = slow_world("a", "b", "c")
+def test_a_replicas_file_with_another_digest_does_not_count() -> None:
+    world = snapshot_due("a", "b", "c")
     world.step()
-    write(world, "a", "c")
-    other = [wire.Part(bucket=bucket, size_bytes=SIZE, digest=b"x" * 32) for bucket in (0, 1)]
-    world.hear("b", snapshot_parts=wire.SnapshotParts(destination=wire.DISKS, step=2, parts=other))
-    asked = {node: missing(world, node) for node in "abc" if "keep_snapshots" in world.kinds_to(node)}
-    assert sorted(bucket for buckets in asked.values() for bucket in buckets) == [0, 1, 2, 3]
+    report_written(world, "a", "c")
+    report_files(world, "b", 2, [0, 1], digests=[b"x" * 32] * BUCKETS)
+    assert sorted(itertools.chain(*all_to_fetch(world).values())) == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize(
-    ("kept", "words"),
+    ("reported", "words"),
     [
         (wire.SnapshotParts(step=2, parts=parts([1]) * 2), "parts is 2"),
         (wire.SnapshotParts(step=2, parts=[wire.Part(bucket=BUCKETS, digest=DIGESTS[0])]), "parts.bucket"),
@@ -293,63 +287,58 @@ def test_a_replica_with_another_file_does_not_count() -> None:
         ),
     ],
 )
-def test_what_cannot_be_on_a_disk_is_refused(kept: wire.SnapshotParts, words: str) -> None:
-    world = slow_world("a", "b")
+def test_impossible_snapshot_files_are_refused(reported: wire.SnapshotParts, words: str) -> None:
+    world = snapshot_due("a", "b")
     world.step()
-    world.hear("a", snapshot_parts=kept)
+    world.hear("a", snapshot_parts=reported)
     assert words in world.last_to("a", "refusal").sentence
 
 
-def test_a_writer_speaks_for_its_own_layers_alone() -> None:
-    world = slow_world("a", "b")
+def test_a_writer_may_report_only_its_own_layers() -> None:
+    world = snapshot_due("a", "b")
     world.step()
-    keep(world, "a", 2, [0, 2])
+    report_files(world, "a", 2, [0, 2])
     assert "parts.bucket is 2; it must be of the node's layers, 0 to 1" in world.last_to("a", "refusal").sentence
 
 
-def test_claims_of_too_many_steps_are_refused() -> None:
-    world = slow_world("a", "b")
-    world.greet("c")
-    world.hear("c", prepared(on_disk=[wire.SnapshotParts(step=step) for step in range(5)]))
+def test_claims_of_snapshots_of_too_many_steps_are_refused() -> None:
+    world = snapshot_due("a", "b")
+    world.prepare("c", prepared(on_disk=[wire.SnapshotParts(step=step) for step in range(5)]))
     assert "on_disk is 5" in world.last_to("c", "refusal").sentence
 
 
-def test_what_nobody_asked_for_is_ignored() -> None:
-    world = slow_world("a", "b")
-    keep(world, "a", 1, [0, 1])
+def test_files_that_were_not_asked_for_are_ignored() -> None:
+    world = snapshot_due("a", "b")
+    report_files(world, "a", 1, [0, 1])
     world.step()
-    keep(world, "a", 7, [0, 1])
-    write(world, "a")
-    keep(world, "a", 2, [2, 3])
+    report_files(world, "a", 7, [0, 1])
+    report_written(world, "a")
+    report_files(world, "a", 2, [2, 3])
     assert world.state.members.sessions["a"].on_disk == {2: frozenset({0, 1})}
 
 
-def measuring(world: World, node: str, kept: list[wire.SnapshotParts]) -> None:
-    """The node has come with this on its disk, and measures its links."""
-    world.greet(node, incarnation=3)
-    world.hear(node, prepared(on_disk=kept))
+def prepare_with(world: World, node: str, on_disk: wire.SnapshotParts) -> None:
+    """The node has this on its disk, and has still to measure its links."""
+    world.prepare(node, prepared(on_disk=[on_disk]), incarnation=3)
     assert world.heard_by(node)[-1].WhichOneof("message") == "probe"
 
 
-def test_who_still_measures_its_links_is_told_too_what_to_keep() -> None:
-    world = backed_up()
-    measuring(world, "c", [wire.SnapshotParts(step=3, parts=[wire.Part(bucket=0, size_bytes=SIZE)])])
+def test_a_node_that_still_measures_its_links_is_told_what_to_keep_too() -> None:
+    world = with_snapshot()
+    prepare_with(world, "c", claim(3, [0]))
     world.now += PAUSE
     world.step()
-    write(world, "a", "b")
-    keep(world, "a", 6, [2, 3])
-    keep(world, "b", 6, [0, 1])
+    report_written(world, "a", "b")
+    report_fetched(world, 6)
     assert world.last_to("c", "keep_snapshots") == wire.KeepSnapshots(whole=6)
     assert world.state.members.sessions["c"].on_disk == {}
 
 
-def test_files_of_a_backup_under_way_that_come_without_digests_do_not_count() -> None:
-    world = slow_world("a", "b")
+def test_files_without_digests_do_not_count_for_a_snapshot_under_way() -> None:
+    world = snapshot_due("a", "b")
     world.step()
-    write(world, "a")
-    measuring(
-        world, "c", [wire.SnapshotParts(step=2, parts=[wire.Part(bucket=b, size_bytes=SIZE) for b in range(BUCKETS)])]
-    )
+    report_written(world, "a")
+    prepare_with(world, "c", claim(2, range(BUCKETS)))
     assert world.last_to("c", "keep_snapshots") == wire.KeepSnapshots(under_way=2)
-    write(world, "b")
-    assert (missing(world, "a"), missing(world, "b")) == ({2: ["b"], 3: ["b"]}, {0: ["a"], 1: ["a"]})
+    report_written(world, "b")
+    assert (to_fetch(world, "a"), to_fetch(world, "b")) == ({2: ["b"], 3: ["b"]}, {0: ["a"], 1: ["a"]})

@@ -1,113 +1,107 @@
-"""State is copied in advance, while others train: by who will need it, and by spares."""
+"""Who becomes a standby, for its place in the next plan or to save a stage, and what that saves:
+`core/safekeeping/standby.py`."""
 
 from __future__ import annotations
-
-from dataclasses import replace
-from typing import Any
 
 import pytest
 
 from dtfm.coordinator.core.safekeeping.standby import COMMIT_WAIT_FRACTION
 from dtfm.coordinator.core.state import Stepping, Switching
-from dtfm.coordinator.core.timeouts import TOGETHER_LEASES
+from dtfm.coordinator.core.timeouts import LAST_WORD_LEASES, TOGETHER_LEASES
 from dtfm.coordinator.core.transition import TimePassed
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.ledger import fold
 from dtfm.protos import control_pb2 as wire
 from dtfm.scheduler.model.plan import Plan, Route, Stage
 from tests.coordinator.answers import links
-from tests.coordinator.script import LAYERS, LEASE, World, fresh_state, prepared, training, two_stages
+from tests.coordinator.script import LAYERS, LEASE, LONG, World, training, two_stages
+from tests.coordinator.snapshots import plan_only_with
+from tests.coordinator.standbys import caught_up, without_reports
 
 
-def copied(world: World, node: str, **changes: Any) -> None:
-    """The node has caught up with what it was last asked to copy."""
-    number = world.last_to(node, "standby").number
-    fields = {"number": number, "step": world.state.ledger.step, **changes}
-    world.hear(node, standby_progress=wire.StandbyProgress(**fields))
+def layers_of(world: World, node: str) -> tuple[int, int]:
+    """The layers of which the node was last asked to be a standby."""
+    asked = world.last_to(node, "standby")
+    return asked.first_layer, asked.past_last_layer
 
 
-def slow_to_copy(*nodes: str) -> World:
-    world = training(*nodes, train={"steps": 20, "evaluate_every": 0})
-    world.automatic_standbys = False
-    return world
-
-
-def test_who_gets_a_place_copies_its_state_while_the_others_train_on() -> None:
-    world = slow_to_copy("a", "b")
+def test_a_node_that_gets_a_place_catches_up_while_the_others_train() -> None:
+    world = without_reports("a", "b")
     world.step()
     world.join("c")
-    prefetch = world.last_to("c", "standby")
-    assert (prefetch.first_layer, prefetch.past_last_layer) == (2, 4)
-    assert [list(donors.nodes) for donors in prefetch.donors] == [[], [], ["b"], ["b"]]
-    assert [peer.node for peer in prefetch.peers] == ["b"]
+    asked = world.last_to("c", "standby")
+    assert layers_of(world, "c") == (2, 4)
+    assert [list(donors.nodes) for donors in asked.donors] == [[], [], ["b"], ["b"]]
+    assert [peer.node for peer in asked.peers] == ["b"]
     for _ in range(3):
         world.step()
         assert not world.last_to("a", "commit").pause
-    copied(world, "c")
+    caught_up(world, "c")
     world.step()
-    assert not world.last_to("a", "commit").pause  # b, which moves to the other stage, is still copying
-    copied(world, "b")
+    assert not world.last_to("a", "commit").pause  # b, which moves to the other stage, is still catching up
+    caught_up(world, "b")
     world.step()
     assert world.last_to("a", "commit").pause
     world.apply()
     assert isinstance(world.state.phase, Switching)
 
 
-def test_who_cannot_copy_in_advance_gets_its_state_in_the_pause() -> None:
-    world = slow_to_copy("a", "b")
+def test_a_node_that_cannot_catch_up_gets_its_state_in_the_pause() -> None:
+    world = without_reports("a", "b")
     world.join("c")
-    copied(world, "b")
-    copied(world, "c", step=0, problem="TOO_SLOW: steps are quicker than this link")
+    caught_up(world, "b")
+    caught_up(world, "c", step=0, problem="TOO_SLOW: steps are quicker than this link")
     world.step()
     assert world.last_to("a", "commit").pause
 
 
-@pytest.mark.parametrize(("bandwidth", "copies"), [(8 << 20, True), (1 << 20, False)])
-def test_where_a_link_cannot_keep_up_with_the_steps_it_is_quicker_to_pause(bandwidth: float, copies: bool) -> None:
-    world = slow_to_copy("a", "b")
+@pytest.mark.parametrize(("bandwidth", "catches_up"), [(8 << 20, True), (1 << 20, False)])
+def test_a_node_whose_link_cannot_keep_up_with_the_steps_gets_its_state_in_the_pause(
+    bandwidth: float, catches_up: bool
+) -> None:
+    world = without_reports("a", "b")
     world.now += 1.0
-    world.step()  # takes a second; the gradients of a stage's two layers have 2 MiB
-    world.greet("c")
-    world.hear("c", prepared())
+    world.step()  # of a second, with 2 MiB of gradients for each stage
+    world.prepare("c")
     report = links("c", ["a", "b"])
     for link in report.links.links:
         link.bandwidth = bandwidth
     world.hear("c", report)
     world.now += TOGETHER_LEASES * LEASE
     world.feed(TimePassed())
-    assert ("standby" in world.kinds_to("c")) == copies
-    for node in ("b", "c") if copies else ("b",):
-        copied(world, node)
+    assert ("standby" in world.kinds_to("c")) == catches_up
+    for node in ("b", "c") if catches_up else ("b",):
+        caught_up(world, node)
     world.step()
     assert world.last_to("a", "commit").pause
 
 
-def test_an_answer_to_an_earlier_request_counts_for_nothing() -> None:
-    world = slow_to_copy("a", "b")
+def test_a_report_about_an_earlier_request_is_ignored() -> None:
+    world = without_reports("a", "b")
     world.join("c")
-    copied(world, "b")
-    copied(world, "c", number=99)
+    caught_up(world, "b")
+    caught_up(world, "c", number=99)
     world.step()
     assert not world.last_to("a", "commit").pause
 
 
-def test_a_newcomer_during_the_copying_is_planned_with_too() -> None:
-    world = slow_to_copy("a", "b")
+def test_a_newcomer_while_others_catch_up_gets_a_place_too() -> None:
+    world = without_reports("a", "b")
     world.join("c")
     world.join("d")
     assert world.state.planner.chosen is not None
     assert world.state.planner.chosen.plan.nodes == ("a", "b", "c", "d")
     for node in ("b", "c"):
-        copied(world, node)
+        caught_up(world, node)
     world.step()
     assert not world.last_to("a", "commit").pause
-    copied(world, "d")
+    caught_up(world, "d")
     world.step()
     assert world.last_to("a", "commit").pause
 
 
-def test_when_the_choice_falls_through_the_copying_ends() -> None:
-    world = slow_to_copy("a", "b")
+def test_nodes_stop_catching_up_when_the_chosen_plan_is_dropped() -> None:
+    world = without_reports("a", "b")
     world.join("c")
     world.planner = lambda _: "nothing better"
     world.lose("c")
@@ -116,117 +110,110 @@ def test_when_the_choice_falls_through_the_copying_ends() -> None:
     assert not world.last_to("a", "commit").pause
 
 
-def spare_world(**changes: dict[str, Any]) -> World:
-    """a and b train, c has no part."""
-    world = training("a", "b", train={"steps": 20, "evaluate_every": 0}, **changes)
-    current = world.plan_in_force
-    world.planner = lambda ids: current if {"a", "b"} <= set(ids) else two_stages(ids)
+def with_idle_node() -> World:
+    """a and b train. c has no place in the plan, and is a standby of the first stage."""
+    world = training("a", "b", train={"steps": 20, "evaluate_every": 0})
+    world.stick_to_plan()
     world.join("c")
     return world
 
 
-def test_an_idle_node_copies_a_stage_and_keeps_up() -> None:
-    world = spare_world()
-    prefetch = world.last_to("c", "standby")
-    assert (prefetch.first_layer, prefetch.past_last_layer) == (0, 2)
+def test_an_idle_node_becomes_the_standby_of_a_stage() -> None:
+    world = with_idle_node()
+    assert layers_of(world, "c") == (0, 2)
     assert isinstance(world.state.phase, Stepping)
 
 
-def test_spares_take_the_stages_with_the_least_backing_first() -> None:
-    world = spare_world()
+def test_idle_nodes_become_standbys_of_the_stages_with_the_fewest_holders_first() -> None:
+    world = with_idle_node()
     world.join("d", "e")
-    ranges = [(p.first_layer, p.past_last_layer) for p in (world.last_to(n, "standby") for n in "cde")]
-    assert ranges == [(0, 2), (2, 4), (0, 2)]
+    assert [layers_of(world, node) for node in "cde"] == [(0, 2), (2, 4), (0, 2)]
 
 
-def test_a_spare_without_the_memory_for_it_copies_nothing() -> None:
+def test_an_idle_node_without_enough_memory_is_no_standby() -> None:
     world = training("a", "b", train={"steps": 20, "evaluate_every": 0})
-    current = world.plan_in_force
-    world.planner = lambda ids: current
+    world.stick_to_plan()
     world.join("c", device=wire.Device(kind="cpu", name="small", memory_bytes=1 << 20, flops=1e11))
     assert "standby" not in world.kinds_to("c")
 
 
-def test_a_stage_that_lost_its_only_replica_goes_on_from_the_spare_and_no_step_is_lost() -> None:
-    world = spare_world()
+def test_a_stage_that_lost_its_only_replica_goes_on_from_its_standby_and_loses_no_step() -> None:
+    world = with_idle_node()
     world.step()
-    copied(world, "c")
+    caught_up(world, "c")
     world.planner = lambda ids: Plan(0, (Stage((0, 2), ("c",)), Stage((2, LAYERS), ("b",))), (Route(("c", "b"), 4),))
     world.lose("a")
     assert world.events(ev.RolledBack) == []
     assert world.events(ev.StandbyPromoted) == [ev.StandbyPromoted("c", f"{1:016x}", (0, 2), 1)]
     assignment = world.last_to("c", "assignment")
     assert assignment.step == 1
-    assert [list(donors.nodes) for donors in assignment.donors] == [["c"], ["c"], ["b"], ["b"]]
+    assert world.donors_to("c") == [["c"], ["c"], ["b"], ["b"]]
     assert fold(world.log, world.start) == world.state.ledger
 
 
-def test_a_copy_that_turned_out_to_be_of_no_use_is_counted_on_once() -> None:
-    world = spare_world()
+def test_a_standby_that_turned_out_to_hold_nothing_is_counted_on_once() -> None:
+    world = with_idle_node()
     world.step()
-    copied(world, "c")
+    caught_up(world, "c")
     world.lose("a")
-    generation = world.state.ledger.generation
-    world.hear("c", plan_failed=wire.PlanFailed(generation=generation, problem="it is not here", lost=[0, 1]))
-    assert world.events(ev.RolledBack) == []  # a may come back with it
+    world.fail_plan("c", "it is not here", lost=[0, 1])
+    assert world.events(ev.RolledBack) == []  # a may return with it
     world.wait(7 * LEASE, beating="bc")
     assert len(world.events(ev.StandbyPromoted)) == 1
     assert world.events(ev.RolledBack)[-1].from_step == 1
 
 
-def test_a_spare_that_is_a_step_behind_cannot_save_the_stage() -> None:
-    world = spare_world()
+def test_a_standby_that_is_a_step_behind_cannot_save_the_stage() -> None:
+    world = with_idle_node()
     world.step()
     world.automatic_standbys = False
-    copied(world, "c")
+    caught_up(world, "c")
     world.step()
     world.lose("a")
-    copied(world, "c", step=1, problem="a is gone")
+    caught_up(world, "c", step=1, problem="a is gone")
     world.wait(LEASE, beating=["b", "c"])  # training again what is lost would take no longer
     assert world.events(ev.StandbyPromoted) == []
     assert world.events(ev.RolledBack)[-1].from_step == 2
 
 
-def test_a_spare_with_the_gradients_of_the_last_step_as_committed_can_save_the_stage() -> None:
-    world = spare_world()
+def test_a_standby_with_the_gradients_of_the_last_commit_saves_the_stage() -> None:
+    world = with_idle_node()
     world.automatic_standbys = False
-    copied(world, "c", voted=1)
+    caught_up(world, "c", voted=1)
     world.step()
     world.lose("a")
     assert world.events(ev.StandbyPromoted) == [ev.StandbyPromoted("c", f"{1:016x}", (0, 2), 1)]
     assert world.events(ev.RolledBack) == []
 
 
-def test_gradients_of_another_attempt_save_nothing() -> None:
-    world = spare_world()
+def test_a_standby_with_the_gradients_of_another_attempt_cannot_save_the_stage() -> None:
+    world = with_idle_node()
     world.step()
     world.automatic_standbys = False
-    copied(world, "c", voted=7)
+    caught_up(world, "c", voted=7)
     world.step()
     world.lose("a")
     assert world.events(ev.StandbyPromoted) == []
 
 
-def test_a_stage_with_one_replica_is_copied_by_its_neighbour_where_links_allow() -> None:
-    world = training("a", "b", train={"steps": 20, "evaluate_every": 0}, checkpoint={"every": 0})
+def test_a_neighbour_becomes_the_standby_of_a_stage_with_one_replica_if_links_allow() -> None:
+    world = training("a", "b", **LONG)
     assert "standby" not in world.kinds_to("a")
     world.now += 1
     world.step()
-    ranges = {n: (world.last_to(n, "standby").first_layer, world.last_to(n, "standby").past_last_layer) for n in "ab"}
-    assert ranges == {"a": (2, 4), "b": (0, 2)}
-    world.planner = lambda ids: Plan(0, (Stage((0, LAYERS), ("a",)),), (Route(("a",), 4),))
-    world.state = replace(world.state, run=fresh_state(cluster={"nodes": 1, "stages": "auto"}).run)
+    assert [layers_of(world, node) for node in "ab"] == [(2, 4), (0, 2)]
+    plan_only_with(world, "a")
     world.lose("b")
     assert world.events(ev.RolledBack) == []
-    assert [list(donors.nodes) for donors in world.last_to("a", "assignment").donors] == [["a"]] * 4
+    assert world.donors_to("a") == [["a"]] * 4
 
 
-def test_a_copy_that_the_next_plan_has_no_use_for_ends_though_its_node_takes_part() -> None:
-    world = training("a", "b", train={"steps": 20, "evaluate_every": 0}, checkpoint={"every": 0})
+def test_a_standby_that_the_next_plan_does_not_need_ends_even_if_its_node_takes_part() -> None:
+    world = training("a", "b", **LONG)
     world.now += 1
     world.step()
-    assert world.last_to("a", "standby").past_last_layer == LAYERS
-    world.now += 0.01  # now copying would fill the link
+    assert layers_of(world, "a") == (2, 4)
+    world.now += 0.01  # steps this short leave a standby no time
     world.step()
     world.fail_step("a", wire.PEER_LOST, peer="b")
     world.settle()
@@ -234,32 +221,32 @@ def test_a_copy_that_the_next_plan_has_no_use_for_ends_though_its_node_takes_par
     assert world.state.members.sessions["a"].standby is None
 
 
-@pytest.mark.parametrize(("factor", "copied"), [(0.95, False), (1.05, True)])
-def test_a_neighbour_is_spared_copies_that_no_commit_would_wait_for(factor: float, copied: bool) -> None:
-    world = training("a", "b", train={"steps": 20, "evaluate_every": 0}, checkpoint={"every": 0})
+@pytest.mark.parametrize(("factor", "wanted"), [(0.95, False), (1.05, True)])
+def test_a_neighbour_is_no_standby_if_no_commit_would_wait_for_it(factor: float, wanted: bool) -> None:
+    world = training("a", "b", **LONG)
     world.now += factor * 2 * 2**20 / 1e9 / COMMIT_WAIT_FRACTION  # 2 MiB of gradients a step, over 1 GB/s
     world.step()
-    assert ("standby" in world.kinds_to("a")) is copied
+    assert ("standby" in world.kinds_to("a")) is wanted
 
 
-def test_the_rest_of_an_interrupted_step_does_not_tell_how_long_steps_take() -> None:
-    world = training("a", "b", train={"steps": 20, "evaluate_every": 0}, checkpoint={"every": 0})
+def test_standbys_are_not_arranged_by_the_time_of_an_interrupted_steps_rest() -> None:
+    world = training("a", "b", **LONG)
     world.now += 1
     world.step()
     world.fail_step("a", wire.PEER_LOST, peer="b")
     for node in "ab":
         done = wire.Progress(finished=[0, 1, 2])
-        world.hear(node, plan_ready=wire.PlanReady(generation=2, progress=done))
+        world.plan_ready(node, progress=done)
     world.now += 0.01
     world.step()
-    assert world.last_to("a", "standby").past_last_layer == LAYERS
-    world.now += 0.01  # this one does
+    assert layers_of(world, "a") == (2, 4)
+    world.now += 0.01  # this one counts
     world.step()
     assert world.last_to("a", "standby") == wire.Standby()
 
 
-def test_a_choice_that_an_aborted_step_drops_is_made_again() -> None:
-    world = slow_to_copy("a", "b")
+def test_a_chosen_plan_that_an_aborted_step_dropped_is_chosen_again() -> None:
+    world = without_reports("a", "b")
     world.join("c")
     assert world.state.planner.chosen is not None
     world.fail_step("a", wire.PEER_LOST, peer="b")
@@ -267,8 +254,8 @@ def test_a_choice_that_an_aborted_step_drops_is_made_again() -> None:
     assert world.state.planner.chosen is not None
 
 
-def test_a_choice_that_a_newcomer_drops_by_leaving_is_made_again_for_the_others() -> None:
-    world = slow_to_copy("a", "b")
+def test_a_plan_is_chosen_again_without_a_newcomer_that_left() -> None:
+    world = without_reports("a", "b")
     world.join("c")
     world.join("d")
     world.lose("d")
@@ -276,7 +263,52 @@ def test_a_choice_that_a_newcomer_drops_by_leaving_is_made_again_for_the_others(
     assert world.state.planner.chosen.plan.nodes == ("a", "b", "c")
 
 
-def test_a_stage_has_at_most_two_spares() -> None:
-    world = spare_world()
+def test_a_stage_has_at_most_two_standbys() -> None:
+    world = with_idle_node()
     world.join(*"defgh")
     assert [node for node in "cdefgh" if "standby" in world.kinds_to(node)] == ["c", "d", "e", "f"]
+
+
+def with_late_standby() -> World:
+    """a and b compute step 2. c is the standby of the first stage, and has not reported step 1."""
+    world = training("a", "b", train={"steps": 10})
+    world.stick_to_plan()
+    world.join("c")
+    world.automatic_standbys = False
+    world.step()
+    return world
+
+
+def test_a_standby_of_lost_state_may_first_report_how_far_it_came() -> None:
+    world = with_late_standby()
+    caught_up(world, "c")
+    world.step()  # which c has not reported
+    world.planner = two_stages
+    world.lose("a")
+    assert world.events(ev.RolledBack) == []
+    caught_up(world, "c", problem="a is gone")
+    assert world.plan_in_force.stages[0].replicas == ("c",)
+    assert world.last_to("c", "assignment").step == 2
+    assert world.events(ev.RolledBack) == []
+
+
+def test_the_wait_for_the_last_report_of_a_standby_is_short() -> None:
+    world = with_late_standby()
+    world.planner = two_stages
+    world.lose("a")
+    world.wait(LAST_WORD_LEASES * LEASE, beating=["b", "c"])
+    assert world.events(ev.RolledBack)[-1].step == 0
+    world.settle()
+    assert isinstance(world.state.phase, Stepping)
+
+
+def test_a_standby_that_was_asked_again_just_before_may_report_too() -> None:
+    world = with_late_standby()
+    world.automatic_standbys = False
+    world.fail_step("b", wire.PEER_LOST, peer="a")
+    world.settle()
+    world.lose("a")
+    assert world.events(ev.RolledBack) == []
+    caught_up(world, "c", problem="a is gone")
+    assert world.plan_in_force.stages[0].replicas == ("c",)
+    assert world.events(ev.RolledBack) == []

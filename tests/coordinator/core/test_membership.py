@@ -1,4 +1,4 @@
-"""Who may join: hellos, identities, leases, and what a node would train."""
+"""Who becomes a member, under which identity and for how long: `core/membership.py`."""
 
 from __future__ import annotations
 
@@ -8,19 +8,11 @@ from typing import Any
 import pytest
 
 from dtfm.coordinator.core import transition as t
+from dtfm.coordinator.core.state import Switching
 from dtfm.coordinator.log import events as ev
 from dtfm.protos import PROTOCOL_VERSION, plan_pb2
 from dtfm.protos import control_pb2 as wire
-from tests.coordinator.script import (
-    LAYERS,
-    LEASE,
-    SIGNING_REQUEST,
-    World,
-    fresh_state,
-    prepared,
-    refusal_of,
-    training,
-)
+from tests.coordinator.script import LAYERS, LEASE, SIGNING_REQUEST, World, fresh_state, prepared, refusal_of, training
 
 BIG = plan_pb2.Workload(
     layers=[plan_pb2.Workload.Layer(name="x", forward_flops=math.inf)] * LAYERS,
@@ -63,7 +55,7 @@ def test_a_node_is_welcomed_with_the_run_and_its_heartbeat() -> None:
         ({"signing_request": b"please"}, wire.MALFORMED, "signing_request: this is not a signing request"),
     ],
 )
-def test_a_hello_that_does_not_fit_is_refused_by_name(
+def test_a_wrong_hello_is_refused_with_its_reason(
     changes: dict[str, Any], reason: wire.RefusalReason, words: str
 ) -> None:
     world = World()
@@ -92,7 +84,7 @@ def test_a_stream_that_does_not_begin_with_hello_is_refused() -> None:
     assert refusal_of(world, 9).reason == wire.MALFORMED
 
 
-def test_two_live_processes_cannot_have_one_identity() -> None:
+def test_two_live_processes_cannot_share_an_identity() -> None:
     world = World()
     world.greet("a", incarnation=1)
     first = world.streams["a"]
@@ -138,7 +130,7 @@ def test_a_restarted_node_takes_its_place_when_the_old_process_gives_no_sign_of_
     assert "a" in world.state.members.sessions
 
 
-def test_of_two_that_claim_an_identity_the_second_is_refused_and_a_reconnect_is_none() -> None:
+def test_a_second_claim_to_an_identity_is_refused_but_a_reconnection_is_not() -> None:
     world = World()
     world.feed(t.TimePassed())
     world.greet("a", incarnation=1)
@@ -150,7 +142,7 @@ def test_of_two_that_claim_an_identity_the_second_is_refused_and_a_reconnect_is_
     assert world.said[again][-1].WhichOneof("message") == "welcome"
 
 
-def test_who_claims_an_identity_and_goes_away_never_becomes_a_member() -> None:
+def test_a_process_that_claims_an_identity_and_goes_away_never_becomes_a_member() -> None:
     world = World()
     old = world.greet("a", incarnation=1)
     new = world.greet("a", incarnation=2)
@@ -171,13 +163,6 @@ def test_the_same_process_replaces_its_old_stream() -> None:
     assert "a" in world.state.members.sessions
 
 
-def test_a_finished_run_takes_nobody() -> None:
-    world = training()
-    world.finish_run()
-    refusal = refusal_of(world, world.greet("c"))
-    assert refusal.reason == wire.RUN_OVER
-
-
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
@@ -196,8 +181,7 @@ def test_a_finished_run_takes_nobody() -> None:
 def test_a_node_that_would_train_something_else_is_refused(changes: dict[str, Any], reason: wire.RefusalReason) -> None:
     world = World()
     world.join("a")
-    stream = world.greet("b")
-    world.hear("b", prepared(**changes))
+    stream = world.prepare("b", prepared(**changes))
     assert refusal_of(world, stream).reason == reason
     assert set(world.state.members.sessions) == {"a"}
     assert world.names()[-2:] == ["node_refused", "node_left"]
@@ -229,3 +213,17 @@ def test_messages_of_a_node_that_is_not_ready_are_ignored() -> None:
     world.hear("c", step_ready=wire.StepReady(generation=1, step=1, state_digest=b"x" * 16))
     world.hear("c", snapshot_parts=wire.SnapshotParts(step=1, destination=wire.CHECKPOINT))
     assert world.state.ledger == before
+
+
+@pytest.mark.parametrize("how", ["stream", "goodbye", "lease"])
+def test_a_membership_ends_with_the_stream_with_a_goodbye_or_with_the_lease(how: str) -> None:
+    world = training("a", "b", "c")
+    if how == "stream":
+        world.lose("a")
+    elif how == "goodbye":
+        world.hear("a", goodbye=wire.Goodbye(reason="SIGTERM"))
+    else:
+        world.wait(LEASE * 1.5, beating=["b", "c"])
+    assert set(world.state.members.sessions) == {"b", "c"}
+    assert isinstance(world.state.phase, Switching)
+    assert len(world.events(ev.NodeLeft)) == 1

@@ -1,4 +1,5 @@
-"""A commit waits, but not for long, until a stage with one replica has a copy that can go on from there."""
+"""A commit waits a while until a standby of each stage with one replica has the new state too: `commit_waits_for` and
+`commit_patience` in `core/safekeeping/standby.py`."""
 
 from __future__ import annotations
 
@@ -17,15 +18,15 @@ from dtfm.coordinator.core.transition import StopAsked, TimePassed
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.ledger import apply
 from dtfm.protos import control_pb2 as wire
-from tests.coordinator.script import LEASE, World, fresh_state
-from tests.coordinator.standbys import report, with_standbys
+from tests.coordinator.script import LEASE, World, training
+from tests.coordinator.standbys import caught_up, report, with_standbys
 
 SHORT = COMMIT_WAIT_LEASES * LEASE
 """How long a commit waits where steps are short, in seconds."""
 
 
-def vote(world: World) -> None:
-    """All do, and no time passes."""
+def all_vote(world: World) -> None:
+    """All nodes of the plan vote, and no time passes."""
     for node in world.plan_in_force.nodes:
         world.vote(node)
 
@@ -35,17 +36,18 @@ def pass_time(world: World, seconds: float) -> None:
     world.feed(TimePassed())
 
 
-def late(world: World) -> World:
-    """Step 1 was committed without the word of c, which copies the first stage."""
-    vote(world)
+def with_late_standby() -> World:
+    """Step 1 was committed without a report of c, the standby of the first stage."""
+    world = with_standbys("c")
+    all_vote(world)
     pass_time(world, SHORT)
     assert world.state.ledger.step == 1
     return world
 
 
-def test_the_commit_comes_once_the_copy_has_the_step_too() -> None:
+def test_the_commit_comes_once_the_standby_has_the_step_too() -> None:
     world = with_standbys("c")
-    vote(world)
+    all_vote(world)
     assert world.state.ledger.step == 0
     assert "commit" not in world.kinds_to("a")
     world.now += 0.01
@@ -55,7 +57,7 @@ def test_the_commit_comes_once_the_copy_has_the_step_too() -> None:
     assert isinstance(world.state.phase, Stepping)
 
 
-def test_a_copy_that_has_it_before_the_last_vote_costs_no_time() -> None:
+def test_a_standby_that_reports_before_the_last_vote_costs_no_time() -> None:
     world = with_standbys("c")
     world.vote("a")
     report(world, "c")
@@ -64,9 +66,9 @@ def test_a_copy_that_has_it_before_the_last_vote_costs_no_time() -> None:
     assert world.state.ledger.step == 1
 
 
-def test_the_commit_comes_without_the_word_when_that_is_not_in_time() -> None:
+def test_the_commit_comes_without_a_report_that_is_late() -> None:
     world = with_standbys("c")
-    vote(world)
+    all_vote(world)
     pass_time(world, SHORT * 0.99)
     assert world.state.ledger.step == 0
     assert world.state.wakes_at == pytest.approx(world.now + SHORT * 0.01)
@@ -80,37 +82,37 @@ def test_the_commit_comes_without_the_word_when_that_is_not_in_time() -> None:
     [(0.2, SHORT), (50.0, COMMIT_WAIT_FRACTION * 50.0), (1e6, LEASE)],
     ids=["short", "long", "absurd"],
 )
-def test_it_waits_for_a_share_of_a_step_and_never_for_long(seconds: float, patience: float) -> None:
+def test_the_commit_waits_for_a_fraction_of_a_step_and_never_for_long(seconds: float, patience: float) -> None:
     world = with_standbys("c")
     report(world, "c")
-    vote(world)
+    all_vote(world)
     ledger = replace(world.state.ledger, step_seconds=seconds)
     assert commit_patience(replace(world.state, ledger=ledger)) == pytest.approx(patience)
 
 
-def test_where_no_copy_is_kept_up_it_does_not_wait() -> None:
+def test_the_commit_does_not_wait_without_standbys() -> None:
     world = with_standbys()
-    vote(world)
+    all_vote(world)
     assert world.state.ledger.step == 1
 
 
-def test_a_copy_that_has_not_caught_up_yet_is_not_waited_for() -> None:
+def test_a_standby_that_has_not_caught_up_is_not_waited_for() -> None:
     world = with_standbys()
-    world.join("c")  # is asked to copy
-    vote(world)
+    world.join("c")  # is asked to be a standby
+    all_vote(world)
     assert world.state.ledger.step == 1
 
 
-def test_where_all_stages_have_replicas_it_does_not_wait() -> None:
+def test_the_commit_does_not_wait_if_every_stage_has_two_replicas() -> None:
     world = with_standbys("e", trainers="abcd")
     assert "standby" in world.kinds_to("e")
-    vote(world)
+    all_vote(world)
     assert world.state.ledger.step == 1
 
 
-def test_one_copy_of_each_stage_is_enough() -> None:
-    world = with_standbys("c", "d", "e", "f")  # c and e copy the first stage, d and f the second
-    vote(world)
+def test_one_standby_of_each_stage_is_enough() -> None:
+    world = with_standbys("c", "d", "e", "f")  # c and e of the first stage, d and f of the second
+    all_vote(world)
     report(world, "c")
     report(world, "e")
     assert world.state.ledger.step == 0
@@ -118,108 +120,108 @@ def test_one_copy_of_each_stage_is_enough() -> None:
     assert world.state.ledger.step == 1
 
 
-def test_gradients_of_an_attempt_that_was_called_off_do_not_count() -> None:
+def test_gradients_of_an_aborted_attempt_do_not_count() -> None:
     world = with_standbys("c")
     world.vote("a")
     report(world, "c")
     world.fail_step("b", wire.PEER_LOST, peer="a")
     world.settle()
     report(world, "c", voted=1)
-    vote(world)
+    all_vote(world)
     assert world.state.ledger.step == 0
     report(world, "c")
     assert world.state.ledger.step == 1
 
 
-def test_who_was_late_is_not_waited_for_again() -> None:
-    world = late(with_standbys("c"))
-    vote(world)
+def test_a_standby_that_was_late_is_not_waited_for_again() -> None:
+    world = with_late_standby()
+    all_vote(world)
     assert world.state.ledger.step == 2
 
 
 @pytest.mark.parametrize("after_the_votes", [False, True])
-def test_who_is_in_time_again_is_waited_for_again(after_the_votes: bool) -> None:
-    world = late(with_standbys("c"))
+def test_a_standby_that_is_in_time_again_is_waited_for_again(after_the_votes: bool) -> None:
+    world = with_late_standby()
     if after_the_votes:
-        vote(world)  # which are not kept waiting
+        all_vote(world)  # and the commit does not wait
         world.now += SHORT / 2
         report(world, "c", step=1)
     else:
         report(world, "c")
-        vote(world)
+        all_vote(world)
     assert world.state.ledger.step == 2
-    vote(world)
+    all_vote(world)
     assert world.state.ledger.step == 2
     report(world, "c")
     assert world.state.ledger.step == 3
 
 
-def test_who_is_late_again_and_again_never_is() -> None:
-    world = late(with_standbys("c"))
+def test_a_standby_that_is_late_every_time_is_never_waited_for() -> None:
+    world = with_late_standby()
     for step in range(2, 6):
-        vote(world)
+        all_vote(world)
         assert world.state.ledger.step == step
         world.now += 2 * SHORT
         report(world, "c", step=step - 1)  # the gradients of the step that is committed
         world.now += SHORT
-        report(world, "c", step=step, voted=0)  # which is applied now
+        report(world, "c", step=step, voted=0)  # it has applied them
 
 
 def test_a_standby_that_had_the_gradients_in_time_may_apply_them_after_the_commit() -> None:
     world = with_standbys("c")
     report(world, "c")
-    vote(world)
+    all_vote(world)
     world.now += 2 * SHORT
     report(world, "c", step=1, voted=0)
-    vote(world)
-    assert world.state.ledger.step == 1  # it is waited for
+    all_vote(world)
+    assert world.state.ledger.step == 1  # the commit waits
     report(world, "c")
     assert world.state.ledger.step == 2
 
 
-def test_what_was_copied_late_saves_the_stage_all_the_same() -> None:
-    world = late(with_standbys("c"))
+def test_a_standby_that_was_late_still_saves_the_stage() -> None:
+    world = with_late_standby()
     report(world, "c", step=0)
     world.lose("a")
     assert world.events(ev.RolledBack) == []
     assert world.events(ev.StandbyPromoted)[-1].node == "c"
 
 
-def test_a_stage_whose_copy_is_late_is_backed_up() -> None:
+def test_a_stage_whose_standby_is_late_is_written_to_disks() -> None:
     world = with_standbys("c", "d")
     for _ in range(2):
         world.now += PAUSE_LEASES * LEASE
         report(world, "c")
         report(world, "d")
-        vote(world)
+        all_vote(world)
         assert world.last_to("a", "commit").snapshot != wire.DISKS
     report(world, "d")
-    vote(world)
+    all_vote(world)
     pass_time(world, LEASE)
     assert world.last_to("a", "commit").step == 3
     assert world.last_to("a", "commit").snapshot == wire.DISKS
 
 
-def test_a_copy_that_is_lost_is_not_waited_for() -> None:
+def test_a_standby_that_is_lost_is_not_waited_for() -> None:
     world = with_standbys("c")
-    vote(world)
+    all_vote(world)
     world.lose("c")
     assert world.state.ledger.step == 1
 
 
-def test_a_copy_that_cannot_go_on_is_not_waited_for() -> None:
+def test_a_standby_that_cannot_go_on_is_not_waited_for() -> None:
     world = with_standbys("c")
-    vote(world)
+    all_vote(world)
     report(world, "c", voted=0, problem="TOO_SLOW")
     assert world.state.ledger.step == 1
 
 
-def test_who_dies_while_the_commit_waits_takes_along_no_more_than_the_step_in_hand() -> None:
+def test_a_replica_that_dies_while_the_commit_waits_costs_only_the_step_in_hand() -> None:
     world = with_standbys("c")
     report(world, "c")
-    vote(world)
+    all_vote(world)
     report(world, "c", voted=0)  # it has applied step 1
-    vote(world)
+    all_vote(world)
     world.lose("a")
     assert [(event.step, event.problem) for event in world.events(ev.StepAborted)] == [(2, "NODE_LEFT")]
     assert world.last_to("b", "abort").step == 2
@@ -231,24 +233,23 @@ def test_who_dies_while_the_commit_waits_takes_along_no_more_than_the_step_in_ha
 
 
 @pytest.mark.parametrize("stays", [True, False])
-def test_who_dies_while_the_commit_waits_does_not_take_along_what_the_others_have(stays: bool) -> None:
-    world = with_standbys(trainers="abc")  # a and b hold the first stage, c the second one
+def test_a_step_that_waits_for_its_commit_counts_if_the_others_hold_its_new_state(stays: bool) -> None:
+    world = with_standbys(trainers="abc")  # a and b are replicas of the first stage
     world.join("d")
-    number = world.last_to("d", "standby").number
-    world.hear("d", standby_progress=wire.StandbyProgress(number=number, step=0, voted=0))
-    vote(world)
-    assert world.state.ledger.step == 0  # d has not the second stage's gradients yet
+    caught_up(world, "d")
+    all_vote(world)
+    assert world.state.ledger.step == 0  # d does not have the second stage's gradients yet
     world.lose("b" if stays else "c")
     assert world.state.ledger.step == (1 if stays else 0)
     if stays:
         assert world.last_to("c", "commit").step == 1
 
 
-def test_a_step_whose_rest_was_short_does_not_make_copies_late() -> None:
+def test_the_short_rest_of_an_interrupted_step_does_not_shorten_the_wait() -> None:
     world = with_standbys("c")
     report(world, "c")
     world.now += 50.0
-    vote(world)
+    all_vote(world)
     patience = commit_patience(world.state)
     assert patience >= COMMIT_WAIT_FRACTION * 50.0
     assert world.state.ledger.last is not None
@@ -256,9 +257,9 @@ def test_a_step_whose_rest_was_short_does_not_make_copies_late() -> None:
     assert commit_patience(replace(world.state, ledger=apply(world.state.ledger, rest))) == patience
 
 
-def test_a_link_that_breaks_while_the_commit_waits_calls_the_step_off() -> None:
+def test_a_link_that_breaks_while_the_commit_waits_aborts_the_step() -> None:
     world = with_standbys("c")
-    vote(world)
+    all_vote(world)
     world.fail_step("b", wire.PEER_LOST, peer="a")
     assert isinstance(world.state.phase, Switching)
     report(world, "c")
@@ -266,9 +267,9 @@ def test_a_link_that_breaks_while_the_commit_waits_calls_the_step_off() -> None:
     assert world.state.ledger.step == 0
 
 
-def test_to_stop_does_not_wait() -> None:
+def test_a_stop_does_not_wait_for_standbys() -> None:
     world = with_standbys("c")
-    vote(world)
+    all_vote(world)
     world.feed(StopAsked("somebody asked", dismiss=True))
     report(world, "c")
     pass_time(world, SHORT)
@@ -276,12 +277,12 @@ def test_to_stop_does_not_wait() -> None:
     assert world.state.ledger.step == 0
 
 
-def test_with_all_votes_in_patience_is_not_over() -> None:
+def test_a_step_with_all_votes_is_not_aborted_at_its_deadline() -> None:
     world = with_standbys("c")
     assert isinstance(world.state.phase, Stepping)
     deadline = world.state.phase.deadline
     world.wait(deadline - SHORT / 4 - world.now, beating="abc")
-    vote(world)
+    all_vote(world)
     pass_time(world, SHORT / 2)
     assert world.now > deadline
     assert world.events(ev.StepAborted) == []
@@ -289,15 +290,12 @@ def test_with_all_votes_in_patience_is_not_over() -> None:
     assert world.state.ledger.step == 1
 
 
-def test_the_last_commit_waits_too() -> None:
-    world = World(fresh_state(train={"steps": 1}))
-    world.join("a", "b")
-    world.settle()
-    current = world.plan_in_force
-    world.planner = lambda _: current
+def test_the_last_commit_waits_for_standbys_too() -> None:
+    world = training("a", "b", train={"steps": 1})
+    world.stick_to_plan()
     world.join("c")
     world.automatic_standbys = False
-    vote(world)
+    all_vote(world)
     assert world.state.ledger.step == 0
     report(world, "c")
     assert world.last_to("a", "commit").pause
@@ -305,14 +303,14 @@ def test_the_last_commit_waits_too() -> None:
 
 MOVES = st.one_of(
     *[st.tuples(st.just("vote"), st.sampled_from("ab"))] * 2,
-    st.tuples(st.just("word"), st.integers(0, 1)),
+    st.tuples(st.just("report"), st.integers(0, 1)),
     st.tuples(st.just("wait"), st.sampled_from([SHORT / 3, SHORT, 3 * SHORT])),
     st.tuples(st.just("fail"), st.sampled_from("ab")),
 )
 
 
 @given(st.lists(MOVES, max_size=40))
-def test_whenever_the_only_replica_dies_a_copy_that_counts_as_kept_up_loses_no_step(
+def test_a_standby_that_counts_as_keeping_up_loses_no_step_when_the_only_replica_dies(
     moves: list[tuple[str, Any]],
 ) -> None:
     world = with_standbys("c")
@@ -325,25 +323,25 @@ def test_whenever_the_only_replica_dies_a_copy_that_counts_as_kept_up_loses_no_s
             continue
         assert isinstance(phase, Stepping)
         if phase.commit_by is not None:
-            assert world.now < phase.commit_by  # else it would be committed
+            assert world.now < phase.commit_by  # otherwise the step would be committed
         match move:
             case "vote" if how not in phase.votes:
                 if how == "a":
                     offered.append((world.state.ledger.step, world.state.ledger.generation))
                 world.vote(how)
-            case "word" if offered:  # it has the newest that it can have by now, or lags behind, but never goes back
+            case "report" if offered:  # the newest that it can have, or the one before, but none before its last report
                 heard = max(heard, len(offered) - 1 - how)
-                report(world, "c", *offered[heard])
+                report(world, "c", step=offered[heard][0], voted=offered[heard][1])
             case "fail":
                 world.state = replace(world.state, ledger=replace(world.state.ledger, peer_losses=0))
                 world.fail_step(how, wire.PEER_LOST, peer="c")
             case "wait":
                 pass_time(world, how)
     stage = world.plan_in_force.stages[0]
-    kept_up = isinstance(world.state.phase, Stepping) and keeping_up(world.state, stage) == {"c"}
+    keeps_up = isinstance(world.state.phase, Stepping) and keeping_up(world.state, stage) == {"c"}
     step = world.state.ledger.step
     world.lose("a")
-    if kept_up:
+    if keeps_up:
         assert world.events(ev.RolledBack) == []
         assert not isinstance(world.state.phase, Gathering)
         assert world.state.ledger.step == step

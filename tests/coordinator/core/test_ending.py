@@ -1,0 +1,67 @@
+"""How a run ends: `core/ending.py`."""
+
+from __future__ import annotations
+
+import pytest
+
+from dtfm.coordinator.core import transition as t
+from dtfm.coordinator.log import events as ev
+from dtfm.protos import control_pb2 as wire
+from tests.coordinator.script import World, refusal_of, training
+
+
+def test_a_run_trains_evaluates_checkpoints_and_finishes() -> None:
+    world = training()
+    world.step()
+    world.step()
+    commit = world.last_to("a", "commit")
+    assert (commit.evaluate, commit.snapshot == wire.CHECKPOINT, commit.pause) == (True, True, False)
+    world.evaluate()
+    world.save()
+    world.step()
+    commit = world.last_to("a", "commit")
+    assert (commit.evaluate, commit.snapshot == wire.CHECKPOINT, commit.pause) == (True, True, True)
+    assert world.exit_code is None
+    world.evaluate()
+    world.save()
+    assert world.exit_code is None
+    world.apply()
+    assert world.exit_code == 0
+    assert world.last_to("a", "finish").completed
+    assert [event.step for event in world.events(ev.StepCommitted)] == [1, 2, 3]
+    assert [(event.step, event.loss) for event in world.events(ev.Evaluated)] == [(2, 2.0), (3, 2.0)]
+    assert [event.folder for event in world.events(ev.CheckpointWritten)] == [
+        "memory://checkpoints/step-00000002",
+        "memory://checkpoints/step-00000003",
+    ]
+
+
+def test_a_run_that_no_nodes_could_train_fails() -> None:
+    world = World()
+    world.automatic_planning = False
+    world.join("a", "b")
+    world.feed(t.Planned(world.wanted[-1].number, "stages is 9; the model has 4 layers", hopeless=True))
+    assert world.exit_code == 1
+
+
+@pytest.mark.parametrize("dismiss", [True, False])
+def test_a_stop_is_logged_and_dismisses_the_nodes_if_asked_to(dismiss: bool) -> None:
+    world = training()
+    world.feed(t.StopAsked("Ctrl-C", dismiss))
+    assert world.log[-1] == ev.CoordinatorStopped("Ctrl-C")
+    assert world.exit_code == 1
+    assert ("finish" in world.kinds_to("a")) == dismiss
+    assert (world.streams["a"] in world.hung_up) != dismiss
+    world.hear("a", heartbeat=wire.Heartbeat())
+    world.greet("c")
+    world.lose("b")
+    assert world.state.ledger == world.refolded()
+    stopped = world.names().index("coordinator_stopped")
+    assert set(world.names()[stopped + 1 :]) <= {"node_left"}
+
+
+def test_a_finished_run_admits_nobody() -> None:
+    world = training()
+    world.finish_run()
+    refusal = refusal_of(world, world.greet("c"))
+    assert refusal.reason == wire.RUN_OVER

@@ -1,0 +1,137 @@
+"""The held-out loss, the checkpoint and the pause that follow a commit: `core/post_commit.py`."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from dtfm.coordinator.core import transition as t
+from dtfm.coordinator.core.state import Stepping
+from dtfm.coordinator.core.transition import ManifestDone
+from dtfm.coordinator.log import events as ev
+from dtfm.protos import control_pb2 as wire
+from tests.coordinator.answers import DIGEST, FILE_DIGEST
+from tests.coordinator.script import training
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_held_out_loss_that_is_not_finite_is_ignored_and_drops_nobody(value: float) -> None:
+    world = training()
+    world.step()
+    world.step()
+    world.hear("b", evaluated=wire.Evaluated(generation=1, step=2, loss_sum=value, samples=8))
+    assert set(world.state.members.sessions) == {"a", "b"}
+    assert not world.events(ev.Evaluated)
+    world.step()
+    assert world.events(ev.StepCommitted)[-1].step == 3
+
+
+def test_losing_a_peer_stream_during_the_last_evaluation_does_not_fail_the_run() -> None:
+    world = training()
+    for _ in range(3):
+        world.step()
+    world.apply()
+    world.save()
+    assert world.exit_code is None
+    world.fail_step("a", wire.PEER_LOST, peer="b", step=4)
+    assert world.exit_code == 0
+    assert not world.events(ev.StepAborted)
+
+
+def test_a_checkpoint_is_whole_when_all_its_buckets_are_written() -> None:
+    world = training()
+    world.step()
+    world.step()
+    world.write_checkpoint("a")
+    assert world.manifests == []
+    world.write_checkpoint("b")
+    assert world.manifests[-1].step == 2
+    assert "checkpoint_written" not in world.names()
+    world.feed(t.ManifestDone(2, ""))
+    assert world.state.ledger.checkpoints == {2: "memory://checkpoints/step-00000002"}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"bucket": 4}, {"bucket": 2}, {"digest": b""}, {"size_bytes": 1 << 51}],  # 2 is of the other stage
+)
+def test_an_impossible_checkpoint_bucket_is_refused(changes: dict[str, object]) -> None:
+    world = training()
+    world.step()
+    world.step()
+    fields = {"bucket": 1, "size_bytes": 1, "digest": FILE_DIGEST}
+    part = wire.Part(**{**fields, **changes})  # type: ignore[arg-type]
+    stream = world.streams["a"]
+    world.hear("a", snapshot_parts=wire.SnapshotParts(step=2, destination=wire.CHECKPOINT, parts=[part]))
+    assert world.said[stream][-1].refusal.reason == wire.MALFORMED
+
+
+def test_a_failed_checkpoint_does_not_stop_training() -> None:
+    world = training()
+    world.step()
+    world.step()
+    world.write_checkpoint("a", problem="disk full")
+    assert "disk full" in world.events(ev.CheckpointFailed)[-1].reason
+    world.write_checkpoint("b")  # the checkpoint has failed already
+    assert world.manifests == []
+    assert isinstance(world.state.phase, Stepping)
+
+
+def test_a_failed_last_checkpoint_fails_the_run() -> None:
+    world = training(train={"steps": 1})
+    world.step()
+    world.write_checkpoint()
+    world.feed(t.ManifestDone(1, "not shared between machines"))
+    assert world.exit_code == 1
+    assert "not shared between machines" in world.last_to("a", "finish").reason
+
+
+def test_replicas_with_different_state_after_the_last_step_end_the_run() -> None:
+    world = training("a", "b", "c", train={"steps": 1})
+    world.step()
+    world.evaluate()
+    world.save()
+    for node, digest in (("a", DIGEST), ("b", b"something else"), ("c", DIGEST)):
+        world.hear(node, applied=wire.Applied(generation=1, step=1, state_digest=digest))
+    assert world.exit_code == 1
+    assert world.events(ev.DigestMismatch)[-1].stage == 0
+
+
+def test_losing_a_node_after_the_last_step_is_harmless_once_its_part_is_written() -> None:
+    world = training(train={"steps": 1})
+    world.step()
+    world.evaluate()
+    world.write_checkpoint()
+    world.lose("b")
+    world.hear("a", applied=wire.Applied(generation=1, step=1, state_digest=b"state at some step"))
+    assert world.exit_code is None
+    world.feed(ManifestDone(1, ""))
+    assert world.exit_code == 0
+
+
+def test_losing_a_stage_before_the_last_checkpoint_is_whole_means_training_again() -> None:
+    world = training("a", "b", train={"steps": 3})
+    world.step()
+    world.step()
+    world.save()
+    world.step()
+    world.lose("b")
+    assert world.events(ev.CheckpointFailed)[-1].step == 3
+    world.join("b2")
+    assert world.events(ev.RolledBack)[-1].step == 2
+    world.settle()
+    world.finish_run()
+    assert world.exit_code == 0
+
+
+def test_losing_a_replica_while_the_last_checkpoint_is_written_makes_the_others_write_it_again() -> None:
+    world = training("a", "b", "c", train={"steps": 1})
+    world.step()
+    world.lose("a")
+    world.settle()
+    assert world.last_to("b", "commit").snapshot == wire.CHECKPOINT
+    world.evaluate()
+    world.apply()
+    world.save()
+    assert world.exit_code == 0

@@ -1,0 +1,171 @@
+"""From votes to a commit, or to an abort and another attempt: `core/steps.py`."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from dtfm.coordinator.core import transition as t
+from dtfm.coordinator.core.state import Gathering, Switching
+from dtfm.coordinator.core.tick import tick
+from dtfm.coordinator.log import events as ev
+from dtfm.protos import control_pb2 as wire
+from tests.coordinator.answers import DIGEST
+from tests.coordinator.script import LEASE, training
+
+
+def test_a_commit_is_in_the_log_before_any_node_hears_of_it() -> None:
+    world = training()
+    world.vote("a")
+    vote = wire.StepReady(generation=1, step=1, squared_gradient_norm=2.0, loss_sum=4.0, samples=8, state_digest=DIGEST)
+    _, ready = tick(world.state, t.Heard(world.streams["b"], wire.NodeMessage(step_ready=vote)), world.now)
+    assert [entry.event for entry in ready.entries] == ["step_committed"]
+    assert [type(command) for command in ready.commands] == [t.Send, t.Send]
+
+
+def test_a_commit_carries_the_whole_models_norm_and_mean_loss() -> None:
+    world = training()
+    world.now += 2.0
+    world.step()
+    committed = world.events(ev.StepCommitted)[-1]
+    assert (committed.step, committed.generation, committed.samples, committed.tokens) == (1, 1, 8, 128)
+    assert committed.loss == 0.5
+    assert committed.gradient_norm == 2.0  # two stages, 2.0 squared each
+    assert committed.seconds == 2.0
+    commit = wire.Commit(generation=1, step=1, gradient_norm=2.0)
+    assert world.last_to("a", "commit") == world.last_to("b", "commit") == commit
+
+
+def test_votes_of_another_step_or_generation_do_not_count() -> None:
+    world = training()
+    world.vote("a", step=2)
+    world.vote("a", generation=7)
+    world.vote("b")
+    assert world.state.ledger.step == 0
+    world.vote("b", loss_sum=400.0)  # a second vote of the same node
+    world.vote("a")
+    assert world.events(ev.StepCommitted)[-1].loss == 0.5
+
+
+@pytest.mark.parametrize("field", ["loss_sum", "squared_gradient_norm"])
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_vote_that_is_not_finite_aborts_the_step(field: str, value: float) -> None:
+    world = training()
+    world.vote("a", **{field: value})
+    assert world.events(ev.StepAborted)[-1].problem == "NON_FINITE"
+    assert world.last_to("b", "abort").step == 1
+    assert world.state.ledger.step == 0
+
+
+def test_a_nan_step_is_tried_again_with_the_same_plan_and_the_third_failure_ends_the_run() -> None:
+    world = training()
+    world.step()
+    for attempt in (1, 2, 3):
+        world.fail_step("b", wire.NON_FINITE)
+        aborted = world.events(ev.StepAborted)[-1]
+        assert (aborted.step, aborted.problem, aborted.node) == (2, "NON_FINITE", "b")
+        if attempt < 3:
+            assert world.last_to("a", "assignment").plan.generation == attempt + 1
+            world.settle()
+            assert world.last_to("a", "begin") == wire.Begin(generation=attempt + 1, step=2)
+    assert world.exit_code == 1
+    finish = world.last_to("a", "finish")
+    assert not finish.completed
+    assert "3 attempts in a row failed at step 2: NON_FINITE on b: scripted. Lower train.learning_rate" in finish.reason
+
+
+def test_only_failures_in_a_row_count() -> None:
+    world = training(train={"steps": 20})
+    for _ in range(5):
+        world.fail_step("a", wire.OUT_OF_MEMORY)
+        world.settle()
+        world.step()
+    assert world.exit_code is None
+    assert world.state.ledger.step == 5
+
+
+def test_the_state_of_a_retry_comes_from_its_holders() -> None:
+    world = training()
+    world.step()
+    world.fail_step("a", wire.INTERNAL)
+    assignment = world.last_to("a", "assignment")
+    assert assignment.step == 1
+    assert world.donors_to("a") == [["a"], ["a"], ["b"], ["b"]]
+
+
+def test_replicas_with_different_state_end_the_run() -> None:
+    world = training("a", "b", "c")  # a and b are replicas
+    world.vote("a")
+    world.vote("b", state_digest=b"something else")
+    world.vote("c")
+    mismatch = world.events(ev.DigestMismatch)[-1]
+    assert (mismatch.step, mismatch.stage, set(mismatch.digests)) == (1, 0, {"a", "b"})
+    assert world.exit_code == 1
+    assert world.state.ledger.step == 0
+
+
+def test_replicas_with_different_gradients_end_the_run() -> None:
+    world = training("a", "b", "c")
+    world.vote("a")
+    world.vote("b", squared_gradient_norm=2.1)
+    world.vote("c")
+    assert "different gradients" in world.events(ev.RunFailed)[-1].reason
+
+
+def test_a_step_that_does_not_count_every_sample_once_ends_the_run() -> None:
+    world = training()
+    world.vote("a")
+    world.vote("b", samples=7)
+    assert "step 1 counted 7 samples, not 8" in world.events(ev.RunFailed)[-1].reason
+    assert world.state.ledger.step == 0
+
+
+def test_a_link_whose_stream_breaks_three_times_is_given_up() -> None:
+    world = training()
+    for _ in range(2):
+        world.fail_step("a", wire.PEER_LOST, peer="b")
+        assert isinstance(world.state.phase, Switching)
+        world.settle()
+    world.automatic_planning = False
+    world.fail_step("a", wire.PEER_LOST, peer="b")
+    assert isinstance(world.state.phase, Gathering)
+    assert world.wanted[-1].cluster.bandwidth.tolist() == [[0, 0], [0, 0]]
+    assert world.exit_code is None
+
+
+def test_a_step_past_its_deadline_is_aborted_even_if_heartbeats_arrive() -> None:
+    world = training()
+    world.vote("a")
+    world.wait(101 * LEASE, beating=["a", "b"])
+    aborted = world.events(ev.StepAborted)[-1]
+    assert (aborted.problem, aborted.node) == ("INTERNAL", "b")
+    assert "no vote from b within 1000 seconds" in aborted.reason
+
+
+def test_losing_a_replica_aborts_the_step_and_the_others_go_on_with_their_state() -> None:
+    world = training("a", "b", "c")
+    world.step()
+    world.vote("b")
+    world.lose("a")
+    aborted = world.events(ev.StepAborted)[-1]
+    assert (aborted.step, aborted.problem, aborted.node) == (2, "NODE_LEFT", "a")
+    assert world.last_to("b", "abort").step == 2
+    assignment = world.last_to("b", "assignment")
+    assert (assignment.plan.generation, assignment.step, assignment.snapshot.folder) == (2, 1, "")
+    assert world.donors_to("b") == [["b"], ["b"], ["c"], ["c"]]
+    world.settle()
+    assert world.last_to("c", "begin") == wire.Begin(generation=2, step=2)
+    assert world.events(ev.RolledBack) == []
+
+
+def test_votes_from_before_a_loss_do_not_count_after_it() -> None:
+    world = training("a", "b", "c")
+    world.vote("b")
+    world.lose("a")
+    world.settle()
+    world.vote("c")
+    world.vote("b", generation=1)
+    assert world.state.ledger.step == 0
+    world.vote("b")
+    assert world.state.ledger.step == 1

@@ -1,0 +1,44 @@
+"""One event of every kind."""
+
+from __future__ import annotations
+
+from dtfm.coordinator.log import events as ev
+from dtfm.scheduler.model.plan import Plan, Route, Stage
+from dtfm.scheduler.model.workload import Layer, Workload
+
+DEVICE = ev.DeviceSeen("cpu", "a cpu", 1 << 33, 1e11)
+PLAN = Plan(1, (Stage((0, 2), ("a", "b")), Stage((2, 3), ("c",))), (Route(("a", "c"), 3), Route(("b", "c"), 5)), ("d",))
+DESCRIBED = ev.Described(Workload((Layer("x", 1e9, 4e6, 1e5),), 8), "ab12", 100, 10, 3.2, 256, 1)
+
+EVERY_EVENT: list[ev.Event] = [
+    ev.RunStarted("id", {"name": "demo", "train": {"steps": 3}}),
+    ev.RunResumed("why", {"name": "demo"}),
+    ev.NodeJoined("a", "first contact", "10.0.0.1:7000", DEVICE, "0.1"),
+    ev.NodeRefused("a", "TOKEN", "why"),
+    ev.NodeReady("a"),
+    ev.NodeLeaving("a", "why"),
+    ev.StandbyPromoted("a", "1f", (0, 2), 1),
+    ev.DeviceTimed("a", 1e9),
+    ev.DeviceDrifted("a", 1e9, "why"),
+    ev.NodeLeft("a", "why"),
+    ev.LinksMeasured("a", (ev.Link("a", "b", 0.001, 1e9), ev.Link("b", "a", 0.0, 0.0, "no route")), up=2e9),
+    ev.RunDescribed(DESCRIBED),
+    ev.Waiting("why"),
+    ev.PlanAdopted(1, PLAN, "why", 0, 1.5, None),
+    ev.PlanStarted(1, 1, 0, {"a": {"b": {"activations": "raw16"}}}),
+    ev.CodecsChosen("a", {"b": {"activations": "i8b256"}}),
+    ev.PlanFailed(1, "a", "why"),
+    ev.StepCommitted(1, 1, 2.5, 8192, 0.5, 1.25, 32, {"a": 1.0}, {"a": 0.25}),
+    ev.StepAborted(2, 1, "NON_FINITE", "a", "why"),
+    ev.DigestMismatch(2, 1, 0, {"a": "00", "b": "01"}),
+    ev.Evaluated(1, 2.5, 64, 3.2),
+    ev.CheckpointWritten(1, "file:///x/step-00000001"),
+    ev.CheckpointFailed(1, "why"),
+    ev.SnapshotWritten(
+        1, (ev.SnapshotPart(10, "ab"), ev.SnapshotPart(20, "cd")), {"a": ((0, 2),), "b": ((1, 2),)}, 0.5
+    ),
+    ev.RolledBack(0, 1, "", "why"),
+    ev.RunFinished(3, "why"),
+    ev.RunFailed(3, "why"),
+    ev.CoordinatorStopped("why"),
+]

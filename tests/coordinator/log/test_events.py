@@ -1,0 +1,62 @@
+"""Events as JSON, as they are stored, printed and read again: `log/events.py`."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from dtfm.coordinator.log import events as ev
+from dtfm.coordinator.log.events import Event, PlanFailed, SnapshotWritten, StandbyPromoted, from_json, from_text
+from dtfm.coordinator.log.store import Record
+from tests.coordinator.every_event import EVERY_EVENT, PLAN
+
+
+@pytest.mark.parametrize("event", EVERY_EVENT, ids=lambda event: event.event)
+def test_every_event_is_read_back_from_its_json_unchanged(event: ev.Event) -> None:
+    record = Record(7, 12.5, event)
+    fields = record.to_json()
+    assert list(fields)[:3] == ["event", "sequence", "time"]
+    assert Record.from_json(fields) == record
+
+
+def test_a_plan_in_the_log_is_a_plan_file() -> None:
+    fields = ev.to_json(ev.PlanAdopted(1, PLAN, "why", 0))
+    assert fields["plan"] == {
+        "generation": 1,
+        "stages": [
+            {"layers": [0, 2], "replicas": ["a", "b"], "in_flight": 0},
+            {"layers": [2, 3], "replicas": ["c"], "in_flight": 0},
+        ],
+        "routes": [{"nodes": ["a", "c"], "micro_batches": 3}, {"nodes": ["b", "c"], "micro_batches": 5}],
+        "idle": ["d"],
+    }
+
+
+@pytest.mark.parametrize("fields", [{"event": "from_the_future"}, {"event": "node_left"}, {}, {"event": 3}])
+def test_json_that_is_no_event_is_refused(fields: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match="not an event of this version"):
+        ev.from_json(fields)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (
+            {"event": "plan_failed", "generation": 1, "node": "a", "reason": "why", "backup": True},
+            PlanFailed(1, "a", "why", snapshot_damaged=True),
+        ),
+        (
+            {"event": "state_copied", "node": "a", "incarnation": "1", "layers": [0, 2], "step": 3},
+            StandbyPromoted("a", "1", (0, 2), 3, "state_copied"),
+        ),
+        (
+            {"event": "backup_kept", "step": 3, "parts": [], "holders": {"a": [[0, 2]]}, "seconds": 1.0},
+            SnapshotWritten(3, (), {"a": ((0, 2),)}, 1.0, "backup_kept"),
+        ),
+    ],
+)
+def test_events_are_read_under_their_old_names(old: dict[str, Any], new: Event) -> None:
+    assert from_json(old) == new
+    assert from_text(json.dumps(old)) == new

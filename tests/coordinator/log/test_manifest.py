@@ -1,0 +1,75 @@
+"""The manifest by which a checkpoint is whole, and how it is read again."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from dtfm.coordinator.log.manifest import CheckpointError, newest, read_manifest, step_folder, write_manifest
+from tests.coordinator.checkpoints import write_buckets, write_checkpoint
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    return write_checkpoint(tmp_path / "checkpoints")
+
+
+def test_a_manifest_names_every_bucket(checkpoint: Path) -> None:
+    fields = json.loads((checkpoint / "manifest.json").read_text())
+    assert (fields["format"], fields["run"], fields["run_id"], fields["step"]) == (1, {"name": "demo"}, "run-id", 5)
+    assert [bucket["index"] for bucket in fields["buckets"]] == [0, 1, 2]
+    assert set(fields["buckets"][0]) == {"index", "file", "bytes", "blake3"}
+    manifest = read_manifest(checkpoint.as_uri())
+    assert (manifest.step, manifest.run_id, len(manifest.buckets)) == (5, "run-id", 3)
+    assert not list(checkpoint.glob("*.part"))
+
+
+def test_a_missing_bucket_prevents_the_manifest(tmp_path: Path) -> None:
+    folder = tmp_path / "step-00000005"
+    written = write_buckets(folder)
+    (folder / "bucket-00001.safetensors").unlink()
+    with pytest.raises(CheckpointError, match="must name storage that all machines share"):
+        write_manifest(folder.as_uri(), {}, "run-id", 5, written)
+    assert not (folder / "manifest.json").exists()
+
+
+def test_a_truncated_bucket_prevents_the_manifest(tmp_path: Path) -> None:
+    folder = tmp_path / "step-00000005"
+    written = write_buckets(folder)
+    (folder / "bucket-00001.safetensors").write_bytes(b"short")
+    with pytest.raises(CheckpointError, match="has 5 bytes, though its node wrote"):
+        write_manifest(folder.as_uri(), {}, "run-id", 5, written)
+
+
+def test_newest_finds_the_newest_whole_checkpoint(checkpoint: Path) -> None:
+    uri = checkpoint.parent.as_uri()
+    assert newest(uri) == step_folder(uri, 5) == checkpoint.as_uri()
+    write_buckets(checkpoint.parent / "step-00000007")  # half-written
+    (checkpoint.parent / "step-oops").mkdir()
+    assert newest(uri) == checkpoint.as_uri()
+    assert newest(f"{uri}/elsewhere") is None
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (None, "holds no whole checkpoint"),
+        ("{", "cannot be read"),
+        ("[]", "malformed"),
+        ('{"format": 2}', "has checkpoint format 2"),
+        ('{"format": 1}', "malformed"),
+        (
+            '{"format": 1, "run": {}, "run_id": "x", "step": 1, '
+            '"buckets": [{"index": 0, "file": "../../x", "bytes": 1, "blake3": ""}]}',
+            "names files outside",
+        ),
+    ],
+)
+def test_an_unusable_manifest_is_refused_with_its_reason(checkpoint: Path, content: str | None, words: str) -> None:
+    (checkpoint / "manifest.json").unlink()
+    if content is not None:
+        (checkpoint / "manifest.json").write_text(content)
+    with pytest.raises(CheckpointError, match=words):
+        read_manifest(checkpoint.as_uri())

@@ -1,0 +1,87 @@
+"""A coordinator that listens on the loopback interface, for tests of the shell with fake nodes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc.aio
+
+from dtfm.coordinator.config.run_file import RunFile, parse_run
+from dtfm.coordinator.log import events as ev
+from dtfm.coordinator.log.ledger import Ledger, fold
+from dtfm.coordinator.log.store import Store
+from dtfm.coordinator.service.server import Server
+from dtfm.coordinator.service.startup import open_run
+from dtfm.protos.connection import open_channel
+from dtfm.protos.credentials import to_coordinator
+from tests.coordinator.fake_node import FakeNode
+from tests.coordinator.script import run_table
+from tests.coordinator.stores import store_url
+
+
+def run_in(folder: Path, **changes: dict[str, Any]) -> RunFile:
+    checkpoint = {"uri": (folder / "checkpoints").as_uri(), **changes.pop("checkpoint", {})}
+    cluster = {"lease": 2.0, **changes.pop("cluster", {})}
+    return parse_run(run_table(checkpoint=checkpoint, cluster=cluster, **changes), "the test")
+
+
+class Served:
+    """A server that runs as long as the test's ``async with``."""
+
+    def __init__(self, server: Server, store: Store, port: int, task: asyncio.Task[int]) -> None:
+        self.server = server
+        self.store = store
+        self.address = f"127.0.0.1:{port}"
+        self.task = task
+
+    def node(self, name: str, **changes: Any) -> FakeNode:
+        return FakeNode(self.address, self.server.authority, name, **changes)
+
+    def channel(self) -> grpc.aio.Channel:
+        return open_channel(self.address, to_coordinator(self.server.authority))
+
+    @property
+    def events(self) -> list[ev.Event]:
+        return [record.event for record in self.store.read()]
+
+    @property
+    def ledger(self) -> Ledger:
+        """What the log adds up to; the server's own may be ahead of it by what is being written."""
+        return fold(self.events)
+
+    async def until(self, happened: Callable[[], bool]) -> None:
+        """Waits for an event after which ``happened``."""
+        async with asyncio.timeout(20):
+            while not happened():
+                news = asyncio.Event()
+                self.server.on_event(lambda _, news=news: news.set())  # type: ignore[misc]
+                if not happened():
+                    await news.wait()
+
+
+@asynccontextmanager
+async def serving(
+    folder: Path, run: RunFile | None = None, *, token: str = "", resume: bool = False
+) -> AsyncIterator[Served]:
+    with Store(store_url(folder), write=True) as store:
+        state, events = open_run(store, run or run_in(folder), resume=resume)
+        server = Server(state, store, token)
+        port = await server.listen("127.0.0.1", 0)
+        task = asyncio.create_task(server.run(events))
+        try:
+            yield Served(server, store, port, task)
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            await server.close()  # a task that never began has not
+
+
+async def train(served: Served, *nodes: FakeNode) -> int:
+    async with AsyncExitStack() as stack:
+        for node in nodes:
+            await stack.enter_async_context(node)
+        return await asyncio.wait_for(asyncio.shield(served.task), 30)
