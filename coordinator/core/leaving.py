@@ -8,7 +8,7 @@ from dataclasses import replace
 from dtfm.coordinator.core import links, post_commit, steps
 from dtfm.coordinator.core.replanning import drop_stale_choice
 from dtfm.coordinator.core.safekeeping import snapshot
-from dtfm.coordinator.core.safekeeping.returning import worth_waiting
+from dtfm.coordinator.core.safekeeping.returning_nodes import worth_waiting
 from dtfm.coordinator.core.state import Destination, Gathering, Pausing, Session, Standing, Stepping
 from dtfm.coordinator.core.transition import HangUp, Transition
 from dtfm.coordinator.core.validation import MAX_NODES, shorten

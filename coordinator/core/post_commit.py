@@ -9,8 +9,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 
-from dtfm.coordinator.core.adoption import adopt, again
 from dtfm.coordinator.core.ending import fail, finish
+from dtfm.coordinator.core.plan_adoption import adopt, again
 from dtfm.coordinator.core.state import Destination, Evaluation, Pausing, State
 from dtfm.coordinator.core.transition import Transition
 from dtfm.coordinator.core.validation import malformed

@@ -6,14 +6,14 @@ import enum
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from dtfm.coordinator.core.adoption import adopt, answer
 from dtfm.coordinator.core.ending import fail
+from dtfm.coordinator.core.plan_adoption import adopt, answer
 from dtfm.coordinator.core.planner_input import bytes_ratio, measured_cluster
 from dtfm.coordinator.core.safekeeping import standby
 from dtfm.coordinator.core.safekeeping.availability import availability
-from dtfm.coordinator.core.safekeeping.returning import Return, worth_waiting
+from dtfm.coordinator.core.safekeeping.returning_nodes import Return, worth_waiting
 from dtfm.coordinator.core.state import ATTEMPTS, Answer, Asked, Gathering, PlanChosen, Question, State, Stepping
-from dtfm.coordinator.core.timeouts import GRACE_LEASES, HASTE_LEASES, LAST_WORD_LEASES, PLANNING_LEASES
+from dtfm.coordinator.core.timeouts import GRACE_LEASES, HASTE_LEASES, LAST_REPORT_LEASES, PLANNING_LEASES
 from dtfm.coordinator.core.transition import Planned, PlanWanted, Transition
 from dtfm.coordinator.log import events as ev
 from dtfm.scheduler.model.plan import Plan
@@ -151,7 +151,7 @@ def _decide_to_begin(state: State, phase: Gathering, now: float, asked_for: bool
         return Wait(WaitReason.TOO_FEW_NODES, problem)
     if (awaited := worth_waiting(state, phase, now)) is not None:
         return Wait(WaitReason.NODES_MAY_RETURN, _return_sentence(awaited, phase, now))
-    if now < phase.since + LAST_WORD_LEASES * state.lease and standby.last_words_awaited(state):
+    if now < phase.since + LAST_REPORT_LEASES * state.lease and standby.last_reports_awaited(state):
         return Wait(WaitReason.STANDBYS_MAY_REPORT, "standbys of lost state have still to say how far they came")
     if (plan := _carried_on(state)) is not None:
         return Adopt(PlanChosen(plan, "the same stages without the nodes that are gone"), phase.reason)
@@ -222,8 +222,8 @@ def _too_few(state: State, phase: Gathering, now: float) -> str:
 def _return_sentence(awaited: Return, phase: Gathering, now: float) -> str:
     since = now if phase.waiting is None else phase.waiting
     return (
-        f"up to {awaited.until - since:.3g} seconds for {', '.join(awaited.nodes)} to return, which may still have the state as "
-        f"of step {awaited.step}; without, training goes back to step {awaited.otherwise}"
+        f"up to {awaited.until - since:.3g} seconds for {', '.join(awaited.nodes)} to return with the state as of step "
+        f"{awaited.step}; otherwise training goes back to step {awaited.otherwise}"
     )
 
 

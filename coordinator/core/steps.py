@@ -10,9 +10,9 @@ import math
 from dataclasses import replace
 
 from dtfm.coordinator.core import drift, post_commit
-from dtfm.coordinator.core.adoption import again, regroup
 from dtfm.coordinator.core.ending import fail
 from dtfm.coordinator.core.messages import beginnings
+from dtfm.coordinator.core.plan_adoption import again, regroup
 from dtfm.coordinator.core.replanning import leaver_is_stuck
 from dtfm.coordinator.core.safekeeping import snapshot, standby
 from dtfm.coordinator.core.state import ATTEMPTS, Destination, Pausing, Stepping, Switching

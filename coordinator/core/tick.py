@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from dtfm.coordinator.core import adoption, drift, leaving, membership, post_commit, replanning, steps
+from dtfm.coordinator.core import drift, leaving, membership, plan_adoption, post_commit, replanning, steps
 from dtfm.coordinator.core.ending import stop
 from dtfm.coordinator.core.safekeeping import snapshot, standby
 from dtfm.coordinator.core.state import Gathering, Pausing, Session, State, Stepping, Switching
@@ -131,7 +131,7 @@ def _dispatch(transition: Transition, session: Session, event: Heard) -> None:
             steps.plan_ready(transition, node, message.plan_ready)
         case "plan_failed":
             failed = message.plan_failed
-            adoption.plan_failed(
+            plan_adoption.plan_failed(
                 transition, node, failed.generation, failed.problem, failed.snapshot_damaged, failed.lost
             )
         case "step_ready":
@@ -163,7 +163,7 @@ def _overdue(transition: Transition) -> None:
         return
     match phase:
         case Switching():
-            adoption.overdue(transition, phase)
+            plan_adoption.overdue(transition, phase)
         case Stepping():
             steps.overdue(transition, phase)
         case Pausing():

@@ -22,7 +22,7 @@ HEARTBEAT_LEASES = 0.25
 SIGN_OF_LIFE_LEASES = 0.5
 """Two heartbeats: a live node is heard within this time. If it is not, another process that claims its identity gets it."""
 
-LAST_WORD_LEASES = 0.5
+LAST_REPORT_LEASES = 0.5
 """How long training waits for a standby of lost state to say how far it came."""
 
 PLANNING_LEASES = 0.5

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from dtfm.scheduler.cost.depth import depths
+from dtfm.scheduler.cost.in_flight import depths
 from dtfm.scheduler.model.problem import Draft, Floats, Ints, Problem
 
 EXACT_GROUP = 48

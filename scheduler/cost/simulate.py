@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from dtfm.scheduler.cost.depth import depths
 from dtfm.scheduler.cost.estimate import EXACT_GROUP, reduction
+from dtfm.scheduler.cost.in_flight import depths
 from dtfm.scheduler.model.problem import Draft, Problem
 
 

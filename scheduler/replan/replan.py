@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from dtfm.scheduler.assemble.evaluate import Evaluator, memory_shortfall, missing_links
 from dtfm.scheduler.cost.bounds import work_bound
-from dtfm.scheduler.cost.depth import depths
+from dtfm.scheduler.cost.in_flight import depths
 from dtfm.scheduler.cost.simulate import simulate
 from dtfm.scheduler.cost.state_transfer import Holdings
 from dtfm.scheduler.model.decision import Decision, Objective, PaperSeconds, Predicted, Reason

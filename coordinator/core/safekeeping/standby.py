@@ -128,7 +128,7 @@ def keeping_up(state: State, stage: Stage) -> frozenset[str]:
     )
 
 
-def last_words_awaited(state: State) -> frozenset[str]:
+def last_reports_awaited(state: State) -> frozenset[str]:
     """The standbys of lost state that have still to report how far they came. They do when they notice that their donors are
     gone."""
     ledger = state.ledger

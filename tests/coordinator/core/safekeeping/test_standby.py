@@ -7,7 +7,7 @@ import pytest
 
 from dtfm.coordinator.core.safekeeping.standby import COMMIT_WAIT_FRACTION
 from dtfm.coordinator.core.state import Stepping, Switching
-from dtfm.coordinator.core.timeouts import LAST_WORD_LEASES, TOGETHER_LEASES
+from dtfm.coordinator.core.timeouts import LAST_REPORT_LEASES, TOGETHER_LEASES
 from dtfm.coordinator.core.transition import TimePassed
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.ledger import fold
@@ -296,7 +296,7 @@ def test_the_wait_for_the_last_report_of_a_standby_is_short() -> None:
     world = with_late_standby()
     world.planner = two_stages
     world.lose("a")
-    world.wait(LAST_WORD_LEASES * LEASE, beating=["b", "c"])
+    world.wait(LAST_REPORT_LEASES * LEASE, beating=["b", "c"])
     assert world.events(ev.RolledBack)[-1].step == 0
     world.settle()
     assert isinstance(world.state.phase, Stepping)

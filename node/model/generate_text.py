@@ -1,4 +1,4 @@
-"""`python -m dtfm.node.model.generate FOLDER`: generates text with an exported model."""
+"""`python -m dtfm.node.model.generate_text FOLDER`: generates text with an exported model."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def generate(folder: Path, prompt: str, tokens: int, seed: int, temperature: flo
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m dtfm.node.model.generate", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m dtfm.node.model.generate_text", description=__doc__)
     parser.add_argument("folder", type=Path, help="a folder made by `dtfm-coordinator export`")
     parser.add_argument("--prompt", default="def ", help="text to continue (default: %(default)r)")
     parser.add_argument("--tokens", type=int, default=200, help="tokens to add (default: %(default)s)")

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from dtfm.scheduler.cost.depth import SLACK, depths
+from dtfm.scheduler.cost.in_flight import SLACK, depths
 from dtfm.scheduler.cost.simulate import simulate
 from dtfm.scheduler.model.cluster import Cluster, Node
 from dtfm.scheduler.model.memory import KEPT_PER_OUTPUT_BYTE, in_flight

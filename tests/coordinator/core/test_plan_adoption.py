@@ -1,4 +1,4 @@
-"""How a plan comes into force, or fails to: `core/adoption.py`."""
+"""How a plan comes into force, or fails to: `core/plan_adoption.py`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Before training goes back, it waits for nodes that may return with lost state: `core/safekeeping/returning.py`."""
+"""Before training goes back, it waits for nodes that may return with lost state: `core/safekeeping/returning_nodes.py`."""
 
 from __future__ import annotations
 
@@ -72,8 +72,8 @@ def test_a_node_that_only_lost_its_connection_still_holds_its_state_when_it_retu
     world.lose("a")
     assert isinstance(world.state.phase, Gathering)
     assert world.events(ev.Waiting)[-1].reason == (
-        "a left (its connection broke): up to 20 seconds for a to return, which may still have the state as of step 5; "
-        "without, training goes back to step 0"
+        "a left (its connection broke): up to 20 seconds for a to return with the state as of step 5; "
+        "otherwise training goes back to step 0"
     )
     world.wait(STEP_SECONDS, beating="b")
     world.join("a")
