@@ -48,7 +48,7 @@ proto: $(READY)  ## Regenerate the stubs from protos/*.proto
 docs: $(READY)  ## Regenerate docs/run-file.md from the run file's schema
 	$(BIN)/python -m dtfm.coordinator.config.run_file_docs > docs/run-file.md
 
-bench: $(READY)  ## The measurements quoted in README (a quarter of an hour)
+bench: $(READY)  ## Some of the measurements in docs/measurements.md (a quarter of an hour)
 	$(BIN)/python -m tests.bench.overhead
 	$(BIN)/python -m tests.bench.kernels
 	$(BIN)/python -m tests.bench.scheduler

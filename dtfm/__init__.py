@@ -5,7 +5,7 @@ The packages live in the folders beside this one (``node/`` is ``dtfm.node``); t
 
 import os
 
-# Before grpc is imported, which reads it then: that a peer ends its connection in order is no news to a user.
+# Set before grpc is imported, which reads it then. Users need no message when a peer closes its connection normally.
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
 __version__ = "0.1.0"

@@ -25,7 +25,7 @@ from dtfm.scheduler.search.seeds import Start, dealt, seed_groups
 EVALUATIONS = {Objective.ITERATION: 4_000, Objective.PAPER: 60_000}
 """Default budgets. An evaluation takes about 1 ms with the iteration objective, and 0.05 ms with the paper's."""
 HORIZON_SECONDS = 1800.0
-"""Default seconds that a plan is expected to stand before a node joins or leaves."""
+"""Default seconds that a plan is expected to last before a node joins or leaves."""
 
 
 def schedule(

@@ -29,7 +29,7 @@ from dtfm.coordinator.service.startup import open_run, serve_until_over
 from dtfm.protos.connection import read_address
 
 SHORTEST_TOKEN = 16
-"""Least number of characters that cannot be guessed by anybody who reaches the coordinator."""
+"""The length of the shortest token that is hard to guess, in characters."""
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 """Hosts that only this machine reaches."""
 

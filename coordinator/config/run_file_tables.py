@@ -240,7 +240,7 @@ class Cluster(Table):
         default=10.0,
         ge=0.5,
         le=3600,
-        description="Seconds without a heartbeat after which a node counts as gone. Every other timeout derives from it.",
+        description="Seconds without a heartbeat after which a node counts as gone. The run's other time-outs derive from it.",
     )
 
     @field_validator("stages", mode="plain")

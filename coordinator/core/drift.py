@@ -18,8 +18,8 @@ from dtfm.coordinator.log import events as ev
 from dtfm.protos import control_pb2 as wire
 
 WINDOW = 5
-"""The number of steps whose median counts: a single slow step is noise. A change must also last a lease, so that short steps do
-not make a plan of every hiccup."""
+"""The number of steps whose median counts: a single slow step is noise. A change must also last a lease, so that
+with short steps a brief disturbance does not cause a new plan."""
 
 FACTOR = 2.0
 """How many times slower or faster than before a device or link must be to call for a new plan."""
@@ -47,7 +47,7 @@ def compare(speeds: Speeds, speed: float, now: float, lasting: float) -> tuple[S
 
 
 def committed(transition: Transition, votes: Mapping[str, wire.StepReady]) -> None:
-    """What the votes of a committed step show. While a standby is still copying nothing is judged: it shares the links."""
+    """What the votes of a committed step show. While a standby is copying, nothing is compared: it shares the links."""
     standbys = (session.standby for session in transition.state.members.sessions.values())
     if any(standby is not None and standby.caught_up is None for standby in standbys):
         return
@@ -58,6 +58,8 @@ def committed(transition: Transition, votes: Mapping[str, wire.StepReady]) -> No
         return ratio
 
     for node, vote in sorted(votes.items()):
+        if node not in transition.state.ledger.members:
+            continue  # it has left since
         if vote.compute_seconds >= LEAST_SECONDS and (ratio := changed((node, ""), 1 / vote.compute_seconds)):
             _device_drifted(transition, node, transition.state.ledger.members[node].device.flops * ratio, "in training")
         for arrived in vote.arrived:
@@ -77,7 +79,7 @@ def committed(transition: Transition, votes: Mapping[str, wire.StepReady]) -> No
 
 
 def timed_while_idle(transition: Transition, node: str, flops: float) -> None:
-    """A node has timed its device again (0: it has not). While it trains that would be no measure."""
+    """A node has timed its device again (0: it has not). While it trains, that timing would mean nothing."""
     plan, known = transition.state.ledger.plan, transition.state.ledger.members[node].device.flops
     if not flops or (plan is not None and node in plan.nodes):
         return

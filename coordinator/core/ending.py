@@ -1,4 +1,4 @@
-"""How a run ends: finished, failed, or stopped to be resumed."""
+"""How a run ends: finished, failed, or stopped, to be resumed later."""
 
 from __future__ import annotations
 

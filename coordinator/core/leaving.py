@@ -1,4 +1,4 @@
-"""Nodes that leave: lost from one moment to the next, or in order, when what they do and hold is handed over first."""
+"""Nodes that leave: lost suddenly, or in order, after handing over their work and state."""
 
 from __future__ import annotations
 

@@ -21,8 +21,8 @@ links count as average."""
 
 
 def probe_from(transition: Transition, session: Session) -> bool:
-    """Has a newcomer measure its links to the nodes that were there before, but for those that are remembered. Returns whether
-    its report is to be waited for."""
+    """Has a newcomer measure its links to earlier nodes, except links that are remembered. Returns whether to wait for its
+    report."""
     others = sorted(
         (s for s in transition.state.members.sessions.values() if s.standing is not Standing.JOINED),
         key=lambda s: s.node,

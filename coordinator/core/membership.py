@@ -21,7 +21,7 @@ def greeted(transition: Transition, stream: int, message: wire.NodeMessage, show
     named = shorten(hello.node, 64)
     state = transition.state
     if not shows_token:
-        sentence = "the token is missing or wrong; give the coordinator's with --token-file or DTFM_TOKEN"
+        sentence = "the token is missing or wrong; set DTFM_TOKEN to the coordinator's token"
         transition.refuse(stream, named, wire.TOKEN, sentence)
         return
     if message.WhichOneof("message") != "hello":
@@ -124,22 +124,22 @@ def admit_contenders(transition: Transition) -> None:
         if node not in transition.state.members.sessions:
             transition.set_members(transition.state.members.without_contender(node))
             if transition.state.stopped and transition.state.ledger.outcome is None:
-                transition.commands.append(HangUp(contender.stream))  # it is to return to the next process
+                transition.commands.append(HangUp(contender.stream))  # it should reconnect to the next process
                 continue
             greeted(transition, contender.stream, wire.NodeMessage(hello=contender.hello), True)
 
 
 def _look_at_the_clock(transition: Transition) -> None:
-    """If this process was held up itself (suspended, swapped out, busy), what nodes said meanwhile is still to be read: their
-    silence counts from now."""
+    """If this process itself was paused (suspended, swapped out, busy), nodes' messages are still unread: their silence counts
+    from now."""
     members = transition.state.members
     gap = transition.now - members.looked > SIGN_OF_LIFE_LEASES * transition.state.lease
     transition.set_members(replace(members, looked=transition.now, hearing=transition.now if gap else members.hearing))
 
 
 def _arrive(transition: Transition, session: Session) -> None:
-    """The node can be planned with: at once if it completes those that the run waits for, otherwise together with others that
-    come in the same moment."""
+    """The node can be planned with: at once if it is the last that the run waits for, otherwise with others that arrive at
+    about the same time."""
     transition.set_session(replace(session, standing=Standing.ARRIVED, arrived=transition.now))
     state = transition.state
     here = sum(s.standing in (Standing.ARRIVED, Standing.READY) for s in state.members.sessions.values())
@@ -171,13 +171,15 @@ def _contend(transition: Transition, stream: int, hello: wire.Hello, old: Sessio
 def _decide_contests(transition: Transition) -> None:
     for node, contender in sorted(transition.state.members.contenders.items()):
         members = transition.state.members
-        old = members.sessions[node]
+        old = members.sessions.get(node)
+        if old is None:
+            continue  # it has just left: see admit_contenders
         if old.heard > contender.since:
             transition.set_members(members.without_contender(node))
             transition.refuse(contender.stream, node, wire.IDENTITY_IN_USE, _in_use(old))
         elif transition.now - max(contender.since, members.hearing) > SIGN_OF_LIFE_LEASES * transition.state.lease:
             transition.commands.append(HangUp(old.stream))
-            leave(transition, old, "a new process has its identity, and this one gave no sign of life since")
+            leave(transition, old, "another process has taken over its identity, and it has been silent since")
 
 
 def _in_use(old: Session) -> str:

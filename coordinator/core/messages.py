@@ -41,7 +41,7 @@ def assignments(
 ) -> Iterator[tuple[str, control_pb2.Assignment]]:
     """The ledger's plan, for each of ``nodes``. The state as of the last committed step comes from the members that hold it in
     memory, or, if part of it is held by none, all of it from the ``snapshot``. A node is told of the links that begin at it:
-    those of hundreds of nodes would not fit into a message."""
+    all links among hundreds of nodes would not fit into a message."""
     common = _assignment(ledger, reason, snapshot)
     named = {peer.node for peer in common.peers}
     for node in nodes:

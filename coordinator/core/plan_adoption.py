@@ -1,7 +1,7 @@
-"""From a plan that was decided on to one that begins: its generation, where its state comes from, who could not take part.
+"""Adopting a plan: its generation, where its state comes from, who could not take part.
 
-Gathering | Stepping | Pausing -> Switching by `adopt`; Switching -> Gathering by `plan_failed`. When all nodes are ready,
-steps.py begins the next step.
+Any phase -> Switching by `adopt`, or the run's end if nothing is left to do; Switching -> Gathering by `plan_failed`. When all
+nodes are ready, steps.py begins the next step.
 """
 
 from __future__ import annotations
@@ -25,7 +25,10 @@ def regroup(transition: Transition, reason: str) -> None:
     phase = transition.state.phase
     waiting = phase.waiting if isinstance(phase, Gathering) else None  # another loss does not make waiting longer
     transition.enter(Gathering(transition.now, reason, waiting=waiting))
-    transition.set_planner(replace(transition.state.planner, chosen=None))
+    planner = transition.state.planner
+    if planner.asked is not None:  # it was asked about a cluster that is no more
+        answer(transition, planner.asked.tickets, False, reason)
+    transition.set_planner(replace(planner, asked=None, chosen=None))
 
 
 def adopt(transition: Transition, choice: PlanChosen, cause: str, *, afresh: bool = False) -> None:

@@ -1,6 +1,6 @@
 """After a commit: the held-out loss, and, if training pauses, what the pause waits for.
 
-Pausing -> Switching when a plan is chosen; Pausing -> the run's end after the last step.
+Pausing -> Switching, with the chosen plan or with the same one again; Pausing -> the run's end after the last step.
 """
 
 from __future__ import annotations
@@ -18,9 +18,15 @@ from dtfm.coordinator.log import events as ev
 from dtfm.protos import control_pb2 as wire
 from dtfm.scheduler.model.plan import Plan
 
+MOST_EVALUATIONS = 4
+"""The number of held-out losses that are awaited at a time. If another one begins, the oldest is given up."""
+
 
 def expect_evaluation(transition: Transition, step: int, plan: Plan) -> None:
     """The last nodes of the routes report their part of the held-out loss."""
+    pending = transition.state.evaluations
+    if len(pending) >= MOST_EVALUATIONS:
+        evaluation_lost(transition, min(pending), f"it was not done when that of step {step} began")
     evaluation = Evaluation(plan.generation, frozenset(route.nodes[-1] for route in plan.routes))
     _set_evaluation(transition, step, evaluation)
 
@@ -37,8 +43,11 @@ def evaluated(transition: Transition, node: str, report: wire.Evaluated) -> None
         return
     evaluation = replace(evaluation, reports={**evaluation.reports, node: report})
     _set_evaluation(transition, report.step, evaluation)
+    if evaluation.reports.keys() != evaluation.expected:
+        return
     samples = sum(r.samples for r in evaluation.reports.values())
-    if evaluation.reports.keys() != evaluation.expected or samples == 0:
+    if samples == 0:
+        evaluation_lost(transition, report.step, "no node has evaluated a sample")
         return
     described = transition.state.ledger.described
     assert described is not None
@@ -99,11 +108,11 @@ def awaits(state: State, phase: Pausing) -> str:
         return "the checkpoint"
     if ledger.step in state.evaluations:
         return "the held-out loss"
-    return f"the word of {', '.join(silent)}" if silent else ""
+    return f"the confirmation of {', '.join(silent)}" if silent else ""
 
 
 def overdue(transition: Transition, phase: Pausing) -> None:
-    """The pause took longer than patience lasts."""
+    """The pause exceeded its deadline."""
     step = transition.state.ledger.step
     awaited = awaits(transition.state, phase)
     fail(transition, f"step {step} is trained, but {awaited} did not come within {transition.state.patience:g} seconds")

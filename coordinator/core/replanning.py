@@ -1,4 +1,4 @@
-"""When to plan anew: `decide` is pure and gives its reason, `replan` carries it out, `planned` takes the planner's answer."""
+"""When to plan again: `decide` is pure and gives its reason, `replan` carries it out, `planned` takes the planner's answer."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class WaitReason(enum.Enum):
     NODES_MAY_RETURN = enum.auto()
     """Training would go back otherwise, and that costs more than waiting."""
     STANDBYS_MAY_REPORT = enum.auto()
-    """A standby has still to say whether it has what nobody else has any more."""
+    """A standby has not yet said whether it has what nobody else has any more."""
     NO_PLAN = enum.auto()
     """The planner found none for these nodes."""
     PLANNING = enum.auto()
@@ -152,16 +152,18 @@ def _decide_to_begin(state: State, phase: Gathering, now: float, asked_for: bool
     if (awaited := worth_waiting(state, phase, now)) is not None:
         return Wait(WaitReason.NODES_MAY_RETURN, _return_sentence(awaited, phase, now))
     if now < phase.since + LAST_REPORT_LEASES * state.lease and standby.last_reports_awaited(state):
-        return Wait(WaitReason.STANDBYS_MAY_REPORT, "standbys of lost state have still to say how far they came")
+        return Wait(WaitReason.STANDBYS_MAY_REPORT, "standbys of lost state have not yet said how far they came")
     if (plan := _carried_on(state)) is not None:
         return Adopt(PlanChosen(plan, "the same stages without the nodes that are gone"), phase.reason)
     if planner.chosen is not None:
         return Adopt(planner.chosen, phase.reason)
     found = planner.answer if planner.answer and planner.answer.question == question else None
+    # A measurement that changes meanwhile does not start the planner again: it would never get done. A better plan is looked for
+    # once the run trains.
+    if planner.asked is not None and planner.asked.question.nodes == question.nodes:
+        return Wait(WaitReason.PLANNING, "the planner is at work")
     if found is not None and found.plan is None and not found.hasty and not asked_for:
         return Wait(WaitReason.NO_PLAN, found.problem)
-    if planner.asked is not None and planner.asked.question == question:
-        return Wait(WaitReason.PLANNING, "the planner is at work")
     hasty = state.ledger.plan is not None and not (found is not None and found.hasty)
     return Ask(question, hasty)
 
@@ -169,7 +171,7 @@ def _decide_to_begin(state: State, phase: Gathering, now: float, asked_for: bool
 def _decide_to_change(state: State, asked_for: bool) -> Decision:
     planner, question = state.planner, question_of(state)
     if planner.asked is not None:
-        return Wait(WaitReason.PLANNING, "a change of plan is under way already")
+        return Wait(WaitReason.PLANNING, "the planner is at work already")
     if planner.chosen is not None and not standby.still_copying(state):
         return Wait(WaitReason.SWITCHING, "a change of plan is under way already")
     if not question.nodes:
@@ -228,7 +230,7 @@ def _return_sentence(awaited: Return, phase: Gathering, now: float) -> str:
 
 
 def _wait(transition: Transition, phase: Gathering, reason: WaitReason, sentence: str) -> None:
-    """Says so once. What the planner was asked is out of date."""
+    """Logs the wait once, and drops the planner's question, which is out of date."""
     if reason is WaitReason.NODES_MAY_RETURN and phase.waiting is None:
         phase = replace(phase, waiting=transition.now)
     if phase.said != sentence:
@@ -243,7 +245,7 @@ def _wait(transition: Transition, phase: Gathering, reason: WaitReason, sentence
 
 
 def _attach(transition: Transition, tickets: Sequence[int]) -> None:
-    """They get the answer to the question that the planner is working on."""
+    """Adds the tickets to the question that the planner is working on."""
     planner = transition.state.planner
     if tickets and planner.asked is not None:
         asked = replace(planner.asked, tickets=(*planner.asked.tickets, *tickets))

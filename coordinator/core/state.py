@@ -36,12 +36,13 @@ class Standing(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Standby:
-    """A node that copies the state of ``layers`` and keeps up with it, as request ``number`` of ``generation`` asks.
+    """A node that copies the state of ``layers`` and keeps up with it, as asked by request ``number``,
+    made in ``generation``.
 
     ``caught_up``: the last committed step when it first reported; None: it is still copying. ``step`` and ``voted`` are its last
     report: its copy is as of ``step``, and it has the gradients of the next step as voted in generation ``voted`` (0: not yet).
-    ``reported``: when it first reported to have that much. ``ended``: it could not go on. ``caught_up_before``: it did under an
-    earlier request for the same layers.
+    ``reported``: when it first reported to have that much. ``ended``: it could not go on. ``caught_up_before``: whether it had
+    caught up under an earlier request for the same layers.
     """
 
     number: int
@@ -207,8 +208,8 @@ class Switching:
 
 @dataclass(frozen=True, slots=True)
 class Stepping:
-    """``resumed``: part of the step was done in an earlier generation. ``commit_by``: all votes are in, and the step is committed
-    at the latest then. ``committed_by``: the same of the step before."""
+    """``resumed``: part of the step was done in an earlier generation. ``commit_by``: all votes are in, and the step is
+    committed at the latest then. ``committed_by``: ``commit_by`` of the previous step."""
 
     step: int
     since: float
@@ -250,7 +251,7 @@ class Destination(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class SnapshotTally:
-    """A snapshot under way of the state as of after ``step``, begun at ``since``.
+    """A snapshot under way of the state after ``step``, begun at ``since``.
 
     ``writers``, each with its layers, have still to report what they wrote. ``parts`` are reported, by bucket. ``fetching``: by
     node, the buckets that it copies from other disks; ``unable``: nodes that could not keep a part. Nodes are waited for until

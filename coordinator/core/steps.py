@@ -28,8 +28,8 @@ NORM_TOLERANCE = 1e-4
 
 
 def plan_ready(transition: Transition, node: str, ready: wire.PlanReady) -> None:
-    """A node of the plan holds its state. Once all do, training goes on. If all steps are trained, what follows the last commit
-    is done again, since it came to nothing before."""
+    """A node of the plan holds its state. Once all do, training goes on. If all steps are trained, the work after the last
+    commit is repeated, since it was interrupted."""
     phase, ledger, run = transition.state.phase, transition.state.ledger, transition.state.run
     if not isinstance(phase, Switching) or ready.generation != ledger.generation or node not in phase.awaiting:
         return
@@ -129,11 +129,11 @@ def node_lost(transition: Transition, node: str, reason: str) -> None:
         _send_abort(transition, phase.step, cause)
         regroup(transition, cause)
     elif isinstance(phase, Switching) or not _last_checkpoint_comes(transition):
-        regroup(transition, cause)  # otherwise all is trained and on its way to the checkpoint: the others can end it
+        regroup(transition, cause)  # otherwise the last checkpoint is under way: the others can finish it
 
 
 def overdue(transition: Transition, phase: Stepping) -> None:
-    """A step took longer than patience lasts."""
+    """A step exceeded its deadline."""
     plan = transition.state.ledger.plan
     assert plan is not None
     if phase.commit_by is not None:

@@ -30,7 +30,7 @@ from dtfm.coordinator.core.transition import (
 from dtfm.coordinator.core.validation import Refused, shorten
 
 MOST_ROUNDS = 1000
-"""Rules that still change the state after this many rounds chase each other: a bug."""
+"""If rules still change the state after this many rounds, they undo each other: a bug."""
 
 
 def tick(state: State, event: Input, now: float) -> tuple[State, Ready]:
@@ -45,7 +45,7 @@ def _take_in(transition: Transition, event: Input) -> None:
     over = transition.state.stopped
     match event:
         case Greeted() if over and transition.state.ledger.outcome is None:
-            transition.commands.append(HangUp(event.stream))  # it is to return to the next process
+            transition.commands.append(HangUp(event.stream))  # it should reconnect to the next process
         case Greeted():
             membership.greeted(transition, event.stream, event.message, event.shows_token)
         case Heard():
@@ -73,7 +73,8 @@ def _take_in(transition: Transition, event: Input) -> None:
 
 def _apply_rules(transition: Transition, event: Input) -> None:
     # Replanning and standbys depend on the ledger, the planner and the phase, and `decide` also on time and standbys' reports.
-    seen = None if isinstance(event, TimePassed) or _is_standby_progress(event) else transition.before
+    gathering = isinstance(transition.state.phase, Gathering)
+    seen = None if isinstance(event, TimePassed) or (gathering and _is_standby_progress(event)) else transition.before
     for _ in range(MOST_ROUNDS):
         before = transition.state
         steps.commit_if_due(transition)
@@ -157,7 +158,7 @@ def _dispatch(transition: Transition, session: Session, event: Heard) -> None:
 
 
 def _overdue(transition: Transition) -> None:
-    """Phases that last longer than patience."""
+    """Ends a phase that has passed its deadline."""
     phase = transition.state.phase
     if transition.state.stopped or isinstance(phase, Gathering) or transition.now <= phase.deadline:
         return

@@ -1,4 +1,5 @@
-"""Every time-out of the coordinator, in leases. The lease is the run file's one knob; start-up checks their order."""
+"""The coordinator's time-outs, in leases. The lease is the run file's one knob; start-up checks the order of the LADDER. Those of
+snapshots stand in safekeeping/snapshot.py."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ HASTE_LEASES = 0.01
 """The planner's time while nothing trains."""
 
 TOGETHER_LEASES = 0.05
-"""Newcomers that arrive within this time of one another are planned with together: a storm of them ends in one plan."""
+"""Newcomers that arrive within this time of one another are planned for together, so that a rush leads to one plan."""
 
 HEARTBEAT_LEASES = 0.25
 """Time between two heartbeats of a node."""
@@ -26,7 +27,7 @@ LAST_REPORT_LEASES = 0.5
 """How long training waits for a standby of lost state to say how far it came."""
 
 PLANNING_LEASES = 0.5
-"""The planner's time while the run trains. A plan that comes later than nodes come and go is worth little."""
+"""The planner's time while the run trains. If nodes come and go faster than plans, a plan is worth little."""
 
 LONGEST_WAVE_LEASES = 1.0
 """Newcomers are planned with at most this long after the first of them arrived, even if more keep coming."""
@@ -64,7 +65,7 @@ LADDER = (
     Timeout("for measuring links", PROBE_LEASES),
     Timeout("for a step, or for loading state", PATIENCE_LEASES),
 )
-"""From the shortest to the longest: each one needs those before it to be no longer than itself."""
+"""From the shortest to the longest: none may be longer than the next."""
 
 
 def check_ladder(ladder: Sequence[Timeout] = LADDER) -> None:

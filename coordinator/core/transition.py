@@ -137,7 +137,7 @@ class AnswerPlanNow:
 
 @dataclass(frozen=True, slots=True)
 class Log:
-    """A line for the operator that is no event."""
+    """A log line for the operator; not an event."""
 
     sentence: str
 
@@ -204,10 +204,11 @@ class Transition:
         self.commands.extend(Send(sessions[node].stream, message) for node in sorted(set(nodes) & sessions.keys()))
 
     def refuse(self, stream: int, node: str, reason: wire.RefusalReason, sentence: str) -> None:
-        """Ends the stream. Strangers without the token leave no entry, so that they cannot fill the log."""
+        """Ends the stream. A stranger without the token, or whose message makes no sense, leaves no entry: strangers must not
+        be able to fill the log."""
         name = wire.RefusalReason.Name(reason)
         self.log(f"refused {node or 'a stranger'}: {name}: {sentence}")
-        if reason not in (wire.TOKEN, wire.MALFORMED) or node in self.state.members.sessions:
+        if reason not in (wire.TOKEN, wire.MALFORMED) or self.state.members.session_of(stream) is not None:
             self.emit(NodeRefused(node, name, sentence))
         refusal = wire.Refusal(reason=reason, sentence=sentence)
         self.commands += [Send(stream, wire.CoordinatorMessage(refusal=refusal)), HangUp(stream)]

@@ -77,7 +77,7 @@ def _findings(records: list[Record]) -> Iterator[Finding]:
                     yield Finding(at, f"step {event.step} is committed after step {step}")
                 if event.generation != generation:
                     yield Finding(
-                        at, f"step {event.step} is of generation {event.generation}, in force is {generation}"
+                        at, f"step {event.step} is of generation {event.generation}, but {generation} is in force"
                     )
                 if event.samples != batch:
                     yield Finding(at, f"step {event.step} counts {event.samples} samples, the run says {batch}")

@@ -159,7 +159,7 @@ class RunDescribed:
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """No plan is possible with the nodes that are ready."""
+    """Nothing trains, for this reason."""
 
     reason: str
     event: Literal["waiting"] = "waiting"
@@ -308,7 +308,7 @@ class SnapshotPart:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotWritten:
-    """The state as of after ``step`` is on the nodes' own disks. ``parts`` are in order of bucket. ``holders``: by node, the
+    """The state after ``step`` is on the nodes' own disks. ``parts`` are in order of bucket. ``holders``: by node, the
     buckets on its disk, as ranges [first, past_last). ``seconds``: since the commit of ``step``."""
 
     step: int

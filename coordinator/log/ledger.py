@@ -154,7 +154,7 @@ def apply(ledger: Ledger, event: ev.Event) -> Ledger:
         case ev.DeviceTimed() | ev.DeviceDrifted():
             member = ledger.members[event.node]
             member = replace(member, device=replace(member.device, flops=event.flops))
-            changes = ledger.changes + isinstance(event, ev.DeviceDrifted)
+            changes = ledger.changes + (isinstance(event, ev.DeviceDrifted) and member.ready)
             return replace(ledger, members={**ledger.members, event.node: member}, changes=changes)
         case ev.LinksMeasured():
             links = _with_links(ledger.links, event.links)
@@ -178,7 +178,8 @@ def apply(ledger: Ledger, event: ev.Event) -> Ledger:
             held = _but_lost(ledger, event)
             # The first report alone does not condemn the snapshot: the reporter's own memory may be damaged.
             on_disks = None if event.snapshot_damaged and ledger.plan_failures else ledger.on_disks
-            failures = ledger.plan_failures + (held == ledger.held)  # a plan for what is really held is no repetition
+            # With other state held the next plan differs, so this failure does not count.
+            failures = ledger.plan_failures + (held == ledger.held)
             return replace(ledger, plan_failures=failures, held=held, on_disks=on_disks)
         case ev.StepCommitted():
             seconds = ledger.step_seconds if event.resumed else event.seconds

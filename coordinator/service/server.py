@@ -198,7 +198,7 @@ class Server:
             await self._inputs.put(t.TimePassed())
 
     async def _let_nodes_go(self) -> None:
-        """The nodes hear why, and hang up. Those that do not within a lease are hung up on."""
+        """The nodes hear why, and hang up. After a lease, the server hangs up on the rest."""
         until = self._clock() + self.state.lease
         while self._streams.any_open and self._clock() < until:
             with contextlib.suppress(TimeoutError):

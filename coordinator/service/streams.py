@@ -47,7 +47,7 @@ class Streams:
             await self._inputs.put(t.StreamClosed(stream, "its connection broke"))
 
     def put(self, stream: int, message: wire.CoordinatorMessage | None) -> None:
-        """Sends the message; None ends the stream after what was sent before. A stream that is over is passed over."""
+        """Sends the message; None ends the stream after what was sent before. A stream that has ended is ignored."""
         if (outgoing := self._outgoing.get(stream)) is None:
             return
         try:

@@ -36,12 +36,12 @@ def narrate(event: ev.Event) -> str:
         case ev.DeviceDrifted():
             return f"{event.node} changed its speed: {event.reason}"
         case ev.LinksMeasured():
-            return f"{event.node} measured {len(event.links)} links"
+            return _measured(event)
         case ev.RunDescribed():
             workload = event.described.workload
             size = sum(layer.parameter_bytes for layer in workload.layers)
             return (
-                f"the model has {len(workload.layers)} layers, {size / 2**20:.1f} MiB of parameters; the data "
+                f"the model has {len(workload.layers)} layers, {size / 2**20:.1f} MiB of parameters; the data has "
                 f"{event.described.training_samples} samples"
             )
         case ev.Waiting():
@@ -93,6 +93,15 @@ def narrate(event: ev.Event) -> str:
             return f"run failed: {event.reason}"
         case ev.CoordinatorStopped():
             return f"coordinator stopped: {event.reason}"
+
+
+def _measured(event: ev.LinksMeasured) -> str:
+    if event.reason:
+        return f"{event.node}: {event.reason}"
+    broken = [f"{link.source} to {link.destination} ({link.problem})" for link in event.links if link.problem]
+    more = f", and {len(broken) - MOST_NAMED} more" if len(broken) > MOST_NAMED else ""
+    unusable = f"; unusable: {', '.join(broken[:MOST_NAMED])}{more}" if broken else ""
+    return f"{len(event.links)} link{'s' if len(event.links) != 1 else ''} of {event.node} measured{unusable}"
 
 
 def describe_codecs(tensors: Mapping[str, str]) -> str:

@@ -182,7 +182,7 @@ def _checked(made: Any, source: str) -> Batch:
     inputs, labels = (x.detach().cpu().contiguous() for x in made)
     if len(inputs) != len(labels) or len(inputs) < 2:
         raise ValueError(
-            f"data.source: {source} returned {len(inputs)} inputs and {len(labels)} labels; there must be as many of both, "
+            f"data.source: {source} returned {len(inputs)} inputs and {len(labels)} labels; their numbers must be equal, "
             "and at least two"
         )
     if labels.dtype != torch.int64 or labels.min() < 0:

@@ -112,7 +112,7 @@ def check_tcp_buffers(read: Callable[[str], str] = read_setting) -> Finding:
 
 
 def check_tcp_pauses(read: Callable[[str], str] = read_setting) -> Finding:
-    """Whether TCP starts slowly again after a pause longer than its retransmission timeout (0.2 s or more), as links have in
+    """Whether TCP starts slowly again after a pause longer than its retransmission timeout (0.2 s or more), as links pause in
     every step. Linux does so by default, except with BBR."""
     try:
         control = read("/proc/sys/net/ipv4/tcp_congestion_control").strip()

@@ -46,6 +46,9 @@ class SnapshotWriter:
         Refuses, and reports why, if the one before is still being written (a checkpoint waits for a snapshot on disks, but
         not the reverse), or if there is no room.
         """
+        if not buckets:
+            self.tell(SnapshotParts(step=step, destination=destination))
+            return
         files = BucketFiles(buckets)
         try:
             self._check_room(destination, sum(bucket_bytes(b.spec, b.parameters.dtype) for b in buckets))

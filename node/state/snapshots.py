@@ -40,7 +40,8 @@ class Snapshots:
         self._fetching: asyncio.Task[object] | None = None
 
     def open(self, loaded: LoadedRun) -> list[SnapshotParts]:
-        """Turns to this run. Returns what is on disk of its snapshots, also from an earlier process of this node."""
+        """Starts using this run's snapshots. Returns what is on disk of its snapshots, also from an earlier process of this
+        node."""
         opened = self._loaded is not None and self._loaded.run.id == loaded.run.id
         self._loaded = loaded
         try:

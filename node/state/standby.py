@@ -117,10 +117,10 @@ class StandbyCopies:
         self._tell_status()
 
     async def as_of(self, commit: Commit, patience: float) -> dict[int, Bucket]:
-        """The buckets that are as of after the step of ``commit``, the last one.
+        """The buckets whose copies include the step of ``commit``, the last one.
 
-        Waits up to ``patience`` seconds for what is being received. A step that a donor was lost before telling of is applied
-        here all the same.
+        Waits up to ``patience`` seconds for what is being received. If a donor was lost before it announced the commit, the
+        step is applied here.
         """
 
         def settled() -> bool:

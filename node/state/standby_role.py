@@ -53,7 +53,7 @@ class StandbyRole:
                 tell(StandbyStatus(0, problem=f"{type(error).__name__}: {error}"))
 
     async def take(self, commit: Commit, patience: float) -> Mapping[int, Bucket]:
-        """The copies that are as of after the last ``commit``; see `StandbyCopies.as_of`. Ends the role, unless cancelled."""
+        """The copies that include the last ``commit``; see `StandbyCopies.as_of`. Ends the role, unless cancelled."""
         async with self._one_at_a_time:
             copies = self._copies
             if copies is None:

@@ -32,7 +32,7 @@ Tensor = tuple[Header, memoryview]
 
 @dataclass(frozen=True, slots=True)
 class HeldState:
-    """State in memory: buckets by index, as of after ``step``."""
+    """State in memory: buckets by index, after ``step``."""
 
     step: int
     buckets: Mapping[int, Bucket]
@@ -182,7 +182,7 @@ class StateStore:
             self._voting = 0
 
     def apply(self, step: int, gradient_norm: float, update: Callable[[], None]) -> None:
-        """Runs ``update``, which changes the held buckets, by the gradients voted for, to their state as of after ``step``.
+        """Runs ``update``, which changes the held buckets, by the gradients voted for, to their state after ``step``.
 
         If it raises, the buckets are of no use to anybody and are no longer held.
         """

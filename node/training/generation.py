@@ -199,7 +199,7 @@ class Generation:
     def _start_reduction(self, step: int, gradients: Mapping[int, torch.Tensor]) -> Future[None]:
         groups = self.placement.groups
         reduced = sum(flat.nbytes for index, flat in gradients.items() if len(groups[index].members) > 1)
-        keeps = reduced <= self._retry_bytes  # all of them or none: without one, another attempt begins from nothing
+        keeps = reduced <= self._retry_bytes  # keep all or none: if one is missing, a retry starts from scratch
         progress = self.progress
         keep = progress.keep_unreduced if keeps else lambda *_: progress.spoil()
         return self.reducer.start(step, gradients, self.codecs.reduction, keep)

@@ -1,6 +1,6 @@
 """What a node has done of one step, kept until the step is committed.
 
-When a node is lost, the step goes on under the next generation (DESIGN.md, How a step runs, 6): what the others have computed
+When a node is lost, the step goes on under the next generation (docs/architecture.md, A death): what the others have computed
 still counts, and what they have sent they can send again to the lost node's successors. So only the lost node's own
 micro-batches are computed again.
 """
@@ -87,7 +87,7 @@ class Progress:
         note_memory(ExtraMemory.RETRY, 0)
 
     def fits(self, placement: Placement) -> bool:
-        """Whether it can go on as ``placement``, of the same stage: others need not compute what is added up here."""
+        """Whether it can go on as ``placement``, of the same stage: no other node has been given what is summed here."""
         return not self._spoilt and self.finished <= set(placement.micro_batches)
 
     def narrow(self, placement: Placement) -> None:

@@ -32,7 +32,7 @@ from dtfm.node.transport.sender import What
 from dtfm.node.transport.topic_queue import Closed, TopicQueue
 from dtfm.protos.frame import Kind
 
-#: As Sender.send_encoded.
+#: The signature of Sender.send_encoded.
 Send = Callable[[str, What, Encoded, int, torch.dtype], None]
 
 #: By bucket and piece, what this node's messages have left out so far: 1-D float32 of the piece's elements. In a step a node

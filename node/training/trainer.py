@@ -258,7 +258,7 @@ class Trainer:
         buckets = self._loaded.model.buckets
         placement = placement_of(assignment.plan, self._equipment.node, held_out, buckets)
         inventory = take_inventory(assignment, buckets, self._equipment.node, placement, self._store.held)
-        if inventory.is_incomplete:  # otherwise this node is a standby for others' sake, and remains one
+        if inventory.is_incomplete:  # otherwise its standby copies are for another stage, and it keeps them
             inventory = replace(inventory, copied=self._take_copies(assignment))
             self._store.replace(HeldState(assignment.step, {**inventory.held, **inventory.copied}))
         if lost := inventory.lost:

@@ -13,7 +13,7 @@ Counts = list[list[int]]
 
 
 def spread(cost: Floats, pace: Floats, known: Ints, free: float) -> Ints:
-    """Divides the micro-batches so that the busiest link is busy for about as short as possible.
+    """Divides the micro-batches so that the busiest link is busy for as short a time as possible.
 
     ``known`` is int64 [senders, receivers], the number of micro-batches on each link; its row and column sums are kept.
     ``pace`` [senders, receivers] is a link's seconds per micro-batch, infinite where it does not exist. A link may be busy for

@@ -1,7 +1,7 @@
 """One step, simulated event by event as the nodes run it: exact where the estimate is fast.
 
 A device computes one micro-batch at a time, backward before forward and lower numbers first, and holds at most
-depth.depths in flight; the last stage turns around at once. During a node's last backward pass its layers' gradients
+in_flight.depths in flight; the last stage turns around at once. During a node's last backward pass its layers' gradients
 become final from the last layer to the first, and each is reduced at once, in parallel with everything else: shards
 go to their owners, sums to all. A message passes three queues at the same time: its link, everything that the sender
 sends, and everything that the receiver receives. It arrives one latency after the slowest of them is done.

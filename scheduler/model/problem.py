@@ -122,7 +122,7 @@ class Draft:
     shares: Ints
 
     def plan(self, cluster: Cluster, in_flight: Iterable[int], generation: int) -> Plan:
-        """The plan with names; ``in_flight`` has one number per stage (depth.depths)."""
+        """The plan with names; ``in_flight`` has one number per stage (in_flight.depths)."""
         ids = cluster.ids
         used = {node for group in self.groups for node in group}
         return Plan(

@@ -22,7 +22,7 @@ class Kind(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """One bucket's state as of after ``step``. ``node`` is empty for a checkpoint. ``here``: it can be had now; otherwise once
+    """One bucket's state after ``step``. ``node`` is empty for a checkpoint. ``here``: it can be had now; otherwise once
     its node returns, or is ready."""
 
     kind: Kind
@@ -43,7 +43,7 @@ class ResumePoint:
 @dataclass(frozen=True, slots=True)
 class Availability:
     """``memory`` lists copies in memory by layer: a bucket that several layers use is wherever one of them is. ``files`` lists
-    copies in whole snapshots by bucket."""
+    copies in whole snapshots by bucket: those on disks, and the newest checkpoint."""
 
     memory: tuple[tuple[Copy, ...], ...]
     files: tuple[tuple[Copy, ...], ...]
@@ -80,15 +80,15 @@ def availability(state: State) -> Availability:
     ]
     for node in ledger.ready if memory else ():
         standby = state.members.sessions[node].standby
-        if standby is not None and (step := step_of(standby, ledger)) is not None:
+        if standby is not None and step_of(standby, ledger) == ledger.step:  # training cannot go on from an older one
             for layer in range(*standby.layers):
-                memory[layer].append(Copy(Kind.STANDBY, node, step))
+                memory[layer].append(Copy(Kind.STANDBY, node, ledger.step))
     return Availability(tuple(map(tuple, memory)), _files(state))
 
 
 def step_of(standby: Standby, ledger: Ledger) -> int | None:
-    """The step as of after which the standby's copy is, counting the last commit if it has the gradients for it; None: it is
-    still copying."""
+    """The last step that the standby's copy includes. The last commit counts if the standby has its gradients. None: it is still
+    copying."""
     last = ledger.last
     applies = last is not None and (standby.step + 1, standby.voted) == (last.step, last.generation)
     if applies and standby.step + 1 == ledger.step:
@@ -141,7 +141,8 @@ def _files(state: State) -> tuple[tuple[Copy, ...], ...]:
     ledger, sessions = state.ledger, state.members.sessions
     if ledger.described is None:
         return ()
-    files = [[Copy(Kind.CHECKPOINT, "", step) for step in ledger.checkpoints] for _ in range(ledger.described.buckets)]
+    newest = [Copy(Kind.CHECKPOINT, "", ledger.checkpoint_step)] if ledger.checkpoints else []
+    files = [list(newest) for _ in range(ledger.described.buckets)]
     if (snapshot := ledger.on_disks) is not None:
         for bucket, nodes in on_disk(state, snapshot.step, range(len(files))).items():
             files[bucket] += [Copy(Kind.DISK, node, snapshot.step) for node in nodes]

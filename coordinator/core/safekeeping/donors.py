@@ -11,15 +11,15 @@ MOST_DONORS = 8
 """The number of donors that a standby is named for each layer: those with the fastest links to it."""
 
 
-def fastest_donors(state: State, node: str, layer: int) -> Sequence[str]:
-    """The members that hold the layer, without ``node`` itself: those with the fastest links to it, the fastest first."""
+def fastest_donors(state: State, node: str, holders: Sequence[str]) -> Sequence[str]:
+    """Of a layer's ``holders``, without ``node`` itself: those with the fastest links to it, the fastest first."""
 
     def bandwidth(donor: str) -> float:
         link = state.ledger.links.get(donor, {}).get(node)
         return link.bandwidth if link is not None else 0.0
 
-    holders = [holder for holder in state.ledger.holders[layer] if holder != node]
-    return sorted(holders, key=lambda donor: (-bandwidth(donor), donor))[:MOST_DONORS]
+    others = [holder for holder in holders if holder != node]
+    return sorted(others, key=lambda donor: (-bandwidth(donor), donor))[:MOST_DONORS]
 
 
 def donors_at_work(state: State) -> frozenset[str]:

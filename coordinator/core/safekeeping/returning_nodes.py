@@ -1,4 +1,4 @@
-"""Nodes that may return with state that training would otherwise go back behind: which to wait for, and until when."""
+"""Nodes that may return with state without which training would go back: which to wait for, and until when."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class Return:
 
 def worth_waiting(state: State, phase: Gathering, now: float) -> Return | None:
     """The return that saves more than waiting for it costs; None: nothing would be lost, nobody may return, or training has
-    waited long enough. It waits at most as long as the lost steps would take again, and at most GRACE_LEASES; after a restart
-    always GRACE_LEASES, since nodes are to notice nothing but a pause."""
+    waited long enough. It waits at most as long as redoing the lost steps would take, and at most GRACE_LEASES; after a
+    restart always GRACE_LEASES, since nodes should notice only a pause."""
     table = availability(state)
     absent = {copy.node for bucket in (*table.memory, *table.files) for copy in bucket if not copy.here}
     returning = {node for node in absent if now < _awaited_until(state, phase, node)}
@@ -41,7 +41,7 @@ def worth_waiting(state: State, phase: Gathering, now: float) -> Return | None:
 
 
 def _awaited_until(state: State, phase: Gathering, node: str) -> float:
-    """Until when the node counts as one that may return. After a restart, all former members may."""
+    """The time until which the node may still return. After a restart, all former members may."""
     if node in state.members.sessions:
         return math.inf
     lost = state.members.left.get(node, -math.inf if state.planner.has_planned else phase.since)

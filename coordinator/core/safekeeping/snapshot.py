@@ -1,4 +1,4 @@
-"""Snapshots: the run's state as of some step, written to a destination after a commit.
+"""Snapshots: the run's state after a step, written to a destination.
 
 A checkpoint goes to the run's shared URL, each bucket written by one node, and is whole with its manifest. A snapshot on disks is
 for stages that would otherwise be lost with one node: each node writes all that it trains to its own disk, then others fetch what
@@ -58,7 +58,8 @@ def begin(transition: Transition, step: int, checkpoint: bool) -> wire.SnapshotD
         if len(pending) >= MOST_CHECKPOINTS:
             reason = f"it was not done when that of step {step} began; raise checkpoint.every"
             _give_up(transition, min(pending, key=lambda s: s.step), reason)
-        tally = SnapshotTally(step, Destination.CHECKPOINT, transition.now, writers, due=math.inf, heard=transition.now)
+        due = transition.now + state.patience
+        tally = SnapshotTally(step, Destination.CHECKPOINT, transition.now, writers, due, heard=transition.now)
         transition.set_safekeeping(transition.state.safekeeping.with_snapshot(tally))
         return wire.CHECKPOINT
     under_way = state.safekeeping.snapshot(Destination.DISKS)
@@ -73,8 +74,8 @@ def begin(transition: Transition, step: int, checkpoint: bool) -> wire.SnapshotD
 
 
 def claimed(transition: Transition, session: Session, claims: Collection[wire.SnapshotParts]) -> None:
-    """A node that has just joined says what is on its disk. It gives no digests: what counts is what it had when the snapshot
-    became whole. Of a step that was trained again since then, it may have other files."""
+    """A node that has just joined says what is on its disk. It gives no digests: only buckets that it had when the snapshot
+    became whole count. Of a step that was trained again since then, it may have other files."""
     described, whole = transition.state.ledger.described, transition.state.ledger.on_disks
     assert described is not None
     for claim in claims:
@@ -95,6 +96,8 @@ def reported(transition: Transition, session: Session, message: wire.SnapshotPar
     known = message.destination in (wire.CHECKPOINT, wire.DISKS)
     tally = transition.state.safekeeping.snapshot(Destination(message.destination), message.step) if known else None
     if tally is None or node not in tally.writers.keys() | tally.fetching.keys():
+        if not message.parts and not message.problem:
+            return  # it had nothing to write, and the others were done before
         transition.log(f"ignored the parts of a snapshot of step {message.step} from {node}: none is awaited")
         return
     if node in tally.writers:
@@ -104,10 +107,10 @@ def reported(transition: Transition, session: Session, message: wire.SnapshotPar
     mine = frozenset(bucket for bucket, part in told.items() if parts.get(bucket) == part)
     if len(mine) < len(told):
         transition.log(
-            f"{node} has {len(told) - len(mine)} buckets of step {message.step} in other files than the others"
+            f"{node} has different files for {len(told) - len(mine)} buckets of step {message.step} than the other nodes"
         )
     if message.problem:
-        transition.log(f"{node} does not have all that it was to of step {message.step}: {shorten(message.problem)}")
+        transition.log(f"{node} lacks part of the snapshot of step {message.step}: {shorten(message.problem)}")
     unable = bool(message.problem) or not tally.fetching.get(node, frozenset()) <= mine
     tally = replace(
         _without(tally, node),
@@ -138,38 +141,39 @@ def manifest_done(transition: Transition, step: int, problem: str) -> None:
 def node_left(transition: Transition, node: str) -> None:
     """What the node was to write or to fetch is not awaited any more, even if it returns."""
     for tally in transition.state.safekeeping.snapshots:
-        if node not in tally.writers.keys() | tally.fetching.keys():
-            continue
         if tally.destination is Destination.DISKS:
             tally = _without(tally, node)
             transition.set_safekeeping(transition.state.safekeeping.with_snapshot(tally))
             _continue_on_disks(transition, tally)
-        else:
+        elif node in tally.writers:
             transition.set_safekeeping(transition.state.safekeeping.without_snapshot(tally))
             transition.emit(ev.CheckpointFailed(tally.step, f"{node} left before its part was written"))
 
 
 def end_overdue(transition: Transition) -> None:
-    """Ends waiting for the parts of a snapshot on disks: of nodes that are overdue, and of those that fetch from nodes whose
-    links are needed for the state itself. What is on one disk stays on one; what is on none ends the snapshot."""
-    tally = transition.state.safekeeping.snapshot(Destination.DISKS)
-    if transition.state.stopped or tally is None:
+    """Ends waiting for nodes that have not done their part of a snapshot in time, and for those that fetch from nodes whose
+    links are needed for the state itself. On disks, buckets on one disk stay there alone."""
+    if transition.state.stopped:
         return
-    if transition.now > tally.due:
+    for tally in transition.state.safekeeping.snapshots:
         late = ", ".join(sorted(tally.writers.keys() | tally.fetching.keys()))
-        transition.log(f"the snapshot of step {tally.step} does not wait any longer for {late}")
-        if tally.writers:
-            tally = replace(tally, writers={})
-            transition.set_safekeeping(transition.state.safekeeping.with_snapshot(tally))
-            _continue_on_disks(transition, tally)
-        else:
-            _whole_on_disks(transition, tally)
-    elif not tally.writers and tally.fetching and donors_at_work(transition.state):
-        _whole_on_disks(transition, tally)
+        if tally.destination is Destination.CHECKPOINT:
+            if tally.writers and transition.now > tally.due:
+                _give_up(
+                    transition, tally, f"{late} did not write its part within {transition.state.patience:g} seconds"
+                )
+        elif transition.now > tally.due:
+            transition.log(f"the snapshot of step {tally.step} does not wait any longer for {late}")
+            if tally.writers:
+                _continue_on_disks(transition, replace(tally, writers={}))
+            else:
+                _end_with_what_there_is(transition, tally)
+        elif not tally.writers and tally.fetching and donors_at_work(transition.state):
+            _end_with_what_there_is(transition, tally)
 
 
 def rolled_back(transition: Transition) -> None:
-    """Training has gone back: snapshots of later steps are of another past."""
+    """Training has gone back: snapshots of later steps no longer belong to its history."""
     step = transition.state.ledger.step
     for tally in transition.state.safekeeping.snapshots:
         if tally.step <= step:
@@ -200,13 +204,14 @@ def pause_after(seconds: float, lease: float) -> float:
 
 
 def _continue_checkpoint(transition: Transition, tally: SnapshotTally, node: str, problem: str) -> None:
-    """Once all have written: the manifest makes the checkpoint whole."""
-    if problem:
-        _give_up(transition, tally, f"{node} could not write its part: {problem}")
-    elif not tally.writers and _has_all_buckets(transition.state, tally):
+    """Once all buckets are written, by whichever nodes, the manifest makes the checkpoint whole."""
+    if _has_all_buckets(transition.state, tally):
+        transition.set_safekeeping(transition.state.safekeeping.with_snapshot(replace(tally, writers={})))
         folder = step_folder(transition.state.run.checkpoint.uri, tally.step)
         parts = tuple(tally.parts[bucket] for bucket in sorted(tally.parts))
         transition.commands.append(WriteManifest(tally.step, folder, parts))
+    elif problem:
+        _give_up(transition, tally, f"{node} could not write its part: {problem}")
     elif not tally.writers:
         _give_up(transition, tally, "some of it was written by no node; this is a bug in dtfm")
 
@@ -216,8 +221,7 @@ def _continue_on_disks(transition: Transition, tally: SnapshotTally) -> None:
     state = transition.state
     if tally.writers:
         return
-    holders = on_disk(state, tally.step, tally.parts)
-    if not _has_all_buckets(state, tally) or len(holders) < len(tally.parts):
+    if (holders := _all_on_disk(state, tally)) is None:
         _give_up(transition, tally, "some of it is on no disk")
         return
     fetching = dict(tally.fetching)
@@ -232,11 +236,14 @@ def _continue_on_disks(transition: Transition, tally: SnapshotTally) -> None:
     tally = replace(tally, fetching=fetching, due=due)
     transition.set_safekeeping(state.safekeeping.with_snapshot(tally))
     if not fetching:
-        _whole_on_disks(transition, tally)
+        _end_with_what_there_is(transition, tally)
 
 
-def _whole_on_disks(transition: Transition, tally: SnapshotTally) -> None:
-    holders = on_disk(transition.state, tally.step, tally.parts)
+def _end_with_what_there_is(transition: Transition, tally: SnapshotTally) -> None:
+    """The snapshot on disks is whole if every bucket is on the disk of a node that is here."""
+    if (holders := _all_on_disk(transition.state, tally)) is None:
+        _give_up(transition, tally, "some of it is on no disk")
+        return
     parts = tuple(tally.parts[bucket] for bucket in sorted(holders))
     by_node: dict[str, list[int]] = {}
     for bucket, nodes in holders.items():
@@ -248,8 +255,8 @@ def _whole_on_disks(transition: Transition, tally: SnapshotTally) -> None:
 
 
 def _give_up(transition: Transition, tally: SnapshotTally, reason: str) -> None:
-    """The snapshot comes to nothing, and the one before stays. Training goes on; but without its last checkpoint nothing would be
-    left of the run, so that it fails."""
+    """Abandons the snapshot; the previous one stays. Training goes on; but without the last checkpoint nothing would remain of
+    the run, so the run fails."""
     if tally.destination is Destination.DISKS:
         transition.log(f"no snapshot of step {tally.step} on disks: {reason}")
         _end_on_disks(transition, tally)
@@ -271,7 +278,7 @@ def _end_on_disks(transition: Transition, tally: SnapshotTally) -> None:
 
 
 def _tidy(transition: Transition) -> None:
-    """None is under way: all disks keep the whole snapshot alone, and nothing else counts."""
+    """With no snapshot under way, disks keep only the whole one."""
     to_keep = _to_keep(transition.state)
     sessions = transition.state.members.sessions
     for session in [s for s in sessions.values() if s.on_disk]:
@@ -282,7 +289,7 @@ def _tidy(transition: Transition) -> None:
 
 
 def _to_keep(state: State) -> wire.KeepSnapshots:
-    """What any node is to have on disk."""
+    """The snapshots that every node should keep."""
     whole, tally = state.ledger.on_disks, state.safekeeping.snapshot(Destination.DISKS)
     return wire.KeepSnapshots(whole=whole.step if whole else 0, under_way=tally.step if tally else 0)
 
@@ -300,8 +307,8 @@ def _fetchers(
     state: State, tally: SnapshotTally, single: Mapping[int, str]
 ) -> Mapping[str, tuple[frozenset[int], float]]:
     """Who fetches which of the buckets that are on one disk alone (``single``: by bucket, its node), and in how many seconds if
-    nothing else fills the links. All of a node's buckets go to the one that will have them first, by its link and by what it
-    fetches besides. Nobody fetches from `donors_at_work`."""
+    nothing else fills the links. All of a node's buckets go to the one that will finish first, given its link and its
+    other fetches. Nobody fetches from `donors_at_work`."""
     fetchers: dict[str, tuple[frozenset[int], float]] = {}
     load: dict[str, float] = {}
     for holder in sorted(set(single.values()) - donors_at_work(state)):
@@ -318,6 +325,12 @@ def _fetchers(
     return fetchers
 
 
+def _all_on_disk(state: State, tally: SnapshotTally) -> Holders | None:
+    """None: some bucket is on no disk of a node that is here."""
+    holders = on_disk(state, tally.step, tally.parts)
+    return holders if _has_all_buckets(state, tally) and len(holders) == len(tally.parts) else None
+
+
 def _has_all_buckets(state: State, tally: SnapshotTally) -> bool:
     assert state.ledger.described is not None
     return len(tally.parts) == state.ledger.described.buckets
@@ -331,7 +344,7 @@ def _without(tally: SnapshotTally, node: str) -> SnapshotTally:
 
 
 def _due(transition: Transition, seconds: float) -> float:
-    """By when a part must be there that should take ``seconds``."""
+    """The deadline for a part that should take ``seconds``."""
     return transition.now + PATIENCE_FACTOR * max(seconds, transition.state.lease)
 
 

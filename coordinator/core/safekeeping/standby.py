@@ -1,5 +1,6 @@
-"""Standbys: nodes that copy state while others train it, and keep up. They are asked for the plan that is chosen, to take over
-should a replica be lost, or, where a stage has a single replica, as its neighbours. As learners in Raft, they do not vote."""
+"""Standbys: nodes that copy state while others train it, and keep up. A node becomes one to prepare for the chosen plan, to take
+over if a replica is lost, or beside its own work, where a stage has a single replica. Like learners in Raft, standbys do not
+vote."""
 
 from __future__ import annotations
 
@@ -36,7 +37,7 @@ MOST_IDLE_STANDBYS = 2
 
 
 def arrange(transition: Transition) -> None:
-    """Has each node be the standby that it should be (`wanted_standbys`), whenever what that depends on has changed."""
+    """Asks each node to become the standby that `wanted_standbys` names, when its inputs have changed."""
     state = transition.state
     if state.stopped or not isinstance(state.phase, Stepping):
         return
@@ -46,7 +47,7 @@ def arrange(transition: Transition) -> None:
     if arrangement == state.safekeeping.arranged:
         return
     transition.set_safekeeping(replace(state.safekeeping, arranged=arrangement))
-    wanted = wantedstandbys_of(state)
+    wanted = wanted_standbys(state)
     for node in ledger.ready:
         session, layers = transition.state.members.sessions[node], wanted.get(node)
         current, before = standby_of(state, session), session.standby
@@ -91,12 +92,12 @@ def commit_patience(state: State) -> float:
 
 
 def commit_waits_for(state: State) -> frozenset[str]:
-    """The standbys that a commit waits for, once all have voted: of each stage whose new state would be with one node alone,
-    those that kept up until now. One of them is enough."""
+    """The standbys that a commit waits for, once all have voted: for each stage whose new state only one node would have,
+    its standbys that have kept up. One of them is enough."""
     assert state.ledger.plan is not None
     waits_for: set[str] = set()
     for stage in state.ledger.plan.stages:
-        if len(stage.replicas) + len(_with_next_step(state, stage)) == 1:
+        if len(stage.replicas) == 1 and not _with_next_step(state, stage):
             waits_for |= keeping_up(state, stage)
     return frozenset(waits_for)
 
@@ -115,8 +116,8 @@ def rests_on_one_node(state: State) -> bool:
 
 
 def keeping_up(state: State, stage: Stage) -> frozenset[str]:
-    """The standbys of ``stage`` that were in time with the last step: they reported it before it was committed, or by when it
-    would have been had the commit waited for them. One that has just caught up is in time."""
+    """The standbys of ``stage`` that were in time with the last step: they reported it before it was committed, or before
+    the latest time at which it could have been. One that has just caught up is in time."""
     return frozenset(
         node
         for node, standby in standbys_of(state).items()
@@ -129,7 +130,7 @@ def keeping_up(state: State, stage: Stage) -> frozenset[str]:
 
 
 def last_reports_awaited(state: State) -> frozenset[str]:
-    """The standbys of lost state that have still to report how far they came. They do when they notice that their donors are
+    """The standbys of lost state that have not yet reported how far they came. They report when they notice that their donors are
     gone."""
     ledger = state.ledger
     lost = {layer for layer, nodes in enumerate(availability(state).in_memory(ledger.step)) if not nodes}
@@ -146,10 +147,17 @@ def last_reports_awaited(state: State) -> frozenset[str]:
 
 def still_copying(state: State) -> frozenset[str]:
     """Nodes of the chosen plan that have not caught up yet with the state that they need for it."""
-    chosen = state.planner.chosen
-    standbys = standbys_of(state)
-    lacking = _lacking(state, chosen.plan) if chosen is not None else {}
-    return frozenset(node for node in lacking if node not in standbys or standbys[node].caught_up is None)
+    chosen, arranged = state.planner.chosen, state.safekeeping.arranged
+    if chosen is None:
+        return frozenset()
+    if arranged is None or arranged.chosen is not chosen:  # they are about to be asked
+        return frozenset(_lacking(state, chosen.plan))
+    wanted = {node: stage.layers for stage in chosen.plan.stages for node in stage.replicas}
+    return frozenset(
+        node
+        for node, standby in standbys_of(state).items()
+        if standby.layers == wanted.get(node) and standby.caught_up is None
+    )
 
 
 def promote(transition: Transition) -> None:
@@ -162,7 +170,7 @@ def promote(transition: Transition) -> None:
             transition.emit(ev.StandbyPromoted(node, process, standby.layers, ledger.step))
 
 
-def wantedstandbys_of(state: State) -> Mapping[str, Layers]:
+def wanted_standbys(state: State) -> Mapping[str, Layers]:
     """The layers of which each node should be a standby: what it lacks for the chosen plan; otherwise, if it is idle, those of
     the stage with the fewest replicas and standbys; and for stages that are left with one replica alone, a neighbour whose link
     allows it."""
@@ -273,8 +281,8 @@ def _can_follow(state: State, node: str, layers: Layers) -> bool:
 
 
 def _request(state: State, node: str, number: int, layers: Layers) -> wire.Standby:
-    members = state.ledger.members
-    donors = [fastest_donors(state, node, layer) if layer >= layers[0] else () for layer in range(layers[1])]
+    members, holders = state.ledger.members, state.ledger.holders
+    donors = [fastest_donors(state, node, holders[layer]) if layer >= layers[0] else () for layer in range(layers[1])]
     return wire.Standby(
         number=number,
         first_layer=layers[0],

@@ -67,6 +67,30 @@ def test_the_planner_is_not_asked_again_about_the_same_nodes_unless_somebody_ask
     assert isinstance(decided(world, asked_for=True), Ask)
 
 
+def test_asking_for_a_plan_while_there_is_none_waits_for_the_planner() -> None:
+    world = unanswered("a", "b")
+    world.planner = lambda _: "too little memory"
+    world.plan()
+    world.feed(t.PlanNow(7))
+    assert world.answers == []
+    world.planner = lambda ids: World().planner(ids)
+    world.plan()
+    assert [(answer.ticket, answer.changed) for answer in world.answers] == [(7, True)]
+
+
+def test_a_node_that_keeps_changing_its_speed_does_not_keep_the_planner_from_answering() -> None:
+    world = unanswered("a", "b")
+    asked = world.state.planner.number
+    for flops in (1e13, 1e11) * 5:
+        world.hear("a", heartbeat=wire.Heartbeat(flops=flops))
+    assert world.events(ev.DeviceDrifted)
+    assert world.state.planner.number == asked
+    world.plan()
+    world.settle()
+    assert isinstance(world.state.phase, Stepping)
+    assert world.state.planner.number == asked + 1  # with the speeds of now
+
+
 def test_during_training_the_planner_is_asked_only_after_a_change() -> None:
     world = training(**LONG)
     assert reason(world) is WaitReason.PLAN_IS_BEST

@@ -78,6 +78,25 @@ def test_without_the_token_nothing_is_told_and_nothing_is_logged() -> None:
     assert world.log == []
 
 
+def test_a_lease_that_ends_while_another_process_claims_the_identity_hands_it_over() -> None:
+    world = training("a", "b")
+    world.wait(0.25 * LEASE, beating="ab")
+    world.wait(0.7 * LEASE, beating="b")
+    world.greet("a", incarnation=2)
+    world.wait(0.4 * LEASE, beating="b")  # the contest would be decided after half a lease
+    assert world.state.members.sessions["a"].incarnation == 2
+
+
+def test_a_stranger_that_claims_a_members_name_cannot_fill_the_log() -> None:
+    world = training("a", "b")
+    streams, entries = dict(world.streams), len(world.log)
+    refused = world.greet("a", shows_token=False), world.greet("a", address="not an address")
+    assert [refusal_of(world, stream).reason for stream in refused] == [wire.TOKEN, wire.MALFORMED]
+    assert len(world.log) == entries
+    world.streams.update(streams)
+    world.step()
+
+
 def test_a_stream_that_does_not_begin_with_hello_is_refused() -> None:
     world = World()
     world.feed(t.Greeted(9, wire.NodeMessage(heartbeat=wire.Heartbeat()), True))

@@ -7,12 +7,13 @@ import math
 import pytest
 
 from dtfm.coordinator.core import transition as t
+from dtfm.coordinator.core.post_commit import MOST_EVALUATIONS
 from dtfm.coordinator.core.state import Stepping
 from dtfm.coordinator.core.transition import ManifestDone
 from dtfm.coordinator.log import events as ev
 from dtfm.protos import control_pb2 as wire
 from tests.coordinator.answers import DIGEST, FILE_DIGEST
-from tests.coordinator.script import training
+from tests.coordinator.script import LEASE, training
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
@@ -65,6 +66,42 @@ def test_an_impossible_checkpoint_bucket_is_refused(changes: dict[str, object]) 
     stream = world.streams["a"]
     world.hear("a", snapshot_parts=wire.SnapshotParts(step=2, destination=wire.CHECKPOINT, parts=[part]))
     assert world.said[stream][-1].refusal.reason == wire.MALFORMED
+
+
+def test_a_checkpoint_does_not_wait_for_replicas_that_write_nothing() -> None:
+    world = training("a", "b", "c")  # a writes what b trains too
+    world.step()
+    world.step()
+    world.write_checkpoint("a", "c")
+    assert [manifest.step for manifest in world.manifests] == [2]
+    world.write_checkpoint("b")
+    world.lose("b")
+    world.feed(t.ManifestDone(2, ""))
+    assert len(world.manifests) == 1
+    assert world.state.ledger.checkpoint_step == 2
+
+
+def test_a_checkpoint_whose_parts_do_not_come_is_given_up() -> None:
+    world = training("a", "b", train={"steps": 100, "evaluate_every": 0}, checkpoint={"every": 3})
+    for _ in range(3):
+        world.step()
+    world.write_checkpoint("a")
+    for seconds in (60 * LEASE, 50 * LEASE):
+        world.step()
+        world.wait(seconds, beating="ab")
+    assert "b did not write its part within" in world.events(ev.CheckpointFailed)[-1].reason
+
+
+def test_a_held_out_loss_over_no_samples_is_given_up() -> None:
+    world = training("a", "b", train={"steps": 100, "evaluate_every": 2})
+    world.step()
+    world.step()
+    node = world.plan_in_force.routes[0].nodes[-1]
+    world.hear(node, evaluated=wire.Evaluated(generation=1, step=2, loss_sum=0.0, samples=0))
+    assert world.state.evaluations == {}
+    for _ in range(20):
+        world.step()
+    assert len(world.state.evaluations) <= MOST_EVALUATIONS
 
 
 def test_a_failed_checkpoint_does_not_stop_training() -> None:

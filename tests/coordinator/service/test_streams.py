@@ -57,7 +57,7 @@ async def test_a_node_started_again_takes_the_place_of_its_process_that_fell_sil
             await asyncio.wait_for(first.over.wait(), 10)
             assert second.refusal is None
         reasons = [event.reason for event in served.events if isinstance(event, ev.NodeLeft)]
-        assert reasons[0] == "a new process has its identity, and this one gave no sign of life since"
+        assert reasons[0] == "another process has taken over its identity, and it has been silent since"
 
 
 async def test_a_silent_stream_is_closed(tmp_path: Path) -> None:

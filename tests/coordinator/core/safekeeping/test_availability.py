@@ -73,6 +73,17 @@ def test_a_standby_with_the_gradients_of_the_last_step_has_its_state() -> None:
     assert availability(world.state).in_memory(2) == (frozenset("a"), frozenset("a"), frozenset("b"), frozenset("b"))
 
 
+def test_training_cannot_go_on_from_standbys_that_lag_behind() -> None:
+    world = with_standbys("c", "d")
+    world.step()
+    report(world, "c", step=1, voted=0)
+    report(world, "d", step=1, voted=0)
+    world.step()
+    world.lose("a")
+    world.lose("b")
+    assert availability(world.state).resume_point() == Point(0, None)
+
+
 def test_a_snapshot_on_disks_is_usable_while_every_bucket_is_with_a_member() -> None:
     world = with_snapshot()
     world.lose("a")

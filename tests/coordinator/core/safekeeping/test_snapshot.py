@@ -196,6 +196,17 @@ def test_large_files_may_take_longer_to_write_and_to_fetch() -> None:
     assert world.state.safekeeping.snapshot(Destination.DISKS) is None
 
 
+def test_a_snapshot_is_not_whole_when_the_only_disk_with_a_part_of_it_has_left() -> None:
+    world = snapshot_due("a", "b")
+    world.step()
+    report_written(world)
+    report_files(world, "a", 2, [2, 3])  # b has still to fetch from a
+    world.lose("a")
+    world.wait((PATIENCE_FACTOR + 1) * LEASE, beating="b")
+    assert world.state.safekeeping.snapshot(Destination.DISKS) is None
+    assert world.events(ev.SnapshotWritten) == []
+
+
 def test_no_snapshot_goes_to_disks_for_a_while_after_a_checkpoint() -> None:
     world = snapshot_due("a", "b", checkpoint={"every": 2})
     world.step()
