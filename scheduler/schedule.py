@@ -43,7 +43,7 @@ def schedule(
     tight_bound: bool = True,
     improved: Improved = lambda evaluations, seconds: None,
 ) -> Decision:
-    """Plans who computes what, and says why.
+    """Assigns layers and micro-batches to nodes, and says why.
 
     ``stages`` None lets the scheduler choose the number of stages; a number fixes it; a tuple fixes the replicas of each stage
     in pipeline order, and all other nodes stay idle. The paper objective takes both from ``workload.paper``.

@@ -25,7 +25,7 @@ FINENESS = 16
 FIRST_IN_FLIGHT = 64 << 10
 """Bytes that may be in flight before anything is known about a link."""
 IN_FLIGHT_ROUND_TRIPS = 3
-"""Added to that: what was answered in this many round trips, each of which carries nearly twice as much as the last."""
+"""Plus the bytes answered within this many round trips, each of which carries nearly twice as much as the last."""
 
 WINDOW_ROUND_TRIPS = 2
 LEAST_WINDOW_SECONDS = 0.1
@@ -58,7 +58,7 @@ class ProbeSender:
         self._ended = False
 
     async def pieces(self) -> AsyncIterator[bytes]:
-        """The pieces to send. Ends when all are answered: grpc reports an error if an answer meets the end of the call."""
+        """The pieces to send. Ends when all are answered: grpc reports an error if an answer arrives as the call ends."""
         longest = bytes(MOST_PIECE)
         while self._sent < self._size and not self._ended:
             most = min(MOST_PIECE, self._most_in_flight // LEAST_ARRIVALS, self._size - self._sent)

@@ -8,7 +8,8 @@ MOST_RETRY_BYTES = 1 << 30
 """Most bytes of a step's work that are kept for another attempt at the step."""
 
 RETRY_FRACTION = 0.25
-"""On a CPU, the fraction of the memory left by the state that this work may take. A GPU's host has nothing else to keep."""
+"""The fraction of the memory left by the state that the work kept for a retry may take, on a CPU. With a GPU, host memory is
+otherwise unused."""
 
 EARLY_FRACTION = 0.125
 """The fraction of that memory for gradients from replicas that are ahead of this node."""

@@ -39,7 +39,7 @@ def next_task(
 ) -> tuple[Direction, int] | None:
     """What to compute next, of the micro-batches whose input (``forward``) or output gradient (``backward``) is here.
 
-    ``in_flight`` have gone forward but not backward. None: nothing to do until something arrives.
+    ``in_flight`` have done their forward pass and not their backward pass. None: nothing to do until something arrives.
     """
     if backward:
         return Direction.BACKWARD, min(backward)

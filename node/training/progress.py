@@ -28,10 +28,10 @@ Sent = Future[Encoded] | torch.Tensor
 class Progress:
     """One node's work on ``step`` for one stage, last continued in ``generation``.
 
-    By micro-batch: ``inputs`` of the stage that have come and are not backward yet (none on the first stage); ``outputs`` in
-    flight, with their graphs (on the last stage the losses); ``gradients`` of outputs that have come and are not used yet;
-    ``finished``, those that are backward, with their gradients added to the buckets'; ``losses``, the means, on the last
-    stage; ``sent``, what was sent to the neighbours.
+    By micro-batch: ``inputs`` of the stage that have come, until their backward pass is done (none on the first stage);
+    ``outputs`` in flight, with their graphs (on the last stage the losses); ``gradients`` of outputs that have come and are not
+    used yet; ``finished``, those whose backward pass is done, with their gradients added to the buckets'; ``losses``, the means,
+    on the last stage; ``sent``, what was sent to the neighbours.
 
     ``unreduced`` has, by bucket, this node's sum of gradients (flat, on the CPU), from before the group's sum replaced it.
     ``room`` is the number of bytes of ``sent`` and ``unreduced`` that may still be kept.

@@ -40,8 +40,8 @@ class Arrival:
 class Receiver:
     """Takes the frames of one generation and passes each whole tensor to ``deliver``, once.
 
-    Holds at most what the plan has peers send within two steps. Of what replicas exchange, if readers wait for `readable`,
-    it holds ``room`` bytes from each source and one tensor more.
+    Holds at most what peers may send within two steps. If readers await `readable`, it holds at most ``room`` bytes of replicas'
+    tensors per source, plus one tensor.
     """
 
     def __init__(

@@ -158,10 +158,9 @@ class Sender:
     ) -> None:
         """Opens what ``generation`` needs: a channel and lanes to each node of ``addresses`` (HOST:PORT), and closes all others.
 
-        Returns when all are reachable. New connections are then still being warmed up, by node where ``in_transit`` says how
-        many bytes its link has on the way at any time: bandwidth times round trip. A peer that vanishes without a word counts
-        as lost after about ``lease`` seconds. Raises ConnectionError naming a peer that is not reachable within ``timeout``
-        seconds.
+        Returns when all are reachable. New connections may still be warming up. ``in_transit``: by node, the link's
+        bandwidth-delay product in bytes. A peer that vanishes without a word counts as lost after about ``lease`` seconds. Raises
+        ConnectionError naming a peer that is not reachable within ``timeout`` seconds.
         """
         self._generation, self._closed = generation, None
         # A coordinator that started again issues new certificates; channels may not outlive the old ones.

@@ -65,7 +65,7 @@ def _evolutionary_search(
 ) -> Candidate:
     """Searches by estimate with two thirds of the budget, then continues from the best of these by simulation.
 
-    Ends early when no new best was found for long.
+    Ends early when PATIENCE walks bring nothing better.
     """
     problem = evaluator.problem
     nodes = len(problem.flops)
