@@ -155,7 +155,7 @@ Command = Send | Admit | HangUp | PlanWanted | WriteManifest | AnswerPlanNow | L
 @dataclass(frozen=True, slots=True)
 class Ready:
     """What a tick wants done: first ``entries`` go into the log in one durable write, then ``commands`` are carried out in
-    order. Nobody is told what is not in the log yet (as with the Ready of etcd's raft)."""
+    order. Nobody hears of an event before it is in the log (like the Ready of etcd's raft)."""
 
     entries: tuple[Event, ...]
     commands: tuple[Command, ...]

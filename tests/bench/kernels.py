@@ -1,4 +1,4 @@
-"""The speed of the codecs beside that of memory: ``python -m tests.bench.kernels [--json] [--device cuda]``.
+"""The speed of the codecs compared with memory: ``python -m tests.bench.kernels [--json] [--device cuda]``.
 
 On a CPU: 64 MiB of normally distributed float32, one thread. Speeds count the bytes of the float32 tensor, and are compared with
 a memcpy of it into memory that was written before. "into" rows write into such memory, too, and measure the codecs alone. "fresh"

@@ -1,4 +1,4 @@
-"""The speed of the codecs on a GPU beside that of its memory: ``python -m tests.bench.kernels --device cuda [--json]``.
+"""The speed of the codecs on a GPU compared with its memory: ``python -m tests.bench.kernels --device cuda [--json]``.
 
 128 and 512 MiB of normally distributed elements. Speeds count bytes read and written, and are compared with a copy of the same
 tensor within the GPU's memory. "to the host" and "from the host" rows measure what nodes call, including pinned memory and the
