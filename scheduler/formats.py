@@ -15,7 +15,7 @@ import numpy as np
 from dtfm.scheduler.assemble.compact import DENSE, CompactCluster
 from dtfm.scheduler.model.cluster import Cluster, Node
 from dtfm.scheduler.model.decision import Decision
-from dtfm.scheduler.model.plan import Plan, Route, Stage
+from dtfm.scheduler.model.plan import Flow, Plan, Stage, Takeover, from_routes
 from dtfm.scheduler.model.problem import Floats
 from dtfm.scheduler.model.workload import Layer, PaperCosts, Workload
 
@@ -148,24 +148,64 @@ def dump_workload(workload: Workload) -> str:
 
 
 def parse_plan(text: str) -> Plan:
-    """A plan from PLAN.json. plan.validate checks whether it suits a cluster and a workload."""
-    document = _document(text, {"generation", "stages", "routes", "idle"})
+    """A plan from PLAN.json: ``{"generation", "stages": [{"layers", "replicas", "loads", "in_flight"}], "flows", "idle",
+    "takeovers"}``. plan.check and plan.validate say whether it fits together, and suits a cluster and a workload.
+
+    ``flows`` has a list per boundary between two stages, of ``{"sender", "receiver", "micro_batches"}``; ``takeovers`` are
+    ``{"stage", "node", "place", "heirs": [[node, micro_batches], ...]}``. Older documents have ``"routes": [{"nodes",
+    "micro_batches"}]`` instead of loads, flows and takeovers: they are read as the same loads and flows.
+    """
+    document = _document(text, {"generation", "stages", "flows", "idle"}, {"takeovers", "routes"})
+    old = "routes" in document
     stages = []
     for index, entry in enumerate(_list(document, "stages", "")):
         path = f"stages[{index}]"
-        _keys(entry, path, {"layers", "replicas"}, {"in_flight"})
+        _keys(entry, path, {"layers", "replicas"} if old else {"layers", "replicas", "loads"}, {"in_flight"})
         layers = _list(entry, "layers", path)
         if len(layers) != 2 or not all(type(layer) is int and layer >= 0 for layer in layers):
             raise ValueError(f"{path}.layers is {layers!r:.80}; it must be [first, past_last], two whole numbers")
         in_flight = _integer(entry, "in_flight", path) if "in_flight" in entry else 0
-        stages.append(Stage((layers[0], layers[1]), _ids(entry, "replicas", path), in_flight))
-    routes = []
-    for index, entry in enumerate(_list(document, "routes", "")):
-        path = f"routes[{index}]"
-        _keys(entry, path, {"nodes", "micro_batches"})
-        routes.append(Route(_ids(entry, "nodes", path), _integer(entry, "micro_batches", path)))
+        loads = () if old else tuple(_whole(load, f"{path}.loads") for load in _list(entry, "loads", path))
+        stages.append(Stage((layers[0], layers[1]), _ids(entry, "replicas", path), loads, in_flight))
+    generation = _integer(document, "generation", "")
     idle = _ids(document, "idle", "") if "idle" in document else ()
-    return Plan(_integer(document, "generation", ""), tuple(stages), tuple(routes), idle)
+    if old:
+        routes = []
+        for index, entry in enumerate(_list(document, "routes", "")):
+            path = f"routes[{index}]"
+            _keys(entry, path, {"nodes", "micro_batches"})
+            routes.append((_ids(entry, "nodes", path), _integer(entry, "micro_batches", path)))
+        return from_routes(generation, stages, routes, idle)
+    flows = []
+    for boundary, entries in enumerate(_list(document, "flows", "")):
+        path = f"flows[{boundary}]"
+        if not isinstance(entries, list):
+            raise ValueError(f"{path} is {entries!r:.80}; it must be a list")
+        flows.append(tuple(_flow(entry, f"{path}[{index}]") for index, entry in enumerate(entries)))
+    takeovers = _list(document, "takeovers", "") if "takeovers" in document else []
+    return Plan(
+        generation,
+        tuple(stages),
+        tuple(flows),
+        idle,
+        tuple(_takeover(entry, f"takeovers[{index}]") for index, entry in enumerate(takeovers)),
+    )
+
+
+def _flow(entry: Any, path: str) -> Flow:
+    _keys(entry, path, {"sender", "receiver", "micro_batches"})
+    return Flow(_text(entry, "sender", path), _text(entry, "receiver", path), _integer(entry, "micro_batches", path))
+
+
+def _takeover(entry: Any, path: str) -> Takeover:
+    _keys(entry, path, {"stage", "node", "place", "heirs"})
+    heirs = []
+    for index, heir in enumerate(_list(entry, "heirs", path)):
+        if not isinstance(heir, list) or len(heir) != 2 or not isinstance(heir[0], str):
+            raise ValueError(f"{path}.heirs[{index}] is {heir!r:.80}; it must be [node, micro_batches]")
+        heirs.append((heir[0], _whole(heir[1], f"{path}.heirs[{index}]")))
+    stage, place = (_integer(entry, key, path) for key in ("stage", "place"))
+    return Takeover(stage, _text(entry, "node", path), place, tuple(heirs))
 
 
 def plan_document(plan: Plan) -> dict[str, Any]:
@@ -173,11 +213,31 @@ def plan_document(plan: Plan) -> dict[str, Any]:
     return {
         "generation": plan.generation,
         "stages": [
-            {"layers": list(stage.layers), "replicas": list(stage.replicas), "in_flight": stage.in_flight}
+            {
+                "layers": list(stage.layers),
+                "replicas": list(stage.replicas),
+                "loads": list(stage.loads),
+                "in_flight": stage.in_flight,
+            }
             for stage in plan.stages
         ],
-        "routes": [{"nodes": list(route.nodes), "micro_batches": route.micro_batches} for route in plan.routes],
+        "flows": [
+            [
+                {"sender": flow.sender, "receiver": flow.receiver, "micro_batches": flow.micro_batches}
+                for flow in boundary
+            ]
+            for boundary in plan.flows
+        ],
         "idle": list(plan.idle),
+        "takeovers": [
+            {
+                "stage": takeover.stage,
+                "node": takeover.node,
+                "place": takeover.place,
+                "heirs": [list(heir) for heir in takeover.heirs],
+            }
+            for takeover in plan.takeovers
+        ],
     }
 
 
@@ -212,12 +272,12 @@ def decision_document(decision: Decision, elapsed_seconds: float) -> dict[str, A
     }
 
 
-def _document(text: str, keys: set[str]) -> dict[str, Any]:
+def _document(text: str, keys: set[str], optional: Collection[str] = ()) -> dict[str, Any]:
     try:
         document = json.loads(text)
     except (json.JSONDecodeError, RecursionError) as error:
         raise ValueError(f"not JSON: {error}") from None
-    _keys(document, "", keys)
+    _keys(document, "", keys, optional)
     return dict(document)
 
 
@@ -271,9 +331,12 @@ def _number(entry: dict[str, Any], key: str, path: str) -> float:
 
 
 def _integer(entry: dict[str, Any], key: str, path: str) -> int:
-    value = _get(entry, key, path)
+    return _whole(_get(entry, key, path), _path(path, key))
+
+
+def _whole(value: Any, path: str) -> int:
     if type(value) is not int or not 0 <= value < 2**53:
-        raise ValueError(f"{_path(path, key)} is {value!r:.80}; it must be a whole number, 0 or above")
+        raise ValueError(f"{path} is {value!r:.80}; it must be a whole number, 0 or above")
     return value
 
 

@@ -1,1 +1,1 @@
-"""From the groups of nodes that hold each stage to a whole plan: cuts, routes, the order of stages."""
+"""From the groups of nodes that hold each stage to a whole plan: cuts, flows, the order of stages."""

@@ -5,14 +5,16 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from dataclasses import dataclass, replace
+from itertools import groupby
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dtfm.scheduler.cost.bounds import work_bound
+from dtfm.scheduler.model.chains import chains
 from dtfm.scheduler.model.cluster import Cluster, Node
 from dtfm.scheduler.model.decision import Decision
-from dtfm.scheduler.model.plan import Plan, Route, Stage, validate
+from dtfm.scheduler.model.plan import Flow, Plan, Stage, validate
 from dtfm.scheduler.model.workload import Workload
 
 DENSE = 1024
@@ -72,27 +74,44 @@ class Miniature:
 
     def expand(self, decision: Decision) -> Decision:
         """The decision's plan with every bundle's nodes in place. Predicted seconds remain the miniature's."""
+        plan = decision.plan
+        assert not plan.takeovers  # without an incumbent there are none
         bundle = {members[0]: members for members in self.bundles}
         copies = self.cluster.copies
         more = self.whole_workload.micro_batches - copies * self.workload.micro_batches
-        routes = []
-        for copy in range(copies):
-            for number, route in enumerate(decision.plan.routes):
-                extra = 1 if number == 0 and copy < more else 0
-                nodes = tuple(bundle[node][copy] for node in route.nodes)
-                routes.append(Route(nodes, route.micro_batches + extra))
+        longer = set(chains(plan)[0])  # one chain of some copies takes what cannot be divided
         stages = tuple(
-            Stage(stage.layers, tuple(member for node in stage.replicas for member in bundle[node]), stage.in_flight)
-            for stage in decision.plan.stages
+            Stage(
+                stage.layers,
+                tuple(member for node in stage.replicas for member in bundle[node]),
+                tuple(
+                    load + (node in longer and copy < more)
+                    for node, load in zip(stage.replicas, stage.loads, strict=True)
+                    for copy in range(copies)
+                ),
+                stage.in_flight,
+            )
+            for stage in plan.stages
+        )
+        flows = tuple(
+            tuple(
+                Flow(bundle[sender][copy], bundle[flow.receiver][copy], flow.micro_batches + extra)
+                for sender, same in groupby(boundary, key=lambda flow: flow.sender)
+                for mine in [list(same)]
+                for copy in range(copies)
+                for flow in mine
+                for extra in [{sender, flow.receiver} <= longer and copy < more]
+            )
+            for boundary in plan.flows
         )
         used = {node for stage in stages for node in stage.replicas}
         idle = tuple(node.id for node in self.whole.nodes if node.id not in used)
-        plan = Plan(decision.plan.generation, stages, tuple(routes), idle)
-        validate(plan, {node.id for node in self.whole.nodes}, self.whole_workload)
+        expanded = Plan(plan.generation, stages, flows, idle)
+        validate(expanded, {node.id for node in self.whole.nodes}, self.whole_workload)
         flops = np.array([node.flops for node in self.whole.nodes])
         sentence = f"Planned in miniature: each node stands for {copies} similar ones. {decision.sentence}"
         return replace(
-            decision, plan=plan, sentence=sentence, lower_bound_seconds=work_bound(self.whole_workload, flops)
+            decision, plan=expanded, sentence=sentence, lower_bound_seconds=work_bound(self.whole_workload, flops)
         )
 
 

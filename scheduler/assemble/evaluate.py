@@ -9,13 +9,10 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from dtfm.scheduler.assemble.cuts import best_cuts
-from dtfm.scheduler.assemble.routes import interleaved, route
+from dtfm.scheduler.assemble.flows import connected
 from dtfm.scheduler.cost.estimate import estimate
 from dtfm.scheduler.cost.simulate import simulate
 from dtfm.scheduler.model.problem import Draft, Groups, Problem
-
-INTERLEAVING_GAIN = 0.005
-"""Least fraction of the step that interleaved routes must save: plans with few routes are easier to read."""
 
 Improved = Callable[[int, float], None]
 """Called for each plan that is better than all before, with the evaluations so far and its seconds."""
@@ -71,15 +68,15 @@ class Evaluator:
         return self._estimated[key]
 
     def simulated(self, groups: Groups, cuts: tuple[int, ...] | None = None) -> Candidate:
-        """The same plan at its simulated price, with routes interleaved where that is faster."""
+        """The same plan at its simulated price."""
         rough = self.estimated(groups, cuts)
         if not rough.feasible:
             return rough
         key = (rough.draft.groups, rough.draft.cuts)
         if key not in self._simulated:
             self.spent += 1
-            exact = simulated(self.problem, rough.draft)
-            candidate = self._simulated[key] = replace(exact, surcharge=rough.surcharge)
+            seconds = simulate(self.problem, rough.draft)
+            candidate = self._simulated[key] = replace(rough, seconds=seconds)
             if candidate.price[-1] < self.best:
                 self.best = candidate.price[-1]
                 self.improved(self.spent, self.best)
@@ -90,26 +87,17 @@ class Evaluator:
             cuts, shortfall = best_cuts(self.problem, groups)
         else:
             shortfall = memory_shortfall(self.problem, groups, cuts)
-        draft = route(self.problem, groups, cuts)
+        draft = connected(self.problem, groups, cuts)
         if not self.keep_idle_hands:
-            busy = set(draft.chains.ravel().tolist())
-            working = tuple(tuple(node for node in group if node in busy) for group in groups)
+            working = tuple(
+                tuple(node for node, load in zip(group, loads.tolist(), strict=True) if load)
+                for group, loads in zip(groups, draft.loads, strict=True)
+            )
             if working != groups:
                 return self.estimated(working)
         missing = missing_links(self.problem, draft)
         seconds = float("inf") if shortfall or missing else estimate(self.problem, draft)
         return Candidate(draft, shortfall, missing, seconds, self.surcharge(groups, cuts))
-
-
-def simulated(problem: Problem, draft: Draft) -> Candidate:
-    """A feasible draft at its simulated price, with routes interleaved where that saves more than INTERLEAVING_GAIN."""
-    seconds = simulate(problem, draft)
-    if any(len(set(column)) < len(column) for column in draft.chains.T.tolist()):
-        spread = interleaved(draft)
-        faster = simulate(problem, spread)
-        if faster < seconds * (1 - INTERLEAVING_GAIN):
-            draft, seconds = spread, faster
-    return Candidate(draft, 0.0, 0, seconds)
 
 
 def memory_shortfall(problem: Problem, groups: Groups, cuts: tuple[int, ...]) -> float:
@@ -123,5 +111,8 @@ def missing_links(problem: Problem, draft: Draft) -> int:
     """The number of directed links that the draft needs and that do not exist."""
     unreachable = np.isinf(problem.slowness)
     count = sum(int(unreachable[np.ix_(group, group)].sum()) for group in draft.groups)
-    senders, receivers = draft.chains[:, :-1], draft.chains[:, 1:]
-    return count + int(unreachable[senders, receivers].sum()) + int(unreachable[receivers, senders].sum())
+    for senders, receivers, flows in zip(draft.groups, draft.groups[1:], draft.flows, strict=False):
+        used = flows > 0
+        there, back = unreachable[np.ix_(senders, receivers)], unreachable[np.ix_(receivers, senders)].T
+        count += int(there[used].sum()) + int(back[used].sum())
+    return count

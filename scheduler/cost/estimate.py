@@ -19,7 +19,7 @@ def estimate(problem: Problem, draft: Draft) -> float:
     largest of these stands for the pipeline. A node that holds few micro-batches in flight completes at most that number per
     round trip. Then every stage reduces its gradients link by link, the last stages earlier than the first.
     """
-    chains, shares = draft.chains, draft.shares
+    chains, shares = draft.routes
     stages = len(draft.groups)
     cuts = np.array(draft.cuts)
     count = len(problem.flops)
@@ -54,7 +54,7 @@ def estimate(problem: Problem, draft: Draft) -> float:
         before = arrival[:, :-1] + forward[:, :-1]
         link = np.maximum(transfer, transfer_back) * (together - 1) + round_trip[:, :-1] - forward[:, :-1]
         pipeline = max(pipeline, (before + link + return_trip[:, :-1]).max())
-        limits = _shared_connections(problem, draft, load, sizes)
+        limits = _shared_connections(problem, chains, load, sizes)
         pipeline = max(pipeline, (arrival + limits + return_trip).max())
 
     # A chain ends when its slowest device does; each stage ends earlier by the way back from it.
@@ -129,10 +129,9 @@ def reduction(problem: Problem, group: Ints, gradient_bytes: float) -> tuple[flo
     return 2 * slowest, 2 * float(problem.latency[index].max())
 
 
-def _shared_connections(problem: Problem, draft: Draft, load: Floats, sizes: Floats) -> Floats:
+def _shared_connections(problem: Problem, chains: Ints, load: Floats, sizes: Floats) -> Floats:
     """Seconds that each node of each chain needs to send, or to receive, all its activations and gradients: the
     larger of both."""
-    chains = draft.chains
     senders, receivers = chains[:, :-1], chains[:, 1:]
     forward, backward = sizes * problem.ratio[senders, receivers], sizes * problem.ratio[receivers, senders]
     sent, received = np.zeros_like(load), np.zeros_like(load)

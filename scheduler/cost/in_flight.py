@@ -20,10 +20,10 @@ def depths(problem: Problem, draft: Draft) -> Ints:
     computing time. Each following stage adds one, because devices are not perfectly even. The number is limited by
     memory, but is at least memory.in_flight, for which every valid plan has room.
     """
-    stages, chains = len(draft.groups), draft.chains
+    stages, (chains, shares) = len(draft.groups), draft.routes
     cuts = np.array(draft.cuts)
     compute = 3 * np.diff(problem.flops_before[cuts]) / problem.flops[chains]
-    load = np.bincount(chains.ravel(), np.repeat(draft.shares, stages))[chains]
+    load = np.bincount(chains.ravel(), np.repeat(shares, stages))[chains]
     onward = np.zeros(chains.shape)
     senders, receivers = chains[:, :-1], chains[:, 1:]
     for a, b in ((senders, receivers), (receivers, senders)):

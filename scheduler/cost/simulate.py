@@ -77,7 +77,7 @@ def simulate(problem: Problem, draft: Draft) -> float:
     stages = len(draft.groups)
     work = np.diff(problem.flops_before[list(draft.cuts)])
     outputs = problem.activation[np.array(draft.cuts[1:]) - 1].tolist()
-    chain_of = np.repeat(draft.chains, draft.shares, axis=0).tolist()
+    chain_of = draft.chains.tolist()
     limits = depths(problem, draft).tolist()
     devices = {
         node: _Device(stage, float(work[stage] / problem.flops[node]), limits[stage], 0)

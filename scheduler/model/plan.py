@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 
 from dtfm.scheduler.model.workload import Workload
 
@@ -13,34 +13,53 @@ from dtfm.scheduler.model.workload import Workload
 class Stage:
     """Layers [first, past_last) and the replicas, nodes that each hold all of these layers.
 
-    ``in_flight`` is the largest number of micro-batches that each replica holds between forward and backward; 0 means
-    memory.in_flight.
+    ``loads`` are the micro-batches of a step that each replica computes. ``in_flight`` is the largest number of micro-batches
+    that each replica holds between forward and backward; 0 means memory.in_flight.
     """
 
     layers: tuple[int, int]
     replicas: tuple[str, ...]
+    loads: tuple[int, ...]
     in_flight: int = 0
 
 
 @dataclass(frozen=True, slots=True)
-class Route:
-    """One node per stage, and the number of a step's micro-batches that travel along it.
+class Flow:
+    """The number of a step's micro-batches that go from one seat to a seat of the next stage."""
 
-    Micro-batches are numbered from 0 within a step. The routes of a plan take consecutive numbers, in order.
-    """
-
-    nodes: tuple[str, ...]
+    sender: str
+    receiver: str
     micro_batches: int
 
 
 @dataclass(frozen=True, slots=True)
+class Takeover:
+    """``node`` was lost, and other replicas of its stage, the heirs, compute what it had: so many micro-batches each.
+
+    ``place`` is the index that it had among the stage's replicas. It had nothing to do if there are no heirs.
+    """
+
+    stage: int
+    node: str
+    place: int
+    heirs: tuple[tuple[str, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
-    """Stages in pipeline order. A node is in exactly one stage, or idle."""
+    """Stages in pipeline order. A node is in exactly one stage, or idle.
+
+    ``flows`` has an entry for each boundary between two stages, in order of the sender's place, then of the receiver's. Which
+    micro-batch goes where follows from them (chains.py). A plan is made without takeovers. When a node is lost, others take its
+    micro-batches over, and nobody else's may change: so the flows go on naming its seat, and ``takeovers``, in the order in which
+    nodes were lost, say who computes instead.
+    """
 
     generation: int
     stages: tuple[Stage, ...]
-    routes: tuple[Route, ...]
+    flows: tuple[tuple[Flow, ...], ...]
     idle: tuple[str, ...] = ()
+    takeovers: tuple[Takeover, ...] = ()
 
     @property
     def nodes(self) -> tuple[str, ...]:
@@ -51,24 +70,108 @@ class Plan:
         """Index of the stage that the node holds, or None."""
         return next((index for index, stage in enumerate(self.stages) if node in stage.replicas), None)
 
+    def seats(self, stage: int) -> dict[str, int]:
+        """The stage's nodes in order as before any takeover, and the micro-batches that each had.
 
-def micro_batch_numbers(plan: Plan) -> tuple[range, ...]:
-    """For each route, the numbers of its micro-batches within a step."""
-    ranges = []
-    first = 0
-    for route in plan.routes:
-        ranges.append(range(first, first + route.micro_batches))
-        first += route.micro_batches
-    return tuple(ranges)
+        These are the living replicas, and the lost nodes at the places that they had. Raises ValueError if the takeovers do not
+        fit the stage.
+        """
+        order = list(self.stages[stage].replicas)
+        had = dict(zip(order, self.stages[stage].loads, strict=True))
+        for takeover in reversed(self.takeovers):
+            if takeover.stage == stage:
+                _undo(takeover, order, had)
+        return {node: had[node] for node in order}
+
+
+def _undo(takeover: Takeover, order: list[str], had: dict[str, int]) -> None:
+    what = f"the takeover of {takeover.node!r} in stage {takeover.stage}"
+    if takeover.node in had or not 0 <= takeover.place <= len(order):
+        raise ValueError(f"{what} has place {takeover.place}, or its name is taken")
+    if len(dict(takeover.heirs)) < len(takeover.heirs):
+        raise ValueError(f"{what} names an heir twice")
+    for heir, count in takeover.heirs:
+        if heir not in had or not 1 <= count <= had[heir]:
+            raise ValueError(f"{what} gives {count} micro-batches to {heir!r}, which then had {had.get(heir, 0)}")
+        had[heir] -= count
+    order.insert(takeover.place, takeover.node)
+    had[takeover.node] = sum(count for _, count in takeover.heirs)
+
+
+def from_routes(
+    generation: int, stages: Sequence[Stage], routes: Sequence[tuple[Sequence[str], int]], idle: tuple[str, ...] = ()
+) -> Plan:
+    """A plan whose loads and flows are those of ``routes``: one node per stage, and a number of micro-batches. The stages' loads
+    are ignored. Plans were written so before they had flows. Raises ValueError for an impossible route.
+    """
+    loads: list[Counter[str]] = [Counter() for _ in stages]
+    flows: list[Counter[tuple[str, str]]] = [Counter() for _ in stages[1:]]
+    for index, (nodes, count) in enumerate(routes):
+        if len(nodes) != len(stages):
+            raise ValueError(f"route {index} has {len(nodes)} nodes; there are {len(stages)} stages")
+        if count < 1:
+            raise ValueError(f"route {index} has {count} micro-batches; it must have at least 1")
+        for node, stage, load in zip(nodes, stages, loads, strict=True):
+            if node not in stage.replicas:
+                raise ValueError(f"route {index} passes {node!r}, which does not hold layers {list(stage.layers)}")
+            load[node] += count
+        for boundary, sender, receiver in zip(flows, nodes, nodes[1:], strict=False):
+            boundary[sender, receiver] += count
+    return Plan(
+        generation,
+        tuple(
+            replace(stage, loads=tuple(load[node] for node in stage.replicas))
+            for stage, load in zip(stages, loads, strict=True)
+        ),
+        tuple(
+            tuple(Flow(a, b, counted[a, b]) for a in before.replicas for b in after.replicas if (a, b) in counted)
+            for counted, before, after in zip(flows, stages, stages[1:], strict=False)
+        ),
+        idle,
+    )
 
 
 def validate(plan: Plan, cluster_ids: Collection[str], workload: Workload) -> None:
     """Raises ValueError unless the plan is valid for these nodes and this workload.
 
-    A plan is valid when its stages cover every layer once and in order, each node of the cluster is in exactly one
-    stage or idle, no other node is named, each route has one replica of every stage, and the routes' micro-batches
-    are positive and add up to the step's. Whether the links exist and the memory suffices is not checked here.
+    A plan is valid when `check` has nothing against it, each node of the cluster is in exactly one stage or idle, and no other
+    node is named. Whether the links exist and the memory suffices is not checked here.
     """
+    check(plan, len(workload.layers), workload.micro_batches)
+    places = {*plan.nodes, *plan.idle}
+    if strange := sorted(places - set(cluster_ids)):
+        raise ValueError(f"node {strange[0]!r} is not in the cluster")
+    if missing := sorted(set(cluster_ids) - places):
+        raise ValueError(f"node {missing[0]!r} is neither in a stage nor idle")
+
+
+def check(plan: Plan, layers: int, micro_batches: int) -> None:
+    """Raises ValueError unless the plan's parts fit together: its stages cover every layer once and in order, no node has two
+    places, and the loads of every stage, its takeovers and the flows into and out of it add up to a step's micro-batches."""
+    _check_stages(plan, layers)
+    for node, count in Counter([*plan.nodes, *plan.idle]).items():
+        if count > 1:
+            raise ValueError(f"node {node!r} appears {count} times; it may appear once")
+    for index, stage in enumerate(plan.stages):
+        if len(stage.loads) != len(stage.replicas):
+            raise ValueError(f"stage {index} has {len(stage.loads)} loads; it has {len(stage.replicas)} replicas")
+        if min(stage.loads) < 0:
+            raise ValueError(f"stage {index} has a load of {min(stage.loads)}; it must be 0 or above")
+        if (total := sum(stage.loads)) != micro_batches:
+            raise ValueError(f"stage {index}'s loads add up to {total}; a step has {micro_batches} micro-batches")
+    for takeover in plan.takeovers:
+        if not 0 <= takeover.stage < len(plan.stages):
+            raise ValueError(
+                f"the takeover of {takeover.node!r} names stage {takeover.stage}; there are {len(plan.stages)}"
+            )
+    if len(plan.flows) != len(plan.stages) - 1:
+        raise ValueError(f"there are flows for {len(plan.flows)} boundaries; {len(plan.stages)} stages have one fewer")
+    seats = [plan.seats(stage) for stage in range(len(plan.stages))]
+    for boundary, flows in enumerate(plan.flows):
+        _check_flows(boundary, flows, seats[boundary], seats[boundary + 1])
+
+
+def _check_stages(plan: Plan, layers: int) -> None:
     if not plan.stages:
         raise ValueError("the plan has no stages")
     expected = 0
@@ -81,28 +184,30 @@ def validate(plan: Plan, cluster_ids: Collection[str], workload: Workload) -> No
         if not stage.replicas:
             raise ValueError(f"stage {index} has no replicas")
         expected = past_last
-    if expected != len(workload.layers):
-        raise ValueError(f"the stages end at layer {expected}; the workload has {len(workload.layers)}")
+    if expected != layers:
+        raise ValueError(f"the stages end at layer {expected}; the workload has {layers}")
 
-    places = Counter([*plan.nodes, *plan.idle])
-    for node, count in places.items():
-        if count > 1:
-            raise ValueError(f"node {node!r} appears {count} times; it may appear once")
-        if node not in cluster_ids:
-            raise ValueError(f"node {node!r} is not in the cluster")
-    missing = sorted(set(cluster_ids) - set(places))
-    if missing:
-        raise ValueError(f"node {missing[0]!r} is neither in a stage nor idle")
 
-    holders = [set(stage.replicas) for stage in plan.stages]
-    for index, route in enumerate(plan.routes):
-        if len(route.nodes) != len(plan.stages):
-            raise ValueError(f"route {index} has {len(route.nodes)} nodes; there are {len(plan.stages)} stages")
-        for node, stage, held_by in zip(route.nodes, plan.stages, holders, strict=True):
-            if node not in held_by:
-                raise ValueError(f"route {index} passes {node!r}, which does not hold layers {list(stage.layers)}")
-        if route.micro_batches < 1:
-            raise ValueError(f"route {index} has {route.micro_batches} micro-batches; it must have at least 1")
-    total = sum(route.micro_batches for route in plan.routes)
-    if total != workload.micro_batches:
-        raise ValueError(f"the routes' micro-batches add up to {total}; a step has {workload.micro_batches}")
+def _check_flows(boundary: int, flows: tuple[Flow, ...], senders: dict[str, int], receivers: dict[str, int]) -> None:
+    place_out, place_in = ({node: place for place, node in enumerate(seats)} for seats in (senders, receivers))
+    sent: Counter[str] = Counter()
+    received: Counter[str] = Counter()
+    last = (-1, -1)
+    for flow in flows:
+        what = f"the flow from {flow.sender!r} to {flow.receiver!r} after stage {boundary}"
+        if flow.sender not in senders or flow.receiver not in receivers:
+            raise ValueError(f"{what} is not between replicas of stages {boundary} and {boundary + 1}")
+        if flow.micro_batches < 1:
+            raise ValueError(f"{what} has {flow.micro_batches} micro-batches; it must have at least 1")
+        here = place_out[flow.sender], place_in[flow.receiver]
+        if here <= last:
+            raise ValueError(f"{what} comes twice or late: flows are in order of the sender, then of the receiver")
+        last = here
+        sent[flow.sender] += flow.micro_batches
+        received[flow.receiver] += flow.micro_batches
+    for counted, seats, way in ((sent, senders, "from"), (received, receivers, "to")):
+        for node, load in seats.items():
+            if counted[node] != load:
+                raise ValueError(
+                    f"the flows {way} {node!r} after stage {boundary} add up to {counted[node]}; its load is {load}"
+                )

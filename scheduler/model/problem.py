@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
+from dtfm.scheduler.model.chains import flow_matrix, places, settled
 from dtfm.scheduler.model.cluster import Cluster
 from dtfm.scheduler.model.memory import KEPT_PER_OUTPUT_BYTE, in_flight
-from dtfm.scheduler.model.plan import Plan, Route, Stage
+from dtfm.scheduler.model.plan import Flow, Plan, Stage
 from dtfm.scheduler.model.workload import Workload
 
 Floats = NDArray[np.float64]
@@ -109,17 +111,30 @@ class Problem:
         return np.asarray(latency + size * (self.slowness[there] + self.slowness[back].T))
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Draft:
     """A plan by numbers. Stage s has layers [cuts[s], cuts[s + 1]) on the nodes groups[s].
 
-    ``chains`` is int64 [routes, stages], the nodes of each route; ``shares`` is int64 [routes], its number of micro-batches.
+    ``loads[s]`` is int64 [len(groups[s])], the micro-batches of each node; ``flows[s]`` is int64 [len(groups[s]),
+    len(groups[s + 1])], the micro-batches on each link to the next stage.
     """
 
     groups: Groups
     cuts: tuple[int, ...]
-    chains: Ints
-    shares: Ints
+    loads: tuple[Ints, ...]
+    flows: tuple[Ints, ...]
+
+    @cached_property
+    def chains(self) -> Ints:
+        """By micro-batch, the nodes that compute it: int64 [micro-batches, stages]."""
+        at = places(self.loads[0], self.flows)
+        return np.column_stack([np.array(group)[column] for group, column in zip(self.groups, at.T, strict=True)])
+
+    @cached_property
+    def routes(self) -> tuple[Ints, Ints]:
+        """The different chains, int64 [routes, stages], and the number of micro-batches of each, int64 [routes]."""
+        routes, index = np.unique(self.chains, axis=0, return_inverse=True)
+        return routes, np.bincount(index.ravel())
 
     def plan(self, cluster: Cluster, in_flight: Iterable[int], generation: int) -> Plan:
         """The plan with names; ``in_flight`` has one number per stage (in_flight.depths)."""
@@ -128,27 +143,33 @@ class Draft:
         return Plan(
             generation=generation,
             stages=tuple(
-                Stage((first, past_last), tuple(ids[node] for node in group), held)
-                for first, past_last, group, held in zip(
-                    self.cuts[:-1], self.cuts[1:], self.groups, in_flight, strict=True
+                Stage((first, past_last), tuple(ids[node] for node in group), tuple(loads.tolist()), held)
+                for first, past_last, group, loads, held in zip(
+                    self.cuts[:-1], self.cuts[1:], self.groups, self.loads, in_flight, strict=True
                 )
             ),
-            routes=tuple(
-                Route(tuple(ids[node] for node in chain), int(share))
-                for chain, share in zip(self.chains, self.shares, strict=True)
+            flows=tuple(
+                tuple(
+                    Flow(ids[a[row]], ids[b[column]], int(counts[row, column])) for row, column in np.argwhere(counts)
+                )
+                for counts, a, b in zip(self.flows, self.groups, self.groups[1:], strict=False)
             ),
             idle=tuple(name for node, name in enumerate(ids) if node not in used),
         )
 
 
 def draft_of(plan: Plan, cluster: Cluster) -> Draft:
-    """The plan by numbers. Raises KeyError when it names a node that the cluster lacks."""
+    """The plan by numbers, with what its takeovers changed. Raises KeyError when it names a node that the cluster lacks."""
     number = {name: index for index, name in enumerate(cluster.ids)}
+    now = settled(plan)
     return Draft(
-        groups=tuple(tuple(number[node] for node in stage.replicas) for stage in plan.stages),
-        cuts=(0, *(stage.layers[1] for stage in plan.stages)),
-        chains=np.array([[number[node] for node in route.nodes] for route in plan.routes], dtype=np.int64),
-        shares=np.array([route.micro_batches for route in plan.routes], dtype=np.int64),
+        groups=tuple(tuple(number[node] for node in stage.replicas) for stage in now.stages),
+        cuts=(0, *(stage.layers[1] for stage in now.stages)),
+        loads=tuple(np.array(stage.loads, dtype=np.int64) for stage in now.stages),
+        flows=tuple(
+            flow_matrix(flows, before.replicas, after.replicas)
+            for flows, before, after in zip(now.flows, now.stages, now.stages[1:], strict=False)
+        ),
     )
 
 

@@ -6,13 +6,11 @@ plan's speed matters little, because a better one can be searched for while it t
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from itertools import groupby
 
 from dtfm.scheduler.assemble.evaluate import memory_shortfall, missing_links
-from dtfm.scheduler.model.plan import Plan, Route, Stage
+from dtfm.scheduler.model.plan import Plan, Stage, Takeover
 from dtfm.scheduler.model.problem import Problem, draft_of
 
 
@@ -25,34 +23,63 @@ def rerouted(plan: Plan, problem: Problem, holders: Sequence[Collection[str]]) -
     """
     speed = {node.id: node.flops for node in problem.cluster.nodes}
     idle = sorted(speed.keys() - set(plan.nodes), key=lambda node: (-speed[node], node))
-    successor = {node: node for node in plan.nodes if node in speed}
-    for stage in plan.stages:
+    repaired = plan
+    for index, stage in enumerate(plan.stages):
         for gone in [node for node in stage.replicas if node not in speed]:
-            if able := [node for node in idle if all(node in holders[layer] for layer in range(*stage.layers))]:
-                successor[gone] = able[0]
+            taken = plan.seats(index)  # a node that was lost here and is back cannot have a second seat under its name
+            holding = [node for node in idle if all(node in holders[layer] for layer in range(*stage.layers))]
+            if able := [node for node in holding if node not in taken]:
+                repaired = _replaced(repaired, index, gone, able[0])
                 idle.remove(able[0])
-    stages = []
-    for stage in plan.stages:
-        replicas = tuple(successor[node] for node in stage.replicas if node in successor)
-        # A newcomer may have less memory. The least number in flight (0) fits every feasible plan.
-        stages.append(Stage(stage.layers, replicas, stage.in_flight if set(replicas) <= set(stage.replicas) else 0))
-    if not all(stage.replicas for stage in stages):
-        return None
-    chains = [
-        [successor.get(node, "") for node in route.nodes] for route in plan.routes for _ in range(route.micro_batches)
-    ]
-    for place, stage in enumerate(stages):
-        loads = Counter(chain[place] for chain in chains)
-        for chain in chains:
-            if not chain[place]:
-                chain[place] = min(stage.replicas, key=lambda node: ((loads[node] + 1) / speed[node], node))
-                loads[chain[place]] += 1
-    repaired = replace(
-        plan,
-        stages=tuple(stages),
-        routes=tuple(Route(tuple(chain), len(list(same))) for chain, same in groupby(chains)),
-        idle=tuple(name for name in problem.cluster.ids if name in idle),
-    )
+    for index, stage in enumerate(repaired.stages):
+        left = {node: speed[node] for node in stage.replicas if node in speed}
+        if not left:
+            return None
+        for gone in [node for node in stage.replicas if node not in speed]:
+            repaired = _taken_over(repaired, index, gone, left)
+    repaired = replace(repaired, idle=tuple(name for name in problem.cluster.ids if name in idle))
     draft = draft_of(repaired, problem.cluster)
     possible = not missing_links(problem, draft) and not memory_shortfall(problem, draft.groups, draft.cuts)
     return repaired if possible else None
+
+
+def _replaced(plan: Plan, index: int, gone: str, new: str) -> Plan:
+    """The plan with ``new`` in the seat of ``gone``, a replica of stage ``index``."""
+
+    def name(node: str) -> str:
+        return new if node == gone else node
+
+    stage = plan.stages[index]
+    # A newcomer may have less memory. The least number in flight (0) fits every feasible plan.
+    changed = replace(stage, replicas=tuple(map(name, stage.replicas)), in_flight=0)
+    flows = list(plan.flows)
+    if index:
+        flows[index - 1] = tuple(replace(flow, receiver=name(flow.receiver)) for flow in flows[index - 1])
+    if index < len(flows):
+        flows[index] = tuple(replace(flow, sender=name(flow.sender)) for flow in flows[index])
+    takeovers = tuple(
+        replace(takeover, heirs=tuple((name(heir), count) for heir, count in takeover.heirs))
+        if takeover.stage == index
+        else takeover
+        for takeover in plan.takeovers
+    )
+    return replace(plan, stages=_with(plan.stages, index, changed), flows=tuple(flows), takeovers=takeovers)
+
+
+def _taken_over(plan: Plan, index: int, gone: str, speed: Mapping[str, float]) -> Plan:
+    """The plan without ``gone``, a replica of stage ``index``. The heirs are among those that have a ``speed`` (FLOP/s)."""
+    stage = plan.stages[index]
+    loads = dict(zip(stage.replicas, stage.loads, strict=True))
+    given = dict.fromkeys((node for node in stage.replicas if node in speed), 0)
+    for _ in range(loads.pop(gone)):
+        heir = min(given, key=lambda node: ((loads[node] + 1) / speed[node], node))
+        given[heir] += 1
+        loads[heir] += 1
+    heirs = tuple((node, count) for node, count in given.items() if count)
+    takeover = Takeover(index, gone, stage.replicas.index(gone), heirs)
+    changed = replace(stage, replicas=tuple(loads), loads=tuple(loads.values()))
+    return replace(plan, stages=_with(plan.stages, index, changed), takeovers=(*plan.takeovers, takeover))
+
+
+def _with(stages: tuple[Stage, ...], index: int, stage: Stage) -> tuple[Stage, ...]:
+    return (*stages[:index], stage, *stages[index + 1 :])

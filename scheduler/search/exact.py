@@ -31,7 +31,7 @@ def improve(
 ) -> Candidate:
     """The best plan over all groups and cuts, as far as time and the budget of ``evaluations`` in total suffice.
 
-    The problem must be small. ``best`` is a plan found before. Routes are those that routes.route makes for the groups.
+    The problem must be small. ``best`` is a plan found before. Flows are those that flows.connected makes for the groups.
     """
 
     def over() -> bool:

@@ -14,6 +14,7 @@ from dtfm.scheduler.formats import (
     parse_workload,
     plan_document,
 )
+from dtfm.scheduler.model.plan import Flow, Plan, Stage, Takeover, check
 from dtfm.scheduler.schedule import schedule
 from tests.scheduler.clusters import even_workload, random_cluster, uniform_cluster
 from tests.scheduler.paper_networks import paper_workload
@@ -95,6 +96,62 @@ def test_a_broken_workload_is_refused_with_field_and_value(text: str, message: s
         parse_workload(text)
 
 
-def test_a_broken_plan_is_refused_with_field_and_value() -> None:
-    with pytest.raises(ValueError, match=r"stages\[0\]\.layers is \[0\]; it must be \[first, past_last\]"):
-        parse_plan('{"generation": 1, "stages": [{"layers": [0], "replicas": ["a"]}], "routes": []}')
+def plan_text(**changes: Any) -> str:
+    return json.dumps(plan_document(PLAN) | changes)
+
+
+PLAN = Plan(
+    2,
+    (Stage((0, 2), ("b",), (8,), 3), Stage((2, 3), ("c", "d"), (6, 2))),
+    ((Flow("a", "c", 3), Flow("b", "c", 3), Flow("b", "d", 2)),),
+    ("e",),
+    (Takeover(0, "a", 0, (("b", 3),)),),
+)
+
+
+def test_a_plan_with_takeovers_is_read_back() -> None:
+    check(PLAN, 3, 8)
+    assert parse_plan(plan_text()) == PLAN
+    without = replace(PLAN, takeovers=())
+    document = plan_document(without)
+    del document["takeovers"]
+    assert parse_plan(json.dumps(document)) == without
+
+
+def test_a_plan_with_routes_is_read_as_their_loads_and_flows() -> None:
+    stages = [{"layers": [0, 2], "replicas": ["a", "b"]}, {"layers": [2, 3], "replicas": ["c"], "in_flight": 1}]
+    routes = [
+        {"nodes": ["b", "c"], "micro_batches": 2},
+        {"nodes": ["a", "c"], "micro_batches": 5},
+        {"nodes": ["b", "c"], "micro_batches": 1},
+    ]
+    plan = parse_plan(json.dumps({"generation": 3, "stages": stages, "routes": routes, "idle": ["d"]}))
+    assert plan == Plan(
+        3,
+        (Stage((0, 2), ("a", "b"), (5, 3)), Stage((2, 3), ("c",), (8,), 1)),
+        ((Flow("a", "c", 5), Flow("b", "c", 3)),),
+        ("d",),
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"stages": [{"layers": [0], "replicas": ["a"], "loads": [1]}]},
+            r"stages\[0\]\.layers is \[0\]; it must be \[first",
+        ),
+        ({"stages": [{"layers": [0, 1], "replicas": ["a"]}]}, r"stages\[0\]\.loads is missing"),
+        ({"stages": [{"layers": [0, 1], "replicas": ["a"], "loads": [-1]}]}, r"stages\[0\]\.loads is -1"),
+        ({"flows": [3]}, r"flows\[0\] is 3; it must be a list"),
+        ({"flows": [[{"sender": "a"}]]}, r"flows\[0\]\[0\]\.receiver is missing"),
+        (
+            {"takeovers": [{"stage": 0, "node": "a", "place": 0, "heirs": [["b"]]}]},
+            r"takeovers\[0\]\.heirs\[0\] is \['b'\]",
+        ),
+        ({"routes": []}, r"stages\[0\]\.loads is unknown"),
+    ],
+)
+def test_a_broken_plan_is_refused_with_field_and_value(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        parse_plan(plan_text(**changes))

@@ -37,7 +37,7 @@ def test_a_small_compact_network_equals_its_matrices() -> None:
     assert cluster.latency[0, 1] == 0.050
     assert cluster.bandwidth[1, 2] == 1e9
     assert cluster.bandwidth[1, 0] == 0.2e9 / 8
-    assert schedule(cluster, even_workload(), evaluations=50).plan.routes
+    assert schedule(cluster, even_workload(), evaluations=50).plan.stages
 
 
 def test_a_large_network_is_planned_in_miniature_with_a_place_for_every_node() -> None:

@@ -6,11 +6,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.optimize import linprog
 
-from dtfm.scheduler.assemble.routes import route
+from dtfm.scheduler.assemble.flows import connected
 from dtfm.scheduler.assemble.spread import spread
 from dtfm.scheduler.cost.simulate import simulate
 from dtfm.scheduler.model.cluster import Cluster, Node
-from dtfm.scheduler.model.problem import Draft, Floats, Groups, Ints, Problem
+from dtfm.scheduler.model.problem import Floats, Groups, Ints, Problem
 from dtfm.scheduler.model.workload import Layer, Workload
 
 SECOND = 1e12
@@ -92,19 +92,14 @@ def two_stages_of_two(up: float | None) -> tuple[Problem, Groups]:
     return Problem(cluster, Workload((Layer("", SECOND, 0.0, 8.0),) * 2, 16)), ((0, 1), (2, 3))
 
 
-def used(draft: Draft) -> set[tuple[int, ...]]:
-    return {tuple(chain) for chain in draft.chains.tolist()}
-
-
-def test_routes_use_all_four_links_when_connections_allow_it() -> None:
+def test_micro_batches_use_all_four_links_when_connections_allow_it() -> None:
     problem, groups = two_stages_of_two(up=1e9)
-    draft = route(problem, groups, (0, 1, 2))
-    assert used(draft) == {(0, 2), (0, 3), (1, 2), (1, 3)}
-    assert draft.shares.tolist() == [4, 4, 4, 4]
+    (flows,) = connected(problem, groups, (0, 1, 2)).flows
+    assert flows.tolist() == [[4, 4], [4, 4]]
 
 
-def test_routes_stay_few_when_two_links_carry_no_more_than_one() -> None:
+def test_used_links_stay_few_when_two_links_carry_no_more_than_one() -> None:
     problem, groups = two_stages_of_two(up=None)
-    draft = route(problem, groups, (0, 1, 2))
-    assert len(used(draft)) == 2
+    draft = connected(problem, groups, (0, 1, 2))
+    assert np.count_nonzero(draft.flows[0]) == 2
     assert simulate(problem, draft) == pytest.approx(8 + 1, abs=0.2)

@@ -16,7 +16,8 @@ from dtfm.scheduler.schedule import schedule
 
 STAGES, ACTIVATION = 3, 1000.0
 WORKLOAD = Workload(tuple(Layer("", 1e9, 500.0, ACTIVATION) for _ in range(STAGES)), micro_batches=30)
-CHAIN = Draft(((0,), (1,), (2,)), (0, 1, 2, 3), np.array([[0, 1, 2]]), np.array([WORKLOAD.micro_batches]))
+ALL = np.array([WORKLOAD.micro_batches])
+CHAIN = Draft(((0,), (1,), (2,)), (0, 1, 2, 3), (ALL,) * 3, (ALL[None],) * 2)
 
 
 def problem(latency: float, memory: float = 1e12) -> Problem:

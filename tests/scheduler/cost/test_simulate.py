@@ -8,7 +8,7 @@ import pytest
 from scipy.stats import spearmanr
 
 from dtfm.scheduler.assemble.evaluate import Evaluator
-from dtfm.scheduler.assemble.routes import interleaved, route
+from dtfm.scheduler.assemble.flows import connected
 from dtfm.scheduler.cost.bounds import iteration_bound
 from dtfm.scheduler.cost.estimate import estimate
 from dtfm.scheduler.cost.simulate import simulate
@@ -36,7 +36,7 @@ def problem_of(
 def plan(problem: Problem, *groups: tuple[int, ...]) -> Draft:
     layers = len(problem.activation)
     cuts = tuple(layers * stage // len(groups) for stage in range(len(groups) + 1))
-    return route(problem, groups, cuts)
+    return connected(problem, groups, cuts)
 
 
 def test_one_node_computes_forward_and_twice_as_long_backward() -> None:
@@ -107,13 +107,12 @@ def test_state_moves_uncompressed() -> None:
         assert holdings.seconds(((0, 1),), (0, 1)) == 6 * 3 / 4  # weights and two optimizer states
 
 
-def test_interleaved_routes_keep_both_replicas_of_a_shared_node_busy() -> None:
+def test_replicas_that_share_a_node_are_both_busy_from_the_beginning() -> None:
     problem = problem_of(3, layers=3, micro_batches=8, latency=0, bandwidth=1e12)
-    groups: Groups = ((0,), (1, 2))
-    one_by_one = route(problem, groups, (0, 1, 3))
-    spread = interleaved(one_by_one)
-    assert spread.shares.sum() == 8
-    assert simulate(problem, spread) < simulate(problem, one_by_one)
+    draft = connected(problem, ((0,), (1, 2)), (0, 1, 3))
+    assert draft.chains.tolist() == [[0, 1], [0, 2]] * 4
+    # 8 micro-batches take the first node 24 seconds, and each of the others 24; one after the other would take them 48.
+    assert simulate(problem, draft) < 24 + 12
 
 
 def random_groups(rng: Random, nodes: int, most_stages: int) -> Groups:

@@ -9,8 +9,9 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dtfm.scheduler.model.plan import Plan, Route, Stage, validate
-from dtfm.scheduler.model.problem import Problem
+from dtfm.scheduler.model.chains import chains, micro_batches_of
+from dtfm.scheduler.model.plan import Plan, Stage, Takeover, from_routes, validate
+from dtfm.scheduler.model.problem import Problem, draft_of
 from dtfm.scheduler.replan.failover import rerouted
 from tests.scheduler.clusters import even_workload, uniform_cluster
 
@@ -20,11 +21,7 @@ NOBODY = ((),) * LAYERS
 
 def plan(*stages: tuple[str, ...], routes: tuple[tuple[tuple[str, ...], int], ...]) -> Plan:
     width = LAYERS // len(stages)
-    return Plan(
-        generation=1,
-        stages=tuple(Stage((width * at, width * (at + 1)), nodes) for at, nodes in enumerate(stages)),
-        routes=tuple(Route(nodes, count) for nodes, count in routes),
-    )
+    return from_routes(1, [Stage((width * at, width * (at + 1)), nodes, ()) for at, nodes in enumerate(stages)], routes)
 
 
 TWO_BY_TWO = plan(("n0", "n1"), ("n2", "n3"), routes=((("n0", "n2"), 4), (("n1", "n3"), 4)))
@@ -39,11 +36,6 @@ def problem(*nodes: str, speeds: dict[str, float] | None = None, memory: float =
     return Problem(replace(cluster, nodes=tuple(named)), even_workload(LAYERS, MICRO_BATCHES))
 
 
-def chains(plan: Plan) -> list[tuple[str, ...]]:
-    """By micro-batch."""
-    return [route.nodes for route in plan.routes for _ in range(route.micro_batches)]
-
-
 def test_without_a_loss_only_the_idle_nodes_change() -> None:
     again = rerouted(TWO_BY_TWO, problem("n0", "n1", "n2", "n3", "n4"), NOBODY)
     assert again == replace(TWO_BY_TWO, idle=("n4",))
@@ -53,20 +45,48 @@ def test_the_micro_batches_of_a_lost_node_go_to_the_replicas_that_finish_earlies
     three = plan(("n0",), ("n1", "n2", "n3"), routes=((("n0", "n1"), 4), (("n0", "n2"), 2), (("n0", "n3"), 2)))
     new = rerouted(three, problem("n0", "n2", "n3", speeds={"n3": 2e10}), NOBODY)
     assert new is not None
-    assert new.routes == (
-        Route(("n0", "n3"), 3),
-        Route(("n0", "n2"), 3),
-        Route(("n0", "n3"), 2),
-    )
+    assert new.stages[1].loads == (3, 5)
+    assert new.takeovers == (Takeover(1, "n1", 0, (("n2", 1), ("n3", 3))),)
+    assert new.flows == three.flows
+    assert [flows.tolist() for flows in draft_of(new, problem("n0", "n2", "n3").cluster).flows] == [[[3, 5]]]
+
+
+def test_heirs_that_are_lost_in_turn_hand_on_all_that_they_had_and_are_replaced_as_others_are() -> None:
+    three = plan(("n0",), ("n1", "n2", "n3"), routes=((("n0", "n1"), 4), (("n0", "n2"), 2), (("n0", "n3"), 2)))
+    once = rerouted(three, problem("n0", "n2", "n3"), NOBODY)
+    assert once is not None
+    assert once.stages[1].loads == (4, 4)
+    replaced = rerouted(once, problem("n0", "n3", "n4"), (("n4",),) * LAYERS)
+    assert replaced is not None
+    assert micro_batches_of(replaced)["n4"] == micro_batches_of(once)["n2"]
+    assert micro_batches_of(replaced)["n3"] == micro_batches_of(once)["n3"]
+    twice = rerouted(replaced, problem("n0", "n3"), NOBODY)
+    assert twice is not None
+    assert twice.takeovers[1] == Takeover(1, "n4", 0, (("n3", 4),))
+    assert micro_batches_of(twice)["n3"] == tuple(range(8))
 
 
 def test_an_idle_node_replaces_a_lost_one_only_if_it_holds_the_state() -> None:
     present = problem("n0", "n1", "n3", "n4", "n5")
     new = rerouted(TWO_BY_TWO, present, (*[()] * 6, *[("n5",)] * 6))
     assert new is not None
-    assert new.routes == (Route(("n0", "n5"), 4), Route(("n1", "n3"), 4))
+    assert new.takeovers == ()
+    assert set(chains(new)) == {("n0", "n5"), ("n1", "n3")}
     assert new.idle == ("n4",)
     assert rerouted(TWO_BY_TWO, problem("n0", "n1", "n4"), NOBODY) is None
+
+
+def test_a_node_that_was_lost_and_is_back_gets_no_second_seat_in_its_stage() -> None:
+    everybody_holds = (("n0", "n1", "n2", "n3"),) * LAYERS
+    three = plan(("n0",), ("n1", "n2", "n3"), routes=((("n0", "n1"), 4), (("n0", "n2"), 2), (("n0", "n3"), 2)))
+    once = rerouted(three, problem("n0", "n2", "n3"), everybody_holds)
+    assert once is not None
+    twice = rerouted(once, problem("n0", "n1", "n3"), everybody_holds)
+    assert twice is not None
+    assert (twice.stages[1].replicas, twice.idle) == (("n3",), ("n1",))
+    other = rerouted(once, problem("n1", "n2", "n3"), everybody_holds)  # of the other stage it can
+    assert other is not None
+    assert other.stages[0].replicas == ("n1",)
 
 
 def test_there_is_no_failover_when_a_link_or_memory_is_missing() -> None:
@@ -81,26 +101,35 @@ def test_there_is_no_failover_when_a_link_or_memory_is_missing() -> None:
 
 
 @given(data=st.data(), sizes=st.lists(st.integers(1, 4), min_size=1, max_size=4), spares=st.integers(0, 3))
-def test_survivors_keep_the_numbers_of_their_micro_batches(data: st.DataObject, sizes: list[int], spares: int) -> None:
+def test_through_any_deaths_every_micro_batch_passes_each_stage_once_and_survivors_keep_theirs(
+    data: st.DataObject, sizes: list[int], spares: int
+) -> None:
     borders = np.cumsum([0, *sizes])
     stages = tuple(tuple(f"n{i}" for i in range(a, b)) for a, b in pairwise(borders))
     chain = st.tuples(*(st.sampled_from(stage) for stage in stages))
     drawn = data.draw(st.lists(chain, min_size=MICRO_BATCHES, max_size=MICRO_BATCHES))
-    old = plan(*stages, routes=tuple((nodes, 1) for nodes in drawn))
+    now = plan(*stages, routes=tuple((nodes, 1) for nodes in drawn))
     everybody = [f"n{i}" for i in range(borders[-1] + spares)]
-    gone = data.draw(st.sets(st.sampled_from(everybody), max_size=len(everybody) - 1))
-    holders = [data.draw(st.sets(st.sampled_from(everybody))) for _ in stages]
     width = LAYERS // len(stages)
-    per_layer = [holders[layer // width] for layer in range(width * len(stages))]
-    present = problem(*(node for node in everybody if node not in gone))
     workload = even_workload(width * len(stages), MICRO_BATCHES)
-    new = rerouted(old, Problem(present.cluster, workload), per_layer)
-    if new is None:
-        assert any(gone >= set(stage) for stage in stages)
-        return
-    validate(new, present.cluster.ids, workload)
-    for before, after in zip(chains(old), chains(new), strict=True):
-        for node, successor, stage, able in zip(before, after, new.stages, holders, strict=True):
-            assert successor == node or node in gone
-            assert successor in stage.replicas
-            assert successor in old.nodes or successor in able
+    for _ in range(data.draw(st.integers(1, 4))):
+        # Whoever was lost may be back, idle.
+        present = sorted(data.draw(st.sets(st.sampled_from(everybody), min_size=1)), key=everybody.index)
+        holders = [data.draw(st.sets(st.sampled_from(everybody))) for _ in stages]
+        per_layer = [holders[layer // width] for layer in range(width * len(stages))]
+        cluster = problem(*present).cluster
+        new = rerouted(now, Problem(cluster, workload), per_layer)
+        if new is None:
+            assert any(not set(stage.replicas) & set(present) for stage in now.stages)
+            return
+        validate(new, cluster.ids, workload)
+        for before, after in zip(chains(now), chains(new), strict=True):
+            for node, successor, stage, able in zip(before, after, new.stages, holders, strict=True):
+                assert successor == node or node not in present
+                assert successor in stage.replicas
+                assert successor in now.nodes or successor in able
+        for node, numbers in micro_batches_of(now).items():
+            assert node not in present or set(numbers) <= set(micro_batches_of(new)[node])
+        loads = {node: load for stage in new.stages for node, load in zip(stage.replicas, stage.loads, strict=True)}
+        assert {node: len(numbers) for node, numbers in micro_batches_of(new).items()} == loads
+        now = new

@@ -8,7 +8,7 @@ import pytest
 from dtfm.scheduler.cost.state_transfer import Holdings
 from dtfm.scheduler.model.cluster import Cluster, Node
 from dtfm.scheduler.model.decision import Reason, Why
-from dtfm.scheduler.model.plan import Plan, Route, Stage, validate
+from dtfm.scheduler.model.plan import Plan, Stage, from_routes, validate
 from dtfm.scheduler.model.problem import Problem
 from dtfm.scheduler.schedule import schedule
 from tests.scheduler.clusters import even_workload, uniform_cluster
@@ -18,8 +18,8 @@ STATE = 2e7 * 3  # weights and optimizer state of a layer of even_workload
 
 def two_stages(*replicas: tuple[str, ...]) -> Plan:
     cuts = (0, 6, 12)
-    stages = tuple(Stage((cuts[i], cuts[i + 1]), names) for i, names in enumerate(replicas))
-    return Plan(1, stages, (Route(tuple(names[0] for names in replicas), 8),))
+    stages = [Stage((cuts[i], cuts[i + 1]), names, ()) for i, names in enumerate(replicas)]
+    return from_routes(1, stages, [([names[0] for names in replicas], 8)])
 
 
 def test_a_joining_node_fetches_from_all_holders_at_once() -> None:

@@ -1,6 +1,6 @@
 """Where replanning starts."""
 
-from dtfm.scheduler.model.plan import Plan, Route, Stage
+from dtfm.scheduler.model.plan import Plan, Stage, from_routes
 from dtfm.scheduler.model.problem import Problem
 from dtfm.scheduler.replan.warm_start import NEWCOMERS, repaired
 from tests.scheduler.clusters import even_workload, uniform_cluster
@@ -8,10 +8,10 @@ from tests.scheduler.clusters import even_workload, uniform_cluster
 
 def plan(*stages: tuple[str, ...]) -> Plan:
     width = 12 // len(stages)
-    return Plan(
-        generation=1,
-        stages=tuple(Stage((width * at, width * (at + 1)), nodes) for at, nodes in enumerate(stages)),
-        routes=(Route(tuple(nodes[0] for nodes in stages), 8),),
+    return from_routes(
+        1,
+        [Stage((width * at, width * (at + 1)), nodes, ()) for at, nodes in enumerate(stages)],
+        [([nodes[0] for nodes in stages], 8)],
     )
 
 

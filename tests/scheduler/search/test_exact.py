@@ -4,9 +4,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dtfm.scheduler.assemble.evaluate import Evaluator, simulated
-from dtfm.scheduler.assemble.routes import route
+from dtfm.scheduler.assemble.evaluate import Evaluator
+from dtfm.scheduler.assemble.flows import connected
 from dtfm.scheduler.cost.plan_bounds import plan_bounds
+from dtfm.scheduler.cost.simulate import simulate
 from dtfm.scheduler.model.problem import Problem
 from dtfm.scheduler.model.request import Shape
 from dtfm.scheduler.schedule import schedule
@@ -24,9 +25,9 @@ def test_no_plan_is_simulated_faster_than_its_bound(seed: int, micro_batches: in
     for groups in all_groups(3, Shape(most_stages=3)):
         cuts = all_cuts(4, len(groups))
         for bound, cut in zip(plan_bounds(problem, groups, cuts), cuts.tolist(), strict=True):
-            draft = route(problem, groups, tuple(cut))
-            if set(draft.chains.ravel().tolist()) == {node for group in groups for node in group}:
-                assert bound <= simulated(problem, draft).seconds
+            draft = connected(problem, groups, tuple(cut))
+            if all(loads.all() for loads in draft.loads):
+                assert bound <= simulate(problem, draft)
 
 
 @settings(max_examples=15, deadline=None)
