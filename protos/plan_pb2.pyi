@@ -133,31 +133,60 @@ class Workload(_message.Message):
     def __init__(self, layers: _Optional[_Iterable[_Union[Workload.Layer, _Mapping]]] = ..., micro_batches: _Optional[int] = ..., optimizer_bytes_per_parameter_byte: _Optional[float] = ..., own_bytes_per_parameter_byte: _Optional[float] = ...) -> None: ...
 
 class Plan(_message.Message):
-    __slots__ = ("generation", "stages", "routes", "idle")
+    __slots__ = ("generation", "stages", "idle", "boundaries", "takeovers")
     class Stage(_message.Message):
-        __slots__ = ("first_layer", "past_last_layer", "replicas", "in_flight")
+        __slots__ = ("first_layer", "past_last_layer", "replicas", "in_flight", "loads")
         FIRST_LAYER_FIELD_NUMBER: _ClassVar[int]
         PAST_LAST_LAYER_FIELD_NUMBER: _ClassVar[int]
         REPLICAS_FIELD_NUMBER: _ClassVar[int]
         IN_FLIGHT_FIELD_NUMBER: _ClassVar[int]
+        LOADS_FIELD_NUMBER: _ClassVar[int]
         first_layer: int
         past_last_layer: int
         replicas: _containers.RepeatedScalarFieldContainer[str]
         in_flight: int
-        def __init__(self, first_layer: _Optional[int] = ..., past_last_layer: _Optional[int] = ..., replicas: _Optional[_Iterable[str]] = ..., in_flight: _Optional[int] = ...) -> None: ...
-    class Route(_message.Message):
-        __slots__ = ("nodes", "micro_batches")
-        NODES_FIELD_NUMBER: _ClassVar[int]
+        loads: _containers.RepeatedScalarFieldContainer[int]
+        def __init__(self, first_layer: _Optional[int] = ..., past_last_layer: _Optional[int] = ..., replicas: _Optional[_Iterable[str]] = ..., in_flight: _Optional[int] = ..., loads: _Optional[_Iterable[int]] = ...) -> None: ...
+    class Boundary(_message.Message):
+        __slots__ = ("flows",)
+        FLOWS_FIELD_NUMBER: _ClassVar[int]
+        flows: _containers.RepeatedCompositeFieldContainer[Plan.Flow]
+        def __init__(self, flows: _Optional[_Iterable[_Union[Plan.Flow, _Mapping]]] = ...) -> None: ...
+    class Flow(_message.Message):
+        __slots__ = ("sender", "receiver", "micro_batches")
+        SENDER_FIELD_NUMBER: _ClassVar[int]
+        RECEIVER_FIELD_NUMBER: _ClassVar[int]
         MICRO_BATCHES_FIELD_NUMBER: _ClassVar[int]
-        nodes: _containers.RepeatedScalarFieldContainer[str]
+        sender: str
+        receiver: str
         micro_batches: int
-        def __init__(self, nodes: _Optional[_Iterable[str]] = ..., micro_batches: _Optional[int] = ...) -> None: ...
+        def __init__(self, sender: _Optional[str] = ..., receiver: _Optional[str] = ..., micro_batches: _Optional[int] = ...) -> None: ...
+    class Takeover(_message.Message):
+        __slots__ = ("stage", "node", "place", "heirs")
+        STAGE_FIELD_NUMBER: _ClassVar[int]
+        NODE_FIELD_NUMBER: _ClassVar[int]
+        PLACE_FIELD_NUMBER: _ClassVar[int]
+        HEIRS_FIELD_NUMBER: _ClassVar[int]
+        stage: int
+        node: str
+        place: int
+        heirs: _containers.RepeatedCompositeFieldContainer[Plan.Heir]
+        def __init__(self, stage: _Optional[int] = ..., node: _Optional[str] = ..., place: _Optional[int] = ..., heirs: _Optional[_Iterable[_Union[Plan.Heir, _Mapping]]] = ...) -> None: ...
+    class Heir(_message.Message):
+        __slots__ = ("node", "micro_batches")
+        NODE_FIELD_NUMBER: _ClassVar[int]
+        MICRO_BATCHES_FIELD_NUMBER: _ClassVar[int]
+        node: str
+        micro_batches: int
+        def __init__(self, node: _Optional[str] = ..., micro_batches: _Optional[int] = ...) -> None: ...
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     STAGES_FIELD_NUMBER: _ClassVar[int]
-    ROUTES_FIELD_NUMBER: _ClassVar[int]
     IDLE_FIELD_NUMBER: _ClassVar[int]
+    BOUNDARIES_FIELD_NUMBER: _ClassVar[int]
+    TAKEOVERS_FIELD_NUMBER: _ClassVar[int]
     generation: int
     stages: _containers.RepeatedCompositeFieldContainer[Plan.Stage]
-    routes: _containers.RepeatedCompositeFieldContainer[Plan.Route]
     idle: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, generation: _Optional[int] = ..., stages: _Optional[_Iterable[_Union[Plan.Stage, _Mapping]]] = ..., routes: _Optional[_Iterable[_Union[Plan.Route, _Mapping]]] = ..., idle: _Optional[_Iterable[str]] = ...) -> None: ...
+    boundaries: _containers.RepeatedCompositeFieldContainer[Plan.Boundary]
+    takeovers: _containers.RepeatedCompositeFieldContainer[Plan.Takeover]
+    def __init__(self, generation: _Optional[int] = ..., stages: _Optional[_Iterable[_Union[Plan.Stage, _Mapping]]] = ..., idle: _Optional[_Iterable[str]] = ..., boundaries: _Optional[_Iterable[_Union[Plan.Boundary, _Mapping]]] = ..., takeovers: _Optional[_Iterable[_Union[Plan.Takeover, _Mapping]]] = ...) -> None: ...

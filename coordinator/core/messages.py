@@ -19,11 +19,29 @@ def plan_message(plan: Plan) -> plan_pb2.Plan:
                 past_last_layer=stage.layers[1],
                 replicas=stage.replicas,
                 in_flight=stage.in_flight,
+                loads=stage.loads,
             )
             for stage in plan.stages
         ],
-        routes=[plan_pb2.Plan.Route(nodes=route.nodes, micro_batches=route.micro_batches) for route in plan.routes],
         idle=plan.idle,
+        boundaries=[
+            plan_pb2.Plan.Boundary(
+                flows=[
+                    plan_pb2.Plan.Flow(sender=flow.sender, receiver=flow.receiver, micro_batches=flow.micro_batches)
+                    for flow in flows
+                ]
+            )
+            for flows in plan.flows
+        ],
+        takeovers=[
+            plan_pb2.Plan.Takeover(
+                stage=takeover.stage,
+                node=takeover.node,
+                place=takeover.place,
+                heirs=[plan_pb2.Plan.Heir(node=node, micro_batches=count) for node, count in takeover.heirs],
+            )
+            for takeover in plan.takeovers
+        ],
     )
 
 

@@ -16,6 +16,7 @@ from dtfm.coordinator.core.transition import Transition
 from dtfm.coordinator.core.validation import malformed
 from dtfm.coordinator.log import events as ev
 from dtfm.protos import control_pb2 as wire
+from dtfm.scheduler.model.chains import held_out_chains
 from dtfm.scheduler.model.plan import Plan
 
 MOST_EVALUATIONS = 4
@@ -23,11 +24,12 @@ MOST_EVALUATIONS = 4
 
 
 def expect_evaluation(transition: Transition, step: int, plan: Plan) -> None:
-    """The last nodes of the routes report their part of the held-out loss."""
-    pending = transition.state.evaluations
+    """The last nodes of the held-out micro-batches' chains report their part of the held-out loss."""
+    pending, train = transition.state.evaluations, transition.state.run.train
     if len(pending) >= MOST_EVALUATIONS:
         evaluation_lost(transition, min(pending), f"it was not done when that of step {step} began")
-    evaluation = Evaluation(plan.generation, frozenset(route.nodes[-1] for route in plan.routes))
+    held_out = held_out_chains(plan, train.evaluation_samples // train.micro_batch)
+    evaluation = Evaluation(plan.generation, frozenset(chain[-1] for chain in held_out))
     _set_evaluation(transition, step, evaluation)
 
 

@@ -277,4 +277,4 @@ def _ask(transition: Transition, question: Question, hasty: bool, tickets: Seque
 
 
 def _same_work(one: Plan, other: Plan | None) -> bool:
-    return other is not None and (one.stages, one.routes) == (other.stages, other.routes)
+    return other is not None and replace(one, generation=0, idle=()) == replace(other, generation=0, idle=())

@@ -12,7 +12,8 @@ from dtfm.protos import PROTOCOL_VERSION
 from dtfm.protos import control_pb2 as wire
 from dtfm.protos.connection import read_address
 from dtfm.protos.credentials import read_request
-from dtfm.scheduler.model.plan import Plan, micro_batch_numbers
+from dtfm.scheduler.model.chains import micro_batches_of
+from dtfm.scheduler.model.plan import Plan
 from dtfm.scheduler.model.workload import Layer, Workload
 
 MAX_NODES = 1000
@@ -194,14 +195,11 @@ def check_vote(vote: wire.StepReady) -> None:
 
 def check_progress(progress: wire.Progress, plan: Plan, node: str) -> None:
     """Raises Refused for micro-batches that are not the node's."""
-    stage = plan.stage_of(node)
-    assert stage is not None
-    numbers = zip(plan.routes, micro_batch_numbers(plan), strict=True)
-    mine = {number for route, numbers in numbers if route.nodes[stage] == node for number in numbers}
+    mine = micro_batches_of(plan)[node]
     for field in ("activations", "gradients", "finished"):
         told = getattr(progress, field)
-        if len(told) > len(mine) or not mine.issuperset(told):
-            raise malformed(f"progress.{field}", list(told[:20]), f"among the node's own, {sorted(mine)[:20]}")
+        if len(told) > len(mine) or not set(mine).issuperset(told):
+            raise malformed(f"progress.{field}", list(told[:20]), f"among the node's own, {list(mine[:20])}")
 
 
 def check_lost(lost: Sequence[int], layers: int) -> None:

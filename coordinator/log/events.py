@@ -1,7 +1,7 @@
 """The events of the log. Everything the coordinator keeps for good is a fold of them (ledger.py).
 
 Their JSON is a contract: scripts read it from ``--json``, and the store keeps it. Events and fields that were renamed are still
-read under their old names.
+read under their old names, and plans with routes as plans with flows.
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
-from pydantic import AliasChoices, Field, TypeAdapter, ValidationError
+from pydantic import AliasChoices, BeforeValidator, Field, TypeAdapter, ValidationError
 
+from dtfm.coordinator.log.plan_with_routes import with_flows
 from dtfm.scheduler.model.plan import Plan
 from dtfm.scheduler.model.workload import Workload
 
@@ -171,7 +172,7 @@ class PlanAdopted:
     The seconds are the planner's prediction for a step, and its lower bound, if any."""
 
     generation: int
-    plan: Plan
+    plan: Annotated[Plan, BeforeValidator(with_flows)]
     reason: str
     step: int
     predicted_seconds: float | None = None

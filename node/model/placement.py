@@ -6,7 +6,11 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from dtfm.node.model.bucket import BucketSpec
-from dtfm.protos.plan_pb2 import Plan
+from dtfm.scheduler.model.chains import chains, held_out_chains
+from dtfm.scheduler.model.plan import Plan
+
+Chains = tuple[tuple[str, ...], ...]
+"""By micro-batch, the nodes that compute it, one per stage."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,49 +73,45 @@ class Placement:
 def placement_of(
     plan: Plan, node: str, evaluation_micro_batches: int, buckets: Iterable[BucketSpec] = ()
 ) -> Placement | None:
-    """``node``'s placement, or None when the plan leaves it idle. ``buckets`` are the model's.
-
-    Routes take consecutive micro-batches in plan order; held-out micro-batches are dealt out to the routes in turn.
-    """
-    stage = next((i for i, s in enumerate(plan.stages) if node in s.replicas), None)
-    if stage is None:
+    """``node``'s placement, or None when the plan leaves it idle. ``buckets`` are the model's."""
+    index = plan.stage_of(node)
+    if index is None:
         return None
-    layers = (plan.stages[stage].first_layer, plan.stages[stage].past_last_layer)
-    training_route = [r for r, route in enumerate(plan.routes) for _ in range(route.micro_batches)]
-    evaluation_route = [e % len(plan.routes) for e in range(evaluation_micro_batches)]
-    mine = _micro_batches(plan, node, stage, training_route)
-    held_out = _micro_batches(plan, node, stage, evaluation_route)
+    stage = plan.stages[index]
+    training, held_out = chains(plan), held_out_chains(plan, evaluation_micro_batches)
+    mine, mine_held_out = _micro_batches(training, node, index), _micro_batches(held_out, node, index)
     return Placement(
         node=node,
         generation=plan.generation,
-        stage=stage,
+        stage=index,
         stages=len(plan.stages),
-        layers=layers,
-        replicas=tuple(plan.stages[stage].replicas),
+        layers=stage.layers,
+        replicas=stage.replicas,
         micro_batches=mine,
-        previous=_neighbours(plan, mine, training_route, stage - 1),
-        next=_neighbours(plan, mine, training_route, stage + 1),
-        evaluation_micro_batches=held_out,
-        evaluation_previous=_neighbours(plan, held_out, evaluation_route, stage - 1),
-        evaluation_next=_neighbours(plan, held_out, evaluation_route, stage + 1),
+        previous=_neighbours(training, mine, index - 1),
+        next=_neighbours(training, mine, index + 1),
+        evaluation_micro_batches=mine_held_out,
+        evaluation_previous=_neighbours(held_out, mine_held_out, index - 1),
+        evaluation_next=_neighbours(held_out, mine_held_out, index + 1),
         # Unless the plan says: one per stage from here on, and as many again to keep links and devices busy.
-        in_flight=plan.stages[stage].in_flight or 2 * (len(plan.stages) - stage),
-        groups={spec.index: group_of(plan, spec.layers) for spec in buckets if spec.used_by(*layers)},
+        in_flight=stage.in_flight or 2 * (len(plan.stages) - index),
+        groups={spec.index: group_of(plan, spec.layers) for spec in buckets if spec.used_by(*stage.layers)},
     )
 
 
 def group_of(plan: Plan, layers: Collection[int]) -> Group:
     """The group of a bucket that ``layers`` use."""
-    stages = [s for s in plan.stages if any(s.first_layer <= layer < s.past_last_layer for layer in layers)]
+    stages = [s for s in plan.stages if any(s.layers[0] <= layer < s.layers[1] for layer in layers)]
     assert stages, f"no stage of the plan has layers {sorted(layers)}"
-    return Group(tuple(n for s in stages for n in s.replicas), tuple(stages[0].replicas))
+    return Group(tuple(n for s in stages for n in s.replicas), stages[0].replicas)
 
 
-def _micro_batches(plan: Plan, node: str, stage: int, routes: list[int]) -> tuple[int, ...]:
-    return tuple(m for m, r in enumerate(routes) if plan.routes[r].nodes[stage] == node)
+def _micro_batches(ways: Chains, node: str, stage: int) -> tuple[int, ...]:
+    return tuple(number for number, chain in enumerate(ways) if chain[stage] == node)
 
 
-def _neighbours(plan: Plan, micro_batches: tuple[int, ...], routes: list[int], stage: int) -> dict[int, str]:
-    if not 0 <= stage < len(plan.stages):
+def _neighbours(ways: Chains, micro_batches: tuple[int, ...], stage: int) -> dict[int, str]:
+    """By micro-batch, its node in ``stage``; empty if there is no such stage."""
+    if not ways or not 0 <= stage < len(ways[0]):
         return {}
-    return {m: plan.routes[routes[m]].nodes[stage] for m in micro_batches}
+    return {number: ways[number][stage] for number in micro_batches}

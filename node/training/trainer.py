@@ -19,6 +19,7 @@ from dtfm.node.model.bucket import Bucket
 from dtfm.node.model.load import load_model
 from dtfm.node.model.loaded_run import LoadedRun
 from dtfm.node.model.placement import Placement, placement_of
+from dtfm.node.model.received_plan import read_plan
 from dtfm.node.model.workload import layer_flops, workload
 from dtfm.node.state.recovery import Inventory, take_inventory
 from dtfm.node.state.standby_role import StandbyRole
@@ -256,7 +257,14 @@ class Trainer:
         self._drop_other_history(assignment)
         held_out = train.evaluation_samples // train.micro_batch
         buckets = self._loaded.model.buckets
-        placement = placement_of(assignment.plan, self._equipment.node, held_out, buckets)
+        try:
+            layers, micro_batches = len(self._loaded.model.layers), train.global_batch // train.micro_batch
+            plan = read_plan(assignment.plan, layers, micro_batches)
+        except ValueError as error:
+            log.error("generation %d has an impossible plan: %s", number, error)
+            self._report(NodeMessage(plan_failed=plan_failed(number, error)))
+            return
+        placement = placement_of(plan, self._equipment.node, held_out, buckets)
         inventory = take_inventory(assignment, buckets, self._equipment.node, placement, self._store.held)
         if inventory.is_incomplete:  # otherwise its standby copies are for another stage, and it keeps them
             inventory = replace(inventory, copied=self._take_copies(assignment))

@@ -34,7 +34,7 @@ from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.ledger import fold
 from dtfm.coordinator.log.ledger_snapshot import take
 from dtfm.coordinator.log.store import Store
-from dtfm.scheduler.model.plan import Plan, Route, Stage
+from dtfm.scheduler.model.plan import Stage, from_routes
 from dtfm.scheduler.model.workload import Layer, Workload
 from tests.bench.crowd import Crowd
 from tests.bench.rows import Row, show
@@ -71,8 +71,8 @@ def log_of_a_long_run(nodes: int = 16) -> Iterator[ev.Event]:
     layers = tuple(Layer(f"layer {number}", 1.5e9, 1e6, 1e5) for number in range(10))
     yield ev.RunDescribed(ev.Described(Workload(layers, nodes // 2), "ab" * 16, 1000, 100, 3.2, 256, 10))
     first, second = tuple(names[: nodes // 2]), tuple(names[nodes // 2 :])
-    routes = tuple(Route(pair, 1) for pair in zip(first, second, strict=True))
-    plan = Plan(1, (Stage((0, 5), first), Stage((5, 10), second)), routes)
+    routes = [(pair, 1) for pair in zip(first, second, strict=True)]
+    plan = from_routes(1, (Stage((0, 5), first, ()), Stage((5, 10), second, ())), routes)
     yield ev.PlanAdopted(1, plan, "the benchmark's", 0, 1.5, 1.25)
     yield ev.PlanStarted(1, 1)
     step = 0

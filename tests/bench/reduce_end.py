@@ -59,16 +59,12 @@ async def ours(codec_name: str, rank: int, port: int, addresses: list[str]) -> R
     from dtfm.node.transport.receiver import Receiver
     from dtfm.node.transport.send_priority import Rank
     from dtfm.node.transport.sender import Sender
-    from dtfm.protos.plan_pb2 import Plan
+    from dtfm.scheduler.model.plan import Plan, Stage
     from tests.protos.members import member
 
     keep_freed_memory()
     names = [f"n{number}" for number in range(len(addresses))]
-    plan = Plan(
-        generation=1,
-        stages=[Plan.Stage(first_layer=0, past_last_layer=BUCKETS, replicas=names)],
-        routes=[Plan.Route(nodes=[name], micro_batches=1) for name in names],
-    )
+    plan = Plan(1, (Stage((0, BUCKETS), tuple(names), (1,) * len(names)),), ())
     placement = placement_of(plan, names[rank], 0, [BucketSpec(index, (index,), ()) for index in range(BUCKETS)])
     assert placement is not None
     sizes = TensorSizes(0, 0, dict.fromkeys(range(BUCKETS), BUCKET_ELEMENTS), torch.float32)

@@ -117,7 +117,7 @@ def follow(answer: Answer, events: int, seed: int) -> Outcome:
         holdings = Holdings.of(problem, plan)
         moving += holdings.seconds(draft.groups, draft.cuts)
         moved += sum(transfer.bytes for transfer in holdings.transfers(draft.groups, draft.cuts))
-        changes += (answered.stages, answered.routes) != (plan.stages, plan.routes)
+        changes += (answered.stages, answered.flows) != (plan.stages, plan.flows)
         plan = answered
         iteration = simulate(problem, draft)
         training += STEPS * iteration

@@ -190,10 +190,9 @@ def simulated(plan: Plan, workload: Workload, computed: Mapping[str, float], clu
     draft = draft_of(plan, cluster)
     flops = Problem(cluster, workload).flops_before
     speeds = {node.id: node.flops for node in cluster.nodes}
-    for place, stage in enumerate(plan.stages):
+    for stage in plan.stages:
         work = 3 * float(flops[stage.layers[1]] - flops[stage.layers[0]])
-        for node in stage.replicas:
-            count = sum(route.micro_batches for route in plan.routes if route.nodes[place] == node)
+        for node, count in zip(stage.replicas, stage.loads, strict=True):
             if work and count:  # an embedding alone computes nothing
                 speeds[node] = work * count / computed[node]
     nodes = tuple(replace(node, flops=speeds[node.id], up=UNLIMITED, down=UNLIMITED) for node in cluster.nodes)

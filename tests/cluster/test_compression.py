@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from itertools import accumulate, pairwise
+import json
 from pathlib import Path
 
 import pytest
 
+from dtfm.scheduler.formats import parse_plan
+from dtfm.scheduler.model.chains import micro_batches_of
 from tests.cluster.launch import Cluster
 from tests.cluster.runs import losses_alone, losses_with_largest_gradients, run_file
 
@@ -36,9 +38,7 @@ def test_replicas_that_exchange_the_largest_gradients_have_the_losses_of_one_pro
     with Cluster(tmp_path, text, nodes="ab") as cluster:
         assert cluster.finish() == 0
     plan = cluster.of("plan_adopted")[-1]["plan"]
-    shares = {route["nodes"][0]: route["micro_batches"] for route in plan["routes"]}
-    ends = pairwise(accumulate(shares.values(), initial=0))
-    micro_batches = {node: range(*part) for node, part in zip(shares, ends, strict=True)}
+    micro_batches = micro_batches_of(parse_plan(json.dumps(plan)))
     replicas = [micro_batches[node] for node in plan["stages"][0]["replicas"]]
     expected = losses_with_largest_gradients(cluster.run_file, replicas, steps=steps)
     assert cluster.losses == pytest.approx(expected, rel=1e-5)

@@ -203,7 +203,10 @@ def test_a_node_that_became_slow_gets_less_to_do(tmp_path: Path) -> None:
 
 def shares(adopted: Event) -> dict[str, int]:
     """Micro-batches by node."""
-    return {route["nodes"][0]: route["micro_batches"] for route in adopted["plan"]["routes"]}
+    stages = adopted["plan"]["stages"]
+    return {
+        node: load for stage in stages for node, load in zip(stage["replicas"], stage["loads"], strict=True) if load
+    }
 
 
 def started(

@@ -48,8 +48,9 @@ def links(node: str, peers: Iterable[str]) -> wire.NodeMessage:
 
 
 def vote(plan: plan_pb2.Plan, node: str, step: int, micro_batch: int = 2) -> wire.StepReady:
-    """The vote for ``step``; at the end of a route, with the loss of the route's micro-batches."""
-    samples = micro_batch * sum(route.micro_batches for route in plan.routes if route.nodes[-1] == node)
+    """The vote for ``step``; on the last stage, with the loss of the node's micro-batches."""
+    loads = {name: load for last in plan.stages[-1:] for name, load in zip(last.replicas, last.loads, strict=True)}
+    samples = micro_batch * loads.get(node, 0)
     return wire.StepReady(
         generation=plan.generation,
         step=step,
@@ -84,6 +85,12 @@ def snapshot_parts(
     return wire.NodeMessage(
         snapshot_parts=wire.SnapshotParts(step=step, destination=destination, parts=parts, problem=problem)
     )
+
+
+def last_busy(plan: plan_pb2.Plan) -> str:
+    """A node of the last stage that has micro-batches."""
+    last = plan.stages[-1]
+    return next(node for node, load in zip(last.replicas, last.loads, strict=True) if load)
 
 
 def stage_of(plan: plan_pb2.Plan, node: str) -> plan_pb2.Plan.Stage | None:

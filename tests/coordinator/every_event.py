@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 from dtfm.coordinator.log import events as ev
-from dtfm.scheduler.model.plan import Plan, Route, Stage
+from dtfm.scheduler.model.plan import Flow, Plan, Stage, Takeover
 from dtfm.scheduler.model.workload import Layer, Workload
 
 DEVICE = ev.DeviceSeen("cpu", "a cpu", 1 << 33, 1e11)
-PLAN = Plan(1, (Stage((0, 2), ("a", "b")), Stage((2, 3), ("c",))), (Route(("a", "c"), 3), Route(("b", "c"), 5)), ("d",))
+PLAN = Plan(
+    1,
+    (Stage((0, 2), ("a", "b"), (3, 5)), Stage((2, 3), ("c",), (8,))),
+    ((Flow("a", "c", 3), Flow("b", "c", 5)),),
+    ("d",),
+)
+CARRIED_ON = Plan(
+    2, (Stage((0, 2), ("a",), (8,)), PLAN.stages[1]), PLAN.flows, ("d",), (Takeover(0, "b", 1, (("a", 5),)),)
+)
 DESCRIBED = ev.Described(Workload((Layer("x", 1e9, 4e6, 1e5),), 8), "ab12", 100, 10, 3.2, 256, 1)
 
 EVERY_EVENT: list[ev.Event] = [
@@ -25,6 +33,7 @@ EVERY_EVENT: list[ev.Event] = [
     ev.RunDescribed(DESCRIBED),
     ev.Waiting("why"),
     ev.PlanAdopted(1, PLAN, "why", 0, 1.5, None),
+    ev.PlanAdopted(2, CARRIED_ON, "why", 0),
     ev.PlanStarted(1, 1, 0, {"a": {"b": {"activations": "raw16"}}}),
     ev.CodecsChosen("a", {"b": {"activations": "i8b256"}}),
     ev.PlanFailed(1, "a", "why"),

@@ -18,7 +18,7 @@ from dtfm.protos import control_pb2 as wire
 from dtfm.protos import control_pb2_grpc
 from dtfm.protos.connection import open_channel, token_metadata
 from dtfm.protos.credentials import to_coordinator
-from tests.coordinator.answers import answer, checkpoint_buckets, evaluated, links, snapshot_parts
+from tests.coordinator.answers import answer, checkpoint_buckets, evaluated, last_busy, links, snapshot_parts
 from tests.coordinator.script import hello, prepared
 
 Twist = Callable[[wire.NodeMessage], wire.NodeMessage | None]
@@ -119,7 +119,7 @@ class FakeNode:
     def _after(self, commit: wire.Commit) -> None:
         if commit.snapshot == wire.CHECKPOINT:
             self._write(commit.step)
-        if commit.evaluate and self.name == self._assignment.plan.routes[0].nodes[-1]:
+        if commit.evaluate and self.name == last_busy(self._assignment.plan):
             self._say(evaluated(commit.generation, commit.step))
 
     def _write(self, step: int) -> None:

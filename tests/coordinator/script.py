@@ -25,13 +25,14 @@ from dtfm.coordinator.log.store import Record
 from dtfm.protos import PROTOCOL_VERSION, plan_pb2
 from dtfm.protos import control_pb2 as wire
 from dtfm.protos.credentials import make_key, signing_request
-from dtfm.scheduler.model.plan import Plan, Route, Stage
+from dtfm.scheduler.model.plan import Plan, Stage, from_routes
 from tests.coordinator.answers import (
     DIGEST,
     FILE_DIGEST,
     answer,
     checkpoint_buckets,
     evaluated,
+    last_busy,
     links,
     snapshot_parts,
     vote,
@@ -107,9 +108,8 @@ def two_stages(nodes: Iterable[str], micro_batches: int = 4) -> Plan:
     cut = (len(names) + 1) // 2
     groups = (names[:cut], names[cut:]) if len(names) > 1 else (names,)
     bounds = (0, LAYERS // 2, LAYERS) if len(groups) > 1 else (0, LAYERS)
-    stages = tuple(Stage((bounds[i], bounds[i + 1]), tuple(group)) for i, group in enumerate(groups))
-    route = Route(tuple(group[-1] for group in groups), micro_batches)
-    return Plan(0, stages, (route,))
+    stages = [Stage((bounds[i], bounds[i + 1]), tuple(group), ()) for i, group in enumerate(groups)]
+    return from_routes(0, stages, [([group[-1] for group in groups], micro_batches)])
 
 
 class World:
@@ -288,10 +288,9 @@ class World:
         self.hear(node, step_failed=wire.StepFailed(problem=problem, **{**fields, **changes}))
 
     def evaluate(self) -> None:
-        """The node at the end of the first route reports the held-out loss after the last commit."""
+        """The first node of the last stage that has work reports the held-out loss after the last commit."""
         plan, step = self.plan_in_force, self.state.ledger.step
-        node = plan.routes[0].nodes[-1]
-        self.hear(node, evaluated(plan.generation, step))
+        self.hear(last_busy(plan_message(plan)), evaluated(plan.generation, step))
 
     def apply(self) -> None:
         """All nodes of the plan say that they have applied the last commit, as they do before a pause."""

@@ -9,7 +9,7 @@ from typing import Any
 from dtfm.coordinator.core.safekeeping.availability import Kind, availability
 from dtfm.coordinator.core.safekeeping.snapshot import PAUSE_LEASES
 from dtfm.protos import control_pb2 as wire
-from dtfm.scheduler.model.plan import Plan, Route, Stage
+from dtfm.scheduler.model.plan import Plan, Stage
 from tests.coordinator.script import BUCKETS, LAYERS, LEASE, LONG, World, fresh_state, training
 
 PAUSE = PAUSE_LEASES * LEASE
@@ -108,7 +108,7 @@ def with_snapshot_in_halves() -> World:
 
 def plan_only_with(world: World, node: str) -> None:
     """From now on the planner uses this node alone, and the run needs no other."""
-    world.planner = lambda ids: Plan(0, (Stage((0, LAYERS), (node,)),), (Route((node,), 4),))
+    world.planner = lambda ids: Plan(0, (Stage((0, LAYERS), (node,), (4,)),), ())
     world.state = replace(world.state, run=fresh_state(cluster={"nodes": 1, "stages": "auto"}).run)
 
 

@@ -26,7 +26,9 @@ from dtfm.node.transport.sender import Sender, What
 from dtfm.node.transport.topic_queue import Closed
 from dtfm.protos.control_pb2 import Device
 from dtfm.protos.frame import Header, frames
-from dtfm.protos.plan_pb2 import Plan, Run
+from dtfm.protos.plan_pb2 import Run
+from dtfm.scheduler.model import plan as plans
+from dtfm.scheduler.model.plan import Plan
 from tests.protos.members import member
 
 Result = TypeVar("Result")
@@ -183,13 +185,8 @@ def even_plan(layers: int, stages: int, replicas: int, micro_batches: int) -> Pl
     """``stages`` of nearly equal numbers of layers with ``replicas`` each; nodes n0, n1, ... in pipeline order."""
     borders = [layers * number // stages for number in range(stages + 1)]
     names = [[f"n{stage * replicas + replica}" for replica in range(replicas)] for stage in range(stages)]
-    return Plan(
-        generation=1,
-        stages=[
-            Plan.Stage(first_layer=borders[s], past_last_layer=borders[s + 1], replicas=names[s]) for s in range(stages)
-        ],
-        routes=[
-            Plan.Route(nodes=[group[r] for group in names], micro_batches=micro_batches // replicas)
-            for r in range(replicas)
-        ],
+    return plans.from_routes(
+        1,
+        [plans.Stage((borders[s], borders[s + 1]), tuple(names[s]), ()) for s in range(stages)],
+        [([group[r] for group in names], micro_batches // replicas) for r in range(replicas)],
     )

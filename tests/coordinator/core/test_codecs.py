@@ -27,7 +27,7 @@ def ready(world: World, node: str, *codecs: wire.LinkCodec) -> None:
 
 @pytest.fixture
 def world() -> World:
-    """Layers 0-1 on a and b, 2-3 on c; the route is b, c."""
+    """Layers 0-1 on a and b, 2-3 on c; all micro-batches go from b to c."""
     world = World(fresh_state(cluster={"nodes": 3}))
     world.join("a", "b", "c")
     ready(world, "a", link("b", "reduction", "off"))

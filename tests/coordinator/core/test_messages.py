@@ -8,7 +8,7 @@ from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.ledger import fold
 from dtfm.protos import control_pb2 as wire
 from dtfm.protos.connection import MAX_MESSAGE_BYTES
-from dtfm.scheduler.model.plan import Plan, Route, Stage
+from dtfm.scheduler.model.plan import Stage, from_routes
 from tests.coordinator.every_event import DESCRIBED, DEVICE
 from tests.coordinator.script import fresh_state, training
 
@@ -46,8 +46,9 @@ def test_an_assignment_of_the_largest_plan_fits_into_a_message() -> None:
     """Names of 40 characters, all links measured."""
     names = [f"a-machine-with-a-rather-long-name-{number:06d}" for number in range(MAX_NODES)]
     half = MAX_NODES // 2
-    stages = (Stage((0, 1), tuple(names[:half])), Stage((1, 2), tuple(names[half:])))
-    plan = Plan(1, stages, tuple(Route(pair, 1) for pair in zip(names[:half], names[half:], strict=True)))
+    stages = (Stage((0, 1), tuple(names[:half]), ()), Stage((1, 2), tuple(names[half:]), ()))
+    links = [(names[a], names[half + (a + b) % half]) for a in range(half) for b in range(4)]
+    plan = from_routes(1, stages, [(link, 1000) for link in links])
     ledger = fold(
         [
             ev.RunDescribed(DESCRIBED),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 import pytest
 
@@ -12,8 +13,9 @@ from dtfm.coordinator.core.state import Stepping
 from dtfm.coordinator.core.transition import ManifestDone
 from dtfm.coordinator.log import events as ev
 from dtfm.protos import control_pb2 as wire
+from dtfm.scheduler.model.plan import Plan, Stage, from_routes
 from tests.coordinator.answers import DIGEST, FILE_DIGEST
-from tests.coordinator.script import LEASE, training
+from tests.coordinator.script import LAYERS, LEASE, World, fresh_state, training
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
@@ -92,11 +94,31 @@ def test_a_checkpoint_whose_parts_do_not_come_is_given_up() -> None:
     assert "b did not write its part within" in world.events(ev.CheckpointFailed)[-1].reason
 
 
+@pytest.mark.parametrize(("held_out", "expected"), [(1, "c"), (2, "cd"), (8, "cd")])
+def test_nodes_that_end_the_chains_of_held_out_micro_batches_report_the_loss(held_out: int, expected: str) -> None:
+    """Training micro-batches 0 and 2 end on c, 1 and 3 on d; the held-out ones travel their chains in turn."""
+    train = {"evaluate_every": 1, "evaluation_samples": 2 * held_out}
+
+    def plan(_: Iterable[str]) -> Plan:
+        stages = (Stage((0, 2), ("a", "b"), ()), Stage((2, LAYERS), ("c", "d"), ()))
+        return from_routes(0, stages, [(("a", "c"), 2), (("b", "d"), 2)])
+
+    world = World(fresh_state(cluster={"nodes": 4}, train={"steps": 10, **train}), plan)
+    world.join(*"abcd")
+    world.settle()
+    world.step()
+    (evaluation,) = world.state.evaluations.values()
+    assert evaluation.expected == set(expected)
+    for node in expected:
+        world.hear(node, evaluated=wire.Evaluated(generation=1, step=1, loss_sum=4.0, samples=2))
+    assert [event.samples for event in world.events(ev.Evaluated)] == [2 * len(expected)]
+
+
 def test_a_held_out_loss_over_no_samples_is_given_up() -> None:
     world = training("a", "b", train={"steps": 100, "evaluate_every": 2})
     world.step()
     world.step()
-    node = world.plan_in_force.routes[0].nodes[-1]
+    node = world.plan_in_force.stages[-1].replicas[-1]
     world.hear(node, evaluated=wire.Evaluated(generation=1, step=2, loss_sum=0.0, samples=0))
     assert world.state.evaluations == {}
     for _ in range(20):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,7 +11,8 @@ import pytest
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.events import Event, PlanFailed, SnapshotWritten, StandbyPromoted, from_json, from_text
 from dtfm.coordinator.log.store import Record
-from tests.coordinator.every_event import EVERY_EVENT, PLAN
+from dtfm.scheduler.formats import plan_document
+from tests.coordinator.every_event import CARRIED_ON, EVERY_EVENT, PLAN
 
 
 @pytest.mark.parametrize("event", EVERY_EVENT, ids=lambda event: event.event)
@@ -26,12 +28,50 @@ def test_a_plan_in_the_log_is_a_plan_file() -> None:
     assert fields["plan"] == {
         "generation": 1,
         "stages": [
-            {"layers": [0, 2], "replicas": ["a", "b"], "in_flight": 0},
-            {"layers": [2, 3], "replicas": ["c"], "in_flight": 0},
+            {"layers": [0, 2], "replicas": ["a", "b"], "loads": [3, 5], "in_flight": 0},
+            {"layers": [2, 3], "replicas": ["c"], "loads": [8], "in_flight": 0},
         ],
-        "routes": [{"nodes": ["a", "c"], "micro_batches": 3}, {"nodes": ["b", "c"], "micro_batches": 5}],
+        "flows": [
+            [
+                {"sender": "a", "receiver": "c", "micro_batches": 3},
+                {"sender": "b", "receiver": "c", "micro_batches": 5},
+            ]
+        ],
         "idle": ["d"],
+        "takeovers": [],
     }
+    for plan in (PLAN, CARRIED_ON):
+        assert ev.to_json(ev.PlanAdopted(1, plan, "why", 0))["plan"] == plan_document(plan)
+
+
+def with_routes(routes: list[dict[str, Any]]) -> dict[str, Any]:
+    """A plan_adopted event as it was before plans had flows."""
+    stages = [
+        {"layers": [0, 2], "replicas": ["a", "b"], "in_flight": 4},
+        {"layers": [2, 3], "replicas": ["c"], "in_flight": 1},
+    ]
+    plan = {"generation": 3, "stages": stages, "routes": routes, "idle": ["d"]}
+    return {"event": "plan_adopted", "generation": 3, "plan": plan, "reason": "why", "step": 7, "counts_from": 2}
+
+
+def test_a_plan_with_routes_is_read_as_their_loads_and_flows() -> None:
+    routes = [
+        {"nodes": ["b", "c"], "micro_batches": 1},
+        {"nodes": ["a", "c"], "micro_batches": 3},
+        {"nodes": ["b", "c"], "micro_batches": 4},
+    ]
+    stages = (replace(PLAN.stages[0], in_flight=4), replace(PLAN.stages[1], in_flight=1))
+    expected = ev.PlanAdopted(3, replace(PLAN, generation=3, stages=stages), "why", 7, counts_from=2)
+    assert from_json(with_routes(routes)) == expected
+    assert from_text(json.dumps(with_routes(routes))) == expected
+
+
+@pytest.mark.parametrize(
+    "routes", [[{"nodes": ["a"], "micro_batches": 1}], [{"nodes": ["c", "c"], "micro_batches": 1}], [{}]]
+)
+def test_a_plan_with_impossible_routes_is_no_event(routes: list[dict[str, Any]]) -> None:
+    with pytest.raises(ValueError, match="not an event of this version"):
+        from_json(with_routes(routes))
 
 
 @pytest.mark.parametrize("fields", [{"event": "from_the_future"}, {"event": "node_left"}, {}, {"event": 3}])

@@ -13,20 +13,14 @@ from dtfm.node.model.placement import placement_of
 from dtfm.node.training.compression import MARGIN, choose_codec, choose_codecs
 from dtfm.node.transport.frame_validation import TensorSizes
 from dtfm.protos.frame import Kind
-from dtfm.protos.plan_pb2 import Plan, Run
+from dtfm.protos.plan_pb2 import Run
+from dtfm.scheduler.model.plan import Stage, from_routes
 
 ELEMENTS = 1_000_000  # 4 MB of fp32
-PLAN = Plan(
-    generation=1,
-    stages=[
-        Plan.Stage(first_layer=0, past_last_layer=1, replicas=["a"]),
-        Plan.Stage(first_layer=1, past_last_layer=2, replicas=["me", "twin"]),
-        Plan.Stage(first_layer=2, past_last_layer=3, replicas=["z"]),
-    ],
-    routes=[
-        Plan.Route(nodes=["a", "me", "z"], micro_batches=4),
-        Plan.Route(nodes=["a", "twin", "z"], micro_batches=4),
-    ],
+PLAN = from_routes(
+    1,
+    [Stage((0, 1), ("a",), ()), Stage((1, 2), ("me", "twin"), ()), Stage((2, 3), ("z",), ())],
+    [(("a", "me", "z"), 4), (("a", "twin", "z"), 4)],
 )
 
 

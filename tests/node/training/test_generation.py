@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from math import isfinite
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from dtfm.node.data.dataset import load_data
 from dtfm.node.host.trace import Activity, Span, forget, listen
 from dtfm.node.model.load import load_model
 from dtfm.node.training.progress import Progress
-from dtfm.protos.plan_pb2 import Plan
+from dtfm.scheduler.model.plan import Plan, Takeover, from_routes
 from tests.cluster.runs import losses_alone, run_file, write_corpus
 from tests.node.in_process import InProcess, even_plan
 
@@ -52,21 +53,16 @@ def nodes(tmp_path: Path, text: str, memory: int, monkeypatch: pytest.MonkeyPatc
 def without_n1() -> Plan:
     """The plan of ``nodes`` with n1's part given to n0."""
     plan = even_plan(LAYERS, 2, 2, MICRO_BATCHES)
-    del plan.stages[0].replicas[1]
-    plan.routes[1].nodes[0] = "n0"
-    plan.generation = 2
-    return plan
+    first = replace(plan.stages[0], replicas=("n0",), loads=(MICRO_BATCHES,))
+    takeover = Takeover(0, "n1", 1, (("n0", MICRO_BATCHES // 2),))
+    return replace(plan, generation=2, stages=(first, plan.stages[1]), takeovers=(takeover,))
 
 
-def plan_by_micro_batch(generation: int, first_stage: dict[int, str]) -> Plan:
-    """The plan of ``nodes`` with the first stage of some micro-batches at these nodes."""
-    plan = even_plan(LAYERS, 2, 2, MICRO_BATCHES)
-    chains = [list(route.nodes) for route in plan.routes for _ in range(route.micro_batches)]
-    del plan.routes[:]
-    for number, (first, last) in enumerate(chains):
-        plan.routes.add(nodes=[first_stage.get(number, first), last], micro_batches=1)
-    plan.generation = generation
-    return plan
+def first_stage_swapped() -> Plan:
+    """The plan of ``nodes`` with n0 and n1 in each other's seats."""
+    first, last = even_plan(LAYERS, 2, 2, MICRO_BATCHES).stages
+    routes = [(("n1", "n2"), MICRO_BATCHES // 2), (("n0", "n3"), MICRO_BATCHES // 2)]
+    return from_routes(2, (replace(first, replicas=("n1", "n0")), last), routes)
 
 
 def digests(nodes: InProcess) -> list[bytes]:
@@ -103,10 +99,9 @@ def test_an_interrupted_step_goes_on_and_only_what_the_lost_node_did_is_done_aga
 
 def test_a_micro_batch_that_went_to_another_node_and_came_back_is_sent_once(tmp_path: Path, nodes: InProcess) -> None:
     nodes.interrupt(1)
-    (node, number), *_ = [(n, k) for n in ("n0", "n1") for k in nodes.generations[n].progress.outputs]
-    other = "n1" if node == "n0" else "n0"
-    nodes.go_on(plan_by_micro_batch(2, {number: other}))
-    nodes.go_on(plan_by_micro_batch(3, {}))
+    assert any(nodes.generations[node].progress.outputs for node in ("n0", "n1"))
+    nodes.go_on(first_stage_swapped())
+    nodes.go_on(replace(even_plan(LAYERS, 2, 2, MICRO_BATCHES), generation=3))
     assert [nodes.train(), nodes.train()] == pytest.approx(
         losses_alone(tmp_path / "run.toml", steps=2), rel=1e-9, abs=0
     )

@@ -28,25 +28,20 @@ from dtfm.node.training.progress import Progress
 from dtfm.node.transport.receiver import Arrival
 from dtfm.node.transport.topic_queue import Closed, TopicQueue
 from dtfm.protos.frame import Header, Kind
-from dtfm.protos.plan_pb2 import Plan
+from dtfm.scheduler.model.plan import Plan, Stage, from_routes
 
 WIDTH, ROWS, MICRO_BATCHES = 6, 2, 5
 STEP = 3
 
 
 def plan(*sizes: int) -> Plan:
-    """One layer per stage, with these numbers of replicas; micro-batches are dealt out to the routes in turn."""
-    stages = [
-        Plan.Stage(first_layer=i, past_last_layer=i + 1, replicas=[f"s{i}r{r}" for r in range(size)])
-        for i, size in enumerate(sizes)
-    ]
+    """One layer per stage, with these numbers of replicas, which share the micro-batches."""
+    stages = [Stage((i, i + 1), tuple(f"s{i}r{r}" for r in range(size)), ()) for i, size in enumerate(sizes)]
     width = max(sizes)
     per_route = Counter(m % width for m in range(MICRO_BATCHES))
-    routes = [
-        Plan.Route(nodes=[s.replicas[r % len(s.replicas)] for s in stages], micro_batches=per_route[r])
-        for r in range(width)
-    ]
-    return Plan(generation=1, stages=stages, routes=routes)
+    return from_routes(
+        1, stages, [([s.replicas[r % len(s.replicas)] for s in stages], per_route[r]) for r in range(width)]
+    )
 
 
 class Queues:

@@ -10,16 +10,15 @@ from dtfm.node.training.memory_budget import MOST_RETRY_BYTES, is_short, retry_b
 from dtfm.node.training.progress import Progress
 from dtfm.protos.control_pb2 import Device
 from dtfm.protos.frame import Kind
-from dtfm.protos.plan_pb2 import Plan
+from dtfm.scheduler.model.plan import Stage, from_routes
 
 TENSOR = torch.arange(4.0)
 
 
 def middle(micro_batches: int) -> Placement:
     """The placement of the middle one of three stages."""
-    stages = [Plan.Stage(first_layer=i, past_last_layer=i + 1, replicas=[name]) for i, name in enumerate("abc")]
-    route = Plan.Route(nodes=["a", "b", "c"], micro_batches=micro_batches)
-    placement = placement_of(Plan(generation=2, stages=stages, routes=[route]), "b", 0)
+    stages = [Stage((i, i + 1), (name,), ()) for i, name in enumerate("abc")]
+    placement = placement_of(from_routes(2, stages, [("abc", micro_batches)]), "b", 0)
     assert placement is not None
     return placement
 

@@ -26,7 +26,7 @@ from dtfm.node.transport.receiver import Arrival, Receiver
 from dtfm.node.transport.sender import What
 from dtfm.node.transport.topic_queue import Closed
 from dtfm.protos.frame import Header, frames
-from dtfm.protos.plan_pb2 import Plan
+from dtfm.scheduler.model.plan import Plan, Stage
 from tests.node.allocated import most_allocated
 
 STEP = 4
@@ -44,8 +44,7 @@ def _small_pieces() -> Iterator[None]:
 
 def placed(node: str, groups: dict[int, Group]) -> Placement:
     """A placement that has these groups."""
-    stage = Plan.Stage(first_layer=0, past_last_layer=1, replicas=[node])
-    placement = placement_of(Plan(generation=1, stages=[stage], routes=[Plan.Route(nodes=[node])]), node, 0)
+    placement = placement_of(Plan(1, (Stage((0, 1), (node,), (1,)),), ()), node, 0)
     assert placement is not None
     return replace(placement, groups=groups)
 
@@ -217,8 +216,7 @@ class Streams:
     """Members' receivers and reducers, and a stream from each member to each that is read only while the receiver has room."""
 
     def __init__(self, nodes: tuple[str, ...], sizes: dict[int, int], room: int) -> None:
-        stage = Plan.Stage(first_layer=0, past_last_layer=len(sizes), replicas=nodes)
-        plan = Plan(generation=1, stages=[stage], routes=[Plan.Route(nodes=[n], micro_batches=1) for n in nodes])
+        plan = Plan(1, (Stage((0, len(sizes)), nodes, (1,) * len(nodes)),), ())
         self.held = dict.fromkeys(nodes, 0)
         self.most_held = 0
         self._lock = threading.Lock()

@@ -6,6 +6,7 @@ import asyncio
 import gc
 import weakref
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch
 from blake3 import blake3
 
 from dtfm.coordinator.config.run_file import read_run_file
+from dtfm.coordinator.core.messages import plan_message
 from dtfm.node.model.bucket import Bucket
 from dtfm.node.state.disk import Disk
 from dtfm.node.state.snapshot_files import file_name, load_file
@@ -34,14 +36,16 @@ from dtfm.protos.control_pb2 import (
     Device,
     NodeMessage,
     Peer,
+    PlanFailed,
     SnapshotDestination,
 )
-from dtfm.protos.plan_pb2 import Plan
+from dtfm.scheduler.model.plan import Plan, Stage
 from tests.cluster.runs import run_file, write_corpus
 from tests.node.in_process import even_plan
 from tests.protos.members import member
 
 LAYERS, MICRO_BATCHES = 6, 10
+WITHOUT_N0 = Plan(1, (Stage((0, LAYERS), ("n1",), (MICRO_BATCHES,)),), ())
 LEASE = 20.0
 NOBODY = "127.0.0.1:1"
 
@@ -76,7 +80,7 @@ class Node:
 
         peers = [Peer(node=name, address=NOBODY) for stage in plan.stages for name in stage.replicas]
         donors = [Assignment.Donors() for _ in range(LAYERS)]
-        self.trainer.adopt(Assignment(plan=plan, donors=donors, peers=peers), deliver_to)
+        self.trainer.adopt(Assignment(plan=plan_message(plan), donors=donors, peers=peers), deliver_to)
 
 
 @pytest.fixture
@@ -109,21 +113,25 @@ async def test_an_idle_node_keeps_nothing_of_what_it_computed(node: Node) -> Non
     assert (await node.reports.get()).plan_ready.generation == 1
     assert node.trainer._generation is not None
     generation: weakref.ref[Generation] = weakref.ref(node.trainer._generation)
-    idle = even_plan(LAYERS, 1, 1, MICRO_BATCHES)
-    idle.generation, idle.stages[0].replicas[0], idle.routes[0].nodes[0] = 2, "n1", "n1"
-    node.adopt(idle)
+    node.adopt(replace(WITHOUT_N0, generation=2))
     assert await node.receivers.get() is None
     gc.collect()
     assert generation() is None
+
+
+async def test_an_impossible_plan_is_refused_with_what_is_wrong(node: Node) -> None:
+    node.adopt(even_plan(LAYERS, 1, 1, MICRO_BATCHES - 1))
+    failed = (await node.reports.get()).plan_failed
+    assert failed == PlanFailed(generation=1, problem="stage 0's loads add up to 9; a step has 10 micro-batches")
+    node.adopt(replace(even_plan(LAYERS, 1, 1, MICRO_BATCHES), generation=2))
+    assert (await node.reports.get()).plan_ready.generation == 2
 
 
 @pytest.mark.parametrize("in_plan", [True, False])
 async def test_a_node_says_at_once_that_it_lacks_state_that_others_are_to_get_from_it(
     node: Node, in_plan: bool
 ) -> None:
-    plan = even_plan(LAYERS, 1, 1, MICRO_BATCHES)
-    if not in_plan:
-        plan.stages[0].replicas[0], plan.routes[0].nodes[0] = "n1", "n1"
+    plan = plan_message(even_plan(LAYERS, 1, 1, MICRO_BATCHES) if in_plan else WITHOUT_N0)
     donors = [Assignment.Donors(nodes=["n0", "n1"])] * 2 + [Assignment.Donors(nodes=["n1"])] * (LAYERS - 2)
     peers = [Peer(node="n1", address=NOBODY)]
     node.trainer.adopt(Assignment(plan=plan, step=3, donors=donors, peers=peers), lambda _: None)
@@ -135,8 +143,7 @@ async def test_a_node_says_at_once_that_it_lacks_state_that_others_are_to_get_fr
 async def test_a_plan_that_replaces_one_being_adopted_does_not_wait_for_that_ones_peers(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    loop, alone = asyncio.get_running_loop(), even_plan(LAYERS, 1, 1, MICRO_BATCHES)
-    alone.generation = 2
+    loop, alone = asyncio.get_running_loop(), replace(even_plan(LAYERS, 1, 1, MICRO_BATCHES), generation=2)
 
     async def replace_it() -> None:
         node.adopt(alone)
@@ -195,10 +202,10 @@ async def test_state_made_by_another_commit_of_the_same_step_does_not_count(node
     assert (await node.reports.get()).step_ready.step == 1
     node.trainer.conclude(Commit(generation=1, step=1, gradient_norm=1.0, pause=True))
     assert (await node.reports.get()).applied.step == 1
-    plan.generation = 5
+    again = plan_message(replace(plan, generation=5))
     donors = [Assignment.Donors(nodes=["n0"])] * LAYERS
     last = Commit(generation=generation, step=1, gradient_norm=1.0)
-    node.trainer.adopt(Assignment(plan=plan, step=1, donors=donors, last_commit=last), lambda _: None)
+    node.trainer.adopt(Assignment(plan=again, step=1, donors=donors, last_commit=last), lambda _: None)
     report = await node.reports.get()
     if generation == 1:
         assert report.plan_ready.generation == 5

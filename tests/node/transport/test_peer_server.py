@@ -30,7 +30,6 @@ from dtfm.protos.control_pb2 import Peer
 from dtfm.protos.credentials import Identity, make_authority, make_key, peer_credentials, to_peer
 from dtfm.protos.frame import MAX_FRAME_BYTES, Header, Kind, frames
 from dtfm.protos.peer_pb2 import StandbyRequest, StateRequest
-from dtfm.protos.plan_pb2 import Plan
 from dtfm.protos.streams import (
     NODE_METADATA,
     StreamToStream,
@@ -41,16 +40,15 @@ from dtfm.protos.streams import (
     tensors_call,
     upload_call,
 )
+from dtfm.scheduler.model.plan import Stage, from_routes
 from tests.protos.members import NOW, TOKEN, member
 
 GENERATION, STEP, ELEMENTS = 2, 1, 300_000  # two frames of fp32
-PLAN = Plan(
-    generation=GENERATION,
-    stages=[
-        Plan.Stage(first_layer=0, past_last_layer=1, replicas=["a", "b"]),
-        Plan.Stage(first_layer=1, past_last_layer=2, replicas=["me"]),
-    ],
-    routes=[Plan.Route(nodes=["a", "me"], micro_batches=2), Plan.Route(nodes=["b", "me"], micro_batches=2)],
+# Micro-batches 0 and 2 come from a, 1 and 3 from b.
+PLAN = from_routes(
+    GENERATION,
+    [Stage((0, 1), ("a", "b"), ()), Stage((1, 2), ("me",), ())],
+    [(("a", "me"), 2), (("b", "me"), 2)],
 )
 SPEC = BucketSpec(3, (1,), (("weight", (500, 700)),))
 
@@ -134,10 +132,10 @@ async def test_a_bad_frame_ends_its_own_stream_only_and_is_named(node: Node, sen
     sender = Sender("b", lambda peer, generation, why: lost.append(why))
     await sender.connect(GENERATION, member("b"), {"me": node.address}, 20, 10)
     tensor = torch.randn(ELEMENTS)
-    sender.send("me", What(Kind.ACTIVATION, GENERATION, STEP, 2), tensor, Codec.OFF)
+    sender.send("me", What(Kind.ACTIVATION, GENERATION, STEP, 1), tensor, Codec.OFF)
     arrival = await asyncio.wait_for(node.arrived.get(), 20)
     await sender.close()
-    assert (arrival.source, arrival.header.index) == ("b", 2)
+    assert (arrival.source, arrival.header.index) == ("b", 1)
     assert torch.equal(torch.frombuffer(bytearray(arrival.encoded), dtype=torch.float32), tensor)
     assert not lost
 
@@ -188,7 +186,7 @@ async def test_channels_are_opened_again_when_the_coordinator_has_a_new_authorit
     assert await send(sender, member("a"), 0) == 0
     authority = make_authority(make_key(), TOKEN, NOW)
     node.server.become(member("me", authority))
-    assert await send(sender, member("a", authority), 1) == 1
+    assert await send(sender, member("a", authority), 2) == 2
     await sender.close()
 
 
@@ -210,11 +208,11 @@ async def test_what_is_sent_after_a_stream_broke_arrives(node: Node) -> None:
     await sender.connect(GENERATION, member("a"), {"me": node.address}, 20, 10)
     sender.send("me", What(Kind.ACTIVATION, GENERATION, STEP, 3), torch.zeros(ELEMENTS), Codec.OFF)  # b's to send
     assert "UNEXPECTED" in await asyncio.wait_for(lost.get(), 20)
-    for index in (0, 1):
+    for index in (0, 2):
         sender.send("me", What(Kind.ACTIVATION, GENERATION, STEP, index), torch.zeros(ELEMENTS), Codec.OFF)
     arrived = [(await asyncio.wait_for(node.arrived.get(), 20)).header.index for _ in range(2)]
     await sender.close()
-    assert arrived == [0, 1]
+    assert arrived == [0, 2]
 
 
 async def test_a_stream_that_broke_in_an_earlier_generation_loses_nothing_of_this_one(node: Node) -> None:
@@ -225,10 +223,10 @@ async def test_a_stream_that_broke_in_an_earlier_generation_loses_nothing_of_thi
     await sender.connect(
         GENERATION, member("a"), {"me": node.address}, 20, 10
     )  # the queued tensor is of another generation
-    sender.send("me", What(Kind.ACTIVATION, GENERATION, STEP, 1), torch.zeros(ELEMENTS), Codec.OFF)
+    sender.send("me", What(Kind.ACTIVATION, GENERATION, STEP, 2), torch.zeros(ELEMENTS), Codec.OFF)
     arrival = await asyncio.wait_for(node.arrived.get(), 20)
     await sender.close()
-    assert (arrival.header.index, lost) == (1, [])
+    assert (arrival.header.index, lost) == (2, [])
 
 
 async def test_a_peer_that_cannot_be_reached_is_named_with_the_fix() -> None:

@@ -15,20 +15,13 @@ from dtfm.node.model.placement import placement_of
 from dtfm.node.transport.frame_validation import Expectations, TensorSizes
 from dtfm.node.transport.receiver import Arrival, Receiver
 from dtfm.protos.frame import CHUNK_BYTES, FrameError, FrameProblem, Header, Kind, frames
-from dtfm.protos.plan_pb2 import Plan
+from dtfm.scheduler.model.plan import Stage, from_routes
 
-# a1, a2 -> me, other: two routes, two micro-batches each; `me` and `other` are a replica group.
-PLAN = Plan(
-    generation=5,
-    stages=[
-        Plan.Stage(first_layer=0, past_last_layer=1, replicas=["a1", "a2"]),
-        Plan.Stage(first_layer=1, past_last_layer=2, replicas=["me", "other"]),
-        Plan.Stage(first_layer=2, past_last_layer=3, replicas=["z"]),
-    ],
-    routes=[
-        Plan.Route(nodes=["a1", "me", "z"], micro_batches=2),
-        Plan.Route(nodes=["a2", "other", "z"], micro_batches=2),
-    ],
+# Micro-batches 0 and 2 go from a1 to me, 1 and 3 from a2 to other; `me` and `other` are a replica group.
+PLAN = from_routes(
+    5,
+    [Stage((0, 1), ("a1", "a2"), ()), Stage((1, 2), ("me", "other"), ()), Stage((2, 3), ("z",), ())],
+    [(("a1", "me", "z"), 2), (("a2", "other", "z"), 2)],
 )
 ELEMENTS = CHUNK_BYTES // 4 + 100  # two frames
 BUCKET = 1000
@@ -72,7 +65,7 @@ def header(
 def test_what_the_plan_has_peers_send_arrives_whole(at: Fixture) -> None:
     mine = shards(BUCKET, 2)[0][1] - shards(BUCKET, 2)[0][0]
     at.take("a1", header(index=0))
-    at.take("a1", header(index=1, step=9))  # a1 has seen the commit of 8 before us
+    at.take("a1", header(index=2, step=9))  # a1 has seen the commit of 8 before us
     at.take("z", header(Kind.GRADIENT, index=0))
     at.take("a1", header(Kind.EVALUATION, index=0, step=7))
     at.take("other", header(Kind.REDUCE, index=1, part=0, elements=mine))
@@ -99,7 +92,7 @@ def test_what_the_plan_has_peers_send_arrives_whole(at: Fixture) -> None:
         ("stranger", header(), FrameProblem.UNEXPECTED),
         ("z", header(), FrameProblem.UNEXPECTED),
         ("a1", header(Kind.GRADIENT), FrameProblem.UNEXPECTED),
-        ("a1", header(index=2), FrameProblem.UNEXPECTED),
+        ("a1", header(index=1), FrameProblem.UNEXPECTED),
         ("a1", header(elements=ELEMENTS + 1), FrameProblem.UNEXPECTED),
         ("a1", replace(header(), dtype=2), FrameProblem.UNEXPECTED),
         ("a1", replace(header(), codec=99), FrameProblem.MALFORMED),

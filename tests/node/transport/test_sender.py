@@ -25,8 +25,8 @@ from dtfm.node.transport.sender import MOST_WARM_UP_BYTES, WARM_UP, Sender, What
 from dtfm.protos.connection import server_options
 from dtfm.protos.credentials import peer_credentials
 from dtfm.protos.frame import CHUNK_BYTES, Kind
-from dtfm.protos.plan_pb2 import Plan
 from dtfm.protos.streams import SERVICE
+from dtfm.scheduler.model.plan import Stage, from_routes
 from tests.node.transport.test_peer_server import at_once
 from tests.protos.members import member
 
@@ -34,14 +34,7 @@ GENERATION, STEP = 2, 1
 PIECE = CHUNK_BYTES // 4  # elements of one piece of gradients: a frame of fp32
 PIECES, ACTIVATION_FRAMES = 31, 16
 PATIENCE_SECONDS = 30.0
-PLAN = Plan(
-    generation=GENERATION,
-    stages=[
-        Plan.Stage(first_layer=0, past_last_layer=1, replicas=["a"]),
-        Plan.Stage(first_layer=1, past_last_layer=2, replicas=["z"]),
-    ],
-    routes=[Plan.Route(nodes=["a", "z"], micro_batches=1)],
-)
+PLAN = from_routes(GENERATION, [Stage((0, 1), ("a",), ()), Stage((1, 2), ("z",), ())], [("az", 1)])
 
 
 class Line:

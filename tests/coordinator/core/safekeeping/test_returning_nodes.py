@@ -8,7 +8,7 @@ from dtfm.coordinator.core.state import Gathering, Switching
 from dtfm.coordinator.core.timeouts import GRACE_LEASES
 from dtfm.coordinator.log import events as ev
 from dtfm.protos import control_pb2 as wire
-from dtfm.scheduler.model.plan import Plan, Route, Stage
+from dtfm.scheduler.model.plan import Plan, Stage, from_routes
 from tests.coordinator.script import LEASE, LONG, World, fresh_state, prepared, restarted, training, two_stages
 from tests.coordinator.snapshots import PAUSE, all_to_fetch, claim, report_files, report_written
 
@@ -38,8 +38,8 @@ def one_each(nodes: Any) -> Plan:
     if len(names) != 3:
         return two_stages(names)
     bounds = ((0, 1), (1, 2), (2, 4))
-    stages = tuple(Stage(layers, (name,)) for layers, name in zip(bounds, names, strict=True))
-    return Plan(0, stages, (Route(tuple(names), 4),))
+    stages = [Stage(layers, (name,), ()) for layers, name in zip(bounds, names, strict=True)]
+    return from_routes(0, stages, [(names, 4)])
 
 
 def test_nodes_that_return_with_their_disks_bring_the_snapshot_back() -> None:

@@ -11,7 +11,7 @@ from dtfm.coordinator.core.safekeeping.snapshot import PATIENCE_FACTOR, TIME_FRA
 from dtfm.coordinator.core.state import Destination, Switching
 from dtfm.coordinator.log import events as ev
 from dtfm.protos import control_pb2 as wire
-from dtfm.scheduler.model.plan import Route, Stage
+from dtfm.scheduler.model.plan import Stage, from_routes
 from tests.coordinator.script import BUCKETS, LAYERS, LEASE, LONG, World, prepared, training
 from tests.coordinator.snapshots import (
     DIGESTS,
@@ -228,12 +228,11 @@ def test_nodes_keep_a_snapshot_until_the_next_is_whole() -> None:
 
 def test_a_node_that_cannot_store_its_files_is_replaced_by_another() -> None:
     world = snapshot_due("a", "b", "c", cluster={"stages": [1, 1, 1]})
-    thirds = (Stage((0, 1), ("a",)), Stage((1, 2), ("b",)), Stage((2, LAYERS), ("c",)))
+    thirds = (Stage((0, 1), ("a",), ()), Stage((1, 2), ("b",), ()), Stage((2, LAYERS), ("c",), ()))
+    plan = from_routes(world.plan_in_force.generation, thirds, [(tuple("abc"), 4)])
     world.state = replace(
         world.state,
-        ledger=replace(
-            world.state.ledger, plan=replace(world.plan_in_force, stages=thirds, routes=(Route(tuple("abc"), 4),))
-        ),
+        ledger=replace(world.state.ledger, plan=plan),
     )
     world.step()
     report_written(world)

@@ -12,7 +12,7 @@ from dtfm.coordinator.core.transition import TimePassed
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.ledger import fold
 from dtfm.protos import control_pb2 as wire
-from dtfm.scheduler.model.plan import Plan, Route, Stage
+from dtfm.scheduler.model.plan import Stage, from_routes
 from tests.coordinator.answers import links
 from tests.coordinator.script import LAYERS, LEASE, LONG, World, training, two_stages
 from tests.coordinator.snapshots import plan_only_with
@@ -141,7 +141,9 @@ def test_a_stage_that_lost_its_only_replica_goes_on_from_its_standby_and_loses_n
     world = with_idle_node()
     world.step()
     caught_up(world, "c")
-    world.planner = lambda ids: Plan(0, (Stage((0, 2), ("c",)), Stage((2, LAYERS), ("b",))), (Route(("c", "b"), 4),))
+    world.planner = lambda ids: from_routes(
+        0, (Stage((0, 2), ("c",), ()), Stage((2, LAYERS), ("b",), ())), [(("c", "b"), 4)]
+    )
     world.lose("a")
     assert world.events(ev.RolledBack) == []
     assert world.events(ev.StandbyPromoted) == [ev.StandbyPromoted("c", f"{1:016x}", (0, 2), 1)]

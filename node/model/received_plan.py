@@ -1,0 +1,43 @@
+"""The plan that the coordinator sends, checked before it is used."""
+
+from __future__ import annotations
+
+from dtfm.protos import plan_pb2
+from dtfm.scheduler.model.plan import Flow, Plan, Stage, Takeover, check
+
+MOST_TAKEOVERS = 1000
+"""As many as nodes can be members of a run."""
+
+
+def read_plan(message: plan_pb2.Plan, layers: int, micro_batches: int) -> Plan:
+    """The plan in the message, for a model of so many layers and steps of so many micro-batches.
+
+    Raises ValueError, which names what is wrong, unless its parts fit together (plan.check).
+    """
+    if len(message.takeovers) > MOST_TAKEOVERS:
+        raise ValueError(f"the plan has {len(message.takeovers)} takeovers; it may have {MOST_TAKEOVERS}")
+    plan = Plan(
+        message.generation,
+        tuple(
+            Stage(
+                (stage.first_layer, stage.past_last_layer), tuple(stage.replicas), tuple(stage.loads), stage.in_flight
+            )
+            for stage in message.stages
+        ),
+        tuple(
+            tuple(Flow(flow.sender, flow.receiver, flow.micro_batches) for flow in boundary.flows)
+            for boundary in message.boundaries
+        ),
+        tuple(message.idle),
+        tuple(
+            Takeover(
+                takeover.stage,
+                takeover.node,
+                takeover.place,
+                tuple((heir.node, heir.micro_batches) for heir in takeover.heirs),
+            )
+            for takeover in message.takeovers
+        ),
+    )
+    check(plan, layers, micro_batches)
+    return plan
