@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from dtfm.coordinator.log import events as ev
+from dtfm.scheduler.model.chains import heaviest_routes
 from dtfm.scheduler.model.plan import Plan
 
 MOST_NAMED = 8
 """Largest number of nodes that one sentence names."""
+
+MOST_ROUTES = 3
+"""Number of routes that are shown of a plan."""
 
 
 def narrate(event: ev.Event) -> str:
@@ -115,6 +119,21 @@ def _numbers(ranges: Iterable[tuple[int, int]]) -> str:
 
 
 def describe_plan(plan: Plan) -> str:
-    """The plan as one line, like "2 stages: layers 0-4 on a, b; layers 5-9 on c, d"."""
-    stages = "; ".join(f"layers {s.layers[0]}-{s.layers[1] - 1} on {', '.join(s.replicas)}" for s in plan.stages)
-    return f"{len(plan.stages)} stage{'s' if len(plan.stages) > 1 else ''}: {stages}"
+    """The plan as one line, like "2 stages: layers 0-4 on a, b; layers 5-9 on c, d; heaviest routes: a -> c 12 micro-batches,
+    b -> d 4, and 3 more"."""
+    stages = "; ".join(f"layers {s.layers[0]}-{s.layers[1] - 1} on {_named(s.replicas)}" for s in plan.stages)
+    routes = f"; heaviest routes: {describe_routes(plan)}" if len(plan.stages) > 1 else ""
+    return f"{len(plan.stages)} stage{'s' if len(plan.stages) > 1 else ''}: {stages}{routes}"
+
+
+def describe_routes(plan: Plan) -> str:
+    """The chains of nodes that most micro-batches travel, like "a -> c 12 micro-batches, b -> d 4, and 3 more"."""
+    heaviest, in_all = heaviest_routes(plan, MOST_ROUTES)
+    shown = [f"{' -> '.join(chain)} {count}" for chain, count in heaviest]
+    shown[0] += f" micro-batch{'es' if heaviest[0][1] > 1 else ''}"
+    return ", ".join(shown) + (f", and {in_all - len(shown)} more" if in_all > len(shown) else "")
+
+
+def _named(nodes: Sequence[str]) -> str:
+    more = f" and {len(nodes) - MOST_NAMED} more" if len(nodes) > MOST_NAMED else ""
+    return ", ".join(nodes[:MOST_NAMED]) + more

@@ -18,7 +18,7 @@ from rich.text import Text
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.ledger import Ledger, apply
 from dtfm.coordinator.log.store import Record
-from dtfm.coordinator.view.narration import narrate
+from dtfm.coordinator.view.narration import describe_routes, narrate
 
 RECENT_STEPS = 20
 """Number of steps that tokens/s is averaged over."""
@@ -135,8 +135,10 @@ def _grid(ledger: Ledger) -> RenderableType:
     for index, stage in enumerate(ledger.plan.stages if ledger.plan else ()):
         names = ", ".join(stage.replicas[:6]) + (f" +{len(stage.replicas) - 6}" if len(stage.replicas) > 6 else "")
         table.add_row(f"{index}: layers {stage.layers[0]}-{stage.layers[1] - 1}", Text(names, style=_style(index)))
-    if not ledger.plan:
+    if ledger.plan is None:
         table.add_row("no plan yet", "")
+    elif len(ledger.plan.stages) > 1:
+        table.add_row("heaviest routes", Text(describe_routes(ledger.plan), overflow="ellipsis", no_wrap=True))
     return table
 
 

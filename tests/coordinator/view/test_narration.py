@@ -6,15 +6,28 @@ import pytest
 
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.view.narration import describe_plan, narrate
-from dtfm.scheduler.model.plan import Plan, Route, Stage
+from dtfm.scheduler.model.plan import Plan, Stage, from_routes
 from tests.coordinator.every_event import EVERY_EVENT
 
 
 def test_a_plan_is_described_by_its_stages_last_layers_included() -> None:
-    stages = (Stage((0, 5), ("a", "b")), Stage((5, 10), ("c", "d")))
-    plan = Plan(1, stages, (Route(("a", "c"), 1), Route(("b", "d"), 1)))
-    assert describe_plan(plan) == "2 stages: layers 0-4 on a, b; layers 5-9 on c, d"
-    assert describe_plan(Plan(1, (Stage((0, 10), ("a",)),), (Route(("a",), 1),))) == "1 stage: layers 0-9 on a"
+    stages = (Stage((0, 5), ("a", "b"), ()), Stage((5, 10), ("c", "d"), ()))
+    plan = from_routes(1, stages, [(("a", "c"), 1), (("b", "d"), 1)])
+    assert describe_plan(plan) == (
+        "2 stages: layers 0-4 on a, b; layers 5-9 on c, d; heaviest routes: a -> c 1 micro-batch, b -> d 1"
+    )
+    assert describe_plan(Plan(1, (Stage((0, 10), ("a",), (1,)),), ())) == "1 stage: layers 0-9 on a"
+
+
+def test_of_a_large_plan_some_replicas_and_the_heaviest_routes_are_named() -> None:
+    names = [tuple(f"{letter}{number}" for number in range(64)) for letter in "ab"]
+    routes = [(pair, 30 if number == 5 else 2) for number, pair in enumerate(zip(*names, strict=True))]
+    plan = from_routes(1, [Stage((0, 5), names[0], ()), Stage((5, 10), names[1], ())], routes)
+    described = describe_plan(plan)
+    assert "layers 0-4 on a0, a1, a2, a3, a4, a5, a6, a7 and 56 more; layers 5-9 on b0" in described
+    assert "heaviest routes: a5 -> b5 30 micro-batches, " in described
+    assert described.endswith(", and 61 more")
+    assert len(described) < 300
 
 
 @pytest.mark.parametrize("event", EVERY_EVENT, ids=lambda event: event.event)

@@ -26,6 +26,8 @@ def test_the_view_fits_a_terminal_of_100_by_30() -> None:
         "held out 2.0000",
         "a, b",
         "c, d",
+        "heaviest routes",
+        "b -> d 4 micro-batches",
         "step 21 was aborted",
     ):
         assert expected in text, expected
