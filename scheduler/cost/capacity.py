@@ -130,12 +130,13 @@ class Capacities:
 
         size = np.arange(2, count + 1)
         with np.errstate(divide="ignore"):
-            # Of groups of 2, 3, ... nodes: seconds per byte of gradients for sending, or receiving, all sums of a node.
-            self._out, self._into = least_first(problem.slowness) / size, least_first(problem.slowness.T) / size
+            # Of groups of 2, 3, ... nodes: seconds per byte of gradients for sending, or receiving, all sums of a node; and
+            # for what the worst link of a group with this node carries.
+            pairs = least_first(np.maximum(problem.slowness, problem.slowness.T))
+            self._out, self._worst = least_first(problem.slowness) / size, pairs / size
             self._up = np.cumsum(least_first(problem.ratio), axis=1) / size / problem.up[:, None]
             self._down = np.cumsum(least_first(problem.ratio.T), axis=1) / size / problem.down[:, None]
             # Bytes per second, both ways at the same time, over a node's best 1, 2, ... links.
-            pairs = least_first(np.maximum(problem.slowness, problem.slowness.T))
             self._rate = np.cumsum(1.0 / pairs, axis=1)
             # Bytes of activations per second over a node's connection.
             self._sent = problem.up / np.where(others, problem.ratio, np.inf).min(axis=1)
@@ -168,14 +169,14 @@ class Capacities:
             yield self._whole(seconds / np.maximum(3 * self.pace, 1e-300), self._crossing(seconds, seconds, 0.0, 0.0, 1))
             return
         of_size = slice(least - 2, largest - 1)
-        out, into, up, down = (
-            matrix[:, of_size].min(axis=1) for matrix in (self._out, self._into, self._up, self._down)
+        worst, out, up, down = (
+            matrix[:, of_size].min(axis=1) for matrix in (self._worst, self._out, self._up, self._down)
         )
-        reachable = np.isfinite(out + into)
-        out, into, up, down = (
-            np.where(reachable, way, 0.0) * kinds.parameters[:, None] for way in (out, into, up, down)
+        reachable = np.isfinite(worst)
+        worst, out, up, down = (
+            np.where(reachable, way, 0.0) * kinds.parameters[:, None] for way in (worst, out, up, down)
         )
-        tail = np.maximum(np.maximum(out, into), np.maximum(up, down))
+        tail = np.maximum(worst, np.maximum(up, down))
         own = 2 * np.maximum(out, up)
         # Larger groups reduce by formula, at the same time as other messages.
         shards_up, shards_down = (2 * way if largest <= EXACT_GROUP else 0.0 * way for way in (up, down))

@@ -29,6 +29,8 @@ STEP = 0.3
 SHORTER = 0.97
 PATIENCE = 12
 """Steps without success after which a shorter time is tried."""
+HOPELESS = 0.5
+"""Cost of a path below which a shorter time is tried at once."""
 GROWTH = 1.5
 """Largest quotient of two times that are tried one after the other."""
 CLOSE = 1.004
@@ -43,9 +45,9 @@ def ruled_out(problem: Problem, seconds: float, steps: int, entries: float) -> I
     """
     capacities = Capacities(problem, Kinds.of(problem))
     reached, tried, failures, step = seconds, seconds * math.sqrt(GROWTH), 0, STEP
-    table, prices = capacities.table(tried), None
+    table, prices, demand = capacities.table(tried), None, np.zeros(len(problem.flops))
     for _ in range(steps):
-        cost, asked = math.inf, None
+        cost, asked = math.inf, demand
         if table is not None:
             entries -= table.most.size
             prices = first_prices(table) if prices is None else prices
@@ -56,15 +58,19 @@ def ruled_out(problem: Problem, seconds: float, steps: int, entries: float) -> I
                 return  # no plan exists
             reached, failures, step = tried, 0, max(step, STEP / 2)
             tried *= min(max(cost, CLOSE), GROWTH)
+            demand = np.zeros(len(problem.flops))
         else:
             failures += 1
-            if failures == PATIENCE:
+            demand += asked
+            # If no node is asked for more than once on average, no prices will do.
+            if failures == PATIENCE or cost < HOPELESS or demand.max() <= failures:
                 failures, tried = 0, math.sqrt(reached * tried)
+                demand[:] = 0.0
                 if tried < reached * CLOSE:
                     return
         if entries < 0:
             return
-        if asked is not None and cost <= 1 + 1e-6:
+        if cost <= 1 + 1e-6:
             excess = asked - 1
             prices = prices * np.exp(step * excess / max(1.0, float(np.abs(excess).max())))
             prices /= prices.sum()
