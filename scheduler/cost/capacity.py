@@ -43,11 +43,17 @@ TAILS = np.array([0.0, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.65, 0.8, 1.0])
 """Limits of the ranges of tails, as fractions of T."""
 DEPTHS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 48)
 """The least number of stages from this one to the last of each range."""
+DIGITS = (9, 2, 1, 0)
+"""Decimals to which costs agree that count as equal; the first for which there are few enough kinds."""
+MOST_KINDS = 120_000
+"""Largest product of the number of kinds and the number of nodes."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Kinds:
     """What stages cost. Stages [a, b) with equal costs are one kind, number[a, b]; -1 where b <= a.
+
+    Where these are too many, similar stages are one kind too, with the least of each of their costs.
 
     ``entering`` and ``leaving`` are the bytes of a micro-batch's activations at both ends: 0 before the first layer and
     after the last.
@@ -59,6 +65,7 @@ class Kinds:
     kept: Floats
     entering: Floats
     leaving: Floats
+    first: Bools
     last: Bools
 
     @classmethod
@@ -70,15 +77,19 @@ class Kinds:
         costs = np.column_stack(
             [*(before[past_last] - before[first] for before in befores), between[first], between[past_last]]
         )
-        with np.errstate(divide="ignore"):
-            digits = np.floor(np.log10(np.maximum(costs, 1e-300)))
-        rounded = np.round(costs / 10.0**digits, 9) * 10.0**digits  # differences of sums differ by rounding
-        key = np.column_stack([rounded, first == 0, past_last == layers])
-        _, one, kind = np.unique(key, axis=0, return_index=True, return_inverse=True)
+        magnitude = 10.0 ** np.floor(np.log10(np.maximum(costs, 1e-300)))
+        ends = np.column_stack([first == 0, past_last == layers])
+        for digits in DIGITS:
+            key = np.column_stack([np.round(costs / magnitude, digits) * magnitude, ends])
+            made, kind = np.unique(key, axis=0, return_inverse=True)
+            if len(made) * len(problem.flops) <= MOST_KINDS:
+                break
         number = np.full((layers + 1, layers + 1), -1)
         number[first, past_last] = kind.ravel()
-        least = costs[one] * (1 - 1e-8)
-        return cls(number, *least.T, past_last[one] == layers)
+        least = np.full((len(made), costs.shape[1]), np.inf)
+        np.minimum.at(least, kind.ravel(), costs)
+        work, parameters, kept, entering, leaving = least.T * (1 - 1e-12)
+        return cls(number, work, parameters, kept, entering, leaving, made[:, -2] == 1, made[:, -1] == 1)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -89,6 +100,7 @@ class Table:
     replicas. Kinds whose replicas need no more room at a depth than at the one before have no rows of their own there.
     """
 
+    seconds: float
     kind: Ints
     depth: Ints
     replicas: Ints
@@ -155,18 +167,35 @@ class Capacities:
                 for depth in range(len(self.depths)):
                     rows = live[~self.same[depth, live]]
                     here = np.where(self.fits[depth, rows], most[rows], 0.0)
-                    ranked = here if largest >= here.shape[1] else -np.partition(-here, largest - 1, axis=1)[:, :largest]
+                    ranked = (
+                        here if largest >= here.shape[1] else -np.partition(-here, largest - 1, axis=1)[:, :largest]
+                    )
                     enough = ranked.sum(axis=1) >= total
                     rows = rows[enough]
                     parts.append((rows, np.full(len(rows), depth), np.full(len(rows), largest), here[enough]))
         kind, at, replicas, table = (np.concatenate(columns) for columns in zip(*parts, strict=True))
-        return Table(kind, at, replicas, table) if len(kind) else None
+        return Table(seconds, kind, at, replicas, table) if len(kind) else None
+
+    def beside(self, table: Table, rows: Ints, before: int, behind: int) -> Floats:
+        """The table's rows, if the stage before has at most ``before`` nodes and the stage behind at most ``behind``.
+
+        What a node exchanges with either stage goes over its links to those nodes.
+        """
+        entering, leaving = (of_kind[table.kind[rows], None] for of_kind in (self.kinds.entering, self.kinds.leaving))
+        most, last = table.most[rows], self._rate.shape[1]
+        for size, links in ((entering, before), (leaving, behind), (entering + leaving, before + behind)):
+            carried = table.seconds * self._rate[:, min(links, last) - 1]
+            with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+                most = np.minimum(most, np.where(size > 0, carried / size, np.inf))
+        return np.asarray(np.floor(most * (1 + 1e-9) + 1e-9))
 
     def _of_groups(self, seconds: float, least: int, largest: int) -> Iterator[Floats]:
         """For groups of ``least`` to ``largest`` nodes and each range of tails: the most micro-batches [kinds, nodes]."""
         kinds = self.kinds
         if least == 1:
-            yield self._whole(seconds / np.maximum(3 * self.pace, 1e-300), self._crossing(seconds, seconds, 0.0, 0.0, 1))
+            yield self._whole(
+                seconds / np.maximum(3 * self.pace, 1e-300), self._crossing(seconds, seconds, 0.0, 0.0, 1)
+            )
             return
         of_size = slice(least - 2, largest - 1)
         worst, out, up, down = (
@@ -188,7 +217,9 @@ class Capacities:
             crossing = self._crossing(seconds, begun, shards_up, shards_down, least)
             yield np.where(possible, self._whole(passes, crossing), 0.0)
 
-    def _crossing(self, seconds: float, begun: Floats | float, up: Floats | float, down: Floats | float, size: int) -> Floats:
+    def _crossing(
+        self, seconds: float, begun: Floats | float, up: Floats | float, down: Floats | float, size: int
+    ) -> Floats:
         """The most micro-batches whose activations and gradients pass a node's connection and links."""
         if len(self.problem.flops) == 1:
             return np.where(self.kinds.entering + self.kinds.leaving > 0, 0.0, np.inf)[:, None]

@@ -5,9 +5,6 @@ so it costs at most 1. On the other hand it costs at least as much as the shorte
 passing the layers [a, b) costs as much as the cheapest replica group that can complete all micro-batches there. If the
 shortest path costs more than 1, there is no such plan. This is true for any prices. Good ones are found step by step: a node
 that the path asks for more than once becomes dearer, a node that it does not ask for becomes cheaper.
-
-The cheapest group is found as a fractional knapsack: parts of nodes may be taken, which can only make it cheaper. That a group
-of a table's row has at most n nodes is relaxed as well: every replica pays a fee, and the group gets n fees back.
 """
 
 from __future__ import annotations
@@ -18,19 +15,16 @@ from collections.abc import Iterator
 import numpy as np
 
 from dtfm.scheduler.cost.capacity import Capacities, Kinds, Table
+from dtfm.scheduler.cost.cheapest_path import CheapestPath
 from dtfm.scheduler.model.problem import Floats, Problem
 
-FEES = (0.0, 0.5, 2.0, 8.0)
-"""Fees that are tried, in mean prices of a node."""
-FEW = 8
-"""Largest group size for which fees are tried."""
 STEP = 0.3
-"""Logarithm of the largest change of a price in one step, at first; SHORTER times that after each step without success."""
-SHORTER = 0.97
-PATIENCE = 12
-"""Steps without success after which a shorter time is tried."""
-HOPELESS = 0.5
-"""Cost of a path below which a shorter time is tried at once."""
+"""Logarithm of the largest change of a price in one step, at first; SHORTER times that where a step does not help."""
+SHORTER = 0.93
+PATIENCE = 8
+"""Steps that do not make the path dearer after which a shorter time is tried."""
+HOPE, LESS = 0.2, 0.9
+"""A shorter time is also tried when after n steps the path is cheaper than 1 - HOPE * LESS**n."""
 GROWTH = 1.5
 """Largest quotient of two times that are tried one after the other."""
 CLOSE = 1.004
@@ -40,113 +34,85 @@ CLOSE = 1.004
 def ruled_out(problem: Problem, seconds: float, steps: int, entries: float) -> Iterator[float]:
     """Ever larger numbers of seconds, above ``seconds``, within which no plan can end.
 
-    Stops after ``steps`` steps, after as many steps as handle ``entries`` entries of tables, when there is little left to
-    gain, or, if no plan exists, at some point.
+    Twice: first each stage by itself, which is fast, then with regard to its neighbours. Each time it ends after ``steps`` steps
+    or when there is little left to gain; it ends for good when ``entries`` entries of tables are priced.
     """
-    capacities = Capacities(problem, Kinds.of(problem))
-    reached, tried, failures, step = seconds, seconds * math.sqrt(GROWTH), 0, STEP
-    table, prices, demand = capacities.table(tried), None, np.zeros(len(problem.flops))
-    for _ in range(steps):
-        cost, asked = math.inf, demand
-        if table is not None:
-            entries -= table.most.size
-            prices = first_prices(table) if prices is None else prices
-            cost, asked = shortest_path(capacities, table, prices)
-        if cost > 1 + 1e-6:
-            yield tried
-            if tried > 1e9 * seconds:
-                return  # no plan exists
-            reached, failures, step = tried, 0, max(step, STEP / 2)
-            tried *= min(max(cost, CLOSE), GROWTH)
-            demand = np.zeros(len(problem.flops))
-        else:
-            failures += 1
-            demand += asked
-            # If no node is asked for more than once on average, no prices will do.
-            if failures == PATIENCE or cost < HOPELESS or demand.max() <= failures:
-                failures, tried = 0, math.sqrt(reached * tried)
-                demand[:] = 0.0
-                if tried < reached * CLOSE:
-                    return
-        if entries < 0:
-            return
-        if cost <= 1 + 1e-6:
-            excess = asked - 1
-            prices = prices * np.exp(step * excess / max(1.0, float(np.abs(excess).max())))
-            prices /= prices.sum()
-            step *= SHORTER
-        if failures == 0:
-            table = capacities.table(tried)
+    ascent = _Ascent(Capacities(problem, Kinds.of(problem)), seconds, entries)
+    yield from ascent.climb(steps, GROWTH, neighbours=False)
+    yield from ascent.climb(steps, GROWTH**0.1, neighbours=True)
+
+
+class _Ascent:
+    """The way to ever larger numbers of seconds.
+
+    Where the path costs more than 1, a longer time is tried next. Else the prices change. When that does not help, or not
+    soon enough, a shorter time is tried.
+    """
+
+    def __init__(self, capacities: Capacities, seconds: float, entries: float) -> None:
+        self._capacities, self._reached, self._most = capacities, seconds, 1e9 * seconds
+        self._entries = entries
+        self._prices: Floats | None = None
+
+    def climb(self, steps: int, growth: float, neighbours: bool) -> Iterator[float]:
+        """Yields every longer time that is ruled out. It begins with a time that is ``growth`` times as long."""
+        tried, step = self._reached * growth, STEP
+        table, stay = self._capacities.table(tried), _Stay(len(self._capacities.problem.flops))
+        for _ in range(steps):
+            if self._entries < 0 or tried < self._reached * CLOSE or self._reached > self._most:
+                return
+            cost = math.inf
+            if table is not None:
+                if self._prices is None:
+                    self._prices = first_prices(table)
+                search = CheapestPath(self._capacities, table, self._prices, neighbours)
+                cost, asked = search.find()
+                self._entries -= search.entries
+            if cost > 1 + 1e-6:
+                self._reached, step = tried, max(step, STEP / 3)
+                yield tried
+                tried *= min(max(cost, growth), GROWTH)
+                growth = min(growth**1.5, GROWTH)
+            else:
+                assert self._prices is not None
+                if not stay.note(cost, asked, self._prices):
+                    step *= SHORTER
+                excess = asked - 1
+                prices = self._prices * np.exp(step * excess / max(1.0, float(np.abs(excess).max()))) + 1e-15
+                self._prices = prices / prices.sum()
+                if stay.hopeful:
+                    continue
+                if stay.failures == PATIENCE:
+                    self._prices = stay.best_prices
+                tried, growth = math.sqrt(self._reached * tried), max(math.sqrt(growth), CLOSE)
+            table, stay = self._capacities.table(tried), _Stay(len(self._capacities.problem.flops))
+
+
+class _Stay:
+    """What the steps at one number of seconds have shown."""
+
+    def __init__(self, nodes: int) -> None:
+        self.failures, self.best_prices = 0, np.zeros(nodes)
+        self._best, self._steps, self._demand = 0.0, 0, np.zeros(nodes)
+
+    def note(self, cost: float, asked: Floats, prices: Floats) -> bool:
+        """Notes a step; returns whether the path became dearer than ever."""
+        self._steps, self._demand = self._steps + 1, self._demand + asked
+        if cost <= self._best:
+            self.failures += 1
+            return False
+        self._best, self.best_prices, self.failures = cost, prices, 0
+        return True
+
+    @property
+    def hopeful(self) -> bool:
+        """Whether further steps might make the path dearer than 1. If no node is asked for more than once on average, no
+        prices can."""
+        soon = self._best > 1 - HOPE * LESS**self._steps
+        return self.failures < PATIENCE and soon and bool(self._demand.max() > self._steps)
 
 
 def first_prices(table: Table) -> Floats:
     """Each node's share of what all nodes can complete, on average over all rows."""
     prices = (table.most / table.most.sum(axis=1, keepdims=True)).mean(axis=0) + 1e-9
     return np.asarray(prices / prices.sum())
-
-
-def shortest_path(capacities: Capacities, table: Table, prices: Floats) -> tuple[float, Floats]:
-    """The least cost of a path, and how often the path asks for each node; infinite where there is no path."""
-    same, number = capacities.same, capacities.kinds.number
-    layers, most_stages = len(number) - 1, capacities.most_stages
-    total = float(capacities.problem.workload.micro_batches)
-    costs, fees = _costs(table, prices, total)
-    order = np.argsort(-costs, kind="stable")
-    best, row = np.full(same.shape, np.inf), np.full(same.shape, -1)  # [depths, kinds]
-    at = table.depth[order], table.kind[order]
-    best[at], row[at] = costs[order], order
-    for depth in range(1, len(best)):
-        best[depth] = np.where(same[depth], best[depth - 1], best[depth])
-        row[depth] = np.where(same[depth], row[depth - 1], row[depth])
-    # [stages, layer]: from the layer to the end with that number of stages.
-    onward = np.full((most_stages + 1, layers + 1), np.inf)
-    onward[0, layers] = 0.0
-    choices = np.zeros(onward.shape, dtype=np.int64)
-    by_depth = np.where(number >= 0, best[:, number], np.inf)
-    depth_of = np.searchsorted(capacities.depths, np.arange(most_stages + 1), side="right") - 1
-    for stages in range(1, most_stages + 1):
-        ways = by_depth[depth_of[stages]] + onward[stages - 1]
-        choices[stages] = ways.argmin(axis=1)
-        onward[stages] = np.take_along_axis(ways, choices[stages, :, None], axis=1)[:, 0]
-    asked = np.zeros(len(prices))
-    count = int(onward[:, 0].argmin())
-    cost, first = float(onward[count, 0]), 0
-    for stages in range(count if np.isfinite(cost) else 0, 0, -1):
-        past_last = int(choices[stages, first])
-        taken = int(row[depth_of[stages], number[first, past_last]])
-        asked += _parts(table.most[taken], prices + fees[taken], total)
-        first = past_last
-    return cost, asked
-
-
-def _costs(table: Table, prices: Floats, total: float) -> tuple[Floats, Floats]:
-    """For each row the least cost of a group, and the fee with which it was found."""
-    costs = _knapsacks(table.most, prices, total)
-    fees = np.zeros(len(costs))
-    few = np.flatnonzero(table.replicas <= FEW)
-    for factor in FEES[1:]:
-        fee = factor * float(prices.mean())
-        dearer = _knapsacks(table.most[few], prices + fee, total) - fee * table.replicas[few]
-        better = dearer > costs[few]
-        costs[few[better]], fees[few[better]] = dearer[better], fee
-    return costs, fees
-
-
-def _knapsacks(most: Floats, prices: Floats, total: float) -> Floats:
-    """For each row the least sum of prices of parts of nodes that together complete all micro-batches."""
-    each = np.divide(prices, most, out=np.full(most.shape, np.inf), where=most > 0)
-    order = np.argsort(each, axis=1)
-    enough = (np.cumsum(np.take_along_axis(most, order, axis=1), axis=1) >= total).argmax(axis=1)
-    rows = np.arange(len(most))
-    # The dual: any price per micro-batch gives a lower bound; this one, of the last node that is taken, gives the best.
-    per = each[rows, order[rows, enough]]
-    return np.asarray(per * total - np.maximum(per[:, None] * most - prices, 0.0).sum(axis=1))
-
-
-def _parts(most: Floats, prices: Floats, total: float) -> Floats:
-    """The part of each node that the cheapest group takes."""
-    order = np.argsort(np.divide(prices, most, out=np.full(len(most), np.inf), where=most > 0))
-    ranked = most[order]
-    parts = np.zeros(len(most))
-    parts[order] = np.clip(total - (np.cumsum(ranked) - ranked), 0.0, ranked) / np.maximum(ranked, 1.0)
-    return parts

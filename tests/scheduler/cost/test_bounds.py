@@ -113,7 +113,9 @@ def scarce(rng: np.random.Generator, count: int, layers: int, micro_batches: int
     latency = rng.choice([0.0, 1e-3, 0.1]) * rng.random(shape)
     ratio = 0.25 + 0.75 * rng.random(shape) if rng.random() < 0.5 else None
     model = tuple(
-        Layer("", float(rng.choice([1e10, 2e11])), float(rng.choice([1e5, 1e7, 5e7])), float(rng.choice([1e4, 1e6, 4e6])))
+        Layer(
+            "", float(rng.choice([1e10, 2e11])), float(rng.choice([1e5, 1e7, 5e7])), float(rng.choice([1e4, 1e6, 4e6]))
+        )
         for _ in range(layers)
     )
     return Problem(Cluster(nodes, latency, bandwidth, ratio), Workload(model, micro_batches))
