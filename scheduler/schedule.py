@@ -56,7 +56,7 @@ def schedule(
     for each plan that is better than all before, with the evaluations so far and the plan's seconds (the cost of state transfer
     per step included).
 
-    ``lower_bound_seconds`` of the decision is tight with ``tight_bound``, which takes about a second for 256 nodes and 130
+    ``lower_bound_seconds`` of the decision is tight with ``tight_bound``, which takes ten seconds for 256 nodes and 130
     layers; without, it counts devices alone and takes no time. The paper objective always has its own bound.
 
     A compact cluster is planned in miniature: from scratch, with the iteration objective, and with ``stages`` None or a

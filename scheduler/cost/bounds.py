@@ -1,34 +1,68 @@
 """Lower bounds on the seconds per step of any plan.
 
-The argument. Suppose a plan ends within T seconds. Then every stage [a, b) has nodes that together compute all
+Three arguments, each valid for any groups, cuts, loads, routes and order of stages; each next one takes longer and says more.
+
+Devices share the work: work_bound.
+
+A way through all stages. Suppose a plan ends within T seconds. Then every stage [a, b) has nodes that together compute all
 micro-batches, and the number that a node can compute is limited. Its first micro-batch has passed all layers before
 a, at best on the fastest device, and crossed at least one link. Each micro-batch takes the time of three forward
 passes. After the last one, either its gradient goes all the way back, or, when other nodes hold the stage too, the
 node exchanges gradients: with n - 1 others, at best over its n - 1 fastest links, and at best hidden behind its last
 backward pass. A node that holds a stage alone computes all micro-batches, but exchanges no gradients.
-
 So each stage needs at least the FLOP/s of those nodes that compute most micro-batches per FLOP/s. Dynamic programming
 finds the least sum over all cuts; when it exceeds the FLOP/s of the cluster, no plan takes T seconds. Bisection finds
-the least T that is not ruled out. The bound holds for any cuts, loads, routes and order of stages.
+the least T that is not ruled out. This says most with few micro-batches.
+
+Each node with its own memory, connection and links: capacity.py counts what a node can complete in T seconds, node_prices.py
+shows that the nodes do not suffice. This says most with many unequal nodes.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 
+from dtfm.scheduler.cost.node_prices import ruled_out
 from dtfm.scheduler.model.problem import Floats, Problem
 from dtfm.scheduler.model.workload import Workload
 
 MOST_NODES = 256
-"""Largest number of nodes for which the tight bound is computed: with 130 layers it takes a second there. For more
-nodes only the devices count."""
+"""Largest number of nodes for which more than work_bound is computed."""
+STEPS = 100
+"""Default number of changes of the nodes' prices, of either kind (node_prices.ruled_out)."""
+ENTRIES_PER_NODE = 4e5
+"""Default number of table entries that are priced, per node: about half a second for 16 nodes, three seconds for 128."""
 
 
-def iteration_bound(problem: Problem) -> float:
-    """Certified lower bound on the seconds per step of any feasible plan."""
-    least = work_bound(problem.workload, problem.flops)
+def iteration_bound(problem: Problem, steps: int = STEPS, entries: float | None = None) -> float:
+    """Certified lower bound on the seconds per step of any feasible plan: the last of rising_bounds."""
+    bound = 0.0
+    for better in rising_bounds(problem, steps, entries):
+        bound = better
+    return bound
+
+
+def rising_bounds(problem: Problem, steps: int = STEPS, entries: float | None = None) -> Iterator[float]:
+    """Ever better certified lower bounds on the seconds per step of any feasible plan. One can stop at any time.
+
+    The first takes no time. ``steps`` and ``entries`` limit the work; None means ENTRIES_PER_NODE.
+    """
+    bound = work_bound(problem.workload, problem.flops)
+    yield bound
     if problem.cluster.copies > 1 or len(problem.flops) > MOST_NODES:
-        return least
+        return
+    bound = max(bound, _way_bound(problem))
+    yield bound
+    for seconds in ruled_out(
+        problem, bound, steps, ENTRIES_PER_NODE * len(problem.flops) if entries is None else entries
+    ):
+        yield seconds * (1 - 1e-9)
+
+
+def _way_bound(problem: Problem) -> float:
+    least = work_bound(problem.workload, problem.flops)
     conditions = _Conditions(problem)
     low, high = least, 2 * least
     while not conditions.met(high):
@@ -52,7 +86,7 @@ def work_bound(workload: Workload, flops: Floats) -> float:
 
 
 class _Conditions:
-    """The conditions of the argument, with all stages [a, b), a < b, as rows and nodes as columns."""
+    """The conditions of the second argument, with all stages [a, b), a < b, as rows and nodes as columns."""
 
     def __init__(self, problem: Problem) -> None:
         layers, count = len(problem.activation), len(problem.flops)

@@ -7,13 +7,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dtfm.scheduler.assemble.evaluate import Evaluator
-from dtfm.scheduler.cost.bounds import iteration_bound, work_bound
+from dtfm.scheduler.cost.bounds import iteration_bound, rising_bounds, work_bound
+from dtfm.scheduler.cost.simulate import simulate
 from dtfm.scheduler.model.cluster import Cluster, Node
 from dtfm.scheduler.model.problem import Problem
 from dtfm.scheduler.model.request import Shape
 from dtfm.scheduler.model.workload import Layer, Workload
 from tests.scheduler.clusters import even_workload, uniform_cluster
 from tests.scheduler.enumeration import all_cuts, all_groups
+from tests.scheduler.plans import fits, random_draft, randomly_loaded
 
 
 def all_prices(problem: Problem, idle_hands: bool) -> list[float]:
@@ -60,6 +62,117 @@ def test_no_plan_undercuts_the_bound(
     )
     problem = Problem(Cluster(nodes, latency, bandwidth, ratio), Workload(model, micro_batches))
     assert iteration_bound(problem) <= min(all_prices(problem, idle_hands)) * (1 + 1e-9)
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 10**6), count=st.integers(1, 4), layers=st.integers(1, 4))
+def test_no_loads_undercut_the_bound(seed: int, count: int, layers: int) -> None:
+    """All groups and cuts of a small cluster whose links and memories matter, with balanced and with random loads."""
+    rng = np.random.default_rng(seed)
+    problem = scarce(rng, count, layers, micro_batches=int(rng.choice([1, 4, 20, 60])))
+    seconds = all_prices(problem, idle_hands=bool(rng.random() < 0.5))
+    for groups in all_groups(count, Shape(most_stages=min(count, layers))):
+        for cuts in all_cuts(layers, len(groups)).tolist():
+            draft = randomly_loaded(rng, problem, groups, tuple(cuts))
+            if fits(problem, draft):
+                seconds.append(simulate(problem, draft))
+    assert iteration_bound(problem) <= min(seconds) * (1 + 1e-9)
+
+
+@settings(max_examples=100, deadline=None)
+@given(seed=st.integers(0, 10**6), count=st.integers(2, 24), layers=st.integers(1, 8))
+def test_no_random_plan_undercuts_the_bound(seed: int, count: int, layers: int) -> None:
+    rng = np.random.default_rng(seed)
+    problem = scarce(rng, count, layers, micro_batches=int(rng.choice([2, 16, 60])))
+    bound = iteration_bound(problem, steps=30)
+    for _ in range(20):
+        draft = random_draft(rng, problem)
+        if fits(problem, draft):
+            assert bound <= simulate(problem, draft) * (1 + 1e-9)
+
+
+def scarce(rng: np.random.Generator, count: int, layers: int, micro_batches: int) -> Problem:
+    """A problem in which any of devices, memory, links and connections may decide."""
+    spread = rng.choice([0.0, 1.0, 1.6])
+
+    def connection() -> float | None:
+        return float(10 ** rng.uniform(5, 8)) if rng.random() < 0.5 else None
+
+    nodes = tuple(
+        Node(
+            f"n{i}",
+            10 ** (12 + spread * rng.random()),
+            float(rng.choice([2e8, 6e8, 1e9, 1e10])),
+            up=connection(),
+            down=connection(),
+        )
+        for i in range(count)
+    )
+    shape = (count, count)
+    bandwidth = 10 ** (rng.uniform(4, 8) + rng.choice([0.0, 0.6, 2.0]) * rng.random(shape)) * (rng.random(shape) > 0.03)
+    latency = rng.choice([0.0, 1e-3, 0.1]) * rng.random(shape)
+    ratio = 0.25 + 0.75 * rng.random(shape) if rng.random() < 0.5 else None
+    model = tuple(
+        Layer(
+            "", float(rng.choice([1e10, 2e11])), float(rng.choice([1e5, 1e7, 5e7])), float(rng.choice([1e4, 1e6, 4e6]))
+        )
+        for _ in range(layers)
+    )
+    return Problem(Cluster(nodes, latency, bandwidth, ratio), Workload(model, micro_batches))
+
+
+def test_every_better_bound_is_larger() -> None:
+    bounds = list(rising_bounds(home_reduction()))
+    assert len(bounds) >= 2
+    assert bounds == sorted(bounds)
+    assert bounds[-1] == iteration_bound(home_reduction())
+
+
+def test_one_connection_that_carries_everything_decides() -> None:
+    """Two layers, two nodes with room for one each: all activations and gradients cross one slow link."""
+    model = tuple(Layer(f"l{i}", 1e10, 1e8, 1e6) for i in range(2))
+    nodes = tuple(Node(f"n{i}", 1e13, 5e8) for i in range(2))
+    links = np.full((2, 2), 1e6)
+    problem = Problem(Cluster(nodes, np.zeros((2, 2)), links), Workload(model, 100))
+    bound = iteration_bound(problem)
+    assert 0.99 * 100 <= bound <= min(all_prices(problem, False))
+    connected = replace(problem.cluster, nodes=tuple(replace(node, up=2e5) for node in nodes))
+    assert iteration_bound(Problem(connected, problem.workload)) > 4.9 * bound
+
+
+def test_memory_that_forces_short_stages_decides() -> None:
+    """The fast node has room for one of three layers only, so a slow one must compute the other two, or two slow ones must."""
+    model = tuple(Layer(f"l{i}", 1e11, 1e8, 1e4) for i in range(3))
+    nodes = (Node("fast", 1e14, 4.5e8), Node("slow", 1e12, 1e10), Node("slower", 1e12, 1e10))
+    problem = Problem(Cluster(nodes, np.zeros((3, 3)), np.full((3, 3), 1e9)), Workload(model, 100))
+    best = min(all_prices(problem, False))
+    assert 0.9 * 30 < iteration_bound(problem) <= best
+    roomy = Cluster((replace(nodes[0], memory_bytes=1e10), *nodes[1:]), problem.latency, np.full((3, 3), 1e9))
+    assert iteration_bound(Problem(roomy, problem.workload)) < 1.0
+
+
+def home_reduction() -> Problem:
+    """One layer that cannot be cut. Two homes compute it together, each with half of the micro-batches, and then spend a
+    quarter of the step on gradients: 2 * 1e8 / 2 bytes up at 1e6 bytes per second."""
+    nodes = tuple(Node(f"n{i}", 1e12, 1e10, up=1e6) for i in range(2))
+    cluster = Cluster(nodes, np.zeros((2, 2)), np.full((2, 2), 1e8))
+    return Problem(cluster, Workload((Layer("", 1e12, 1e8, 1e4),), 200))
+
+
+def test_gradients_over_a_home_connection_decide() -> None:
+    problem = home_reduction()
+    best = min(all_prices(problem, False))
+    assert 300 + 95 < best < 300 + 105
+    assert 0.98 * best <= iteration_bound(problem) <= best
+
+
+def test_a_slow_member_ends_its_groups_work_early() -> None:
+    """Ten seconds of sums over one replica's connection begin only when all replicas have begun their last backward pass."""
+    nodes = tuple(Node(f"n{i}", 1e12, 1e10, up=1e6 if i == 2 else 1e9) for i in range(3))
+    cluster = Cluster(nodes, np.zeros((3, 3)), np.full((3, 3), 1e9))
+    problem = Problem(cluster, Workload((Layer("", 1e12, 1.5e8, 1e4),), 300))
+    best = min(all_prices(problem, False))
+    assert 0.93 * best <= iteration_bound(problem) <= best
 
 
 def test_equal_devices_without_delays_reach_the_bound() -> None:

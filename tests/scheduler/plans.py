@@ -1,0 +1,36 @@
+"""Any plans: random groups, cuts and loads, whether sensible or not."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from dtfm.scheduler.model.problem import Draft, Groups, Problem
+
+
+def random_draft(rng: np.random.Generator, problem: Problem) -> Draft:
+    """A plan that no search would make: nodes dealt at random, some left idle, loads and routes at random."""
+    count, layers = len(problem.flops), len(problem.activation)
+    stages = int(rng.integers(1, min(count, layers) + 1))
+    order = rng.permutation(count)[: int(rng.integers(stages, count + 1))]
+    place = np.concatenate([np.arange(stages), rng.integers(0, stages, len(order) - stages)])
+    groups = tuple(tuple(sorted(order[place == stage].tolist())) for stage in range(stages))
+    cuts = (0, *sorted(rng.choice(np.arange(1, layers), stages - 1, replace=False).tolist()), layers)
+    return randomly_loaded(rng, problem, groups, cuts)
+
+
+def randomly_loaded(rng: np.random.Generator, problem: Problem, groups: Groups, cuts: tuple[int, ...]) -> Draft:
+    """The groups with every micro-batch on a route of its own choice. In each stage some replicas get more than others."""
+    micro_batches = problem.workload.micro_batches
+    columns = []
+    for group in groups:
+        taste = rng.dirichlet(np.full(len(group), rng.choice([0.3, 1.0, 10.0])))
+        weight = taste if rng.random() < 0.5 else problem.flops[list(group)] / problem.flops[list(group)].sum()
+        columns.append(rng.choice(group, micro_batches, p=weight))
+    chains, shares = np.unique(np.column_stack(columns), axis=0, return_counts=True)
+    return Draft(groups, cuts, chains.astype(np.int64), shares.astype(np.int64))
+
+
+def fits(problem: Problem, draft: Draft) -> bool:
+    """Whether every stage fits into the memory of each of its replicas."""
+    rooms = np.array([problem.memory[list(group)].min() for group in draft.groups])
+    return bool((problem.stage_bytes(draft.cuts) - rooms < 1.0).all())
