@@ -17,6 +17,8 @@ from dtfm.scheduler.model.workload import Workload
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
+Records = NDArray[np.void]
+"""Of a structured dtype."""
 Groups = tuple[tuple[int, ...], ...]
 """Node numbers per stage, in pipeline order."""
 

@@ -1,0 +1,33 @@
+"""How the scheduler's loops are compiled.
+
+The compiled code is cached beside each file (or where NUMBA_CACHE_DIR says), so only a machine's first call compiles, for some
+seconds. Compiled functions release the GIL, so several threads run them at once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
+
+import numba
+from numba.core.dispatcher import Dispatcher
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+
+def compiled(function: _F) -> _F:
+    """``function``, compiled when it is first called, once for all argument types that it is given.
+
+    Numba checks a cached function only against its own file. But the code of functions that it calls is part of it, so here
+    their files count as well: those of all compiled functions that the function's module has imported or defined so far.
+    """
+    made: Any = numba.njit(nogil=True, cache=True, error_model="numpy")(function)
+    known = [value for value in function.__globals__.values() if isinstance(value, Dispatcher)]
+    stamps = {repr(_cache_file(each)._source_stamp) for each in (made, *known)}
+    _cache_file(made)._source_stamp = hashlib.sha256("".join(sorted(stamps)).encode()).digest()
+    return cast(_F, made)
+
+
+def _cache_file(function: Any) -> Any:
+    return function._cache._cache_file

@@ -1,0 +1,192 @@
+"""A plan that is being tried, in arrays that are filled again and again."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+
+from dtfm.scheduler.model.compiled import compiled
+from dtfm.scheduler.model.problem import Draft, Floats, Groups, Ints, Records
+from dtfm.scheduler.model.request import MOST_STAGES
+
+NO_LINK = 1e12
+"""Price of a plan that lacks links, plus their number. Plans that work cost less than this."""
+NO_ROOM = 1e15
+"""Price of a plan that lacks memory, plus the bytes that the worst node lacks."""
+
+
+class Position(NamedTuple):
+    """Which node is in which stage, and where the model is cut: all that a search decides.
+
+    ``place`` is int64 [nodes], the stage of each node, -1 for idle. ``cuts`` is int64 [MOST_STAGES + 2]; stage s has layers
+    [cuts[s], cuts[s + 1]). ``stages`` is int64 [1], the number of stages.
+    """
+
+    place: Ints
+    cuts: Ints
+    stages: Ints
+
+
+class Sketch(NamedTuple):
+    """What follows from a position, step by step.
+
+    The members of stage s are ``members[stage[s].first : stage[s + 1].first]``, ascending. ``node``, ``stage`` and ``edge`` are
+    records: NODE, STAGE and EDGE. The flows of the boundary after stage s are ``edge[e]`` for e in [stage[s].begin,
+    stage[s + 1].begin). ``cost`` and ``taken``, float64 and int64 [pairs], are working space for one boundary; ``shards``,
+    float64 [4, nodes], that of a reduction.
+
+    ``decides`` is int64 [6]: the node that decides how long the pipeline takes, the neighbour if it is their link, and its stage;
+    then the same for the reduction that ends last: two nodes whose link decides, and their stage. -1 stands for nobody.
+    ``levels`` is float64 [2]: the mean over stages of when their slowest node could be done, and of when they are reduced.
+    """
+
+    members: Ints
+    node: Records
+    stage: Records
+    edge: Records
+    cost: Floats
+    taken: Ints
+    shards: Floats
+    decides: Ints
+    levels: Floats
+
+
+NODE = np.dtype(
+    [
+        ("load", np.int64),  # micro-batches per step
+        ("left", np.int64),  # of them, those without a link yet
+        ("pace", np.float64),  # seconds per micro-batch of device, connection or links, whichever is slowest
+        ("forward", np.float64),  # seconds of one forward pass
+        ("arrival", np.float64),  # seconds until the first micro-batch arrives
+        ("homeward", np.float64),  # seconds of a micro-batch's way from here back to the first stage
+        ("trip", np.float64),  # seconds of a micro-batch's way to the last stage and back, computing included
+        ("busy_trip", np.float64),  # the same with time on links multiplied by estimate.QUEUEING
+        ("longest_trip", np.float64),  # the same over the slowest links, with in_flight.SLACK
+        ("own", np.float64),  # when the node, or its slowest link, would be done if nobody else were late
+        ("end", np.float64),  # when its last backward pass ends
+        ("sent", np.float64),  # bytes of activations and gradients per step
+        ("received", np.float64),
+    ]
+)
+STAGE = np.dtype(
+    [
+        ("first", np.int64),  # its first member
+        ("begin", np.int64),  # the first flow after it
+        ("depth", np.int64),  # micro-batches in flight
+        ("cut", np.int64),  # its first layer in the cuts that are tried
+        ("memory", np.float64),  # bytes of the smallest member
+        ("slowness", np.float64),  # seconds to reduce a byte of gradients
+        ("work", np.float64),  # the most FLOPs, and
+        ("gradients", np.float64),  # the most bytes of gradients that it may have
+    ]
+)
+EDGE = np.dtype([("sender", np.int64), ("receiver", np.int64), ("count", np.int64)])
+
+
+def empty_position(nodes: int) -> Position:
+    """A position with every node idle and no stage."""
+    return Position(
+        np.full(nodes, -1, dtype=np.int64), np.zeros(MOST_STAGES + 2, dtype=np.int64), np.zeros(1, np.int64)
+    )
+
+
+def position_of(groups: Groups, cuts: tuple[int, ...], nodes: int) -> Position:
+    """The position with these groups and cuts."""
+    position = empty_position(nodes)
+    for stage, group in enumerate(groups):
+        position.place[list(group)] = stage
+    position.cuts[: len(cuts)] = cuts
+    position.stages[0] = len(groups)
+    return position
+
+
+def groups_of(position: Position) -> Groups:
+    """The nodes of each stage, in ascending order."""
+    return tuple(tuple(np.flatnonzero(position.place == stage).tolist()) for stage in range(int(position.stages[0])))
+
+
+def cuts_of(position: Position) -> tuple[int, ...]:
+    return tuple(position.cuts[: int(position.stages[0]) + 1].tolist())
+
+
+def empty_sketch(nodes: int) -> Sketch:
+    """Arrays for clusters of this size."""
+    pairs = nodes * nodes // 4 + nodes  # between neighbouring stages there are at most a quarter of all pairs
+    return Sketch(
+        members=np.zeros(nodes, np.int64),
+        node=np.zeros(nodes, NODE),
+        stage=np.zeros(MOST_STAGES + 2, STAGE),
+        edge=np.zeros(pairs, EDGE),
+        cost=np.zeros(pairs),
+        taken=np.zeros(pairs, np.int64),
+        shards=np.zeros((4, nodes)),
+        decides=np.zeros(6, np.int64),
+        levels=np.zeros(2),
+    )
+
+
+@compiled
+def copy(source: Position, target: Position) -> None:
+    """Makes ``target`` equal to ``source``."""
+    target.place[:] = source.place
+    target.cuts[:] = source.cuts
+    target.stages[0] = source.stages[0]
+
+
+@compiled
+def gather_members(position: Position, sketch: Sketch) -> bool:
+    """Fills in the members of each stage. False when a stage has none."""
+    place, stages, stage = position.place, position.stages[0], sketch.stage
+    for s in range(stages + 1):
+        stage[s].first = 0
+    for node in range(len(place)):
+        if place[node] >= 0:
+            stage[place[node] + 1].first += 1
+    for s in range(stages):
+        if stage[s + 1].first == 0:
+            return False
+        stage[s + 1].first += stage[s].first
+    for node in range(len(place)):
+        s = place[node]
+        if s >= 0:
+            sketch.members[stage[s].first] = node
+            stage[s].first += 1
+    for s in range(stages, 0, -1):
+        stage[s].first = stage[s - 1].first
+    stage[0].first = 0
+    return True
+
+
+@compiled
+def drop_idle(sketch: Sketch, stages: int) -> bool:
+    """Takes the nodes without micro-batches out of their stages. Returns whether there was any."""
+    kept, before = 0, int(sketch.stage[stages].first)
+    for stage in range(stages):
+        begin = sketch.stage[stage].first
+        sketch.stage[stage].first = kept
+        for at in range(begin, sketch.stage[stage + 1].first):
+            node = sketch.members[at]
+            if sketch.node[node].load > 0:
+                sketch.members[kept] = node
+                kept += 1
+    sketch.stage[stages].first = kept
+    return kept < before
+
+
+def draft_of_sketch(sketch: Sketch, cuts: tuple[int, ...]) -> Draft:
+    """The plan that was tried last, with flows."""
+    stages = len(cuts) - 1
+    edges, begin = sketch.stage["first"][: stages + 1].tolist(), sketch.stage["begin"]
+    groups = tuple(tuple(sketch.members[a:b].tolist()) for a, b in pairwise(edges))
+    flows = []
+    for stage, (senders, receivers) in enumerate(pairwise(groups)):
+        flow = np.zeros((len(senders), len(receivers)), dtype=np.int64)
+        edges_between = sketch.edge[begin[stage] : begin[stage + 1]]
+        rows = np.searchsorted(senders, edges_between["sender"])
+        columns = np.searchsorted(receivers, edges_between["receiver"])
+        np.add.at(flow, (rows, columns), edges_between["count"])
+        flows.append(flow)
+    loads = tuple(sketch.node["load"][list(group)] for group in groups)
+    return Draft(groups, cuts, loads, tuple(flows))

@@ -1,0 +1,117 @@
+"""A problem's and a draft's arrays in the form that compiled functions take.
+
+They are few, and made of records, because Numba counts the references to every array that it passes on.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dtfm.scheduler.model.memory import in_flight
+from dtfm.scheduler.model.problem import Draft, Ints, Problem, Records
+from dtfm.scheduler.model.request import MOST_STAGES
+
+REMEMBERED = 4
+"""Number of problems whose tables are remembered."""
+
+
+class Tables(NamedTuple):
+    """A Problem by number of node and layer, in FLOP/s, bytes and seconds.
+
+    ``node[i]`` has flops, memory, own_slowness, and per_up and per_down: the seconds per byte of its connection.
+    ``link[i, j]`` has latency, slowness, ratio, and speed: 1 / slowness, 0 from a node to itself; and ratio and speed of the link
+    back from j to i.
+    ``layer[k]`` has the sums over layers [0, k) of flops, state and kept bytes per micro-batch in flight, gradients, and the
+    activation of layer k. There is a row more than layers.
+    ``least_held[s, k]`` is the least number of micro-batches in flight at stage k of s.
+    """
+
+    node: Records
+    link: Records
+    layer: Records
+    least_held: Ints
+    micro_batches: int
+    copies: int
+
+
+class Seats(NamedTuple):
+    """A draft's arrays. A seat is a node's place in the plan; the seats of a stage are neighbours, in order of the stages."""
+
+    node: Ints
+    """[seats]: the node's number."""
+    load: Ints
+    """[seats]: micro-batches of a step."""
+    first: Ints
+    """[stages + 1]: stage s has the seats [first[s], first[s + 1])."""
+    cuts: Ints
+    """[stages + 1]: stage s has the layers [cuts[s], cuts[s + 1])."""
+    flow: Ints
+    """All the micro-batches on links: a matrix [senders, receivers] per boundary, one after another, row by row."""
+    flow_at: Ints
+    """[stages]: where each boundary's matrix begins in ``flow``."""
+
+
+@lru_cache(REMEMBERED)
+def tables(problem: Problem) -> Tables:
+    """The problem's tables."""
+    held = np.zeros((MOST_STAGES + 1, MOST_STAGES), dtype=np.int64)
+    for stages in range(1, MOST_STAGES + 1):
+        held[stages, :stages] = [in_flight(stage, stages) for stage in range(stages)]
+    with np.errstate(divide="ignore"):
+        per_up, per_down, speed = 1.0 / problem.up, 1.0 / problem.down, 1.0 / problem.slowness
+    np.fill_diagonal(speed, 0.0)
+    speed = np.minimum(speed, 1e30)
+    return Tables(
+        node=_records(
+            flops=problem.flops,
+            memory=problem.memory,
+            own_slowness=problem.own_slowness,
+            per_up=per_up,
+            per_down=per_down,
+        ),
+        link=_records(
+            latency=problem.latency,
+            slowness=problem.slowness,
+            ratio=problem.ratio,
+            speed=speed,
+            ratio_back=problem.ratio.T,
+            speed_back=speed.T,
+        ),
+        layer=_records(
+            flops_before=problem.flops_before,
+            state_before=problem.parameters_before * problem.state_factor,
+            kept_before=problem.kept_before,
+            gradients_before=problem.parameters_before,
+            activation=np.append(problem.activation, 0.0),
+        ),
+        least_held=held,
+        micro_batches=int(problem.workload.micro_batches),
+        copies=int(problem.cluster.copies),
+    )
+
+
+def seats(draft: Draft) -> Seats:
+    """The draft's arrays."""
+    sizes = [len(group) for group in draft.groups]
+    matrices = [flow.ravel() for flow in draft.flows]
+    return Seats(
+        node=np.array([node for group in draft.groups for node in group], dtype=np.int64),
+        load=np.concatenate(draft.loads, dtype=np.int64),
+        first=np.cumsum([0, *sizes], dtype=np.int64),
+        cuts=np.array(draft.cuts, dtype=np.int64),
+        flow=np.concatenate([np.empty(0, dtype=np.int64), *matrices], dtype=np.int64),
+        flow_at=np.cumsum([0, *(len(matrix) for matrix in matrices)], dtype=np.int64),
+    )
+
+
+def _records(**fields: NDArray[np.float64]) -> Records:
+    """The arrays, all of one shape, as one array of records."""
+    shape = next(iter(fields.values())).shape
+    made = np.zeros(shape, dtype=[(name, np.float64) for name in fields])
+    for name, values in fields.items():
+        made[name] = values
+    return made
