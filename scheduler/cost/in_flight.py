@@ -4,37 +4,90 @@ from __future__ import annotations
 
 import numpy as np
 
+from dtfm.scheduler.model.compiled import compiled
 from dtfm.scheduler.model.memory import in_flight
-from dtfm.scheduler.model.problem import Draft, Ints, Problem
+from dtfm.scheduler.model.problem import Draft, Floats, Ints, Problem
+from dtfm.scheduler.model.tables import Seats, Tables, seats, tables
 
 SLACK = 2.0
 """Factor on the time that a micro-batch spends on links, to allow for queueing and late hosts. On emulated worldwide links
 that are about as busy as the devices, it reduced the busiest node's waiting from a quarter of a step to a tenth."""
 
+_least_in_flight = compiled(in_flight)
+
 
 def depths(problem: Problem, draft: Draft) -> Ints:
     """The largest number of micro-batches in flight on each node of a stage: int64 [stages].
 
-    While a micro-batch travels to the last stage and back (time on links multiplied by SLACK), a node continues with
-    as many others as it starts in that time, if it spreads its micro-batches evenly over the busiest device's
-    computing time. Each following stage adds one, because devices are not perfectly even. The number is limited by
-    memory, but is at least memory.in_flight, for which every valid plan has room.
+    While a micro-batch travels from a node to the last stage and back, over the longest way that flows allow (time on links
+    multiplied by SLACK), the node continues with as many others as it starts in that time, if it spreads its micro-batches
+    evenly over the busiest device's computing time. Each following stage adds one, because devices are not perfectly even. The
+    number is limited by memory, but is at least memory.in_flight, for which every valid plan has room.
     """
-    stages, (chains, shares) = len(draft.groups), draft.routes
-    cuts = np.array(draft.cuts)
-    compute = 3 * np.diff(problem.flops_before[cuts]) / problem.flops[chains]
-    load = np.bincount(chains.ravel(), np.repeat(shares, stages))[chains]
-    onward = np.zeros(chains.shape)
-    senders, receivers = chains[:, :-1], chains[:, 1:]
-    for a, b in ((senders, receivers), (receivers, senders)):
-        onward[:, :-1] += problem.latency[a, b] + problem.activation[cuts[1:-1] - 1] * problem.slowness[a, b]
-    round_trip = np.cumsum((compute + SLACK * onward)[:, ::-1], axis=1)[:, ::-1]
-    busiest = max(float((compute * load).max()), 1e-12)
-    wanted = np.ceil((round_trip * load).max(axis=0) / busiest - 1e-6) + np.arange(stages, 0, -1)
-    rooms = np.array([problem.memory[list(group)].min() for group in draft.groups])
-    kept = np.maximum(np.diff(problem.kept_before[cuts]), 1.0)
-    room = (rooms - problem.state_factor * np.diff(problem.parameters_before[cuts])) // kept
-    least = np.array([in_flight(stage, stages) for stage in range(stages)])
-    result = np.maximum(least, np.minimum(np.minimum(wanted, room), problem.workload.micro_batches))
-    result[-1] = least[-1]  # the last stage turns around at once
-    return np.asarray(result, dtype=np.int64)
+    return depths_of_stages(tables(problem), seats(draft))
+
+
+@compiled
+def exchange(t: Tables, a: int, b: int, size: float) -> float:
+    """Seconds to send ``size`` bytes from node a to node b and the same number back; infinite without links."""
+    slowness = t.link[a, b].slowness + t.link[b, a].slowness
+    return np.inf if np.isinf(slowness) else t.link[a, b].latency + t.link[b, a].latency + size * slowness
+
+
+@compiled
+def depth_of_stage(t: Tables, cuts: Ints, stages: int, stage: int, started: float, memory: float) -> int:
+    """The micro-batches in flight on each node of the stage.
+
+    ``started`` is the largest number of micro-batches that a node of the stage starts while one travels to the last stage and
+    back. ``memory`` is the least of its nodes' memories, in bytes. ``cuts`` is int64 [at least stages + 1].
+    """
+    least = _least_in_flight(stage, stages)
+    if stage == stages - 1:
+        return least  # it turns around at once
+    past_last, first = cuts[stage + 1], cuts[stage]
+    state = t.layer[past_last].state_before - t.layer[first].state_before
+    kept = max(t.layer[past_last].kept_before - t.layer[first].kept_before, 1.0)
+    wanted = np.ceil(started - 1e-6) + (stages - stage)
+    room = np.floor((memory - state) / kept)
+    return max(least, int(min(wanted, room, float(t.micro_batches))))
+
+
+@compiled
+def depths_of_stages(t: Tables, s: Seats) -> Ints:
+    """The same as `depths`."""
+    ways, busiest = _ways(t, s), 1e-12
+    stages = len(s.cuts) - 1
+    for stage in range(stages):
+        work = t.layer[s.cuts[stage + 1]].flops_before - t.layer[s.cuts[stage]].flops_before
+        for seat in range(s.first[stage], s.first[stage + 1]):
+            busiest = max(busiest, 3 * work / t.node[s.node[seat]].flops * s.load[seat])
+    result = np.empty(stages, np.int64)
+    for stage in range(stages):
+        longest, memory = 0.0, np.inf
+        for seat in range(s.first[stage], s.first[stage + 1]):
+            memory = min(memory, t.node[s.node[seat]].memory)
+            longest = max(longest, ways[seat] * s.load[seat])
+        result[stage] = depth_of_stage(t, s.cuts, stages, stage, longest / busiest, memory)
+    return result
+
+
+@compiled
+def _ways(t: Tables, s: Seats) -> Floats:
+    """[seats]: seconds from the beginning of a micro-batch's forward pass to the end of its backward pass there, over the
+    longest way to the last stage and back that flows allow."""
+    ways = np.zeros(len(s.node))
+    stages = len(s.cuts) - 1
+    for stage in range(stages - 1, -1, -1):
+        begin, end = s.first[stage], s.first[stage + 1]
+        work = t.layer[s.cuts[stage + 1]].flops_before - t.layer[s.cuts[stage]].flops_before
+        size = t.layer[s.cuts[stage + 1] - 1].activation
+        flow = s.flow_at[stage]
+        for a in range(begin, end):
+            beyond = 0.0
+            if stage < stages - 1:
+                for b in range(end, s.first[stage + 2]):
+                    if s.flow[flow]:
+                        beyond = max(beyond, SLACK * exchange(t, s.node[a], s.node[b], size) + ways[b])
+                    flow += 1
+            ways[a] = 3 * work / t.node[s.node[a]].flops + beyond
+    return ways

@@ -4,7 +4,9 @@ A device computes one micro-batch at a time, backward before forward and lower n
 in_flight.depths in flight; the last stage turns around at once. During a node's last backward pass its layers' gradients
 become final from the last layer to the first, and each is reduced at once, in parallel with everything else: shards
 go to their owners, sums to all. A message passes three queues at the same time: its link, everything that the sender
-sends, and everything that the receiver receives. It arrives one latency after the slowest of them is done.
+sends, and everything that the receiver receives. It arrives one latency after the slowest of them is done. On connections, shards
+give way to activations and their gradients, as nodes send them. Of events at the same time, the one that was made first comes
+first.
 
 Groups of more than EXACT_GROUP replicas reduce by formula, all layers at the end, because their messages grow with
 the square of their number.
@@ -12,237 +14,233 @@ the square of their number.
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
-from dtfm.scheduler.cost.estimate import EXACT_GROUP, reduction
-from dtfm.scheduler.cost.in_flight import depths
-from dtfm.scheduler.model.problem import Draft, Problem
+from dtfm.scheduler.cost.beginning import LINK, connect, empty_queues, idle_devices, most_events, shard_bytes
+from dtfm.scheduler.cost.places import seats_passed
+from dtfm.scheduler.cost.queues import EVENT, drop_first_event, put_event, put_number, take_number
+from dtfm.scheduler.model.compiled import compiled
+from dtfm.scheduler.model.problem import Draft, Floats, Ints, Problem, Records
+from dtfm.scheduler.model.tables import Seats, Tables, seats, tables
 
-
-@dataclass(slots=True)
-class _Device:
-    """A node's remaining work and its progress."""
-
-    stage: int
-    forward_seconds: float
-    limit: int
-    left: int
-    forward: list[int] = field(default_factory=list)
-    backward: list[int] = field(default_factory=list)
-    held: int = 0
-    busy: bool = False
-
-
-@dataclass(slots=True)
-class _Link:
-    slowness: float
-    ratio: float
-    latency: float
-    taken_until: float = 0.0
-
-
-class _Network:
-    """The arrival times of messages; remembers until when each queue is busy."""
-
-    def __init__(self, problem: Problem) -> None:
-        self._problem = problem
-        with np.errstate(divide="ignore"):
-            self._up: list[float] = (1.0 / problem.up).tolist()
-            self._down: list[float] = (1.0 / problem.down).tolist()
-        nodes = len(self._up)
-        self.sent, self.received = [0.0] * nodes, [0.0] * nodes
-        self._links: dict[tuple[int, int], _Link] = {}
-
-    def send(self, now: float, a: int, b: int, size: float) -> float:
-        """The arrival time of ``size`` bytes of a tensor that are sent at ``now``."""
-        link = self._links.get((a, b))
-        if link is None:
-            matrices = self._problem.slowness, self._problem.ratio, self._problem.latency
-            link = self._links[a, b] = _Link(*(float(matrix[a, b]) for matrix in matrices))
-        if link.slowness == float("inf"):
-            return float("inf")
-        encoded = size * link.ratio
-        link.taken_until = max(now, link.taken_until) + size * link.slowness
-        sent = self.sent[a] = max(now, self.sent[a]) + encoded * self._up[a]
-        received = self.received[b] = max(now, self.received[b]) + encoded * self._down[b]
-        return max(link.taken_until, sent, received) + link.latency
+# These are np.int64, because Numba would compile a function once more for each plain int that is an argument.
+_KINDS: Any = np.arange(7)
+_FORWARD_ARRIVED, _BACKWARD_ARRIVED, _FORWARD_DONE, _BACKWARD_DONE, _GRADIENTS_FINAL, _SHARD_SUMMED, _REDUCED = _KINDS
+_FORWARD, _BACKWARD = _KINDS[:2]
 
 
 def simulate(problem: Problem, draft: Draft) -> float:
     """Seconds from the first forward pass to the last sum of gradients; infinite when a link that is needed does not exist."""
-    stages = len(draft.groups)
-    work = np.diff(problem.flops_before[list(draft.cuts)])
-    outputs = problem.activation[np.array(draft.cuts[1:]) - 1].tolist()
-    chain_of = draft.chains.tolist()
-    limits = depths(problem, draft).tolist()
-    devices = {
-        node: _Device(stage, float(work[stage] / problem.flops[node]), limits[stage], 0)
-        for stage, group in enumerate(draft.groups)
-        for node in group
-    }
-    for number, chain in enumerate(chain_of):
-        heapq.heappush(devices[chain[0]].forward, number)
-        for node in chain:
-            devices[node].left += 1
-    network = _Network(problem)
-    queue: list[tuple[float, int, Callable[..., None], tuple[int, ...]]] = []
-    made = 0
-    for group in draft.groups:
-        if np.isinf(problem.slowness[np.ix_(group, group)]).any():
-            return float("inf")
-    small = [group for group in draft.groups if len(group) > 1 and len(group) * problem.cluster.copies <= EXACT_GROUP]
-    reductions = {
-        node: reduction for group in small for reduction in [_Reduction(problem, group, network)] for node in group
-    }
-    large: dict[tuple[int, ...], int] = {}
-    summed_until = 0.0
+    return float(simulated(tables(problem), seats(draft)))
 
-    def at(time: float, action: Callable[..., None], *arguments: int) -> None:
-        nonlocal made
-        made += 1
-        heapq.heappush(queue, (time, made, action, arguments))
 
-    def start(now: float, node: int) -> None:
-        device = devices[node]
-        if device.busy:
-            return
-        if device.backward:
-            device.busy = True
-            device.left -= 1
-            seconds = 2 * device.forward_seconds
-            if device.left == 0:
-                finish_gradients(now, node)
-            at(now + seconds, backward_done, node, heapq.heappop(device.backward))
-        elif device.forward and device.held < device.limit:
-            device.busy = True
-            device.held += 1
-            at(now + device.forward_seconds, forward_done, node, heapq.heappop(device.forward))
+# The functions below take arrays one by one: Numba counts the references to each array of a tuple, which takes longer than the
+# simulation itself. They are, for n seats:
+#   events, made         the heap of events, and its counts: see put_event
+#   devices, links       records [n] and [n, n]; only the links that the plan needs are set
+#   queues, waiting      by seat, the heaps of the micro-batches that wait for _FORWARD and _BACKWARD: records [n, 2], and int64
+#   passed               int64 [stages, micro-batches]: see seats_passed
+#   flops_before         float64 [layers + 1]: see Tables
+#   shards               float64 [layers]: the bytes of each owner's shard
+#   final                int64 [layers]: the nodes whose gradients of a layer are final
+#   complete             float64 [layers, n]: when a seat has got its shard of a layer from all
 
-    def forward_done(now: float, node: int, number: int) -> None:
-        device = devices[node]
-        device.busy = False
-        if device.stage == stages - 1:
-            heapq.heappush(device.backward, number)
-        else:
-            after = chain_of[number][device.stage + 1]
-            at(network.send(now, node, after, outputs[device.stage]), forward_arrived, after, number)
-        start(now, node)
 
-    def forward_arrived(now: float, node: int, number: int) -> None:
-        heapq.heappush(devices[node].forward, number)
-        start(now, node)
-
-    def backward_done(now: float, node: int, number: int) -> None:
-        device = devices[node]
-        device.busy = False
-        device.held -= 1
-        if device.stage:
-            before = chain_of[number][device.stage - 1]
-            at(network.send(now, node, before, outputs[device.stage - 1]), backward_arrived, before, number)
-        start(now, node)
-
-    def backward_arrived(now: float, node: int, number: int) -> None:
-        heapq.heappush(devices[node].backward, number)
-        start(now, node)
-
-    def finish_gradients(now: float, node: int) -> None:
-        """Called when the node's last backward pass begins: its layers' gradients become final one after another."""
-        first, past_last = draft.cuts[devices[node].stage : devices[node].stage + 2]
-        for layer in reversed(range(first, past_last)):
-            done = problem.flops_before[past_last] - problem.flops_before[layer]
-            at(now + 2 * float(done / problem.flops[node]), final, node, layer)
-
-    def final(now: float, node: int, layer: int) -> None:
-        group = draft.groups[devices[node].stage]
-        if node in reductions:
-            for owner, time in reductions[node].scatter(now, node, layer):
-                at(time, summed, owner, layer)
-        elif len(group) * problem.cluster.copies > EXACT_GROUP and layer == draft.cuts[devices[node].stage]:
-            large[group] = large.get(group, 0) + 1
-            if large[group] == len(group):
-                layers = draft.cuts[devices[node].stage : devices[node].stage + 2]
-                size = float(np.diff(problem.parameters_before[list(layers)])[0])
-                at(now + sum(reduction(problem, np.array(group), size)), done)
-
-    def summed(now: float, node: int, layer: int) -> None:
-        nonlocal summed_until
-        summed_until = max(summed_until, reductions[node].gather(now, node, layer))
-
-    def done(now: float) -> None:
-        """Marks the end of a reduction by formula: the last event ends the step."""
-
-    for group in draft.groups:
-        for node in group:
-            if devices[node].left == 0:
-                finish_gradients(0.0, node)
-    for node in draft.groups[0]:
-        start(0.0, node)
-    now = 0.0
-    while queue:
-        now, _, action, arguments = heapq.heappop(queue)
-        if now == float("inf"):
-            return now
-        action(now, *arguments)
+@compiled
+def simulated(t: Tables, s: Seats) -> float:
+    """The same as `simulate`."""
+    count, layers = len(s.node), len(t.layer) - 1
+    flops_before = np.empty(layers + 1)
+    for layer in range(layers + 1):
+        flops_before[layer] = t.layer[layer].flops_before
+    links = np.empty((count, count), LINK)
+    if not connect(t, s, links):
+        return np.inf
+    devices, queues, passed = idle_devices(t, s), empty_queues(s), seats_passed(s)
+    waiting = np.empty(2 * passed.size, np.int64)
+    for number in range(passed.shape[1]):
+        _wait(queues, waiting, passed[0, number], _FORWARD, number)
+    events, made = np.empty(most_events(s, passed.shape[1]), EVENT), np.zeros(2, np.int64)
+    shards, final, complete = shard_bytes(t, s), np.zeros(layers, np.int64), np.zeros((layers, count))
+    for seat in range(count):
+        if s.load[seat] == 0:
+            _finish_gradients(events, made, devices, flops_before, seat, 0.0)
+    for seat in range(s.first[1]):
+        _start(events, made, devices, queues, waiting, flops_before, seat, 0.0)
+    now, summed_until = 0.0, 0.0
+    while made[0]:
+        event = events[0]
+        now, kind, seat, number = event.time, event.kind, event.seat, event.number
+        drop_first_event(events, made)
+        if kind == _GRADIENTS_FINAL:
+            _scatter(events, made, devices, links, shards, final, complete, seat, number, now)
+        elif kind == _SHARD_SUMMED:
+            summed_until = max(summed_until, _gather(devices, links, shards, seat, number, now))
+        elif kind != _REDUCED:
+            if kind in (_FORWARD_ARRIVED, _BACKWARD_ARRIVED):
+                _wait(queues, waiting, seat, kind - _FORWARD_ARRIVED, number)
+            else:
+                _done(events, made, devices, links, queues, waiting, passed, seat, kind - _FORWARD_DONE, number, now)
+            _start(events, made, devices, queues, waiting, flops_before, seat, now)
+    for device in devices:
+        # Shards that gave way after their time was reckoned: no connection has carried more than it can.
+        summed_until = max(summed_until, device.shards_sent_until, device.shards_received_until)
     return max(now, summed_until)
 
 
-class _Reduction:
-    """Reduce-scatter, then all-gather, of one group, layer by layer.
+@compiled
+def _start(
+    events: Records,
+    made: Ints,
+    devices: Records,
+    queues: Records,
+    waiting: Ints,
+    flops_before: Floats,
+    seat: int,
+    now: float,
+) -> None:
+    """The device begins its next pass, if it is free and there is one."""
+    device = devices[seat]
+    if device.busy:
+        return
+    if queues[seat, _BACKWARD].count:
+        device.busy = 1
+        device.left -= 1
+        if device.left == 0:
+            _finish_gradients(events, made, devices, flops_before, seat, now)
+        number = _next(queues, waiting, seat, _BACKWARD)
+        put_event(events, made, now + 2 * device.forward_seconds, _BACKWARD_DONE, seat, number)
+    elif queues[seat, _FORWARD].count and device.held < device.limit:
+        device.busy = 1
+        device.held += 1
+        number = _next(queues, waiting, seat, _FORWARD)
+        put_event(events, made, now + device.forward_seconds, _FORWARD_DONE, seat, number)
 
-    No other traffic uses the links inside a group, so only its nodes' connections are shared with the pipeline.
-    """
 
-    def __init__(self, problem: Problem, group: tuple[int, ...], network: _Network) -> None:
-        index = np.ix_(group, group)
-        ratio = problem.ratio[index]
-        self._group = group
-        self._place = {node: place for place, node in enumerate(group)}
-        self._bytes = (np.diff(problem.parameters_before) / len(group)).tolist()
-        self._network = network
-        self._latency: list[list[float]] = problem.latency[index].tolist()
-        self._on_link: list[list[float]] = problem.slowness[index].tolist()
-        self._on_up: list[list[float]] = (ratio / problem.up[list(group), None]).tolist()
-        self._on_down: list[list[float]] = (ratio / problem.down[list(group)]).tolist()
-        self._taken = [[0.0] * len(group) for _ in group]
-        self._senders: dict[int, int] = {}
-        self._complete: dict[int, list[float]] = {}
+@compiled
+def _wait(queues: Records, waiting: Ints, seat: int, way: int, number: int) -> None:
+    """The micro-batch waits for the device; ``way`` is _FORWARD or _BACKWARD."""
+    queue = queues[seat, way]
+    put_number(waiting, queue.begin, queue.count, number)
+    queue.count += 1
 
-    def scatter(self, now: float, node: int, layer: int) -> list[tuple[int, float]]:
-        """Sends the shards of a node's final gradients of a layer to their owners.
 
-        Returns nothing until the last node of the group has sent; then all owners, each with the time at which its
-        shard is complete.
-        """
-        complete = self._complete.setdefault(layer, [0.0] * len(self._group))
-        for place, time in enumerate(self._send(now, self._place[node], self._bytes[layer])):
-            if time > complete[place]:
-                complete[place] = time
-        self._senders[layer] = self._senders.get(layer, 0) + 1
-        return list(zip(self._group, complete, strict=True)) if self._senders[layer] == len(self._group) else []
+@compiled
+def _next(queues: Records, waiting: Ints, seat: int, way: int) -> int:
+    """Takes the lowest number that waits."""
+    queue = queues[seat, way]
+    number = take_number(waiting, queue.begin, queue.count)
+    queue.count -= 1
+    return number
 
-    def gather(self, now: float, node: int, layer: int) -> float:
-        """Sends an owner's sum to all others; returns the time at which the last of them has it."""
-        return max(self._send(now, self._place[node], self._bytes[layer]))
 
-    def _send(self, now: float, me: int, size: float) -> list[float]:
-        """Sends ``size`` bytes to each other replica and returns the arrival times: _Network.send for all at once."""
-        network, taken = self._network, self._taken[me]
-        sent = max(now, network.sent[self._group[me]])
-        arrivals = []
-        rows = zip(self._group, self._latency[me], self._on_link[me], self._on_up[me], self._on_down[me], strict=True)
-        for place, (other, latency, on_link, on_up, on_down) in enumerate(rows):
-            if place == me:
-                arrivals.append(now)
-                continue
-            link = taken[place]
-            taken[place] = link = (link if link > now else now) + size * on_link
-            sent += size * on_up
-            received = network.received[other]
-            network.received[other] = received = (received if received > now else now) + size * on_down
-            arrivals.append(max(link, sent, received) + latency)
-        network.sent[self._group[me]] = sent
-        return arrivals
+@compiled
+def _done(
+    events: Records,
+    made: Ints,
+    devices: Records,
+    links: Records,
+    queues: Records,
+    waiting: Ints,
+    passed: Ints,
+    seat: int,
+    way: int,
+    number: int,
+    now: float,
+) -> None:
+    """The device has computed the micro-batch and sends it on; the last stage turns around, and the first has nothing to send."""
+    device = devices[seat]
+    device.busy = 0
+    if way == _BACKWARD:
+        device.held -= 1
+        if device.stage:
+            to = passed[device.stage - 1, number]
+            time = _send(devices, links, seat, to, device.input_bytes, now)
+            put_event(events, made, time, _BACKWARD_ARRIVED, to, number)
+    elif device.stage == len(passed) - 1:
+        _wait(queues, waiting, seat, _BACKWARD, number)
+    else:
+        to = passed[device.stage + 1, number]
+        time = _send(devices, links, seat, to, device.output_bytes, now)
+        put_event(events, made, time, _FORWARD_ARRIVED, to, number)
+
+
+@compiled
+def _send(devices: Records, links: Records, sender: int, receiver: int, size: float, now: float) -> float:
+    """The arrival time of ``size`` bytes of a tensor that go from seat to seat at ``now``."""
+    link, a, b = links[sender, receiver], devices[sender], devices[receiver]
+    encoded = size * link.ratio
+    link.busy_until = max(now, link.busy_until) + size * link.slowness
+    up, down = encoded * a.per_up, encoded * b.per_down
+    a.sent_until = max(now, a.sent_until) + up
+    b.received_until = max(now, b.received_until) + down
+    a.shards_sent_until = max(now, a.shards_sent_until) + up
+    b.shards_received_until = max(now, b.shards_received_until) + down
+    return float(max(link.busy_until, a.sent_until, b.received_until) + link.latency)
+
+
+@compiled
+def _send_shard(devices: Records, links: Records, sender: int, receiver: int, size: float, now: float) -> float:
+    """The same for a shard, which gives way to activations and their gradients."""
+    link, a, b = links[sender, receiver], devices[sender], devices[receiver]
+    encoded = size * link.ratio
+    link.busy_until = max(now, link.busy_until) + size * link.slowness
+    a.shards_sent_until = max(now, a.shards_sent_until) + encoded * a.per_up
+    b.shards_received_until = max(now, b.shards_received_until) + encoded * b.per_down
+    return float(max(link.busy_until, a.shards_sent_until, b.shards_received_until) + link.latency)
+
+
+@compiled
+def _finish_gradients(
+    events: Records, made: Ints, devices: Records, flops_before: Floats, seat: int, now: float
+) -> None:
+    """The node's last backward pass begins: its layers' gradients become final one after another."""
+    device = devices[seat]
+    for layer in range(device.past_last_layer - 1, device.first_layer - 1, -1):
+        seconds = 2 * ((flops_before[device.past_last_layer] - flops_before[layer]) / device.flops)
+        put_event(events, made, now + seconds, _GRADIENTS_FINAL, seat, layer)
+
+
+@compiled
+def _scatter(
+    events: Records,
+    made: Ints,
+    devices: Records,
+    links: Records,
+    shards: Floats,
+    final: Ints,
+    complete: Floats,
+    seat: int,
+    layer: int,
+    now: float,
+) -> None:
+    """The node sends the shards of a layer's gradients, which are final, to their owners. When the last node of a group has
+    sent, each owner will sum what it got. A large group's last node with all gradients begins the reduction by formula."""
+    device = devices[seat]
+    first, past_last = device.first_seat, device.past_last_seat
+    final[layer] += 1
+    last = final[layer] == past_last - first
+    if device.reduction_seconds >= 0:
+        if last and layer == device.first_layer:
+            put_event(events, made, now + device.reduction_seconds, _REDUCED, seat, layer)
+        return
+    if past_last - first == 1:
+        return
+    for owner in range(first, past_last):
+        time = now if owner == seat else _send_shard(devices, links, seat, owner, shards[layer], now)
+        complete[layer, owner] = max(complete[layer, owner], time)
+    if last:
+        for owner in range(first, past_last):
+            put_event(events, made, complete[layer, owner], _SHARD_SUMMED, owner, layer)
+
+
+@compiled
+def _gather(devices: Records, links: Records, shards: Floats, owner: int, layer: int, now: float) -> float:
+    """The owner sends its sum to all others of its group; returns the time at which the last of them has it."""
+    last = now
+    for other in range(devices[owner].first_seat, devices[owner].past_last_seat):
+        if other != owner:
+            last = max(last, _send_shard(devices, links, owner, other, shards[layer], now))
+    return last

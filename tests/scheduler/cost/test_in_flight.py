@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
+from itertools import pairwise, product
 
 import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from dtfm.scheduler.cost.in_flight import SLACK, depths
 from dtfm.scheduler.cost.simulate import simulate
@@ -13,6 +17,7 @@ from dtfm.scheduler.model.memory import KEPT_PER_OUTPUT_BYTE, in_flight
 from dtfm.scheduler.model.problem import Draft, Problem
 from dtfm.scheduler.model.workload import Layer, Workload
 from dtfm.scheduler.schedule import schedule
+from tests.scheduler.drafts import drafts
 
 STAGES, ACTIVATION = 3, 1000.0
 WORKLOAD = Workload(tuple(Layer("", 1e9, 500.0, ACTIVATION) for _ in range(STAGES)), micro_batches=30)
@@ -52,3 +57,47 @@ def test_a_plan_carries_the_depths() -> None:
     far = problem(latency=6.0)
     plan = schedule(replace(far.cluster), WORKLOAD, stages=STAGES).plan
     assert [stage.in_flight for stage in plan.stages] == [6 + SLACK * 8, 4 + SLACK * 4, 1]
+
+
+def by_definition(problem: Problem, draft: Draft) -> list[int]:
+    """Follows every way through the draft's links on its own."""
+    stages, cuts, groups = len(draft.groups), draft.cuts, draft.groups
+    work = np.diff(problem.flops_before[list(cuts)])
+    load = {
+        node: int(n)
+        for group, loads in zip(groups, draft.loads, strict=True)
+        for node, n in zip(group, loads, strict=True)
+    }
+    compute = {node: 3 * work[stage] / problem.flops[node] for stage, group in enumerate(groups) for node in group}
+
+    def seconds(way: tuple[int, ...], stage: int) -> float:
+        total = float(compute[way[0]])
+        for boundary, (a, b) in enumerate(pairwise(way), stage):
+            if not draft.flows[boundary][groups[boundary].index(a), groups[boundary + 1].index(b)]:
+                return 0.0
+            size = problem.activation[cuts[boundary + 1] - 1]
+            exchange = problem.exchange(np.array([a]), np.array([b]), float(size)).item()
+            total += SLACK * exchange + float(compute[b])
+        return total
+
+    busiest = max(1e-12, *(compute[node] * load[node] for node in load))
+    result = []
+    for stage in range(stages - 1):
+        longest = max(seconds(way, stage) * load[way[0]] for way in product(*groups[stage:]) if load[way[0]])
+        wanted = math.ceil(min(longest / busiest, 1e9) - 1e-6) + stages - stage
+        layers = list(cuts[stage : stage + 2])
+        state = problem.state_factor * np.diff(problem.parameters_before[layers])[0]
+        room = (min(problem.memory[list(groups[stage])]) - state) / np.diff(problem.kept_before[layers])[0]
+        result.append(max(in_flight(stage, stages), min(wanted, math.floor(room), problem.workload.micro_batches)))
+    return [*result, 1]
+
+
+@settings(max_examples=200, deadline=None)
+@given(drafts(most_nodes=7, alike=False), st.booleans())
+def test_the_longest_way_that_flows_allow_counts(drawn: tuple[Problem, Draft], much_memory: bool) -> None:
+    problem, draft = drawn
+    cluster = problem.cluster
+    if much_memory:
+        cluster = replace(cluster, nodes=tuple(replace(node, memory_bytes=1e18) for node in cluster.nodes))
+    problem = Problem(cluster, replace(problem.workload, micro_batches=10**9))  # no limit
+    assert depths(problem, draft).tolist() == by_definition(problem, draft)

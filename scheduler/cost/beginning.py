@@ -1,0 +1,131 @@
+"""The simulation at the beginning of a step: devices, links and queues."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from dtfm.scheduler.cost.in_flight import depths_of_stages
+from dtfm.scheduler.cost.reduction import EXACT_GROUP, reduction_seconds
+from dtfm.scheduler.model.compiled import compiled
+from dtfm.scheduler.model.problem import Floats, Records
+from dtfm.scheduler.model.tables import Seats, Tables
+
+DEVICE = np.dtype(
+    [
+        ("stage", "i8"),
+        ("first_layer", "i8"),
+        ("past_last_layer", "i8"),
+        ("first_seat", "i8"),  # of its group
+        ("past_last_seat", "i8"),
+        ("flops", "f8"),
+        ("forward_seconds", "f8"),
+        ("input_bytes", "f8"),
+        ("output_bytes", "f8"),
+        ("reduction_seconds", "f8"),  # of a large group, by formula; -1 for others
+        ("limit", "i8"),  # of micro-batches in flight
+        ("held", "i8"),
+        ("left", "i8"),  # backward passes that have not begun
+        ("busy", "i8"),
+        ("per_up", "f8"),
+        ("per_down", "f8"),
+        ("sent_until", "f8"),  # what it sends keeps its connection busy until then
+        ("received_until", "f8"),
+        ("shards_sent_until", "f8"),  # the same with shards, which give way to the others
+        ("shards_received_until", "f8"),
+    ],
+    align=True,
+)
+LINK = np.dtype([("slowness", "f8"), ("ratio", "f8"), ("latency", "f8"), ("busy_until", "f8")], align=True)
+QUEUE = np.dtype([("begin", "i8"), ("count", "i8")], align=True)
+
+
+@compiled
+def connect(t: Tables, s: Seats, links: Records) -> bool:
+    """Sets the links that the plan needs, within stages, and those with flows and back; False if one does not exist.
+
+    ``links`` is LINK [seats, seats].
+    """
+    stages = len(s.cuts) - 1
+    for stage in range(stages):
+        begin, end = s.first[stage], s.first[stage + 1]
+        for a in range(begin, end):
+            for b in range(begin, end):
+                if not _set_link(t, s, links, a, b):
+                    return False
+        if stage == stages - 1:
+            return True
+        flow = s.flow_at[stage]
+        for a in range(begin, end):
+            for b in range(end, s.first[stage + 2]):
+                if s.flow[flow] and not (_set_link(t, s, links, a, b) and _set_link(t, s, links, b, a)):
+                    return False
+                flow += 1
+    return True
+
+
+@compiled
+def _set_link(t: Tables, s: Seats, links: Records, sender: int, receiver: int) -> bool:
+    a, b, link = s.node[sender], s.node[receiver], links[sender, receiver]
+    link.slowness, link.ratio, link.latency, link.busy_until = (
+        t.link[a, b].slowness,
+        t.link[a, b].ratio,
+        t.link[a, b].latency,
+        0.0,
+    )
+    return not np.isinf(link.slowness)
+
+
+@compiled
+def idle_devices(t: Tables, s: Seats) -> Records:
+    """All devices, idle: DEVICE [seats]."""
+    devices, limits = np.zeros(len(s.node), DEVICE), depths_of_stages(t, s)
+    for stage in range(len(limits)):
+        first, past_last, begin, end = s.cuts[stage], s.cuts[stage + 1], s.first[stage], s.first[stage + 1]
+        work = t.layer[past_last].flops_before - t.layer[first].flops_before
+        formula = -1.0
+        if (end - begin) * t.copies > EXACT_GROUP:
+            size = t.layer[past_last].gradients_before - t.layer[first].gradients_before
+            formula = reduction_seconds(t, s.node[begin:end], size)
+        for seat in range(begin, end):
+            device, node = devices[seat], s.node[seat]
+            device.stage, device.limit, device.left = stage, limits[stage], s.load[seat]
+            device.first_layer, device.past_last_layer = first, past_last
+            device.first_seat, device.past_last_seat = begin, end
+            device.flops, device.forward_seconds = t.node[node].flops, work / t.node[node].flops
+            device.input_bytes, device.output_bytes = t.layer[first - 1].activation, t.layer[past_last - 1].activation
+            device.reduction_seconds = formula
+            device.per_up, device.per_down = t.node[node].per_up, t.node[node].per_down
+    return devices
+
+
+@compiled
+def empty_queues(s: Seats) -> Records:
+    """Empty queues, each with room for the node's load: QUEUE [seats, 2]."""
+    queues = np.zeros((len(s.node), 2), QUEUE)
+    begin = 0
+    for seat in range(len(s.node)):
+        for way in range(2):
+            queues[seat, way].begin = begin
+            begin += s.load[seat]
+    return queues
+
+
+@compiled
+def shard_bytes(t: Tables, s: Seats) -> Floats:
+    """[layers]: the bytes of a layer's gradients, divided by the nodes that hold it."""
+    shards = np.empty(len(t.layer) - 1)
+    for stage in range(len(s.cuts) - 1):
+        for layer in range(s.cuts[stage], s.cuts[stage + 1]):
+            size = t.layer[layer + 1].gradients_before - t.layer[layer].gradients_before
+            shards[layer] = size / (s.first[stage + 1] - s.first[stage])
+    return shards
+
+
+@compiled
+def most_events(s: Seats, micro_batches: int) -> int:
+    """The most events that wait at a time: one for each device, micro-batch on its way, and layer of a node, and one per
+    stage."""
+    most = len(s.node) + micro_batches
+    for stage in range(len(s.cuts) - 1):
+        most += (s.cuts[stage + 1] - s.cuts[stage]) * (s.first[stage + 1] - s.first[stage]) + 1
+    return most

@@ -1,0 +1,238 @@
+"""The simulation in plain Python, with an object for everything: the yardstick of the compiled one (cost/simulate.py)."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from dtfm.scheduler.cost.in_flight import depths
+from dtfm.scheduler.cost.reduction import EXACT_GROUP
+from dtfm.scheduler.model.problem import Draft, Ints, Problem
+
+
+@dataclass(slots=True)
+class _Device:
+    """A node's remaining work and its progress."""
+
+    stage: int
+    forward_seconds: float
+    limit: int
+    left: int
+    forward: list[int] = field(default_factory=list)
+    backward: list[int] = field(default_factory=list)
+    held: int = 0
+    busy: bool = False
+
+
+@dataclass(slots=True)
+class _Link:
+    slowness: float
+    ratio: float
+    latency: float
+    taken_until: float = 0.0
+
+
+class _Network:
+    """The arrival times of messages; remembers until when each queue is busy."""
+
+    def __init__(self, problem: Problem) -> None:
+        self._problem = problem
+        with np.errstate(divide="ignore"):
+            self._up: list[float] = (1.0 / problem.up).tolist()
+            self._down: list[float] = (1.0 / problem.down).tolist()
+        nodes = len(self._up)
+        self.sent, self.received = [0.0] * nodes, [0.0] * nodes
+        self.sent_all, self.received_all = [0.0] * nodes, [0.0] * nodes
+        self._links: dict[tuple[int, int], _Link] = {}
+
+    def send(self, now: float, a: int, b: int, size: float, shard: bool = False) -> float:
+        """The arrival time of ``size`` bytes of a tensor that are sent at ``now``. On connections a shard comes after
+        everything that is there; activations and gradients come only after each other."""
+        link = self._links.get((a, b))
+        if link is None:
+            matrices = self._problem.slowness, self._problem.ratio, self._problem.latency
+            link = self._links[a, b] = _Link(*(float(matrix[a, b]) for matrix in matrices))
+        if link.slowness == float("inf"):
+            return float("inf")
+        encoded = size * link.ratio
+        link.taken_until = max(now, link.taken_until) + size * link.slowness
+        sent = self.sent_all[a] = max(now, self.sent_all[a]) + encoded * self._up[a]
+        received = self.received_all[b] = max(now, self.received_all[b]) + encoded * self._down[b]
+        if not shard:
+            sent = self.sent[a] = max(now, self.sent[a]) + encoded * self._up[a]
+            received = self.received[b] = max(now, self.received[b]) + encoded * self._down[b]
+        return max(link.taken_until, sent, received) + link.latency
+
+
+def simulated_in_python(problem: Problem, draft: Draft) -> float:
+    """Seconds from the first forward pass to the last sum of gradients; infinite when a link that is needed does not exist."""
+    stages = len(draft.groups)
+    work = np.diff(problem.flops_before[list(draft.cuts)])
+    outputs = problem.activation[np.array(draft.cuts[1:]) - 1].tolist()
+    chain_of = draft.chains.tolist()
+    limits = depths(problem, draft).tolist()
+    devices = {
+        node: _Device(stage, float(work[stage] / problem.flops[node]), limits[stage], 0)
+        for stage, group in enumerate(draft.groups)
+        for node in group
+    }
+    for number, chain in enumerate(chain_of):
+        heapq.heappush(devices[chain[0]].forward, number)
+        for node in chain:
+            devices[node].left += 1
+    network = _Network(problem)
+    queue: list[tuple[float, int, Callable[..., None], tuple[int, ...]]] = []
+    made = 0
+    for group in draft.groups:
+        if np.isinf(problem.slowness[np.ix_(group, group)]).any():
+            return float("inf")
+    small = [group for group in draft.groups if len(group) > 1 and len(group) * problem.cluster.copies <= EXACT_GROUP]
+    reductions = {
+        node: reduction for group in small for reduction in [_Reduction(problem, group, network)] for node in group
+    }
+    large: dict[tuple[int, ...], int] = {}
+    summed_until = 0.0
+
+    def at(time: float, action: Callable[..., None], *arguments: int) -> None:
+        nonlocal made
+        made += 1
+        heapq.heappush(queue, (time, made, action, arguments))
+
+    def start(now: float, node: int) -> None:
+        device = devices[node]
+        if device.busy:
+            return
+        if device.backward:
+            device.busy = True
+            device.left -= 1
+            seconds = 2 * device.forward_seconds
+            if device.left == 0:
+                finish_gradients(now, node)
+            at(now + seconds, backward_done, node, heapq.heappop(device.backward))
+        elif device.forward and device.held < device.limit:
+            device.busy = True
+            device.held += 1
+            at(now + device.forward_seconds, forward_done, node, heapq.heappop(device.forward))
+
+    def forward_done(now: float, node: int, number: int) -> None:
+        device = devices[node]
+        device.busy = False
+        if device.stage == stages - 1:
+            heapq.heappush(device.backward, number)
+        else:
+            after = chain_of[number][device.stage + 1]
+            at(network.send(now, node, after, outputs[device.stage]), forward_arrived, after, number)
+        start(now, node)
+
+    def forward_arrived(now: float, node: int, number: int) -> None:
+        heapq.heappush(devices[node].forward, number)
+        start(now, node)
+
+    def backward_done(now: float, node: int, number: int) -> None:
+        device = devices[node]
+        device.busy = False
+        device.held -= 1
+        if device.stage:
+            before = chain_of[number][device.stage - 1]
+            at(network.send(now, node, before, outputs[device.stage - 1]), backward_arrived, before, number)
+        start(now, node)
+
+    def backward_arrived(now: float, node: int, number: int) -> None:
+        heapq.heappush(devices[node].backward, number)
+        start(now, node)
+
+    def finish_gradients(now: float, node: int) -> None:
+        """Called when the node's last backward pass begins: its layers' gradients become final one after another."""
+        first, past_last = draft.cuts[devices[node].stage : devices[node].stage + 2]
+        for layer in reversed(range(first, past_last)):
+            done = problem.flops_before[past_last] - problem.flops_before[layer]
+            at(now + 2 * float(done / problem.flops[node]), final, node, layer)
+
+    def final(now: float, node: int, layer: int) -> None:
+        group = draft.groups[devices[node].stage]
+        if node in reductions:
+            for owner, time in reductions[node].scatter(now, node, layer):
+                at(time, summed, owner, layer)
+        elif len(group) * problem.cluster.copies > EXACT_GROUP and layer == draft.cuts[devices[node].stage]:
+            large[group] = large.get(group, 0) + 1
+            if large[group] == len(group):
+                layers = draft.cuts[devices[node].stage : devices[node].stage + 2]
+                size = float(np.diff(problem.parameters_before[list(layers)])[0])
+                at(now + reduction_by_formula(problem, np.array(group), size), done)
+
+    def summed(now: float, node: int, layer: int) -> None:
+        nonlocal summed_until
+        summed_until = max(summed_until, reductions[node].gather(now, node, layer))
+
+    def done(now: float) -> None:
+        """Marks the end of a reduction by formula: the last event ends the step."""
+
+    for group in draft.groups:
+        for node in group:
+            if devices[node].left == 0:
+                finish_gradients(0.0, node)
+    for node in draft.groups[0]:
+        start(0.0, node)
+    now = 0.0
+    while queue:
+        now, _, action, arguments = heapq.heappop(queue)
+        if now == float("inf"):
+            return now
+        action(now, *arguments)
+    return max(now, summed_until, *network.sent_all, *network.received_all)
+
+
+class _Reduction:
+    """Reduce-scatter, then all-gather, of one group, layer by layer."""
+
+    def __init__(self, problem: Problem, group: tuple[int, ...], network: _Network) -> None:
+        self._group = group
+        self._bytes = (np.diff(problem.parameters_before) / len(group)).tolist()
+        self._network = network
+        self._senders: dict[int, int] = {}
+        self._complete: dict[int, dict[int, float]] = {}
+
+    def scatter(self, now: float, node: int, layer: int) -> list[tuple[int, float]]:
+        """Sends the shards of a node's final gradients of a layer to their owners.
+
+        Returns nothing until the last node of the group has sent; then all owners, each with the time at which its
+        shard is complete.
+        """
+        complete = self._complete.setdefault(layer, dict.fromkeys(self._group, 0.0))
+        for owner, time in self._send(now, node, self._bytes[layer]):
+            complete[owner] = max(complete[owner], time)
+        self._senders[layer] = self._senders.get(layer, 0) + 1
+        return list(complete.items()) if self._senders[layer] == len(self._group) else []
+
+    def gather(self, now: float, node: int, layer: int) -> float:
+        """Sends an owner's sum to all others; returns the time at which the last of them has it."""
+        return max(time for _, time in self._send(now, node, self._bytes[layer]))
+
+    def _send(self, now: float, me: int, size: float) -> list[tuple[int, float]]:
+        """Sends ``size`` bytes to each other replica; returns all with the times at which they have it."""
+        return [
+            (node, now if node == me else self._network.send(now, me, node, size, shard=True)) for node in self._group
+        ]
+
+
+def reduction_by_formula(problem: Problem, group: Ints, gradient_bytes: float) -> float:
+    """The same as reduction_seconds."""
+    copies = problem.cluster.copies
+    replicas = len(group) * copies
+    if replicas == 1:
+        return 0.0
+    index = np.ix_(group, group)
+    up, down = problem.up[group], problem.down[group]
+    if min(up.min(), down.min()) == 0:
+        return float("inf")
+    ratio = problem.ratio[index] * (copies - np.eye(len(group)))
+    slownesses = (
+        problem.slowness[index].max(),
+        problem.own_slowness[group].max(),
+        (ratio.sum(axis=1) / up).max(),
+        (ratio.sum(axis=0) / down).max(),
+    )
+    return float(2 * gradient_bytes / replicas * max(slownesses) + 2 * problem.latency[index].max())
