@@ -1,4 +1,4 @@
-"""From groups to whole plans with their costs."""
+"""From a position to a whole plan with its price."""
 
 from __future__ import annotations
 
@@ -8,14 +8,79 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from dtfm.scheduler.assemble.cuts import best_cuts
-from dtfm.scheduler.assemble.flows import connected
-from dtfm.scheduler.cost.estimate import estimate
+from dtfm.scheduler.assemble.cuts import cut_model, nearly_fitting_cuts
+from dtfm.scheduler.assemble.flows import connect
+from dtfm.scheduler.cost.estimate import estimated_seconds
+from dtfm.scheduler.cost.load import share_out
 from dtfm.scheduler.cost.simulate import simulate
+from dtfm.scheduler.model.compiled import compiled
 from dtfm.scheduler.model.problem import Draft, Groups, Problem
+from dtfm.scheduler.model.sketch import (
+    NO_LINK,
+    NO_ROOM,
+    Position,
+    Sketch,
+    draft_of_sketch,
+    drop_idle,
+    empty_sketch,
+    gather_members,
+    position_of,
+)
+from dtfm.scheduler.model.tables import Tables, tables
 
 Improved = Callable[[int, float], None]
 """Called for each plan that is better than all before, with the evaluations so far and its seconds."""
+
+
+@compiled
+def price_of(
+    t: Tables, position: Position, sketch: Sketch, keep_idle: bool, limit: float = np.inf, evenness: float = 0.0
+) -> float:
+    """The estimated seconds per step of a position; NO_LINK or NO_ROOM and more when it does not work.
+
+    Fills in the sketch. With ``keep_idle`` a node without micro-batches stays in its stage. Otherwise the plan is as if it were
+    idle: its links do not count when the others' loads are set. Gives up early, with a number above ``limit``, when
+    load.share_out does.
+    """
+    stages, cuts = position.stages[0], position.cuts
+    if not gather_members(position, sketch):
+        return np.inf
+    lacking = lacking_bytes(t, sketch, stages, cuts)
+    if lacking >= 1.0:  # rounding errors aside
+        return NO_ROOM + lacking
+    while True:
+        longest = share_out(t, sketch, stages, cuts, limit, evenness)
+        if np.isinf(longest):
+            return NO_LINK + 1
+        if longest > limit:
+            return longest
+        if keep_idle or not drop_idle(sketch, stages):
+            break
+    missing = connect(t, sketch, stages, cuts, longest)
+    for stage in range(stages):
+        for a in sketch.members[sketch.stage[stage].first : sketch.stage[stage + 1].first]:
+            for b in sketch.members[sketch.stage[stage].first : sketch.stage[stage + 1].first]:
+                if np.isinf(t.link[a, b].slowness):
+                    missing += 1
+    if missing:
+        return NO_LINK + missing
+    return estimated_seconds(t, sketch, stages, cuts)
+
+
+@compiled
+def lacking_bytes(t: Tables, sketch: Sketch, stages: int, cuts: np.ndarray) -> float:
+    """The bytes of memory that the worst node lacks, which is then what decides; 0 when all stages fit."""
+    lacking = 0.0
+    for stage in range(stages):
+        held = min(t.least_held[stages, stage], t.micro_batches)
+        need = t.layer[cuts[stage + 1]].state_before - t.layer[cuts[stage]].state_before
+        need += held * (t.layer[cuts[stage + 1]].kept_before - t.layer[cuts[stage]].kept_before)
+        for node in sketch.members[sketch.stage[stage].first : sketch.stage[stage + 1].first]:
+            if need - t.node[node].memory > lacking:
+                lacking = need - t.node[node].memory
+                sketch.decides[0], sketch.decides[1], sketch.decides[2] = node, -1, stage
+                sketch.decides[3], sketch.decides[4], sketch.decides[5] = node, -1, stage
+    return lacking
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -45,7 +110,7 @@ class Candidate:
 
 @dataclass(slots=True)
 class Evaluator:
-    """Prices groups, each only once, and counts the evaluations."""
+    """Prices groups and cuts, each only once, and counts the evaluations."""
 
     problem: Problem
     keep_idle_hands: bool
@@ -53,13 +118,27 @@ class Evaluator:
     surcharge: Callable[[Groups, tuple[int, ...]], float] = lambda groups, cuts: 0.0
     improved: Improved = lambda evaluations, seconds: None
     spent: int = 0
+    told: float = math.inf
+    """Least price so far that ``improved`` was told."""
     best: float = math.inf
     """Least simulated price so far, the surcharge included."""
+    tables: Tables = field(init=False)
+    _sketch: Sketch = field(init=False)
     _estimated: dict[tuple[Groups, tuple[int, ...] | None], Candidate] = field(default_factory=dict)
-    _simulated: dict[tuple[Groups, tuple[int, ...] | None], Candidate] = field(default_factory=dict)
+    _simulated: dict[tuple[Groups, tuple[int, ...]], Candidate] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.tables = tables(self.problem)
+        self._sketch = empty_sketch(len(self.problem.flops))
+
+    def met(self, steps: int, seconds: float) -> None:
+        """Tells ``improved`` of something better; ``steps`` are those of walks that are not counted yet."""
+        if seconds < min(self.told, NO_LINK):
+            self.told = seconds
+            self.improved(self.spent + steps, seconds)
 
     def estimated(self, groups: Groups, cuts: tuple[int, ...] | None = None) -> Candidate:
-        """The candidate at its estimated price. With ``cuts`` None, best_cuts cuts the model."""
+        """The candidate at its estimated price. With ``cuts`` None, cuts.cut_model cuts the model."""
         groups = tuple(tuple(sorted(group)) for group in groups)
         key = (groups, cuts)
         if key not in self._estimated:
@@ -77,27 +156,28 @@ class Evaluator:
             self.spent += 1
             seconds = simulate(self.problem, rough.draft)
             candidate = self._simulated[key] = replace(rough, seconds=seconds)
-            if candidate.price[-1] < self.best:
-                self.best = candidate.price[-1]
-                self.improved(self.spent, self.best)
+            self.best = min(self.best, candidate.price[-1])
+            self.met(0, self.best)
         return self._simulated[key]
 
     def _estimate(self, groups: Groups, cuts: tuple[int, ...] | None) -> Candidate:
+        sketch = self._sketch
         if cuts is None:
-            cuts, shortfall = best_cuts(self.problem, groups)
-        else:
-            shortfall = memory_shortfall(self.problem, groups, cuts)
-        draft = connected(self.problem, groups, cuts)
-        if not self.keep_idle_hands:
-            working = tuple(
-                tuple(node for node, load in zip(group, loads.tolist(), strict=True) if load)
-                for group, loads in zip(groups, draft.loads, strict=True)
-            )
-            if working != groups:
-                return self.estimated(working)
-        missing = missing_links(self.problem, draft)
-        seconds = float("inf") if shortfall or missing else estimate(self.problem, draft)
-        return Candidate(draft, shortfall, missing, seconds, self.surcharge(groups, cuts))
+            position = position_of(groups, (), len(self.problem.flops))
+            gather_members(position, sketch)
+            if cut_model(self.tables, sketch, len(groups), position.cuts):
+                cuts = tuple(position.cuts[: len(groups) + 1].tolist())
+            else:
+                cuts = nearly_fitting_cuts(self.problem, groups)
+        position = position_of(groups, cuts, len(self.problem.flops))
+        price = price_of(self.tables, position, sketch, self.keep_idle_hands)
+        if price < NO_LINK:
+            draft = draft_of_sketch(sketch, cuts)
+            return Candidate(draft, 0.0, 0, price, self.surcharge(draft.groups, cuts))
+        nothing = Draft(groups, cuts, (), ())
+        if price >= NO_ROOM:
+            return Candidate(nothing, price - NO_ROOM, 0, math.inf)
+        return Candidate(nothing, 0.0, int(price - NO_LINK), math.inf)
 
 
 def memory_shortfall(problem: Problem, groups: Groups, cuts: tuple[int, ...]) -> float:

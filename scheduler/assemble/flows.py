@@ -3,106 +3,134 @@
 from __future__ import annotations
 
 import numpy as np
-from scipy.optimize import linear_sum_assignment
 
-from dtfm.scheduler.assemble.matching import bottleneck_matching
-from dtfm.scheduler.assemble.spread import spread
-from dtfm.scheduler.cost.load import balanced_loads
-from dtfm.scheduler.model.problem import Draft, Floats, Groups, Ints, Problem
+from dtfm.scheduler.model.compiled import compiled
+from dtfm.scheduler.model.problem import Floats, Ints
+from dtfm.scheduler.model.sketch import Sketch
+from dtfm.scheduler.model.tables import Tables
 
-EXACT_PAIRING = 256
-"""Largest number of micro-batches for which two stages are paired exactly; above, the pairing is greedy."""
-SPREAD_LINKS = 64
-"""Largest number of links between two stages for which overloaded links are relieved."""
+TURNS = 10
+"""Number of times that links may become busier before any link may carry anything."""
+BUSIER = 1.5
+"""Factor by which they may, each time."""
+MANY = 2_048
+"""Number of pairs of nodes above which the cheapest are dealt with first, SHARE times as many as there are nodes."""
+SHARE = 8
+SAMPLE = 1_024
+"""Number of pairs from which the price of these is guessed."""
 
 
-def connected(problem: Problem, groups: Groups, cuts: tuple[int, ...]) -> Draft:
-    """Divides the micro-batches by speed inside every stage, and connects stages so that exchanges are short.
+@compiled
+def connect(t: Tables, sketch: Sketch, stages: int, cuts: Ints, longest: float) -> int:
+    """Fills in the flows, and returns the number of links that they need and that do not exist.
 
-    Between two stages with the same number of nodes and equal loads this is the paper's matching (section 3.3), which
-    minimizes the worst exchange. In general it is a transport problem, solved as an assignment of single micro-batches with
-    the least sum. Where a link would be busy for longer than every device and connection, other links relieve it.
+    A transport problem at each boundary, solved greedily: the pairs of nodes with the shortest exchanges come first. A link
+    carries only as much as it can in ``longest`` seconds, the time for which the busiest node is busy anyway; when that does not
+    suffice for all micro-batches, in BUSIER times as long, and so on.
     """
-    total = problem.workload.micro_batches
-    loads = tuple(
-        np.array(balanced_loads(tuple(problem.flops[list(group)]), total), dtype=np.int64) for group in groups
-    )
-    busiest = _busiest(problem, groups, cuts, loads)
-    flows = tuple(_flows(problem, groups, cuts, loads, boundary, busiest) for boundary in range(len(groups) - 1))
-    return Draft(groups, cuts, loads, flows)
+    edges, missing = 0, 0
+    for stage in range(stages - 1):
+        sketch.stage[stage].begin = edges
+        size = t.layer[cuts[stage + 1] - 1].activation
+        _fill(t, sketch, stage, size, longest)
+        before, middle, after = sketch.stage[stage].first, sketch.stage[stage + 1].first, sketch.stage[stage + 2].first
+        pair = 0
+        for row in range(before, middle):
+            for column in range(middle, after):
+                if sketch.taken[pair] > 0:
+                    a, b = sketch.members[row], sketch.members[column]
+                    if np.isinf(t.link[a, b].slowness) or np.isinf(t.link[b, a].slowness):
+                        missing += 1
+                    sketch.edge[edges].sender = a
+                    sketch.edge[edges].receiver = b
+                    sketch.edge[edges].count = sketch.taken[pair]
+                    edges += 1
+                pair += 1
+    sketch.stage[stages - 1].begin = edges
+    return missing
 
 
-def _flows(
-    problem: Problem, groups: Groups, cuts: tuple[int, ...], loads: tuple[Ints, ...], boundary: int, busiest: float
-) -> Ints:
-    """The micro-batches on each link after the stage ``boundary``: int64 [senders, receivers]."""
-    senders, receivers = np.array(groups[boundary]), np.array(groups[boundary + 1])
-    out_of, into = loads[boundary], loads[boundary + 1]
-    if len(senders) == 1 or len(receivers) == 1:
-        return np.outer(out_of, into) // problem.workload.micro_batches
-    size = float(problem.activation[cuts[boundary + 1] - 1])
-    cost = problem.exchange(senders, receivers, size)
-    if len(senders) == len(receivers) and len({*out_of.tolist(), *into.tolist()}) == 1:
-        flows = np.zeros(cost.shape, dtype=np.int64)
-        flows[np.arange(len(senders)), bottleneck_matching(cost)[1]] = out_of
-    else:
-        flows = _transport(cost, out_of, into)
-    if len(senders) * len(receivers) <= SPREAD_LINKS:
-        flows = _relieved(problem, cost, size, flows, senders, receivers, busiest)
-    return flows
+@compiled
+def _fill(t: Tables, sketch: Sketch, stage: int, size: float, longest: float) -> None:
+    """Fills in ``taken`` [senders * receivers] for the boundary after ``stage``; ``size`` is in bytes per micro-batch."""
+    before, middle, after = sketch.stage[stage].first, sketch.stage[stage + 1].first, sketch.stage[stage + 2].first
+    columns = after - middle
+    taken, cost, node = sketch.taken, sketch.cost, sketch.node
+    pairs = 0
+    for row in range(before, middle):
+        a = sketch.members[row]
+        node[a].left = sketch.node[a].load
+        for column in range(middle, after):
+            b = sketch.members[column]
+            node[b].left = sketch.node[b].load
+            if columns == 1 or middle - before == 1:
+                taken[pairs] = min(sketch.node[a].load, sketch.node[b].load)
+            else:
+                taken[pairs] = 0
+                cost[pairs] = (
+                    t.link[a, b].latency + t.link[b, a].latency + size * (t.link[a, b].slowness + t.link[b, a].slowness)
+                )
+            pairs += 1
+    if columns == 1 or middle - before == 1:
+        return
+    rest, seconds = t.micro_batches, longest * (1 + 1e-9)
+    if pairs > MANY:
+        order = _cheapest(cost[:pairs], SHARE * (columns + middle - before))
+        rest = _take(t, sketch, stage, size, order, seconds, rest)
+    order = _open_pairs(sketch, stage, cost)
+    for turn in range(TURNS + 1):
+        if rest == 0:
+            return
+        rest = _take(t, sketch, stage, size, order, seconds if turn < TURNS else np.inf, rest)
+        seconds *= BUSIER
 
 
-def _busiest(problem: Problem, groups: Groups, cuts: tuple[int, ...], loads: tuple[Ints, ...]) -> float:
-    """Seconds that the busiest device computes, or that the busiest connection sends or receives activations and gradients."""
-    work = np.diff(problem.flops_before[list(cuts)])
-    passing = np.concatenate([[0.0], problem.activation[np.array(cuts[1:-1], dtype=np.int64) - 1], [0.0]])
-    longest = 0.0
-    for stage, group in enumerate(groups):
-        nodes = list(group)
-        least = problem.ratio[nodes].min()  # the least, so that a codec's own gain does not hide the link
-        carried = np.maximum(np.minimum(problem.up[nodes], problem.down[nodes]), 1e-300)  # 0 without links
-        connection = least * (passing[stage] + passing[stage + 1]) / carried
-        each = np.maximum(3 * work[stage] / problem.flops[nodes], connection)
-        longest = max(longest, float((each * loads[stage]).max()))
-    return longest
+@compiled
+def _take(t: Tables, sketch: Sketch, stage: int, size: float, order: Ints, seconds: float, rest: int) -> int:
+    """Gives pairs, in this order, what a link carries in ``seconds``. Returns the micro-batches that are left of ``rest``."""
+    before, middle = sketch.stage[stage].first, sketch.stage[stage + 1].first
+    columns = sketch.stage[stage + 2].first - middle
+    node = sketch.node
+    for pair in order:
+        a, b = sketch.members[before + pair // columns], sketch.members[middle + pair % columns]
+        number = min(node[a].left, node[b].left)
+        if number == 0:
+            continue
+        if size > 0 and seconds < np.inf:
+            carried = seconds / (size * max(t.link[a, b].slowness, t.link[b, a].slowness))
+            number = min(number, np.int64(min(carried, 1e15)) - sketch.taken[pair])
+            if number <= 0:
+                continue
+        sketch.taken[pair] += number
+        node[a].left -= number
+        node[b].left -= number
+        rest -= number
+        if rest == 0:
+            break
+    return rest
 
 
-def _relieved(
-    problem: Problem, cost: Floats, size: float, flows: Ints, senders: Ints, receivers: Ints, free: float
-) -> Ints:
-    """``flows``, changed so that no link is busy for much longer than necessary. A link that is busy for at most ``free``
-    seconds needs no relief."""
-    there, back = problem.slowness[np.ix_(senders, receivers)], problem.slowness[np.ix_(receivers, senders)].T
-    slowest = np.maximum(there, back)
-    return spread(cost, np.where(np.isinf(slowest), np.inf, slowest * max(size, 1e-300)), flows, free)
+@compiled
+def _cheapest(cost: Floats, number: int) -> Ints:
+    """About as many of the cheapest pairs, the cheapest first: sorting all would take most of the time."""
+    step = max(1, len(cost) // SAMPLE)
+    sample = np.sort(cost[::step])
+    most = sample[min(len(sample) - 1, number * len(sample) // len(cost))]
+    chosen = np.flatnonzero(cost <= most)
+    return chosen[np.argsort(cost[chosen])]
 
 
-def _transport(cost: Floats, out_of: Ints, into: Ints) -> Ints:
-    """Flows [senders, receivers] with these sums and little cost in all."""
-    cost = np.where(np.isfinite(cost), cost, 1e9)
-    total = int(out_of.sum())
-    if total > EXACT_PAIRING:
-        return _greedy_transport(cost, out_of, into)
-    rows, slots = np.repeat(np.arange(len(out_of)), out_of), np.repeat(np.arange(len(into)), into)
-    _, columns = linear_sum_assignment(cost[rows][:, slots])
-    flows = np.zeros(cost.shape, dtype=np.int64)
-    np.add.at(flows, (rows, slots[columns]), 1)
-    return flows
-
-
-def _greedy_transport(cost: Floats, out_of: Ints, into: Ints) -> Ints:
-    """Takes the cheapest pairs first, and from time to time drops pairs of which one side has nothing left."""
-    waiting, free = out_of.copy(), into.copy()
-    flows = np.zeros(cost.shape, dtype=np.int64)
-    rows, columns = np.divmod(np.argsort(cost, axis=None, kind="stable"), cost.shape[1])
-    while len(rows):
-        for row, column in zip(rows[:4096].tolist(), columns[:4096].tolist(), strict=True):
-            number = min(waiting[row], free[column])
-            if number:
-                flows[row, column] = number
-                waiting[row] -= number
-                free[column] -= number
-        rows, columns = rows[4096:], columns[4096:]
-        useful = (waiting[rows] > 0) & (free[columns] > 0)
-        rows, columns = rows[useful], columns[useful]
-    return flows
+@compiled
+def _open_pairs(sketch: Sketch, stage: int, cost: Floats) -> Ints:
+    """The pairs of nodes that both have micro-batches left, the cheapest first."""
+    before, middle, after = sketch.stage[stage].first, sketch.stage[stage + 1].first, sketch.stage[stage + 2].first
+    node, columns, count = sketch.node, after - middle, 0
+    pairs = np.empty((middle - before) * columns, np.int64)
+    for row in range(middle - before):
+        if node[sketch.members[before + row]].left > 0:
+            for column in range(columns):
+                if node[sketch.members[middle + column]].left > 0:
+                    pairs[count] = row * columns + column
+                    count += 1
+    pairs = pairs[:count]
+    return pairs[np.argsort(cost[pairs])]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 
 from dtfm.scheduler.assemble.evaluate import Candidate
@@ -22,8 +24,7 @@ def shortfall(problem: Problem, best: Candidate) -> str:
             f"{_size(need)} with micro-batches in flight, and lacks {_size(lack)}; add nodes or memory, or shrink the model"
         )
     pairs = [(a, b) for group in draft.groups for a in group for b in group]
-    for senders, receivers, flows in zip(draft.groups, draft.groups[1:], draft.flows, strict=False):
-        pairs += [(senders[row], receivers[column]) for row, column in np.argwhere(flows)]
+    pairs += [(a, b) for one, other in itertools.pairwise(draft.groups) for a in one for b in other]
     pairs += [(b, a) for a, b in pairs]
     a, b = next((a, b) for a, b in pairs if np.isinf(problem.slowness[a, b]))
     return (

@@ -45,7 +45,9 @@ def iteration_bound(problem: Problem, steps: int = STEPS, entries: float | None 
 
 
 def rising_bounds(problem: Problem, steps: int = STEPS, entries: float | None = None) -> Iterator[float]:
-    """Ever better certified lower bounds on the seconds per step of any feasible plan. One can stop at any time.
+    """Certified lower bounds on the seconds per step of any feasible plan, each at least as good as the one before.
+
+    One can stop at any time.
 
     The first takes no time. ``steps`` and ``entries`` limit the work; None means ENTRIES_PER_NODE.
     """
@@ -58,7 +60,7 @@ def rising_bounds(problem: Problem, steps: int = STEPS, entries: float | None = 
     for seconds in ruled_out(
         problem, bound, steps, ENTRIES_PER_NODE * len(problem.flops) if entries is None else entries
     ):
-        yield seconds * (1 - 1e-9)
+        yield max(bound, seconds * (1 - 1e-9))
 
 
 def _way_bound(problem: Problem) -> float:

@@ -29,7 +29,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from dtfm.scheduler.cost.estimate import EXACT_GROUP
+from dtfm.scheduler.cost.reduction import EXACT_GROUP
 from dtfm.scheduler.model.memory import in_flight
 from dtfm.scheduler.model.problem import Floats, Ints, Problem
 

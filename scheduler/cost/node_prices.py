@@ -32,7 +32,7 @@ CLOSE = 1.004
 
 
 def ruled_out(problem: Problem, seconds: float, steps: int, entries: float) -> Iterator[float]:
-    """Ever larger numbers of seconds, above ``seconds``, within which no plan can end.
+    """Numbers of seconds, never smaller than the one before, within which no plan can end; the first is ``seconds``.
 
     Twice: first each stage by itself, which is fast, then with regard to its neighbours. Each time it ends after ``steps`` steps
     or when there is little left to gain; it ends for good when ``entries`` entries of tables are priced.
@@ -55,10 +55,11 @@ class _Ascent:
         self._prices: Floats | None = None
 
     def climb(self, steps: int, growth: float, neighbours: bool) -> Iterator[float]:
-        """Yields every longer time that is ruled out. It begins with a time that is ``growth`` times as long."""
+        """Yields the longest time that is ruled out, again after each step. It begins with one ``growth`` times as long."""
         tried, step = self._reached * growth, STEP
         table, stay = self._capacities.table(tried), _Stay(len(self._capacities.problem.flops))
         for _ in range(steps):
+            yield self._reached  # so that one can stop between two steps
             if self._entries < 0 or tried < self._reached * CLOSE or self._reached > self._most:
                 return
             cost = math.inf

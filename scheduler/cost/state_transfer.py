@@ -3,13 +3,58 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from dtfm.scheduler.model.compiled import compiled
 from dtfm.scheduler.model.decision import StateTransfer, Why
 from dtfm.scheduler.model.plan import Plan
-from dtfm.scheduler.model.problem import Floats, Groups, Problem
+from dtfm.scheduler.model.problem import Floats, Groups, Ints, Problem
+from dtfm.scheduler.model.sketch import Position
+
+
+class Fetching(NamedTuple):
+    """What the transfer of state costs, roughly and quickly, for compiled functions.
+
+    ``receive_before[i, k]`` is the seconds in which node i could receive what it lacks of layers [0, k) if nobody else wanted
+    anything: float64 [nodes, layers + 1]. ``send_before[k]`` is the seconds in which those who hold them could send layers
+    [0, k) once: float64 [layers + 1]. ``place[i]`` is the stage that node i holds, -1 for none, and stage s holds the layers
+    [cuts[s], cuts[s + 1]). ``weight`` is the seconds per step that a second of fetching costs until the next change of plan.
+    """
+
+    receive_before: Floats
+    send_before: Floats
+    place: Ints
+    cuts: Ints
+    weight: float
+
+
+@compiled
+def fetching_seconds(fetching: Fetching, position: Position) -> float:
+    """Seconds until all have fetched what they lack: the slowest receiver, or the holders of the stage that is wanted most."""
+    longest = 0.0
+    sending = np.zeros(len(fetching.cuts))
+    for node in range(len(position.place)):
+        stage = position.place[node]
+        if stage < 0:
+            continue
+        first, past_last = position.cuts[stage], position.cuts[stage + 1]
+        receive = fetching.receive_before[node]
+        longest = max(longest, receive[past_last] - receive[first])
+        for held in range(len(fetching.cuts) - 1):
+            low, high = max(first, fetching.cuts[held]), min(past_last, fetching.cuts[held + 1])
+            if low < high and fetching.place[node] != held:
+                sending[held] += fetching.send_before[high] - fetching.send_before[low]
+    return float(max(longest, sending.max()))
+
+
+def nothing_to_fetch(nodes: int, layers: int) -> Fetching:
+    """Without an incumbent: no state has to move."""
+    return Fetching(
+        np.zeros((nodes, layers + 1)), np.zeros(layers + 1), np.full(nodes, -1), np.array([0, layers]), weight=0.0
+    )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -55,6 +100,23 @@ class Holdings:
         with np.errstate(invalid="ignore", divide="ignore"):
             connections = np.concatenate([flow.sum(axis=1) / problem.up, flow.sum(axis=0) / problem.down])
         return max(float(links.max()), float(np.nanmax(connections)))
+
+    def fetching(self, plan: Plan, weight: float) -> Fetching:
+        """The state that ``plan`` has where, with ``weight``."""
+        problem = self.problem
+        together = np.minimum(self.held.T @ problem.bandwidth, problem.down)
+        lacking = ~self.held.T & (together > 0)
+        receive = np.divide(self._layer_bytes[:, None], together, out=np.zeros_like(together), where=lacking)
+        sources = self.held.T @ problem.up
+        send = np.divide(self._layer_bytes, sources, out=np.zeros_like(sources), where=sources > 0)
+        places = [plan.stage_of(name) for name in problem.cluster.ids]
+        return Fetching(
+            receive_before=np.ascontiguousarray(np.cumsum(np.vstack([np.zeros(len(places)), receive]), axis=0).T),
+            send_before=np.concatenate([[0.0], np.cumsum(send)]),
+            place=np.array([-1 if stage is None else stage for stage in places], dtype=np.int64),
+            cuts=np.array([0, *(stage.layers[1] for stage in plan.stages)], dtype=np.int64),
+            weight=weight,
+        )
 
     def transfers(self, groups: Groups, cuts: tuple[int, ...]) -> tuple[StateTransfer, ...]:
         """The transfers that these stages need, in pipeline order."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from dtfm.scheduler.model.cluster import Cluster, Node
+from dtfm.scheduler.model.problem import Problem
 from dtfm.scheduler.model.workload import Layer, Workload
 
 
@@ -33,3 +34,23 @@ def shuffled(cluster: Cluster, seed: int) -> Cluster:
     order = np.random.default_rng(seed).permutation(len(cluster.nodes))
     nodes = tuple(cluster.nodes[index] for index in order)
     return Cluster(nodes, cluster.latency[np.ix_(order, order)], cluster.bandwidth[np.ix_(order, order)])
+
+
+def any_problem(rng: np.random.Generator, count: int, layers: int, copies: int = 1) -> Problem:
+    """A problem in which any of devices, memory, links and connections may decide, with codecs, and links that do not exist."""
+    shape = (count, count)
+
+    def connection() -> float | None:
+        return float(10 ** rng.uniform(6, 9)) if rng.random() < 0.5 else None
+
+    nodes = tuple(
+        Node(f"n{i}", 10 ** rng.uniform(12, 13.5), 10 ** rng.uniform(8.8, 10), up=connection(), down=connection())
+        for i in range(count)
+    )
+    bandwidth = 10 ** rng.uniform(6, 9, shape) * (rng.random(shape) > rng.choice([0.0, 0.0, 0.05]))
+    bandwidth[np.diag_indices(count)] = 1e9
+    ratio = rng.uniform(0.25, 1.0, shape) if rng.random() < 0.5 else None
+    sizes = [(10 ** rng.uniform(10, 12), 10 ** rng.uniform(5, 7.5), 10 ** rng.uniform(4, 6.5)) for _ in range(layers)]
+    model = tuple(Layer(f"l{i}", *map(float, size)) for i, size in enumerate(sizes))
+    cluster = Cluster(nodes, rng.choice([0.0, 1e-3, 0.1]) * rng.random(shape), bandwidth, ratio, copies)
+    return Problem(cluster, Workload(model, int(rng.choice([1, 4, 20, 60]))))

@@ -1,9 +1,10 @@
-"""Any plans: random groups, cuts and loads, whether sensible or not."""
+"""Plans for tests: any at all, sensible or not, and those that the scheduler would make of given groups."""
 
 from __future__ import annotations
 
 import numpy as np
 
+from dtfm.scheduler.assemble.evaluate import Evaluator
 from dtfm.scheduler.model.problem import Draft, Groups, Problem
 
 
@@ -26,8 +27,19 @@ def randomly_loaded(rng: np.random.Generator, problem: Problem, groups: Groups, 
         taste = rng.dirichlet(np.full(len(group), rng.choice([0.3, 1.0, 10.0])))
         weight = taste if rng.random() < 0.5 else problem.flops[list(group)] / problem.flops[list(group)].sum()
         columns.append(rng.choice(group, micro_batches, p=weight))
-    chains, shares = np.unique(np.column_stack(columns), axis=0, return_counts=True)
-    return Draft(groups, cuts, chains.astype(np.int64), shares.astype(np.int64))
+    loads, flows = [], []
+    for group, column in zip(groups, columns, strict=True):
+        loads.append(np.array([np.count_nonzero(column == node) for node in group], dtype=np.int64))
+    for senders, receivers, a, b in zip(groups, groups[1:], columns, columns[1:], strict=False):
+        flows.append(np.array([[np.count_nonzero((a == u) & (b == v)) for v in receivers] for u in senders], np.int64))
+    return Draft(groups, cuts, tuple(loads), tuple(flows))
+
+
+def assembled(problem: Problem, groups: Groups, cuts: tuple[int, ...]) -> Draft:
+    """The plan of these groups and cuts, with the loads and flows that the scheduler gives them; idle hands stay."""
+    candidate = Evaluator(problem, keep_idle_hands=True).estimated(groups, cuts)
+    assert candidate.feasible
+    return candidate.draft
 
 
 def fits(problem: Problem, draft: Draft) -> bool:

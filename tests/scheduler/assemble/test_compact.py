@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 
 from dtfm.scheduler.assemble.compact import DENSE, CompactCluster
-from dtfm.scheduler.cost.estimate import reduction
+from dtfm.scheduler.cost.reduction import slowest_link
 from dtfm.scheduler.formats import parse_any_network, parse_network
 from dtfm.scheduler.model.cluster import Cluster, Node
 from dtfm.scheduler.model.plan import validate
 from dtfm.scheduler.model.problem import Problem
+from dtfm.scheduler.model.tables import tables
 from dtfm.scheduler.schedule import schedule
 from tests.scheduler.clusters import even_workload, uniform_cluster
 
@@ -56,10 +57,9 @@ def test_a_large_network_is_planned_in_miniature_with_a_place_for_every_node() -
 def test_a_miniature_reduces_as_all_the_nodes_it_stands_for_would() -> None:
     whole = replace(uniform_cluster(12), nodes=tuple(Node(f"n{i}", 1e10, 8e9, up=5e7) for i in range(12)))
     small = Cluster(whole.nodes[:3], whole.latency[:3, :3], whole.bandwidth[:3, :3], copies=4)
-    exact = reduction(Problem(whole, even_workload()), np.arange(12), 1e8)
-    assert reduction(Problem(small, even_workload()), np.arange(3), 1e8) == pytest.approx(exact)
-    lonely = reduction(Problem(small, even_workload()), np.arange(1), 1e8)
-    assert lonely[0] == pytest.approx(reduction(Problem(whole, even_workload()), np.arange(4), 1e8)[0])
+    of_all, of_few = (tables(Problem(cluster, even_workload())) for cluster in (whole, small))
+    assert slowest_link(of_few, np.arange(3))[:2] == pytest.approx(slowest_link(of_all, np.arange(12))[:2])
+    assert slowest_link(of_few, np.arange(1))[0] == pytest.approx(slowest_link(of_all, np.arange(4))[0])
 
 
 def test_options_that_need_matrices_are_refused() -> None:

@@ -1,0 +1,196 @@
+"""The estimate once more, a formula at a time: slow, with dictionaries, and sharing no code with cost/estimate.py."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from dtfm.scheduler.cost.estimate import QUEUEING
+from dtfm.scheduler.cost.in_flight import SLACK
+from dtfm.scheduler.cost.reduction import EXACT_GROUP
+from dtfm.scheduler.model.memory import in_flight
+from dtfm.scheduler.model.problem import Draft, Floats, Problem
+
+
+def estimated(problem: Problem, draft: Draft) -> float:
+    """Seconds for one step: when the last node of the first stage ends, or the last reduction if that is later."""
+    plan = _Plan(problem, draft)
+    end = _ends(plan, {node: _own_end(plan, node) for node in plan.stage})
+    return max(*(end[node] for node in draft.groups[0]), *(_reduced(plan, stage, end) for stage in range(plan.stages)))
+
+
+class _Plan:
+    """Nodes' stages, loads and seconds of a forward pass, flows as (sender, receiver, micro-batches), and times on links."""
+
+    def __init__(self, problem: Problem, draft: Draft) -> None:
+        self.problem, self.draft, self.stages = problem, draft, len(draft.groups)
+        self.stage = {node: stage for stage, group in enumerate(draft.groups) for node in group}
+        self.load = {
+            node: int(load)
+            for group, loads in zip(draft.groups, draft.loads, strict=True)
+            for node, load in zip(group, loads, strict=True)
+        }
+        self.forward = {
+            node: float(self.sum_of(problem.flops_before, stage) / problem.flops[node])
+            for node, stage in self.stage.items()
+        }
+        self.flows = [
+            (a, b, int(flow[row, column]))
+            for flow, senders, receivers in zip(draft.flows, draft.groups, draft.groups[1:], strict=False)
+            for row, a in enumerate(senders)
+            for column, b in enumerate(receivers)
+            if flow[row, column]
+        ]
+        self.arrival = self._along(self._arrival)
+        self.homeward = self._along(self._homeward)
+
+    def sum_of(self, before: Floats, stage: int) -> float:
+        return float(before[self.draft.cuts[stage + 1]] - before[self.draft.cuts[stage]])
+
+    def size(self, boundary: int) -> float:
+        """Bytes of a micro-batch's activation after the stage ``boundary``."""
+        return float(self.problem.activation[self.draft.cuts[boundary + 1] - 1])
+
+    def on_link(self, a: int, b: int) -> float:
+        """Seconds that the link from a to b is busy with a micro-batch."""
+        return float(self.size(min(self.stage[a], self.stage[b])) * self.problem.slowness[a, b])
+
+    def way(self, a: int, b: int) -> float:
+        return self.on_link(a, b) + float(self.problem.latency[a, b])
+
+    def _along(self, of: Callable[[int, dict[int, float]], float]) -> dict[int, float]:
+        """A value per node that follows from those of the nodes of the stage before."""
+        known: dict[int, float] = {}
+        for group in self.draft.groups:
+            for node in group:
+                known[node] = of(node, known)
+        return known
+
+    def _arrival(self, node: int, known: dict[int, float]) -> float:
+        """The first micro-batch's: min over senders a of arrival[a] + forward[a] + way(a, node)."""
+        before = [known[a] + self.forward[a] + self.way(a, node) for a, b, _ in self.flows if b == node]
+        return min(before, default=0.0 if self.stage[node] == 0 else math.inf)
+
+    def _homeward(self, node: int, known: dict[int, float]) -> float:
+        """Mean over micro-batches of way(node, a) + 2 forward[a] + homeward[a], a being the node that it comes from."""
+        each = [(self.way(node, a) + 2 * self.forward[a] + known[a]) * n for a, b, n in self.flows if b == node]
+        return sum(each) / max(self.load[node], 1)
+
+    def trip(self, node: int, waiting: float = 1.0) -> float:
+        """Mean over micro-batches of 3 forward[node] + waiting * (way(node, b) + way(b, node)) + trip(b), b being the next."""
+        ways = {b: waiting * (self.way(node, b) + self.way(b, node)) for a, b, _ in self.flows if a == node}
+        each = [n * (ways[b] + self.trip(b, waiting)) for a, b, n in self.flows if a == node]
+        return 3 * self.forward[node] + sum(each) / max(self.load[node], 1)
+
+    def longest_trip(self, node: int) -> float:
+        """The same over the slowest links, with times on links multiplied by SLACK."""
+        beyond = [
+            SLACK * (self.way(node, b) + self.way(b, node)) + self.longest_trip(b)
+            for a, b, _ in self.flows
+            if a == node
+        ]
+        return 3 * self.forward[node] + max(beyond, default=0.0)
+
+    def depth(self, stage: int) -> float:
+        """in_flight.depths: a round trip's worth at the pace of the busiest device, and one more per stage from here on; as much
+        as the smallest memory has room for; at least memory.in_flight. The last stage turns around at once."""
+        least = in_flight(stage, self.stages)
+        if stage == self.stages - 1:
+            return least
+        busiest = max(max(3 * self.forward[node] * self.load[node] for node in self.stage), 1e-12)
+        group = self.draft.groups[stage]
+        wanted = math.ceil(max(self.longest_trip(node) * self.load[node] for node in group) / busiest - 1e-6)
+        state = self.sum_of(self.problem.parameters_before, stage) * self.problem.state_factor
+        kept = max(self.sum_of(self.problem.kept_before, stage), 1.0)
+        room = math.floor((min(self.problem.memory[node] for node in group) - state) / kept)
+        return float(max(least, min(wanted + self.stages - stage, room, self.problem.workload.micro_batches)))
+
+
+def _own_end(plan: _Plan, node: int) -> float:
+    """When a node, or its slowest link, would be done if nobody else were late: arrival plus the longest of
+
+    - computing: 3 forward * load,
+    - waiting: trip * load / depth, with QUEUEING on links, since ``depth`` micro-batches per round trip are completed,
+    - the first trip, then all other backward passes and the forward passes that the depth did not allow before,
+    - its connection: bytes sent / up, bytes received / down,
+
+    or, for a link, arrival + trip + the slower direction's seconds for all further micro-batches.
+    """
+    load, problem, depth = plan.load[node], plan.problem, plan.depth(plan.stage[node])
+    if load == 0:
+        return 0.0
+    sent = received = 0.0
+    for a, b, n in plan.flows:
+        there = n * plan.size(plan.stage[a]) * problem.ratio[a, b]
+        back = n * plan.size(plan.stage[a]) * problem.ratio[b, a]
+        sent += there if a == node else back if b == node else 0.0
+        received += back if a == node else there if b == node else 0.0
+    busy = max(
+        3 * plan.forward[node] * load,
+        plan.trip(node, QUEUEING) * load / depth if depth < load else 0.0,
+        plan.trip(node) + plan.forward[node] * (2 * (load - 1) + max(load - depth, 0)),
+        sent / problem.up[node] if sent else 0.0,
+        received / problem.down[node] if received else 0.0,
+    )
+    links = [
+        plan.trip(node) + max(plan.on_link(node, b), plan.on_link(b, node)) * (n - 1)
+        for a, b, n in plan.flows
+        if a == node
+    ]
+    return plan.arrival[node] + max(busy, *links, 0.0)
+
+
+def _ends(plan: _Plan, own: dict[int, float]) -> dict[int, float]:
+    """When each node's last backward pass ends: not before those of the nodes that it feeds, a way and a backward pass earlier,
+    and these not before its own, a way and a backward pass less."""
+    end = dict(own)
+    for a, b, _ in plan.flows:
+        end[b] = max(end[b], end[a] - plan.way(b, a) - 2 * plan.forward[a])
+    for stage in reversed(range(plan.stages - 1)):
+        for a, b, _ in plan.flows:
+            if plan.stage[a] == stage:
+                end[a] = max(end[a], end[b] + plan.way(b, a) + 2 * plan.forward[a])
+    return end
+
+
+def _reduced(plan: _Plan, stage: int, end: dict[int, float]) -> float:
+    """When a stage's gradients are reduced.
+
+    Every node sends each owner its shard, from ``begun`` on: all layers but one are final before the last backward pass ends.
+    Once the node with the latest end has begun, owners send sums. What cannot hide is the last layer's: to the owners, and on.
+    """
+    problem, group = plan.problem, plan.draft.groups[stage]
+    copies, replicas = problem.cluster.copies, len(group) * problem.cluster.copies
+    latest = max(group, key=lambda node: end[node])
+    if replicas == 1:
+        return end[latest]
+    layers = plan.draft.cuts[stage + 1] - plan.draft.cuts[stage]
+    shard = plan.sum_of(problem.parameters_before, stage) / replicas
+    hidden = {node: 2 * plan.forward[node] * (1 - 1 / layers) for node in group}
+
+    def per_byte(a: int, b: int) -> float:
+        """The link's, or that of a's or b's connection, which sends to and receives from all others at the same time."""
+        out = sum(problem.ratio[a, c] * (copies - (a == c)) for c in group) / problem.up[a]
+        into = sum(problem.ratio[c, b] * (copies - (b == c)) for c in group) / problem.down[b]
+        link = problem.own_slowness[a] if a == b else problem.slowness[a, b]
+        return float(max(link, out, into))
+
+    if copies > 1 or len(group) > EXACT_GROUP:
+        transfer = 2 * shard * max(per_byte(a, b) for a in group for b in group)
+        latency = 2 * max(problem.latency[a, b] for a in group for b in group)
+        return float(end[latest] + max(transfer - min(hidden.values()), transfer / layers) + latency)
+    begun = {node: end[node] - hidden[node] for node in group}
+    on_link = {(a, b): 0.0 if a == b else shard * per_byte(a, b) for a in group for b in group}
+    arrives = {(a, b): begun[a] + on_link[a, b] for a in group for b in group}
+    summed = {
+        b: max(max(arrives[a, b], end[a] + on_link[a, b] / layers) + problem.latency[a, b] for a in group)
+        for b in group
+    }
+    early = {a: max(begun[latest], *(arrives[a, b] for b in group)) for a in group}
+    return float(
+        max(
+            max(early[a] + on_link[a, b], summed[a] + on_link[a, b] / layers) + problem.latency[a, b]
+            for a in group
+            for b in group
+        )
+    )
