@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from random import Random
 
 from dtfm.scheduler.assemble.compact import CompactCluster, shrink
 from dtfm.scheduler.assemble.evaluate import Evaluator, Improved
 from dtfm.scheduler.assemble.infeasible import shortfall
-from dtfm.scheduler.cost.bounds import iteration_bound, work_bound
 from dtfm.scheduler.model.cluster import Cluster
 from dtfm.scheduler.model.decision import Decision, Infeasible, Objective
 from dtfm.scheduler.model.plan import Plan
@@ -19,11 +19,12 @@ from dtfm.scheduler.paper.bound import paper_bound
 from dtfm.scheduler.paper.search import search_paper
 from dtfm.scheduler.replan.replan import Incumbent, decide
 from dtfm.scheduler.replan.warm_start import repaired
-from dtfm.scheduler.search.search import Deadline, search
+from dtfm.scheduler.search.rising_bound import RisingBound
+from dtfm.scheduler.search.search import Budget, TimeUsed, search
 from dtfm.scheduler.search.seeds import Start, dealt, seed_groups
 
-EVALUATIONS = {Objective.ITERATION: 4_000, Objective.PAPER: 60_000}
-"""Default budgets. An evaluation takes about 1 ms with the iteration objective, and 0.05 ms with the paper's."""
+PAPER_EVALUATIONS = 60_000
+"""Default budget with the paper's objective. An evaluation takes about 0.05 ms."""
 HORIZON_SECONDS = 1800.0
 """Default seconds that a plan is expected to last before a node joins or leaves."""
 
@@ -37,27 +38,32 @@ def schedule(
     objective: Objective = Objective.ITERATION,
     seed: int = 0,
     evaluations: int | None = None,
-    deadline: Deadline | None = None,
+    time_used: TimeUsed | None = None,
     generation: int = 0,
     horizon: float = HORIZON_SECONDS,
-    tight_bound: bool = True,
+    threads: int = 1,
     improved: Improved = lambda evaluations, seconds: None,
+    bounded: Callable[[float], None] = lambda seconds: None,
+    stopped: Callable[[], bool] = lambda: False,
 ) -> Decision:
     """Assigns layers and micro-batches to nodes, and says why.
 
     ``stages`` None lets the scheduler choose the number of stages; a number fixes it; a tuple fixes the replicas of each stage
     in pipeline order, and all other nodes stay idle. The paper objective takes both from ``workload.paper``.
 
-    The same arguments give the same decision, unless ``deadline`` ends the search early: it is called between evaluations and
-    returns True when time is up. Even then a plan is made. ``evaluations`` bounds the search; None means EVALUATIONS.
+    ``time_used`` returns the fraction of the time for planning that is used up. The search paces itself by it and ends at 1;
+    a plan is made even when it is 1 from the start. ``evaluations`` bounds the plans that are tried. With neither, the search
+    ends when more of it is not worth it. Without ``time_used`` the same arguments give the same decision, whatever ``threads``
+    is: the number of walks at the same time.
 
     A new plan gets ``generation``; an ``incumbent`` that is kept keeps its own. A plan that replaces the incumbent must win
     back the cost of state transfer within ``horizon`` seconds, the time that a plan is expected to stand. ``improved`` is called
     for each plan that is better than all before, with the evaluations so far and the plan's seconds (the cost of state transfer
     per step included).
 
-    ``lower_bound_seconds`` of the decision is tight with ``tight_bound``, which takes ten seconds for 256 nodes and 130
-    layers; without, it counts devices alone and takes no time. The paper objective always has its own bound.
+    The bound rises while the search runs, and ends it when the plan is as good; ``bounded`` is called with each better one.
+    Without ``time_used`` the search waits for it. The paper objective has a bound of its own. All ends soon after ``stopped``
+    returns True.
 
     A compact cluster is planned in miniature: from scratch, with the iteration objective, and with ``stages`` None or a
     number.
@@ -77,17 +83,17 @@ def schedule(
             stages=stages,
             seed=seed,
             evaluations=evaluations,
-            deadline=deadline,
+            time_used=time_used,
+            threads=threads,
             generation=generation,
             horizon=horizon,
-            tight_bound=tight_bound,
             improved=improved,
+            bounded=bounded,
+            stopped=stopped,
         )
         return small.expand(found)
     if not (math.isfinite(horizon) and horizon > 0):
         raise ValueError(f"horizon is {horizon}; it must be a finite number of seconds above 0")
-    expired = deadline or (lambda: False)
-    budget = EVALUATIONS[objective] if evaluations is None else evaluations
     problem = Problem(cluster, workload)
     shape = requested_shape(problem, stages, objective)
     evaluator = Evaluator(problem, keep_idle_hands=shape.sizes is not None, improved=improved)
@@ -98,13 +104,20 @@ def schedule(
     if objective is Objective.PAPER:
         bound = paper_bound(problem)
         seeds = _paper_starts(problem, shape, starts, rng)
-        groups, spent = search_paper(problem, seeds, rng, budget, expired, bound, improved)
+        most = PAPER_EVALUATIONS if evaluations is None else evaluations
+        expired = Budget(time_used, stopped=stopped).over
+        groups, spent = search_paper(problem, seeds, rng, most, lambda: expired(0), bound, improved)
         best = Evaluator(problem, keep_idle_hands=True).simulated(groups)
     else:
-        bound = iteration_bound(problem) if tight_bound else work_bound(workload, problem.flops)
+        fetching = None
         if standing is not None:
-            evaluator.surcharge = standing.surcharge(problem, horizon)
-        best = search(evaluator, shape, starts, rng, budget, expired)
+            weight = standing.seconds_per_step(problem) / horizon
+            fetching = standing.holdings.fetching(standing.plan, weight)
+            evaluator.surcharge = lambda groups, cuts: standing.holdings.seconds(groups, cuts) * weight
+        budget = Budget(time_used, evaluations, stopped)
+        with RisingBound(problem, bounded, stopped, wait=time_used is None) as rising:
+            best = search(evaluator, shape, starts, fetching, rising, rng, budget, threads)
+        bound = rising.seconds
     if not best.feasible:
         raise Infeasible(shortfall(problem, best))
     return decide(problem, standing, best.draft, generation, objective, bound, spent + evaluator.spent, horizon)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from dtfm.scheduler.assemble.evaluate import Evaluator, memory_shortfall, missing_links
@@ -12,7 +11,7 @@ from dtfm.scheduler.cost.simulate import simulate
 from dtfm.scheduler.cost.state_transfer import Holdings
 from dtfm.scheduler.model.decision import Decision, Objective, PaperSeconds, Predicted, Reason
 from dtfm.scheduler.model.plan import Plan, validate
-from dtfm.scheduler.model.problem import Draft, Groups, Problem, draft_of
+from dtfm.scheduler.model.problem import Draft, Problem, draft_of
 from dtfm.scheduler.model.request import Shape
 from dtfm.scheduler.paper.cost import paper_seconds
 from dtfm.scheduler.replan.warm_start import survivors
@@ -36,17 +35,15 @@ class Incumbent:
     def of(cls, problem: Problem, plan: Plan, shape: Shape) -> Incumbent:
         return cls(plan, _obstacle(problem, plan, shape), Holdings.of(problem, plan))
 
-    def surcharge(self, problem: Problem, horizon: float) -> Callable[[Groups, tuple[int, ...]], float]:
-        """A function that gives the cost of state transfer in seconds per step, spread over the steps of ``horizon`` seconds."""
+    def seconds_per_step(self, problem: Problem) -> float:
+        """Seconds per step of the plan, or of about what is left of it."""
         if self.obstacle is None:
-            step = simulate(problem, draft_of(self.plan, problem.cluster))
-        else:
-            left = tuple(group for group in survivors(self.plan, problem) if group)
-            usable = left and len(left) <= len(problem.activation)
-            repaired = Evaluator(problem, keep_idle_hands=True).estimated(left) if usable else None
-            bound = work_bound(problem.workload, problem.flops)
-            step = repaired.seconds if repaired is not None and repaired.feasible else bound
-        return lambda groups, cuts: self.holdings.seconds(groups, cuts) * step / horizon
+            return simulate(problem, draft_of(self.plan, problem.cluster))
+        left = tuple(group for group in survivors(self.plan, problem) if group)
+        usable = left and len(left) <= len(problem.activation)
+        repaired = Evaluator(problem, keep_idle_hands=True).estimated(left) if usable else None
+        bound = work_bound(problem.workload, problem.flops)
+        return repaired.seconds if repaired is not None and repaired.feasible else bound
 
 
 def _obstacle(problem: Problem, incumbent: Plan, shape: Shape) -> Reason | None:

@@ -7,38 +7,81 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dtfm.scheduler.cost.load import group_loads
-from dtfm.scheduler.cost.plan_bounds import reduction_bound
+from dtfm.scheduler.cost.plan_bounds import crowding, reduced_after, soonest
+from dtfm.scheduler.model.compiled import compiled
 from dtfm.scheduler.model.memory import in_flight
 from dtfm.scheduler.model.problem import Floats, Groups, Ints, Problem
 from dtfm.scheduler.model.request import Shape
+from dtfm.scheduler.model.tables import Tables, tables
 
 AT_ONCE = 200_000
 """Number of continuations that are bounded at once."""
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Plans:
+    """Plans as rows, in the form of sketch.Position, with lower bounds on their seconds.
+
+    ``places`` is int64 [plans, nodes], ``cuts`` int64 [plans, most stages + 1], ``stages`` int64 [plans].
+    """
+
+    places: Ints
+    cuts: Ints
+    stages: Ints
+    bounds: Floats
+
+    def groups_and_cuts(self, row: int) -> tuple[Groups, tuple[int, ...]]:
+        stages = int(self.stages[row])
+        groups = tuple(tuple(np.flatnonzero(self.places[row] == stage).tolist()) for stage in range(stages))
+        return groups, tuple(self.cuts[row, : stages + 1].tolist())
+
+
 def promising(
     problem: Problem, shape: Shape, keep_idle_hands: bool, below: float, most: int, over: Callable[[], bool]
-) -> list[tuple[float, Groups, tuple[int, ...]]]:
-    """The plans that may take less than ``below`` seconds, as (bound, groups, cuts), the least bound first.
+) -> Plans:
+    """The plans that may take less than ``below`` seconds, the least bound first.
 
-    Covers all ordered choices of disjoint groups within the shape, with all cuts: feasible for up to about eight
-    nodes. At most ``most`` partial plans of each length are continued, those with the least bounds. Only where there
-    are more, or where ``over`` ends the enumeration early, can a plan be missed.
+    Covers all ordered choices of disjoint groups within the shape, with all cuts: feasible for up to about eight nodes. Without
+    ``keep_idle_hands``, every node gets at least one micro-batch. At most ``most`` partial plans of each length are continued,
+    those with the least bounds. Only where there are more, or where ``over`` ends the enumeration early, can a plan be missed.
     """
-    tables = _Tables.of(problem, keep_idle_hands)
-    partial, whole = _first(tables, shape), []
+    known = _Bounds.of(problem, keep_idle_hands)
+    partial = _first(known, shape)
+    whole = []
     stages = shape.stages if shape.sizes is None else len(shape.sizes)
     for stage in range(shape.most_stages):
         partial = partial.only(partial.bound < below)
-        ended = partial.end == tables.layers
+        ended = partial.end == known.layers
         if stages is None or stage + 1 == stages:
-            whole += partial.only(ended).least(most).plans()
+            whole.append(partial.only(ended).least(most))
         partial = partial.only(~ended).least(most)
         if stage + 1 == shape.most_stages or not len(partial.bound) or over():
             break
-        partial = _continued(tables, shape, partial, stage + 1, below)
-    return sorted(whole)
+        partial = _continued(known, shape, partial, stage + 1, below)
+    return _joined(whole, len(problem.flops), shape.most_stages)
+
+
+def _joined(parts: list[_PartialPlans], nodes: int, most_stages: int) -> Plans:
+    """All plans of the parts, which have different numbers of stages."""
+    places, cuts, stages, bounds = [], [], [], []
+    for part in parts:
+        place = np.full((len(part.bound), nodes), -1, dtype=np.int64)
+        cut = np.zeros((len(part.bound), most_stages + 1), dtype=np.int64)
+        for stage, masks in enumerate(part.groups.T):
+            place[(masks[:, None] >> np.arange(nodes) & 1).astype(bool)] = stage
+        cut[:, 1 : part.cuts.shape[1] + 1] = part.cuts
+        places.append(place)
+        cuts.append(cut)
+        stages.append(np.full(len(part.bound), part.groups.shape[1], dtype=np.int64))
+        bounds.append(part.bound)
+    bound = np.concatenate([np.zeros(0), *bounds])
+    order = np.argsort(bound, kind="stable")
+    return Plans(
+        np.concatenate([np.zeros((0, nodes), np.int64), *places])[order],
+        np.concatenate([np.zeros((0, most_stages + 1), np.int64), *cuts])[order],
+        np.concatenate([np.zeros(0, np.int64), *stages])[order],
+        bound[order],
+    )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -73,20 +116,13 @@ class _PartialPlans:
         """The ``most`` plans with the least bounds."""
         return self if len(self.bound) <= most else self.only(np.argsort(self.bound, kind="stable")[:most])
 
-    def plans(self) -> list[tuple[float, Groups, tuple[int, ...]]]:
-        return [
-            (bound, tuple(nodes_of(mask) for mask in masks), (0, *cuts))
-            for bound, masks, cuts in zip(self.bound.tolist(), self.groups.tolist(), self.cuts.tolist(), strict=True)
-        ]
-
-
-def nodes_of(mask: int) -> tuple[int, ...]:
-    return tuple(node for node in range(mask.bit_length()) if mask >> node & 1)
-
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Tables:
-    """What the bounds are made of: per set of nodes (mask), per pair of sets, and per stage [first, past last)."""
+class _Bounds:
+    """What the bounds are made of: per set of nodes (mask), per pair of sets, and per stage [first, past last).
+
+    They hold for any loads, because a node's load depends on the stages beside its own.
+    """
 
     layers: int
     size: Ints
@@ -98,16 +134,16 @@ class _Tables:
     flops: Floats
     """[mask] FLOP/s of its fastest node."""
     per_flop: Floats
-    """[mask] seconds per FLOP of the stage until the mask's last node has computed its load."""
+    """[mask] least seconds per FLOP of the stage until the mask's last node has computed its load."""
     alone: Floats
-    """[mask, first, past last] seconds from the arrival of a stage's first micro-batch until its gradients are
+    """[mask, first, past last] least seconds from the arrival of a stage's first micro-batch until its gradients are
     summed; infinite where impossible."""
     latency: Floats
     """[mask, mask] latency of the best link."""
     slowness: Floats
     """[mask, mask] seconds per byte of the best link."""
-    crowded: Floats
-    """[mask, mask] seconds that the busiest node's links need for its whole load, per byte of one micro-batch."""
+    crowding: Floats
+    """[mask, mask] least seconds per byte by which all micro-batches take longer over the boundary than one."""
     rest_computed: Floats
     """[used, first] least seconds from the arrival at layer ``first`` until the remaining stages have computed and
     the last micro-batch is back there."""
@@ -116,7 +152,7 @@ class _Tables:
     fastest: float
 
     @classmethod
-    def of(cls, problem: Problem, keep_idle_hands: bool) -> _Tables:
+    def of(cls, problem: Problem, keep_idle_hands: bool) -> _Bounds:
         count, layers = len(problem.flops), len(problem.activation)
         masks = 1 << count
         member = (np.arange(masks)[:, None] >> np.arange(count) & 1).astype(bool)
@@ -128,31 +164,13 @@ class _Tables:
         most = problem.workload.micro_batches
         held = np.where(past_last == layers, in_flight(0, 1), min(in_flight(0, 2), most))
         need = np.diff(problem.parameters_before[stage], axis=1)[:, 0] * problem.state_factor + held * kept
-        each = np.zeros((masks, count))
-        per_flop = np.zeros(masks)
-        alone = np.full((masks, layers + 1, layers + 1), np.inf)
-        for mask in range(1, masks):
-            group = np.flatnonzero(member[mask])
-            if np.isinf(problem.slowness[np.ix_(group, group)]).any():
-                continue
-            counts = group_loads(problem, group)
-            idle_hands = not counts.all()
-            if idle_hands and not keep_idle_hands:
-                continue
-            possible = need < problem.memory[group].min() + 1.0
-            seconds = np.zeros(len(first))
-            if not idle_hands:  # a rare case: requested places without any micro-batch
-                each[mask, group] = counts
-                per_flop[mask] = 3 * float((counts / problem.flops[group]).max())
-                pace = work[first, past_last][:, None] / problem.flops[group]
-                ends = 3 * counts * pace
-                seconds = ends.max(axis=1)
-                if len(group) > 1:
-                    seconds = np.maximum(seconds, reduction_bound(problem, group, stage, ends, pace))
-            alone[mask, first, past_last] = np.where(possible, seconds, np.inf)
+        per_flop, alone = _alone(tables(problem), 0 if keep_idle_hands else 1)
+        rooms = np.where(member, problem.memory, np.inf).min(axis=1)
+        fits = np.zeros((masks, layers + 1, layers + 1), dtype=bool)
+        fits[:, first, past_last] = need < rooms[:, None] + 1.0
+        alone[~fits] = np.inf
         fastest = float(problem.flops.max())
         computed, summed = _rest(work, per_flop, alone, fastest)
-        apart = np.where(np.eye(count, dtype=bool), np.inf, problem.slowness)
         return cls(
             layers,
             member.sum(axis=1),
@@ -163,7 +181,7 @@ class _Tables:
             alone,
             _least(problem.latency, member),
             _least(problem.slowness, member),
-            _crowded(apart, member, each),
+            np.minimum(_crowding(tables(problem)), 1e300),
             computed,
             summed,
             fastest,
@@ -176,15 +194,58 @@ def _least(matrix: Floats, member: np.ndarray[tuple[int, int], np.dtype[np.bool_
     return np.asarray(np.where(member[:, :, None], to[None], np.inf).min(axis=1))
 
 
-def _crowded(slowness: Floats, member: np.ndarray[tuple[int, int], np.dtype[np.bool_]], each: Floats) -> Floats:
-    """Seconds per byte that a node's links to the other mask need together for its whole load, for the busiest node
-    on either side: float64 [masks, masks]."""
-    with np.errstate(divide="ignore", invalid="ignore"):
-        rate = 1.0 / slowness
-        out, into = rate @ member.T.astype(float), rate.T @ member.T.astype(float)
-        sent = np.nan_to_num(each[:, :, None] / out[None], nan=0.0, posinf=np.inf).max(axis=1)
-        received = np.nan_to_num(each[:, :, None] / into[None], nan=0.0, posinf=np.inf).max(axis=1).T
-    return np.asarray(np.maximum(sent, received))
+@compiled
+def _members(count: int, mask: int) -> Ints:
+    members = np.empty(count, np.int64)
+    size = 0
+    for node in range(count):
+        if mask >> node & 1:
+            members[size] = node
+            size += 1
+    return members[:size]
+
+
+@compiled
+def _alone(t: Tables, least_load: int) -> tuple[Floats, Floats]:
+    """per_flop [masks] and alone [masks, layers + 1, layers + 1] without regard to memory; every node of a stage gets at least
+    ``least_load`` micro-batches."""
+    count, layers = len(t.node), len(t.layer) - 1
+    per_flop = np.zeros(1 << count)
+    alone = np.full((1 << count, layers + 1, layers + 1), np.inf)
+    for mask in range(1, 1 << count):
+        members = _members(count, mask)
+        pace, after = np.empty(len(members)), np.zeros(len(members))
+        missing = len(members) * least_load > t.micro_batches
+        for a in range(len(members)):
+            pace[a] = 3.0 / t.node[members[a]].flops
+            for b in members:
+                missing = missing or np.isinf(t.link[members[a], b].slowness)
+        if missing:
+            continue
+        per_flop[mask] = soonest(pace, after, t.micro_batches, least_load)
+        for layer in range(layers):
+            for past_last in range(layer + 1, layers + 1):
+                work = t.layer[past_last].flops_before - t.layer[layer].flops_before
+                for a in range(len(members)):
+                    forward = work / t.node[members[a]].flops
+                    pace[a] = 3 * forward
+                    after[a] = reduced_after(t, members, members[a], layer, past_last, forward)
+                seconds = soonest(pace, after, t.micro_batches, least_load)
+                alone[mask, layer, past_last] = max(per_flop[mask] * work, seconds)
+    return per_flop, alone
+
+
+@compiled
+def _crowding(t: Tables) -> Floats:
+    """[masks, masks] plan_bounds.crowding; infinite for masks that overlap."""
+    count = len(t.node)
+    made = np.full((1 << count, 1 << count), np.inf)
+    for mask in range(1, 1 << count):
+        senders = _members(count, mask)
+        for other in range(1, 1 << count):
+            if mask & other == 0:
+                made[mask, other] = crowding(t, senders, _members(count, other))
+    return made
 
 
 def _rest(work: Floats, per_flop: Floats, alone: Floats, fastest: float) -> tuple[Floats, Floats]:
@@ -208,46 +269,42 @@ def _rest(work: Floats, per_flop: Floats, alone: Floats, fastest: float) -> tupl
     return computed, summed
 
 
-def _first(tables: _Tables, shape: Shape) -> _PartialPlans:
-    masks, ends = np.nonzero(np.isfinite(tables.alone[:, 0]))
+def _first(known: _Bounds, shape: Shape) -> _PartialPlans:
+    masks, ends = np.nonzero(np.isfinite(known.alone[:, 0]))
     nothing = np.zeros(len(masks))
-    return _weighed(tables, shape, None, masks, ends, 0, nothing, nothing, nothing)
+    return _weighed(known, shape, None, masks, ends, 0, nothing, nothing, nothing)
 
 
-def _continued(tables: _Tables, shape: Shape, partial: _PartialPlans, stage: int, below: float) -> _PartialPlans:
+def _continued(known: _Bounds, shape: Shape, partial: _PartialPlans, stage: int, below: float) -> _PartialPlans:
     """All plans with one more stage that may still take less than ``below``."""
     parts = []
-    every = np.arange(1, len(tables.size))
-    rows = max(1, AT_ONCE // (len(every) * tables.layers))
+    every = np.arange(1, len(known.size))
+    rows = max(1, AT_ONCE // (len(every) * known.layers))
     for at in range(0, len(partial.bound), rows):
         part = partial.only(np.arange(at, min(at + rows, len(partial.bound))))
         row, column = np.nonzero((part.used[:, None] & every) == 0)
         mask, last = every[column], part.groups[row, -1]
         cut = part.end[row]
         start = part.cuts[row, -2] if part.cuts.shape[1] > 1 else np.zeros(len(row), dtype=np.int64)
-        size = tables.activation[cut]
-        quickest = tables.work[start, cut] / tables.flops[last]
-        there = tables.latency[last, mask] + size * tables.slowness[last, mask]
-        back = tables.latency[mask, last] + size * tables.slowness[mask, last]
+        size = known.activation[cut]
+        quickest = known.work[start, cut] / known.flops[last]
+        there = known.latency[last, mask] + size * known.slowness[last, mask]
+        back = known.latency[mask, last] + size * known.slowness[mask, last]
         arrival = part.arrival[row] + quickest + there
         home = part.home[row] + 2 * quickest + back
         near = np.flatnonzero(arrival + home < below)
         row, mask, last, cut, size = row[near], mask[near], last[near], cut[near], size[near]
-        crowding = np.maximum(
-            tables.crowded[last, mask] - tables.slowness[last, mask],
-            tables.crowded[mask, last] - tables.slowness[mask, last],
-        )
-        wait = np.maximum(part.wait[row], size * crowding)
-        one, ends = np.nonzero(np.isfinite(tables.alone[mask, cut]))
+        wait = np.maximum(part.wait[row], size * known.crowding[last, mask])
+        one, ends = np.nonzero(np.isfinite(known.alone[mask, cut]))
         made = _weighed(
-            tables, shape, part.only(row[one]), mask[one], ends, stage, arrival[near][one], home[near][one], wait[one]
+            known, shape, part.only(row[one]), mask[one], ends, stage, arrival[near][one], home[near][one], wait[one]
         )
         parts.append(made.only(made.bound < below))
     return _PartialPlans(*(np.concatenate([getattr(part, name) for part in parts]) for name in _PartialPlans.__slots__))
 
 
 def _weighed(
-    tables: _Tables,
+    known: _Bounds,
     shape: Shape,
     before: _PartialPlans | None,
     mask: Ints,
@@ -262,22 +319,22 @@ def _weighed(
     groups = mask[:, None] if before is None else np.column_stack([before.groups, mask])
     cuts = end[:, None] if before is None else np.column_stack([before.cuts, end])
     used = mask if before is None else before.used | mask
-    work = tables.work[cut, end]
+    work = known.work[cut, end]
     both = arrival + home
-    quickest = work / tables.flops[mask]
-    rest = tables.work[end, -1] / tables.fastest
+    quickest = work / known.flops[mask]
+    rest = known.work[end, -1] / known.fastest
     bound = np.max(
         [
-            arrival + tables.alone[mask, cut, end],
-            both + tables.per_flop[mask] * work,
+            arrival + known.alone[mask, cut, end],
+            both + known.per_flop[mask] * work,
             both + 3 * (quickest + rest) + wait,
-            both + 3 * quickest + tables.rest_computed[used, end],
-            arrival + quickest + tables.rest_summed[used, end],
+            both + 3 * quickest + known.rest_computed[used, end],
+            arrival + quickest + known.rest_summed[used, end],
         ],
         axis=0,
     )
     if before is not None:
         bound = np.maximum(bound, before.bound)
     if shape.sizes is not None:
-        bound = np.where(tables.size[mask] == shape.sizes[stage], bound, np.inf)
+        bound = np.where(known.size[mask] == shape.sizes[stage], bound, np.inf)
     return _PartialPlans(groups, cuts, arrival, home, wait, bound * (1 - 1e-9))

@@ -6,11 +6,14 @@ from collections.abc import Callable
 
 import numpy as np
 
-from dtfm.scheduler.assemble.evaluate import Candidate, Evaluator
-from dtfm.scheduler.cost.plan_bounds import plan_bounds
-from dtfm.scheduler.model.problem import Problem
+from dtfm.scheduler.assemble.evaluate import Candidate, Evaluator, price_of
+from dtfm.scheduler.cost.plan_bounds import plan_bound
+from dtfm.scheduler.model.compiled import compiled
+from dtfm.scheduler.model.problem import Floats, Ints, Problem
 from dtfm.scheduler.model.request import Shape
-from dtfm.scheduler.search.branch_and_bound import promising
+from dtfm.scheduler.model.sketch import NO_LINK, Position, Sketch, empty_sketch
+from dtfm.scheduler.model.tables import Tables
+from dtfm.scheduler.search.branch_and_bound import Plans, promising
 
 MOST_NODES = 8
 """Largest number of nodes. Eight form 255 possible groups per stage, whose combinations are bounded within a second."""
@@ -31,7 +34,7 @@ def improve(
 ) -> Candidate:
     """The best plan over all groups and cuts, as far as time and the budget of ``evaluations`` in total suffice.
 
-    The problem must be small. ``best`` is a plan found before. Flows are those that flows.connected makes for the groups.
+    The problem must be small. ``best`` is a plan found before. Loads and flows are those that evaluate.price_of makes.
     """
 
     def over() -> bool:
@@ -41,9 +44,32 @@ def improve(
     if over():
         return best
     most = OPEN_PER_EVALUATION * (evaluations - evaluator.spent)
-    for bound, groups, cuts in promising(problem, shape, evaluator.keep_idle_hands, best.price[-1], most, expired):
-        if bound >= best.price[-1] or over():
+    plans = promising(problem, shape, evaluator.keep_idle_hands, best.price[-1], most, expired)
+    prices, bounds = priced(evaluator.tables, plans, evaluator.keep_idle_hands)
+    # Good plans first, so that many others are ruled out.
+    for row in np.argsort(prices, kind="stable")[: np.count_nonzero(prices < NO_LINK)].tolist():
+        if over():
             break
-        if plan_bounds(problem, groups, np.array([cuts]))[0] < best.price[-1]:
-            best = min(best, evaluator.simulated(groups, cuts), key=lambda candidate: candidate.price)
+        if bounds[row] < best.price[-1]:
+            candidate = evaluator.simulated(*plans.groups_and_cuts(row))
+            best = min(best, candidate, key=lambda candidate: candidate.price)
     return best
+
+
+def priced(t: Tables, plans: Plans, keep_idle_hands: bool) -> tuple[Floats, Floats]:
+    """What evaluate.price_of gives for each plan, and a lower bound on its simulated seconds: float64 [plans] each."""
+    prices, bounds = np.full(len(plans.stages), np.inf), np.full(len(plans.stages), np.inf)
+    sketch = empty_sketch(len(t.node))
+    _price(t, sketch, plans.places, plans.cuts, plans.stages, keep_idle_hands, prices, bounds)
+    return prices, bounds
+
+
+@compiled
+def _price(
+    t: Tables, sketch: Sketch, places: Ints, cuts: Ints, stages: Ints, keep_idle: bool, prices: Floats, bounds: Floats
+) -> None:
+    for row in range(len(stages)):
+        position = Position(places[row], cuts[row], stages[row : row + 1])
+        prices[row] = price_of(t, position, sketch, keep_idle)
+        if prices[row] < NO_LINK:
+            bounds[row] = plan_bound(t, sketch, stages[row], cuts[row])

@@ -1,183 +1,233 @@
-"""The search over which nodes hold which stage: an evolutionary search with local search (arXiv 2206.01288, section 3.4)."""
+"""The search over which nodes hold which stage (arXiv 2206.01288, section 3.4, with other means)."""
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from random import Random
 
+import numpy as np
+
 from dtfm.scheduler.assemble.evaluate import Candidate, Evaluator
-from dtfm.scheduler.model.problem import Groups
+from dtfm.scheduler.cost.state_transfer import Fetching, nothing_to_fetch
+from dtfm.scheduler.model.problem import Groups, Problem
 from dtfm.scheduler.model.request import Shape
+from dtfm.scheduler.model.sketch import Position, position_of
+from dtfm.scheduler.search.anneal import HOT, Found, anneal
 from dtfm.scheduler.search.exact import improve, is_small
-from dtfm.scheduler.search.mutations import crossover, neighbour, shift_cut
-from dtfm.scheduler.search.seeds import Start, random_groups, seed_groups
+from dtfm.scheduler.search.moves import Rules
+from dtfm.scheduler.search.rising_bound import RisingBound
+from dtfm.scheduler.search.seeds import Start, nearest_nodes, random_groups, seed_groups
 
-Deadline = Callable[[], bool]
-"""Returns True when time is up."""
+TimeUsed = Callable[[], float]
+"""Returns the fraction of the time that is used up; the search ends at 1."""
 
-Pricing = Callable[[Groups, tuple[int, ...] | None], Candidate]
+WALKS_TIMES_NODES = 320
+"""Walks of a round, times nodes: chance decides more on small clusters, patience on large ones."""
+FEWEST_WALKS, MOST_WALKS = 2, 20
+SEEDING = 0.1
+"""Largest fraction of the budget for seeds, if one of them works."""
+WALKING = 0.85
+"""Fraction of the budget for walks; the rest is for simulations."""
+WALKING_SMALL = 0.25
+"""The same on a small cluster, where the exact search gets the rest."""
+FIRST_ROUND = 25_000
+"""Steps of the first round without a limit, and STEPS_PER_NODE more per node. Each further round has twice as many."""
+STEPS_PER_NODE = 500
+WORTH = 0.005
+"""Least fraction of the step that a round must save for another to follow."""
+WARM = 0.004
+"""First heat when there is an incumbent, which most walks start from."""
+FINAL = 0.3
+"""Fraction of the walks for those that start again from the best of the others."""
+FINALISTS = 12
+"""Number of positions that are simulated at the end."""
+SETTLED = 2
+"""Number of them whose cuts are shifted by simulation while that helps."""
+EXACT_BUDGET = 4_000
+"""Simulations of the exact search without a limit."""
 
-POPULATION = 16
-"""Largest number of candidates that are kept."""
-CROWD = 8
-"""Largest number of candidates with the same number of stages, so that others have time to improve."""
-FEW_CUTS = 20
-"""Largest number of possible cuts that are all tried."""
-SETTLED = 64
-"""Number of candidates whose cuts are shifted between estimate and simulation."""
-FINALISTS = 8
-"""Number of candidates whose cuts are shifted at the end."""
-STEPS_PER_NODE = 16
-"""Mutations per walk and node."""
-HEAT = 0.05
-"""Highest first temperature of a walk, as a fraction of the seconds per step."""
-CUT_SHIFTS = 0.25
-"""Fraction of a walk's mutations that shift a cut by one layer."""
-KEEP_CUTS = 0.5
-"""Fraction of the other mutations that keep the cuts, so that gains from shifting them are not lost."""
-PATIENCE = 40
-"""Walks without a new best after which the search ends."""
-RANDOM_STARTS = 0.5
-"""Fraction of the walks that start from random groups once a quarter of PATIENCE is used up: populations lose variety."""
-SMALL_CLUSTER_BUDGET = 0.3
-"""Fraction of the budget that the evolutionary search gets on a small cluster; the exact search gets the rest."""
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """How long to search: until ``time_used`` gives 1, or for ``steps``; with neither, until another round is not worth it."""
+
+    time_used: TimeUsed | None = None
+    steps: int | None = None
+    stopped: Callable[[], bool] = lambda: False
+    """Whether to end now."""
+
+    @property
+    def limited(self) -> bool:
+        return self.time_used is not None or self.steps is not None
+
+    def late(self) -> bool:
+        """Whether time is up."""
+        return self.stopped() or (self.time_used is not None and self.time_used() >= 1)
+
+    def over(self, spent: int) -> bool:
+        """Whether nothing is left after ``spent`` evaluations."""
+        return self.late() or (self.steps is not None and spent >= self.steps)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A part of the walks: from the fraction ``since`` of their budget to ``until``, with this first heat."""
+
+    since: float
+    until: float
+    heat: float
+
+    def used(self, budget: Budget, walking: float, steps: int, reached: Callable[[], bool]) -> Callable[[int], float]:
+        """A function that tells, after a number of steps, which fraction of this part is used up: all of it once ``reached``.
+
+        The walks have the fraction ``walking`` of the budget; where there is none, they have ``steps``.
+        """
+        most = steps if budget.steps is None else walking * budget.steps
+
+        def used(taken: int) -> float:
+            if budget.stopped() or reached():
+                return 1.0
+            if budget.time_used is not None:
+                return (budget.time_used() / walking - self.since) / (self.until - self.since)
+            return taken / max((self.until - self.since) * most, 1)
+
+        return used
 
 
 def search(
-    evaluator: Evaluator, shape: Shape, starts: Sequence[Start], rng: Random, evaluations: int, expired: Deadline
+    evaluator: Evaluator,
+    shape: Shape,
+    starts: Sequence[Start],
+    fetching: Fetching | None,
+    bound: RisingBound,
+    rng: Random,
+    budget: Budget,
+    threads: int = 1,
 ) -> Candidate:
-    """The best candidate found within the budget, or at least the best of the seeds when time is already up.
+    """The best candidate found within the budget, or at least a seed when time is already up.
 
-    ``starts`` are tried before the seeds made from the links. On a small cluster, what is left of the budget goes to
-    an exact search.
-    """
-    if not is_small(evaluator.problem):
-        return _evolutionary_search(evaluator, shape, starts, rng, evaluations, expired)
-    best = _evolutionary_search(evaluator, shape, starts, rng, int(SMALL_CLUSTER_BUDGET * evaluations), expired)
-    return improve(evaluator, shape, best, evaluations, expired)
-
-
-def _evolutionary_search(
-    evaluator: Evaluator, shape: Shape, starts: Sequence[Start], rng: Random, evaluations: int, expired: Deadline
-) -> Candidate:
-    """Searches by estimate with two thirds of the budget, then continues from the best of these by simulation.
-
-    Ends early when PATIENCE walks bring nothing better.
+    ``starts`` are tried before the seeds made from the links; ``fetching`` prices the transfer of state. The search ends when a
+    plan is as good as ``bound``. On a small cluster, what is left of the budget goes to an exact search.
     """
     problem = evaluator.problem
-    nodes = len(problem.flops)
+    rules = _rules(problem, shape, fetching)
+    small = is_small(problem)
+    walking = WALKING_SMALL if small else WALKING
+    seeds = _seeds(evaluator, shape, starts, budget)
+    best = min(seeds, key=lambda candidate: candidate.price)
+    found: list[Found] = []
+    longest = FIRST_ROUND + STEPS_PER_NODE * len(problem.flops)
+    while not budget.over(evaluator.spent) and not bound.reached(best.price[-1]):
+        before = found[0].price if found else math.inf
+        for part in (Part(0.0, 1 - FINAL, WARM if starts else HOT), Part(1 - FINAL, 1.0, WARM)):
+            population = _population(problem, shape, seeds, starts, found if part.since else (), rng)
+            used = part.used(budget, walking, longest, lambda: bound.reached(evaluator.told))
+            made, taken = anneal(evaluator.tables, rules, population, rng, used, evaluator.met, part.heat, threads)
+            evaluator.spent += taken
+            found = _distinct(sorted({*found, *made}, key=lambda one: (one.price, one.groups)))
+        if budget.limited or small or found[0].price > before * (1 - WORTH):
+            break
+        longest *= 2
+    candidates = [best] if best.feasible else []
+    for one in found:
+        if candidates and budget.late():
+            break
+        candidates.append(evaluator.simulated(one.groups, one.cuts))
+    candidates = sorted(candidates or seeds, key=lambda candidate: candidate.price)
+    best = evaluator.simulated(candidates[0].draft.groups, candidates[0].draft.cuts)
+    for candidate in candidates[:SETTLED]:
+        if candidate.feasible:
+            settled = _settle_cuts(evaluator, evaluator.simulated(candidate.draft.groups, candidate.draft.cuts), budget)
+            best = min(best, settled, key=lambda candidate: candidate.price)
+    if small:
+        return improve(evaluator, shape, best, budget.steps or evaluator.spent + EXACT_BUDGET, lambda: budget.over(0))
+    return best
+
+
+def _rules(problem: Problem, shape: Shape, fetching: Fetching | None) -> Rules:
+    nodes, layers = len(problem.flops), len(problem.activation)
+    return Rules(
+        nearest=nearest_nodes(problem),
+        most_stages=shape.most_stages,
+        free_stages=shape.stages is None and shape.sizes is None,
+        free_sizes=shape.sizes is None,
+        fetching=nothing_to_fetch(nodes, layers) if fetching is None else fetching,
+    )
+
+
+def _seeds(evaluator: Evaluator, shape: Shape, starts: Sequence[Start], budget: Budget) -> list[Candidate]:
+    """The starts and the seeds that the shape admits, as far as the budget goes; at least one."""
     near = len(starts[0][0]) if starts else 0
     seeds: list[Start] = [start for start in starts if shape.admits(start[0])]
-    seeds += [(groups, None) for groups in seed_groups(problem, shape, near) if shape.admits(groups)]
-    rough = evaluations * 2 // 3
-    # With starts, most of a small budget is better spent on improving them than on seeds.
-    for_seeds = rough // 3 if starts else evaluations
-    population: list[Candidate] = []
+    seeds += [(groups, None) for groups in seed_groups(evaluator.problem, shape, near) if shape.admits(groups)]
+    made: list[Candidate] = []
     for groups, cuts in dict.fromkeys(seeds):
-        if population and (expired() or evaluator.spent >= for_seeds):
+        late = budget.time_used is not None and budget.time_used() > SEEDING
+        if (late or budget.over(int(evaluator.spent / SEEDING))) and any(candidate.feasible for candidate in made):
             break
-        population.append(evaluator.estimated(groups, cuts))
-
-    def over(budget: int) -> Deadline:
-        return lambda: evaluator.spent >= budget or expired()
-
-    population = _evolve(evaluator.estimated, nodes, shape, population, rng, over(rough))
-    best_first = sorted(population, key=lambda candidate: candidate.price)[:SETTLED]
-    promising = _fittest([_settle_cuts(evaluator.estimated, candidate, over(rough)) for candidate in best_first])
-    population = []
-    for candidate in promising:
-        if population and expired():
-            break
-        population.append(evaluator.simulated(candidate.draft.groups, candidate.draft.cuts))
-    population = _fittest(population)
-    population = _evolve(evaluator.simulated, nodes, shape, population, rng, over(evaluations * 9 // 10))
-    finalists = population[:FINALISTS] if not expired() else population[:1]
-    settled = [_settle_cuts(evaluator.simulated, finalist, over(evaluations)) for finalist in finalists]
-    return min(settled, key=lambda candidate: candidate.price)
+        made.append(evaluator.estimated(groups, cuts))
+    return made
 
 
-def _evolve(
-    price: Pricing, nodes: int, shape: Shape, population: list[Candidate], rng: Random, over: Deadline
-) -> list[Candidate]:
-    """Children of two parents, each improved by a walk of mutations."""
-    population = _fittest(population)
-    stale = 0
-    while stale < PATIENCE and not over():
-        best = population[0].price
-        mother, father = rng.choice(population), rng.choice(population)
-        child: Groups | None = None
-        if stale > PATIENCE // 4 and rng.random() < RANDOM_STARTS:
-            child = random_groups(nodes, shape, rng)
-        elif mother is not father:
-            child = crossover(mother.draft.groups, father.draft.groups, shape, rng)
-        start = price(child, None) if child is not None else mother
-        population = _fittest([*population, _walk(price, nodes, shape, start, rng, over)])
-        stale = 0 if population[0].price < best else stale + 1
-    return population
+def _population(
+    problem: Problem,
+    shape: Shape,
+    seeds: Sequence[Candidate],
+    starts: Sequence[Start],
+    found: Sequence[Found],
+    rng: Random,
+) -> list[Position]:
+    """Where the walks start: at the best found before, at the best seeds with different numbers of stages, and anywhere.
 
-
-def _walk(price: Pricing, nodes: int, shape: Shape, start: Candidate, rng: Random, over: Deadline) -> Candidate:
-    """The best candidate met on a cooling walk, which also accepts worse candidates, less often the later."""
-    current = best = start
-    heat = HEAT * rng.random()
-    steps = STEPS_PER_NODE * nodes
-    for step in range(steps):
-        if over():
-            break
-        groups, cuts = current.draft.groups, current.draft.cuts
-        if len(groups) > 1 and rng.random() < CUT_SHIFTS:
-            shifted = shift_cut(cuts, 1 + rng.randrange(len(groups) - 1), rng.choice((-1, 1)))
-            candidate = price(groups, shifted) if shifted else current
-        else:
-            changed = neighbour(groups, nodes, shape, rng)
-            same_cuts = changed is not None and len(changed) == len(groups) and rng.random() < KEEP_CUTS
-            candidate = price(changed, cuts if same_cuts else None) if changed else current
-        temperature = heat * (1 - step / steps) * current.seconds
-        loss = candidate.price[-1] - current.price[-1]
-        if candidate.price <= current.price or (
-            candidate.feasible and temperature > 0 and rng.random() < math.exp(-loss / temperature)
-        ):
-            current = candidate
-        if current.price < best.price:
-            best = current
-    return best
-
-
-def _fittest(population: list[Candidate]) -> list[Candidate]:
-    """The best candidates, one for each choice of groups and at most CROWD for each number of stages."""
-    kept: dict[Groups, Candidate] = {}
-    crowd: Counter[int] = Counter()
-    for candidate in sorted(population, key=lambda candidate: candidate.price):
-        groups = candidate.draft.groups
-        if groups not in kept and crowd[len(groups)] < CROWD and len(kept) < POPULATION:
-            kept[groups] = candidate
-            crowd[len(groups)] += 1
-    return list(kept.values())
-
-
-def _settle_cuts(price: Pricing, best: Candidate, over: Deadline) -> Candidate:
-    """The best cuts for the candidate's groups; best_cuts ignores single links and reductions.
-
-    Tries all cuts where they are few. Otherwise shifts single layers across the cuts while that helps.
+    With an incumbent, three quarters of them start from the best seeds of all, most of which are the incumbent repaired.
     """
-    if not best.feasible or over():
-        return best
-    groups, layers = best.draft.groups, best.draft.cuts[-1]
-    if math.comb(layers - 1, len(groups) - 1) <= FEW_CUTS:
-        every = itertools.combinations(range(1, layers), len(groups) - 1)
-        return min([best, *(price(groups, (0, *inner, layers)) for inner in every)], key=lambda found: found.price)
+    nodes = len(problem.flops)
+    size = max(FEWEST_WALKS, min(MOST_WALKS, WALKS_TIMES_NODES // nodes))
+    best_first = sorted(seeds, key=lambda candidate: candidate.price)
+    made = [position_of(one.groups, one.cuts, nodes) for one in found[:size]]
+    if made:
+        return made
+    if starts:
+        chosen = list(itertools.islice(itertools.cycle(best_first[: max(1, size // 4)]), 3 * size // 4))
+    else:
+        by_stages: dict[int, Candidate] = {}
+        for candidate in best_first:
+            by_stages.setdefault(len(candidate.draft.groups), candidate)
+        chosen = list(by_stages.values())[: size // 2]
+    made += [position_of(candidate.draft.groups, candidate.draft.cuts, nodes) for candidate in chosen]
+    while len(made) < size:
+        groups = random_groups(nodes, shape, rng)
+        made.append(position_of(groups, _even_cuts(len(problem.activation), groups), nodes))
+    return made
+
+
+def _even_cuts(layers: int, groups: Groups) -> tuple[int, ...]:
+    return tuple(np.round(np.linspace(0, layers, len(groups) + 1)).astype(int).tolist())
+
+
+def _settle_cuts(evaluator: Evaluator, best: Candidate, budget: Budget) -> Candidate:
+    """Shifts single layers across the cuts while that helps, by simulation."""
     improved = True
-    while improved and not over():
+    while improved:
         improved = False
-        cuts = best.draft.cuts
-        for boundary in range(1, len(cuts) - 1):
-            for shift in (-1, 1):
-                shifted = shift_cut(cuts, boundary, shift)
-                if shifted:
-                    candidate = price(best.draft.groups, shifted)
-                    if candidate.price < best.price:
-                        best, improved = candidate, True
+        for boundary, by in itertools.product(range(1, len(best.draft.groups)), (-1, 1)):
+            if budget.over(evaluator.spent):
+                return best
+            cuts = list(best.draft.cuts)
+            cuts[boundary] += by
+            if cuts[boundary - 1] < cuts[boundary] < cuts[boundary + 1]:
+                candidate = evaluator.simulated(best.draft.groups, tuple(cuts))
+                if candidate.price < best.price:
+                    best, improved = candidate, True
     return best
+
+
+def _distinct(found: list[Found]) -> list[Found]:
+    """The best of those with different groups."""
+    kept: dict[Groups, Found] = {}
+    for one in found:
+        kept.setdefault(one.groups, one)
+    return list(kept.values())[:FINALISTS]

@@ -10,8 +10,11 @@ import numpy as np
 from scipy.cluster.hierarchy import leaves_list, linkage
 from scipy.spatial.distance import squareform
 
-from dtfm.scheduler.model.problem import Groups, Problem
+from dtfm.scheduler.model.problem import Groups, Ints, Problem
 from dtfm.scheduler.model.request import Shape
+
+SPARSE = 16
+"""Largest number of different numbers of stages for which seeds are made."""
 
 Start = tuple[Groups, tuple[int, ...] | None]
 """Groups and the cuts to begin with; None lets best_cuts find them."""
@@ -30,6 +33,15 @@ def similarity_order(problem: Problem) -> tuple[int, ...]:
     return tuple(int(node) for node in leaves_list(linkage(squareform(distance, checks=False), "average")))
 
 
+def nearest_nodes(problem: Problem) -> Ints:
+    """By node, all others by the time to exchange a typical activation, there and back: int64 [nodes, nodes - 1]."""
+    everyone = np.arange(len(problem.flops))
+    distance = problem.exchange(everyone, everyone, float(problem.activation.max()))
+    distance = distance + distance.T
+    np.fill_diagonal(distance, -1.0)
+    return np.ascontiguousarray(np.argsort(distance, axis=1, kind="stable")[:, 1:])
+
+
 def seed_groups(problem: Problem, shape: Shape, near: int = 0) -> Iterator[Groups]:
     """Groups with well connected nodes as replicas of one stage, or along one route, or in the given order.
 
@@ -44,6 +56,10 @@ def seed_groups(problem: Problem, shape: Shape, near: int = 0) -> Iterator[Group
             yield dealt(order, shape.sizes)
         return
     numbers = [shape.stages] if shape.stages is not None else list(range(1, min(shape.most_stages, count) + 1))
+    if len(numbers) > SPARSE:
+        numbers = sorted(
+            set(np.geomspace(1, numbers[-1], SPARSE).astype(int).tolist()) | {min(max(1, near), numbers[-1])}
+        )
     numbers.sort(key=lambda stages: (abs(stages - near), stages))
     able = _able(problem)
     if len(able) < count:

@@ -62,15 +62,22 @@ def test_the_same_arguments_give_the_same_decision() -> None:
     assert once == again
 
 
-def test_the_cheap_bound_changes_nothing_but_the_bound() -> None:
+def test_the_bound_rises_while_the_search_runs_and_its_last_value_comes_with_the_plan() -> None:
     cluster, workload = random_cluster(5, 9), even_workload()
-    tight, cheap = (schedule(cluster, workload, evaluations=200, tight_bound=tight) for tight in (True, False))
-    assert 0 < cheap.lower_bound_seconds < tight.lower_bound_seconds
-    assert replace(tight, lower_bound_seconds=cheap.lower_bound_seconds) == cheap
+    bounds: list[float] = []
+    decision = schedule(cluster, workload, evaluations=200, bounded=bounds.append)
+    assert bounds == sorted(set(bounds))
+    assert decision.lower_bound_seconds == bounds[-1] > 0
+
+
+def test_the_number_of_threads_changes_nothing() -> None:
+    cluster, workload = random_cluster(5, 12), even_workload()
+    one, two = (schedule(cluster, workload, evaluations=4_000, threads=threads) for threads in (1, 2))
+    assert one == two
 
 
 def test_an_expired_deadline_still_gives_a_plan() -> None:
-    decision = schedule(random_cluster(5, 9), even_workload(), deadline=lambda: True)
+    decision = schedule(random_cluster(5, 9), even_workload(), time_used=lambda: 1.0)
     assert decision.evaluations < 10
     assert decision.plan.stages
 

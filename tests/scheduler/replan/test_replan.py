@@ -4,14 +4,19 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
 
-from dtfm.scheduler.cost.state_transfer import Holdings
+from dtfm.scheduler.cost.state_transfer import Holdings, fetching_seconds
 from dtfm.scheduler.model.cluster import Cluster, Node
 from dtfm.scheduler.model.decision import Reason, Why
 from dtfm.scheduler.model.plan import Plan, Stage, from_routes, validate
-from dtfm.scheduler.model.problem import Problem
+from dtfm.scheduler.model.problem import Floats, Problem
+from dtfm.scheduler.model.sketch import position_of
 from dtfm.scheduler.schedule import schedule
-from tests.scheduler.clusters import even_workload, uniform_cluster
+from tests.scheduler.clusters import any_problem, even_workload, uniform_cluster
+from tests.scheduler.plans import random_draft
 
 STATE = 2e7 * 3  # weights and optimizer state of a layer of even_workload
 
@@ -59,6 +64,70 @@ def test_a_nodes_own_bytes_need_memory_and_are_not_transferred() -> None:
     assert (with_own.stage_bytes(cuts) > without.stage_bytes(cuts)).all()
     moving = [Holdings.of(problem, plan).seconds(groups, cuts) for problem in (with_own, without)]
     assert moving[0] == moving[1] > 0
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 10**6), count=st.integers(2, 8), layers=st.integers(1, 6))
+def test_the_rough_time_to_fetch_is_that_of_one_node_alone_but_for_latency_and_the_holders_connections(
+    seed: int, count: int, layers: int
+) -> None:
+    """The search's time for one node that fetches, with nobody else fetching, is what the links and its own connection need.
+    Layers that come from different holders count one after the other, though their links carry them at the same time."""
+    rng = np.random.default_rng(seed)
+    problem = any_problem(rng, count, layers)
+    draft = random_draft(rng, problem)
+    plan = draft.plan(problem.cluster, [1] * len(draft.groups), 1)
+    held = Holdings.of(problem, plan)
+    node, stage = int(rng.integers(count)), int(rng.integers(len(draft.groups)))
+    groups = tuple((node,) if at == stage else () for at in range(len(draft.groups)))
+    rough = held.fetching(plan, 1.0).receive_before[node]
+    assert (np.diff(rough) >= 0).all()
+    exact = held.seconds(groups, draft.cuts)
+    alone = rough[draft.cuts[stage + 1]] - rough[draft.cuts[stage]]
+    wanted = held.lacking(groups, draft.cuts)[node]
+    holders = held.held[:, wanted].any(axis=1) & (problem.bandwidth[:, node] > 0)
+    if not wanted.any() or not holders.any():
+        assert alone == exact == 0.0
+        return
+    uplinks = _sent(held, wanted, node) / problem.up
+    assert exact <= alone * (1 + 1e-9) + problem.latency[holders, node].max() + np.nanmax(uplinks)
+    if len(set(map(tuple, held.held[:, wanted].T))) == 1:  # the same holders for every layer
+        assert exact >= alone * (1 - 1e-9)
+
+
+def _sent(held: Holdings, wanted: NDArray[np.bool_], node: int) -> Floats:
+    """Bytes that each holder sends to the node that fetches the layers ``wanted``, from all their holders as links carry."""
+    problem = held.problem
+    sizes = np.diff(problem.parameters_before) * problem.workload.bytes_moved_per_parameter_byte
+    sent = np.zeros(len(problem.flops))
+    for layer in np.flatnonzero(wanted):
+        rates = problem.bandwidth[:, node] * held.held[:, layer]
+        sent += sizes[layer] * rates / max(rates.sum(), 1e-300)
+    return sent
+
+
+def test_what_a_node_holds_costs_nothing_to_fetch_nor_does_what_nobody_holds() -> None:
+    problem = Problem(uniform_cluster(4, bandwidth=1e8), even_workload())
+    plan = two_stages(("n0", "n1"), ("n2",))
+    holdings = Holdings.of(problem, plan)
+    fetching = holdings.fetching(plan, 0.25)
+    assert fetching.weight == 0.25
+    each = STATE / 1e8
+    assert fetching.receive_before[0].tolist() == pytest.approx([0.0] * 7 + [each * layer for layer in range(1, 7)])
+    # Two nodes hold the first layers, so that the newcomer is limited by its own connection.
+    assert fetching.receive_before[3].tolist() == pytest.approx([each * layer for layer in range(13)])
+    lost = Holdings(problem, np.zeros_like(holdings.held))
+    assert not lost.fetching(plan, 1.0).receive_before.any()
+
+
+def test_the_one_holder_of_a_stage_that_three_others_want_sends_three_times() -> None:
+    problem = Problem(uniform_cluster(4, bandwidth=1e8), even_workload())
+    plan = two_stages(("n0",), ("n1",))
+    holdings = Holdings.of(problem, plan)
+    everyone = position_of(((0, 1, 2, 3),), (0, 12), 4)
+    rough = fetching_seconds(holdings.fetching(plan, 1.0), everyone)
+    assert rough == pytest.approx(3 * 6 * STATE / 1e8)
+    assert holdings.seconds(((0, 1, 2, 3),), (0, 12)) == pytest.approx(rough, rel=1e-2)
 
 
 def test_a_joining_node_is_used_only_when_the_horizon_pays_for_its_transfer() -> None:

@@ -1,0 +1,92 @@
+"""Annealing: walks from many starts that cool down together (Kirkpatrick et al. 1983)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from random import Random
+
+import numpy as np
+
+from dtfm.scheduler.model.problem import Floats, Groups
+from dtfm.scheduler.model.sketch import Position, Sketch, copy, cuts_of, empty_position, empty_sketch, groups_of
+from dtfm.scheduler.model.tables import Tables
+from dtfm.scheduler.search.moves import Rules
+from dtfm.scheduler.search.walk import walk
+
+HOT, COLD = 0.02, 0.0007
+"""First and last heat of the walks, as a fraction of the price."""
+EVENNESS = 0.6
+"""Weight of the stages' mean seconds beside those of the slowest, at first; it falls to 0."""
+SWEEPS = 60
+"""Number of times that the walks get colder."""
+LEAST_STEPS = 20
+"""Least number of steps of a walk before it gets colder."""
+
+
+@dataclass(slots=True)
+class Walker:
+    """One walk: where it is, the best position that it met, and their prices (with evenness, and without)."""
+
+    here: Position
+    best: Position
+    sketch: Sketch
+    prices: Floats = field(default_factory=lambda: np.full(2, np.inf))
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A position that a walk met, with its price."""
+
+    price: float
+    groups: Groups
+    cuts: tuple[int, ...]
+
+
+def anneal(
+    t: Tables,
+    rules: Rules,
+    starts: Sequence[Position],
+    rng: Random,
+    used: Callable[[int], float],
+    met: Callable[[int, float], None],
+    heat: float = HOT,
+    threads: int = 1,
+) -> tuple[list[Found], int]:
+    """Walks from every start until the budget is used up. Returns the best position of each walk, the best first, and the steps.
+
+    ``used`` tells, after a number of steps, which fraction of the budget is used up; the heat follows from it. ``met`` is called
+    again and again with the steps so far and the least price. ``threads`` is the number of walks at the same time; it does not
+    change where they lead.
+    """
+    walkers = [Walker(_copied(start), _copied(start), empty_sketch(len(start.place))) for start in starts]
+    steps, taken, spent, before = LEAST_STEPS, 0, 0.0, used(0)
+    with ThreadPoolExecutor(threads) as pool:
+        while spent < 1:
+            now = heat * (COLD / heat) ** min(1.0, spent)
+            seeds = [rng.getrandbits(32) for _ in walkers]
+
+            def go(pair: tuple[Walker, int], now: float = now, spent: float = spent, steps: int = steps) -> None:
+                walker, seed = pair
+                evenness = EVENNESS * (1 - min(1.0, spent))
+                walk(t, rules, walker.here, walker.best, walker.sketch, now, evenness, steps, seed, walker.prices)
+
+            pairs = list(zip(walkers, seeds, strict=True))
+            for _ in pool.map(go, pairs) if threads > 1 else map(go, pairs):
+                pass
+            taken += steps * len(walkers)
+            spent = used(taken)
+            met(taken, min(float(walker.prices[1]) for walker in walkers))
+            # As many steps as take one of SWEEPS parts of the budget, but not suddenly more.
+            share = max(spent - before, 1e-9)
+            steps = max(LEAST_STEPS, int(steps * min(2.0, (1 / SWEEPS) / share)))
+            before = spent
+    found = [Found(float(walker.prices[1]), groups_of(walker.best), cuts_of(walker.best)) for walker in walkers]
+    return sorted(found, key=lambda one: (one.price, one.groups)), taken
+
+
+def _copied(position: Position) -> Position:
+    made = empty_position(len(position.place))
+    copy(position, made)
+    return made

@@ -1,0 +1,113 @@
+"""A population of walks."""
+
+from random import Random
+
+import numpy as np
+import pytest
+
+from dtfm.scheduler.assemble.evaluate import price_of
+from dtfm.scheduler.cost.state_transfer import nothing_to_fetch
+from dtfm.scheduler.model.cluster import Cluster
+from dtfm.scheduler.model.problem import Problem
+from dtfm.scheduler.model.request import Shape
+from dtfm.scheduler.model.sketch import Position, empty_sketch, position_of
+from dtfm.scheduler.model.tables import tables
+from dtfm.scheduler.search.anneal import Found, anneal
+from dtfm.scheduler.search.moves import Rules
+from dtfm.scheduler.search.seeds import nearest_nodes, random_groups
+from tests.scheduler.clusters import even_workload, random_cluster
+
+STEPS = 4_000
+
+
+def problem_of(seed: int, nodes: int = 12) -> Problem:
+    cluster = random_cluster(seed, nodes)
+    return Problem(Cluster(cluster.nodes, cluster.latency, cluster.bandwidth), even_workload(12, 24))
+
+
+def rules_for(problem: Problem, weight: float = 0.0) -> Rules:
+    nodes, layers = len(problem.flops), len(problem.activation)
+    seconds = np.tile(np.arange(layers + 1.0), (nodes, 1))  # a second for each layer
+    fetching = nothing_to_fetch(nodes, layers)._replace(receive_before=seconds, weight=weight)
+    return Rules(nearest_nodes(problem), min(nodes, layers), True, True, fetching)
+
+
+def starts(problem: Problem, walks: int) -> list[Position]:
+    nodes, layers = len(problem.flops), len(problem.activation)
+    made = []
+    for seed in range(walks):
+        groups = random_groups(nodes, Shape(most_stages=min(nodes, layers)), Random(seed))
+        cuts = tuple(np.round(np.linspace(0, layers, len(groups) + 1)).astype(int).tolist())
+        made.append(position_of(groups, cuts, nodes))
+    return made
+
+
+def annealed(
+    problem: Problem, seed: int, threads: int = 1, walks: int = 6, weight: float = 0.0
+) -> tuple[list[Found], list[float]]:
+    """What is found, and the least prices that were told on the way."""
+    told: list[float] = []
+    found, steps = anneal(
+        tables(problem),
+        rules_for(problem, weight),
+        starts(problem, walks),
+        Random(seed),
+        lambda steps: steps / STEPS,
+        lambda steps, price: told.append(price),
+        threads=threads,
+    )
+    assert steps >= STEPS
+    return found, told
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_same_seed_gives_the_same_answer_whatever_the_number_of_threads(seed: int) -> None:
+    problem = problem_of(seed)
+    once = annealed(problem, seed)
+    assert annealed(problem, seed) == once
+    assert annealed(problem, seed, threads=2) == once
+    assert annealed(problem, seed + 1) != once
+
+
+@pytest.mark.parametrize("weight", [0.0, 0.01])
+def test_a_price_is_that_of_the_position_and_of_the_slowest_transfer_of_state(weight: float) -> None:
+    problem = problem_of(0)
+    t, sketch = tables(problem), empty_sketch(len(problem.flops))
+    for one in annealed(problem, 0, weight=weight)[0]:
+        position = position_of(one.groups, one.cuts, len(problem.flops))
+        slowest = max(b - a for a, b in zip(one.cuts, one.cuts[1:], strict=False))
+        expected = price_of(t, position, sketch, False, np.inf, 0.0) + weight * slowest
+        assert one.price == pytest.approx(expected, rel=1e-12)
+
+
+def test_the_best_comes_first_and_is_better_than_every_start() -> None:
+    problem = problem_of(1)
+    found, _ = annealed(problem, 1)
+    assert [one.price for one in found] == sorted(one.price for one in found)
+    t, sketch = tables(problem), empty_sketch(len(problem.flops))
+    assert found[0].price < min(price_of(t, one, sketch, False, np.inf, 0.0) for one in starts(problem, 6))
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_population_never_loses_its_best(seed: int) -> None:
+    found, told = annealed(problem_of(seed), seed, walks=4)
+    assert told == sorted(told, reverse=True)
+    assert found[0].price == min(told)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_population_is_never_worse_than_its_starts(seed: int) -> None:
+    """A few hot steps from a good position lead to worse ones at first."""
+    problem = problem_of(seed)
+    good = annealed(problem, seed)[0][0]
+    position = position_of(good.groups, good.cuts, len(problem.flops))
+    found, _ = anneal(
+        tables(problem),
+        rules_for(problem),
+        [position],
+        Random(seed),
+        lambda steps: steps / 20,
+        lambda steps, price: None,
+        heat=0.5,
+    )
+    assert found[0].price <= good.price

@@ -1,0 +1,84 @@
+"""After a warm-up nothing is left to compile: `scheduler/warm_up.py`."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dtfm.scheduler.assemble.compact import CompactCluster
+from dtfm.scheduler.model.cluster import Cluster
+from dtfm.scheduler.model.decision import Objective
+from dtfm.scheduler.model.workload import PaperCosts
+from dtfm.scheduler.schedule import schedule
+from dtfm.scheduler.warm_up import compiled_functions, is_compiled, warm_up
+from tests.scheduler.clusters import even_workload, random_cluster
+
+WORKLOAD = even_workload()
+PAPER = replace(WORKLOAD, paper=PaperCosts(2, 3, 1.0, 0.1))
+
+
+def limited() -> Cluster:
+    cluster = random_cluster(5, 12, unreachable=0.1)
+    nodes = tuple(replace(node, up=1e8, down=2e8) for node in cluster.nodes)
+    return replace(cluster, nodes=nodes, ratio=np.full((12, 12), 0.25))
+
+
+def compact() -> CompactCluster:
+    nodes = random_cluster(5, 1100).nodes
+    return CompactCluster(nodes, ("eu",), np.zeros(1100, np.int64), np.full((1, 1), 0.01), np.full((1, 1), 1e8))
+
+
+def without_a_node() -> None:
+    cluster = random_cluster(5, 12)
+    plan = schedule(cluster, WORKLOAD, evaluations=100).plan
+    left = [index for index, node in enumerate(cluster.nodes) if node.id != plan.stages[0].replicas[0]]
+    grid = np.ix_(left, left)
+    nodes = tuple(cluster.nodes[index] for index in left)
+    schedule(Cluster(nodes, cluster.latency[grid], cluster.bandwidth[grid]), WORKLOAD, plan, time_used=lambda: 1.0)
+
+
+QUESTIONS: dict[str, Callable[[], Any]] = {
+    "any stages": lambda: schedule(random_cluster(5, 12), WORKLOAD, evaluations=300, threads=2),
+    "two stages": lambda: schedule(random_cluster(5, 12), WORKLOAD, stages=2, evaluations=300),
+    "replicas per stage": lambda: schedule(random_cluster(5, 12), WORKLOAD, stages=(3, 3), evaluations=300),
+    "connections and codecs": lambda: schedule(limited(), WORKLOAD, evaluations=300),
+    "few nodes": lambda: schedule(random_cluster(5, 4), WORKLOAD, evaluations=300),
+    "a node left": without_a_node,
+    "the paper's objective": lambda: schedule(random_cluster(5, 6), PAPER, objective=Objective.PAPER, evaluations=300),
+    "a thousand nodes": lambda: schedule(compact(), even_workload(12, 64), time_used=lambda: 1.0),
+}
+
+
+@pytest.mark.parametrize("question", QUESTIONS)
+def test_no_question_is_left_to_compile_for(question: str) -> None:
+    warm_up()
+    before = {function: list(function.signatures) for function in compiled_functions()}
+    assert any(before.values())
+    QUESTIONS[question]()
+    assert {function: list(function.signatures) for function in compiled_functions()} == before
+
+
+def test_the_next_process_finds_everything_in_the_cache() -> None:
+    warm_up()
+    assert is_compiled()
+    script = (
+        "from dtfm.scheduler.warm_up import compiled_functions, is_compiled, warm_up\n"
+        "assert is_compiled()\n"
+        "warm_up()\n"
+        "print(sum(sum(function.stats.cache_misses.values()) for function in compiled_functions()))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=100)
+    assert (done.stdout.strip(), done.stderr) == ("0", "")
+
+
+def test_what_is_not_in_the_cache_has_to_be_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    warm_up()
+    cache = compiled_functions()[0]._cache._cache_file
+    monkeypatch.setattr(cache, "_source_stamp", b"a file that has changed")
+    assert not is_compiled()
