@@ -20,6 +20,8 @@ $(READY): pyproject.toml constraints.txt
 	@echo "  installing the packages in constraints.txt ..."
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt torch
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@echo "  compiling the scheduler (half a minute) ..."
+	@$(BIN)/python -m dtfm.scheduler.warm_up > /dev/null
 	@touch $@
 	@echo "  done."
 

@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
+from threading import Event
 from typing import Annotated, TypeVar
 
 import typer
+from rich.console import Console
 
+from dtfm.coordinator.command.background import in_background
 from dtfm.coordinator.command.client import ask
 from dtfm.coordinator.command.options import DEFAULT_ADDRESS, Address, Json, TokenFile, read_token
-from dtfm.coordinator.view.narration import describe_plan
+from dtfm.coordinator.view.narration import describe_gap, describe_plan
+from dtfm.coordinator.view.search_progress import QUIET_SECONDS, SearchProgress
 from dtfm.protos import control_pb2 as wire
-from dtfm.scheduler.formats import decision_document, parse_any_network, parse_plan, parse_workload
-from dtfm.scheduler.model.decision import Infeasible, Objective
+from dtfm.scheduler.formats import decision_document, gap, parse_any_network, parse_plan, parse_workload
+from dtfm.scheduler.model.decision import Decision, Infeasible, Objective
 from dtfm.scheduler.schedule import schedule
+from dtfm.scheduler.warm_up import warm_up
 
 Parsed = TypeVar("Parsed")
 
@@ -37,38 +43,73 @@ def plan(
     stages: Annotated[
         int | None, typer.Option(min=1, help="Number of stages. Default: the scheduler chooses it.")
     ] = None,
-    deadline: Annotated[float | None, typer.Option(min=0, help="Seconds after which the search stops.")] = None,
+    deadline: Annotated[
+        float | None,
+        typer.Option(
+            min=0, help="Seconds after which the search stops. Default: it stops when more of it is not worth it."
+        ),
+    ] = None,
     seed: Annotated[
-        int, typer.Option(min=0, help="Seed of the search: the same seed and files give the same plan.")
+        int,
+        typer.Option(min=0, help="Seed of the search. Without --deadline, the same seed and files give the same plan."),
     ] = 0,
+    threads: Annotated[
+        int | None,
+        typer.Option(min=1, help="Threads that search at the same time. Default: one per core of this machine."),
+    ] = None,
     json_lines: Json = False,
 ) -> None:
     """Runs the scheduler alone, on files.
 
-    Prints who computes what, the seconds per step that this should take, and why. Exit codes: 0 a plan was found, 1 no plan is
-    possible, 2 bad input.
+    Prints who computes what, the seconds per step that this should take, and why. The last sentence says how much a better
+    plan could gain at most: the bound is a time that no plan can beat, and the gap is the plan's time divided by it. A plan
+    with gap 1 is perfect; one with a larger gap may still be the best there is.
+
+    A search of more than two seconds shows its progress on standard error. Ctrl-C ends it and prints the best plan found so far.
+
+    Exit codes: 0 a plan was found, 1 no plan is possible, 2 bad input.
     """
     cluster, work = _parsed(network, parse_any_network), _parsed(workload, parse_workload)
     current = _parsed(incumbent, parse_plan) if incumbent is not None else None
+    console = Console(stderr=True)
+    _compile(console)
     began = time.monotonic()
-    try:
-        decision = schedule(
-            cluster,
-            work,
-            current,
-            stages=stages,
-            objective=objective,
-            seed=seed,
-            deadline=None if deadline is None else lambda: time.monotonic() - began > deadline,
-            generation=current.generation + 1 if current is not None else 0,
-        )
-    except Infeasible as error:
-        print(json.dumps({"plan": None, "reason": str(error)}) if json_lines else f"No plan: {error}")
-        raise typer.Exit(1) from None
+    stop = Event()
+    with SearchProgress(console) as progress:
+
+        def time_used() -> float:
+            assert deadline is not None
+            return (time.monotonic() - began) / max(deadline, 1e-9)
+
+        def search() -> Decision:
+            return schedule(
+                cluster,
+                work,
+                current,
+                stages=stages,
+                objective=objective,
+                seed=seed,
+                time_used=None if deadline is None else time_used,
+                generation=current.generation + 1 if current is not None else 0,
+                threads=threads or os.cpu_count() or 1,
+                improved=progress.improved,
+                bounded=progress.bounded,
+                stopped=stop.is_set,
+            )
+
+        try:
+            decision = in_background(search, progress.show, stop)
+        except Infeasible as error:
+            print(json.dumps({"plan": None, "reason": str(error)}) if json_lines else f"No plan: {error}")
+            raise typer.Exit(1) from None
+    elapsed = time.monotonic() - began
     if json_lines:
-        print(json.dumps(decision_document(decision, time.monotonic() - began)))
+        print(json.dumps(decision_document(decision, elapsed, objective)))
     else:
         print(f"{decision.sentence}\n{describe_plan(decision.plan)}")
+        print(f"{decision.evaluations:,} plans were tried in {elapsed:.1f} s.")
+        if (times := gap(decision, objective)) is not None:
+            print(describe_gap(decision.lower_bound_seconds, times))
 
 
 def plan_now(address: Address = DEFAULT_ADDRESS, token_file: TokenFile = None, json_lines: Json = False) -> None:
@@ -82,6 +123,19 @@ def plan_now(address: Address = DEFAULT_ADDRESS, token_file: TokenFile = None, j
         print(json.dumps({"changed": reply.changed, "generation": reply.generation, "reason": reply.reason}))
     else:
         print(f"{'A new plan' if reply.changed else 'No change'} (generation {reply.generation}): {reply.reason}")
+
+
+def _compile(console: Console) -> None:
+    """A machine's first search is compiled before it begins, which takes up to a minute."""
+    began, said = time.monotonic(), False
+
+    def look() -> None:
+        nonlocal said
+        if not said and time.monotonic() - began >= QUIET_SECONDS:
+            said = True
+            console.print("Compiling the scheduler, once ...", highlight=False)
+
+    in_background(warm_up, look)
 
 
 def _parsed(path: Path, parse: Callable[[str], Parsed]) -> Parsed:

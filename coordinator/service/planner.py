@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import logging
 import math
+import os
 import time
 
 from dtfm.coordinator.core.state import PlanChosen
 from dtfm.coordinator.core.transition import PlanWanted
+from dtfm.coordinator.view.narration import describe_seconds
 from dtfm.scheduler.model.decision import Infeasible
 from dtfm.scheduler.schedule import schedule
 
+log = logging.getLogger(__name__)
+
 
 def choose(wanted: PlanWanted) -> PlanChosen | str:
-    """The best plan found in about ``wanted.seconds``, or a sentence that says why these nodes allow none. For a thread of its
-    own. Raises ValueError if what the run asks for is impossible with any nodes."""
-    until = time.monotonic() + wanted.seconds
+    """The best plan found in about ``wanted.seconds``, or a sentence that says why these nodes allow none.
+
+    For a thread of its own. It uses half of the cores, as nodes may be training on this machine. Raises ValueError if what
+    the run asks for is impossible with any nodes.
+    """
+    began = time.monotonic()
     try:
         decision = schedule(
             wanted.cluster,
@@ -22,18 +30,20 @@ def choose(wanted: PlanWanted) -> PlanChosen | str:
             wanted.incumbent,
             stages=wanted.stages,
             seed=wanted.seed,
-            deadline=lambda: time.monotonic() > until,
+            time_used=lambda: (time.monotonic() - began) / wanted.seconds,
             generation=wanted.generation,
-            tight_bound=False,
+            threads=max(1, (os.cpu_count() or 1) // 2),
         )
     except Infeasible as error:
         return str(error)
-    return PlanChosen(
-        decision.plan,
-        decision.sentence,
-        _finite(decision.predicted.iteration_seconds),
-        _finite(decision.lower_bound_seconds),
+    predicted, bound = _finite(decision.predicted.iteration_seconds), _finite(decision.lower_bound_seconds)
+    log.info(
+        "planned in %.1f s: %s; %d plans tried",
+        time.monotonic() - began,
+        describe_seconds(predicted, bound),
+        decision.evaluations,
     )
+    return PlanChosen(decision.plan, decision.sentence, predicted, bound)
 
 
 def _finite(seconds: float) -> float | None:

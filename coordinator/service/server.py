@@ -21,6 +21,7 @@ from dtfm.coordinator.log.events import Event
 from dtfm.coordinator.log.ledger import Ledger
 from dtfm.coordinator.log.manifest import CheckpointError, write_manifest
 from dtfm.coordinator.log.store import Record, Store
+from dtfm.coordinator.service.compiling import compile_scheduler
 from dtfm.coordinator.service.grpc_services import Joins, Observers
 from dtfm.coordinator.service.log_writer import LogWriter
 from dtfm.coordinator.service.planner import choose
@@ -83,6 +84,7 @@ class Server:
         """Runs until the run is over or `ask_to_stop` is called; returns the exit code. ``events``, which the state already
         contains, go into the log first. Raises StoreError."""
         timer = asyncio.create_task(self._beat())
+        self._compiling = asyncio.create_task(compile_scheduler())
         try:
             if events:
                 await self._log.append(events)
@@ -93,6 +95,8 @@ class Server:
             return self.exit_code
         finally:
             timer.cancel()
+            self._compiling.cancel()
+            await asyncio.wait([self._compiling])
             await self.close()
 
     async def close(self) -> None:
@@ -170,6 +174,7 @@ class Server:
     async def _plan(self, wanted: t.PlanWanted) -> None:
         outcome: PlanChosen | str
         hopeless = False
+        await asyncio.wait([self._compiling])
         try:
             outcome = await asyncio.to_thread(choose, wanted)
         except ValueError as error:

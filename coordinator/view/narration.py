@@ -15,6 +15,9 @@ MOST_NAMED = 8
 MOST_ROUTES = 3
 """Number of routes that are shown of a plan."""
 
+AS_GOOD = 1.005
+"""Up to this gap nothing that counts can be gained."""
+
 
 def narrate(event: ev.Event) -> str:
     """The event as one line of text."""
@@ -51,7 +54,9 @@ def narrate(event: ev.Event) -> str:
         case ev.Waiting():
             return f"waiting: {event.reason}"
         case ev.PlanAdopted():
-            return f"plan {event.generation} from step {event.step + 1} on: {describe_plan(event.plan)}; {event.reason}"
+            expected = describe_seconds(event.predicted_seconds, event.lower_bound_seconds)
+            what = f"{describe_plan(event.plan)}; {f'{expected}; ' if expected else ''}{event.reason}"
+            return f"plan {event.generation} from step {event.step + 1} on: {what}"
         case ev.PlanStarted():
             used = Counter(
                 codec for links in event.codecs.values() for tensors in links.values() for codec in tensors.values()
@@ -106,6 +111,31 @@ def _measured(event: ev.LinksMeasured) -> str:
     more = f", and {len(broken) - MOST_NAMED} more" if len(broken) > MOST_NAMED else ""
     unusable = f"; unusable: {', '.join(broken[:MOST_NAMED])}{more}" if broken else ""
     return f"{len(event.links)} link{'s' if len(event.links) != 1 else ''} of {event.node} measured{unusable}"
+
+
+def describe_seconds(predicted: float | None, bound: float | None) -> str:
+    """What a plan is expected to take, and what no plan can beat, like "12.3 s a step, at best 8.1 s"; empty if unknown."""
+    if predicted is None:
+        return ""
+    return f"{seconds_in_words(predicted)} a step" + (f", at best {seconds_in_words(bound)}" if bound else "")
+
+
+def describe_gap(bound: float, gap: float) -> str:
+    """How far a plan is from what no plan can beat: ``bound`` seconds a step, and ``gap`` times that."""
+    if gap < AS_GOOD:
+        compared = "is as good as any"
+    elif gap < 1.1:
+        compared = f"takes {gap - 1:.0%} longer"
+    else:
+        compared = f"takes {gap:.1f} times as long"
+    return f"No plan can take less than {seconds_in_words(bound)}; this one {compared}."
+
+
+def seconds_in_words(seconds: float) -> str:
+    """The seconds to three digits, like "8.12 s", "19.0 s", "1,234 s"."""
+    if seconds < 10:
+        return f"{seconds:.3g} s"
+    return f"{seconds:.1f} s" if seconds < 100 else f"{seconds:,.0f} s"
 
 
 def describe_codecs(tensors: Mapping[str, str]) -> str:

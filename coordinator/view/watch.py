@@ -18,7 +18,7 @@ from rich.text import Text
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.ledger import Ledger, apply
 from dtfm.coordinator.log.store import Record
-from dtfm.coordinator.view.narration import describe_routes, narrate
+from dtfm.coordinator.view.narration import describe_routes, describe_seconds, narrate
 
 RECENT_STEPS = 20
 """Number of steps that tokens/s is averaged over."""
@@ -37,9 +37,16 @@ class View:
     steps: deque[ev.StepCommitted] = field(default_factory=lambda: deque(maxlen=RECENT_STEPS))
     losses: deque[float] = field(default_factory=lambda: deque(maxlen=40))
     recent: deque[Record] = field(default_factory=lambda: deque(maxlen=RECENT_EVENTS))
+    expected: str = ""
+    """What a step of the plan is expected to take, and what no plan can beat."""
 
     def add(self, record: Record) -> None:
+        before = self.ledger.plan
         self.ledger = apply(self.ledger, record.event)
+        if isinstance(record.event, ev.PlanAdopted):
+            said = describe_seconds(record.event.predicted_seconds, record.event.lower_bound_seconds)
+            again = before is not None and before.stages == record.event.plan.stages  # it was not planned anew
+            self.expected = said or (self.expected if again else "")
         if isinstance(record.event, ev.StepCommitted):
             self.steps.append(record.event)
             self.losses.append(record.event.loss)
@@ -58,7 +65,7 @@ def render(view: View) -> RenderableType:
     side = Table.grid(expand=True, padding=(0, 1))
     side.add_column(ratio=5)
     side.add_column(ratio=4)
-    side.add_row(_nodes(view.ledger), Group(_grid(view.ledger), _links(view.ledger)))
+    side.add_row(_nodes(view.ledger), Group(_grid(view.ledger, view.expected), _links(view.ledger)))
     return Group(_head(view), side, _events(view.recent))
 
 
@@ -130,8 +137,9 @@ def _busy(ledger: Ledger, node: str) -> str:
     return f"{last.compute_seconds[node] / whole:.0%}" if whole > 0 else ""
 
 
-def _grid(ledger: Ledger) -> RenderableType:
-    table = Table(title="Stages x replicas", title_justify="left", expand=True, show_header=False)
+def _grid(ledger: Ledger, expected: str) -> RenderableType:
+    title = f"Stages: {expected}" if expected else "Stages x replicas"
+    table = Table(title=title, title_justify="left", expand=True, show_header=False)
     for index, stage in enumerate(ledger.plan.stages if ledger.plan else ()):
         names = ", ".join(stage.replicas[:6]) + (f" +{len(stage.replicas) - 6}" if len(stage.replicas) > 6 else "")
         table.add_row(f"{index}: layers {stage.layers[0]}-{stage.layers[1] - 1}", Text(names, style=_style(index)))

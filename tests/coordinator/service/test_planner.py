@@ -2,23 +2,62 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterator
+from threading import Event
+from typing import Any
+
 import pytest
 
 from dtfm.coordinator.core.state import PlanChosen
 from dtfm.coordinator.core.transition import PlanWanted
 from dtfm.coordinator.service.planner import choose
-from dtfm.scheduler.cost.bounds import work_bound
 from dtfm.scheduler.model.problem import Problem
+from dtfm.scheduler.schedule import schedule
+from dtfm.scheduler.warm_up import warm_up
 from tests.scheduler.clusters import even_workload, random_cluster
 
+WANTED = PlanWanted(1, random_cluster(5, 6), even_workload(), None, stages=2, seed=0, generation=3, seconds=0.1)
 
-def test_live_planning_spends_no_time_on_the_tight_bound() -> None:
-    cluster, workload = random_cluster(5, 6), even_workload()
-    chosen = choose(PlanWanted(1, cluster, workload, None, stages=2, seed=0, generation=3, seconds=0.1))
+
+def test_a_plan_comes_with_a_bound() -> None:
+    chosen = choose(WANTED)
     assert isinstance(chosen, PlanChosen)
     assert chosen.plan.generation == 3
-    flops = Problem(cluster, workload).flops
-    assert chosen.lower_bound_seconds == pytest.approx(work_bound(workload, flops))
+    assert chosen.predicted_seconds is not None
+    assert chosen.lower_bound_seconds is not None
+    assert 0 < chosen.lower_bound_seconds <= chosen.predicted_seconds
+
+
+def test_live_planning_ends_in_time_although_the_bound_is_not_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    over = Event()
+
+    def rising_forever(_: Problem) -> Iterator[float]:
+        yield 1e-3
+        over.wait(30)
+
+    monkeypatch.setattr("dtfm.scheduler.search.rising_bound.rising_bounds", rising_forever)
+    warm_up()
+    began = time.monotonic()
+    chosen = choose(WANTED)
+    took = time.monotonic() - began
+    over.set()
+    assert isinstance(chosen, PlanChosen)
+    assert took < 10
+
+
+def test_half_of_the_cores_are_left_to_nodes_on_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def spy(*arguments: Any, **options: Any) -> Any:
+        asked.append(options["threads"])
+        return schedule(*arguments, **options)
+
+    monkeypatch.setattr("dtfm.coordinator.service.planner.schedule", spy)
+    for cores in (1, 16):
+        monkeypatch.setattr("os.cpu_count", lambda cores=cores: cores)
+        choose(WANTED)
+    assert asked == [1, 8]
 
 
 def test_nodes_that_allow_no_plan_are_answered_with_a_sentence() -> None:

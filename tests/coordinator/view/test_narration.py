@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from dtfm.coordinator.log import events as ev
-from dtfm.coordinator.view.narration import describe_plan, narrate
+from dtfm.coordinator.view.narration import describe_gap, describe_plan, describe_seconds, narrate, seconds_in_words
 from dtfm.scheduler.model.plan import Plan, Stage, from_routes
-from tests.coordinator.every_event import EVERY_EVENT
+from tests.coordinator.every_event import EVERY_EVENT, PLAN
 
 
 def test_a_plan_is_described_by_its_stages_last_layers_included() -> None:
@@ -34,3 +34,29 @@ def test_of_a_large_plan_some_replicas_and_the_heaviest_routes_are_named() -> No
 def test_every_event_is_one_sentence(event: ev.Event) -> None:
     assert narrate(event)
     assert "\n" not in narrate(event)
+
+
+def test_a_plan_is_adopted_with_its_seconds_and_the_bound() -> None:
+    def said(predicted: float | None, bound: float | None) -> str:
+        return narrate(ev.PlanAdopted(1, PLAN, "why", 0, predicted, bound))
+
+    assert said(12.3, 8.12).endswith("; 12.3 s a step, at best 8.12 s; why")
+    assert said(12.3, None).endswith("; 12.3 s a step; why")
+    assert said(None, None) == f"plan 1 from step 1 on: {describe_plan(PLAN)}; why"
+
+
+@pytest.mark.parametrize(
+    ("gap", "sentence"),
+    [
+        (1.6, "No plan can take less than 19.0 s; this one takes 1.6 times as long."),
+        (1.04, "No plan can take less than 19.0 s; this one takes 4% longer."),
+        (1.004, "No plan can take less than 19.0 s; this one is as good as any."),
+    ],
+)
+def test_the_gap_is_a_plain_sentence(gap: float, sentence: str) -> None:
+    assert describe_gap(19.0, gap) == sentence
+
+
+def test_seconds_have_three_digits() -> None:
+    assert [seconds_in_words(s) for s in (0.01234, 8.123, 19.0, 1234.4)] == ["0.0123 s", "8.12 s", "19.0 s", "1,234 s"]
+    assert describe_seconds(None, 2.0) == ""

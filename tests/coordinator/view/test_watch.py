@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from rich.console import Console
 
+from dtfm.coordinator.log import events as ev
+from dtfm.coordinator.log.store import Record
 from dtfm.coordinator.view.watch import View, render, sparkline
+from dtfm.scheduler.model.plan import Plan, Stage
 from tests.coordinator.script import aborted_after_twenty_steps
 
 
@@ -43,3 +46,21 @@ def test_the_view_can_be_shown_before_anything_has_happened() -> None:
 def test_a_sparkline_goes_from_the_smallest_to_the_largest() -> None:
     assert sparkline([3.0, 2.0, 1.0]) == "█▅▁"
     assert sparkline([1.0, 1.0]) == "▁▁"
+
+
+def test_the_view_says_what_a_step_is_expected_to_take_and_what_no_plan_can_beat() -> None:
+    stages = (Stage((0, 2), ("a",), (8,)),)
+
+    def title(*adopted: tuple[float | None, float | None]) -> str:
+        view, console = View(), Console(width=100, height=30)
+        for number, (predicted, bound) in enumerate(adopted, start=1):
+            plan = Plan(number, stages, ())
+            view.add(Record(number, 0.0, ev.PlanAdopted(number, plan, "why", 0, predicted, bound)))
+        with console.capture() as shown:
+            console.print(render(view))
+        return next(line for line in shown.get().splitlines() if "Stages" in line)
+
+    assert "Stages: 12.3 s a step, at best 8.12 s" in title((12.3, 8.12))
+    assert "Stages: 12.3 s a step, at best 8.12 s" in title((12.3, 8.12), (None, None))  # the same plan again
+    assert "Stages: 12.3 s a step  " in title((12.3, None))
+    assert "Stages x replicas" in title((None, None))  # logs of before

@@ -1,0 +1,65 @@
+"""Compiles everything that planning uses, or loads it from the cache, before anybody waits for a plan.
+
+``python -m dtfm.scheduler.warm_up`` fills the cache for all processes that come after it.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import time
+from typing import Any
+
+import numpy as np
+from numba.core.dispatcher import Dispatcher
+from numba.core.registry import cpu_target
+
+from dtfm.scheduler.model.cluster import Cluster, Node
+from dtfm.scheduler.model.workload import Layer, Workload
+from dtfm.scheduler.schedule import schedule
+from dtfm.scheduler.search.exact import MOST_NODES
+
+EVALUATIONS = 300
+"""Plans that are tried of each cluster: walks, selections and simulations all happen."""
+
+
+@functools.cache
+def warm_up() -> None:
+    """Plans tiny clusters, from scratch and with an incumbent: one that is searched by walks, and one that is searched exactly.
+
+    Takes a fraction of a second when the cache holds the compiled code, and up to a minute otherwise. Only the first call of a
+    process does anything.
+    """
+    workload = Workload(tuple(Layer(f"layer {index}", 1e11, 1e7, 1e6) for index in range(2)), 2)
+    for count in (MOST_NODES + 1, 2):
+        nodes = tuple(Node(f"node {index}", 1e12, 1e10) for index in range(count))
+        cluster = Cluster(nodes, np.full((count, count), 1e-3), np.full((count, count), 1e8))
+        first = schedule(cluster, workload, evaluations=EVALUATIONS)
+        schedule(cluster, workload, first.plan, evaluations=EVALUATIONS)
+
+
+def is_compiled() -> bool:
+    """Whether the cache holds all of it, for this machine's processor, so that `warm_up` has nothing to compile."""
+    processor = cpu_target.target_context.codegen().magic_tuple()
+    return all(any(key[1] == processor for key in _cached(function)) for function in compiled_functions())
+
+
+def compiled_functions() -> list[Any]:
+    """The scheduler's functions that Numba compiles, as Numba's dispatchers."""
+    modules = [module for name, module in list(sys.modules.items()) if name.startswith("dtfm.scheduler.")]
+    return list(
+        {
+            id(each): each for module in modules for each in vars(module).values() if isinstance(each, Dispatcher)
+        }.values()
+    )
+
+
+def _cached(function: Any) -> Any:
+    """The keys under which the cache holds the function: argument types, processor, and code."""
+    return function._cache._cache_file._load_index()
+
+
+if __name__ == "__main__":
+    began = time.monotonic()
+    warm_up()
+    print(f"The scheduler is compiled ({time.monotonic() - began:.0f} s).")

@@ -1,0 +1,148 @@
+"""`plan`: the scheduler alone, as people and scripts run it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+from threading import Event
+from typing import Any
+
+import pytest
+
+from dtfm.coordinator.command import plan as command
+from dtfm.coordinator.command.background import in_background
+from dtfm.scheduler.formats import dump_network, dump_workload
+from dtfm.scheduler.schedule import schedule
+from tests.coordinator.command.test_commands import run
+from tests.scheduler.clusters import even_workload, random_cluster
+
+Capture = pytest.CaptureFixture[str]
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> tuple[str, ...]:
+    (tmp_path / "n.json").write_text(dump_network(random_cluster(5, 12)))
+    (tmp_path / "w.json").write_text(dump_workload(even_workload()))
+    return "plan", "--network", str(tmp_path / "n.json"), "--workload", str(tmp_path / "w.json"), "--deadline", "1"
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Progress is shown from the start, and more often."""
+    monkeypatch.setattr("dtfm.coordinator.view.search_progress.QUIET_SECONDS", 0.0)
+    monkeypatch.setattr("dtfm.coordinator.command.plan.QUIET_SECONDS", 0.0)
+    monkeypatch.setattr("dtfm.coordinator.command.background.LOOK_SECONDS", 0.02)
+
+
+def test_a_plan_comes_with_the_bound_and_the_gap(
+    files: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    assert run(monkeypatch, *files, "--json") == 0
+    document = json.loads(capsys.readouterr().out)
+    seconds, bound = document["predicted"]["iteration_seconds"], document["lower_bound_seconds"]
+    assert 0 < bound <= seconds
+    assert document["gap"] == pytest.approx(seconds / bound)
+    assert run(monkeypatch, *files) == 0
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last.startswith("No plan can take less than ")
+    assert last.endswith((" times as long.", "% longer.", " as good as any."))
+
+
+def test_progress_goes_to_standard_error(
+    files: tuple[str, ...], impatient: None, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    assert run(monkeypatch, *files, "--json") == 0
+    printed = capsys.readouterr()
+    assert len(printed.out.splitlines()) == 1
+    assert json.loads(printed.out)["plan"]
+    assert "Planning 0 s: " in printed.err
+
+
+def test_a_short_search_shows_no_progress(
+    files: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    assert run(monkeypatch, *files) == 0
+    assert "Planning" not in capsys.readouterr().err
+
+
+def test_compiling_is_announced(
+    files: tuple[str, ...], impatient: None, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    monkeypatch.setattr(command, "warm_up", lambda: time.sleep(0.1))
+    assert run(monkeypatch, *files, "--json") == 0
+    assert capsys.readouterr().err.count("Compiling the scheduler, once ...") == 1
+
+
+@pytest.mark.parametrize(("option", "threads"), [((), os.cpu_count()), (("--threads", "3"), 3)])
+def test_all_cores_search_unless_told_otherwise(
+    option: tuple[str, ...], threads: int, files: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def spy(*arguments: Any, **options: Any) -> Any:
+        asked.append(options["threads"])
+        return schedule(*arguments, **options)
+
+    monkeypatch.setattr(command, "schedule", spy)
+    assert run(monkeypatch, *files, *option) == 0
+    assert asked == [threads]
+
+
+@pytest.mark.parametrize("deadline", [(), ("--deadline", "3600")])
+def test_after_ctrl_c_the_best_plan_so_far_is_printed(
+    deadline: tuple[str, ...], files: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    """It comes with the search's first plan, long before the search would end."""
+    interrupts = iter(range(1))
+
+    def improved(_plans: int, _seconds: float) -> None:
+        if next(interrupts, None) is not None:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    def interrupted(*arguments: Any, **options: Any) -> Any:
+        return schedule(*arguments, **{**options, "improved": improved})
+
+    monkeypatch.setattr(command, "schedule", interrupted)
+    assert run(monkeypatch, *files[:-2], *deadline, "--json") == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["plan"]["stages"]
+    assert document["elapsed_seconds"] < 60
+    assert document["evaluations"] < 20_000  # without Ctrl-C it tries five times as many
+
+
+def test_a_second_ctrl_c_ends_at_once() -> None:
+    stop, never = Event(), Event()
+    interrupts = iter(range(2))
+
+    def look() -> None:
+        if next(interrupts, None) is not None:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        in_background(never.wait, look, stop)
+    assert stop.is_set()
+    never.set()
+
+
+def test_afterwards_ctrl_c_does_what_it_did_before() -> None:
+    heard = []
+    before = signal.signal(signal.SIGINT, lambda *_: heard.append("before"))
+    try:
+        stop = Event()
+        in_background(stop.wait, lambda: os.kill(os.getpid(), signal.SIGINT), stop)
+        assert heard == []
+        os.kill(os.getpid(), signal.SIGINT)
+        assert heard == ["before"]
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_what_goes_wrong_in_the_background_is_raised() -> None:
+    def fails() -> None:
+        raise ValueError("so it is")
+
+    with pytest.raises(ValueError, match="so it is"):
+        in_background(fails, lambda: None)
