@@ -14,7 +14,7 @@ import numpy as np
 
 from dtfm.scheduler.assemble.compact import DENSE, CompactCluster
 from dtfm.scheduler.model.cluster import Cluster, Node
-from dtfm.scheduler.model.decision import Decision
+from dtfm.scheduler.model.decision import Decision, Objective
 from dtfm.scheduler.model.plan import Flow, Plan, Stage, Takeover, from_routes
 from dtfm.scheduler.model.problem import Floats
 from dtfm.scheduler.model.workload import Layer, PaperCosts, Workload
@@ -241,10 +241,20 @@ def plan_document(plan: Plan) -> dict[str, Any]:
     }
 
 
-def decision_document(decision: Decision, elapsed_seconds: float) -> dict[str, Any]:
+def gap(decision: Decision, objective: Objective) -> float | None:
+    """How many times as long as its lower bound the decision's plan takes; None where there is no bound."""
+    predicted, bound = decision.predicted, decision.lower_bound_seconds
+    paper = predicted.paper if objective is Objective.PAPER else None
+    return (predicted.iteration_seconds if paper is None else paper.total) / bound if bound > 0 else None
+
+
+def decision_document(
+    decision: Decision, elapsed_seconds: float, objective: Objective = Objective.ITERATION
+) -> dict[str, Any]:
     """The object that ``dtfm-coordinator plan --json`` prints.
 
-    ``reason`` is the sentence, ``reason_code`` the value of Reason, and ``moves`` are the state transfers.
+    By the objective, no plan can take less than ``lower_bound_seconds``; the plan takes ``gap`` times as long, or null where
+    there is no bound. ``reason`` is the sentence, ``reason_code`` the value of Reason, and ``moves`` are the state transfers.
     """
     predicted = decision.predicted
     paper = predicted.paper
@@ -257,6 +267,8 @@ def decision_document(decision: Decision, elapsed_seconds: float) -> dict[str, A
             "migration_seconds": predicted.migration_seconds,
         },
         "lower_bound_seconds": decision.lower_bound_seconds,
+        "gap": gap(decision, objective),
+        "evaluations": decision.evaluations,
         "moves": [
             {
                 "node": transfer.node,

@@ -5,14 +5,13 @@ from __future__ import annotations
 import numpy as np
 
 from dtfm.scheduler.assemble.evaluate import Evaluator
-from dtfm.scheduler.cost.plan_bounds import plan_bounds
 from dtfm.scheduler.model.cluster import Cluster
 from dtfm.scheduler.model.plan import Plan
-from dtfm.scheduler.model.problem import Groups, Problem, draft_of
+from dtfm.scheduler.model.problem import Problem, draft_of
 from dtfm.scheduler.model.request import Shape
 from dtfm.scheduler.model.workload import Workload
-from dtfm.scheduler.search.exact import improve
-from tests.scheduler.enumeration import all_cuts, all_groups
+from dtfm.scheduler.search.exact import improve, priced
+from tests.scheduler.enumeration import all_plans
 
 UNLIMITED = 1_000_000
 
@@ -20,22 +19,18 @@ UNLIMITED = 1_000_000
 def enumerated_seconds(cluster: Cluster, workload: Workload, found: Plan) -> float:
     """Simulates every choice of groups with every cut, except those that a bound rules out, given ``found``.
 
-    The bound is tested in tests/scheduler/test_exact.py. Five nodes and 5 layers have 1,081 choices of groups, six have 8,645,
-    eight nodes and 3 layers 52,925; each has up to 6 cuts.
+    The bound is tested in tests/scheduler/search/test_exact.py. Five nodes and 5 layers have 1,081 choices of groups, six have
+    8,645, eight nodes and 3 layers 52,925; each has up to 6 cuts.
     """
     layers, nodes = len(workload.layers), len(cluster.nodes)
-    problem = Problem(cluster, workload)
-    evaluator = Evaluator(problem, keep_idle_hands=False)
+    evaluator = Evaluator(Problem(cluster, workload), keep_idle_hands=False)
     draft = draft_of(found, cluster)
     best = evaluator.simulated(draft.groups, draft.cuts).seconds
-    left: list[tuple[float, Groups, tuple[int, ...]]] = []
-    for groups in all_groups(nodes, Shape(most_stages=min(nodes, layers))):
-        cuts = all_cuts(layers, len(groups))
-        bounds = plan_bounds(problem, groups, cuts)
-        left += [(float(bounds[index]), groups, tuple(cuts[index].tolist())) for index in np.flatnonzero(bounds < best)]
-    for bound, groups, cut in sorted(left):
-        if bound < best:
-            best = min(best, evaluator.simulated(groups, cut).seconds)
+    plans = all_plans(nodes, layers, Shape(most_stages=min(nodes, layers)))
+    prices, bounds = priced(evaluator.tables, plans, keep_idle_hands=False)
+    for row in np.argsort(prices, kind="stable").tolist():
+        if bounds[row] < best:
+            best = min(best, evaluator.simulated(*plans.groups_and_cuts(row)).seconds)
     return best
 
 

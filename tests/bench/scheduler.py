@@ -208,7 +208,7 @@ def scale(nodes: int, seconds: float) -> Iterator[Row]:
             present = [node for node in everyone if cluster.ids[node] != plan.stages[0].replicas[0]]
         now = part_of(cluster, present)
         began = time.process_time()
-        plan = schedule(now, workload, plan, deadline=past(began + 0.6 * limit)).plan
+        plan = schedule(now, workload, plan, time_used=since(began, 0.6 * limit)).plan
         took = time.process_time() - began
         yield Row(f"{nodes} nodes, {name}, deadline {0.6 * limit:.1f} s", took, "s", f"{limit:g} s", took / limit)
         iteration = simulate(Problem(now, workload), draft_of(plan, now))
@@ -219,7 +219,7 @@ def scale(nodes: int, seconds: float) -> Iterator[Row]:
 def scale_compact(nodes: int, limit: float) -> Iterator[Row]:
     workload = Workload(tuple(Layer(f"l{i}", 2e11, 1e8, 4e6) for i in range(24)), nodes // 2)
     began = time.process_time()
-    schedule(compact_cluster(nodes), workload, deadline=past(began + limit / 2))
+    schedule(compact_cluster(nodes), workload, time_used=since(began, limit / 2))
     took = time.process_time() - began
     yield Row(f"{nodes} nodes, compact, deadline {limit / 2:g} s", took, "s", f"{limit:g} s", took / limit)
     yield most_memory(4)
@@ -230,8 +230,9 @@ def most_memory(limit: float) -> Row:
     return Row("most memory so far", peak, "GiB", f"limit {limit:g} GiB", peak / limit)
 
 
-def past(moment: float) -> Callable[[], bool]:
-    return lambda: time.process_time() > moment
+def since(began: float, seconds: float) -> Callable[[], float]:
+    """Tells the fraction of ``seconds`` that this process has computed since ``began``."""
+    return lambda: (time.process_time() - began) / seconds
 
 
 def rows(quick: bool, exhaustive: bool, replays: int, progress: dict[str, Points]) -> Iterator[Row]:
