@@ -14,12 +14,13 @@ from dtfm.scheduler.assemble.evaluate import Candidate, Evaluator
 from dtfm.scheduler.cost.state_transfer import Fetching, nothing_to_fetch
 from dtfm.scheduler.model.problem import Groups, Problem
 from dtfm.scheduler.model.request import Shape
-from dtfm.scheduler.model.sketch import Position, position_of
+from dtfm.scheduler.model.sketch import Position, cuts_of, empty_position, empty_sketch, groups_of, position_of
 from dtfm.scheduler.search.anneal import HOT, Found, anneal
 from dtfm.scheduler.search.exact import improve, is_small
 from dtfm.scheduler.search.moves import Rules
 from dtfm.scheduler.search.rising_bound import RisingBound
 from dtfm.scheduler.search.seeds import Start, nearest_nodes, random_groups, seed_groups
+from dtfm.scheduler.search.walk import walk
 
 TimeUsed = Callable[[], float]
 """Returns the fraction of the time that is used up; the search ends at 1."""
@@ -46,6 +47,10 @@ FINALISTS = 12
 """Number of positions that are simulated at the end."""
 SETTLED = 2
 """Number of them whose cuts are shifted by simulation while that helps."""
+POLISHES, MOST_POLISHES = 50, 5_000
+"""Number of short walks from the best plan at the end, judged by simulation; the larger one where time runs out before."""
+POLISHING_STEPS = 40
+POLISHING_HEAT = 0.001
 EXACT_BUDGET = 4_000
 """Simulations of the exact search without a limit."""
 
@@ -131,17 +136,16 @@ def search(
         if budget.limited or small or found[0].price > before * (1 - WORTH):
             break
         longest *= 2
-    candidates = [best] if best.feasible else []
+    candidates = [evaluator.simulated(best.draft.groups, best.draft.cuts)]
     for one in found:
-        if candidates and budget.late():
+        if candidates[0].feasible and budget.late():
             break
         candidates.append(evaluator.simulated(one.groups, one.cuts))
-    candidates = sorted(candidates or seeds, key=lambda candidate: candidate.price)
-    best = evaluator.simulated(candidates[0].draft.groups, candidates[0].draft.cuts)
-    for candidate in candidates[:SETTLED]:
-        if candidate.feasible:
-            settled = _settle_cuts(evaluator, evaluator.simulated(candidate.draft.groups, candidate.draft.cuts), budget)
-            best = min(best, settled, key=lambda candidate: candidate.price)
+    candidates.sort(key=lambda candidate: candidate.price)
+    settled = [_settle_cuts(evaluator, candidate, budget) for candidate in candidates[:SETTLED] if candidate.feasible]
+    best = min([candidates[0], *settled], key=lambda candidate: candidate.price)
+    if best.feasible and not small:
+        best = _polished(evaluator, rules, best, rng, budget)
     if small:
         return improve(evaluator, shape, best, budget.steps or evaluator.spent + EXACT_BUDGET, lambda: budget.over(0))
     return best
@@ -222,6 +226,32 @@ def _settle_cuts(evaluator: Evaluator, best: Candidate, budget: Budget) -> Candi
                 candidate = evaluator.simulated(best.draft.groups, tuple(cuts))
                 if candidate.price < best.price:
                     best, improved = candidate, True
+    return best
+
+
+def _polished(evaluator: Evaluator, rules: Rules, best: Candidate, rng: Random, budget: Budget) -> Candidate:
+    """Takes short walks from the best plan, and goes on from where they lead if the simulation, too, finds that better."""
+    nodes = len(evaluator.problem.flops)
+    sketch = empty_sketch(nodes)
+    for _ in range(MOST_POLISHES if budget.time_used is not None else POLISHES):
+        if budget.over(evaluator.spent):
+            break
+        here = position_of(best.draft.groups, best.draft.cuts, nodes)
+        walk(
+            evaluator.tables,
+            rules,
+            here,
+            empty_position(nodes),
+            sketch,
+            POLISHING_HEAT,
+            0.0,
+            POLISHING_STEPS,
+            rng.getrandbits(32),
+            np.full(2, np.inf),
+        )
+        evaluator.spent += POLISHING_STEPS
+        candidate = evaluator.simulated(groups_of(here), cuts_of(here))
+        best = min(best, candidate, key=lambda candidate: candidate.price)
     return best
 
 
