@@ -28,40 +28,29 @@ def estimated_seconds(t: Tables, sketch: Sketch, stages: int, cuts: Ints) -> flo
     """
     _ways_forward(t, sketch, stages, cuts)
     busiest = _ways_back(t, sketch, stages, cuts)
-    top, at, peer = _alone(t, sketch, stages, cuts, busiest)
-    for edge_stage in range(stages - 1):
-        size = t.layer[cuts[edge_stage + 1] - 1].activation
-        for e in range(sketch.stage[edge_stage].begin, sketch.stage[edge_stage + 1].begin):
-            a, b = sketch.edge[e].sender, sketch.edge[e].receiver
-            each = size * max(t.link[a, b].slowness, t.link[b, a].slowness)
-            done = sketch.node[a].arrival + sketch.node[a].trip + each * (sketch.edge[e].count - 1)
-            if done > sketch.node[a].own:
-                sketch.node[a].own = done
-                if done + sketch.node[a].homeward > top:
-                    top, at, peer = done + sketch.node[a].homeward, a, b
+    top, node = _alone(t, sketch, stages, cuts, busiest)
+    node, peer = _links(t, sketch, stages, cuts, top, node)
     _late_for_each_other(t, sketch, stages, cuts)
-    finished, total, level = 0.0, 0.0, 0.0
-    for m in range(sketch.stage[1].first):
-        finished = max(finished, sketch.node[sketch.members[m]].end)
+    stage = 0
+    while node not in sketch.members[sketch.stage[stage].first : sketch.stage[stage + 1].first]:
+        stage += 1
     decides = sketch.decides
-    stage_of_top = 0
+    decides[0], decides[1], decides[2] = node, peer, stage
+    decides[3], decides[4], decides[5] = node, peer, stage
+    finished = 0.0
+    for node in sketch.members[: sketch.stage[1].first]:
+        finished = max(finished, sketch.node[node].end)
+    sketch.levels[0], sketch.levels[1] = 0.0, 0.0
     for stage in range(stages):
         slowest = 0.0
-        for m in range(sketch.stage[stage].first, sketch.stage[stage + 1].first):
-            node = sketch.members[m]
+        for node in sketch.members[sketch.stage[stage].first : sketch.stage[stage + 1].first]:
             slowest = max(slowest, sketch.node[node].own + sketch.node[node].homeward)
-            if node == at:
-                stage_of_top = stage
-        level += slowest
-    decides[0], decides[1], decides[2] = at, peer, stage_of_top
-    decides[3], decides[4], decides[5] = at, peer, stage_of_top
-    for stage in range(stages):
         done, a, b = reduced(t, sketch, stage, cuts[stage], cuts[stage + 1])
-        total += done
+        sketch.levels[0] += slowest / stages
+        sketch.levels[1] += done / stages
         if done > finished:
             finished = done
             decides[3], decides[4], decides[5] = a, b, stage
-    sketch.levels[0], sketch.levels[1] = level / stages, total / stages
     return finished
 
 
@@ -117,8 +106,8 @@ def _ways_back(t: Tables, sketch: Sketch, stages: int, cuts: Ints) -> float:
 
 
 @compiled
-def _alone(t: Tables, sketch: Sketch, stages: int, cuts: Ints, busiest: float) -> tuple[float, int, int]:
-    """Fills in depth and own, and returns when the last micro-batch of the latest node is home, the node, and -1."""
+def _alone(t: Tables, sketch: Sketch, stages: int, cuts: Ints, busiest: float) -> tuple[float, int]:
+    """Fills in depth and own, and returns when the last micro-batch of the latest node is home, and that node."""
     top, at = -1.0, -1
     for stage in range(stages):
         wanted, room = 0.0, np.inf
@@ -145,7 +134,25 @@ def _alone(t: Tables, sketch: Sketch, stages: int, cuts: Ints, busiest: float) -
             sketch.node[node].own = sketch.node[node].arrival + busy
             if sketch.node[node].own + sketch.node[node].homeward > top:
                 top, at = sketch.node[node].own + sketch.node[node].homeward, node
-    return top, at, -1
+    return top, at
+
+
+@compiled
+def _links(t: Tables, sketch: Sketch, stages: int, cuts: Ints, top: float, at: int) -> tuple[int, int]:
+    """Raises own to the time when the node's slowest link is done. Returns the node that is latest, ``at`` unless a link makes it
+    later than ``top``, and the node at the other end of that link, or -1."""
+    peer = -1
+    for stage in range(stages - 1):
+        size = t.layer[cuts[stage + 1] - 1].activation
+        for e in range(sketch.stage[stage].begin, sketch.stage[stage + 1].begin):
+            a, b = sketch.edge[e].sender, sketch.edge[e].receiver
+            each = size * max(t.link[a, b].slowness, t.link[b, a].slowness)
+            done = sketch.node[a].arrival + sketch.node[a].trip + each * (sketch.edge[e].count - 1)
+            if done > sketch.node[a].own:
+                sketch.node[a].own = done
+                if done + sketch.node[a].homeward > top:
+                    top, at, peer = done + sketch.node[a].homeward, a, b
+    return at, peer
 
 
 @compiled

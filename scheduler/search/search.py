@@ -85,19 +85,20 @@ class Part:
     until: float
     heat: float
 
-    def used(self, budget: Budget, walking: float, steps: int, reached: Callable[[], bool]) -> Callable[[int], float]:
+    def used(self, budget: Budget, walking: float, steps: float, reached: Callable[[], bool]) -> Callable[[int], float]:
         """A function that tells, after a number of steps, which fraction of this part is used up: all of it once ``reached``.
 
-        The walks have the fraction ``walking`` of the budget; where there is none, they have ``steps``.
+        The walks have the fraction ``walking`` of the budget, and at most ``steps``.
         """
-        most = steps if budget.steps is None else walking * budget.steps
+        most = steps if budget.steps is None else min(steps, walking * budget.steps)
 
         def used(taken: int) -> float:
             if budget.stopped() or reached():
                 return 1.0
-            if budget.time_used is not None:
-                return (budget.time_used() / walking - self.since) / (self.until - self.since)
-            return taken / max((self.until - self.since) * most, 1)
+            by_steps = taken / max((self.until - self.since) * most, 1)
+            if budget.time_used is None:
+                return by_steps
+            return max(by_steps, (budget.time_used() / walking - self.since) / (self.until - self.since))
 
         return used
 
@@ -124,7 +125,8 @@ def search(
     seeds = _seeds(evaluator, shape, starts, budget)
     best = min(seeds, key=lambda candidate: candidate.price)
     found: list[Found] = []
-    longest = FIRST_ROUND + STEPS_PER_NODE * len(problem.flops)
+    # Walks of a small cluster end soon: the exact search finds what they miss.
+    longest: float = FIRST_ROUND + STEPS_PER_NODE * len(problem.flops) if small or not budget.limited else math.inf
     while not budget.over(evaluator.spent) and not bound.reached(best.price[-1]):
         before = found[0].price if found else math.inf
         for part in (Part(0.0, 1 - FINAL, WARM if starts else HOT), Part(1 - FINAL, 1.0, WARM)):
