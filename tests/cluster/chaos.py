@@ -28,7 +28,7 @@ from typing import Self
 
 from tests.bench.rows import Row, show
 from tests.cluster.launch import Cluster, Event
-from tests.cluster.leaks import open_files, processes_in, resident_bytes
+from tests.cluster.leaks import connections, open_files, processes_in, resident_bytes
 from tests.cluster.nursery import close_nursery
 from tests.cluster.recoveries import (
     commits,
@@ -64,7 +64,9 @@ class Report:
     """Rates are committed steps per second: ``calm_rate`` before chaos, ``rate`` in chaos, ``quiet_rate`` in its quiet
     stretches. ``presence``: the mean share of the nodes that were members in chaos. ``recovery``: seconds from each kill to the
     next commit. ``contribution``: seconds from each return to the first step in which the node took part. The last two are of
-    the coordinator and of the spared node, since the first return: open files gained, and bytes of memory gained per step."""
+    the coordinator and of the spared node, since the first return: open files gained, and bytes of memory gained per step.
+    ``connections`` are theirs at the end: which nodes talk to which depends on the plan's flows, so these are not counted as
+    files."""
 
     steps: int
     calm_rate: float
@@ -79,6 +81,7 @@ class Report:
     processes_left: tuple[str, ...]
     file_growth: Mapping[str, int]
     memory_slope: Mapping[str, float]
+    connections: Mapping[str, int]
 
 
 def schedule_of_kills(seed: int, seconds: float, nodes: tuple[str, ...], period: float = PERIOD) -> list[Kill]:
@@ -119,6 +122,7 @@ def run_chaos(folder: Path, seconds: float, seed: int, count: int = 6, period: f
                 "step_committed", where=lambda e: e["time"] > ended and len(e["compute_seconds"]) == count
             )
         file_growth = {name: open_files(pid) - files_before[name] for name, pid in witnesses.items()}
+        connected = {name: connections(pid) for name, pid in witnesses.items()}
         assert cluster.coordinator is not None
         cluster.coordinator.send(signal.SIGINT)
         assert cluster.finish() == 1
@@ -141,6 +145,7 @@ def run_chaos(folder: Path, seconds: float, seed: int, count: int = 6, period: f
         processes_left=tuple(processes_in(folder)),
         file_growth=file_growth,
         memory_slope=memory.slopes(events, since=returns[0][1]),
+        connections=connected,
     )
 
 

@@ -21,7 +21,25 @@ def processes_in(folder: Path) -> list[str]:
 
 
 def open_files(pid: int) -> int:
-    return len(os.listdir(f"/proc/{pid}/fd"))
+    """Without TCP connections."""
+    return len(os.listdir(f"/proc/{pid}/fd")) - connections(pid)
+
+
+def connections(pid: int) -> int:
+    """Established TCP connections."""
+    established = set()
+    for protocol in ("tcp", "tcp6"):
+        for line in Path(f"/proc/{pid}/net/{protocol}").read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == "01":
+                established.add(f"socket:[{fields[9]}]")
+    held = []
+    for file in Path(f"/proc/{pid}/fd").iterdir():
+        try:
+            held.append(os.readlink(file))
+        except OSError:
+            continue  # it has been closed
+    return sum(name in established for name in held)
 
 
 def resident_bytes(pid: int) -> int:

@@ -30,6 +30,9 @@ def test_chaos_loses_nothing_and_leaks_nothing(
     assert report.digest_mismatches == 0
     assert report.processes_left == ()
     assert max(report.file_growth.values()) <= 0
+    # With six nodes: the coordinator to all, a node to and from five others and to the coordinator.
+    assert report.connections["coordinator"] <= 6
+    assert report.connections["n0"] <= 2 * 5 + 1
     grown = {name: slope / 2**10 for name, slope in report.memory_slope.items()}
     assert grown["coordinator"] < coordinator_kib, grown
     assert grown["n0"] < node_kib, grown
