@@ -51,7 +51,7 @@ def one_cluster(count: int, number: int, seeds: int, seconds: float, long: float
     bound = list(rising_bounds(Problem(cluster, workload)))[-1]
     plans = [seconds_per_step(cluster, workload, seconds, seed) for seed in range(seeds)]
     early = [seconds_per_step(cluster, workload, seconds / 10, seed) for seed in range(seeds)]
-    best = min(plans)
+    best = min(*plans, *early)
     if long > 0:
         best = min(best, seconds_per_step(cluster, workload, long, seeds, os.cpu_count() or 1))
     yield Row(
