@@ -14,7 +14,7 @@ from dtfm.scheduler.warm_up import is_compiled, warm_up
 log = logging.getLogger(__name__)
 
 WORTH_A_WORD = 2.0
-"""Seconds after which people are told what takes so long."""
+"""Seconds after which a message says what is taking the time."""
 _NICENESS = 10
 """So much more than other processes does the compiler give way: nodes may be training on this machine."""
 

@@ -10,7 +10,7 @@ MOST_TAKEOVERS = 1000
 
 
 def read_plan(message: plan_pb2.Plan, layers: int, micro_batches: int) -> Plan:
-    """The plan in the message, for a model of so many layers and steps of so many micro-batches.
+    """The plan in the message. ``layers`` and ``micro_batches`` are those of the model and of a step.
 
     Raises ValueError, which names what is wrong, unless its parts fit together (plan.check).
     """

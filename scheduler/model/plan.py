@@ -34,7 +34,7 @@ class Flow:
 
 @dataclass(frozen=True, slots=True)
 class Takeover:
-    """``node`` was lost, and other replicas of its stage, the heirs, compute what it had: so many micro-batches each.
+    """``node`` was lost. ``heirs`` are replicas of its stage with the number of its micro-batches that each takes over.
 
     ``place`` is the index that it had among the stage's replicas. It had nothing to do if there are no heirs.
     """

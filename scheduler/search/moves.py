@@ -253,7 +253,7 @@ def _close_stage(position: Position, stage: int) -> bool:
 
 @compiled
 def _found_stage(rules: Rules, position: Position) -> bool:
-    """A new stage of one node, idle if there is one, and perhaps some idle nodes near it. The caller cuts the model anew."""
+    """A new stage of one node, idle if there is one, and perhaps some idle nodes near it. The caller makes new cuts."""
     place, stages = position.place, position.stages[0]
     if stages == rules.most_stages:
         return False

@@ -40,7 +40,7 @@ STEPS_PER_NODE = 500
 WORTH = 0.005
 """Least fraction of the step that a round must save for another to follow."""
 WARM = 0.004
-"""First heat when there is an incumbent, which most walks start from."""
+"""First heat of walks that start from good plans: the incumbent, or the best of other walks."""
 FINAL = 0.3
 """Fraction of the walks for those that start again from the best of the others."""
 FINALISTS = 12

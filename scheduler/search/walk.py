@@ -14,7 +14,7 @@ from dtfm.scheduler.model.tables import Tables
 from dtfm.scheduler.search.moves import Rules, change
 
 NEW_CUTS = 0.1
-"""Fraction of the moves after which the model is cut anew; the others keep the cuts. A new number of stages needs new cuts."""
+"""Fraction of the moves that get new cuts; the others keep theirs. A new number of stages always needs new cuts."""
 
 
 @compiled
