@@ -9,9 +9,9 @@ from dtfm.scheduler.model.problem import Floats, Ints
 from dtfm.scheduler.model.sketch import Sketch
 from dtfm.scheduler.model.tables import Tables
 
-TURNS = 10
+TURNS = 20
 """Number of times that links may become busier before any link may carry anything."""
-BUSIER = 1.5
+BUSIER = 1.2
 """Factor by which they may, each time."""
 MANY = 2_048
 """Number of pairs of nodes above which the cheapest are dealt with first, SHARE times as many as there are nodes."""
@@ -24,9 +24,10 @@ SAMPLE = 1_024
 def connect(t: Tables, sketch: Sketch, stages: int, cuts: Ints, longest: float) -> int:
     """Fills in the flows, and returns the number of links that they need and that do not exist.
 
-    A transport problem at each boundary, solved greedily: the pairs of nodes with the shortest exchanges come first. A link
-    carries only as much as it can in ``longest`` seconds, the time for which the busiest node is busy anyway; when that does not
-    suffice for all micro-batches, in BUSIER times as long, and so on.
+    A transport problem at each boundary: the pairs of nodes with the shortest exchanges come first. A link carries only as much
+    as it can in ``longest`` seconds, the time for which the busiest node is busy anyway. What is then left finds its way by
+    moving other micro-batches (augmenting paths: Ford and Fulkerson 1956). When that does not suffice for all, links may be
+    busy BUSIER times as long, and so on.
     """
     edges, missing = 0, 0
     for stage in range(stages - 1):
@@ -77,11 +78,11 @@ def _fill(t: Tables, sketch: Sketch, stage: int, size: float, longest: float) ->
     if pairs > MANY:
         order = _cheapest(cost[:pairs], SHARE * (columns + middle - before))
         rest = _take(t, sketch, stage, size, order, seconds, rest)
-    order = _open_pairs(sketch, stage, cost)
+    rest = _take(t, sketch, stage, size, _open_pairs(sketch, stage, cost), seconds, rest)
     for turn in range(TURNS + 1):
         if rest == 0:
             return
-        rest = _take(t, sketch, stage, size, order, seconds if turn < TURNS else np.inf, rest)
+        rest = _reroute(t, sketch, stage, size, seconds if turn < TURNS else np.inf, rest)
         seconds *= BUSIER
 
 
@@ -94,19 +95,77 @@ def _take(t: Tables, sketch: Sketch, stage: int, size: float, order: Ints, secon
     for pair in order:
         a, b = sketch.members[before + pair // columns], sketch.members[middle + pair % columns]
         number = min(node[a].left, node[b].left)
-        if number == 0:
+        if number > 0:
+            number = min(number, _carried(t, a, b, size, seconds) - sketch.taken[pair])
+        if number <= 0:
             continue
-        if size > 0 and seconds < np.inf:
-            carried = seconds / (size * max(t.link[a, b].slowness, t.link[b, a].slowness))
-            number = min(number, np.int64(min(carried, 1e15)) - sketch.taken[pair])
-            if number <= 0:
-                continue
         sketch.taken[pair] += number
         node[a].left -= number
         node[b].left -= number
         rest -= number
         if rest == 0:
             break
+    return rest
+
+
+@compiled
+def _carried(t: Tables, a: int, b: int, size: float, seconds: float) -> int:
+    """The micro-batches that go from node a to node b, and their gradients back, in ``seconds``."""
+    if size == 0 or seconds == np.inf:
+        return t.micro_batches
+    return int(min(seconds / (size * max(t.link[a, b].slowness, t.link[b, a].slowness)), 1e15))
+
+
+@compiled
+def _reroute(t: Tables, sketch: Sketch, stage: int, size: float, seconds: float, rest: int) -> int:
+    """Sends what is left along shortest augmenting paths, with links that are busy for ``seconds``. Returns what remains left."""
+    before, middle, after = sketch.stage[stage].first, sketch.stage[stage + 1].first, sketch.stage[stage + 2].first
+    rows, columns, node = middle - before, after - middle, sketch.node
+    senders, receivers = sketch.members[before:middle], sketch.members[middle:after]
+    to_row, to_column, reached = np.empty(rows, np.int64), np.empty(columns, np.int64), np.empty(rows, np.int64)
+    while rest > 0:
+        # Breadth first: from senders with something left to a receiver with something left.
+        to_row[:], to_column[:] = -2, -1
+        count, at, end = 0, 0, -1
+        for row in range(rows):
+            if node[senders[row]].left > 0:
+                to_row[row] = -1
+                reached[count] = row
+                count += 1
+        while at < count and end < 0:
+            row = reached[at]
+            at += 1
+            for column in range(columns):
+                a, b, pair = senders[row], receivers[column], row * columns + column
+                if to_column[column] >= 0 or sketch.taken[pair] >= _carried(t, a, b, size, seconds):
+                    continue
+                to_column[column] = row
+                if node[b].left > 0:
+                    end = column
+                    break
+                for other in range(rows):
+                    if to_row[other] == -2 and sketch.taken[other * columns + column] > 0:
+                        to_row[other] = column
+                        reached[count] = other
+                        count += 1
+        if end < 0:
+            return rest
+        number, column = node[receivers[end]].left, end
+        while column >= 0:
+            row = to_column[column]
+            room = _carried(t, senders[row], receivers[column], size, seconds) - sketch.taken[row * columns + column]
+            number, column = min(number, room), to_row[row]
+            number = min(number, sketch.taken[row * columns + column] if column >= 0 else node[senders[row]].left)
+        column = end
+        while column >= 0:
+            row = to_column[column]
+            sketch.taken[row * columns + column] += number
+            column = to_row[row]
+            if column >= 0:
+                sketch.taken[row * columns + column] -= number
+        node[senders[row]].left -= number
+        node[receivers[end]].left -= number
+        rest -= number
     return rest
 
 

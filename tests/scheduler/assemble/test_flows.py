@@ -106,12 +106,12 @@ def test_a_plan_that_needs_a_link_that_does_not_exist_is_priced_as_one_that_does
     assert price_of(tables(broken), position, sketch, True, np.inf, 0.0) >= NO_LINK
 
 
-def test_where_that_is_possible_no_link_is_busy_for_longer_than_the_busiest_node_in_nearly_all_cases() -> None:
-    """Linear programming tells what is possible, but for one whole micro-batch. To be greedy rarely costs more."""
+def test_no_link_is_busy_for_longer_than_the_busiest_node_where_that_is_possible() -> None:
+    """Linear programming tells what is possible, but for one whole micro-batch, and for BUSIER where it is not."""
     ratios = []
     for seed in range(300):
         rng = np.random.default_rng(seed)
-        count = int(rng.integers(4, 9))
+        count = int(rng.integers(4, 15))
         problem = any_problem(rng, count, 2)
         order, split = rng.permutation(count).tolist(), int(rng.integers(2, count - 1))
         groups = tuple(sorted(order[:split])), tuple(sorted(order[split:]))
@@ -126,7 +126,7 @@ def test_where_that_is_possible_no_link_is_busy_for_longer_than_the_busiest_node
         ratios.append((busiest - pace[used].max()) / possible)
     assert len(ratios) > 200
     assert np.quantile(ratios, 0.9) <= 1.0 + 1e-9
-    assert np.quantile(ratios, 0.95) <= BUSIER
+    assert max(ratios) <= BUSIER
 
 
 def _least(pace: Floats, sent: Ints, received: Ints) -> float:
