@@ -26,7 +26,9 @@ from dtfm.scheduler.paper.cost import activation_exchange, gradient_exchange
 POPULATION = 8
 """Largest number of candidates that are kept."""
 ROUND = 6_000
-"""Swaps tried per annealing."""
+"""Largest number of swaps tried per annealing,"""
+SWAPS_PER_NODE = 100
+"""and by number of nodes: a small cluster gains more from another beginning than from a longer walk."""
 CLASSES_UP_TO = 512
 """Largest number of nodes among which interchangeable ones are looked for, which takes cubic time."""
 
@@ -156,7 +158,7 @@ def search_paper(
     while population[0][0] > enough and evaluator.spent < evaluations and not expired():
         mother, father = rng.choice(population)[1], rng.choice(population)[1]
         child, idle = aligned_crossover(mother, father, everyone, rng)
-        swaps = min(ROUND, evaluations - evaluator.spent)
+        swaps = min(ROUND, SWAPS_PER_NODE * len(everyone), evaluations - evaluator.spent)
         cooling = Cooling(heat=0.03 * rng.random(), smoothing=rng.choice((0.0, 0.1, 0.5, 2.0)), swaps=swaps)
         child = evaluator.reordered(anneal(evaluator, child, idle, rng, cooling))
         cost = evaluator.total(child)
