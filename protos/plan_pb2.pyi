@@ -144,9 +144,9 @@ class Plan(_message.Message):
         first_layer: int
         past_last_layer: int
         replicas: _containers.RepeatedScalarFieldContainer[str]
-        in_flight: int
+        in_flight: _containers.RepeatedScalarFieldContainer[int]
         loads: _containers.RepeatedScalarFieldContainer[int]
-        def __init__(self, first_layer: _Optional[int] = ..., past_last_layer: _Optional[int] = ..., replicas: _Optional[_Iterable[str]] = ..., in_flight: _Optional[int] = ..., loads: _Optional[_Iterable[int]] = ...) -> None: ...
+        def __init__(self, first_layer: _Optional[int] = ..., past_last_layer: _Optional[int] = ..., replicas: _Optional[_Iterable[str]] = ..., in_flight: _Optional[_Iterable[int]] = ..., loads: _Optional[_Iterable[int]] = ...) -> None: ...
     class Boundary(_message.Message):
         __slots__ = ("flows",)
         FLOWS_FIELD_NUMBER: _ClassVar[int]

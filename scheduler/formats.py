@@ -15,7 +15,7 @@ import numpy as np
 from dtfm.scheduler.assemble.compact import DENSE, CompactCluster
 from dtfm.scheduler.model.cluster import Cluster, Node
 from dtfm.scheduler.model.decision import Decision, Objective
-from dtfm.scheduler.model.plan import Flow, Plan, Stage, Takeover, from_routes
+from dtfm.scheduler.model.plan import Flow, Plan, Stage, Takeover, for_each, from_routes
 from dtfm.scheduler.model.problem import Floats
 from dtfm.scheduler.model.workload import Layer, PaperCosts, Workload
 
@@ -153,7 +153,8 @@ def parse_plan(text: str) -> Plan:
 
     ``flows`` has a list per boundary between two stages, of ``{"sender", "receiver", "micro_batches"}``; ``takeovers`` are
     ``{"stage", "node", "place", "heirs": [[node, micro_batches], ...]}``. Older documents have ``"routes": [{"nodes",
-    "micro_batches"}]`` instead of loads, flows and takeovers: they are read as the same loads and flows.
+    "micro_batches"}]`` instead of loads, flows and takeovers, and one number in flight per stage: they are
+    read as the same plans.
     """
     document = _document(text, {"generation", "stages", "flows", "idle"}, {"takeovers", "routes"})
     old = "routes" in document
@@ -164,9 +165,10 @@ def parse_plan(text: str) -> Plan:
         layers = _list(entry, "layers", path)
         if len(layers) != 2 or not all(type(layer) is int and layer >= 0 for layer in layers):
             raise ValueError(f"{path}.layers is {layers!r:.80}; it must be [first, past_last], two whole numbers")
-        in_flight = _integer(entry, "in_flight", path) if "in_flight" in entry else 0
+        replicas = _ids(entry, "replicas", path)
+        in_flight = _in_flight(entry, len(replicas), path) if "in_flight" in entry else ()
         loads = () if old else tuple(_whole(load, f"{path}.loads") for load in _list(entry, "loads", path))
-        stages.append(Stage((layers[0], layers[1]), _ids(entry, "replicas", path), loads, in_flight))
+        stages.append(Stage((layers[0], layers[1]), replicas, loads, in_flight))
     generation = _integer(document, "generation", "")
     idle = _ids(document, "idle", "") if "idle" in document else ()
     if old:
@@ -190,6 +192,12 @@ def parse_plan(text: str) -> Plan:
         idle,
         tuple(_takeover(entry, f"takeovers[{index}]") for index, entry in enumerate(takeovers)),
     )
+
+
+def _in_flight(entry: Any, replicas: int, path: str) -> tuple[int, ...]:
+    if isinstance(entry["in_flight"], list):
+        return tuple(_whole(number, f"{path}.in_flight") for number in entry["in_flight"])
+    return for_each(_integer(entry, "in_flight", path), replicas)
 
 
 def _flow(entry: Any, path: str) -> Flow:
@@ -217,7 +225,7 @@ def plan_document(plan: Plan) -> dict[str, Any]:
                 "layers": list(stage.layers),
                 "replicas": list(stage.replicas),
                 "loads": list(stage.loads),
-                "in_flight": stage.in_flight,
+                "in_flight": list(stage.in_flight),
             }
             for stage in plan.stages
         ],

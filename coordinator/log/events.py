@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AliasChoices, BeforeValidator, Field, TypeAdapter, ValidationError
 
-from dtfm.coordinator.log.plan_with_routes import with_flows
+from dtfm.coordinator.log.older_plan import as_written_now
 from dtfm.scheduler.model.plan import Plan
 from dtfm.scheduler.model.workload import Workload
 
@@ -172,7 +172,7 @@ class PlanAdopted:
     The seconds are the planner's prediction for a step, and its lower bound, if any."""
 
     generation: int
-    plan: Annotated[Plan, BeforeValidator(with_flows)]
+    plan: Annotated[Plan, BeforeValidator(as_written_now)]
     reason: str
     step: int
     predicted_seconds: float | None = None

@@ -94,7 +94,7 @@ def placement_of(
         evaluation_previous=_neighbours(held_out, mine_held_out, index - 1),
         evaluation_next=_neighbours(held_out, mine_held_out, index + 1),
         # Unless the plan says: one per stage from here on, and as many again to keep links and devices busy.
-        in_flight=stage.in_flight or 2 * (len(plan.stages) - index),
+        in_flight=stage.in_flight[stage.replicas.index(node)] if stage.in_flight else 2 * (len(plan.stages) - index),
         groups={spec.index: group_of(plan, spec.layers) for spec in buckets if spec.used_by(*stage.layers)},
     )
 

@@ -20,7 +20,10 @@ def read_plan(message: plan_pb2.Plan, layers: int, micro_batches: int) -> Plan:
         message.generation,
         tuple(
             Stage(
-                (stage.first_layer, stage.past_last_layer), tuple(stage.replicas), tuple(stage.loads), stage.in_flight
+                (stage.first_layer, stage.past_last_layer),
+                tuple(stage.replicas),
+                tuple(stage.loads),
+                tuple(stage.in_flight),
             )
             for stage in message.stages
         ),

@@ -89,7 +89,7 @@ class Miniature:
                     for node, load in zip(stage.replicas, stage.loads, strict=True)
                     for copy in range(copies)
                 ),
-                stage.in_flight,
+                tuple(number for number in stage.in_flight for copy in range(copies)),
             )
             for stage in plan.stages
         )

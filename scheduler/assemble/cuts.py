@@ -8,6 +8,7 @@ from dtfm.scheduler.model.compiled import compiled
 from dtfm.scheduler.model.memory import in_flight
 from dtfm.scheduler.model.problem import Groups, Ints, Problem
 from dtfm.scheduler.model.sketch import Sketch
+from dtfm.scheduler.model.sums import BACK, BYTES_BACK, BYTES_THERE, THERE
 from dtfm.scheduler.model.tables import Tables
 
 FASTER = 1.6
@@ -20,7 +21,9 @@ HALVINGS = 10
 
 @compiled
 def cut_model(t: Tables, sketch: Sketch, stages: int, cuts: Ints) -> bool:
-    """Sets good cuts for the sketch's members, within every node's memory. False, with ``cuts`` as they were, where none fit.
+    """Sets good cuts for the sketch's members and sums, within every node's memory.
+
+    False, with ``cuts`` as they were, where none fit.
 
     A step is estimated as the seconds that the busiest stage needs for all micro-batches, plus the seconds of the slowest
     reduction. When both are given, taking as many layers as possible for each stage from the front leaves the fewest to the
@@ -83,50 +86,55 @@ def _take(sketch: Sketch, stages: int, cuts: Ints) -> None:
 
 @compiled
 def _survey(t: Tables, sketch: Sketch, stages: int) -> float:
-    """Fills in the least memory of each stage, the seconds that it takes to reduce a byte, and what each member's connection
-    needs per micro-batch (as ``own``). Returns the FLOP/s of all members."""
-    speed, size = 0.0, t.layer[len(t.layer) // 2].activation
+    """Fills in the least memory of each stage, the seconds that it takes to reduce a byte, and what each member's links and
+    connection need per micro-batch (as ``own``). Returns the FLOP/s of all members."""
+    speed, size, sums = 0.0, t.layer[len(t.layer) // 2].activation, sketch.sums
     for stage in range(stages):
-        sketch.stage[stage].memory, sketch.stage[stage].slowness = np.inf, 0.0
+        sketch.stage[stage].memory = np.inf
+        slowness, own = sums.slowest[sums.row[stage]].slowness, sums.toward[sums.row[stage]]
         members = sketch.members[sketch.stage[stage].first : sketch.stage[stage + 1].first]
-        sides = (1 if stage > 0 else 0) + (1 if stage < stages - 1 else 0)
         for node in members:
             speed += t.node[node].flops
             sketch.stage[stage].memory = min(sketch.stage[stage].memory, t.node[node].memory)
             connection = max(t.node[node].per_up, t.node[node].per_down)
-            sketch.node[node].own = sides * size * connection
-            sketch.stage[stage].slowness = max(sketch.stage[stage].slowness, (len(members) - 1) * connection)
-            for peer in members:
-                if peer != node:
-                    sketch.stage[stage].slowness = max(sketch.stage[stage].slowness, t.link[node, peer].slowness)
-        sketch.stage[stage].slowness = (
-            0.0 if len(members) * t.copies == 1 else 2 * sketch.stage[stage].slowness / len(members)
-        )
+            sketch.node[node].own = 0.0
+            sides = 0
+            for beside in (stage - 1, stage + 1):
+                if 0 <= beside < stages:
+                    sides += 1
+                    toward = sums.toward[sums.row[beside]]
+                    slower = min(toward[THERE, node], toward[BACK, node])
+                    if slower > 0:
+                        sketch.node[node].own = max(sketch.node[node].own, size / slower)
+            sketch.node[node].own = max(sketch.node[node].own, sides * size * connection)
+            bytes_per_byte = max(own[BYTES_THERE, node], own[BYTES_BACK, node])
+            slowness = max(slowness, t.copies * bytes_per_byte * connection, t.node[node].own_slowness)
+        sketch.stage[stage].slowness = 2 * slowness / (len(members) * t.copies)
     return speed
 
 
 @compiled
 def _most_work(t: Tables, sketch: Sketch, stage: int, seconds: float) -> float:
-    """The most FLOPs of a stage's forward pass with which its members compute all micro-batches in ``seconds``."""
+    """The most FLOPs of a stage's forward pass with which its members compute all micro-batches in ``seconds``.
+
+    A member whose links take longer than its device does what its links carry; the others share the rest by speed.
+    """
     members = sketch.members[sketch.stage[stage].first : sketch.stage[stage + 1].first]
-    speed = 0.0
-    for node in members:
-        speed += t.node[node].flops
-    low, high = 0.0, seconds * speed / (3 * t.micro_batches)
-    middle = high
-    for _ in range(14):
-        computed = 0.0
+    most = np.inf
+    while True:
+        speed, carried = 0.0, 0.0
         for node in members:
-            pace = max(3 * middle / t.node[node].flops, sketch.node[node].own)
-            computed += seconds / max(pace, 1e-300)
-        if computed >= t.micro_batches * (1 - 1e-9):
-            low = middle
-        else:
-            high = middle
-        if low == high:
-            break
-        middle = (low + high) / 2
-    return low * (1 + 1e-9)
+            own = sketch.node[node].own
+            if 3 * most <= own * t.node[node].flops and own > 0:
+                carried += seconds / own
+            else:
+                speed += t.node[node].flops
+        if carried >= t.micro_batches:
+            return most * (1 + 1e-9)
+        less = speed * seconds / (3 * (t.micro_batches - carried))
+        if less >= most:
+            return most * (1 + 1e-9)
+        most = less
 
 
 @compiled

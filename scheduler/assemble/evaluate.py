@@ -12,9 +12,10 @@ from dtfm.scheduler.assemble.cuts import cut_model, nearly_fitting_cuts
 from dtfm.scheduler.assemble.flows import connect
 from dtfm.scheduler.cost.estimate import estimated_seconds
 from dtfm.scheduler.cost.load import share_out
+from dtfm.scheduler.cost.pace import rough_seconds
 from dtfm.scheduler.cost.simulate import simulate
 from dtfm.scheduler.model.compiled import compiled
-from dtfm.scheduler.model.problem import Draft, Groups, Problem
+from dtfm.scheduler.model.problem import Draft, Groups, Ints, Problem
 from dtfm.scheduler.model.sketch import (
     NO_LINK,
     NO_ROOM,
@@ -26,6 +27,7 @@ from dtfm.scheduler.model.sketch import (
     gather_members,
     position_of,
 )
+from dtfm.scheduler.model.sums import add_up
 from dtfm.scheduler.model.tables import Tables, tables
 
 Improved = Callable[[int, float], None]
@@ -33,14 +35,11 @@ Improved = Callable[[int, float], None]
 
 
 @compiled
-def price_of(
-    t: Tables, position: Position, sketch: Sketch, keep_idle: bool, limit: float = np.inf, evenness: float = 0.0
-) -> float:
-    """The estimated seconds per step of a position; NO_LINK or NO_ROOM and more when it does not work.
+def price_of(t: Tables, position: Position, sketch: Sketch, keep_idle: bool) -> float:
+    """The estimated seconds per step of a position; NO_LINK or NO_ROOM and more when it does not work. Fills in the sketch.
 
-    Fills in the sketch. With ``keep_idle`` a node without micro-batches stays in its stage. Otherwise the plan is as if it were
-    idle: its links do not count when the others' loads are set. Gives up early, with a number above ``limit``, when
-    load.share_out does.
+    With ``keep_idle`` a node without micro-batches stays in its stage. Otherwise the plan is as if it were idle: its links do not
+    count when the others' loads are set.
     """
     stages, cuts = position.stages[0], position.cuts
     if not gather_members(position, sketch):
@@ -48,16 +47,24 @@ def price_of(
     lacking = lacking_bytes(t, sketch, stages, cuts)
     if lacking >= 1.0:  # rounding errors aside
         return NO_ROOM + lacking
+    add_up(t, sketch.sums, position.place, stages)
+    return price_of_members(t, sketch, stages, cuts, keep_idle)
+
+
+@compiled
+def price_of_members(t: Tables, sketch: Sketch, stages: int, cuts: Ints, keep_idle: bool) -> float:
+    """The same, given the members and the sums, for a position that fits. Nodes without micro-batches are taken out of both."""
     while True:
-        longest = share_out(t, sketch, stages, cuts, limit, evenness)
-        if np.isinf(longest):
+        if np.isinf(rough_seconds(t, sketch, stages, cuts, np.inf, 0.0)):
             return NO_LINK + 1
-        if longest > limit:
-            return longest
-        if keep_idle or not drop_idle(sketch, stages):
+        longest = share_out(t, sketch, stages)
+        if keep_idle or not drop_idle(t, sketch, stages):
             break
     missing = connect(t, sketch, stages, cuts, longest)
     for stage in range(stages):
+        slowness = sketch.sums.slowest[sketch.sums.row[stage]].slowness
+        if 0 <= slowness < np.inf:
+            continue
         for a in sketch.members[sketch.stage[stage].first : sketch.stage[stage + 1].first]:
             for b in sketch.members[sketch.stage[stage].first : sketch.stage[stage + 1].first]:
                 if np.isinf(t.link[a, b].slowness):
@@ -68,7 +75,7 @@ def price_of(
 
 
 @compiled
-def lacking_bytes(t: Tables, sketch: Sketch, stages: int, cuts: np.ndarray) -> float:
+def lacking_bytes(t: Tables, sketch: Sketch, stages: int, cuts: Ints) -> float:
     """The bytes of memory that the worst node lacks, which is then what decides; 0 when all stages fit."""
     lacking = 0.0
     for stage in range(stages):
@@ -165,6 +172,7 @@ class Evaluator:
         if cuts is None:
             position = position_of(groups, (), len(self.problem.flops))
             gather_members(position, sketch)
+            add_up(self.tables, sketch.sums, position.place, len(groups))
             if cut_model(self.tables, sketch, len(groups), position.cuts):
                 cuts = tuple(position.cuts[: len(groups) + 1].tolist())
             else:

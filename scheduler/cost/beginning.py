@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from dtfm.scheduler.cost.in_flight import depths_of_stages
+from dtfm.scheduler.cost.in_flight import depths_of_seats
 from dtfm.scheduler.cost.reduction import EXACT_GROUP, reduction_seconds
 from dtfm.scheduler.model.compiled import compiled
 from dtfm.scheduler.model.problem import Floats, Records
@@ -78,8 +78,8 @@ def _set_link(t: Tables, s: Seats, links: Records, sender: int, receiver: int) -
 @compiled
 def idle_devices(t: Tables, s: Seats) -> Records:
     """All devices, idle: DEVICE [seats]."""
-    devices, limits = np.zeros(len(s.node), DEVICE), depths_of_stages(t, s)
-    for stage in range(len(limits)):
+    devices, limits = np.zeros(len(s.node), DEVICE), depths_of_seats(t, s)
+    for stage in range(len(s.cuts) - 1):
         first, past_last, begin, end = s.cuts[stage], s.cuts[stage + 1], s.first[stage], s.first[stage + 1]
         work = t.layer[past_last].flops_before - t.layer[first].flops_before
         formula = -1.0
@@ -88,7 +88,7 @@ def idle_devices(t: Tables, s: Seats) -> Records:
             formula = reduction_seconds(t, s.node[begin:end], size)
         for seat in range(begin, end):
             device, node = devices[seat], s.node[seat]
-            device.stage, device.limit, device.left = stage, limits[stage], s.load[seat]
+            device.stage, device.limit, device.left = stage, limits[seat], s.load[seat]
             device.first_layer, device.past_last_layer = first, past_last
             device.first_seat, device.past_last_seat = begin, end
             device.flops, device.forward_seconds = t.node[node].flops, work / t.node[node].flops

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from dtfm.scheduler.cost.in_flight import SLACK, depth_of_stage
+from dtfm.scheduler.cost.in_flight import SLACK, depth_of
+from dtfm.scheduler.cost.pace import with_waiting
 from dtfm.scheduler.cost.reduction import reduced
 from dtfm.scheduler.model.compiled import compiled
 from dtfm.scheduler.model.problem import Ints
 from dtfm.scheduler.model.sketch import Sketch
 from dtfm.scheduler.model.tables import Tables
-
-QUEUEING = 1.5
-"""Factor on the time that a micro-batch spends on links, where its number in flight is limited: it also waits there."""
 
 
 @compiled
@@ -47,7 +45,7 @@ def estimated_seconds(t: Tables, sketch: Sketch, stages: int, cuts: Ints) -> flo
             slowest = max(slowest, sketch.node[node].own + sketch.node[node].homeward)
         done, a, b = reduced(t, sketch, stage, cuts[stage], cuts[stage + 1])
         sketch.levels[0] += slowest / stages
-        sketch.levels[1] += done / stages
+        sketch.levels[1] += max(done - slowest, 0.0) / stages
         if done > finished:
             finished = done
             decides[3], decides[4], decides[5] = a, b, stage
@@ -89,8 +87,7 @@ def _ways_back(t: Tables, sketch: Sketch, stages: int, cuts: Ints) -> float:
     for stage in range(stages - 1, -1, -1):
         for m in range(sketch.stage[stage].first, sketch.stage[stage + 1].first):
             node = sketch.members[m]
-            sketch.node[node].trip = 3 * sketch.node[node].forward
-            sketch.node[node].busy_trip = sketch.node[node].longest_trip = sketch.node[node].trip
+            sketch.node[node].trip = sketch.node[node].longest_trip = 3 * sketch.node[node].forward
             busiest = max(busiest, 3 * sketch.node[node].forward * sketch.node[node].load)
         if stage == stages - 1:
             continue
@@ -99,7 +96,6 @@ def _ways_back(t: Tables, sketch: Sketch, stages: int, cuts: Ints) -> float:
             a, b, count = sketch.edge[e].sender, sketch.edge[e].receiver, sketch.edge[e].count
             both = t.link[a, b].latency + t.link[b, a].latency + size * (t.link[a, b].slowness + t.link[b, a].slowness)
             sketch.node[a].trip += count * (both + sketch.node[b].trip) / sketch.node[a].load
-            sketch.node[a].busy_trip += count * (QUEUEING * both + sketch.node[b].busy_trip) / sketch.node[a].load
             longest = 3 * sketch.node[a].forward + SLACK * both + sketch.node[b].longest_trip
             sketch.node[a].longest_trip = max(sketch.node[a].longest_trip, longest)
     return busiest
@@ -110,27 +106,23 @@ def _alone(t: Tables, sketch: Sketch, stages: int, cuts: Ints, busiest: float) -
     """Fills in depth and own, and returns when the last micro-batch of the latest node is home, and that node."""
     top, at = -1.0, -1
     for stage in range(stages):
-        wanted, room = 0.0, np.inf
-        for m in range(sketch.stage[stage].first, sketch.stage[stage + 1].first):
-            node = sketch.members[m]
-            wanted = max(wanted, sketch.node[node].longest_trip * sketch.node[node].load)
-            room = min(room, t.node[node].memory)
-        depth = float(depth_of_stage(t, cuts, stages, stage, wanted / busiest, room))
         for m in range(sketch.stage[stage].first, sketch.stage[stage + 1].first):
             node = sketch.members[m]
             load = float(sketch.node[node].load)
+            started = sketch.node[node].longest_trip * load / busiest
+            depth = float(depth_of(t, cuts, stages, stage, started, t.node[node].memory))
             sketch.node[node].own = 0.0
             if load == 0:
                 continue
             busy = 3 * sketch.node[node].forward * load
-            if depth < load:
-                busy = max(busy, sketch.node[node].busy_trip * load / depth)
             # When the first is back, all other backward passes remain, and the forward passes that the depth did not allow.
             after = 2 * (load - 1) + max(load - depth, 0.0)
             busy = max(busy, sketch.node[node].trip + sketch.node[node].forward * after)
             busy = max(
                 busy, sketch.node[node].sent * t.node[node].per_up, sketch.node[node].received * t.node[node].per_down
             )
+            if depth < load:
+                busy = with_waiting(busy, sketch.node[node].trip * load / depth)
             sketch.node[node].own = sketch.node[node].arrival + busy
             if sketch.node[node].own + sketch.node[node].homeward > top:
                 top, at = sketch.node[node].own + sketch.node[node].homeward, node
@@ -158,7 +150,7 @@ def _links(t: Tables, sketch: Sketch, stages: int, cuts: Ints, top: float, at: i
 @compiled
 def _late_for_each_other(t: Tables, sketch: Sketch, stages: int, cuts: Ints) -> None:
     """Fills in end: a node ends its last backward pass after those from whom it gets gradients, and those to whom it sends
-    micro-batches end after it has sent the last."""
+    micro-batches end after it has sent the last. Its own micro-batches are spread evenly over those of its stage."""
     for m in range(sketch.stage[stages].first):
         sketch.node[sketch.members[m]].end = sketch.node[sketch.members[m]].own
     for stage in range(stages - 1):
@@ -173,3 +165,12 @@ def _late_for_each_other(t: Tables, sketch: Sketch, stages: int, cuts: Ints) -> 
             a, b = sketch.edge[e].sender, sketch.edge[e].receiver
             back = t.link[b, a].latency + size * t.link[b, a].slowness
             sketch.node[a].end = max(sketch.node[a].end, sketch.node[b].end + back + 2 * sketch.node[a].forward)
+    finished = 0.0
+    for node in sketch.members[: sketch.stage[1].first]:
+        finished = max(finished, sketch.node[node].end)
+    for m in range(sketch.stage[stages].first):
+        node = sketch.members[m]
+        load, begun = sketch.node[node].load, sketch.node[node].arrival
+        if load > 0:
+            last = begun + (finished - sketch.node[node].homeward - begun) * (load - 1.0) / load
+            sketch.node[node].end = max(sketch.node[node].end, last)

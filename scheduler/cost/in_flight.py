@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 
 from dtfm.scheduler.model.compiled import compiled
@@ -16,15 +18,17 @@ that are about as busy as the devices, it reduced the busiest node's waiting fro
 _least_in_flight = compiled(in_flight)
 
 
-def depths(problem: Problem, draft: Draft) -> Ints:
-    """The largest number of micro-batches in flight on each node of a stage: int64 [stages].
+def depths(problem: Problem, draft: Draft) -> tuple[tuple[int, ...], ...]:
+    """The largest number of micro-batches in flight on each node: by stage, by replica.
 
     While a micro-batch travels from a node to the last stage and back, over the longest way that flows allow (time on links
     multiplied by SLACK), the node continues with as many others as it starts in that time, if it spreads its micro-batches
     evenly over the busiest device's computing time. Each following stage adds one, because devices are not perfectly even. The
-    number is limited by memory, but is at least memory.in_flight, for which every valid plan has room.
+    number is limited by the node's memory, but is at least memory.in_flight, for which every valid plan has room.
     """
-    return depths_of_stages(tables(problem), seats(draft))
+    one = seats(draft)
+    numbers = depths_of_seats(tables(problem), one).tolist()
+    return tuple(tuple(numbers[begin:end]) for begin, end in pairwise(one.first.tolist()))
 
 
 @compiled
@@ -35,11 +39,11 @@ def exchange(t: Tables, a: int, b: int, size: float) -> float:
 
 
 @compiled
-def depth_of_stage(t: Tables, cuts: Ints, stages: int, stage: int, started: float, memory: float) -> int:
-    """The micro-batches in flight on each node of the stage.
+def depth_of(t: Tables, cuts: Ints, stages: int, stage: int, started: float, memory: float) -> int:
+    """The micro-batches in flight on a node of the stage, with ``memory`` bytes.
 
-    ``started`` is the largest number of micro-batches that a node of the stage starts while one travels to the last stage and
-    back. ``memory`` is the least of its nodes' memories, in bytes. ``cuts`` is int64 [at least stages + 1].
+    ``started`` is the number of micro-batches that it starts while one travels to the last stage and back. ``cuts`` is int64 [at
+    least stages + 1].
     """
     least = _least_in_flight(stage, stages)
     if stage == stages - 1:
@@ -53,21 +57,19 @@ def depth_of_stage(t: Tables, cuts: Ints, stages: int, stage: int, started: floa
 
 
 @compiled
-def depths_of_stages(t: Tables, s: Seats) -> Ints:
-    """The same as `depths`."""
+def depths_of_seats(t: Tables, s: Seats) -> Ints:
+    """The same as `depths`, by seat: int64 [seats]."""
     ways, busiest = _ways(t, s), 1e-12
     stages = len(s.cuts) - 1
     for stage in range(stages):
         work = t.layer[s.cuts[stage + 1]].flops_before - t.layer[s.cuts[stage]].flops_before
         for seat in range(s.first[stage], s.first[stage + 1]):
             busiest = max(busiest, 3 * work / t.node[s.node[seat]].flops * s.load[seat])
-    result = np.empty(stages, np.int64)
+    result = np.empty(len(s.node), np.int64)
     for stage in range(stages):
-        longest, memory = 0.0, np.inf
         for seat in range(s.first[stage], s.first[stage + 1]):
-            memory = min(memory, t.node[s.node[seat]].memory)
-            longest = max(longest, ways[seat] * s.load[seat])
-        result[stage] = depth_of_stage(t, s.cuts, stages, stage, longest / busiest, memory)
+            started, memory = ways[seat] * s.load[seat] / busiest, t.node[s.node[seat]].memory
+            result[seat] = depth_of(t, s.cuts, stages, stage, started, memory)
     return result
 
 

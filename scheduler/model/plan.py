@@ -14,13 +14,13 @@ class Stage:
     """Layers [first, past_last) and the replicas, nodes that each hold all of these layers.
 
     ``loads`` are the micro-batches of a step that each replica computes. ``in_flight`` is the largest number of micro-batches
-    that each replica holds between forward and backward; 0 means memory.in_flight.
+    that each replica holds between forward and backward; when it is empty, memory.in_flight.
     """
 
     layers: tuple[int, int]
     replicas: tuple[str, ...]
     loads: tuple[int, ...]
-    in_flight: int = 0
+    in_flight: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +145,11 @@ def validate(plan: Plan, cluster_ids: Collection[str], workload: Workload) -> No
         raise ValueError(f"node {missing[0]!r} is neither in a stage nor idle")
 
 
+def for_each(in_flight: int, replicas: int) -> tuple[int, ...]:
+    """``Stage.in_flight`` from the one number per stage of older plans; 0 stands for none."""
+    return (in_flight,) * replicas if in_flight else ()
+
+
 def check(plan: Plan, layers: int, micro_batches: int) -> None:
     """Raises ValueError unless the plan's parts fit together: its stages cover every layer once and in order, no node has two
     places, and the loads of every stage, its takeovers and the flows into and out of it add up to a step's micro-batches."""
@@ -155,6 +160,12 @@ def check(plan: Plan, layers: int, micro_batches: int) -> None:
     for index, stage in enumerate(plan.stages):
         if len(stage.loads) != len(stage.replicas):
             raise ValueError(f"stage {index} has {len(stage.loads)} loads; it has {len(stage.replicas)} replicas")
+        if stage.in_flight and len(stage.in_flight) != len(stage.replicas):
+            raise ValueError(
+                f"stage {index} has {len(stage.in_flight)} numbers in flight; it has {len(stage.replicas)} replicas"
+            )
+        if stage.in_flight and min(stage.in_flight) < 1:
+            raise ValueError(f"stage {index} has {min(stage.in_flight)} in flight; it must be 1 or above")
         if min(stage.loads) < 0:
             raise ValueError(f"stage {index} has a load of {min(stage.loads)}; it must be 0 or above")
         if (total := sum(stage.loads)) != micro_batches:

@@ -138,8 +138,8 @@ class Draft:
         routes, index = np.unique(self.chains, axis=0, return_inverse=True)
         return routes, np.bincount(index.ravel())
 
-    def plan(self, cluster: Cluster, in_flight: Iterable[int], generation: int) -> Plan:
-        """The plan with names; ``in_flight`` has one number per stage (in_flight.depths)."""
+    def plan(self, cluster: Cluster, in_flight: Iterable[tuple[int, ...]], generation: int) -> Plan:
+        """The plan with names; ``in_flight`` has a number per stage and replica (in_flight.depths)."""
         ids = cluster.ids
         used = {node for group in self.groups for node in group}
         return Plan(

@@ -10,6 +10,8 @@ import numpy as np
 from dtfm.scheduler.model.compiled import compiled
 from dtfm.scheduler.model.problem import Draft, Floats, Groups, Ints, Records
 from dtfm.scheduler.model.request import MOST_STAGES
+from dtfm.scheduler.model.sums import Sums, empty_sums, leave
+from dtfm.scheduler.model.tables import Seats, Tables
 
 NO_LINK = 1e12
 """Price of a plan that lacks links, plus their number. Plans that work cost less than this."""
@@ -34,18 +36,20 @@ class Sketch(NamedTuple):
 
     The members of stage s are ``members[stage[s].first : stage[s + 1].first]``, ascending. ``node``, ``stage`` and ``edge`` are
     records: NODE, STAGE and EDGE. The flows of the boundary after stage s are ``edge[e]`` for e in [stage[s].begin,
-    stage[s + 1].begin). ``cost`` and ``taken``, float64 and int64 [pairs], are working space for one boundary; ``shards``,
-    float64 [4, nodes], that of a reduction.
+    stage[s + 1].begin). ``sums`` are over the members. ``cost`` and ``taken``, float64 and int64 [pairs], are working
+    space for one boundary; ``shards``, float64 [4, nodes], that of a reduction.
 
     ``decides`` is int64 [6]: the node that decides how long the pipeline takes, the neighbour if it is their link, and its stage;
     then the same for the reduction that ends last: two nodes whose link decides, and their stage. -1 stands for nobody.
-    ``levels`` is float64 [2]: the mean over stages of when their slowest node could be done, and of when they are reduced.
+    ``levels`` is float64 [2]: the mean over stages of when their slowest node could be done, and of how long they reduce after
+    that.
     """
 
     members: Ints
     node: Records
     stage: Records
     edge: Records
+    sums: Sums
     cost: Floats
     taken: Ints
     shards: Floats
@@ -62,7 +66,6 @@ NODE = np.dtype(
         ("arrival", np.float64),  # seconds until the first micro-batch arrives
         ("homeward", np.float64),  # seconds of a micro-batch's way from here back to the first stage
         ("trip", np.float64),  # seconds of a micro-batch's way to the last stage and back, computing included
-        ("busy_trip", np.float64),  # the same with time on links multiplied by estimate.QUEUEING
         ("longest_trip", np.float64),  # the same over the slowest links, with in_flight.SLACK
         ("own", np.float64),  # when the node, or its slowest link, would be done if nobody else were late
         ("end", np.float64),  # when its last backward pass ends
@@ -74,7 +77,6 @@ STAGE = np.dtype(
     [
         ("first", np.int64),  # its first member
         ("begin", np.int64),  # the first flow after it
-        ("depth", np.int64),  # micro-batches in flight
         ("cut", np.int64),  # its first layer in the cuts that are tried
         ("memory", np.float64),  # bytes of the smallest member
         ("slowness", np.float64),  # seconds to reduce a byte of gradients
@@ -119,6 +121,7 @@ def empty_sketch(nodes: int) -> Sketch:
         node=np.zeros(nodes, NODE),
         stage=np.zeros(MOST_STAGES + 2, STAGE),
         edge=np.zeros(pairs, EDGE),
+        sums=empty_sums(nodes),
         cost=np.zeros(pairs),
         taken=np.zeros(pairs, np.int64),
         shards=np.zeros((4, nodes)),
@@ -160,8 +163,8 @@ def gather_members(position: Position, sketch: Sketch) -> bool:
 
 
 @compiled
-def drop_idle(sketch: Sketch, stages: int) -> bool:
-    """Takes the nodes without micro-batches out of their stages. Returns whether there was any."""
+def drop_idle(t: Tables, sketch: Sketch, stages: int) -> bool:
+    """Takes the nodes without micro-batches out of their stages and of the sums. Returns whether there was any."""
     kept, before = 0, int(sketch.stage[stages].first)
     for stage in range(stages):
         begin = sketch.stage[stage].first
@@ -171,8 +174,34 @@ def drop_idle(sketch: Sketch, stages: int) -> bool:
             if sketch.node[node].load > 0:
                 sketch.members[kept] = node
                 kept += 1
+            else:
+                leave(t, sketch.sums, node)
     sketch.stage[stages].first = kept
     return kept < before
+
+
+@compiled
+def seats_of_sketch(sketch: Sketch, stages: int, cuts: Ints) -> Seats:
+    """The plan that was tried last, as seats."""
+    count = sketch.stage[stages].first
+    node, load, first = np.empty(count, np.int64), np.empty(count, np.int64), np.empty(stages + 1, np.int64)
+    seat_of, flow_at = np.empty(len(sketch.node), np.int64), np.zeros(stages, np.int64)
+    for stage in range(stages + 1):
+        first[stage] = sketch.stage[stage].first
+    for seat in range(count):
+        node[seat] = sketch.members[seat]
+        load[seat] = sketch.node[node[seat]].load
+        seat_of[node[seat]] = seat
+    for stage in range(1, stages):
+        pairs = (first[stage] - first[stage - 1]) * (first[stage + 1] - first[stage])
+        flow_at[stage] = flow_at[stage - 1] + pairs
+    flow = np.zeros(flow_at[stages - 1], np.int64)
+    for stage in range(stages - 1):
+        for at in range(sketch.stage[stage].begin, sketch.stage[stage + 1].begin):
+            edge = sketch.edge[at]
+            row, column = seat_of[edge.sender] - first[stage], seat_of[edge.receiver] - first[stage + 1]
+            flow[flow_at[stage] + row * (first[stage + 2] - first[stage + 1]) + column] = edge.count
+    return Seats(node, load, first, cuts[: stages + 1].copy(), flow, flow_at)
 
 
 def draft_of_sketch(sketch: Sketch, cuts: tuple[int, ...]) -> Draft:

@@ -12,9 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dtfm.scheduler.model.memory import in_flight
-from dtfm.scheduler.model.problem import Draft, Ints, Problem, Records
+from dtfm.scheduler.model.problem import Draft, Floats, Ints, Problem, Records
 from dtfm.scheduler.model.request import MOST_STAGES
 
+FASTEST = 1e13
+"""The most bytes per second that a link counts with: sums with infinite ones could not be taken apart again."""
 REMEMBERED = 4
 """Number of problems whose tables are remembered."""
 
@@ -23,8 +25,8 @@ class Tables(NamedTuple):
     """A Problem by number of node and layer, in FLOP/s, bytes and seconds.
 
     ``node[i]`` has flops, memory, own_slowness, and per_up and per_down: the seconds per byte of its connection.
-    ``link[i, j]`` has latency, slowness, ratio, and speed: 1 / slowness, 0 from a node to itself; and ratio and speed of the link
-    back from j to i.
+    ``link[i, j]`` has latency, slowness and ratio. ``toward[j, kind, i]`` has, of the link from i to j and back, what
+    sums.Sums sums up over j; all are 0 from a node to itself. ``slower[i, j]`` is the slowness of the slower of the two links.
     ``layer[k]`` has the sums over layers [0, k) of flops, state and kept bytes per micro-batch in flight, gradients, and the
     activation of layer k. There is a row more than layers.
     ``least_held[s, k]`` is the least number of micro-batches in flight at stage k of s.
@@ -32,6 +34,8 @@ class Tables(NamedTuple):
 
     node: Records
     link: Records
+    toward: Floats
+    slower: Floats
     layer: Records
     least_held: Ints
     micro_batches: int
@@ -63,8 +67,9 @@ def tables(problem: Problem) -> Tables:
         held[stages, :stages] = [in_flight(stage, stages) for stage in range(stages)]
     with np.errstate(divide="ignore"):
         per_up, per_down, speed = 1.0 / problem.up, 1.0 / problem.down, 1.0 / problem.slowness
-    np.fill_diagonal(speed, 0.0)
-    speed = np.minimum(speed, 1e30)
+    speed = np.minimum(speed, FASTEST)
+    toward = np.stack([speed.T, speed, problem.ratio.T, problem.ratio, problem.latency + problem.latency.T], axis=1)
+    toward[np.arange(len(speed)), :, np.arange(len(speed))] = 0.0
     return Tables(
         node=_records(
             flops=problem.flops,
@@ -77,10 +82,9 @@ def tables(problem: Problem) -> Tables:
             latency=problem.latency,
             slowness=problem.slowness,
             ratio=problem.ratio,
-            speed=speed,
-            ratio_back=problem.ratio.T,
-            speed_back=speed.T,
         ),
+        toward=np.ascontiguousarray(toward),
+        slower=np.maximum(problem.slowness, problem.slowness.T),
         layer=_records(
             flops_before=problem.flops_before,
             state_before=problem.parameters_before * problem.state_factor,

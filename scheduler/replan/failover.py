@@ -50,8 +50,8 @@ def _replaced(plan: Plan, index: int, gone: str, new: str) -> Plan:
         return new if node == gone else node
 
     stage = plan.stages[index]
-    # A newcomer may have less memory. The least number in flight (0) fits every feasible plan.
-    changed = replace(stage, replicas=tuple(map(name, stage.replicas)), in_flight=0)
+    # A newcomer may have less memory. The least number in flight fits every feasible plan.
+    changed = replace(stage, replicas=tuple(map(name, stage.replicas)), in_flight=())
     flows = list(plan.flows)
     if index:
         flows[index - 1] = tuple(replace(flow, receiver=name(flow.receiver)) for flow in flows[index - 1])
@@ -76,8 +76,10 @@ def _taken_over(plan: Plan, index: int, gone: str, speed: Mapping[str, float]) -
         given[heir] += 1
         loads[heir] += 1
     heirs = tuple((node, count) for node, count in given.items() if count)
-    takeover = Takeover(index, gone, stage.replicas.index(gone), heirs)
-    changed = replace(stage, replicas=tuple(loads), loads=tuple(loads.values()))
+    place = stage.replicas.index(gone)
+    takeover = Takeover(index, gone, place, heirs)
+    in_flight = stage.in_flight[:place] + stage.in_flight[place + 1 :]
+    changed = replace(stage, replicas=tuple(loads), loads=tuple(loads.values()), in_flight=in_flight)
     return replace(plan, stages=_with(plan.stages, index, changed), takeovers=(*plan.takeovers, takeover))
 
 

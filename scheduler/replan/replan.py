@@ -81,7 +81,7 @@ def decide(
 
     ``bound`` is the decision's lower bound, ``spent`` the number of evaluations.
     """
-    plan = draft.plan(problem.cluster, depths(problem, draft).tolist(), generation)
+    plan = draft.plan(problem.cluster, depths(problem, draft), generation)
     validate(plan, problem.cluster.ids, problem.workload)
     if incumbent is None:
         predicted = _predict(problem, draft, 0.0)

@@ -1,4 +1,4 @@
-"""Annealing: walks from many starts that cool down together (Kirkpatrick et al. 1983)."""
+"""Annealing: walks from many starts that cool down together (Kirkpatrick et al. 1983), the best of them in place of the worst."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dtfm.scheduler.model.problem import Floats, Groups
 from dtfm.scheduler.model.sketch import Position, Sketch, copy, cuts_of, empty_position, empty_sketch, groups_of
 from dtfm.scheduler.model.tables import Tables
 from dtfm.scheduler.search.moves import Rules
-from dtfm.scheduler.search.walk import walk
+from dtfm.scheduler.search.walk import ESTIMATE, SIMULATION, walk
 
 HOT, COLD = 0.02, 0.0007
 """First and last heat of the walks, as a fraction of the price."""
@@ -21,6 +21,9 @@ EVENNESS = 0.6
 """Weight of the stages' mean seconds beside those of the slowest, at first; it falls to 0."""
 SWEEPS = 60
 """Number of times that the walks get colder."""
+SELECTION = 10
+"""Number of sweeps after which the best walks go on in place of the worst, REPLACED of all."""
+REPLACED = 0.25
 LEAST_STEPS = 20
 """Least number of steps of a walk before it gets colder."""
 
@@ -51,17 +54,18 @@ def anneal(
     rng: Random,
     used: Callable[[int], float],
     met: Callable[[int, float], None],
+    exactness: int = ESTIMATE,
     heat: float = HOT,
     threads: int = 1,
 ) -> tuple[list[Found], int]:
     """Walks from every start until the budget is used up. Returns the best position of each walk, the best first, and the steps.
 
     ``used`` tells, after a number of steps, which fraction of the budget is used up; the heat follows from it. ``met`` is called
-    again and again with the steps so far and the least price. ``threads`` is the number of walks at the same time; it does not
-    change where they lead.
+    again and again with the steps so far and the least price. ``exactness`` is that of walk.walk. ``threads`` is the number of
+    walks at the same time; it does not change where they lead.
     """
     walkers = [Walker(_copied(start), _copied(start), empty_sketch(len(start.place))) for start in starts]
-    steps, taken, spent, before = LEAST_STEPS, 0, 0.0, used(0)
+    steps, taken, spent, before, sweep = LEAST_STEPS, 0, 0.0, used(0), 0
     with ThreadPoolExecutor(threads) as pool:
         while spent < 1:
             now = heat * (COLD / heat) ** min(1.0, spent)
@@ -69,12 +73,16 @@ def anneal(
 
             def go(pair: tuple[Walker, int], now: float = now, spent: float = spent, steps: int = steps) -> None:
                 walker, seed = pair
-                evenness = EVENNESS * (1 - min(1.0, spent))
-                walk(t, rules, walker.here, walker.best, walker.sketch, now, evenness, steps, seed, walker.prices)
+                evenness = 0.0 if exactness == SIMULATION else EVENNESS * (1 - min(1.0, spent))
+                here, best, sketch, prices = walker.here, walker.best, walker.sketch, walker.prices
+                walk(t, rules, here, best, sketch, exactness, now, evenness, steps, seed, prices)
 
             pairs = list(zip(walkers, seeds, strict=True))
             for _ in pool.map(go, pairs) if threads > 1 else map(go, pairs):
                 pass
+            sweep += 1
+            if sweep % SELECTION == 0:
+                _select(walkers)
             taken += steps * len(walkers)
             spent = used(taken)
             met(taken, min(float(walker.prices[1]) for walker in walkers))
@@ -84,6 +92,15 @@ def anneal(
             before = spent
     found = [Found(float(walker.prices[1]), groups_of(walker.best), cuts_of(walker.best)) for walker in walkers]
     return sorted(found, key=lambda one: (one.price, one.groups)), taken
+
+
+def _select(walkers: list[Walker]) -> None:
+    """Lets the best walk on in place of the worst. What these have found is kept."""
+    order = sorted(walkers, key=lambda walker: float(walker.prices[0]))
+    number = int(REPLACED * len(walkers))
+    for good, bad in zip(order[:number], reversed(order[len(order) - number :]), strict=True):
+        copy(good.here, bad.here)
+        bad.prices[0] = good.prices[0]
 
 
 def _copied(position: Position) -> Position:

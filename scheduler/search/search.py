@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 
 import numpy as np
@@ -14,43 +14,35 @@ from dtfm.scheduler.assemble.evaluate import Candidate, Evaluator
 from dtfm.scheduler.cost.state_transfer import Fetching, nothing_to_fetch
 from dtfm.scheduler.model.problem import Groups, Problem
 from dtfm.scheduler.model.request import Shape
-from dtfm.scheduler.model.sketch import Position, cuts_of, empty_position, empty_sketch, groups_of, position_of
+from dtfm.scheduler.model.sketch import Position, position_of
 from dtfm.scheduler.search.anneal import HOT, Found, anneal
 from dtfm.scheduler.search.exact import improve, is_small
 from dtfm.scheduler.search.moves import Rules
 from dtfm.scheduler.search.rising_bound import RisingBound
 from dtfm.scheduler.search.seeds import Start, nearest_nodes, random_groups, seed_groups
-from dtfm.scheduler.search.walk import walk
+from dtfm.scheduler.search.walk import ESTIMATE, ROUGH, SIMULATION
 
 TimeUsed = Callable[[], float]
 """Returns the fraction of the time that is used up; the search ends at 1."""
 
 WALKS_TIMES_NODES = 320
 """Walks of a round, times nodes: chance decides more on small clusters, patience on large ones."""
-FEWEST_WALKS, MOST_WALKS = 2, 20
+FEWEST_WALKS, MOST_WALKS = 8, 20
 SEEDING = 0.1
 """Largest fraction of the budget for seeds, if one of them works."""
-WALKING = 0.85
-"""Fraction of the budget for walks; the rest is for simulations."""
 WALKING_SMALL = 0.25
-"""The same on a small cluster, where the exact search gets the rest."""
+"""Fraction of the budget for walks on a small cluster, where the exact search gets the rest."""
 FIRST_ROUND = 25_000
 """Steps of the first round without a limit, and STEPS_PER_NODE more per node. Each further round has twice as many."""
 STEPS_PER_NODE = 500
 WORTH = 0.005
 """Least fraction of the step that a round must save for another to follow."""
-WARM = 0.004
-"""First heat of walks that start from good plans: the incumbent, or the best of other walks."""
-FINAL = 0.3
-"""Fraction of the walks for those that start again from the best of the others."""
+WARM, COOL = 0.004, 0.002
+"""First heat of walks that start from good plans, and of those that are simulated."""
 FINALISTS = 12
-"""Number of positions that are simulated at the end."""
-SETTLED = 2
-"""Number of them whose cuts are shifted by simulation while that helps."""
-POLISHES, MOST_POLISHES = 50, 5_000
-"""Number of short walks from the best plan at the end, judged by simulation; the larger one where time runs out before."""
-POLISHING_STEPS = 40
-POLISHING_HEAT = 0.001
+"""Number of positions that are simulated after the walks by estimate."""
+WINNERS = 2
+"""Number of them from which walks go on by simulation."""
 EXACT_BUDGET = 4_000
 """Simulations of the exact search without a limit."""
 
@@ -79,10 +71,14 @@ class Budget:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A part of the walks: from the fraction ``since`` of their budget to ``until``, with this first heat."""
+    """A part of the walks: from the fraction ``since`` of their budget to ``until``, with this exactness and first heat.
+
+    Each part goes on from what the one before has found.
+    """
 
     since: float
     until: float
+    exactness: int
     heat: float
 
     def used(self, budget: Budget, walking: float, steps: float, reached: Callable[[], bool]) -> Callable[[int], float]:
@@ -103,6 +99,11 @@ class Part:
         return used
 
 
+PARTS = (Part(0.0, 0.6, ROUGH, HOT), Part(0.6, 0.8, ESTIMATE, WARM), Part(0.8, 1.0, SIMULATION, COOL))
+WARM_PARTS = (replace(PARTS[0], heat=WARM), *PARTS[1:])
+"""With an incumbent, from which the walks start."""
+
+
 def search(
     evaluator: Evaluator,
     shape: Shape,
@@ -121,36 +122,41 @@ def search(
     problem = evaluator.problem
     rules = _rules(problem, shape, fetching)
     small = is_small(problem)
-    walking = WALKING_SMALL if small else WALKING
+    walking = WALKING_SMALL if small else 1.0
     seeds = _seeds(evaluator, shape, starts, budget)
     best = min(seeds, key=lambda candidate: candidate.price)
-    found: list[Found] = []
+    best = evaluator.simulated(best.draft.groups, best.draft.cuts)
     # Walks of a small cluster end soon: the exact search finds what they miss.
     longest: float = FIRST_ROUND + STEPS_PER_NODE * len(problem.flops) if small or not budget.limited else math.inf
     while not budget.over(evaluator.spent) and not bound.reached(best.price[-1]):
-        before = found[0].price if found else math.inf
-        for part in (Part(0.0, 1 - FINAL, WARM if starts else HOT), Part(1 - FINAL, 1.0, WARM)):
-            population = _population(problem, shape, seeds, starts, found if part.since else (), rng)
+        before = best.price[-1]
+        found: Sequence[Found] = ()
+        for part in WARM_PARTS if starts else PARTS:
+            if part.exactness == SIMULATION:
+                finalists = _simulated(evaluator, _distinct(found), budget)
+                best = min([best, *finalists], key=lambda candidate: candidate.price)
+                population = [_position(problem, one) for one in finalists[:WINNERS]] or [_position(problem, best)]
+            elif found:
+                population = [position_of(one.groups, one.cuts, len(problem.flops)) for one in found]
+            else:
+                population = _population(problem, shape, seeds, starts, rng)
             used = part.used(budget, walking, longest, lambda: bound.reached(evaluator.told))
-            made, taken = anneal(evaluator.tables, rules, population, rng, used, evaluator.met, part.heat, threads)
+            met = evaluator.met if part.exactness == SIMULATION else _ignored
+            found, taken = anneal(
+                evaluator.tables, rules, population, rng, used, met, part.exactness, part.heat, threads
+            )
             evaluator.spent += taken
-            found = _distinct(sorted({*found, *made}, key=lambda one: (one.price, one.groups)))
-        if budget.limited or small or found[0].price > before * (1 - WORTH):
+            best = min([best, *_simulated(evaluator, found[:1], budget)], key=lambda candidate: candidate.price)
+        if budget.limited or small or best.price[-1] > before * (1 - WORTH):
             break
         longest *= 2
-    candidates = [evaluator.simulated(best.draft.groups, best.draft.cuts)]
-    for one in found:
-        if candidates[0].feasible and budget.late():
-            break
-        candidates.append(evaluator.simulated(one.groups, one.cuts))
-    candidates.sort(key=lambda candidate: candidate.price)
-    settled = [_settle_cuts(evaluator, candidate, budget) for candidate in candidates[:SETTLED] if candidate.feasible]
-    best = min([candidates[0], *settled], key=lambda candidate: candidate.price)
-    if best.feasible and not small:
-        best = _polished(evaluator, rules, best, rng, budget)
     if small:
         return improve(evaluator, shape, best, budget.steps or evaluator.spent + EXACT_BUDGET, lambda: budget.over(0))
     return best
+
+
+def _ignored(steps: int, seconds: float) -> None:
+    """Only simulated seconds are told."""
 
 
 def _rules(problem: Problem, shape: Shape, fetching: Fetching | None) -> Rules:
@@ -183,19 +189,15 @@ def _population(
     shape: Shape,
     seeds: Sequence[Candidate],
     starts: Sequence[Start],
-    found: Sequence[Found],
     rng: Random,
 ) -> list[Position]:
-    """Where the walks start: at the best found before, at the best seeds with different numbers of stages, and anywhere.
+    """Where the walks start: at the best seeds with different numbers of stages, and anywhere.
 
     With an incumbent, three quarters of them start from the best seeds of all, most of which are the incumbent repaired.
     """
     nodes = len(problem.flops)
     size = max(FEWEST_WALKS, min(MOST_WALKS, WALKS_TIMES_NODES // nodes))
     best_first = sorted(seeds, key=lambda candidate: candidate.price)
-    made = [position_of(one.groups, one.cuts, nodes) for one in found[:size]]
-    if made:
-        return made
     if starts:
         chosen = list(itertools.islice(itertools.cycle(best_first[: max(1, size // 4)]), 3 * size // 4))
     else:
@@ -203,7 +205,7 @@ def _population(
         for candidate in best_first:
             by_stages.setdefault(len(candidate.draft.groups), candidate)
         chosen = list(by_stages.values())[: size // 2]
-    made += [position_of(candidate.draft.groups, candidate.draft.cuts, nodes) for candidate in chosen]
+    made = [position_of(candidate.draft.groups, candidate.draft.cuts, nodes) for candidate in chosen]
     while len(made) < size:
         groups = random_groups(nodes, shape, rng)
         made.append(position_of(groups, _even_cuts(len(problem.activation), groups), nodes))
@@ -214,50 +216,23 @@ def _even_cuts(layers: int, groups: Groups) -> tuple[int, ...]:
     return tuple(np.round(np.linspace(0, layers, len(groups) + 1)).astype(int).tolist())
 
 
-def _settle_cuts(evaluator: Evaluator, best: Candidate, budget: Budget) -> Candidate:
-    """Shifts single layers across the cuts while that helps, by simulation."""
-    improved = True
-    while improved:
-        improved = False
-        for boundary, by in itertools.product(range(1, len(best.draft.groups)), (-1, 1)):
-            if budget.over(evaluator.spent):
-                return best
-            cuts = list(best.draft.cuts)
-            cuts[boundary] += by
-            if cuts[boundary - 1] < cuts[boundary] < cuts[boundary + 1]:
-                candidate = evaluator.simulated(best.draft.groups, tuple(cuts))
-                if candidate.price < best.price:
-                    best, improved = candidate, True
-    return best
-
-
-def _polished(evaluator: Evaluator, rules: Rules, best: Candidate, rng: Random, budget: Budget) -> Candidate:
-    """Takes short walks from the best plan, and goes on from where they lead if the simulation, too, finds that better."""
-    nodes = len(evaluator.problem.flops)
-    sketch = empty_sketch(nodes)
-    for _ in range(MOST_POLISHES if budget.time_used is not None else POLISHES):
-        if budget.over(evaluator.spent):
+def _simulated(evaluator: Evaluator, found: Sequence[Found], budget: Budget) -> list[Candidate]:
+    """Those of ``found`` that work, by simulation, the best first: as many as there is time for, but at least one."""
+    made: list[Candidate] = []
+    for one in found:
+        candidate = evaluator.simulated(one.groups, one.cuts)
+        if candidate.feasible:
+            made.append(candidate)
+        if made and budget.late():
             break
-        here = position_of(best.draft.groups, best.draft.cuts, nodes)
-        walk(
-            evaluator.tables,
-            rules,
-            here,
-            empty_position(nodes),
-            sketch,
-            POLISHING_HEAT,
-            0.0,
-            POLISHING_STEPS,
-            rng.getrandbits(32),
-            np.full(2, np.inf),
-        )
-        evaluator.spent += POLISHING_STEPS
-        candidate = evaluator.simulated(groups_of(here), cuts_of(here))
-        best = min(best, candidate, key=lambda candidate: candidate.price)
-    return best
+    return sorted(made, key=lambda candidate: candidate.price)
 
 
-def _distinct(found: list[Found]) -> list[Found]:
+def _position(problem: Problem, candidate: Candidate) -> Position:
+    return position_of(candidate.draft.groups, candidate.draft.cuts, len(problem.flops))
+
+
+def _distinct(found: Sequence[Found]) -> list[Found]:
     """The best of those with different groups."""
     kept: dict[Groups, Found] = {}
     for one in found:

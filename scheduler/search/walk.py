@@ -5,16 +5,26 @@ from __future__ import annotations
 import numpy as np
 
 from dtfm.scheduler.assemble.cuts import cut_model
-from dtfm.scheduler.assemble.evaluate import price_of
+from dtfm.scheduler.assemble.evaluate import lacking_bytes, price_of_members
+from dtfm.scheduler.cost.pace import rough_seconds
+from dtfm.scheduler.cost.simulate import simulated
 from dtfm.scheduler.cost.state_transfer import fetching_seconds
 from dtfm.scheduler.model.compiled import compiled
 from dtfm.scheduler.model.problem import Floats
-from dtfm.scheduler.model.sketch import NO_LINK, Position, Sketch, copy, gather_members
+from dtfm.scheduler.model.sketch import NO_LINK, NO_ROOM, Position, Sketch, copy, gather_members, seats_of_sketch
+from dtfm.scheduler.model.sums import add_up, follow
 from dtfm.scheduler.model.tables import Tables
 from dtfm.scheduler.search.moves import Rules, change
 
-NEW_CUTS = 0.1
+ROUGH, ESTIMATE, SIMULATION = range(3)
+"""What tells the seconds of a position: pace.rough_seconds, estimate.estimated_seconds, or simulate.simulated. Each is more exact
+than the one before and takes some ten times as long."""
+ROUGH_DOUBT, ESTIMATE_DOUBT = 1.08, 1.01
+"""Factors by which a less exact price may exceed the limit before the more exact one is not looked at."""
+NEW_CUTS = 0.02
 """Fraction of the moves that get new cuts; the others keep theirs. A new number of stages always needs new cuts."""
+SUMS_LAST = 10_000
+"""Number of steps after which sums are added up anew."""
 
 
 @compiled
@@ -24,6 +34,7 @@ def walk(
     here: Position,
     best: Position,
     sketch: Sketch,
+    exactness: int,
     heat: float,
     evenness: float,
     steps: int,
@@ -32,50 +43,86 @@ def walk(
 ) -> None:
     """Takes ``steps`` steps from ``here`` on, in place. The same ``seed`` gives the same steps.
 
-    A step that costs a fraction ``heat`` more is accepted in one case of e. Positions are compared by their estimated seconds,
-    the cost of state transfer, and ``evenness`` times the mean seconds of their stages: of plans whose slowest resource is the
-    same, those whose others are faster lead on. ``prices`` is float64 [2], the price of ``here`` (evenness included) and that of
-    ``best`` (without). Both are updated, and ``best`` too when a better position is met.
+    A step that costs a fraction ``heat`` more is accepted in one case of e. Positions are compared by their seconds, as
+    ``exactness`` tells them (ROUGH, ESTIMATE or SIMULATION), the cost of state transfer, and ``evenness`` times the mean seconds
+    of their stages and reductions: of plans whose slowest resource is the same, those whose others are faster lead on.
+    ``prices`` is float64 [2], the price of ``here`` (evenness included) and that of ``best`` (without). Both are updated, and
+    ``best`` too when a better position is met.
     """
     np.random.seed(seed)
-    keep_idle = not rules.free_sizes
-    nodes = len(here.place)
-    seconds = price_of(t, here, sketch, keep_idle, np.inf, 0.0)
-    current = _whole_price(t, rules, here, sketch, seconds, evenness)
-    without = _whole_price(t, rules, here, sketch, seconds, 0.0)
-    if without < prices[1]:
-        prices[1] = without
-        copy(here, best)
-    decides = sketch.decides.copy()
-    tried = Position(np.empty(nodes, np.int64), np.empty(len(here.cuts), np.int64), np.empty(1, np.int64))
-    for _ in range(steps):
+    current, known, seen = NO_ROOM * 2, np.zeros(3), np.zeros(3)
+    tried = Position(np.empty_like(here.place), np.empty_like(here.cuts), np.empty_like(here.stages))
+    decides = np.full(6, -1)
+    for step in range(steps + 1):
         copy(here, tried)
-        if not change(rules, tried, decides):
+        if step > 0 and not change(rules, tried, decides):
             continue
-        anew = tried.stages[0] != here.stages[0] or np.random.random() < NEW_CUTS
-        if anew and not (gather_members(tried, sketch) and cut_model(t, sketch, tried.stages[0], tried.cuts)):
+        stages = tried.stages[0]
+        if not gather_members(tried, sketch):
             continue
-        limit = current * (1 - heat * np.log(1.0 - np.random.random()))
-        seconds = price_of(t, tried, sketch, keep_idle, limit, evenness)
-        price = _whole_price(t, rules, tried, sketch, seconds, evenness)
+        anew = step > 0 and (stages != here.stages[0] or np.random.random() < NEW_CUTS)
+        lacking = 0.0 if anew else lacking_bytes(t, sketch, stages, tried.cuts)
+        if lacking >= 1.0:  # rounding errors aside
+            limit, price = current, NO_ROOM + lacking
+        else:
+            if step % SUMS_LAST == 0:
+                add_up(t, sketch.sums, tried.place, stages)
+            else:
+                follow(t, sketch.sums, tried.place, stages)
+            if anew and not cut_model(t, sketch, stages, tried.cuts):
+                continue
+            limit = current * (1 - heat * np.log(1.0 - np.random.random()))
+            price = _price(t, rules, tried, sketch, exactness, known, seen, limit, evenness)
         if price > limit or (price >= NO_LINK and price > current):
             continue
         copy(tried, here)
+        if price < NO_LINK:
+            here.place[:] = sketch.sums.place  # nodes without micro-batches are idle
         current = price
+        known[:] = seen
         decides[:] = sketch.decides
-        without = _whole_price(t, rules, here, sketch, seconds, 0.0)
-        if without < prices[1]:
+        without = price - evenness * (sketch.levels[0] + sketch.levels[1])
+        if price < NO_LINK and without < prices[1]:
             prices[1] = without
             copy(here, best)
     prices[0] = current
 
 
 @compiled
-def _whole_price(t: Tables, rules: Rules, position: Position, sketch: Sketch, seconds: float, evenness: float) -> float:
-    """The price of a position that takes ``seconds``, with state transfer and evenness."""
-    if seconds >= NO_LINK:
-        return float(seconds)
-    price = seconds + evenness * (sketch.levels[0] + sketch.levels[1])
-    if rules.fetching.weight > 0:
-        price += rules.fetching.weight * fetching_seconds(rules.fetching, position)
-    return float(price)
+def _price(
+    t: Tables,
+    rules: Rules,
+    position: Position,
+    sketch: Sketch,
+    exactness: int,
+    known: Floats,
+    seen: Floats,
+    limit: float,
+    evenness: float,
+) -> float:
+    """The price of a position, with state transfer and evenness; more than ``limit`` where it would exceed that.
+
+    The quickest price is looked at first. It errs here about as it erred for the position that the walk comes from, so the next
+    one is looked at only where the limit is within reach. ``known`` and ``seen`` are float64 [3]: the seconds of the position
+    before, 0 when they are not known, and of this one, by exactness.
+    """
+    stages, cuts = position.stages[0], position.cuts
+    transfer = rules.fetching.weight * fetching_seconds(rules.fetching, position) if rules.fetching.weight > 0 else 0.0
+    most = limit - transfer
+    out_of_reach = most
+    if exactness > ROUGH:
+        out_of_reach *= ROUGH_DOUBT * (known[ROUGH] / known[exactness] if known[exactness] > 0 else 1.0)
+    seconds = seen[ROUGH] = rough_seconds(t, sketch, stages, cuts, out_of_reach, evenness)
+    if seconds == np.inf:
+        return NO_LINK + 1
+    if seconds > out_of_reach:
+        return 2 * limit
+    if exactness > ROUGH:
+        seconds = seen[ESTIMATE] = price_of_members(t, sketch, stages, cuts, not rules.free_sizes)
+        if seconds >= NO_LINK:
+            return float(seconds)
+    if exactness == SIMULATION:
+        if known[SIMULATION] > 0 and seconds * known[SIMULATION] / known[ESTIMATE] > ESTIMATE_DOUBT * most:
+            return 2 * limit
+        seconds = seen[SIMULATION] = simulated(t, seats_of_sketch(sketch, stages, cuts))
+    return float(seconds + transfer + evenness * (sketch.levels[0] + sketch.levels[1]))

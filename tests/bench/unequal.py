@@ -30,7 +30,7 @@ from dtfm.scheduler.model.workload import Workload
 from dtfm.scheduler.schedule import schedule
 from dtfm.scheduler.search.moves import Rules
 from dtfm.scheduler.search.seeds import nearest_nodes
-from dtfm.scheduler.search.walk import walk
+from dtfm.scheduler.search.walk import ESTIMATE, walk
 from dtfm.scheduler.warm_up import warm_up
 from tests.bench.clusters import part_of, unequal
 from tests.bench.rows import Row, show
@@ -91,7 +91,7 @@ def estimates_per_second(count: int) -> Row:
     layers, steps = len(workload.layers), 20_000
     rules = Rules(nearest_nodes(problem), min(count, layers), True, True, nothing_to_fetch(count, layers))
     began = time.process_time()
-    walk(tables(problem), rules, here, best, empty_sketch(count), 0.002, 0.0, steps, 0, np.full(2, np.inf))
+    walk(tables(problem), rules, here, best, empty_sketch(count), ESTIMATE, 0.002, 0.0, steps, 0, np.full(2, np.inf))
     rate = steps / (time.process_time() - began)
     asked = {16: 20_000, 128: 2_000}.get(count)
     title = f"estimates per second at {count} unequal nodes"

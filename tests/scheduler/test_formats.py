@@ -102,7 +102,7 @@ def plan_text(**changes: Any) -> str:
 
 PLAN = Plan(
     2,
-    (Stage((0, 2), ("b",), (8,), 3), Stage((2, 3), ("c", "d"), (6, 2))),
+    (Stage((0, 2), ("b",), (8,), (3,)), Stage((2, 3), ("c", "d"), (6, 2))),
     ((Flow("a", "c", 3), Flow("b", "c", 3), Flow("b", "d", 2)),),
     ("e",),
     (Takeover(0, "a", 0, (("b", 3),)),),
@@ -128,7 +128,7 @@ def test_a_plan_with_routes_is_read_as_their_loads_and_flows() -> None:
     plan = parse_plan(json.dumps({"generation": 3, "stages": stages, "routes": routes, "idle": ["d"]}))
     assert plan == Plan(
         3,
-        (Stage((0, 2), ("a", "b"), (5, 3)), Stage((2, 3), ("c",), (8,), 1)),
+        (Stage((0, 2), ("a", "b"), (5, 3)), Stage((2, 3), ("c",), (8,), (1,))),
         ((Flow("a", "c", 5), Flow("b", "c", 3)),),
         ("d",),
     )

@@ -28,8 +28,8 @@ def test_a_plan_in_the_log_is_a_plan_file() -> None:
     assert fields["plan"] == {
         "generation": 1,
         "stages": [
-            {"layers": [0, 2], "replicas": ["a", "b"], "loads": [3, 5], "in_flight": 0},
-            {"layers": [2, 3], "replicas": ["c"], "loads": [8], "in_flight": 0},
+            {"layers": [0, 2], "replicas": ["a", "b"], "loads": [3, 5], "in_flight": []},
+            {"layers": [2, 3], "replicas": ["c"], "loads": [8], "in_flight": []},
         ],
         "flows": [
             [
@@ -60,7 +60,7 @@ def test_a_plan_with_routes_is_read_as_their_loads_and_flows() -> None:
         {"nodes": ["a", "c"], "micro_batches": 3},
         {"nodes": ["b", "c"], "micro_batches": 4},
     ]
-    stages = (replace(PLAN.stages[0], in_flight=4), replace(PLAN.stages[1], in_flight=1))
+    stages = (replace(PLAN.stages[0], in_flight=(4, 4)), replace(PLAN.stages[1], in_flight=(1,)))
     expected = ev.PlanAdopted(3, replace(PLAN, generation=3, stages=stages), "why", 7, counts_from=2)
     assert from_json(with_routes(routes)) == expected
     assert from_text(json.dumps(with_routes(routes))) == expected

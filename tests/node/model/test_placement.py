@@ -40,7 +40,7 @@ def test_an_idle_node_has_no_placement() -> None:
 
 
 def test_the_plan_says_how_many_are_in_flight_by_default_two_per_stage_from_this_one_on() -> None:
-    plan = from_routes(1, [Stage((0, 1), ("a",), ()), Stage((1, 2), ("b",), (), 7)], [(("a", "b"), 9)])
+    plan = from_routes(1, [Stage((0, 1), ("a",), ()), Stage((1, 2), ("b",), (), (7,))], [(("a", "b"), 9)])
     assert [placement.in_flight for name in "ab" if (placement := placement_of(plan, name, 0))] == [4, 7]
 
 

@@ -12,6 +12,7 @@ from dtfm.scheduler.assemble.evaluate import Evaluator, memory_shortfall
 from dtfm.scheduler.model.cluster import Cluster, Node
 from dtfm.scheduler.model.problem import Groups, Problem
 from dtfm.scheduler.model.sketch import cuts_of, empty_sketch, gather_members, position_of
+from dtfm.scheduler.model.sums import add_up
 from dtfm.scheduler.model.tables import tables
 from dtfm.scheduler.model.workload import Layer, Workload
 from tests.scheduler.clusters import any_problem, random_cluster
@@ -23,6 +24,7 @@ def cut(problem: Problem, groups: Groups) -> tuple[int, ...] | None:
     """The cuts for these groups; None where the search finds none."""
     position, sketch = position_of(groups, (), len(problem.flops)), empty_sketch(len(problem.flops))
     assert gather_members(position, sketch)
+    add_up(tables(problem), sketch.sums, position.place, len(groups))
     return cuts_of(position) if cut_model(tables(problem), sketch, len(groups), position.cuts) else None
 
 

@@ -4,8 +4,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dtfm.scheduler.assemble.evaluate import Evaluator, memory_shortfall, missing_links, price_of
-from dtfm.scheduler.model.sketch import empty_sketch, position_of
+from dtfm.scheduler.assemble.evaluate import Evaluator, memory_shortfall, missing_links
 from tests.scheduler.clusters import any_problem
 from tests.scheduler.plans import random_draft
 
@@ -42,23 +41,3 @@ def test_a_candidate_has_seconds_if_it_fits_memory_and_has_links(
     assert found.feasible == (found.shortfall_bytes == 0 and found.missing_links == 0)
     if found.feasible:
         assert missing_links(problem, found.draft) == 0
-
-
-@settings(max_examples=100, deadline=None)
-@given(**PROBLEMS, part=st.floats(0.1, 2.0), evenness=st.sampled_from([0.0, 0.3]))
-def test_a_price_below_the_limit_does_not_depend_on_it(
-    seed: int, count: int, layers: int, part: float, evenness: float
-) -> None:
-    """Evenness counts twice as much as the mean busy time of the stages, which the levels of a whole estimate exceed."""
-    rng = np.random.default_rng(seed)
-    problem = any_problem(rng, count, layers)
-    evaluator, sketch = Evaluator(problem, keep_idle_hands=False), empty_sketch(count)
-    drawn = random_draft(rng, problem)
-    position = position_of(drawn.groups, drawn.cuts, count)
-    whole = price_of(evaluator.tables, position, sketch, False, np.inf, 0.0)
-    even = whole + evenness * float(sketch.levels.sum())
-    limited = price_of(evaluator.tables, position, sketch, False, part * whole, evenness)
-    if even <= part * whole:
-        assert limited == whole
-    elif limited != whole:
-        assert limited > part * whole

@@ -8,6 +8,7 @@ from scipy.optimize import linprog
 from dtfm.scheduler.assemble.evaluate import price_of
 from dtfm.scheduler.assemble.flows import BUSIER, connect
 from dtfm.scheduler.cost.load import share_out
+from dtfm.scheduler.cost.pace import rough_seconds
 from dtfm.scheduler.cost.simulate import simulate
 from dtfm.scheduler.model.cluster import Cluster, Node
 from dtfm.scheduler.model.problem import Draft, Floats, Groups, Ints, Problem
@@ -19,6 +20,7 @@ from dtfm.scheduler.model.sketch import (
     gather_members,
     position_of,
 )
+from dtfm.scheduler.model.sums import add_up
 from dtfm.scheduler.model.tables import tables
 from dtfm.scheduler.model.workload import Layer, Workload
 from tests.scheduler.clusters import any_problem
@@ -32,8 +34,11 @@ def connected(problem: Problem, groups: Groups, cuts: tuple[int, ...]) -> tuple[
     t, sketch = tables(problem), empty_sketch(len(problem.flops))
     position = position_of(groups, cuts, len(problem.flops))
     gather_members(position, sketch)
-    longest = share_out(t, sketch, len(groups), position.cuts, np.inf, 0.0)
-    drop_idle(sketch, len(groups))
+    add_up(t, sketch.sums, position.place, len(groups))
+    longest = rough_seconds(t, sketch, len(groups), position.cuts, np.inf, 0.0)
+    if longest < np.inf:
+        longest = share_out(t, sketch, len(groups))
+    drop_idle(t, sketch, len(groups))
     missing = connect(t, sketch, len(groups), position.cuts, longest)
     return draft_of_sketch(sketch, cuts), missing, longest
 
@@ -102,8 +107,8 @@ def test_a_plan_that_needs_a_link_that_does_not_exist_is_priced_as_one_that_does
     bandwidth[0, 2] = bandwidth[3, 0] = 0.0  # node 0 reaches node 3 and is reached by node 2, but nothing comes back
     broken = Problem(Cluster(problem.cluster.nodes, problem.latency, bandwidth), problem.workload)
     position, sketch = position_of(((0, 1), (2, 3)), (0, 1, 2), 4), empty_sketch(4)
-    assert price_of(tables(problem), position, sketch, True, np.inf, 0.0) < NO_LINK
-    assert price_of(tables(broken), position, sketch, True, np.inf, 0.0) >= NO_LINK
+    assert price_of(tables(problem), position, sketch, True) < NO_LINK
+    assert price_of(tables(broken), position, sketch, True) >= NO_LINK
 
 
 def test_no_link_is_busy_for_longer_than_the_busiest_node_where_that_is_possible() -> None:
@@ -124,7 +129,7 @@ def test_no_link_is_busy_for_longer_than_the_busiest_node_where_that_is_possible
         busiest = float((draft.flows[0] * np.where(used, pace, 0.0)).max())
         possible = max(longest, _least(pace, draft.loads[0], draft.loads[1]))
         ratios.append((busiest - pace[used].max()) / possible)
-    assert len(ratios) > 200
+    assert len(ratios) > 150
     assert np.quantile(ratios, 0.9) <= 1.0 + 1e-9
     assert max(ratios) <= BUSIER
 

@@ -38,7 +38,7 @@ def test_the_estimate_is_that_of_its_formulas(seed: int, count: int, layers: int
     for _ in range(4):
         drawn = random_draft(rng, problem)
         position = position_of(drawn.groups, drawn.cuts, count)
-        price = price_of(t, position, sketch, keep_idle, np.inf, 0.0)
+        price = price_of(t, position, sketch, keep_idle)
         if price < NO_LINK:
             assert price == pytest.approx(estimated(problem, draft_of_sketch(sketch, drawn.cuts)), rel=1e-9)
 

@@ -1,4 +1,4 @@
-"""The number of micro-batches in flight per stage: a round trip's worth, limited by memory."""
+"""The number of micro-batches in flight on each node: a round trip's worth, limited by memory."""
 
 from __future__ import annotations
 
@@ -32,34 +32,34 @@ def problem(latency: float, memory: float = 1e12) -> Problem:
 
 
 def test_near_links_need_two_micro_batches_per_stage_from_this_one_on() -> None:
-    near = depths(problem(0.0), CHAIN).tolist()
-    assert near == [in_flight(stage, STAGES) for stage in range(STAGES)] == [6, 4, 1]
+    near = depths(problem(0.0), CHAIN)
+    assert near == tuple((in_flight(stage, STAGES),) for stage in range(STAGES)) == ((6,), (4,), (1,))
 
 
 def test_far_links_need_more_and_then_slow_a_step_down_little() -> None:
     far = problem(latency=6.0)  # a round trip takes as long as 4 micro-batches
-    assert depths(far, CHAIN).tolist() == [6 + SLACK * 8, 4 + SLACK * 4, 1]
+    assert depths(far, CHAIN) == ((6 + SLACK * 8,), (4 + SLACK * 4,), (1,))
     assert simulate(far, CHAIN) < simulate(problem(0.0), CHAIN) + 4 * 6.0 + 3 * 3.0
 
 
 def test_depth_fits_the_memory_and_is_at_least_what_every_valid_plan_allows() -> None:
     kept = KEPT_PER_OUTPUT_BYTE * ACTIVATION
     state = 4 * 500.0
-    assert depths(problem(6.0, memory=state + 13 * kept), CHAIN).tolist() == [13, 12, 1]
-    assert depths(problem(6.0, memory=state + kept), CHAIN).tolist() == [6, 4, 1]
+    assert depths(problem(6.0, memory=state + 13 * kept), CHAIN) == ((13,), (12,), (1,))
+    assert depths(problem(6.0, memory=state + kept), CHAIN) == ((6,), (4,), (1,))
 
 
 def test_depth_is_at_most_the_micro_batches_of_a_step() -> None:
-    assert depths(problem(1e6), CHAIN).tolist() == [30, 30, 1]
+    assert depths(problem(1e6), CHAIN) == ((30,), (30,), (1,))
 
 
 def test_a_plan_carries_the_depths() -> None:
     far = problem(latency=6.0)
     plan = schedule(replace(far.cluster), WORKLOAD, stages=STAGES).plan
-    assert [stage.in_flight for stage in plan.stages] == [6 + SLACK * 8, 4 + SLACK * 4, 1]
+    assert [stage.in_flight for stage in plan.stages] == [(6 + SLACK * 8,), (4 + SLACK * 4,), (1,)]
 
 
-def by_definition(problem: Problem, draft: Draft) -> list[int]:
+def by_definition(problem: Problem, draft: Draft) -> tuple[tuple[int, ...], ...]:
     """Follows every way through the draft's links on its own."""
     stages, cuts, groups = len(draft.groups), draft.cuts, draft.groups
     work = np.diff(problem.flops_before[list(cuts)])
@@ -83,13 +83,16 @@ def by_definition(problem: Problem, draft: Draft) -> list[int]:
     busiest = max(1e-12, *(compute[node] * load[node] for node in load))
     result = []
     for stage in range(stages - 1):
-        longest = max(seconds(way, stage) * load[way[0]] for way in product(*groups[stage:]) if load[way[0]])
-        wanted = math.ceil(min(longest / busiest, 1e9) - 1e-6) + stages - stage
         layers = list(cuts[stage : stage + 2])
         state = problem.state_factor * np.diff(problem.parameters_before[layers])[0]
-        room = (min(problem.memory[list(groups[stage])]) - state) / np.diff(problem.kept_before[layers])[0]
-        result.append(max(in_flight(stage, stages), min(wanted, math.floor(room), problem.workload.micro_batches)))
-    return [*result, 1]
+        numbers = []
+        for node in groups[stage]:
+            longest = max(seconds(way, stage) * load[node] for way in product((node,), *groups[stage + 1 :]))
+            wanted = math.ceil(min(longest / busiest, 1e9) - 1e-6) + stages - stage
+            room = (problem.memory[node] - state) / np.diff(problem.kept_before[layers])[0]
+            numbers.append(max(in_flight(stage, stages), min(wanted, math.floor(room), problem.workload.micro_batches)))
+        result.append(tuple(numbers))
+    return (*result, (1,) * len(groups[-1]))
 
 
 @settings(max_examples=200, deadline=None)
@@ -100,4 +103,4 @@ def test_the_longest_way_that_flows_allow_counts(drawn: tuple[Problem, Draft], m
     if much_memory:
         cluster = replace(cluster, nodes=tuple(replace(node, memory_bytes=1e18) for node in cluster.nodes))
     problem = Problem(cluster, replace(problem.workload, micro_batches=10**9))  # no limit
-    assert depths(problem, draft).tolist() == by_definition(problem, draft)
+    assert depths(problem, draft) == by_definition(problem, draft)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from dtfm.scheduler.cost.estimate import QUEUEING
 from dtfm.scheduler.cost.in_flight import SLACK
+from dtfm.scheduler.cost.pace import WAITING
 from dtfm.scheduler.cost.reduction import EXACT_GROUP
 from dtfm.scheduler.model.memory import in_flight
 from dtfm.scheduler.model.problem import Draft, Floats, Problem
@@ -76,10 +76,9 @@ class _Plan:
         each = [(self.way(node, a) + 2 * self.forward[a] + known[a]) * n for a, b, n in self.flows if b == node]
         return sum(each) / max(self.load[node], 1)
 
-    def trip(self, node: int, waiting: float = 1.0) -> float:
-        """Mean over micro-batches of 3 forward[node] + waiting * (way(node, b) + way(b, node)) + trip(b), b being the next."""
-        ways = {b: waiting * (self.way(node, b) + self.way(b, node)) for a, b, _ in self.flows if a == node}
-        each = [n * (ways[b] + self.trip(b, waiting)) for a, b, n in self.flows if a == node]
+    def trip(self, node: int) -> float:
+        """Mean over micro-batches of 3 forward[node] + way(node, b) + way(b, node) + trip(b), b being the next."""
+        each = [n * (self.way(node, b) + self.way(b, node) + self.trip(b)) for a, b, n in self.flows if a == node]
         return 3 * self.forward[node] + sum(each) / max(self.load[node], 1)
 
     def longest_trip(self, node: int) -> float:
@@ -91,18 +90,18 @@ class _Plan:
         ]
         return 3 * self.forward[node] + max(beyond, default=0.0)
 
-    def depth(self, stage: int) -> float:
+    def depth(self, node: int) -> float:
         """in_flight.depths: a round trip's worth at the pace of the busiest device, and one more per stage from here on; as much
-        as the smallest memory has room for; at least memory.in_flight. The last stage turns around at once."""
+        as the node has room for; at least memory.in_flight. The last stage turns around at once."""
+        stage = self.stage[node]
         least = in_flight(stage, self.stages)
         if stage == self.stages - 1:
             return least
-        busiest = max(max(3 * self.forward[node] * self.load[node] for node in self.stage), 1e-12)
-        group = self.draft.groups[stage]
-        wanted = math.ceil(max(self.longest_trip(node) * self.load[node] for node in group) / busiest - 1e-6)
+        busiest = max(max(3 * self.forward[other] * self.load[other] for other in self.stage), 1e-12)
+        wanted = math.ceil(self.longest_trip(node) * self.load[node] / busiest - 1e-6)
         state = self.sum_of(self.problem.parameters_before, stage) * self.problem.state_factor
         kept = max(self.sum_of(self.problem.kept_before, stage), 1.0)
-        room = math.floor((min(self.problem.memory[node] for node in group) - state) / kept)
+        room = math.floor((float(self.problem.memory[node]) - state) / kept)
         return float(max(least, min(wanted + self.stages - stage, room, self.problem.workload.micro_batches)))
 
 
@@ -110,13 +109,13 @@ def _own_end(plan: _Plan, node: int) -> float:
     """When a node, or its slowest link, would be done if nobody else were late: arrival plus the longest of
 
     - computing: 3 forward * load,
-    - waiting: trip * load / depth, with QUEUEING on links, since ``depth`` micro-batches per round trip are completed,
     - the first trip, then all other backward passes and the forward passes that the depth did not allow before,
     - its connection: bytes sent / up, bytes received / down,
 
+    which is mixed with the time of its round trips, trip * load / depth, when micro-batches in flight are limited,
     or, for a link, arrival + trip + the slower direction's seconds for all further micro-batches.
     """
-    load, problem, depth = plan.load[node], plan.problem, plan.depth(plan.stage[node])
+    load, problem, depth = plan.load[node], plan.problem, plan.depth(node)
     if load == 0:
         return 0.0
     sent = received = 0.0
@@ -127,11 +126,12 @@ def _own_end(plan: _Plan, node: int) -> float:
         received += back if a == node else there if b == node else 0.0
     busy = max(
         3 * plan.forward[node] * load,
-        plan.trip(node, QUEUEING) * load / depth if depth < load else 0.0,
         plan.trip(node) + plan.forward[node] * (2 * (load - 1) + max(load - depth, 0)),
         sent / problem.up[node] if sent else 0.0,
         received / problem.down[node] if received else 0.0,
     )
+    if depth < load:
+        busy = (busy**4 + (WAITING * plan.trip(node) * load / depth) ** 4) ** 0.25
     links = [
         plan.trip(node) + max(plan.on_link(node, b), plan.on_link(b, node)) * (n - 1)
         for a, b, n in plan.flows
@@ -142,7 +142,8 @@ def _own_end(plan: _Plan, node: int) -> float:
 
 def _ends(plan: _Plan, own: dict[int, float]) -> dict[int, float]:
     """When each node's last backward pass ends: not before those of the nodes that it feeds, a way and a backward pass earlier,
-    and these not before its own, a way and a backward pass less."""
+    and these not before its own, a way and a backward pass less. Then, not before its last micro-batch if its micro-batches are
+    spread evenly from their first arrival to when they can still come home with the last."""
     end = dict(own)
     for a, b, _ in plan.flows:
         end[b] = max(end[b], end[a] - plan.way(b, a) - 2 * plan.forward[a])
@@ -150,6 +151,11 @@ def _ends(plan: _Plan, own: dict[int, float]) -> dict[int, float]:
         for a, b, _ in plan.flows:
             if plan.stage[a] == stage:
                 end[a] = max(end[a], end[b] + plan.way(b, a) + 2 * plan.forward[a])
+    finished = max(end[node] for node in plan.draft.groups[0])
+    for node, load in plan.load.items():
+        if load:
+            span = finished - plan.homeward[node] - plan.arrival[node]
+            end[node] = max(end[node], plan.arrival[node] + span * (1 - 1 / load))
     return end
 
 

@@ -73,11 +73,11 @@ def simulated_in_python(problem: Problem, draft: Draft) -> float:
     work = np.diff(problem.flops_before[list(draft.cuts)])
     outputs = problem.activation[np.array(draft.cuts[1:]) - 1].tolist()
     chain_of = draft.chains.tolist()
-    limits = depths(problem, draft).tolist()
+    limits = depths(problem, draft)
     devices = {
-        node: _Device(stage, float(work[stage] / problem.flops[node]), limits[stage], 0)
+        node: _Device(stage, float(work[stage] / problem.flops[node]), limit, 0)
         for stage, group in enumerate(draft.groups)
-        for node in group
+        for node, limit in zip(group, limits[stage], strict=True)
     }
     for number, chain in enumerate(chain_of):
         heapq.heappush(devices[chain[0]].forward, number)

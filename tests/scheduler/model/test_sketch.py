@@ -19,6 +19,7 @@ from dtfm.scheduler.model.sketch import (
     groups_of,
     position_of,
 )
+from dtfm.scheduler.model.sums import add_up
 from dtfm.scheduler.model.tables import tables
 from dtfm.scheduler.model.workload import Layer, Workload
 from tests.scheduler.clusters import any_problem, even_workload, uniform_cluster
@@ -44,12 +45,14 @@ def test_a_copy_is_equal_and_its_own() -> None:
 
 
 def test_members_are_gathered_by_stage_in_ascending_order_and_idle_ones_are_dropped() -> None:
-    sketch = empty_sketch(6)
-    assert gather_members(position_of(((4, 1), (5, 0, 2)), (0, 1, 2), 6), sketch)
+    t, sketch = tables(any_problem(np.random.default_rng(0), 6, 2)), empty_sketch(6)
+    position = position_of(((4, 1), (5, 0, 2)), (0, 1, 2), 6)
+    assert gather_members(position, sketch)
+    add_up(t, sketch.sums, position.place, 2)
     assert sketch.members[:5].tolist() == [1, 4, 0, 2, 5]
     assert sketch.stage["first"][:3].tolist() == [0, 2, 5]
     sketch.node["load"] = [3, 0, 0, 0, 9, 6]
-    drop_idle(sketch, 2)
+    drop_idle(t, sketch, 2)
     assert sketch.members[:3].tolist() == [4, 0, 5]
     assert sketch.stage["first"][:3].tolist() == [0, 1, 3]
 
@@ -68,7 +71,7 @@ def test_the_draft_of_a_sketch_names_members_loads_and_flows_by_place() -> None:
         Cluster(nodes, np.zeros((4, 4)), np.full((4, 4), 1e12)), Workload((Layer("", 1e12, 1.0, 1.0),) * 2, 9)
     )
     sketch = empty_sketch(4)
-    assert price_of(tables(problem), position_of(((0,), (1, 2, 3)), (0, 1, 2), 4), sketch, False, np.inf, 0.0) < NO_LINK
+    assert price_of(tables(problem), position_of(((0,), (1, 2, 3)), (0, 1, 2), 4), sketch, False) < NO_LINK
     draft = draft_of_sketch(sketch, (0, 1, 2))
     assert draft.groups == ((0,), (1, 2))
     assert draft.cuts == (0, 1, 2)
@@ -87,7 +90,7 @@ def test_a_sketch_that_is_filled_again_tells_nothing_of_the_position_before(
     for _ in range(5):
         drawn, fresh = random_draft(rng, problem), empty_sketch(count)
         position = position_of(drawn.groups, drawn.cuts, count)
-        prices = [price_of(t, position, sketch, keep_idle, np.inf, 0.0) for sketch in (used, fresh)]
+        prices = [price_of(t, position, sketch, keep_idle) for sketch in (used, fresh)]
         assert prices[0] == prices[1]
         if prices[0] < NO_LINK:
             again, once = draft_of_sketch(used, drawn.cuts), draft_of_sketch(fresh, drawn.cuts)

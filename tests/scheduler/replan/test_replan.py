@@ -76,7 +76,7 @@ def test_the_rough_time_to_fetch_is_that_of_one_node_alone_but_for_latency_and_t
     rng = np.random.default_rng(seed)
     problem = any_problem(rng, count, layers)
     draft = random_draft(rng, problem)
-    plan = draft.plan(problem.cluster, [1] * len(draft.groups), 1)
+    plan = draft.plan(problem.cluster, [()] * len(draft.groups), 1)
     held = Holdings.of(problem, plan)
     node, stage = int(rng.integers(count)), int(rng.integers(len(draft.groups)))
     groups = tuple((node,) if at == stage else () for at in range(len(draft.groups)))

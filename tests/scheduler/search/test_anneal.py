@@ -76,7 +76,7 @@ def test_a_price_is_that_of_the_position_and_of_the_slowest_transfer_of_state(we
     for one in annealed(problem, 0, weight=weight)[0]:
         position = position_of(one.groups, one.cuts, len(problem.flops))
         slowest = max(b - a for a, b in zip(one.cuts, one.cuts[1:], strict=False))
-        expected = price_of(t, position, sketch, False, np.inf, 0.0) + weight * slowest
+        expected = price_of(t, position, sketch, False) + weight * slowest
         assert one.price == pytest.approx(expected, rel=1e-12)
 
 
@@ -85,7 +85,7 @@ def test_the_best_comes_first_and_is_better_than_every_start() -> None:
     found, _ = annealed(problem, 1)
     assert [one.price for one in found] == sorted(one.price for one in found)
     t, sketch = tables(problem), empty_sketch(len(problem.flops))
-    assert found[0].price < min(price_of(t, one, sketch, False, np.inf, 0.0) for one in starts(problem, 6))
+    assert found[0].price < min(price_of(t, one, sketch, False) for one in starts(problem, 6))
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -110,4 +110,4 @@ def test_a_population_is_never_worse_than_its_starts(seed: int) -> None:
         lambda steps, price: None,
         heat=0.5,
     )
-    assert found[0].price <= good.price
+    assert found[0].price <= good.price * (1 + 1e-12)

@@ -20,6 +20,7 @@ from dtfm.scheduler.model.sketch import (
     groups_of,
     position_of,
 )
+from dtfm.scheduler.model.sums import add_up
 from dtfm.scheduler.model.tables import tables
 from dtfm.scheduler.search.moves import Rules, change
 from dtfm.scheduler.search.seeds import nearest_nodes
@@ -79,6 +80,7 @@ def test_stages_have_nodes_and_layers_and_keep_the_shape_that_is_fixed(
             assert [len(group) for group in groups] == [len(group) for group in drawn.groups]
         if stages != here.stages[0]:  # then the walk cuts the model anew
             assert gather_members(tried, sketch)
+            add_up(t, sketch.sums, tried.place, stages)
             assert cut_model(t, sketch, stages, tried.cuts)
         cuts = cuts_of(tried)
         assert (cuts[0], cuts[-1]) == (0, layers)
@@ -98,6 +100,7 @@ def test_every_position_of_a_small_cluster_can_be_reached() -> None:
         if change(rules, tried, decides_of(rng, here)):
             if tried.stages[0] != here.stages[0]:
                 assert gather_members(tried, sketch)
+                add_up(t, sketch.sums, tried.place, int(tried.stages[0]))
                 assert cut_model(t, sketch, int(tried.stages[0]), tried.cuts)
             copy(tried, here)
             met.add((groups_of(here), cuts_of(here)))
