@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dtfm.scheduler.assemble.evaluate import Evaluator
-from dtfm.scheduler.cost.bounds import iteration_bound, rising_bounds, work_bound
+from dtfm.scheduler.bound.rising_bounds import iteration_bound, rising_bounds
+from dtfm.scheduler.cost.bounds import work_bound
 from dtfm.scheduler.cost.simulate import simulate
 from dtfm.scheduler.model.cluster import Cluster, Node
 from dtfm.scheduler.model.problem import Problem
