@@ -85,7 +85,7 @@ def test_no_loads_undercut_the_bound(seed: int, count: int, layers: int) -> None
 def test_no_random_plan_undercuts_the_bound(seed: int, count: int, layers: int) -> None:
     rng = np.random.default_rng(seed)
     problem = scarce(rng, count, layers, micro_batches=int(rng.choice([2, 16, 60])))
-    bound = iteration_bound(problem, steps=30)
+    bound = iteration_bound(problem, steps=30, looks=1e6)
     for _ in range(20):
         draft = random_draft(rng, problem)
         if fits(problem, draft):
