@@ -1,1 +1,1 @@
-"""The cost of a plan: estimates, simulation, bounds, state transfer."""
+"""The cost of a plan: estimates, simulation, state transfer."""

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from threading import Event, Thread
 from types import TracebackType
 
-from dtfm.scheduler.cost.bounds import rising_bounds, work_bound
+from dtfm.scheduler.bound.rising_bounds import rising_bounds
+from dtfm.scheduler.cost.bounds import work_bound
 from dtfm.scheduler.model.problem import Problem
 
 AS_GOOD = 1.005

@@ -19,7 +19,7 @@ from random import Random
 
 import numpy as np
 
-from dtfm.scheduler.cost.bounds import rising_bounds
+from dtfm.scheduler.bound.rising_bounds import rising_bounds
 from dtfm.scheduler.cost.state_transfer import nothing_to_fetch
 from dtfm.scheduler.model.cluster import Cluster
 from dtfm.scheduler.model.decision import Infeasible

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scipy.stats import spearmanr
 
 from dtfm.scheduler.assemble.evaluate import Evaluator, price_of
-from dtfm.scheduler.cost.bounds import iteration_bound
+from dtfm.scheduler.bound.rising_bounds import iteration_bound
 from dtfm.scheduler.cost.simulate import simulate
 from dtfm.scheduler.model.problem import Problem
 from dtfm.scheduler.model.sketch import NO_LINK, draft_of_sketch, empty_sketch, position_of

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from dtfm.scheduler.cost.capacity import Capacities, Table
+from dtfm.scheduler.bound.capacity import Capacities, Table
 from dtfm.scheduler.model.problem import Floats, Ints
 
 NEIGHBOURS = (1, 2, 3, 5, 1_000_000)

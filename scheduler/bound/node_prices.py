@@ -14,8 +14,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from dtfm.scheduler.cost.capacity import Capacities, Kinds, Table
-from dtfm.scheduler.cost.cheapest_path import CheapestPath
+from dtfm.scheduler.bound.capacity import Capacities, Kinds, Table
+from dtfm.scheduler.bound.cheapest_path import CheapestPath
 from dtfm.scheduler.model.problem import Floats, Problem
 
 STEP = 0.3

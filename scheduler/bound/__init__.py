@@ -1,0 +1,1 @@
+"""Certified lower bounds on the seconds per step of any plan."""
