@@ -34,6 +34,7 @@ MODULES = (
     "dtfm.node.cli",
     "dtfm.coordinator.cli",
     "tests.cluster.alike",
+    "tests.wan.given_plan",
     "tests.wan.slow_device",
 )
 """A child runs ``main()`` of one of these."""
