@@ -154,8 +154,8 @@ class UnequalRun:
 
 @contextmanager
 def unequal_run(folder: Path, *, micro_batches: int, shared_lines: bool) -> Iterator[UnequalRun]:
-    """A run that has begun with the scheduler's own plan. Where homes share lines, they join one after the other: they would
-    measure each other's probes."""
+    """A run that has begun with the scheduler's own plan. With ``shared_lines`` homes join one after the other: on a line that
+    is shared, one node's probes slow down another's."""
     network = unequal_network(shared_lines=shared_lines)
     flops = {node.id: node.flops for node in network.nodes}
     command = ("tests.wan.given_plan", FILE)
