@@ -30,7 +30,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-MODULES = ("dtfm.node.cli", "dtfm.coordinator.cli", "tests.cluster.alike")
+MODULES = (
+    "dtfm.node.cli",
+    "dtfm.coordinator.cli",
+    "tests.cluster.alike",
+    "tests.wan.given_plan",
+    "tests.wan.slow_device",
+)
 """A child runs ``main()`` of one of these."""
 
 PRELOADED = (

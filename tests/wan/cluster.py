@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tests.cluster.launch import Cluster
@@ -10,17 +10,28 @@ from tests.wan.wan import COORDINATOR, Wan
 
 PORT = 7400
 COMMAND = "dtfm.coordinator.cli"
+NODE_COMMAND = "dtfm.node.cli"
+SLOW_NODE_COMMAND = "tests.wan.slow_device"
 
 
-def wan_cluster(wan: Wan, folder: Path, run: str, *, coordinator: Sequence[str] = (COMMAND,)) -> Cluster:
+def wan_cluster(
+    wan: Wan,
+    folder: Path,
+    run: str,
+    *,
+    coordinator: Sequence[str] = (COMMAND,),
+    flops: Mapping[str, float] | None = None,
+) -> Cluster:
     """``with wan_cluster(wan, folder, run) as cluster: cluster.add("n0")``: each process runs in the namespace of its name.
 
-    ``coordinator``: a module to run in place of the coordinator's own, and its first arguments.
+    ``coordinator``: a module to run in place of the coordinator's own, and its first arguments. ``flops``: by node, the FLOP/s of
+    its device, where that is to be slower than this machine (slow_device.py).
     """
 
     def place(name: str, command: list[str]) -> list[str]:
-        if name == COORDINATOR:
-            command = [part for word in command for part in (coordinator if word == COMMAND else (word,))]
-        return wan.inside(name, command)
+        instead = {COMMAND: coordinator}
+        if flops is not None and name in flops:
+            instead[NODE_COMMAND] = (SLOW_NODE_COMMAND, str(flops[name]))
+        return wan.inside(name, [part for word in command for part in instead.get(word, (word,))])
 
     return Cluster(folder, run, address=f"{wan.address(COORDINATOR)}:{PORT}", place=place, alike=False)

@@ -1,0 +1,63 @@
+"""What was predicted for unequal nodes, and what they do: ``python -m tests.bench.unequal_run [--plans 10] [--json]``.
+
+Eight nodes train over emulated links, with devices 10 times apart (tests/wan/unequal.py): first under the scheduler's plan, then
+under random ones. All of it takes ten minutes. The scheduler knows what the nodes measured themselves. Asked: a step takes at
+most 1.25 times as long as predicted, or as much less; and the scheduler's plan is faster than each random one by as much as
+predicted, within 20 %.
+
+With --shared-lines, a home's line limits all its links together. Then probes that go up hold up those that come down, links to
+homes are measured as slower than they are, and some plans are predicted to take longer than they do.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from pathlib import Path
+
+from tests.bench.rows import Row, show
+from tests.wan.unequal import Measured, against_random_plans
+from tests.wan.wan import WanUnavailable
+
+
+def rows_of(name: str, measured: Measured, searched: Measured) -> list[Row]:
+    rows = [Row(f"{name}: a step", measured.seconds, "s", f"{measured.predicted:.3g} s predicted", measured.ratio)]
+    if measured is not searched:
+        predicted, gain = measured.predicted / searched.predicted, measured.seconds / searched.seconds
+        against = f"{predicted:.3g} times predicted"
+        rows.append(Row(f"{name}: slower than the scheduler's", gain, "times", against, searched.gain(measured)))
+    return rows
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--plans", type=int, default=10, help="random plans")
+    parser.add_argument("--steps", type=int, default=3, help="steps of each plan that are measured")
+    parser.add_argument("--micro-batches", type=int, default=32)
+    parser.add_argument("--shared-lines", action="store_true", help="the links of a home share its line")
+    parser.add_argument("--json", action="store_true", help="one JSON object per row")
+    options = parser.parse_args()
+    measured: list[tuple[str, Measured]] = []
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            for each in against_random_plans(
+                Path(folder),
+                range(1, options.plans + 1),
+                options.steps,
+                micro_batches=options.micro_batches,
+                shared_lines=options.shared_lines,
+            ):
+                measured.append((f"random plan {len(measured)}" if measured else "the scheduler's plan", each))
+                print(f"{measured[-1][0]}: {each}", file=sys.stderr, flush=True)
+    except WanUnavailable as reason:
+        print(f"No network can be emulated here: {reason}", file=sys.stderr)
+        return 2
+    searched = measured[0][1]
+    rows = [row for name, each in measured for row in rows_of(name, each, searched)]
+    show("Steps of eight unequal nodes, as measured and as predicted", rows, options.json)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

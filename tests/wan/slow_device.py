@@ -1,0 +1,90 @@
+"""The node's command with a slower device: ``python -m tests.wan.slow_device FLOPS join ...``.
+
+As a GPU, the device takes work into a queue and is done with it later, at FLOPS. The CPU computes the same work in a part of
+that time, and the thread that waits for the device sleeps for the rest. So nodes that share this machine's cores are as unequal
+as asked for, and threads that send and receive are as quick as ever. The node measures this device as any other.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from unittest import mock
+
+import torch
+
+from dtfm.node import cli
+from dtfm.node.model import workload
+from dtfm.node.model.stage import Stage
+from dtfm.node.training import pipeline
+
+_BACKWARD = 2
+"""FLOPs of a backward pass, in those of its forward pass."""
+
+
+class SlowDevice:
+    """A device of ``flops`` FLOP/s that does one thing after the other. For one thread."""
+
+    def __init__(
+        self,
+        flops: float,
+        clock: Callable[[], float] = time.perf_counter,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._flops = flops
+        self._clock = clock
+        self._sleep = sleep
+        self._free_at = 0.0
+
+    def queue(self, flops: float) -> None:
+        """More work, which begins when the work before it is done."""
+        self._free_at = max(self._free_at, self._clock()) + flops / self._flops
+
+    def wait(self) -> None:
+        """Returns when all work is done."""
+        if (left := self._free_at - self._clock()) > 0:
+            self._sleep(left)
+
+
+@contextmanager
+def slowed(device: SlowDevice) -> Iterator[None]:
+    """A context in which this process computes on ``device``: passes through stages, and the products that a node times."""
+    forward, product = Stage.forward, torch.mm
+
+    def slow_forward(stage: Stage, x: torch.Tensor) -> torch.Tensor:
+        layers = stage.model.layers[stage.first : stage.past_last]
+        flops = len(x) * sum(layer.flops for layer in layers)
+        device.queue(flops)
+        y = forward(stage, x)
+        if y.requires_grad:
+            y.register_hook(lambda _: device.queue(_BACKWARD * flops))  # type: ignore[no-untyped-call]
+        return y
+
+    def slow_product(a: torch.Tensor, b: torch.Tensor, **options: Any) -> torch.Tensor:
+        device.queue(2.0 * a.shape[0] * a.shape[1] * b.shape[1])
+        result = product(a, b, **options)
+        device.wait()
+        return result
+
+    def wait(_: torch.device) -> None:
+        device.wait()
+
+    with ExitStack() as patches:
+        patches.enter_context(mock.patch.object(Stage, "forward", slow_forward))
+        patches.enter_context(mock.patch.object(torch, "mm", slow_product))
+        for room in (pipeline, workload):
+            patches.enter_context(mock.patch.object(room, "wait_until_computed", wait))
+        yield
+
+
+def main() -> None:
+    flops = float(sys.argv.pop(1))
+    with slowed(SlowDevice(flops)):
+        cli.main()
+
+
+if __name__ == "__main__":
+    main()
