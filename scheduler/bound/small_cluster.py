@@ -16,8 +16,8 @@ from dtfm.scheduler.model.tables import tables
 
 MOST_ENTRIES = 8e6
 """Largest product of the numbers of kinds of stages and of groups."""
-LOOKS = 1e8
-"""Default number of groups that are looked at as a further stage of a partial plan: about two seconds."""
+LOOKS = 3e7
+"""Default number of groups that are looked at as a further stage of a partial plan: about a second."""
 ENTRIES_PER_LOOK = 20
 """A look takes about as long as pricing so many groups of one kind."""
 CHUNK = 256
