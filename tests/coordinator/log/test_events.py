@@ -66,6 +66,14 @@ def test_a_plan_with_routes_is_read_as_their_loads_and_flows() -> None:
     assert from_text(json.dumps(with_routes(routes))) == expected
 
 
+def test_one_number_in_flight_per_stage_is_that_of_each_replica() -> None:
+    event = ev.to_json(ev.PlanAdopted(3, PLAN, "why", 7))
+    stages = event["plan"]["stages"]
+    stages[0]["in_flight"], stages[1]["in_flight"] = 4, 0
+    expected = replace(PLAN, stages=(replace(PLAN.stages[0], in_flight=(4, 4)), PLAN.stages[1]))
+    assert from_json({"event": "plan_adopted", **event}) == ev.PlanAdopted(3, expected, "why", 7)
+
+
 @pytest.mark.parametrize(
     "routes", [[{"nodes": ["a"], "micro_batches": 1}], [{"nodes": ["c", "c"], "micro_batches": 1}], [{}]]
 )

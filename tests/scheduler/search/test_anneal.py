@@ -6,15 +6,19 @@ import numpy as np
 import pytest
 
 from dtfm.scheduler.assemble.evaluate import price_of
+from dtfm.scheduler.cost.pace import rough_seconds
+from dtfm.scheduler.cost.simulate import simulate
 from dtfm.scheduler.cost.state_transfer import nothing_to_fetch
 from dtfm.scheduler.model.cluster import Cluster
 from dtfm.scheduler.model.problem import Problem
 from dtfm.scheduler.model.request import Shape
-from dtfm.scheduler.model.sketch import Position, empty_sketch, position_of
+from dtfm.scheduler.model.sketch import Position, draft_of_sketch, empty_sketch, gather_members, position_of
+from dtfm.scheduler.model.sums import add_up
 from dtfm.scheduler.model.tables import tables
 from dtfm.scheduler.search.anneal import Found, anneal
 from dtfm.scheduler.search.moves import Rules
 from dtfm.scheduler.search.seeds import nearest_nodes, random_groups
+from dtfm.scheduler.search.walk import ESTIMATE, ROUGH, SIMULATION
 from tests.scheduler.clusters import even_workload, random_cluster
 
 STEPS = 4_000
@@ -111,3 +115,28 @@ def test_a_population_is_never_worse_than_its_starts(seed: int) -> None:
         heat=0.5,
     )
     assert found[0].price <= good.price * (1 + 1e-12)
+
+
+@pytest.mark.parametrize("exactness", [ROUGH, ESTIMATE, SIMULATION])
+def test_a_walks_price_is_as_exact_as_asked(exactness: int) -> None:
+    problem = problem_of(2)
+    t, sketch = tables(problem), empty_sketch(len(problem.flops))
+    found, _ = anneal(
+        t,
+        rules_for(problem),
+        starts(problem, 3),
+        Random(0),
+        lambda steps: steps / STEPS,
+        lambda steps, price: None,
+        exactness,
+    )
+    for one in found:
+        position = position_of(one.groups, one.cuts, len(problem.flops))
+        estimate = price_of(t, position, sketch, False)
+        draft = draft_of_sketch(sketch, one.cuts)
+        gather_members(position, sketch)
+        add_up(t, sketch.sums, position.place, len(one.groups))
+        rough = rough_seconds(t, sketch, len(one.groups), position.cuts, np.inf, 0.0)
+        prices = {ROUGH: rough, ESTIMATE: estimate, SIMULATION: simulate(problem, draft)}
+        assert one.price == pytest.approx(prices[exactness], rel=1e-9)
+        assert len(set(prices.values())) == 3
