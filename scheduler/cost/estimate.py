@@ -103,7 +103,7 @@ def _ways_back(t: Tables, sketch: Sketch, stages: int, cuts: Ints) -> float:
 
 @compiled
 def _alone(t: Tables, sketch: Sketch, stages: int, cuts: Ints, busiest: float) -> tuple[float, int]:
-    """Fills in depth and own, and returns when the last micro-batch of the latest node is home, and that node."""
+    """Fills in own, and returns when the last micro-batch of the latest node is home, and that node."""
     top, at = -1.0, -1
     for stage in range(stages):
         for m in range(sketch.stage[stage].first, sketch.stage[stage + 1].first):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from random import Random
 
 import numpy as np
@@ -37,12 +37,15 @@ FIRST_ROUND = 25_000
 STEPS_PER_NODE = 500
 WORTH = 0.005
 """Least fraction of the step that a round must save for another to follow."""
-WARM, COOL = 0.004, 0.002
-"""First heat of walks that start from good plans, and of those that are simulated."""
+WARM = 0.004
+"""First heat of walks that start from good plans."""
+FEW, TEPID, COOL = 24, 0.01, 0.002
+"""First heat of walks by simulation, with so FEW nodes, and with more."""
 FINALISTS = 12
 """Number of positions that are simulated after the walks by estimate."""
-WINNERS = 2
-"""Number of them from which walks go on by simulation."""
+WINNERS_TIMES_NODES = 160
+"""Number of them from which walks go on by simulation, times nodes; at least FEWEST_WINNERS."""
+FEWEST_WINNERS = 2
 EXACT_BUDGET = 4_000
 """Simulations of the exact search without a limit."""
 
@@ -99,9 +102,12 @@ class Part:
         return used
 
 
-PARTS = (Part(0.0, 0.6, ROUGH, HOT), Part(0.6, 0.8, ESTIMATE, WARM), Part(0.8, 1.0, SIMULATION, COOL))
-WARM_PARTS = (replace(PARTS[0], heat=WARM), *PARTS[1:])
-"""With an incumbent, from which the walks start."""
+def parts_of(nodes: int, warm: bool) -> tuple[Part, ...]:
+    """The parts of a search. Few nodes are simulated quickly, so walks by simulation may go far. ``warm``: from an incumbent."""
+    hot = WARM if warm else HOT
+    if nodes <= FEW:
+        return Part(0.0, 0.3, ROUGH, hot), Part(0.3, 0.5, ESTIMATE, WARM), Part(0.5, 1.0, SIMULATION, TEPID)
+    return Part(0.0, 0.6, ROUGH, hot), Part(0.6, 0.8, ESTIMATE, WARM), Part(0.8, 1.0, SIMULATION, COOL)
 
 
 def search(
@@ -119,7 +125,8 @@ def search(
     ``starts`` are tried before the seeds made from the links; ``fetching`` prices the transfer of state. The search ends when a
     plan is as good as ``bound``. On a small cluster, what is left of the budget goes to an exact search.
     """
-    problem = evaluator.problem
+    problem, nodes = evaluator.problem, len(evaluator.problem.flops)
+    winners = max(FEWEST_WINNERS, WINNERS_TIMES_NODES // nodes)
     rules = _rules(problem, shape, fetching)
     small = is_small(problem)
     walking = WALKING_SMALL if small else 1.0
@@ -127,17 +134,17 @@ def search(
     best = min(seeds, key=lambda candidate: candidate.price)
     best = evaluator.simulated(best.draft.groups, best.draft.cuts)
     # Walks of a small cluster end soon: the exact search finds what they miss.
-    longest: float = FIRST_ROUND + STEPS_PER_NODE * len(problem.flops) if small or not budget.limited else math.inf
+    longest: float = FIRST_ROUND + STEPS_PER_NODE * nodes if small or not budget.limited else math.inf
     while not budget.over(evaluator.spent) and not bound.reached(best.price[-1]):
         before = best.price[-1]
         found: Sequence[Found] = ()
-        for part in WARM_PARTS if starts else PARTS:
+        for part in parts_of(nodes, warm=bool(starts)):
             if part.exactness == SIMULATION:
                 finalists = _simulated(evaluator, _distinct(found), budget)
                 best = min([best, *finalists], key=lambda candidate: candidate.price)
-                population = [_position(problem, one) for one in finalists[:WINNERS]] or [_position(problem, best)]
+                population = [_position(problem, one) for one in finalists[:winners]] or [_position(problem, best)]
             elif found:
-                population = [position_of(one.groups, one.cuts, len(problem.flops)) for one in found]
+                population = [position_of(one.groups, one.cuts, nodes) for one in found]
             else:
                 population = _population(problem, shape, seeds, starts, rng)
             used = part.used(budget, walking, longest, lambda: bound.reached(evaluator.told))
