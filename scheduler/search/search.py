@@ -27,7 +27,7 @@ TimeUsed = Callable[[], float]
 
 WALKS_TIMES_NODES = 320
 """Walks of a round, times nodes: chance decides more on small clusters, patience on large ones."""
-FEWEST_WALKS, MOST_WALKS = 8, 20
+FEWEST_WALKS, MOST_WALKS = 12, 20
 SEEDING = 0.1
 """Largest fraction of the budget for seeds, if one of them works."""
 WALKING_SMALL = 0.25
