@@ -8,7 +8,7 @@ from dtfm.scheduler.model.compiled import compiled
 from dtfm.scheduler.model.memory import in_flight
 from dtfm.scheduler.model.problem import Groups, Ints, Problem
 from dtfm.scheduler.model.sketch import Sketch
-from dtfm.scheduler.model.sums import BACK, BYTES_BACK, BYTES_THERE, THERE
+from dtfm.scheduler.model.sums import BACK, BYTES_BACK, BYTES_THERE, SLOWEST_LINK, THERE
 from dtfm.scheduler.model.tables import Tables
 
 FASTER = 1.6
@@ -104,7 +104,7 @@ def _survey(t: Tables, sketch: Sketch, stages: int) -> float:
                     sides += 1
                     toward = sums.toward[sums.row[beside]]
                     slower = min(toward[THERE, node], toward[BACK, node])
-                    if slower > 0:
+                    if slower >= SLOWEST_LINK:
                         sketch.node[node].own = max(sketch.node[node].own, size / slower)
             sketch.node[node].own = max(sketch.node[node].own, sides * size * connection)
             bytes_per_byte = max(own[BYTES_THERE, node], own[BYTES_BACK, node])

@@ -54,6 +54,16 @@ def price_of(t: Tables, position: Position, sketch: Sketch, keep_idle: bool) -> 
 @compiled
 def price_of_members(t: Tables, sketch: Sketch, stages: int, cuts: Ints, keep_idle: bool) -> float:
     """The same, given the members and the sums, for a position that fits. Nodes without micro-batches are taken out of both."""
+    missing = 0
+    for stage in range(stages):
+        if sketch.sums.slowest[sketch.sums.row[stage]].slowness < np.inf:
+            continue
+        for a in sketch.members[sketch.stage[stage].first : sketch.stage[stage + 1].first]:
+            for b in sketch.members[sketch.stage[stage].first : sketch.stage[stage + 1].first]:
+                if np.isinf(t.link[a, b].slowness):
+                    missing += 1
+    if missing:
+        return NO_LINK + missing
     while True:
         if np.isinf(rough_seconds(t, sketch, stages, cuts, np.inf, 0.0)):
             return NO_LINK + 1
@@ -61,14 +71,6 @@ def price_of_members(t: Tables, sketch: Sketch, stages: int, cuts: Ints, keep_id
         if keep_idle or not drop_idle(t, sketch, stages):
             break
     missing = connect(t, sketch, stages, cuts, longest)
-    for stage in range(stages):
-        slowness = sketch.sums.slowest[sketch.sums.row[stage]].slowness
-        if 0 <= slowness < np.inf:
-            continue
-        for a in sketch.members[sketch.stage[stage].first : sketch.stage[stage + 1].first]:
-            for b in sketch.members[sketch.stage[stage].first : sketch.stage[stage + 1].first]:
-                if np.isinf(t.link[a, b].slowness):
-                    missing += 1
     if missing:
         return NO_LINK + missing
     return estimated_seconds(t, sketch, stages, cuts)

@@ -167,12 +167,11 @@ def _passed_on(
     complete(t, s, members, count, slowest, number)
     if plan.stages == 0:
         return True
-    kind, room, total = s.kind[number], np.inf, 0.0
+    kind, total = s.kind[number], 0.0
     for member in members[:count]:
-        room = min(room, t.node[member.node].memory)
-    # The most in flight: in_flight.depth_of_stage.
-    held = max(t.least_held[plan.stages + 1, 0], np.floor((room - kind.state) / max(kind.kept, 1.0)))
-    for member in members[:count]:
+        # The most in flight: in_flight.depth_of.
+        room = np.floor((t.node[member.node].memory - kind.state) / max(kind.kept, 1.0))
+        held = max(t.least_held[plan.stages + 1, 0], room)
         pace = max(kind.work / t.node[member.node].flops, 1e-300)
         begun = whole(((s.seconds - plan.tail) / pace + 2 * held) / 3, float(t.micro_batches))
         member.able = min(member.able, min(begun, passing[member.node]))

@@ -1,4 +1,4 @@
-"""A fast estimate of the seconds per step, which the search computes thousands of times per second."""
+"""A fast estimate of the seconds per step, from members, loads and flows."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ import numpy as np
 from dtfm.scheduler.model.compiled import compiled
 from dtfm.scheduler.model.problem import Ints
 from dtfm.scheduler.model.sketch import Sketch
-from dtfm.scheduler.model.sums import BACK, BYTES_BACK, BYTES_THERE, LATENCY, THERE
+from dtfm.scheduler.model.sums import BACK, BYTES_BACK, BYTES_THERE, LATENCY, SLOWEST_LINK, THERE
 from dtfm.scheduler.model.tables import Tables
 
 WAITING = 1.2
@@ -27,15 +27,15 @@ def with_waiting(busy: float, round_trips: float) -> float:
 
 @compiled
 def rough_seconds(t: Tables, sketch: Sketch, stages: int, cuts: Ints, limit: float, evenness: float) -> float:
-    """Fills in forward and pace, and returns roughly the seconds of a step.
+    """Fills in forward and pace of the members, and returns roughly the seconds of a step.
 
     They are those of the slowest stage when its nodes share the micro-batches out by pace, the slowest reduction, and one
     micro-batch's way through all stages and back. Links between stages count together: flows that use them all are assumed.
 
-    The time is infinite when a stage has no links to its neighbours. Gives up, with a number above ``limit``, as soon as the
-    seconds, plus ``evenness`` times the mean seconds of the stages and of their reductions, exceed it.
+    The time is infinite when a stage has no links to its neighbours, or lacks one among its nodes. Gives up, with a number above
+    ``limit``, as soon as the seconds, plus ``evenness`` times the mean seconds of the stages and of their reductions, exceed it.
 
-    Fills in levels, and what decides.
+    Fills in levels and what decides, unless it gives up or returns infinity.
     """
     trip, slowest_stage, slowest_reduction = 0.0, 0.0, 0.0
     stage_level, reduction_level = 0.0, 0.0
@@ -89,15 +89,15 @@ def _stage(t: Tables, sketch: Sketch, stages: int, stage: int, cuts: Ints, onwar
         pace, way, sent, received = 3 * forward, 3 * forward + onward, 0.0, 0.0
         if stage > 0:
             slower = min(before[THERE, node], before[BACK, node])
-            pace = max(pace, np.inf if slower <= 0 else size_before / slower)
+            pace = max(pace, np.inf if slower < SLOWEST_LINK else size_before / slower)
             sent += size_before * before[BYTES_THERE, node] / peers_before
             received += size_before * before[BYTES_BACK, node] / peers_before
         if stage < stages - 1:
             slower = min(behind[THERE, node], behind[BACK, node])
-            pace = max(pace, np.inf if slower <= 0 else size_behind / slower)
+            pace = max(pace, np.inf if slower < SLOWEST_LINK else size_behind / slower)
             sent += size_behind * behind[BYTES_THERE, node] / peers_behind
             received += size_behind * behind[BYTES_BACK, node] / peers_behind
-            if slower > 0:
+            if slower >= SLOWEST_LINK:
                 links = size_behind * peers_behind * (1 / behind[THERE, node] + 1 / behind[BACK, node])
                 way += links + behind[LATENCY, node] / peers_behind
         pace = max(pace, sent * per_up, received * per_down, 1e-30)
@@ -113,6 +113,8 @@ def _stage(t: Tables, sketch: Sketch, stages: int, stage: int, cuts: Ints, onwar
         out, into = t.copies * own[BYTES_THERE, node] + more, t.copies * own[BYTES_BACK, node] + more
         connection = max(connection, out * per_up, into * per_down, t.node[node].own_slowness)
     replicas, slowest, reduction = (past_last - first) * t.copies, sums.slowest[sums.row[stage]], 0.0
+    if np.isinf(slowest.slowness):
+        return 0.0, np.inf, np.inf
     if replicas > 1:
         gradients = end.gradients_before - begin.gradients_before
         reduction = 2 * gradients / replicas * max(slowest.slowness, connection)

@@ -12,13 +12,15 @@ from dtfm.scheduler.model.request import MOST_STAGES
 from dtfm.scheduler.model.tables import Tables
 
 AT_ONCE = 8
-"""Number of nodes above which a move is looked at as one of whole stages."""
+"""When more nodes than this have moved, each stage first gets the row of the stage with which it shares most members."""
+SLOWEST_LINK = 1e-6
+"""Bytes per second that count as no link: what rounding may leave of a sum that was taken apart again."""
 
 
 class Sums(NamedTuple):
     """The sums for one position after another.
 
-    ``place`` is int64 [nodes], the stage of each node whom the sums count, -1 for others; ``stages`` is int64 [1], the number of
+    ``place`` is int64 [nodes], the stage that counts each node, -1 for none; ``stages`` is int64 [1], the number of
     stages. The sums of stage s are in row ``row[s]``, int64 [MOST_STAGES], so that a stage keeps its row when its number changes.
     ``toward`` is float64 [MOST_STAGES, 5, nodes]: in row r, the sum of ``Tables.toward`` over the stage's members.
     ``slowest`` are records SLOWEST [MOST_STAGES].
@@ -71,7 +73,7 @@ def add_up(t: Tables, sums: Sums, place: Ints, stages: int) -> None:
 
 @compiled
 def follow(t: Tables, sums: Sums, place: Ints, stages: int) -> None:
-    """Brings the sums to another position: only nodes whose stage has other members now are added or taken away."""
+    """Brings the sums to another position: only nodes that have moved are taken away and added elsewhere."""
     changed = 0
     for node in range(len(place)):
         if place[node] != sums.place[node]:

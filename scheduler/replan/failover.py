@@ -10,6 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from dtfm.scheduler.assemble.evaluate import memory_shortfall, missing_links
+from dtfm.scheduler.model.memory import in_flight
 from dtfm.scheduler.model.plan import Plan, Stage, Takeover
 from dtfm.scheduler.model.problem import Problem, draft_of
 
@@ -51,7 +52,11 @@ def _replaced(plan: Plan, index: int, gone: str, new: str) -> Plan:
 
     stage = plan.stages[index]
     # A newcomer may have less memory. The least number in flight fits every feasible plan.
-    changed = replace(stage, replicas=tuple(map(name, stage.replicas)), in_flight=())
+    least = in_flight(index, len(plan.stages))
+    held = tuple(
+        least if node == gone else number for node, number in zip(stage.replicas, stage.in_flight, strict=False)
+    )
+    changed = replace(stage, replicas=tuple(map(name, stage.replicas)), in_flight=held)
     flows = list(plan.flows)
     if index:
         flows[index - 1] = tuple(replace(flow, receiver=name(flow.receiver)) for flow in flows[index - 1])
@@ -78,8 +83,8 @@ def _taken_over(plan: Plan, index: int, gone: str, speed: Mapping[str, float]) -
     heirs = tuple((node, count) for node, count in given.items() if count)
     place = stage.replicas.index(gone)
     takeover = Takeover(index, gone, place, heirs)
-    in_flight = stage.in_flight[:place] + stage.in_flight[place + 1 :]
-    changed = replace(stage, replicas=tuple(loads), loads=tuple(loads.values()), in_flight=in_flight)
+    held = stage.in_flight[:place] + stage.in_flight[place + 1 :]
+    changed = replace(stage, replicas=tuple(loads), loads=tuple(loads.values()), in_flight=held)
     return replace(plan, stages=_with(plan.stages, index, changed), takeovers=(*plan.takeovers, takeover))
 
 

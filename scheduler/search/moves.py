@@ -165,6 +165,8 @@ def _relocate(rules: Rules, position: Position, decides: Ints) -> bool:
                 return False
     elif kind < 0.6:
         new = _deciding_stage(decides)
+        if new >= stages:
+            return False
     else:
         new = np.random.randint(0, stages)
     if new == old:

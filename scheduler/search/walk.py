@@ -18,9 +18,9 @@ from dtfm.scheduler.search.moves import Rules, change
 
 ROUGH, ESTIMATE, SIMULATION = range(3)
 """What tells the seconds of a position: pace.rough_seconds, estimate.estimated_seconds, or simulate.simulated. Each is more exact
-than the one before and takes some ten times as long."""
+than the one before and takes much longer."""
 ROUGH_DOUBT, ESTIMATE_DOUBT = 1.08, 1.01
-"""Factors by which a less exact price may exceed the limit before the more exact one is not looked at."""
+"""A more exact price is looked at only if the less exact one is at most this many times the limit."""
 NEW_CUTS = 0.02
 """Fraction of the moves that get new cuts; the others keep theirs. A new number of stages always needs new cuts."""
 SUMS_LAST = 10_000
@@ -57,6 +57,8 @@ def walk(
         copy(here, tried)
         if step > 0 and not change(rules, tried, decides):
             continue
+        sketch.decides[:] = -1
+        seen[:] = 0.0
         stages = tried.stages[0]
         if not gather_members(tried, sketch):
             continue
@@ -118,9 +120,10 @@ def _price(
     if seconds > out_of_reach:
         return 2 * limit
     if exactness > ROUGH:
-        seconds = seen[ESTIMATE] = price_of_members(t, sketch, stages, cuts, not rules.free_sizes)
+        seconds = price_of_members(t, sketch, stages, cuts, not rules.free_sizes)
         if seconds >= NO_LINK:
             return float(seconds)
+        seen[ESTIMATE] = seconds
     if exactness == SIMULATION:
         if known[SIMULATION] > 0 and seconds * known[SIMULATION] / known[ESTIMATE] > ESTIMATE_DOUBT * most:
             return 2 * limit

@@ -182,7 +182,7 @@ def measure(stages: list[int], steps: int) -> list[Row]:
             most = 0
             for number, stage in enumerate(plan["stages"]):
                 first, past_last = stage["layers"]
-                flying = min(micro_batches, stage.get("in_flight") or in_flight(number, len(stages)))
+                flying = min(micro_batches, max(stage["in_flight"], default=in_flight(number, len(stages))))
                 state, needed = needed_bytes(run, first, past_last, flying)
                 most = max(most, needed)
                 what = f"{len(stages)} x {max(stages)}, stage {number}"

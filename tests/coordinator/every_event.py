@@ -9,12 +9,12 @@ from dtfm.scheduler.model.workload import Layer, Workload
 DEVICE = ev.DeviceSeen("cpu", "a cpu", 1 << 33, 1e11)
 PLAN = Plan(
     1,
-    (Stage((0, 2), ("a", "b"), (3, 5)), Stage((2, 3), ("c",), (8,))),
+    (Stage((0, 2), ("a", "b"), (3, 5), (4, 6)), Stage((2, 3), ("c",), (8,), (1,))),
     ((Flow("a", "c", 3), Flow("b", "c", 5)),),
     ("d",),
 )
 CARRIED_ON = Plan(
-    2, (Stage((0, 2), ("a",), (8,)), PLAN.stages[1]), PLAN.flows, ("d",), (Takeover(0, "b", 1, (("a", 5),)),)
+    2, (Stage((0, 2), ("a",), (8,), (4,)), PLAN.stages[1]), PLAN.flows, ("d",), (Takeover(0, "b", 1, (("a", 5),)),)
 )
 DESCRIBED = ev.Described(Workload((Layer("x", 1e9, 4e6, 1e5),), 8), "ab12", 100, 10, 3.2, 256, 1)
 

@@ -118,6 +118,13 @@ def test_a_plan_with_takeovers_is_read_back() -> None:
     assert parse_plan(json.dumps(document)) == without
 
 
+def test_one_number_in_flight_per_stage_is_that_of_each_replica() -> None:
+    document = plan_document(PLAN)
+    document["stages"][0]["in_flight"], document["stages"][1]["in_flight"] = 0, 5
+    stages = (replace(PLAN.stages[0], in_flight=()), replace(PLAN.stages[1], in_flight=(5, 5)))
+    assert parse_plan(json.dumps(document)) == replace(PLAN, stages=stages)
+
+
 def test_a_plan_with_routes_is_read_as_their_loads_and_flows() -> None:
     stages = [{"layers": [0, 2], "replicas": ["a", "b"]}, {"layers": [2, 3], "replicas": ["c"], "in_flight": 1}]
     routes = [

@@ -28,8 +28,8 @@ def test_a_plan_in_the_log_is_a_plan_file() -> None:
     assert fields["plan"] == {
         "generation": 1,
         "stages": [
-            {"layers": [0, 2], "replicas": ["a", "b"], "loads": [3, 5], "in_flight": []},
-            {"layers": [2, 3], "replicas": ["c"], "loads": [8], "in_flight": []},
+            {"layers": [0, 2], "replicas": ["a", "b"], "loads": [3, 5], "in_flight": [4, 6]},
+            {"layers": [2, 3], "replicas": ["c"], "loads": [8], "in_flight": [1]},
         ],
         "flows": [
             [
@@ -70,7 +70,7 @@ def test_one_number_in_flight_per_stage_is_that_of_each_replica() -> None:
     event = ev.to_json(ev.PlanAdopted(3, PLAN, "why", 7))
     stages = event["plan"]["stages"]
     stages[0]["in_flight"], stages[1]["in_flight"] = 4, 0
-    expected = replace(PLAN, stages=(replace(PLAN.stages[0], in_flight=(4, 4)), PLAN.stages[1]))
+    expected = replace(PLAN, stages=(replace(PLAN.stages[0], in_flight=(4, 4)), replace(PLAN.stages[1], in_flight=())))
     assert from_json({"event": "plan_adopted", **event}) == ev.PlanAdopted(3, expected, "why", 7)
 
 

@@ -45,6 +45,14 @@ def drop_loads(message: plan_pb2.Plan) -> None:
     del message.stages[1].loads[:]
 
 
+def hold_one_more(message: plan_pb2.Plan) -> None:
+    message.stages[0].in_flight.append(4)
+
+
+def hold_nothing(message: plan_pb2.Plan) -> None:
+    message.stages[0].in_flight[0] = 0
+
+
 def inflate(message: plan_pb2.Plan) -> None:
     message.stages[0].loads[0] = (1 << 32) - 1
 
@@ -57,6 +65,8 @@ def clear(message: plan_pb2.Plan) -> None:
     ("spoil", "problem"),
     [
         (add_takeovers, "the plan has 1002 takeovers; it may have 1000"),
+        (hold_one_more, "stage 0 has 2 numbers in flight; it has 1 replicas"),
+        (hold_nothing, "stage 0 has 0 in flight; it must be 1 or above"),
         (move_takeover, "the takeover of 'b' names stage 7; there are 2"),
         (misplace, "the takeover of 'b' in stage 0 has place 2147483648"),
         (rename_heir, "gives 5 micro-batches to 'c', which then had 0"),

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dtfm.scheduler.model.chains import chains, micro_batches_of
+from dtfm.scheduler.model.memory import in_flight
 from dtfm.scheduler.model.plan import Plan, Stage, Takeover, from_routes, validate
 from dtfm.scheduler.model.problem import Problem, draft_of
 from dtfm.scheduler.replan.failover import rerouted
@@ -49,6 +50,17 @@ def test_the_micro_batches_of_a_lost_node_go_to_the_replicas_that_finish_earlies
     assert new.takeovers == (Takeover(1, "n1", 0, (("n2", 1), ("n3", 3))),)
     assert new.flows == three.flows
     assert [flows.tolist() for flows in draft_of(new, problem("n0", "n2", "n3").cluster).flows] == [[[3, 5]]]
+
+
+def test_others_keep_their_numbers_in_flight_and_a_newcomer_gets_the_least() -> None:
+    held = tuple(replace(stage, in_flight=(9, 7)) for stage in TWO_BY_TWO.stages)
+    before = replace(TWO_BY_TWO, stages=held)
+    taken_over = rerouted(before, problem("n1", "n2", "n3"), NOBODY)
+    assert taken_over is not None
+    assert [stage.in_flight for stage in taken_over.stages] == [(7,), (9, 7)]
+    replaced = rerouted(before, problem("n1", "n2", "n3", "n4"), (("n4",),) * LAYERS)
+    assert replaced is not None
+    assert (replaced.stages[0].replicas, replaced.stages[0].in_flight) == (("n4", "n1"), (in_flight(0, 2), 7))
 
 
 def test_heirs_that_are_lost_in_turn_hand_on_all_that_they_had_and_are_replaced_as_others_are() -> None:

@@ -4,6 +4,8 @@ from random import Random
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from dtfm.scheduler.assemble.evaluate import price_of
 from dtfm.scheduler.cost.pace import rough_seconds
@@ -12,14 +14,22 @@ from dtfm.scheduler.cost.state_transfer import nothing_to_fetch
 from dtfm.scheduler.model.cluster import Cluster
 from dtfm.scheduler.model.problem import Problem
 from dtfm.scheduler.model.request import Shape
-from dtfm.scheduler.model.sketch import Position, draft_of_sketch, empty_sketch, gather_members, position_of
+from dtfm.scheduler.model.sketch import (
+    NO_LINK,
+    Position,
+    draft_of_sketch,
+    empty_sketch,
+    gather_members,
+    groups_of,
+    position_of,
+)
 from dtfm.scheduler.model.sums import add_up
 from dtfm.scheduler.model.tables import tables
 from dtfm.scheduler.search.anneal import Found, anneal
 from dtfm.scheduler.search.moves import Rules
 from dtfm.scheduler.search.seeds import nearest_nodes, random_groups
-from dtfm.scheduler.search.walk import ESTIMATE, ROUGH, SIMULATION
-from tests.scheduler.clusters import even_workload, random_cluster
+from dtfm.scheduler.search.walk import ESTIMATE, ROUGH, SIMULATION, walk
+from tests.scheduler.clusters import any_problem, even_workload, random_cluster
 
 STEPS = 4_000
 
@@ -140,3 +150,37 @@ def test_a_walks_price_is_as_exact_as_asked(exactness: int) -> None:
         prices = {ROUGH: rough, ESTIMATE: estimate, SIMULATION: simulate(problem, draft)}
         assert one.price == pytest.approx(prices[exactness], rel=1e-9)
         assert len(set(prices.values())) == 3
+
+
+@settings(max_examples=40, deadline=None)
+@given(seed=st.integers(0, 10**6), count=st.integers(2, 12), layers=st.integers(2, 6))
+def test_walks_stay_among_their_stages_where_links_and_memory_are_missing(seed: int, count: int, layers: int) -> None:
+    rng = np.random.default_rng(seed)
+    problem = any_problem(rng, count, layers)
+    for exactness in (ROUGH, ESTIMATE, SIMULATION):
+        position, best = (
+            position_of(random_groups(count, Shape(most_stages=min(count, layers)), Random(seed)), (), count)
+            for _ in range(2)
+        )
+        stages = int(position.stages[0])
+        position.cuts[: stages + 1] = np.round(np.linspace(0, layers, stages + 1))
+        prices = np.full(2, np.inf)
+        walk(
+            tables(problem),
+            rules_for(problem),
+            position,
+            best,
+            empty_sketch(count),
+            exactness,
+            0.02,
+            0.3,
+            300,
+            seed,
+            prices,
+        )
+        assert ((position.place >= -1) & (position.place < position.stages[0])).all()
+        assert all(groups_of(position))
+        if prices[1] < np.inf:
+            assert ((best.place >= -1) & (best.place < best.stages[0])).all()
+            t, sketch = tables(problem), empty_sketch(count)
+            assert price_of(t, best, sketch, False) < NO_LINK or exactness == ROUGH
