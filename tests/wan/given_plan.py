@@ -33,7 +33,10 @@ class Given:
     cuts: tuple[int, ...]
 
     def write(self, path: Path) -> None:
-        path.write_text(json.dumps(asdict(self)))
+        """At once: the coordinator reads it whenever it plans."""
+        beside = path.with_suffix(".new")
+        beside.write_text(json.dumps(asdict(self)))
+        beside.replace(path)
 
 
 def read(path: Path) -> Given | None:

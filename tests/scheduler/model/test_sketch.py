@@ -1,6 +1,7 @@
 """A position and the sketch of what follows from it."""
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -55,6 +56,10 @@ def test_members_are_gathered_by_stage_in_ascending_order_and_idle_ones_are_drop
     drop_idle(t, sketch, 2)
     assert sketch.members[:3].tolist() == [4, 0, 5]
     assert sketch.stage["first"][:3].tolist() == [0, 1, 3]
+    left, anew = sketch.sums, empty_sketch(6).sums
+    add_up(t, anew, np.array([1, -1, -1, -1, 0, 1]), 2)
+    assert left.place.tolist() == anew.place.tolist()
+    assert left.toward[left.row[:2]] == pytest.approx(anew.toward[anew.row[:2]], rel=1e-6, abs=1e-2)
 
 
 def test_a_stage_without_members_is_noticed() -> None:
