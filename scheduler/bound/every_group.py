@@ -1,7 +1,7 @@
 """All groups of a small cluster that can hold a stage within a given time, and the cheapest chain of them.
 
-As in node_prices.py, every node has a price, all prices add up to 1, and a plan costs at most 1. Here the groups of a chain are
-complete, and only the same node may be in several of them.
+As in node_prices.py, every node has a price, all prices add up to 1, and a plan costs at most 1. Here groups are
+whole; one thing is still relaxed: a node may be in several groups of a chain.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ class EveryGroup:
 
     ``group`` is int64 [groups], in order of their prices. ``deepest`` is int8 [kinds, groups]: the most stages that there can be
     from the group's stage to the last, 0 where the group does not suffice. ``price`` is float64 [groups]. ``before`` is float64
-    [layers + 1, stages + 1]: the least price of groups for the layers before one, when so many stages hold the others.
-    ``entries`` counts the groups of each kind that were priced: a measure of the work.
+    [layers + 1, stages + 1], by layer and number of stages: the least price of groups for all layers before that layer when that
+    many stages hold the rest. ``entries`` counts the groups of each kind that were priced: a measure of the work.
     """
 
     def __init__(self, problem: Problem, kinds: Kinds, seconds: float) -> None:

@@ -19,7 +19,7 @@ MOST_ENTRIES = 8e6
 LOOKS = 3e7
 """Default number of groups that are looked at as a further stage of a partial plan: about a second."""
 ENTRIES_PER_LOOK = 20
-"""A look takes about as long as pricing so many groups of one kind."""
+"""To price this many groups of one kind takes about as long as one look."""
 CHUNK = 256
 """Partial plans that are extended at once."""
 MADE = 100_000
@@ -33,7 +33,7 @@ FARTHEST = 10.0
 def ruled_out_by_partition(problem: Problem, seconds: float, looks: float = LOOKS) -> Iterator[float]:
     """Numbers of seconds, never smaller than the one before, within which no plan can end; the first is ``seconds``.
 
-    Ends when little can be gained, and after so many ``looks``. With too many nodes there is only the first.
+    Ends when little can be gained, or after ``looks`` looks. With too many nodes it yields the first number only.
     """
     yield seconds
     kinds = Kinds.of(problem)
@@ -91,7 +91,7 @@ class _Attempt:
         self.ruled_out = True
 
     def _extended(self, plans: Records, able: Floats, layer: int, stages: int) -> Iterator[bool]:
-        """Extends the plans, which have so many stages. Yields after each step whether there may be a plan with all layers."""
+        """Adds a stage to the plans, which have ``stages``. Yields, after each step, whether a plan with all layers may exist."""
         groups = self._groups
         numbers = np.ascontiguousarray(groups.kinds.number[:layer, layer])
         additions = least_additions(groups.deepest, groups.price, numbers, groups.before, stages)

@@ -217,7 +217,7 @@ def crowding(t: Tables, senders: Ints, receivers: Ints) -> float:
 
 @compiled
 def _passing(t: Tables, side: Ints, other: Ints, there: float, back: float) -> float:
-    """The most micro-batches, a byte each, that the nodes of a side exchange with the other in so many seconds each way."""
+    """The most micro-batches, of a byte each, that one side exchanges with the other in the given seconds each way."""
     total = 0.0
     for a in side:
         passing, ratio_there, ratio_back = 0.0, np.inf, np.inf

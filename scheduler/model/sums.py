@@ -58,7 +58,7 @@ def empty_sums(nodes: int) -> Sums:
 
 @compiled
 def add_up(t: Tables, sums: Sums, place: Ints, stages: int) -> None:
-    """Sums up anew: what rounding has left behind is gone."""
+    """Adds all sums up from the beginning, which removes rounding errors."""
     for stage in range(stages):
         sums.row[stage] = stage
         sums.toward[stage] = 0.0
@@ -93,7 +93,7 @@ def follow(t: Tables, sums: Sums, place: Ints, stages: int) -> None:
 
 @compiled
 def leave(t: Tables, sums: Sums, node: int) -> None:
-    """Takes a node out of its stage. If one of the stage's slowest link leaves, the slowness is -1 until it is found anew."""
+    """Takes a node out of its stage. If its slowest link was the node's, ``slowness`` is -1 until `follow` finds the next."""
     stage = sums.place[node]
     _add(t, sums, stage, node, -1.0)
     sums.place[node] = -1

@@ -4,7 +4,8 @@
 
 For each cluster: how far the plans of several seeds are apart after ``--seconds`` on one core, how much worse they are after a
 tenth of that, how far above the certified bound, and, with ``--long``, above what a search of that many seconds on all cores
-finds. With ``--pairs``, plans for all nodes against plans for a random subset of them. Last, estimates per second.
+finds. With ``--pairs``, plans for all nodes against plans for a random subset of them. The first row tells how many steps a
+walk takes per second.
 """
 
 from __future__ import annotations
