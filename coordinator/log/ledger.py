@@ -15,17 +15,17 @@ NODE_LEFT = "NODE_LEFT"
 PEER_LOST = "PEER_LOST"
 """StepAborted.problem when a node could not reach a peer. The link is at fault, not the step."""
 
-FEW_LINKS = 4
-"""With fewer links than this, their sum may be less than the connection carries."""
+MEASURED_TOGETHER = 8
+"""The most links, the nearest ones, that a node measures together (LinkReport.up and down)."""
 
-EXHAUSTED = 0.6
+EXHAUSTED = 0.8
 """A connection limits its links if it carries less than this fraction of their sum."""
 
 
 @dataclass(frozen=True, slots=True)
 class Carried:
-    """The bandwidth of a node's connection, in bytes per second. ``least``: it may be more, since few links were measured
-    together and they were hardly slower than alone."""
+    """The bandwidth of a node's connection, in bytes per second. ``least``: it may be more, since the links that were measured
+    together were hardly slower than alone."""
 
     bandwidth: float
     least: bool = False
@@ -254,16 +254,18 @@ def _with_links(
 
 
 def _with_connection(members: Mapping[str, Member], measured: ev.LinksMeasured) -> Mapping[str, Member]:
-    def carried(together: float | None, apart: list[float], before: Carried | None) -> Carried | None:
+    def carried(together: float | None, apart: list[ev.Link], before: Carried | None) -> Carried | None:
         if together is None:
             return before
-        return Carried(together, least=len(apart) < FEW_LINKS and together >= EXHAUSTED * sum(apart))
+        reached = sorted((link for link in apart if link.bandwidth > 0), key=lambda link: link.latency_seconds)
+        whole = sum(link.bandwidth for link in reached[:MEASURED_TOGETHER])
+        return Carried(together, least=together >= EXHAUSTED * whole)
 
     if measured.up is None and measured.down is None:
         return members
     node, member = measured.node, members[measured.node]
-    up = carried(measured.up, [link.bandwidth for link in measured.links if link.source == node], member.up)
-    down = carried(measured.down, [link.bandwidth for link in measured.links if link.destination == node], member.down)
+    up = carried(measured.up, [link for link in measured.links if link.source == node], member.up)
+    down = carried(measured.down, [link for link in measured.links if link.destination == node], member.down)
     return {**members, node: replace(member, up=up, down=down)}
 
 
