@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from dtfm.coordinator.log import events as ev
+from dtfm.protos import MEASURED_TOGETHER
 from dtfm.scheduler.model.plan import Plan
 
 NODE_LEFT = "NODE_LEFT"
@@ -14,9 +15,6 @@ NODE_LEFT = "NODE_LEFT"
 
 PEER_LOST = "PEER_LOST"
 """StepAborted.problem when a node could not reach a peer. The link is at fault, not the step."""
-
-MEASURED_TOGETHER = 8
-"""The most links, the nearest ones, that a node measures together (LinkReport.up and down)."""
 
 EXHAUSTED = 0.8
 """A connection limits its links if it carries less than this fraction of their sum."""

@@ -21,6 +21,7 @@ from dtfm.node.host.bandwidth_probe import (
     send_probe,
     window_seconds,
 )
+from dtfm.protos import MEASURED_TOGETHER
 from dtfm.protos.connection import open_channel
 from dtfm.protos.control_pb2 import LinkReport, Peer
 from dtfm.protos.credentials import Identity, to_peer
@@ -32,8 +33,6 @@ MEASURING_LEASES = 4
 """Most leases that the probes of one direction take together; the coordinator waits for PROBE_LEASES."""
 LEAST_WINDOWS = 2
 """A probe may take this many windows even if no time is left."""
-MOST_TOGETHER = 8
-"""Most probes in the same direction at the same time. The coordinator takes the peers for the nearest ones."""
 MOST_BYTES_TOGETHER = 4 * MOST_BYTES
 """Most bytes that these probes send together."""
 SHARED_LINE = 0.55
@@ -76,7 +75,7 @@ async def measure_links(node: str, peers: Sequence[Peer], identity: Identity, le
         others_first = reached[half:] + reached[:half]
         await asyncio.gather(probe_all(reached, lambda each: each.up), probe_all(others_first, lambda each: each.down))
         sound = [each for each in reached if not each.problem]
-        some = sound[:MOST_TOGETHER]
+        some = sound[:MEASURED_TOGETHER]
         up = await _together([each.up for each in some], lease)
         if 0 < up < SHARED_LINE * sum(each.up.bandwidth for each in some):
             left = until - time.perf_counter()
