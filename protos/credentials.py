@@ -25,7 +25,7 @@ from typing import Any
 
 import grpc
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import (
@@ -61,6 +61,15 @@ def make_key() -> bytes:
     """Makes a new private key."""
     key = ec.generate_private_key(ec.SECP256R1())
     return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+
+
+def is_key(key: bytes) -> bool:
+    """Whether these bytes are a private key as ``make_key`` makes them."""
+    try:
+        loaded = load_pem_private_key(key, None)
+    except (ValueError, TypeError, UnsupportedAlgorithm):
+        return False
+    return isinstance(loaded, ec.EllipticCurvePrivateKey) and isinstance(loaded.curve, ec.SECP256R1)
 
 
 def make_authority(key: bytes, token: str, now: datetime) -> Identity:

@@ -20,6 +20,7 @@ from dtfm.coordinator.command.options import Json
 from dtfm.coordinator.config.run_file import RunFile, parse_run, read_table
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.store import Record, Store
+from dtfm.coordinator.service.authority_key import authority_file, authority_key
 from dtfm.coordinator.service.server import Server
 from dtfm.coordinator.service.startup import open_run, serve_until_over
 from dtfm.coordinator.view.progress import RunProgress
@@ -111,7 +112,7 @@ async def _train(demo: Settings) -> int:
     with Store(demo.store_url, write=True) as store, RunProgress(console, demo.run.train.steps) as progress:
         state, events = open_run(store, demo.run, resume=False)
         token = secrets.token_urlsafe(24)
-        server = Server(state, store, token)
+        server = Server(state, store, authority_key(authority_file(demo.store_url, ""), store), token)
         port = await server.listen("127.0.0.1", 0)
 
         def show(record: Record) -> None:

@@ -8,6 +8,7 @@ import logging
 import secrets
 import socket
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -24,6 +25,7 @@ from dtfm.coordinator.command.options import (
 )
 from dtfm.coordinator.config.run_file import RunFile, read_run_file
 from dtfm.coordinator.log.store import Store
+from dtfm.coordinator.service.authority_key import authority_file, authority_key
 from dtfm.coordinator.service.server import Server
 from dtfm.coordinator.service.startup import open_run, serve_until_over
 from dtfm.protos.connection import read_address
@@ -53,6 +55,13 @@ def serve(
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on with the run in the store, or else from the newest checkpoint.")
     ] = False,
+    authority: Annotated[
+        Path | None,
+        typer.Option(
+            help="File with the key of the run's authority, made when missing. Default: beside an SQLite store (dtfm.db: "
+            "dtfm.authority.pem), else in ~/.local/state/dtfm."
+        ),
+    ] = None,
     token_file: TokenFile = None,
     json_lines: Json = False,
     verbose: Verbose = False,
@@ -71,14 +80,22 @@ def serve(
     if warning := weakness(token, host):
         print(f"Warning: {warning} Draw one: dtfm-coordinator token", file=sys.stderr, flush=True)
     with Store(store, write=True) as opened:
-        raise typer.Exit(asyncio.run(_serve(opened, run, resume, host, port, token, json_lines)))
+        raise typer.Exit(asyncio.run(_serve(opened, run, resume, host, port, authority, token, json_lines)))
 
 
 async def _serve(
-    store: Store, run: RunFile | None, resume: bool, host: str, port: int, token: str, json_lines: bool
+    store: Store,
+    run: RunFile | None,
+    resume: bool,
+    host: str,
+    port: int,
+    authority: Path | None,
+    token: str,
+    json_lines: bool,
 ) -> int:
     state, events = open_run(store, run, resume=resume)
-    server = Server(state, store, token)
+    key = authority_key(authority or authority_file(store.url, state.ledger.run_id), store)
+    server = Server(state, store, key, token)
     server.on_event(lambda record: print_record(record, json_lines=json_lines))
     port = await server.listen(host, port)
     if json_lines:

@@ -29,22 +29,26 @@ from dtfm.coordinator.service.streams import MAX_WAITING, Streams
 from dtfm.protos import control_pb2 as wire
 from dtfm.protos import control_pb2_grpc
 from dtfm.protos.connection import server_options
-from dtfm.protos.credentials import coordinator_credentials, issue, make_authority, make_key
+from dtfm.protos.credentials import coordinator_credentials, issue, make_authority
 
 log = logging.getLogger(__name__)
 
 
 class Server:
-    """The coordinator of one run. ``clock``: seconds that never go back."""
+    """The coordinator of one run. ``authority_key``: its authority's (PEM). ``clock``: seconds that never go back."""
 
     def __init__(
-        self, state: State, store: Store, token: str = "", clock: Callable[[], float] = time.monotonic
+        self,
+        state: State,
+        store: Store,
+        authority_key: bytes,
+        token: str = "",
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.state = state
         self.exit_code: int | None = None
         self._token = token
-        key = store.secret("authority_key", make_key().decode()).encode()
-        self._authority = make_authority(key, token, datetime.now(UTC))
+        self._authority = make_authority(authority_key, token, datetime.now(UTC))
         self._clock = clock
         self._inputs: asyncio.Queue[t.Input] = asyncio.Queue(MAX_WAITING)
         self._streams = Streams(self._inputs, state.lease)

@@ -17,6 +17,7 @@ from dtfm.coordinator.core import transition as t
 from dtfm.coordinator.log.store import Store
 from dtfm.coordinator.service.server import Server
 from dtfm.coordinator.service.startup import open_run, serve_until_over
+from dtfm.protos.credentials import make_key
 
 
 class TimedServer(Server):
@@ -29,7 +30,7 @@ class TimedServer(Server):
 
     def __init__(self, store: Store, run: RunFile) -> None:
         state, self.first = open_run(store, run, resume=False)
-        super().__init__(state, store)
+        super().__init__(state, store, make_key())
         self.beats: list[tuple[float, float]] = []
 
     async def _handle(self, event: t.Input) -> None:

@@ -14,6 +14,7 @@ from dtfm.coordinator.config.run_file import RunFile, parse_run
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.ledger import Ledger, fold
 from dtfm.coordinator.log.store import Store
+from dtfm.coordinator.service.authority_key import authority_file, authority_key
 from dtfm.coordinator.service.server import Server
 from dtfm.coordinator.service.startup import open_run
 from dtfm.protos.connection import open_channel
@@ -69,7 +70,8 @@ async def serving(
 ) -> AsyncIterator[Served]:
     with Store(store_url(folder), write=True) as store:
         state, events = open_run(store, run or run_in(folder), resume=resume)
-        server = Server(state, store, token)
+        key = authority_key(authority_file(store.url, ""), store)
+        server = Server(state, store, key, token)
         port = await server.listen("127.0.0.1", 0)
         task = asyncio.create_task(server.run(events))
         try:
