@@ -11,8 +11,6 @@ import pytest
 
 from dtfm.coordinator import cli
 from dtfm.coordinator.command.demo import demo_run_file, new_folder
-from dtfm.coordinator.command.options import read_token
-from dtfm.coordinator.command.serve import weakness
 from dtfm.coordinator.log.store import Store
 from tests.coordinator.script import training
 from tests.coordinator.stores import store_url
@@ -142,25 +140,3 @@ def test_every_demo_gets_its_own_folder(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ValueError, match="another folder with --dir"):
         new_folder(tmp_path / "file")
-
-
-def test_a_token_is_drawn_and_weak_ones_are_explained(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run(monkeypatch, "token", "--json") == 0
-    drawn = json.loads(capsys.readouterr().out)["token"]
-    assert weakness(drawn, "0.0.0.0") == weakness("", "127.0.0.1") == ""
-    assert "without a token anybody who reaches 0.0.0.0" in weakness("", "0.0.0.0")
-    assert "a token of 6 characters" in weakness("secret", "127.0.0.1")
-
-
-def test_a_token_comes_from_a_file_or_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("DTFM_TOKEN", raising=False)
-    assert read_token(None) == ""
-    monkeypatch.setenv("DTFM_TOKEN", "from the environment\n")
-    assert read_token(None) == "from the environment"
-    (tmp_path / "token").write_text("from a file\n")
-    assert read_token(tmp_path / "token") == "from a file"
-    (tmp_path / "token").write_text("\n")
-    with pytest.raises(ValueError, match="holds no token"):
-        read_token(tmp_path / "token")

@@ -95,7 +95,7 @@ async def test_a_port_in_use_is_named_with_the_fix(tmp_path: Path) -> None:
             state, _ = open_run(store, run_in(tmp_path / "other"), resume=False)
             second = Server(state, store, make_key())
             with pytest.raises(ValueError, match=r"the port is in use.*--listen"):
-                await second.listen("127.0.0.1", int(served.address.rpartition(":")[2]))
+                await second.bind("127.0.0.1", int(served.address.rpartition(":")[2]))
             assert store.last == 0
 
 
