@@ -68,7 +68,10 @@ def kept(roles: Collection[Role], pin: bytes | None = None, name: str = "") -> l
     for path in files:
         if pin is not None and not path.name.startswith(f"{pin.hex()[:16]}-"):
             continue
-        access = _read(path)
+        try:
+            access = _read(path)
+        except FileNotFoundError:
+            continue  # it was just removed
         if access.role in roles and name in ("", access.name) and pin in (None, access.pin):
             found.append(access)
     return found

@@ -74,7 +74,7 @@ class Entry:
         self._place = _read_place(where)
         self._roles = tuple(roles)
         self._name = name
-        self._enrolled: Access | None = None
+        self._used: Access | None = None  # by the last `open`
 
     def __str__(self) -> str:
         """Where it leads, without secrets."""
@@ -88,8 +88,10 @@ class Entry:
         remembered cannot be read."""
         if isinstance(self._place, Invitation):
             return self._place.addresses, self._place.pin
-        if not self._place and (last := self._newest()) is not None:
-            return last.addresses, last.pin
+        # Once this process has been let in, nobody else at the address can lead it elsewhere.
+        last = self._used or (None if self._place else self._newest())
+        if last is not None:
+            return (self._place,) if self._place else last.addresses, last.pin
         return (self._place or DEFAULT_ADDRESS,), None
 
     async def open(self, timeout: float) -> Opened:
@@ -112,6 +114,9 @@ class Entry:
             authority = await shown_certificate(address, timeout)
             pin = pin_of(authority)
         if (access := self._known(pin)) is not None:
+            if self._used is None:
+                keep(access)  # it is the newest now
+            self._used = access
             return Opened(address, authority, access)
         if Role.NODE in self._roles and (operators := _enrolled([Role.OPERATOR], pin)):
             own = await _invite(Opened(address, authority, operators[0]), self._name, timeout)
@@ -124,17 +129,17 @@ class Entry:
 
     async def _by_invitation(self, invitation: Invitation, timeout: float) -> Opened:
         address, authority = await fetch_authority(invitation.addresses, invitation.pin, timeout)
-        if self._enrolled is None:
+        if self._used is None:
             fresh = Access(invitation.addresses, invitation.pin, self._name, self._roles[0], make_key())
             before = kept(self._roles, invitation.pin, self._name if Role.NODE in self._roles else "")
             try:
-                self._enrolled = await self._enrol(Opened(address, authority, (*before, fresh)[0]), invitation, timeout)
+                self._used = await self._enrol(Opened(address, authority, (*before, fresh)[0]), invitation, timeout)
             except NotAdmitted as refused:
                 if Role.NODE in self._roles or not before or refused.reason != "NAME_TAKEN":
                     raise
                 # What was remembered is revoked. People's names are drawn, so another will do.
-                self._enrolled = await self._enrol(Opened(address, authority, fresh), invitation, timeout)
-        return Opened(address, authority, self._enrolled)
+                self._used = await self._enrol(Opened(address, authority, fresh), invitation, timeout)
+        return Opened(address, authority, self._used)
 
     async def _enrol(self, opened: Opened, invitation: Invitation, timeout: float) -> Access:
         if not opened.access.enrolled:
@@ -145,8 +150,8 @@ class Entry:
         return access
 
     def _known(self, pin: bytes) -> Access | None:
-        if self._enrolled is not None and self._enrolled.pin == pin:
-            return self._enrolled
+        if self._used is not None and self._used.pin == pin:
+            return self._used
         return next(iter(_enrolled(self._roles, pin, self._name if Role.NODE in self._roles else "")), None)
 
     def _newest(self) -> Access | None:

@@ -53,27 +53,34 @@ def invite(transition: Transition, asked: InviteAsked) -> None:
 
 
 def enrol(transition: Transition, asked: EnrolAsked) -> None:
-    """Binds the key to the name. Who did so before needs no invitation any more. Nothing is logged of who is refused: strangers
-    must not be able to fill the log."""
-    request, ledger = asked.request, transition.state.ledger
-    key = base64.b64encode(request.public_key).decode()
+    """Binds the key to the name. Nothing is logged of who is refused: strangers must not be able to fill the log."""
+    name, before = asked.request.name, transition.state.ledger
     try:
-        check_version(request.protocol_version)
-        check_name(request.name)
-        holder = ledger.access.get(request.name)
-        if holder is None or holder.key != key:
-            invited = _shown(ledger, request, asked.at)
-            _check_free(ledger, request.name, holder, asked.at)
-            if len(ledger.access) >= MOST_NAMES:
-                raise Refused(wire.FULL, f"{MOST_NAMES} names are enrolled, as many as can be")
-            holder = Holder(key, invited.role, request.invitation)
-            _check_role(holder.role, request)
-            transition.emit(ev.Enrolled(request.name, holder.role, key, request.invitation))
-        _check_role(holder.role, request)
+        holder = check_enrolment(before, asked.request, asked.at)
     except Refused as refused:
         transition.commands.append(AnswerAccess(asked.ticket, refused))
         return
+    if before.access.get(name) != holder:
+        transition.emit(ev.Enrolled(name, holder.role, holder.key, holder.invitation))
+        if name in before.revoked:  # long ago: peers need not refuse it any more
+            transition.send(transition.state.members.sessions, _revoked_names(transition))
     transition.commands.append(AnswerAccess(asked.ticket, wire.EnrolReply(role=holder.role)))
+
+
+def check_enrolment(ledger: Ledger, request: wire.EnrolRequest, at: float) -> Holder:
+    """What the name that is wished for will belong to. Who was enrolled before needs no invitation any more. Raises Refused."""
+    check_version(request.protocol_version)
+    check_name(request.name)
+    key = base64.b64encode(request.public_key).decode()
+    holder = ledger.access.get(request.name)
+    if holder is None or holder.key != key:
+        invited = _shown(ledger, request, at)
+        _check_free(ledger, request.name, holder, at)
+        if len(ledger.access) >= MOST_NAMES:
+            raise Refused(wire.FULL, f"{MOST_NAMES} names are enrolled, as many as can be")
+        holder = Holder(key, invited.role, request.invitation)
+    _check_role(holder.role, request)
+    return holder
 
 
 def revoke(transition: Transition, asked: RevokeAsked) -> None:
@@ -159,15 +166,17 @@ def _cut_off(transition: Transition, name: str) -> None:
     if (contender := members.contenders.get(name)) is not None:
         transition.set_members(members.without_contender(name))
         transition.commands.append(HangUp(contender.stream))
-    told = wire.Revoked(names=sorted(transition.state.ledger.revoked))
-    others = members.sessions.keys() - {name}
-    transition.send(others, wire.CoordinatorMessage(revoked=told))
+    transition.send(members.sessions.keys() - {name}, _revoked_names(transition))
     if (session := members.sessions.get(name)) is not None:
         sentence = "its access was revoked"
         refusal = wire.Refusal(reason=wire.REVOKED, sentence=f"the access of {name!r} was revoked")
         transition.send([name], wire.CoordinatorMessage(refusal=refusal))
         transition.commands.append(HangUp(session.stream))
         leave(transition, session, sentence, for_good=True)
+
+
+def _revoked_names(transition: Transition) -> wire.CoordinatorMessage:
+    return wire.CoordinatorMessage(revoked=wire.Revoked(names=sorted(transition.state.ledger.revoked)))
 
 
 def _utc(at: float) -> str:

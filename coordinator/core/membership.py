@@ -33,6 +33,9 @@ def greeted(transition: Transition, stream: int, message: wire.NodeMessage, call
         sentence = f"the key belongs to the name {caller!r}, and not to {hello.node!r}; join with --id {caller}"
         transition.refuse(stream, named, wire.NAME_TAKEN, sentence)
         return
+    if caller in state.ledger.revoked:  # since it made the call
+        transition.refuse(stream, named, wire.REVOKED, f"the access of {caller!r} was revoked")
+        return
     if state.ledger.outcome is not None:
         transition.refuse(stream, named, wire.RUN_OVER, f"the run is over: {state.ledger.outcome.reason}")
         return

@@ -16,6 +16,7 @@ from typing import Any
 import grpc.aio
 
 from dtfm.coordinator.core import transition as t
+from dtfm.coordinator.core.invitations import check_enrolment
 from dtfm.coordinator.core.state import PlanChosen, State
 from dtfm.coordinator.core.tick import tick
 from dtfm.coordinator.core.timeouts import TOGETHER_LEASES
@@ -145,7 +146,8 @@ class Server:
         return answer
 
     async def enrol(self, request: wire.EnrolRequest) -> wire.EnrolReply:
-        """Raises Refused."""
+        """Raises Refused, and then has not kept the core busy."""
+        check_enrolment(self.ledger, request, time.time())
         reply: wire.EnrolReply = await self._ask(lambda ticket: t.EnrolAsked(ticket, request, time.time()))
         return reply
 

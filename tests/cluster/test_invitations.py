@@ -19,6 +19,7 @@ from dtfm.protos.invitation import Invitation, read_invitation
 from dtfm.protos.streams import ping_call
 from tests.cluster.launch import Cluster, Process
 from tests.cluster.runs import GPT2, losses_alone, run_file
+from tests.cluster.short_certificates import LIFETIME
 from tests.cluster.test_membership import free_port
 from tests.cluster.test_strangers import elsewhere, joined
 
@@ -167,6 +168,23 @@ def test_a_restarted_node_and_a_restarted_coordinator_need_no_new_invitation(tmp
     steps = [e["step"] for e in cluster.of("step_committed")]
     assert steps == list(range(1, len(steps) + 1))
     assert cluster.losses == pytest.approx(losses_alone(cluster.run_file, steps=len(steps)), rel=1e-8, abs=0)
+
+
+def test_nodes_find_each_other_long_after_their_first_certificates_have_ended(tmp_path: Path) -> None:
+    with Cluster(tmp_path, LONG, start=False) as cluster:
+        cluster._coordinator = "tests.cluster.short_certificates"
+        cluster.start_coordinator()
+        for name in ("a", "b"):
+            cluster.add(name)
+        cluster.wait_for("step_committed")
+        time.sleep(1.5 * LIFETIME.total_seconds())
+        begun = len(cluster.events)
+        cluster.add("c")
+        cluster.wait_for("plan_started", after=begun, timeout=30)
+        cluster.wait_for("step_committed", after=len(cluster.events))
+        (measured,) = (e for e in cluster.of("links_measured") if e["node"] == "c")
+        assert [link["problem"] for link in measured["links"]] == [""] * 4
+        assert not cluster.of("step_aborted")
 
 
 def test_a_viewer_on_another_machine_looks_and_may_do_no_more(tmp_path: Path) -> None:

@@ -7,15 +7,18 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from pathlib import Path
 
+import grpc.aio
 import pytest
 
 from dtfm.coordinator.service.first_access import node_invitation
 from dtfm.protos import control_pb2 as wire
 from dtfm.protos.access import Role, keep, kept
-from dtfm.protos.credentials import make_key
+from dtfm.protos.connection import read_address, server_options
+from dtfm.protos.credentials import coordinator_credentials, make_authority, make_key
 from dtfm.protos.enrolment import Entry, NotAdmitted, Opened
 from dtfm.protos.invitation import read_invitation
 from tests.coordinator.serving import Served, serving
+from tests.protos.members import NOW
 
 NODE, LOOKING = [Role.NODE], [Role.VIEWER, Role.OPERATOR]
 
@@ -145,6 +148,22 @@ async def test_who_was_revoked_and_is_invited_again_gets_another_name(served: Se
     await served.server.revoke("bob-1", "the test")
     again = await enter(await invited(served, Role.VIEWER), LOOKING, "bob-2")
     assert again.access.name == "bob-2"
+
+
+async def test_who_was_let_in_is_not_led_elsewhere_by_who_answers_at_the_address_later(served: Served) -> None:
+    await enter(served.invitation, NODE)
+    entry = Entry(served.address, NODE, "a")
+    await entry.open(10)
+    port = read_address(served.address)[1]
+    served.task.cancel()
+    await served.server.close()
+    other = grpc.aio.server(options=server_options())
+    other.add_secure_port(f"127.0.0.1:{port}", coordinator_credentials(make_authority(make_key(), NOW)))
+    await other.start()
+    with pytest.raises(NotAdmitted, match="WRONG_AUTHORITY"):
+        await entry.open(10)
+    assert (await refusal(served.address, NODE)).reason == "INVITATION_NEEDED"  # of a new process
+    await other.stop(None)
 
 
 async def test_nobody_at_the_address_is_no_refusal(served: Served) -> None:

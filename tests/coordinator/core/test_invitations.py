@@ -216,8 +216,10 @@ def test_a_revoked_name_is_free_again_when_no_certificate_of_it_can_be_valid(doo
     assert door.enrol(key="b", invitation="ba9876543210") == wire.NAME_TAKEN
     assert "free again at 2027-01-16 08:00 UTC" in door.sentence
     door.now += CERTIFICATE_LIFETIME.total_seconds()
+    door.world.greet("member")
     assert door.enrol(key="b", invitation="ba9876543210") is None
     assert not door.world.state.ledger.revoked
+    assert not door.world.last_to("member", "revoked").names  # it is not refused by peers any more
 
 
 def test_names_that_were_revoked_long_ago_are_forgotten(door: Door) -> None:
@@ -272,6 +274,14 @@ def test_a_process_that_waits_for_a_revoked_name_does_not_get_it() -> None:
     assert second in world.hung_up
     assert not world.state.members.contenders
     assert not world.state.members.sessions
+
+
+def test_a_call_that_was_made_before_the_revocation_comes_too_late(door: Door) -> None:
+    door.invite()
+    door.enrol()
+    door.revoke("a")
+    assert refusal_of(door.world, door.world.greet("a")).reason == wire.REVOKED
+    assert not door.world.state.members.sessions
 
 
 def test_certificates_are_renewed_when_half_of_their_time_has_passed() -> None:
