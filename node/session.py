@@ -279,7 +279,7 @@ class Session:
                 log.warning("ignored a message from the coordinator that this version does not know")
 
     def _refused(self, reason: str, sentence: str) -> None:
-        print(f"The coordinator refused this node: {reason}: {sentence}", file=sys.stderr, flush=True)
+        print(f"This node was not let in: {reason}: {sentence}", file=sys.stderr, flush=True)
         self._exit = 1 if reason == "RUN_OVER" else 2
 
     async def _probe(self, probe: Probe) -> None:

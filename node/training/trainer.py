@@ -244,6 +244,7 @@ class Trainer:
         if self._loaded is not None:
             self._loaded = replace(self._loaded, identity=identity)
             self._snapshots.renew(self._loaded)
+            self._standby.renew(identity)
 
     def _time_again(self) -> None:
         loaded = self._loaded
