@@ -11,6 +11,7 @@ from __future__ import annotations
 import base64
 import binascii
 import hashlib
+import re
 import secrets
 from dataclasses import dataclass, field
 
@@ -68,7 +69,7 @@ def secret_digest(secret: bytes) -> str:
 
 def is_invitation(text: str) -> bool:
     """Whether ``text`` is meant as an invitation, of whatever version."""
-    return text.strip().startswith("dtfm") and "." in text and ":" not in text
+    return re.match(r"\s*dtfm[0-9]+\.", text) is not None
 
 
 def read_invitation(text: str) -> Invitation:

@@ -87,6 +87,6 @@ def test_addresses_are_bounded(bad: tuple[str, ...]) -> None:
         Invitation(bad, ONE.pin, ONE.id, ONE.secret)
 
 
-@pytest.mark.parametrize("text", ["127.0.0.1:7400", "dtfm.example.org:7400", "run.toml"])
+@pytest.mark.parametrize("text", ["127.0.0.1:7400", "dtfm.example.org:7400", "run.toml", "dtfm.txt", "./dtfm1.txt"])
 def test_addresses_and_files_are_not_taken_for_invitations(text: str) -> None:
     assert not is_invitation(text)
