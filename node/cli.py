@@ -39,10 +39,10 @@ def join(
     invitation: Annotated[
         str,
         typer.Argument(
-            metavar="[INVITATION]",
+            metavar="INVITATION",
             envvar="DTFM_INVITATION",
             help="What `dtfm-coordinator invite` printed, or a file with it. It is needed once. Later HOST:PORT will do, or "
-            "nothing, for the coordinator that was used last.",
+            "nothing, for the coordinator that was used or started last on this machine.",
             show_envvar=True,
         ),
     ] = "",

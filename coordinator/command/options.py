@@ -18,9 +18,9 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON object per li
 Where = Annotated[
     str,
     typer.Argument(
-        metavar="[INVITATION|ADDRESS]",
-        help="HOST:PORT of the coordinator, once an invitation to it was given here; or that, or a file with it. Default: the "
-        "coordinator that was used or started last on this machine.",
+        metavar="INVITATION|ADDRESS",
+        help="An invitation, or a file with one; later HOST:PORT of the coordinator will do. Default: the coordinator that was "
+        "used or started last on this machine.",
     ),
 ]
 StoreUrl = Annotated[
