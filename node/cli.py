@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import os
@@ -10,6 +11,7 @@ import secrets
 import signal
 import socket
 import sys
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
@@ -23,7 +25,9 @@ from dtfm.node.host.device import measure_device, open_device
 from dtfm.node.host.doctor import examine
 from dtfm.node.host.trace import write_trace
 from dtfm.node.session import Session, Settings
+from dtfm.protos.access import Role
 from dtfm.protos.connection import read_address
+from dtfm.protos.enrolment import Entry
 
 app = typer.Typer(
     help="Lends this machine's GPU (or CPU) to a training run.", no_args_is_help=True, add_completion=False
@@ -32,18 +36,21 @@ app = typer.Typer(
 
 @app.command()
 def join(
-    coordinator: Annotated[str, typer.Argument(help="The coordinator's HOST:PORT.")] = "127.0.0.1:7400",
+    invitation: Annotated[
+        str,
+        typer.Argument(
+            metavar="INVITATION",
+            envvar="DTFM_INVITATION",
+            help="What `dtfm-coordinator invite` printed, or a file with it. It is needed once. Later HOST:PORT will do, or "
+            "nothing, for the coordinator that was used or started last on this machine.",
+            show_envvar=True,
+        ),
+    ] = "",
     id: Annotated[
         str,
         typer.Option(help="This node's name, kept across restarts. Default: the host name and a number, remembered."),
     ] = "",
     run: Annotated[str, typer.Option(help="Join only if the coordinator's run has this name.")] = "",
-    token: Annotated[
-        str,
-        typer.Option(
-            envvar="DTFM_TOKEN", help="The run's token. Better set in the environment: arguments show in process lists."
-        ),
-    ] = "",
     listen: Annotated[
         str,
         typer.Option(
@@ -99,17 +106,17 @@ def join(
     if threads:
         torch.set_num_threads(threads)
     try:
-        host, _ = read_address(coordinator)
-        advertised = advertise or _address_facing(host)
+        node = id or _remembered_identity()
+        entry = Entry(invitation, [Role.NODE], node)
+        advertised = advertise or _address_facing([read_address(address)[0] for address in entry.leads_to[0]])
         if ":" in advertised.rpartition("]")[2]:
             read_address(advertised)
         listen = listen or ("127.0.0.1:0" if advertised.startswith("127.") else "0.0.0.0:0")
         read_address(listen)
         settings = Settings(
-            coordinator=coordinator,
-            node=id or _remembered_identity(),
+            coordinator=entry,
+            node=node,
             run=run,
-            token=token.strip(),
             listen=listen,
             advertise=advertised,
             device=open_device(device),
@@ -127,14 +134,15 @@ def join(
 
 @app.command()
 def doctor(
-    coordinator: Annotated[str, typer.Argument(help="The coordinator's HOST:PORT; it is not asked if left out.")] = "",
-    token: Annotated[str, typer.Option(envvar="DTFM_TOKEN", help="The run's token.")] = "",
+    coordinator: Annotated[
+        str, typer.Argument(help="An invitation, or the coordinator's HOST:PORT; it is not asked if left out.")
+    ] = "",
     listen: Annotated[str, typer.Option(help="HOST:PORT that a node here would listen on.")] = "0.0.0.0:0",
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
     json_lines: Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")] = False,
 ) -> None:
     """Says what would stop this machine from joining a run, and how to fix it. Exit codes: 0 nothing, 1 something."""
-    findings = asyncio.run(examine(coordinator, token.strip(), listen, device))
+    findings = asyncio.run(examine(coordinator, listen, device))
     for finding in findings:
         if json_lines:
             print(json.dumps(asdict(finding)))
@@ -174,8 +182,16 @@ def _cache() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dtfm"
 
 
-def _address_facing(host: str) -> str:
-    """The local address from which ``host`` is reached. Sends nothing."""
+def _address_facing(hosts: Sequence[str]) -> str:
+    """The local address from which one of ``hosts``, the first that there is a way to, is reached. Sends nothing. Raises
+    ValueError."""
+    for host in hosts[:-1]:
+        with contextlib.suppress(ValueError):
+            return _facing(host)
+    return _facing(hosts[-1])
+
+
+def _facing(host: str) -> str:
     try:
         family, _, _, _, address = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, socket.SOCK_DGRAM) as probe:

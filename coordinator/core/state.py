@@ -59,7 +59,8 @@ class Standby:
 @dataclass(frozen=True, slots=True)
 class Session:
     """A node's live stream. ``heard``: when it last gave a sign of life; ``probe_until``: when its link report is due;
-    ``arrived``: when it had everything that a plan needs; ``on_disk``: by step, the buckets of that snapshot on its disk."""
+    ``arrived``: when it had everything that a plan needs; ``on_disk``: by step, the buckets of that snapshot on its disk;
+    ``certified``: when it last got a certificate."""
 
     node: str
     stream: int
@@ -71,6 +72,7 @@ class Session:
     arrived: float = 0.0
     standby: Standby | None = None
     on_disk: Mapping[int, frozenset[int]] = field(default_factory=dict)
+    certified: float = -math.inf
 
     @property
     def process(self) -> str:

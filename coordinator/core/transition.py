@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from dtfm.coordinator.core.state import Members, Phase, PlanChosen, Planner, Safekeeping, Session, State
+from dtfm.coordinator.core.validation import Refused
 from dtfm.coordinator.log.events import Event, NodeRefused, SnapshotPart
 from dtfm.coordinator.log.ledger import apply
 from dtfm.protos import control_pb2 as wire
@@ -18,11 +19,11 @@ from dtfm.scheduler.model.workload import Workload
 
 @dataclass(frozen=True, slots=True)
 class Greeted:
-    """The first message of a stream. ``shows_token``: whether its metadata have the token."""
+    """The first message of a stream. ``caller``: the name to which the key belongs that made the call."""
 
     stream: int
     message: wire.NodeMessage
-    shows_token: bool
+    caller: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +65,36 @@ class PlanNow:
 
 
 @dataclass(frozen=True, slots=True)
+class InviteAsked:
+    """``by`` wants an invitation with this ``id`` and secret ``digest``. The answer goes to ``ticket``. In this and the two that
+    follow, ``at`` is in seconds since 1970."""
+
+    ticket: int
+    id: str
+    digest: str
+    request: wire.InviteRequest
+    by: str
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class EnrolAsked:
+    """Somebody, whose key it is, shows an invitation."""
+
+    ticket: int
+    request: wire.EnrolRequest
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class RevokeAsked:
+    ticket: int
+    what: str
+    by: str
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
 class TimePassed:
     pass
 
@@ -76,7 +107,19 @@ class StopAsked:
     dismiss: bool
 
 
-Input = Greeted | Heard | StreamClosed | Planned | ManifestDone | PlanNow | TimePassed | StopAsked
+Input = (
+    Greeted
+    | Heard
+    | StreamClosed
+    | Planned
+    | ManifestDone
+    | PlanNow
+    | InviteAsked
+    | EnrolAsked
+    | RevokeAsked
+    | TimePassed
+    | StopAsked
+)
 
 # Commands, to be carried out in order.
 
@@ -89,12 +132,19 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Admit:
-    """Certify ``node`` by its signing request, and send it the welcome with its certificate."""
+    """Certify ``node``, and send it the welcome with its certificate."""
 
     stream: int
     node: str
-    request: bytes
     welcome: wire.Welcome
+
+
+@dataclass(frozen=True, slots=True)
+class Certify:
+    """Send ``node`` a new certificate."""
+
+    stream: int
+    node: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +186,14 @@ class AnswerPlanNow:
 
 
 @dataclass(frozen=True, slots=True)
+class AnswerAccess:
+    """To InviteAsked, EnrolAsked or RevokeAsked."""
+
+    ticket: int
+    answer: wire.InviteReply | wire.EnrolReply | wire.RevokeReply | Refused
+
+
+@dataclass(frozen=True, slots=True)
 class Log:
     """A log line for the operator; not an event."""
 
@@ -149,7 +207,7 @@ class Stop:
     exit_code: int
 
 
-Command = Send | Admit | HangUp | PlanWanted | WriteManifest | AnswerPlanNow | Log | Stop
+Command = Send | Admit | Certify | HangUp | PlanWanted | WriteManifest | AnswerPlanNow | AnswerAccess | Log | Stop
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,11 +262,11 @@ class Transition:
         self.commands.extend(Send(sessions[node].stream, message) for node in sorted(set(nodes) & sessions.keys()))
 
     def refuse(self, stream: int, node: str, reason: wire.RefusalReason, sentence: str) -> None:
-        """Ends the stream. A stranger without the token, or whose message makes no sense, leaves no entry: strangers must not
-        be able to fill the log."""
+        """Ends the stream. A message that makes no sense leaves no entry unless it is a member's, so that nobody fills the log
+        with them."""
         name = wire.RefusalReason.Name(reason)
         self.log(f"refused {node or 'a stranger'}: {name}: {sentence}")
-        if reason not in (wire.TOKEN, wire.MALFORMED) or self.state.members.session_of(stream) is not None:
+        if reason not in (wire.NAME_TAKEN, wire.MALFORMED) or self.state.members.session_of(stream) is not None:
             self.emit(NodeRefused(node, name, sentence))
         refusal = wire.Refusal(reason=reason, sentence=sentence)
         self.commands += [Send(stream, wire.CoordinatorMessage(refusal=refusal)), HangUp(stream)]

@@ -32,12 +32,12 @@ class Streams:
         self,
         requests: AsyncIterator[wire.NodeMessage],
         write: Callable[[wire.CoordinatorMessage], Awaitable[None]],
-        shows_token: bool,
+        caller: str,
     ) -> None:
-        """Serves one stream from its first message to its end."""
+        """Serves one stream, which ``caller`` has opened, from its first message to its end."""
         stream = next(self._numbers)
         outgoing = self._outgoing[stream] = asyncio.Queue(MAX_WAITING)
-        reader = asyncio.create_task(self._read(stream, requests, shows_token))
+        reader = asyncio.create_task(self._read(stream, requests, caller))
         try:
             while (message := await outgoing.get()) is not None:
                 await write(message)
@@ -57,15 +57,15 @@ class Streams:
                 outgoing.get_nowait()
             outgoing.put_nowait(None)
 
-    async def _read(self, stream: int, requests: AsyncIterator[wire.NodeMessage], shows_token: bool) -> None:
+    async def _read(self, stream: int, requests: AsyncIterator[wire.NodeMessage], caller: str) -> None:
         reason = "it closed its stream"
         try:
             first = await asyncio.wait_for(anext(requests, None), self._first_message_seconds)
-            await self._inputs.put(t.Greeted(stream, first or wire.NodeMessage(), shows_token))
+            await self._inputs.put(t.Greeted(stream, first or wire.NodeMessage(), caller))
             async for message in requests:
                 await self._inputs.put(t.Heard(stream, message))
         except TimeoutError:
-            await self._inputs.put(t.Greeted(stream, wire.NodeMessage(), shows_token))
+            await self._inputs.put(t.Greeted(stream, wire.NodeMessage(), caller))
             return  # it is refused, and hung up on
         except grpc.aio.AioRpcError as error:
             reason = f"its connection broke ({error.code().name})"

@@ -86,7 +86,7 @@ class StandbyCopies:
     ) -> None:
         dtype = run_dtype(run)
         self._run = run
-        self._identity = identity
+        self.identity = identity
         self._tell = tell
         self._told: StandbyStatus | None = None
         note_memory(ExtraMemory.STANDBY, sum(bucket_bytes(spec, dtype) for spec in donors))
@@ -173,7 +173,7 @@ class StandbyCopies:
         """Reads one donor's stream until it breaks, then asks the next donors."""
         request = StandbyRequest(buckets=indices).SerializeToString()
         try:
-            credentials = to_peer(self._identity, donor.node)
+            credentials = to_peer(self.identity, donor.node)
             async with open_channel(donor.address, credentials, self._run.lease_seconds) as channel:
                 async for frame in standby_call(channel)(request):
                     header, payload = parse(frame)

@@ -62,6 +62,8 @@ class Process:
             "HF_HUB_OFFLINE": "1",
             "PYTHONPATH": str(ROOT),
             "XDG_CACHE_HOME": str(folder / "cache"),
+            # All processes of a test are one user's, so nodes need no invitation.
+            "XDG_STATE_HOME": str(folder / "state"),
             **(environment or {}),
         }
         output, writing_output = os.pipe()
@@ -154,7 +156,8 @@ def here(name: str, command: list[str]) -> list[str]:
 
 
 class Cluster:
-    """``with Cluster(folder, run) as cluster``: a coordinator that serves ``run`` (TOML). ``add`` starts a node.
+    """``with Cluster(folder, run) as cluster``: a coordinator that serves ``run`` (TOML). ``add`` starts a node. ``invitation``:
+    what it printed first, for those that are not this machine's user.
 
     Leaving the block ends every process.
     """
@@ -182,6 +185,7 @@ class Cluster:
         write_corpus(folder)
         self.store = f"sqlite:///{folder}/store.db"
         self.address = address
+        self.invitation = ""
         self._start = start
         self._place = place
         self._faults: list[Fault] | None = None if faults is None else []
@@ -222,7 +226,9 @@ class Cluster:
         command += ["--store", self.store, "--json", "--verbose", *options]
         begun = len(self.events)
         self.coordinator = self._process(COORDINATOR, command, on_line=self._heard)
-        self.address = self.wait_for("listening", after=begun)["address"]
+        listening = self.wait_for("listening", after=begun)
+        self.address = listening["address"]
+        self.invitation = listening["invitation"] or self.invitation
 
     def add(self, name: str, *options: str, environment: dict[str, str] | None = None) -> Process:
         command = [*join_command(self.address, name), "--give-up-after", "20", *options]
