@@ -41,6 +41,8 @@ from dtfm.protos.connection import Way, read_address
 
 COORDINATOR_NAME = "coordinator.dtfm"
 """The server name in the authority's certificate, whatever its address."""
+CERTIFIED_SUFFIX = ".node.dtfm"
+"""How every node's name in a certificate ends."""
 CLOCKS_APART = timedelta(days=1)
 """How far a node's clock may be behind the coordinator's before it rejects a fresh certificate as not yet valid."""
 AUTHORITY_LIFETIME = timedelta(days=3650)
@@ -175,7 +177,7 @@ def issue(
 
 def certified_name(node: str) -> str:
     """The name of ``node`` in certificates: a host name of bounded length, whatever characters the node's name has."""
-    return f"{hashlib.sha256(node.encode()).hexdigest()[:32]}.node.dtfm"
+    return f"{hashlib.sha256(node.encode()).hexdigest()[:32]}{CERTIFIED_SUFFIX}"
 
 
 def shown_name(auth_context: Mapping[str, Iterable[bytes]]) -> str:

@@ -9,13 +9,18 @@ import grpc
 import grpc.aio
 
 SERVICE = "dtfm.Peer"
+CONNECTIONS = "dtfm.Connections"
 NODE_METADATA = "dtfm-node"
 """Metadata key with the name of the calling node."""
+
+LENDER_METADATA = "dtfm-lender"
+"""Metadata key with the name of the node to which a connection is to be borrowed."""
 
 FrameStream = Callable[[AsyncIterator[bytes], "grpc.aio.ServicerContext[bytes, bytes]"], Awaitable[bytes]]
 BytesToBytes = Callable[[bytes, "grpc.aio.ServicerContext[bytes, bytes]"], Awaitable[bytes]]
 BytesToStream = Callable[[bytes, "grpc.aio.ServicerContext[bytes, bytes]"], AsyncIterator[bytes]]
 StreamToStream = Callable[[AsyncIterator[bytes], "grpc.aio.ServicerContext[bytes, bytes]"], AsyncIterator[bytes]]
+Connection = Callable[[AsyncIterator[bytes], "grpc.aio.ServicerContext[bytes, bytes]"], Awaitable[None]]
 
 
 def peer_handlers(
@@ -51,6 +56,21 @@ def peer_handlers(
     )
 
 
+def connection_handlers(lend: Connection, borrow: Connection) -> grpc.GenericRpcHandler:
+    """The server side of the methods that carry connections (node/transport/lent.py). Messages are pieces of at most 256 KiB.
+
+    - ``lend``: the caller lends the connection to itself that the call is.
+    - ``borrow``: the caller wants a connection that the node named in the metadata (LENDER_METADATA) has lent.
+    """
+    return grpc.method_handlers_generic_handler(
+        CONNECTIONS,
+        {
+            "Lend": grpc.stream_stream_rpc_method_handler(lend),
+            "Borrow": grpc.stream_stream_rpc_method_handler(borrow),
+        },
+    )
+
+
 def tensors_call(channel: grpc.aio.Channel) -> Any:
     return channel.stream_unary(f"/{SERVICE}/Tensors")
 
@@ -73,3 +93,11 @@ def state_call(channel: grpc.aio.Channel) -> Any:
 
 def standby_call(channel: grpc.aio.Channel) -> Any:
     return channel.unary_stream(f"/{SERVICE}/Standby")
+
+
+def lend_call(channel: grpc.aio.Channel) -> Any:
+    return channel.stream_stream(f"/{CONNECTIONS}/Lend")
+
+
+def borrow_call(channel: grpc.aio.Channel) -> Any:
+    return channel.stream_stream(f"/{CONNECTIONS}/Borrow")

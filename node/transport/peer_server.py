@@ -18,12 +18,13 @@ from google.protobuf.message import DecodeError
 from dtfm.node.host.bandwidth_probe import MOST_BYTES, ProbeSender
 from dtfm.node.state.disk import Disk
 from dtfm.node.state.state_store import StateStore
+from dtfm.node.transport.lent import Holder
 from dtfm.node.transport.receiver import Receiver
 from dtfm.protos.connection import server_options
 from dtfm.protos.credentials import Identity, nobody, peer_credentials, shown_name, shows_certificate
 from dtfm.protos.frame import FrameError, FrameProblem, frames
 from dtfm.protos.peer_pb2 import StandbyRequest, StateRequest
-from dtfm.protos.streams import NODE_METADATA, peer_handlers
+from dtfm.protos.streams import NODE_METADATA, connection_handlers, peer_handlers
 
 log = logging.getLogger(__name__)
 # grpc logs every call that is cancelled when the server stops as an error.
@@ -44,7 +45,10 @@ two calls to each donor, and more if it has lost other donors."""
 class PeerServer:
     """Serves peers. Accepts nobody until ``become`` has given it an identity, and no tensors until ``deliver_to`` a receiver."""
 
-    def __init__(self, store: StateStore, give_way: GiveWay, disk: Disk | None = None) -> None:
+    def __init__(
+        self, store: StateStore, give_way: GiveWay, disk: Disk | None = None, holder: Holder | None = None
+    ) -> None:
+        self.holder = holder or Holder()
         self._store = store
         self._disk = disk or Disk(Path(), "")  # never opened, so empty
         self._give_way = give_way
@@ -53,7 +57,7 @@ class PeerServer:
         self._calls: Counter[tuple[str, str]] = Counter()
         self._server = grpc.aio.server(options=server_options())
         handlers = peer_handlers(self._tensors, self._ping, self._upload, self._download, self._state, self._standby)
-        self._server.add_generic_rpc_handlers((handlers,))
+        self._server.add_generic_rpc_handlers((handlers, connection_handlers(self._lend, self._borrow)))
 
     async def start(self, listen: str) -> int:
         """Listens on HOST:PORT (port 0: a free one) and returns the port. Raises ValueError if it is in use."""
@@ -163,6 +167,20 @@ class PeerServer:
                 await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
             finally:
                 subscription.close()
+
+    async def _lend(self, requests: AsyncIterator[bytes], context: Context) -> None:
+        await self.holder.serve_lender(await self._member(context), requests, context)
+
+    async def _borrow(self, requests: AsyncIterator[bytes], context: Context) -> None:
+        await self.holder.serve_borrower(await self._member(context), requests, context)
+
+    async def _member(self, context: Context) -> str:
+        """The caller's name, which its certificate shows."""
+        name = _claimed(context)
+        if not shows_certificate(context.auth_context(), name):
+            problem = f"CERTIFICATE: the caller's does not name {name[:64]!r}"
+            await context.abort(grpc.StatusCode.PERMISSION_DENIED, problem)
+        return name
 
     @asynccontextmanager
     async def _place(self, method: str, context: Context) -> AsyncIterator[None]:
