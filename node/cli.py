@@ -12,6 +12,7 @@ import socket
 import sys
 from contextlib import nullcontext
 from dataclasses import asdict
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated
 
@@ -19,11 +20,13 @@ import torch
 import typer
 from pydantic import ByteSize, Field, TypeAdapter, ValidationError
 
+from dtfm.node.host.addresses import identity_port
 from dtfm.node.host.device import measure_device, open_device
 from dtfm.node.host.doctor import examine
 from dtfm.node.host.trace import write_trace
 from dtfm.node.session import Session, Settings
 from dtfm.protos.connection import read_address
+from dtfm.protos.control_pb2 import Device, Hello
 
 app = typer.Typer(
     help="Lends this machine's GPU (or CPU) to a training run.", no_args_is_help=True, add_completion=False
@@ -51,11 +54,18 @@ def join(
         ),
     ] = "",
     advertise: Annotated[
-        str,
+        list[str] | None,
         typer.Option(
-            help="HOST[:PORT] at which peers reach this node. Default: the address that faces the coordinator."
+            help="HOST[:PORT] at which peers reach this node, beside the addresses that it finds by itself (may be given several "
+            "times)."
         ),
-    ] = "",
+    ] = None,
+    relay: Annotated[
+        bool,
+        typer.Option(
+            "--relay", help="Let connections between nodes that cannot reach each other pass through this one."
+        ),
+    ] = False,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
     memory: Annotated[
         str,
@@ -100,10 +110,8 @@ def join(
         torch.set_num_threads(threads)
     try:
         host, _ = read_address(coordinator)
-        advertised = advertise or _address_facing(host)
-        if ":" in advertised.rpartition("]")[2]:
-            read_address(advertised)
-        listen = listen or ("127.0.0.1:0" if advertised.startswith("127.") else "0.0.0.0:0")
+        facing = _address_facing(host)
+        listen = listen or _usual_listen(facing)
         read_address(listen)
         settings = Settings(
             coordinator=coordinator,
@@ -111,7 +119,9 @@ def join(
             run=run,
             token=token.strip(),
             listen=listen,
-            advertise=advertised,
+            advertise=tuple(map(_resolved, advertise or ())),
+            facing=facing,
+            relay=Hello.ALSO if relay else Hello.NO,
             device=open_device(device),
             give_up_after=give_up_after,
             allowed_modules=tuple(allow_module or ()),
@@ -120,6 +130,46 @@ def join(
         )
         with write_trace(trace, settings.node) if trace else nullcontext():
             raise typer.Exit(asyncio.run(_join(settings, _read_size(memory))))
+    except ValueError as mistake:
+        print(mistake, file=sys.stderr)
+        raise typer.Exit(2) from None
+
+
+@app.command()
+def relay(
+    coordinator: Annotated[str, typer.Argument(help="The coordinator's HOST:PORT.")] = "127.0.0.1:7400",
+    id: Annotated[str, typer.Option(help="This relay's name, kept across restarts.")] = "",
+    token: Annotated[str, typer.Option(envvar="DTFM_TOKEN", help="The run's token.")] = "",
+    listen: Annotated[str, typer.Option(help="HOST:PORT to listen on; others must reach it.")] = "",
+    advertise: Annotated[list[str] | None, typer.Option(help="HOST[:PORT] at which others reach it.")] = None,
+    give_up_after: Annotated[
+        float, typer.Option(min=0, help="Exit with 1 after this many seconds without a coordinator.")
+    ] = 300.0,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log every message.")] = False,
+) -> None:
+    """Passes on what nodes that cannot reach each other have to say, and sees ciphertext alone. It computes nothing."""
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
+    logging.getLogger("dtfm").setLevel(logging.DEBUG if verbose else logging.INFO)
+    try:
+        facing = _address_facing(read_address(coordinator)[0])
+        listen = listen or _usual_listen(facing)
+        read_address(listen)
+        settings = Settings(
+            coordinator=coordinator,
+            node=id or _remembered_identity(),
+            run="",
+            token=token.strip(),
+            listen=listen,
+            advertise=tuple(map(_resolved, advertise or ())),
+            facing=facing,
+            relay=Hello.ONLY,
+            device=torch.device("cpu"),
+            give_up_after=give_up_after,
+            allowed_modules=(),
+            leave_on_preemption=False,
+            snapshots=_cache() / "snapshots",
+        )
+        raise typer.Exit(asyncio.run(_take_part(settings, Device(kind="cpu", name="relay", memory_bytes=1, flops=1.0))))
     except ValueError as mistake:
         print(mistake, file=sys.stderr)
         raise typer.Exit(2) from None
@@ -150,6 +200,10 @@ async def _join(settings: Settings, most_memory: int | None) -> int:
     memory, speed = device.memory_bytes / 2**30, device.flops / 1e9
     power = f"{memory:.1f} GiB free, {speed:.0f} GFLOP/s in matrix products"
     print(f"{settings.node}: {device.name} ({device.kind}), {power}", flush=True)
+    return await _take_part(settings, device)
+
+
+async def _take_part(settings: Settings, device: Device) -> int:
     session = Session(settings, device)
     signalled = False
 
@@ -185,7 +239,30 @@ def _address_facing(host: str) -> str:
         raise ValueError(
             f"{host!r} cannot be resolved or reached ({error}); is the coordinator's address right?"
         ) from None
-    return f"[{local}]" if ":" in local else local
+    return str(local).partition("%")[0]
+
+
+def _usual_listen(facing: str) -> str:
+    """Loopback for a coordinator on this machine; otherwise everywhere, on a port that a rented machine's host maps to itself, if
+    it does that, or any free one."""
+    if ip_address(facing).is_loopback:
+        return f"[{facing}]:0" if ":" in facing else f"{facing}:0"
+    return f"0.0.0.0:{identity_port(os.environ)}"
+
+
+def _resolved(advertise: str) -> str:
+    """HOST[:PORT] with the host's IP address. A name would mean something else elsewhere, so it is looked up here."""
+    bare = advertise if advertise.startswith("[") or advertise.count(":") < 2 else f"[{advertise}]"
+    has_port = ":" in bare.rpartition("]")[2]
+    host, port = read_address(bare if has_port else f"{bare}:1")
+    try:
+        address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][4][0]
+    except OSError as error:
+        raise ValueError(
+            f"--advertise {advertise}: {host!r} is not known here ({error}); give the IP address"
+        ) from None
+    shown = f"[{address}]" if ":" in str(address) else str(address)
+    return f"{shown}:{port}" if has_port else shown
 
 
 def _read_size(text: str) -> int | None:

@@ -1,4 +1,4 @@
 """The wire: messages and their generated stubs, how connections are opened, raw tensor streams."""
 
-PROTOCOL_VERSION = 7
+PROTOCOL_VERSION = 8
 """The version that Hello carries. Add 1 whenever an older version would misread the messages."""

@@ -13,6 +13,8 @@ CONNECTIONS = "dtfm.Connections"
 NODE_METADATA = "dtfm-node"
 """Metadata key with the name of the calling node."""
 
+SEEN_METADATA = "dtfm-seen"
+"""Metadata key with the address from which a caller came, as gRPC writes it."""
 LENDER_METADATA = "dtfm-lender"
 """Metadata key with the name of the node to which a connection is to be borrowed."""
 
@@ -36,7 +38,7 @@ def peer_handlers(
     - ``tensors`` takes frames of frame.py until the caller ends the call. A refusal is an answer that ends the call,
       not a status: where the end of a call meets a write of the caller's, grpc replaces the status with its own
       INTERNAL.
-    - ``ping`` echoes.
+    - ``ping`` echoes. Its trailing metadata say as whom the server saw the caller (SEEN_METADATA).
     - ``upload`` and ``download`` carry a bandwidth probe, to the server and from it. The receiver answers each piece
       with its size (ASCII decimal).
     - ``state`` answers a StateRequest with STATE frames.
@@ -77,6 +79,12 @@ def tensors_call(channel: grpc.aio.Channel) -> Any:
 
 def ping_call(channel: grpc.aio.Channel) -> Any:
     return channel.unary_unary(f"/{SERVICE}/Ping")
+
+
+async def seen_as(call: Any) -> str:
+    """What the server of a finished ``ping`` said about where the caller came from; empty if nothing."""
+    shown = next((value for key, value in await call.trailing_metadata() if key == SEEN_METADATA), "")
+    return shown if isinstance(shown, str) else ""
 
 
 def upload_call(channel: grpc.aio.Channel) -> Any:

@@ -81,10 +81,11 @@ async def _serve(
     server = Server(state, store, token)
     server.on_event(lambda record: print_record(record, json_lines=json_lines))
     port = await server.listen(host, port)
+    shown = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     if json_lines:
-        print(json.dumps({"event": "listening", "address": f"{host}:{port}"}), flush=True)
+        print(json.dumps({"event": "listening", "address": shown}), flush=True)
     else:
-        print(f"Run {state.run.name!r}, listening on {host}:{port}. To take part, on each machine:")
+        print(f"Run {state.run.name!r}, listening on {shown}. To take part, on each machine:")
         print(f"    dtfm-node join {_reachable(host)}:{port}", flush=True)
         if host in LOOPBACK:
             print(f"  (machines other than this one need: serve --listen 0.0.0.0:{port})", flush=True)

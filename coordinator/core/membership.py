@@ -4,18 +4,26 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from dtfm.coordinator.core import links
+from dtfm.coordinator.core import links, ways
 from dtfm.coordinator.core.leaving import leave
 from dtfm.coordinator.core.safekeeping import snapshot
 from dtfm.coordinator.core.state import Contender, Session, Standing
 from dtfm.coordinator.core.timeouts import LONGEST_WAVE_LEASES, PROBE_LEASES, SIGN_OF_LIFE_LEASES, TOGETHER_LEASES
 from dtfm.coordinator.core.transition import Admit, HangUp, Transition
-from dtfm.coordinator.core.validation import MAX_NODES, Refused, check_agrees, check_hello, check_prepared, shorten
+from dtfm.coordinator.core.validation import (
+    MAX_NODES,
+    Refused,
+    check_agrees,
+    check_candidates,
+    check_hello,
+    check_prepared,
+    shorten,
+)
 from dtfm.coordinator.log import events as ev
 from dtfm.protos import control_pb2 as wire
 
 
-def greeted(transition: Transition, stream: int, message: wire.NodeMessage, shows_token: bool) -> None:
+def greeted(transition: Transition, stream: int, message: wire.NodeMessage, shows_token: bool, seen: str = "") -> None:
     """The first message of a stream: a hello is welcomed, or refused by name."""
     hello = message.hello
     named = shorten(hello.node, 64)
@@ -29,6 +37,7 @@ def greeted(transition: Transition, stream: int, message: wire.NodeMessage, show
         return
     try:
         device = check_hello(hello, state.run, state.ledger.run_id)
+        candidates = check_candidates(hello, seen)
     except Refused as refused:
         transition.refuse(stream, named, refused.reason, str(refused))
         return
@@ -38,7 +47,7 @@ def greeted(transition: Transition, stream: int, message: wire.NodeMessage, show
     reason = "first contact"
     if (old := state.members.sessions.get(hello.node)) is not None:
         if old.incarnation != hello.incarnation:
-            _contend(transition, stream, hello, old)
+            _contend(transition, stream, hello, old, seen)
             return
         transition.commands.append(HangUp(old.stream))
         leave(transition, old, "its stream was replaced by a newer one")
@@ -49,9 +58,20 @@ def greeted(transition: Transition, stream: int, message: wire.NodeMessage, show
     if transition.state.ledger.outcome is not None:  # the replaced stream may have ended the run
         transition.refuse(stream, named, wire.RUN_OVER, f"the run is over: {transition.state.ledger.outcome.reason}")
         return
-    session = Session(hello.node, stream, hello.incarnation, hello.address, transition.now)
+    only = hello.relay == wire.Hello.ONLY
+    session = Session(
+        hello.node,
+        stream,
+        hello.incarnation,
+        candidates,
+        transition.now,
+        standing=Standing.RELAY if only else Standing.JOINED,
+        relay=bool(hello.relay),
+    )
+    address = (*candidates, seen, "")[0]
+    relays = "only" if only else "also" if hello.relay else ""
     version = shorten(hello.package_version)
-    transition.emit(ev.NodeJoined(hello.node, reason, hello.address, device, version, session.process))
+    transition.emit(ev.NodeJoined(hello.node, reason, address, device, version, session.process, candidates, relays))
     transition.set_session(session)
     welcome = wire.Welcome(run=state.message, heartbeat_seconds=state.heartbeat)
     transition.commands.append(Admit(stream, hello.node, hello.signing_request, welcome))
@@ -74,6 +94,7 @@ def prepared(transition: Transition, session: Session, message: wire.Prepared) -
     session = transition.state.members.sessions[session.node]
     if links.probe_from(transition, session):
         due = transition.now + PROBE_LEASES * transition.state.lease
+        session = transition.state.members.sessions[session.node]  # it says whose word is awaited
         transition.set_session(replace(session, standing=Standing.PROBING, probe_until=due))
     else:
         _arrive(transition, session)
@@ -81,8 +102,13 @@ def prepared(transition: Transition, session: Session, message: wire.Prepared) -
 
 def links_measured(transition: Transition, session: Session, report: wire.LinkReport) -> None:
     links.measured(transition, session, report)
-    if session.standing is Standing.PROBING:
-        _arrive(transition, session)
+    _arrive_if_known(transition, session.node)
+
+
+def reached(transition: Transition, session: Session, report: wire.Reached) -> None:
+    ways.reached(transition, session.node, report)
+    for outcome in report.outcomes:
+        _arrive_if_known(transition, outcome.node)
 
 
 def closed(transition: Transition, stream: int, reason: str) -> None:
@@ -105,6 +131,8 @@ def lapse(transition: Transition) -> None:
         elif session.standing is Standing.PROBING and transition.now > session.probe_until:
             transition.log(f"{session.node} did not report its links in time; they count as average")
             _arrive(transition, session)
+        elif session.standing is Standing.PROBING:
+            _arrive_if_known(transition, session.node)
     _decide_contests(transition)
     if transition.state.stopped:
         return
@@ -126,7 +154,8 @@ def admit_contenders(transition: Transition) -> None:
             if transition.state.stopped and transition.state.ledger.outcome is None:
                 transition.commands.append(HangUp(contender.stream))  # it should reconnect to the next process
                 continue
-            greeted(transition, contender.stream, wire.NodeMessage(hello=contender.hello), True)
+            hello = wire.NodeMessage(hello=contender.hello)
+            greeted(transition, contender.stream, hello, True, contender.seen)
 
 
 def _look_at_the_clock(transition: Transition) -> None:
@@ -137,9 +166,21 @@ def _look_at_the_clock(transition: Transition) -> None:
     transition.set_members(replace(members, looked=transition.now, hearing=transition.now if gap else members.hearing))
 
 
+def _arrive_if_known(transition: Transition, node: str) -> None:
+    """The newcomer can be planned with once its links are measured and all who were asked have tried to dial it, but for those
+    that have left meanwhile."""
+    members = transition.state.members
+    session = members.sessions.get(node)
+    if session is None or session.standing is not Standing.PROBING:
+        return
+    if not (session.probing | session.reaching) & members.sessions.keys():
+        _arrive(transition, session)
+
+
 def _arrive(transition: Transition, session: Session) -> None:
     """The node can be planned with: at once if it is the last that the run waits for, otherwise with others that arrive at
     about the same time."""
+    ways.arrived(transition, session.node)
     transition.set_session(replace(session, standing=Standing.ARRIVED, arrived=transition.now))
     state = transition.state
     here = sum(s.standing in (Standing.ARRIVED, Standing.READY) for s in state.members.sessions.values())
@@ -154,7 +195,7 @@ def _let_in(transition: Transition) -> None:
             transition.emit(ev.NodeReady(session.node))
 
 
-def _contend(transition: Transition, stream: int, hello: wire.Hello, old: Session) -> None:
+def _contend(transition: Transition, stream: int, hello: wire.Hello, old: Session, seen: str) -> None:
     """Another process claims a member's identity. Whether it is that node, started again, shows in whether the old process still
     gives signs of life."""
     members = transition.state.members
@@ -164,7 +205,7 @@ def _contend(transition: Transition, stream: int, hello: wire.Hello, old: Sessio
         return
     if other is not None:
         transition.commands.append(HangUp(other.stream))
-    contenders = {**members.contenders, hello.node: Contender(stream, hello, transition.now)}
+    contenders = {**members.contenders, hello.node: Contender(stream, hello, transition.now, seen)}
     transition.set_members(replace(members, contenders=contenders))
 
 
@@ -183,7 +224,6 @@ def _decide_contests(transition: Transition) -> None:
 
 
 def _in_use(old: Session) -> str:
-    return (
-        f"another process has the identity {old.node!r} and is alive (at {old.address}); give this one its own with --id, or "
-        f"end the other"
-    )
+    where = old.candidates[0] if old.candidates else "an unknown address"
+    alive = f"another process has the identity {old.node!r} and is alive (at {where})"
+    return f"{alive}; give this one its own with --id, or end the other"

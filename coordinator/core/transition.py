@@ -18,11 +18,13 @@ from dtfm.scheduler.model.workload import Workload
 
 @dataclass(frozen=True, slots=True)
 class Greeted:
-    """The first message of a stream. ``shows_token``: whether its metadata have the token."""
+    """The first message of a stream. ``shows_token``: whether its metadata have the token; ``seen``: the IP address from which it
+    came, empty if not known or not a node's."""
 
     stream: int
     message: wire.NodeMessage
     shows_token: bool
+    seen: str = ""
 
 
 @dataclass(frozen=True, slots=True)

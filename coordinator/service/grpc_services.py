@@ -16,6 +16,7 @@ from dtfm.coordinator.service.streams import Streams
 from dtfm.coordinator.view.members import member_documents
 from dtfm.protos import control_pb2 as wire
 from dtfm.protos import control_pb2_grpc
+from dtfm.protos.candidates import seen_at
 from dtfm.protos.connection import shows_token
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -39,7 +40,9 @@ class Joins(control_pb2_grpc.CoordinatorServicer):
 
     async def Join(self, requests: AsyncIterator[wire.NodeMessage], context: Context) -> None:
         shown = shows_token(context.invocation_metadata(), self._token)
-        await self._streams.serve(requests, context.write, shown)
+        address = seen_at(context.peer())
+        seen = "" if address is None or address.is_loopback else str(address)
+        await self._streams.serve(requests, context.write, shown, seen)
 
 
 class Observers(control_pb2_grpc.ObserverServicer):

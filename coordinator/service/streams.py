@@ -33,11 +33,12 @@ class Streams:
         requests: AsyncIterator[wire.NodeMessage],
         write: Callable[[wire.CoordinatorMessage], Awaitable[None]],
         shows_token: bool,
+        seen: str = "",
     ) -> None:
-        """Serves one stream from its first message to its end."""
+        """Serves one stream from its first message to its end. ``seen``: the address from which it comes (see Greeted)."""
         stream = next(self._numbers)
         outgoing = self._outgoing[stream] = asyncio.Queue(MAX_WAITING)
-        reader = asyncio.create_task(self._read(stream, requests, shows_token))
+        reader = asyncio.create_task(self._read(stream, requests, shows_token, seen))
         try:
             while (message := await outgoing.get()) is not None:
                 await write(message)
@@ -57,11 +58,11 @@ class Streams:
                 outgoing.get_nowait()
             outgoing.put_nowait(None)
 
-    async def _read(self, stream: int, requests: AsyncIterator[wire.NodeMessage], shows_token: bool) -> None:
+    async def _read(self, stream: int, requests: AsyncIterator[wire.NodeMessage], shows_token: bool, seen: str) -> None:
         reason = "it closed its stream"
         try:
             first = await asyncio.wait_for(anext(requests, None), self._first_message_seconds)
-            await self._inputs.put(t.Greeted(stream, first or wire.NodeMessage(), shows_token))
+            await self._inputs.put(t.Greeted(stream, first or wire.NodeMessage(), shows_token, seen))
             async for message in requests:
                 await self._inputs.put(t.Heard(stream, message))
         except TimeoutError:

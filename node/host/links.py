@@ -20,10 +20,9 @@ from dtfm.node.host.bandwidth_probe import (
     send_probe,
     window_seconds,
 )
-from dtfm.protos.connection import open_channel
-from dtfm.protos.control_pb2 import LinkReport, Peer
-from dtfm.protos.credentials import Identity, to_peer
-from dtfm.protos.streams import download_call, ping_call, upload_call
+from dtfm.node.host.dialling import Dialler
+from dtfm.protos.control_pb2 import LinkReport, Peer, Reached
+from dtfm.protos.streams import download_call, ping_call, seen_as, upload_call
 
 PINGS = 5
 """Pings to a peer; the shortest round trip counts."""
@@ -42,7 +41,7 @@ HELD_UP = 2
 Sizes = AsyncGenerator[int, None]
 
 
-async def measure_links(node: str, peers: Sequence[Peer], identity: Identity, lease: float) -> LinkReport:
+async def measure_links(node: str, peers: Sequence[Peer], dialler: Dialler, lease: float) -> LinkReport:
     """Measures the links node -> peer and peer -> node of each peer.
 
     Latency is one way, in seconds: half the shortest round trip. Bandwidth is in bytes per second (see bandwidth_probe.py). A
@@ -53,7 +52,7 @@ async def measure_links(node: str, peers: Sequence[Peer], identity: Identity, le
     node's line; never both with the same peer, where answers would wait behind the probe. Then several go at a time, to see
     what they share. The remaining time is divided among the peers, with more for far ones.
     """
-    probed = [_Probed(node, peer, identity, lease) for peer in peers]
+    probed = [_Probed(node, peer, dialler, lease) for peer in peers]
     try:
         await asyncio.gather(*(each.ping() for each in probed))
         reached = sorted((each for each in probed if not each.problem), key=lambda each: each.round_trip)
@@ -154,8 +153,9 @@ class _Direction:
 class _Probed:
     """One peer, and what is known about the links to it and from it."""
 
-    def __init__(self, node: str, peer: Peer, identity: Identity, lease: float) -> None:
-        there, back = (open_channel(peer.address, to_peer(identity, peer.node), lease, apart=True) for _ in range(2))
+    def __init__(self, node: str, peer: Peer, dialler: Dialler, lease: float) -> None:
+        target = dialler.target(peer)
+        there, back = (dialler.open(peer.node, target, lease, apart=True) for _ in range(2))
         upload, download = (partial(call, timeout=lease) for call in (upload_call(there), download_call(back)))
         self.up = _Direction(self, there, lambda: send_probe(upload, MOST_BYTES))
         self.down = _Direction(self, back, lambda: receive_probe(download))
@@ -163,7 +163,9 @@ class _Probed:
         self.problem = ""
         self.round_trip = 0.0
         self._ends = node, peer.node
-        self._address = peer.address
+        self._target = target
+        self._dialler = dialler
+        self.way = ""
         self._lease = lease
 
     async def ping(self) -> None:
@@ -175,8 +177,10 @@ class _Probed:
                 await first(b"", timeout=max(deadline - time.monotonic(), 0.001), wait_for_ready=True)
             for _ in range(PINGS):
                 began = time.perf_counter()
-                await there(b"", timeout=max(deadline - time.monotonic(), 0.001))
+                call = there(b"", timeout=max(deadline - time.monotonic(), 0.001))
+                await call
                 trips.append(time.perf_counter() - began)
+            self.way = self._dialler.way(self._ends[1], await seen_as(call))
         except grpc.aio.AioRpcError as error:
             self.fail(error)
         else:
@@ -195,10 +199,33 @@ class _Probed:
                 latency_seconds=self.round_trip / 2,
                 bandwidth=0.0 if self.problem else direction.bandwidth,
                 problem=self.problem,
+                way=self.way if source == node else "",
             )
             for source, destination, direction in ((node, peer, self.up), (peer, node, self.down))
         ]
 
     def fail(self, error: grpc.aio.AioRpcError | ValueError) -> None:
-        why = f"{error.code().name}: {error.details()}" if isinstance(error, grpc.aio.AioRpcError) else str(error)
-        self.problem = f"{self._address}: {why}"[:300]
+        why = _sentence(error)
+        self.problem = f"{self._target}: {why}"[:300]
+
+
+async def reach(peers: Sequence[Peer], dialler: Dialler, lease: float) -> Reached:
+    """Dials each peer, and says in which way it was reached, or why not within half a ``lease``."""
+
+    async def dial(peer: Peer) -> Reached.Outcome:
+        outcome = Reached.Outcome(node=peer.node)
+        target = dialler.target(peer)
+        async with dialler.open(peer.node, target, lease, apart=True) as channel:
+            try:
+                call = ping_call(channel)(b"", timeout=lease / 2, wait_for_ready=True)
+                await call
+                outcome.way = dialler.way(peer.node, await seen_as(call))
+            except grpc.aio.AioRpcError as error:
+                outcome.problem = f"{target}: {_sentence(error)}"[:300]
+        return outcome
+
+    return Reached(outcomes=await asyncio.gather(*map(dial, peers)))
+
+
+def _sentence(error: grpc.aio.AioRpcError | ValueError) -> str:
+    return f"{error.code().name}: {error.details()}" if isinstance(error, grpc.aio.AioRpcError) else str(error)

@@ -47,7 +47,7 @@ class StandbyRole:
                 tell(StandbyStatus(0))  # everything wanted is trained here
                 return
             try:
-                self._copies = StandbyCopies(loaded.run, self._device, donors, loaded.identity, tell)
+                self._copies = StandbyCopies(loaded.run, self._device, donors, loaded.dialler, tell)
             except Exception as error:  # out of memory, for one: the coordinator waits for an answer
                 log.exception("layers %d-%d cannot be copied", wanted.first_layer, wanted.past_last_layer - 1)
                 tell(StandbyStatus(0, problem=f"{type(error).__name__}: {error}"))

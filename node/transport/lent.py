@@ -179,10 +179,10 @@ class Lender:
             await join(pipe, own)
 
 
-async def borrow(channel: grpc.aio.Channel, node: str, lender: str) -> Pipe:
-    """A connection to ``lender`` that the relay at the other end of ``channel`` holds. ``node``: who asks. Errors show when it is
-    read: PipeBroken."""
-    return CallPipe(borrow_call(channel)(metadata=((NODE_METADATA, node), (LENDER_METADATA, lender))))
+def borrow(channel: grpc.aio.Channel, node: str, lender: str) -> Pipe:
+    """A connection to ``lender`` that the relay at the other end of ``channel`` holds, which is closed with it. ``node``: who
+    asks. A refusal shows when it is read."""
+    return CallPipe(borrow_call(channel)(metadata=((NODE_METADATA, node), (LENDER_METADATA, lender))), channel)
 
 
 def _metadata(context: Context, key: str) -> str:

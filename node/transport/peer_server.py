@@ -24,7 +24,7 @@ from dtfm.protos.connection import server_options
 from dtfm.protos.credentials import Identity, nobody, peer_credentials, shown_name, shows_certificate
 from dtfm.protos.frame import FrameError, FrameProblem, frames
 from dtfm.protos.peer_pb2 import StandbyRequest, StateRequest
-from dtfm.protos.streams import NODE_METADATA, connection_handlers, peer_handlers
+from dtfm.protos.streams import NODE_METADATA, SEEN_METADATA, connection_handlers, peer_handlers
 
 log = logging.getLogger(__name__)
 # grpc logs every call that is cancelled when the server stops as an error.
@@ -100,6 +100,7 @@ class PeerServer:
         return b""
 
     async def _ping(self, request: bytes, context: Context) -> bytes:
+        context.set_trailing_metadata(((SEEN_METADATA, context.peer()),))
         return request
 
     async def _upload(self, requests: AsyncIterator[bytes], context: Context) -> AsyncIterator[bytes]:

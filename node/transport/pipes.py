@@ -54,10 +54,12 @@ class SocketPipe:
 
 
 class CallPipe:
-    """The calling side of a stream of bytes both ways."""
+    """The calling side of a stream of bytes both ways. ``channel`` is closed with it."""
 
-    def __init__(self, call: Any) -> None:
+    def __init__(self, call: Any, channel: grpc.aio.Channel | None = None) -> None:
         self._call = call
+        self._channel = channel
+        self._closing: asyncio.Task[None] | None = None
 
     async def read(self) -> bytes:
         try:
@@ -74,6 +76,8 @@ class CallPipe:
 
     def close(self) -> None:
         self._call.cancel()
+        if self._channel is not None and self._closing is None:
+            self._closing = asyncio.create_task(self._channel.close())
 
 
 class ServedPipe:

@@ -70,13 +70,13 @@ async def measure(ends: dict[str, tuple[Popen[str], int]]) -> list[Row]:
     assert receiver.stdin is not None
     receiver.stdin.write(json.dumps({SENDER: port, RELAY: ends[RELAY][1]}) + "\n")
     receiver.stdin.flush()
-    relay = open_channel(f"127.0.0.1:{ends[RELAY][1]}", to_peer(identity, RELAY))
+    relay = f"127.0.0.1:{ends[RELAY][1]}"
 
     async def lent(_: str) -> Pipe:
         return await server.holder.take(RECEIVER, DEFAULT_LEASE)
 
     async def relayed(_: str) -> Pipe:
-        return await borrow(relay, SENDER, RECEIVER)
+        return borrow(open_channel(relay, to_peer(identity, RELAY), apart=True), SENDER, RECEIVER)
 
     proxies = {"lent to the sender": ConnectProxy(lent), "lent to a relay": ConnectProxy(relayed)}
     way = to_peer(identity, RECEIVER)
@@ -98,7 +98,7 @@ async def measure(ends: dict[str, tuple[Popen[str], int]]) -> list[Row]:
         ratio = statistics.median(ours / direct for ours, direct in zip(taken, speeds["direct"], strict=True))
         against = ("", None) if which == "direct" else ("direct", ratio)
         rows.append(Row(which, statistics.median(taken), "MB/s", *against))
-    for channel in (*channels.values(), relay):
+    for channel in channels.values():
         await channel.close()
     for proxy in proxies.values():
         await proxy.stop()

@@ -230,6 +230,13 @@ class Cluster:
         self.nodes[name] = process
         return process
 
+    def add_relay(self, name: str) -> Process:
+        """Starts a relay, which computes nothing."""
+        command = [sys.executable, "-m", "dtfm.node.cli", "relay", self.address, "--id", name]
+        process = self._process(name, [*command, "--give-up-after", "20", "--verbose"])
+        self.nodes[name] = process
+        return process
+
     def inject(self, fault: Fault) -> None:
         """From now on ``fault`` waits for its moment, in the process of its name that runs now or in a later one."""
         assert self._faults is not None, "this cluster was not prepared for faults"

@@ -64,7 +64,7 @@ class End:
         if self.relay is None:
             return await self.holder.take(lender, PATIENCE)
         self.opened.append(self.dial(self.relay))
-        return await borrow(self.opened[-1], self.name, lender)
+        return borrow(self.opened[-1], self.name, lender)
 
     def to(self, node: str) -> grpc.aio.Channel:
         """A channel to ``node`` that leads through the proxy."""
