@@ -25,6 +25,7 @@ from dtfm.node.host.device import measure_device, open_device
 from dtfm.node.host.doctor import examine
 from dtfm.node.host.trace import write_trace
 from dtfm.node.session import Session, Settings
+from dtfm.protos.candidates import way_to
 from dtfm.protos.connection import read_address
 from dtfm.protos.control_pb2 import Device, Hello
 
@@ -66,6 +67,10 @@ def join(
             "--relay", help="Let connections between nodes that cannot reach each other pass through this one."
         ),
     ] = False,
+    open_port: Annotated[
+        bool,
+        typer.Option(help="Ask the home router (UPnP) to open this node's port while it takes part."),
+    ] = True,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
     memory: Annotated[
         str,
@@ -110,7 +115,7 @@ def join(
         torch.set_num_threads(threads)
     try:
         host, _ = read_address(coordinator)
-        facing = _address_facing(host)
+        facing, there = _address_facing(host)
         listen = listen or _usual_listen(facing)
         read_address(listen)
         settings = Settings(
@@ -122,6 +127,7 @@ def join(
             advertise=tuple(map(_resolved, advertise or ())),
             facing=facing,
             relay=Hello.ALSO if relay else Hello.NO,
+            open_port=open_port and _is_behind_nat(facing, there),
             device=open_device(device),
             give_up_after=give_up_after,
             allowed_modules=tuple(allow_module or ()),
@@ -151,7 +157,7 @@ def relay(
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
     logging.getLogger("dtfm").setLevel(logging.DEBUG if verbose else logging.INFO)
     try:
-        facing = _address_facing(read_address(coordinator)[0])
+        facing, there = _address_facing(read_address(coordinator)[0])
         listen = listen or _usual_listen(facing)
         read_address(listen)
         settings = Settings(
@@ -163,6 +169,7 @@ def relay(
             advertise=tuple(map(_resolved, advertise or ())),
             facing=facing,
             relay=Hello.ONLY,
+            open_port=_is_behind_nat(facing, there),
             device=torch.device("cpu"),
             give_up_after=give_up_after,
             allowed_modules=(),
@@ -228,8 +235,13 @@ def _cache() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dtfm"
 
 
-def _address_facing(host: str) -> str:
-    """The local address from which ``host`` is reached. Sends nothing."""
+def _is_behind_nat(facing: str, there: str) -> bool:
+    """Whether this machine's address is private, and the coordinator's is not."""
+    return way_to(ip_address(facing)) == "lan" and way_to(ip_address(there)) == "public"
+
+
+def _address_facing(host: str) -> tuple[str, str]:
+    """The local address from which ``host`` is reached, and the host's own. Sends nothing."""
     try:
         family, _, _, _, address = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
@@ -239,7 +251,7 @@ def _address_facing(host: str) -> str:
         raise ValueError(
             f"{host!r} cannot be resolved or reached ({error}); is the coordinator's address right?"
         ) from None
-    return str(local).partition("%")[0]
+    return str(local).partition("%")[0], str(address[0]).partition("%")[0]
 
 
 def _usual_listen(facing: str) -> str:

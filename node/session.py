@@ -25,6 +25,7 @@ import torch
 import dtfm
 from dtfm.node.host.addresses import candidates, host_of, interfaces, reached_here
 from dtfm.node.host.dialling import Dialler
+from dtfm.node.host.home_router import HomeRouter
 from dtfm.node.host.links import measure_links, reach
 from dtfm.node.host.preemption import preemption_notice
 from dtfm.node.state.disk import Disk
@@ -70,7 +71,7 @@ IDLE_BEATS = 40
 class Settings:
     """How this node joins. Addresses are HOST:PORT; ``advertise`` are IP addresses, with or without a port, at which peers reach
     it; ``facing`` is this machine's address that faces the coordinator. ``relay``: whether connections of others may pass
-    through this node.
+    through this node. With ``open_port`` it asks the home router to open its port.
 
     ``token`` is the run's, shown to the coordinator. ``give_up_after`` is the number of seconds without a coordinator after
     which the node exits. With ``leave_on_preemption`` it leaves when the cloud host gives notice. ``snapshots`` is the folder
@@ -85,6 +86,7 @@ class Settings:
     advertise: tuple[str, ...]
     facing: str
     relay: Hello.Relay
+    open_port: bool
     device: torch.device
     give_up_after: float
     allowed_modules: tuple[str, ...]
@@ -106,6 +108,8 @@ class Session:
         self._leaving = asyncio.Event()
         self._leave_reason = ""
         self._port = 0
+        self._router = HomeRouter()
+        self._opened = ""
         self._key = make_key()
         self._identity: Identity | None = None  # None until the first welcome
         self._lease = DEFAULT_LEASE  # until the first welcome
@@ -134,6 +138,8 @@ class Session:
         try:
             self._port = await self._server.start(self._settings.listen)
             self._candidates()  # an address that cannot be is to be known now
+            if self._settings.open_port:
+                self._opened = await self._router.open(self._port)
             await self._ways.start(reached_here(self._settings.listen, self._port))
             if self._settings.leave_on_preemption:
                 self._start(self._leave_on_preemption())
@@ -147,6 +153,7 @@ class Session:
                 task.cancel()
             await self._sender.close()
             await self._ways.stop()
+            await self._router.close()
             await self._server.stop()
 
     def _candidates(self) -> tuple[str, ...]:
@@ -159,6 +166,7 @@ class Session:
             port=self._port,
             advertise=settings.advertise,
             facing=settings.facing,
+            opened=self._opened,
         )
 
     def leave(self, reason: str) -> None:

@@ -55,11 +55,13 @@ def candidates(
     port: int,
     advertise: Sequence[str] = (),
     facing: str = "",
+    opened: str = "",
 ) -> tuple[str, ...]:
     """The candidates of a node that listens on ``host`` and ``port``, likelier ones first, at most MOST_CANDIDATES.
 
     ``advertise``: what the owner gave, as IP or IP:PORT. ``facing``: the address of this machine that faces the coordinator: if
-    it is on loopback, so are all nodes, and it alone counts. Raises ValueError for an ``advertise`` that peers could not use.
+    it is on loopback, so are all nodes, and it alone counts. ``opened``: the candidate that the home router opened. Raises
+    ValueError for an ``advertise`` that peers could not use.
     """
     given = [write_candidate(*read_candidate(_with_port(text, port))) for text in advertise]
     if facing and ip_address(facing).is_loopback:
@@ -75,7 +77,8 @@ def candidates(
             own.append(address)
     # A private address costs a peer elsewhere a moment, a public one is right for all: the first of each come first.
     own.sort(key=way_to)
-    everything = [*given, *_mapped(environment, port), *(write_candidate(address, port) for address in own)]
+    interfaces_of_ours = (write_candidate(address, port) for address in own)
+    everything = [*given, *_mapped(environment, port), opened, *interfaces_of_ours]
     return tuple(filter(_usable, dict.fromkeys(everything)))[:MOST_CANDIDATES]
 
 
