@@ -129,15 +129,15 @@ class Members:
     """Who is connected, and what is remembered of those who left.
 
     ``sessions``, ``contenders``, ``links`` and ``left`` are by node. ``left``: when a node was lost; -inf, if it ended for good.
-    ``retries`` are of broken links, by their two nodes in order of name. ``dialled``: by (who, whom), what came of dialling;
-    ``tried``: by two nodes in order of name, the relays that did not work between them. ``looked``: when this process last
-    looked at the clock; ``hearing``: since when it has done so without a gap, and heard nodes as they spoke.
+    ``retries`` are of broken links, by their two nodes in order of name. ``dialled``: by who, then by whom, what came of
+    dialling; ``tried``: by two nodes in order of name, the relays that did not work between them. ``looked``: when this process
+    last looked at the clock; ``hearing``: since when it has done so without a gap, and heard nodes as they spoke.
     """
 
     sessions: Mapping[str, Session] = field(default_factory=dict)
     contenders: Mapping[str, Contender] = field(default_factory=dict)
     retries: Mapping[tuple[str, str], Retry] = field(default_factory=dict)
-    dialled: Mapping[tuple[str, str], Dialled] = field(default_factory=dict)
+    dialled: Mapping[str, Mapping[str, Dialled]] = field(default_factory=dict)
     tried: Mapping[tuple[str, str], frozenset[str]] = field(default_factory=dict)
     links: Mapping[str, RememberedLinks] = field(default_factory=dict)
     left: Mapping[str, float] = field(default_factory=dict)

@@ -27,9 +27,8 @@ Pair = tuple[str, str]
 def have_dialled(transition: Transition, session: Session, others: Iterable[Session]) -> None:
     """The others try to dial a newcomer. What was known about it is forgotten."""
     members, node = transition.state.members, session.node
-    dialled = {pair: known for pair, known in members.dialled.items() if node not in pair}
     tried = {pair: relays for pair, relays in members.tried.items() if node not in pair}
-    transition.set_members(replace(members, dialled=dialled, tried=tried))
+    transition.set_members(replace(members, dialled=_without(members.dialled, node), tried=tried))
     message = wire.CoordinatorMessage(reach=wire.Reach(peers=[peer_message(node, session.candidates)]))
     transition.send([other.node for other in others], message)
 
@@ -59,8 +58,8 @@ def arrived(transition: Transition, node: str) -> None:
     ledger, dialled = transition.state.ledger, transition.state.members.dialled
     found = [
         ev.Way(source, node, known.way)
-        for (source, destination), known in sorted(dialled.items())
-        if destination == node and known.way and node in ledger.links.get(source, {})
+        for source, row in sorted(dialled.items())
+        if (known := row.get(node)) is not None and known.way and node in ledger.links.get(source, {})
     ]
     if found:
         transition.emit(ev.WaysChosen(tuple(found)))
@@ -81,8 +80,7 @@ def remembered(transition: Transition, ways: Iterable[ev.Way]) -> None:
 def left(transition: Transition, node: str, before: Mapping[str, Mapping[str, ev.Way]]) -> None:
     """A node is gone. What it relayed goes over others. ``before``: the ways while it was there."""
     members = transition.state.members
-    dialled = {pair: known for pair, known in members.dialled.items() if node not in pair}
-    transition.set_members(replace(members, dialled=dialled))
+    transition.set_members(replace(members, dialled=_without(members.dialled, node)))
     if not before:
         return
     for source, row in sorted(before.items()):
@@ -97,7 +95,7 @@ def try_again(transition: Transition, node: str, peer: str) -> None:
     ways, pair = transition.state.ledger.ways, _pair(node, peer)
     members = transition.state.members
     transition.set_members(replace(members, tried={p: relays for p, relays in members.tried.items() if p != pair}))
-    known = (members.dialled.get((node, peer)), members.dialled.get((peer, node)))
+    known = (members.dialled.get(node, {}).get(peer), members.dialled.get(peer, {}).get(node))
     if peer in ways.get(node, {}) or not all(side is not None and side.problem for side in known):
         return
     if (relay := _pick(transition, pair)) is not None:
@@ -123,8 +121,9 @@ def tell(transition: Transition) -> None:
 def _know(transition: Transition, node: str, other: str, known: Dialled) -> None:
     """One end of a pair has dialled the other. Once both have, the pair gets its ways."""
     members = transition.state.members
-    transition.set_members(replace(members, dialled={**members.dialled, (node, other): known}))
-    back = members.dialled.get((other, node))
+    row = {**members.dialled.get(node, {}), other: known}
+    transition.set_members(replace(members, dialled={**members.dialled, node: row}))
+    back = members.dialled.get(other, {}).get(node)
     if back is None or not (known.problem or back.problem):
         return
     if known.problem and back.problem:
@@ -200,6 +199,14 @@ def _message(ledger: Ledger, told: tuple[tuple[Pair, ...], tuple[str, ...]]) -> 
         ways=[wire.Ways.Way(node=name, relay=peer(relay) if relay else None) for name, relay in ways],
         holders=[peer(holder) for holder in holders if holder in ledger.members],
     )
+
+
+def _without(dialled: Mapping[str, Mapping[str, Dialled]], node: str) -> Mapping[str, Mapping[str, Dialled]]:
+    return {
+        who: {whom: known for whom, known in row.items() if whom != node} if node in row else row
+        for who, row in dialled.items()
+        if who != node
+    }
 
 
 def _pair(a: str, b: str) -> Pair:

@@ -77,8 +77,8 @@ def candidates(
             own.append(address)
     # A private address costs a peer elsewhere a moment, a public one is right for all: the first of each come first.
     own.sort(key=way_to)
-    interfaces_of_ours = (write_candidate(address, port) for address in own)
-    everything = [*given, *_mapped(environment, port), opened, *interfaces_of_ours]
+    here = (write_candidate(address, port) for address in own)
+    everything = [*given, *_mapped(environment, port), opened, *here]
     return tuple(filter(_usable, dict.fromkeys(everything)))[:MOST_CANDIDATES]
 
 

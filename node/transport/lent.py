@@ -156,8 +156,9 @@ class Lender:
                 try:
                     first = await pipe.read()  # the side that dials speaks first, in TLS
                 except PipeBroken as why:
-                    log.info("cannot lend a connection to %s: %s", holder, why)
                     first = b""
+                    if pause == FIRST_PAUSE_SECONDS:  # once per outage
+                        log.info("cannot lend a connection to %s: %s", holder, why)
                 if first:
                     use = asyncio.create_task(self._use(pipe, first, stack.pop_all()))
                     self._using.add(use)

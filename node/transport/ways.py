@@ -54,8 +54,10 @@ class Ways:
         for node, relay in relays.items():
             if node not in self._relays or _name(self._relays[node]) != _name(relay):
                 log.info("reaches %s by %s", node, f"relay {relay.node}" if relay else "dial-back")
-        self._relays.clear()  # diallers look into this very dictionary
+        # Diallers look into this very dictionary, from other threads: a node that stays in it is never missing.
         self._relays.update(relays)
+        for node in self._relays.keys() - relays.keys():
+            del self._relays[node]
         self._holders = {peer.node: peer for peer in message.holders}
         self._lender.lend_to(self._holders)
 
