@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from weakref import WeakSet
 
 import grpc.aio
 
@@ -28,6 +29,7 @@ class Ways:
         self._lender = Lender(node, self._dial)
         self._relays: dict[str, Peer | None] = {}  # of nodes that are not dialled; None: they lend to this one
         self._holders: dict[str, Peer] = {}
+        self._used: dict[str, WeakSet[Pipe]] = {}  # by node, the connections to it
         self._lease = DEFAULT_LEASE
         self._dialler: Dialler | None = None
         self._url = ""
@@ -54,6 +56,9 @@ class Ways:
         for node, relay in relays.items():
             if node not in self._relays or _name(self._relays[node]) != _name(relay):
                 log.info("reaches %s by %s", node, f"relay {relay.node}" if relay else "dial-back")
+                # A relay that is gone may not have said so: what was sent over it is waited for no longer.
+                for pipe in self._used.pop(node, ()):
+                    pipe.close()
         # Diallers look into this very dictionary, from other threads: a node that stays in it is never missing.
         self._relays.update(relays)
         for node in self._relays.keys() - relays.keys():
@@ -67,8 +72,11 @@ class Ways:
         if node is None or self._dialler is None:
             raise NotLent("the coordinator has named no way to it but dialling")
         if (relay := self._relays[node]) is None:
-            return await self._holder.take(node, self._lease / 2)
-        return borrow(self._open(relay), self._node, node)
+            pipe = await self._holder.take(node, self._lease / 2)
+        else:
+            pipe = borrow(self._open(relay), self._node, node)
+        self._used.setdefault(node, WeakSet()).add(pipe)
+        return pipe
 
     def _dial(self, holder: str) -> grpc.aio.Channel:
         return self._open(self._holders[holder])

@@ -9,14 +9,18 @@ from contextlib import AsyncExitStack
 
 import grpc.aio
 import pytest
+import torch
 
+from dtfm.kernels.codec import Codec
 from dtfm.node.host.links import measure_links, reach
 from dtfm.node.state.state_store import StateStore
 from dtfm.node.transport.lent import Holder
 from dtfm.node.transport.peer_server import PeerServer
+from dtfm.node.transport.sender import Sender, What
 from dtfm.node.transport.ways import Ways
 from dtfm.protos.control_pb2 import Peer
 from dtfm.protos.control_pb2 import Ways as WaysMessage
+from dtfm.protos.frame import Kind
 from dtfm.protos.streams import ping_call
 from tests.protos.members import member
 
@@ -68,6 +72,18 @@ class Node:
             return True
 
 
+class Deaf:
+    """A receiver that takes the first frame and never asks for the next."""
+
+    heard = asyncio.Event()
+
+    def take(self, source: str, frame: bytes) -> None:
+        self.heard.set()
+
+    async def readable(self, source: str, taken: object) -> None:
+        await asyncio.Event().wait()
+
+
 Start = Callable[..., Awaitable[Node]]
 
 
@@ -116,6 +132,26 @@ async def test_a_channel_goes_on_over_another_relay_when_its_own_is_gone(start: 
             while answer != b"2":
                 with contextlib.suppress(grpc.aio.AioRpcError):  # of the call that met the end of the relay
                     answer = await ping(b"2", timeout=LEASE, wait_for_ready=True)
+
+
+async def test_what_went_over_a_relay_that_is_replaced_breaks_at_once(start: Start) -> None:
+    """It may be a relay that has vanished without a word; here it is still there."""
+    a, b, first = await start("a"), await start("b"), await start("first", relay=True)
+    second = await start("second", relay=True)
+    a.told(relayed=("b", first))
+    b.told(lends_to=first)
+    broken: asyncio.Queue[str] = asyncio.Queue()
+    sender = Sender("a", lambda peer, generation, why: broken.put_nowait(peer))
+    targets = {"b": a.dialler.target(b.hidden)}
+    await sender.connect(1, a.dialler, targets, LEASE, 1000 * LEASE)
+    b.server.deliver_to(Deaf())  # type: ignore[arg-type]
+    sender.send("b", What(Kind.ACTIVATION, 1, 1, 0), torch.zeros(8), Codec.OFF)
+    await asyncio.wait_for(Deaf.heard.wait(), LEASE)
+    a.told(relayed=("b", second))
+    b.told(lends_to=second)
+    assert await asyncio.wait_for(broken.get(), LEASE) == "b"
+    await sender.connect(2, a.dialler, targets, 2 * LEASE, LEASE)
+    await sender.close()
 
 
 async def test_what_is_measured_over_a_relay_is_the_way_that_is_used(start: Start) -> None:
