@@ -73,6 +73,8 @@ def greeted(transition: Transition, stream: int, message: wire.NodeMessage, show
     version = shorten(hello.package_version)
     transition.emit(ev.NodeJoined(hello.node, reason, address, device, version, session.process, candidates, relays))
     transition.set_session(session)
+    if session.relay:
+        ways.relay_came(transition)
     welcome = wire.Welcome(run=state.message, heartbeat_seconds=state.heartbeat)
     transition.commands.append(Admit(stream, hello.node, hello.signing_request, welcome))
 

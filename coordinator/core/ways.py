@@ -102,6 +102,17 @@ def try_again(transition: Transition, node: str, peer: str) -> None:
         _choose(transition, pair, relay, "neither can dial the other")
 
 
+def relay_came(transition: Transition) -> None:
+    """A relay has joined: pairs that had no way may have one now."""
+    members = transition.state.members
+    for a, b in sorted(transition.state.ledger.broken):
+        if {a, b} <= members.sessions.keys():
+            had = transition.state.ledger.ways.get(a, {}).get(b)
+            try_again(transition, a, b)
+            if transition.state.ledger.ways.get(a, {}).get(b) is not had:
+                _measure(transition, a, b)
+
+
 def tell(transition: Transition) -> None:
     """Tells every node how it reaches others, and to whom it lends, if that has changed."""
     ledger = transition.state.ledger

@@ -131,3 +131,15 @@ def test_a_run_goes_on_when_its_relay_is_gone_in_mid_step(tmp_path: Path, fault:
         cluster.nodes[used].send(signal.SIGKILL)  # cut off, it would wait for the coordinator
         assert cluster.finish(50) == 0
         assert_exact(cluster)
+
+
+@pytest.mark.soak
+def test_a_run_over_a_relay_goes_on_when_the_coordinator_is_started_again(tmp_path: Path) -> None:
+    with running(CASES["behind different NATs"], tmp_path) as (_, cluster):
+        cluster.wait_for("step_committed", where=lambda e: e["step"] == 5)
+        assert cluster.coordinator is not None
+        cluster.coordinator.send(signal.SIGKILL)
+        cluster.coordinator.wait(10)
+        cluster.start_coordinator("--resume")
+        assert cluster.finish(150) == 0
+        assert_exact(cluster)

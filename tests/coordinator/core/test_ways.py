@@ -194,8 +194,19 @@ def test_without_another_relay_the_link_counts_as_broken_until_one_comes() -> No
     world.lose("r")
     assert world.state.ledger.broken == {("a", "b")}
     world.greet("s", relay=wire.Hello.ONLY)
-    world.wait(7 * LEASE, beating=["a", "b", "s"])
     assert ways_of(world, "a") == {"b": "s"}
+    assert world.kinds_to("a")[-2:] == ["ways", "probe"]
+    world.hear("a", links("a", ["b"]))
+    assert world.state.ledger.broken == frozenset()
+
+
+def test_a_relay_that_did_not_work_is_tried_again_after_a_while() -> None:
+    world = world_with("a", relays=["r"])
+    comes(world, "b", "a", dials=False, is_dialled=False)
+    world.hear("b", measured("b", "a", problem="the relay is unreachable"))
+    assert ways_of(world, "a") == {}
+    world.wait(7 * LEASE, beating=["a", "b", "r"])
+    assert ways_of(world, "a") == {"b": "r"}
     assert world.kinds_to("a")[-1] == "probe"
 
 
