@@ -69,8 +69,8 @@ class Holder:
             finally:
                 with contextlib.suppress(ValueError):
                     waiting.remove(pipe)
-                if not waiting:
-                    self._waiting.pop(node, None)
+                if not waiting and self._waiting.get(node) is waiting:
+                    del self._waiting[node]
         finally:
             self._count_out(f"{node} lends")
 

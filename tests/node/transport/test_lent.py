@@ -6,6 +6,7 @@ import asyncio
 import base64
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from typing import cast
 
 import grpc
 import grpc.aio
@@ -238,3 +239,26 @@ async def test_the_proxy_serves_this_process_alone_and_dials_nobody(head: str, s
         writer.close()
     finally:
         await proxy.stop()
+
+
+async def test_a_used_connection_that_ends_takes_no_waiting_one_with_it() -> None:
+    async def silence() -> AsyncIterator[bytes]:
+        await asyncio.Event().wait()
+        yield b""
+
+    holder, context = Holder(), cast(lent.Context, None)
+
+    def lend() -> asyncio.Task[None]:
+        return asyncio.create_task(holder.serve_lender("b", silence(), context))
+
+    served = [lend(), lend()]
+    newer, older = [await holder.take("b", PATIENCE) for _ in served]
+    newer.close()
+    await asyncio.wait(served, return_when=asyncio.FIRST_COMPLETED)
+    served.append(lend())
+    await asyncio.sleep(0)  # it is waiting now
+    older.close()
+    await asyncio.wait(served[:2])
+    third = await holder.take("b", 0.5)
+    third.close()
+    await asyncio.wait(served)
