@@ -9,9 +9,10 @@ import typer
 from dtfm.coordinator.command.audit import audit
 from dtfm.coordinator.command.demo import demo
 from dtfm.coordinator.command.export import export
+from dtfm.coordinator.command.invite import invite, revoke
 from dtfm.coordinator.command.observe import events, members, watch
 from dtfm.coordinator.command.plan import plan, plan_now
-from dtfm.coordinator.command.serve import serve, token
+from dtfm.coordinator.command.serve import serve
 
 app = typer.Typer(
     help="Coordinates a training run: which nodes take part, who computes what, and which steps count.",
@@ -20,7 +21,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (demo, serve, token, members, events, watch, plan_now, plan, export, audit):
+for command in (demo, serve, invite, revoke, members, events, watch, plan_now, plan, export, audit):
     app.command()(command)
 
 

@@ -25,29 +25,36 @@ from dtfm.node.host.device import measure_device, open_device
 from dtfm.node.host.doctor import examine
 from dtfm.node.host.trace import write_trace
 from dtfm.node.session import Session, Settings
+from dtfm.protos.access import Role
 from dtfm.protos.candidates import way_to
 from dtfm.protos.connection import read_address
 from dtfm.protos.control_pb2 import Device, Hello
+from dtfm.protos.enrolment import Entry
 
 app = typer.Typer(
     help="Lends this machine's GPU (or CPU) to a training run.", no_args_is_help=True, add_completion=False
 )
 
+InvitationArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="INVITATION",
+        envvar="DTFM_INVITATION",
+        help="What `dtfm-coordinator invite` printed, or a file with it. It is needed once. Later HOST:PORT will do, or "
+        "nothing, for the coordinator that was used or started last on this machine.",
+        show_envvar=True,
+    ),
+]
+
 
 @app.command()
 def join(
-    coordinator: Annotated[str, typer.Argument(help="The coordinator's HOST:PORT.")] = "127.0.0.1:7400",
+    invitation: InvitationArgument = "",
     id: Annotated[
         str,
         typer.Option(help="This node's name, kept across restarts. Default: the host name and a number, remembered."),
     ] = "",
     run: Annotated[str, typer.Option(help="Join only if the coordinator's run has this name.")] = "",
-    token: Annotated[
-        str,
-        typer.Option(
-            envvar="DTFM_TOKEN", help="The run's token. Better set in the environment: arguments show in process lists."
-        ),
-    ] = "",
     listen: Annotated[
         str,
         typer.Option(
@@ -114,20 +121,20 @@ def join(
     if threads:
         torch.set_num_threads(threads)
     try:
-        host, _ = read_address(coordinator)
-        facing, there = _address_facing(host)
+        node = id or _remembered_identity()
+        entry = Entry(invitation, [Role.NODE], node)
+        facing, behind_nat = _place_on_the_net(entry)
         listen = listen or _usual_listen(facing)
         read_address(listen)
         settings = Settings(
-            coordinator=coordinator,
-            node=id or _remembered_identity(),
+            coordinator=entry,
+            node=node,
             run=run,
-            token=token.strip(),
             listen=listen,
             advertise=tuple(map(_resolved, advertise or ())),
             facing=facing,
             relay=Hello.ALSO if relay else Hello.NO,
-            open_port=open_port and _is_behind_nat(facing, there),
+            open_port=open_port and behind_nat,
             device=open_device(device),
             give_up_after=give_up_after,
             allowed_modules=tuple(allow_module or ()),
@@ -143,9 +150,8 @@ def join(
 
 @app.command()
 def relay(
-    coordinator: Annotated[str, typer.Argument(help="The coordinator's HOST:PORT.")] = "127.0.0.1:7400",
+    invitation: InvitationArgument = "",
     id: Annotated[str, typer.Option(help="This relay's name, kept across restarts.")] = "",
-    token: Annotated[str, typer.Option(envvar="DTFM_TOKEN", help="The run's token.")] = "",
     listen: Annotated[str, typer.Option(help="HOST:PORT to listen on; others must reach it.")] = "",
     advertise: Annotated[list[str] | None, typer.Option(help="HOST[:PORT] at which others reach it.")] = None,
     give_up_after: Annotated[
@@ -157,19 +163,20 @@ def relay(
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
     logging.getLogger("dtfm").setLevel(logging.DEBUG if verbose else logging.INFO)
     try:
-        facing, there = _address_facing(read_address(coordinator)[0])
+        node = id or _remembered_identity()
+        entry = Entry(invitation, [Role.NODE], node)
+        facing, behind_nat = _place_on_the_net(entry)
         listen = listen or _usual_listen(facing)
         read_address(listen)
         settings = Settings(
-            coordinator=coordinator,
-            node=id or _remembered_identity(),
+            coordinator=entry,
+            node=node,
             run="",
-            token=token.strip(),
             listen=listen,
             advertise=tuple(map(_resolved, advertise or ())),
             facing=facing,
             relay=Hello.ONLY,
-            open_port=_is_behind_nat(facing, there),
+            open_port=behind_nat,
             device=torch.device("cpu"),
             give_up_after=give_up_after,
             allowed_modules=(),
@@ -184,14 +191,15 @@ def relay(
 
 @app.command()
 def doctor(
-    coordinator: Annotated[str, typer.Argument(help="The coordinator's HOST:PORT; it is not asked if left out.")] = "",
-    token: Annotated[str, typer.Option(envvar="DTFM_TOKEN", help="The run's token.")] = "",
+    coordinator: Annotated[
+        str, typer.Argument(help="An invitation, or the coordinator's HOST:PORT; it is not asked if left out.")
+    ] = "",
     listen: Annotated[str, typer.Option(help="HOST:PORT that a node here would listen on.")] = "0.0.0.0:0",
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
     json_lines: Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")] = False,
 ) -> None:
     """Says what would stop this machine from joining a run, and how to fix it. Exit codes: 0 nothing, 1 something."""
-    findings = asyncio.run(examine(coordinator, token.strip(), listen, device))
+    findings = asyncio.run(examine(coordinator, listen, device))
     for finding in findings:
         if json_lines:
             print(json.dumps(asdict(finding)))
@@ -235,13 +243,30 @@ def _cache() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dtfm"
 
 
+def _place_on_the_net(coordinator: Entry) -> tuple[str, bool]:
+    """This machine's address that faces the coordinator, and whether this one is behind NAT. The coordinator's first address
+    counts that there is a way to, one on loopback only if it has no other: then others are elsewhere. Sends nothing. Raises
+    ValueError."""
+    facing, problem = [], ValueError("the coordinator has no address")
+    for address in coordinator.leads_to[0]:
+        try:
+            facing.append(_facing(read_address(address)[0]))
+        except ValueError as error:
+            problem = error
+    if not facing:
+        raise problem
+    # The sort is stable.
+    facing.sort(key=lambda each: ip_address(each[0]).is_loopback)
+    return facing[0][0], any(_is_behind_nat(here, there) for here, there in facing)
+
+
 def _is_behind_nat(facing: str, there: str) -> bool:
     """Whether this machine's address is private, and the coordinator's is not."""
     return way_to(ip_address(facing)) == "lan" and way_to(ip_address(there)) == "public"
 
 
-def _address_facing(host: str) -> tuple[str, str]:
-    """The local address from which ``host`` is reached, and the host's own. Sends nothing."""
+def _facing(host: str) -> tuple[str, str]:
+    """The local address from which ``host`` is reached, and the host's own."""
     try:
         family, _, _, _, address = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, socket.SOCK_DGRAM) as probe:

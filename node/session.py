@@ -12,7 +12,7 @@ import secrets
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from ipaddress import ip_address
 from pathlib import Path
@@ -39,7 +39,7 @@ from dtfm.node.transport.send_priority import Rank
 from dtfm.node.transport.sender import Sender
 from dtfm.node.transport.ways import Ways
 from dtfm.protos import PROTOCOL_VERSION, control_pb2_grpc
-from dtfm.protos.connection import DEFAULT_LEASE, open_channel, token_metadata
+from dtfm.protos.connection import DEFAULT_LEASE
 from dtfm.protos.control_pb2 import (
     CoordinatorMessage,
     Device,
@@ -55,7 +55,8 @@ from dtfm.protos.control_pb2 import (
     StepFailed,
     StepProblem,
 )
-from dtfm.protos.credentials import Identity, fetch_authority, make_key, signing_request, to_coordinator
+from dtfm.protos.credentials import Identity
+from dtfm.protos.enrolment import Entry, NotAdmitted, refusal_in
 
 log = logging.getLogger(__name__)
 Argument = TypeVar("Argument")
@@ -73,15 +74,14 @@ class Settings:
     it; ``facing`` is this machine's address that faces the coordinator. ``relay``: whether connections of others may pass
     through this node. With ``open_port`` it asks the home router to open its port.
 
-    ``token`` is the run's, shown to the coordinator. ``give_up_after`` is the number of seconds without a coordinator after
+    ``coordinator`` is the way to it. ``give_up_after`` is the number of seconds without a coordinator after
     which the node exits. With ``leave_on_preemption`` it leaves when the cloud host gives notice. ``snapshots`` is the folder
     for its part in snapshots on disks.
     """
 
-    coordinator: str
+    coordinator: Entry
     node: str
     run: str
-    token: str
     listen: str
     advertise: tuple[str, ...]
     facing: str
@@ -110,8 +110,8 @@ class Session:
         self._port = 0
         self._router = HomeRouter()
         self._opened = ""
-        self._key = make_key()
         self._identity: Identity | None = None  # None until the first welcome
+        self._key = b""  # of the name, from the first connection on
         self._lease = DEFAULT_LEASE  # until the first welcome
         self._hang_up: Callable[[], object] = lambda: None
         self._sender = Sender(settings.node, self._peer_lost)
@@ -214,13 +214,14 @@ class Session:
         """One control stream. Returns (what ended it, whether the coordinator sent anything)."""
         answered = False
         try:
-            authority = await fetch_authority(self._settings.coordinator, self._settings.token, self._lease)
+            opened = await self._settings.coordinator.open(self._lease)
         except ConnectionError as error:
             return str(error), answered
-        except PermissionError as error:
-            if self._identity is None:
-                self._refused("TOKEN", str(error))
-            return str(error), answered
+        except NotAdmitted as refused:
+            if self._identity is None or refused.reason != "WRONG_AUTHORITY":
+                self._refused(refused.reason, refused.sentence)
+            return str(refused), answered
+        self._key = opened.access.key
         self._outgoing = asyncio.Queue()
         self._send(
             NodeMessage(
@@ -234,14 +235,13 @@ class Session:
                     port=self._port,
                     relay=self._settings.relay,
                     device=self._trainer.hardware,
-                    signing_request=signing_request(self._key),
                 )
             )
         )
         heartbeat: asyncio.Task[None] | None = None
-        async with open_channel(self._settings.coordinator, to_coordinator(authority), self._lease) as channel:
+        async with opened.channel(self._lease) as channel:
             stub = control_pb2_grpc.CoordinatorStub(channel)  # type: ignore[no-untyped-call]
-            stream = stub.Join(self._messages(), metadata=token_metadata(self._settings.token))
+            stream = stub.Join(self._messages(), metadata=opened.metadata)
             self._hang_up = stream.cancel
             try:
                 async for message in stream:
@@ -253,6 +253,8 @@ class Session:
                         break
                 return "it closed the connection", answered
             except grpc.aio.AioRpcError as error:
+                if (refusal := refusal_in(error)) is not None:
+                    self._refused(refusal.reason, refusal.sentence)
                 return f"{error.code().name}: {error.details()}", answered
             except asyncio.CancelledError:
                 if self._exit is None:
@@ -271,16 +273,20 @@ class Session:
             case "welcome":
                 welcome = message.welcome
                 self._lease = welcome.run.lease_seconds
-                self._identity = Identity(welcome.authority, welcome.certificate, self._key)
-                self._server.become(self._identity)
-                loopback = ip_address(self._settings.facing).is_loopback
-                self._dialler = self._ways.become(self._identity, self._lease, loopback=loopback)
+                dialler = self._become(Identity(welcome.authority, welcome.certificate, self._key))
+                self._server.revoke(welcome.revoked)
                 if self._settings.relay != Hello.ONLY:
-                    self._trainer.prepare(welcome.run, self._dialler)
+                    self._trainer.prepare(welcome.run, dialler)
                 if self._leaving.is_set():  # this may not have been sent before
                     self._send(NodeMessage(leaving=Leaving(reason=self._leave_reason)))
             case "refusal":
                 self._refused(RefusalReason.Name(message.refusal.reason), message.refusal.sentence)
+            case "certificate":
+                if self._identity is not None:
+                    renewed = replace(self._identity, certificate=message.certificate.certificate)
+                    self._trainer.renew(self._become(renewed))
+            case "revoked":
+                self._server.revoke(message.revoked.names)
             case "probe":
                 self._start(self._probe(message.probe))
             case "reach":
@@ -312,8 +318,16 @@ class Session:
             case _:
                 log.warning("ignored a message from the coordinator that this version does not know")
 
+    def _become(self, identity: Identity) -> Dialler:
+        """Shows this identity to peers from now on. Returns what opens channels to them as this one."""
+        self._identity = identity
+        self._server.become(identity)
+        loopback = ip_address(self._settings.facing).is_loopback
+        self._dialler = self._ways.become(identity, self._lease, loopback=loopback)
+        return self._dialler
+
     def _refused(self, reason: str, sentence: str) -> None:
-        print(f"The coordinator refused this node: {reason}: {sentence}", file=sys.stderr, flush=True)
+        print(f"This node was not let in: {reason}: {sentence}", file=sys.stderr, flush=True)
         self._exit = 1 if reason == "RUN_OVER" else 2
 
     async def _probe(self, probe: Probe) -> None:

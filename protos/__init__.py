@@ -2,3 +2,6 @@
 
 PROTOCOL_VERSION = 8
 """The version that Hello carries. Add 1 whenever an older version would misread the messages."""
+
+MEASURED_TOGETHER = 8
+"""The most peers, the nearest ones, that LinkReport.up and down are measured to together."""

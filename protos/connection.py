@@ -1,9 +1,6 @@
-"""How a connection is opened, on both ends: channel options, message bounds, the token. credentials.py says who may connect."""
+"""How a connection is opened, on both ends: channel options, message bounds. credentials.py says who may connect."""
 
 from __future__ import annotations
-
-import hmac
-from collections.abc import Iterable
 
 import grpc
 import grpc.aio
@@ -11,7 +8,6 @@ import grpc.aio
 MAX_MESSAGE_BYTES = 4 << 20
 """Largest single gRPC message that either side accepts. A tensor frame has at most 1 MiB, a report on 1,000 links far less."""
 
-Metadata = tuple[tuple[str, str], ...]
 Way = tuple[grpc.ChannelCredentials, tuple[tuple[str, str], ...]]
 """Credentials and channel options that fix who is at the other end: credentials.to_coordinator and to_peer make them."""
 
@@ -75,20 +71,6 @@ def open_channel(
         through = (("grpc.enable_http_proxy", 1), ("grpc.http_proxy", proxy))
     own = (("grpc.use_local_subchannel_pool", int(apart)),)
     return grpc.aio.secure_channel(address, credentials, options=(*channel_options(lease), *named, *through, *own))
-
-
-def token_metadata(token: str) -> Metadata:
-    """The metadata with which a call shows ``token``; empty for an empty token."""
-    return (("authorization", f"Bearer {token}"),) if token else ()
-
-
-def shows_token(metadata: Iterable[tuple[str, str | bytes]] | None, token: str) -> bool:
-    """Whether a call's metadata shows ``token``; always true for an empty token. Takes constant time."""
-    if not token:
-        return True
-    shown = next((value for key, value in metadata or () if key == "authorization"), "")
-    shown = shown.decode("latin-1") if isinstance(shown, bytes) else shown
-    return hmac.compare_digest(shown.encode(), f"Bearer {token}".encode())
 
 
 def read_address(text: str) -> tuple[str, int]:

@@ -15,11 +15,18 @@ class RefusalReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     WRONG_RUN: _ClassVar[RefusalReason]
     MALFORMED: _ClassVar[RefusalReason]
     IDENTITY_IN_USE: _ClassVar[RefusalReason]
-    TOKEN: _ClassVar[RefusalReason]
     WORKLOAD_DIFFERS: _ClassVar[RefusalReason]
     DATA_DIFFERS: _ClassVar[RefusalReason]
     RUN_OVER: _ClassVar[RefusalReason]
     FULL: _ClassVar[RefusalReason]
+    INVITATION_UNKNOWN: _ClassVar[RefusalReason]
+    INVITATION_EXPIRED: _ClassVar[RefusalReason]
+    INVITATION_USED_UP: _ClassVar[RefusalReason]
+    REVOKED: _ClassVar[RefusalReason]
+    NAME_TAKEN: _ClassVar[RefusalReason]
+    WRONG_CLOCK: _ClassVar[RefusalReason]
+    ROLE: _ClassVar[RefusalReason]
+    UNKNOWN_KEY: _ClassVar[RefusalReason]
 
 class SnapshotDestination(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -39,11 +46,18 @@ PROTOCOL_VERSION: RefusalReason
 WRONG_RUN: RefusalReason
 MALFORMED: RefusalReason
 IDENTITY_IN_USE: RefusalReason
-TOKEN: RefusalReason
 WORKLOAD_DIFFERS: RefusalReason
 DATA_DIFFERS: RefusalReason
 RUN_OVER: RefusalReason
 FULL: RefusalReason
+INVITATION_UNKNOWN: RefusalReason
+INVITATION_EXPIRED: RefusalReason
+INVITATION_USED_UP: RefusalReason
+REVOKED: RefusalReason
+NAME_TAKEN: RefusalReason
+WRONG_CLOCK: RefusalReason
+ROLE: RefusalReason
+UNKNOWN_KEY: RefusalReason
 NO_SNAPSHOT: SnapshotDestination
 CHECKPOINT: SnapshotDestination
 DISKS: SnapshotDestination
@@ -90,7 +104,7 @@ class NodeMessage(_message.Message):
     def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., prepared: _Optional[_Union[Prepared, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., links: _Optional[_Union[LinkReport, _Mapping]] = ..., plan_ready: _Optional[_Union[PlanReady, _Mapping]] = ..., plan_failed: _Optional[_Union[PlanFailed, _Mapping]] = ..., step_ready: _Optional[_Union[StepReady, _Mapping]] = ..., step_failed: _Optional[_Union[StepFailed, _Mapping]] = ..., evaluated: _Optional[_Union[Evaluated, _Mapping]] = ..., snapshot_parts: _Optional[_Union[SnapshotParts, _Mapping]] = ..., applied: _Optional[_Union[Applied, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., leaving: _Optional[_Union[Leaving, _Mapping]] = ..., standby_progress: _Optional[_Union[StandbyProgress, _Mapping]] = ..., codecs_chosen: _Optional[_Union[CodecsChosen, _Mapping]] = ..., reached: _Optional[_Union[Reached, _Mapping]] = ...) -> None: ...
 
 class CoordinatorMessage(_message.Message):
-    __slots__ = ("welcome", "refusal", "probe", "assignment", "begin", "commit", "abort", "finish", "standby", "links_changed", "keep_snapshots", "reach", "ways")
+    __slots__ = ("welcome", "refusal", "probe", "assignment", "begin", "commit", "abort", "finish", "standby", "links_changed", "keep_snapshots", "certificate", "revoked", "reach", "ways")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     REFUSAL_FIELD_NUMBER: _ClassVar[int]
     PROBE_FIELD_NUMBER: _ClassVar[int]
@@ -102,6 +116,8 @@ class CoordinatorMessage(_message.Message):
     STANDBY_FIELD_NUMBER: _ClassVar[int]
     LINKS_CHANGED_FIELD_NUMBER: _ClassVar[int]
     KEEP_SNAPSHOTS_FIELD_NUMBER: _ClassVar[int]
+    CERTIFICATE_FIELD_NUMBER: _ClassVar[int]
+    REVOKED_FIELD_NUMBER: _ClassVar[int]
     REACH_FIELD_NUMBER: _ClassVar[int]
     WAYS_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
@@ -115,12 +131,14 @@ class CoordinatorMessage(_message.Message):
     standby: Standby
     links_changed: LinksChanged
     keep_snapshots: KeepSnapshots
+    certificate: Certificate
+    revoked: Revoked
     reach: Reach
     ways: Ways
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., refusal: _Optional[_Union[Refusal, _Mapping]] = ..., probe: _Optional[_Union[Probe, _Mapping]] = ..., assignment: _Optional[_Union[Assignment, _Mapping]] = ..., begin: _Optional[_Union[Begin, _Mapping]] = ..., commit: _Optional[_Union[Commit, _Mapping]] = ..., abort: _Optional[_Union[Abort, _Mapping]] = ..., finish: _Optional[_Union[Finish, _Mapping]] = ..., standby: _Optional[_Union[Standby, _Mapping]] = ..., links_changed: _Optional[_Union[LinksChanged, _Mapping]] = ..., keep_snapshots: _Optional[_Union[KeepSnapshots, _Mapping]] = ..., reach: _Optional[_Union[Reach, _Mapping]] = ..., ways: _Optional[_Union[Ways, _Mapping]] = ...) -> None: ...
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., refusal: _Optional[_Union[Refusal, _Mapping]] = ..., probe: _Optional[_Union[Probe, _Mapping]] = ..., assignment: _Optional[_Union[Assignment, _Mapping]] = ..., begin: _Optional[_Union[Begin, _Mapping]] = ..., commit: _Optional[_Union[Commit, _Mapping]] = ..., abort: _Optional[_Union[Abort, _Mapping]] = ..., finish: _Optional[_Union[Finish, _Mapping]] = ..., standby: _Optional[_Union[Standby, _Mapping]] = ..., links_changed: _Optional[_Union[LinksChanged, _Mapping]] = ..., keep_snapshots: _Optional[_Union[KeepSnapshots, _Mapping]] = ..., certificate: _Optional[_Union[Certificate, _Mapping]] = ..., revoked: _Optional[_Union[Revoked, _Mapping]] = ..., reach: _Optional[_Union[Reach, _Mapping]] = ..., ways: _Optional[_Union[Ways, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("protocol_version", "package_version", "run", "node", "incarnation", "candidates", "device", "signing_request", "port", "relay")
+    __slots__ = ("protocol_version", "package_version", "run", "node", "incarnation", "candidates", "device", "port", "relay")
     class Relay(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         NO: _ClassVar[Hello.Relay]
@@ -136,7 +154,6 @@ class Hello(_message.Message):
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     CANDIDATES_FIELD_NUMBER: _ClassVar[int]
     DEVICE_FIELD_NUMBER: _ClassVar[int]
-    SIGNING_REQUEST_FIELD_NUMBER: _ClassVar[int]
     PORT_FIELD_NUMBER: _ClassVar[int]
     RELAY_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
@@ -146,10 +163,9 @@ class Hello(_message.Message):
     incarnation: int
     candidates: _containers.RepeatedScalarFieldContainer[str]
     device: Device
-    signing_request: bytes
     port: int
     relay: Hello.Relay
-    def __init__(self, protocol_version: _Optional[int] = ..., package_version: _Optional[str] = ..., run: _Optional[str] = ..., node: _Optional[str] = ..., incarnation: _Optional[int] = ..., candidates: _Optional[_Iterable[str]] = ..., device: _Optional[_Union[Device, _Mapping]] = ..., signing_request: _Optional[bytes] = ..., port: _Optional[int] = ..., relay: _Optional[_Union[Hello.Relay, str]] = ...) -> None: ...
+    def __init__(self, protocol_version: _Optional[int] = ..., package_version: _Optional[str] = ..., run: _Optional[str] = ..., node: _Optional[str] = ..., incarnation: _Optional[int] = ..., candidates: _Optional[_Iterable[str]] = ..., device: _Optional[_Union[Device, _Mapping]] = ..., port: _Optional[int] = ..., relay: _Optional[_Union[Hello.Relay, str]] = ...) -> None: ...
 
 class Device(_message.Message):
     __slots__ = ("kind", "name", "memory_bytes", "flops")
@@ -164,16 +180,30 @@ class Device(_message.Message):
     def __init__(self, kind: _Optional[str] = ..., name: _Optional[str] = ..., memory_bytes: _Optional[int] = ..., flops: _Optional[float] = ...) -> None: ...
 
 class Welcome(_message.Message):
-    __slots__ = ("run", "heartbeat_seconds", "authority", "certificate")
+    __slots__ = ("run", "heartbeat_seconds", "authority", "certificate", "revoked")
     RUN_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_SECONDS_FIELD_NUMBER: _ClassVar[int]
     AUTHORITY_FIELD_NUMBER: _ClassVar[int]
     CERTIFICATE_FIELD_NUMBER: _ClassVar[int]
+    REVOKED_FIELD_NUMBER: _ClassVar[int]
     run: _plan_pb2.Run
     heartbeat_seconds: float
     authority: bytes
     certificate: bytes
-    def __init__(self, run: _Optional[_Union[_plan_pb2.Run, _Mapping]] = ..., heartbeat_seconds: _Optional[float] = ..., authority: _Optional[bytes] = ..., certificate: _Optional[bytes] = ...) -> None: ...
+    revoked: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, run: _Optional[_Union[_plan_pb2.Run, _Mapping]] = ..., heartbeat_seconds: _Optional[float] = ..., authority: _Optional[bytes] = ..., certificate: _Optional[bytes] = ..., revoked: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class Certificate(_message.Message):
+    __slots__ = ("certificate",)
+    CERTIFICATE_FIELD_NUMBER: _ClassVar[int]
+    certificate: bytes
+    def __init__(self, certificate: _Optional[bytes] = ...) -> None: ...
+
+class Revoked(_message.Message):
+    __slots__ = ("names",)
+    NAMES_FIELD_NUMBER: _ClassVar[int]
+    names: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, names: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Refusal(_message.Message):
     __slots__ = ("reason", "sentence")
@@ -605,3 +635,59 @@ class PlanNowReply(_message.Message):
     generation: int
     reason: str
     def __init__(self, changed: _Optional[bool] = ..., generation: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class EnrolRequest(_message.Message):
+    __slots__ = ("protocol_version", "invitation", "secret", "name", "public_key", "roles")
+    PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
+    INVITATION_FIELD_NUMBER: _ClassVar[int]
+    SECRET_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    PUBLIC_KEY_FIELD_NUMBER: _ClassVar[int]
+    ROLES_FIELD_NUMBER: _ClassVar[int]
+    protocol_version: int
+    invitation: str
+    secret: bytes
+    name: str
+    public_key: bytes
+    roles: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, protocol_version: _Optional[int] = ..., invitation: _Optional[str] = ..., secret: _Optional[bytes] = ..., name: _Optional[str] = ..., public_key: _Optional[bytes] = ..., roles: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class EnrolReply(_message.Message):
+    __slots__ = ("role",)
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    role: str
+    def __init__(self, role: _Optional[str] = ...) -> None: ...
+
+class InviteRequest(_message.Message):
+    __slots__ = ("name", "role", "seconds", "uses")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    USES_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    role: str
+    seconds: float
+    uses: int
+    def __init__(self, name: _Optional[str] = ..., role: _Optional[str] = ..., seconds: _Optional[float] = ..., uses: _Optional[int] = ...) -> None: ...
+
+class InviteReply(_message.Message):
+    __slots__ = ("id", "invitation", "expires")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    INVITATION_FIELD_NUMBER: _ClassVar[int]
+    EXPIRES_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    invitation: str
+    expires: float
+    def __init__(self, id: _Optional[str] = ..., invitation: _Optional[str] = ..., expires: _Optional[float] = ...) -> None: ...
+
+class RevokeRequest(_message.Message):
+    __slots__ = ("what",)
+    WHAT_FIELD_NUMBER: _ClassVar[int]
+    what: str
+    def __init__(self, what: _Optional[str] = ...) -> None: ...
+
+class RevokeReply(_message.Message):
+    __slots__ = ("sentence",)
+    SENTENCE_FIELD_NUMBER: _ClassVar[int]
+    sentence: str
+    def __init__(self, sentence: _Optional[str] = ...) -> None: ...

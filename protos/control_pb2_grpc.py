@@ -39,6 +39,11 @@ class CoordinatorStub:
                 request_serializer=dtfm_dot_protos_dot_control__pb2.NodeMessage.SerializeToString,
                 response_deserializer=dtfm_dot_protos_dot_control__pb2.CoordinatorMessage.FromString,
                 _registered_method=True)
+        self.Enrol = channel.unary_unary(
+                '/dtfm.Coordinator/Enrol',
+                request_serializer=dtfm_dot_protos_dot_control__pb2.EnrolRequest.SerializeToString,
+                response_deserializer=dtfm_dot_protos_dot_control__pb2.EnrolReply.FromString,
+                _registered_method=True)
 
 
 class CoordinatorServicer:
@@ -51,6 +56,13 @@ class CoordinatorServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Enrol(self, request, context):
+        """Binds a key to a name and a role, for whoever shows an invitation. The call's proof (proof.py) is made with that key.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_CoordinatorServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -58,6 +70,11 @@ def add_CoordinatorServicer_to_server(servicer, server):
                     servicer.Join,
                     request_deserializer=dtfm_dot_protos_dot_control__pb2.NodeMessage.FromString,
                     response_serializer=dtfm_dot_protos_dot_control__pb2.CoordinatorMessage.SerializeToString,
+            ),
+            'Enrol': grpc.unary_unary_rpc_method_handler(
+                    servicer.Enrol,
+                    request_deserializer=dtfm_dot_protos_dot_control__pb2.EnrolRequest.FromString,
+                    response_serializer=dtfm_dot_protos_dot_control__pb2.EnrolReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -97,6 +114,33 @@ class Coordinator:
             metadata,
             _registered_method=True)
 
+    @staticmethod
+    def Enrol(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/dtfm.Coordinator/Enrol',
+            dtfm_dot_protos_dot_control__pb2.EnrolRequest.SerializeToString,
+            dtfm_dot_protos_dot_control__pb2.EnrolReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
 
 class ObserverStub:
     """For people and their scripts: reads what the coordinator knows, and asks it to plan.
@@ -122,6 +166,16 @@ class ObserverStub:
                 '/dtfm.Observer/PlanNow',
                 request_serializer=dtfm_dot_protos_dot_control__pb2.PlanNowRequest.SerializeToString,
                 response_deserializer=dtfm_dot_protos_dot_control__pb2.PlanNowReply.FromString,
+                _registered_method=True)
+        self.Invite = channel.unary_unary(
+                '/dtfm.Observer/Invite',
+                request_serializer=dtfm_dot_protos_dot_control__pb2.InviteRequest.SerializeToString,
+                response_deserializer=dtfm_dot_protos_dot_control__pb2.InviteReply.FromString,
+                _registered_method=True)
+        self.Revoke = channel.unary_unary(
+                '/dtfm.Observer/Revoke',
+                request_serializer=dtfm_dot_protos_dot_control__pb2.RevokeRequest.SerializeToString,
+                response_deserializer=dtfm_dot_protos_dot_control__pb2.RevokeReply.FromString,
                 _registered_method=True)
 
 
@@ -149,6 +203,19 @@ class ObserverServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Invite(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Revoke(self, request, context):
+        """Ends an invitation, or what a name may do.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ObserverServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -166,6 +233,16 @@ def add_ObserverServicer_to_server(servicer, server):
                     servicer.PlanNow,
                     request_deserializer=dtfm_dot_protos_dot_control__pb2.PlanNowRequest.FromString,
                     response_serializer=dtfm_dot_protos_dot_control__pb2.PlanNowReply.SerializeToString,
+            ),
+            'Invite': grpc.unary_unary_rpc_method_handler(
+                    servicer.Invite,
+                    request_deserializer=dtfm_dot_protos_dot_control__pb2.InviteRequest.FromString,
+                    response_serializer=dtfm_dot_protos_dot_control__pb2.InviteReply.SerializeToString,
+            ),
+            'Revoke': grpc.unary_unary_rpc_method_handler(
+                    servicer.Revoke,
+                    request_deserializer=dtfm_dot_protos_dot_control__pb2.RevokeRequest.FromString,
+                    response_serializer=dtfm_dot_protos_dot_control__pb2.RevokeReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -250,6 +327,60 @@ class Observer:
             '/dtfm.Observer/PlanNow',
             dtfm_dot_protos_dot_control__pb2.PlanNowRequest.SerializeToString,
             dtfm_dot_protos_dot_control__pb2.PlanNowReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Invite(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/dtfm.Observer/Invite',
+            dtfm_dot_protos_dot_control__pb2.InviteRequest.SerializeToString,
+            dtfm_dot_protos_dot_control__pb2.InviteReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Revoke(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/dtfm.Observer/Revoke',
+            dtfm_dot_protos_dot_control__pb2.RevokeRequest.SerializeToString,
+            dtfm_dot_protos_dot_control__pb2.RevokeReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -1,31 +1,27 @@
-"""Who may talk to whom: a run's certificate authority, the nodes' certificates, and the gRPC credentials made from them.
+"""Who is at the other end of a connection: a run's certificate authority, the nodes' certificates, and the gRPC credentials made
+from them.
 
-The coordinator is the run's authority: it makes a key once and certifies itself. Its certificate carries a proof that its
-maker knows the run's token. A node knows only the token and an address, so the proof lets it tell the run's authority from an
-attacker in between before it shows the token. Over that connection the node sends a signing request with its hello, and is
-certified under its own name. Between nodes both sides show certificates: a connection is made only if the other side is the
-expected node, and a call's caller is the name in its certificate.
+The coordinator is the run's authority: it has a key, and certifies itself. Who is invited knows the hash of that key's public
+half (the pin), and talks to nobody else. Each node has a key too, which belongs to its name from its first use on, and gets
+certificates for it that last a day. Between nodes both sides show certificates: a connection is made only if the other side is
+the expected node, and a call's caller is the name in its certificate.
 
-Keys are ECDSA P-256, and TLS is 1.2 or later as gRPC has it. All certificates and keys here are PEM. Anybody who reaches the
-coordinator can test guesses of the token against the proof, at the cost of scrypt (RFC 7914) per guess: draw a random token,
-do not invent one. An empty token proves nothing: connections are encrypted, and anybody may join.
+Keys are ECDSA P-256, and TLS is 1.2 or later as gRPC has it. All certificates and private keys here are PEM.
 """
 
 from __future__ import annotations
 
 import asyncio
-import functools
 import hashlib
-import hmac
 import ssl
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import grpc
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import (
@@ -33,21 +29,25 @@ from cryptography.hazmat.primitives.serialization import (
     NoEncryption,
     PrivateFormat,
     PublicFormat,
+    load_der_public_key,
     load_pem_private_key,
 )
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from dtfm.protos.connection import Way, read_address
+from dtfm.protos.proof import CLOCKS_APART, ClockError
 
 COORDINATOR_NAME = "coordinator.dtfm"
 """The server name in the authority's certificate, whatever its address."""
 CERTIFIED_SUFFIX = ".node.dtfm"
 """How every node's name in a certificate ends."""
-CLOCKS_APART = timedelta(days=1)
-"""How far a node's clock may be behind the coordinator's before it rejects a fresh certificate as not yet valid."""
+CERTIFICATE_LIFETIME = timedelta(days=1)
+"""Of a node's certificate. It is renewed when half of this has passed."""
+AUTHORITY_BEGINS = datetime(2024, 1, 1, tzinfo=UTC)
+"""From when on the authority's certificate is valid: long ago, so that a wrong clock is noticed where it can be named."""
 AUTHORITY_LIFETIME = timedelta(days=3650)
-MAX_REQUEST_BYTES = 4096
-"""Largest signing request."""
+MOST_KEY_BYTES = 512
+"""Largest public key that is looked at; one on P-256 has 91 bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,17 +65,41 @@ def make_key() -> bytes:
     return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
 
 
-def make_authority(key: bytes, token: str, now: datetime) -> Identity:
+def is_key(key: bytes) -> bool:
+    """Whether these bytes are a private key as ``make_key`` makes them."""
+    try:
+        loaded = load_pem_private_key(key, None)
+    except (ValueError, TypeError, UnsupportedAlgorithm):
+        return False
+    return isinstance(loaded, ec.EllipticCurvePrivateKey) and isinstance(loaded.curve, ec.SECP256R1)
+
+
+def public_key(key: bytes) -> bytes:
+    """The public half of the private ``key``: its SubjectPublicKeyInfo (DER)."""
+    return _private(key).public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+
+
+def read_public_key(key: bytes) -> ec.EllipticCurvePublicKey:
+    """Raises ValueError unless ``key`` is the SubjectPublicKeyInfo (DER) of a key on P-256."""
+    try:
+        loaded = load_der_public_key(key) if len(key) <= MOST_KEY_BYTES else None
+    except (ValueError, TypeError, UnsupportedAlgorithm):
+        loaded = None
+    if not isinstance(loaded, ec.EllipticCurvePublicKey) or not isinstance(loaded.curve, ec.SECP256R1):
+        raise ValueError("this is not a public key on P-256 (SubjectPublicKeyInfo, DER)")
+    return loaded
+
+
+def make_authority(key: bytes, now: datetime) -> Identity:
     """The run's authority, which is also the coordinator's own identity, from the private ``key`` (make_key)."""
     private = _private(key)
-    name = _subject(COORDINATOR_NAME, proof=_proof(private.public_key(), token))
     certificate = (
         x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
+        .subject_name(_subject(COORDINATOR_NAME))
+        .issuer_name(_subject(COORDINATOR_NAME))
         .public_key(private.public_key())
         .serial_number(x509.random_serial_number())
-        .not_valid_before(now - CLOCKS_APART)
+        .not_valid_before(AUTHORITY_BEGINS)
         .not_valid_after(now + AUTHORITY_LIFETIME)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(_key_usage(signs_certificates=True), critical=True)
@@ -88,28 +112,18 @@ def make_authority(key: bytes, token: str, now: datetime) -> Identity:
 
 def nobody(now: datetime) -> Identity:
     """An identity of no run: nobody trusts it, and it trusts nobody."""
-    return make_authority(make_key(), "", now)
+    return make_authority(make_key(), now)
 
 
-def is_authority(certificate: bytes, token: str) -> bool:
-    """Whether the maker of ``certificate`` knows ``token``."""
-    try:
-        loaded = x509.load_pem_x509_certificate(certificate)
-        key = loaded.public_key()
-        shown = loaded.subject.get_attributes_for_oid(NameOID.DN_QUALIFIER)
-    except ValueError:
-        return False
-    if not isinstance(key, ec.EllipticCurvePublicKey) or len(shown) != 1:
-        return False
-    return hmac.compare_digest(str(shown[0].value).encode(), _proof(key, token).encode())
+def pin_of(certificate: bytes) -> bytes:
+    """SHA-256 of the certificate's SubjectPublicKeyInfo, by which an authority is known. Raises ValueError."""
+    key = x509.load_pem_x509_certificate(certificate).public_key()
+    return hashlib.sha256(key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)).digest()
 
 
-async def fetch_authority(address: str, token: str, timeout: float) -> bytes:
-    """Fetches the certificate of the run's authority from the coordinator at HOST:PORT, without sending anything secret.
-
-    Raises ConnectionError when nothing answers with TLS within ``timeout`` seconds, and PermissionError when the answering
-    side does not know ``token``.
-    """
+async def shown_certificate(address: str, timeout: float) -> bytes:
+    """The certificate that the server at HOST:PORT shows, whoever it is. Nothing is sent. Raises ConnectionError when nothing
+    answers with TLS within ``timeout`` seconds."""
     host, port = read_address(address)
     try:
         async with asyncio.timeout(timeout):
@@ -120,51 +134,58 @@ async def fetch_authority(address: str, token: str, timeout: float) -> bytes:
         raise ConnectionError(str(error)) from error
     shown = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
     writer.transport.abort()
-    certificate = ssl.DER_cert_to_PEM_cert(shown).encode()
-    # The proof takes time (scrypt), so it is computed in a thread.
-    if not await asyncio.to_thread(is_authority, certificate, token):
-        raise PermissionError(
-            f"the server at {address} does not know this run's token; check that the token and the address are the coordinator's"
-        )
-    return certificate
+    return ssl.DER_cert_to_PEM_cert(shown).encode()
 
 
-def signing_request(key: bytes) -> bytes:
-    """A request to certify the private ``key``, which it does not contain."""
-    builder = x509.CertificateSigningRequestBuilder().subject_name(x509.Name([]))
-    return builder.sign(_private(key), hashes.SHA256()).public_bytes(Encoding.PEM)
+async def fetch_authority(addresses: Sequence[str], pin: bytes, timeout: float) -> tuple[str, bytes]:
+    """The address at which the authority with this ``pin`` answers first, and its certificate. All are tried side by side.
 
-
-def read_request(request: bytes) -> ec.EllipticCurvePublicKey:
-    """The public key of a signing request. Raises ValueError unless the owner of that key made the request."""
-    if len(request) > MAX_REQUEST_BYTES:
-        raise ValueError(f"a signing request has at most {MAX_REQUEST_BYTES} bytes, not {len(request)}")
+    Raises ConnectionError when nothing answers, PermissionError when only others do, and ClockError when this machine's clock
+    is before the certificate's time.
+    """
+    tries = {asyncio.create_task(shown_certificate(address, timeout)): address for address in addresses}
+    problems, others = [], []
     try:
-        wanted = x509.load_pem_x509_csr(request)
-        key = wanted.public_key()
-        genuine = wanted.is_signature_valid
-    except (ValueError, TypeError, InvalidSignature) as problem:
-        raise ValueError(f"this is not a signing request: {problem}") from None
-    if not genuine or not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP256R1):
-        raise ValueError("a signing request must be signed with the P-256 key that it names")
-    return key
+        pending = set(tries)
+        while pending:
+            done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+            for attempt in done:
+                try:
+                    certificate = attempt.result()
+                    if pin_of(certificate) == pin:
+                        return tries[attempt], _in_time(certificate)
+                    others.append(tries[attempt])
+                except ClockError:
+                    raise
+                except (ConnectionError, ValueError) as error:
+                    problems.append(f"{tries[attempt]}: {error}" if len(tries) > 1 else str(error))
+    finally:
+        for attempt in tries:
+            attempt.cancel()
+    if others:
+        raise PermissionError(
+            f"who answers at {others[0]} is not the coordinator that was named: either the invitation is of another run, or "
+            f"somebody else answers there; ask for a new invitation, and do not go on if it says the same"
+        )
+    raise ConnectionError("; ".join(problems))
 
 
 def issue(
-    authority: Identity, request: bytes, node: str, now: datetime, lifetime: timedelta = AUTHORITY_LIFETIME
+    authority: Identity,
+    key: ec.EllipticCurvePublicKey,
+    node: str,
+    now: datetime,
+    lifetime: timedelta = CERTIFICATE_LIFETIME,
 ) -> bytes:
-    """A certificate for ``node``, whose identity the caller has checked.
-
-    Of ``request`` only the public key counts. Raises ValueError as read_request does.
-    """
+    """A certificate for ``node``, to which ``key`` belongs, as the caller has checked."""
     usages = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
     return (
         x509.CertificateBuilder()
         .subject_name(_subject(certified_name(node)))
         .issuer_name(x509.load_pem_x509_certificate(authority.certificate).subject)
-        .public_key(read_request(request))
+        .public_key(key)
         .serial_number(x509.random_serial_number())
-        .not_valid_before(now - CLOCKS_APART)
+        .not_valid_before(now - 2 * CLOCKS_APART)  # two nodes, each as far from the coordinator as it may be
         .not_valid_after(now + lifetime)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(_key_usage(signs_certificates=False), critical=True)
@@ -173,6 +194,12 @@ def issue(
         .sign(_private(authority.key), hashes.SHA256())
         .public_bytes(Encoding.PEM)
     )
+
+
+def is_half_over(certificate: bytes, now: datetime) -> bool:
+    """Whether less than half of the certificate's time is left: connections made with it should be made anew."""
+    loaded = x509.load_pem_x509_certificate(certificate)
+    return now > loaded.not_valid_before_utc + (loaded.not_valid_after_utc - loaded.not_valid_before_utc) / 2
 
 
 def certified_name(node: str) -> str:
@@ -247,11 +274,18 @@ def _private(key: bytes) -> ec.EllipticCurvePrivateKey:
     return loaded
 
 
-def _subject(name: str, proof: str = "") -> x509.Name:
-    attributes = [x509.NameAttribute(NameOID.COMMON_NAME, name)]
-    if proof:
-        attributes.append(x509.NameAttribute(NameOID.DN_QUALIFIER, proof))
-    return x509.Name(attributes)
+def _in_time(certificate: bytes) -> bytes:
+    now, begins = datetime.now(UTC), x509.load_pem_x509_certificate(certificate).not_valid_before_utc
+    if now < begins:
+        raise ClockError(
+            f"this machine's clock says {now:%Y-%m-%d %H:%M} UTC, and the coordinator's certificate begins on "
+            f"{begins:%Y-%m-%d}; set the clock, like timedatectl set-ntp true"
+        )
+    return certificate
+
+
+def _subject(name: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
 
 
 def _key_usage(*, signs_certificates: bool) -> x509.KeyUsage:
@@ -266,15 +300,3 @@ def _key_usage(*, signs_certificates: bool) -> x509.KeyUsage:
         encipher_only=False,
         decipher_only=False,
     )
-
-
-def _proof(key: ec.EllipticCurvePublicKey, token: str) -> str:
-    public = key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
-    return hmac.new(_proof_key(token), public, hashlib.sha256).hexdigest()
-
-
-@functools.lru_cache(4)
-def _proof_key(token: str) -> bytes:
-    if not token:
-        return b""  # there is nothing to guess
-    return hashlib.scrypt(token.encode(), salt=b"dtfm run authority", n=1 << 14, r=8, p=1, dklen=32)

@@ -1,22 +1,19 @@
-"""For all tests: one thread per process, as there are often more processes than cores; the nursery ends with the tests; and a
-skip fails in CI."""
+"""What tests remember of coordinators is not mixed with what the developer's own commands do."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import pytest
-import torch
-
-from tests.cluster.nursery import close_nursery
-from tests.skips import pytest_make_collect_report, pytest_runtest_makereport
-
-__all__ = ["pytest_make_collect_report", "pytest_runtest_makereport"]
-
-torch.set_num_threads(1)
 
 
-@pytest.fixture(autouse=True, scope="session")
-def _no_nursery_left() -> Iterator[None]:
+@pytest.fixture(scope="session", autouse=True)
+def own_state_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    before = os.environ.get("XDG_STATE_HOME")
+    os.environ["XDG_STATE_HOME"] = str(tmp_path_factory.mktemp("state"))
     yield
-    close_nursery()
+    if before is None:
+        del os.environ["XDG_STATE_HOME"]
+    else:
+        os.environ["XDG_STATE_HOME"] = before

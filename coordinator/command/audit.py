@@ -9,20 +9,18 @@ from dataclasses import asdict
 import typer
 
 from dtfm.coordinator.command.client import records
-from dtfm.coordinator.command.options import DEFAULT_ADDRESS, Address, Json, StoreUrl, TokenFile, read_token
+from dtfm.coordinator.command.options import Json, StoreUrl, Where
 from dtfm.coordinator.log.audit import audit as audit_records
 from dtfm.coordinator.log.store import Record
 
 
-def audit(
-    address: Address = DEFAULT_ADDRESS, store: StoreUrl = "", token_file: TokenFile = None, json_lines: Json = False
-) -> None:
+def audit(where: Where = "", store: StoreUrl = "", json_lines: Json = False) -> None:
     """Checks the event log.
 
     Every step must be committed once and in order, and every sample counted once. Exit codes: 0 the log is in order, 1 it is
     not, 2 bad input.
     """
-    result = audit_records(asyncio.run(_all(address, store, read_token(token_file))))
+    result = audit_records(asyncio.run(_all(where, store)))
     if json_lines:
         print(json.dumps(asdict(result)))
     else:
@@ -36,5 +34,5 @@ def audit(
     raise typer.Exit(1 if result.findings else 0)
 
 
-async def _all(address: str, store: str, token: str) -> list[Record]:
-    return [record async for record in records(address, store, token, follow=False)]
+async def _all(where: str, store: str) -> list[Record]:
+    return [record async for record in records(where, store, follow=False)]

@@ -42,11 +42,15 @@ class Children:
     children end with it and Ctrl-C in a terminal does not reach it directly.
     """
 
-    def __init__(self, address: str, token: str, folder: Path, threads: int) -> None:
-        self._address = address
+    def __init__(self, invitation: str, folder: Path, threads: int) -> None:
         self._folder = folder
         self._threads = threads
-        self._environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "DTFM_TOKEN": token}
+        self._environment = {
+            **os.environ,
+            "OMP_NUM_THREADS": str(threads),
+            "DTFM_INVITATION": invitation,
+            "XDG_STATE_HOME": str(folder / "state"),  # their keys are of no use afterwards
+        }
         self.running: list[Child] = []
         self._watchers: list[asyncio.Task[None]] = []
 
@@ -55,7 +59,7 @@ class Children:
         log = self._folder / f"{node}.log"
         output = log.open("wb")
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "dtfm.node.cli", "join", self._address, "--id", node),
+            *(sys.executable, "-m", "dtfm.node.cli", "join", "--id", node),
             *("--threads", str(self._threads), "--give-up-after", str(GIVE_UP_SECONDS), "--verbose"),
             *("--snapshots", str(self._folder / "snapshots")),
             stdin=asyncio.subprocess.DEVNULL,

@@ -1,9 +1,12 @@
-"""Reads what a coordinator knows, from a running one or from its store."""
+"""Reads what a coordinator knows, from a running one or from its store, and asks it for things."""
 
 from __future__ import annotations
 
+import getpass
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+import re
+import secrets
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import TypeVar
 
 import grpc
@@ -12,72 +15,85 @@ import grpc.aio
 from dtfm.coordinator.log.store import Record, Store
 from dtfm.protos import control_pb2 as wire
 from dtfm.protos import control_pb2_grpc
-from dtfm.protos.connection import DEFAULT_LEASE, open_channel, read_address, token_metadata
-from dtfm.protos.credentials import fetch_authority, to_coordinator
+from dtfm.protos.access import Role
+from dtfm.protos.connection import DEFAULT_LEASE
+from dtfm.protos.enrolment import Entry, Opened, refusal_in
 
 Reply = TypeVar("Reply")
 
+LOOKING = (Role.VIEWER, Role.OPERATOR)
+DIRECTING = (Role.OPERATOR,)
 
-async def records(address: str, store_url: str, token: str, *, after: int = 0, follow: bool) -> AsyncIterator[Record]:
+
+async def records(where: str, store_url: str, *, after: int = 0, follow: bool) -> AsyncIterator[Record]:
     """Yields the event log from sequence number ``after`` on.
 
-    From a running coordinator at ``address``, or, when ``store_url`` is given, from the store, which is not followed.
-    With ``follow``, goes on with new events until the coordinator ends. Raises ValueError.
+    From the running coordinator to which ``where`` leads (see Entry), or, when ``store_url`` is given, from the store, which is
+    not followed. With ``follow``, goes on with new events until the coordinator ends. Raises ValueError.
     """
     if store_url:
         with Store(store_url, write=False) as store:
             for record in store.read(after):
                 yield record
         return
-    async with await _open(address, token) as channel:
+    opened = await _open(where, LOOKING)
+    async with opened.channel(DEFAULT_LEASE) as channel:
         stub = control_pb2_grpc.ObserverStub(channel)  # type: ignore[no-untyped-call]
         heard = False
         try:
             request = wire.EventsRequest(after=after, follow=follow)
-            async for reply in stub.Events(request, metadata=token_metadata(token)):
+            async for reply in stub.Events(request, metadata=opened.metadata):
                 heard = True
                 yield Record.from_json(json.loads(reply.event_json))
         except grpc.aio.AioRpcError as error:
             if not (follow and heard and error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)):
-                raise _explained(address, error) from None
+                raise _explained(opened.address, error) from None
 
 
 async def ask(
-    address: str,
-    token: str,
+    where: str,
     call: Callable[[control_pb2_grpc.ObserverStub], Callable[..., Awaitable[Reply]]],
     request: object,
+    roles: Sequence[Role] = DIRECTING,
 ) -> Reply:
-    """Makes one call of the Observer service.
+    """Makes one call of the Observer service, for which one of the ``roles`` is needed.
 
     Raises ValueError when the coordinator does not answer, or refuses.
     """
-    async with await _open(address, token) as channel:
+    opened = await _open(where, roles)
+    async with opened.channel(DEFAULT_LEASE) as channel:
         stub = control_pb2_grpc.ObserverStub(channel)  # type: ignore[no-untyped-call]
         try:
-            return await call(stub)(request, metadata=token_metadata(token))
+            return await call(stub)(request, metadata=opened.metadata)
         except grpc.aio.AioRpcError as error:
-            raise _explained(address, error) from None
+            raise _explained(opened.address, error) from None
 
 
-async def _open(address: str, token: str) -> grpc.aio.Channel:
-    read_address(address)
+async def _open(where: str, roles: Sequence[Role]) -> Opened:
+    entry = Entry(where, roles, _drawn_name())
     try:
-        authority = await fetch_authority(address, token, DEFAULT_LEASE)
+        return await entry.open(DEFAULT_LEASE)
     except ConnectionError:
-        raise _nobody_answers(address) from None
-    except PermissionError as error:
-        raise ValueError(str(error)) from None
-    return open_channel(address, to_coordinator(authority))
+        raise _nobody_answers(str(entry)) from None
 
 
-def _nobody_answers(address: str) -> ValueError:
+def _drawn_name() -> str:
+    """Under which this user is known there from now on, if not yet."""
+    try:
+        user = getpass.getuser()
+    except (OSError, KeyError):
+        user = ""
+    user = re.sub(r"[^A-Za-z0-9]", "", user)[:32] or "user"
+    return f"{user}-{secrets.token_hex(3)}"
+
+
+def _nobody_answers(where: str) -> ValueError:
     return ValueError(
-        f"no coordinator answers at {address}; give its HOST:PORT, or read its log by --store sqlite:///dtfm.db"
+        f"no coordinator answers at {where}; give its HOST:PORT, or read its log by --store sqlite:///dtfm.db"
     )
 
 
 def _explained(address: str, error: grpc.aio.AioRpcError) -> ValueError:
     if error.code() == grpc.StatusCode.UNAVAILABLE:
         return _nobody_answers(address)
-    return ValueError(f"the coordinator at {address} refused: {error.details()}")
+    return refusal_in(error) or ValueError(f"the coordinator at {address} refused: {error.details()}")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import secrets
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -20,6 +20,8 @@ from dtfm.coordinator.command.options import Json
 from dtfm.coordinator.config.run_file import RunFile, parse_run, read_table
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.store import Record, Store
+from dtfm.coordinator.service.authority_key import authority_file, authority_key
+from dtfm.coordinator.service.first_access import node_invitation
 from dtfm.coordinator.service.server import Server
 from dtfm.coordinator.service.startup import open_run, serve_until_over
 from dtfm.coordinator.view.progress import RunProgress
@@ -110,9 +112,11 @@ async def _train(demo: Settings) -> int:
     console = Console(stderr=demo.json_lines, soft_wrap=True)
     with Store(demo.store_url, write=True) as store, RunProgress(console, demo.run.train.steps) as progress:
         state, events = open_run(store, demo.run, resume=False)
-        token = secrets.token_urlsafe(24)
-        server = Server(state, store, token)
-        port = await server.listen("127.0.0.1", 0)
+        server = Server(state, store, authority_key(authority_file(demo.store_url, ""), store))
+        server.addresses = (f"127.0.0.1:{await server.bind('127.0.0.1', 0)}",)
+        made, secret = node_invitation(time.time(), demo.nodes, "the demo's nodes")
+        server.begin_with([made])
+        await server.start()
 
         def show(record: Record) -> None:
             if demo.json_lines:
@@ -125,7 +129,7 @@ async def _train(demo: Settings) -> int:
             console.print(
                 f"{demo.nodes} nodes on this machine, {demo.threads} threads each; everything goes to {demo.folder}"
             )
-        async with Children(f"127.0.0.1:{port}", token, demo.folder, demo.threads) as children:
+        async with Children(server.invitation(made.invitation, secret), demo.folder, demo.threads) as children:
             left = set(range(1, demo.nodes + 1))
 
             def when_gone(child: Child, code: int) -> None:
@@ -139,7 +143,7 @@ async def _train(demo: Settings) -> int:
 
             for number in range(1, demo.nodes + 1):
                 await children.start(f"node-{number}", when_gone)
-            code = await serve_until_over(server, events)
+            code = await serve_until_over(server, [*events, made])
             await children.finish(demo.run.cluster.lease)
     ledger = server.state.ledger
     if code == 0:
@@ -178,7 +182,7 @@ async def _conclude(demo: Settings, console: Console, checkpoint: str, evaluated
         f"dtfm-coordinator events --store {demo.store_url}",
         f"dtfm-coordinator watch --store {demo.store_url}",
         "dtfm-coordinator demo --nodes 3 --steps 50",
-        "dtfm-coordinator serve --listen 0.0.0.0:7400    # then, on each machine: dtfm-node join THIS_MACHINE:7400",
+        "dtfm-coordinator serve --listen 0.0.0.0:7400    # prints what to paste on other machines",
     ):
         console.print(f"    {command}", markup=False, highlight=False)
 

@@ -16,7 +16,7 @@ from rich.console import Console
 
 from dtfm.coordinator.command.background import in_background
 from dtfm.coordinator.command.client import ask
-from dtfm.coordinator.command.options import DEFAULT_ADDRESS, Address, Json, TokenFile, read_token
+from dtfm.coordinator.command.options import Json, Where
 from dtfm.coordinator.view.narration import describe_gap, describe_plan
 from dtfm.coordinator.view.search_progress import QUIET_SECONDS, SearchProgress
 from dtfm.protos import control_pb2 as wire
@@ -112,12 +112,12 @@ def plan(
             print(describe_gap(decision.lower_bound_seconds, times))
 
 
-def plan_now(address: Address = DEFAULT_ADDRESS, token_file: TokenFile = None, json_lines: Json = False) -> None:
+def plan_now(where: Where = "", json_lines: Json = False) -> None:
     """Asks a running coordinator to plan again.
 
     A better plan is adopted at the next commit. Prints whether the plan changed, and why.
     """
-    call = ask(address, read_token(token_file), lambda stub: stub.PlanNow, wire.PlanNowRequest())
+    call = ask(where, lambda stub: stub.PlanNow, wire.PlanNowRequest())
     reply: wire.PlanNowReply = asyncio.run(call)
     if json_lines:
         print(json.dumps({"changed": reply.changed, "generation": reply.generation, "reason": reply.reason}))

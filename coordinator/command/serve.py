@@ -1,46 +1,34 @@
-"""``dtfm-coordinator serve`` and ``token``."""
+"""``dtfm-coordinator serve``."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import logging
-import secrets
-import socket
 import sys
+import time
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from dtfm.coordinator.command.options import (
-    DEFAULT_ADDRESS,
     DEFAULT_STORE,
     Json,
     RunFilePath,
-    TokenFile,
     Verbose,
     print_record,
-    read_token,
 )
 from dtfm.coordinator.config.run_file import RunFile, read_run_file
 from dtfm.coordinator.log.store import Store
+from dtfm.coordinator.service.addresses import EVERYWHERE, LOOPBACK, public_addresses
+from dtfm.coordinator.service.authority_key import authority_file, authority_key
+from dtfm.coordinator.service.first_access import FIRST_SECONDS, FIRST_USES, first_invitation, local_operator
 from dtfm.coordinator.service.server import Server
 from dtfm.coordinator.service.startup import open_run, serve_until_over
 from dtfm.protos.connection import read_address
-
-SHORTEST_TOKEN = 16
-"""The length of the shortest token that is hard to guess, in characters."""
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
-"""Hosts that only this machine reaches."""
-
-
-def token(json_lines: Json = False) -> None:
-    """Draws a random token for a run.
-
-    Set it as DTFM_TOKEN for the coordinator and for every node: only nodes with the same token can join.
-    """
-    drawn = secrets.token_urlsafe(24)
-    print(json.dumps({"token": drawn}) if json_lines else drawn)
+from dtfm.protos.enrolment import DEFAULT_ADDRESS
+from dtfm.protos.invitation import MOST_ADDRESSES
 
 
 def serve(
@@ -53,13 +41,27 @@ def serve(
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on with the run in the store, or else from the newest checkpoint.")
     ] = False,
-    token_file: TokenFile = None,
+    authority: Annotated[
+        Path | None,
+        typer.Option(
+            help="File with the key of the run's authority, made when missing. Default: beside an SQLite store (dtfm.db: "
+            "dtfm.authority.pem), else in ~/.local/state/dtfm."
+        ),
+    ] = None,
+    advertise: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="HOST[:PORT] at which others reach this coordinator, for invitations (may be given several times). Default: "
+            "the addresses of this machine's interfaces."
+        ),
+    ] = None,
     json_lines: Json = False,
     verbose: Verbose = False,
 ) -> None:
     """Coordinates one run until it is over.
 
-    Prints the command that nodes join with, then every event. Exit codes: 0 the run finished, 1 it failed or was stopped, 2 bad
+    Prints an invitation for nodes, then every event. The user who runs it is an operator: the other commands, and nodes on this
+    machine, need no invitation. Exit codes: 0 the run finished, 1 it failed or was stopped, 2 bad
     input.
     """
     logging.basicConfig(
@@ -67,42 +69,56 @@ def serve(
     )
     host, port = read_address(listen)
     run = read_run_file(run_file) if run_file is not None or not resume else None
-    token = read_token(token_file)
-    if warning := weakness(token, host):
-        print(f"Warning: {warning} Draw one: dtfm-coordinator token", file=sys.stderr, flush=True)
     with Store(store, write=True) as opened:
-        raise typer.Exit(asyncio.run(_serve(opened, run, resume, host, port, token, json_lines)))
+        raise typer.Exit(asyncio.run(_serve(opened, run, resume, host, port, advertise or [], authority, json_lines)))
 
 
 async def _serve(
-    store: Store, run: RunFile | None, resume: bool, host: str, port: int, token: str, json_lines: bool
+    store: Store,
+    run: RunFile | None,
+    resume: bool,
+    host: str,
+    port: int,
+    advertised: list[str],
+    authority: Path | None,
+    json_lines: bool,
 ) -> int:
     state, events = open_run(store, run, resume=resume)
-    server = Server(state, store, token)
+    begun = len(events)
+    key = authority_key(authority or authority_file(store.url, state.ledger.run_id), store)
+    server = Server(state, store, key)
     server.on_event(lambda record: print_record(record, json_lines=json_lines))
-    port = await server.listen(host, port)
-    shown = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-    if json_lines:
-        print(json.dumps({"event": "listening", "address": shown}), flush=True)
-    else:
-        print(f"Run {state.run.name!r}, listening on {shown}. To take part, on each machine:")
-        print(f"    dtfm-node join {_reachable(host)}:{port}", flush=True)
-        if host in LOOPBACK:
-            print(f"  (machines other than this one need: serve --listen 0.0.0.0:{port})", flush=True)
+    port = await server.bind(host, port)
+    server.addresses = public_addresses(host, port, advertised)
+    # Before the first call can come, so that a node on this machine finds the key that it looks for.
+    events += local_operator(state.ledger, (_here(host, port), *server.addresses)[:MOST_ADDRESSES], server.pin)
+    text = ""
+    if (first := first_invitation(state.ledger, time.time())) is not None:
+        events.append(first[0])
+        text = server.invitation(first[0].invitation, first[1])
+    server.begin_with(events[begun:])
+    await server.start()
+    _tell(state.run.name, host, port, text, json_lines=json_lines)
     return await serve_until_over(server, events)
 
 
-def weakness(token: str, host: str) -> str:
-    """A sentence on what is wrong with ``token`` for a server that listens on ``host``; empty when nothing is."""
-    if not token and host not in LOOPBACK:
-        return f"without a token anybody who reaches {host} can join this run, or impersonate its coordinator."
-    if 0 < len(token) < SHORTEST_TOKEN:
-        return f"anybody who reaches this coordinator can guess a token of {len(token)} characters."
-    return ""
+def _tell(run: str, host: str, port: int, invitation: str, *, json_lines: bool) -> None:
+    if json_lines:
+        print(json.dumps({"event": "listening", "address": _here(host, port), "invitation": invitation}), flush=True)
+        return
+    print(f"Run {run!r}, listening on {f'[{host}]' if ':' in host else host}:{port}.")
+    if invitation:
+        print(f"To take part, on each machine (up to {FIRST_USES}, within {FIRST_SECONDS / 86400:.0f} days):")
+        print(f"    dtfm-node join {invitation}")
+    else:
+        print("Nodes that were here come back by themselves. To let others in: dtfm-coordinator invite")
+    if host in LOOPBACK:
+        print("  (on this machine, dtfm-node join will do; others need: serve --listen 0.0.0.0:7400)")
+    sys.stdout.flush()
 
 
-def _reachable(host: str) -> str:
-    """The host to type on another machine to reach a server that listens on ``host``."""
-    if host in ("0.0.0.0", "::"):
-        return socket.gethostname()
-    return f"[{host}]" if ":" in host else host
+def _here(host: str, port: int) -> str:
+    """How this machine itself reaches a server that listens on ``host``."""
+    if host in EVERYWHERE:
+        return f"127.0.0.1:{port}"
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

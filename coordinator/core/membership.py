@@ -9,7 +9,7 @@ from dtfm.coordinator.core.leaving import leave
 from dtfm.coordinator.core.safekeeping import snapshot
 from dtfm.coordinator.core.state import Contender, Session, Standing
 from dtfm.coordinator.core.timeouts import LONGEST_WAVE_LEASES, PROBE_LEASES, SIGN_OF_LIFE_LEASES, TOGETHER_LEASES
-from dtfm.coordinator.core.transition import Admit, HangUp, Transition
+from dtfm.coordinator.core.transition import Admit, Certify, HangUp, Transition
 from dtfm.coordinator.core.validation import (
     MAX_NODES,
     Refused,
@@ -21,17 +21,14 @@ from dtfm.coordinator.core.validation import (
 )
 from dtfm.coordinator.log import events as ev
 from dtfm.protos import control_pb2 as wire
+from dtfm.protos.credentials import CERTIFICATE_LIFETIME
 
 
-def greeted(transition: Transition, stream: int, message: wire.NodeMessage, shows_token: bool, seen: str = "") -> None:
+def greeted(transition: Transition, stream: int, message: wire.NodeMessage, caller: str, seen: str = "") -> None:
     """The first message of a stream: a hello is welcomed, or refused by name."""
     hello = message.hello
     named = shorten(hello.node, 64)
     state = transition.state
-    if not shows_token:
-        sentence = "the token is missing or wrong; set DTFM_TOKEN to the coordinator's token"
-        transition.refuse(stream, named, wire.TOKEN, sentence)
-        return
     if message.WhichOneof("message") != "hello":
         transition.refuse(stream, "", wire.MALFORMED, "the first message is not Hello; update dtfm on the node")
         return
@@ -40,6 +37,13 @@ def greeted(transition: Transition, stream: int, message: wire.NodeMessage, show
         candidates = check_candidates(hello, seen)
     except Refused as refused:
         transition.refuse(stream, named, refused.reason, str(refused))
+        return
+    if hello.node != caller:
+        sentence = f"the key belongs to the name {caller!r}, and not to {hello.node!r}; join with --id {caller}"
+        transition.refuse(stream, named, wire.NAME_TAKEN, sentence)
+        return
+    if caller in state.ledger.revoked:  # since it made the call
+        transition.refuse(stream, named, wire.REVOKED, f"the access of {caller!r} was revoked")
         return
     if state.ledger.outcome is not None:
         transition.refuse(stream, named, wire.RUN_OVER, f"the run is over: {state.ledger.outcome.reason}")
@@ -66,6 +70,7 @@ def greeted(transition: Transition, stream: int, message: wire.NodeMessage, show
         candidates,
         transition.now,
         standing=Standing.RELAY if only else Standing.JOINED,
+        certified=transition.now,
         relay=bool(hello.relay),
     )
     address = (*candidates, seen, "")[0]
@@ -75,8 +80,9 @@ def greeted(transition: Transition, stream: int, message: wire.NodeMessage, show
     transition.set_session(session)
     if session.relay:
         ways.relay_came(transition)
-    welcome = wire.Welcome(run=state.message, heartbeat_seconds=state.heartbeat)
-    transition.commands.append(Admit(stream, hello.node, hello.signing_request, welcome))
+    revoked = sorted(transition.state.ledger.revoked)
+    welcome = wire.Welcome(run=state.message, heartbeat_seconds=state.heartbeat, revoked=revoked)
+    transition.commands.append(Admit(stream, hello.node, welcome))
 
 
 def prepared(transition: Transition, session: Session, message: wire.Prepared) -> None:
@@ -138,6 +144,7 @@ def lapse(transition: Transition) -> None:
     _decide_contests(transition)
     if transition.state.stopped:
         return
+    _renew_certificates(transition)
     arrived = [s.arrived for s in transition.state.members.sessions.values() if s.standing is Standing.ARRIVED]
     lease = transition.state.lease
     if arrived and (
@@ -157,7 +164,7 @@ def admit_contenders(transition: Transition) -> None:
                 transition.commands.append(HangUp(contender.stream))  # it should reconnect to the next process
                 continue
             hello = wire.NodeMessage(hello=contender.hello)
-            greeted(transition, contender.stream, hello, True, contender.seen)
+            greeted(transition, contender.stream, hello, node, contender.seen)
 
 
 def _look_at_the_clock(transition: Transition) -> None:
@@ -166,6 +173,13 @@ def _look_at_the_clock(transition: Transition) -> None:
     members = transition.state.members
     gap = transition.now - members.looked > SIGN_OF_LIFE_LEASES * transition.state.lease
     transition.set_members(replace(members, looked=transition.now, hearing=transition.now if gap else members.hearing))
+
+
+def _renew_certificates(transition: Transition) -> None:
+    for session in sorted(transition.state.members.sessions.values(), key=lambda s: s.node):
+        if transition.now - session.certified > CERTIFICATE_LIFETIME.total_seconds() / 2:
+            transition.set_session(replace(session, certified=transition.now))
+            transition.commands.append(Certify(session.stream, session.node))
 
 
 def _arrive_if_known(transition: Transition, node: str) -> None:

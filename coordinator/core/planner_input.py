@@ -15,6 +15,8 @@ DEFAULT_LATENCY_SECONDS = 0.02
 DEFAULT_BANDWIDTH = 12.5e6
 """Bytes per second, as of a 100 Mbit/s connection. Both defaults apply while no link has been measured."""
 
+ROUNDING = 1e-9
+
 BITS_PER_ELEMENT = {"auto": 8.0625, "raw16": 16.0, "i8b256": 8.0625, "i4b64": 4.25, "i4h64": 4.25, "topk": 0.5625}
 """By codec (kernels/layout.py). Where "auto" takes a gentler codec than this one, its transfer hides under compute."""
 
@@ -43,8 +45,8 @@ def measured_cluster(ledger: Ledger, nodes: Sequence[str], ratio: float) -> Clus
     _fill(latency, latency[reached], DEFAULT_LATENCY_SECONDS)
     _fill(bandwidth, bandwidth[reached], DEFAULT_BANDWIDTH)
     members = [ledger.members[node] for node in nodes]
-    ups = _connections([member.up for member in members], bandwidth.max(axis=1))
-    downs = _connections([member.down for member in members], bandwidth.max(axis=0))
+    ups = _connections([member.up for member in members], bandwidth)
+    downs = _connections([member.down for member in members], bandwidth.T)
     return Cluster(
         tuple(
             Node(name, member.device.flops, member.device.memory_bytes, up=up, down=down)
@@ -56,23 +58,30 @@ def measured_cluster(ledger: Ledger, nodes: Sequence[str], ratio: float) -> Clus
     )
 
 
-def _connections(measured: Sequence[Carried | None], fastest: NDArray[np.float64]) -> list[float | None]:
-    """Bytes per second that each node's connection carries; ``fastest`` are the nodes' fastest links.
+def _connections(measured: Sequence[Carried | None], links: NDArray[np.float64]) -> list[float | None]:
+    """Bytes per second that each node's connection carries; ``links[i]`` are those of node i. None: nobody has measured.
 
-    The first nodes had few peers to measure their connection with. Theirs counts as the median multiple of the fastest link, as
-    measured by the others, if that is more; None: nobody has measured. A connection carries at least its fastest link.
+    A connection carries at least its fastest link, and more than all its links does not matter. Connections are compared by how
+    many times their fastest link they carry. Of some this is known, of others only a lower bound: they did not slow down the
+    links that were measured together, and for the first nodes there were few or none. Such a connection counts as the median of
+    those that carry at least as much, with lower bounds among them as Kaplan and Meier (1958) have it for patients who leave a
+    study early.
     """
-    both = list(zip(measured, fastest.tolist(), strict=True))
-    known = [carried.bandwidth / link for carried, link in both if carried and not carried.least and link]
-    known = known or [carried.bandwidth / link for carried, link in both if carried and link]
-    if not known:
+    if not any(measured):
         return [None] * len(measured)
-    usual = float(np.median(known))
-    result = []
-    for carried, link in both:
-        at_least = max(link, carried.bandwidth if carried else 0.0)
-        result.append((max(at_least, usual * link) if carried is None or carried.least else at_least) or None)
-    return result
+    fastest, whole = links.max(axis=1), links.sum(axis=1)
+    carried = np.array([0.0 if each is None else each.bandwidth for each in measured])
+    exact = np.array([each is not None and not each.least for each in measured])
+    times = np.divide(carried, fastest, out=np.zeros_like(carried), where=fastest > 0)
+    order = np.lexsort((~exact, times))
+    left = np.cumprod(1.0 - exact[order] / np.arange(len(order), 0, -1))  # the share that carries more
+    left_after = np.empty_like(left)
+    left_after[order] = left
+    half = np.searchsorted(-left, -left_after / 2 - ROUNDING)
+    median = np.append(times[order], np.inf)[half]
+    with np.errstate(invalid="ignore"):  # inf * 0, for a node without links
+        usual = np.where(exact, carried, np.fmin(median * fastest, whole))
+    return [float(each) if each > 0 else None for each in np.maximum(usual, np.maximum(fastest, carried))]
 
 
 def _fill(matrix: NDArray[np.float64], known: NDArray[np.float64], default: float) -> None:

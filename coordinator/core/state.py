@@ -60,10 +60,10 @@ class Standby:
 @dataclass(frozen=True, slots=True)
 class Session:
     """A node's live stream. ``heard``: when it last gave a sign of life; ``probe_until``: when its link report is due;
-    ``arrived``: when it had everything that a plan needs; ``on_disk``: by step, the buckets of that snapshot on its disk.
-    ``candidates`` are where peers may reach it; ``relay``: connections of others may pass through it. While it is PROBING,
-    ``probing`` are those whose links it still measures, ``reaching`` those who try to dial it. ``told``: the ways and holders
-    that it was last told (ways.py)."""
+    ``arrived``: when it had everything that a plan needs; ``on_disk``: by step, the buckets of that snapshot on its disk;
+    ``certified``: when it last got a certificate. ``candidates`` are where peers may reach it; ``relay``: connections of others
+    may pass through it. While it is PROBING, ``probing`` are those whose links it still measures, ``reaching`` those who try to
+    dial it. ``told``: the ways and holders that it was last told (ways.py)."""
 
     node: str
     stream: int
@@ -75,6 +75,7 @@ class Session:
     arrived: float = 0.0
     standby: Standby | None = None
     on_disk: Mapping[int, frozenset[int]] = field(default_factory=dict)
+    certified: float = -math.inf
     relay: bool = False
     probing: frozenset[str] = frozenset()
     reaching: frozenset[str] = frozenset()

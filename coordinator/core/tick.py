@@ -8,20 +8,23 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from dtfm.coordinator.core import drift, leaving, membership, plan_adoption, post_commit, replanning, steps
+from dtfm.coordinator.core import drift, invitations, leaving, membership, plan_adoption, post_commit, replanning, steps
 from dtfm.coordinator.core.ending import stop
 from dtfm.coordinator.core.safekeeping import snapshot, standby
 from dtfm.coordinator.core.state import Gathering, Pausing, Session, State, Stepping, Switching
 from dtfm.coordinator.core.transition import (
     AnswerPlanNow,
+    EnrolAsked,
     Greeted,
     HangUp,
     Heard,
     Input,
+    InviteAsked,
     ManifestDone,
     Planned,
     PlanNow,
     Ready,
+    RevokeAsked,
     StopAsked,
     StreamClosed,
     TimePassed,
@@ -47,13 +50,19 @@ def _take_in(transition: Transition, event: Input) -> None:
         case Greeted() if over and transition.state.ledger.outcome is None:
             transition.commands.append(HangUp(event.stream))  # it should reconnect to the next process
         case Greeted():
-            membership.greeted(transition, event.stream, event.message, event.shows_token, event.seen)
+            membership.greeted(transition, event.stream, event.message, event.caller, event.seen)
         case Heard():
             _heard(transition, event, over)
         case StreamClosed():
             membership.closed(transition, event.stream, event.reason)
         case StopAsked():
             stop(transition, event.reason, event.dismiss)
+        case InviteAsked():
+            invitations.invite(transition, event)
+        case EnrolAsked():
+            invitations.enrol(transition, event)
+        case RevokeAsked():
+            invitations.revoke(transition, event)
         case PlanNow() if over:
             transition.commands.append(
                 AnswerPlanNow(event.ticket, False, transition.state.ledger.generation, "the run is over")

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from dtfm.coordinator.core.state import Members, Phase, PlanChosen, Planner, Safekeeping, Session, State
+from dtfm.coordinator.core.validation import Refused
 from dtfm.coordinator.log.events import Event, NodeRefused, SnapshotPart
 from dtfm.coordinator.log.ledger import apply
 from dtfm.protos import control_pb2 as wire
@@ -18,12 +19,12 @@ from dtfm.scheduler.model.workload import Workload
 
 @dataclass(frozen=True, slots=True)
 class Greeted:
-    """The first message of a stream. ``shows_token``: whether its metadata have the token; ``seen``: the IP address from which it
-    came, empty if not known or not a node's."""
+    """The first message of a stream. ``caller``: the name to which the key belongs that made the call; ``seen``: the IP address
+    from which it came, empty if not known or not a node's."""
 
     stream: int
     message: wire.NodeMessage
-    shows_token: bool
+    caller: str
     seen: str = ""
 
 
@@ -66,6 +67,36 @@ class PlanNow:
 
 
 @dataclass(frozen=True, slots=True)
+class InviteAsked:
+    """``by`` wants an invitation with this ``id`` and secret ``digest``. The answer goes to ``ticket``. In this and the two that
+    follow, ``at`` is in seconds since 1970."""
+
+    ticket: int
+    id: str
+    digest: str
+    request: wire.InviteRequest
+    by: str
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class EnrolAsked:
+    """Somebody, whose key it is, shows an invitation."""
+
+    ticket: int
+    request: wire.EnrolRequest
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class RevokeAsked:
+    ticket: int
+    what: str
+    by: str
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
 class TimePassed:
     pass
 
@@ -78,7 +109,19 @@ class StopAsked:
     dismiss: bool
 
 
-Input = Greeted | Heard | StreamClosed | Planned | ManifestDone | PlanNow | TimePassed | StopAsked
+Input = (
+    Greeted
+    | Heard
+    | StreamClosed
+    | Planned
+    | ManifestDone
+    | PlanNow
+    | InviteAsked
+    | EnrolAsked
+    | RevokeAsked
+    | TimePassed
+    | StopAsked
+)
 
 # Commands, to be carried out in order.
 
@@ -91,12 +134,19 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Admit:
-    """Certify ``node`` by its signing request, and send it the welcome with its certificate."""
+    """Certify ``node``, and send it the welcome with its certificate."""
 
     stream: int
     node: str
-    request: bytes
     welcome: wire.Welcome
+
+
+@dataclass(frozen=True, slots=True)
+class Certify:
+    """Send ``node`` a new certificate."""
+
+    stream: int
+    node: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +188,14 @@ class AnswerPlanNow:
 
 
 @dataclass(frozen=True, slots=True)
+class AnswerAccess:
+    """To InviteAsked, EnrolAsked or RevokeAsked."""
+
+    ticket: int
+    answer: wire.InviteReply | wire.EnrolReply | wire.RevokeReply | Refused
+
+
+@dataclass(frozen=True, slots=True)
 class Log:
     """A log line for the operator; not an event."""
 
@@ -151,7 +209,7 @@ class Stop:
     exit_code: int
 
 
-Command = Send | Admit | HangUp | PlanWanted | WriteManifest | AnswerPlanNow | Log | Stop
+Command = Send | Admit | Certify | HangUp | PlanWanted | WriteManifest | AnswerPlanNow | AnswerAccess | Log | Stop
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,11 +264,11 @@ class Transition:
         self.commands.extend(Send(sessions[node].stream, message) for node in sorted(set(nodes) & sessions.keys()))
 
     def refuse(self, stream: int, node: str, reason: wire.RefusalReason, sentence: str) -> None:
-        """Ends the stream. A stranger without the token, or whose message makes no sense, leaves no entry: strangers must not
-        be able to fill the log."""
+        """Ends the stream. A message that makes no sense leaves no entry unless it is a member's, so that nobody fills the log
+        with them."""
         name = wire.RefusalReason.Name(reason)
         self.log(f"refused {node or 'a stranger'}: {name}: {sentence}")
-        if reason not in (wire.TOKEN, wire.MALFORMED) or self.state.members.session_of(stream) is not None:
+        if reason not in (wire.NAME_TAKEN, wire.MALFORMED) or self.state.members.session_of(stream) is not None:
             self.emit(NodeRefused(node, name, sentence))
         refusal = wire.Refusal(reason=reason, sentence=sentence)
         self.commands += [Send(stream, wire.CoordinatorMessage(refusal=refusal)), HangUp(stream)]

@@ -13,8 +13,8 @@ from dtfm.coordinator.core.state import Dialled
 from dtfm.coordinator.log.events import Codecs, Described, DeviceSeen, Link
 from dtfm.protos import PROTOCOL_VERSION
 from dtfm.protos import control_pb2 as wire
+from dtfm.protos.access import NAME
 from dtfm.protos.candidates import MOST_CANDIDATES, read_candidate, write_candidate
-from dtfm.protos.credentials import read_request
 from dtfm.scheduler.model.chains import micro_batches_of
 from dtfm.scheduler.model.plan import Plan
 from dtfm.scheduler.model.workload import Layer, Workload
@@ -27,7 +27,6 @@ SENTENCE_CHARACTERS = 500
 MOST_FLOPS = 1e21
 MOST_BANDWIDTH = 1e13
 
-_IDENTITY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _CODEC = re.compile(r"[a-z0-9]{1,16}")
 _TENSORS = ("activations", "gradients", "reduction")
 _WAYS = ("", "loopback", "lan", "public")
@@ -51,17 +50,26 @@ def shorten(text: str, characters: int = SENTENCE_CHARACTERS) -> str:
     return line if len(line) <= characters else line[: characters - 3] + "..."
 
 
-def check_hello(hello: wire.Hello, run: RunFile, run_id: str) -> DeviceSeen:
-    """The node's device. Raises Refused if the node cannot join; whether its identity is taken is not checked here."""
-    if hello.protocol_version != PROTOCOL_VERSION:
-        older = "node" if hello.protocol_version < PROTOCOL_VERSION else "coordinator"
+def check_version(theirs: int) -> None:
+    """Raises Refused if the other side speaks another version of the protocol."""
+    if theirs != PROTOCOL_VERSION:
+        older = "node" if theirs < PROTOCOL_VERSION else "coordinator"
         raise Refused(
             wire.PROTOCOL_VERSION,
-            f"the node speaks protocol version {hello.protocol_version}, this coordinator {PROTOCOL_VERSION}; update dtfm "
-            f"on the {older}",
+            f"the node speaks protocol version {theirs}, this coordinator {PROTOCOL_VERSION}; update dtfm on the {older}",
         )
-    if not _IDENTITY.fullmatch(hello.node):
-        raise malformed("node", hello.node, "1 to 64 letters, digits, dots, dashes and underscores")
+
+
+def check_name(name: str, field: str = "name") -> None:
+    """Raises Refused."""
+    if not NAME.fullmatch(name):
+        raise malformed(field, name, "1 to 64 letters, digits, dots, dashes and underscores")
+
+
+def check_hello(hello: wire.Hello, run: RunFile, run_id: str) -> DeviceSeen:
+    """The node's device. Raises Refused if the node cannot join; whether its identity is taken is not checked here."""
+    check_version(hello.protocol_version)
+    check_name(hello.node, "node")
     if hello.run and hello.run not in (run.name, run_id):
         raise Refused(
             wire.WRONG_RUN,
@@ -80,10 +88,6 @@ def check_hello(hello: wire.Hello, run: RunFile, run_id: str) -> DeviceSeen:
     if not 0 < device.memory_bytes < 1 << 50:
         raise malformed("device.memory_bytes", device.memory_bytes, "above 0 and below 2**50")
     check_flops(device.flops)
-    try:
-        read_request(hello.signing_request)
-    except ValueError as error:
-        raise Refused(wire.MALFORMED, f"signing_request: {shorten(str(error))}") from None
     return DeviceSeen(device.kind, shorten(device.name), device.memory_bytes, device.flops)
 
 

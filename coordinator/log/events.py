@@ -367,6 +367,45 @@ class RolledBack:
 
 
 @dataclass(frozen=True, slots=True)
+class InvitationMade:
+    """``digest``: SHA-256 of its secret (hex). ``name``: who is invited, for people. ``at`` and ``expires``: seconds since 1970.
+    ``uses``: how many keys may be enrolled by it. ``by``: who made it."""
+
+    invitation: str
+    digest: str
+    name: str
+    role: str
+    at: float
+    expires: float
+    uses: int
+    by: str
+    event: Literal["invitation_made"] = "invitation_made"
+
+
+@dataclass(frozen=True, slots=True)
+class Enrolled:
+    """From now on the name belongs to ``key`` (SubjectPublicKeyInfo in base64). ``invitation``: that was used; empty for the user
+    who runs the coordinator."""
+
+    name: str
+    role: str
+    key: str
+    invitation: str
+    event: Literal["enrolled"] = "enrolled"
+
+
+@dataclass(frozen=True, slots=True)
+class Revoked:
+    """``name`` may do nothing any more, and the ``invitations`` are not good any more. ``at``: seconds since 1970."""
+
+    name: str
+    invitations: tuple[str, ...]
+    at: float
+    by: str
+    event: Literal["revoked"] = "revoked"
+
+
+@dataclass(frozen=True, slots=True)
 class RunFinished:
     step: int
     reason: str
@@ -415,6 +454,9 @@ Event = (
     | StandbyPromoted
     | SnapshotWritten
     | RolledBack
+    | InvitationMade
+    | Enrolled
+    | Revoked
     | RunFinished
     | RunFailed
     | CoordinatorStopped

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from dtfm.coordinator.log import events as ev
+from dtfm.protos import MEASURED_TOGETHER
+from dtfm.protos.credentials import CERTIFICATE_LIFETIME
 from dtfm.scheduler.model.plan import Plan
 
 Row = TypeVar("Row")
@@ -17,17 +19,17 @@ NODE_LEFT = "NODE_LEFT"
 PEER_LOST = "PEER_LOST"
 """StepAborted.problem when a node could not reach a peer. The link is at fault, not the step."""
 
-FEW_LINKS = 4
-"""With fewer links than this, their sum may be less than the connection carries."""
-
-EXHAUSTED = 0.6
+EXHAUSTED = 0.8
 """A connection limits its links if it carries less than this fraction of their sum."""
+
+MOST_INVITATIONS = 1000
+"""From this number on, those that are not good any more are forgotten."""
 
 
 @dataclass(frozen=True, slots=True)
 class Carried:
-    """The bandwidth of a node's connection, in bytes per second. ``least``: it may be more, since few links were measured
-    together and they were hardly slower than alone."""
+    """The bandwidth of a node's connection, in bytes per second. ``least``: it may be more, since the links that were measured
+    together were hardly slower than alone."""
 
     bandwidth: float
     least: bool = False
@@ -49,6 +51,27 @@ class Member:
 
 
 @dataclass(frozen=True, slots=True)
+class Invited:
+    """An invitation. ``digest``: of its secret; ``expires``: seconds since 1970; ``used``: how many keys were enrolled by it."""
+
+    digest: str
+    role: str
+    expires: float
+    uses: int
+    used: int = 0
+    revoked: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """To whom a name belongs. ``key``: SubjectPublicKeyInfo in base64; ``invitation``: by which it came, if by one."""
+
+    key: str
+    role: str
+    invitation: str
+
+
+@dataclass(frozen=True, slots=True)
 class Outcome:
     completed: bool
     reason: str
@@ -67,6 +90,8 @@ class Ledger:
     is the last whole snapshot on the nodes' disks.
     Since the last commit, ``failures`` counts aborted steps that were at fault themselves, and ``peer_losses`` those aborted
     because a node lost a peer. ``plan_failures`` counts since a plan last started.
+    ``invitations`` are by id, ``access`` by name. ``revoked``: names, and when they were revoked (seconds since 1970),
+    at least for as long as a certificate of theirs may be valid.
     """
 
     run_id: str = ""
@@ -92,6 +117,9 @@ class Ledger:
     peer_losses: int = 0
     plan_failures: int = 0
     outcome: Outcome | None = None
+    invitations: Mapping[str, Invited] = field(default_factory=dict)
+    access: Mapping[str, Holder] = field(default_factory=dict)
+    revoked: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def checkpoint_step(self) -> int:
@@ -222,12 +250,46 @@ def apply(ledger: Ledger, event: ev.Event) -> Ledger:
             return replace(fresh, step=event.step, checkpoints=checkpoints, on_disks=on_disks)
         case ev.SnapshotWritten():
             return replace(ledger, on_disks=event)
+        case ev.InvitationMade():
+            made = Invited(event.digest, event.role, event.expires, event.uses)
+            return replace(ledger, invitations={**_unexpired(ledger, event.at), event.invitation: made})
+        case ev.Enrolled():
+            holder = Holder(event.key, event.role, event.invitation)
+            revoked = {name: at for name, at in ledger.revoked.items() if name != event.name}
+            fresh = replace(ledger, access={**ledger.access, event.name: holder}, revoked=revoked)
+            if (used := ledger.invitations.get(event.invitation)) is None:
+                return fresh
+            used = replace(used, used=used.used + 1)
+            return replace(fresh, invitations={**ledger.invitations, event.invitation: used})
+        case ev.Revoked():
+            return _revoked(ledger, event)
         case ev.RunFinished():
             return replace(ledger, outcome=Outcome(True, event.reason))
         case ev.RunFailed():
             return replace(ledger, outcome=Outcome(False, event.reason))
         case ev.NodeRefused() | ev.Waiting() | ev.DigestMismatch() | ev.CheckpointFailed():
             return ledger
+
+
+def _unexpired(ledger: Ledger, at: float) -> Mapping[str, Invited]:
+    """All invitations, as long as there is room to remember those that are not good any more."""
+    if len(ledger.invitations) < MOST_INVITATIONS:
+        return ledger.invitations
+    return {id: invited for id, invited in ledger.invitations.items() if invited.expires > at and not invited.revoked}
+
+
+def _revoked(ledger: Ledger, event: ev.Revoked) -> Ledger:
+    since = event.at - CERTIFICATE_LIFETIME.total_seconds()
+    recent = {name: at for name, at in ledger.revoked.items() if at > since}
+    return replace(
+        ledger,
+        invitations={
+            id: replace(invited, revoked=invited.revoked or id in event.invitations)
+            for id, invited in ledger.invitations.items()
+        },
+        access={name: holder for name, holder in ledger.access.items() if name != event.name},
+        revoked={**recent, event.name: event.at} if event.name else recent,
+    )
 
 
 def _emptied(ledger: Ledger) -> Ledger:
@@ -281,16 +343,18 @@ def _with_ways(ledger: Ledger, chosen: Iterable[ev.Way]) -> Ledger:
 
 
 def _with_connection(members: Mapping[str, Member], measured: ev.LinksMeasured) -> Mapping[str, Member]:
-    def carried(together: float | None, apart: list[float], before: Carried | None) -> Carried | None:
+    def carried(together: float | None, apart: list[ev.Link], before: Carried | None) -> Carried | None:
         if together is None:
             return before
-        return Carried(together, least=len(apart) < FEW_LINKS and together >= EXHAUSTED * sum(apart))
+        reached = sorted((link for link in apart if link.bandwidth > 0), key=lambda link: link.latency_seconds)
+        whole = sum(link.bandwidth for link in reached[:MEASURED_TOGETHER])
+        return Carried(together, least=together >= EXHAUSTED * whole)
 
     if measured.up is None and measured.down is None:
         return members
     node, member = measured.node, members[measured.node]
-    up = carried(measured.up, [link.bandwidth for link in measured.links if link.source == node], member.up)
-    down = carried(measured.down, [link.bandwidth for link in measured.links if link.destination == node], member.down)
+    up = carried(measured.up, [link for link in measured.links if link.source == node], member.up)
+    down = carried(measured.down, [link for link in measured.links if link.destination == node], member.down)
     return {**members, node: replace(member, up=up, down=down)}
 
 

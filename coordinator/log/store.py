@@ -33,9 +33,9 @@ _SNAPSHOTS = sa.Table(
     sa.Column("digest", sa.String(64), nullable=False),
     sa.Column("text", sa.Text, nullable=False),
 )
-_SECRETS = sa.Table(
+_SECRETS = sa.Table(  # of older versions
     "secrets",
-    _METADATA,
+    sa.MetaData(),
     sa.Column("name", sa.String(64), primary_key=True),
     sa.Column("value", sa.Text, nullable=False),
 )
@@ -149,13 +149,22 @@ class Store:
             rows = connection.execute(query).all()
         return [LedgerSnapshot(row.sequence, row.format, row.digest, row.text) for row in rows]
 
-    def secret(self, name: str, default: str) -> str:
-        """A value that outlives the process and is no event. If there is none yet, ``default`` is kept."""
-        with _Explained(self.url), self._engine.begin() as connection:
+    def secret(self, name: str) -> str | None:
+        """What an older version of dtfm kept here beside the log; None: nothing."""
+        with _Explained(self.url), self._engine.connect() as connection:
+            if not sa.inspect(connection).has_table(_SECRETS.name):
+                return None
             found = connection.execute(sa.select(_SECRETS.c.value).where(_SECRETS.c.name == name)).scalar()
-            if found is None:
-                connection.execute(sa.insert(_SECRETS).values(name=name, value=default))
-            return default if found is None else str(found)
+            return None if found is None else str(found)
+
+    def erase_secrets(self) -> None:
+        """Leaves nothing of them in the database's files."""
+        with _Explained(self.url):
+            with self._engine.begin() as connection:
+                _SECRETS.drop(connection)  # SQLite overwrites it with zeros, see _durable
+            if self._engine.dialect.name == "sqlite":
+                with self._engine.connect() as connection:
+                    connection.exec_driver_sql("PRAGMA wal_checkpoint(TRUNCATE)")
 
     def close(self) -> None:
         self._engine.dispose()
@@ -229,3 +238,4 @@ def _durable(connection: Any, _record: object) -> None:
     """Commits survive a power cut, and readers do not block the writer."""
     connection.execute("PRAGMA journal_mode=WAL")
     connection.execute("PRAGMA synchronous=FULL")
+    connection.execute("PRAGMA secure_delete=ON")

@@ -4,26 +4,29 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator
-from typing import Any, Protocol
+from dataclasses import replace
+from typing import Any, NoReturn, Protocol
 
 import grpc
 import grpc.aio
 
 from dtfm.coordinator.core.transition import AnswerPlanNow
+from dtfm.coordinator.core.validation import Refused
+from dtfm.coordinator.log.events import NodeJoined, StandbyPromoted
 from dtfm.coordinator.log.ledger import Ledger
 from dtfm.coordinator.log.store import Record, StoreError
+from dtfm.coordinator.service.gate import Gate, refuse
 from dtfm.coordinator.service.streams import Streams
 from dtfm.coordinator.view.members import member_documents
 from dtfm.protos import control_pb2 as wire
 from dtfm.protos import control_pb2_grpc
 from dtfm.protos.candidates import seen_at
-from dtfm.protos.connection import shows_token
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
 
-class Observed(Protocol):
-    """What observers ask of the server."""
+class Asked(Protocol):
+    """What the services ask of the server."""
 
     @property
     def ledger(self) -> Ledger: ...
@@ -32,45 +35,84 @@ class Observed(Protocol):
 
     async def plan_now(self) -> AnswerPlanNow: ...
 
+    async def enrol(self, request: wire.EnrolRequest) -> wire.EnrolReply: ...
+
+    async def invite(self, request: wire.InviteRequest, by: str) -> wire.InviteReply: ...
+
+    async def revoke(self, what: str, by: str) -> wire.RevokeReply: ...
+
 
 class Joins(control_pb2_grpc.CoordinatorServicer):
-    def __init__(self, streams: Streams, token: str) -> None:
+    def __init__(self, streams: Streams, asked: Asked, gate: Gate) -> None:
         self._streams = streams
-        self._token = token
+        self._asked = asked
+        self._gate = gate
 
     async def Join(self, requests: AsyncIterator[wire.NodeMessage], context: Context) -> None:
-        shown = shows_token(context.invocation_metadata(), self._token)
+        caller = await self._gate.admit(context, "Join")
         address = seen_at(context.peer())
         seen = "" if address is None or address.is_loopback else str(address)
-        await self._streams.serve(requests, context.write, shown, seen)
+        await self._streams.serve(requests, context.write, caller, seen)
+
+    async def Enrol(self, request: wire.EnrolRequest, context: Context) -> wire.EnrolReply:
+        await self._gate.check_enrolment(context, request)
+        try:
+            return await self._asked.enrol(request)
+        except Refused as refused:
+            await refuse(context, refused)
 
 
 class Observers(control_pb2_grpc.ObserverServicer):
-    def __init__(self, observed: Observed, token: str) -> None:
-        self._observed = observed
-        self._token = token
+    def __init__(self, asked: Asked, gate: Gate) -> None:
+        self._asked = asked
+        self._gate = gate
 
     async def Members(self, _request: wire.MembersRequest, context: Context) -> wire.MembersReply:
-        await self._admit(context)
-        documents = member_documents(self._observed.ledger)
+        await self._gate.admit(context, "Members")
+        documents = member_documents(self._asked.ledger)
         return wire.MembersReply(members_json=[json.dumps(document) for document in documents])
 
     async def Events(self, request: wire.EventsRequest, context: Context) -> AsyncIterator[wire.EventRecord]:
-        await self._admit(context)
+        caller = await self._gate.admit(context, "Events")
         try:
-            async for record in self._observed.records(request.after, request.follow):
-                yield wire.EventRecord(sequence=record.sequence, event_json=json.dumps(record.to_json()))
+            async for record in self._asked.records(request.after, request.follow):
+                self._gate.check_role(caller, "Events")  # it may have been revoked since
+                shown = _without_incarnation(record).to_json()
+                yield wire.EventRecord(sequence=record.sequence, event_json=json.dumps(shown))
         except StoreError as error:
             await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
+        except Refused as refused:
+            await refuse(context, refused)
 
     async def PlanNow(self, _request: wire.PlanNowRequest, context: Context) -> wire.PlanNowReply:
-        await self._admit(context)
-        answer = await self._observed.plan_now()
+        await self._gate.admit(context, "PlanNow")
+        answer = await self._asked.plan_now()
         return wire.PlanNowReply(changed=answer.changed, generation=answer.generation, reason=answer.reason)
 
-    async def _admit(self, context: Context) -> None:
-        if not shows_token(context.invocation_metadata(), self._token):
-            await context.abort(
-                grpc.StatusCode.UNAUTHENTICATED,
-                "the token is missing or wrong; give it with --token-file or DTFM_TOKEN",
-            )
+    async def Invite(self, request: wire.InviteRequest, context: Context) -> wire.InviteReply:
+        caller = await self._gate.admit(context, "Invite")
+        try:
+            return await self._asked.invite(request, caller)
+        except Refused as refused:
+            await _answer(context, refused)
+
+    async def Revoke(self, request: wire.RevokeRequest, context: Context) -> wire.RevokeReply:
+        caller = await self._gate.admit(context, "Revoke")
+        try:
+            return await self._asked.revoke(request.what, caller)
+        except Refused as refused:
+            await _answer(context, refused)
+
+
+async def _answer(context: Context, refused: Refused) -> NoReturn:
+    """A refusal of what was asked, not of who asks."""
+    await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(refused))
+    raise AssertionError("abort returns never")
+
+
+def _without_incarnation(record: Record) -> Record:
+    """By an incarnation the coordinator tells a node that reconnects from another process; nobody else needs to know it."""
+    match record.event:
+        case NodeJoined() | StandbyPromoted():
+            return replace(record, event=replace(record.event, incarnation=""))
+    return record

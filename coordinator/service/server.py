@@ -3,25 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import itertools
 import logging
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
 import grpc.aio
 
 from dtfm.coordinator.core import transition as t
+from dtfm.coordinator.core.invitations import check_enrolment
 from dtfm.coordinator.core.state import PlanChosen, State
 from dtfm.coordinator.core.tick import tick
 from dtfm.coordinator.core.timeouts import TOGETHER_LEASES
+from dtfm.coordinator.core.validation import Refused
 from dtfm.coordinator.log.events import Event
-from dtfm.coordinator.log.ledger import Ledger
+from dtfm.coordinator.log.ledger import Ledger, fold
 from dtfm.coordinator.log.manifest import CheckpointError, write_manifest
 from dtfm.coordinator.log.store import Record, Store
 from dtfm.coordinator.service.compiling import compile_scheduler
+from dtfm.coordinator.service.gate import Gate
 from dtfm.coordinator.service.grpc_services import Joins, Observers
 from dtfm.coordinator.service.log_writer import LogWriter
 from dtfm.coordinator.service.planner import choose
@@ -29,28 +34,37 @@ from dtfm.coordinator.service.streams import MAX_WAITING, Streams
 from dtfm.protos import control_pb2 as wire
 from dtfm.protos import control_pb2_grpc
 from dtfm.protos.connection import server_options
-from dtfm.protos.credentials import coordinator_credentials, issue, make_authority, make_key
+from dtfm.protos.credentials import coordinator_credentials, issue, make_authority, pin_of, read_public_key
+from dtfm.protos.invitation import Invitation, new_secret, secret_digest
 
 log = logging.getLogger(__name__)
 
 
 class Server:
-    """The coordinator of one run. ``clock``: seconds that never go back."""
+    """The coordinator of one run. ``authority_key``: its authority's (PEM). ``clock``: seconds that never go back.
+
+    ``pin`` is the authority's; invitations name it, and the ``addresses``, which are known once it listens.
+    """
 
     def __init__(
-        self, state: State, store: Store, token: str = "", clock: Callable[[], float] = time.monotonic
+        self,
+        state: State,
+        store: Store,
+        authority_key: bytes,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.state = state
         self.exit_code: int | None = None
-        self._token = token
-        key = store.secret("authority_key", make_key().decode()).encode()
-        self._authority = make_authority(key, token, datetime.now(UTC))
+        self._authority = make_authority(authority_key, datetime.now(UTC))
+        self.pin = pin_of(self._authority.certificate)
+        self.addresses: tuple[str, ...] = ()
+        self._gate = Gate(self.pin, lambda: self.state.ledger)
         self._clock = clock
         self._inputs: asyncio.Queue[t.Input] = asyncio.Queue(MAX_WAITING)
         self._streams = Streams(self._inputs, state.lease)
         self._log = LogWriter(store)
         self._tickets = itertools.count(1)
-        self._answers: dict[int, asyncio.Future[t.AnswerPlanNow]] = {}
+        self._answers: dict[int, asyncio.Future[Any]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
     @property
@@ -62,10 +76,11 @@ class Server:
     def ledger(self) -> Ledger:
         return self.state.ledger
 
-    async def listen(self, host: str, port: int) -> int:
-        """Starts serving. Returns the port, which the system chooses for port 0. Raises ValueError."""
+    async def bind(self, host: str, port: int) -> int:
+        """Takes the port (0: one that the system chooses), and returns it. Nobody is answered before ``start``. Raises
+        ValueError."""
         self._grpc = grpc.aio.server(options=server_options())
-        joins, observers = Joins(self._streams, self._token), Observers(self, self._token)
+        joins, observers = Joins(self._streams, self, self._gate), Observers(self, self._gate)
         control_pb2_grpc.add_CoordinatorServicer_to_server(joins, self._grpc)  # type: ignore[no-untyped-call]
         control_pb2_grpc.add_ObserverServicer_to_server(observers, self._grpc)  # type: ignore[no-untyped-call]
         address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
@@ -77,8 +92,11 @@ class Server:
                 f"cannot listen on {address}: the port is in use, or the address is not this machine's; choose another with "
                 f"--listen HOST:PORT (port 0: any free one)"
             ) from None
-        await self._grpc.start()
         return bound
+
+    async def start(self) -> None:
+        """Begins to answer."""
+        await self._grpc.start()
 
     async def run(self, events: Sequence[Event] = ()) -> int:
         """Runs until the run is over or `ask_to_stop` is called; returns the exit code. ``events``, which the state already
@@ -118,13 +136,49 @@ class Server:
         """See `LogWriter.records`."""
         return self._log.records(after, follow)
 
+    def begin_with(self, events: Sequence[Event]) -> None:
+        """Adds to the state what ``run`` is then given, before the server starts."""
+        self.state = replace(self.state, ledger=fold(events, self.state.ledger))
+
     async def plan_now(self) -> t.AnswerPlanNow:
         """Has the planner look for a better plan; the answer comes when it has looked."""
+        answer: t.AnswerPlanNow = await self._ask(t.PlanNow)
+        return answer
+
+    async def enrol(self, request: wire.EnrolRequest) -> wire.EnrolReply:
+        """Raises Refused, and then has not kept the core busy."""
+        check_enrolment(self.ledger, request, time.time())
+        reply: wire.EnrolReply = await self._ask(lambda ticket: t.EnrolAsked(ticket, request, time.time()))
+        return reply
+
+    async def invite(self, request: wire.InviteRequest, by: str) -> wire.InviteReply:
+        """Raises Refused."""
+        id, secret = new_secret()
+        digest = secret_digest(secret)
+        reply: wire.InviteReply = await self._ask(
+            lambda ticket: t.InviteAsked(ticket, id, digest, request, by, time.time())
+        )
+        return wire.InviteReply(id=id, invitation=self.invitation(id, secret), expires=reply.expires)
+
+    async def revoke(self, what: str, by: str) -> wire.RevokeReply:
+        """Raises Refused."""
+        reply: wire.RevokeReply = await self._ask(lambda ticket: t.RevokeAsked(ticket, what, by, time.time()))
+        return reply
+
+    def invitation(self, id: str, secret: bytes) -> str:
+        """The text to hand out."""
+        return str(Invitation(self.addresses, self.pin, id, secret))
+
+    async def _ask(self, question: Callable[[int], t.Input]) -> Any:
+        """The answer to the question with the ticket that it is given. Raises Refused."""
         ticket = next(self._tickets)
-        answer: asyncio.Future[t.AnswerPlanNow] = asyncio.get_running_loop().create_future()
-        self._answers[ticket] = answer
-        await self._inputs.put(t.PlanNow(ticket))
-        return await answer
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._answers[ticket] = future
+        await self._inputs.put(question(ticket))
+        answer = await future
+        if isinstance(answer, Refused):
+            raise answer
+        return answer
 
     async def _next(self) -> t.Input:
         """The next input, or TimePassed when the state wants to wake before one comes."""
@@ -157,9 +211,13 @@ class Server:
                 self._start(self._plan(command))
             case t.WriteManifest():
                 self._start(self._write_manifest(command))
+            case t.Certify():
+                renewed = wire.Certificate(certificate=self._certificate(command.node))
+                self._streams.put(command.stream, wire.CoordinatorMessage(certificate=renewed))
             case t.AnswerPlanNow():
-                if (answer := self._answers.pop(command.ticket, None)) and not answer.done():
-                    answer.set_result(command)
+                self._answer(command.ticket, command)
+            case t.AnswerAccess():
+                self._answer(command.ticket, command.answer)
             case t.Log():
                 log.info(command.sentence)
             case t.Stop():
@@ -168,8 +226,18 @@ class Server:
     def _welcome(self, admit: t.Admit) -> wire.CoordinatorMessage:
         message = wire.CoordinatorMessage(welcome=admit.welcome)
         message.welcome.authority = self._authority.certificate
-        message.welcome.certificate = issue(self._authority, admit.request, admit.node, datetime.now(UTC))
+        message.welcome.certificate = self._certificate(admit.node)
         return message
+
+    def _certificate(self, node: str) -> bytes:
+        holder = self.state.ledger.access.get(node)
+        if holder is None:
+            return b""  # it has just been revoked, and is being hung up on
+        return issue(self._authority, read_public_key(base64.b64decode(holder.key)), node, datetime.now(UTC))
+
+    def _answer(self, ticket: int, answer: object) -> None:
+        if (future := self._answers.pop(ticket, None)) is not None and not future.done():
+            future.set_result(answer)
 
     async def _plan(self, wanted: t.PlanWanted) -> None:
         outcome: PlanChosen | str

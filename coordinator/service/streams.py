@@ -32,13 +32,14 @@ class Streams:
         self,
         requests: AsyncIterator[wire.NodeMessage],
         write: Callable[[wire.CoordinatorMessage], Awaitable[None]],
-        shows_token: bool,
+        caller: str,
         seen: str = "",
     ) -> None:
-        """Serves one stream from its first message to its end. ``seen``: the address from which it comes (see Greeted)."""
+        """Serves one stream, which ``caller`` has opened, from its first message to its end. ``seen``: the address from which it
+        comes (see Greeted)."""
         stream = next(self._numbers)
         outgoing = self._outgoing[stream] = asyncio.Queue(MAX_WAITING)
-        reader = asyncio.create_task(self._read(stream, requests, shows_token, seen))
+        reader = asyncio.create_task(self._read(stream, requests, caller, seen))
         try:
             while (message := await outgoing.get()) is not None:
                 await write(message)
@@ -58,15 +59,15 @@ class Streams:
                 outgoing.get_nowait()
             outgoing.put_nowait(None)
 
-    async def _read(self, stream: int, requests: AsyncIterator[wire.NodeMessage], shows_token: bool, seen: str) -> None:
+    async def _read(self, stream: int, requests: AsyncIterator[wire.NodeMessage], caller: str, seen: str) -> None:
         reason = "it closed its stream"
         try:
             first = await asyncio.wait_for(anext(requests, None), self._first_message_seconds)
-            await self._inputs.put(t.Greeted(stream, first or wire.NodeMessage(), shows_token, seen))
+            await self._inputs.put(t.Greeted(stream, first or wire.NodeMessage(), caller, seen))
             async for message in requests:
                 await self._inputs.put(t.Heard(stream, message))
         except TimeoutError:
-            await self._inputs.put(t.Greeted(stream, wire.NodeMessage(), shows_token))
+            await self._inputs.put(t.Greeted(stream, wire.NodeMessage(), caller))
             return  # it is refused, and hung up on
         except grpc.aio.AioRpcError as error:
             reason = f"its connection broke ({error.code().name})"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
 
 from dtfm.coordinator.log import events as ev
 from dtfm.scheduler.model.chains import heaviest_routes
@@ -98,6 +99,18 @@ def narrate(event: ev.Event) -> str:
             return f"snapshot of step {event.step} on disks in {event.seconds:.1f} s: {'; '.join(holders[:MOST_NAMED])}{more}"
         case ev.RolledBack():
             return f"back from step {event.from_step} to step {event.step}: {event.reason}"
+        case ev.InvitationMade():
+            whom = f" for {event.name}" if event.name else ""
+            until = datetime.fromtimestamp(event.expires, UTC).strftime("%Y-%m-%d %H:%M UTC")
+            uses = f"{event.uses} use{'s' if event.uses > 1 else ''}"
+            return f"{event.by} made invitation {event.invitation}{whom} (role {event.role}, {uses}, until {until})"
+        case ev.Enrolled():
+            how = f" by invitation {event.invitation}" if event.invitation else ", on the coordinator's machine"
+            return f"{event.name} was enrolled as {event.role}{how}"
+        case ev.Revoked():
+            ended = [event.name] if event.name else []
+            ended += [f"invitation {id}" for id in event.invitations]
+            return f"{event.by} revoked {' and '.join(ended)}"
         case ev.RunFinished():
             return f"run finished: {event.reason}"
         case ev.RunFailed():

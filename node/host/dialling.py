@@ -21,7 +21,9 @@ candidates needs many all the time."""
 class Budget:
     """What may be spent: ``most`` at once, ``rate`` per second after that."""
 
-    def __init__(self, most: float, rate: float, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, most: float = MOST_AT_ONCE, rate: float = MOST_PER_SECOND, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._most = self._left = most
         self._rate = rate
         self._clock = clock
@@ -47,7 +49,7 @@ class Dialler:
     proxy: str = ""
     indirect: Collection[str] = ()
     loopback: bool = True
-    budget: Budget = field(default_factory=lambda: Budget(MOST_AT_ONCE, MOST_PER_SECOND))
+    budget: Budget = field(default_factory=Budget)
 
     def target(self, peer: Peer) -> str:
         """Where ``open`` is to go. It stays the same while the peer is reached in the same way."""

@@ -10,14 +10,12 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-import grpc
-import grpc.aio
-
 from dtfm.node.host.device import measure_device, open_device
-from dtfm.protos import control_pb2_grpc
-from dtfm.protos.connection import open_channel, read_address, token_metadata
-from dtfm.protos.control_pb2 import MembersRequest
-from dtfm.protos.credentials import fetch_authority, to_coordinator
+from dtfm.protos.access import Role
+from dtfm.protos.connection import read_address
+from dtfm.protos.credentials import fetch_authority, shown_certificate
+from dtfm.protos.enrolment import Entry
+from dtfm.protos.proof import ClockError
 
 NEEDED = ("torch", "transformers", "safetensors", "grpcio")
 LEAST_DISK_BYTES = 1 << 30
@@ -37,12 +35,12 @@ class Finding:
     fix: str = ""
 
 
-async def examine(coordinator: str, token: str, listen: str, device: str) -> list[Finding]:
+async def examine(coordinator: str, listen: str, device: str) -> list[Finding]:
     """All findings, in the order in which to fix them. An empty ``coordinator`` is not asked."""
     findings = [check_packages(), check_device(device), check_disk(), check_listen(listen)]
     findings += [check_tcp_buffers(), check_tcp_pauses()]
     if coordinator:
-        findings.append(await check_coordinator(coordinator, token))
+        findings.append(await check_coordinator(coordinator))
     return findings
 
 
@@ -129,12 +127,16 @@ def check_tcp_pauses(read: Callable[[str], str] = read_setting) -> Finding:
     )
 
 
-async def check_coordinator(address: str, token: str) -> Finding:
+async def check_coordinator(where: str) -> Finding:
+    """Whether the coordinator answers, and as who it should be. No invitation is used up."""
     try:
-        host, port = read_address(address)
-        await asyncio.get_running_loop().getaddrinfo(host, port)
+        entry = Entry(where, [Role.NODE], "")
+        addresses, pin = entry.leads_to
+        for address in addresses:
+            host, port = read_address(address)
+            await asyncio.get_running_loop().getaddrinfo(host, port)
     except ValueError as mistake:
-        return Finding("coordinator", False, str(mistake), "give HOST:PORT as `dtfm-coordinator serve` prints it")
+        return Finding("coordinator", False, str(mistake), "give an invitation, as `dtfm-coordinator invite` prints it")
     except OSError as error:
         return Finding(
             "coordinator", False, f"{host} is not a known host: {error}", "check the name, or give its IP address"
@@ -143,19 +145,12 @@ async def check_coordinator(address: str, token: str) -> Finding:
         f"is `dtfm-coordinator serve --listen 0.0.0.0:{port}` running there, and TCP port {port} open in its firewall?"
     )
     try:
-        authority = await fetch_authority(address, token, ANSWER_SECONDS)
+        if pin is None:
+            await shown_certificate(addresses[0], ANSWER_SECONDS)
+            return Finding("coordinator", True, f"{addresses[0]} answers")
+        address, _ = await fetch_authority(addresses, pin, ANSWER_SECONDS)
     except ConnectionError as error:
-        return Finding("coordinator", False, f"{address}: {error}", fix)
-    except PermissionError as error:
-        return Finding("coordinator", False, str(error), "set DTFM_TOKEN to the run's token")
-    async with open_channel(address, to_coordinator(authority)) as channel:
-        stub = control_pb2_grpc.ObserverStub(channel)  # type: ignore[no-untyped-call]
-        try:
-            reply = await stub.Members(MembersRequest(), metadata=token_metadata(token), timeout=ANSWER_SECONDS)
-        except grpc.aio.AioRpcError as error:
-            if error.code() is grpc.StatusCode.UNAUTHENTICATED:
-                return Finding(
-                    "coordinator", False, f"{address} refuses the token", "set DTFM_TOKEN to the run's token"
-                )
-            return Finding("coordinator", False, f"{address}: {error.code().name}: {error.details()}", fix)
-    return Finding("coordinator", True, f"{address} answers; {len(reply.members_json)} nodes have joined")
+        return Finding("coordinator", False, f"{' or '.join(addresses)}: {error}", fix)
+    except (PermissionError, ClockError) as error:
+        return Finding("coordinator", False, str(error), "ask for a new invitation, or set the clock")
+    return Finding("coordinator", True, f"{address} answers, and is the one that the invitation names")

@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing, suppress
 from functools import partial
+from itertools import accumulate
 
 import grpc
 import grpc.aio
@@ -21,6 +22,7 @@ from dtfm.node.host.bandwidth_probe import (
     window_seconds,
 )
 from dtfm.node.host.dialling import Dialler
+from dtfm.protos import MEASURED_TOGETHER
 from dtfm.protos.control_pb2 import LinkReport, Peer, Reached
 from dtfm.protos.streams import download_call, ping_call, seen_as, upload_call
 
@@ -30,10 +32,10 @@ MEASURING_LEASES = 4
 """Most leases that the probes of one direction take together; the coordinator waits for PROBE_LEASES."""
 LEAST_WINDOWS = 2
 """A probe may take this many windows even if no time is left."""
-MOST_TOGETHER = 8
-"""Most probes in the same direction at the same time."""
 MOST_BYTES_TOGETHER = 4 * MOST_BYTES
 """Most bytes that these probes send together."""
+SHARED_LINE = 0.55
+"""Links that carry less than this fraction of their sum when measured together share a line."""
 HELD_UP = 2
 """A link that is this many times faster beside others than alone was held up by something else when alone."""
 
@@ -50,15 +52,16 @@ async def measure_links(node: str, peers: Sequence[Peer], dialler: Dialler, leas
 
     First all peers are pinged at once. Then one probe goes up and one comes down at a time, so that probes do not share this
     node's line; never both with the same peer, where answers would wait behind the probe. Then several go at a time, to see
-    what they share. The remaining time is divided among the peers, with more for far ones.
+    what they share. If those that go up share a line, the answers to what came down have waited behind them: so probes come down
+    again, with nothing going up. The remaining time is divided among the peers, with more for far ones.
     """
     probed = [_Probed(node, peer, dialler, lease) for peer in peers]
     try:
         await asyncio.gather(*(each.ping() for each in probed))
         reached = sorted((each for each in probed if not each.problem), key=lambda each: each.round_trip)
+        until = time.perf_counter() + MEASURING_LEASES * lease
 
         async def probe_all(peers: Sequence[_Probed], direction: Callable[[_Probed], _Direction]) -> None:
-            until = time.perf_counter() + MEASURING_LEASES * lease
             needed = sum(each.window for each in peers)
             for each in peers:
                 async with each.busy:
@@ -70,9 +73,16 @@ async def measure_links(node: str, peers: Sequence[Peer], dialler: Dialler, leas
         half = len(reached) // 2
         others_first = reached[half:] + reached[:half]
         await asyncio.gather(probe_all(reached, lambda each: each.up), probe_all(others_first, lambda each: each.down))
-        some = [each for each in reached if not each.problem][:MOST_TOGETHER]
+        sound = [each for each in reached if not each.problem]
+        some = sound[:MEASURED_TOGETHER]
         up = await _together([each.up for each in some], lease)
-        down = await _together([each.down for each in some], lease)
+        if 0 < up < SHARED_LINE * sum(each.up.bandwidth for each in some):
+            left = until - time.perf_counter()
+            least = accumulate(LEAST_WINDOWS * each.window for each in sound)
+            again = [each for each, seconds in zip(sound, least, strict=True) if seconds < left]
+            await asyncio.gather(*(each.renew_down() for each in again))
+            await probe_all(again, lambda each: each.down)
+        down = await _together([each.down for each in some if not each.problem], lease)
     finally:
         await asyncio.gather(*(direction.channel.close() for each in probed for direction in (each.up, each.down)))
     return LinkReport(links=[link for each in probed for link in each.report()], up=up, down=down)
@@ -154,19 +164,19 @@ class _Probed:
     """One peer, and what is known about the links to it and from it."""
 
     def __init__(self, node: str, peer: Peer, dialler: Dialler, lease: float) -> None:
-        target = dialler.target(peer)
-        there, back = (dialler.open(peer.node, target, lease, apart=True) for _ in range(2))
-        upload, download = (partial(call, timeout=lease) for call in (upload_call(there), download_call(back)))
+        self._lease = lease
+        self._target = dialler.target(peer)
+        self._open = partial(dialler.open, peer.node, self._target, lease, apart=True)
+        there = self._open()
+        upload = partial(upload_call(there), timeout=lease)
         self.up = _Direction(self, there, lambda: send_probe(upload, MOST_BYTES))
-        self.down = _Direction(self, back, lambda: receive_probe(download))
+        self.down = self._new_down()
         self.busy = asyncio.Lock()
         self.problem = ""
         self.round_trip = 0.0
         self._ends = node, peer.node
-        self._target = target
-        self._dialler = dialler
         self.way = ""
-        self._lease = lease
+        self._dialler = dialler
 
     async def ping(self) -> None:
         deadline = time.monotonic() + self._lease / 2
@@ -185,6 +195,20 @@ class _Probed:
             self.fail(error)
         else:
             self.round_trip = min(trips)
+
+    def _new_down(self) -> _Direction:
+        back = self._open()
+        download = partial(download_call(back), timeout=self._lease)
+        return _Direction(self, back, lambda: receive_probe(download))
+
+    async def renew_down(self) -> None:
+        """Opens another connection for probes that come down. On one whose answers were held up, the peer stays slow for long."""
+        await self.down.channel.close()
+        self.down = self._new_down()
+        try:
+            await ping_call(self.down.channel)(b"", timeout=self._lease / 2, wait_for_ready=True)
+        except grpc.aio.AioRpcError as error:
+            self.fail(error)
 
     @property
     def window(self) -> float:

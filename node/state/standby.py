@@ -85,7 +85,7 @@ class StandbyCopies:
     ) -> None:
         dtype = run_dtype(run)
         self._run = run
-        self._dialler = dialler
+        self.dialler = dialler
         self._tell = tell
         self._told: StandbyStatus | None = None
         note_memory(ExtraMemory.STANDBY, sum(bucket_bytes(spec, dtype) for spec in donors))
@@ -172,8 +172,8 @@ class StandbyCopies:
         """Reads one donor's stream until it breaks, then asks the next donors."""
         request = StandbyRequest(buckets=indices).SerializeToString()
         try:
-            target = self._dialler.target(donor)
-            async with self._dialler.open(donor.node, target, self._run.lease_seconds) as channel:
+            target = self.dialler.target(donor)
+            async with self.dialler.open(donor.node, target, self._run.lease_seconds) as channel:
                 async for frame in standby_call(channel)(request):
                     header, payload = parse(frame)
                     if header.index not in indices:

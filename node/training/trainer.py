@@ -107,6 +107,10 @@ class Trainer:
         """Loads the run's data and model, and reports Prepared."""
         self._commands.put(lambda: self._prepare(run, dialler))
 
+    def renew(self, dialler: Dialler) -> None:
+        """Makes later connections with this one, which shows a renewed certificate."""
+        self._commands.put(lambda: self._renew(dialler))
+
     def adopt(self, assignment: Assignment, deliver_to: DeliverTo) -> None:
         """Calls off the present generation and sets up the assignment's, whose frames go to ``deliver_to``'s receiver."""
         self._newest = assignment.plan.generation
@@ -235,6 +239,12 @@ class Trainer:
             flops=self._layer_flops or 0.0,
         )
         self._report(NodeMessage(prepared=prepared))
+
+    def _renew(self, dialler: Dialler) -> None:
+        if self._loaded is not None:
+            self._loaded = replace(self._loaded, dialler=dialler)
+            self._snapshots.renew(self._loaded)
+            self._standby.renew(dialler)
 
     def _time_again(self) -> None:
         loaded = self._loaded

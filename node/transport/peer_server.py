@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,6 +18,7 @@ from google.protobuf.message import DecodeError
 from dtfm.node.host.bandwidth_probe import MOST_BYTES, ProbeSender
 from dtfm.node.state.disk import Disk
 from dtfm.node.state.state_store import StateStore
+from dtfm.node.transport.callers import Callers
 from dtfm.node.transport.lent import Holder
 from dtfm.node.transport.receiver import Receiver
 from dtfm.protos.connection import server_options
@@ -56,8 +57,18 @@ class PeerServer:
         self._identity = nobody(datetime.now(UTC))
         self._calls: Counter[tuple[str, str]] = Counter()
         self._server = grpc.aio.server(options=server_options())
-        handlers = peer_handlers(self._tensors, self._ping, self._upload, self._download, self._state, self._standby)
-        self._server.add_generic_rpc_handlers((handlers, connection_handlers(self._lend, self._borrow)))
+        self._callers = Callers()
+        answered, streamed = self._callers.answered, self._callers.streamed
+        handlers = peer_handlers(
+            answered(self._tensors),
+            answered(self._ping),
+            streamed(self._upload),
+            streamed(self._download),
+            streamed(self._state),
+            streamed(self._standby),
+        )
+        connections = connection_handlers(answered(self._lend), answered(self._borrow))
+        self._server.add_generic_rpc_handlers((handlers, connections))
 
     async def start(self, listen: str) -> int:
         """Listens on HOST:PORT (port 0: a free one) and returns the port. Raises ValueError if it is in use."""
@@ -76,6 +87,10 @@ class PeerServer:
     def become(self, identity: Identity) -> None:
         """Accepts peers of this identity's run from now on, as this node."""
         self._identity = identity
+
+    def revoke(self, names: Iterable[str]) -> None:
+        """Ends the calls of these peers, and accepts no more from them."""
+        self._callers.revoke(names)
 
     def deliver_to(self, receiver: Receiver | None) -> None:
         """Passes tensors to ``receiver`` from now on; None: refuses them."""

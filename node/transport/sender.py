@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
@@ -23,6 +24,7 @@ from dtfm.node.host.dialling import Dialler
 from dtfm.node.host.trace import Activity, span
 from dtfm.node.transport.send_priority import Rank, SendPriority
 from dtfm.node.transport.topic_queue import Closed
+from dtfm.protos.credentials import Identity, is_half_over
 from dtfm.protos.frame import Header, Kind, frames
 from dtfm.protos.streams import NODE_METADATA, tensors_call, upload_call
 
@@ -135,7 +137,7 @@ class Sender:
         self.priority = SendPriority()
         self._node = node
         self._on_lost = on_lost
-        self._authority = b""
+        self._shown: dict[str, Identity] = {}
         self._loop = asyncio.get_running_loop()
         self._encoder = ThreadPoolExecutor(1, "encode")
         self._targets: dict[str, str] = {}
@@ -163,14 +165,14 @@ class Sender:
         ConnectionError naming a peer that is not reachable within ``timeout`` seconds.
         """
         self._generation, self._closed = generation, None
-        # A coordinator that started again issues new certificates; channels may not outlive the old ones.
-        renewed = dialler.identity.authority != self._authority
-        self._authority = dialler.identity.authority
-        for node in [n for n, target in self._targets.items() if renewed or targets.get(n) != target]:
+        # A channel that breaks connects again as who it was made for, which must still be accepted then.
+        renewed = {node for node, shown in self._shown.items() if _is_stale(shown, dialler.identity)}
+        for node in [n for n, target in self._targets.items() if n in renewed or targets.get(n) != target]:
             await self._disconnect(node)
         for node, target in targets.items():
             if node not in self._channels:
                 self._targets[node] = target
+                self._shown[node] = dialler.identity
                 self._channels[node] = dialler.open(node, target, lease)
                 size = min(MOST_WARM_UP_BYTES, (in_transit or {}).get(node, 0.0) * WARM_UP)
                 if size >= LEAST_WARM_UP_BYTES:
@@ -267,6 +269,7 @@ class Sender:
                 await writer
             self._lanes.pop(key).close()
         self._targets.pop(node)
+        self._shown.pop(node)
         await self._channels.pop(node).close()
 
     async def _write(self, node: str, lane: _Lane) -> None:
@@ -304,3 +307,10 @@ class Sender:
             finally:
                 lane.done(size)
             item = await lane.queue.get()
+
+
+def _is_stale(shown: Identity, now: Identity) -> bool:
+    """Whether a channel that shows the one identity should show the other."""
+    if shown.authority != now.authority:  # the coordinator was started again
+        return True
+    return shown.certificate != now.certificate and is_half_over(shown.certificate, datetime.now(UTC))

@@ -7,7 +7,7 @@ from weakref import WeakSet
 
 import grpc.aio
 
-from dtfm.node.host.dialling import Dialler
+from dtfm.node.host.dialling import Budget, Dialler
 from dtfm.node.transport.connect_proxy import ConnectProxy
 from dtfm.node.transport.lent import Holder, Lender, NotLent, borrow
 from dtfm.node.transport.pipes import Pipe
@@ -32,6 +32,7 @@ class Ways:
         self._used: dict[str, WeakSet[Pipe]] = {}  # by node, the connections to it
         self._lease = DEFAULT_LEASE
         self._dialler: Dialler | None = None
+        self._budget = Budget()
         self._url = ""
 
     async def start(self, listening: str) -> None:
@@ -47,7 +48,7 @@ class Ways:
     def become(self, identity: Identity, lease: float, *, loopback: bool) -> Dialler:
         """What opens channels to peers from now on. ``loopback``: whether peers may be on this machine."""
         self._lease = lease
-        self._dialler = Dialler(identity, self._url, self._relays.keys(), loopback)
+        self._dialler = Dialler(identity, self._url, self._relays.keys(), loopback, self._budget)
         return self._dialler
 
     def follow(self, message: WaysMessage) -> None:

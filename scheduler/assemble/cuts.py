@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
+from dtfm.scheduler.cost.pace import FREE
 from dtfm.scheduler.model.compiled import compiled
 from dtfm.scheduler.model.memory import in_flight
 from dtfm.scheduler.model.problem import Groups, Ints, Problem
 from dtfm.scheduler.model.sketch import Sketch
-from dtfm.scheduler.model.sums import BACK, BYTES_BACK, BYTES_THERE, SLOWEST_LINK, THERE
+from dtfm.scheduler.model.sums import BYTES_BACK, BYTES_THERE, SLOWEST_LINK, SPEED
 from dtfm.scheduler.model.tables import Tables
 
 FASTER = 1.6
@@ -103,9 +104,8 @@ def _survey(t: Tables, sketch: Sketch, stages: int) -> float:
                 if 0 <= beside < stages:
                     sides += 1
                     toward = sums.toward[sums.row[beside]]
-                    slower = min(toward[THERE, node], toward[BACK, node])
-                    if slower >= SLOWEST_LINK:
-                        sketch.node[node].own = max(sketch.node[node].own, size / slower)
+                    if toward[SPEED, node] >= SLOWEST_LINK:
+                        sketch.node[node].own = max(sketch.node[node].own, FREE * size / toward[SPEED, node])
             sketch.node[node].own = max(sketch.node[node].own, sides * size * connection)
             bytes_per_byte = max(own[BYTES_THERE, node], own[BYTES_BACK, node])
             slowness = max(slowness, t.copies * bytes_per_byte * connection, t.node[node].own_slowness)

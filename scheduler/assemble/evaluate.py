@@ -68,11 +68,10 @@ def price_of_members(t: Tables, sketch: Sketch, stages: int, cuts: Ints, keep_id
         if np.isinf(rough_seconds(t, sketch, stages, cuts, np.inf, 0.0)):
             return NO_LINK + 1
         longest = share_out(t, sketch, stages)
+        if not connect(t, sketch, stages, cuts, longest):
+            return NO_LINK + 1
         if keep_idle or not drop_idle(t, sketch, stages):
             break
-    missing = connect(t, sketch, stages, cuts, longest)
-    if missing:
-        return NO_LINK + missing
     return estimated_seconds(t, sketch, stages, cuts)
 
 

@@ -121,7 +121,7 @@ def _alone(t: Tables, sketch: Sketch, stages: int, cuts: Ints, busiest: float) -
             busy = max(
                 busy, sketch.node[node].sent * t.node[node].per_up, sketch.node[node].received * t.node[node].per_down
             )
-            if depth < load:
+            if stage < stages - 1 and depth < load:
                 busy = with_waiting(busy, sketch.node[node].trip * load / depth)
             sketch.node[node].own = sketch.node[node].arrival + busy
             if sketch.node[node].own + sketch.node[node].homeward > top:

@@ -50,7 +50,7 @@ class Sketch(NamedTuple):
     stage: Records
     edge: Records
     sums: Sums
-    cost: Floats
+    each: Floats
     taken: Ints
     shards: Floats
     decides: Ints
@@ -61,7 +61,8 @@ NODE = np.dtype(
     [
         ("load", np.int64),  # micro-batches per step
         ("left", np.int64),  # of them, those without a link yet
-        ("pace", np.float64),  # seconds per micro-batch of device, connection or links, whichever is slowest
+        ("alone", np.float64),  # seconds per micro-batch of device, connection or round trips, whichever is slowest,
+        ("pace", np.float64),  # and if links are slower, theirs, all to and from a stage counted together
         ("forward", np.float64),  # seconds of one forward pass
         ("arrival", np.float64),  # seconds until the first micro-batch arrives
         ("homeward", np.float64),  # seconds of a micro-batch's way from here back to the first stage
@@ -77,6 +78,7 @@ STAGE = np.dtype(
     [
         ("first", np.int64),  # its first member
         ("begin", np.int64),  # the first flow after it
+        ("pairs", np.int64),  # the first pair of a member and one of the next stage
         ("cut", np.int64),  # its first layer in the cuts that are tried
         ("memory", np.float64),  # bytes of the smallest member
         ("slowness", np.float64),  # seconds to reduce a byte of gradients
@@ -122,7 +124,7 @@ def empty_sketch(nodes: int) -> Sketch:
         stage=np.zeros(MOST_STAGES + 2, STAGE),
         edge=np.zeros(pairs, EDGE),
         sums=empty_sums(nodes),
-        cost=np.zeros(pairs),
+        each=np.zeros(pairs),
         taken=np.zeros(pairs, np.int64),
         shards=np.zeros((4, nodes)),
         decides=np.zeros(6, np.int64),

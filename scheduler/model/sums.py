@@ -33,9 +33,10 @@ class Sums(NamedTuple):
     slowest: Records
 
 
-THERE, BACK, BYTES_THERE, BYTES_BACK, LATENCY = range(5)
-"""What `Tables.toward` has, from a node to a member and back: bytes per second of a tensor (two), encoded bytes per byte (two),
-and the latency of both directions."""
+SPEED, EXCHANGE, BYTES_THERE, BYTES_BACK, LATENCY = range(5)
+"""What `Tables.toward` has, of a node and a member: the bytes per second of tensors that their links carry in both directions at
+once, the seconds per byte of both directions one after the other, times SPEED, encoded bytes per byte there and back, and the
+latency of both directions."""
 SLOWEST = np.dtype(
     [
         ("slowness", np.float64),  # seconds per byte of the slowest link among a stage's members,

@@ -68,7 +68,9 @@ def tables(problem: Problem) -> Tables:
     with np.errstate(divide="ignore"):
         per_up, per_down, speed = 1.0 / problem.up, 1.0 / problem.down, 1.0 / problem.slowness
     speed = np.minimum(speed, FASTEST)
-    toward = np.stack([speed.T, speed, problem.ratio.T, problem.ratio, problem.latency + problem.latency.T], axis=1)
+    slower, faster = np.minimum(speed, speed.T), np.maximum(speed, speed.T)
+    exchange = np.where(slower > 0, 1 + slower / np.maximum(faster, 1e-300), 0.0)
+    toward = np.stack([slower, exchange, problem.ratio.T, problem.ratio, problem.latency + problem.latency.T], axis=1)
     toward[np.arange(len(speed)), :, np.arange(len(speed))] = 0.0
     return Tables(
         node=_records(

@@ -158,7 +158,7 @@ class Coordinator:
 
     async def __aenter__(self) -> Self:
         self._reading = asyncio.create_task(asyncio.to_thread(self._read, asyncio.get_running_loop()))
-        self.address = str((await self.said("listening"))["address"])
+        self.invitation = str((await self.said("listening"))["invitation"])
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -206,7 +206,7 @@ async def heartbeat_rows(nodes: int) -> list[Row]:
     with tempfile.TemporaryDirectory() as name:
         async with (
             Coordinator(Path(name), nodes, "1") as coordinator,
-            Crowd(coordinator.address, GLOBAL_BATCH // MICRO_BATCH, MICRO_BATCH, None) as crowd,
+            Crowd(coordinator.invitation, GLOBAL_BATCH // MICRO_BATCH, MICRO_BATCH, None) as crowd,
         ):
             await crowd.join([f"node-{number:04d}" for number in range(nodes)], nodes / JOINS_PER_SECOND)
             await coordinator.said("plan_started")
@@ -235,7 +235,7 @@ async def storm_rows(nodes: int) -> list[Row]:
     with tempfile.TemporaryDirectory() as name:
         async with (
             Coordinator(Path(name), FEW, "2") as coordinator,
-            Crowd(coordinator.address, GLOBAL_BATCH // MICRO_BATCH, MICRO_BATCH, STEP_SECONDS) as crowd,
+            Crowd(coordinator.invitation, GLOBAL_BATCH // MICRO_BATCH, MICRO_BATCH, STEP_SECONDS) as crowd,
         ):
             await crowd.join([f"early-{number}" for number in range(FEW)], 0.1)
             await coordinator.said("step_committed", 5)

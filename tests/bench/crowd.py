@@ -16,17 +16,28 @@ from dtfm.protos import control_pb2 as wire
 from dtfm.protos import control_pb2_grpc
 from dtfm.protos.connection import Way, channel_options
 from dtfm.protos.credentials import fetch_authority, to_coordinator
+from dtfm.protos.invitation import Invitation, read_invitation
+from dtfm.protos.proof import proof
 from tests.coordinator.answers import answer, links
+from tests.coordinator.fake_node import enrolment
 from tests.coordinator.script import hello, prepared
+from tests.protos.members import key_of
 
 
 class Member:
     """One node. A heartbeat's count is the time at which it was handed to gRPC, in nanoseconds of the monotonic clock."""
 
     def __init__(
-        self, name: str, address: str, way: Way, micro_batches: int, micro_batch: int, step_seconds: float | None
+        self,
+        name: str,
+        invitation: Invitation,
+        way: Way,
+        micro_batches: int,
+        micro_batch: int,
+        step_seconds: float | None,
     ) -> None:
         self.name = name
+        self._invitation = invitation
         self._micro_batches = micro_batches
         self._micro_batch = micro_batch
         self._assignment = wire.Assignment()
@@ -35,7 +46,7 @@ class Member:
         # Without separate pools, gRPC would put all channels to one address on one connection.
         credentials, named = way
         options = (*channel_options(10.0), *named, ("grpc.use_local_subchannel_pool", 1))
-        self._channel = grpc.aio.secure_channel(address, credentials, options=options)
+        self._channel = grpc.aio.secure_channel(invitation.addresses[0], credentials, options=options)
         self._tasks: set[asyncio.Task[None]] = set()
 
     def start(self) -> None:
@@ -51,7 +62,9 @@ class Member:
         self._say(hello(self.name))
         # The coordinator's log says which nodes were lost.
         with contextlib.suppress(grpc.aio.AioRpcError):
-            async for message in stub.Join(self._messages()):
+            metadata = proof(key_of(self.name), self.name, self._invitation.pin)
+            await stub.Enrol(enrolment(self.name, self._invitation), metadata=metadata)
+            async for message in stub.Join(self._messages(), metadata=metadata):
                 self._hear(message)
 
     async def _messages(self) -> AsyncIterator[wire.NodeMessage]:
@@ -105,15 +118,16 @@ class Member:
 class Crowd:
     """``async with``: ``join`` adds members; all are closed in the end. A step takes ``step_seconds``; None: it never ends."""
 
-    def __init__(self, address: str, micro_batches: int, micro_batch: int, step_seconds: float | None) -> None:
-        self._address = address
+    def __init__(self, invitation: str, micro_batches: int, micro_batch: int, step_seconds: float | None) -> None:
+        self._invitation = read_invitation(invitation)
         self._micro_batches = micro_batches
         self._micro_batch = micro_batch
         self._step_seconds = step_seconds
         self._members: list[Member] = []
 
     async def __aenter__(self) -> Self:
-        self._way = to_coordinator(await fetch_authority(self._address, "", 10.0))
+        _, authority = await fetch_authority(self._invitation.addresses, self._invitation.pin, 10.0)
+        self._way = to_coordinator(authority)
         return self
 
     async def __aexit__(
@@ -126,6 +140,8 @@ class Crowd:
         began = time.monotonic()
         for index, name in enumerate(names):
             await asyncio.sleep(began + seconds * index / len(names) - time.monotonic())
-            member = Member(name, self._address, self._way, self._micro_batches, self._micro_batch, self._step_seconds)
+            member = Member(
+                name, self._invitation, self._way, self._micro_batches, self._micro_batch, self._step_seconds
+            )
             self._members.append(member)
             member.start()

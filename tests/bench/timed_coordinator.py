@@ -15,8 +15,10 @@ from pathlib import Path
 from dtfm.coordinator.config.run_file import RunFile, read_run_file
 from dtfm.coordinator.core import transition as t
 from dtfm.coordinator.log.store import Store
+from dtfm.coordinator.service.first_access import node_invitation
 from dtfm.coordinator.service.server import Server
 from dtfm.coordinator.service.startup import open_run, serve_until_over
+from dtfm.protos.credentials import make_key
 
 
 class TimedServer(Server):
@@ -29,7 +31,7 @@ class TimedServer(Server):
 
     def __init__(self, store: Store, run: RunFile) -> None:
         state, self.first = open_run(store, run, resume=False)
-        super().__init__(state, store)
+        super().__init__(state, store, make_key())
         self.beats: list[tuple[float, float]] = []
 
     async def _handle(self, event: t.Input) -> None:
@@ -45,9 +47,14 @@ async def serve(folder: Path) -> None:
     with Store(f"sqlite:///{folder}/dtfm.db", write=True) as store:
         server = TimedServer(store, read_run_file(folder / "run.toml"))
         server.on_event(lambda record: _say(record.event.event))
-        port = await server.listen("127.0.0.1", 0)
-        print(json.dumps({"event": "listening", "address": f"127.0.0.1:{port}"}), flush=True)
-        await serve_until_over(server, server.first)
+        port = await server.bind("127.0.0.1", 0)
+        server.addresses = (f"127.0.0.1:{port}",)
+        made, secret = node_invitation(time.time(), 1000, "the crowd")
+        server.begin_with([made])
+        await server.start()
+        invitation = server.invitation(made.invitation, secret)
+        print(json.dumps({"event": "listening", "invitation": invitation}), flush=True)
+        await serve_until_over(server, [*server.first, made])
         print(json.dumps({"event": "beats", "beats": server.beats}), flush=True)
 
 

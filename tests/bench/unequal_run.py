@@ -5,8 +5,8 @@ under random ones. All of it takes ten minutes. The scheduler knows what the nod
 most 1.25 times as long as predicted, or as much less; and the scheduler's plan is faster than each random one by as much as
 predicted, within 20 %.
 
-With --shared-lines, a home's line limits all its links together. Then probes that go up hold up those that come down, links to
-homes are measured as slower than they are, and some plans are predicted to take longer than they do.
+With --shared-lines, a home's line limits all its links together. Copies of state then take long on it, so more steps go by before
+those that are measured, and all of it takes 15 minutes.
 """
 
 from __future__ import annotations

@@ -34,6 +34,7 @@ MODULES = (
     "dtfm.node.cli",
     "dtfm.coordinator.cli",
     "tests.cluster.alike",
+    "tests.cluster.short_certificates",
     "tests.wan.given_plan",
     "tests.wan.slow_device",
 )

@@ -21,7 +21,10 @@ NOWHERE = "127.0.0.1:9"  # no process listens there
 def test_bad_input_exits_with_2_and_says_what_is_wrong(tmp_path: Path, fresh: bool) -> None:
     node = Process([*NODE, "no address"], tmp_path, fresh=fresh)
     assert node.wait(30) == 2
-    assert node.errors == "'no address' is not an address: give HOST:PORT, like 192.168.1.20:7400\n"
+    assert node.errors == (
+        "'no address' is not an address: give HOST:PORT, like 192.168.1.20:7400; or an invitation (dtfm1....), or a file with "
+        "one\n"
+    )
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGKILL, -signal.SIGKILL), (signal.SIGTERM, 0)])

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,9 +18,10 @@ from dtfm.node.model.bucket import Bucket, BucketSpec
 from dtfm.node.state.recovery import fetch_states
 from dtfm.node.transport.sender import Sender
 from dtfm.protos import control_pb2_grpc
-from dtfm.protos.connection import open_channel, token_metadata
+from dtfm.protos.access import Role
 from dtfm.protos.control_pb2 import NodeMessage, Peer
-from dtfm.protos.credentials import Identity, fetch_authority, make_key, signing_request, to_coordinator
+from dtfm.protos.credentials import Identity
+from dtfm.protos.enrolment import Entry
 from dtfm.protos.frame import Header, Kind, frames
 from dtfm.protos.streams import ping_call
 from tests.cluster.launch import Cluster
@@ -28,39 +30,48 @@ from tests.cluster.runs import run_file
 from tests.cluster.test_membership import free_port
 from tests.coordinator.script import hello
 
-TOKEN = "one token for two runs"
 
-
-async def joined(coordinator: str, node: str) -> Identity:
+async def joined(folder: Path, invitation: str, node: str) -> Identity:
     """Joins as ``node``, hangs up, and returns the identity that the coordinator has given it."""
-    key = make_key()
-    authority = await fetch_authority(coordinator, TOKEN, 10)
-    async with open_channel(coordinator, to_coordinator(authority)) as channel:
+    with user(folder):
+        opened = await Entry(invitation, [Role.NODE], node).open(10)
+    async with opened.channel(10) as channel:
         stub = control_pb2_grpc.CoordinatorStub(channel)  # type: ignore[no-untyped-call]
 
         async def greeting() -> AsyncIterator[NodeMessage]:
-            yield hello(node, signing_request=signing_request(key))
+            yield hello(node)
             await asyncio.Event().wait()  # a node that ends its half of the stream has left
 
-        async for message in stub.Join(greeting(), metadata=token_metadata(TOKEN)):
-            return Identity(message.welcome.authority, message.welcome.certificate, key)
+        async for message in stub.Join(greeting(), metadata=opened.metadata):
+            return Identity(message.welcome.authority, message.welcome.certificate, opened.access.key)
     raise AssertionError("no welcome")
 
 
-async def test_strangers_cannot_join_nor_reach_a_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("DTFM_TOKEN", TOKEN)
+@contextmanager
+def user(folder: Path) -> Iterator[None]:
+    """Inside, this process has the state folder of another user."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_STATE_HOME", str(folder))
+        yield
+
+
+def elsewhere(folder: Path) -> dict[str, str]:
+    """The environment of a node on another machine: it shares no state folder with the coordinator."""
+    return {"XDG_STATE_HOME": str(folder), "DTFM_INVITATION": ""}
+
+
+async def test_strangers_cannot_join_nor_reach_a_node(tmp_path: Path) -> None:
     other = tmp_path / "other"
     other.mkdir()
     run = run_file(stages=[1, 1], steps=1)
     with Cluster(tmp_path, run, nodes=["a"]) as cluster, Cluster(other, run) as other_cluster:
-        for token in ("", "one token for two run"):
-            stranger = cluster.add("b", environment={"DTFM_TOKEN": token})
-            assert stranger.wait(60) == 2
-            assert "does not know this run's token" in stranger.errors
-            assert TOKEN not in stranger.errors
+        stranger = cluster.add("b", environment=elsewhere(tmp_path / "stranger"))
+        assert stranger.wait(60) == 2
+        assert "INVITATION_NEEDED" in stranger.errors
+        assert "dtfm-coordinator invite --role node" in stranger.errors
         a = Peer(node="a", candidates=[cluster.wait_for("node_joined")["address"]])
-        mine = await joined(cluster.address, "c")
-        theirs = await joined(other_cluster.address, "c")
+        mine = await joined(tmp_path / "c", cluster.invitation, "c")
+        theirs = await joined(tmp_path / "c", other_cluster.invitation, "c")
 
         async with grpc.aio.insecure_channel(a.candidates[0]) as channel:
             with pytest.raises(grpc.aio.AioRpcError, match="UNAVAILABLE"):
@@ -77,8 +88,7 @@ async def test_strangers_cannot_join_nor_reach_a_node(tmp_path: Path, monkeypatc
         await sender.close()
 
 
-def test_an_eavesdropper_sees_no_tensor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("DTFM_TOKEN", TOKEN)
+def test_an_eavesdropper_sees_no_tensor(tmp_path: Path) -> None:
     ports = [free_port(), free_port()]
     with (
         Relay(ports[0]) as first,
@@ -93,4 +103,3 @@ def test_an_eavesdropper_sees_no_tensor(tmp_path: Path, monkeypatch: pytest.Monk
     for kind in (Kind.ACTIVATION, Kind.GRADIENT):
         begins = next(frames(Header(kind, 0, 0, 1, 1, 0, 0, 0, 0), memoryview(b"")))[:6]
         assert not any(begins in stream for stream in heard)
-    assert not any(TOKEN.encode() in stream for stream in heard)

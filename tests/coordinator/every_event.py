@@ -22,7 +22,7 @@ EVERY_EVENT: list[ev.Event] = [
     ev.RunStarted("id", {"name": "demo", "train": {"steps": 3}}),
     ev.RunResumed("why", {"name": "demo"}),
     ev.NodeJoined("a", "first contact", "10.0.0.1:7000", DEVICE, "0.1"),
-    ev.NodeRefused("a", "TOKEN", "why"),
+    ev.NodeRefused("a", "FULL", "why"),
     ev.NodeReady("a"),
     ev.NodeLeaving("a", "why"),
     ev.StandbyPromoted("a", "1f", (0, 2), 1),
@@ -48,6 +48,9 @@ EVERY_EVENT: list[ev.Event] = [
         1, (ev.SnapshotPart(10, "ab"), ev.SnapshotPart(20, "cd")), {"a": ((0, 2),), "b": ((1, 2),)}, 0.5
     ),
     ev.RolledBack(0, 1, "", "why"),
+    ev.InvitationMade("0123456789ab", "ab" * 32, "Bob's PC", "node", 1.7e9, 1.8e9, 3, "operator"),
+    ev.Enrolled("a", "node", "MFkw", "0123456789ab"),
+    ev.Revoked("a", ("0123456789ab",), 1.75e9, "operator"),
     ev.RunFinished(3, "why"),
     ev.RunFailed(3, "why"),
     ev.CoordinatorStopped("why"),

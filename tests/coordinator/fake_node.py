@@ -14,12 +14,15 @@ from urllib.parse import urlparse
 import grpc.aio
 from blake3 import blake3
 
+from dtfm.protos import PROTOCOL_VERSION, control_pb2_grpc
 from dtfm.protos import control_pb2 as wire
-from dtfm.protos import control_pb2_grpc
-from dtfm.protos.connection import open_channel, token_metadata
-from dtfm.protos.credentials import to_coordinator
+from dtfm.protos.connection import open_channel
+from dtfm.protos.credentials import public_key, to_coordinator
+from dtfm.protos.invitation import Invitation
+from dtfm.protos.proof import proof
 from tests.coordinator.answers import answer, checkpoint_buckets, evaluated, last_busy, links, snapshot_parts
 from tests.coordinator.script import hello, prepared
+from tests.protos.members import key_of
 
 Twist = Callable[[wire.NodeMessage], wire.NodeMessage | None]
 """Makes of each message what the node sends in its place; None: nothing."""
@@ -31,23 +34,22 @@ class FakeNode:
 
     def __init__(
         self,
-        address: str,
         authority: bytes,
         name: str,
         /,
-        token: str = "",
+        invitation: Invitation,
         twist: Twist | None = None,
         deaf: bool = False,
         **changes: object,
     ) -> None:
-        """A ``deaf`` node sends heartbeats and ignores all messages."""
+        """It enrols by the ``invitation`` first. A ``deaf`` node sends heartbeats and ignores all messages."""
         self.name = name
         self.finish: wire.Finish | None = None
         self.refusal: wire.Refusal | None = None
         self.welcome: wire.Welcome | None = None
-        self._address = address
+        self._address = invitation.addresses[0]
         self._authority = authority
-        self._token = token
+        self._invitation = invitation
         self._deaf = deaf
         self._twist = twist or (lambda message: message)
         self._hello = hello(name, **changes)
@@ -76,8 +78,10 @@ class FakeNode:
         async with open_channel(self._address, to_coordinator(self._authority)) as channel:
             stub = control_pb2_grpc.CoordinatorStub(channel)  # type: ignore[no-untyped-call]
             beat = asyncio.create_task(self._beat())
+            metadata = proof(key_of(self.name), self.name, self._invitation.pin)
             try:
-                async for message in stub.Join(self._messages(), metadata=token_metadata(self._token)):
+                await stub.Enrol(enrolment(self.name, self._invitation), metadata=metadata)
+                async for message in stub.Join(self._messages(), metadata=metadata):
                     if not self._deaf:
                         self._hear(message)
             except grpc.aio.AioRpcError:
@@ -132,6 +136,18 @@ class FakeNode:
             (folder / f"bucket-{bucket:05d}.safetensors").write_bytes(content)
             files[bucket] = len(content), blake3(content).digest()
         self._say(snapshot_parts(step, wire.CHECKPOINT, files))
+
+
+def enrolment(name: str, invitation: Invitation) -> wire.EnrolRequest:
+    """What a node asks for that shows this invitation."""
+    return wire.EnrolRequest(
+        protocol_version=PROTOCOL_VERSION,
+        invitation=invitation.id,
+        secret=invitation.secret,
+        name=name,
+        public_key=public_key(key_of(name)),
+        roles=["node"],
+    )
 
 
 def silent(_: wire.NodeMessage) -> None:

@@ -20,12 +20,12 @@ from dtfm.coordinator.core.messages import plan_message
 from dtfm.coordinator.core.state import Gathering, PlanChosen, Standing, State
 from dtfm.coordinator.core.tick import tick
 from dtfm.coordinator.core.timeouts import TOGETHER_LEASES
+from dtfm.coordinator.core.validation import Refused
 from dtfm.coordinator.log.events import Event, RunResumed, RunStarted
 from dtfm.coordinator.log.ledger import Ledger, fold
 from dtfm.coordinator.log.store import Record
 from dtfm.protos import PROTOCOL_VERSION, plan_pb2
 from dtfm.protos import control_pb2 as wire
-from dtfm.protos.credentials import make_key, signing_request
 from dtfm.scheduler.model.plan import Plan, Stage, from_routes
 from tests.coordinator.answers import (
     DIGEST,
@@ -43,7 +43,6 @@ E = TypeVar("E")
 
 LAYERS = 4
 BUCKETS = 4
-SIGNING_REQUEST = signing_request(make_key())
 LEASE = 10.0
 START = 100.0
 
@@ -81,7 +80,6 @@ def hello(node: str, /, **changes: Any) -> wire.NodeMessage:
         "incarnation": 1,
         "candidates": ["10.0.0.1:7000"],
         "device": wire.Device(kind="cpu", name="a cpu", memory_bytes=1 << 33, flops=1e11),
-        "signing_request": SIGNING_REQUEST,
     }
     return wire.NodeMessage(hello=wire.Hello(**{**fields, **changes}))
 
@@ -117,8 +115,8 @@ class World:
     """A coordinator and its nodes.
 
     ``log`` holds the events as the store would have them; ``said`` the messages that went out, by the stream's number, which
-    ``streams`` has for each node; ``certified`` the nodes that got a certificate, with their requests; ``wanted`` the questions
-    that the planner has not answered yet.
+    ``streams`` has for each node; ``certified`` the nodes that got a certificate; ``wanted`` the questions
+    that the planner has not answered yet; ``granted`` and ``refusals`` the answers about who may do what, by ticket.
     """
 
     def __init__(self, state: State | None = None, planner: Callable[[Iterable[str]], Plan | str] = two_stages) -> None:
@@ -135,7 +133,9 @@ class World:
         self.manifests: list[t.WriteManifest] = []
         self.answers: list[t.AnswerPlanNow] = []
         self.hung_up: set[int] = set()
-        self.certified: list[tuple[str, bytes]] = []
+        self.certified: list[str] = []
+        self.refusals: dict[int, Refused] = {}
+        self.granted: dict[int, wire.InviteReply | wire.EnrolReply | wire.RevokeReply] = {}
         self.said: dict[int, list[wire.CoordinatorMessage]] = {}
         self.streams: dict[str, int] = {}
         self._next_stream = 0
@@ -155,7 +155,14 @@ class World:
                 case t.Admit():
                     welcome = wire.CoordinatorMessage(welcome=command.welcome)
                     self.said.setdefault(command.stream, []).append(welcome)
-                    self.certified.append((command.node, command.request))
+                    self.certified.append(command.node)
+                case t.Certify():
+                    self.certified.append(command.node)
+                case t.AnswerAccess():
+                    if isinstance(command.answer, Refused):
+                        self.refusals[command.ticket] = command.answer
+                    else:
+                        self.granted[command.ticket] = command.answer
                 case t.HangUp():
                     self.hung_up.add(command.stream)
                 case t.PlanWanted():
@@ -193,12 +200,14 @@ class World:
         plan, planner = self.plan_in_force, self.planner
         self.planner = lambda ids: plan if set(plan.nodes) <= set(ids) else planner(ids)
 
-    def greet(self, node: str, /, shows_token: bool = True, seen: str = "", **changes: Any) -> int:
-        """The node opens a stream and says Hello, with some of its fields changed. Returns the stream's number."""
+    def greet(self, node: str, /, caller: str | None = None, seen: str = "", **changes: Any) -> int:
+        """The node opens a stream and says Hello, with some of its fields changed; ``caller``: whose key it has, if not its own;
+        ``seen``: from where it comes. Returns the stream's number."""
         self._next_stream += 1
         stream = self._next_stream
         self.streams[node] = stream
-        self.feed(t.Greeted(stream, hello(node, **changes), shows_token, seen))
+        greeting = hello(node, **changes)
+        self.feed(t.Greeted(stream, greeting, greeting.hello.node if caller is None else caller, seen))
         return stream
 
     def hear(self, node: str, message: wire.NodeMessage | None = None, **fields: Any) -> None:

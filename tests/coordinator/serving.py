@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -14,13 +15,19 @@ from dtfm.coordinator.config.run_file import RunFile, parse_run
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.ledger import Ledger, fold
 from dtfm.coordinator.log.store import Store
+from dtfm.coordinator.service.authority_key import authority_file, authority_key
+from dtfm.coordinator.service.first_access import local_operator, node_invitation
 from dtfm.coordinator.service.server import Server
 from dtfm.coordinator.service.startup import open_run
+from dtfm.protos import control_pb2_grpc
 from dtfm.protos.connection import open_channel
 from dtfm.protos.credentials import to_coordinator
-from tests.coordinator.fake_node import FakeNode
+from dtfm.protos.invitation import Invitation
+from dtfm.protos.proof import Metadata, proof
+from tests.coordinator.fake_node import FakeNode, enrolment
 from tests.coordinator.script import run_table
 from tests.coordinator.stores import store_url
+from tests.protos.members import key_of
 
 
 def run_in(folder: Path, **changes: dict[str, Any]) -> RunFile:
@@ -30,19 +37,30 @@ def run_in(folder: Path, **changes: dict[str, Any]) -> RunFile:
 
 
 class Served:
-    """A server that runs as long as the test's ``async with``."""
+    """A server that runs as long as the test's ``async with``. The test's user is an operator; ``invitation`` is for nodes."""
 
-    def __init__(self, server: Server, store: Store, port: int, task: asyncio.Task[int]) -> None:
+    def __init__(
+        self, server: Server, store: Store, port: int, task: asyncio.Task[int], invitation: Invitation
+    ) -> None:
         self.server = server
         self.store = store
         self.address = f"127.0.0.1:{port}"
         self.task = task
+        self.invitation = invitation
 
     def node(self, name: str, **changes: Any) -> FakeNode:
-        return FakeNode(self.address, self.server.authority, name, **changes)
+        return FakeNode(self.server.authority, name, **{"invitation": self.invitation, **changes})
 
     def channel(self) -> grpc.aio.Channel:
         return open_channel(self.address, to_coordinator(self.server.authority))
+
+    async def enrolled(self, name: str) -> Metadata:
+        """Enrols the name as a node's. Returns what its calls show."""
+        metadata = proof(key_of(name), name, self.server.pin)
+        async with self.channel() as channel:
+            stub = control_pb2_grpc.CoordinatorStub(channel)  # type: ignore[no-untyped-call]
+            await stub.Enrol(enrolment(name, self.invitation), metadata=metadata)
+        return metadata
 
     @property
     def events(self) -> list[ev.Event]:
@@ -64,16 +82,22 @@ class Served:
 
 
 @asynccontextmanager
-async def serving(
-    folder: Path, run: RunFile | None = None, *, token: str = "", resume: bool = False
-) -> AsyncIterator[Served]:
+async def serving(folder: Path, run: RunFile | None = None, *, resume: bool = False) -> AsyncIterator[Served]:
     with Store(store_url(folder), write=True) as store:
         state, events = open_run(store, run or run_in(folder), resume=resume)
-        server = Server(state, store, token)
-        port = await server.listen("127.0.0.1", 0)
+        key = authority_key(authority_file(store.url, ""), store)
+        server = Server(state, store, key)
+        port = await server.bind("127.0.0.1", 0)
+        server.addresses = (f"127.0.0.1:{port}",)
+        made, secret = node_invitation(time.time(), 1000, "the test's nodes")
+        first: list[ev.Event] = [made, *local_operator(state.ledger, server.addresses, server.pin)]
+        server.begin_with(first)
+        events += first
+        await server.start()
         task = asyncio.create_task(server.run(events))
         try:
-            yield Served(server, store, port, task)
+            invitation = Invitation(server.addresses, server.pin, made.invitation, secret)
+            yield Served(server, store, port, task, invitation)
         finally:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)

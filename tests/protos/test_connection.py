@@ -8,27 +8,13 @@ from collections.abc import AsyncIterator
 import grpc.aio
 import pytest
 
-from dtfm.protos.connection import open_channel, read_address, server_options, shows_token, token_metadata
+from dtfm.protos.connection import open_channel, read_address, server_options
 from dtfm.protos.credentials import peer_credentials, to_peer
 from dtfm.protos.streams import peer_handlers, ping_call
 from tests.protos.members import member
 
 FAR_SECONDS = 0.25
 """One-way latency, more than between any two places on Earth over cables."""
-
-
-def test_a_shown_token_is_accepted_and_any_other_is_not() -> None:
-    assert shows_token(token_metadata("secret"), "secret")
-    assert shows_token((("authorization", b"Bearer secret"),), "secret")
-    assert not shows_token(token_metadata("secret2"), "secret")
-    assert not shows_token((("authorization", "secret"),), "secret")
-    assert not shows_token((), "secret")
-    assert not shows_token(None, "secret")
-
-
-def test_without_a_token_anybody_is_accepted() -> None:
-    assert token_metadata("") == ()
-    assert shows_token(None, "")
 
 
 @pytest.mark.parametrize(

@@ -3,37 +3,42 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from datetime import datetime, tzinfo
 from typing import Any
 
 import grpc
 import grpc.aio
 import pytest
 from cryptography import x509
-from cryptography.hazmat.primitives.serialization import Encoding
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
+from dtfm.protos import credentials
 from dtfm.protos.connection import Way, channel_options, open_channel, server_options
 from dtfm.protos.credentials import (
-    MAX_REQUEST_BYTES,
+    MOST_KEY_BYTES,
     Identity,
     certified_name,
     coordinator_credentials,
     fetch_authority,
-    is_authority,
+    is_half_over,
+    is_key,
     issue,
     make_authority,
     make_key,
     nobody,
     peer_credentials,
+    public_key,
+    read_public_key,
     shows_certificate,
-    signing_request,
     to_coordinator,
     to_peer,
 )
-from tests.protos.members import AUTHORITY, DAY, NOW, TOKEN, member
+from dtfm.protos.proof import CLOCKS_APART, ClockError
+from tests.protos.members import AUTHORITY, DAY, NOW, PIN, member
 
 Context = grpc.aio.ServicerContext[bytes, bytes]
 
@@ -84,7 +89,7 @@ async def test_members_know_each_other_by_their_certificates_whatever_their_name
 
 
 async def test_a_strangers_certificate_is_refused_by_servers_and_by_callers() -> None:
-    other_run = make_authority(make_key(), TOKEN, NOW)
+    other_run = make_authority(make_key(), NOW)
     stranger = replace(member("a", other_run), authority=AUTHORITY.certificate)
     async with serving(peers_of(member("b"))) as address:
         assert await is_refused(address, to_peer(stranger, "b"))
@@ -109,15 +114,18 @@ async def test_no_member_can_impersonate_another() -> None:
 
 async def test_a_member_cannot_act_as_the_authority() -> None:
     a = member("a")
-    forged = Identity(AUTHORITY.certificate, issue(a, signing_request(a.key), "c", NOW, DAY) + a.certificate, a.key)
+    forged = Identity(
+        AUTHORITY.certificate, issue(a, read_public_key(public_key(a.key)), "c", NOW) + a.certificate, a.key
+    )
     async with serving(peers_of(member("b"))) as address:
         assert await is_refused(address, to_peer(forged, "b"))
 
 
-async def test_an_expired_certificate_is_refused_and_one_from_a_fast_clock_is_not() -> None:
+async def test_an_expired_certificate_is_refused_and_one_from_a_clock_a_little_ahead_is_not() -> None:
     async with serving(peers_of(member("b"))) as address:
         assert await is_refused(address, to_peer(member("a", now=NOW - 2 * DAY), "b"))
-        assert await ask(address, to_peer(member("a", now=NOW + DAY / 2), "b"), "a") == b"yes"
+        assert await is_refused(address, to_peer(member("a", now=NOW + 3 * CLOCKS_APART), "b"))
+        assert await ask(address, to_peer(member("a", now=NOW + CLOCKS_APART), "b"), "a") == b"yes"
 
 
 async def test_a_node_listens_before_it_is_certified_and_is_reached_from_then_on() -> None:
@@ -126,30 +134,36 @@ async def test_a_node_listens_before_it_is_certified_and_is_reached_from_then_on
         assert await is_refused(address, to_peer(member("a"), "b"))
         shown = member("b")
         assert await ask(address, to_peer(member("a"), "b"), "a") == b"yes"
-        other_run = make_authority(make_key(), TOKEN, NOW)
+        other_run = make_authority(make_key(), NOW)
         shown = member("b", other_run)
         assert await ask(address, to_peer(member("a", other_run), "b"), "a") == b"yes"
         assert await is_refused(address, to_peer(member("a"), "b"))
 
 
-async def test_a_joining_node_needs_only_token_and_address_to_find_the_authority() -> None:
+async def test_a_joining_node_needs_only_addresses_and_the_pin_to_find_the_authority() -> None:
     async with serving(coordinator_credentials(AUTHORITY)) as address:
-        found = await fetch_authority(address, TOKEN, 10)
-        assert found == AUTHORITY.certificate
-        assert await ask(address, to_coordinator(found), "anybody") == b"no"  # has no certificate yet
-        with pytest.raises(PermissionError, match="does not know this run's token"):
-            await fetch_authority(address, "another", 10)
+        found = await fetch_authority(["127.0.0.1:1", address], PIN, 10)
+        assert found == (address, AUTHORITY.certificate)
+        assert await ask(address, to_coordinator(found[1]), "anybody") == b"no"  # has no certificate yet
+        with pytest.raises(PermissionError, match="is not the coordinator that was named"):
+            await fetch_authority([address], bytes(32), 10)
     with pytest.raises(ConnectionError, match=r"refused|failed"):
-        await fetch_authority(address, TOKEN, 10)
+        await fetch_authority([address], PIN, 10)
 
 
-async def test_an_attacker_in_between_is_not_taken_for_the_coordinator() -> None:
-    between = make_authority(make_key(), "a guess", NOW)
-    async with serving(coordinator_credentials(between)) as address:
-        with pytest.raises(PermissionError):
-            await fetch_authority(address, TOKEN, 10)
-        assert await is_refused(address, to_coordinator(AUTHORITY.certificate))
-    async with serving(coordinator_credentials(member("a"))) as address:
+async def test_the_authority_is_found_among_others_that_answer_too() -> None:
+    async with (
+        serving(coordinator_credentials(make_authority(make_key(), NOW))) as another,
+        serving(coordinator_credentials(AUTHORITY)) as address,
+    ):
+        assert (await fetch_authority([another, address], PIN, 10))[0] == address
+
+
+@pytest.mark.parametrize("poser", [make_authority(make_key(), NOW), member("a")], ids=["stranger", "member"])
+async def test_who_poses_as_the_coordinator_is_refused_even_with_a_certificate_of_the_run(poser: Identity) -> None:
+    async with serving(coordinator_credentials(poser)) as address:
+        with pytest.raises(PermissionError, match="somebody else answers there"):
+            await fetch_authority([address], PIN, 10)
         assert await is_refused(address, to_coordinator(AUTHORITY.certificate))
 
 
@@ -157,40 +171,53 @@ async def test_a_server_that_accepts_and_stays_silent_times_out() -> None:
     silent = await asyncio.start_server(lambda *_: asyncio.sleep(0), "127.0.0.1", 0)
     async with silent:
         with pytest.raises(ConnectionError, match="no answer within 0 s"):
-            await fetch_authority(f"127.0.0.1:{silent.sockets[0].getsockname()[1]}", TOKEN, 0.2)
+            await fetch_authority([f"127.0.0.1:{silent.sockets[0].getsockname()[1]}"], PIN, 0.2)
 
 
-def test_a_proof_holds_for_the_authoritys_own_key_alone() -> None:
-    assert is_authority(AUTHORITY.certificate, TOKEN)
-    assert not is_authority(member("a").certificate, TOKEN)
-    assert not is_authority(b"no certificate", TOKEN)
+async def test_a_clock_from_before_the_authoritys_time_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(credentials, "datetime", LongAgo)
+    async with serving(coordinator_credentials(AUTHORITY)) as address:
+        with pytest.raises(ClockError, match=r"clock says 1970-01-01 .* begins on 2024-01-01; set the clock"):
+            await fetch_authority([address], PIN, 10)
+
+
+class LongAgo(datetime):
+    @classmethod
+    def now(cls, tz: tzinfo | None = None) -> LongAgo:
+        return cls(1970, 1, 1, tzinfo=tz)
+
+
+def test_half_of_a_certificates_life() -> None:
+    certificate = member("a").certificate
+    assert not is_half_over(certificate, NOW + 0.4 * DAY)
+    assert is_half_over(certificate, NOW + 0.6 * DAY)
 
 
 def test_a_restarted_coordinator_is_the_same_authority() -> None:
-    again = make_authority(AUTHORITY.key, TOKEN, NOW + DAY)
+    again = make_authority(AUTHORITY.key, NOW + DAY)
     a = member("a", again)
     x509.load_pem_x509_certificate(a.certificate).verify_directly_issued_by(
         x509.load_pem_x509_certificate(AUTHORITY.certificate)
     )
 
 
+def other_public_key() -> bytes:
+    key = ec.generate_private_key(ec.SECP384R1()).public_key()
+    return key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+
+
 @pytest.mark.parametrize(
-    "request_bytes",
-    [b"", b"noise", make_key(), AUTHORITY.certificate, bytes(MAX_REQUEST_BYTES + 1), signing_request(make_key())[:-40]],
+    "key", [b"", b"noise", make_key(), AUTHORITY.certificate, bytes(MOST_KEY_BYTES + 1), other_public_key()]
 )
-def test_an_invalid_signing_request_is_refused(request_bytes: bytes) -> None:
-    with pytest.raises(ValueError, match="signing request"):
-        issue(AUTHORITY, request_bytes, "a", NOW, DAY)
+def test_what_is_no_public_key_on_p256_is_refused(key: bytes) -> None:
+    with pytest.raises(ValueError, match="not a public key on P-256"):
+        read_public_key(key)
 
 
-def test_a_request_for_another_key_is_refused() -> None:
-    genuine = x509.load_pem_x509_csr(signing_request(make_key()))
-    der = bytearray(genuine.public_bytes(Encoding.DER))
-    der[-1] ^= 1  # of the signature
-    body = base64.encodebytes(bytes(der))
-    forged = b"-----BEGIN CERTIFICATE REQUEST-----\n" + body + b"-----END CERTIFICATE REQUEST-----\n"
-    with pytest.raises(ValueError, match="signing request"):
-        issue(AUTHORITY, forged, "a", NOW, DAY)
+def test_keys_are_told_from_other_files() -> None:
+    assert is_key(make_key())
+    assert not is_key(b"no key")
+    assert not is_key(AUTHORITY.certificate)
 
 
 def test_different_nodes_have_different_names_and_keys_stay_out_of_logs() -> None:

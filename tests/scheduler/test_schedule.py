@@ -111,7 +111,7 @@ def test_impossible_stages_are_refused_with_their_value(stages: int | tuple[int,
 def test_an_incumbent_stays_through_noise_and_goes_when_its_node_is_lost() -> None:
     workload = even_workload()
     cluster = random_cluster(3, 6)
-    first = schedule(cluster, workload, evaluations=1000, generation=1)
+    first = schedule(cluster, workload, evaluations=4000, generation=1)
     assert first.reason is Reason.FIRST
     noise = np.random.default_rng(0).uniform(0.98, 1.02, cluster.bandwidth.shape)
     noisy = replace(cluster, bandwidth=cluster.bandwidth * noise)

@@ -75,7 +75,7 @@ def running(case: Case, folder: Path, **run: object) -> Iterator[tuple[Internet,
                 options[name] += ["--advertise", net.address(home)]
         toml = run_file(stages=[1] * len(case.homes), steps=STEPS, **run)  # type: ignore[arg-type]
         shown = f"[{address}]:{PORT}" if case.ipv6_only else f"{address}:{PORT}"
-        with Cluster(folder, toml, address=shown, place=net.inside) as cluster:
+        with Cluster(folder, toml, address=shown, place=net.inside, invited=True) as cluster:
             for relay in case.relays:
                 cluster.add_relay(relay)
                 cluster.wait_for("node_joined", where=lambda e, relay=relay: e["node"] == relay)  # type: ignore[misc]

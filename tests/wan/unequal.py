@@ -36,8 +36,10 @@ DISTANCE = {"east": 0.004, "west": 0.020, "home": 0.012}
 NAMES = tuple(f"n{number}" for number in range(len(SITES)))
 LAYERS = 10
 """An embedding, eight blocks and a head."""
-WARM_UP = 1
-"""The first step under a new plan does not count."""
+WARM_UP, WARM_UP_SHARED = 1, 5
+"""Steps under a new plan that do not count: the first one, and on shared lines those beside which state is copied."""
+LEASE, LEASE_SHARED = 6.0, 20.0
+"""Seconds. On a shared line one connection may get nothing for some of them."""
 FILE = "given-plan"
 PATIENCE_SECONDS = 300.0
 
@@ -60,7 +62,7 @@ def unequal_network(*, shared_lines: bool) -> Network:
     return Network(nodes, latency, rate)
 
 
-def run_file(micro_batches: int) -> str:
+def run_file(micro_batches: int, lease: float) -> str:
     """A Llama whose gradients are heavy for such links."""
     return f"""
 name = "unequal"
@@ -79,7 +81,7 @@ sequence_length = 64
 compression = "off"
 [cluster]
 nodes = {len(NAMES)}
-lease = 6.0
+lease = {lease}
 [checkpoint]
 every = 0
 """
@@ -122,17 +124,18 @@ class Measured:
 class UnequalRun:
     """A run that trains, and changes its plan when told to."""
 
-    def __init__(self, wan: Wan, cluster: Cluster) -> None:
+    def __init__(self, wan: Wan, cluster: Cluster, warm_up: int) -> None:
         self._wan = wan
         self._cluster = cluster
+        self._warm_up = warm_up
 
     def measure(self, steps: int) -> Measured:
-        """Trains ``steps`` steps, after WARM_UP, under the plan in force."""
+        """Trains ``steps`` steps, after the warm-up, under the plan in force."""
         cluster = self._cluster
         adopted = from_json(cluster.of("plan_adopted")[-1])
         assert isinstance(adopted, PlanAdopted)
         assert adopted.predicted_seconds is not None
-        last = adopted.step + WARM_UP + steps
+        last = adopted.step + self._warm_up + steps
         cluster.wait_for("step_committed", where=lambda e: e["step"] == last, timeout=PATIENCE_SECONDS)
         counted = [e for e in cluster.of("step_committed") if last - steps < e["step"] <= last]
         assert {e["generation"] for e in counted} == {adopted.generation}, "the plan has changed meanwhile"
@@ -159,16 +162,17 @@ def unequal_run(folder: Path, *, micro_batches: int, shared_lines: bool) -> Iter
     network = unequal_network(shared_lines=shared_lines)
     flops = {node.id: node.flops for node in network.nodes}
     command = ("tests.wan.given_plan", FILE)
+    run = run_file(micro_batches, LEASE_SHARED if shared_lines else LEASE)
     with (
         Wan(network) as wan,
-        wan_cluster(wan, folder, run_file(micro_batches), coordinator=command, flops=flops) as cluster,
+        wan_cluster(wan, folder, run, coordinator=command, flops=flops) as cluster,
     ):
         for number, name in enumerate(NAMES):
             if shared_lines and name in LINES:
                 _wait_for_nodes(cluster, number)
             cluster.add(name)
         cluster.wait_for("plan_started", timeout=PATIENCE_SECONDS)
-        yield UnequalRun(wan, cluster)
+        yield UnequalRun(wan, cluster, WARM_UP_SHARED if shared_lines else WARM_UP)
 
 
 def _wait_for_nodes(cluster: Cluster, count: int) -> None:

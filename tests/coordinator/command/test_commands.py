@@ -11,8 +11,7 @@ import pytest
 
 from dtfm.coordinator import cli
 from dtfm.coordinator.command.demo import demo_run_file, new_folder
-from dtfm.coordinator.command.options import read_token
-from dtfm.coordinator.command.serve import weakness
+from dtfm.coordinator.command.invite import read_duration
 from dtfm.coordinator.log.store import Store
 from tests.coordinator.script import training
 from tests.coordinator.stores import store_url
@@ -76,7 +75,7 @@ def test_commands_read_a_store_without_a_coordinator(
         assert all(json.loads(line) for line in lines)
 
 
-@pytest.mark.parametrize("command", ["events", "members", "watch", "audit", "plan-now"])
+@pytest.mark.parametrize("command", ["events", "members", "watch", "audit", "plan-now", "invite"])
 def test_commands_say_when_no_coordinator_answers(
     command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -144,23 +143,26 @@ def test_every_demo_gets_its_own_folder(tmp_path: Path) -> None:
         new_folder(tmp_path / "file")
 
 
-def test_a_token_is_drawn_and_weak_ones_are_explained(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("1s", 1), ("30m", 1800), ("12h", 43_200), ("7d", 604_800), (" 2w ", 1_209_600)]
+)
+def test_a_duration_is_a_number_with_its_unit(text: str, seconds: float) -> None:
+    assert read_duration(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "7", "d", "0d", "-1d", "1.5h", "1y", "9" * 10 + "s", "1d 2h"])
+def test_what_is_no_duration_is_refused_with_an_example(
+    text: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(monkeypatch, "token", "--json") == 0
-    drawn = json.loads(capsys.readouterr().out)["token"]
-    assert weakness(drawn, "0.0.0.0") == weakness("", "127.0.0.1") == ""
-    assert "without a token anybody who reaches 0.0.0.0" in weakness("", "0.0.0.0")
-    assert "a token of 6 characters" in weakness("secret", "127.0.0.1")
+    assert run(monkeypatch, "invite", f"--expires={text}") == 2
+    assert f"--expires {text!r} is not a time; give it like 30m, 12h or 7d" in capsys.readouterr().err
 
 
-def test_a_token_comes_from_a_file_or_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("DTFM_TOKEN", raising=False)
-    assert read_token(None) == ""
-    monkeypatch.setenv("DTFM_TOKEN", "from the environment\n")
-    assert read_token(None) == "from the environment"
-    (tmp_path / "token").write_text("from a file\n")
-    assert read_token(tmp_path / "token") == "from a file"
-    (tmp_path / "token").write_text("\n")
-    with pytest.raises(ValueError, match="holds no token"):
-        read_token(tmp_path / "token")
+@pytest.mark.parametrize("command", [("members",), ("invite",), ("revoke", "somebody")])
+def test_a_damaged_invitation_is_named_and_not_repeated(
+    command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch, *command, "dtfm1.QUJDREVGRw") == 2
+    complaint = capsys.readouterr().err
+    assert "this invitation is truncated: it has 16 of" in complaint
+    assert "QUJD" not in complaint

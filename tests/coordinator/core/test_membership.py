@@ -12,7 +12,7 @@ from dtfm.coordinator.core.state import Switching
 from dtfm.coordinator.log import events as ev
 from dtfm.protos import PROTOCOL_VERSION, plan_pb2
 from dtfm.protos import control_pb2 as wire
-from tests.coordinator.script import LAYERS, LEASE, SIGNING_REQUEST, World, fresh_state, prepared, refusal_of, training
+from tests.coordinator.script import LAYERS, LEASE, World, fresh_state, prepared, refusal_of, training
 
 BIG = plan_pb2.Workload(
     layers=[plan_pb2.Workload.Layer(name="x", forward_flops=math.inf)] * LAYERS,
@@ -27,7 +27,7 @@ def test_a_node_is_welcomed_with_the_run_and_its_heartbeat() -> None:
     welcome = world.last_to("a", "welcome")
     assert welcome.run == world.state.message
     assert welcome.heartbeat_seconds == LEASE / 4
-    assert world.certified == [("a", SIGNING_REQUEST)]
+    assert world.certified == ["a"]
     assert world.names() == ["node_joined", "waiting"]
 
 
@@ -52,7 +52,6 @@ def test_a_node_is_welcomed_with_the_run_and_its_heartbeat() -> None:
         ({"device": wire.Device(kind="cpu", memory_bytes=0, flops=1)}, wire.MALFORMED, "above 0"),
         ({"device": wire.Device(kind="cpu", memory_bytes=1, flops=math.nan)}, wire.MALFORMED, "device.flops is nan"),
         ({"device": wire.Device(kind="cpu", memory_bytes=1, flops=-1)}, wire.MALFORMED, "device.flops is -1.0"),
-        ({"signing_request": b"please"}, wire.MALFORMED, "signing_request: this is not a signing request"),
     ],
 )
 def test_a_wrong_hello_is_refused_with_its_reason(
@@ -71,10 +70,11 @@ def test_a_run_may_be_asked_for_by_name_or_id() -> None:
     assert set(world.state.members.sessions) == {"a", "b"}
 
 
-def test_without_the_token_nothing_is_told_and_nothing_is_logged() -> None:
+def test_a_name_needs_its_own_key_and_a_false_claim_is_not_logged() -> None:
     world = World()
-    refusal = refusal_of(world, world.greet("a", shows_token=False))
-    assert refusal.reason == wire.TOKEN
+    refusal = refusal_of(world, world.greet("a", caller="b"))
+    assert refusal.reason == wire.NAME_TAKEN
+    assert "the key belongs to the name 'b'" in refusal.sentence
     assert world.log == []
 
 
@@ -90,8 +90,8 @@ def test_a_lease_that_ends_while_another_process_claims_the_identity_hands_it_ov
 def test_a_stranger_that_claims_a_members_name_cannot_fill_the_log() -> None:
     world = training("a", "b")
     streams, entries = dict(world.streams), len(world.log)
-    refused = world.greet("a", shows_token=False), world.greet("a", candidates=["not an address"])
-    assert [refusal_of(world, stream).reason for stream in refused] == [wire.TOKEN, wire.MALFORMED]
+    refused = world.greet("a", caller="b"), world.greet("a", candidates=["not an address"])
+    assert [refusal_of(world, stream).reason for stream in refused] == [wire.NAME_TAKEN, wire.MALFORMED]
     assert len(world.log) == entries
     world.streams.update(streams)
     world.step()
@@ -99,7 +99,7 @@ def test_a_stranger_that_claims_a_members_name_cannot_fill_the_log() -> None:
 
 def test_a_stream_that_does_not_begin_with_hello_is_refused() -> None:
     world = World()
-    world.feed(t.Greeted(9, wire.NodeMessage(heartbeat=wire.Heartbeat()), True))
+    world.feed(t.Greeted(9, wire.NodeMessage(heartbeat=wire.Heartbeat()), "a"))
     assert refusal_of(world, 9).reason == wire.MALFORMED
 
 

@@ -53,45 +53,77 @@ def test_a_link_that_was_not_measured_counts_as_the_median_of_those_that_were() 
     assert (cluster.ratio == 0.25).all()
 
 
-def test_a_connection_that_was_not_measured_counts_as_the_median_of_those_that_were() -> None:
+NAMES = "abcdefg"
+LINKS = {a: {b: ev.Link(a, b, 0.1, 100.0) for b in NAMES if b != a} for a in NAMES}
+"""From each node to each other, at 100 bytes/s."""
+WHOLE = 600.0
+"""What the links of a node carry at most."""
+
+
+def ups(**carried: Carried) -> dict[str, float | None]:
+    """What the nodes' connections count as, where these were measured."""
     seen = ev.DeviceSeen("cpu", "", 1, 1e9)
-    names = ["a", "b", "c"]
-    links = {a: {b: ev.Link(a, b, 0.1, 100.0) for b in names if b != a} for a in names}
-    members = {name: Member("", seen, "") for name in names}
-    unknown = measured_cluster(Ledger(members=members, links=links), names, 1.0)
-    assert [node.up for node in unknown.nodes] == [None] * 3
-    some = members | {
-        "b": Member("", seen, "", up=Carried(200.0)),
-        "c": Member("", seen, "", up=Carried(180.0), down=Carried(50.0)),
-    }
-    cluster = measured_cluster(Ledger(members=some, links=links), names, 1.0)
-    assert [node.up for node in cluster.nodes] == [190.0, 200.0, 180.0]
-    assert [node.down for node in cluster.nodes] == [100.0] * 3  # c's links are faster than what its connection carried
+    members = {name: Member("", seen, "", up=carried.get(name)) for name in NAMES}
+    cluster = measured_cluster(Ledger(members=members, links=LINKS), list(NAMES), 1.0)
+    assert [node.down for node in cluster.nodes] == [None] * len(NAMES)
+    return {node.id: node.up for node in cluster.nodes}
+
+
+def at_least(bandwidth: float) -> Carried:
+    return Carried(bandwidth, least=True)
+
+
+def test_while_no_connection_was_measured_none_is_known() -> None:
+    assert ups() == dict.fromkeys(NAMES)
+
+
+def test_a_connection_that_was_not_measured_counts_as_the_median_of_those_that_were() -> None:
+    carried = ups(b=Carried(200.0), c=Carried(180.0), d=Carried(190.0))
+    assert carried == {**dict.fromkeys(NAMES, 190.0), "b": 200.0, "c": 180.0}
+
+
+def test_a_connection_carries_at_least_what_its_fastest_link_does() -> None:
+    assert ups(a=Carried(50.0))["a"] == 100.0
 
 
 def measured_with(peers: int, together: float) -> Carried | None:
     """What is known of the connection of a node that sent 100 bytes/s to each of its ``peers`` alone, and this much to all
-    ``together``."""
+    ``together``. It did not reach one more."""
     joined = ev.NodeJoined("a", "first contact", "", ev.DeviceSeen("cpu", "", 1, 1e9), "0.1", "1f")
-    links = tuple(ev.Link("a", f"n{number}", 0.1, 100.0) for number in range(peers))
-    return fold([joined, ev.LinksMeasured("a", links, up=together)]).members["a"].up
+    links = tuple(ev.Link("a", f"n{number}", 0.1 + number, 100.0) for number in range(peers))
+    broken = ev.Link("a", "broken", 0.0, 0.0)
+    return fold([joined, ev.LinksMeasured("a", (broken, *links), up=together)]).members["a"].up
 
 
-def test_a_few_links_that_do_not_slow_each_other_down_give_only_a_lower_bound() -> None:
-    assert measured_with(3, 280.0) == Carried(280.0, least=True)
-    assert measured_with(3, 110.0) == Carried(110.0)  # they share a line
-    assert measured_with(6, 500.0) == Carried(500.0)
+@pytest.mark.parametrize("peers", [3, 6])
+def test_links_that_do_not_slow_each_other_down_give_only_a_lower_bound(peers: int) -> None:
+    assert measured_with(peers, 90.0 * peers) == at_least(90.0 * peers)
+    assert measured_with(peers, 110.0) == Carried(110.0)  # they share a line
 
 
-def test_a_connection_with_only_a_lower_bound_counts_like_the_others() -> None:
+def test_of_many_links_only_the_nearest_are_measured_together() -> None:
+    assert measured_with(20, 780.0) == at_least(780.0)
+    assert measured_with(20, 600.0) == Carried(600.0)
+
+
+def test_connections_that_limit_no_links_count_as_all_of_them() -> None:
+    """The first nodes to join had few peers, or none."""
+    assert ups(b=at_least(190.0), c=at_least(290.0), g=at_least(590.0)) == dict.fromkeys(NAMES, WHOLE)
+
+
+def test_a_lower_bound_counts_as_the_median_of_connections_that_carry_as_much() -> None:
+    homes = {"d": Carried(100.0), "e": Carried(110.0)}
+    carried = ups(a=at_least(90.0), b=at_least(190.0), c=Carried(300.0), f=Carried(120.0), **homes)
+    assert carried == {"a": 120.0, "b": 300.0, "c": 300.0, "d": 100.0, "e": 110.0, "f": 120.0, "g": 120.0}
+    # Of those that carry as much as b, more than half carry more than 300.
+    others = {"c": Carried(300.0), "f": at_least(350.0), "g": at_least(400.0)}
+    carried = ups(a=at_least(90.0), b=at_least(190.0), **others, **homes)
+    assert carried == {"a": 300.0, "b": WHOLE, "c": 300.0, "d": 100.0, "e": 110.0, "f": WHOLE, "g": WHOLE}
+
+
+def test_a_node_that_was_not_reached_at_all_has_no_connection() -> None:
     seen = ev.DeviceSeen("cpu", "", 1, 1e9)
-    names = ["a", "b", "c"]
-    links = {a: {b: ev.Link(a, b, 0.1, 100.0) for b in names if b != a} for a in names}
-
-    def ups(**carried: Carried) -> list[float | None]:
-        members = {name: Member("", seen, "", up=carried.get(name)) for name in names}
-        return [node.up for node in measured_cluster(Ledger(members=members, links=links), names, 1.0).nodes]
-
-    assert ups(a=Carried(150.0, least=True), b=Carried(300.0)) == [300.0, 300.0, 300.0]
-    assert ups(a=Carried(150.0, least=True), b=Carried(125.0)) == [150.0, 125.0, 125.0]
-    assert ups(a=Carried(150.0, least=True)) == [150.0, 100.0 * 1.5, 100.0 * 1.5]
+    members = {name: Member("", seen, "", up=Carried(100.0) if name == "b" else None) for name in "ab"}
+    links = {"a": {"b": ev.Link("a", "b", 0.1, 0.0)}, "b": {"a": ev.Link("b", "a", 0.1, 100.0)}}
+    cluster = measured_cluster(Ledger(members=members, links=links), ["a", "b"], 1.0)
+    assert [node.up for node in cluster.nodes] == [None, 100.0]

@@ -147,4 +147,7 @@ def test_a_change_of_the_ledgers_fields_needs_a_new_format() -> None:
         "peer_losses",
         "plan_failures",
         "outcome",
+        "invitations",
+        "access",
+        "revoked",
     ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import sqlite3
 from pathlib import Path
 from typing import get_args
 
@@ -111,8 +112,15 @@ def test_opening_a_store_to_read_creates_none(tmp_path: Path) -> None:
         Store(store_url(tmp_path), write=False)
 
 
-def test_secrets_stay_the_same_and_are_not_in_the_log(tmp_path: Path) -> None:
+def test_what_an_older_version_kept_beside_the_log_is_read_and_then_erased_from_the_files(tmp_path: Path) -> None:
+    with sqlite3.connect(tmp_path / "dtfm.db") as older:
+        older.execute("CREATE TABLE secrets (name VARCHAR(64) PRIMARY KEY, value TEXT NOT NULL)")
+        older.execute("INSERT INTO secrets VALUES ('authority_key', 'an old secret')")
+    older.close()
     with Store(store_url(tmp_path), write=True) as store:
-        assert store.secret("peer_token", "first") == "first"
-        assert store.secret("peer_token", "second") == "first"
+        assert store.secret("authority_key") == "an old secret"
+        assert store.secret("another") is None
+        store.erase_secrets()
+        assert store.secret("authority_key") is None
         assert list(store.read()) == []
+        assert not any(b"an old secret" in file.read_bytes() for file in tmp_path.iterdir())

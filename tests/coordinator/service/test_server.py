@@ -14,6 +14,7 @@ from dtfm.coordinator.log.store import Store
 from dtfm.coordinator.service.server import Server
 from dtfm.coordinator.service.startup import open_run
 from dtfm.protos import control_pb2 as wire
+from dtfm.protos.credentials import make_key
 from tests.coordinator.fake_node import nan_at, no_vote_for
 from tests.coordinator.serving import run_in, serving, train
 
@@ -92,9 +93,9 @@ async def test_a_port_in_use_is_named_with_the_fix(tmp_path: Path) -> None:
     async with serving(tmp_path) as served:
         with Store(f"sqlite:///{tmp_path / 'other.db'}", write=True) as store:
             state, _ = open_run(store, run_in(tmp_path / "other"), resume=False)
-            second = Server(state, store)
+            second = Server(state, store, make_key())
             with pytest.raises(ValueError, match=r"the port is in use.*--listen"):
-                await second.listen("127.0.0.1", int(served.address.rpartition(":")[2]))
+                await second.bind("127.0.0.1", int(served.address.rpartition(":")[2]))
             assert store.last == 0
 
 

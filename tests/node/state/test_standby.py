@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 
+from dtfm.node.host.dialling import Dialler
 from dtfm.node.host.trace import ExtraMemory, extra_memory, forget_memory, listen_to_memory
 from dtfm.node.model.bucket import Bucket, BucketSpec, bucket_bytes
 from dtfm.node.model.optimizer import adamw
@@ -22,11 +23,12 @@ from dtfm.node.state.standby import StandbyCopies, StandbyStatus
 from dtfm.node.state.state_store import MAX_BEHIND, NORM, HeldState, StateStore, Subscription, Tensor
 from dtfm.node.transport.peer_server import PeerServer
 from dtfm.protos.control_pb2 import Commit, Peer
+from dtfm.protos.credentials import make_authority, make_key
 from dtfm.protos.frame import Kind, parse
 from dtfm.protos.plan_pb2 import Run
 from tests.node.allocated import most_allocated
 from tests.node.dialling import dialler
-from tests.protos.members import member
+from tests.protos.members import NOW, member
 
 CPU = torch.device("cpu")
 GENERATION = 2
@@ -302,6 +304,16 @@ async def test_a_donor_that_dies_is_replaced_by_another(donors: list[Donor]) -> 
     await standby.until(5)
     assert same(await standby.copies.as_of(committed(5), 10), donors[1])
     assert standby.copies.is_sound
+    await standby.copies.close()
+
+
+async def test_another_donor_is_asked_under_the_newest_identity(donors: list[Donor]) -> None:
+    """The one that it began with may have ended long ago."""
+    standby = Standby(donors)
+    await standby.until(4)
+    standby.copies.dialler = Dialler(member("me", make_authority(make_key(), NOW)))  # whom no donor accepts
+    await donors[0].server.stop()
+    assert "UNAVAILABLE" in (await standby.tells()).problem
     await standby.copies.close()
 
 

@@ -21,7 +21,7 @@ from dtfm.node.transport.pipes import Pipe
 from dtfm.protos.connection import open_channel
 from dtfm.protos.credentials import certified_name, make_authority, make_key, to_peer
 from dtfm.protos.streams import NODE_METADATA, lend_call, ping_call
-from tests.protos.members import NOW, TOKEN, member
+from tests.protos.members import NOW, member
 
 PATIENCE = 10.0
 
@@ -145,7 +145,7 @@ async def test_the_other_end_of_a_lent_connection_must_be_the_node_that_was_mean
 
 async def test_only_members_lend() -> None:
     a, b = End("a"), End("b")
-    b.identity = member("b", make_authority(make_key(), TOKEN, NOW))
+    b.identity = member("b", make_authority(make_key(), NOW))
     async with started(a, b):
         b.lend(a)
         with pytest.raises(NotLent):
@@ -161,6 +161,35 @@ async def test_nobody_lends_in_anothers_name() -> None:
             await call.read()
         assert refused.value.code() is grpc.StatusCode.PERMISSION_DENIED
         await channel.close()
+
+
+async def test_a_revoked_node_lends_nothing_any_more() -> None:
+    a, b = End("a"), End("b")
+    async with started(a, b):
+        channel = b.dial(a)
+        call = lend_call(channel)(metadata=((NODE_METADATA, "b"),))
+        await a.holder.take("b", PATIENCE)
+        a.server.revoke(["b"])
+        with pytest.raises(grpc.aio.AioRpcError, match="REVOKED"):
+            await asyncio.wait_for(call.read(), PATIENCE)
+        with pytest.raises(grpc.aio.AioRpcError, match="REVOKED"):
+            await lend_call(channel)(metadata=((NODE_METADATA, "b"),)).read()
+        await channel.close()
+
+
+async def test_what_a_revoked_node_has_borrowed_ends_and_it_gets_no_more() -> None:
+    a, b, relay = End("a"), End("b"), End("relay", relay=True)
+    async with started(a, b, relay):
+        b.lend(relay)
+        a.relay = relay
+        channel = a.to("b")
+        assert await ping(channel) == b"hello"
+        relay.server.revoke(["a"])
+        await asyncio.wait_for(channel.wait_for_state_change(grpc.ChannelConnectivity.READY), PATIENCE)
+        with pytest.raises(grpc.aio.AioRpcError):
+            await ping_call(channel)(b"", timeout=1.5, wait_for_ready=True)
+        relay.server.revoke([])
+        assert await ping(a.to("b")) == b"hello"
 
 
 async def test_a_node_that_is_no_relay_passes_nothing_on() -> None:

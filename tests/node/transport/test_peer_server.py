@@ -8,6 +8,7 @@ import socket
 import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -36,6 +37,7 @@ from dtfm.protos.streams import (
     StreamToStream,
     download_call,
     peer_handlers,
+    ping_call,
     standby_call,
     state_call,
     tensors_call,
@@ -43,7 +45,7 @@ from dtfm.protos.streams import (
 )
 from dtfm.scheduler.model.plan import Stage, from_routes
 from tests.node.dialling import dialler
-from tests.protos.members import NOW, TOKEN, member
+from tests.protos.members import DAY, NOW, member
 
 GENERATION, STEP, ELEMENTS = 2, 1, 300_000  # two frames of fp32
 # Micro-batches 0 and 2 come from a, 1 and 3 from b.
@@ -163,9 +165,9 @@ async def test_a_member_that_takes_anothers_name_is_refused(node: Node) -> None:
     assert node.arrived.empty()
 
 
-async def test_a_member_of_another_run_with_the_same_token_gets_no_answer(node: Node) -> None:
+async def test_a_member_of_another_run_gets_no_answer(node: Node) -> None:
     """Not even if it trusts this run's nodes."""
-    stranger = replace(member("a", make_authority(make_key(), TOKEN, NOW)), authority=member("a").authority)
+    stranger = replace(member("a", make_authority(make_key(), NOW)), authority=member("a").authority)
     me = Peer(node="me", candidates=[node.address])
     report = await measure_links("a", [me], Dialler(stranger), 1)
     assert [link.bandwidth for link in report.links] == [0, 0]
@@ -186,7 +188,7 @@ async def test_channels_are_opened_again_when_the_coordinator_has_a_new_authorit
 
     sender = Sender("a", lambda peer, generation, why: None)
     assert await send(sender, member("a"), 0) == 0
-    authority = make_authority(make_key(), TOKEN, NOW)
+    authority = make_authority(make_key(), NOW)
     node.server.become(member("me", authority))
     assert await send(sender, member("a", authority), 2) == 2
     await sender.close()
@@ -381,3 +383,57 @@ async def test_a_peer_may_make_a_limited_number_of_calls_and_the_others_as_many(
         assert await standby_call(modest)(standby).read()
         for _ in range(2 * MOST_CALLS):  # a call that has ended does not count
             assert [frame async for frame in state_call(greedy)(wanted)]
+
+
+async def everything(call: Any) -> None:
+    while await call.read() is not grpc.aio.EOF:
+        pass
+
+
+async def test_a_revoked_peer_loses_its_calls_within_a_second_and_gets_no_others(node: Node) -> None:
+    wanted = StandbyRequest(buckets=[SPEC.index]).SerializeToString()
+    async with channel_to(node, "a") as revoked, channel_to(node, "b") as other:
+        standbys = [standby_call(channel)(wanted) for channel in (revoked, other)]
+        for call in standbys:
+            await call.read()
+        tensors = tensors_call(revoked)(metadata=named("a"))
+        await tensors.write(tensor_frames()[0])
+        began = time.monotonic()
+        node.server.revoke(["a"])
+        for rest in (tensors, everything(standbys[0])):
+            with pytest.raises(grpc.aio.AioRpcError, match="REVOKED"):
+                await asyncio.wait_for(rest, 10)
+        assert time.monotonic() - began < 1
+        for again in (ping_call(revoked)(b""), tensors_call(revoked)(metadata=named("a"))):
+            with pytest.raises(grpc.aio.AioRpcError, match="REVOKED"):
+                await asyncio.wait_for(again, 10)
+        with pytest.raises(grpc.aio.AioRpcError, match="REVOKED"):
+            await standby_call(revoked)(wanted).read()
+        assert await ping_call(other)(b"here") == b"here"
+        assert not standbys[1].done()
+    async with channel_to(node, "a") as afresh:
+        with pytest.raises(grpc.aio.AioRpcError, match="REVOKED"):
+            await ping_call(afresh)(b"")
+
+
+async def test_a_renewed_certificate_ends_nothing_and_channels_move_to_it_only_when_the_old_one_grows_old(
+    node: Node,
+) -> None:
+    async def send(sender: Sender, identity: Identity, index: int) -> None:
+        await sender.connect(GENERATION, Dialler(identity), {"me": node.address}, 20, 10)
+        sender.send("me", What(Kind.ACTIVATION, GENERATION, STEP, index), torch.zeros(ELEMENTS), Codec.OFF)
+        await asyncio.wait_for(node.arrived.get(), 20)
+
+    lost: list[str] = []
+    sender = Sender("a", lambda peer, generation, why: lost.append(why))
+    old, young, newest = (member("a", now=NOW - age) for age in (0.7 * DAY, 0.2 * DAY, 0 * DAY))
+    await send(sender, old, 0)
+    first = sender._channels["me"]
+    node.server.become(member("me"))  # its server's certificate changes too
+    await send(sender, young, 2)
+    second = sender._channels["me"]
+    assert second is not first
+    await sender.connect(GENERATION, Dialler(newest), {"me": node.address}, 20, 10)
+    assert sender._channels["me"] is second
+    assert not lost
+    await sender.close()

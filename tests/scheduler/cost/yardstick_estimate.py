@@ -112,7 +112,8 @@ def _own_end(plan: _Plan, node: int) -> float:
     - the first trip, then all other backward passes and the forward passes that the depth did not allow before,
     - its connection: bytes sent / up, bytes received / down,
 
-    which is mixed with the time of its round trips, trip * load / depth, when micro-batches in flight are limited,
+    which is mixed with the time of its round trips, trip * load / depth, when micro-batches in flight are limited and it is not
+    in the last stage,
     or, for a link, arrival + trip + the slower direction's seconds for all further micro-batches.
     """
     load, problem, depth = plan.load[node], plan.problem, plan.depth(node)
@@ -130,7 +131,7 @@ def _own_end(plan: _Plan, node: int) -> float:
         sent / problem.up[node] if sent else 0.0,
         received / problem.down[node] if received else 0.0,
     )
-    if depth < load:
+    if depth < load and plan.stage[node] < plan.stages - 1:
         busy = (busy**4 + (WAITING * plan.trip(node) * load / depth) ** 4) ** 0.25
     links = [
         plan.trip(node) + max(plan.on_link(node, b), plan.on_link(b, node)) * (n - 1)

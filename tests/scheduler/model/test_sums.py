@@ -8,17 +8,33 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dtfm.scheduler.model.problem import Ints, Problem
-from dtfm.scheduler.model.sums import BACK, BYTES_BACK, BYTES_THERE, LATENCY, THERE, Sums, add_up, empty_sums, follow
+from dtfm.scheduler.model.sums import (
+    BYTES_BACK,
+    BYTES_THERE,
+    EXCHANGE,
+    LATENCY,
+    SPEED,
+    Sums,
+    add_up,
+    empty_sums,
+    follow,
+)
 from dtfm.scheduler.model.tables import FASTEST, Tables, tables
 from tests.scheduler.clusters import any_problem
 
 TOWARD: dict[int, Callable[[Problem, int, int], float]] = {
-    THERE: lambda problem, a, b: min(1 / problem.slowness[a, b], FASTEST),
-    BACK: lambda problem, a, b: min(1 / problem.slowness[b, a], FASTEST),
+    SPEED: lambda problem, a, b: min(1 / problem.slowness[a, b], 1 / problem.slowness[b, a], FASTEST),
+    EXCHANGE: lambda problem, a, b: exchange(problem, a, b),
     BYTES_THERE: lambda problem, a, b: problem.ratio[a, b],
     BYTES_BACK: lambda problem, a, b: problem.ratio[b, a],
     LATENCY: lambda problem, a, b: problem.latency[a, b] + problem.latency[b, a],
 }
+
+
+def exchange(problem: Problem, a: int, b: int) -> float:
+    """Seconds that two links need for a byte each, in the seconds that the slower one needs."""
+    there, back = max(problem.slowness[a, b], 1 / FASTEST), max(problem.slowness[b, a], 1 / FASTEST)
+    return float((there + back) / max(there, back)) if np.isfinite(max(there, back)) else 0.0
 
 
 def random_place(rng: np.random.Generator, nodes: int) -> tuple[Ints, int]:

@@ -1,0 +1,66 @@
+"""``dtfm-coordinator invite`` and ``revoke``: who may take part, look, or direct."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from datetime import UTC, datetime
+from typing import Annotated
+
+import typer
+
+from dtfm.coordinator.command.client import ask
+from dtfm.coordinator.command.options import Json, Where
+from dtfm.protos import control_pb2 as wire
+from dtfm.protos.access import Role
+
+_SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 7 * 86400.0}
+_PASTE = {
+    Role.NODE: "dtfm-node join {}",
+    Role.VIEWER: "dtfm-coordinator watch {}",
+    Role.OPERATOR: "dtfm-coordinator members {}",
+}
+
+
+def invite(
+    where: Where = "",
+    name: Annotated[str, typer.Option(help="Who is invited, for people to read.")] = "",
+    role: Annotated[
+        Role, typer.Option(help="node: trains; viewer: looks; operator: looks, plans, invites and revokes.")
+    ] = Role.NODE,
+    expires: Annotated[str, typer.Option(help="How long it can be used, like 30m, 12h or 7d.")] = "7d",
+    uses: Annotated[int, typer.Option(min=1, help="How many may come by it.")] = 1,
+    json_lines: Json = False,
+) -> None:
+    """Makes an invitation: one string by which somebody joins a run, and the line to paste.
+
+    Whoever has the string can use it, so send it as you would a password. A node that came by it needs it only once.
+    """
+    request = wire.InviteRequest(name=name, role=role.value, seconds=read_duration(expires), uses=uses)
+    reply: wire.InviteReply = asyncio.run(ask(where, lambda stub: stub.Invite, request))
+    if json_lines:
+        fields = {"id": reply.id, "role": role.value, "expires": reply.expires, "uses": uses}
+        print(json.dumps({**fields, "invitation": reply.invitation}))
+        return
+    until = datetime.fromtimestamp(reply.expires, UTC).strftime("%Y-%m-%d %H:%M UTC")
+    print(f"Invitation {reply.id} (role {role.value}), good for {uses} use{'s' if uses > 1 else ''} until {until}:")
+    print(f"    {_PASTE[role].format(reply.invitation)}")
+
+
+def revoke(
+    what: Annotated[str, typer.Argument(metavar="INVITATION-ID|NAME", help="An invitation, or who came by one.")],
+    where: Where = "",
+    json_lines: Json = False,
+) -> None:
+    """Ends an invitation, or cuts off a node or a user at once."""
+    reply: wire.RevokeReply = asyncio.run(ask(where, lambda stub: stub.Revoke, wire.RevokeRequest(what=what)))
+    print(json.dumps({"revoked": what, "sentence": reply.sentence}) if json_lines else f"{reply.sentence}.")
+
+
+def read_duration(text: str) -> float:
+    """Seconds. Raises ValueError."""
+    found = re.fullmatch(r"([0-9]{1,9})([smhdw])", text.strip())
+    if found is None or int(found[1]) == 0:
+        raise ValueError(f"--expires {text!r} is not a time; give it like 30m, 12h or 7d")
+    return int(found[1]) * _SECONDS[found[2]]

@@ -1,0 +1,183 @@
+"""Who may do what: invitations, the names and keys that are enrolled by them, and the end of either."""
+
+from __future__ import annotations
+
+import base64
+import hmac
+from datetime import UTC, datetime
+
+from dtfm.coordinator.core.leaving import leave
+from dtfm.coordinator.core.transition import (
+    AnswerAccess,
+    EnrolAsked,
+    HangUp,
+    InviteAsked,
+    RevokeAsked,
+    Transition,
+)
+from dtfm.coordinator.core.validation import Refused, check_name, check_version, malformed, shorten
+from dtfm.coordinator.log import events as ev
+from dtfm.coordinator.log.ledger import MOST_INVITATIONS, Holder, Invited, Ledger
+from dtfm.protos import control_pb2 as wire
+from dtfm.protos.access import Role
+from dtfm.protos.credentials import CERTIFICATE_LIFETIME
+from dtfm.protos.invitation import secret_digest
+
+MOST_USES = 1000
+MOST_SECONDS = 366 * 86400.0
+MOST_NAMES = 10_000
+"""The number of names that may be enrolled at a time."""
+
+
+def invite(transition: Transition, asked: InviteAsked) -> None:
+    request = asked.request
+    try:
+        if request.role not in tuple(Role):
+            raise malformed("role", request.role, f"one of {', '.join(Role)}")
+        if not 1 <= request.uses <= MOST_USES:
+            raise malformed("uses", request.uses, f"1 to {MOST_USES}")
+        if not 1 <= request.seconds <= MOST_SECONDS:
+            raise malformed("expires", request.seconds, f"1 second to {MOST_SECONDS / 86400:.0f} days from now")
+        usable = sum(is_usable(invited, asked.at) for invited in transition.state.ledger.invitations.values())
+        if usable >= MOST_INVITATIONS:
+            raise Refused(wire.FULL, f"{usable} invitations are good still, as many as can be; revoke some")
+    except Refused as refused:
+        transition.commands.append(AnswerAccess(asked.ticket, refused))
+        return
+    expires = asked.at + request.seconds
+    name = shorten(request.name, 64)
+    transition.emit(
+        ev.InvitationMade(asked.id, asked.digest, name, request.role, asked.at, expires, request.uses, asked.by)
+    )
+    transition.commands.append(AnswerAccess(asked.ticket, wire.InviteReply(id=asked.id, expires=expires)))
+
+
+def enrol(transition: Transition, asked: EnrolAsked) -> None:
+    """Binds the key to the name. Nothing is logged of who is refused: strangers must not be able to fill the log."""
+    name, before = asked.request.name, transition.state.ledger
+    try:
+        holder = check_enrolment(before, asked.request, asked.at)
+    except Refused as refused:
+        transition.commands.append(AnswerAccess(asked.ticket, refused))
+        return
+    if before.access.get(name) != holder:
+        transition.emit(ev.Enrolled(name, holder.role, holder.key, holder.invitation))
+        if name in before.revoked:  # long ago: peers need not refuse it any more
+            transition.send(transition.state.members.sessions, _revoked_names(transition))
+    transition.commands.append(AnswerAccess(asked.ticket, wire.EnrolReply(role=holder.role)))
+
+
+def check_enrolment(ledger: Ledger, request: wire.EnrolRequest, at: float) -> Holder:
+    """What the name that is wished for will belong to. Who was enrolled before needs no invitation any more. Raises Refused."""
+    check_version(request.protocol_version)
+    check_name(request.name)
+    key = base64.b64encode(request.public_key).decode()
+    holder = ledger.access.get(request.name)
+    if holder is None or holder.key != key:
+        invited = _shown(ledger, request, at)
+        _check_free(ledger, request.name, holder, at)
+        if len(ledger.access) >= MOST_NAMES:
+            raise Refused(wire.FULL, f"{MOST_NAMES} names are enrolled, as many as can be")
+        holder = Holder(key, invited.role, request.invitation)
+    _check_role(holder.role, request)
+    return holder
+
+
+def revoke(transition: Transition, asked: RevokeAsked) -> None:
+    """Ends an invitation for those who have not used it yet; or whatever a name may do, with the invitation by which it came: who
+    has that one could come again under another name."""
+    ledger, what = transition.state.ledger, asked.what
+    if (holder := ledger.access.get(what)) is not None:
+        came_by = ledger.invitations.get(holder.invitation)
+        also = (holder.invitation,) if came_by is not None and is_usable(came_by, asked.at) else ()
+        transition.emit(ev.Revoked(what, also, asked.at, asked.by))
+        _cut_off(transition, what)
+        sentence = f"{what} ({holder.role}) is cut off"
+        if also:
+            sentence += (
+                f", and invitation {also[0]}, by which it came, is not good any more; who else needs one: invite again"
+            )
+    elif what in ledger.invitations:
+        transition.emit(ev.Revoked("", (what,), asked.at, asked.by))
+        came = sorted(name for name, holder in ledger.access.items() if holder.invitation == what)
+        sentence = f"invitation {what} is not good any more"
+        if came:
+            named = ", ".join(came[:8]) + (f" and {len(came) - 8} more" if len(came) > 8 else "")
+            sentence += f"; who came by it stays ({named}), unless you revoke them by name"
+    else:
+        unknown = f"there is no invitation and no name {shorten(repr(what), 80)}; `dtfm-coordinator events` shows them"
+        transition.commands.append(AnswerAccess(asked.ticket, Refused(wire.MALFORMED, unknown)))
+        return
+    transition.commands.append(AnswerAccess(asked.ticket, wire.RevokeReply(sentence=sentence)))
+
+
+def is_usable(invited: Invited, at: float) -> bool:
+    """Whether somebody can still be enrolled by it."""
+    return not invited.revoked and at < invited.expires and invited.used < invited.uses
+
+
+def _shown(ledger: Ledger, request: wire.EnrolRequest, at: float) -> Invited:
+    """The invitation whose secret is shown. Raises Refused."""
+    invited = ledger.invitations.get(request.invitation)
+    if invited is None or not hmac.compare_digest(invited.digest, secret_digest(request.secret)):
+        raise Refused(
+            wire.INVITATION_UNKNOWN,
+            "this coordinator knows no such invitation: it is of another run, or of an earlier one; ask for a new one",
+        )
+    named = f"invitation {request.invitation}"
+    if invited.revoked:
+        raise Refused(wire.REVOKED, f"{named} was revoked; ask for a new one")
+    if at >= invited.expires:
+        raise Refused(wire.INVITATION_EXPIRED, f"{named} was good until {_utc(invited.expires)}; ask for a new one")
+    if invited.used >= invited.uses:
+        uses = f"{invited.uses} time{'s' if invited.uses > 1 else ''}"
+        raise Refused(
+            wire.INVITATION_USED_UP,
+            f"{named} was good for {uses}, and is used up; ask for a new one, or for one with more --uses",
+        )
+    return invited
+
+
+def _check_free(ledger: Ledger, name: str, holder: Holder | None, at: float) -> None:
+    if holder is not None:
+        raise Refused(
+            wire.NAME_TAKEN, f"the name {name!r} belongs to another key; give this one its own with --id NAME"
+        )
+    free_again = ledger.revoked.get(name, 0.0) + CERTIFICATE_LIFETIME.total_seconds()
+    if name in ledger.revoked and at < free_again:
+        raise Refused(
+            wire.NAME_TAKEN,
+            f"the name {name!r} was revoked, and is free again at {_utc(free_again)}; give another with --id NAME",
+        )
+
+
+def _check_role(role: str, request: wire.EnrolRequest) -> None:
+    if role not in request.roles:
+        wanted = shorten(" or ".join(request.roles[: len(Role)]), 60)
+        raise Refused(
+            wire.ROLE,
+            f"this needs the role {wanted}, and the invitation is for a {role}; ask for another (invite --role)",
+        )
+
+
+def _cut_off(transition: Transition, name: str) -> None:
+    """At once, and at its peers too."""
+    members = transition.state.members
+    if (contender := members.contenders.get(name)) is not None:
+        transition.set_members(members.without_contender(name))
+        transition.commands.append(HangUp(contender.stream))
+    transition.send(members.sessions.keys() - {name}, _revoked_names(transition))
+    if (session := members.sessions.get(name)) is not None:
+        sentence = "its access was revoked"
+        refusal = wire.Refusal(reason=wire.REVOKED, sentence=f"the access of {name!r} was revoked")
+        transition.send([name], wire.CoordinatorMessage(refusal=refusal))
+        transition.commands.append(HangUp(session.stream))
+        leave(transition, session, sentence, for_good=True)
+
+
+def _revoked_names(transition: Transition) -> wire.CoordinatorMessage:
+    return wire.CoordinatorMessage(revoked=wire.Revoked(names=sorted(transition.state.ledger.revoked)))
+
+
+def _utc(at: float) -> str:
+    return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M UTC")

@@ -1,0 +1,67 @@
+"""At which addresses others reach a coordinator, so that an invitation works where it is pasted."""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+from collections.abc import Iterable, Sequence
+
+import ifaddr
+
+from dtfm.protos.connection import read_address
+from dtfm.protos.invitation import MOST_ADDRESSES
+
+EVERYWHERE = ("0.0.0.0", "::")
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+"""Hosts that only this machine reaches."""
+
+
+def public_addresses(host: str, port: int, advertised: Sequence[str]) -> tuple[str, ...]:
+    """For a server that listens on ``host``: what the operator ``advertised`` (HOST or HOST:PORT), if anything; else the host
+    itself, or those of this machine's interfaces where it listens on all of them. Raises ValueError."""
+    if advertised:
+        return tuple(_with_port(text, port) for text in advertised)[:MOST_ADDRESSES]
+    if host not in EVERYWHERE:
+        return (_join(host, port),)
+    found = [_join(found, port) for found in usable(own_hosts(), ipv6=host == "::")]
+    return tuple(found[:MOST_ADDRESSES]) or (_join("127.0.0.1", port),)
+
+
+def own_hosts() -> list[str]:
+    """The IP addresses of this machine's interfaces, the one that faces the internet first."""
+    hosts = [ip.ip if isinstance(ip.ip, str) else ip.ip[0] for adapter in ifaddr.get_adapters() for ip in adapter.ips]
+    facing = [host for host in (_facing(socket.AF_INET, "192.0.2.1"), _facing(socket.AF_INET6, "2001:db8::1")) if host]
+    return [*facing, *hosts]
+
+
+def usable(hosts: Iterable[str], *, ipv6: bool) -> list[str]:
+    """Without loopback and link-local addresses, and without the second of equals. ``ipv6``: whether these are heard too."""
+    kept = []
+    for host in dict.fromkeys(hosts):
+        address = ipaddress.ip_address(host.partition("%")[0])
+        if address.is_loopback or address.is_link_local or address.is_unspecified or address.is_multicast:
+            continue
+        if address.version == 4 or ipv6:
+            kept.append(str(address))
+    return kept
+
+
+def _facing(family: socket.AddressFamily, somewhere: str) -> str:
+    """The local address from which the internet is reached; empty if it is not. Sends nothing."""
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect((somewhere, 9))
+            return str(probe.getsockname()[0])
+    except OSError:
+        return ""
+
+
+def _with_port(text: str, port: int) -> str:
+    if ":" not in text.rpartition("]")[2]:
+        text = f"{text}:{port}"
+    read_address(text)
+    return text
+
+
+def _join(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -1,0 +1,36 @@
+"""The key of the run's authority: a file of its own, so that who reads the log cannot certify anybody."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import sqlalchemy as sa
+
+from dtfm.coordinator.log.store import Store
+from dtfm.protos.credentials import is_key, make_key
+from dtfm.protos.private_files import read_private, state_folder, write_private
+
+
+def authority_file(store_url: str, run_id: str) -> Path:
+    """Where the key is unless the operator names another file: beside an SQLite store, and for any other store in the user's
+    state folder."""
+    parsed = sa.make_url(store_url)
+    if parsed.get_backend_name() == "sqlite" and parsed.database not in (None, "", ":memory:"):
+        return Path(str(parsed.database)).with_suffix(".authority.pem")
+    return state_folder() / "authorities" / f"{run_id}.pem"
+
+
+def authority_key(path: Path, store: Store) -> bytes:
+    """The key in ``path`` (PEM), made if there is none. One that an older dtfm kept in the store is moved there. Raises
+    ValueError."""
+    older = store.secret("authority_key")
+    try:
+        key = read_private(path)
+    except FileNotFoundError:
+        key = older.encode() if older else make_key()
+        write_private(path, key)
+    if not is_key(key):
+        raise ValueError(f"{path} holds no P-256 private key (PEM); name the authority's file with --authority")
+    if older:
+        store.erase_secrets()
+    return key

@@ -1,0 +1,107 @@
+"""Who may make which call: the one table, and the one check that every call goes through."""
+
+from __future__ import annotations
+
+import base64
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, NoReturn
+
+import grpc
+import grpc.aio
+
+from dtfm.coordinator.core.validation import Refused, shorten
+from dtfm.coordinator.log.ledger import Ledger
+from dtfm.protos import control_pb2 as wire
+from dtfm.protos.access import Role
+from dtfm.protos.credentials import read_public_key
+from dtfm.protos.proof import ClockError, ProofError, check_proof, claimed_name
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+MAY_CALL: Mapping[str, frozenset[Role]] = {
+    "Join": frozenset({Role.NODE}),
+    "Members": frozenset({Role.VIEWER, Role.OPERATOR}),
+    "Events": frozenset({Role.VIEWER, Role.OPERATOR}),
+    "PlanNow": frozenset({Role.OPERATOR}),
+    "Invite": frozenset({Role.OPERATOR}),
+    "Revoke": frozenset({Role.OPERATOR}),
+}
+"""Every method but Enrol, which is for those who have no role yet."""
+
+_DENIED = (wire.ROLE, wire.REVOKED)
+
+
+class Gate:
+    """``pin``: of the authority; ``ledger`` returns the present one."""
+
+    def __init__(self, pin: bytes, ledger: Callable[[], Ledger], clock: Callable[[], float] = time.time) -> None:
+        self._pin = pin
+        self._ledger = ledger
+        self._clock = clock
+
+    async def admit(self, context: Context, method: str) -> str:
+        """The caller's name. Ends the call if its maker's role does not include ``method``."""
+        try:
+            name, token = claimed_name(context.invocation_metadata())
+            holder = self._ledger().access.get(name)
+            if holder is None:
+                raise self._unknown(name)
+            self._check(token, base64.b64decode(holder.key))
+            self.check_role(name, method)
+            return name
+        except Refused as refused:
+            await refuse(context, refused)
+        except ProofError as error:
+            await refuse(context, Refused(wire.UNKNOWN_KEY, str(error)))
+
+    async def check_enrolment(self, context: Context, request: wire.EnrolRequest) -> None:
+        """Ends the call unless the owner of the key that is to be enrolled makes it, under the name that it wishes."""
+        try:
+            name, token = claimed_name(context.invocation_metadata())
+            if name != request.name:
+                raise Refused(wire.MALFORMED, "the call is made under another name than the one to be enrolled")
+            self._check(token, request.public_key)
+        except Refused as refused:
+            await refuse(context, refused)
+        except ProofError as error:
+            await refuse(context, Refused(wire.MALFORMED, str(error)))
+
+    def check_role(self, name: str, method: str) -> None:
+        """Raises Refused unless ``name`` may call ``method`` now."""
+        holder = self._ledger().access.get(name)
+        if holder is None:
+            raise self._unknown(name)
+        if holder.role not in MAY_CALL[method]:
+            roles = " or ".join(sorted(MAY_CALL[method]))
+            raise Refused(
+                wire.ROLE,
+                f"{method} is for the role {roles}, and {name} is a {holder.role}; ask for an invitation with --role",
+            )
+
+    def _check(self, token: str, key: bytes) -> None:
+        try:
+            check_proof(token, read_public_key(key), self._pin, self._clock())
+        except ClockError as error:
+            raise Refused(wire.WRONG_CLOCK, str(error)) from None
+        except ProofError:
+            raise
+        except ValueError as error:
+            raise Refused(wire.MALFORMED, f"public_key: {error}") from None
+
+    def _unknown(self, name: str) -> Refused:
+        named = shorten(repr(name), 80)
+        if name in self._ledger().revoked:
+            return Refused(wire.REVOKED, f"the access of {named} was revoked")
+        return Refused(
+            wire.UNKNOWN_KEY,
+            f"this coordinator has enrolled nobody as {named}: it may have a new log; ask for an invitation (dtfm-coordinator "
+            f"invite), and give it once",
+        )
+
+
+async def refuse(context: Context, refused: Refused) -> NoReturn:
+    """Ends the call, with the reason's name and the sentence."""
+    code = grpc.StatusCode.PERMISSION_DENIED if refused.reason in _DENIED else grpc.StatusCode.UNAUTHENTICATED
+    await context.abort(code, f"{wire.RefusalReason.Name(refused.reason)}: {refused}")
+    raise AssertionError("abort returns never")

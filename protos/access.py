@@ -1,0 +1,98 @@
+"""What this user may do at which coordinator, remembered on disk: a name, a role and the key that both belong to.
+
+Each is a file of mode 0600 in the user's state folder, so a program that is started again, and every later command, needs no
+invitation.
+"""
+
+from __future__ import annotations
+
+import enum
+import json
+import re
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from dtfm.protos.connection import read_address
+from dtfm.protos.credentials import is_key
+from dtfm.protos.private_files import read_private, state_folder, write_private
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+"""What a name looks like."""
+
+
+class Role(enum.StrEnum):
+    """What somebody may do: see service/gate.py of the coordinator."""
+
+    NODE = "node"
+    OPERATOR = "operator"
+    VIEWER = "viewer"
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """``addresses`` and ``pin`` are the coordinator's (see Invitation). ``enrolled``: the coordinator knows the ``key`` (PEM) as
+    this name's; the key is on disk before, so that it is not lost together with the answer."""
+
+    addresses: tuple[str, ...]
+    pin: bytes
+    name: str
+    role: Role
+    key: bytes = field(repr=False)
+    enrolled: bool = False
+
+
+def keep(access: Access) -> None:
+    """Remembers it, in place of what was remembered for the same name there. Raises ValueError."""
+    fields = {
+        "addresses": list(access.addresses),
+        "authority": access.pin.hex(),
+        "name": access.name,
+        "role": access.role.value,
+        "key": access.key.decode(),
+        "enrolled": access.enrolled,
+    }
+    if not NAME.fullmatch(access.name):
+        raise ValueError(f"{access.name[:70]!r} is no name: give 1 to 64 letters, digits, dots, dashes and underscores")
+    write_private(_folder() / f"{access.pin.hex()[:16]}-{access.name}.json", json.dumps(fields, indent=1).encode())
+
+
+def kept(roles: Collection[Role], pin: bytes | None = None, name: str = "") -> list[Access]:
+    """What is remembered with one of these roles, the newest first; if given, only for this authority and this name. Raises
+    ValueError if a file is damaged, or others than its owner may read it."""
+    try:
+        files = sorted(_folder().glob("*.json"), key=lambda path: path.stat().st_mtime_ns, reverse=True)
+    except OSError:
+        return []  # one was just replaced or removed, or there is no folder
+    found = []
+    for path in files:
+        if pin is not None and not path.name.startswith(f"{pin.hex()[:16]}-"):
+            continue
+        try:
+            access = _read(path)
+        except FileNotFoundError:
+            continue  # it was just removed
+        if access.role in roles and name in ("", access.name) and pin in (None, access.pin):
+            found.append(access)
+    return found
+
+
+def _folder() -> Path:
+    return state_folder() / "access"
+
+
+def _read(path: Path) -> Access:
+    content = read_private(path)
+    try:
+        fields = json.loads(content)
+        addresses = tuple(map(str, fields["addresses"]))
+        pin, key = bytes.fromhex(fields["authority"]), str(fields["key"]).encode()
+        for address in addresses:
+            read_address(address)
+        if not is_key(key):
+            raise ValueError("its key is none")
+        return Access(
+            addresses, pin, str(fields["name"]), Role(fields["role"]), key, enrolled=fields["enrolled"] is True
+        )
+    except (KeyError, TypeError, AttributeError, ValueError) as problem:
+        raise ValueError(f"{path} is damaged ({problem}); remove it, and join again with an invitation") from None

@@ -1,0 +1,228 @@
+"""The way into a run: from an invitation, an address, or what is remembered, to a connection on which calls can be made."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import grpc
+import grpc.aio
+
+from dtfm.protos import PROTOCOL_VERSION, control_pb2_grpc
+from dtfm.protos.access import Access, Role, keep, kept
+from dtfm.protos.connection import open_channel, read_address
+from dtfm.protos.control_pb2 import EnrolRequest, InviteRequest, RefusalReason
+from dtfm.protos.credentials import (
+    fetch_authority,
+    make_key,
+    pin_of,
+    public_key,
+    shown_certificate,
+    to_coordinator,
+)
+from dtfm.protos.invitation import MOST_CHARACTERS, Invitation, is_invitation, read_invitation
+from dtfm.protos.proof import ClockError, Metadata, proof
+
+DEFAULT_ADDRESS = "127.0.0.1:7400"
+OWN_INVITATION_SECONDS = 600.0
+"""How long an invitation is good for that an operator's machine makes for a node of its own."""
+
+
+class NotAdmitted(ValueError):
+    """``reason``: the name of a RefusalReason, or of one of this module's own: no later try will go otherwise."""
+
+    def __init__(self, reason: str, sentence: str) -> None:
+        super().__init__(f"{reason}: {sentence}")
+        self.reason = reason
+        self.sentence = sentence
+
+
+def refusal_in(error: grpc.aio.AioRpcError) -> NotAdmitted | None:
+    """The coordinator's named refusal of a call; None if it failed otherwise."""
+    if error.code() not in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED):
+        return None
+    reason, _, sentence = (error.details() or "").partition(": ")
+    if reason not in set(RefusalReason.keys()):
+        return None
+    return NotAdmitted(reason, sentence)
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """Where the coordinator answers, its authority's certificate, and what this user may do there."""
+
+    address: str
+    authority: bytes
+    access: Access
+
+    @property
+    def metadata(self) -> Metadata:
+        """To be shown with a call; made anew for each, as it holds for minutes."""
+        return proof(self.access.key, self.access.name, self.access.pin)
+
+    def channel(self, lease: float) -> grpc.aio.Channel:
+        return open_channel(self.address, to_coordinator(self.authority), lease)
+
+
+class Entry:
+    """The way to a coordinator. ``open`` may be called any number of times."""
+
+    def __init__(self, where: str, roles: Sequence[Role], name: str) -> None:
+        """``where``: an invitation, a file with one, HOST:PORT, or empty for what was used last. ``roles``: one of them is
+        needed. ``name``: under which to be enrolled. Raises ValueError."""
+        self._place = _read_place(where)
+        self._roles = tuple(roles)
+        self._name = name
+        self._used: Access | None = None  # by the last `open`
+
+    def __str__(self) -> str:
+        """Where it leads, without secrets."""
+        if isinstance(self._place, Invitation):
+            return " or ".join(self._place.addresses)
+        return self._place or "the coordinator that was used last"
+
+    @property
+    def leads_to(self) -> tuple[tuple[str, ...], bytes | None]:
+        """Where the coordinator may be (HOST:PORT), and its authority's pin if that is known before. Raises ValueError if what is
+        remembered cannot be read."""
+        if isinstance(self._place, Invitation):
+            return self._place.addresses, self._place.pin
+        # Once this process has been let in, nobody else at the address can lead it elsewhere.
+        last = self._used or (None if self._place else self._newest())
+        if last is not None:
+            return (self._place,) if self._place else last.addresses, last.pin
+        return (self._place or DEFAULT_ADDRESS,), None
+
+    async def open(self, timeout: float) -> Opened:
+        """Raises ConnectionError if the coordinator does not answer, and NotAdmitted if it, or this side, refuses."""
+        try:
+            return await self._open(timeout)
+        except PermissionError as error:
+            raise NotAdmitted("WRONG_AUTHORITY", str(error)) from None
+        except ClockError as error:
+            raise NotAdmitted("WRONG_CLOCK", str(error)) from None
+
+    async def _open(self, timeout: float) -> Opened:
+        if isinstance(self._place, Invitation):
+            return await self._by_invitation(self._place, timeout)
+        addresses, pin = self.leads_to
+        if pin is not None:
+            address, authority = await fetch_authority(addresses, pin, timeout)
+        else:
+            address = addresses[0]
+            authority = await shown_certificate(address, timeout)
+            pin = pin_of(authority)
+        if (access := self._known(pin)) is not None:
+            if self._used is None:
+                keep(access)  # it is the newest now
+            self._used = access
+            return Opened(address, authority, access)
+        if Role.NODE in self._roles and (operators := _enrolled([Role.OPERATOR], pin)):
+            own = await _invite(Opened(address, authority, operators[0]), self._name, timeout)
+            return await self._by_invitation(replace(own, addresses=(address,)), timeout)
+        raise NotAdmitted(
+            "INVITATION_NEEDED",
+            f"the coordinator at {address} knows no key of this user's for the role {' or '.join(self._roles)}; ask for an "
+            f"invitation (dtfm-coordinator invite --role {self._roles[0]}), and give it once in place of the address",
+        )
+
+    async def _by_invitation(self, invitation: Invitation, timeout: float) -> Opened:
+        address, authority = await fetch_authority(invitation.addresses, invitation.pin, timeout)
+        if self._used is None:
+            fresh = Access(invitation.addresses, invitation.pin, self._name, self._roles[0], make_key())
+            before = kept(self._roles, invitation.pin, self._name if Role.NODE in self._roles else "")
+            try:
+                self._used = await self._enrol(Opened(address, authority, (*before, fresh)[0]), invitation, timeout)
+            except NotAdmitted as refused:
+                if Role.NODE in self._roles or not before or refused.reason != "NAME_TAKEN":
+                    raise
+                # What was remembered is revoked. People's names are drawn, so another will do.
+                self._used = await self._enrol(Opened(address, authority, fresh), invitation, timeout)
+        return Opened(address, authority, self._used)
+
+    async def _enrol(self, opened: Opened, invitation: Invitation, timeout: float) -> Access:
+        if not opened.access.enrolled:
+            keep(opened.access)
+        role = await _enrol(opened, invitation, self._roles, timeout)
+        access = replace(opened.access, addresses=invitation.addresses, role=role, enrolled=True)
+        keep(access)
+        return access
+
+    def _known(self, pin: bytes) -> Access | None:
+        if self._used is not None and self._used.pin == pin:
+            return self._used
+        return next(iter(_enrolled(self._roles, pin, self._name if Role.NODE in self._roles else "")), None)
+
+    def _newest(self) -> Access | None:
+        if Role.NODE not in self._roles:
+            return next(iter(_enrolled(self._roles)), None)
+        usable = _enrolled([*self._roles, Role.OPERATOR])
+        return next((a for a in usable if a.role is Role.OPERATOR or a.name == self._name), None)
+
+
+def _read_place(where: str) -> Invitation | str:
+    where = where.strip()
+    if is_invitation(where):
+        return read_invitation(where)
+    path = Path(where)
+    if where and ":" not in where and len(where) < 1024 and path.is_file():
+        try:
+            with path.open() as file:
+                return read_invitation(file.read(MOST_CHARACTERS + 1))
+        except (OSError, UnicodeDecodeError) as error:
+            raise ValueError(f"cannot read an invitation from {where}: {error}") from None
+    if where:
+        try:
+            read_address(where)
+        except ValueError as error:
+            raise ValueError(f"{error}; or an invitation (dtfm1....), or a file with one") from None
+    return where
+
+
+def _enrolled(roles: Sequence[Role], pin: bytes | None = None, name: str = "") -> list[Access]:
+    return [access for access in kept(roles, pin, name) if access.enrolled]
+
+
+async def _enrol(opened: Opened, invitation: Invitation, roles: Sequence[Role], timeout: float) -> Role:
+    access = opened.access
+    request = EnrolRequest(
+        protocol_version=PROTOCOL_VERSION,
+        invitation=invitation.id,
+        secret=invitation.secret,
+        name=access.name,
+        public_key=public_key(access.key),
+        roles=[role.value for role in roles],
+    )
+    async with opened.channel(timeout) as channel:
+        stub = control_pb2_grpc.CoordinatorStub(channel)  # type: ignore[no-untyped-call]
+        try:
+            reply = await stub.Enrol(request, metadata=opened.metadata, timeout=timeout)
+        except grpc.aio.AioRpcError as error:
+            raise _explained(error) from None
+    try:
+        return Role(reply.role)
+    except ValueError:
+        raise NotAdmitted(
+            "ROLE", f"the coordinator gives a role that this dtfm does not know: {reply.role[:20]!r}"
+        ) from None
+
+
+async def _invite(opened: Opened, name: str, timeout: float) -> Invitation:
+    """For a node on the machine of an operator."""
+    request = InviteRequest(name=name, role=Role.NODE.value, seconds=OWN_INVITATION_SECONDS, uses=1)
+    async with opened.channel(timeout) as channel:
+        stub = control_pb2_grpc.ObserverStub(channel)  # type: ignore[no-untyped-call]
+        try:
+            reply = await stub.Invite(request, metadata=opened.metadata, timeout=timeout)
+        except grpc.aio.AioRpcError as error:
+            raise _explained(error) from None
+    return read_invitation(reply.invitation)
+
+
+def _explained(error: grpc.aio.AioRpcError) -> Exception:
+    if (refusal := refusal_in(error)) is not None:
+        return refusal
+    if error.code() is grpc.StatusCode.UNIMPLEMENTED:
+        return NotAdmitted("PROTOCOL_VERSION", "the coordinator is of an older version; update dtfm there")
+    return ConnectionError(f"{error.code().name}: {error.details()}")

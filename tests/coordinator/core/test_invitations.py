@@ -1,0 +1,307 @@
+"""Who is enrolled by an invitation, who is not, and how both end: `core/invitations.py`."""
+
+from __future__ import annotations
+
+import base64
+from typing import Any
+
+import pytest
+
+from dtfm.coordinator.core import invitations
+from dtfm.coordinator.core import transition as t
+from dtfm.coordinator.core.state import Switching
+from dtfm.coordinator.log import events as ev
+from dtfm.coordinator.log import ledger
+from dtfm.coordinator.log.ledger import fold
+from dtfm.protos import PROTOCOL_VERSION
+from dtfm.protos import control_pb2 as wire
+from dtfm.protos.credentials import CERTIFICATE_LIFETIME, public_key
+from dtfm.protos.invitation import secret_digest
+from tests.coordinator.script import World, refusal_of, training
+from tests.protos.members import key_of
+
+NOW = 1_800_000_000.0
+DAY = 86400.0
+ID, SECRET = "0123456789ab", bytes(32)
+
+
+class Door:
+    """Asks one thing after the other of a World, at ``now`` (seconds since 1970)."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.now = NOW
+        self._ticket = 0
+
+    def invite(self, id: str = ID, **changes: Any) -> wire.RefusalReason | None:
+        request = wire.InviteRequest(**{"name": "Bob", "role": "node", "seconds": 7 * DAY, "uses": 1, **changes})
+        return self._ask(t.InviteAsked(self._next(), id, secret_digest(SECRET), request, "operator", self.now))
+
+    def enrol(self, name: str = "a", key: str | None = None, **changes: Any) -> wire.RefusalReason | None:
+        fields = {
+            "protocol_version": PROTOCOL_VERSION,
+            "invitation": ID,
+            "secret": SECRET,
+            "name": name,
+            "public_key": public_key(key_of(key or name)),
+            "roles": ["node"],
+        }
+        return self._ask(t.EnrolAsked(self._next(), wire.EnrolRequest(**{**fields, **changes}), self.now))
+
+    def revoke(self, what: str) -> wire.RefusalReason | None:
+        return self._ask(t.RevokeAsked(self._next(), what, "operator", self.now))
+
+    @property
+    def sentence(self) -> str:
+        """Of the last refusal, or of the last answer to a revocation."""
+        if self._ticket in self.world.refusals:
+            return str(self.world.refusals[self._ticket])
+        granted = self.world.granted[self._ticket]
+        return granted.sentence if isinstance(granted, wire.RevokeReply) else ""
+
+    def _next(self) -> int:
+        self._ticket += 1
+        return self._ticket
+
+    def _ask(self, question: t.Input) -> wire.RefusalReason | None:
+        """The reason of the refusal; None: it was granted."""
+        self.world.feed(question)
+        refused = self.world.refusals.get(self._ticket)
+        assert (refused is None) == (self._ticket in self.world.granted)
+        return refused.reason if refused is not None else None
+
+
+@pytest.fixture
+def door() -> Door:
+    return Door(World())
+
+
+def test_who_shows_the_secret_gets_the_name_and_the_role(door: Door) -> None:
+    assert door.invite() is None
+    assert door.enrol() is None
+    holder = door.world.state.ledger.access["a"]
+    assert (holder.role, holder.invitation) == ("node", ID)
+    assert base64.b64decode(holder.key) == public_key(key_of("a"))
+
+
+def test_the_log_holds_no_secret(door: Door) -> None:
+    door.invite()
+    door.enrol()
+    written = str([ev.to_json(event) for event in door.world.log])
+    assert SECRET.hex() not in written
+    assert base64.b64encode(SECRET).decode() not in written
+
+
+def test_a_wrong_secret_or_id_is_refused_and_leaves_no_trace(door: Door) -> None:
+    door.invite()
+    before = len(door.world.log)
+    assert door.enrol(secret=bytes(31) + b"\1") == wire.INVITATION_UNKNOWN
+    assert door.enrol(secret=b"") == wire.INVITATION_UNKNOWN
+    assert door.enrol(invitation="ffffffffffff") == wire.INVITATION_UNKNOWN
+    assert "of another run" in door.sentence
+    assert len(door.world.log) == before
+
+
+def test_an_invitation_expires(door: Door) -> None:
+    door.invite(seconds=DAY)
+    door.now += DAY - 1
+    assert door.enrol("a") is None
+    door.invite("ba9876543210", seconds=DAY)
+    door.now += DAY
+    assert door.enrol("b", invitation="ba9876543210") == wire.INVITATION_EXPIRED
+    assert "was good until 2027-01-17 07:59 UTC; ask for a new one" in door.sentence
+
+
+def test_an_invitation_is_used_up(door: Door) -> None:
+    door.invite(uses=2)
+    assert [door.enrol(name) for name in "abc"] == [None, None, wire.INVITATION_USED_UP]
+    assert "good for 2 times, and is used up" in door.sentence
+
+
+def test_whoever_was_enrolled_needs_no_invitation_again(door: Door) -> None:
+    door.invite(seconds=DAY)
+    door.enrol()
+    before = len(door.world.log)
+    door.now += 10 * DAY
+    assert door.enrol() is None
+    assert door.enrol(invitation="", secret=b"") is None
+    assert len(door.world.log) == before
+
+
+def test_a_name_belongs_to_the_first_key_that_took_it(door: Door) -> None:
+    door.invite(uses=10)
+    door.enrol("a")
+    assert door.enrol("a", key="b") == wire.NAME_TAKEN
+    assert "--id NAME" in door.sentence
+    assert door.world.state.ledger.access["a"].key == base64.b64encode(public_key(key_of("a"))).decode()
+
+
+def test_a_role_is_the_invitations_and_one_that_is_of_no_use_is_not_used_up(door: Door) -> None:
+    door.invite(role="viewer")
+    assert door.enrol() == wire.ROLE
+    assert "the invitation is for a viewer; ask for another (invite --role)" in door.sentence
+    assert door.enrol(roles=["operator", "viewer"]) is None
+    assert door.enrol() == wire.ROLE
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"protocol_version": 0}, wire.PROTOCOL_VERSION),
+        ({"name": ""}, wire.MALFORMED),
+        ({"name": "a/b"}, wire.MALFORMED),
+        ({"name": "x" * 65}, wire.MALFORMED),
+    ],
+)
+def test_a_wrong_enrolment_is_refused(door: Door, changes: dict[str, Any], reason: wire.RefusalReason) -> None:
+    door.invite()
+    assert door.enrol(**changes) == reason
+    assert not door.world.state.ledger.access
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"role": "king"},
+        {"role": ""},
+        {"uses": 0},
+        {"uses": 1001},
+        {"seconds": 0},
+        {"seconds": -1},
+        {"seconds": float("nan")},
+        {"seconds": 367 * DAY},
+    ],
+)
+def test_a_wrong_invitation_is_not_made(door: Door, changes: dict[str, Any]) -> None:
+    assert door.invite(**changes) == wire.MALFORMED
+    assert not door.world.log
+
+
+def test_what_is_remembered_is_bounded(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (ledger, invitations):
+        monkeypatch.setattr(module, "MOST_INVITATIONS", 3)
+    ids = [f"{number:012x}" for number in range(4)]
+    assert [door.invite(id, seconds=DAY) for id in ids] == [None, None, None, wire.FULL]
+    assert "revoke some" in door.sentence
+    door.now += 2 * DAY
+    assert door.invite(ids[3]) is None
+    assert set(door.world.state.ledger.invitations) == {ids[3]}
+    monkeypatch.setattr(invitations, "MOST_NAMES", 1)
+    door.invite(uses=10)
+    assert [door.enrol(name) for name in "ab"] == [None, wire.FULL]
+
+
+def test_a_revoked_invitation_is_not_good_any_more_but_who_came_by_it_stays(door: Door) -> None:
+    door.invite(uses=3)
+    door.enrol("a")
+    assert door.revoke(ID) is None
+    assert "who came by it stays (a)" in door.sentence
+    assert door.enrol("b") == wire.REVOKED
+    assert door.enrol("a") is None
+
+
+def test_nobody_comes_again_by_the_invitation_of_a_revoked_name(door: Door) -> None:
+    door.invite(uses=3)
+    door.enrol("a")
+    assert door.revoke("a") is None
+    assert f"invitation {ID}, by which it came, is not good any more" in door.sentence
+    assert door.enrol("other") == wire.REVOKED
+
+
+def test_a_revoked_name_is_free_again_when_no_certificate_of_it_can_be_valid(door: Door) -> None:
+    door.invite()
+    door.enrol()
+    door.revoke("a")
+    door.invite("ba9876543210")
+    assert door.enrol(key="b", invitation="ba9876543210") == wire.NAME_TAKEN
+    assert "free again at 2027-01-16 08:00 UTC" in door.sentence
+    door.now += CERTIFICATE_LIFETIME.total_seconds()
+    door.world.greet("member")
+    assert door.enrol(key="b", invitation="ba9876543210") is None
+    assert not door.world.state.ledger.revoked
+    assert not door.world.last_to("member", "revoked").names  # it is not refused by peers any more
+
+
+def test_names_that_were_revoked_long_ago_are_forgotten(door: Door) -> None:
+    door.invite(uses=9)
+    for name in "ab":
+        door.enrol(name)
+    door.revoke("a")
+    assert set(door.world.state.ledger.revoked) == {"a"}
+    door.now += 2 * DAY
+    door.revoke("b")
+    assert set(door.world.state.ledger.revoked) == {"b"}
+
+
+def test_what_there_is_not_cannot_be_revoked(door: Door) -> None:
+    assert door.revoke("nobody") == wire.MALFORMED
+    assert "no invitation and no name 'nobody'" in door.sentence
+
+
+def test_a_revoked_member_is_cut_off_at_once_and_its_peers_are_told() -> None:
+    world = training("a", "b", "c")
+    door = Door(world)
+    door.invite(uses=3)
+    for name in "abc":
+        door.enrol(name)
+    stream = world.streams["a"]
+    door.revoke("a")
+    assert refusal_of(world, stream).reason == wire.REVOKED
+    assert "a" not in world.state.members.sessions
+    assert isinstance(world.state.phase, Switching)
+    assert list(world.last_to("b", "revoked").names) == list(world.last_to("c", "revoked").names) == ["a"]
+    assert world.events(ev.NodeLeft)[-1].reason == "its access was revoked"
+
+
+def test_a_member_that_joins_later_learns_who_was_revoked() -> None:
+    world = training("a", "b")
+    door = Door(world)
+    door.invite(uses=3)
+    door.enrol("x")
+    door.revoke("x")
+    world.greet("c")
+    assert list(world.last_to("c", "welcome").revoked) == ["x"]
+
+
+def test_a_process_that_waits_for_a_revoked_name_does_not_get_it() -> None:
+    world = World()
+    door = Door(world)
+    door.invite()
+    door.enrol()
+    world.greet("a", incarnation=1)
+    second = world.greet("a", incarnation=2)
+    door.revoke("a")
+    assert second in world.hung_up
+    assert not world.state.members.contenders
+    assert not world.state.members.sessions
+
+
+def test_a_call_that_was_made_before_the_revocation_comes_too_late(door: Door) -> None:
+    door.invite()
+    door.enrol()
+    door.revoke("a")
+    assert refusal_of(door.world, door.world.greet("a")).reason == wire.REVOKED
+    assert not door.world.state.members.sessions
+
+
+def test_certificates_are_renewed_when_half_of_their_time_has_passed() -> None:
+    world = training("a", "b")
+    assert world.certified == ["a", "b"]
+    world.now += CERTIFICATE_LIFETIME.total_seconds() / 2 - 1
+    world.feed(t.TimePassed())
+    assert world.certified == ["a", "b"]
+    world.now += 2
+    world.feed(t.TimePassed())
+    world.feed(t.TimePassed())
+    assert world.certified == ["a", "b", "a", "b"]
+
+
+def test_a_restarted_coordinator_knows_everybody_again(door: Door) -> None:
+    door.invite(uses=3)
+    for name in "ab":
+        door.enrol(name)
+    door.revoke("b")
+    again = fold(door.world.log, door.world.start)
+    resumed = fold([ev.CoordinatorStopped("why"), ev.RunResumed("why", {})], again)
+    for field in ("invitations", "access", "revoked"):
+        assert getattr(resumed, field) == getattr(door.world.state.ledger, field)

@@ -1,0 +1,37 @@
+"""`dtfm-node` on a machine that has only the coordinator's packages."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+
+def without(package: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """``dtfm-node`` where the package is not installed."""
+    program = (
+        f"import sys; sys.modules[{package!r}] = None; sys.argv = ['dtfm-node', *{arguments!r}]\n"
+        f"from dtfm.node.__main__ import main; main()"
+    )
+    return subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+def test_a_missing_extra_is_named_with_the_fix() -> None:
+    ended = without("torch", "join")
+    assert ended.returncode == 2
+    assert "torch is not installed" in ended.stderr
+    assert "pip install 'dtfm[node]'" in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+def test_what_is_missing_otherwise_is_a_bug_and_not_hidden() -> None:
+    assert "Traceback" in without("grpc", "join").stderr
+
+
+def test_the_coordinator_needs_no_torch() -> None:
+    program = "import sys; sys.modules['torch'] = None\nimport dtfm.coordinator.cli"
+    subprocess.run([sys.executable, "-c", program], cwd=ROOT, timeout=60, check=True)

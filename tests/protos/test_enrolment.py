@@ -1,0 +1,177 @@
+"""The way into a run: by an invitation once, then by what is remembered; and every refusal by name."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
+from pathlib import Path
+
+import grpc.aio
+import pytest
+
+from dtfm.coordinator.service.first_access import node_invitation
+from dtfm.protos import control_pb2 as wire
+from dtfm.protos.access import Role, keep, kept
+from dtfm.protos.connection import read_address, server_options
+from dtfm.protos.credentials import coordinator_credentials, make_authority, make_key
+from dtfm.protos.enrolment import Entry, NotAdmitted, Opened
+from dtfm.protos.invitation import read_invitation
+from tests.coordinator.serving import Served, serving
+from tests.protos.members import NOW
+
+NODE, LOOKING = [Role.NODE], [Role.VIEWER, Role.OPERATOR]
+
+
+@pytest.fixture
+async def served(tmp_path: Path) -> AsyncIterator[Served]:
+    """A coordinator on another machine."""
+    async with serving(tmp_path) as served:
+        yield served
+
+
+@pytest.fixture(autouse=True)
+def own_state(served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Of a user who has nothing yet."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "mine"))
+    return tmp_path / "mine" / "dtfm" / "access"
+
+
+async def enter(where: object, roles: list[Role], name: str = "a") -> Opened:
+    return await Entry(str(where), roles, name).open(10)
+
+
+async def refusal(where: object, roles: list[Role], name: str = "a") -> NotAdmitted:
+    with pytest.raises(NotAdmitted) as caught:
+        await enter(where, roles, name)
+    return caught.value
+
+
+async def invited(served: Served, role: Role, uses: int = 1, seconds: float = 60) -> str:
+    request = wire.InviteRequest(role=role.value, seconds=seconds, uses=uses)
+    return (await served.server.invite(request, "the test")).invitation
+
+
+async def test_a_node_shows_its_invitation_once_and_is_known_from_then_on(served: Served) -> None:
+    invitation = await invited(served, Role.NODE)
+    first = await enter(invitation, NODE)
+    assert (first.access.name, first.access.role, first.address) == ("a", Role.NODE, served.address)
+    for where in (served.address, "", invitation):  # as after a restart
+        again = await enter(where, NODE)
+        assert again.access == first.access
+    assert (await refusal(invitation, NODE, "b")).reason == "INVITATION_USED_UP"
+
+
+async def test_the_key_is_on_disk_before_it_is_enrolled(served: Served, own_state: Path) -> None:
+    invitation = await invited(served, Role.NODE, seconds=1)
+    await served.server.revoke(invitation_id(invitation), "the test")
+    assert (await refusal(invitation, NODE)).reason == "REVOKED"
+    (before,) = kept(NODE)
+    assert not before.enrolled
+    assert (await refusal(served.address, NODE)).reason == "INVITATION_NEEDED"
+    opened = await enter(await invited(served, Role.NODE), NODE)
+    assert opened.access.key == before.key
+
+
+async def test_an_invitation_may_be_in_a_file(served: Served, tmp_path: Path) -> None:
+    (tmp_path / "invitation").write_text(await invited(served, Role.NODE) + "\n")
+    assert (await enter(tmp_path / "invitation", NODE)).access.name == "a"
+    (tmp_path / "other").write_text("not one")
+    with pytest.raises(ValueError, match="this is no invitation"):
+        Entry(str(tmp_path / "other"), NODE, "a")
+
+
+@pytest.mark.parametrize(
+    ("damage", "complaint"),
+    [
+        (lambda text: text[:-10], "truncated: it has"),
+        (lambda text: text[:-20] + "A" * 20, "mistyped: its checksum differs"),
+        (lambda text: "dtfm2" + text[5:], "of version 2"),
+        (lambda text: "127.0.0.1", "give HOST:PORT, like 192.168.1.20:7400; or an invitation"),
+    ],
+)
+async def test_a_damaged_invitation_is_named(served: Served, damage: Callable[[str], str], complaint: str) -> None:
+    with pytest.raises(ValueError, match=complaint):
+        Entry(damage(str(served.invitation)), NODE, "a")
+
+
+async def test_what_the_coordinator_refuses_is_named(served: Served) -> None:
+    known = str(served.invitation)
+    other_secret = replace(served.invitation, secret=bytes(32))
+    assert (await refusal(other_secret, NODE)).reason == "INVITATION_UNKNOWN"
+    expired, secret = node_invitation(time.time() - 8 * 86400, 1, "late")
+    served.server.begin_with([expired])
+    assert (await refusal(served.server.invitation(expired.invitation, secret), NODE)).reason == "INVITATION_EXPIRED"
+    refused = await refusal(await invited(served, Role.VIEWER), NODE)
+    assert (refused.reason, "invite --role" in refused.sentence) == ("ROLE", True)
+    await enter(known, NODE)
+    for access in kept(NODE):
+        other_key = replace(access, key=make_key(), enrolled=False)
+        keep(other_key)
+    assert (await refusal(known, NODE)).reason == "NAME_TAKEN"
+
+
+async def test_an_invitation_of_another_run_or_a_false_coordinator_is_named(served: Served) -> None:
+    false = replace(served.invitation, pin=bytes(32))
+    refused = await refusal(false, NODE)
+    assert refused.reason == "WRONG_AUTHORITY"
+    assert "the invitation is of another run, or somebody else answers there" in refused.sentence
+
+
+async def test_an_address_alone_needs_an_invitation_first(served: Served) -> None:
+    assert (await refusal(served.address, NODE)).reason == "INVITATION_NEEDED"
+    refused = await refusal(served.address, LOOKING)
+    assert "dtfm-coordinator invite --role viewer" in refused.sentence
+
+
+async def test_an_operators_machine_invites_its_own_nodes(served: Served) -> None:
+    await enter(await invited(served, Role.OPERATOR), LOOKING, "me")
+    for where in (served.address, ""):
+        opened = await enter(where, NODE, f"node{len(where)}")
+        assert opened.access.role is Role.NODE
+    assert served.server.ledger.access["node0"].role == "node"
+
+
+async def test_a_viewers_machine_does_not(served: Served) -> None:
+    await enter(await invited(served, Role.VIEWER), LOOKING, "me")
+    assert (await refusal(served.address, NODE)).reason == "INVITATION_NEEDED"
+
+
+async def test_people_are_remembered_under_the_name_that_was_drawn_first(served: Served) -> None:
+    first = await enter(await invited(served, Role.VIEWER), LOOKING, "bob-1")
+    assert (await enter(served.address, LOOKING, "bob-2")).access == first.access
+    assert (await enter("", LOOKING, "bob-3")).access == first.access
+
+
+async def test_who_was_revoked_and_is_invited_again_gets_another_name(served: Served) -> None:
+    await enter(await invited(served, Role.VIEWER), LOOKING, "bob-1")
+    await served.server.revoke("bob-1", "the test")
+    again = await enter(await invited(served, Role.VIEWER), LOOKING, "bob-2")
+    assert again.access.name == "bob-2"
+
+
+async def test_who_was_let_in_is_not_led_elsewhere_by_who_answers_at_the_address_later(served: Served) -> None:
+    await enter(served.invitation, NODE)
+    entry = Entry(served.address, NODE, "a")
+    await entry.open(10)
+    port = read_address(served.address)[1]
+    served.task.cancel()
+    await served.server.close()
+    other = grpc.aio.server(options=server_options())
+    other.add_secure_port(f"127.0.0.1:{port}", coordinator_credentials(make_authority(make_key(), NOW)))
+    await other.start()
+    with pytest.raises(NotAdmitted, match="WRONG_AUTHORITY"):
+        await entry.open(10)
+    assert (await refusal(served.address, NODE)).reason == "INVITATION_NEEDED"  # of a new process
+    await other.stop(None)
+
+
+async def test_nobody_at_the_address_is_no_refusal(served: Served) -> None:
+    nowhere = replace(served.invitation, addresses=("127.0.0.1:1", "[::1]:1"))
+    for where in (nowhere, "127.0.0.1:1"):
+        with pytest.raises(ConnectionError):
+            await enter(where, NODE)
+
+
+def invitation_id(text: str) -> str:
+    return read_invitation(text).id

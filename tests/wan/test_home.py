@@ -1,0 +1,17 @@
+"""The links of a home are measured right although they share a line that carries less up than down."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.bench.links import AROUND_HOME, LINE, measure
+
+pytestmark = pytest.mark.usefixtures("emulation")
+OFF = 0.75
+"""The least part of its rate that a link may be measured with, on a machine that does other things as well."""
+
+
+def test_what_comes_down_is_measured_again_if_its_answers_waited_behind_what_went_up() -> None:
+    down = [row for row in measure(AROUND_HOME, LINE, turns=1) if ", down (" in row.measure]
+    assert len(down) == len(AROUND_HOME)
+    assert all(row.ratio is not None and OFF < row.ratio < 1.05 for row in down), down
