@@ -20,9 +20,10 @@ from dtfm.node.transport.sender import Sender, What
 from dtfm.node.transport.ways import Ways
 from dtfm.protos.control_pb2 import Peer
 from dtfm.protos.control_pb2 import Ways as WaysMessage
+from dtfm.protos.credentials import make_authority, make_key
 from dtfm.protos.frame import Kind
 from dtfm.protos.streams import ping_call
-from tests.protos.members import member
+from tests.protos.members import DAY, NOW, member
 
 LEASE = 4.0
 
@@ -98,6 +99,21 @@ async def start() -> AsyncIterator[Start]:
             return node
 
         yield started
+
+
+async def test_a_renewed_identity_is_shown_by_all_later_connections_and_changes_nothing_else(start: Start) -> None:
+    a, b = await start("a"), await start("b")
+    a.told(dial_back="b")
+    before = a.dialler
+    a.dialler = a.ways.become(member("a", now=NOW - DAY / 4), LEASE, loopback=True)
+    assert a.dialler.budget is before.budget
+    b.told(lends_to=a)
+    assert await a.reaches(b)
+    # Whom a does not accept: nor, then, what it lends.
+    b.told()
+    b.ways.become(member("b", make_authority(make_key(), NOW)), LEASE, loopback=True)
+    b.told(lends_to=a)
+    assert not await a.reaches(b)
 
 
 async def test_a_node_that_cannot_be_dialled_is_reached_when_it_lends(start: Start) -> None:
