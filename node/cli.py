@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import logging
 import os
@@ -11,9 +10,9 @@ import secrets
 import signal
 import socket
 import sys
-from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import asdict
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated
 
@@ -21,31 +20,36 @@ import torch
 import typer
 from pydantic import ByteSize, Field, TypeAdapter, ValidationError
 
+from dtfm.node.host.addresses import identity_port
 from dtfm.node.host.device import measure_device, open_device
 from dtfm.node.host.doctor import examine
 from dtfm.node.host.trace import write_trace
 from dtfm.node.session import Session, Settings
 from dtfm.protos.access import Role
+from dtfm.protos.candidates import way_to
 from dtfm.protos.connection import read_address
+from dtfm.protos.control_pb2 import Device, Hello
 from dtfm.protos.enrolment import Entry
 
 app = typer.Typer(
     help="Lends this machine's GPU (or CPU) to a training run.", no_args_is_help=True, add_completion=False
 )
 
+InvitationArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="INVITATION",
+        envvar="DTFM_INVITATION",
+        help="What `dtfm-coordinator invite` printed, or a file with it. It is needed once. Later HOST:PORT will do, or "
+        "nothing, for the coordinator that was used or started last on this machine.",
+        show_envvar=True,
+    ),
+]
+
 
 @app.command()
 def join(
-    invitation: Annotated[
-        str,
-        typer.Argument(
-            metavar="INVITATION",
-            envvar="DTFM_INVITATION",
-            help="What `dtfm-coordinator invite` printed, or a file with it. It is needed once. Later HOST:PORT will do, or "
-            "nothing, for the coordinator that was used or started last on this machine.",
-            show_envvar=True,
-        ),
-    ] = "",
+    invitation: InvitationArgument = "",
     id: Annotated[
         str,
         typer.Option(help="This node's name, kept across restarts. Default: the host name and a number, remembered."),
@@ -58,11 +62,22 @@ def join(
         ),
     ] = "",
     advertise: Annotated[
-        str,
+        list[str] | None,
         typer.Option(
-            help="HOST[:PORT] at which peers reach this node. Default: the address that faces the coordinator."
+            help="HOST[:PORT] at which peers reach this node, beside the addresses that it finds by itself (may be given several "
+            "times)."
         ),
-    ] = "",
+    ] = None,
+    relay: Annotated[
+        bool,
+        typer.Option(
+            "--relay", help="Let connections between nodes that cannot reach each other pass through this one."
+        ),
+    ] = False,
+    open_port: Annotated[
+        bool,
+        typer.Option(help="Ask the home router (UPnP) to open this node's port while it takes part."),
+    ] = True,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
     memory: Annotated[
         str,
@@ -108,17 +123,18 @@ def join(
     try:
         node = id or _remembered_identity()
         entry = Entry(invitation, [Role.NODE], node)
-        advertised = advertise or _address_facing([read_address(address)[0] for address in entry.leads_to[0]])
-        if ":" in advertised.rpartition("]")[2]:
-            read_address(advertised)
-        listen = listen or ("127.0.0.1:0" if advertised.startswith("127.") else "0.0.0.0:0")
+        facing, behind_nat = _place_on_the_net(entry)
+        listen = listen or _usual_listen(facing)
         read_address(listen)
         settings = Settings(
             coordinator=entry,
             node=node,
             run=run,
             listen=listen,
-            advertise=advertised,
+            advertise=tuple(map(_resolved, advertise or ())),
+            facing=facing,
+            relay=Hello.ALSO if relay else Hello.NO,
+            open_port=open_port and behind_nat,
             device=open_device(device),
             give_up_after=give_up_after,
             allowed_modules=tuple(allow_module or ()),
@@ -127,6 +143,47 @@ def join(
         )
         with write_trace(trace, settings.node) if trace else nullcontext():
             raise typer.Exit(asyncio.run(_join(settings, _read_size(memory))))
+    except ValueError as mistake:
+        print(mistake, file=sys.stderr)
+        raise typer.Exit(2) from None
+
+
+@app.command()
+def relay(
+    invitation: InvitationArgument = "",
+    id: Annotated[str, typer.Option(help="This relay's name, kept across restarts.")] = "",
+    listen: Annotated[str, typer.Option(help="HOST:PORT to listen on; others must reach it.")] = "",
+    advertise: Annotated[list[str] | None, typer.Option(help="HOST[:PORT] at which others reach it.")] = None,
+    give_up_after: Annotated[
+        float, typer.Option(min=0, help="Exit with 1 after this many seconds without a coordinator.")
+    ] = 300.0,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log every message.")] = False,
+) -> None:
+    """Passes on what nodes that cannot reach each other have to say, and sees ciphertext alone. It computes nothing."""
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
+    logging.getLogger("dtfm").setLevel(logging.DEBUG if verbose else logging.INFO)
+    try:
+        node = id or _remembered_identity()
+        entry = Entry(invitation, [Role.NODE], node)
+        facing, behind_nat = _place_on_the_net(entry)
+        listen = listen or _usual_listen(facing)
+        read_address(listen)
+        settings = Settings(
+            coordinator=entry,
+            node=node,
+            run="",
+            listen=listen,
+            advertise=tuple(map(_resolved, advertise or ())),
+            facing=facing,
+            relay=Hello.ONLY,
+            open_port=behind_nat,
+            device=torch.device("cpu"),
+            give_up_after=give_up_after,
+            allowed_modules=(),
+            leave_on_preemption=False,
+            snapshots=_cache() / "snapshots",
+        )
+        raise typer.Exit(asyncio.run(_take_part(settings, Device(kind="cpu", name="relay", memory_bytes=1, flops=1.0))))
     except ValueError as mistake:
         print(mistake, file=sys.stderr)
         raise typer.Exit(2) from None
@@ -158,6 +215,10 @@ async def _join(settings: Settings, most_memory: int | None) -> int:
     memory, speed = device.memory_bytes / 2**30, device.flops / 1e9
     power = f"{memory:.1f} GiB free, {speed:.0f} GFLOP/s in matrix products"
     print(f"{settings.node}: {device.name} ({device.kind}), {power}", flush=True)
+    return await _take_part(settings, device)
+
+
+async def _take_part(settings: Settings, device: Device) -> int:
     session = Session(settings, device)
     signalled = False
 
@@ -182,16 +243,30 @@ def _cache() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dtfm"
 
 
-def _address_facing(hosts: Sequence[str]) -> str:
-    """The local address from which one of ``hosts``, the first that there is a way to, is reached. Sends nothing. Raises
+def _place_on_the_net(coordinator: Entry) -> tuple[str, bool]:
+    """This machine's address that faces the coordinator, and whether this one is behind NAT. The coordinator's first address
+    counts that there is a way to, one on loopback only if it has no other: then others are elsewhere. Sends nothing. Raises
     ValueError."""
-    for host in hosts[:-1]:
-        with contextlib.suppress(ValueError):
-            return _facing(host)
-    return _facing(hosts[-1])
+    facing, problem = [], ValueError("the coordinator has no address")
+    for address in coordinator.leads_to[0]:
+        try:
+            facing.append(_facing(read_address(address)[0]))
+        except ValueError as error:
+            problem = error
+    if not facing:
+        raise problem
+    # The sort is stable.
+    facing.sort(key=lambda each: ip_address(each[0]).is_loopback)
+    return facing[0][0], any(_is_behind_nat(here, there) for here, there in facing)
 
 
-def _facing(host: str) -> str:
+def _is_behind_nat(facing: str, there: str) -> bool:
+    """Whether this machine's address is private, and the coordinator's is not."""
+    return way_to(ip_address(facing)) == "lan" and way_to(ip_address(there)) == "public"
+
+
+def _facing(host: str) -> tuple[str, str]:
+    """The local address from which ``host`` is reached, and the host's own."""
     try:
         family, _, _, _, address = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
@@ -201,7 +276,30 @@ def _facing(host: str) -> str:
         raise ValueError(
             f"{host!r} cannot be resolved or reached ({error}); is the coordinator's address right?"
         ) from None
-    return f"[{local}]" if ":" in local else local
+    return str(local).partition("%")[0], str(address[0]).partition("%")[0]
+
+
+def _usual_listen(facing: str) -> str:
+    """Loopback for a coordinator on this machine; otherwise everywhere, on a port that a rented machine's host maps to itself, if
+    it does that, or any free one."""
+    if ip_address(facing).is_loopback:
+        return f"[{facing}]:0" if ":" in facing else f"{facing}:0"
+    return f"0.0.0.0:{identity_port(os.environ)}"
+
+
+def _resolved(advertise: str) -> str:
+    """HOST[:PORT] with the host's IP address. A name would mean something else elsewhere, so it is looked up here."""
+    bare = advertise if advertise.startswith("[") or advertise.count(":") < 2 else f"[{advertise}]"
+    has_port = ":" in bare.rpartition("]")[2]
+    host, port = read_address(bare if has_port else f"{bare}:1")
+    try:
+        address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][4][0]
+    except OSError as error:
+        raise ValueError(
+            f"--advertise {advertise}: {host!r} is not known here ({error}); give the IP address"
+        ) from None
+    shown = f"[{address}]" if ":" in str(address) else str(address)
+    return f"{shown}:{port}" if has_port else shown
 
 
 def _read_size(text: str) -> int | None:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import itertools
 import logging
+import os
 import random
 import secrets
 import sys
@@ -13,6 +14,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import dataclass, replace
 from functools import partial
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,16 +23,21 @@ import grpc.aio
 import torch
 
 import dtfm
-from dtfm.node.host.links import measure_links
+from dtfm.node.host.addresses import candidates, host_of, interfaces, reached_here
+from dtfm.node.host.dialling import Dialler
+from dtfm.node.host.home_router import HomeRouter
+from dtfm.node.host.links import measure_links, reach
 from dtfm.node.host.preemption import preemption_notice
 from dtfm.node.state.disk import Disk
 from dtfm.node.state.snapshots import Snapshots
 from dtfm.node.state.state_store import StateStore
 from dtfm.node.training.generation_setup import Equipment
 from dtfm.node.training.trainer import Trainer
+from dtfm.node.transport.lent import Holder
 from dtfm.node.transport.peer_server import PeerServer
 from dtfm.node.transport.send_priority import Rank
 from dtfm.node.transport.sender import Sender
+from dtfm.node.transport.ways import Ways
 from dtfm.protos import PROTOCOL_VERSION, control_pb2_grpc
 from dtfm.protos.connection import DEFAULT_LEASE
 from dtfm.protos.control_pb2 import (
@@ -42,6 +49,7 @@ from dtfm.protos.control_pb2 import (
     Leaving,
     NodeMessage,
     Probe,
+    Reach,
     RefusalReason,
     Standby,
     StepFailed,
@@ -62,7 +70,9 @@ IDLE_BEATS = 40
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """How this node joins. Addresses are HOST:PORT; ``advertise`` without a port gets the one that the node listens on.
+    """How this node joins. Addresses are HOST:PORT; ``advertise`` are IP addresses, with or without a port, at which peers reach
+    it; ``facing`` is this machine's address that faces the coordinator. ``relay``: whether connections of others may pass
+    through this node. With ``open_port`` it asks the home router to open its port.
 
     ``coordinator`` is the way to it. ``give_up_after`` is the number of seconds without a coordinator after
     which the node exits. With ``leave_on_preemption`` it leaves when the cloud host gives notice. ``snapshots`` is the folder
@@ -73,7 +83,10 @@ class Settings:
     node: str
     run: str
     listen: str
-    advertise: str
+    advertise: tuple[str, ...]
+    facing: str
+    relay: Hello.Relay
+    open_port: bool
     device: torch.device
     give_up_after: float
     allowed_modules: tuple[str, ...]
@@ -94,7 +107,9 @@ class Session:
         self._exit: int | None = None
         self._leaving = asyncio.Event()
         self._leave_reason = ""
-        self._address = settings.advertise
+        self._port = 0
+        self._router = HomeRouter()
+        self._opened = ""
         self._identity: Identity | None = None  # None until the first welcome
         self._key = b""  # of the name, from the first connection on
         self._lease = DEFAULT_LEASE  # until the first welcome
@@ -113,14 +128,19 @@ class Session:
         )
         self._trainer = Trainer(equipment, loop, report, _on_loop(loop, self._fail))
         give_way = partial(self._sender.priority.give_way, Rank.STATE)
-        self._server = PeerServer(equipment.store, give_way, self._snapshots.disk)
+        holder = Holder(relay=settings.relay != Hello.NO)
+        self._server = PeerServer(equipment.store, give_way, self._snapshots.disk, holder)
+        self._ways = Ways(settings.node, holder)
+        self._dialler: Dialler | None = None  # None until the first welcome
 
     async def run(self) -> int:
         """Takes part until the run is over. Returns the process's exit code. Raises ValueError for a user's mistake."""
         try:
-            port = await self._server.start(self._settings.listen)
-            if ":" not in self._address.rpartition("]")[2]:
-                self._address = f"{self._address}:{port}"
+            self._port = await self._server.start(self._settings.listen)
+            self._candidates()  # an address that cannot be is to be known now
+            if self._settings.open_port:
+                self._opened = await self._router.open(self._port)
+            await self._ways.start(reached_here(self._settings.listen, self._port))
             if self._settings.leave_on_preemption:
                 self._start(self._leave_on_preemption())
             await self._stay_connected()
@@ -132,7 +152,22 @@ class Session:
             for task in self._tasks:
                 task.cancel()
             await self._sender.close()
+            await self._ways.stop()
+            await self._router.close()
             await self._server.stop()
+
+    def _candidates(self) -> tuple[str, ...]:
+        """As they are now: addresses change. Raises ValueError for an address in the settings that peers could not use."""
+        settings = self._settings
+        return candidates(
+            os.environ,
+            interfaces(),
+            host=host_of(settings.listen),
+            port=self._port,
+            advertise=settings.advertise,
+            facing=settings.facing,
+            opened=self._opened,
+        )
 
     def leave(self, reason: str) -> None:
         """Works on until this node's part is handed over, then makes ``run`` return 0."""
@@ -196,7 +231,9 @@ class Session:
                     run=self._settings.run,
                     node=self._settings.node,
                     incarnation=self._incarnation,
-                    address=self._address,
+                    candidates=self._candidates(),
+                    port=self._port,
+                    relay=self._settings.relay,
                     device=self._trainer.hardware,
                 )
             )
@@ -236,23 +273,26 @@ class Session:
             case "welcome":
                 welcome = message.welcome
                 self._lease = welcome.run.lease_seconds
-                self._identity = Identity(welcome.authority, welcome.certificate, self._key)
-                self._server.become(self._identity)
+                dialler = self._become(Identity(welcome.authority, welcome.certificate, self._key))
                 self._server.revoke(welcome.revoked)
-                self._trainer.prepare(welcome.run, self._identity)
+                if self._settings.relay != Hello.ONLY:
+                    self._trainer.prepare(welcome.run, dialler)
                 if self._leaving.is_set():  # this may not have been sent before
                     self._send(NodeMessage(leaving=Leaving(reason=self._leave_reason)))
             case "refusal":
                 self._refused(RefusalReason.Name(message.refusal.reason), message.refusal.sentence)
             case "certificate":
                 if self._identity is not None:
-                    self._identity = replace(self._identity, certificate=message.certificate.certificate)
-                    self._server.become(self._identity)
-                    self._trainer.renew(self._identity)
+                    renewed = replace(self._identity, certificate=message.certificate.certificate)
+                    self._trainer.renew(self._become(renewed))
             case "revoked":
                 self._server.revoke(message.revoked.names)
             case "probe":
                 self._start(self._probe(message.probe))
+            case "reach":
+                self._start(self._reach(message.reach))
+            case "ways":
+                self._ways.follow(message.ways)
             case "assignment":
                 self._trainer.adopt(message.assignment, self._server.deliver_to)
             case "standby":
@@ -278,14 +318,26 @@ class Session:
             case _:
                 log.warning("ignored a message from the coordinator that this version does not know")
 
+    def _become(self, identity: Identity) -> Dialler:
+        """Shows this identity to peers from now on. Returns what opens channels to them as this one."""
+        self._identity = identity
+        self._server.become(identity)
+        loopback = ip_address(self._settings.facing).is_loopback
+        self._dialler = self._ways.become(identity, self._lease, loopback=loopback)
+        return self._dialler
+
     def _refused(self, reason: str, sentence: str) -> None:
         print(f"This node was not let in: {reason}: {sentence}", file=sys.stderr, flush=True)
         self._exit = 1 if reason == "RUN_OVER" else 2
 
     async def _probe(self, probe: Probe) -> None:
-        assert self._identity is not None  # probes are asked of welcomed nodes only
-        report = await measure_links(self._settings.node, list(probe.peers), self._identity, self._lease)
+        assert self._dialler is not None  # probes are asked of welcomed nodes only
+        report = await measure_links(self._settings.node, list(probe.peers), self._dialler, self._lease)
         self._send(NodeMessage(links=report))
+
+    async def _reach(self, wanted: Reach) -> None:
+        assert self._dialler is not None
+        self._send(NodeMessage(reached=await reach(wanted.peers, self._dialler, self._lease)))
 
     async def _leave_on_preemption(self) -> None:
         if reason := await preemption_notice():
@@ -296,7 +348,7 @@ class Session:
         for count in itertools.count(1):
             await asyncio.sleep(every)
             self._send(NodeMessage(heartbeat=Heartbeat(count=count)))
-            if count % IDLE_BEATS == 0:
+            if count % IDLE_BEATS == 0 and self._settings.relay != Hello.ONLY:
                 self._trainer.time_again()
 
     async def _messages(self) -> AsyncIterator[NodeMessage]:

@@ -24,8 +24,8 @@ _COMMON = (
 def channel_options(lease: float) -> tuple[tuple[str, int], ...]:
     """Options of a client's channel.
 
-    They bound messages, leave room for a fast and far link, use no proxy (peers are named by address), reconnect within
-    seconds, and close a connection whose other side has answered nothing, not even a ping, for about ``lease`` seconds.
+    They bound messages, leave room for a fast and far link, reconnect within seconds, and close a connection whose other side has
+    answered nothing, not even a ping, for about ``lease`` seconds.
     """
     half = max(int(lease * 500), 100)
     return (
@@ -34,7 +34,6 @@ def channel_options(lease: float) -> tuple[tuple[str, int], ...]:
         ("grpc.keepalive_timeout_ms", half),
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.max_pings_without_data", 0),
-        ("grpc.enable_http_proxy", 0),
         ("grpc.initial_reconnect_backoff_ms", 200),
         # Despite its name, the time one attempt may take: TCP, TLS and HTTP/2 need several round trips of up to 0.5 s.
         ("grpc.min_reconnect_backoff_ms", 2 * half),
@@ -57,15 +56,21 @@ DEFAULT_LEASE = 10.0
 """Seconds. The default lease of a run file, which a node uses until it knows its run's."""
 
 
-def open_channel(address: str, way: Way, lease: float = DEFAULT_LEASE, apart: bool = False) -> grpc.aio.Channel:
+def open_channel(
+    address: str, way: Way, lease: float = DEFAULT_LEASE, apart: bool = False, proxy: str = ""
+) -> grpc.aio.Channel:
     """An encrypted channel to HOST:PORT, which accepts only the other side that ``way`` names.
 
     Connects at the first call; close it with ``await channel.close()``. With ``apart`` it shares its TCP connection
-    with no other channel.
+    with no other channel. ``proxy``: the URL of an HTTP proxy that is asked to CONNECT to the address.
     """
     credentials, named = way
+    # Peers are named by address: no proxy of the environment's is meant for them.
+    through: tuple[tuple[str, str | int], ...] = (("grpc.enable_http_proxy", 0),)
+    if proxy:
+        through = (("grpc.enable_http_proxy", 1), ("grpc.http_proxy", proxy))
     own = (("grpc.use_local_subchannel_pool", int(apart)),)
-    return grpc.aio.secure_channel(address, credentials, options=(*channel_options(lease), *named, *own))
+    return grpc.aio.secure_channel(address, credentials, options=(*channel_options(lease), *named, *through, *own))
 
 
 def read_address(text: str) -> tuple[str, int]:

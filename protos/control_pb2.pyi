@@ -68,7 +68,7 @@ OUT_OF_MEMORY: StepProblem
 INTERNAL: StepProblem
 
 class NodeMessage(_message.Message):
-    __slots__ = ("hello", "prepared", "heartbeat", "links", "plan_ready", "plan_failed", "step_ready", "step_failed", "evaluated", "snapshot_parts", "applied", "goodbye", "leaving", "standby_progress", "codecs_chosen")
+    __slots__ = ("hello", "prepared", "heartbeat", "links", "plan_ready", "plan_failed", "step_ready", "step_failed", "evaluated", "snapshot_parts", "applied", "goodbye", "leaving", "standby_progress", "codecs_chosen", "reached")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     PREPARED_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
@@ -84,6 +84,7 @@ class NodeMessage(_message.Message):
     LEAVING_FIELD_NUMBER: _ClassVar[int]
     STANDBY_PROGRESS_FIELD_NUMBER: _ClassVar[int]
     CODECS_CHOSEN_FIELD_NUMBER: _ClassVar[int]
+    REACHED_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     prepared: Prepared
     heartbeat: Heartbeat
@@ -99,10 +100,11 @@ class NodeMessage(_message.Message):
     leaving: Leaving
     standby_progress: StandbyProgress
     codecs_chosen: CodecsChosen
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., prepared: _Optional[_Union[Prepared, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., links: _Optional[_Union[LinkReport, _Mapping]] = ..., plan_ready: _Optional[_Union[PlanReady, _Mapping]] = ..., plan_failed: _Optional[_Union[PlanFailed, _Mapping]] = ..., step_ready: _Optional[_Union[StepReady, _Mapping]] = ..., step_failed: _Optional[_Union[StepFailed, _Mapping]] = ..., evaluated: _Optional[_Union[Evaluated, _Mapping]] = ..., snapshot_parts: _Optional[_Union[SnapshotParts, _Mapping]] = ..., applied: _Optional[_Union[Applied, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., leaving: _Optional[_Union[Leaving, _Mapping]] = ..., standby_progress: _Optional[_Union[StandbyProgress, _Mapping]] = ..., codecs_chosen: _Optional[_Union[CodecsChosen, _Mapping]] = ...) -> None: ...
+    reached: Reached
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., prepared: _Optional[_Union[Prepared, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., links: _Optional[_Union[LinkReport, _Mapping]] = ..., plan_ready: _Optional[_Union[PlanReady, _Mapping]] = ..., plan_failed: _Optional[_Union[PlanFailed, _Mapping]] = ..., step_ready: _Optional[_Union[StepReady, _Mapping]] = ..., step_failed: _Optional[_Union[StepFailed, _Mapping]] = ..., evaluated: _Optional[_Union[Evaluated, _Mapping]] = ..., snapshot_parts: _Optional[_Union[SnapshotParts, _Mapping]] = ..., applied: _Optional[_Union[Applied, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., leaving: _Optional[_Union[Leaving, _Mapping]] = ..., standby_progress: _Optional[_Union[StandbyProgress, _Mapping]] = ..., codecs_chosen: _Optional[_Union[CodecsChosen, _Mapping]] = ..., reached: _Optional[_Union[Reached, _Mapping]] = ...) -> None: ...
 
 class CoordinatorMessage(_message.Message):
-    __slots__ = ("welcome", "refusal", "probe", "assignment", "begin", "commit", "abort", "finish", "standby", "links_changed", "keep_snapshots", "certificate", "revoked")
+    __slots__ = ("welcome", "refusal", "probe", "assignment", "begin", "commit", "abort", "finish", "standby", "links_changed", "keep_snapshots", "certificate", "revoked", "reach", "ways")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     REFUSAL_FIELD_NUMBER: _ClassVar[int]
     PROBE_FIELD_NUMBER: _ClassVar[int]
@@ -116,6 +118,8 @@ class CoordinatorMessage(_message.Message):
     KEEP_SNAPSHOTS_FIELD_NUMBER: _ClassVar[int]
     CERTIFICATE_FIELD_NUMBER: _ClassVar[int]
     REVOKED_FIELD_NUMBER: _ClassVar[int]
+    REACH_FIELD_NUMBER: _ClassVar[int]
+    WAYS_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     refusal: Refusal
     probe: Probe
@@ -129,25 +133,39 @@ class CoordinatorMessage(_message.Message):
     keep_snapshots: KeepSnapshots
     certificate: Certificate
     revoked: Revoked
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., refusal: _Optional[_Union[Refusal, _Mapping]] = ..., probe: _Optional[_Union[Probe, _Mapping]] = ..., assignment: _Optional[_Union[Assignment, _Mapping]] = ..., begin: _Optional[_Union[Begin, _Mapping]] = ..., commit: _Optional[_Union[Commit, _Mapping]] = ..., abort: _Optional[_Union[Abort, _Mapping]] = ..., finish: _Optional[_Union[Finish, _Mapping]] = ..., standby: _Optional[_Union[Standby, _Mapping]] = ..., links_changed: _Optional[_Union[LinksChanged, _Mapping]] = ..., keep_snapshots: _Optional[_Union[KeepSnapshots, _Mapping]] = ..., certificate: _Optional[_Union[Certificate, _Mapping]] = ..., revoked: _Optional[_Union[Revoked, _Mapping]] = ...) -> None: ...
+    reach: Reach
+    ways: Ways
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., refusal: _Optional[_Union[Refusal, _Mapping]] = ..., probe: _Optional[_Union[Probe, _Mapping]] = ..., assignment: _Optional[_Union[Assignment, _Mapping]] = ..., begin: _Optional[_Union[Begin, _Mapping]] = ..., commit: _Optional[_Union[Commit, _Mapping]] = ..., abort: _Optional[_Union[Abort, _Mapping]] = ..., finish: _Optional[_Union[Finish, _Mapping]] = ..., standby: _Optional[_Union[Standby, _Mapping]] = ..., links_changed: _Optional[_Union[LinksChanged, _Mapping]] = ..., keep_snapshots: _Optional[_Union[KeepSnapshots, _Mapping]] = ..., certificate: _Optional[_Union[Certificate, _Mapping]] = ..., revoked: _Optional[_Union[Revoked, _Mapping]] = ..., reach: _Optional[_Union[Reach, _Mapping]] = ..., ways: _Optional[_Union[Ways, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("protocol_version", "package_version", "run", "node", "incarnation", "address", "device")
+    __slots__ = ("protocol_version", "package_version", "run", "node", "incarnation", "candidates", "device", "port", "relay")
+    class Relay(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        NO: _ClassVar[Hello.Relay]
+        ALSO: _ClassVar[Hello.Relay]
+        ONLY: _ClassVar[Hello.Relay]
+    NO: Hello.Relay
+    ALSO: Hello.Relay
+    ONLY: Hello.Relay
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     PACKAGE_VERSION_FIELD_NUMBER: _ClassVar[int]
     RUN_FIELD_NUMBER: _ClassVar[int]
     NODE_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
-    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    CANDIDATES_FIELD_NUMBER: _ClassVar[int]
     DEVICE_FIELD_NUMBER: _ClassVar[int]
+    PORT_FIELD_NUMBER: _ClassVar[int]
+    RELAY_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     package_version: str
     run: str
     node: str
     incarnation: int
-    address: str
+    candidates: _containers.RepeatedScalarFieldContainer[str]
     device: Device
-    def __init__(self, protocol_version: _Optional[int] = ..., package_version: _Optional[str] = ..., run: _Optional[str] = ..., node: _Optional[str] = ..., incarnation: _Optional[int] = ..., address: _Optional[str] = ..., device: _Optional[_Union[Device, _Mapping]] = ...) -> None: ...
+    port: int
+    relay: Hello.Relay
+    def __init__(self, protocol_version: _Optional[int] = ..., package_version: _Optional[str] = ..., run: _Optional[str] = ..., node: _Optional[str] = ..., incarnation: _Optional[int] = ..., candidates: _Optional[_Iterable[str]] = ..., device: _Optional[_Union[Device, _Mapping]] = ..., port: _Optional[int] = ..., relay: _Optional[_Union[Hello.Relay, str]] = ...) -> None: ...
 
 class Device(_message.Message):
     __slots__ = ("kind", "name", "memory_bytes", "flops")
@@ -232,28 +250,66 @@ class Probe(_message.Message):
     def __init__(self, peers: _Optional[_Iterable[_Union[Peer, _Mapping]]] = ...) -> None: ...
 
 class Peer(_message.Message):
-    __slots__ = ("node", "address")
+    __slots__ = ("node", "candidates")
     NODE_FIELD_NUMBER: _ClassVar[int]
-    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    CANDIDATES_FIELD_NUMBER: _ClassVar[int]
     node: str
-    address: str
-    def __init__(self, node: _Optional[str] = ..., address: _Optional[str] = ...) -> None: ...
+    candidates: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, node: _Optional[str] = ..., candidates: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class Reach(_message.Message):
+    __slots__ = ("peers",)
+    PEERS_FIELD_NUMBER: _ClassVar[int]
+    peers: _containers.RepeatedCompositeFieldContainer[Peer]
+    def __init__(self, peers: _Optional[_Iterable[_Union[Peer, _Mapping]]] = ...) -> None: ...
+
+class Reached(_message.Message):
+    __slots__ = ("outcomes",)
+    class Outcome(_message.Message):
+        __slots__ = ("node", "way", "problem")
+        NODE_FIELD_NUMBER: _ClassVar[int]
+        WAY_FIELD_NUMBER: _ClassVar[int]
+        PROBLEM_FIELD_NUMBER: _ClassVar[int]
+        node: str
+        way: str
+        problem: str
+        def __init__(self, node: _Optional[str] = ..., way: _Optional[str] = ..., problem: _Optional[str] = ...) -> None: ...
+    OUTCOMES_FIELD_NUMBER: _ClassVar[int]
+    outcomes: _containers.RepeatedCompositeFieldContainer[Reached.Outcome]
+    def __init__(self, outcomes: _Optional[_Iterable[_Union[Reached.Outcome, _Mapping]]] = ...) -> None: ...
+
+class Ways(_message.Message):
+    __slots__ = ("ways", "holders")
+    class Way(_message.Message):
+        __slots__ = ("node", "relay")
+        NODE_FIELD_NUMBER: _ClassVar[int]
+        RELAY_FIELD_NUMBER: _ClassVar[int]
+        node: str
+        relay: Peer
+        def __init__(self, node: _Optional[str] = ..., relay: _Optional[_Union[Peer, _Mapping]] = ...) -> None: ...
+    WAYS_FIELD_NUMBER: _ClassVar[int]
+    HOLDERS_FIELD_NUMBER: _ClassVar[int]
+    ways: _containers.RepeatedCompositeFieldContainer[Ways.Way]
+    holders: _containers.RepeatedCompositeFieldContainer[Peer]
+    def __init__(self, ways: _Optional[_Iterable[_Union[Ways.Way, _Mapping]]] = ..., holders: _Optional[_Iterable[_Union[Peer, _Mapping]]] = ...) -> None: ...
 
 class LinkReport(_message.Message):
     __slots__ = ("links", "up", "down")
     class Link(_message.Message):
-        __slots__ = ("source", "destination", "latency_seconds", "bandwidth", "problem")
+        __slots__ = ("source", "destination", "latency_seconds", "bandwidth", "problem", "way")
         SOURCE_FIELD_NUMBER: _ClassVar[int]
         DESTINATION_FIELD_NUMBER: _ClassVar[int]
         LATENCY_SECONDS_FIELD_NUMBER: _ClassVar[int]
         BANDWIDTH_FIELD_NUMBER: _ClassVar[int]
         PROBLEM_FIELD_NUMBER: _ClassVar[int]
+        WAY_FIELD_NUMBER: _ClassVar[int]
         source: str
         destination: str
         latency_seconds: float
         bandwidth: float
         problem: str
-        def __init__(self, source: _Optional[str] = ..., destination: _Optional[str] = ..., latency_seconds: _Optional[float] = ..., bandwidth: _Optional[float] = ..., problem: _Optional[str] = ...) -> None: ...
+        way: str
+        def __init__(self, source: _Optional[str] = ..., destination: _Optional[str] = ..., latency_seconds: _Optional[float] = ..., bandwidth: _Optional[float] = ..., problem: _Optional[str] = ..., way: _Optional[str] = ...) -> None: ...
     LINKS_FIELD_NUMBER: _ClassVar[int]
     UP_FIELD_NUMBER: _ClassVar[int]
     DOWN_FIELD_NUMBER: _ClassVar[int]

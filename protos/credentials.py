@@ -39,6 +39,8 @@ from dtfm.protos.proof import CLOCKS_APART, ClockError
 
 COORDINATOR_NAME = "coordinator.dtfm"
 """The server name in the authority's certificate, whatever its address."""
+CERTIFIED_SUFFIX = ".node.dtfm"
+"""How every node's name in a certificate ends."""
 CERTIFICATE_LIFETIME = timedelta(days=1)
 """Of a node's certificate. It is renewed when half of this has passed."""
 AUTHORITY_BEGINS = datetime(2024, 1, 1, tzinfo=UTC)
@@ -202,7 +204,7 @@ def is_half_over(certificate: bytes, now: datetime) -> bool:
 
 def certified_name(node: str) -> str:
     """The name of ``node`` in certificates: a host name of bounded length, whatever characters the node's name has."""
-    return f"{hashlib.sha256(node.encode()).hexdigest()[:32]}.node.dtfm"
+    return f"{hashlib.sha256(node.encode()).hexdigest()[:32]}{CERTIFIED_SUFFIX}"
 
 
 def shown_name(auth_context: Mapping[str, Iterable[bytes]]) -> str:

@@ -9,13 +9,20 @@ import grpc
 import grpc.aio
 
 SERVICE = "dtfm.Peer"
+CONNECTIONS = "dtfm.Connections"
 NODE_METADATA = "dtfm-node"
 """Metadata key with the name of the calling node."""
+
+SEEN_METADATA = "dtfm-seen"
+"""Metadata key with the address from which a caller came, as gRPC writes it."""
+LENDER_METADATA = "dtfm-lender"
+"""Metadata key with the name of the node to which a connection is to be borrowed."""
 
 FrameStream = Callable[[AsyncIterator[bytes], "grpc.aio.ServicerContext[bytes, bytes]"], Awaitable[bytes]]
 BytesToBytes = Callable[[bytes, "grpc.aio.ServicerContext[bytes, bytes]"], Awaitable[bytes]]
 BytesToStream = Callable[[bytes, "grpc.aio.ServicerContext[bytes, bytes]"], AsyncIterator[bytes]]
 StreamToStream = Callable[[AsyncIterator[bytes], "grpc.aio.ServicerContext[bytes, bytes]"], AsyncIterator[bytes]]
+Connection = Callable[[AsyncIterator[bytes], "grpc.aio.ServicerContext[bytes, bytes]"], Awaitable[None]]
 
 
 def peer_handlers(
@@ -31,7 +38,7 @@ def peer_handlers(
     - ``tensors`` takes frames of frame.py until the caller ends the call. A refusal is an answer that ends the call,
       not a status: where the end of a call meets a write of the caller's, grpc replaces the status with its own
       INTERNAL.
-    - ``ping`` echoes.
+    - ``ping`` echoes. Its trailing metadata say as whom the server saw the caller (SEEN_METADATA).
     - ``upload`` and ``download`` carry a bandwidth probe, to the server and from it. The receiver answers each piece
       with its size (ASCII decimal).
     - ``state`` answers a StateRequest with STATE frames.
@@ -51,12 +58,33 @@ def peer_handlers(
     )
 
 
+def connection_handlers(lend: Connection, borrow: Connection) -> grpc.GenericRpcHandler:
+    """The server side of the methods that carry connections (node/transport/lent.py). Messages are pieces of at most 256 KiB.
+
+    - ``lend``: the caller lends the connection to itself that the call is.
+    - ``borrow``: the caller wants a connection that the node named in the metadata (LENDER_METADATA) has lent.
+    """
+    return grpc.method_handlers_generic_handler(
+        CONNECTIONS,
+        {
+            "Lend": grpc.stream_stream_rpc_method_handler(lend),
+            "Borrow": grpc.stream_stream_rpc_method_handler(borrow),
+        },
+    )
+
+
 def tensors_call(channel: grpc.aio.Channel) -> Any:
     return channel.stream_unary(f"/{SERVICE}/Tensors")
 
 
 def ping_call(channel: grpc.aio.Channel) -> Any:
     return channel.unary_unary(f"/{SERVICE}/Ping")
+
+
+async def seen_as(call: Any) -> str:
+    """What the server of a finished ``ping`` said about where the caller came from; empty if nothing."""
+    shown = next((value for key, value in await call.trailing_metadata() if key == SEEN_METADATA), "")
+    return shown if isinstance(shown, str) else ""
 
 
 def upload_call(channel: grpc.aio.Channel) -> Any:
@@ -73,3 +101,11 @@ def state_call(channel: grpc.aio.Channel) -> Any:
 
 def standby_call(channel: grpc.aio.Channel) -> Any:
     return channel.unary_stream(f"/{SERVICE}/Standby")
+
+
+def lend_call(channel: grpc.aio.Channel) -> Any:
+    return channel.stream_stream(f"/{CONNECTIONS}/Lend")
+
+
+def borrow_call(channel: grpc.aio.Channel) -> Any:
+    return channel.stream_stream(f"/{CONNECTIONS}/Borrow")

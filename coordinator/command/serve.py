@@ -104,10 +104,9 @@ async def _serve(
 
 def _tell(run: str, host: str, port: int, invitation: str, *, json_lines: bool) -> None:
     if json_lines:
-        address = _here(host, port) if host in EVERYWHERE else f"{host}:{port}"
-        print(json.dumps({"event": "listening", "address": address, "invitation": invitation}), flush=True)
+        print(json.dumps({"event": "listening", "address": _here(host, port), "invitation": invitation}), flush=True)
         return
-    print(f"Run {run!r}, listening on {host}:{port}.")
+    print(f"Run {run!r}, listening on {f'[{host}]' if ':' in host else host}:{port}.")
     if invitation:
         print(f"To take part, on each machine (up to {FIRST_USES}, within {FIRST_SECONDS / 86400:.0f} days):")
         print(f"    dtfm-node join {invitation}")

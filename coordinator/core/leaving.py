@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from dtfm.coordinator.core import links, post_commit, steps
+from dtfm.coordinator.core import links, post_commit, steps, ways
 from dtfm.coordinator.core.replanning import drop_stale_choice
 from dtfm.coordinator.core.safekeeping import snapshot
 from dtfm.coordinator.core.safekeeping.returning_nodes import worth_waiting
@@ -18,7 +18,7 @@ from dtfm.protos import control_pb2 as wire
 
 def leave(transition: Transition, session: Session, reason: str, *, for_good: bool = False) -> None:
     """The node is gone. Training goes on without it. ``for_good``: its process has ended, and what it had in memory is lost."""
-    node, plan = session.node, transition.state.ledger.plan
+    node, plan, before = session.node, transition.state.ledger.plan, transition.state.ledger.ways
     links.remember(transition, session)
     transition.set_members(transition.state.members.without_session(node))
     transition.emit(ev.NodeLeft(node, reason))
@@ -30,6 +30,7 @@ def leave(transition: Transition, session: Session, reason: str, *, for_good: bo
     drop_stale_choice(transition)
     if transition.state.stopped:
         return
+    ways.left(transition, node, before)
     if plan is not None and node in plan.nodes:
         steps.node_lost(transition, node, reason)
     else:

@@ -7,6 +7,8 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
+from dtfm.coordinator.core import ways
+from dtfm.coordinator.core.messages import peer_message
 from dtfm.coordinator.core.state import RememberedLinks, Retry, Session, Standing
 from dtfm.coordinator.core.timeouts import PROBE_LEASES, REMEMBERED_LEASES, SIGN_OF_LIFE_LEASES
 from dtfm.coordinator.core.transition import Transition
@@ -20,15 +22,22 @@ MOST_PROBED = 64
 links count as average."""
 
 
+_NO_PEERS = (Standing.JOINED, Standing.RELAY)
+"""Nodes in these standings exchange no tensors, or not yet."""
+
+
 def probe_from(transition: Transition, session: Session) -> bool:
     """Has a newcomer measure its links to earlier nodes, except links that are remembered. Returns whether to wait for its
     report."""
     others = sorted(
-        (s for s in transition.state.members.sessions.values() if s.standing is not Standing.JOINED),
+        (s for s in transition.state.members.sessions.values() if s.standing not in _NO_PEERS),
         key=lambda s: s.node,
     )
     if known := _remembered(transition, session):
         transition.emit(ev.LinksMeasured(session.node, known))
+        both = {frozenset((link.source, link.destination)) for link in known}
+        old = transition.state.members.links[session.node].ways
+        ways.remembered(transition, [way for way in old if frozenset((way.source, way.destination)) in both])
         measured = {node for link in known for node in (link.source, link.destination)}
         others = [other for other in others if other.node not in measured]
     # Drawn by name, so that every node has links that were measured, and a replay draws the same.
@@ -38,6 +47,10 @@ def probe_from(transition: Transition, session: Session) -> bool:
     for group in (lively, silent):  # apart, so that nobody waits for the answer of a silent one
         if group:
             _probe(transition, session.node, group)
+    names = frozenset(peer.node for peer in lively)
+    session = transition.state.members.sessions[session.node]
+    transition.set_session(replace(session, probing=names, reaching=names))
+    ways.have_dialled(transition, session, lively)
     return bool(lively)
 
 
@@ -49,6 +62,12 @@ def measured(transition: Transition, session: Session, report: wire.LinkReport) 
     if links:
         up, down = check_connection(report)
         transition.emit(ev.LinksMeasured(session.node, links, up=up, down=down))
+    # A newcomer's first report answers for all, later ones for those that it measures again over another way.
+    reported = {name for link in report.links for name in (link.source, link.destination)}
+    session = transition.state.members.sessions[session.node]
+    again = session.probing & transition.state.ledger.ways.get(session.node, {}).keys() - reported
+    transition.set_session(replace(session, probing=frozenset(again)))
+    ways.measured(transition, session.node, links)
 
 
 def measure_broken(transition: Transition) -> None:
@@ -59,10 +78,11 @@ def measure_broken(transition: Transition) -> None:
     ready = set(ledger.ready) if retries else set()
     for (node, peer), retry in sorted(retries.items()):
         if transition.now >= retry.due and {node, peer} <= ready:
+            ways.try_again(transition, node, peer)
             _probe(transition, node, [members.sessions[peer]])
             retries[node, peer] = Retry(transition.now + retry.pause, 2 * retry.pause)
     if retries != members.retries:
-        transition.set_members(replace(members, retries=retries))
+        transition.set_members(replace(transition.state.members, retries=retries))
 
 
 def remember(transition: Transition, session: Session) -> None:
@@ -71,11 +91,13 @@ def remember(transition: Transition, session: Session) -> None:
     links = (*rows.get(node, {}).values(), *(row[node] for row in rows.values() if node in row))
     ends = {node}.union(*((link.source, link.destination) for link in links))
     hosts = {name: _host(other) for name, other in members.sessions.items() if name in ends}
+    table = transition.state.ledger.ways
+    gone = (*table.get(node, {}).values(), *(row[node] for row in table.values() if node in row))
     kept = {name: old for name, old in members.links.items() if transition.now <= old.until and name != node}
     for oldest in list(kept)[: max(len(kept) + 1 - MAX_NODES, 0)]:
         del kept[oldest]
     until = transition.now + REMEMBERED_LEASES * transition.state.lease
-    transition.set_members(replace(members, links={**kept, node: RememberedLinks(until, hosts, links)}))
+    transition.set_members(replace(members, links={**kept, node: RememberedLinks(until, hosts, links, gone)}))
 
 
 def _remembered(transition: Transition, session: Session) -> tuple[ev.Link, ...]:
@@ -84,17 +106,17 @@ def _remembered(transition: Transition, session: Session) -> tuple[ev.Link, ...]
     old = members.links.get(session.node)
     if old is None or transition.now > old.until or old.hosts[session.node] != _host(session):
         return ()
-    others = [other for other in members.sessions.values() if other.standing is not Standing.JOINED]
+    others = [other for other in members.sessions.values() if other.standing not in _NO_PEERS]
     here = {other.node for other in others if old.hosts.get(other.node) == _host(other)}
     usable = [link for link in old.links if link.bandwidth > 0 and here & {link.source, link.destination}]
-    ways = Counter(frozenset((link.source, link.destination)) for link in usable)
-    return tuple(link for link in usable if ways[frozenset((link.source, link.destination))] == 2)
+    both = Counter(frozenset((link.source, link.destination)) for link in usable)
+    return tuple(link for link in usable if both[frozenset((link.source, link.destination))] == 2)
 
 
 def _host(session: Session) -> str:
-    return read_address(session.address)[0]
+    return " ".join(sorted(read_address(candidate)[0] for candidate in session.candidates))
 
 
 def _probe(transition: Transition, node: str, peers: Sequence[Session]) -> None:
-    named = [wire.Peer(node=s.node, address=s.address) for s in sorted(peers, key=lambda s: s.node)]
+    named = [peer_message(s.node, s.candidates) for s in sorted(peers, key=lambda s: s.node)]
     transition.send([node], wire.CoordinatorMessage(probe=wire.Probe(peers=named)))

@@ -4,19 +4,27 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from dtfm.coordinator.core import links
+from dtfm.coordinator.core import links, ways
 from dtfm.coordinator.core.leaving import leave
 from dtfm.coordinator.core.safekeeping import snapshot
 from dtfm.coordinator.core.state import Contender, Session, Standing
 from dtfm.coordinator.core.timeouts import LONGEST_WAVE_LEASES, PROBE_LEASES, SIGN_OF_LIFE_LEASES, TOGETHER_LEASES
 from dtfm.coordinator.core.transition import Admit, Certify, HangUp, Transition
-from dtfm.coordinator.core.validation import MAX_NODES, Refused, check_agrees, check_hello, check_prepared, shorten
+from dtfm.coordinator.core.validation import (
+    MAX_NODES,
+    Refused,
+    check_agrees,
+    check_candidates,
+    check_hello,
+    check_prepared,
+    shorten,
+)
 from dtfm.coordinator.log import events as ev
 from dtfm.protos import control_pb2 as wire
 from dtfm.protos.credentials import CERTIFICATE_LIFETIME
 
 
-def greeted(transition: Transition, stream: int, message: wire.NodeMessage, caller: str) -> None:
+def greeted(transition: Transition, stream: int, message: wire.NodeMessage, caller: str, seen: str = "") -> None:
     """The first message of a stream: a hello is welcomed, or refused by name."""
     hello = message.hello
     named = shorten(hello.node, 64)
@@ -26,6 +34,7 @@ def greeted(transition: Transition, stream: int, message: wire.NodeMessage, call
         return
     try:
         device = check_hello(hello, state.run, state.ledger.run_id)
+        candidates = check_candidates(hello, seen)
     except Refused as refused:
         transition.refuse(stream, named, refused.reason, str(refused))
         return
@@ -42,7 +51,7 @@ def greeted(transition: Transition, stream: int, message: wire.NodeMessage, call
     reason = "first contact"
     if (old := state.members.sessions.get(hello.node)) is not None:
         if old.incarnation != hello.incarnation:
-            _contend(transition, stream, hello, old)
+            _contend(transition, stream, hello, old, seen)
             return
         transition.commands.append(HangUp(old.stream))
         leave(transition, old, "its stream was replaced by a newer one")
@@ -53,10 +62,24 @@ def greeted(transition: Transition, stream: int, message: wire.NodeMessage, call
     if transition.state.ledger.outcome is not None:  # the replaced stream may have ended the run
         transition.refuse(stream, named, wire.RUN_OVER, f"the run is over: {transition.state.ledger.outcome.reason}")
         return
-    session = Session(hello.node, stream, hello.incarnation, hello.address, transition.now, certified=transition.now)
+    only = hello.relay == wire.Hello.ONLY
+    session = Session(
+        hello.node,
+        stream,
+        hello.incarnation,
+        candidates,
+        transition.now,
+        standing=Standing.RELAY if only else Standing.JOINED,
+        certified=transition.now,
+        relay=bool(hello.relay),
+    )
+    address = (*candidates, seen, "")[0]
+    relays = "only" if only else "also" if hello.relay else ""
     version = shorten(hello.package_version)
-    transition.emit(ev.NodeJoined(hello.node, reason, hello.address, device, version, session.process))
+    transition.emit(ev.NodeJoined(hello.node, reason, address, device, version, session.process, candidates, relays))
     transition.set_session(session)
+    if session.relay:
+        ways.relay_came(transition)
     revoked = sorted(transition.state.ledger.revoked)
     welcome = wire.Welcome(run=state.message, heartbeat_seconds=state.heartbeat, revoked=revoked)
     transition.commands.append(Admit(stream, hello.node, welcome))
@@ -79,6 +102,7 @@ def prepared(transition: Transition, session: Session, message: wire.Prepared) -
     session = transition.state.members.sessions[session.node]
     if links.probe_from(transition, session):
         due = transition.now + PROBE_LEASES * transition.state.lease
+        session = transition.state.members.sessions[session.node]  # it says whose word is awaited
         transition.set_session(replace(session, standing=Standing.PROBING, probe_until=due))
     else:
         _arrive(transition, session)
@@ -86,8 +110,13 @@ def prepared(transition: Transition, session: Session, message: wire.Prepared) -
 
 def links_measured(transition: Transition, session: Session, report: wire.LinkReport) -> None:
     links.measured(transition, session, report)
-    if session.standing is Standing.PROBING:
-        _arrive(transition, session)
+    _arrive_if_known(transition, session.node)
+
+
+def reached(transition: Transition, session: Session, report: wire.Reached) -> None:
+    ways.reached(transition, session.node, report)
+    for outcome in report.outcomes:
+        _arrive_if_known(transition, outcome.node)
 
 
 def closed(transition: Transition, stream: int, reason: str) -> None:
@@ -110,6 +139,8 @@ def lapse(transition: Transition) -> None:
         elif session.standing is Standing.PROBING and transition.now > session.probe_until:
             transition.log(f"{session.node} did not report its links in time; they count as average")
             _arrive(transition, session)
+        elif session.standing is Standing.PROBING:
+            _arrive_if_known(transition, session.node)
     _decide_contests(transition)
     if transition.state.stopped:
         return
@@ -132,7 +163,8 @@ def admit_contenders(transition: Transition) -> None:
             if transition.state.stopped and transition.state.ledger.outcome is None:
                 transition.commands.append(HangUp(contender.stream))  # it should reconnect to the next process
                 continue
-            greeted(transition, contender.stream, wire.NodeMessage(hello=contender.hello), node)
+            hello = wire.NodeMessage(hello=contender.hello)
+            greeted(transition, contender.stream, hello, node, contender.seen)
 
 
 def _look_at_the_clock(transition: Transition) -> None:
@@ -150,9 +182,21 @@ def _renew_certificates(transition: Transition) -> None:
             transition.commands.append(Certify(session.stream, session.node))
 
 
+def _arrive_if_known(transition: Transition, node: str) -> None:
+    """The newcomer can be planned with once its links are measured and all who were asked have tried to dial it, but for those
+    that have left meanwhile."""
+    members = transition.state.members
+    session = members.sessions.get(node)
+    if session is None or session.standing is not Standing.PROBING:
+        return
+    if not (session.probing | session.reaching) & members.sessions.keys():
+        _arrive(transition, session)
+
+
 def _arrive(transition: Transition, session: Session) -> None:
     """The node can be planned with: at once if it is the last that the run waits for, otherwise with others that arrive at
     about the same time."""
+    ways.arrived(transition, session.node)
     transition.set_session(replace(session, standing=Standing.ARRIVED, arrived=transition.now))
     state = transition.state
     here = sum(s.standing in (Standing.ARRIVED, Standing.READY) for s in state.members.sessions.values())
@@ -167,7 +211,7 @@ def _let_in(transition: Transition) -> None:
             transition.emit(ev.NodeReady(session.node))
 
 
-def _contend(transition: Transition, stream: int, hello: wire.Hello, old: Session) -> None:
+def _contend(transition: Transition, stream: int, hello: wire.Hello, old: Session, seen: str) -> None:
     """Another process claims a member's identity. Whether it is that node, started again, shows in whether the old process still
     gives signs of life."""
     members = transition.state.members
@@ -177,7 +221,7 @@ def _contend(transition: Transition, stream: int, hello: wire.Hello, old: Sessio
         return
     if other is not None:
         transition.commands.append(HangUp(other.stream))
-    contenders = {**members.contenders, hello.node: Contender(stream, hello, transition.now)}
+    contenders = {**members.contenders, hello.node: Contender(stream, hello, transition.now, seen)}
     transition.set_members(replace(members, contenders=contenders))
 
 
@@ -196,7 +240,6 @@ def _decide_contests(transition: Transition) -> None:
 
 
 def _in_use(old: Session) -> str:
-    return (
-        f"another process has the identity {old.node!r} and is alive (at {old.address}); give this one its own with --id, or "
-        f"end the other"
-    )
+    where = old.candidates[0] if old.candidates else "an unknown address"
+    alive = f"another process has the identity {old.node!r} and is alive (at {where})"
+    return f"{alive}; give this one its own with --id, or end the other"

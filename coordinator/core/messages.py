@@ -54,6 +54,10 @@ def link_message(link: Link) -> control_pb2.LinkReport.Link:
     )
 
 
+def peer_message(node: str, candidates: Iterable[str]) -> control_pb2.Peer:
+    return control_pb2.Peer(node=node, candidates=candidates)
+
+
 def assignments(
     ledger: Ledger, reason: str, nodes: Iterable[str], snapshot: control_pb2.SnapshotSource
 ) -> Iterator[tuple[str, control_pb2.Assignment]]:
@@ -100,9 +104,7 @@ def _assignment(ledger: Ledger, reason: str, snapshot: control_pb2.SnapshotSourc
     named = {*ledger.plan.nodes, *(node for names in donors for node in names), *on_disks}
     return control_pb2.Assignment(
         plan=plan_message(ledger.plan),
-        peers=[
-            control_pb2.Peer(node=n, address=ledger.members[n].address) for n in sorted(named) if n in ledger.members
-        ],
+        peers=[peer_message(node, ledger.members[node].candidates) for node in sorted(named) if node in ledger.members],
         step=ledger.step,
         donors=[control_pb2.Assignment.Donors(nodes=names) for names in donors],
         snapshot=source,

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from dtfm.coordinator.config.run_file import RunFile
 from dtfm.coordinator.core.timeouts import HEARTBEAT_LEASES, PATIENCE_LEASES
-from dtfm.coordinator.log.events import Codecs, Link, SnapshotPart
+from dtfm.coordinator.log.events import Codecs, Link, SnapshotPart, Way
 from dtfm.coordinator.log.ledger import Ledger
 from dtfm.protos import control_pb2 as wire
 from dtfm.protos import plan_pb2
@@ -29,6 +29,7 @@ class Standing(enum.Enum):
     """How far a node has come since its stream opened."""
 
     JOINED = "joined"
+    RELAY = "relay"  # it passes on what others say, and computes nothing
     PROBING = "probing"
     ARRIVED = "arrived"
     READY = "ready"
@@ -60,12 +61,14 @@ class Standby:
 class Session:
     """A node's live stream. ``heard``: when it last gave a sign of life; ``probe_until``: when its link report is due;
     ``arrived``: when it had everything that a plan needs; ``on_disk``: by step, the buckets of that snapshot on its disk;
-    ``certified``: when it last got a certificate."""
+    ``certified``: when it last got a certificate. ``candidates`` are where peers may reach it; ``relay``: connections of others
+    may pass through it. While it is PROBING, ``probing`` are those whose links it still measures, ``reaching`` those who try to
+    dial it. ``told``: the ways and holders that it was last told (ways.py)."""
 
     node: str
     stream: int
     incarnation: int
-    address: str
+    candidates: tuple[str, ...]
     heard: float
     standing: Standing = Standing.JOINED
     probe_until: float = 0.0
@@ -73,6 +76,10 @@ class Session:
     standby: Standby | None = None
     on_disk: Mapping[int, frozenset[int]] = field(default_factory=dict)
     certified: float = -math.inf
+    relay: bool = False
+    probing: frozenset[str] = frozenset()
+    reaching: frozenset[str] = frozenset()
+    told: tuple[tuple[tuple[str, str], ...], tuple[str, ...]] = ((), ())
 
     @property
     def process(self) -> str:
@@ -82,11 +89,21 @@ class Session:
 
 @dataclass(frozen=True, slots=True)
 class Contender:
-    """A second process that claims a member's identity, while the first may be dead. ``since``: when it said hello."""
+    """A second process that claims a member's identity, while the first may be dead. ``since``: when it said hello; ``seen``: the
+    address from which it came."""
 
     stream: int
     hello: wire.Hello
     since: float
+    seen: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Dialled:
+    """What came of one node's attempt to dial another: the ``way`` that worked (as in LinkReport), or the ``problem``."""
+
+    way: str
+    problem: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,11 +116,13 @@ class Retry:
 
 @dataclass(frozen=True, slots=True)
 class RememberedLinks:
-    """The links of a node that left. They are valid ``until`` then, while both ends are on the same ``hosts``."""
+    """The links of a node that left, and those of its ways that were not direct. They are valid ``until`` then, while both ends
+    are on the same ``hosts``."""
 
     until: float
     hosts: Mapping[str, str]
     links: tuple[Link, ...]
+    ways: tuple[Way, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,13 +130,16 @@ class Members:
     """Who is connected, and what is remembered of those who left.
 
     ``sessions``, ``contenders``, ``links`` and ``left`` are by node. ``left``: when a node was lost; -inf, if it ended for good.
-    ``retries`` are of broken links, by their two nodes in order of name. ``looked``: when this process last looked at the clock;
-    ``hearing``: since when it has done so without a gap, and heard nodes as they spoke.
+    ``retries`` are of broken links, by their two nodes in order of name. ``dialled``: by who, then by whom, what came of
+    dialling; ``tried``: by two nodes in order of name, the relays that did not work between them. ``looked``: when this process
+    last looked at the clock; ``hearing``: since when it has done so without a gap, and heard nodes as they spoke.
     """
 
     sessions: Mapping[str, Session] = field(default_factory=dict)
     contenders: Mapping[str, Contender] = field(default_factory=dict)
     retries: Mapping[tuple[str, str], Retry] = field(default_factory=dict)
+    dialled: Mapping[str, Mapping[str, Dialled]] = field(default_factory=dict)
+    tried: Mapping[tuple[str, str], frozenset[str]] = field(default_factory=dict)
     links: Mapping[str, RememberedLinks] = field(default_factory=dict)
     left: Mapping[str, float] = field(default_factory=dict)
     looked: float = -math.inf

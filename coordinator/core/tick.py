@@ -50,7 +50,7 @@ def _take_in(transition: Transition, event: Input) -> None:
         case Greeted() if over and transition.state.ledger.outcome is None:
             transition.commands.append(HangUp(event.stream))  # it should reconnect to the next process
         case Greeted():
-            membership.greeted(transition, event.stream, event.message, event.caller)
+            membership.greeted(transition, event.stream, event.message, event.caller, event.seen)
         case Heard():
             _heard(transition, event, over)
         case StreamClosed():
@@ -137,6 +137,8 @@ def _dispatch(transition: Transition, session: Session, event: Heard) -> None:
             membership.prepared(transition, session, message.prepared)
         case "links":
             membership.links_measured(transition, session, message.links)
+        case "reached":
+            membership.reached(transition, session, message.reached)
         case "plan_ready":
             steps.plan_ready(transition, node, message.plan_ready)
         case "plan_failed":

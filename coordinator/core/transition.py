@@ -19,11 +19,13 @@ from dtfm.scheduler.model.workload import Workload
 
 @dataclass(frozen=True, slots=True)
 class Greeted:
-    """The first message of a stream. ``caller``: the name to which the key belongs that made the call."""
+    """The first message of a stream. ``caller``: the name to which the key belongs that made the call; ``seen``: the IP address
+    from which it came, empty if not known or not a node's."""
 
     stream: int
     message: wire.NodeMessage
     caller: str
+    seen: str = ""
 
 
 @dataclass(frozen=True, slots=True)

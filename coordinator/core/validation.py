@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import re
 from collections.abc import Collection, Sequence
+from ipaddress import ip_address
 
 from dtfm.coordinator.config.run_file import RunFile
+from dtfm.coordinator.core.state import Dialled
 from dtfm.coordinator.log.events import Codecs, Described, DeviceSeen, Link
 from dtfm.protos import PROTOCOL_VERSION
 from dtfm.protos import control_pb2 as wire
 from dtfm.protos.access import NAME
-from dtfm.protos.connection import read_address
+from dtfm.protos.candidates import MOST_CANDIDATES, read_candidate, write_candidate
 from dtfm.scheduler.model.chains import micro_batches_of
 from dtfm.scheduler.model.plan import Plan
 from dtfm.scheduler.model.workload import Layer, Workload
@@ -26,7 +29,7 @@ MOST_BANDWIDTH = 1e13
 
 _CODEC = re.compile(r"[a-z0-9]{1,16}")
 _TENSORS = ("activations", "gradients", "reduction")
-_EVERYWHERE = ("0.0.0.0", "::")
+_WAYS = ("", "loopback", "lan", "public")
 
 
 class Refused(ValueError):
@@ -73,12 +76,8 @@ def check_hello(hello: wire.Hello, run: RunFile, run_id: str) -> DeviceSeen:
             f"the node asks for run {shorten(repr(hello.run), 80)}, this coordinator has {run.name!r}; give the address of "
             f"the other's coordinator, or leave the run out",
         )
-    try:
-        host, port = read_address(hello.address)
-    except ValueError as error:
-        raise Refused(wire.MALFORMED, f"address: {shorten(str(error))}") from None
-    if port == 0 or host in _EVERYWHERE:
-        raise malformed("address", hello.address, "one that peers can reach; give it with --advertise HOST:PORT")
+    if hello.relay not in wire.Hello.Relay.values():
+        raise malformed("relay", hello.relay, "one that this version knows")
     if len(hello.package_version) > 64:
         raise malformed("package_version", hello.package_version, "at most 64 characters")
     device = hello.device
@@ -90,6 +89,34 @@ def check_hello(hello: wire.Hello, run: RunFile, run_id: str) -> DeviceSeen:
         raise malformed("device.memory_bytes", device.memory_bytes, "above 0 and below 2**50")
     check_flops(device.flops)
     return DeviceSeen(device.kind, shorten(device.name), device.memory_bytes, device.flops)
+
+
+def check_candidates(hello: wire.Hello, seen: str) -> tuple[str, ...]:
+    """Where peers may reach the node: what it names, and the port on which it listens at the address ``seen``, from which it
+    came (empty: not known). Raises Refused."""
+    if len(hello.candidates) > MOST_CANDIDATES or hello.port > 65535:
+        raise malformed(
+            "candidates", len(hello.candidates), f"at most {MOST_CANDIDATES} of them, and a port below 65536"
+        )
+    try:
+        named = [write_candidate(*read_candidate(text)) for text in hello.candidates]
+    except ValueError as error:
+        raise Refused(wire.MALFORMED, f"candidates: {shorten(str(error))}; give it with --advertise IP:PORT") from None
+    if seen and hello.port and len(named) < MOST_CANDIDATES:
+        with contextlib.suppress(ValueError):
+            named.append(write_candidate(*read_candidate(write_candidate(ip_address(seen), hello.port))))
+    return tuple(dict.fromkeys(named))
+
+
+def check_reached(report: wire.Reached, reporter: str, known: Collection[str]) -> dict[str, Dialled]:
+    """By node, what came of the reporter's attempt to dial it. Nodes that have left meanwhile are dropped. Raises Refused."""
+    if len(report.outcomes) > MAX_NODES:
+        raise malformed("outcomes", len(report.outcomes), f"at most {MAX_NODES} of them")
+    return {
+        outcome.node: Dialled(_direct(outcome.way), shorten(outcome.problem))
+        for outcome in report.outcomes
+        if outcome.node in known and outcome.node != reporter
+    }
 
 
 def check_prepared(prepared: wire.Prepared, run: RunFile) -> Described:
@@ -168,7 +195,8 @@ def check_links(report: wire.LinkReport, reporter: str, known: Collection[str]) 
         _number("bandwidth", link.bandwidth, 0, MOST_BANDWIDTH)
         if link.source in known and link.destination in known:
             problem = shorten(link.problem)
-            links.append(Link(link.source, link.destination, link.latency_seconds, link.bandwidth, problem))
+            way = _direct(link.way) if link.source == reporter else ""
+            links.append(Link(link.source, link.destination, link.latency_seconds, link.bandwidth, problem, way))
     return tuple(links)
 
 
@@ -245,6 +273,12 @@ def check_own_layers(message: wire.SnapshotParts, own: tuple[int, int], layers: 
     strange = [part.bucket for part in message.parts if part.bucket < layers and part.bucket not in range(*own)]
     if strange:
         raise malformed("parts.bucket", strange[0], f"of the node's layers, {own[0]} to {own[1] - 1}")
+
+
+def _direct(way: str) -> str:
+    if way not in _WAYS:
+        raise malformed("way", way, f"one of {', '.join(_WAYS[1:])}, or nothing")
+    return way
 
 
 def _number(field: str, value: float, least: float, most: float) -> None:

@@ -50,7 +50,9 @@ class DeviceSeen:
 
 @dataclass(frozen=True, slots=True)
 class NodeJoined:
-    """``incarnation`` (hex) is drawn by each process of a node: while it stays the same, so does what the node has in memory."""
+    """``incarnation`` (hex) is drawn by each process of a node: while it stays the same, so does what the node has in memory.
+    ``candidates`` are where peers may reach it; ``address`` is the first of them, or where the coordinator saw it come from.
+    ``relay``: "also" or "only", if connections of others may pass through it."""
 
     node: str
     reason: str
@@ -58,6 +60,8 @@ class NodeJoined:
     device: DeviceSeen
     package_version: str = ""
     incarnation: str = ""
+    candidates: tuple[str, ...] = ()
+    relay: str = ""
     event: Literal["node_joined"] = "node_joined"
 
 
@@ -98,13 +102,40 @@ class NodeLeft:
 @dataclass(frozen=True, slots=True)
 class Link:
     """A directed link: latency one way in seconds, bandwidth in bytes per second. An unreachable destination has bandwidth 0
-    and a ``problem``."""
+    and a ``problem``. ``way``: how the source reaches the destination, as in the wire's LinkReport; empty: not known."""
 
     source: str
     destination: str
     latency_seconds: float
     bandwidth: float
     problem: str = ""
+    way: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """How the source reaches the destination: "loopback", "lan", "public" or "direct" by dialling it, "dial-back" over
+    connections that the destination lends it, "relay" over those that it lends to ``relay``."""
+
+    source: str
+    destination: str
+    way: str
+    relay: str = ""
+    reason: str = ""
+
+    @property
+    def name(self) -> str:
+        return f"relay {self.relay}" if self.relay else self.way
+
+    @property
+    def is_direct(self) -> bool:
+        return self.way not in ("dial-back", "relay")
+
+
+@dataclass(frozen=True, slots=True)
+class WaysChosen:
+    ways: tuple[Way, ...]
+    event: Literal["ways_chosen"] = "ways_chosen"
 
 
 @dataclass(frozen=True, slots=True)
@@ -407,6 +438,7 @@ Event = (
     | DeviceTimed
     | DeviceDrifted
     | LinksMeasured
+    | WaysChosen
     | RunDescribed
     | Waiting
     | PlanAdopted

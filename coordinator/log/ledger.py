@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from dtfm.coordinator.log import events as ev
 from dtfm.protos import MEASURED_TOGETHER
 from dtfm.protos.credentials import CERTIFICATE_LIFETIME
 from dtfm.scheduler.model.plan import Plan
+
+Row = TypeVar("Row")
 
 NODE_LEFT = "NODE_LEFT"
 """StepAborted.problem when a node of the plan left. The step itself is not at fault."""
@@ -44,6 +46,8 @@ class Member:
     up: Carried | None = None
     down: Carried | None = None
     leaving: str = ""
+    candidates: tuple[str, ...] = ()
+    relay: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +81,9 @@ class Outcome:
 class Ledger:
     """``step`` is the last committed one, ``generation`` the last plan's.
 
-    ``links`` are by source, then by destination. ``broken`` are the pairs of nodes, each in order of name, of which one could
-    not reach the other. ``changes`` counts measurements that call for a new plan: a device or link that drifted, a link that
+    ``links`` are by source, then by destination, and so are ``ways``, where they are not direct. ``broken`` are the pairs of
+    nodes, each in order of name, of which one could not reach the other. ``changes`` counts measurements that call for a new
+    plan: a device or link that drifted, a link that
     broke or works again. ``codecs`` are by source. ``held``: per layer, the processes (node, incarnation) that had its state as
     of ``step`` in memory. They still have it when they return, unless they say otherwise. ``step_seconds``: the time of the last
     step that began and ended under one plan. ``checkpoints`` maps the steps of whole checkpoints to their folders; ``on_disks``
@@ -95,6 +100,7 @@ class Ledger:
     members: Mapping[str, Member] = field(default_factory=dict)
     links: Mapping[str, Mapping[str, ev.Link]] = field(default_factory=dict)
     broken: frozenset[tuple[str, str]] = frozenset()
+    ways: Mapping[str, Mapping[str, ev.Way]] = field(default_factory=dict)
     changes: int = 0
     generation: int = 0
     counts_from: int = 0
@@ -169,7 +175,9 @@ def apply(ledger: Ledger, event: ev.Event) -> Ledger:
             fresh = replace(_emptied(ledger), run=event.run, outcome=outcome)
             return replace(fresh, failures=0, peer_losses=0, plan_failures=0)
         case ev.NodeJoined():
-            member = Member(event.address, event.device, event.incarnation)
+            member = Member(
+                event.address, event.device, event.incarnation, candidates=event.candidates, relay=event.relay
+            )
             return replace(ledger, members={**ledger.members, event.node: member})
         case ev.NodeReady():
             member = replace(ledger.members[event.node], ready=True)
@@ -191,6 +199,8 @@ def apply(ledger: Ledger, event: ev.Event) -> Ledger:
             surprise = bool(event.reason) or _concerns_ready(ledger, broken ^ ledger.broken)
             changes = ledger.changes + surprise
             return replace(ledger, members=members, links=links, broken=broken, changes=changes, peer_losses=0)
+        case ev.WaysChosen():
+            return _with_ways(ledger, event.ways)
         case ev.RunDescribed():
             return replace(ledger, described=event.described)
         case ev.PlanAdopted():
@@ -284,7 +294,7 @@ def _revoked(ledger: Ledger, event: ev.Revoked) -> Ledger:
 
 def _emptied(ledger: Ledger) -> Ledger:
     """Without members. Those that return still have what they had."""
-    return replace(ledger, members={}, links={}, broken=frozenset(), plan=None)
+    return replace(ledger, members={}, links={}, broken=frozenset(), ways={}, plan=None)
 
 
 def _without(ledger: Ledger, node: str) -> Ledger:
@@ -293,6 +303,7 @@ def _without(ledger: Ledger, node: str) -> Ledger:
         members={name: member for name, member in ledger.members.items() if name != node},
         links={source: _but(row, node) for source, row in ledger.links.items() if source != node},
         broken=frozenset(pair for pair in ledger.broken if node not in pair),
+        ways={source: _but(row, node) for source, row in ledger.ways.items() if source != node} if ledger.ways else {},
     )
 
 
@@ -311,8 +322,24 @@ def _with_links(
         row = rows.get(link.source)
         if row is None:
             row = rows[link.source] = dict(links.get(link.source, {}))
-        row[link.destination] = link
+        before = row.get(link.destination)
+        row[link.destination] = replace(link, way=before.way) if before is not None and not link.way else link
     return {**links, **rows}
+
+
+def _with_ways(ledger: Ledger, chosen: Iterable[ev.Way]) -> Ledger:
+    ways = {source: dict(row) for source, row in ledger.ways.items()}
+    links = []
+    for way in chosen:
+        row = ways.setdefault(way.source, {})
+        row.pop(way.destination, None)
+        if not way.is_direct:
+            row[way.destination] = way
+        if (link := ledger.links.get(way.source, {}).get(way.destination)) is not None:
+            links.append(replace(link, way=way.name))
+    return replace(
+        ledger, ways={source: row for source, row in ways.items() if row}, links=_with_links(ledger.links, links)
+    )
 
 
 def _with_connection(members: Mapping[str, Member], measured: ev.LinksMeasured) -> Mapping[str, Member]:
@@ -344,7 +371,7 @@ def _concerns_ready(ledger: Ledger, pairs: Iterable[tuple[str, str]]) -> bool:
     return any(ledger.members[a].ready and ledger.members[b].ready for a, b in pairs)
 
 
-def _but(row: Mapping[str, ev.Link], node: str) -> Mapping[str, ev.Link]:
+def _but(row: Mapping[str, Row], node: str) -> Mapping[str, Row]:
     if node not in row:
         return row
     fewer = dict(row)

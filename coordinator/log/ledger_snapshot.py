@@ -66,7 +66,9 @@ def restore(store: Store) -> Ledger:
 def _lines(ledger: Ledger) -> Iterator[str]:
     yield _LEDGER.dump_json(replace(ledger, links={})).decode()
     for source, row in ledger.links.items():
-        links = [[link.destination, link.latency_seconds, link.bandwidth, link.problem] for link in row.values()]
+        links = [
+            [link.destination, link.latency_seconds, link.bandwidth, link.problem, link.way] for link in row.values()
+        ]
         yield json.dumps([source, links])
 
 

@@ -20,6 +20,7 @@ from dtfm.coordinator.service.streams import Streams
 from dtfm.coordinator.view.members import member_documents
 from dtfm.protos import control_pb2 as wire
 from dtfm.protos import control_pb2_grpc
+from dtfm.protos.candidates import seen_at
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -49,7 +50,9 @@ class Joins(control_pb2_grpc.CoordinatorServicer):
 
     async def Join(self, requests: AsyncIterator[wire.NodeMessage], context: Context) -> None:
         caller = await self._gate.admit(context, "Join")
-        await self._streams.serve(requests, context.write, caller)
+        address = seen_at(context.peer())
+        seen = "" if address is None or address.is_loopback else str(address)
+        await self._streams.serve(requests, context.write, caller, seen)
 
     async def Enrol(self, request: wire.EnrolRequest, context: Context) -> wire.EnrolReply:
         await self._gate.check_enrolment(context, request)

@@ -33,11 +33,13 @@ class Streams:
         requests: AsyncIterator[wire.NodeMessage],
         write: Callable[[wire.CoordinatorMessage], Awaitable[None]],
         caller: str,
+        seen: str = "",
     ) -> None:
-        """Serves one stream, which ``caller`` has opened, from its first message to its end."""
+        """Serves one stream, which ``caller`` has opened, from its first message to its end. ``seen``: the address from which it
+        comes (see Greeted)."""
         stream = next(self._numbers)
         outgoing = self._outgoing[stream] = asyncio.Queue(MAX_WAITING)
-        reader = asyncio.create_task(self._read(stream, requests, caller))
+        reader = asyncio.create_task(self._read(stream, requests, caller, seen))
         try:
             while (message := await outgoing.get()) is not None:
                 await write(message)
@@ -57,11 +59,11 @@ class Streams:
                 outgoing.get_nowait()
             outgoing.put_nowait(None)
 
-    async def _read(self, stream: int, requests: AsyncIterator[wire.NodeMessage], caller: str) -> None:
+    async def _read(self, stream: int, requests: AsyncIterator[wire.NodeMessage], caller: str, seen: str) -> None:
         reason = "it closed its stream"
         try:
             first = await asyncio.wait_for(anext(requests, None), self._first_message_seconds)
-            await self._inputs.put(t.Greeted(stream, first or wire.NodeMessage(), caller))
+            await self._inputs.put(t.Greeted(stream, first or wire.NodeMessage(), caller, seen))
             async for message in requests:
                 await self._inputs.put(t.Heard(stream, message))
         except TimeoutError:

@@ -22,7 +22,9 @@ def member_documents(ledger: Ledger) -> list[dict[str, Any]]:
             {
                 "node": node,
                 "address": member.address,
-                "status": "computing" if stage is not None else "idle" if member.ready else "preparing",
+                "candidates": list(member.candidates),
+                "relay": member.relay,
+                "status": status(ledger, node),
                 "stage": stage,
                 "layers": list(plan.stages[stage].layers) if plan is not None and stage is not None else None,
                 "device": asdict(member.device),
@@ -30,6 +32,7 @@ def member_documents(ledger: Ledger) -> list[dict[str, Any]]:
                     destination: {
                         "latency_seconds": link.latency_seconds,
                         "bandwidth": link.bandwidth,
+                        "way": link.way,
                         "codecs": dict(ledger.codecs.get(node, {}).get(destination, {})),
                     }
                     for destination, link in sorted(ledger.links.get(node, {}).items())
@@ -37,3 +40,11 @@ def member_documents(ledger: Ledger) -> list[dict[str, Any]]:
             }
         )
     return documents
+
+
+def status(ledger: Ledger, node: str) -> str:
+    """What the node does, in a word."""
+    if ledger.plan is not None and ledger.plan.stage_of(node) is not None:
+        return "computing"
+    member = ledger.members[node]
+    return "relays" if member.relay == "only" else "idle" if member.ready else "preparing"

@@ -45,6 +45,8 @@ def narrate(event: ev.Event) -> str:
             return f"{event.node} changed its speed: {event.reason}"
         case ev.LinksMeasured():
             return _measured(event)
+        case ev.WaysChosen():
+            return _chosen(event)
         case ev.RunDescribed():
             workload = event.described.workload
             size = sum(layer.parameter_bytes for layer in workload.layers)
@@ -124,6 +126,13 @@ def _measured(event: ev.LinksMeasured) -> str:
     more = f", and {len(broken) - MOST_NAMED} more" if len(broken) > MOST_NAMED else ""
     unusable = f"; unusable: {', '.join(broken[:MOST_NAMED])}{more}" if broken else ""
     return f"{len(event.links)} link{'s' if len(event.links) != 1 else ''} of {event.node} measured{unusable}"
+
+
+def _chosen(event: ev.WaysChosen) -> str:
+    said = [f"{way.source} reaches {way.destination} by {way.name}" for way in event.ways[:MOST_NAMED]]
+    more = f", and {len(event.ways) - MOST_NAMED} more" if len(event.ways) > MOST_NAMED else ""
+    why = next((f": {way.reason}" for way in event.ways if way.reason), "")
+    return f"{', '.join(said)}{more}{why}"
 
 
 def describe_seconds(predicted: float | None, bound: float | None) -> str:

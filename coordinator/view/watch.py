@@ -18,6 +18,7 @@ from rich.text import Text
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.ledger import Ledger, apply
 from dtfm.coordinator.log.store import Record
+from dtfm.coordinator.view.members import status
 from dtfm.coordinator.view.narration import describe_routes, describe_seconds, narrate
 
 RECENT_STEPS = 20
@@ -115,7 +116,7 @@ def _nodes(ledger: Ledger) -> RenderableType:
         table.add_column(name, justify="right" if justify == "right" else "left", no_wrap=True)
     for node, member in islice(sorted(ledger.members.items()), MOST_NODES):
         stage = ledger.plan.stage_of(node) if ledger.plan else None
-        does = f"stage {stage}" if stage is not None else "idle" if member.ready else "preparing"
+        does = f"stage {stage}" if stage is not None else status(ledger, node)
         table.add_row(
             Text(node, style=_style(stage)),
             does,
@@ -156,6 +157,7 @@ def _links(ledger: Ledger) -> RenderableType:
     table.add_column("from → to", no_wrap=True, overflow="ellipsis")
     table.add_column("ms", justify="right", no_wrap=True)
     table.add_column("Mbit/s", justify="right", no_wrap=True)
+    table.add_column("way", no_wrap=True)
     table.add_column("codec", no_wrap=True)
     links = [link for row in ledger.links.values() for link in row.values()]
     used = [link for link in links if ledger.codecs.get(link.source, {}).get(link.destination)]
@@ -163,7 +165,7 @@ def _links(ledger: Ledger) -> RenderableType:
         rate = f"{link.bandwidth * 8 / 1e6:,.0f}" if link.bandwidth > 0 else "none"
         codecs = ledger.codecs.get(link.source, {}).get(link.destination, {})
         under = "/".join(dict.fromkeys(codec for _, codec in sorted(codecs.items())))
-        table.add_row(f"{link.source} → {link.destination}", f"{link.latency_seconds * 1e3:.2f}", rate, under)
+        table.add_row(f"{link.source} → {link.destination}", f"{link.latency_seconds * 1e3:.2f}", rate, link.way, under)
     return table
 
 

@@ -21,11 +21,10 @@ from dtfm.node.host.bandwidth_probe import (
     send_probe,
     window_seconds,
 )
+from dtfm.node.host.dialling import Dialler
 from dtfm.protos import MEASURED_TOGETHER
-from dtfm.protos.connection import open_channel
-from dtfm.protos.control_pb2 import LinkReport, Peer
-from dtfm.protos.credentials import Identity, to_peer
-from dtfm.protos.streams import download_call, ping_call, upload_call
+from dtfm.protos.control_pb2 import LinkReport, Peer, Reached
+from dtfm.protos.streams import download_call, ping_call, seen_as, upload_call
 
 PINGS = 5
 """Pings to a peer; the shortest round trip counts."""
@@ -44,7 +43,7 @@ HELD_UP = 2
 Sizes = AsyncGenerator[int, None]
 
 
-async def measure_links(node: str, peers: Sequence[Peer], identity: Identity, lease: float) -> LinkReport:
+async def measure_links(node: str, peers: Sequence[Peer], dialler: Dialler, lease: float) -> LinkReport:
     """Measures the links node -> peer and peer -> node of each peer.
 
     Latency is one way, in seconds: half the shortest round trip. Bandwidth is in bytes per second (see bandwidth_probe.py). A
@@ -56,7 +55,7 @@ async def measure_links(node: str, peers: Sequence[Peer], identity: Identity, le
     what they share. If those that go up share a line, the answers to what came down have waited behind them: so probes come down
     again, with nothing going up. The remaining time is divided among the peers, with more for far ones.
     """
-    probed = [_Probed(node, peer, identity, lease) for peer in peers]
+    probed = [_Probed(node, peer, dialler, lease) for peer in peers]
     try:
         await asyncio.gather(*(each.ping() for each in probed))
         reached = sorted((each for each in probed if not each.problem), key=lambda each: each.round_trip)
@@ -164,9 +163,10 @@ class _Direction:
 class _Probed:
     """One peer, and what is known about the links to it and from it."""
 
-    def __init__(self, node: str, peer: Peer, identity: Identity, lease: float) -> None:
+    def __init__(self, node: str, peer: Peer, dialler: Dialler, lease: float) -> None:
         self._lease = lease
-        self._open = partial(open_channel, peer.address, to_peer(identity, peer.node), lease, apart=True)
+        self._target = dialler.target(peer)
+        self._open = partial(dialler.open, peer.node, self._target, lease, apart=True)
         there = self._open()
         upload = partial(upload_call(there), timeout=lease)
         self.up = _Direction(self, there, lambda: send_probe(upload, MOST_BYTES))
@@ -175,7 +175,8 @@ class _Probed:
         self.problem = ""
         self.round_trip = 0.0
         self._ends = node, peer.node
-        self._address = peer.address
+        self.way = ""
+        self._dialler = dialler
 
     async def ping(self) -> None:
         deadline = time.monotonic() + self._lease / 2
@@ -186,8 +187,10 @@ class _Probed:
                 await first(b"", timeout=max(deadline - time.monotonic(), 0.001), wait_for_ready=True)
             for _ in range(PINGS):
                 began = time.perf_counter()
-                await there(b"", timeout=max(deadline - time.monotonic(), 0.001))
+                call = there(b"", timeout=max(deadline - time.monotonic(), 0.001))
+                await call
                 trips.append(time.perf_counter() - began)
+            self.way = self._dialler.way(self._ends[1], await seen_as(call))
         except grpc.aio.AioRpcError as error:
             self.fail(error)
         else:
@@ -220,10 +223,33 @@ class _Probed:
                 latency_seconds=self.round_trip / 2,
                 bandwidth=0.0 if self.problem else direction.bandwidth,
                 problem=self.problem,
+                way=self.way if source == node else "",
             )
             for source, destination, direction in ((node, peer, self.up), (peer, node, self.down))
         ]
 
     def fail(self, error: grpc.aio.AioRpcError | ValueError) -> None:
-        why = f"{error.code().name}: {error.details()}" if isinstance(error, grpc.aio.AioRpcError) else str(error)
-        self.problem = f"{self._address}: {why}"[:300]
+        why = _sentence(error)
+        self.problem = f"{self._target}: {why}"[:300]
+
+
+async def reach(peers: Sequence[Peer], dialler: Dialler, lease: float) -> Reached:
+    """Dials each peer, and says in which way it was reached, or why not within half a ``lease``."""
+
+    async def dial(peer: Peer) -> Reached.Outcome:
+        outcome = Reached.Outcome(node=peer.node)
+        target = dialler.target(peer)
+        async with dialler.open(peer.node, target, lease, apart=True) as channel:
+            try:
+                call = ping_call(channel)(b"", timeout=lease / 2, wait_for_ready=True)
+                await call
+                outcome.way = dialler.way(peer.node, await seen_as(call))
+            except grpc.aio.AioRpcError as error:
+                outcome.problem = f"{target}: {_sentence(error)}"[:300]
+        return outcome
+
+    return Reached(outcomes=await asyncio.gather(*map(dial, peers)))
+
+
+def _sentence(error: grpc.aio.AioRpcError | ValueError) -> str:
+    return f"{error.code().name}: {error.details()}" if isinstance(error, grpc.aio.AioRpcError) else str(error)

@@ -5,16 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dtfm.node.data.dataset import Data
+from dtfm.node.host.dialling import Dialler
 from dtfm.node.model.model import Model
-from dtfm.protos.credentials import Identity
 from dtfm.protos.plan_pb2 import Run
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedRun:
-    """``identity`` is this node's certificate and key for the run."""
+    """``dialler`` opens channels to peers."""
 
     run: Run
     model: Model
     data: Data
-    identity: Identity
+    dialler: Dialler

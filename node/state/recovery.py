@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from dtfm.node.host.dialling import Dialler
 from dtfm.node.model.bucket import Bucket, BucketSpec, bucket_bytes
 from dtfm.node.model.loaded_run import LoadedRun
 from dtfm.node.model.placement import Placement
@@ -18,7 +19,6 @@ from dtfm.node.state.snapshots import Snapshots
 from dtfm.node.state.state_store import HeldState
 from dtfm.node.state.transfer import Wanted, fetch
 from dtfm.protos.control_pb2 import Assignment, Part, Peer
-from dtfm.protos.credentials import Identity
 
 Wait = Callable[[Coroutine[Any, Any, None]], None]
 """Runs a coroutine on the event loop and returns when it is done."""
@@ -122,18 +122,18 @@ def acquire_stage(
         else:
             raise ValueError(f"no node has the state of bucket {index} as of step {assignment.step}")
     if from_peers:
-        wait(fetch_states(from_peers, assignment.step, assignment.plan.generation, loaded.identity, run.lease_seconds))
+        wait(fetch_states(from_peers, assignment.step, assignment.plan.generation, loaded.dialler, run.lease_seconds))
     if from_disks:
         wait(snapshots.restore(assignment.step, from_disks, assignment.peers))
     return stage
 
 
 async def fetch_states(
-    wanted: Sequence[tuple[Bucket, Sequence[Peer]]], step: int, generation: int, identity: Identity, patience: float
+    wanted: Sequence[tuple[Bucket, Sequence[Peer]]], step: int, generation: int, dialler: Dialler, patience: float
 ) -> None:
     """Fills buckets with their state as of ``step``, each from the memory of its own donors; see `fetch`."""
     buckets = [
         Wanted(bucket.spec.index, bucket_bytes(bucket.spec, bucket.parameters.dtype), donors, bucket.load)
         for bucket, donors in wanted
     ]
-    await fetch(buckets, step, generation, identity, patience)
+    await fetch(buckets, step, generation, dialler, patience)

@@ -40,7 +40,7 @@ class Snapshots:
         self._fetching: asyncio.Task[object] | None = None
 
     def renew(self, loaded: LoadedRun) -> None:
-        """Later connections are made under this identity."""
+        """Later connections are made by its dialler."""
         if self._loaded is not None:
             self._loaded = loaded
 
@@ -154,7 +154,7 @@ class Snapshots:
             OSError: it would take more than ``memory_fraction`` of the host's free memory.
         """
         assert self._loaded is not None  # the coordinator names parts only to a node that has loaded the run
-        run, identity = self._loaded.run, self._loaded.identity
+        run, dialler = self._loaded.run, self._loaded.dialler
         most = {spec.index: most_bytes(spec, run_dtype(run)) for spec in self._loaded.model.buckets}
         by_name = {peer.node: peer for peer in peers}
         wanted = []
@@ -166,7 +166,7 @@ class Snapshots:
             wanted.append(Wanted(part.bucket, part.size_bytes, donors, file.take, file.finish, from_snapshot=True))
         at_once = ASKED_AT_ONCE * len({donor.node for item in wanted for donor in item.donors})
         check_memory(sum(sorted((item.size_bytes for item in wanted), reverse=True)[:at_once]), memory_fraction)
-        await fetch(wanted, step, 0, identity, run.lease_seconds)
+        await fetch(wanted, step, 0, dialler, run.lease_seconds)
 
 
 class _IncomingFile:

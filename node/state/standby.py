@@ -16,14 +16,13 @@ import grpc
 import grpc.aio
 import torch
 
+from dtfm.node.host.dialling import Dialler
 from dtfm.node.host.trace import ExtraMemory, note_memory
 from dtfm.node.model.bucket import Bucket, BucketSpec, bucket_bytes
 from dtfm.node.model.optimizer import adamw
 from dtfm.node.model.precision import run_dtype
 from dtfm.node.state.state_store import NORM
-from dtfm.protos.connection import open_channel
 from dtfm.protos.control_pb2 import Commit, Peer
-from dtfm.protos.credentials import Identity, to_peer
 from dtfm.protos.frame import FrameError, FrameProblem, Header, Kind, parse
 from dtfm.protos.peer_pb2 import StandbyRequest
 from dtfm.protos.plan_pb2 import Run
@@ -81,12 +80,12 @@ class StandbyCopies:
         run: Run,
         device: torch.device,
         donors: Mapping[BucketSpec, Sequence[Peer]],
-        identity: Identity,
+        dialler: Dialler,
         tell: Tell,
     ) -> None:
         dtype = run_dtype(run)
         self._run = run
-        self.identity = identity
+        self.dialler = dialler
         self._tell = tell
         self._told: StandbyStatus | None = None
         note_memory(ExtraMemory.STANDBY, sum(bucket_bytes(spec, dtype) for spec in donors))
@@ -173,8 +172,8 @@ class StandbyCopies:
         """Reads one donor's stream until it breaks, then asks the next donors."""
         request = StandbyRequest(buckets=indices).SerializeToString()
         try:
-            credentials = to_peer(self.identity, donor.node)
-            async with open_channel(donor.address, credentials, self._run.lease_seconds) as channel:
+            target = self.dialler.target(donor)
+            async with self.dialler.open(donor.node, target, self._run.lease_seconds) as channel:
                 async for frame in standby_call(channel)(request):
                     header, payload = parse(frame)
                     if header.index not in indices:
@@ -188,7 +187,7 @@ class StandbyCopies:
         except Exception as error:  # out of memory, for one: the coordinator must be told
             log.exception("copying from %s failed", donor.node)
             why = f"{type(error).__name__}: {error}"
-        self._problem = f"{donor.node} at {donor.address}: {why}"
+        self._problem = f"{donor.node}: {why}"
         log.info("buckets %s cannot be copied any more from %s", sorted(indices), self._problem)
         async with self._changed:
             for index in indices:

@@ -8,11 +8,11 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 
 import torch
 
+from dtfm.node.host.dialling import Dialler
 from dtfm.node.model.bucket import Bucket, BucketSpec
 from dtfm.node.model.loaded_run import LoadedRun
 from dtfm.node.state.standby import StandbyCopies, StandbyStatus
 from dtfm.protos.control_pb2 import Commit, NodeMessage, Peer, Standby, StandbyProgress
-from dtfm.protos.credentials import Identity
 
 log = logging.getLogger(__name__)
 
@@ -48,15 +48,15 @@ class StandbyRole:
                 tell(StandbyStatus(0))  # everything wanted is trained here
                 return
             try:
-                self._copies = StandbyCopies(loaded.run, self._device, donors, loaded.identity, tell)
+                self._copies = StandbyCopies(loaded.run, self._device, donors, loaded.dialler, tell)
             except Exception as error:  # out of memory, for one: the coordinator waits for an answer
                 log.exception("layers %d-%d cannot be copied", wanted.first_layer, wanted.past_last_layer - 1)
                 tell(StandbyStatus(0, problem=f"{type(error).__name__}: {error}"))
 
-    def renew(self, identity: Identity) -> None:
-        """Asks donors as this one from now on. From any thread."""
+    def renew(self, dialler: Dialler) -> None:
+        """Asks donors by this one from now on. From any thread."""
         if (copies := self._copies) is not None:
-            copies.identity = identity
+            copies.dialler = dialler
 
     async def take(self, commit: Commit, patience: float) -> Mapping[int, Bucket]:
         """The copies that include the last ``commit``; see `StandbyCopies.as_of`. Ends the role, unless cancelled."""

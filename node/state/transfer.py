@@ -12,10 +12,9 @@ from dataclasses import dataclass
 import grpc
 import grpc.aio
 
+from dtfm.node.host.dialling import Dialler
 from dtfm.node.host.trace import Activity, span
-from dtfm.protos.connection import open_channel
 from dtfm.protos.control_pb2 import Peer
-from dtfm.protos.credentials import Identity, to_peer
 from dtfm.protos.frame import FrameError, FrameProblem, Kind, parse
 from dtfm.protos.peer_pb2 import StateRequest
 from dtfm.protos.streams import state_call
@@ -46,7 +45,7 @@ class Wanted:
     from_snapshot: bool = False
 
 
-async def fetch(wanted: Sequence[Wanted], step: int, generation: int, identity: Identity, patience: float) -> None:
+async def fetch(wanted: Sequence[Wanted], step: int, generation: int, dialler: Dialler, patience: float) -> None:
     """Fetches each bucket's state as of ``step`` from its own donors, all donors at once; an idle donor gets the next bucket.
 
     A broken transfer goes on at the next donor from the byte where it stopped. A donor is given up when nothing has come from
@@ -62,7 +61,7 @@ async def fetch(wanted: Sequence[Wanted], step: int, generation: int, identity: 
         raise ConnectionError(f"no known node has bucket {alone.bucket} as of step {step}")
     left = sorted(wanted, key=lambda item: -item.size_bytes)
     donors = {donor.node: donor for item in wanted for donor in item.donors}
-    channels = {name: open_channel(donor.address, to_peer(identity, name), patience) for name, donor in donors.items()}
+    channels = {name: dialler.open(name, dialler.target(donor), patience) for name, donor in donors.items()}
     silence = _Silence(patience)
 
     async def serve(donor: Peer) -> None:
@@ -147,10 +146,10 @@ async def _fetch_one(
                 else:
                     return
             except TimeoutError:
-                problem = f"{donor.node} at {donor.address} sent nothing for {silence.patience:.0f} s"
+                problem = f"{donor.node} sent nothing for {silence.patience:.0f} s"
                 until = time.monotonic()
             except grpc.aio.AioRpcError as error:
-                problem = f"{donor.node} at {donor.address}: {error.code().name}: {error.details()}"
+                problem = f"{donor.node}: {error.code().name}: {error.details()}"
                 if wanted.from_snapshot and error.code() is grpc.StatusCode.FAILED_PRECONDITION:
                     donors.remove(donor)  # a file that is missing now stays missing
             except FrameError as error:

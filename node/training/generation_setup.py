@@ -56,11 +56,12 @@ def set_up(
     speed = Speed(equipment.hardware, {link.destination: link.bandwidth for link in links if link.bandwidth})
     inherited = Inherited(progress, earlier.codecs if earlier is not None else None)
     generation = Generation(loaded, placement, stage, assignment.step, equipment.sender, speed, inherited)
-    addresses = {p.node: p.address for p in assignment.peers if p.node in placement.peers}
+    dialler = loaded.dialler
+    targets = {p.node: dialler.target(p) for p in assignment.peers if p.node in placement.peers}
     in_transit = {link.destination: link.bandwidth * 2 * link.latency_seconds for link in links}
     lease = loaded.run.lease_seconds
     try:
-        wait(equipment.sender.connect(generation.number, loaded.identity, addresses, lease, lease, in_transit))
+        wait(equipment.sender.connect(generation.number, dialler, targets, lease, lease, in_transit))
     except (ConnectionError, Closed):
         generation.release()
         raise

@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from dtfm.node.data.dataset import load_data
+from dtfm.node.host.dialling import Dialler
 from dtfm.node.host.trace import Activity, span
 from dtfm.node.model.bucket import Bucket
 from dtfm.node.model.load import load_model
@@ -50,7 +51,6 @@ from dtfm.protos.control_pb2 import (
     StepProblem,
     StepReady,
 )
-from dtfm.protos.credentials import Identity
 from dtfm.protos.plan_pb2 import Run
 
 log = logging.getLogger(__name__)
@@ -103,13 +103,13 @@ class Trainer:
 
     # Called on the event loop
 
-    def prepare(self, run: Run, identity: Identity) -> None:
+    def prepare(self, run: Run, dialler: Dialler) -> None:
         """Loads the run's data and model, and reports Prepared."""
-        self._commands.put(lambda: self._prepare(run, identity))
+        self._commands.put(lambda: self._prepare(run, dialler))
 
-    def renew(self, identity: Identity) -> None:
-        """Makes later connections under this identity."""
-        self._commands.put(lambda: self._renew(identity))
+    def renew(self, dialler: Dialler) -> None:
+        """Makes later connections with this one, which shows a renewed certificate."""
+        self._commands.put(lambda: self._renew(dialler))
 
     def adopt(self, assignment: Assignment, deliver_to: DeliverTo) -> None:
         """Calls off the present generation and sets up the assignment's, whose frames go to ``deliver_to``'s receiver."""
@@ -214,15 +214,15 @@ class Trainer:
         finally:
             self._waiting = None
 
-    def _prepare(self, run: Run, identity: Identity) -> None:
+    def _prepare(self, run: Run, dialler: Dialler) -> None:
         if self._loaded is not None and self._loaded.run.id == run.id:
             # A resumed run may differ in settings that do not change what is learned.
-            self._loaded = replace(self._loaded, run=run, identity=identity)
+            self._loaded = replace(self._loaded, run=run, dialler=dialler)
         else:
             log.info("run %r: loading its data (%s) and its model (%s)", run.name, run.data.source, run.model.family)
             data = load_data(run, self._equipment.allowed_modules)
             model = load_model(run.model, data.sample, self._equipment.allowed_modules)
-            self._loaded = LoadedRun(run, model, data, identity)
+            self._loaded = LoadedRun(run, model, data, dialler)
             self._layer_flops = layer_flops(model, run, self._equipment.device, self._equipment.hardware)
             self._store.replace(HeldState(0, {}))
             self._voted, self._committed_in = None, 0
@@ -240,11 +240,11 @@ class Trainer:
         )
         self._report(NodeMessage(prepared=prepared))
 
-    def _renew(self, identity: Identity) -> None:
+    def _renew(self, dialler: Dialler) -> None:
         if self._loaded is not None:
-            self._loaded = replace(self._loaded, identity=identity)
+            self._loaded = replace(self._loaded, dialler=dialler)
             self._snapshots.renew(self._loaded)
-            self._standby.renew(identity)
+            self._standby.renew(dialler)
 
     def _time_again(self) -> None:
         loaded = self._loaded

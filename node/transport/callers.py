@@ -18,7 +18,8 @@ log = logging.getLogger(__name__)
 
 Context = grpc.aio.ServicerContext[bytes, bytes]
 Request = TypeVar("Request")
-Answered = Callable[[Request, Context], Awaitable[bytes]]
+Answer = TypeVar("Answer")
+Answered = Callable[[Request, Context], Awaitable[Answer]]
 Streamed = Callable[[Request, Context], AsyncIterator[bytes]]
 
 REFUSAL = "REVOKED: the coordinator has revoked this node's access"
@@ -32,8 +33,8 @@ class Callers:
         self._calls: defaultdict[str, dict[asyncio.Task[Any], Context]] = defaultdict(dict)
         self._ending: set[asyncio.Task[None]] = set()
 
-    def answered(self, method: Answered[Request]) -> Answered[Request]:
-        async def call(request: Request, context: Context) -> bytes:
+    def answered(self, method: Answered[Request, Answer]) -> Answered[Request, Answer]:
+        async def call(request: Request, context: Context) -> Answer:
             with self._admitted(context) as refused:
                 if refused:
                     await context.abort(grpc.StatusCode.PERMISSION_DENIED, REFUSAL)

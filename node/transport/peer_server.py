@@ -19,12 +19,13 @@ from dtfm.node.host.bandwidth_probe import MOST_BYTES, ProbeSender
 from dtfm.node.state.disk import Disk
 from dtfm.node.state.state_store import StateStore
 from dtfm.node.transport.callers import Callers
+from dtfm.node.transport.lent import Holder
 from dtfm.node.transport.receiver import Receiver
 from dtfm.protos.connection import server_options
 from dtfm.protos.credentials import Identity, nobody, peer_credentials, shown_name, shows_certificate
 from dtfm.protos.frame import FrameError, FrameProblem, frames
 from dtfm.protos.peer_pb2 import StandbyRequest, StateRequest
-from dtfm.protos.streams import NODE_METADATA, peer_handlers
+from dtfm.protos.streams import NODE_METADATA, SEEN_METADATA, connection_handlers, peer_handlers
 
 log = logging.getLogger(__name__)
 # grpc logs every call that is cancelled when the server stops as an error.
@@ -45,7 +46,10 @@ two calls to each donor, and more if it has lost other donors."""
 class PeerServer:
     """Serves peers. Accepts nobody until ``become`` has given it an identity, and no tensors until ``deliver_to`` a receiver."""
 
-    def __init__(self, store: StateStore, give_way: GiveWay, disk: Disk | None = None) -> None:
+    def __init__(
+        self, store: StateStore, give_way: GiveWay, disk: Disk | None = None, holder: Holder | None = None
+    ) -> None:
+        self.holder = holder or Holder()
         self._store = store
         self._disk = disk or Disk(Path(), "")  # never opened, so empty
         self._give_way = give_way
@@ -63,7 +67,8 @@ class PeerServer:
             streamed(self._state),
             streamed(self._standby),
         )
-        self._server.add_generic_rpc_handlers((handlers,))
+        connections = connection_handlers(answered(self._lend), answered(self._borrow))
+        self._server.add_generic_rpc_handlers((handlers, connections))
 
     async def start(self, listen: str) -> int:
         """Listens on HOST:PORT (port 0: a free one) and returns the port. Raises ValueError if it is in use."""
@@ -110,6 +115,7 @@ class PeerServer:
         return b""
 
     async def _ping(self, request: bytes, context: Context) -> bytes:
+        context.set_trailing_metadata(((SEEN_METADATA, context.peer()),))
         return request
 
     async def _upload(self, requests: AsyncIterator[bytes], context: Context) -> AsyncIterator[bytes]:
@@ -177,6 +183,20 @@ class PeerServer:
                 await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
             finally:
                 subscription.close()
+
+    async def _lend(self, requests: AsyncIterator[bytes], context: Context) -> None:
+        await self.holder.serve_lender(await self._member(context), requests, context)
+
+    async def _borrow(self, requests: AsyncIterator[bytes], context: Context) -> None:
+        await self.holder.serve_borrower(await self._member(context), requests, context)
+
+    async def _member(self, context: Context) -> str:
+        """The caller's name, which its certificate shows."""
+        name = _claimed(context)
+        if not shows_certificate(context.auth_context(), name):
+            problem = f"CERTIFICATE: the caller's does not name {name[:64]!r}"
+            await context.abort(grpc.StatusCode.PERMISSION_DENIED, problem)
+        return name
 
     @asynccontextmanager
     async def _place(self, method: str, context: Context) -> AsyncIterator[None]:

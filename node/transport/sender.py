@@ -20,11 +20,11 @@ import torch
 from dtfm.kernels.codec import DTYPE_NUMBERS, Codec, Encoded, encode
 from dtfm.node.host.bandwidth_probe import send_probe
 from dtfm.node.host.cuda_streams import after
+from dtfm.node.host.dialling import Dialler
 from dtfm.node.host.trace import Activity, span
 from dtfm.node.transport.send_priority import Rank, SendPriority
 from dtfm.node.transport.topic_queue import Closed
-from dtfm.protos.connection import open_channel
-from dtfm.protos.credentials import Identity, is_half_over, to_peer
+from dtfm.protos.credentials import Identity, is_half_over
 from dtfm.protos.frame import Header, Kind, frames
 from dtfm.protos.streams import NODE_METADATA, tensors_call, upload_call
 
@@ -140,7 +140,7 @@ class Sender:
         self._shown: dict[str, Identity] = {}
         self._loop = asyncio.get_running_loop()
         self._encoder = ThreadPoolExecutor(1, "encode")
-        self._addresses: dict[str, str] = {}
+        self._targets: dict[str, str] = {}
         self._channels: dict[str, grpc.aio.Channel] = {}
         self._lanes: dict[tuple[str, Rank], _Lane] = {}
         self._writers: dict[tuple[str, Rank], asyncio.Task[None]] = {}
@@ -151,13 +151,14 @@ class Sender:
     async def connect(
         self,
         generation: int,
-        identity: Identity,
-        addresses: Mapping[str, str],
+        dialler: Dialler,
+        targets: Mapping[str, str],
         timeout: float,
         lease: float,
         in_transit: Mapping[str, float] | None = None,
     ) -> None:
-        """Opens what ``generation`` needs: a channel and lanes to each node of ``addresses`` (HOST:PORT), and closes all others.
+        """Opens what ``generation`` needs: a channel and lanes to each node of ``targets`` (see
+        `Dialler.target`), and closes all others.
 
         Returns when all are reachable. New connections may still be warming up. ``in_transit``: by node, the link's
         bandwidth-delay product in bytes. A peer that vanishes without a word counts as lost after about ``lease`` seconds. Raises
@@ -165,14 +166,14 @@ class Sender:
         """
         self._generation, self._closed = generation, None
         # A channel that breaks connects again as who it was made for, which must still be accepted then.
-        renewed = {node for node, shown in self._shown.items() if _is_stale(shown, identity)}
-        for node in [n for n, address in self._addresses.items() if n in renewed or addresses.get(n) != address]:
+        renewed = {node for node, shown in self._shown.items() if _is_stale(shown, dialler.identity)}
+        for node in [n for n, target in self._targets.items() if n in renewed or targets.get(n) != target]:
             await self._disconnect(node)
-        for node, address in addresses.items():
+        for node, target in targets.items():
             if node not in self._channels:
-                self._addresses[node] = address
-                self._shown[node] = identity
-                self._channels[node] = open_channel(address, to_peer(identity, node), lease)
+                self._targets[node] = target
+                self._shown[node] = dialler.identity
+                self._channels[node] = dialler.open(node, target, lease)
                 size = min(MOST_WARM_UP_BYTES, (in_transit or {}).get(node, 0.0) * WARM_UP)
                 if size >= LEAST_WARM_UP_BYTES:
                     self._warm_ups[node] = asyncio.create_task(self._warm_up(node, int(size), lease))
@@ -187,8 +188,8 @@ class Sender:
         for node, task in ready.items():
             if task in pending:
                 raise ConnectionError(
-                    f"{node} cannot be reached at {addresses[node]} within {timeout:.0f} s: is that port open in its "
-                    "firewall, and does its --advertise name an address that others can reach?"
+                    f"{node} cannot be reached at {targets[node]} within {timeout:.0f} s: is that port open in its firewall, "
+                    "and does its --advertise name an address that others can reach?"
                 )
 
     def interrupt(self, reason: str) -> None:
@@ -267,7 +268,7 @@ class Sender:
             with contextlib.suppress(asyncio.CancelledError):
                 await writer
             self._lanes.pop(key).close()
-        self._addresses.pop(node)
+        self._targets.pop(node)
         self._shown.pop(node)
         await self._channels.pop(node).close()
 

@@ -12,6 +12,7 @@ from dtfm.node.host.links import measure_links
 from dtfm.node.state.state_store import StateStore
 from dtfm.node.transport.peer_server import PeerServer
 from dtfm.protos.control_pb2 import Peer
+from tests.node.dialling import dialler
 from tests.protos.members import member
 
 LEASE = 20.0
@@ -31,7 +32,7 @@ async def answer(address: str, name: str) -> None:
 
 async def measure(peers: list[Peer]) -> None:
     began = time.perf_counter()
-    report = await measure_links(JOINER, peers, member(JOINER), LEASE)
+    report = await measure_links(JOINER, peers, dialler(JOINER), LEASE)
     links = [[link.source, link.destination, link.latency_seconds, link.bandwidth] for link in report.links]
     together = {"up": report.up, "down": report.down}
     print(json.dumps({"links": links, "together": together, "seconds": time.perf_counter() - began}), flush=True)
@@ -43,7 +44,7 @@ def main() -> None:
             asyncio.run(answer(address, name))
         case ["measure", *peers]:
             named = [peer.split("=") for peer in peers]
-            asyncio.run(measure([Peer(node=name, address=address) for name, address in named]))
+            asyncio.run(measure([Peer(node=name, candidates=[address]) for name, address in named]))
         case _:
             raise SystemExit(__doc__)
 

@@ -50,6 +50,7 @@ def say(text: str) -> None:
 async def ours(codec_name: str, rank: int, port: int, addresses: list[str]) -> Reduce:
     from dtfm.kernels.codec import codec_named
     from dtfm.node.host.device import keep_freed_memory
+    from dtfm.node.host.dialling import Dialler
     from dtfm.node.model.bucket import BucketSpec
     from dtfm.node.model.placement import placement_of
     from dtfm.node.state.state_store import StateStore
@@ -81,7 +82,7 @@ async def ours(codec_name: str, rank: int, port: int, addresses: list[str]) -> R
     say("ready")
     await heard()
     peers = {n: f"{address}:{port}" for n, address in zip(names, addresses, strict=True) if n != names[rank]}
-    await sender.connect(1, identity, peers, 60, 60)
+    await sender.connect(1, Dialler(identity), peers, 60, 60)
     codec = codec_named(codec_name)
     step = 0
 

@@ -14,6 +14,7 @@ from dtfm.node.state.recovery import fetch_states
 from dtfm.node.state.state_store import HeldState, StateStore
 from dtfm.node.transport.peer_server import PeerServer
 from dtfm.protos.control_pb2 import Peer
+from tests.node.dialling import dialler
 from tests.protos.members import member
 
 STEP = 7
@@ -48,7 +49,7 @@ async def donor(address: str, number: str) -> None:
 async def fetch(donors: list[Peer]) -> None:
     mine = buckets()
     began = time.perf_counter()
-    await fetch_states([(bucket, donors) for bucket in mine.values()], STEP, 1, member("joiner"), 30)
+    await fetch_states([(bucket, donors) for bucket in mine.values()], STEP, 1, dialler("joiner"), 30)
     print(time.perf_counter() - began, flush=True)
     assert all((bucket.parameters == index + 1).all() for index, bucket in mine.items())
 
@@ -59,7 +60,7 @@ def main() -> None:
             asyncio.run(donor(address, number))
         case ["fetch"]:
             for line in sys.stdin:
-                peers = [Peer(node=f"donor {i}", address=address) for i, address in enumerate(line.split())]
+                peers = [Peer(node=f"donor {i}", candidates=[address]) for i, address in enumerate(line.split())]
                 asyncio.run(fetch(peers))
         case _:
             raise SystemExit(__doc__)

@@ -131,6 +131,12 @@ class Sender:
         self._streams: dict[str, Any] = {}
         self._sockets: dict[str, socket.socket] = {}
 
+    def use(self, to: str, channel: grpc.aio.Channel) -> None:
+        """Reaches ``to`` over this channel."""
+        if to not in self._channels:
+            self._channels[to] = channel
+            self._streams[to] = tensors_call(channel)()
+
     async def send(self, way: str, to: str, tensors: int) -> None:
         secure = way.endswith("mTLS")
         await (self._ours if way.startswith("ours") else self._socket)(secure, to, tensors)

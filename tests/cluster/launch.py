@@ -139,9 +139,9 @@ def _namespace(command: list[str]) -> tuple[str, list[str]]:
     return "", command
 
 
-def join_command(coordinator: str, name: str) -> list[str]:
-    """The command of a node on the CPU with one thread."""
-    command = [sys.executable, "-m", "dtfm.node.cli", "join", coordinator, "--id", name]
+def join_command(coordinator: Sequence[str], name: str) -> list[str]:
+    """The command of a node on the CPU with one thread. ``coordinator``: its address, or nothing."""
+    command = [sys.executable, "-m", "dtfm.node.cli", "join", *coordinator, "--id", name]
     return [*command, "--threads", "1", "--device", "cpu", "--verbose"]
 
 
@@ -174,11 +174,13 @@ class Cluster:
         fresh: bool = False,
         nodes: Sequence[str] = (),
         alike: bool = True,
+        invited: bool = False,
     ) -> None:
         """``place`` turns the command of "coordinator" or of a node into one that runs the same process elsewhere. Each of
         ``faults`` happens once, in whichever process of its name comes to its moment first; `inject` adds more, unless
         ``faults`` is None. ``fresh`` as for Process. ``nodes`` are added at once. ``alike``: the scheduler sees all nodes and
-        links as equal (alike.py), so that plans do not follow what the nodes measure while they share cores."""
+        links as equal (alike.py), so that plans do not follow what the nodes measure while they share cores. ``invited``: each
+        node is another user's, who has the coordinator's first invitation in the environment."""
         self.folder = folder
         self.run_file = folder / "run.toml"
         self.run_file.write_text(run)
@@ -196,6 +198,7 @@ class Cluster:
             self.inject(fault)
         self._fresh = fresh
         self._first = nodes
+        self._invited = invited
         self._coordinator = "tests.cluster.alike" if alike else "dtfm.coordinator.cli"
         self.events: list[Event] = []
         self.nodes: dict[str, Process] = {}
@@ -231,10 +234,28 @@ class Cluster:
         self.invitation = listening["invitation"] or self.invitation
 
     def add(self, name: str, *options: str, environment: dict[str, str] | None = None) -> Process:
-        command = [*join_command(self.address, name), "--give-up-after", "20", *options]
-        process = self._process(name, command, environment=environment)
+        command = [*join_command(self._shown, name), "--give-up-after", "20", *options]
+        process = self._process(name, command, environment={**self._user(name), **(environment or {})})
         self.nodes[name] = process
         return process
+
+    def add_relay(self, name: str) -> Process:
+        """Starts a relay, which computes nothing."""
+        command = [sys.executable, "-m", "dtfm.node.cli", "relay", *self._shown, "--id", name]
+        process = self._process(name, [*command, "--give-up-after", "20", "--verbose"], environment=self._user(name))
+        self.nodes[name] = process
+        return process
+
+    @property
+    def _shown(self) -> list[str]:
+        """What a node's command is told of the coordinator, beside its environment."""
+        return [] if self._invited else [self.address]
+
+    def _user(self, name: str) -> dict[str, str]:
+        """The environment of whoever starts the node."""
+        if not self._invited:
+            return {}
+        return {"XDG_STATE_HOME": str(self.folder / f"state-{name}"), "DTFM_INVITATION": self.invitation}
 
     def inject(self, fault: Fault) -> None:
         """From now on ``fault`` waits for its moment, in the process of its name that runs now or in a later one."""

@@ -24,7 +24,7 @@ def start(folder: Path, *command: str) -> Process:
 
 
 def test_a_node_without_a_coordinator_retries_with_growing_pauses_and_gives_up_with_1(tmp_path: Path) -> None:
-    node = start(tmp_path, *join_command(f"127.0.0.1:{free_port()}", "n"), "--give-up-after", "2")
+    node = start(tmp_path, *join_command([f"127.0.0.1:{free_port()}"], "n"), "--give-up-after", "2")
     try:
         assert node.wait(60) == 1
         pauses = [float(p) for p in re.findall(r"trying again in ([\d.]+) s, giving up in", node.errors)]
@@ -49,7 +49,7 @@ def test_a_second_node_with_the_same_identity_is_refused_and_the_first_goes_on(t
     with Cluster(tmp_path, run_file(stages=[1, 1], steps=3)) as cluster:
         cluster.add("twin")
         cluster.wait_for("node_joined")
-        again = start(tmp_path, *join_command(cluster.address, "twin"))
+        again = start(tmp_path, *join_command([cluster.address], "twin"))
         try:
             assert again.wait(60) == 2
             assert "IDENTITY_IN_USE" in again.errors

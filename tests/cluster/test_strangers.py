@@ -13,6 +13,7 @@ import grpc.aio
 import pytest
 import torch
 
+from dtfm.node.host.dialling import Dialler
 from dtfm.node.model.bucket import Bucket, BucketSpec
 from dtfm.node.state.recovery import fetch_states
 from dtfm.node.transport.sender import Sender
@@ -68,22 +69,22 @@ async def test_strangers_cannot_join_nor_reach_a_node(tmp_path: Path) -> None:
         assert stranger.wait(60) == 2
         assert "INVITATION_NEEDED" in stranger.errors
         assert "dtfm-coordinator invite --role node" in stranger.errors
-        a = Peer(node="a", address=cluster.wait_for("node_joined")["address"])
+        a = Peer(node="a", candidates=[cluster.wait_for("node_joined")["address"]])
         mine = await joined(tmp_path / "c", cluster.invitation, "c")
         theirs = await joined(tmp_path / "c", other_cluster.invitation, "c")
 
-        async with grpc.aio.insecure_channel(a.address) as channel:
+        async with grpc.aio.insecure_channel(a.candidates[0]) as channel:
             with pytest.raises(grpc.aio.AioRpcError, match="UNAVAILABLE"):
                 await ping_call(channel)(b"")
         bucket = Bucket(BucketSpec(0, (0,), (("weight", (4, 4)),)), torch.device("cpu"), torch.float64)
         trusting = replace(theirs, authority=mine.authority)  # trusts node a, which does not trust it
         for identity, reason in ((mine, "NOT_HELD"), (theirs, "UNAVAILABLE"), (trusting, "UNAVAILABLE")):
             with pytest.raises(ConnectionError, match=reason):
-                await fetch_states([(bucket, [a])], 1, 1, identity, 0.3)
+                await fetch_states([(bucket, [a])], 1, 1, Dialler(identity), 0.3)
         sender = Sender("c", lambda peer, generation, why: None)
-        await sender.connect(1, mine, {"a": a.address}, 20, 10)
+        await sender.connect(1, Dialler(mine), {"a": a.candidates[0]}, 20, 10)
         with pytest.raises(ConnectionError, match="a cannot be reached"):
-            await sender.connect(2, theirs, {"a": a.address}, 1, 10)
+            await sender.connect(2, Dialler(theirs), {"a": a.candidates[0]}, 1, 10)
         await sender.close()
 
 

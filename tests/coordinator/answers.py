@@ -36,6 +36,8 @@ def answer(
             return wire.NodeMessage(applied=applied)
         case "commit":
             return wire.NodeMessage(step_ready=vote(plan, node, message.commit.step + 1, micro_batch))
+        case "reach":
+            return reached(*(peer.node for peer in message.reach.peers))
         case _:
             return None
 
@@ -45,6 +47,12 @@ def links(node: str, peers: Iterable[str]) -> wire.NodeMessage:
     both = [pair for peer in peers for pair in ((node, peer), (peer, node))]
     measured = [wire.LinkReport.Link(source=a, destination=b, latency_seconds=0.001, bandwidth=1e9) for a, b in both]
     return wire.NodeMessage(links=wire.LinkReport(links=measured))
+
+
+def reached(*nodes: str, way: str = "", problem: str = "") -> wire.NodeMessage:
+    """What came of dialling the nodes."""
+    outcomes = [wire.Reached.Outcome(node=node, way=way, problem=problem) for node in nodes]
+    return wire.NodeMessage(reached=wire.Reached(outcomes=outcomes))
 
 
 def vote(plan: plan_pb2.Plan, node: str, step: int, micro_batch: int = 2) -> wire.StepReady:

@@ -30,6 +30,7 @@ EVERY_EVENT: list[ev.Event] = [
     ev.DeviceDrifted("a", 1e9, "why"),
     ev.NodeLeft("a", "why"),
     ev.LinksMeasured("a", (ev.Link("a", "b", 0.001, 1e9), ev.Link("b", "a", 0.0, 0.0, "no route")), up=2e9),
+    ev.WaysChosen((ev.Way("a", "b", "lan"), ev.Way("b", "a", "relay", "r", "why"), ev.Way("a", "c", "dial-back"))),
     ev.RunDescribed(DESCRIBED),
     ev.Waiting("why"),
     ev.PlanAdopted(1, PLAN, "why", 0, 1.5, None),

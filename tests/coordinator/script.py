@@ -5,7 +5,8 @@ the other. ``join``, ``vote``, ``lose`` and the like play one node; ``settle``, 
 ``wait`` lets time pass. Then look at what followed: ``last_to`` and ``kinds_to`` say what a node was sent, ``events`` what was
 logged, and ``state`` is what the coordinator knows. The planner and the standbys answer at once. To choose what the planner
 answers, set ``planner``; to choose when, turn ``automatic_planning`` off and call ``plan``. To choose what standbys report, turn
-``automatic_standbys`` off, or begin with ``with_standbys`` (standbys.py). Scripts about snapshots on disks are in snapshots.py.
+``automatic_standbys`` off, or begin with ``with_standbys`` (standbys.py). All nodes can dial each other, unless you turn
+``automatic_dialling`` off. Scripts about snapshots on disks are in snapshots.py.
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ def hello(node: str, /, **changes: Any) -> wire.NodeMessage:
         "protocol_version": PROTOCOL_VERSION,
         "node": node,
         "incarnation": 1,
-        "address": "10.0.0.1:7000",
+        "candidates": ["10.0.0.1:7000"],
         "device": wire.Device(kind="cpu", name="a cpu", memory_bytes=1 << 33, flops=1e11),
     }
     return wire.NodeMessage(hello=wire.Hello(**{**fields, **changes}))
@@ -127,6 +128,7 @@ class World:
         self.planner = planner
         self.automatic_planning = True
         self.automatic_standbys = True
+        self.automatic_dialling = True
         self.wanted: list[t.PlanWanted] = []
         self.manifests: list[t.WriteManifest] = []
         self.answers: list[t.AnswerPlanNow] = []
@@ -145,6 +147,8 @@ class World:
         sent: list[t.Send] = []
         for command in ready.commands:
             match command:
+                case t.Send() if self.automatic_dialling and command.message.WhichOneof("message") == "reach":
+                    sent.append(command)
                 case t.Send():
                     self.said.setdefault(command.stream, []).append(command.message)
                     sent.append(command)
@@ -171,16 +175,18 @@ class World:
                     self.exit_code = command.exit_code
                 case t.Log():
                     pass
-        for send in sent if self.automatic_standbys else ():
-            self._catch_up(send)
+        for send in sent:
+            self._answer(send)
         while self.automatic_planning and self.wanted:
             self.plan()
 
-    def _catch_up(self, send: t.Send) -> None:
-        """A node that was just asked to be a standby has the state at once."""
-        said = answer("", send.message, wire.Assignment(step=self.state.ledger.step))
-        if send.message.WhichOneof("message") == "standby" and said is not None:
-            self.feed(t.Heard(send.stream, said))
+    def _answer(self, send: t.Send) -> None:
+        """A node that was just asked to be a standby has the state at once, and one that is to dial others reaches them."""
+        kind = send.message.WhichOneof("message")
+        if (kind == "standby" and self.automatic_standbys) or (kind == "reach" and self.automatic_dialling):
+            said = answer("", send.message, wire.Assignment(step=self.state.ledger.step))
+            if said is not None:
+                self.feed(t.Heard(send.stream, said))
 
     def plan(self) -> None:
         """The planner answers the oldest question."""
@@ -194,14 +200,14 @@ class World:
         plan, planner = self.plan_in_force, self.planner
         self.planner = lambda ids: plan if set(plan.nodes) <= set(ids) else planner(ids)
 
-    def greet(self, node: str, /, caller: str | None = None, **changes: Any) -> int:
-        """The node opens a stream and says Hello, with some of its fields changed; ``caller``: whose key it has, if not its own.
-        Returns the stream's number."""
+    def greet(self, node: str, /, caller: str | None = None, seen: str = "", **changes: Any) -> int:
+        """The node opens a stream and says Hello, with some of its fields changed; ``caller``: whose key it has, if not its own;
+        ``seen``: from where it comes. Returns the stream's number."""
         self._next_stream += 1
         stream = self._next_stream
         self.streams[node] = stream
         greeting = hello(node, **changes)
-        self.feed(t.Greeted(stream, greeting, greeting.hello.node if caller is None else caller))
+        self.feed(t.Greeted(stream, greeting, greeting.hello.node if caller is None else caller, seen))
         return stream
 
     def hear(self, node: str, message: wire.NodeMessage | None = None, **fields: Any) -> None:

@@ -29,7 +29,7 @@ from dtfm.protos.frame import Header, frames
 from dtfm.protos.plan_pb2 import Run
 from dtfm.scheduler.model import plan as plans
 from dtfm.scheduler.model.plan import Plan
-from tests.protos.members import member
+from tests.node.dialling import dialler
 
 Result = TypeVar("Result")
 
@@ -83,7 +83,7 @@ class InProcess:
         memory: int = 1 << 30,
         device: torch.device = CPU,
     ) -> None:
-        self._loaded = LoadedRun(run, model, data, member("in process"))
+        self._loaded = LoadedRun(run, model, data, dialler("in process"))
         self._speed_of_links = bandwidth
         self._hardware = Device(kind=device.type, memory_bytes=memory, flops=flops)
         self._receivers: dict[str, Receiver] = {}

@@ -8,8 +8,12 @@ import socket
 import pytest
 from typer.testing import CliRunner
 
+from dtfm.node import cli
 from dtfm.node.cli import app
 from dtfm.node.host.doctor import check_disk, check_tcp_buffers, check_tcp_pauses
+from dtfm.protos.access import Role
+from dtfm.protos.enrolment import Entry
+from dtfm.protos.invitation import Invitation
 
 
 @pytest.mark.parametrize(
@@ -27,6 +31,35 @@ def test_bad_options(options: list[str], complaint: str) -> None:
     result = CliRunner().invoke(app, ["join", *options, "--id", "n"])
     assert result.exit_code == 2
     assert complaint in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("addresses", "facing", "behind_nat"),
+    [
+        (["127.0.0.1"], "127.0.0.1", False),
+        (["127.0.0.1", "192.168.1.5"], "192.168.1.7", False),
+        (["10.9.9.9", "192.168.1.5"], "192.168.1.7", False),
+        (["192.168.1.5", "203.0.113.5"], "192.168.1.7", True),
+    ],
+    ids=["on loopback alone", "on loopback too", "elsewhere there is no way to", "behind NAT"],
+)
+def test_a_node_faces_its_coordinator_where_others_may_reach_them(
+    monkeypatch: pytest.MonkeyPatch, addresses: list[str], facing: str, behind_nat: bool
+) -> None:
+    def faces(host: str) -> tuple[str, str]:
+        if host.startswith("10."):
+            raise ValueError(f"{host} cannot be reached")
+        return "127.0.0.1" if host == "127.0.0.1" else "192.168.1.7", host
+
+    monkeypatch.setattr(cli, "_facing", faces)
+    invitation = Invitation(tuple(f"{address}:7400" for address in addresses), bytes(32), "00" * 6, bytes(32))
+    assert cli._place_on_the_net(Entry(str(invitation), [Role.NODE], "n")) == (facing, behind_nat)
+
+
+def test_a_relay_needs_an_invitation_as_a_node_does() -> None:
+    result = CliRunner().invoke(app, ["relay", "dtfm1.spoilt", "--id", "r"])
+    assert result.exit_code == 2
+    assert "invitation" in result.stderr
 
 
 def test_a_port_in_use() -> None:

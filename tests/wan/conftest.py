@@ -7,6 +7,7 @@ import pytest
 
 from dtfm.scheduler.model.cluster import Cluster, Node
 from tests.cluster.conftest import nothing_left_running
+from tests.wan.internet import Internet, InternetUnavailable
 from tests.wan.wan import Wan, WanUnavailable
 
 __all__ = ["nothing_left_running"]
@@ -20,3 +21,13 @@ def emulation() -> None:
             pass
     except WanUnavailable as reason:
         pytest.skip(f"no emulated network here: {reason}")
+
+
+@pytest.fixture(scope="session")
+def internet() -> None:
+    """Skips the test where no NAT can be had."""
+    try:
+        with Internet() as net:
+            net.router("home")
+    except InternetUnavailable as reason:
+        pytest.skip(f"no network with NAT here: {reason}")

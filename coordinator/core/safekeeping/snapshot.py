@@ -12,6 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from dtfm.coordinator.core.ending import fail
+from dtfm.coordinator.core.messages import peer_message
 from dtfm.coordinator.core.safekeeping.availability import on_disk, parameter_bytes
 from dtfm.coordinator.core.safekeeping.donors import donors_at_work
 from dtfm.coordinator.core.safekeeping.standby import rests_on_one_node
@@ -299,7 +300,7 @@ def _to_fetch(state: State, tally: SnapshotTally, holders: Holders, buckets: Col
     to_keep.missing.extend(_part(bucket, tally.parts[bucket], holders[bucket]) for bucket in sorted(buckets))
     sessions = state.members.sessions
     names = sorted({name for part in to_keep.missing for name in part.nodes})
-    to_keep.peers.extend(wire.Peer(node=name, address=sessions[name].address) for name in names)
+    to_keep.peers.extend(peer_message(name, sessions[name].candidates) for name in names)
     return to_keep
 
 

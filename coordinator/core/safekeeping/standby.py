@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Container, Mapping
 from dataclasses import replace
 
+from dtfm.coordinator.core.messages import peer_message
 from dtfm.coordinator.core.safekeeping.availability import (
     availability,
     parameter_bytes,
@@ -289,7 +290,7 @@ def _request(state: State, node: str, number: int, layers: Layers) -> wire.Stand
         past_last_layer=layers[1],
         donors=[wire.Assignment.Donors(nodes=names) for names in donors],
         peers=[
-            wire.Peer(node=name, address=members[name].address)
+            peer_message(name, members[name].candidates)
             for name in sorted({name for names in donors for name in names})
         ],
     )

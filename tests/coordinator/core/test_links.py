@@ -12,7 +12,7 @@ from dtfm.coordinator.core.links import MOST_PROBED
 from dtfm.coordinator.core.state import Standing
 from dtfm.coordinator.core.timeouts import REMEMBERED_LEASES
 from dtfm.protos import control_pb2 as wire
-from tests.coordinator.answers import links
+from tests.coordinator.answers import links, reached
 from tests.coordinator.script import LEASE, World, fresh_state, refusal_of, training, two_stages
 
 
@@ -66,7 +66,10 @@ def test_a_broken_link_is_measured_again_ever_more_rarely_and_planned_with_once_
     world = World(fresh_state(cluster={"nodes": 3}))
     world.planner = lambda ids: two_stages(["a", "b"])
     world.join("a", "b")
+    world.automatic_dialling = False
     world.prepare("c")
+    world.hear("a", reached("c"))
+    world.hear("b", reached("c", problem="no route"))
     report = links("c", ["a", "b"])
     for link in report.links.links:
         if "b" in (link.source, link.destination):
@@ -115,11 +118,11 @@ def test_a_node_that_returns_to_the_same_address_does_not_measure_its_links_agai
 def test_a_node_that_returns_elsewhere_or_much_later_measures_its_links_again() -> None:
     world = training("a", "b", "c")
     world.lose("c")
-    world.prepare("c", incarnation=2, address="10.0.0.2:7000")
+    world.prepare("c", incarnation=2, candidates=["10.0.0.2:7000"])
     assert [peer.node for peer in world.last_to("c", "probe").peers] == ["a", "b"]
     world.lose("c")
     world.wait(REMEMBERED_LEASES * LEASE + 1, beating=["a", "b"])
-    world.prepare("c", incarnation=3, address="10.0.0.2:7000")
+    world.prepare("c", incarnation=3, candidates=["10.0.0.2:7000"])
     assert "probe" in world.kinds_to("c")
 
 

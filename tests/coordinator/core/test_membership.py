@@ -44,9 +44,9 @@ def test_a_node_is_welcomed_with_the_run_and_its_heartbeat() -> None:
         ({"node": ""}, wire.MALFORMED, "node is ''; it must be 1 to 64 letters"),
         ({"node": "a" * 65}, wire.MALFORMED, "1 to 64 letters"),
         ({"node": "a\n"}, wire.MALFORMED, "1 to 64 letters"),
-        ({"address": "nowhere"}, wire.MALFORMED, "give HOST:PORT"),
-        ({"address": "10.0.0.1:0"}, wire.MALFORMED, "--advertise HOST:PORT"),
-        ({"address": "0.0.0.0:7000"}, wire.MALFORMED, "--advertise HOST:PORT"),
+        ({"candidates": ["nowhere"]}, wire.MALFORMED, "give HOST:PORT"),
+        ({"candidates": ["10.0.0.1:0"]}, wire.MALFORMED, "--advertise IP:PORT"),
+        ({"candidates": ["0.0.0.0:7000"]}, wire.MALFORMED, "--advertise IP:PORT"),
         ({"package_version": "1" * 65}, wire.MALFORMED, "at most 64 characters"),
         ({"device": wire.Device(kind="abacus", memory_bytes=1, flops=1)}, wire.MALFORMED, '"cpu" or "cuda"'),
         ({"device": wire.Device(kind="cpu", memory_bytes=0, flops=1)}, wire.MALFORMED, "above 0"),
@@ -90,7 +90,7 @@ def test_a_lease_that_ends_while_another_process_claims_the_identity_hands_it_ov
 def test_a_stranger_that_claims_a_members_name_cannot_fill_the_log() -> None:
     world = training("a", "b")
     streams, entries = dict(world.streams), len(world.log)
-    refused = world.greet("a", caller="b"), world.greet("a", address="not an address")
+    refused = world.greet("a", caller="b"), world.greet("a", candidates=["not an address"])
     assert [refusal_of(world, stream).reason for stream in refused] == [wire.NAME_TAKEN, wire.MALFORMED]
     assert len(world.log) == entries
     world.streams.update(streams)

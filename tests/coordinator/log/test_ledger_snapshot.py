@@ -130,6 +130,7 @@ def test_a_change_of_the_ledgers_fields_needs_a_new_format() -> None:
         "members",
         "links",
         "broken",
+        "ways",
         "changes",
         "generation",
         "counts_from",

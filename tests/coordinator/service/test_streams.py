@@ -24,7 +24,7 @@ from tests.coordinator.serving import run_in, serving
     [
         ({"protocol_version": 99}, wire.PROTOCOL_VERSION),
         ({"run": "other"}, wire.WRONG_RUN),
-        ({"address": "nowhere"}, wire.MALFORMED),
+        ({"candidates": ["nowhere"]}, wire.MALFORMED),
     ],
 )
 async def test_refusals_name_their_reason_and_end_the_stream(

@@ -22,6 +22,7 @@ from dtfm.node.transport.peer_server import PeerServer
 from dtfm.protos.control_pb2 import DISKS, NodeMessage, Part, Peer, SnapshotParts
 from dtfm.protos.frame import STATE_CHUNK_BYTES
 from dtfm.protos.plan_pb2 import Run
+from tests.node.dialling import dialler
 from tests.protos.members import member
 
 STEP = 7
@@ -45,7 +46,7 @@ class NoData:
 
 
 def loaded(node: str, run: Run = RUN, specs: Sequence[BucketSpec] = SPECS) -> LoadedRun:
-    return LoadedRun(run, cast(Model, SpecsOnly(specs)), cast(Data, NoData()), member(node))
+    return LoadedRun(run, cast(Model, SpecsOnly(specs)), cast(Data, NoData()), dialler(node))
 
 
 class Node:
@@ -82,7 +83,7 @@ class Node:
 
     @property
     def peer(self) -> Peer:
-        return Peer(node=self.name, address=self.address)
+        return Peer(node=self.name, candidates=[self.address])
 
     @property
     def contents(self) -> dict[int, list[int]]:

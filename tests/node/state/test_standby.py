@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 
+from dtfm.node.host.dialling import Dialler
 from dtfm.node.host.trace import ExtraMemory, extra_memory, forget_memory, listen_to_memory
 from dtfm.node.model.bucket import Bucket, BucketSpec, bucket_bytes
 from dtfm.node.model.optimizer import adamw
@@ -26,6 +27,7 @@ from dtfm.protos.credentials import make_authority, make_key
 from dtfm.protos.frame import Kind, parse
 from dtfm.protos.plan_pb2 import Run
 from tests.node.allocated import most_allocated
+from tests.node.dialling import dialler
 from tests.protos.members import NOW, member
 
 CPU = torch.device("cpu")
@@ -94,7 +96,7 @@ class Donor:
 async def donors() -> AsyncIterator[list[Donor]]:
     both = [Donor("a"), Donor("b")]
     for donor in both:
-        donor.peer = Peer(node=donor.name, address=f"127.0.0.1:{await donor.server.start('127.0.0.1:0')}")
+        donor.peer = Peer(node=donor.name, candidates=[f"127.0.0.1:{await donor.server.start('127.0.0.1:0')}"])
         donor.train()
     yield both
     for donor in both:
@@ -108,7 +110,7 @@ class Standby:
         self._told: asyncio.Queue[StandbyStatus] = asyncio.Queue()
         self.statuses: list[StandbyStatus] = []
         peers = {spec: [donor.peer for donor in donors] for spec in specs}
-        self.copies = StandbyCopies(RUN, CPU, peers, member("me"), self._told.put_nowait)
+        self.copies = StandbyCopies(RUN, CPU, peers, dialler("me"), self._told.put_nowait)
 
     async def tells(self) -> StandbyStatus:
         """The next status."""
@@ -228,7 +230,7 @@ async def test_a_donor_that_is_lost_between_commit_and_update_is_survived(donors
 async def test_a_donor_that_is_lost_while_others_tell_of_a_commit_is_survived(donors: list[Donor]) -> None:
     told: asyncio.Queue[StandbyStatus] = asyncio.Queue()
     peers = {spec: [donor.peer] for spec, donor in zip(SPECS, donors, strict=True)}
-    copies = StandbyCopies(RUN, CPU, peers, member("me"), told.put_nowait)
+    copies = StandbyCopies(RUN, CPU, peers, dialler("me"), told.put_nowait)
     assert await told.get() == StandbyStatus(4)
     for donor in donors:
         donor.train(commit=False)
@@ -309,7 +311,7 @@ async def test_another_donor_is_asked_under_the_newest_identity(donors: list[Don
     """The one that it began with may have ended long ago."""
     standby = Standby(donors)
     await standby.until(4)
-    standby.copies.identity = member("me", make_authority(make_key(), NOW))  # whom no donor accepts
+    standby.copies.dialler = Dialler(member("me", make_authority(make_key(), NOW)))  # whom no donor accepts
     await donors[0].server.stop()
     assert "UNAVAILABLE" in (await standby.tells()).problem
     await standby.copies.close()
@@ -445,8 +447,8 @@ async def test_the_copy_of_one_bucket_is_freed_before_the_next_is_copied(
 async def test_state_is_fetched_from_all_donors_at_once(donors: list[Donor]) -> None:
     mine = {spec.index: Bucket(spec, CPU, torch.float32) for spec in SPECS}
     peers = [donor.peer for donor in donors]
-    await fetch_states([(bucket, peers) for bucket in mine.values()], 4, 1, member("me"), 10)
+    await fetch_states([(bucket, peers) for bucket in mine.values()], 4, 1, dialler("me"), 10)
     assert same(mine, donors[0])
     assert all(donor.given for donor in donors)
     with pytest.raises(ConnectionError, match="bucket 1 as of step 9 could not be fetched"):
-        await fetch_states([(mine[1], peers)], 9, 1, member("me"), 0.3)
+        await fetch_states([(mine[1], peers)], 9, 1, dialler("me"), 0.3)

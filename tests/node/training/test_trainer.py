@@ -41,8 +41,8 @@ from dtfm.protos.control_pb2 import (
 )
 from dtfm.scheduler.model.plan import Plan, Stage
 from tests.cluster.runs import run_file, write_corpus
+from tests.node.dialling import dialler
 from tests.node.in_process import even_plan
-from tests.protos.members import member
 
 LAYERS, MICRO_BATCHES = 6, 10
 WITHOUT_N0 = Plan(1, (Stage((0, LAYERS), ("n1",), (MICRO_BATCHES,)),), ())
@@ -78,7 +78,7 @@ class Node:
         def deliver_to(receiver: Receiver | None) -> None:
             loop.call_soon_threadsafe(self.receivers.put_nowait, receiver)
 
-        peers = [Peer(node=name, address=NOBODY) for stage in plan.stages for name in stage.replicas]
+        peers = [Peer(node=name, candidates=[NOBODY]) for stage in plan.stages for name in stage.replicas]
         donors = [Assignment.Donors() for _ in range(LAYERS)]
         self.trainer.adopt(Assignment(plan=plan_message(plan), donors=donors, peers=peers), deliver_to)
 
@@ -89,7 +89,7 @@ async def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator
     write_corpus(tmp_path)
     (tmp_path / "run.toml").write_text(run_file(stages=[1], steps=4, lease=LEASE))
     node = Node(tmp_path / "snapshots")
-    node.trainer.prepare(read_run_file(tmp_path / "run.toml").message("test"), member("n0"))
+    node.trainer.prepare(read_run_file(tmp_path / "run.toml").message("test"), dialler("n0"))
     assert (await node.reports.get()).prepared.flops > 0  # the run's layers were timed
     yield node
     await asyncio.to_thread(node.trainer.stop)
@@ -133,7 +133,7 @@ async def test_a_node_says_at_once_that_it_lacks_state_that_others_are_to_get_fr
 ) -> None:
     plan = plan_message(even_plan(LAYERS, 1, 1, MICRO_BATCHES) if in_plan else WITHOUT_N0)
     donors = [Assignment.Donors(nodes=["n0", "n1"])] * 2 + [Assignment.Donors(nodes=["n1"])] * (LAYERS - 2)
-    peers = [Peer(node="n1", address=NOBODY)]
+    peers = [Peer(node="n1", candidates=[NOBODY])]
     node.trainer.adopt(Assignment(plan=plan, step=3, donors=donors, peers=peers), lambda _: None)
     async with asyncio.timeout(LEASE / 2):  # n1 is known to be out of reach only after a lease
         failed = (await node.reports.get()).plan_failed

@@ -29,6 +29,7 @@ from dtfm.protos.credentials import peer_credentials
 from dtfm.protos.frame import CHUNK_BYTES, FrameError, FrameProblem, Header, Kind, frames, parse
 from dtfm.protos.peer_pb2 import StateRequest
 from dtfm.protos.streams import SERVICE, download_call, ping_call, state_call, tensors_call, upload_call
+from tests.node.dialling import dialler
 from tests.node.transport.test_peer_server import ELEMENTS, GENERATION, STEP, Node, channel_to, named, tensor_frames
 from tests.protos.members import member
 
@@ -276,7 +277,7 @@ async def test_a_peer_that_stops_reading_holds_back_who_sends_to_it_and_nobody_e
     node.address = f"127.0.0.1:{await node.server.start('127.0.0.1:0')}"
     node.server.deliver_to(node.receiver)
     sender = Sender("a", lambda peer, generation, why: None)
-    await sender.connect(GENERATION, member("a"), {"deaf": f"127.0.0.1:{port}", "me": node.address}, 20, 10)
+    await sender.connect(GENERATION, dialler("a"), {"deaf": f"127.0.0.1:{port}", "me": node.address}, 20, 10)
     sent = 0
     large = torch.zeros(4 << 20)  # 16 MiB
 

@@ -17,6 +17,7 @@ import torch
 
 from dtfm.kernels.codec import Codec
 from dtfm.node.host.bandwidth_probe import MOST_BYTES, receive_probe
+from dtfm.node.host.dialling import Dialler
 from dtfm.node.host.links import measure_links
 from dtfm.node.model.bucket import Bucket, BucketSpec, bucket_bytes
 from dtfm.node.model.placement import placement_of
@@ -43,6 +44,7 @@ from dtfm.protos.streams import (
     upload_call,
 )
 from dtfm.scheduler.model.plan import Stage, from_routes
+from tests.node.dialling import dialler
 from tests.protos.members import DAY, NOW, member
 
 GENERATION, STEP, ELEMENTS = 2, 1, 300_000  # two frames of fp32
@@ -132,7 +134,7 @@ async def test_a_bad_frame_ends_its_own_stream_only_and_is_named(node: Node, sen
 
     lost: list[str] = []
     sender = Sender("b", lambda peer, generation, why: lost.append(why))
-    await sender.connect(GENERATION, member("b"), {"me": node.address}, 20, 10)
+    await sender.connect(GENERATION, dialler("b"), {"me": node.address}, 20, 10)
     tensor = torch.randn(ELEMENTS)
     sender.send("me", What(Kind.ACTIVATION, GENERATION, STEP, 1), tensor, Codec.OFF)
     arrival = await asyncio.wait_for(node.arrived.get(), 20)
@@ -166,21 +168,21 @@ async def test_a_member_that_takes_anothers_name_is_refused(node: Node) -> None:
 async def test_a_member_of_another_run_gets_no_answer(node: Node) -> None:
     """Not even if it trusts this run's nodes."""
     stranger = replace(member("a", make_authority(make_key(), NOW)), authority=member("a").authority)
-    me = Peer(node="me", address=node.address)
-    report = await measure_links("a", [me], stranger, 1)
+    me = Peer(node="me", candidates=[node.address])
+    report = await measure_links("a", [me], Dialler(stranger), 1)
     assert [link.bandwidth for link in report.links] == [0, 0]
     mine = Bucket(SPEC, torch.device("cpu"), torch.float32)
     with pytest.raises(ConnectionError, match="UNAVAILABLE"):
-        await fetch_states([(mine, [me])], STEP, GENERATION, stranger, 0.3)
+        await fetch_states([(mine, [me])], STEP, GENERATION, Dialler(stranger), 0.3)
     sender = Sender("a", lambda peer, generation, why: None)
     with pytest.raises(ConnectionError, match="me cannot be reached"):
-        await sender.connect(GENERATION, stranger, {"me": node.address}, 1, 10)
+        await sender.connect(GENERATION, Dialler(stranger), {"me": node.address}, 1, 10)
     await sender.close()
 
 
 async def test_channels_are_opened_again_when_the_coordinator_has_a_new_authority(node: Node) -> None:
     async def send(sender: Sender, identity: Identity, index: int) -> int:
-        await sender.connect(GENERATION, identity, {"me": node.address}, 20, 10)
+        await sender.connect(GENERATION, Dialler(identity), {"me": node.address}, 20, 10)
         sender.send("me", What(Kind.ACTIVATION, GENERATION, STEP, index), torch.zeros(ELEMENTS), Codec.OFF)
         return (await asyncio.wait_for(node.arrived.get(), 20)).header.index
 
@@ -195,7 +197,7 @@ async def test_channels_are_opened_again_when_the_coordinator_has_a_new_authorit
 async def test_a_sender_learns_that_it_was_refused(node: Node) -> None:
     lost: asyncio.Queue[tuple[str, str]] = asyncio.Queue()
     sender = Sender("stranger", lambda peer, generation, why: lost.put_nowait((peer, why)))
-    await sender.connect(GENERATION, member("stranger"), {"me": node.address}, 20, 10)
+    await sender.connect(GENERATION, dialler("stranger"), {"me": node.address}, 20, 10)
     sender.send("me", What(Kind.ACTIVATION, GENERATION, STEP, 0), torch.zeros(ELEMENTS), Codec.OFF)
     peer, why = await asyncio.wait_for(lost.get(), 20)
     await sender.close()
@@ -207,7 +209,7 @@ async def test_a_sender_learns_that_it_was_refused(node: Node) -> None:
 async def test_what_is_sent_after_a_stream_broke_arrives(node: Node) -> None:
     lost: asyncio.Queue[str] = asyncio.Queue()
     sender = Sender("a", lambda peer, generation, why: lost.put_nowait(why))
-    await sender.connect(GENERATION, member("a"), {"me": node.address}, 20, 10)
+    await sender.connect(GENERATION, dialler("a"), {"me": node.address}, 20, 10)
     sender.send("me", What(Kind.ACTIVATION, GENERATION, STEP, 3), torch.zeros(ELEMENTS), Codec.OFF)  # b's to send
     assert "UNEXPECTED" in await asyncio.wait_for(lost.get(), 20)
     for index in (0, 2):
@@ -220,10 +222,10 @@ async def test_what_is_sent_after_a_stream_broke_arrives(node: Node) -> None:
 async def test_a_stream_that_broke_in_an_earlier_generation_loses_nothing_of_this_one(node: Node) -> None:
     lost: list[str] = []
     sender = Sender("a", lambda peer, generation, why: lost.append(why))
-    await sender.connect(GENERATION + 1, member("a"), {"me": node.address}, 20, 10)
+    await sender.connect(GENERATION + 1, dialler("a"), {"me": node.address}, 20, 10)
     sender.send("me", What(Kind.ACTIVATION, GENERATION + 1, STEP, 0), torch.zeros(ELEMENTS), Codec.OFF)
     await sender.connect(
-        GENERATION, member("a"), {"me": node.address}, 20, 10
+        GENERATION, dialler("a"), {"me": node.address}, 20, 10
     )  # the queued tensor is of another generation
     sender.send("me", What(Kind.ACTIVATION, GENERATION, STEP, 2), torch.zeros(ELEMENTS), Codec.OFF)
     arrival = await asyncio.wait_for(node.arrived.get(), 20)
@@ -234,12 +236,12 @@ async def test_a_stream_that_broke_in_an_earlier_generation_loses_nothing_of_thi
 async def test_a_peer_that_cannot_be_reached_is_named_with_the_fix() -> None:
     sender = Sender("a", lambda peer, generation, why: None)
     with pytest.raises(ConnectionError, match=r"me cannot be reached at 127.0.0.1:1 .*--advertise"):
-        await sender.connect(GENERATION, member("a"), {"me": "127.0.0.1:1"}, 0.5, 10)
+        await sender.connect(GENERATION, dialler("a"), {"me": "127.0.0.1:1"}, 0.5, 10)
     await sender.close()
 
 
 async def test_links_are_measured_in_both_directions(node: Node) -> None:
-    report = await measure_links("a", [Peer(node="me", address=node.address)], member("a"), 30)
+    report = await measure_links("a", [Peer(node="me", candidates=[node.address])], dialler("a"), 30)
     to_peer, from_peer = report.links
     assert (to_peer.source, to_peer.destination) == ("a", "me")
     assert (from_peer.source, from_peer.destination) == ("me", "a")
@@ -251,8 +253,8 @@ async def test_links_are_measured_in_both_directions(node: Node) -> None:
 
 
 async def test_what_several_links_carry_together_is_measured_between_the_fastest_and_their_sum(node: Node) -> None:
-    peers = [Peer(node="me", address=node.address)] * 3
-    report = await measure_links("a", peers, member("a"), 30)
+    peers = [Peer(node="me", candidates=[node.address])] * 3
+    report = await measure_links("a", peers, dialler("a"), 30)
     up = [link.bandwidth for link in report.links if link.source == "a"]
     down = [link.bandwidth for link in report.links if link.destination == "a"]
     assert max(up) <= report.up <= sum(up) * (1 + 1e-9)
@@ -261,9 +263,9 @@ async def test_what_several_links_carry_together_is_measured_between_the_fastest
 
 async def test_a_peer_that_hangs_costs_half_a_lease_and_the_others_are_measured(node: Node) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:  # accepts, but does not answer
-        hung = Peer(node="hung", address=f"127.0.0.1:{silent.getsockname()[1]}")
+        hung = Peer(node="hung", candidates=[f"127.0.0.1:{silent.getsockname()[1]}"])
         began = time.monotonic()
-        report = await measure_links("a", [hung, Peer(node="me", address=node.address)], member("a"), 2)
+        report = await measure_links("a", [hung, Peer(node="me", candidates=[node.address])], dialler("a"), 2)
     assert time.monotonic() - began < 2
     assert [(link.destination, bool(link.problem)) for link in report.links] == [
         ("hung", True),
@@ -283,7 +285,7 @@ async def peer_that_sends(download: StreamToStream) -> AsyncIterator[Peer]:
     server.add_generic_rpc_handlers((handlers,))
     port = server.add_secure_port("127.0.0.1:0", peer_credentials(lambda: member("liar")))
     await server.start()
-    yield Peer(node="liar", address=f"127.0.0.1:{port}")
+    yield Peer(node="liar", candidates=[f"127.0.0.1:{port}"])
     await server.stop(None)
 
 
@@ -311,15 +313,18 @@ async def test_a_peer_that_sends_no_sound_probe_has_a_problem_and_the_others_are
     node: Node, download: StreamToStream
 ) -> None:
     async with peer_that_sends(download) as liar:
-        peers = [liar, Peer(node="me", address=node.address), Peer(node="me", address=node.address)]
-        report = await asyncio.wait_for(measure_links("a", peers, member("a"), 2), 15)
+        peers = [liar, Peer(node="me", candidates=[node.address]), Peer(node="me", candidates=[node.address])]
+        report = await asyncio.wait_for(measure_links("a", peers, dialler("a"), 2), 15)
     assert [bool(link.problem) for link in report.links] == [True, True, False, False, False, False]
     assert [link.bandwidth > 0 for link in report.links] == [False, False, True, True, True, True]
     assert report.up > 0
 
 
 async def test_no_more_of_a_probe_is_taken_than_was_asked_for(node: Node) -> None:
-    async with peer_that_sends(too_much) as liar, open_channel(liar.address, to_peer(member("a"), "liar")) as channel:
+    async with (
+        peer_that_sends(too_much) as liar,
+        open_channel(liar.candidates[0], to_peer(member("a"), "liar")) as channel,
+    ):
         with pytest.raises(ValueError, match=r"bytes, \d+ in all"):
             [size async for size in receive_probe(download_call(channel))]
 
@@ -346,9 +351,9 @@ async def test_a_wrong_answer_ends_a_probe(node: Node) -> None:
 
 async def test_state_comes_from_whichever_donor_has_it_and_goes_on_where_it_stopped(node: Node) -> None:
     mine = Bucket(SPEC, torch.device("cpu"), torch.float32)
-    donors = [Peer(node="gone", address="127.0.0.1:1"), Peer(node="me", address=node.address)]
+    donors = [Peer(node="gone", candidates=["127.0.0.1:1"]), Peer(node="me", candidates=[node.address])]
     total = bucket_bytes(SPEC, torch.float32)
-    await fetch_states([(mine, donors)], STEP, GENERATION, member("a"), 30)
+    await fetch_states([(mine, donors)], STEP, GENERATION, dialler("a"), 30)
     assert all(torch.equal(a, b) for a, b in zip(mine.state, node.bucket.state, strict=True))
 
     async with channel_to(node) as channel:
@@ -359,11 +364,11 @@ async def test_state_comes_from_whichever_donor_has_it_and_goes_on_where_it_stop
 
 async def test_state_that_no_node_has_is_named(node: Node) -> None:
     mine = Bucket(SPEC, torch.device("cpu"), torch.float32)
-    donors = [Peer(node="me", address=node.address)]
+    donors = [Peer(node="me", candidates=[node.address])]
     with pytest.raises(
         ConnectionError, match=r"bucket 3 as of step 9 .* state as of step 9 is not held here, but of 1"
     ):
-        await fetch_states([(mine, donors)], 9, GENERATION, member("a"), 0.5)
+        await fetch_states([(mine, donors)], 9, GENERATION, dialler("a"), 0.5)
 
 
 async def test_a_peer_may_make_a_limited_number_of_calls_and_the_others_as_many(node: Node) -> None:
@@ -415,7 +420,7 @@ async def test_a_renewed_certificate_ends_nothing_and_channels_move_to_it_only_w
     node: Node,
 ) -> None:
     async def send(sender: Sender, identity: Identity, index: int) -> None:
-        await sender.connect(GENERATION, identity, {"me": node.address}, 20, 10)
+        await sender.connect(GENERATION, Dialler(identity), {"me": node.address}, 20, 10)
         sender.send("me", What(Kind.ACTIVATION, GENERATION, STEP, index), torch.zeros(ELEMENTS), Codec.OFF)
         await asyncio.wait_for(node.arrived.get(), 20)
 
@@ -428,7 +433,7 @@ async def test_a_renewed_certificate_ends_nothing_and_channels_move_to_it_only_w
     await send(sender, young, 2)
     second = sender._channels["me"]
     assert second is not first
-    await sender.connect(GENERATION, newest, {"me": node.address}, 20, 10)
+    await sender.connect(GENERATION, Dialler(newest), {"me": node.address}, 20, 10)
     assert sender._channels["me"] is second
     assert not lost
     await sender.close()

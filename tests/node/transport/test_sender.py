@@ -27,6 +27,7 @@ from dtfm.protos.credentials import peer_credentials
 from dtfm.protos.frame import CHUNK_BYTES, Kind
 from dtfm.protos.streams import SERVICE
 from dtfm.scheduler.model.plan import Stage, from_routes
+from tests.node.dialling import dialler
 from tests.node.transport.test_peer_server import at_once
 from tests.protos.members import member
 
@@ -113,7 +114,7 @@ async def test_an_activation_overtakes_what_waits_for_the_same_peer() -> None:
     line, end = Line(), End("z")
     address = f"127.0.0.1:{await line.to(await end.server.start('127.0.0.1:0'))}"
     sender = Sender("a", lambda peer, generation, why: None)
-    await sender.connect(GENERATION, member("a"), {"z": address}, PATIENCE_SECONDS, PATIENCE_SECONDS)
+    await sender.connect(GENERATION, dialler("a"), {"z": address}, PATIENCE_SECONDS, PATIENCE_SECONDS)
     queue = sender._lanes["z", Rank.REDUCTION].queue
     piece = encode(Codec.OFF, torch.zeros(PIECE))
     for index in range(PIECES):
@@ -169,7 +170,7 @@ async def test_a_new_connection_is_warmed_up_by_what_its_link_has_in_transit(
     await warm_ups.server.start()
     for generation in (1, 2):  # the second finds it connected
         peers = {"z": f"127.0.0.1:{warm_ups.port}"}
-        await sender.connect(generation, member("a"), peers, PATIENCE_SECONDS, PATIENCE_SECONDS, in_transit)
+        await sender.connect(generation, dialler("a"), peers, PATIENCE_SECONDS, PATIENCE_SECONDS, in_transit)
     if size:
         received = await asyncio.wait_for(warm_ups.received.get(), PATIENCE_SECONDS)
         assert received == int(size)

@@ -1,0 +1,224 @@
+"""Ways: how nodes reach each other, and who relays where neither of two can dial the other.
+
+Of each pair both ends try to dial the other: the newcomer when it measures its links, the earlier node when it is asked to. If
+both can, nothing is to be decided. If one can, it lends connections to the other (dial-back). If neither can, both lend to a
+relay, and borrow there. What does not work is replaced: dial-back by a relay, a relay by another one.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+from dtfm.coordinator.core.messages import peer_message
+from dtfm.coordinator.core.state import Dialled, Session, Standing
+from dtfm.coordinator.core.transition import Transition
+from dtfm.coordinator.core.validation import check_reached
+from dtfm.coordinator.log import events as ev
+from dtfm.coordinator.log.ledger import Ledger
+from dtfm.protos import control_pb2 as wire
+
+NO_RELAY = "neither can dial the other, and no member that both reach relays; have one `join --relay`, or run `dtfm-node relay`"
+
+Pair = tuple[str, str]
+
+
+def have_dialled(transition: Transition, session: Session, others: Iterable[Session]) -> None:
+    """The others try to dial a newcomer. What was known about it is forgotten."""
+    members, node = transition.state.members, session.node
+    tried = {pair: relays for pair, relays in members.tried.items() if node not in pair}
+    transition.set_members(replace(members, dialled=_without(members.dialled, node), tried=tried))
+    message = wire.CoordinatorMessage(reach=wire.Reach(peers=[peer_message(node, session.candidates)]))
+    transition.send([other.node for other in others], message)
+
+
+def reached(transition: Transition, node: str, report: wire.Reached) -> None:
+    """The answer of a node that was asked to dial others."""
+    for other, known in check_reached(report, node, transition.state.members.sessions).items():
+        session = transition.state.members.sessions[other]
+        transition.set_session(replace(session, reaching=session.reaching - {node}))
+        _know(transition, node, other, known)
+
+
+def measured(transition: Transition, node: str, links: Iterable[ev.Link]) -> None:
+    """What a node's measurements say about the ways to others."""
+    for link in links:
+        if link.source != node:
+            continue
+        failed = link.bandwidth == 0
+        if (way := transition.state.ledger.ways.get(node, {}).get(link.destination)) is None:
+            _know(transition, node, link.destination, Dialled(link.way, link.problem if failed else ""))
+        elif failed:
+            _relay(transition, node, link.destination, f"{way.name} did not work: {link.problem}", without=way.relay)
+
+
+def arrived(transition: Transition, node: str) -> None:
+    """Notes the direct ways by which others reach a node that is about to be planned with."""
+    ledger, dialled = transition.state.ledger, transition.state.members.dialled
+    found = [
+        ev.Way(source, node, known.way)
+        for source, row in sorted(dialled.items())
+        if (known := row.get(node)) is not None and known.way and node in ledger.links.get(source, {})
+    ]
+    if found:
+        transition.emit(ev.WaysChosen(tuple(found)))
+
+
+def remembered(transition: Transition, ways: Iterable[ev.Way]) -> None:
+    """A node returned whose links are still known, and with them the ways that are not direct."""
+    sessions = transition.state.members.sessions
+    good = tuple(way for way in ways if not way.relay or way.relay in sessions)
+    if good:
+        transition.emit(ev.WaysChosen(good))
+    for way in ways:
+        if way not in good and way.source < way.destination:
+            _relay(transition, way.source, way.destination, f"relay {way.relay} is gone")
+    tell(transition)
+
+
+def left(transition: Transition, node: str, before: Mapping[str, Mapping[str, ev.Way]]) -> None:
+    """A node is gone. What it relayed goes over others. ``before``: the ways while it was there."""
+    members = transition.state.members
+    transition.set_members(replace(members, dialled=_without(members.dialled, node)))
+    if not before:
+        return
+    for source, row in sorted(before.items()):
+        for destination, way in sorted(row.items()):
+            if way.relay == node and source < destination and {source, destination} <= members.sessions.keys():
+                _relay(transition, source, destination, f"relay {node} is gone")
+    tell(transition)
+
+
+def try_again(transition: Transition, node: str, peer: str) -> None:
+    """A broken link is about to be measured once more. A pair without a way may get a relay that has come meanwhile."""
+    ways, pair = transition.state.ledger.ways, _pair(node, peer)
+    members = transition.state.members
+    transition.set_members(replace(members, tried={p: relays for p, relays in members.tried.items() if p != pair}))
+    known = (members.dialled.get(node, {}).get(peer), members.dialled.get(peer, {}).get(node))
+    if peer in ways.get(node, {}) or not all(side is not None and side.problem for side in known):
+        return
+    if (relay := _pick(transition, pair)) is not None:
+        _choose(transition, pair, relay, "neither can dial the other")
+
+
+def relay_came(transition: Transition) -> None:
+    """A relay has joined: pairs that had no way may have one now."""
+    members = transition.state.members
+    for a, b in sorted(transition.state.ledger.broken):
+        if {a, b} <= members.sessions.keys():
+            had = transition.state.ledger.ways.get(a, {}).get(b)
+            try_again(transition, a, b)
+            if transition.state.ledger.ways.get(a, {}).get(b) is not had:
+                _measure(transition, a, b)
+
+
+def tell(transition: Transition) -> None:
+    """Tells every node how it reaches others, and to whom it lends, if that has changed."""
+    ledger = transition.state.ledger
+    holders: dict[str, set[str]] = {}
+    for source, row in ledger.ways.items():
+        for destination, way in row.items():
+            holders.setdefault(destination, set()).add(way.relay or source)
+    for node, session in sorted(transition.state.members.sessions.items()):
+        row = ledger.ways.get(node, {})
+        ways = tuple((name, way.relay) for name, way in sorted(row.items()))
+        told = (ways, tuple(sorted(holders.get(node, ()))))
+        if told != session.told:
+            transition.set_session(replace(session, told=told))
+            transition.send([node], wire.CoordinatorMessage(ways=_message(ledger, told)))
+
+
+def _know(transition: Transition, node: str, other: str, known: Dialled) -> None:
+    """One end of a pair has dialled the other. Once both have, the pair gets its ways."""
+    members = transition.state.members
+    row = {**members.dialled.get(node, {}), other: known}
+    transition.set_members(replace(members, dialled={**members.dialled, node: row}))
+    back = members.dialled.get(other, {}).get(node)
+    if back is None or not (known.problem or back.problem):
+        return
+    if known.problem and back.problem:
+        _relay(transition, node, other, "neither can dial the other")
+        return
+    source, destination = (node, other) if known.problem else (other, node)
+    ways = transition.state.ledger.ways
+    if destination in ways.get(source, {}):
+        return
+    reason = f"{source} cannot dial {destination}, which can dial {source}"
+    transition.emit(ev.WaysChosen((ev.Way(source, destination, "dial-back", "", reason),)))
+    tell(transition)
+    link = transition.state.ledger.links.get(source, {}).get(destination)
+    if link is None or link.bandwidth == 0:
+        _measure(transition, source, destination)
+
+
+def _relay(transition: Transition, node: str, other: str, reason: str, without: str = "") -> None:
+    """Has two nodes reach each other over a relay that they have not tried, if there is one."""
+    pair, members = _pair(node, other), transition.state.members
+    if without:
+        tried = {**members.tried, pair: members.tried.get(pair, frozenset()) | {without}}
+        transition.set_members(replace(members, tried=tried))
+    relay = _pick(transition, pair)
+    if relay is None:
+        ways = transition.state.ledger.ways
+        direct = tuple(ev.Way(a, b, "direct") for a, b in (pair, pair[::-1]) if b in ways.get(a, {}))
+        if direct:
+            transition.emit(ev.WaysChosen(direct))
+            tell(transition)
+        unusable = tuple(ev.Link(a, b, 0.0, 0.0, NO_RELAY) for a, b in (pair, pair[::-1]))
+        transition.emit(ev.LinksMeasured(node, unusable))
+        return
+    _choose(transition, pair, relay, reason)
+    _measure(transition, node, other)
+
+
+def _choose(transition: Transition, pair: Pair, relay: str, reason: str) -> None:
+    ways = tuple(ev.Way(a, b, "relay", relay, reason) for a, b in (pair, pair[::-1]))
+    transition.emit(ev.WaysChosen(ways))
+    tell(transition)
+
+
+def _pick(transition: Transition, pair: Pair) -> str | None:
+    """The relay with the least to do that the pair has not tried."""
+    members = transition.state.members
+    busy = Counter(way.relay for row in transition.state.ledger.ways.values() for way in row.values())
+    leaving = {node for node, member in transition.state.ledger.members.items() if member.leaving}
+    known = (
+        node
+        for node, session in members.sessions.items()
+        if session.relay and node not in pair and node not in leaving and node not in members.tried.get(pair, ())
+    )
+    return min(known, key=lambda node: (busy[node], node), default=None)
+
+
+def _measure(transition: Transition, node: str, other: str) -> None:
+    """Measures the links of a pair over its new way. A newcomer is not planned with before that is done."""
+    session = transition.state.members.sessions[node]
+    if session.standing is Standing.PROBING:
+        transition.set_session(replace(session, probing=session.probing | {other}))
+    candidates = transition.state.members.sessions[other].candidates
+    probe = wire.Probe(peers=[peer_message(other, candidates)])
+    transition.send([node], wire.CoordinatorMessage(probe=probe))
+
+
+def _message(ledger: Ledger, told: tuple[tuple[Pair, ...], tuple[str, ...]]) -> wire.Ways:
+    def peer(node: str) -> wire.Peer:
+        return peer_message(node, ledger.members[node].candidates)
+
+    ways, holders = told
+    return wire.Ways(
+        ways=[wire.Ways.Way(node=name, relay=peer(relay) if relay else None) for name, relay in ways],
+        holders=[peer(holder) for holder in holders if holder in ledger.members],
+    )
+
+
+def _without(dialled: Mapping[str, Mapping[str, Dialled]], node: str) -> Mapping[str, Mapping[str, Dialled]]:
+    return {
+        who: {whom: known for whom, known in row.items() if whom != node} if node in row else row
+        for who, row in dialled.items()
+        if who != node
+    }
+
+
+def _pair(a: str, b: str) -> Pair:
+    return (a, b) if a < b else (b, a)

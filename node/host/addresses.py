@@ -1,0 +1,130 @@
+"""Where peers may reach this node: its candidates, as a pure function of what the machine and its owner say."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from ipaddress import ip_address
+
+import ifaddr
+
+from dtfm.protos.candidates import MOST_CANDIDATES, Address, read_candidate, way_to, write_candidate
+from dtfm.protos.connection import read_address
+
+IDENTITY_PORTS = 70000
+"""Vast names the ports that it maps to themselves by numbers from here on: VAST_TCP_PORT_70000 holds a port that is the same
+inside and outside."""
+MOST_IDENTITY_PORTS = 16
+
+_OF_CONTAINERS = ("docker", "br-", "veth", "virbr", "cni", "flannel", "lxc")
+"""How interfaces begin that lead into this machine's own containers."""
+
+_RENTED = (("PUBLIC_IPADDR", "VAST_TCP_PORT_"), ("RUNPOD_PUBLIC_IP", "RUNPOD_TCP_PORT_"))
+"""Vast and RunPod: the variables with the machine's public address, and, with a port of the container appended, the public port
+that leads there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Interface:
+    name: str
+    address: str
+
+
+def interfaces() -> list[Interface]:
+    """Those of this machine, with IPv4 and IPv6 addresses."""
+    return [
+        Interface(str(adapter.name), ip.ip if isinstance(ip.ip, str) else ip.ip[0])
+        for adapter in ifaddr.get_adapters()
+        for ip in adapter.ips
+    ]
+
+
+def identity_port(environment: Mapping[str, str]) -> int:
+    """A port that the host maps to itself, to listen on; 0: there is none."""
+    for number in range(IDENTITY_PORTS, IDENTITY_PORTS + MOST_IDENTITY_PORTS):
+        if (port := _port(environment.get(f"VAST_TCP_PORT_{number}", ""))) is not None:
+            return port
+    return 0
+
+
+def candidates(
+    environment: Mapping[str, str],
+    found: Sequence[Interface],
+    *,
+    host: str,
+    port: int,
+    advertise: Sequence[str] = (),
+    facing: str = "",
+    opened: str = "",
+) -> tuple[str, ...]:
+    """The candidates of a node that listens on ``host`` and ``port``, likelier ones first, at most MOST_CANDIDATES.
+
+    ``advertise``: what the owner gave, as IP or IP:PORT. ``facing``: the address of this machine that faces the coordinator: if
+    it is on loopback, so are all nodes, and it alone counts. ``opened``: the candidate that the home router opened. Raises
+    ValueError for an ``advertise`` that peers could not use.
+    """
+    given = [write_candidate(*read_candidate(_with_port(text, port))) for text in advertise]
+    if facing and ip_address(facing).is_loopback:
+        return tuple(dict.fromkeys([*given, write_candidate(ip_address(facing), port)]))[:MOST_CANDIDATES]
+    own: list[Address] = []
+    wildcard = ip_address(host).is_unspecified
+    # The interface that faces the coordinator is the likeliest.
+    for interface in sorted(found, key=lambda each: each.address != facing):
+        address = ip_address(interface.address.partition("%")[0])
+        if address.is_loopback or interface.name.startswith(_OF_CONTAINERS):
+            continue
+        if wildcard or address == ip_address(host):
+            own.append(address)
+    # A private address costs a peer elsewhere a moment, a public one is right for all: the first of each come first.
+    own.sort(key=way_to)
+    here = (write_candidate(address, port) for address in own)
+    everything = [*given, *_mapped(environment, port), opened, *here]
+    return tuple(filter(_usable, dict.fromkeys(everything)))[:MOST_CANDIDATES]
+
+
+def _mapped(environment: Mapping[str, str], port: int) -> list[str]:
+    """What a rented machine's environment says about ``port``."""
+    known = []
+    for address, prefix in _RENTED:
+        outside = _port(environment.get(f"{prefix}{port}", ""))
+        if outside is None and prefix.startswith("VAST") and port and identity_port(environment) == port:
+            outside = port
+        if outside is not None and (public := environment.get(address, "").strip()):
+            known.append(f"[{public}]:{outside}" if ":" in public else f"{public}:{outside}")
+    return known
+
+
+def _usable(candidate: str) -> bool:
+    try:
+        read_candidate(candidate)
+    except ValueError:
+        return False
+    return True
+
+
+def _with_port(text: str, port: int) -> str:
+    bare = text if text.startswith("[") or text.count(":") < 2 else f"[{text}]"
+    return bare if ":" in bare.rpartition("]")[2] else f"{bare}:{port}"
+
+
+def _port(text: str) -> int | None:
+    text = text.strip()
+    if not (text.isascii() and text.isdigit() and len(text) <= 5 and 0 < int(text) <= 65535):
+        return None
+    return int(text)
+
+
+def host_of(listen: str) -> str:
+    """The IP address in HOST:PORT; for a name, the wildcard."""
+    host, _ = read_address(listen)
+    try:
+        ip_address(host)
+    except ValueError:
+        return "0.0.0.0"
+    return host
+
+
+def reached_here(listen: str, port: int) -> str:
+    """Where a node that listens on HOST:PORT is reached from its own machine; ``port`` is the one that it got."""
+    address = ip_address(host_of(listen))
+    return write_candidate(ip_address("127.0.0.1") if address.is_unspecified else address, port)

@@ -1,0 +1,91 @@
+"""How this node reaches its peers and is reached by them, as the coordinator says: dialled, or over lent connections."""
+
+from __future__ import annotations
+
+import logging
+from weakref import WeakSet
+
+import grpc.aio
+
+from dtfm.node.host.dialling import Budget, Dialler
+from dtfm.node.transport.connect_proxy import ConnectProxy
+from dtfm.node.transport.lent import Holder, Lender, NotLent, borrow
+from dtfm.node.transport.pipes import Pipe
+from dtfm.protos.connection import DEFAULT_LEASE
+from dtfm.protos.control_pb2 import Peer
+from dtfm.protos.control_pb2 import Ways as WaysMessage
+from dtfm.protos.credentials import Identity, certified_name
+
+log = logging.getLogger(__name__)
+
+
+class Ways:
+    """``start`` it once the node listens; tell it who the node is (``become``), and what the coordinator says (``follow``)."""
+
+    def __init__(self, node: str, holder: Holder) -> None:
+        self._node = node
+        self._holder = holder
+        self._proxy = ConnectProxy(self._reach)
+        self._lender = Lender(node, self._dial)
+        self._relays: dict[str, Peer | None] = {}  # of nodes that are not dialled; None: they lend to this one
+        self._holders: dict[str, Peer] = {}
+        self._used: dict[str, WeakSet[Pipe]] = {}  # by node, the connections to it
+        self._lease = DEFAULT_LEASE
+        self._dialler: Dialler | None = None
+        self._budget = Budget()
+        self._url = ""
+
+    async def start(self, listening: str) -> None:
+        """``listening``: HOST:PORT of this node, to be reached from this machine."""
+        self._lender.listens_at(listening)
+        self._url = await self._proxy.start()
+
+    async def stop(self) -> None:
+        await self._lender.close()
+        if self._url:
+            await self._proxy.stop()
+
+    def become(self, identity: Identity, lease: float, *, loopback: bool) -> Dialler:
+        """What opens channels to peers from now on. ``loopback``: whether peers may be on this machine."""
+        self._lease = lease
+        self._dialler = Dialler(identity, self._url, self._relays.keys(), loopback, self._budget)
+        return self._dialler
+
+    def follow(self, message: WaysMessage) -> None:
+        """What the coordinator says about who reaches whom."""
+        relays = {way.node: way.relay if way.HasField("relay") else None for way in message.ways}
+        for node, relay in relays.items():
+            if node not in self._relays or _name(self._relays[node]) != _name(relay):
+                log.info("reaches %s by %s", node, f"relay {relay.node}" if relay else "dial-back")
+                # A relay that is gone may not have said so: what was sent over it is waited for no longer.
+                for pipe in self._used.pop(node, ()):
+                    pipe.close()
+        # Diallers look into this very dictionary, from other threads: a node that stays in it is never missing.
+        self._relays.update(relays)
+        for node in self._relays.keys() - relays.keys():
+            del self._relays[node]
+        self._holders = {peer.node: peer for peer in message.holders}
+        self._lender.lend_to(self._holders)
+
+    async def _reach(self, certified: str) -> Pipe:
+        """Raises NotLent."""
+        node = next((name for name in self._relays if certified_name(name) == certified), None)
+        if node is None or self._dialler is None:
+            raise NotLent("the coordinator has named no way to it but dialling")
+        if (relay := self._relays[node]) is None:
+            pipe = await self._holder.take(node, self._lease / 2)
+        else:
+            pipe = borrow(self._open(relay), self._node, node)
+        self._used.setdefault(node, WeakSet()).add(pipe)
+        return pipe
+
+    def _dial(self, holder: str) -> grpc.aio.Channel:
+        return self._open(self._holders[holder])
+
+    def _open(self, peer: Peer) -> grpc.aio.Channel:
+        assert self._dialler is not None  # the coordinator names peers only to a node that it has welcomed
+        return self._dialler.open(peer.node, self._dialler.target(peer), self._lease, apart=True)
+
+
+def _name(relay: Peer | None) -> str:
+    return relay.node if relay is not None else ""

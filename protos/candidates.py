@@ -1,0 +1,95 @@
+"""Candidates: the addresses at which a node may be reached, as IP:PORT.
+
+A node names several, and nobody knows beforehand which of them works for whom. So a peer tries all, and keeps the one at which
+the node's certificate is shown. Since members could name addresses of others, and so have every node knock there, only what can
+be a node is dialled: few addresses of each, of unicast, no ports that belong to well-known services.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
+
+from dtfm.protos.connection import read_address
+
+MOST_CANDIDATES = 8
+"""Of one node."""
+
+LEAST_PORT = 1024
+HTTPS = 443
+"""The one port below LEAST_PORT that is allowed: some networks let nothing else through."""
+
+_LAN = tuple(map(ip_network, ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10", "fc00::/7")))
+"""Private networks (RFC 1918, RFC 4193), and those between a provider and its customers, which overlays use (RFC 6598)."""
+_THIS_NETWORK = ip_network("0.0.0.0/8")
+
+Address = IPv4Address | IPv6Address
+
+
+def read_candidate(text: str) -> tuple[Address, int]:
+    """The address and the port. Raises ValueError for one that no node may have."""
+    host, port = read_address(text)
+    try:
+        address = ip_address(host)
+    except ValueError:
+        raise ValueError(
+            f"{text!r} is no candidate: give the IP address, as names mean other things elsewhere"
+        ) from None
+    address = _plain(address)
+    if address.is_link_local or address.is_multicast or address.is_unspecified or _is_reserved(address):
+        raise ValueError(f"{text!r} is no candidate: other machines cannot reach a node at {address}")
+    if port < LEAST_PORT and port != HTTPS:
+        raise ValueError(f"{text!r} is no candidate: use a port from {LEAST_PORT} on, or {HTTPS}, not {port}")
+    return address, port
+
+
+def write_candidate(address: Address, port: int) -> str:
+    return f"[{address}]:{port}" if address.version == 6 else f"{address}:{port}"
+
+
+def way_to(address: Address) -> str:
+    """What a direct way to this address is called: "loopback", "lan" or "public"."""
+    if address.is_loopback:
+        return "loopback"
+    return "lan" if any(address in network for network in _LAN) else "public"
+
+
+def seen_at(peer: str) -> Address | None:
+    """The address in what gRPC calls a call's peer, like ``ipv4:192.0.2.1:4711`` or ``ipv6:%5B2001:db8::1%5D:4711``."""
+    family, _, rest = peer.replace("%5B", "[").replace("%5D", "]").partition(":")
+    if family not in ("ipv4", "ipv6"):
+        return None
+    try:
+        return _plain(ip_address(read_address(rest)[0].partition("%")[0]))
+    except ValueError:
+        return None
+
+
+def target_of(candidates: Iterable[str], *, loopback: bool) -> str:
+    """The candidates as a target for gRPC, which tries the next one a quarter of a second after the last (RFC 8305), and keeps
+    the first that shows the right certificate. Candidates that no node may have are left out, and those on ``loopback``
+    if that is not allowed; empty if none is left."""
+    known = []
+    for text in list(candidates)[:MOST_CANDIDATES]:
+        try:
+            address, port = read_candidate(text)
+        except ValueError:
+            continue
+        if loopback or not address.is_loopback:
+            known.append((address, port))
+    if not known:
+        return ""
+    if all(address.version == 4 for address, _ in known):
+        return "ipv4:" + ",".join(f"{address}:{port}" for address, port in known)
+    # A target has one family. An IPv4 address mapped into IPv6 is dialled as IPv4 where there is no IPv6.
+    mapped = (f"::ffff:{address}" if address.version == 4 else str(address) for address, _ in known)
+    return "ipv6:" + ",".join(f"[{text}]:{port}" for text, (_, port) in zip(mapped, known, strict=True))
+
+
+def _plain(address: Address) -> Address:
+    """IPv4 that is written as IPv6, as IPv4."""
+    return getattr(address, "ipv4_mapped", None) or address
+
+
+def _is_reserved(address: Address) -> bool:
+    return address.is_reserved if address.version == 4 else address.is_site_local

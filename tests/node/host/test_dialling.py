@@ -1,0 +1,39 @@
+"""Whom a node dials, and how much."""
+
+from __future__ import annotations
+
+from dtfm.node.host.dialling import Budget, Dialler
+from dtfm.protos.credentials import certified_name
+from tests.node.dialling import peer
+from tests.protos.members import member
+
+AT_HOME = peer("b", "192.168.1.2:7401", "198.51.100.2:7401")
+
+
+def test_a_peer_is_dialled_at_all_its_candidates() -> None:
+    assert Dialler(member("a")).target(AT_HOME) == "ipv4:192.168.1.2:7401,198.51.100.2:7401"
+
+
+def test_a_peer_that_cannot_be_dialled_is_asked_for_by_name_and_so_is_one_without_candidates() -> None:
+    dialler = Dialler(member("a"), indirect={"b"}, loopback=False)
+    assert dialler.target(AT_HOME) == f"{certified_name('b')}:443"
+    assert dialler.target(peer("c")) == f"{certified_name('c')}:443"
+    assert dialler.target(peer("c", "127.0.0.1:7401")) == f"{certified_name('c')}:443"
+
+
+def test_a_direct_way_is_called_after_where_the_peer_saw_this_node() -> None:
+    dialler = Dialler(member("a"), indirect={"b"})
+    assert dialler.way("c", "ipv4:192.168.1.3:50000") == "lan"
+    assert dialler.way("c", "ipv4:198.51.100.3:50000") == "public"
+    assert dialler.way("b", "ipv4:127.0.0.1:50000") == "", "what a lent connection looks like says nothing"
+    assert dialler.way("c", "somewhere") == ""
+
+
+def test_a_process_dials_a_bounded_number_of_addresses() -> None:
+    now = 100.0
+    budget = Budget(10, 2.0, lambda: now)
+    assert [budget.spend(4) for _ in range(3)] == [True, True, False]
+    now += 1.0
+    assert [budget.spend(4), budget.spend(1)] == [True, False]
+    now += 1000.0
+    assert [budget.spend(10), budget.spend(1)] == [True, False]
