@@ -18,11 +18,12 @@ def room(number: int, each: float, seconds: float) -> int:
 
 
 @compiled
-def augment(sketch: Sketch, stage: int, seconds: float, rest: int, balanced: bool) -> tuple[int, float]:
+def augment(sketch: Sketch, stage: int, seconds: float, rest: int, balanced: bool) -> tuple[int, float, float]:
     """Sends what the senders before the boundary after ``stage`` have left along shortest augmenting paths.
 
-    With ``balanced`` they end only at receivers that have something left to take. Returns what remains left, and then the
-    micro-batches per second that pass through everything that is busy for all of ``seconds``.
+    With ``balanced`` they end only at receivers that have something left to take. Returns what remains left, and then, of
+    everything that is busy for all of ``seconds``: the micro-batches per second that pass through it, and the seconds after which
+    one more does.
     """
     count = sketch.stage[stage + 2].first
     origin, queue, stage_of = np.empty(2 * count, np.int64), np.empty(2 * count, np.int64), np.empty(count, np.int64)
@@ -31,9 +32,10 @@ def augment(sketch: Sketch, stage: int, seconds: float, rest: int, balanced: boo
     while rest > 0:
         end = _way(sketch, stage, seconds, balanced, origin, queue, stage_of)
         if end < 0:
-            return rest, _rate(sketch, stage, origin, stage_of)
+            rate, soonest = (0.0, np.inf) if balanced else _rate(sketch, stage, origin, stage_of)
+            return rest, rate, soonest
         rest -= _send(sketch, origin, stage_of, end, seconds, balanced)
-    return rest, 0.0
+    return rest, 0.0, np.inf
 
 
 @compiled
@@ -139,15 +141,19 @@ def _send(sketch: Sketch, origin: Ints, stage_of: Ints, end: int, seconds: float
 
 
 @compiled
-def _rate(sketch: Sketch, stage: int, origin: Ints, stage_of: Ints) -> float:
-    """Micro-batches per second that leave the doors that were reached: all that leads out of there is busy."""
-    rate = 0.0
+def _rate(sketch: Sketch, stage: int, origin: Ints, stage_of: Ints) -> tuple[float, float]:
+    """Micro-batches per second that leave the doors that were reached, and the seconds after which one more does: all that leads
+    out of there is busy."""
+    rate, soonest = 0.0, np.inf
     for m in range(len(stage_of)):
-        s = stage_of[m]
+        s, node = stage_of[m], sketch.node[sketch.members[m]]
         if origin[2 * m] != -2 and (s > stage or origin[2 * m + 1] == -2):
-            rate += 1 / sketch.node[sketch.members[m]].alone
+            rate += 1 / node.alone
+            soonest = min(soonest, node.alone * (node.load + 1))
         if s <= stage and origin[2 * m + 1] != -2:
             for b in range(sketch.stage[s + 1].first, sketch.stage[s + 2].first):
                 if origin[2 * b] == -2:
-                    rate += 1 / max(sketch.each[_pair(sketch, s, m, b)], 1e-30)
-    return rate
+                    pair = _pair(sketch, s, m, b)
+                    rate += 1 / max(sketch.each[pair], 1e-30)
+                    soonest = min(soonest, sketch.each[pair] * (sketch.taken[pair] + 1))
+    return rate, soonest * (1 + 1e-9)

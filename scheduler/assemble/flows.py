@@ -13,8 +13,6 @@ from dtfm.scheduler.model.tables import Tables
 
 MORE = 1.002
 """Factor by which devices and links may be busy longer, at least, when not everything fits."""
-TURNS = 500
-"""Number of times that they may, before it counts as impossible."""
 MANY = 2_048
 """Number of pairs of nodes above which the cheapest are dealt with first, SHARE times as many as there are nodes."""
 SHARE = 8
@@ -39,17 +37,13 @@ def connect(t: Tables, sketch: Sketch, stages: int, cuts: Ints, longest: float) 
         pairs = _open(t, sketch, stage, size)
         rest = _take(sketch, stage, _in_order(t, sketch, stage, size), seconds)
         if rest > 0:
-            rest, _ = augment(sketch, stage, seconds, rest, True)
-        for _ in range(TURNS):
-            if rest == 0:
-                break
-            rest, rate = augment(sketch, stage, seconds, rest, False)
+            rest, _, _ = augment(sketch, stage, seconds, rest, True)
+        while rest > 0:
+            rest, rate, soonest = augment(sketch, stage, seconds, rest, False)
+            if rest > 0 and rate == 0.0:
+                return False
             if rest > 0:
-                if rate == 0.0:
-                    return False
-                seconds = max(seconds * MORE, t.micro_batches / rate)
-        if rest > 0:
-            return False
+                seconds = max(seconds * MORE, t.micro_batches / rate, soonest)
     edges = 0
     for stage in range(stages - 1):
         sketch.stage[stage].begin = edges

@@ -28,7 +28,7 @@ def shortfall(problem: Problem, best: Candidate) -> str:
     pairs += [(b, a) for a, b in pairs]
     a, b = next((a, b) for a, b in pairs if np.isinf(problem.slowness[a, b]))
     return (
-        f"no plan has all the links it needs: the nearest one found lacks {best.missing_links}, among them "
+        f"no plan has all the links it needs: the nearest one found lacks among others "
         f"{ids[a]} -> {ids[b]} (bandwidth 0); make that node reachable or use fewer nodes"
     )
 

@@ -37,8 +37,9 @@ def rough_seconds(t: Tables, sketch: Sketch, stages: int, cuts: Ints, limit: flo
     micro-batch's way through all stages and back. First all links between two stages count together, as if flows could use all of
     them; if the seconds are within the limit even so, they count one by one.
 
-    The time is infinite when a stage has no links to its neighbours, or lacks one among its nodes. Gives up, with a number above
-    ``limit``, as soon as the seconds, plus ``evenness`` times the mean seconds of the stages and of their reductions, exceed it.
+    The time is infinite when a stage has no links to its neighbours or no way through, or lacks a link among its nodes. Gives up,
+    with a number above ``limit``, as soon as the seconds, plus ``evenness`` times the mean seconds of the stages and of their
+    reductions, exceed it.
 
     Fills in levels and what decides, unless it gives up or returns infinity.
     """

@@ -14,7 +14,8 @@ from dtfm.scheduler.model.sums import Sums, empty_sums, leave
 from dtfm.scheduler.model.tables import Seats, Tables
 
 NO_LINK = 1e12
-"""Price of a plan that lacks links, plus their number. Plans that work cost less than this."""
+"""Price of a plan that lacks links, plus the number of those that its replica groups lack, or 1 when micro-batches have no way
+through. Plans that work cost less than this."""
 NO_ROOM = 1e15
 """Price of a plan that lacks memory, plus the bytes that the worst node lacks."""
 
@@ -36,8 +37,9 @@ class Sketch(NamedTuple):
 
     The members of stage s are ``members[stage[s].first : stage[s + 1].first]``, ascending. ``node``, ``stage`` and ``edge`` are
     records: NODE, STAGE and EDGE. The flows of the boundary after stage s are ``edge[e]`` for e in [stage[s].begin,
-    stage[s + 1].begin). ``sums`` are over the members. ``cost`` and ``taken``, float64 and int64 [pairs], are working
-    space for one boundary; ``shards``, float64 [4, nodes], that of a reduction.
+    stage[s + 1].begin). ``sums`` are over the members. ``each`` and ``taken``, float64 and int64 [pairs], are the seconds
+    that a link needs for a micro-batch and the micro-batches that it carries; those of the boundary after stage s begin at
+    stage[s].pairs. ``shards``, float64 [4, nodes], is working space of a reduction.
 
     ``decides`` is int64 [6]: the node that decides how long the pipeline takes, the neighbour if it is their link, and its stage;
     then the same for the reduction that ends last: two nodes whose link decides, and their stage. -1 stands for nobody.

@@ -116,20 +116,31 @@ def test_nodes_whose_links_lead_nowhere_leave_their_loads_to_others() -> None:
 
 
 def test_a_plan_whose_stages_have_no_way_through_is_priced_as_one_that_does_not_work() -> None:
-    """Each stage has links to the next one, but stage 0 reaches node 1 alone, which reaches node 3 alone, which leads nowhere."""
-    speeds = np.zeros((6, 6))
-    for a, b in ((0, 1), (1, 3), (2, 4), (4, 5)):
+    """Each node has links to both sides, but one chain of them has no end and the other no beginning."""
+    groups, cuts = ((0,), (1, 2), (3, 4), (5, 6), (7, 8), (9,)), (0, 1, 2, 3, 4, 5, 6)
+    speeds = np.zeros((10, 10))
+    chains = [(0, 1), (1, 3), (3, 5), (5, 7), (2, 4), (4, 6), (6, 8), (8, 9)]
+    reductions = [(1, 2), (3, 4), (5, 6), (7, 8)]
+    for a, b in chains + reductions:
         speeds[a, b] = speeds[b, a] = 8.0
-    groups, cuts = ((0,), (1, 2), (3, 4), (5,)), (0, 1, 2, 3, 4)
-    nodes = tuple(Node(f"n{i}", SECOND, 1e9, up=1e12, down=1e12) for i in range(6))
-    workload = Workload((Layer("", SECOND, 0.0, 8.0),) * 4, 16)
-    for through in (False, True):
-        if through:
-            speeds[3, 5] = speeds[5, 3] = 8.0
-        speeds[1, 2] = speeds[2, 1] = speeds[3, 4] = speeds[4, 3] = 8.0  # for reductions
-        problem = Problem(Cluster(nodes, np.zeros((6, 6)), speeds), workload)
-        price = price_of(tables(problem), position_of(groups, cuts, 6), empty_sketch(6), False)
-        assert (price < NO_LINK) == through
+    nodes = tuple(Node(f"n{i}", SECOND, 1e9, up=1e12, down=1e12) for i in range(10))
+    workload = Workload((Layer("", SECOND, 0.0, 8.0),) * 6, 16)
+    broken = Problem(Cluster(nodes, np.zeros((10, 10)), speeds.copy()), workload)
+    speeds[7, 9] = speeds[9, 7] = 8.0
+    whole = Problem(Cluster(nodes, np.zeros((10, 10)), speeds), workload)
+    assert price_of(tables(broken), position_of(groups, cuts, 10), empty_sketch(10), False) >= NO_LINK
+    assert price_of(tables(whole), position_of(groups, cuts, 10), empty_sketch(10), False) < NO_LINK
+
+
+def test_fewer_micro_batches_than_slow_links_still_find_their_way() -> None:
+    """64 links of 2,000 s side by side would carry 16 micro-batches in 500 s, if these could be divided."""
+    speeds = np.full((16, 16), 1e9)
+    speeds[:8, 8:] = speeds[8:, :8] = 8.0 / 2000
+    nodes = tuple(Node(f"n{i}", SECOND, 1e9, up=1e12, down=1e12) for i in range(16))
+    problem = Problem(Cluster(nodes, np.zeros((16, 16)), speeds), Workload((Layer("", SECOND, 0.0, 8.0),) * 2, 16))
+    made = connected(problem, (tuple(range(8)), tuple(range(8, 16))), (0, 1, 2))
+    assert made is not None
+    assert made[0].flows[0].max() == 1
 
 
 def test_nobody_is_busy_for_longer_than_a_maximum_flow_demands() -> None:
@@ -144,49 +155,54 @@ def test_nobody_is_busy_for_longer_than_a_maximum_flow_demands() -> None:
             continue
         draft, sketch, longest = made
         alone = [sketch.node["alone"][list(group)] for group in draft.groups]
-        busy = [float((loads * paces).max()) for loads, paces in zip(draft.loads, alone, strict=True)]
-        one = max(float(paces[loads > 0].max()) for loads, paces in zip(draft.loads, alone, strict=True))
+        # One micro-batch less than each has, as they cannot be divided.
+        busy = [
+            float((np.maximum(loads - 1, 0) * paces).max()) for loads, paces in zip(draft.loads, alone, strict=True)
+        ]
         links = []
         for a, b, flows, cut in zip(draft.groups, draft.groups[1:], draft.flows, draft.cuts[1:], strict=False):
             slower = np.maximum(problem.slowness[np.ix_(a, b)], problem.slowness[np.ix_(b, a)].T)
             links.append(FREE * problem.activation[cut - 1] * slower)
-            busy.append(float((flows * np.where(flows, links[-1], 0.0)).max()))
-            one = max(one, float(links[-1][flows > 0].max()))
-        possible = max(longest, problem.workload.micro_batches / maximum_flow(alone, links))
-        ratios.append((max(busy) - one) / possible)
+            busy.append(float((np.maximum(flows - 1, 0) * np.where(flows, links[-1], 0.0)).max()))
+        total = problem.workload.micro_batches
+        possible = max(longest, total / maximum_flow([1 / paces for paces in alone], [1 / paces for paces in links]))
+        ratios.append(max(busy) / possible)
+        slowest = max(float(paces[flows > 0].max()) for paces, flows in zip(links, draft.flows, strict=True))
+        if slowest > 1.1 * possible:  # right only if whole micro-batches leave no other way
+            nodes = [np.floor(slowest / 1.1 / paces) for paces in alone]
+            assert maximum_flow(nodes, [np.floor(slowest / 1.1 / paces) for paces in links]) < total - 1e-6
     assert len(ratios) > 100
     assert np.quantile(ratios, 0.9) <= 1.0 + 1e-9
     assert max(ratios) <= 1.1
 
 
-def maximum_flow(alone: list[Floats], links: list[Floats]) -> float:
-    """Micro-batches per second through nodes and links that need so many seconds for each, if they were divisible."""
-    with np.errstate(divide="ignore"):
-        most = np.concatenate([(1 / np.maximum(paces, 1e-12)).ravel() for paces in links])
-    begin = np.cumsum([0, *(paces.size for paces in links)])
-    cell = [np.arange(paces.size).reshape(paces.shape) + at for paces, at in zip(links, begin, strict=False)]
-    limits, through, kept = [], [], []
-    for stage, paces in enumerate(alone):
-        for node, pace in enumerate(paces):
+def maximum_flow(nodes: list[Floats], links: list[Floats]) -> float:
+    """The most that passes through all stages, if nodes [members] and links [senders, receivers] let at most so much pass."""
+    most = np.concatenate([limit.ravel() for limit in links])
+    begin = np.cumsum([0, *(limit.size for limit in links)])
+    cell = [np.arange(limit.size).reshape(limit.shape) + at for limit, at in zip(links, begin, strict=False)]
+    sums, limits, kept = [], [], []
+    for stage, members in enumerate(nodes):
+        for node, limit in enumerate(members):
             into, out = np.zeros(len(most)), np.zeros(len(most))
             if stage > 0:
                 into[cell[stage - 1][:, node]] = 1
             if stage < len(links):
                 out[cell[stage][node]] = 1
-            limits.append(into if stage > 0 else out)
-            through.append(1 / pace)
+            sums.append(into if stage > 0 else out)
+            limits.append(limit)
             if 0 < stage < len(links):
                 kept.append(into - out)
     wanted = np.zeros(len(most))
     wanted[cell[0]] = -1
-    scale = max(through)
+    scale = max(limits) or 1.0
     result = linprog(
         wanted,
-        np.array(limits),
-        np.array(through) / scale,
+        np.array(sums),
+        np.array(limits) / scale,
         np.array(kept) if kept else None,
         np.zeros(len(kept)) if kept else None,
-        [(0.0, one / scale) for one in most],
+        [(0.0, min(one / scale, 1.0)) for one in most],
     )
     assert result.success
     return float(-result.fun * scale)
