@@ -11,7 +11,7 @@ import grpc
 import grpc.aio
 
 from dtfm.protos import PROTOCOL_VERSION, control_pb2_grpc
-from dtfm.protos.access import Access, Role, keep, kept
+from dtfm.protos.access import Access, Role, keep, kept, other_key
 from dtfm.protos.connection import open_channel, read_address
 from dtfm.protos.control_pb2 import EnrolRequest, InviteRequest, RefusalReason
 from dtfm.protos.credentials import (
@@ -144,6 +144,12 @@ class Entry:
 
     async def _enrol(self, opened: Opened, invitation: Invitation, timeout: float) -> Access:
         if not opened.access.enrolled:
+            if (other := other_key(opened.access)) is not None:
+                raise NotAdmitted(
+                    "NAME_TAKEN",
+                    f"this user is known there as {other.name!r} already, with another key and the role {other.role}, which "
+                    f"would be lost; take another name, like dtfm-node join --id NAME",
+                )
             keep(opened.access)
         role = await _enrol(opened, invitation, self._roles, timeout)
         access = replace(opened.access, addresses=invitation.addresses, role=role, enrolled=True)

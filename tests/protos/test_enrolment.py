@@ -73,6 +73,13 @@ async def test_the_key_is_on_disk_before_it_is_enrolled(served: Served, own_stat
     assert opened.access.key == before.key
 
 
+async def test_a_node_does_not_overwrite_another_key_of_its_users(served: Served) -> None:
+    operator = await enter(await invited(served, Role.OPERATOR), LOOKING, "me")
+    refused = await refusal(await invited(served, Role.NODE), NODE, "me")
+    assert (refused.reason, "--id NAME" in refused.sentence) == ("NAME_TAKEN", True)
+    assert kept(list(Role)) == [operator.access]
+
+
 async def test_an_invitation_may_be_in_a_file(served: Served, tmp_path: Path) -> None:
     (tmp_path / "invitation").write_text(await invited(served, Role.NODE) + "\n")
     assert (await enter(tmp_path / "invitation", NODE)).access.name == "a"
