@@ -32,7 +32,10 @@ from dtfm.protos.control_pb2 import Device, Hello
 from dtfm.protos.enrolment import Entry
 
 app = typer.Typer(
-    help="Lends this machine's GPU (or CPU) to a training run.", no_args_is_help=True, add_completion=False
+    help="Lends this machine's GPU (or CPU) to a training run.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,  # they show the values of variables, secrets among them
 )
 
 InvitationArgument = Annotated[

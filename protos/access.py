@@ -52,9 +52,23 @@ def keep(access: Access) -> None:
         "key": access.key.decode(),
         "enrolled": access.enrolled,
     }
+    write_private(_file(access), json.dumps(fields, indent=1).encode())
+
+
+def other_key(access: Access) -> Access | None:
+    """What `keep` would overwrite: another key of this user's with the same name there, whatever its role. Raises ValueError if
+    it cannot be read."""
+    try:
+        there = _read(_file(access))
+    except FileNotFoundError:
+        return None
+    return there if there.key != access.key else None
+
+
+def _file(access: Access) -> Path:
     if not NAME.fullmatch(access.name):
         raise ValueError(f"{access.name[:70]!r} is no name: give 1 to 64 letters, digits, dots, dashes and underscores")
-    write_private(_folder() / f"{access.pin.hex()[:16]}-{access.name}.json", json.dumps(fields, indent=1).encode())
+    return _folder() / f"{access.pin.hex()[:16]}-{access.name}.json"
 
 
 def kept(roles: Collection[Role], pin: bytes | None = None, name: str = "") -> list[Access]:

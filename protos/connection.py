@@ -73,15 +73,20 @@ def open_channel(
     return grpc.aio.secure_channel(address, credentials, options=(*channel_options(lease), *named, *through, *own))
 
 
+_MOST_SHOWN = 24  # the secret begins after 64 characters of an invitation
+
+
 def read_address(text: str) -> tuple[str, int]:
-    """Splits HOST:PORT into host and port, and removes the brackets of an IPv6 host. Raises ValueError."""
+    """Splits HOST:PORT into host and port, and removes the brackets of an IPv6 host. Raises ValueError, which shows only the
+    beginning of a long text: it may be a damaged invitation."""
+    shown = repr(text) if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]!r}..."
     host, separator, port = text.rpartition(":")
     if host.startswith("[") and host.endswith("]"):
         host = host[1:-1]
     elif ":" in host:
-        raise ValueError(f"{text!r} is not an address: put an IPv6 host in brackets, like [::1]:7400")
+        raise ValueError(f"{shown} is not an address: put an IPv6 host in brackets, like [::1]:7400")
     if not separator or not host or len(text) > 261 or not all(c.isalnum() or c in ".-_:%" for c in host):
-        raise ValueError(f"{text!r} is not an address: give HOST:PORT, like 192.168.1.20:7400")
+        raise ValueError(f"{shown} is not an address: give HOST:PORT, like 192.168.1.20:7400")
     if not (port.isascii() and port.isdigit() and len(port) <= 5 and int(port) <= 65535):
-        raise ValueError(f"{text!r} is not an address: the port must be a number from 0 to 65535, not {port!r}")
+        raise ValueError(f"{shown} is not an address: the port must be a number from 0 to 65535")
     return host, int(port)

@@ -140,8 +140,8 @@ async def shown_certificate(address: str, timeout: float) -> bytes:
 async def fetch_authority(addresses: Sequence[str], pin: bytes, timeout: float) -> tuple[str, bytes]:
     """The address at which the authority with this ``pin`` answers first, and its certificate. All are tried side by side.
 
-    Raises ConnectionError when nothing answers, PermissionError when only others do, and ClockError when this machine's clock
-    is before the certificate's time.
+    Raises ConnectionError when at an address nothing answers, as the coordinator may come back there, PermissionError when
+    others answer at all of them, and ClockError when this machine's clock is before the certificate's time.
     """
     tries = {asyncio.create_task(shown_certificate(address, timeout)): address for address in addresses}
     problems, others = [], []
@@ -163,10 +163,13 @@ async def fetch_authority(addresses: Sequence[str], pin: bytes, timeout: float) 
         for attempt in tries:
             attempt.cancel()
     if others:
-        raise PermissionError(
+        stranger = (
             f"who answers at {others[0]} is not the coordinator that was named: either the invitation is of another run, or "
             f"somebody else answers there; ask for a new invitation, and do not go on if it says the same"
         )
+        if not problems:
+            raise PermissionError(stranger)
+        problems.append(stranger)
     raise ConnectionError("; ".join(problems))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,7 +11,7 @@ import grpc
 import grpc.aio
 
 from dtfm.protos import PROTOCOL_VERSION, control_pb2_grpc
-from dtfm.protos.access import Access, Role, keep, kept
+from dtfm.protos.access import Access, Role, keep, kept, other_key
 from dtfm.protos.connection import open_channel, read_address
 from dtfm.protos.control_pb2 import EnrolRequest, InviteRequest, RefusalReason
 from dtfm.protos.credentials import (
@@ -21,7 +22,7 @@ from dtfm.protos.credentials import (
     shown_certificate,
     to_coordinator,
 )
-from dtfm.protos.invitation import MOST_CHARACTERS, Invitation, is_invitation, read_invitation
+from dtfm.protos.invitation import MOST_CHARACTERS, Invitation, invitation_in, read_invitation
 from dtfm.protos.proof import ClockError, Metadata, proof
 
 DEFAULT_ADDRESS = "127.0.0.1:7400"
@@ -143,6 +144,12 @@ class Entry:
 
     async def _enrol(self, opened: Opened, invitation: Invitation, timeout: float) -> Access:
         if not opened.access.enrolled:
+            if (other := other_key(opened.access)) is not None:
+                raise NotAdmitted(
+                    "NAME_TAKEN",
+                    f"this user is known there as {other.name!r} already, with another key and the role {other.role}, which "
+                    f"would be lost; take another name, like dtfm-node join --id NAME",
+                )
             keep(opened.access)
         role = await _enrol(opened, invitation, self._roles, timeout)
         access = replace(opened.access, addresses=invitation.addresses, role=role, enrolled=True)
@@ -162,22 +169,28 @@ class Entry:
 
 
 def _read_place(where: str) -> Invitation | str:
-    where = where.strip()
-    if is_invitation(where):
-        return read_invitation(where)
+    where = where.strip().strip("\"'").strip()  # Docker's --env-file keeps quotes
     path = Path(where)
-    if where and ":" not in where and len(where) < 1024 and path.is_file():
+    if where and ":" not in where and _is_file(path):
         try:
             with path.open() as file:
                 return read_invitation(file.read(MOST_CHARACTERS + 1))
         except (OSError, UnicodeDecodeError) as error:
             raise ValueError(f"cannot read an invitation from {where}: {error}") from None
+    if text := invitation_in(where):
+        return read_invitation(text)
     if where:
         try:
             read_address(where)
         except ValueError as error:
             raise ValueError(f"{error}; or an invitation (dtfm1....), or a file with one") from None
     return where
+
+
+def _is_file(path: Path) -> bool:
+    with contextlib.suppress(OSError, ValueError):  # an invitation may be too long for a file's name
+        return path.is_file()
+    return False
 
 
 def _enrolled(roles: Sequence[Role], pin: bytes | None = None, name: str = "") -> list[Access]:

@@ -67,9 +67,11 @@ def secret_digest(secret: bytes) -> str:
     return hashlib.sha256(secret).hexdigest()
 
 
-def is_invitation(text: str) -> bool:
-    """Whether ``text`` is meant as an invitation, of whatever version."""
-    return re.match(r"\s*dtfm[0-9]+\.", text) is not None
+def invitation_in(text: str) -> str:
+    """The part of ``text`` that is meant as an invitation, of whatever version, as of a pasted command line; empty if there is
+    none. An address or a path is none: an invitation has no colon, and does not follow a slash."""
+    found = re.search(r"(?<![\w./\\-])dtfm[0-9]+\.", text)
+    return "" if found is None or ":" in text else text[found.start() :]
 
 
 def read_invitation(text: str) -> Invitation:

@@ -27,12 +27,22 @@ def write_private(path: Path, content: bytes) -> None:
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(temporary, path)
+            _flush_folder(path.parent)
         except BaseException:
             with contextlib.suppress(OSError):
                 os.unlink(temporary)
             raise
     except OSError as error:
         raise ValueError(f"cannot write {path}: {error.strerror}; make its folder writable") from None
+
+
+def _flush_folder(folder: Path) -> None:
+    """The name of a file that was just moved is on disk only when its folder is (fsync(2))."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def read_private(path: Path) -> bytes:

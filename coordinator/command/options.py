@@ -11,6 +11,7 @@ import typer
 
 from dtfm.coordinator.log.store import Record
 from dtfm.coordinator.view.narration import narrate
+from dtfm.coordinator.view.published import published
 
 DEFAULT_STORE = "sqlite:///dtfm.db"
 
@@ -35,7 +36,7 @@ Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Log to standard 
 
 def print_record(record: Record, *, json_lines: bool) -> None:
     if json_lines:
-        print(json.dumps(record.to_json()), flush=True)
+        print(json.dumps(published(record).to_json()), flush=True)
     else:
         at = time.strftime("%H:%M:%S", time.localtime(record.time))
         print(f"{at}  {narrate(record.event)}", flush=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 import sqlalchemy as sa
@@ -10,19 +11,25 @@ from dtfm.coordinator.log.store import Store
 from dtfm.protos.credentials import is_key, make_key
 from dtfm.protos.private_files import read_private, state_folder, write_private
 
+log = logging.getLogger(__name__)
+
+STORE_SUFFIXES = (".db", ".sqlite", ".sqlite3")
+
 
 def authority_file(store_url: str, run_id: str) -> Path:
     """Where the key is unless the operator names another file: beside an SQLite store, and for any other store in the user's
-    state folder."""
+    state folder. Of a store's name only one of STORE_SUFFIXES is left out, so two stores of one folder have two keys, unless
+    they differ in nothing but these."""
     parsed = sa.make_url(store_url)
     if parsed.get_backend_name() == "sqlite" and parsed.database not in (None, "", ":memory:"):
-        return Path(str(parsed.database)).with_suffix(".authority.pem")
+        store = Path(str(parsed.database))
+        return store.with_name(f"{store.stem if store.suffix in STORE_SUFFIXES else store.name}.authority.pem")
     return state_folder() / "authorities" / f"{run_id}.pem"
 
 
 def authority_key(path: Path, store: Store) -> bytes:
-    """The key in ``path`` (PEM), made if there is none. One that an older dtfm kept in the store is moved there. Raises
-    ValueError."""
+    """The key in ``path`` (PEM), made if there is none. One that an older dtfm kept in the store is moved there, and
+    stays in the store if the file has another. Raises ValueError."""
     older = store.secret("authority_key")
     try:
         key = read_private(path)
@@ -31,6 +38,13 @@ def authority_key(path: Path, store: Store) -> bytes:
         write_private(path, key)
     if not is_key(key):
         raise ValueError(f"{path} holds no P-256 private key (PEM); name the authority's file with --authority")
-    if older:
+    if older and older.encode() == key:
         store.erase_secrets()
+    elif older:
+        log.warning(
+            "the store holds another authority's key than %s, which is used; if nodes know the coordinator by the store's, stop, "
+            "move %s away, and start again: the store's key moves there",
+            path,
+            path,
+        )
     return key

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator
-from dataclasses import replace
 from typing import Any, NoReturn, Protocol
 
 import grpc
@@ -12,12 +11,12 @@ import grpc.aio
 
 from dtfm.coordinator.core.transition import AnswerPlanNow
 from dtfm.coordinator.core.validation import Refused
-from dtfm.coordinator.log.events import NodeJoined, StandbyPromoted
 from dtfm.coordinator.log.ledger import Ledger
 from dtfm.coordinator.log.store import Record, StoreError
 from dtfm.coordinator.service.gate import Gate, refuse
 from dtfm.coordinator.service.streams import Streams
 from dtfm.coordinator.view.members import member_documents
+from dtfm.coordinator.view.published import published
 from dtfm.protos import control_pb2 as wire
 from dtfm.protos import control_pb2_grpc
 from dtfm.protos.candidates import seen_at
@@ -77,7 +76,7 @@ class Observers(control_pb2_grpc.ObserverServicer):
         try:
             async for record in self._asked.records(request.after, request.follow):
                 self._gate.check_role(caller, "Events")  # it may have been revoked since
-                shown = _without_incarnation(record).to_json()
+                shown = published(record).to_json()
                 yield wire.EventRecord(sequence=record.sequence, event_json=json.dumps(shown))
         except StoreError as error:
             await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
@@ -108,11 +107,3 @@ async def _answer(context: Context, refused: Refused) -> NoReturn:
     """A refusal of what was asked, not of who asks."""
     await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(refused))
     raise AssertionError("abort returns never")
-
-
-def _without_incarnation(record: Record) -> Record:
-    """By an incarnation the coordinator tells a node that reconnects from another process; nobody else needs to know it."""
-    match record.event:
-        case NodeJoined() | StandbyPromoted():
-            return replace(record, event=replace(record.event, incarnation=""))
-    return record

@@ -23,6 +23,8 @@ Answered = Callable[[Request, Context], Awaitable[Answer]]
 Streamed = Callable[[Request, Context], AsyncIterator[bytes]]
 
 REFUSAL = "REVOKED: the coordinator has revoked this node's access"
+ABORT_SECONDS = 1.0
+"""How long the refusal of a call in progress may take: it waits behind what the caller does not read."""
 
 
 class Callers:
@@ -77,6 +79,9 @@ class Callers:
 
 async def _end(task: asyncio.Task[Any], context: Context) -> None:
     # Cancelling the task alone would leave the call open at the other side.
-    with contextlib.suppress(grpc.aio.AbortError, grpc.aio.UsageError):
-        await context.abort(grpc.StatusCode.PERMISSION_DENIED, REFUSAL)
-    task.cancel()
+    try:
+        with contextlib.suppress(grpc.aio.AbortError, grpc.aio.UsageError, TimeoutError):
+            async with asyncio.timeout(ABORT_SECONDS):
+                await context.abort(grpc.StatusCode.PERMISSION_DENIED, REFUSAL)
+    finally:
+        task.cancel()

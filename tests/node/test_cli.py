@@ -109,3 +109,7 @@ def test_the_doctor_knows_whether_connections_start_slowly_after_a_pause(
     assert finding.good is good
     assert control in finding.finding
     assert ("tcp_slow_start_after_idle=0" in finding.fix) == (good is None)
+
+
+def test_a_crash_shows_no_variables_as_they_may_be_secrets() -> None:
+    assert not app.pretty_exceptions_enable

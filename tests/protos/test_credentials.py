@@ -159,6 +159,12 @@ async def test_the_authority_is_found_among_others_that_answer_too() -> None:
         assert (await fetch_authority([another, address], PIN, 10))[0] == address
 
 
+async def test_a_stranger_at_one_address_ends_no_search_while_the_coordinator_may_come_back_at_another() -> None:
+    async with serving(coordinator_credentials(make_authority(make_key(), NOW))) as another:
+        with pytest.raises(ConnectionError, match=r"127.0.0.1:1: .*; who answers at .* is not the coordinator"):
+            await fetch_authority([another, "127.0.0.1:1"], PIN, 10)
+
+
 @pytest.mark.parametrize("poser", [make_authority(make_key(), NOW), member("a")], ids=["stranger", "member"])
 async def test_who_poses_as_the_coordinator_is_refused_even_with_a_certificate_of_the_run(poser: Identity) -> None:
     async with serving(coordinator_credentials(poser)) as address:

@@ -16,7 +16,7 @@ from dtfm.protos.access import Role, keep, kept
 from dtfm.protos.connection import read_address, server_options
 from dtfm.protos.credentials import coordinator_credentials, make_authority, make_key
 from dtfm.protos.enrolment import Entry, NotAdmitted, Opened
-from dtfm.protos.invitation import read_invitation
+from dtfm.protos.invitation import Invitation, read_invitation
 from tests.coordinator.serving import Served, serving
 from tests.protos.members import NOW
 
@@ -73,6 +73,13 @@ async def test_the_key_is_on_disk_before_it_is_enrolled(served: Served, own_stat
     assert opened.access.key == before.key
 
 
+async def test_a_node_does_not_overwrite_another_key_of_its_users(served: Served) -> None:
+    operator = await enter(await invited(served, Role.OPERATOR), LOOKING, "me")
+    refused = await refusal(await invited(served, Role.NODE), NODE, "me")
+    assert (refused.reason, "--id NAME" in refused.sentence) == ("NAME_TAKEN", True)
+    assert kept(list(Role)) == [operator.access]
+
+
 async def test_an_invitation_may_be_in_a_file(served: Served, tmp_path: Path) -> None:
     (tmp_path / "invitation").write_text(await invited(served, Role.NODE) + "\n")
     assert (await enter(tmp_path / "invitation", NODE)).access.name == "a"
@@ -93,6 +100,25 @@ async def test_an_invitation_may_be_in_a_file(served: Served, tmp_path: Path) ->
 async def test_a_damaged_invitation_is_named(served: Served, damage: Callable[[str], str], complaint: str) -> None:
     with pytest.raises(ValueError, match=complaint):
         Entry(damage(str(served.invitation)), NODE, "a")
+
+
+@pytest.mark.parametrize("around", ['"{}"', "'{}'", " {}\n", "dtfm-node join {}", "DTFM_INVITATION={}"])
+async def test_what_a_paste_or_an_env_file_leaves_around_an_invitation_does_no_harm(
+    served: Served, around: str
+) -> None:
+    assert Entry(around.format(served.invitation), NODE, "a").leads_to == (
+        served.invitation.addresses,
+        served.invitation.pin,
+    )
+
+
+@pytest.mark.parametrize("damage", ["x{}", "invitation: {}", "a:{}", "/{}", "{}:", "::{}", "{}.txt"])
+def test_no_complaint_shows_the_secret(damage: str) -> None:
+    text = str(Invitation(("192.168.1.20:7400",), bytes(32), "0123456789ab", bytes(range(32))))
+    for damaged in (damage.format(text), damage.format(text[1:])):  # a paste may lose its first character
+        with pytest.raises(ValueError, match="invitation") as caught:
+            Entry(damaged, NODE, "a")
+        assert text[70:80] not in str(caught.value)
 
 
 async def test_what_the_coordinator_refuses_is_named(served: Served) -> None:

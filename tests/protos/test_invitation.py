@@ -13,7 +13,7 @@ from dtfm.protos.invitation import (
     PREFIX,
     SECRET_BYTES,
     Invitation,
-    is_invitation,
+    invitation_in,
     new_secret,
     read_invitation,
 )
@@ -38,7 +38,8 @@ ONE = Invitation(("192.168.1.20:7400", "[fd00::1]:7400"), bytes(range(32)), "012
 def test_every_invitation_is_read_back(invitation: Invitation) -> None:
     text = str(invitation)
     assert read_invitation(text) == invitation
-    assert is_invitation(text)
+    assert invitation_in(text) == text
+    assert invitation_in(f"dtfm-node join {text}") == text
     assert len(text) <= MOST_CHARACTERS
 
 
@@ -87,6 +88,8 @@ def test_addresses_are_bounded(bad: tuple[str, ...]) -> None:
         Invitation(bad, ONE.pin, ONE.id, ONE.secret)
 
 
-@pytest.mark.parametrize("text", ["127.0.0.1:7400", "dtfm.example.org:7400", "run.toml", "dtfm.txt", "./dtfm1.txt"])
+@pytest.mark.parametrize(
+    "text", ["127.0.0.1:7400", "dtfm.example.org:7400", "run.toml", "dtfm.txt", "./dtfm1.txt", "dtfm1.lan:7400"]
+)
 def test_addresses_and_files_are_not_taken_for_invitations(text: str) -> None:
-    assert not is_invitation(text)
+    assert not invitation_in(text)

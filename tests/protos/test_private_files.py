@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import stat
 from pathlib import Path
 
@@ -17,6 +18,18 @@ def test_a_private_file_is_read_back_and_nobody_else_may(tmp_path: Path) -> None
     assert read_private(path) == b"second"
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert [entry.name for entry in path.parent.iterdir()] == ["key"]
+
+
+def test_its_name_is_on_disk_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, flushed, fsync = tmp_path / "key", [], os.fsync
+
+    def noticed(handle: int) -> None:
+        flushed.append((stat.S_ISDIR(os.fstat(handle).st_mode), path.exists()))
+        fsync(handle)
+
+    monkeypatch.setattr(os, "fsync", noticed)
+    write_private(path, b"key")
+    assert flushed == [(False, False), (True, True)]
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o620, 0o644])

@@ -12,7 +12,9 @@ import pytest
 from dtfm.coordinator import cli
 from dtfm.coordinator.command.demo import demo_run_file, new_folder
 from dtfm.coordinator.command.invite import read_duration
-from dtfm.coordinator.log.store import Store
+from dtfm.coordinator.command.options import print_record
+from dtfm.coordinator.log.events import StandbyPromoted
+from dtfm.coordinator.log.store import Record, Store
 from tests.coordinator.script import training
 from tests.coordinator.stores import store_url
 
@@ -166,3 +168,9 @@ def test_a_damaged_invitation_is_named_and_not_repeated(
     complaint = capsys.readouterr().err
     assert "this invitation is truncated: it has 16 of" in complaint
     assert "QUJD" not in complaint
+
+
+def test_incarnations_are_not_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    print_record(Record(1, 0.0, StandbyPromoted("a", "abcdef", (0, 2), 3)), json_lines=True)
+    printed = json.loads(capsys.readouterr().out)
+    assert (printed["node"], printed["incarnation"]) == ("a", "")

@@ -1,0 +1,40 @@
+"""A revoked node's calls end, whatever it does: `transport/callers.py`."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, cast
+
+import pytest
+
+from dtfm.node.transport import callers
+from dtfm.node.transport.callers import Callers, Context
+from dtfm.protos.credentials import certified_name
+
+
+class Blocked:
+    """The context of a call by "a", which reads nothing, so that no refusal reaches it."""
+
+    def auth_context(self) -> dict[str, list[bytes]]:
+        return {"x509_subject_alternative_name": [certified_name("a").encode()]}
+
+    async def abort(self, *_: Any) -> None:
+        await asyncio.Event().wait()
+
+
+@pytest.mark.timeout(10)
+async def test_a_call_ends_even_if_its_caller_does_not_read_the_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(callers, "ABORT_SECONDS", 0.05)
+    begun = asyncio.Event()
+
+    async def method(_request: bytes, _context: Context) -> bytes:
+        begun.set()
+        await asyncio.Event().wait()
+        return b""
+
+    mine = Callers()
+    call = asyncio.ensure_future(mine.answered(method)(b"", cast(Context, Blocked())))
+    await begun.wait()
+    mine.revoke(["a"])
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.wait_for(asyncio.shield(call), 5)
