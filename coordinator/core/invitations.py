@@ -20,7 +20,6 @@ from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.ledger import MOST_INVITATIONS, Holder, Invited, Ledger
 from dtfm.protos import control_pb2 as wire
 from dtfm.protos.access import Role
-from dtfm.protos.credentials import CERTIFICATE_LIFETIME
 from dtfm.protos.invitation import secret_digest
 
 MOST_USES = 1000
@@ -62,8 +61,6 @@ def enrol(transition: Transition, asked: EnrolAsked) -> None:
         return
     if before.access.get(name) != holder:
         transition.emit(ev.Enrolled(name, holder.role, holder.key, holder.invitation))
-        if name in before.revoked:  # long ago: peers need not refuse it any more
-            transition.send(transition.state.members.sessions, _revoked_names(transition))
     transition.commands.append(AnswerAccess(asked.ticket, wire.EnrolReply(role=holder.role)))
 
 
@@ -75,7 +72,7 @@ def check_enrolment(ledger: Ledger, request: wire.EnrolRequest, at: float) -> Ho
     holder = ledger.access.get(request.name)
     if holder is None or holder.key != key:
         invited = _shown(ledger, request, at)
-        _check_free(ledger, request.name, holder, at)
+        _check_free(ledger, request.name, holder)
         if len(ledger.access) >= MOST_NAMES:
             raise Refused(wire.FULL, f"{MOST_NAMES} names are enrolled, as many as can be")
         holder = Holder(key, invited.role, request.invitation)
@@ -138,17 +135,13 @@ def _shown(ledger: Ledger, request: wire.EnrolRequest, at: float) -> Invited:
     return invited
 
 
-def _check_free(ledger: Ledger, name: str, holder: Holder | None, at: float) -> None:
+def _check_free(ledger: Ledger, name: str, holder: Holder | None) -> None:
     if holder is not None:
         raise Refused(
             wire.NAME_TAKEN, f"the name {name!r} belongs to another key; give this one its own with --id NAME"
         )
-    free_again = ledger.revoked.get(name, 0.0) + CERTIFICATE_LIFETIME.total_seconds()
-    if name in ledger.revoked and at < free_again:
-        raise Refused(
-            wire.NAME_TAKEN,
-            f"the name {name!r} was revoked, and is free again at {_utc(free_again)}; give another with --id NAME",
-        )
+    if name in ledger.revoked:
+        raise Refused(wire.NAME_TAKEN, f"the name {name!r} was revoked, for good; give another with --id NAME")
 
 
 def _check_role(role: str, request: wire.EnrolRequest) -> None:

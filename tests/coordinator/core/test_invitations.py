@@ -208,29 +208,29 @@ def test_nobody_comes_again_by_the_invitation_of_a_revoked_name(door: Door) -> N
     assert door.enrol("other") == wire.REVOKED
 
 
-def test_a_revoked_name_is_free_again_when_no_certificate_of_it_can_be_valid(door: Door) -> None:
-    door.invite()
-    door.enrol()
-    door.revoke("a")
-    door.invite("ba9876543210")
-    assert door.enrol(key="b", invitation="ba9876543210") == wire.NAME_TAKEN
-    assert "free again at 2027-01-16 08:00 UTC" in door.sentence
-    door.now += CERTIFICATE_LIFETIME.total_seconds()
-    door.world.greet("member")
-    assert door.enrol(key="b", invitation="ba9876543210") is None
-    assert not door.world.state.ledger.revoked
-    assert not door.world.last_to("member", "revoked").names  # it is not refused by peers any more
-
-
-def test_names_that_were_revoked_long_ago_are_forgotten(door: Door) -> None:
-    door.invite(uses=9)
+def test_a_revoked_name_is_never_free_again_and_peers_hear_of_it_ever_after(door: Door) -> None:
+    """A connection that it opened before may outlive every certificate."""
+    door.invite(uses=9, seconds=90 * DAY)
     for name in "ab":
         door.enrol(name)
     door.revoke("a")
-    assert set(door.world.state.ledger.revoked) == {"a"}
-    door.now += 2 * DAY
+    door.now += 30 * DAY
+    door.invite("ba9876543210")
+    assert door.enrol("a", key="other", invitation="ba9876543210") == wire.NAME_TAKEN
+    assert "was revoked, for good; give another with --id NAME" in door.sentence
+    assert door.enrol("a", invitation="ba9876543210") == wire.NAME_TAKEN
+    door.world.greet("member")
     door.revoke("b")
-    assert set(door.world.state.ledger.revoked) == {"b"}
+    assert list(door.world.last_to("member", "revoked").names) == ["a", "b"]
+
+
+def test_of_very_many_revoked_names_the_oldest_is_forgotten(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ledger, "MOST_REVOKED", 2)
+    for number, name in enumerate("zxya"):
+        door.invite(f"{number:012x}")
+        door.enrol(name, invitation=f"{number:012x}")
+        door.revoke(name)
+    assert list(door.world.state.ledger.revoked) == ["y", "a"]
 
 
 def test_what_there_is_not_cannot_be_revoked(door: Door) -> None:
