@@ -31,6 +31,7 @@ MOST_NAMES = 10_000
 def invite(transition: Transition, asked: InviteAsked) -> None:
     request = asked.request
     try:
+        _check_operator(transition.state.ledger, asked.by)
         if request.role not in tuple(Role):
             raise malformed("role", request.role, f"one of {', '.join(Role)}")
         if not 1 <= request.uses <= MOST_USES:
@@ -84,6 +85,11 @@ def revoke(transition: Transition, asked: RevokeAsked) -> None:
     """Ends an invitation for those who have not used it yet; or whatever a name may do, with the invitation by which it came: who
     has that one could come again under another name."""
     ledger, what = transition.state.ledger, asked.what
+    try:
+        _check_operator(ledger, asked.by)
+    except Refused as refused:
+        transition.commands.append(AnswerAccess(asked.ticket, refused))
+        return
     if (holder := ledger.access.get(what)) is not None:
         came_by = ledger.invitations.get(holder.invitation)
         also = (holder.invitation,) if came_by is not None and is_usable(came_by, asked.at) else ()
@@ -111,6 +117,15 @@ def revoke(transition: Transition, asked: RevokeAsked) -> None:
 def is_usable(invited: Invited, at: float) -> bool:
     """Whether somebody can still be enrolled by it."""
     return not invited.revoked and at < invited.expires and invited.used < invited.uses
+
+
+def _check_operator(ledger: Ledger, by: str) -> None:
+    """Whether it is one still: its call may have waited while it was revoked. Raises Refused."""
+    holder = ledger.access.get(by)
+    if holder is None:
+        raise Refused(wire.REVOKED, f"the access of {by!r} was revoked")
+    if holder.role != Role.OPERATOR:
+        raise Refused(wire.ROLE, f"this is for the role {Role.OPERATOR}, and {by} is a {holder.role}")
 
 
 def _shown(ledger: Ledger, request: wire.EnrolRequest, at: float) -> Invited:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -26,16 +27,25 @@ ID, SECRET = "0123456789ab", bytes(32)
 
 
 class Door:
-    """Asks one thing after the other of a World, at ``now`` (seconds since 1970)."""
+    """Asks one thing after the other of a World, at ``now`` (seconds since 1970). The operator is enrolled there."""
 
     def __init__(self, world: World) -> None:
         self.world = world
         self.now = NOW
         self._ticket = 0
+        self.enrolled("operator", "operator")
 
-    def invite(self, id: str = ID, **changes: Any) -> wire.RefusalReason | None:
+    def enrolled(self, name: str, role: str, invitation: str = "") -> None:
+        """By whom the test does not care."""
+        key = base64.b64encode(public_key(key_of(name))).decode()
+        state = self.world.state
+        ledger = fold([ev.Enrolled(name, role, key, invitation)], state.ledger)
+        self.world.state = replace(state, ledger=ledger)
+        self.world.start = fold([ev.Enrolled(name, role, key, invitation)], self.world.start)
+
+    def invite(self, id: str = ID, by: str = "operator", **changes: Any) -> wire.RefusalReason | None:
         request = wire.InviteRequest(**{"name": "Bob", "role": "node", "seconds": 7 * DAY, "uses": 1, **changes})
-        return self._ask(t.InviteAsked(self._next(), id, secret_digest(SECRET), request, "operator", self.now))
+        return self._ask(t.InviteAsked(self._next(), id, secret_digest(SECRET), request, by, self.now))
 
     def enrol(self, name: str = "a", key: str | None = None, **changes: Any) -> wire.RefusalReason | None:
         fields = {
@@ -48,8 +58,8 @@ class Door:
         }
         return self._ask(t.EnrolAsked(self._next(), wire.EnrolRequest(**{**fields, **changes}), self.now))
 
-    def revoke(self, what: str) -> wire.RefusalReason | None:
-        return self._ask(t.RevokeAsked(self._next(), what, "operator", self.now))
+    def revoke(self, what: str, by: str = "operator") -> wire.RefusalReason | None:
+        return self._ask(t.RevokeAsked(self._next(), what, by, self.now))
 
     @property
     def sentence(self) -> str:
@@ -156,7 +166,7 @@ def test_a_role_is_the_invitations_and_one_that_is_of_no_use_is_not_used_up(door
 def test_a_wrong_enrolment_is_refused(door: Door, changes: dict[str, Any], reason: wire.RefusalReason) -> None:
     door.invite()
     assert door.enrol(**changes) == reason
-    assert not door.world.state.ledger.access
+    assert set(door.world.state.ledger.access) == {"operator"}
 
 
 @pytest.mark.parametrize(
@@ -186,7 +196,7 @@ def test_what_is_remembered_is_bounded(door: Door, monkeypatch: pytest.MonkeyPat
     door.now += 2 * DAY
     assert door.invite(ids[3]) is None
     assert set(door.world.state.ledger.invitations) == {ids[3]}
-    monkeypatch.setattr(invitations, "MOST_NAMES", 1)
+    monkeypatch.setattr(invitations, "MOST_NAMES", 2)
     door.invite(uses=10)
     assert [door.enrol(name) for name in "ab"] == [None, wire.FULL]
 
@@ -274,6 +284,22 @@ def test_a_process_that_waits_for_a_revoked_name_does_not_get_it() -> None:
     assert second in world.hung_up
     assert not world.state.members.contenders
     assert not world.state.members.sessions
+
+
+def test_what_a_revoked_operator_has_asked_for_before_is_not_done_after(door: Door) -> None:
+    """Its call was let in, and waited while it was revoked."""
+    door.enrolled("eve", "operator")
+    door.invite(uses=2)
+    door.enrol("a")
+    door.revoke("eve")
+    before = len(door.world.log)
+    assert door.invite("ba9876543210", by="eve", role="operator") == wire.REVOKED
+    assert door.revoke("operator", by="eve") == wire.REVOKED
+    assert door.revoke(ID, by="eve") == wire.REVOKED
+    assert "the access of 'eve' was revoked" in door.sentence
+    assert door.invite("ba9876543210", by="a") == wire.ROLE
+    assert door.revoke("operator", by="a") == wire.ROLE
+    assert len(door.world.log) == before
 
 
 def test_a_call_that_was_made_before_the_revocation_comes_too_late(door: Door) -> None:
