@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hmac
+from collections.abc import Collection, Sequence
 from datetime import UTC, datetime
 
 from dtfm.coordinator.core.leaving import leave
@@ -82,8 +83,8 @@ def check_enrolment(ledger: Ledger, request: wire.EnrolRequest, at: float) -> Ho
 
 
 def revoke(transition: Transition, asked: RevokeAsked) -> None:
-    """Ends an invitation for those who have not used it yet; or whatever a name may do, with the invitation by which it came: who
-    has that one could come again under another name."""
+    """Ends an invitation for those who have not used it yet; or whatever a name may do, with the invitation by which it came and
+    those that it made: who has one of these could come again under another name."""
     ledger, what = transition.state.ledger, asked.what
     try:
         _check_operator(ledger, asked.by)
@@ -91,27 +92,41 @@ def revoke(transition: Transition, asked: RevokeAsked) -> None:
         transition.commands.append(AnswerAccess(asked.ticket, refused))
         return
     if (holder := ledger.access.get(what)) is not None:
-        came_by = ledger.invitations.get(holder.invitation)
-        also = (holder.invitation,) if came_by is not None and is_usable(came_by, asked.at) else ()
-        transition.emit(ev.Revoked(what, also, asked.at, asked.by))
+        concerned = {id for id, invited in ledger.invitations.items() if id == holder.invitation or invited.by == what}
+        ended = tuple(sorted(id for id in concerned if is_usable(ledger.invitations[id], asked.at)))
+        transition.emit(ev.Revoked(what, ended, asked.at, asked.by))
         _cut_off(transition, what)
         sentence = f"{what} ({holder.role}) is cut off"
-        if also:
-            sentence += (
-                f", and invitation {also[0]}, by which it came, is not good any more; who else needs one: invite again"
-            )
+        if ended:
+            sentence += f", and {_not_good(ended, holder.invitation)}; who else needs one: invite again"
+        sentence += _who_stays(transition.state.ledger, concerned)
     elif what in ledger.invitations:
         transition.emit(ev.Revoked("", (what,), asked.at, asked.by))
-        came = sorted(name for name, holder in ledger.access.items() if holder.invitation == what)
-        sentence = f"invitation {what} is not good any more"
-        if came:
-            named = ", ".join(came[:8]) + (f" and {len(came) - 8} more" if len(came) > 8 else "")
-            sentence += f"; who came by it stays ({named}), unless you revoke them by name"
+        sentence = f"invitation {what} is not good any more{_who_stays(ledger, {what})}"
     else:
         unknown = f"there is no invitation and no name {shorten(repr(what), 80)}; `dtfm-coordinator events` shows them"
         transition.commands.append(AnswerAccess(asked.ticket, Refused(wire.MALFORMED, unknown)))
         return
     transition.commands.append(AnswerAccess(asked.ticket, wire.RevokeReply(sentence=sentence)))
+
+
+def _not_good(ended: Sequence[str], came_by: str) -> str:
+    """The invitations that end with a name."""
+    named = [f"{came_by}, by which it came,"] if came_by in ended else []
+    if made := [id for id in ended if id != came_by]:
+        named.append(f"{_listed(made)}, made by it,")
+    many = len(ended) > 1
+    return f"invitation{'s' if many else ''} {' and '.join(named)} {'are' if many else 'is'} not good any more"
+
+
+def _who_stays(ledger: Ledger, invitations: Collection[str]) -> str:
+    came = sorted(name for name, holder in ledger.access.items() if holder.invitation in invitations)
+    by = "it" if len(invitations) == 1 else "them"
+    return f"; who came by {by} stays ({_listed(came)}), unless you revoke them by name" if came else ""
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
 
 
 def is_usable(invited: Invited, at: float) -> bool:

@@ -54,12 +54,14 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Invited:
-    """An invitation. ``digest``: of its secret; ``expires``: seconds since 1970; ``used``: how many keys were enrolled by it."""
+    """An invitation. ``digest``: of its secret; ``expires``: seconds since 1970; ``used``: how many keys were enrolled by it;
+    ``by``: who made it."""
 
     digest: str
     role: str
     expires: float
     uses: int
+    by: str
     used: int = 0
     revoked: bool = False
 
@@ -253,7 +255,7 @@ def apply(ledger: Ledger, event: ev.Event) -> Ledger:
         case ev.SnapshotWritten():
             return replace(ledger, on_disks=event)
         case ev.InvitationMade():
-            made = Invited(event.digest, event.role, event.expires, event.uses)
+            made = Invited(event.digest, event.role, event.expires, event.uses, event.by)
             return replace(ledger, invitations={**_unexpired(ledger, event.at), event.invitation: made})
         case ev.Enrolled():
             holder = Holder(event.key, event.role, event.invitation)

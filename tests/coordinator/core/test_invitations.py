@@ -215,7 +215,34 @@ def test_nobody_comes_again_by_the_invitation_of_a_revoked_name(door: Door) -> N
     door.enrol("a")
     assert door.revoke("a") is None
     assert f"invitation {ID}, by which it came, is not good any more" in door.sentence
+    assert "who came by it stays" not in door.sentence
     assert door.enrol("other") == wire.REVOKED
+
+
+def test_who_else_came_by_the_invitation_of_a_revoked_name_is_named(door: Door) -> None:
+    door.invite(uses=4)
+    for name in "abc":
+        door.enrol(name)
+    door.revoke("a")
+    assert "who came by it stays (b, c), unless you revoke them by name" in door.sentence
+
+
+def test_a_revoked_operator_does_not_come_again_by_invitations_that_it_made(door: Door) -> None:
+    made, used_up, others = "111111111111", "222222222222", "333333333333"
+    door.invite(role="operator", uses=2)
+    door.enrol("eve", roles=["operator"])
+    door.invite(made, by="eve", role="operator", uses=2)
+    door.invite(used_up, by="eve")
+    door.invite(others)
+    door.enrol("a", invitation=made, roles=["operator"])
+    door.enrol("b", invitation=used_up)
+    assert door.revoke("eve") is None
+    assert f"invitations {ID}, by which it came, and {made}, made by it, are not good any more" in door.sentence
+    assert "who came by them stays (a, b), unless you revoke them by name" in door.sentence
+    assert door.world.events(ev.Revoked)[-1].invitations == (ID, made)
+    for id in (ID, made):
+        assert door.enrol("eve-2", invitation=id, roles=["operator"]) == wire.REVOKED
+    assert door.enrol("c", invitation=others) is None
 
 
 def test_a_revoked_name_is_never_free_again_and_peers_hear_of_it_ever_after(door: Door) -> None:
