@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hmac
+import re
 from collections.abc import Collection, Sequence
 from datetime import UTC, datetime
 
@@ -21,8 +22,9 @@ from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.ledger import MOST_INVITATIONS, Holder, Invited, Ledger
 from dtfm.protos import control_pb2 as wire
 from dtfm.protos.access import Role
-from dtfm.protos.invitation import secret_digest
+from dtfm.protos.invitation import ID_BYTES, secret_digest
 
+INVITATION_ID = re.compile(f"[0-9a-f]{{{2 * ID_BYTES}}}")
 MOST_USES = 1000
 MOST_SECONDS = 366 * 86400.0
 MOST_NAMES = 10_000
@@ -166,6 +168,11 @@ def _shown(ledger: Ledger, request: wire.EnrolRequest, at: float) -> Invited:
 
 
 def _check_free(ledger: Ledger, name: str, holder: Holder | None) -> None:
+    if INVITATION_ID.fullmatch(name):
+        raise Refused(
+            wire.MALFORMED,
+            f"the name {name!r} reads like the id of an invitation, and `revoke` takes either; give another with --id NAME",
+        )
     if holder is not None:
         raise Refused(
             wire.NAME_TAKEN, f"the name {name!r} belongs to another key; give this one its own with --id NAME"

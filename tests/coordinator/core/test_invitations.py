@@ -270,6 +270,15 @@ def test_of_very_many_revoked_names_the_oldest_is_forgotten(door: Door, monkeypa
     assert list(door.world.state.ledger.revoked) == ["y", "a"]
 
 
+def test_no_name_reads_like_an_invitations_id(door: Door) -> None:
+    """Or else revoking the invitation would cut off the name."""
+    door.invite(uses=9)
+    assert door.enrol(ID) == wire.MALFORMED
+    assert f"the name '{ID}' reads like the id of an invitation" in door.sentence
+    assert "give another with --id NAME" in door.sentence
+    assert [door.enrol(name) for name in (ID[1:], ID + "0", "g123456789ab", "node-" + ID)] == [None] * 4
+
+
 def test_what_there_is_not_cannot_be_revoked(door: Door) -> None:
     assert door.revoke("nobody") == wire.MALFORMED
     assert "no invitation and no name 'nobody'" in door.sentence
