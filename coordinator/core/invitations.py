@@ -41,7 +41,7 @@ def invite(transition: Transition, asked: InviteAsked) -> None:
             raise malformed("uses", request.uses, f"1 to {MOST_USES}")
         if not 1 <= request.seconds <= MOST_SECONDS:
             raise malformed("expires", request.seconds, f"1 second to {MOST_SECONDS / 86400:.0f} days from now")
-        usable = sum(is_usable(invited, asked.at) for invited in transition.state.ledger.invitations.values())
+        usable = sum(invited.is_usable(asked.at) for invited in transition.state.ledger.invitations.values())
         if usable >= MOST_INVITATIONS:
             raise Refused(wire.FULL, f"{usable} invitations are good still, as many as can be; revoke some")
     except Refused as refused:
@@ -95,7 +95,7 @@ def revoke(transition: Transition, asked: RevokeAsked) -> None:
         return
     if (holder := ledger.access.get(what)) is not None:
         concerned = {id for id, invited in ledger.invitations.items() if id == holder.invitation or invited.by == what}
-        ended = tuple(sorted(id for id in concerned if is_usable(ledger.invitations[id], asked.at)))
+        ended = tuple(sorted(id for id in concerned if ledger.invitations[id].is_usable(asked.at)))
         transition.emit(ev.Revoked(what, ended, asked.at, asked.by))
         _cut_off(transition, what)
         sentence = f"{what} ({holder.role}) is cut off"
@@ -129,11 +129,6 @@ def _who_stays(ledger: Ledger, invitations: Collection[str]) -> str:
 
 def _listed(names: Sequence[str]) -> str:
     return ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
-
-
-def is_usable(invited: Invited, at: float) -> bool:
-    """Whether somebody can still be enrolled by it."""
-    return not invited.revoked and at < invited.expires and invited.used < invited.uses
 
 
 def _check_operator(ledger: Ledger, by: str) -> None:

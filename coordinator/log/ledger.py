@@ -65,6 +65,10 @@ class Invited:
     used: int = 0
     revoked: bool = False
 
+    def is_usable(self, at: float) -> bool:
+        """Whether somebody can still be enrolled by it."""
+        return not self.revoked and at < self.expires and self.used < self.uses
+
 
 @dataclass(frozen=True, slots=True)
 class Holder:
@@ -256,7 +260,7 @@ def apply(ledger: Ledger, event: ev.Event) -> Ledger:
             return replace(ledger, on_disks=event)
         case ev.InvitationMade():
             made = Invited(event.digest, event.role, event.expires, event.uses, event.by)
-            return replace(ledger, invitations={**_unexpired(ledger, event.at), event.invitation: made})
+            return replace(ledger, invitations={**_remembered(ledger, event.at), event.invitation: made})
         case ev.Enrolled():
             holder = Holder(event.key, event.role, event.invitation)
             fresh = replace(ledger, access={**ledger.access, event.name: holder})
@@ -274,11 +278,11 @@ def apply(ledger: Ledger, event: ev.Event) -> Ledger:
             return ledger
 
 
-def _unexpired(ledger: Ledger, at: float) -> Mapping[str, Invited]:
+def _remembered(ledger: Ledger, at: float) -> Mapping[str, Invited]:
     """All invitations, as long as there is room to remember those that are not good any more."""
     if len(ledger.invitations) < MOST_INVITATIONS:
         return ledger.invitations
-    return {id: invited for id, invited in ledger.invitations.items() if invited.expires > at and not invited.revoked}
+    return {id: invited for id, invited in ledger.invitations.items() if invited.is_usable(at)}
 
 
 def _revoked(ledger: Ledger, event: ev.Revoked) -> Ledger:

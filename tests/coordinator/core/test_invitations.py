@@ -201,6 +201,18 @@ def test_what_is_remembered_is_bounded(door: Door, monkeypatch: pytest.MonkeyPat
     assert [door.enrol(name) for name in "ab"] == [None, wire.FULL]
 
 
+def test_those_that_are_not_good_any_more_make_room(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (ledger, invitations):
+        monkeypatch.setattr(module, "MOST_INVITATIONS", 3)
+    revoked, used_up, good, new = (f"{number:012x}" for number in range(4))
+    for id in (revoked, used_up, good):
+        door.invite(id)
+    door.revoke(revoked)
+    door.enrol(invitation=used_up)
+    assert door.invite(new) is None
+    assert set(door.world.state.ledger.invitations) == {good, new}
+
+
 def test_a_revoked_invitation_is_not_good_any_more_but_who_came_by_it_stays(door: Door) -> None:
     door.invite(uses=3)
     door.enrol("a")
