@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import base64
 import hmac
+import re
+from collections.abc import Collection, Sequence
 from datetime import UTC, datetime
 
 from dtfm.coordinator.core.leaving import leave
@@ -20,9 +22,9 @@ from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.ledger import MOST_INVITATIONS, Holder, Invited, Ledger
 from dtfm.protos import control_pb2 as wire
 from dtfm.protos.access import Role
-from dtfm.protos.credentials import CERTIFICATE_LIFETIME
-from dtfm.protos.invitation import secret_digest
+from dtfm.protos.invitation import ID_BYTES, secret_digest
 
+INVITATION_ID = re.compile(f"[0-9a-f]{{{2 * ID_BYTES}}}")
 MOST_USES = 1000
 MOST_SECONDS = 366 * 86400.0
 MOST_NAMES = 10_000
@@ -32,13 +34,14 @@ MOST_NAMES = 10_000
 def invite(transition: Transition, asked: InviteAsked) -> None:
     request = asked.request
     try:
+        _check_operator(transition.state.ledger, asked.by)
         if request.role not in tuple(Role):
             raise malformed("role", request.role, f"one of {', '.join(Role)}")
         if not 1 <= request.uses <= MOST_USES:
             raise malformed("uses", request.uses, f"1 to {MOST_USES}")
         if not 1 <= request.seconds <= MOST_SECONDS:
             raise malformed("expires", request.seconds, f"1 second to {MOST_SECONDS / 86400:.0f} days from now")
-        usable = sum(is_usable(invited, asked.at) for invited in transition.state.ledger.invitations.values())
+        usable = sum(invited.is_usable(asked.at) for invited in transition.state.ledger.invitations.values())
         if usable >= MOST_INVITATIONS:
             raise Refused(wire.FULL, f"{usable} invitations are good still, as many as can be; revoke some")
     except Refused as refused:
@@ -62,8 +65,6 @@ def enrol(transition: Transition, asked: EnrolAsked) -> None:
         return
     if before.access.get(name) != holder:
         transition.emit(ev.Enrolled(name, holder.role, holder.key, holder.invitation))
-        if name in before.revoked:  # long ago: peers need not refuse it any more
-            transition.send(transition.state.members.sessions, _revoked_names(transition))
     transition.commands.append(AnswerAccess(asked.ticket, wire.EnrolReply(role=holder.role)))
 
 
@@ -75,7 +76,7 @@ def check_enrolment(ledger: Ledger, request: wire.EnrolRequest, at: float) -> Ho
     holder = ledger.access.get(request.name)
     if holder is None or holder.key != key:
         invited = _shown(ledger, request, at)
-        _check_free(ledger, request.name, holder, at)
+        _check_free(ledger, request.name, holder)
         if len(ledger.access) >= MOST_NAMES:
             raise Refused(wire.FULL, f"{MOST_NAMES} names are enrolled, as many as can be")
         holder = Holder(key, invited.role, request.invitation)
@@ -84,26 +85,26 @@ def check_enrolment(ledger: Ledger, request: wire.EnrolRequest, at: float) -> Ho
 
 
 def revoke(transition: Transition, asked: RevokeAsked) -> None:
-    """Ends an invitation for those who have not used it yet; or whatever a name may do, with the invitation by which it came: who
-    has that one could come again under another name."""
+    """Ends an invitation for those who have not used it yet; or whatever a name may do, with the invitation by which it came and
+    those that it made: who has one of these could come again under another name."""
     ledger, what = transition.state.ledger, asked.what
+    try:
+        _check_operator(ledger, asked.by)
+    except Refused as refused:
+        transition.commands.append(AnswerAccess(asked.ticket, refused))
+        return
     if (holder := ledger.access.get(what)) is not None:
-        came_by = ledger.invitations.get(holder.invitation)
-        also = (holder.invitation,) if came_by is not None and is_usable(came_by, asked.at) else ()
-        transition.emit(ev.Revoked(what, also, asked.at, asked.by))
+        concerned = {id for id, invited in ledger.invitations.items() if id == holder.invitation or invited.by == what}
+        ended = tuple(sorted(id for id in concerned if ledger.invitations[id].is_usable(asked.at)))
+        transition.emit(ev.Revoked(what, ended, asked.at, asked.by))
         _cut_off(transition, what)
         sentence = f"{what} ({holder.role}) is cut off"
-        if also:
-            sentence += (
-                f", and invitation {also[0]}, by which it came, is not good any more; who else needs one: invite again"
-            )
+        if ended:
+            sentence += f", and {_not_good(ended, holder.invitation)}; who else needs one: invite again"
+        sentence += _who_stays(transition.state.ledger, concerned)
     elif what in ledger.invitations:
         transition.emit(ev.Revoked("", (what,), asked.at, asked.by))
-        came = sorted(name for name, holder in ledger.access.items() if holder.invitation == what)
-        sentence = f"invitation {what} is not good any more"
-        if came:
-            named = ", ".join(came[:8]) + (f" and {len(came) - 8} more" if len(came) > 8 else "")
-            sentence += f"; who came by it stays ({named}), unless you revoke them by name"
+        sentence = f"invitation {what} is not good any more{_who_stays(ledger, {what})}"
     else:
         unknown = f"there is no invitation and no name {shorten(repr(what), 80)}; `dtfm-coordinator events` shows them"
         transition.commands.append(AnswerAccess(asked.ticket, Refused(wire.MALFORMED, unknown)))
@@ -111,9 +112,32 @@ def revoke(transition: Transition, asked: RevokeAsked) -> None:
     transition.commands.append(AnswerAccess(asked.ticket, wire.RevokeReply(sentence=sentence)))
 
 
-def is_usable(invited: Invited, at: float) -> bool:
-    """Whether somebody can still be enrolled by it."""
-    return not invited.revoked and at < invited.expires and invited.used < invited.uses
+def _not_good(ended: Sequence[str], came_by: str) -> str:
+    """The invitations that end with a name."""
+    named = [f"{came_by}, by which it came,"] if came_by in ended else []
+    if made := [id for id in ended if id != came_by]:
+        named.append(f"{_listed(made)}, made by it,")
+    many = len(ended) > 1
+    return f"invitation{'s' if many else ''} {' and '.join(named)} {'are' if many else 'is'} not good any more"
+
+
+def _who_stays(ledger: Ledger, invitations: Collection[str]) -> str:
+    came = sorted(name for name, holder in ledger.access.items() if holder.invitation in invitations)
+    by = "it" if len(invitations) == 1 else "them"
+    return f"; who came by {by} stays ({_listed(came)}), unless you revoke them by name" if came else ""
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+
+
+def _check_operator(ledger: Ledger, by: str) -> None:
+    """Whether it is one still: its call may have waited while it was revoked. Raises Refused."""
+    holder = ledger.access.get(by)
+    if holder is None:
+        raise Refused(wire.REVOKED, f"the access of {by!r} was revoked")
+    if holder.role != Role.OPERATOR:
+        raise Refused(wire.ROLE, f"this is for the role {Role.OPERATOR}, and {by} is a {holder.role}")
 
 
 def _shown(ledger: Ledger, request: wire.EnrolRequest, at: float) -> Invited:
@@ -138,17 +162,18 @@ def _shown(ledger: Ledger, request: wire.EnrolRequest, at: float) -> Invited:
     return invited
 
 
-def _check_free(ledger: Ledger, name: str, holder: Holder | None, at: float) -> None:
+def _check_free(ledger: Ledger, name: str, holder: Holder | None) -> None:
+    if INVITATION_ID.fullmatch(name):
+        raise Refused(
+            wire.MALFORMED,
+            f"the name {name!r} reads like the id of an invitation, and `revoke` takes either; give another with --id NAME",
+        )
     if holder is not None:
         raise Refused(
             wire.NAME_TAKEN, f"the name {name!r} belongs to another key; give this one its own with --id NAME"
         )
-    free_again = ledger.revoked.get(name, 0.0) + CERTIFICATE_LIFETIME.total_seconds()
-    if name in ledger.revoked and at < free_again:
-        raise Refused(
-            wire.NAME_TAKEN,
-            f"the name {name!r} was revoked, and is free again at {_utc(free_again)}; give another with --id NAME",
-        )
+    if name in ledger.revoked:
+        raise Refused(wire.NAME_TAKEN, f"the name {name!r} was revoked, for good; give another with --id NAME")
 
 
 def _check_role(role: str, request: wire.EnrolRequest) -> None:

@@ -8,7 +8,6 @@ from typing import Any, TypeVar
 
 from dtfm.coordinator.log import events as ev
 from dtfm.protos import MEASURED_TOGETHER
-from dtfm.protos.credentials import CERTIFICATE_LIFETIME
 from dtfm.scheduler.model.plan import Plan
 
 Row = TypeVar("Row")
@@ -24,6 +23,9 @@ EXHAUSTED = 0.8
 
 MOST_INVITATIONS = 1000
 """From this number on, those that are not good any more are forgotten."""
+
+MOST_REVOKED = 10_000
+"""The number of revoked names that are remembered. From then on the oldest is forgotten for each new one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,14 +54,20 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Invited:
-    """An invitation. ``digest``: of its secret; ``expires``: seconds since 1970; ``used``: how many keys were enrolled by it."""
+    """An invitation. ``digest``: of its secret; ``expires``: seconds since 1970; ``used``: how many keys were enrolled by it;
+    ``by``: who made it."""
 
     digest: str
     role: str
     expires: float
     uses: int
+    by: str
     used: int = 0
     revoked: bool = False
+
+    def is_usable(self, at: float) -> bool:
+        """Whether somebody can still be enrolled by it."""
+        return not self.revoked and at < self.expires and self.used < self.uses
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +98,8 @@ class Ledger:
     is the last whole snapshot on the nodes' disks.
     Since the last commit, ``failures`` counts aborted steps that were at fault themselves, and ``peer_losses`` those aborted
     because a node lost a peer. ``plan_failures`` counts since a plan last started.
-    ``invitations`` are by id, ``access`` by name. ``revoked``: names, and when they were revoked (seconds since 1970),
-    at least for as long as a certificate of theirs may be valid.
+    ``invitations`` are by id, ``access`` by name. ``revoked``: names, the oldest first, and when they were
+    revoked (seconds since 1970). They belong to nobody again: a connection that was opened before may outlive every certificate.
     """
 
     run_id: str = ""
@@ -251,12 +259,11 @@ def apply(ledger: Ledger, event: ev.Event) -> Ledger:
         case ev.SnapshotWritten():
             return replace(ledger, on_disks=event)
         case ev.InvitationMade():
-            made = Invited(event.digest, event.role, event.expires, event.uses)
-            return replace(ledger, invitations={**_unexpired(ledger, event.at), event.invitation: made})
+            made = Invited(event.digest, event.role, event.expires, event.uses, event.by)
+            return replace(ledger, invitations={**_remembered(ledger, event.at), event.invitation: made})
         case ev.Enrolled():
             holder = Holder(event.key, event.role, event.invitation)
-            revoked = {name: at for name, at in ledger.revoked.items() if name != event.name}
-            fresh = replace(ledger, access={**ledger.access, event.name: holder}, revoked=revoked)
+            fresh = replace(ledger, access={**ledger.access, event.name: holder})
             if (used := ledger.invitations.get(event.invitation)) is None:
                 return fresh
             used = replace(used, used=used.used + 1)
@@ -271,16 +278,15 @@ def apply(ledger: Ledger, event: ev.Event) -> Ledger:
             return ledger
 
 
-def _unexpired(ledger: Ledger, at: float) -> Mapping[str, Invited]:
+def _remembered(ledger: Ledger, at: float) -> Mapping[str, Invited]:
     """All invitations, as long as there is room to remember those that are not good any more."""
     if len(ledger.invitations) < MOST_INVITATIONS:
         return ledger.invitations
-    return {id: invited for id, invited in ledger.invitations.items() if invited.expires > at and not invited.revoked}
+    return {id: invited for id, invited in ledger.invitations.items() if invited.is_usable(at)}
 
 
 def _revoked(ledger: Ledger, event: ev.Revoked) -> Ledger:
-    since = event.at - CERTIFICATE_LIFETIME.total_seconds()
-    recent = {name: at for name, at in ledger.revoked.items() if at > since}
+    revoked = {**ledger.revoked, event.name: event.at} if event.name else ledger.revoked
     return replace(
         ledger,
         invitations={
@@ -288,7 +294,7 @@ def _revoked(ledger: Ledger, event: ev.Revoked) -> Ledger:
             for id, invited in ledger.invitations.items()
         },
         access={name: holder for name, holder in ledger.access.items() if name != event.name},
-        revoked={**recent, event.name: event.at} if event.name else recent,
+        revoked=dict(list(revoked.items())[-MOST_REVOKED:]),
     )
 
 

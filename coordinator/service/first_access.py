@@ -6,7 +6,6 @@ import base64
 import os
 from dataclasses import replace
 
-from dtfm.coordinator.core.invitations import is_usable
 from dtfm.coordinator.log.events import Enrolled, InvitationMade
 from dtfm.coordinator.log.ledger import Ledger
 from dtfm.protos.access import Access, Role, keep, kept
@@ -34,7 +33,7 @@ def local_operator(ledger: Ledger, addresses: tuple[str, ...], pin: bytes) -> li
 
 def first_invitation(ledger: Ledger, at: float) -> tuple[InvitationMade, bytes] | None:
     """An invitation for nodes, and its secret; None if the ledger has one that is good still."""
-    if any(invited.role == Role.NODE and is_usable(invited, at) for invited in ledger.invitations.values()):
+    if any(invited.role == Role.NODE and invited.is_usable(at) for invited in ledger.invitations.values()):
         return None
     return node_invitation(at, FIRST_USES, "the first nodes")
 

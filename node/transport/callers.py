@@ -55,8 +55,8 @@ class Callers:
         return call
 
     def revoke(self, names: Iterable[str]) -> None:
-        """From now on these, and no others, may not call."""
-        self._revoked = frozenset(certified_name(name) for name in names)
+        """From now on these may not call either. None may again: it could do so over a connection that it opened before."""
+        self._revoked |= frozenset(certified_name(name) for name in names)
         for name in self._revoked & self._calls.keys():
             for task, context in list(self._calls[name].items()):
                 ending = asyncio.create_task(_end(task, context))

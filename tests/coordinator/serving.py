@@ -20,6 +20,7 @@ from dtfm.coordinator.service.first_access import local_operator, node_invitatio
 from dtfm.coordinator.service.server import Server
 from dtfm.coordinator.service.startup import open_run
 from dtfm.protos import control_pb2_grpc
+from dtfm.protos.access import Role
 from dtfm.protos.connection import open_channel
 from dtfm.protos.credentials import to_coordinator
 from dtfm.protos.invitation import Invitation
@@ -61,6 +62,11 @@ class Served:
             stub = control_pb2_grpc.CoordinatorStub(channel)  # type: ignore[no-untyped-call]
             await stub.Enrol(enrolment(name, self.invitation), metadata=metadata)
         return metadata
+
+    @property
+    def operator(self) -> str:
+        """The test's user."""
+        return next(name for name, holder in self.server.ledger.access.items() if holder.role == Role.OPERATOR)
 
     @property
     def events(self) -> list[ev.Event]:

@@ -49,7 +49,7 @@ async def refusal(where: object, roles: list[Role], name: str = "a") -> NotAdmit
 
 async def invited(served: Served, role: Role, uses: int = 1, seconds: float = 60) -> str:
     request = wire.InviteRequest(role=role.value, seconds=seconds, uses=uses)
-    return (await served.server.invite(request, "the test")).invitation
+    return (await served.server.invite(request, served.operator)).invitation
 
 
 async def test_a_node_shows_its_invitation_once_and_is_known_from_then_on(served: Served) -> None:
@@ -64,7 +64,7 @@ async def test_a_node_shows_its_invitation_once_and_is_known_from_then_on(served
 
 async def test_the_key_is_on_disk_before_it_is_enrolled(served: Served, own_state: Path) -> None:
     invitation = await invited(served, Role.NODE, seconds=1)
-    await served.server.revoke(invitation_id(invitation), "the test")
+    await served.server.revoke(invitation_id(invitation), served.operator)
     assert (await refusal(invitation, NODE)).reason == "REVOKED"
     (before,) = kept(NODE)
     assert not before.enrolled
@@ -171,7 +171,7 @@ async def test_people_are_remembered_under_the_name_that_was_drawn_first(served:
 
 async def test_who_was_revoked_and_is_invited_again_gets_another_name(served: Served) -> None:
     await enter(await invited(served, Role.VIEWER), LOOKING, "bob-1")
-    await served.server.revoke("bob-1", "the test")
+    await served.server.revoke("bob-1", served.operator)
     again = await enter(await invited(served, Role.VIEWER), LOOKING, "bob-2")
     assert again.access.name == "bob-2"
 

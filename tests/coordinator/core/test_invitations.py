@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -26,16 +27,25 @@ ID, SECRET = "0123456789ab", bytes(32)
 
 
 class Door:
-    """Asks one thing after the other of a World, at ``now`` (seconds since 1970)."""
+    """Asks one thing after the other of a World, at ``now`` (seconds since 1970). The operator is enrolled there."""
 
     def __init__(self, world: World) -> None:
         self.world = world
         self.now = NOW
         self._ticket = 0
+        self.enrolled("operator", "operator")
 
-    def invite(self, id: str = ID, **changes: Any) -> wire.RefusalReason | None:
+    def enrolled(self, name: str, role: str, invitation: str = "") -> None:
+        """By whom the test does not care."""
+        key = base64.b64encode(public_key(key_of(name))).decode()
+        state = self.world.state
+        ledger = fold([ev.Enrolled(name, role, key, invitation)], state.ledger)
+        self.world.state = replace(state, ledger=ledger)
+        self.world.start = fold([ev.Enrolled(name, role, key, invitation)], self.world.start)
+
+    def invite(self, id: str = ID, by: str = "operator", **changes: Any) -> wire.RefusalReason | None:
         request = wire.InviteRequest(**{"name": "Bob", "role": "node", "seconds": 7 * DAY, "uses": 1, **changes})
-        return self._ask(t.InviteAsked(self._next(), id, secret_digest(SECRET), request, "operator", self.now))
+        return self._ask(t.InviteAsked(self._next(), id, secret_digest(SECRET), request, by, self.now))
 
     def enrol(self, name: str = "a", key: str | None = None, **changes: Any) -> wire.RefusalReason | None:
         fields = {
@@ -48,8 +58,8 @@ class Door:
         }
         return self._ask(t.EnrolAsked(self._next(), wire.EnrolRequest(**{**fields, **changes}), self.now))
 
-    def revoke(self, what: str) -> wire.RefusalReason | None:
-        return self._ask(t.RevokeAsked(self._next(), what, "operator", self.now))
+    def revoke(self, what: str, by: str = "operator") -> wire.RefusalReason | None:
+        return self._ask(t.RevokeAsked(self._next(), what, by, self.now))
 
     @property
     def sentence(self) -> str:
@@ -156,7 +166,7 @@ def test_a_role_is_the_invitations_and_one_that_is_of_no_use_is_not_used_up(door
 def test_a_wrong_enrolment_is_refused(door: Door, changes: dict[str, Any], reason: wire.RefusalReason) -> None:
     door.invite()
     assert door.enrol(**changes) == reason
-    assert not door.world.state.ledger.access
+    assert set(door.world.state.ledger.access) == {"operator"}
 
 
 @pytest.mark.parametrize(
@@ -186,9 +196,21 @@ def test_what_is_remembered_is_bounded(door: Door, monkeypatch: pytest.MonkeyPat
     door.now += 2 * DAY
     assert door.invite(ids[3]) is None
     assert set(door.world.state.ledger.invitations) == {ids[3]}
-    monkeypatch.setattr(invitations, "MOST_NAMES", 1)
+    monkeypatch.setattr(invitations, "MOST_NAMES", 2)
     door.invite(uses=10)
     assert [door.enrol(name) for name in "ab"] == [None, wire.FULL]
+
+
+def test_those_that_are_not_good_any_more_make_room(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (ledger, invitations):
+        monkeypatch.setattr(module, "MOST_INVITATIONS", 3)
+    revoked, used_up, good, new = (f"{number:012x}" for number in range(4))
+    for id in (revoked, used_up, good):
+        door.invite(id)
+    door.revoke(revoked)
+    door.enrol(invitation=used_up)
+    assert door.invite(new) is None
+    assert set(door.world.state.ledger.invitations) == {good, new}
 
 
 def test_a_revoked_invitation_is_not_good_any_more_but_who_came_by_it_stays(door: Door) -> None:
@@ -205,32 +227,68 @@ def test_nobody_comes_again_by_the_invitation_of_a_revoked_name(door: Door) -> N
     door.enrol("a")
     assert door.revoke("a") is None
     assert f"invitation {ID}, by which it came, is not good any more" in door.sentence
+    assert "who came by it stays" not in door.sentence
     assert door.enrol("other") == wire.REVOKED
 
 
-def test_a_revoked_name_is_free_again_when_no_certificate_of_it_can_be_valid(door: Door) -> None:
-    door.invite()
-    door.enrol()
+def test_who_else_came_by_the_invitation_of_a_revoked_name_is_named(door: Door) -> None:
+    door.invite(uses=4)
+    for name in "abc":
+        door.enrol(name)
     door.revoke("a")
-    door.invite("ba9876543210")
-    assert door.enrol(key="b", invitation="ba9876543210") == wire.NAME_TAKEN
-    assert "free again at 2027-01-16 08:00 UTC" in door.sentence
-    door.now += CERTIFICATE_LIFETIME.total_seconds()
-    door.world.greet("member")
-    assert door.enrol(key="b", invitation="ba9876543210") is None
-    assert not door.world.state.ledger.revoked
-    assert not door.world.last_to("member", "revoked").names  # it is not refused by peers any more
+    assert "who came by it stays (b, c), unless you revoke them by name" in door.sentence
 
 
-def test_names_that_were_revoked_long_ago_are_forgotten(door: Door) -> None:
-    door.invite(uses=9)
+def test_a_revoked_operator_does_not_come_again_by_invitations_that_it_made(door: Door) -> None:
+    made, used_up, others = "111111111111", "222222222222", "333333333333"
+    door.invite(role="operator", uses=2)
+    door.enrol("eve", roles=["operator"])
+    door.invite(made, by="eve", role="operator", uses=2)
+    door.invite(used_up, by="eve")
+    door.invite(others)
+    door.enrol("a", invitation=made, roles=["operator"])
+    door.enrol("b", invitation=used_up)
+    assert door.revoke("eve") is None
+    assert f"invitations {ID}, by which it came, and {made}, made by it, are not good any more" in door.sentence
+    assert "who came by them stays (a, b), unless you revoke them by name" in door.sentence
+    assert door.world.events(ev.Revoked)[-1].invitations == (ID, made)
+    for id in (ID, made):
+        assert door.enrol("eve-2", invitation=id, roles=["operator"]) == wire.REVOKED
+    assert door.enrol("c", invitation=others) is None
+
+
+def test_a_revoked_name_is_never_free_again_and_peers_hear_of_it_ever_after(door: Door) -> None:
+    """A connection that it opened before may outlive every certificate."""
+    door.invite(uses=9, seconds=90 * DAY)
     for name in "ab":
         door.enrol(name)
     door.revoke("a")
-    assert set(door.world.state.ledger.revoked) == {"a"}
-    door.now += 2 * DAY
+    door.now += 30 * DAY
+    door.invite("ba9876543210")
+    assert door.enrol("a", key="other", invitation="ba9876543210") == wire.NAME_TAKEN
+    assert "was revoked, for good; give another with --id NAME" in door.sentence
+    assert door.enrol("a", invitation="ba9876543210") == wire.NAME_TAKEN
+    door.world.greet("member")
     door.revoke("b")
-    assert set(door.world.state.ledger.revoked) == {"b"}
+    assert list(door.world.last_to("member", "revoked").names) == ["a", "b"]
+
+
+def test_of_very_many_revoked_names_the_oldest_is_forgotten(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ledger, "MOST_REVOKED", 2)
+    for number, name in enumerate("zxya"):
+        door.invite(f"{number:012x}")
+        door.enrol(name, invitation=f"{number:012x}")
+        door.revoke(name)
+    assert list(door.world.state.ledger.revoked) == ["y", "a"]
+
+
+def test_no_name_reads_like_an_invitations_id(door: Door) -> None:
+    """Or else revoking the invitation would cut off the name."""
+    door.invite(uses=9)
+    assert door.enrol(ID) == wire.MALFORMED
+    assert f"the name '{ID}' reads like the id of an invitation" in door.sentence
+    assert "give another with --id NAME" in door.sentence
+    assert [door.enrol(name) for name in (ID[1:], ID + "0", "g123456789ab", "node-" + ID)] == [None] * 4
 
 
 def test_what_there_is_not_cannot_be_revoked(door: Door) -> None:
@@ -274,6 +332,22 @@ def test_a_process_that_waits_for_a_revoked_name_does_not_get_it() -> None:
     assert second in world.hung_up
     assert not world.state.members.contenders
     assert not world.state.members.sessions
+
+
+def test_what_a_revoked_operator_has_asked_for_before_is_not_done_after(door: Door) -> None:
+    """Its call was let in, and waited while it was revoked."""
+    door.enrolled("eve", "operator")
+    door.invite(uses=2)
+    door.enrol("a")
+    door.revoke("eve")
+    before = len(door.world.log)
+    assert door.invite("ba9876543210", by="eve", role="operator") == wire.REVOKED
+    assert door.revoke("operator", by="eve") == wire.REVOKED
+    assert door.revoke(ID, by="eve") == wire.REVOKED
+    assert "the access of 'eve' was revoked" in door.sentence
+    assert door.invite("ba9876543210", by="a") == wire.ROLE
+    assert door.revoke("operator", by="a") == wire.ROLE
+    assert len(door.world.log) == before
 
 
 def test_a_call_that_was_made_before_the_revocation_comes_too_late(door: Door) -> None:

@@ -93,7 +93,7 @@ async def served(tmp_path: Path) -> AsyncIterator[Served]:
 
 async def operators_call(served: Served) -> Callable[[str, object], Awaitable[Any]]:
     async def call(method: str, request: object) -> Any:
-        return await getattr(served.server, method.lower())(request, "the test")
+        return await getattr(served.server, method.lower())(request, served.operator)
 
     return call
 
@@ -135,7 +135,7 @@ async def test_who_is_revoked_may_call_nothing_and_hears_no_more_events(served: 
         following = stub.Events(wire.EventsRequest(follow=True), metadata=shown(served, "viewer"))
         for _ in served.events:
             await following.read()
-        await served.server.revoke("viewer", "the test")
+        await served.server.revoke("viewer", served.operator)
         with pytest.raises(grpc.aio.AioRpcError, match="REVOKED: the access of 'viewer' was revoked"):
             await asyncio.wait_for(following.read(), 10)
     assert await refusal(served, CALLS["Members"], shown(served, "viewer")) == "REVOKED"
@@ -145,7 +145,7 @@ async def test_a_revoked_node_is_hung_up_on_within_a_second(served: Served) -> N
     async with served.node("a") as node:
         await served.until(lambda: "a" in served.ledger.members)
         began = time.monotonic()
-        await served.server.revoke("a", "the test")
+        await served.server.revoke("a", served.operator)
         await asyncio.wait_for(node.over.wait(), 10)
         assert time.monotonic() - began < 1
         assert node.refusal is not None

@@ -188,8 +188,6 @@ async def test_what_a_revoked_node_has_borrowed_ends_and_it_gets_no_more() -> No
         await asyncio.wait_for(channel.wait_for_state_change(grpc.ChannelConnectivity.READY), PATIENCE)
         with pytest.raises(grpc.aio.AioRpcError):
             await ping_call(channel)(b"", timeout=1.5, wait_for_ready=True)
-        relay.server.revoke([])
-        assert await ping(a.to("b")) == b"hello"
 
 
 async def test_a_node_that_is_no_relay_passes_nothing_on() -> None:

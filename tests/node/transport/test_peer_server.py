@@ -411,6 +411,9 @@ async def test_a_revoked_peer_loses_its_calls_within_a_second_and_gets_no_others
             await standby_call(revoked)(wanted).read()
         assert await ping_call(other)(b"here") == b"here"
         assert not standbys[1].done()
+        node.server.revoke([])  # whatever the coordinator has forgotten since
+        with pytest.raises(grpc.aio.AioRpcError, match="REVOKED"):
+            await ping_call(revoked)(b"")
     async with channel_to(node, "a") as afresh:
         with pytest.raises(grpc.aio.AioRpcError, match="REVOKED"):
             await ping_call(afresh)(b"")
