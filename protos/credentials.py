@@ -200,7 +200,7 @@ def issue(
 
 
 def is_half_over(certificate: bytes, now: datetime) -> bool:
-    """Whether less than half of the certificate's time is left: connections made with it should be made anew."""
+    """Whether less than half of the certificate's time is left, so that connections made with it should be replaced."""
     loaded = x509.load_pem_x509_certificate(certificate)
     return now > loaded.not_valid_before_utc + (loaded.not_valid_after_utc - loaded.not_valid_before_utc) / 2
 

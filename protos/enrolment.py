@@ -59,7 +59,7 @@ class Opened:
 
     @property
     def metadata(self) -> Metadata:
-        """To be shown with a call; made anew for each, as it holds for minutes."""
+        """The metadata to send with a call. It holds for minutes, so each call gets its own."""
         return proof(self.access.key, self.access.name, self.access.pin)
 
     def channel(self, lease: float) -> grpc.aio.Channel:

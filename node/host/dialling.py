@@ -30,7 +30,7 @@ class Budget:
         self._then = clock()
 
     def spend(self, amount: int) -> bool:
-        """Whether so much was left, and is spent now."""
+        """Spends so much if it is left, and returns whether it was."""
         now = self._clock()
         self._left = min(self._most, self._left + (now - self._then) * self._rate)
         self._then = now

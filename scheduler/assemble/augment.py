@@ -11,7 +11,7 @@ from dtfm.scheduler.model.sketch import Sketch
 
 @compiled
 def room(number: int, each: float, seconds: float) -> int:
-    """How many micro-batches of ``each`` so many seconds still fit in, beside ``number``."""
+    """How many more micro-batches fit into these seconds, beside ``number``, when one takes ``each`` seconds."""
     if each * (number + 1) > seconds:
         return 0
     return int(min(seconds / max(each, 1e-30), 1e15)) - number

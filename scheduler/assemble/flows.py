@@ -24,11 +24,11 @@ SAMPLE = 1_024
 def connect(t: Tables, sketch: Sketch, stages: int, cuts: Ints, longest: float) -> bool:
     """Fills in the flows, and changes loads where links demand it. Returns False when there are not links enough.
 
-    A maximum flow through all stages, in which a node carries as many micro-batches as it computes in ``longest`` seconds, and a
-    link as many as it transfers in that time. Boundary by boundary, the loads as they are and the links with the shortest
-    exchanges come first; what is left finds its way by moving other micro-batches, here and in the stages before (augmenting
-    paths: Ford and Fulkerson 1956). When nothing can be moved any more, those nodes and links that are all busy tell how much
-    longer it takes at least (as Newton's method does for parametric flows: Radzik 1993), and everything may be busy for so long.
+    This is a maximum flow through all stages. In ``longest`` seconds a node carries as many micro-batches as it computes, a link
+    as many as it transfers. One boundary comes after the other. Loads as they are and links with short exchanges come first. What
+    is then left finds its way by moving other micro-batches, here and in the stages before (augmenting paths: Ford and Fulkerson
+    1956). When none can be moved any more, the nodes and links that are full tell how many seconds are needed at least (Newton's
+    method for parametric flows: Radzik 1993), and it goes on with so many.
     """
     pairs, seconds = 0, longest * (1 + 1e-9)
     for stage in range(stages - 1):

@@ -24,7 +24,7 @@ ROUGH_DOUBT, ESTIMATE_DOUBT = 1.08, 1.01
 NEW_CUTS = 0.02
 """Fraction of the moves that get new cuts; the others keep theirs. A new number of stages always needs new cuts."""
 SUMS_LAST = 10_000
-"""Number of steps after which sums are added up anew."""
+"""The number of steps after which sums are added up again from the beginning."""
 
 
 @compiled
