@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 
 from dtfm.scheduler.assemble.compact import DENSE, CompactCluster
-from dtfm.scheduler.model.cluster import Cluster, Node
+from dtfm.scheduler.model.cluster import Cluster, Node, Relay
 from dtfm.scheduler.model.decision import Decision, Objective
 from dtfm.scheduler.model.plan import Flow, Plan, Stage, Takeover, for_each, from_routes
-from dtfm.scheduler.model.problem import Floats
+from dtfm.scheduler.model.problem import Floats, Ints
 from dtfm.scheduler.model.workload import Layer, PaperCosts, Workload
 
 BYTES_PER_GIGABIT = 1e9 / 8
@@ -39,15 +39,19 @@ def parse_any_network(text: str) -> Cluster | CompactCluster:
     Matrices are one way: row = source, column = destination. ``region``, ``up_gbps``, ``down_gbps`` and the matrix ``ratio``
     are optional; ``ratio`` is the number of encoded bytes per byte of activations and gradients on each link (default 1).
 
+    ``"via"``, optional too, has by link the id of the node or relay that passes everything on, or null. ``"relays": [{"id",
+    "up_gbps", "down_gbps"}]`` are those that are no nodes.
+
     The compact form, for thousands of nodes, adds ``"classes": ["eu", ...]``, and to each node ``"class": "eu"``. The matrices
     then have a row and a column per class, their diagonals are the links between two nodes of one class, and ``ratio`` is not
     possible. ``up_gbps`` and ``down_gbps`` limit what one node sends and receives in total. For up to compact.DENSE nodes the
     result is a Cluster in this form too.
     """
-    document = _document(text, {"nodes", "latency_ms", "bandwidth_gbps", "ratio", "classes"})
+    document = _document(text, {"nodes", "latency_ms", "bandwidth_gbps", "ratio", "classes", "relays", "via"})
     classes = _ids(document, "classes", "") if "classes" in document else None
-    if classes is not None and "ratio" in document:
-        raise ValueError("ratio is not possible beside classes; it needs matrices with a row per node")
+    for key in ("ratio", "relays", "via"):
+        if classes is not None and key in document:
+            raise ValueError(f"{key} is not possible beside classes; it needs matrices with a row per node")
     class_of = []
     nodes = []
     for index, entry in enumerate(_list(document, "nodes", "")):
@@ -74,7 +78,33 @@ def parse_any_network(text: str) -> Cluster | CompactCluster:
         return compact.of(list(range(len(nodes)))) if len(nodes) <= DENSE else compact
     latency, bandwidth = (_matrix(document, key, nodes, "nodes") for key in ("latency_ms", "bandwidth_gbps"))
     ratio = _matrix(document, "ratio", nodes, "nodes") if "ratio" in document else None
-    return Cluster(tuple(nodes), latency / 1e3, bandwidth * BYTES_PER_GIGABIT, ratio)
+    relays = tuple(
+        _relay(entry, f"relays[{i}]") for i, entry in enumerate(_list({"relays": [], **document}, "relays", ""))
+    )
+    via = _via(document, nodes, relays) if "via" in document else None
+    return Cluster(tuple(nodes), latency / 1e3, bandwidth * BYTES_PER_GIGABIT, ratio, relays=relays, via=via)
+
+
+def _relay(entry: Any, path: str) -> Relay:
+    _keys(entry, path, {"id", "up_gbps", "down_gbps"})
+    up, down = (_number(entry, key, path) * BYTES_PER_GIGABIT for key in ("up_gbps", "down_gbps"))
+    return Relay(_text(entry, "id", path), up, down)
+
+
+def _via(document: dict[str, Any], nodes: Sequence[Node], relays: Sequence[Relay]) -> Ints:
+    """See Cluster.via."""
+    names = [*(node.id for node in nodes), *(relay.id for relay in relays)]
+    numbers = {name: number for number, name in enumerate(names)}
+    rows = _list(document, "via", "")
+    if len(rows) != len(nodes) or not all(isinstance(row, list) and len(row) == len(nodes) for row in rows):
+        raise ValueError(f"via is not a square matrix of {len(nodes)} rows; it needs a row and a column per node")
+    via = np.full((len(nodes), len(nodes)), -1)
+    for i, row in enumerate(rows):
+        for j, name in enumerate(row):
+            if name is not None and (not isinstance(name, str) or name not in numbers):
+                raise ValueError(f"via[{i}][{j}] is {name!r:.80}; it must be the id of a node or relay, or null")
+            via[i, j] = -1 if name is None or i == j else numbers[name]
+    return via
 
 
 def dump_network(cluster: Cluster) -> str:
@@ -95,7 +125,16 @@ def dump_network(cluster: Cluster) -> str:
     matrices |= {} if cluster.ratio is None else {"ratio": cluster.ratio.copy()}
     for matrix in matrices.values():
         np.fill_diagonal(matrix, 0.0)
-    return json.dumps({"nodes": nodes} | {key: matrix.tolist() for key, matrix in matrices.items()})
+    document: dict[str, Any] = {"nodes": nodes} | {key: matrix.tolist() for key, matrix in matrices.items()}
+    if cluster.relays:
+        document["relays"] = [
+            {"id": each.id, "up_gbps": each.up / BYTES_PER_GIGABIT, "down_gbps": each.down / BYTES_PER_GIGABIT}
+            for each in cluster.relays
+        ]
+    if cluster.via is not None:
+        names = [*cluster.ids, *(each.id for each in cluster.relays), None]
+        document["via"] = [[names[number] for number in row] for row in cluster.via.tolist()]
+    return json.dumps(document)
 
 
 def parse_workload(text: str) -> Workload:

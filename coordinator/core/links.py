@@ -14,6 +14,7 @@ from dtfm.coordinator.core.timeouts import PROBE_LEASES, REMEMBERED_LEASES, SIGN
 from dtfm.coordinator.core.transition import Transition
 from dtfm.coordinator.core.validation import MAX_NODES, check_connection, check_links
 from dtfm.coordinator.log import events as ev
+from dtfm.protos import MEASURED_TOGETHER
 from dtfm.protos import control_pb2 as wire
 from dtfm.protos.connection import read_address
 
@@ -68,6 +69,18 @@ def measured(transition: Transition, session: Session, report: wire.LinkReport) 
     again = session.probing & transition.state.ledger.ways.get(session.node, {}).keys() - reported
     transition.set_session(replace(session, probing=frozenset(again)))
     ways.measured(transition, session.node, links)
+
+
+def measure_relays(transition: Transition) -> None:
+    """Has relays that others have begun to use measure their connections, with nodes that can be dialled."""
+    members, ledger = transition.state.members, transition.state.ledger
+    used = {way.relay for row in ledger.ways.values() for way in row.values()}
+    dialled = {other for row in members.dialled.values() for other, known in row.items() if known.way}
+    peers = [s for s in members.sessions.values() if s.node in dialled and s.standing not in _NO_PEERS]
+    for session in members.sessions.values() if peers else ():
+        if session.standing is Standing.RELAY and session.node in used and not session.probe_until:
+            _probe(transition, session.node, sorted(peers, key=lambda s: s.node)[:MEASURED_TOGETHER])
+            transition.set_session(replace(session, probe_until=transition.now))
 
 
 def measure_broken(transition: Transition) -> None:

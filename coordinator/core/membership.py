@@ -198,6 +198,7 @@ def _arrive(transition: Transition, session: Session) -> None:
     about the same time."""
     ways.arrived(transition, session.node)
     transition.set_session(replace(session, standing=Standing.ARRIVED, arrived=transition.now))
+    links.measure_relays(transition)
     state = transition.state
     here = sum(s.standing in (Standing.ARRIVED, Standing.READY) for s in state.members.sessions.values())
     if not state.planner.has_planned and here >= state.run.cluster.nodes:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dtfm.coordinator.config.run_file import RunFile
 from dtfm.coordinator.log.ledger import Carried, Ledger
-from dtfm.scheduler.model.cluster import Cluster, Node
+from dtfm.scheduler.model.cluster import Cluster, Node, Relay
 
 DEFAULT_LATENCY_SECONDS = 0.02
 DEFAULT_BANDWIDTH = 12.5e6
@@ -47,6 +47,7 @@ def measured_cluster(ledger: Ledger, nodes: Sequence[str], ratio: float) -> Clus
     members = [ledger.members[node] for node in nodes]
     ups = _connections([member.up for member in members], bandwidth)
     downs = _connections([member.down for member in members], bandwidth.T)
+    relays, via = _relays(ledger, places, bandwidth)
     return Cluster(
         tuple(
             Node(name, member.device.flops, member.device.memory_bytes, up=up, down=down)
@@ -55,7 +56,38 @@ def measured_cluster(ledger: Ledger, nodes: Sequence[str], ratio: float) -> Clus
         latency,
         bandwidth,
         np.full((size, size), ratio),
+        relays=relays,
+        via=via,
     )
+
+
+def _relays(
+    ledger: Ledger, places: Mapping[str, int], links: NDArray[np.float64]
+) -> tuple[tuple[Relay, ...], NDArray[np.int64]]:
+    """Those that are no nodes, and who relays which link: see Cluster.via.
+
+    The connection of a relay that has not measured it counts as the most that was seen to pass: a link over it.
+    """
+    by = {
+        (places[source], places[destination]): way.relay
+        for source in places
+        for destination, way in ledger.ways.get(source, {}).items()
+        if way.relay and destination in places
+    }
+    others = sorted(set(by.values()) - places.keys())
+    numbers = {**places, **{relay: len(places) + number for number, relay in enumerate(others)}}
+    via = np.full((len(places), len(places)), -1)
+    passed = dict.fromkeys(others, 1.0)
+    for (i, j), relay in by.items():
+        via[i, j] = numbers[relay]
+        if relay in passed:
+            passed[relay] = max(passed[relay], float(links[i, j]))
+    made = []
+    for relay in others:
+        member = ledger.members.get(relay)
+        up, down = (None, None) if member is None else (member.up, member.down)
+        made.append(Relay(relay, *(max(passed[relay], 0.0 if one is None else one.bandwidth) for one in (up, down))))
+    return tuple(made), via
 
 
 def _connections(measured: Sequence[Carried | None], links: NDArray[np.float64]) -> list[float | None]:

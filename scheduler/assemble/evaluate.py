@@ -137,7 +137,7 @@ class Evaluator:
 
     def __post_init__(self) -> None:
         self.tables = tables(self.problem)
-        self._sketch = empty_sketch(len(self.problem.flops))
+        self._sketch = empty_sketch(self.tables)
 
     def met(self, steps: int, seconds: float) -> None:
         """Tells ``improved`` of something better; ``steps`` are those of walks that are not counted yet."""

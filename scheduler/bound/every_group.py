@@ -102,7 +102,7 @@ class EveryGroup:
 @compiled
 def sufficient_groups(t: Tables, s: Setting, held: Floats, deepest: np.ndarray) -> None:
     """Fills in ``deepest``, int8 [kinds, 2 ** nodes]. ``held`` is the least micro-batches in flight, by stages to the last."""
-    members = np.zeros(len(t.node), MEMBER)
+    members = np.zeros(len(t.link), MEMBER)
     for group in range(1, deepest.shape[1]):
         count, slowest = gather(t, group, members)
         if not slowest < np.inf:

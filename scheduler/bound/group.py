@@ -67,13 +67,13 @@ def gather(t: Tables, group: int, members: Records) -> tuple[int, float]:
     infinite where members lack a link.
     """
     count, slowest = 0, 0.0
-    for a in range(len(t.node)):
+    for a in range(len(t.link)):
         if not (group >> a) & 1:
             continue
         member = members[count]
         count += 1
         out, sent, received, outside = 0.0, 0.0, 0.0, 0.0
-        for b in range(len(t.node)):
+        for b in range(len(t.link)):
             if a == b:
                 continue
             link = slower(t, a, b)

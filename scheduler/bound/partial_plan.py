@@ -87,7 +87,7 @@ def extend(
     at.
     """
     made_count, looks, layer = 0, 0, len(numbers)
-    nodes = len(t.node)
+    nodes = len(t.link)
     links, passing = np.zeros((nodes, nodes)), np.zeros(nodes)
     for a in range(nodes):
         for b in range(nodes):

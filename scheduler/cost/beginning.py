@@ -35,7 +35,16 @@ DEVICE = np.dtype(
     ],
     align=True,
 )
-LINK = np.dtype([("slowness", "f8"), ("ratio", "f8"), ("latency", "f8"), ("busy_until", "f8")], align=True)
+LINK = np.dtype(
+    [
+        ("slowness", "f8"),
+        ("ratio", "f8"),
+        ("latency", "f8"),
+        ("busy_until", "f8"),
+        ("via", "i8"),  # the device that relays it, or -1
+    ],
+    align=True,
+)
 QUEUE = np.dtype([("begin", "i8"), ("count", "i8")], align=True)
 
 
@@ -66,6 +75,9 @@ def connect(t: Tables, s: Seats, links: Records) -> bool:
 @compiled
 def _set_link(t: Tables, s: Seats, links: Records, sender: int, receiver: int) -> bool:
     a, b, link = s.node[sender], s.node[receiver], links[sender, receiver]
+    link.via = -1
+    if t.relayed > 0 and t.link[a, b].via >= 0:
+        link.via = _device_of(s, t.link[a, b].via)
     link.slowness, link.ratio, link.latency, link.busy_until = (
         t.link[a, b].slowness,
         t.link[a, b].ratio,
@@ -76,9 +88,23 @@ def _set_link(t: Tables, s: Seats, links: Records, sender: int, receiver: int) -
 
 
 @compiled
+def _device_of(s: Seats, row: int) -> int:
+    """The number of the device in this row of Tables.node: its seat, or one behind all seats."""
+    for seat in range(len(s.node)):
+        if s.node[seat] == row:
+            return seat
+    return int(len(s.node) + row)
+
+
+@compiled
 def idle_devices(t: Tables, s: Seats) -> Records:
-    """All devices, idle: DEVICE [seats]."""
-    devices, limits = np.zeros(len(s.node), DEVICE), depths_of_seats(t, s)
+    """All devices, idle: DEVICE [seats], and where links are relayed one more for each row of Tables.node: relays that have no
+    seat."""
+    count = len(s.node)
+    devices, limits = np.zeros(count + (len(t.node) if t.relayed > 0 else 0), DEVICE), depths_of_seats(t, s)
+    for row in range(len(devices) - count):
+        relay = devices[count + row]
+        relay.per_up, relay.per_down = t.node[row].per_up, t.node[row].per_down
     for stage in range(len(s.cuts) - 1):
         first, past_last, begin, end = s.cuts[stage], s.cuts[stage + 1], s.first[stage], s.first[stage + 1]
         work = t.layer[past_last].flops_before - t.layer[first].flops_before

@@ -17,10 +17,11 @@ from dtfm.scheduler.model.tables import Tables
 def estimated_seconds(t: Tables, sketch: Sketch, stages: int, cuts: Ints) -> float:
     """Seconds for one step, given members, loads and flows. All links that they need exist.
 
-    For every resource (a device, one direction of a link, everything that a node sends or receives) the step takes at least the
-    first micro-batch's way to it, its whole load, and the last micro-batch's way from it back to the first stage. A node that
-    holds few micro-batches in flight completes at most that number per round trip. What makes a node late makes those late whom
-    it feeds. Then every stage reduces its gradients link by link, the last stages earlier than the first.
+    For every resource (a device, one direction of a link, everything that a node sends or receives, or that a relay passes on)
+    the step takes at least the first micro-batch's way to it, its whole load, and the last micro-batch's way from it back to
+    the first stage. A node that holds few micro-batches in flight completes at most that number per round trip. What makes a
+    node late makes those late whom it feeds. Then every stage reduces its gradients link by link, the last stages earlier than
+    the first.
 
     Fills in the times of the sketch, and what decides.
     """
@@ -61,6 +62,9 @@ def _ways_forward(t: Tables, sketch: Sketch, stages: int, cuts: Ints) -> None:
         sketch.node[node].homeward = 0.0
         sketch.node[node].sent = 0.0
         sketch.node[node].received = 0.0
+    if t.relayed > 0:  # relays are seldom members
+        for row in range(len(t.node)):
+            sketch.node[row].sent = sketch.node[row].received = 0.0
     for stage in range(stages - 1):
         size = t.layer[cuts[stage + 1] - 1].activation
         for e in range(sketch.stage[stage].begin, sketch.stage[stage + 1].begin):
@@ -78,6 +82,27 @@ def _ways_forward(t: Tables, sketch: Sketch, stages: int, cuts: Ints) -> None:
             sketch.node[b].received += onward
             sketch.node[b].sent += returned
             sketch.node[a].received += returned
+            if t.relayed > 0:
+                _pass_on(t, sketch, a, b, onward)
+                _pass_on(t, sketch, b, a, returned)
+
+
+@compiled
+def _pass_on(t: Tables, sketch: Sketch, a: int, b: int, encoded: float) -> None:
+    """Who relays what goes from a to b, if anybody does, receives and sends it too."""
+    via = t.link[a, b].via
+    if via >= 0:
+        sketch.node[via].sent += encoded
+        sketch.node[via].received += encoded
+
+
+@compiled
+def _relay_busy(t: Tables, sketch: Sketch, a: int, b: int) -> float:
+    """Seconds of a step for which the connection of who relays from a to b is busy; 0 where the link is direct."""
+    via = t.link[a, b].via
+    if via < 0:
+        return 0.0
+    return float(max(sketch.node[via].sent * t.node[via].per_up, sketch.node[via].received * t.node[via].per_down))
 
 
 @compiled
@@ -131,15 +156,18 @@ def _alone(t: Tables, sketch: Sketch, stages: int, cuts: Ints, busiest: float) -
 
 @compiled
 def _links(t: Tables, sketch: Sketch, stages: int, cuts: Ints, top: float, at: int) -> tuple[int, int]:
-    """Raises own to the time when the node's slowest link is done. Returns the node that is latest, ``at`` unless a link makes it
-    later than ``top``, and the node at the other end of that link, or -1."""
+    """Raises own to the time when the node's slowest link, or relay, is done. Returns the node that is latest, ``at`` unless a
+    link makes it later than ``top``, and the node at the other end of that link, or -1."""
     peer = -1
     for stage in range(stages - 1):
         size = t.layer[cuts[stage + 1] - 1].activation
         for e in range(sketch.stage[stage].begin, sketch.stage[stage + 1].begin):
             a, b = sketch.edge[e].sender, sketch.edge[e].receiver
             each = size * max(t.link[a, b].slowness, t.link[b, a].slowness)
-            done = sketch.node[a].arrival + sketch.node[a].trip + each * (sketch.edge[e].count - 1)
+            busy = each * (sketch.edge[e].count - 1)
+            if t.relayed > 0:
+                busy = max(busy, _relay_busy(t, sketch, a, b), _relay_busy(t, sketch, b, a))
+            done = sketch.node[a].arrival + sketch.node[a].trip + busy
             if done > sketch.node[a].own:
                 sketch.node[a].own = done
                 if done + sketch.node[a].homeward > top:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from dtfm.scheduler.model.compiled import compiled
-from dtfm.scheduler.model.problem import Ints
+from dtfm.scheduler.model.problem import Floats, Ints
 from dtfm.scheduler.model.sketch import Sketch
 from dtfm.scheduler.model.tables import Tables
 
@@ -44,6 +44,9 @@ def reduced(t: Tables, sketch: Sketch, stage: int, layer: int, past_last: int) -
     shard = size / count
     tail = shard / layers
     out, into, summed, early = sketch.shards[0], sketch.shards[1], sketch.shards[2], sketch.shards[3]
+    relays = sketch.shards[4]
+    if t.relayed > 0:
+        _share_relays(t, members, relays)
     for i in range(count):
         a = members[i]
         out[i] = into[i] = summed[i] = 0.0
@@ -60,6 +63,8 @@ def reduced(t: Tables, sketch: Sketch, stage: int, layer: int, past_last: int) -
         for j in range(count):
             b = members[j]
             link = 0.0 if i == j else max(t.link[a, b].slowness, out[i], into[j])
+            if t.relayed > 0 and t.link[a, b].via >= 0:
+                link = max(link, relays[t.link[a, b].via])
             there = begun + shard * link
             early[i] = max(early[i], there)
             summed[j] = max(summed[j], max(there, end + tail * link) + t.link[a, b].latency)
@@ -69,6 +74,8 @@ def reduced(t: Tables, sketch: Sketch, stage: int, layer: int, past_last: int) -
         for j in range(count):
             b = members[j]
             link = 0.0 if i == j else max(t.link[a, b].slowness, out[i], into[j])
+            if t.relayed > 0 and t.link[a, b].via >= 0:
+                link = max(link, relays[t.link[a, b].via])
             gathered = max(early[i] + shard * link, summed[i] + tail * link) + t.link[a, b].latency
             if gathered > done:
                 done, one, other = gathered, a, b
@@ -76,10 +83,25 @@ def reduced(t: Tables, sketch: Sketch, stage: int, layer: int, past_last: int) -
 
 
 @compiled
+def _share_relays(t: Tables, members: Ints, relays: Floats) -> None:
+    """Fills in, by row of Tables.node, the seconds for which a relay is busy when each of the members whom it serves sends a byte
+    of a shard to each other. ``relays`` is float64 [rows]."""
+    relays[:] = 0.0
+    for a in members:
+        for b in members:
+            via = t.link[a, b].via
+            if via >= 0:
+                relays[via] += t.link[a, b].ratio * max(t.node[via].per_up, t.node[via].per_down)
+
+
+@compiled
 def slowest_link(t: Tables, members: Ints) -> tuple[float, float, int, int]:
-    """The seconds per byte of a shard over the slowest link or connection among the members, the longest latency, and the two
-    nodes of the slowest link (the second is -1 where it is a connection)."""
+    """The seconds per byte of a shard over the slowest link, connection or relay among the members, the longest latency, and the
+    two nodes of the slowest link (the second is -1 where it is a connection)."""
     slowest, latency, a, b = 0.0, 0.0, members[0], -1
+    relays = np.zeros(len(t.node) if t.relayed > 0 else 0)
+    if t.relayed > 0:
+        _share_relays(t, members, relays)
     for node in members:
         out, into = 0.0, 0.0
         for peer in members:
@@ -87,8 +109,11 @@ def slowest_link(t: Tables, members: Ints) -> tuple[float, float, int, int]:
             peers = t.copies - (1 if node == peer else 0)
             out += peers * t.link[node, peer].ratio
             into += peers * t.link[peer, node].ratio
-            if t.link[node, peer].slowness > slowest:
-                slowest, a, b = t.link[node, peer].slowness, node, peer
+            link = t.link[node, peer].slowness
+            if t.relayed > 0 and t.link[node, peer].via >= 0:
+                link = max(link, relays[t.link[node, peer].via])
+            if link > slowest:
+                slowest, a, b = link, node, peer
             latency = max(latency, t.link[node, peer].latency)
         own = max(t.node[node].own_slowness, out * t.node[node].per_up, into * t.node[node].per_down)
         if own > slowest:

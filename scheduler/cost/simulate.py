@@ -4,7 +4,8 @@ A device computes one micro-batch at a time, backward before forward and lower n
 in_flight.depths in flight; the last stage turns around at once. During a node's last backward pass its layers' gradients
 become final from the last layer to the first, and each is reduced at once, in parallel with everything else: shards
 go to their owners, sums to all. A message passes three queues at the same time: its link, everything that the sender
-sends, and everything that the receiver receives. It arrives one latency after the slowest of them is done. On connections, shards
+sends, and everything that the receiver receives, and where it is relayed, both of these at the relay too. It arrives one latency
+after the slowest of them is done. On connections, shards
 give way to activations and their gradients, as nodes send them. Of events at the same time, the one that was made first comes
 first.
 
@@ -39,7 +40,7 @@ def simulate(problem: Problem, draft: Draft) -> float:
 # The functions below take arrays one by one: Numba counts the references to each array of a tuple, which takes longer than the
 # simulation itself. They are, for n seats:
 #   events, made         the heap of events, and its counts: see put_event
-#   devices, links       records [n] and [n, n]; only the links that the plan needs are set
+#   devices, links       records [n], then relays without a seat, and [n, n]; only the links that the plan needs are set
 #   queues, waiting      by seat, the heaps of the micro-batches that wait for _FORWARD and _BACKWARD: records [n, 2], and int64
 #   passed               int64 [stages, micro-batches]: see seats_passed
 #   flops_before         float64 [layers + 1]: see Tables
@@ -178,7 +179,16 @@ def _send(devices: Records, links: Records, sender: int, receiver: int, size: fl
     b.received_until = max(now, b.received_until) + down
     a.shards_sent_until = max(now, a.shards_sent_until) + up
     b.shards_received_until = max(now, b.shards_received_until) + down
-    return float(max(link.busy_until, a.sent_until, b.received_until) + link.latency)
+    done = max(link.busy_until, a.sent_until, b.received_until)
+    if link.via >= 0:
+        relay = devices[link.via]
+        up, down = encoded * relay.per_up, encoded * relay.per_down
+        relay.sent_until = max(now, relay.sent_until) + up
+        relay.received_until = max(now, relay.received_until) + down
+        relay.shards_sent_until = max(now, relay.shards_sent_until) + up
+        relay.shards_received_until = max(now, relay.shards_received_until) + down
+        done = max(done, relay.sent_until, relay.received_until)
+    return float(done + link.latency)
 
 
 @compiled
@@ -189,7 +199,13 @@ def _send_shard(devices: Records, links: Records, sender: int, receiver: int, si
     link.busy_until = max(now, link.busy_until) + size * link.slowness
     a.shards_sent_until = max(now, a.shards_sent_until) + encoded * a.per_up
     b.shards_received_until = max(now, b.shards_received_until) + encoded * b.per_down
-    return float(max(link.busy_until, a.shards_sent_until, b.shards_received_until) + link.latency)
+    done = max(link.busy_until, a.shards_sent_until, b.shards_received_until)
+    if link.via >= 0:
+        relay = devices[link.via]
+        relay.shards_sent_until = max(now, relay.shards_sent_until) + encoded * relay.per_up
+        relay.shards_received_until = max(now, relay.shards_received_until) + encoded * relay.per_down
+        done = max(done, relay.shards_sent_until, relay.shards_received_until)
+    return float(done + link.latency)
 
 
 @compiled

@@ -32,6 +32,24 @@ class Node:
                 raise ValueError(f"node {self.id!r}: {field} is {value}; it must be a finite number above 0")
 
 
+@dataclass(frozen=True, slots=True)
+class Relay:
+    """A machine that computes nothing and passes on what others send: bytes per second into it (``down``) and out of it (``up``).
+
+    Raises ValueError for a number that is not finite and above 0.
+    """
+
+    id: str
+    up: float
+    down: float
+
+    def __post_init__(self) -> None:
+        for field in ("up", "down"):
+            value = getattr(self, field)
+            if not (math.isfinite(value) and value > 0):
+                raise ValueError(f"relay {self.id!r}: {field} is {value}; it must be a finite number above 0")
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Cluster:
     """Nodes and the directed links between them.
@@ -40,6 +58,9 @@ class Cluster:
     bytes per second, 0 where j cannot be reached from i. ``ratio[i, j]`` is the number of bytes that the link's codec sends
     per byte of activations or gradients; None means that they are sent uncompressed. State is always transferred uncompressed.
     All three are float64 of shape [len(nodes), len(nodes)], and their diagonals are ignored.
+
+    ``via[i, j]``, int64 of that shape, is who relays what goes from i to j: the number of a node, or len(nodes) plus that of one
+    of ``relays``, or -1 where the link is direct. All that passes a relay shares its connection. None means that all are direct.
 
     With ``copies`` above 1 each node stands for that number of similar nodes, and the diagonals are the links among them: see
     compact.Miniature. Raises ValueError for a wrong shape, a duplicate id or an impossible number.
@@ -50,20 +71,25 @@ class Cluster:
     bandwidth: NDArray[np.float64]
     ratio: NDArray[np.float64] | None = None
     copies: int = 1
+    relays: tuple[Relay, ...] = ()
+    via: NDArray[np.int64] | None = None
 
     def __post_init__(self) -> None:
         if not self.nodes:
             raise ValueError("nodes is empty; a cluster needs at least one")
-        ids = [node.id for node in self.nodes]
+        ids = [*(node.id for node in self.nodes), *(relay.id for relay in self.relays)]
         if len(set(ids)) < len(ids):
             twice = next(name for name in ids if ids.count(name) > 1)
             raise ValueError(f"nodes: the id {twice!r} appears more than once; ids must differ")
+        shape = (len(self.nodes), len(self.nodes))
+        for name in ("latency", "bandwidth", "ratio", "via"):
+            matrix = getattr(self, name)
+            if matrix is not None and matrix.shape != shape:
+                raise ValueError(f"{name} has shape {matrix.shape}; {len(self.nodes)} nodes need {shape}")
         for name in ("latency", "bandwidth", "ratio"):
             matrix = getattr(self, name)
             if matrix is None:
                 continue
-            if matrix.shape != (len(ids), len(ids)):
-                raise ValueError(f"{name} has shape {matrix.shape}; {len(ids)} nodes need {(len(ids), len(ids))}")
             wrong = ~(np.isfinite(matrix) & ((matrix > 0) if name == "ratio" else (matrix >= 0)))
             np.fill_diagonal(wrong, False)
             if wrong.any():
@@ -71,6 +97,14 @@ class Cluster:
                 least = "above 0" if name == "ratio" else "0 or above"
                 raise ValueError(
                     f"{name} from {ids[i]!r} to {ids[j]!r} is {matrix[i, j]}; it must be a finite number, {least}"
+                )
+
+        via = np.empty((0, 0), np.int64) if self.via is None else self.via
+        for i, j in np.argwhere(via >= 0).tolist():
+            if via[i, j] >= len(ids) or via[i, j] in (i, j):
+                raise ValueError(
+                    f"via from {ids[i]!r} to {ids[j]!r} is {via[i, j]}; it must be the number of another node, or of a "
+                    f"relay from {len(self.nodes)} to {len(ids) - 1}, or -1"
                 )
 
     @property

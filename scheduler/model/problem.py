@@ -29,7 +29,8 @@ class Problem:
 
     ``slowness[i, j]`` is the seconds per byte of a tensor over the link, its codec included, and infinite where j cannot be
     reached from i. ``ratio[i, j]`` is the codec's bytes per byte. ``bandwidth[i, j]`` is the link's bytes per second (0 on the
-    diagonal). ``own_slowness[i]`` is the slowness among the nodes that node i stands for, 0 when it stands for itself alone.
+    diagonal). ``via`` is Cluster.via. ``own_slowness[i]`` is the slowness among the nodes that node i stands for, 0 when it
+    stands for itself alone.
 
     ``*_before[k]`` is the sum over layers [0, k): the sum over layers [a, b) is ``before[b] - before[a]``.
     """
@@ -44,6 +45,7 @@ class Problem:
     bandwidth: Floats = field(init=False)
     slowness: Floats = field(init=False)
     ratio: Floats = field(init=False)
+    via: Ints = field(init=False)
     own_slowness: Floats = field(init=False)
     flops_before: Floats = field(init=False)
     parameters_before: Floats = field(init=False)
@@ -76,6 +78,7 @@ class Problem:
             "bandwidth": bandwidth,
             "slowness": slowness,
             "ratio": ratio,
+            "via": np.full(latency.shape, -1) if self.cluster.via is None else self.cluster.via.astype(np.int64),
             "own_slowness": own_slowness,
             "flops_before": _before([layer.forward_flops for layer in layers]),
             "parameters_before": _before([layer.parameter_bytes for layer in layers]),

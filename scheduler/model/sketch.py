@@ -36,10 +36,10 @@ class Sketch(NamedTuple):
     """What follows from a position, step by step.
 
     The members of stage s are ``members[stage[s].first : stage[s + 1].first]``, ascending. ``node``, ``stage`` and ``edge`` are
-    records: NODE, STAGE and EDGE. The flows of the boundary after stage s are ``edge[e]`` for e in [stage[s].begin,
-    stage[s + 1].begin). ``sums`` are over the members. ``each`` and ``taken``, float64 and int64 [pairs], are the seconds
-    that a link needs for a micro-batch and the micro-batches that it carries; those of the boundary after stage s begin at
-    stage[s].pairs. ``shards``, float64 [4, nodes], is working space of a reduction.
+    records: NODE, STAGE and EDGE; ``node`` has the rows of Tables.node. The flows of the boundary after stage s are ``edge[e]``
+    for e in [stage[s].begin, stage[s + 1].begin). ``sums`` are over the members. ``each`` and ``taken``, float64 and int64
+    [pairs], are the seconds that a link needs for a micro-batch and the micro-batches that it carries; those of the boundary
+    after stage s begin at stage[s].pairs. ``shards``, float64 [5, rows of node], is working space of a reduction.
 
     ``decides`` is int64 [6]: the node that decides how long the pipeline takes, the neighbour if it is their link, and its stage;
     then the same for the reduction that ends last: two nodes whose link decides, and their stage. -1 stands for nobody.
@@ -117,18 +117,19 @@ def cuts_of(position: Position) -> tuple[int, ...]:
     return tuple(position.cuts[: int(position.stages[0]) + 1].tolist())
 
 
-def empty_sketch(nodes: int) -> Sketch:
-    """Arrays for clusters of this size."""
+def empty_sketch(t: Tables) -> Sketch:
+    """Arrays for plans of these tables."""
+    nodes, rows = len(t.link), len(t.node)
     pairs = nodes * nodes // 4 + nodes  # between neighbouring stages there are at most a quarter of all pairs
     return Sketch(
         members=np.zeros(nodes, np.int64),
-        node=np.zeros(nodes, NODE),
+        node=np.zeros(rows, NODE),
         stage=np.zeros(MOST_STAGES + 2, STAGE),
         edge=np.zeros(pairs, EDGE),
         sums=empty_sums(nodes),
         each=np.zeros(pairs),
         taken=np.zeros(pairs, np.int64),
-        shards=np.zeros((4, nodes)),
+        shards=np.zeros((5, rows)),
         decides=np.zeros(6, np.int64),
         levels=np.zeros(2),
     )

@@ -5,12 +5,13 @@ They are few, and made of records, because Numba counts the references to every 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from dtfm.scheduler.model.cluster import Relay
 from dtfm.scheduler.model.memory import in_flight
 from dtfm.scheduler.model.problem import Draft, Floats, Ints, Problem, Records
 from dtfm.scheduler.model.request import MOST_STAGES
@@ -24,9 +25,12 @@ REMEMBERED = 4
 class Tables(NamedTuple):
     """A Problem by number of node and layer, in FLOP/s, bytes and seconds.
 
-    ``node[i]`` has flops, memory, own_slowness, and per_up and per_down: the seconds per byte of its connection.
-    ``link[i, j]`` has latency, slowness and ratio. ``toward[j, kind, i]`` has, of the link from i to j and back, what
-    sums.Sums sums up over j; all are 0 from a node to itself. ``slower[i, j]`` is the slowness of the slower of the two links.
+    ``node[i]`` has flops, memory, own_slowness, and per_up and per_down: the seconds per byte of its connection. Behind the
+    nodes come the relays, of which only the connections count.
+    ``link[i, j]`` has latency, slowness, ratio and via, the row in ``node`` of who relays it, or -1. ``relayed`` is the number of
+    links that are relayed. ``toward[j, kind, i]`` has, of the link from i to j and back, what
+    sums.Sums sums up over j; all are 0 from a node to itself. ``slower[i, j]`` is the slowness of the slower of the two links. In
+    both, a relayed link has at most an even share of its relay's connection, as if all whom that serves used it at once.
     ``layer[k]`` has the sums over layers [0, k) of flops, state and kept bytes per micro-batch in flight, gradients, and the
     activation of layer k. There is a row more than layers.
     ``least_held[s, k]`` is the least number of micro-batches in flight at stage k of s.
@@ -40,6 +44,7 @@ class Tables(NamedTuple):
     least_held: Ints
     micro_batches: int
     copies: int
+    relayed: int
 
 
 class Seats(NamedTuple):
@@ -67,16 +72,21 @@ def tables(problem: Problem) -> Tables:
         held[stages, :stages] = [in_flight(stage, stages) for stage in range(stages)]
     with np.errstate(divide="ignore"):
         per_up, per_down, speed = 1.0 / problem.up, 1.0 / problem.down, 1.0 / problem.slowness
-    speed = np.minimum(speed, FASTEST)
+    relays = problem.cluster.relays
+    per_up = np.append(per_up, [1 / relay.up for relay in relays])
+    per_down = np.append(per_down, [1 / relay.down for relay in relays])
+    shared = _shared(problem, np.maximum(per_up, per_down))
+    with np.errstate(divide="ignore"):
+        speed = np.minimum(np.minimum(speed, 1.0 / shared), FASTEST)
     slower, faster = np.minimum(speed, speed.T), np.maximum(speed, speed.T)
     exchange = np.where(slower > 0, 1 + slower / np.maximum(faster, 1e-300), 0.0)
     toward = np.stack([slower, exchange, problem.ratio.T, problem.ratio, problem.latency + problem.latency.T], axis=1)
     toward[np.arange(len(speed)), :, np.arange(len(speed))] = 0.0
     return Tables(
         node=_records(
-            flops=problem.flops,
-            memory=problem.memory,
-            own_slowness=problem.own_slowness,
+            flops=_padded(problem.flops, relays),
+            memory=_padded(problem.memory, relays),
+            own_slowness=_padded(problem.own_slowness, relays),
             per_up=per_up,
             per_down=per_down,
         ),
@@ -84,9 +94,10 @@ def tables(problem: Problem) -> Tables:
             latency=problem.latency,
             slowness=problem.slowness,
             ratio=problem.ratio,
+            via=problem.via,
         ),
         toward=np.ascontiguousarray(toward),
-        slower=np.maximum(problem.slowness, problem.slowness.T),
+        slower=np.maximum(np.maximum(problem.slowness, problem.slowness.T), np.maximum(shared, shared.T)),
         layer=_records(
             flops_before=problem.flops_before,
             state_before=problem.parameters_before * problem.state_factor,
@@ -97,7 +108,25 @@ def tables(problem: Problem) -> Tables:
         least_held=held,
         micro_batches=int(problem.workload.micro_batches),
         copies=int(problem.cluster.copies),
+        relayed=int((problem.via >= 0).sum()),
     )
+
+
+def _shared(problem: Problem, per_byte: Floats) -> Floats:
+    """Seconds per byte of a tensor on each link when its relay serves all whom it may serve at once; 0 where it is direct.
+
+    ``per_byte`` is by row of Tables.node.
+    """
+    slowness = np.zeros_like(problem.slowness)
+    for relay in np.unique(problem.via[problem.via >= 0]):
+        served = problem.via == relay
+        slowness[served] = problem.ratio[served] * per_byte[relay] * np.count_nonzero(served.any(axis=1))
+    return slowness
+
+
+def _padded(values: Floats, relays: Sequence[Relay]) -> Floats:
+    """With a 0 for each relay."""
+    return np.pad(values, (0, len(relays)))
 
 
 def seats(draft: Draft) -> Seats:
@@ -114,10 +143,10 @@ def seats(draft: Draft) -> Seats:
     )
 
 
-def _records(**fields: NDArray[np.float64]) -> Records:
+def _records(**fields: Floats | Ints) -> Records:
     """The arrays, all of one shape, as one array of records."""
     shape = next(iter(fields.values())).shape
-    made = np.zeros(shape, dtype=[(name, np.float64) for name in fields])
+    made = np.zeros(shape, dtype=[(name, values.dtype) for name, values in fields.items()])
     for name, values in fields.items():
         made[name] = values
     return made

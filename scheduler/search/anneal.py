@@ -64,7 +64,7 @@ def anneal(
     again and again with the steps so far and the least price. ``exactness`` is that of walk.walk. ``threads`` is the number of
     walks at the same time; it does not change where they lead.
     """
-    walkers = [Walker(_copied(start), _copied(start), empty_sketch(len(start.place))) for start in starts]
+    walkers = [Walker(_copied(start), _copied(start), empty_sketch(t)) for start in starts]
     steps, taken, spent, before, sweep = LEAST_STEPS, 0, 0.0, used(0), 0
     with ThreadPoolExecutor(threads) as pool:
         while spent < 1:

@@ -209,7 +209,7 @@ def _members(count: int, mask: int) -> Ints:
 def _alone(t: Tables, least_load: int) -> tuple[Floats, Floats]:
     """per_flop [masks] and alone [masks, layers + 1, layers + 1] without regard to memory; every node of a stage gets at least
     ``least_load`` micro-batches."""
-    count, layers = len(t.node), len(t.layer) - 1
+    count, layers = len(t.link), len(t.layer) - 1
     per_flop = np.zeros(1 << count)
     alone = np.full((1 << count, layers + 1, layers + 1), np.inf)
     for mask in range(1, 1 << count):
@@ -238,7 +238,7 @@ def _alone(t: Tables, least_load: int) -> tuple[Floats, Floats]:
 @compiled
 def _crowding(t: Tables) -> Floats:
     """[masks, masks] plan_bounds.crowding; infinite for masks that overlap."""
-    count = len(t.node)
+    count = len(t.link)
     made = np.full((1 << count, 1 << count), np.inf)
     for mask in range(1, 1 << count):
         senders = _members(count, mask)

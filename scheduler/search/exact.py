@@ -59,7 +59,7 @@ def improve(
 def priced(t: Tables, plans: Plans, keep_idle_hands: bool) -> tuple[Floats, Floats]:
     """What evaluate.price_of gives for each plan, and a lower bound on its simulated seconds: float64 [plans] each."""
     prices, bounds = np.full(len(plans.stages), np.inf), np.full(len(plans.stages), np.inf)
-    sketch = empty_sketch(len(t.node))
+    sketch = empty_sketch(t)
     _price(t, sketch, plans.places, plans.cuts, plans.stages, keep_idle_hands, prices, bounds)
     return prices, bounds
 

@@ -92,7 +92,19 @@ def estimates_per_second(count: int) -> Row:
     layers, steps = len(workload.layers), 20_000
     rules = Rules(nearest_nodes(problem), min(count, layers), True, True, nothing_to_fetch(count, layers))
     began = time.process_time()
-    walk(tables(problem), rules, here, best, empty_sketch(count), ESTIMATE, 0.002, 0.0, steps, 0, np.full(2, np.inf))
+    walk(
+        tables(problem),
+        rules,
+        here,
+        best,
+        empty_sketch(tables(problem)),
+        ESTIMATE,
+        0.002,
+        0.0,
+        steps,
+        0,
+        np.full(2, np.inf),
+    )
     rate = steps / (time.process_time() - began)
     asked = {16: 20_000, 128: 2_000}.get(count)
     title = f"estimates per second at {count} unequal nodes"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from dtfm.scheduler.model.cluster import Cluster, Node
-from dtfm.scheduler.model.problem import Problem
+from dtfm.scheduler.model.cluster import Cluster, Node, Relay
+from dtfm.scheduler.model.problem import Ints, Problem
 from dtfm.scheduler.model.workload import Layer, Workload
 
 
@@ -36,6 +36,14 @@ def shuffled(cluster: Cluster, seed: int) -> Cluster:
     return Cluster(nodes, cluster.latency[np.ix_(order, order)], cluster.bandwidth[np.ix_(order, order)])
 
 
+def relayed(rng: np.random.Generator, count: int) -> tuple[tuple[Relay, ...], Ints]:
+    """Two relays, and who relays which link of ``count`` nodes: about half of the links, over relays or other nodes."""
+    relays = tuple(Relay(f"r{i}", 10 ** rng.uniform(6, 9), 10 ** rng.uniform(6, 9)) for i in range(2))
+    via = rng.integers(0, count + 2, (count, count))
+    direct = (via == np.arange(count)) | (via == np.arange(count)[:, None]) | (rng.random((count, count)) < 0.5)
+    return relays, np.where(direct | np.eye(count, dtype=bool), -1, via)
+
+
 def any_problem(rng: np.random.Generator, count: int, layers: int, copies: int = 1) -> Problem:
     """A problem in which any of devices, memory, links and connections may decide, with codecs, and links that do not exist."""
     shape = (count, count)
@@ -52,5 +60,7 @@ def any_problem(rng: np.random.Generator, count: int, layers: int, copies: int =
     ratio = rng.uniform(0.25, 1.0, shape) if rng.random() < 0.5 else None
     sizes = [(10 ** rng.uniform(10, 12), 10 ** rng.uniform(5, 7.5), 10 ** rng.uniform(4, 6.5)) for _ in range(layers)]
     model = tuple(Layer(f"l{i}", *map(float, size)) for i, size in enumerate(sizes))
-    cluster = Cluster(nodes, rng.choice([0.0, 1e-3, 0.1]) * rng.random(shape), bandwidth, ratio, copies)
+    latency = rng.choice([0.0, 1e-3, 0.1]) * rng.random(shape)
+    relays, via = relayed(rng, count) if rng.random() < 0.2 else ((), None)
+    cluster = Cluster(nodes, latency, bandwidth, ratio, copies, relays, via)
     return Problem(cluster, Workload(model, int(rng.choice([1, 4, 20, 60]))))

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from dtfm.scheduler.model.cluster import Cluster, Node
 from dtfm.scheduler.model.problem import Draft, Ints, Problem
 from dtfm.scheduler.model.workload import Layer, Workload
+from tests.scheduler.clusters import relayed
 
 
 @st.composite
@@ -56,7 +57,8 @@ def _cluster(rng: np.random.Generator, count: int, alike: bool, missing: float, 
     bandwidth[(rng.random(shape) < missing) & ~np.eye(count, dtype=bool)] = 0.0
     latency = np.full(shape, 0.5) if alike else 10 ** rng.uniform(-4, 0.5, shape)
     ratio = np.full(shape, 0.25) if alike else rng.uniform(0.1, 1, shape)
-    return Cluster(nodes, latency, bandwidth, ratio if rng.random() < 0.5 else None, copies)
+    relays, via = relayed(rng, count) if rng.random() < 0.3 else ((), None)
+    return Cluster(nodes, latency, bandwidth, ratio if rng.random() < 0.5 else None, copies, relays, via)
 
 
 def _draft(rng: np.random.Generator, problem: Problem, stages: int, used: int) -> Draft:

@@ -14,6 +14,7 @@ from dtfm.scheduler.formats import (
     parse_workload,
     plan_document,
 )
+from dtfm.scheduler.model.cluster import Relay
 from dtfm.scheduler.model.plan import Flow, Plan, Stage, Takeover, check
 from dtfm.scheduler.schedule import schedule
 from tests.scheduler.clusters import even_workload, random_cluster, uniform_cluster
@@ -44,6 +45,12 @@ def test_dumps_parse_back_to_the_same_values() -> None:
     ratio = parse_network(dump_network(encoded)).ratio
     assert ratio is not None
     assert (ratio[off_diagonal] == 0.25).all()
+    via = np.array([[-1, 4, 3, -1], [4, -1, -1, -1], [3, -1, -1, -1], [-1, -1, -1, -1]])
+    over = replace(cluster, relays=(Relay("relay", up=1e8, down=2e8),), via=via)
+    again = parse_network(dump_network(over))
+    assert again.relays == over.relays
+    assert again.via is not None
+    assert again.via.tolist() == via.tolist()
     for workload in (paper_workload(), even_workload(), replace(even_workload(), own_bytes_per_parameter_byte=2.0)):
         assert parse_workload(dump_workload(workload)) == workload
     plan = schedule(uniform_cluster(4), even_workload(), stages=(2, 1), generation=7).plan
@@ -71,6 +78,11 @@ def test_a_decision_is_plain_json_with_the_documented_keys() -> None:
         ({"bandwidth_gbps": [[0, float("nan")], [1, 0]]}, r"bandwidth_gbps\[0\]\[1\] is nan"),
         ({"bandwidth_gbps": [[0, "fast"], [1, 0]]}, r"bandwidth_gbps\[0\]\[1\] is 'fast'; it must be a number"),
         ({"links": []}, r"links is unknown; the keys are"),
+        ({"via": [[None, None]]}, r"via is not a square matrix of 2 rows"),
+        ({"via": [[None, "c"], [None, None]]}, r"via\[0\]\[1\] is 'c'; it must be the id of a node or relay, or null"),
+        ({"via": [[None, "b"], [None, None]]}, r"via from 'a' to 'b' is 1; it must be the number of another node"),
+        ({"relays": [{"id": "r", "up_gbps": 0, "down_gbps": 1}]}, r"relay 'r': up is 0\.0; .* above 0"),
+        ({"relays": [{"id": "a", "up_gbps": 1, "down_gbps": 1}]}, r"'a' appears more than once"),
     ],
 )
 def test_a_broken_network_is_refused_with_field_and_value(change: dict[str, Any], message: str) -> None:

@@ -13,6 +13,7 @@ from dtfm.coordinator.core.planner_input import BITS_PER_ELEMENT, bytes_ratio, m
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.ledger import Carried, Ledger, Member, fold
 from dtfm.kernels.codec import Codec, encoded_bytes
+from dtfm.scheduler.model.cluster import Relay
 
 
 @pytest.mark.parametrize(
@@ -51,6 +52,17 @@ def test_a_link_that_was_not_measured_counts_as_the_median_of_those_that_were() 
     assert cluster.latency == pytest.approx(np.array([[0, 0.1, 0.3], [0.2, 0, 0.2], [0.2, 0.2, 0]]))
     assert cluster.ratio is not None
     assert (cluster.ratio == 0.25).all()
+
+
+def test_a_relay_that_was_not_measured_carries_what_was_seen_to_pass_and_one_that_trains_is_a_node() -> None:
+    member = Member("", ev.DeviceSeen("cpu", "", 1, 1e9), "")
+    links = {"a": {"b": ev.Link("a", "b", 0.1, 300.0)}, "b": {"a": ev.Link("b", "a", 0.1, 200.0)}}
+    ways = {"a": {"b": ev.Way("a", "b", "relay", "r")}, "b": {"a": ev.Way("b", "a", "relay", "c")}}
+    ledger = Ledger(members=dict.fromkeys("abcr", member), links=links, ways=ways)
+    cluster = measured_cluster(ledger, ["a", "b", "c"], 1.0)
+    assert cluster.relays == (Relay("r", up=300.0, down=300.0),)
+    assert cluster.via is not None
+    assert cluster.via.tolist() == [[-1, 3, -1], [2, -1, -1], [-1, -1, -1]]
 
 
 NAMES = "abcdefg"

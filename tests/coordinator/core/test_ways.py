@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 
+from dtfm.coordinator.core.planner_input import measured_cluster
 from dtfm.coordinator.core.state import Standing
 from dtfm.coordinator.core.ways import NO_RELAY
 from dtfm.coordinator.log import events as ev
 from dtfm.protos import control_pb2 as wire
+from dtfm.scheduler.model.cluster import Relay
 from tests.coordinator.answers import links, reached
 from tests.coordinator.script import LEASE, World, fresh_state, refusal_of, restarted
 
@@ -241,6 +243,29 @@ def test_a_relay_is_no_node_to_plan_with() -> None:
     assert world.state.ledger.ready == ("a", "b")
     assert "probe" not in world.kinds_to("r")
     assert "r" not in [peer.node for peer in world.last_to("b", "probe").peers]
+
+
+def test_a_relay_that_is_used_measures_its_connection_with_those_whom_others_can_dial() -> None:
+    world = world_with("a", "public", relays=["r", "s"])
+    world.prepare("b")
+    world.hear("a", reached("b", problem="no answer"))
+    world.hear("public", reached("b", problem="no answer"))
+    said = measured("b", "a", problem="no answer")
+    said.links.links.extend(measured("b", "public", way="public").links.links)
+    world.hear("b", said)
+    assert "probe" not in world.kinds_to("r"), "that would disturb the newcomer's measurements"
+    world.hear("b", measured("b", "a"))
+    (asked,) = world.last_to("r", "probe").peers
+    assert asked.node == "public"
+    assert "probe" not in world.kinds_to("s")
+
+    said = measured("r", "public", way="public")
+    said.links.up, said.links.down = 5e9, 6e9
+    world.hear("r", said)
+    cluster = measured_cluster(world.state.ledger, ["a", "b", "public"], 1.0)
+    assert cluster.relays == (Relay("r", up=5e9, down=6e9),)
+    assert cluster.via is not None
+    assert cluster.via.tolist() == [[-1, 3, -1], [3, -1, -1], [-1, -1, -1]]
 
 
 @pytest.mark.parametrize("found", ["teleport", "dial-back", "x" * 10_000])

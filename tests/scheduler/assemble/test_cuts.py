@@ -22,7 +22,7 @@ from tests.scheduler.plans import random_draft
 
 def cut(problem: Problem, groups: Groups) -> tuple[int, ...] | None:
     """The cuts for these groups; None where the search finds none."""
-    position, sketch = position_of(groups, (), len(problem.flops)), empty_sketch(len(problem.flops))
+    position, sketch = position_of(groups, (), len(problem.flops)), empty_sketch(tables(problem))
     assert gather_members(position, sketch)
     add_up(tables(problem), sketch.sums, position.place, len(groups))
     return cuts_of(position) if cut_model(tables(problem), sketch, len(groups), position.cuts) else None

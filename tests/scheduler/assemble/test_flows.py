@@ -34,7 +34,8 @@ def connected(problem: Problem, groups: Groups, cuts: tuple[int, ...]) -> tuple[
 
     None where links are missing.
     """
-    t, sketch = tables(problem), empty_sketch(len(problem.flops))
+    t = tables(problem)
+    sketch = empty_sketch(t)
     position = position_of(groups, cuts, len(problem.flops))
     gather_members(position, sketch)
     add_up(t, sketch.sums, position.place, len(groups))
@@ -128,8 +129,8 @@ def test_a_plan_whose_stages_have_no_way_through_is_priced_as_one_that_does_not_
     broken = Problem(Cluster(nodes, np.zeros((10, 10)), speeds.copy()), workload)
     speeds[7, 9] = speeds[9, 7] = 8.0
     whole = Problem(Cluster(nodes, np.zeros((10, 10)), speeds), workload)
-    assert price_of(tables(broken), position_of(groups, cuts, 10), empty_sketch(10), False) >= NO_LINK
-    assert price_of(tables(whole), position_of(groups, cuts, 10), empty_sketch(10), False) < NO_LINK
+    assert price_of(tables(broken), position_of(groups, cuts, 10), empty_sketch(tables(whole)), False) >= NO_LINK
+    assert price_of(tables(whole), position_of(groups, cuts, 10), empty_sketch(tables(whole)), False) < NO_LINK
 
 
 def test_fewer_micro_batches_than_slow_links_still_find_their_way() -> None:
@@ -161,8 +162,7 @@ def test_nobody_is_busy_for_longer_than_a_maximum_flow_demands() -> None:
         ]
         links = []
         for a, b, flows, cut in zip(draft.groups, draft.groups[1:], draft.flows, draft.cuts[1:], strict=False):
-            slower = np.maximum(problem.slowness[np.ix_(a, b)], problem.slowness[np.ix_(b, a)].T)
-            links.append(FREE * problem.activation[cut - 1] * slower)
+            links.append(FREE * problem.activation[cut - 1] * tables(problem).slower[np.ix_(a, b)])
             busy.append(float((np.maximum(flows - 1, 0) * np.where(flows, links[-1], 0.0)).max()))
         total = problem.workload.micro_batches
         possible = max(longest, total / maximum_flow([1 / paces for paces in alone], [1 / paces for paces in links]))

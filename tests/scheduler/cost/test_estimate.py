@@ -34,7 +34,8 @@ from tests.scheduler.plans import random_draft
 def test_the_estimate_is_that_of_its_formulas(seed: int, count: int, layers: int, copies: int, keep_idle: bool) -> None:
     rng = np.random.default_rng(seed)
     problem = any_problem(rng, count, layers, copies)
-    t, sketch = tables(problem), empty_sketch(count)
+    t = tables(problem)
+    sketch = empty_sketch(t)
     for _ in range(4):
         drawn = random_draft(rng, problem)
         position = position_of(drawn.groups, drawn.cuts, count)

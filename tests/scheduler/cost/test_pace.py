@@ -48,7 +48,7 @@ def test_a_rough_price_below_the_limit_does_not_depend_on_it(
 ) -> None:
     rng = np.random.default_rng(seed)
     problem = any_problem(rng, count, layers)
-    drawn, sketch = random_draft(rng, problem), empty_sketch(count)
+    drawn, sketch = random_draft(rng, problem), empty_sketch(tables(problem))
     position = position_of(drawn.groups, drawn.cuts, count)
     whole = rough(problem, position, sketch)
     if np.isinf(whole):
@@ -69,7 +69,11 @@ def test_rough_prices_of_good_plans_come_near_to_their_simulated_seconds() -> No
     ratios = []
     for seed in range(3):
         cluster, workload = unequal(seed, 16)
-        problem, rng, sketch = Problem(cluster, workload), Random(seed), empty_sketch(16)
+        problem, rng, sketch = (
+            Problem(cluster, workload),
+            Random(seed),
+            empty_sketch(tables(Problem(cluster, workload))),
+        )
         plan = schedule(cluster, workload, seed=seed, evaluations=4_000).plan
         groups = tuple(tuple(cluster.ids.index(node) for node in stage.replicas) for stage in plan.stages)
         cuts = (0, *(stage.layers[1] for stage in plan.stages))

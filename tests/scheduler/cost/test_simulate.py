@@ -8,12 +8,16 @@ import pytest
 from dtfm.scheduler.assemble.evaluate import Evaluator
 from dtfm.scheduler.cost.simulate import simulate
 from dtfm.scheduler.cost.state_transfer import Holdings
-from dtfm.scheduler.model.cluster import Cluster, Node
+from dtfm.scheduler.model.cluster import Cluster, Node, Relay
 from dtfm.scheduler.model.problem import Draft, Problem
 from dtfm.scheduler.model.workload import Layer, Workload
 from tests.scheduler.plans import assembled
 
 SECOND = 1e12  # FLOPs that a node of these tests computes in a second
+
+
+RELAYED = np.array([[-1, 4, 4, 4], [4, -1, 4, 4], [4, 4, -1, 4], [4, 4, 4, -1]])
+"""All links of four nodes lead over the first relay."""
 
 
 def problem_of(
@@ -72,6 +76,27 @@ def test_reduction_of_late_layers_hides_behind_the_backward_of_early_ones() -> N
     problem = problem_of(2, layers=4, micro_batches=2, latency=0, bandwidth=6)
     shard = 3 / 6
     assert simulate(problem, plan(problem, (0, 1))) == 3 * 4 + shard + shard
+
+
+def test_what_goes_over_one_relay_goes_one_after_the_other() -> None:
+    direct = problem_of(4, layers=1, micro_batches=4, latency=0, bandwidth=1)
+    cluster = replace(direct.cluster, relays=(Relay("relay", up=0.5, down=9.0),), via=RELAYED)
+    problem, draft = Problem(cluster, direct.workload), plan(direct, (0, 1, 2, 3))
+    # Each of four sends a shard of 1.5 bytes to each other, twice; all leave the relay at half a byte per second.
+    assert simulate(direct, draft) == 3 + 2 * 3 * 1.5
+    assert simulate(problem, draft) == 3 + 2 * 12 * 1.5 / 0.5
+
+
+def test_a_node_that_relays_for_others_shares_its_connection_with_them() -> None:
+    alone = problem_of(3, layers=3, micro_batches=8, latency=0, bandwidth=8, up=1.0, down=1.0)
+    via = np.array([[-1, -1, 1], [-1, -1, -1], [1, -1, -1]])
+    problem = Problem(replace(alone.cluster, via=via), alone.workload)
+    in_a_row = plan(problem, (0,), (1,), (2,))  # nothing is relayed
+    assert simulate(problem, in_a_row) == simulate(alone, in_a_row)
+    beside = plan(problem, (0, 1), (2,))
+    assert [load.tolist() for load in beside.loads] == [[2, 6], [8]]
+    # Node 2 receives 8 times 8 bytes. Node 1 sends 6 times 8, and 2 times 8 for node 0 each way, which is 16 more.
+    assert simulate(problem, beside) == simulate(alone, beside) + 16
 
 
 def test_a_connection_shared_by_two_links_sends_one_after_the_other() -> None:

@@ -55,6 +55,30 @@ class _Plan:
         """Seconds that the link from a to b is busy with a micro-batch."""
         return float(self.size(min(self.stage[a], self.stage[b])) * self.problem.slowness[a, b])
 
+    def carried(self, row: int) -> tuple[float, float]:
+        """Bytes that a node or relay sends and receives per step, those that it passes on for others included."""
+        sent = received = 0.0
+        for c, d, n in self.flows:
+            for a, b in ((c, d), (d, c)):
+                size = n * self.size(self.stage[c]) * float(self.problem.ratio[a, b])
+                passed = self.problem.via[a, b] == row
+                sent += size if passed or a == row else 0.0
+                received += size if passed or b == row else 0.0
+        return sent, received
+
+    def connection(self, row: int) -> tuple[float, float]:
+        """Bytes per second that a node or relay sends and receives at most."""
+        problem, nodes = self.problem, len(self.problem.flops)
+        if row >= nodes:
+            return problem.cluster.relays[row - nodes].up, problem.cluster.relays[row - nodes].down
+        return float(problem.up[row]), float(problem.down[row])
+
+    def on_relay(self, a: int, b: int) -> float:
+        """Seconds per step that the connection of who relays from a to b is busy."""
+        if (relay := int(self.problem.via[a, b])) < 0:
+            return 0.0
+        return max(size / most for size, most in zip(self.carried(relay), self.connection(relay), strict=True))
+
     def way(self, a: int, b: int) -> float:
         return self.on_link(a, b) + float(self.problem.latency[a, b])
 
@@ -114,27 +138,25 @@ def _own_end(plan: _Plan, node: int) -> float:
 
     which is mixed with the time of its round trips, trip * load / depth, when micro-batches in flight are limited and it is not
     in the last stage,
-    or, for a link, arrival + trip + the slower direction's seconds for all further micro-batches.
+    or, for a link, arrival + trip + the slower direction's seconds for all further micro-batches, or its relay's for everything.
     """
-    load, problem, depth = plan.load[node], plan.problem, plan.depth(node)
+    load, depth = plan.load[node], plan.depth(node)
     if load == 0:
         return 0.0
-    sent = received = 0.0
-    for a, b, n in plan.flows:
-        there = n * plan.size(plan.stage[a]) * problem.ratio[a, b]
-        back = n * plan.size(plan.stage[a]) * problem.ratio[b, a]
-        sent += there if a == node else back if b == node else 0.0
-        received += back if a == node else there if b == node else 0.0
+    sent, received = plan.carried(node)
     busy = max(
         3 * plan.forward[node] * load,
         plan.trip(node) + plan.forward[node] * (2 * (load - 1) + max(load - depth, 0)),
-        sent / problem.up[node] if sent else 0.0,
-        received / problem.down[node] if received else 0.0,
+        sent / plan.connection(node)[0] if sent else 0.0,
+        received / plan.connection(node)[1] if received else 0.0,
     )
     if depth < load and plan.stage[node] < plan.stages - 1:
         busy = (busy**4 + (WAITING * plan.trip(node) * load / depth) ** 4) ** 0.25
     links = [
-        plan.trip(node) + max(plan.on_link(node, b), plan.on_link(b, node)) * (n - 1)
+        plan.trip(node)
+        + max(
+            max(plan.on_link(node, b), plan.on_link(b, node)) * (n - 1), plan.on_relay(node, b), plan.on_relay(b, node)
+        )
         for a, b, n in plan.flows
         if a == node
     ]
@@ -180,7 +202,11 @@ def _reduced(plan: _Plan, stage: int, end: dict[int, float]) -> float:
         out = sum(problem.ratio[a, c] * (copies - (a == c)) for c in group) / problem.up[a]
         into = sum(problem.ratio[c, b] * (copies - (b == c)) for c in group) / problem.down[b]
         link = problem.own_slowness[a] if a == b else problem.slowness[a, b]
-        return float(max(link, out, into))
+        relay, passing = int(problem.via[a, b]), 0.0
+        if relay >= 0:
+            passing = sum(problem.ratio[c, d] for c in group for d in group if problem.via[c, d] == relay)
+            passing /= min(plan.connection(relay))
+        return float(max(link, out, into, passing))
 
     if copies > 1 or len(group) > EXACT_GROUP:
         transfer = 2 * shard * max(per_byte(a, b) for a in group for b in group)

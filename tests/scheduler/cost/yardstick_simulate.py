@@ -41,8 +41,8 @@ class _Network:
     def __init__(self, problem: Problem) -> None:
         self._problem = problem
         with np.errstate(divide="ignore"):
-            self._up: list[float] = (1.0 / problem.up).tolist()
-            self._down: list[float] = (1.0 / problem.down).tolist()
+            self._up = [*(1.0 / problem.up).tolist(), *(1 / relay.up for relay in problem.cluster.relays)]
+            self._down = [*(1.0 / problem.down).tolist(), *(1 / relay.down for relay in problem.cluster.relays)]
         nodes = len(self._up)
         self.sent, self.received = [0.0] * nodes, [0.0] * nodes
         self.sent_all, self.received_all = [0.0] * nodes, [0.0] * nodes
@@ -58,13 +58,16 @@ class _Network:
         if link.slowness == float("inf"):
             return float("inf")
         encoded = size * link.ratio
-        link.taken_until = max(now, link.taken_until) + size * link.slowness
-        sent = self.sent_all[a] = max(now, self.sent_all[a]) + encoded * self._up[a]
-        received = self.received_all[b] = max(now, self.received_all[b]) + encoded * self._down[b]
-        if not shard:
-            sent = self.sent[a] = max(now, self.sent[a]) + encoded * self._up[a]
-            received = self.received[b] = max(now, self.received[b]) + encoded * self._down[b]
-        return max(link.taken_until, sent, received) + link.latency
+        done = link.taken_until = max(now, link.taken_until) + size * link.slowness
+        relay = int(self._problem.via[a, b])
+        for s, r in ((a, b), (relay, relay)) if relay >= 0 else ((a, b),):
+            sent = self.sent_all[s] = max(now, self.sent_all[s]) + encoded * self._up[s]
+            received = self.received_all[r] = max(now, self.received_all[r]) + encoded * self._down[r]
+            if not shard:
+                sent = self.sent[s] = max(now, self.sent[s]) + encoded * self._up[s]
+                received = self.received[r] = max(now, self.received[r]) + encoded * self._down[r]
+            done = max(done, sent, received)
+        return done + link.latency
 
 
 def simulated_in_python(problem: Problem, draft: Draft) -> float:
@@ -229,8 +232,13 @@ def reduction_by_formula(problem: Problem, group: Ints, gradient_bytes: float) -
     if min(up.min(), down.min()) == 0:
         return float("inf")
     ratio = problem.ratio[index] * (copies - np.eye(len(group)))
+    relays = problem.cluster.relays
+    capacity = np.minimum(
+        [*problem.up, *(each.up for each in relays)], [*problem.down, *(each.down for each in relays)]
+    )
     slownesses = (
         problem.slowness[index].max(),
+        max(problem.ratio[index][problem.via[index] == relay].sum() / most for relay, most in enumerate(capacity)),
         problem.own_slowness[group].max(),
         (ratio.sum(axis=1) / up).max(),
         (ratio.sum(axis=0) / down).max(),

@@ -46,17 +46,18 @@ def test_a_copy_is_equal_and_its_own() -> None:
 
 
 def test_members_are_gathered_by_stage_in_ascending_order_and_idle_ones_are_dropped() -> None:
-    t, sketch = tables(any_problem(np.random.default_rng(0), 6, 2)), empty_sketch(6)
+    t = tables(any_problem(np.random.default_rng(0), 6, 2))
+    sketch = empty_sketch(t)
     position = position_of(((4, 1), (5, 0, 2)), (0, 1, 2), 6)
     assert gather_members(position, sketch)
     add_up(t, sketch.sums, position.place, 2)
     assert sketch.members[:5].tolist() == [1, 4, 0, 2, 5]
     assert sketch.stage["first"][:3].tolist() == [0, 2, 5]
-    sketch.node["load"] = [3, 0, 0, 0, 9, 6]
+    sketch.node["load"][:6] = [3, 0, 0, 0, 9, 6]
     drop_idle(t, sketch, 2)
     assert sketch.members[:3].tolist() == [4, 0, 5]
     assert sketch.stage["first"][:3].tolist() == [0, 1, 3]
-    left, anew = sketch.sums, empty_sketch(6).sums
+    left, anew = sketch.sums, empty_sketch(t).sums
     add_up(t, anew, np.array([1, -1, -1, -1, 0, 1]), 2)
     assert left.place.tolist() == anew.place.tolist()
     assert left.toward[left.row[:2]] == pytest.approx(anew.toward[anew.row[:2]], rel=1e-6, abs=1e-2)
@@ -65,7 +66,7 @@ def test_members_are_gathered_by_stage_in_ascending_order_and_idle_ones_are_drop
 def test_a_stage_without_members_is_noticed() -> None:
     position = position_of(((0,), (1,)), (0, 1, 2), 3)
     position.place[1] = -1
-    assert not gather_members(position, empty_sketch(3))
+    assert not gather_members(position, empty_sketch(tables(any_problem(np.random.default_rng(0), 3, 2))))
 
 
 def test_the_draft_of_a_sketch_names_members_loads_and_flows_by_place() -> None:
@@ -75,7 +76,7 @@ def test_the_draft_of_a_sketch_names_members_loads_and_flows_by_place() -> None:
     problem = Problem(
         Cluster(nodes, np.zeros((4, 4)), np.full((4, 4), 1e12)), Workload((Layer("", 1e12, 1.0, 1.0),) * 2, 9)
     )
-    sketch = empty_sketch(4)
+    sketch = empty_sketch(tables(problem))
     assert price_of(tables(problem), position_of(((0,), (1, 2, 3)), (0, 1, 2), 4), sketch, False) < NO_LINK
     draft = draft_of_sketch(sketch, (0, 1, 2))
     assert draft.groups == ((0,), (1, 2))
@@ -91,9 +92,10 @@ def test_a_sketch_that_is_filled_again_tells_nothing_of_the_position_before(
 ) -> None:
     rng = np.random.default_rng(seed)
     problem = any_problem(rng, count, layers)
-    t, used = tables(problem), empty_sketch(count)
+    t = tables(problem)
+    used = empty_sketch(t)
     for _ in range(5):
-        drawn, fresh = random_draft(rng, problem), empty_sketch(count)
+        drawn, fresh = random_draft(rng, problem), empty_sketch(t)
         position = position_of(drawn.groups, drawn.cuts, count)
         prices = [price_of(t, position, sketch, keep_idle) for sketch in (used, fresh)]
         assert prices[0] == prices[1]

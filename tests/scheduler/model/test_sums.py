@@ -23,7 +23,7 @@ from dtfm.scheduler.model.tables import FASTEST, Tables, tables
 from tests.scheduler.clusters import any_problem
 
 TOWARD: dict[int, Callable[[Problem, int, int], float]] = {
-    SPEED: lambda problem, a, b: min(1 / problem.slowness[a, b], 1 / problem.slowness[b, a], FASTEST),
+    SPEED: lambda problem, a, b: min(1 / slowness(problem, a, b), 1 / slowness(problem, b, a), FASTEST),
     EXCHANGE: lambda problem, a, b: exchange(problem, a, b),
     BYTES_THERE: lambda problem, a, b: problem.ratio[a, b],
     BYTES_BACK: lambda problem, a, b: problem.ratio[b, a],
@@ -33,8 +33,18 @@ TOWARD: dict[int, Callable[[Problem, int, int], float]] = {
 
 def exchange(problem: Problem, a: int, b: int) -> float:
     """Seconds that two links need for a byte each, in the seconds that the slower one needs."""
-    there, back = max(problem.slowness[a, b], 1 / FASTEST), max(problem.slowness[b, a], 1 / FASTEST)
+    there, back = max(slowness(problem, a, b), 1 / FASTEST), max(slowness(problem, b, a), 1 / FASTEST)
     return float((there + back) / max(there, back)) if np.isfinite(max(there, back)) else 0.0
+
+
+def slowness(problem: Problem, a: int, b: int) -> np.float64:
+    """Seconds per byte; over a relay, at least those that are left for each of the nodes that send over it."""
+    if (relay := int(problem.via[a, b])) < 0:
+        return problem.slowness[a, b]  # type: ignore[no-any-return]
+    up = (*problem.up, *(each.up for each in problem.cluster.relays))
+    down = (*problem.down, *(each.down for each in problem.cluster.relays))
+    senders = np.count_nonzero((problem.via == relay).any(axis=1))
+    return max(problem.slowness[a, b], problem.ratio[a, b] * senders / min(up[relay], down[relay]))  # type: ignore[no-any-return]
 
 
 def random_place(rng: np.random.Generator, nodes: int) -> tuple[Ints, int]:

@@ -86,7 +86,8 @@ def test_the_same_seed_gives_the_same_answer_whatever_the_number_of_threads(seed
 @pytest.mark.parametrize("weight", [0.0, 0.01])
 def test_a_price_is_that_of_the_position_and_of_the_slowest_transfer_of_state(weight: float) -> None:
     problem = problem_of(0)
-    t, sketch = tables(problem), empty_sketch(len(problem.flops))
+    t = tables(problem)
+    sketch = empty_sketch(t)
     for one in annealed(problem, 0, weight=weight)[0]:
         position = position_of(one.groups, one.cuts, len(problem.flops))
         slowest = max(b - a for a, b in zip(one.cuts, one.cuts[1:], strict=False))
@@ -98,7 +99,8 @@ def test_the_best_comes_first_and_is_better_than_every_start() -> None:
     problem = problem_of(1)
     found, _ = annealed(problem, 1)
     assert [one.price for one in found] == sorted(one.price for one in found)
-    t, sketch = tables(problem), empty_sketch(len(problem.flops))
+    t = tables(problem)
+    sketch = empty_sketch(t)
     assert found[0].price < min(price_of(t, one, sketch, False) for one in starts(problem, 6))
 
 
@@ -130,7 +132,8 @@ def test_a_population_is_never_worse_than_its_starts(seed: int) -> None:
 @pytest.mark.parametrize("exactness", [ROUGH, ESTIMATE, SIMULATION])
 def test_a_walks_price_is_as_exact_as_asked(exactness: int) -> None:
     problem = problem_of(2)
-    t, sketch = tables(problem), empty_sketch(len(problem.flops))
+    t = tables(problem)
+    sketch = empty_sketch(t)
     found, _ = anneal(
         t,
         rules_for(problem),
@@ -170,7 +173,7 @@ def test_walks_stay_among_their_stages_where_links_and_memory_are_missing(seed: 
             rules_for(problem),
             position,
             best,
-            empty_sketch(count),
+            empty_sketch(tables(problem)),
             exactness,
             0.02,
             0.3,
@@ -182,5 +185,6 @@ def test_walks_stay_among_their_stages_where_links_and_memory_are_missing(seed: 
         assert all(groups_of(position))
         if prices[1] < np.inf:
             assert ((best.place >= -1) & (best.place < best.stages[0])).all()
-            t, sketch = tables(problem), empty_sketch(count)
+            t = tables(problem)
+            sketch = empty_sketch(t)
             assert price_of(t, best, sketch, False) < NO_LINK or exactness == ROUGH

@@ -60,7 +60,8 @@ def test_stages_have_nodes_and_layers_and_keep_the_shape_that_is_fixed(
 ) -> None:
     rng = np.random.default_rng(seed)
     problem = Problem(uniform_cluster(count), even_workload(layers))
-    t, sketch = tables(problem), empty_sketch(count)
+    t = tables(problem)
+    sketch = empty_sketch(t)
     drawn = random_draft(rng, problem)
     most_stages = int(rng.integers(len(drawn.groups), min(count, layers) + 1))
     rules = rules_for(problem, most_stages, fixed == "nothing", fixed != "sizes")
@@ -92,7 +93,8 @@ def test_every_position_of_a_small_cluster_can_be_reached() -> None:
     """Three nodes and three layers: 25 choices of groups, those of one, two and three stages with 1, 2 and 1 cuts."""
     problem = Problem(uniform_cluster(3), even_workload(3))
     rules = rules_for(problem, 3, free_stages=True, free_sizes=True)
-    t, sketch, rng = tables(problem), empty_sketch(3), np.random.default_rng(0)
+    t, rng = tables(problem), np.random.default_rng(0)
+    sketch = empty_sketch(t)
     here, tried, met = position_of(((0,),), (0, 3), 3), empty_position(3), set()
     begin(0)
     for _ in range(5_000):

@@ -1,13 +1,13 @@
 """The search with the iteration objective, against enumeration and simple expectations."""
 
 from dataclasses import replace
-from itertools import combinations
+from itertools import combinations, pairwise
 
 import numpy as np
 import pytest
 
 from dtfm.scheduler.assemble.evaluate import Evaluator
-from dtfm.scheduler.model.cluster import Cluster, Node
+from dtfm.scheduler.model.cluster import Cluster, Node, Relay
 from dtfm.scheduler.model.decision import Objective
 from dtfm.scheduler.model.problem import Problem
 from dtfm.scheduler.model.request import Shape
@@ -77,6 +77,21 @@ def test_a_node_at_one_percent_stays_idle_and_slows_nobody_down(handicap: str) -
     assert "snail" in together.plan.idle
     assert "snail" in together.sentence
     assert together.predicted.iteration_seconds <= 1.02 * alone
+
+
+@pytest.mark.parametrize(("houses", "in_each"), [(2, 2), (3, 4)])
+def test_where_links_share_a_narrow_relay_the_plan_crosses_it_as_seldom_as_it_can(houses: int, in_each: int) -> None:
+    """A stage per node, as none has memory for two. All links are alike, but those between houses lead over one relay."""
+    count = houses * in_each
+    cluster = shuffled(uniform_cluster(count, memory=1.1e8), 0)
+    house = {f"n{number}": number // in_each for number in range(count)}
+    houses_of = np.array([house[node.id] for node in cluster.nodes])
+    via = np.where(houses_of[:, None] == houses_of[None, :], -1, count)
+    narrow = replace(cluster, relays=(Relay("relay", up=2e5, down=2e5),), via=via)
+    plan = schedule(narrow, even_workload(layers=count, activation=1e5), evaluations=40_000).plan
+    assert [len(stage.replicas) for stage in plan.stages] == [1] * count
+    order = [house[stage.replicas[0]] for stage in plan.stages]
+    assert sum(a != b for a, b in pairwise(order)) == houses - 1
 
 
 def test_one_device_is_the_plan_when_it_is_enough_and_links_are_poor() -> None:
