@@ -69,7 +69,8 @@ def enrol(transition: Transition, asked: EnrolAsked) -> None:
 
 
 def check_enrolment(ledger: Ledger, request: wire.EnrolRequest, at: float) -> Holder:
-    """What the name that is wished for will belong to. Who was enrolled before needs no invitation any more. Raises Refused."""
+    """What the name that is wished for will belong to. Who was enrolled before needs no invitation any more, but a viewer who
+    shows an operator's becomes an operator. Raises Refused."""
     check_version(request.protocol_version)
     check_name(request.name)
     key = base64.b64encode(request.public_key).decode()
@@ -80,6 +81,8 @@ def check_enrolment(ledger: Ledger, request: wire.EnrolRequest, at: float) -> Ho
         if len(ledger.access) >= MOST_NAMES:
             raise Refused(wire.FULL, f"{MOST_NAMES} names are enrolled, as many as can be")
         holder = Holder(key, invited.role, request.invitation)
+    elif holder.role == Role.VIEWER and _invited_as(ledger, request) == Role.OPERATOR:
+        holder = Holder(key, _shown(ledger, request, at).role, request.invitation)
     _check_role(holder.role, request)
     return holder
 
@@ -138,6 +141,12 @@ def _check_operator(ledger: Ledger, by: str) -> None:
         raise Refused(wire.REVOKED, f"the access of {by!r} was revoked")
     if holder.role != Role.OPERATOR:
         raise Refused(wire.ROLE, f"this is for the role {Role.OPERATOR}, and {by} is a {holder.role}")
+
+
+def _invited_as(ledger: Ledger, request: wire.EnrolRequest) -> str | None:
+    """The role of the invitation that is named, good or not."""
+    invited = ledger.invitations.get(request.invitation)
+    return None if invited is None else invited.role
 
 
 def _shown(ledger: Ledger, request: wire.EnrolRequest, at: float) -> Invited:

@@ -128,6 +128,18 @@ def test_an_invitation_is_used_up(door: Door) -> None:
     assert "good for 2 times, and is used up" in door.sentence
 
 
+def test_a_viewer_with_an_operators_invitation_becomes_an_operator_and_uses_it_up(door: Door) -> None:
+    door.enrolled("v", "viewer")
+    door.invite(role="operator")
+    looks: dict[str, Any] = {"roles": ["viewer", "operator"]}
+    assert door.enrol("v", **looks, invitation="", secret=b"") is None
+    assert door.world.state.ledger.access["v"].role == "viewer"
+    assert door.enrol("v", **looks, secret=bytes(31) + b"x") is wire.INVITATION_UNKNOWN
+    assert door.enrol("v", **looks) is None
+    assert door.world.state.ledger.access["v"].role == "operator"
+    assert door.world.state.ledger.invitations[ID].used == 1
+
+
 def test_whoever_was_enrolled_needs_no_invitation_again(door: Door) -> None:
     door.invite(seconds=DAY)
     door.enrol()

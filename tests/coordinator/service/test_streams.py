@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import grpc.aio
 import pytest
 
+from dtfm.coordinator.core import transition as t
 from dtfm.coordinator.log import events as ev
+from dtfm.coordinator.service.streams import Streams
 from dtfm.protos import control_pb2 as wire
 from dtfm.protos import control_pb2_grpc
 from dtfm.protos.connection import MAX_MESSAGE_BYTES
@@ -34,6 +37,28 @@ async def test_refusals_name_their_reason_and_end_the_stream(
         await asyncio.wait_for(node.over.wait(), 10)
         assert node.refusal is not None
         assert node.refusal.reason == reason
+
+
+async def test_a_stream_that_is_to_end_does_not_wait_for_a_node_that_reads_no_more() -> None:
+    inputs: asyncio.Queue[t.Input] = asyncio.Queue()
+    streams, told = Streams(inputs, first_message_seconds=10), asyncio.Event()
+
+    async def said() -> AsyncIterator[wire.NodeMessage]:
+        yield hello("a")
+        await asyncio.Event().wait()
+
+    async def never_read(message: wire.CoordinatorMessage) -> None:
+        told.set()
+        await asyncio.Event().wait()
+
+    serving = asyncio.create_task(streams.serve(said(), never_read, "a"))
+    stream = (await inputs.get()).stream  # type: ignore[union-attr]
+    streams.put(stream, wire.CoordinatorMessage())
+    await told.wait()
+    streams.put(stream, None)
+    await asyncio.wait_for(serving, 10)
+    assert inputs.get_nowait() == t.StreamClosed(stream, "its connection broke")
+    assert not streams.any_open
 
 
 async def test_two_nodes_cannot_share_an_identity(tmp_path: Path) -> None:
