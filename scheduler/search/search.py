@@ -41,6 +41,10 @@ WARM = 0.004
 """First heat of walks that start from good plans."""
 FEW, TEPID, COOL = 24, 0.01, 0.002
 """First heat of walks by simulation, with so FEW nodes, and with more."""
+ROUND = 1_500
+"""Steps of a walk by rough prices, times nodes, in the first round of a search."""
+ROUGH_STEPS = 6
+"""Of these, the number for each by estimate: together they take about a third of the time."""
 FINALISTS = 12
 """Number of positions that are simulated after the walks by estimate."""
 WINNERS_TIMES_NODES = 160
@@ -73,41 +77,48 @@ class Budget:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
-    """A part of the walks: from the fraction ``since`` of their budget to ``until``, with this exactness and first heat.
+class Shares:
+    """How a search divides its budget: the fraction ``exploring`` goes to rounds of walks from new starts, of each round the
+    fraction ``roughly`` to walks by rough prices, the rest to walks by estimates. What is left goes to walks by simulation,
+    with this first ``heat``, from the best that all rounds have found."""
 
-    Each part goes on from what the one before has found.
-    """
-
-    since: float
-    until: float
-    exactness: int
+    exploring: float
+    roughly: float
     heat: float
 
-    def used(self, budget: Budget, walking: float, steps: float, reached: Callable[[], bool]) -> Callable[[int], float]:
-        """A function that tells, after a number of steps, which fraction of this part is used up: all of it once ``reached``.
 
-        The walks have the fraction ``walking`` of the budget, and at most ``steps``.
-        """
-        most = steps if budget.steps is None else min(steps, walking * budget.steps)
+MANY_NODES, FEW_NODES = Shares(0.8, 0.75, COOL), Shares(0.5, 0.6, TEPID)
+"""With more than FEW nodes, and with so few: these are simulated quickly, so walks by simulation may go far."""
+
+
+@dataclass(frozen=True, slots=True)
+class Purse:
+    """What walks may use up of a budget: the fraction ``walking`` of it, and at most ``steps`` from ``paid`` on."""
+
+    budget: Budget
+    walking: float
+    steps: float
+    paid: int
+    reached: Callable[[], bool]
+
+    def used(self, spent: int) -> float:
+        """The fraction that is used up when ``spent`` steps were made in all: all of it once ``reached``."""
+        if self.budget.stopped() or self.reached():
+            return 1.0
+        most = self.steps if self.budget.steps is None else min(self.steps, self.walking * self.budget.steps)
+        by_steps = (spent - self.paid) / max(most, 1)
+        return by_steps if self.budget.time_used is None else max(by_steps, self.budget.time_used() / self.walking)
+
+    def part(self, until: float, spent: int, most: float = math.inf) -> Callable[[int], float]:
+        """A function that tells, after a number of further steps, which fraction is used up of a part that begins now, and lasts
+        until so much of all is used up, but ``most`` steps."""
+        since = self.used(spent)
 
         def used(taken: int) -> float:
-            if budget.stopped() or reached():
-                return 1.0
-            by_steps = taken / max((self.until - self.since) * most, 1)
-            if budget.time_used is None:
-                return by_steps
-            return max(by_steps, (budget.time_used() / walking - self.since) / (self.until - self.since))
+            now = self.used(spent + taken)
+            return 1.0 if now >= 1 else max(taken / most, (now - since) / max(until - since, 1e-9))
 
         return used
-
-
-def parts_of(nodes: int, warm: bool) -> tuple[Part, ...]:
-    """The parts of a search. Few nodes are simulated quickly, so walks by simulation may go far. ``warm``: from an incumbent."""
-    hot = WARM if warm else HOT
-    if nodes <= FEW:
-        return Part(0.0, 0.3, ROUGH, hot), Part(0.3, 0.5, ESTIMATE, WARM), Part(0.5, 1.0, SIMULATION, TEPID)
-    return Part(0.0, 0.6, ROUGH, hot), Part(0.6, 0.8, ESTIMATE, WARM), Part(0.8, 1.0, SIMULATION, COOL)
 
 
 def search(
@@ -128,32 +139,44 @@ def search(
     problem, nodes = evaluator.problem, len(evaluator.problem.flops)
     winners = max(FEWEST_WINNERS, WINNERS_TIMES_NODES // nodes)
     rules = _rules(problem, shape, fetching)
+    shares = FEW_NODES if nodes <= FEW else MANY_NODES
     small = is_small(problem)
+
+    def walks(population: list[Position], used: Callable[[int], float], exactness: int, heat: float) -> list[Found]:
+        told = evaluator.met if exactness == SIMULATION else _ignored
+        found, taken = anneal(evaluator.tables, rules, population, rng, used, told, exactness, heat, threads)
+        evaluator.spent += taken
+        return found
+
+    # Walks of a small cluster end soon: the exact search finds what they miss.
     walking = WALKING_SMALL if small else 1.0
     seeds = _seeds(evaluator, shape, starts, budget)
     best = min(seeds, key=lambda candidate: candidate.price)
     best = evaluator.simulated(best.draft.groups, best.draft.cuts)
-    # Walks of a small cluster end soon: the exact search finds what they miss.
     longest: float = FIRST_ROUND + STEPS_PER_NODE * nodes if small or not budget.limited else math.inf
     while not budget.over(evaluator.spent) and not bound.reached(best.price[-1]):
         before = best.price[-1]
-        found: Sequence[Found] = ()
-        for part in parts_of(nodes, warm=bool(starts)):
-            if part.exactness == SIMULATION:
-                finalists = _simulated(evaluator, _distinct(found), budget)
-                best = min([best, *finalists], key=lambda candidate: candidate.price)
-                population = [_position(problem, one) for one in finalists[:winners]] or [_position(problem, best)]
-            elif found:
-                population = [position_of(one.groups, one.cuts, nodes) for one in found]
-            else:
-                population = _population(problem, shape, seeds, starts, rng)
-            used = part.used(budget, walking, longest, lambda: bound.reached(evaluator.told))
-            met = evaluator.met if part.exactness == SIMULATION else _ignored
-            found, taken = anneal(
-                evaluator.tables, rules, population, rng, used, met, part.exactness, part.heat, threads
-            )
-            evaluator.spent += taken
-            best = min([best, *_simulated(evaluator, found[:1], budget)], key=lambda candidate: candidate.price)
+        purse = Purse(budget, walking, longest, evaluator.spent, lambda: bound.reached(evaluator.told))
+        found: list[Found] = []
+        began, lasts = 0.0, shares.exploring
+        while began < shares.exploring:
+            population = _population(problem, shape, seeds, starts, rng)
+            most = ROUND * nodes * len(population) if not found else math.inf
+            rough = purse.part(began + shares.roughly * lasts, evaluator.spent, most)
+            met = walks(population, rough, ROUGH, WARM if starts else HOT)
+            population = [position_of(one.groups, one.cuts, nodes) for one in met]
+            met = walks(population, purse.part(began + lasts, evaluator.spent, most / ROUGH_STEPS), ESTIMATE, WARM)
+            found = sorted([*found, *met], key=lambda one: one.price)
+            best = min([best, *_simulated(evaluator, met[:1], budget)], key=lambda candidate: candidate.price)
+            # The first round is as long as it need be. The others share evenly what is left.
+            now = purse.used(evaluator.spent)
+            left = shares.exploring - now
+            began, lasts = now, left / max(1, round(left / max(now - began, 1e-9)))
+        finalists = _simulated(evaluator, _distinct(found), budget)
+        best = min([best, *finalists], key=lambda candidate: candidate.price)
+        population = [_position(problem, one) for one in finalists[:winners]] or [_position(problem, best)]
+        met = walks(population, purse.part(1.0, evaluator.spent), SIMULATION, shares.heat)
+        best = min([best, *_simulated(evaluator, met[:1], budget)], key=lambda candidate: candidate.price)
         if budget.limited or small or best.price[-1] > before * (1 - WORTH):
             break
         longest *= 2
