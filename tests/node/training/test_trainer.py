@@ -97,6 +97,38 @@ async def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator
     await node.equipment.sender.close()
 
 
+@pytest.mark.parametrize("compression", ["auto", "off"])
+async def test_a_node_is_prepared_when_nothing_is_left_to_compile_that_a_plan_may_need(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compression: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_corpus(tmp_path)
+    (tmp_path / "run.toml").write_text(run_file(stages=[1], steps=4, compression=compression))
+    waits, compiled = asyncio.Event(), asyncio.Event()
+
+    async def compile_codecs(device: torch.device) -> None:
+        waits.set()
+        await compiled.wait()
+
+    def layer_flops(*of: object) -> float:
+        assert compression == "off" or compiled.is_set()  # the device is timed undisturbed
+        return 1e9
+
+    monkeypatch.setattr(trainer, "compile_codecs", compile_codecs)
+    monkeypatch.setattr(trainer, "layer_flops", layer_flops)
+    node = Node(tmp_path / "snapshots")
+    node.trainer.prepare(read_run_file(tmp_path / "run.toml").message("test"), dialler("n0"))
+    if compression == "auto":
+        await waits.wait()
+        assert node.reports.empty()
+        compiled.set()
+    assert (await node.reports.get()).prepared.flops == 1e9
+    assert waits.is_set() == (compression == "auto")
+    await asyncio.to_thread(node.trainer.stop)
+    node.equipment.snapshots.writer.close()
+    await node.equipment.sender.close()
+
+
 async def test_an_idle_node_times_its_device_again_and_a_replica_does_not(node: Node) -> None:
     node.trainer.time_again()
     assert (await node.reports.get()).heartbeat.flops > 0
