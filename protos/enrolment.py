@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -16,6 +17,7 @@ from dtfm.protos.connection import open_channel, read_address
 from dtfm.protos.control_pb2 import EnrolRequest, InviteRequest, RefusalReason
 from dtfm.protos.credentials import (
     fetch_authority,
+    in_time,
     make_key,
     pin_of,
     public_key,
@@ -76,6 +78,7 @@ class Entry:
         self._roles = tuple(roles)
         self._name = name
         self._used: Access | None = None  # by the last `open`
+        self._begun: asyncio.Task[Opened] | None = None
 
     def __str__(self) -> str:
         """Where it leads, without secrets."""
@@ -95,8 +98,44 @@ class Entry:
             return (self._place,) if self._place else last.addresses, last.pin
         return (self._place or DEFAULT_ADDRESS,), None
 
+    def begin(self, timeout: float) -> None:
+        """Does what the first ``open`` does while this process does something else. To be called on the event loop."""
+        self._begun = asyncio.create_task(self._named(timeout))
+        self._begun.add_done_callback(
+            lambda begun: begun.cancelled() or begun.exception()
+        )  # `open` raises it, if called
+
     async def open(self, timeout: float) -> Opened:
         """Raises ConnectionError if the coordinator does not answer, and NotAdmitted if it, or this side, refuses."""
+        begun, self._begun = self._begun, None
+        return await (begun or self._named(timeout))
+
+    async def check(self, timeout: float) -> str:
+        """Whether there is a way in, as a sentence; nothing is used up. An invitation is shown without asking for a role, which
+        the coordinator refuses when all but the role is good. Raises as ``open`` does."""
+        if not isinstance(self._place, Invitation):
+            return self._remembered(pin_of(await shown_certificate(self.leads_to[0][0], timeout)))
+        try:
+            address, authority = await fetch_authority(self._place.addresses, self._place.pin, timeout)
+        except PermissionError as error:
+            raise NotAdmitted("WRONG_AUTHORITY", str(error)) from None
+        known = kept(self._roles, self._place.pin, self._name)
+        fresh = Access(self._place.addresses, self._place.pin, self._name, self._roles[0], make_key())
+        try:
+            await _enrol(Opened(address, authority, (*known, fresh)[0]), self._place, (), timeout)
+        except NotAdmitted as refused:
+            if refused.reason != "ROLE":
+                raise
+        return f"invitation {self._place.id} is good"
+
+    def _remembered(self, pin: bytes) -> str:
+        if (access := self._known(pin)) is not None:
+            return f"none is needed: this user is known there as {access.name!r}"
+        if Role.NODE in self._roles and _enrolled([Role.OPERATOR], pin):
+            return "none is needed: this user is an operator there"
+        raise self._needed(self.leads_to[0][0])
+
+    async def _named(self, timeout: float) -> Opened:
         try:
             return await self._open(timeout)
         except PermissionError as error:
@@ -112,7 +151,7 @@ class Entry:
             address, authority = await fetch_authority(addresses, pin, timeout)
         else:
             address = addresses[0]
-            authority = await shown_certificate(address, timeout)
+            authority = in_time(await shown_certificate(address, timeout))
             pin = pin_of(authority)
         if (access := self._known(pin)) is not None:
             if self._used is None:
@@ -122,7 +161,10 @@ class Entry:
         if Role.NODE in self._roles and (operators := _enrolled([Role.OPERATOR], pin)):
             own = await _invite(Opened(address, authority, operators[0]), self._name, timeout)
             return await self._by_invitation(replace(own, addresses=(address,)), timeout)
-        raise NotAdmitted(
+        raise self._needed(address)
+
+    def _needed(self, address: str) -> NotAdmitted:
+        return NotAdmitted(
             "INVITATION_NEEDED",
             f"the coordinator at {address} knows no key of this user's for the role {' or '.join(self._roles)}; ask for an "
             f"invitation (dtfm-coordinator invite --role {self._roles[0]}), and give it once in place of the address",

@@ -13,7 +13,7 @@ def without(package: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     """``dtfm-node`` where the package is not installed."""
     program = (
         f"import sys; sys.modules[{package!r}] = None; sys.argv = ['dtfm-node', *{arguments!r}]\n"
-        f"from dtfm.node.__main__ import main; main()"
+        f"from dtfm.node.cli import main; main()"
     )
     return subprocess.run(
         [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
