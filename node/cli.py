@@ -210,23 +210,53 @@ def relay(
 @app.command()
 def doctor(
     coordinator: Annotated[
-        str, typer.Argument(help="An invitation, or the coordinator's HOST:PORT; it is not asked if left out.")
+        str,
+        typer.Argument(
+            metavar="[INVITATION|HOST:PORT]",
+            envvar="DTFM_INVITATION",
+            help="The coordinator; it is not asked if left out. No invitation is used up.",
+            show_envvar=True,
+        ),
     ] = "",
-    listen: Annotated[str, typer.Option(help="HOST:PORT that a node here would listen on.")] = "0.0.0.0:0",
+    listen: Annotated[str, typer.Option(help="HOST:PORT that a node here would listen on.")] = "",
+    advertise: Annotated[list[str] | None, typer.Option(help="HOST[:PORT] at which peers would reach it.")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
+    snapshots: Annotated[Path | None, typer.Option(help="The folder for parts of the run's state.")] = None,
     json_lines: Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")] = False,
 ) -> None:
-    """Says what would stop this machine from joining a run, and how to fix it. Exit codes: 0 nothing, 1 something."""
-    from dtfm.node.host.doctor import examine
+    """Says what would stop this machine from joining a run, or slow it down, and how to fix it.
 
-    findings = asyncio.run(examine(coordinator, listen, device))
-    for finding in findings:
+    Exit codes: 0 nothing needs fixing, 1 something does, 2 bad input.
+    """
+    from dtfm.node.host.doctor import Place, examine
+
+    try:
+        entry = Entry(coordinator, [Role.NODE], "doctor") if coordinator else None
+        facing, behind_nat = _place_on_the_net(entry) if entry is not None else ("", False)
+        listen = listen or (_usual_listen(facing) if facing else "0.0.0.0:0")
+        read_address(listen)
+        place = Place(
+            listen=listen,
+            device=device,
+            snapshots=(snapshots or _cache() / "snapshots").absolute(),
+            advertise=tuple(map(_resolved, advertise or ())),
+            facing=facing,
+            behind_nat=behind_nat,
+        )
+        found = asyncio.run(examine(entry, place))
+    except ValueError as mistake:
+        print(mistake, file=sys.stderr)
+        raise typer.Exit(2) from None
+    for finding in found:
         if json_lines:
             print(json.dumps(asdict(finding)))
         else:
-            mark = {True: "good", False: "BAD ", None: "hm  "}[finding.good]
-            print(f"{mark} {finding.check}: {finding.finding}" + (f"\n     fix: {finding.fix}" if finding.fix else ""))
-    raise typer.Exit(1 if any(finding.good is False for finding in findings) else 0)
+            print(f"{ {True: 'good', False: 'BAD ', None: 'hm  '}[finding.good] } {finding.check}: {finding.finding}")
+    for title, good in (("To fix:", False), ("What could be better:", None)):
+        fixes = [f"{finding.check}: {finding.fix}" for finding in found if finding.good is good and finding.fix]
+        if fixes and not json_lines:
+            print(f"\n{title}", *(f"  {number}. {fix}" for number, fix in enumerate(fixes, start=1)), sep="\n")
+    raise typer.Exit(1 if any(finding.good is False for finding in found) else 0)
 
 
 async def _join(
