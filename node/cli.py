@@ -259,6 +259,29 @@ def doctor(
     raise typer.Exit(1 if any(finding.good is False for finding in found) else 0)
 
 
+@app.command()
+def bench(
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
+    snapshots: Annotated[Path | None, typer.Option(help="The folder whose disk is measured.")] = None,
+    json_lines: Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")] = False,
+) -> None:
+    """Measures what this machine can do for a run: the device, the codecs, streams on loopback, the disk."""
+    try:
+        require_extra()
+        from dtfm.node.bench import bench as measures
+        from dtfm.node.host.device import open_device
+        from dtfm.node.host.rows import Row, show
+
+        rows: list[Row] = []
+        for what, measure in measures(open_device(device), (snapshots or _cache() / "snapshots").absolute()):
+            print(f"measuring {what} ...", file=sys.stderr, flush=True)
+            rows += measure()
+    except ValueError as mistake:
+        print(mistake, file=sys.stderr)
+        raise typer.Exit(2) from None
+    show(f"This machine, {socket.gethostname()}", rows, json_lines)
+
+
 async def _join(
     coordinator: Entry,
     settings: Callable[[torch.device], Settings],
