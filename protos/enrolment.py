@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,7 +15,7 @@ import grpc.aio
 from dtfm.protos import PROTOCOL_VERSION, control_pb2_grpc
 from dtfm.protos.access import Access, Role, keep, kept, other_key
 from dtfm.protos.connection import open_channel, read_address
-from dtfm.protos.control_pb2 import EnrolRequest, InviteRequest, RefusalReason
+from dtfm.protos.control_pb2 import EnrolRequest, InviteRequest, KnockReply, KnockRequest, RefusalReason
 from dtfm.protos.credentials import (
     fetch_authority,
     in_time,
@@ -110,30 +111,37 @@ class Entry:
         begun, self._begun = self._begun, None
         return await (begun or self._named(timeout))
 
-    async def check(self, timeout: float) -> str:
-        """Whether there is a way in, as a sentence; nothing is used up. An invitation is shown without asking for a role, which
-        the coordinator refuses when all but the role is good. Raises as ``open`` does."""
-        if not isinstance(self._place, Invitation):
-            return self._remembered(pin_of(await shown_certificate(self.leads_to[0][0], timeout)))
+    async def knock(self, candidates: Sequence[str], token: bytes, timeout: float) -> KnockReply:
+        """Has the coordinator dial this machine at ``candidates``, where whoever connects is sent ``token`` (16 bytes). Raises as
+        ``open`` does, if that would not let this side in; but nothing is bound, and no invitation used up."""
+        addresses, pin = self.leads_to
         try:
-            address, authority = await fetch_authority(self._place.addresses, self._place.pin, timeout)
+            if pin is not None:
+                address, authority = await fetch_authority(addresses, pin, timeout)
+            else:
+                address, authority = addresses[0], in_time(await shown_certificate(addresses[0], timeout))
+                pin = pin_of(authority)
         except PermissionError as error:
             raise NotAdmitted("WRONG_AUTHORITY", str(error)) from None
-        known = kept(self._roles, self._place.pin, self._name)
-        fresh = Access(self._place.addresses, self._place.pin, self._name, self._roles[0], make_key())
-        try:
-            await _enrol(Opened(address, authority, (*known, fresh)[0]), self._place, (), timeout)
-        except NotAdmitted as refused:
-            if refused.reason != "ROLE":
-                raise
-        return f"invitation {self._place.id} is good"
-
-    def _remembered(self, pin: bytes) -> str:
-        if (access := self._known(pin)) is not None:
-            return f"none is needed: this user is known there as {access.name!r}"
-        if Role.NODE in self._roles and _enrolled([Role.OPERATOR], pin):
-            return "none is needed: this user is an operator there"
-        raise self._needed(self.leads_to[0][0])
+        except ClockError as error:
+            raise NotAdmitted("WRONG_CLOCK", str(error)) from None
+        invitation = self._place if isinstance(self._place, Invitation) else None
+        roles = [*self._roles, Role.OPERATOR]  # an operator's machine lets its own nodes in
+        access = next(iter(_enrolled(roles, pin)), None)
+        if access is None:
+            if invitation is None:
+                raise self._needed(address)
+            name = f"knock-{secrets.token_hex(4)}"
+            access, roles = Access(addresses, pin, name, self._roles[0], make_key()), list(self._roles)
+        opened = Opened(address, authority, access)
+        request = KnockRequest(enrolment=_request(access, invitation, roles), candidates=candidates, token=token)
+        async with opened.channel(timeout) as channel:
+            stub = control_pb2_grpc.CoordinatorStub(channel)  # type: ignore[no-untyped-call]
+            try:
+                reply: KnockReply = await stub.Knock(request, metadata=opened.metadata, timeout=timeout)
+            except grpc.aio.AioRpcError as error:
+                raise _explained(error) from None
+        return reply
 
     async def _named(self, timeout: float) -> Opened:
         try:
@@ -241,14 +249,7 @@ def _enrolled(roles: Sequence[Role], pin: bytes | None = None, name: str = "") -
 
 async def _enrol(opened: Opened, invitation: Invitation, roles: Sequence[Role], timeout: float) -> Role:
     access = opened.access
-    request = EnrolRequest(
-        protocol_version=PROTOCOL_VERSION,
-        invitation=invitation.id,
-        secret=invitation.secret,
-        name=access.name,
-        public_key=public_key(access.key),
-        roles=[role.value for role in roles],
-    )
+    request = _request(access, invitation, roles)
     async with opened.channel(timeout) as channel:
         stub = control_pb2_grpc.CoordinatorStub(channel)  # type: ignore[no-untyped-call]
         try:
@@ -261,6 +262,17 @@ async def _enrol(opened: Opened, invitation: Invitation, roles: Sequence[Role], 
         raise NotAdmitted(
             "ROLE", f"the coordinator gives a role that this dtfm does not know: {reply.role[:20]!r}"
         ) from None
+
+
+def _request(access: Access, invitation: Invitation | None, roles: Sequence[Role]) -> EnrolRequest:
+    return EnrolRequest(
+        protocol_version=PROTOCOL_VERSION,
+        invitation=invitation.id if invitation is not None else "",
+        secret=invitation.secret if invitation is not None else b"",
+        name=access.name,
+        public_key=public_key(access.key),
+        roles=[role.value for role in roles],
+    )
 
 
 async def _invite(opened: Opened, name: str, timeout: float) -> Invitation:

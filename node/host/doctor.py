@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
+from ipaddress import ip_address
 from pathlib import Path
 
 from dtfm.node.host import findings
@@ -21,7 +22,9 @@ from dtfm.node.host.disk_speed import measure_disk
 from dtfm.node.host.findings import Candidate, Driver, Finding
 from dtfm.node.host.home_router import HomeRouter
 from dtfm.node.host.packages import EXTRA, missing_packages
+from dtfm.protos.candidates import MOST_CANDIDATES, read_candidate, write_candidate
 from dtfm.protos.connection import read_address
+from dtfm.protos.control_pb2 import KnockReply
 from dtfm.protos.credentials import fetch_authority, in_time, shown_certificate
 from dtfm.protos.enrolment import Entry, NotAdmitted
 from dtfm.protos.proof import ClockError
@@ -31,6 +34,7 @@ ANSWER_SECONDS = 5.0
 KNOCK_SECONDS = 3.0
 """Most seconds for this machine to reach itself at a candidate."""
 DISK_BYTES = 64 << 20
+TOKEN_BYTES = 16
 _TIME_ERROR = 5  # adjtimex(2): the clock is not synchronised
 _IP_MTU = 14  # ip(7)
 
@@ -59,7 +63,9 @@ async def examine(coordinator: Entry | None, place: Place) -> list[Finding]:
     found += look_at_limits()
     if coordinator is not None:
         found += await look_at_coordinator(coordinator)
-    found += await look_at_ways(place)
+        if any(finding.good is False and finding.check in ("coordinator", "clock") for finding in found):
+            coordinator = None  # it cannot be asked anything more
+    found += await look_at_ways(place, coordinator)
     settings = TcpSettings.read()
     found += [
         findings.on_tcp_buffers(settings.buffers),
@@ -147,7 +153,7 @@ class TcpSettings:
 
 
 async def look_at_coordinator(entry: Entry) -> list[Finding]:
-    """Whether the coordinator answers, and as who it should be; whether the invitation is good; and the way there."""
+    """Whether the coordinator answers, and as who it should be; and the way there."""
     addresses, pin = entry.leads_to
     try:
         if pin is None:
@@ -165,15 +171,6 @@ async def look_at_coordinator(entry: Entry) -> list[Finding]:
         return [Finding("coordinator", False, str(error), "ask for a new invitation")]
     except ClockError as error:
         return [Finding("clock", False, str(error), "timedatectl set-ntp true")]
-    try:
-        found.append(Finding("invitation", True, await entry.check(ANSWER_SECONDS)))
-    except NotAdmitted as refused:
-        fix = "on the coordinator's machine: dtfm-coordinator invite"
-        if refused.reason == "WRONG_CLOCK":
-            fix = "timedatectl set-ntp true"
-        found.append(Finding("invitation", False, str(refused), fix))
-    except ConnectionError as error:
-        found.append(Finding("invitation", None, f"it could not be checked: {error}"))
     mtu = await asyncio.to_thread(look_at_mtu, address)
     return [*found, mtu] if mtu is not None else found
 
@@ -191,9 +188,11 @@ def look_at_mtu(address: str) -> Finding | None:
     return findings.on_mtu(name, mtu, path, there.partition("%")[0])
 
 
-async def look_at_ways(place: Place) -> list[Finding]:
-    """Whether the port is free, and whether this machine reaches itself at each of its candidates."""
-    token = secrets.token_bytes(16)
+async def look_at_ways(place: Place, coordinator: Entry | None = None) -> list[Finding]:
+    """Whether the invitation is good, the port free, and this machine reached at its candidates: by itself, and by the
+    coordinator."""
+    token = secrets.token_bytes(TOKEN_BYTES)
+    reply, found = await _ask(coordinator, [], token)
 
     async def answer(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(token)
@@ -203,21 +202,56 @@ async def look_at_ways(place: Place) -> list[Finding]:
         server = await asyncio.start_server(answer, sock=_listen(*read_address(place.listen)))
     except OSError as error:
         why = error.strerror or str(error)
-        return [Finding("listen", False, f"{place.listen}: {why}", "give a free port with --listen HOST:PORT")]
+        return [*found, Finding("listen", False, f"{place.listen}: {why}", "give a free port with --listen HOST:PORT")]
     port = int(server.sockets[0].getsockname()[1])
     router, opened = HomeRouter(), ""
     async with server:
-        found = [Finding("listen", True, f"{place.listen} is free")]
+        found.append(Finding("listen", True, f"{place.listen} is free"))
         if place.behind_nat:
             opened = await router.open(port)
-        known = [
-            Candidate(address, source, await _knock(address, token))
-            for address, source in _candidates(place, port, opened).items()
-        ]
+        sources = _candidates(place, port, opened)
+        if reply is not None and (seen := _seen_as(reply.seen, port)):
+            sources.setdefault(seen, "coordinator")
+        here = await asyncio.gather(*(_knock(address, token) for address in sources))
+        reply, _ = await _ask(coordinator if reply is not None else None, list(sources)[:MOST_CANDIDATES], token)
         await router.close()
+    outside = {each.candidate: each.problem for each in (reply.outcomes if reply else ()) if not each.elsewhere}
+    known = [
+        Candidate(address, source, problem, outside.get(address))
+        for (address, source), problem in zip(sources.items(), here, strict=True)
+    ]
     if place.facing:
         found.append(findings.on_being_behind_nat(place.facing, known, place.behind_nat))
     return found + [findings.on_candidate(each, port) for each in known]
+
+
+async def _ask(
+    coordinator: Entry | None, addresses: Sequence[str], token: bytes
+) -> tuple[KnockReply | None, list[Finding]]:
+    """What the coordinator finds when it dials this machine there, and what that says about the way in."""
+    if coordinator is None:
+        return None, []
+    try:
+        reply = await coordinator.knock(addresses, token, ANSWER_SECONDS)
+    except NotAdmitted as refused:
+        fix = "on the coordinator's machine: dtfm-coordinator invite"
+        if refused.reason == "WRONG_CLOCK":
+            fix = "timedatectl set-ntp true"
+        return None, [Finding("invitation", False, str(refused), fix)]
+    except ConnectionError as error:
+        return None, [Finding("invitation", None, f"it could not be checked: {error}")]
+    return reply, [
+        Finding("invitation", True, f"the coordinator, which sees this machine as {reply.seen}, would let it in")
+    ]
+
+
+def _seen_as(seen: str, port: int) -> str:
+    """Where the coordinator sees this machine, with ``port``; empty if no node can be there."""
+    try:
+        address = ip_address(seen)
+        return write_candidate(*read_candidate(write_candidate(address, port))) if not address.is_loopback else ""
+    except ValueError:
+        return ""
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import time
 from collections.abc import AsyncIterator
@@ -39,31 +40,63 @@ def entry(where: object) -> Entry:
     return Entry(str(where), [Role.NODE], "doctor")
 
 
-async def test_a_good_invitation_is_called_good_and_not_used_up(
-    served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def here(*advertise: str) -> Place:
+    return Place("127.0.0.1:0", "cpu", Path(), advertise, facing="127.0.0.1")
+
+
+@pytest.fixture
+def as_stranger(served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A user of another machine."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "stranger"))
-    found = by_check(await look_at_coordinator(entry(served.invitation)))
-    assert found["coordinator"].good
+
+
+@pytest.mark.usefixtures("as_stranger")
+async def test_a_good_invitation_is_called_good_and_not_used_up(served: Served) -> None:
+    assert by_check(await look_at_coordinator(entry(served.invitation)))["coordinator"].good
+    before = dict(served.ledger.access)
+    found = by_check(await look_at_ways(here(), entry(served.invitation)))
     assert found["invitation"].good
-    assert f"invitation {served.invitation.id} is good" in found["invitation"].finding
-    assert "doctor" not in served.ledger.access
+    assert served.ledger.access == before
     assert served.ledger.invitations[served.invitation.id].used == 0
 
 
-async def test_a_bad_one_is_named(served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "stranger"))
+async def test_the_coordinator_says_which_candidates_it_reaches(served: Served) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        other.settimeout(30)
+        elsewhere = f"127.0.0.1:{other.getsockname()[1]}"
+        answering = asyncio.create_task(asyncio.to_thread(answer_wrongly, other))
+        found = await look_at_ways(here(elsewhere, "192.0.2.77:9000"), entry(served.address))
+        await answering
+    of = by_check(found)
+    assert of["reach"].finding == "the coordinator reaches this machine"
+    assert of[f"candidate {elsewhere}"].good is False
+    assert "not reached by the coordinator (another program answers there)" in of[f"candidate {elsewhere}"].finding
+    assert "not reached from here" in of["candidate 192.0.2.77:9000"].finding  # it dials nobody but the caller
+    (own,) = [each for each in found if "from interface: reached by the coordinator" in each.finding]
+    assert own.good
+
+
+def answer_wrongly(server: socket.socket) -> None:
+    """To this machine, and to the coordinator."""
+    for _ in range(2):
+        connection, _ = server.accept()
+        with connection:
+            connection.sendall(b"SSH-2.0-OpenSSH_9.2")
+
+
+@pytest.mark.usefixtures("as_stranger")
+async def test_a_bad_invitation_is_named(served: Served) -> None:
     expired, secret = node_invitation(time.time() - 8 * 86400, 1, "late")
     served.server.begin_with([expired])
     late = served.server.invitation(expired.invitation, secret)
-    found = by_check(await look_at_coordinator(entry(late)))
+    found = by_check(await look_at_ways(here(), entry(late)))
     assert found["invitation"].good is False
     assert "INVITATION_EXPIRED" in found["invitation"].finding
+    found = by_check(await look_at_ways(here(), entry(served.address)))
+    assert "INVITATION_NEEDED" in found["invitation"].finding
     found = by_check(await look_at_coordinator(entry(replace(served.invitation, pin=bytes(32)))))
     assert found["coordinator"].good is False
     assert "another run" in found["coordinator"].finding
-    found = by_check(await look_at_coordinator(entry(served.address)))
-    assert "INVITATION_NEEDED" in found["invitation"].finding
 
 
 async def test_each_candidate_is_tried(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from dtfm.node.host import findings as f
@@ -132,10 +134,27 @@ def test_a_candidate_that_leads_elsewhere_is_named_with_its_fix(source: str, goo
     assert f.on_candidate(Candidate("[fd00::2]:9000", source), 7401).good
 
 
+@pytest.mark.parametrize(
+    ("source", "outside", "good", "words"),
+    [
+        ("router", "", True, "reached by the coordinator"),
+        ("--advertise", "Connection refused", False, "not reached by the coordinator (Connection refused)"),
+        ("coordinator", "no answer within 3 s", None, "not reached by the coordinator (no answer within 3 s)"),
+    ],
+)
+def test_what_the_coordinator_sees_counts_more(source: str, outside: str, good: bool | None, words: str) -> None:
+    found = f.on_candidate(Candidate("198.51.100.7:9000", source, "no way home", outside), 7401)
+    assert found.good is good
+    assert words in found.finding
+
+
 def test_a_machine_behind_nat_without_a_public_candidate_needs_connections_lent() -> None:
     lan, public = Candidate("192.168.1.20:7401", "interface"), Candidate("198.51.100.7:7401", "router")
     assert f.on_being_behind_nat("192.168.1.20", [lan, public], behind_nat=True).good
     assert f.on_being_behind_nat("192.168.1.20", [lan], behind_nat=False).good
+    reached, closed = replace(public, outside=""), replace(public, outside="refused")
+    assert f.on_being_behind_nat("192.168.1.20", [lan, reached], behind_nat=True).good
+    assert f.on_being_behind_nat("192.168.1.20", [lan, closed], behind_nat=True).good is None
     alone = f.on_being_behind_nat("192.168.1.20", [lan], behind_nat=True)
     assert alone.good is None
     assert "192.168.1.20" in alone.finding
