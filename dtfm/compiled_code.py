@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import atexit
 import contextlib
+import importlib
 import logging
 import os
 import shutil
@@ -45,16 +46,16 @@ def find_room() -> None:
     _use(Path(temporary))
 
 
-async def compile_apart(*arguments: str) -> None:
-    """Has a Python with these arguments fill the cache, so that this one need only load the result. Where that fails, this one
-    compiles.
+async def compile_apart(module: str) -> None:
+    """Has another process import ``module``, and call its ``warm_up`` if it has one, which fills the cache: this process need only
+    load the result. Where that fails, this one compiles. Of several that are asked for it, one compiles and the others wait.
 
     Compiling holds Python's interpreter for a third of a second at a time, during which no heartbeat is heard or sent. The other
     process ends when this is cancelled.
     """
     find_room()
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, *arguments),
+        *(sys.executable, "-m", "dtfm.compiled_code", module),
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.DEVNULL,
         stderr=asyncio.subprocess.DEVNULL,
@@ -68,6 +69,22 @@ async def compile_apart(*arguments: str) -> None:
         if process.returncode is None:
             process.kill()
             await process.wait()
+
+
+def _compile(module: str) -> None:
+    with open(lock_file(), "ab") as lock:
+        with contextlib.suppress(ImportError):  # Windows has no such locks; then each compiles
+            import fcntl
+
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        getattr(importlib.import_module(module), "warm_up", lambda: None)()
+
+
+def lock_file() -> Path:
+    """One for each user and machine, which holds nothing."""
+    folder = Path(tempfile.gettempdir()) / f"dtfm-compiling-{getattr(os, 'getuid', int)()}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    return folder / "lock"
 
 
 def _use(folder: Path) -> None:
@@ -94,3 +111,7 @@ def _user(variable: str, usual: str) -> Path:
         return Path.home() / usual
     except RuntimeError:  # a user without a home, as in some containers
         return Path("/nonexistent") / usual
+
+
+if __name__ == "__main__":
+    _compile(sys.argv[1])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import os
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from dtfm import compiled_code
 from dtfm.compiled_code import compile_apart
 
 PROGRAM = """
@@ -68,14 +70,31 @@ def test_where_nothing_can_be_written_it_is_kept_for_one_start_and_the_fix_is_na
     assert "NUMBA_CACHE_DIR" in done.stderr
 
 
-async def test_the_process_that_compiles_ends_when_nobody_waits_for_it(tmp_path: Path) -> None:
-    begun = tmp_path / "begun"
-    os.mkfifo(begun)
-    program = f"import os, time; open({str(begun)!r}, 'w').write(str(os.getpid())); time.sleep(100)"
-    work = asyncio.create_task(compile_apart("-c", program))
+@pytest.fixture
+def begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A pipe to which the module ``slow`` writes its process's number when it is imported."""
+    os.mkfifo(tmp_path / "begun")
+    (tmp_path / "slow.py").write_text(
+        f"import os, time\nopen({str(tmp_path / 'begun')!r}, 'w').write(str(os.getpid()))\n"
+        "def warm_up():\n    time.sleep(100)\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *sys.path]))
+    return tmp_path / "begun"
+
+
+async def test_one_process_compiles_at_a_time_and_ends_when_nobody_waits_for_it(
+    begun: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    work = asyncio.create_task(compile_apart("slow"))
     process = int(await asyncio.to_thread(begun.read_text))
-    work.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await work
-    with pytest.raises(ProcessLookupError):
-        os.kill(process, 0)
+    with compiled_code.lock_file().open("ab") as lock:
+        with pytest.raises(BlockingIOError):
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        work.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await work
+        with pytest.raises(ProcessLookupError):
+            os.kill(process, 0)
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -19,7 +19,7 @@ async def compile_scheduler() -> None:
     """Returns when nothing is left to compile: after half a second, or after a minute on a machine's first start."""
     began = time.monotonic()
     if not await asyncio.to_thread(is_compiled):
-        await compile_apart("-m", "dtfm.scheduler.warm_up")
+        await compile_apart("dtfm.scheduler.warm_up")
     try:
         await asyncio.to_thread(warm_up)
     except Exception:

@@ -17,5 +17,5 @@ async def compile_codecs(device: torch.device) -> None:
     machine's first start."""
     on_cpu = device.type == "cpu" or find_spec("cupy") is None
     if on_cpu and "dtfm.kernels.cpu" not in sys.modules:
-        await compile_apart("-c", "import dtfm.kernels.cpu")
+        await compile_apart("dtfm.kernels.cpu")
     await asyncio.to_thread(prepare, device)
