@@ -28,6 +28,13 @@ def test_a_missing_extra_is_named_with_the_fix() -> None:
     assert "Traceback" not in ended.stderr
 
 
+def test_the_doctor_works_without_the_extra_and_names_it() -> None:
+    ended = without("torch", "doctor")
+    assert ended.returncode == 1
+    assert "BAD  packages: torch not installed" in ended.stdout
+    assert "1. packages: pip install 'dtfm[node]'" in ended.stdout
+
+
 def test_what_is_missing_otherwise_is_a_bug_and_not_hidden() -> None:
     assert "Traceback" in without("grpc", "join").stderr
 
