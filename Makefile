@@ -35,7 +35,7 @@ $(READY): pyproject.toml constraints.txt
 	@$(call install,-e '.[dev]',what else constraints.txt names)
 	@echo "  compiling the scheduler and the codecs (half a minute) ..."
 	@$(BIN)/python -c "import dtfm.kernels.cpu" & $(BIN)/python -m dtfm.scheduler.warm_up > /dev/null && wait
-	@touch $@
+	@rm -rf $(VENV)/tmp; touch $@
 	@echo "  done."
 
 demo: $(READY)  ## Train a small Llama with a coordinator and four nodes on this machine

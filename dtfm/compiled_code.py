@@ -19,9 +19,6 @@ from pathlib import Path
 
 log = logging.getLogger(__name__)
 
-_NICENESS = 10
-"""So much more than other processes does the compiler give way: somebody may be training on this machine."""
-
 
 def find_room() -> None:
     """Gives Numba a folder of ours if it can write nowhere, which it would refuse: the user's state folder, or else a temporary
@@ -46,9 +43,10 @@ def find_room() -> None:
     _use(Path(temporary))
 
 
-async def compile_apart(module: str) -> None:
+async def compile_apart(module: str, niceness: int = 0) -> None:
     """Has another process import ``module``, and call its ``warm_up`` if it has one, which fills the cache: this process need only
     load the result. Where that fails, this one compiles. Of several that are asked for it, one compiles and the others wait.
+    ``niceness``: how much more than this process it gives way to others.
 
     Compiling holds Python's interpreter for a third of a second at a time, during which no heartbeat is heard or sent. The other
     process ends when this is cancelled.
@@ -63,7 +61,7 @@ async def compile_apart(module: str) -> None:
     )
     try:
         with contextlib.suppress(ProcessLookupError):
-            os.setpriority(os.PRIO_PROCESS, process.pid, _NICENESS)
+            os.setpriority(os.PRIO_PROCESS, process.pid, os.getpriority(os.PRIO_PROCESS, 0) + niceness)
         await process.wait()
     finally:
         if process.returncode is None:
@@ -72,7 +70,7 @@ async def compile_apart(module: str) -> None:
 
 
 def _compile(module: str) -> None:
-    with open(lock_file(), "ab") as lock:
+    with open(lock_file(module), "ab") as lock:
         with contextlib.suppress(ImportError):  # Windows has no such locks; then each compiles
             import fcntl
 
@@ -80,11 +78,11 @@ def _compile(module: str) -> None:
         getattr(importlib.import_module(module), "warm_up", lambda: None)()
 
 
-def lock_file() -> Path:
-    """One for each user and machine, which holds nothing."""
+def lock_file(module: str) -> Path:
+    """One for each user and module, which holds nothing."""
     folder = Path(tempfile.gettempdir()) / f"dtfm-compiling-{getattr(os, 'getuid', int)()}"
     folder.mkdir(mode=0o700, exist_ok=True)
-    return folder / "lock"
+    return folder / module
 
 
 def _use(folder: Path) -> None:

@@ -89,7 +89,7 @@ async def test_one_process_compiles_at_a_time_and_ends_when_nobody_waits_for_it(
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     work = asyncio.create_task(compile_apart("slow"))
     process = int(await asyncio.to_thread(begun.read_text))
-    with compiled_code.lock_file().open("ab") as lock:
+    with compiled_code.lock_file("slow").open("ab") as lock:
         with pytest.raises(BlockingIOError):
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         work.cancel()

@@ -13,13 +13,15 @@ log = logging.getLogger(__name__)
 
 WORTH_A_WORD = 2.0
 """Seconds after which a message says what is taking the time."""
+_NICENESS = 10
+"""So much more than other processes does the compiler give way: nodes may be training on this machine."""
 
 
 async def compile_scheduler() -> None:
     """Returns when nothing is left to compile: after half a second, or after a minute on a machine's first start."""
     began = time.monotonic()
     if not await asyncio.to_thread(is_compiled):
-        await compile_apart("dtfm.scheduler.warm_up")
+        await compile_apart("dtfm.scheduler.warm_up", _NICENESS)
     try:
         await asyncio.to_thread(warm_up)
     except Exception:
