@@ -10,26 +10,31 @@ import secrets
 import signal
 import socket
 import sys
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import asdict
+from importlib import import_module
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
-import torch
 import typer
 from pydantic import ByteSize, Field, TypeAdapter, ValidationError
 
 from dtfm.node.host.addresses import identity_port
-from dtfm.node.host.device import measure_device, open_device
-from dtfm.node.host.doctor import examine
+from dtfm.node.host.long_parts import long_part
+from dtfm.node.host.packages import require_extra
 from dtfm.node.host.trace import write_trace
-from dtfm.node.session import Session, Settings
 from dtfm.protos.access import Role
 from dtfm.protos.candidates import way_to
-from dtfm.protos.connection import read_address
+from dtfm.protos.connection import DEFAULT_LEASE, read_address
 from dtfm.protos.control_pb2 import Device, Hello
 from dtfm.protos.enrolment import Entry
+
+if TYPE_CHECKING:  # PyTorch takes seconds to load; see _join
+    import torch
+
+    from dtfm.node.session import Settings
 
 app = typer.Typer(
     help="Lends this machine's GPU (or CPU) to a training run.",
@@ -121,31 +126,36 @@ def join(
     """
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
     logging.getLogger("dtfm").setLevel(logging.DEBUG if verbose else logging.INFO)
-    if threads:
-        torch.set_num_threads(threads)
     try:
+        require_extra()
         node = id or _remembered_identity()
         entry = Entry(invitation, [Role.NODE], node)
         facing, behind_nat = _place_on_the_net(entry)
         listen = listen or _usual_listen(facing)
         read_address(listen)
-        settings = Settings(
-            coordinator=entry,
-            node=node,
-            run=run,
-            listen=listen,
-            advertise=tuple(map(_resolved, advertise or ())),
-            facing=facing,
-            relay=Hello.ALSO if relay else Hello.NO,
-            open_port=open_port and behind_nat,
-            device=open_device(device),
-            give_up_after=give_up_after,
-            allowed_modules=tuple(allow_module or ()),
-            leave_on_preemption=notices,
-            snapshots=(snapshots or _cache() / "snapshots").absolute(),
-        )
-        with write_trace(trace, settings.node) if trace else nullcontext():
-            raise typer.Exit(asyncio.run(_join(settings, _read_size(memory))))
+        advertised, most_memory = tuple(map(_resolved, advertise or ())), _read_size(memory)
+
+        def settings(opened: torch.device) -> Settings:
+            from dtfm.node.session import Settings
+
+            return Settings(
+                coordinator=entry,
+                node=node,
+                run=run,
+                listen=listen,
+                advertise=advertised,
+                facing=facing,
+                relay=Hello.ALSO if relay else Hello.NO,
+                open_port=open_port and behind_nat,
+                device=opened,
+                give_up_after=give_up_after,
+                allowed_modules=tuple(allow_module or ()),
+                leave_on_preemption=notices,
+                snapshots=(snapshots or _cache() / "snapshots").absolute(),
+            )
+
+        with write_trace(trace, node) if trace else nullcontext():
+            raise typer.Exit(asyncio.run(_join(entry, settings, device, threads, most_memory)))
     except ValueError as mistake:
         print(mistake, file=sys.stderr)
         raise typer.Exit(2) from None
@@ -166,6 +176,11 @@ def relay(
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
     logging.getLogger("dtfm").setLevel(logging.DEBUG if verbose else logging.INFO)
     try:
+        require_extra()
+        import torch
+
+        from dtfm.node.session import Settings
+
         node = id or _remembered_identity()
         entry = Entry(invitation, [Role.NODE], node)
         facing, behind_nat = _place_on_the_net(entry)
@@ -195,33 +210,106 @@ def relay(
 @app.command()
 def doctor(
     coordinator: Annotated[
-        str, typer.Argument(help="An invitation, or the coordinator's HOST:PORT; it is not asked if left out.")
+        str,
+        typer.Argument(
+            metavar="[INVITATION|HOST:PORT]",
+            envvar="DTFM_INVITATION",
+            help="The coordinator; it is not asked if left out. No invitation is used up.",
+            show_envvar=True,
+        ),
     ] = "",
-    listen: Annotated[str, typer.Option(help="HOST:PORT that a node here would listen on.")] = "0.0.0.0:0",
+    listen: Annotated[str, typer.Option(help="HOST:PORT that a node here would listen on.")] = "",
+    advertise: Annotated[list[str] | None, typer.Option(help="HOST[:PORT] at which peers would reach it.")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
+    snapshots: Annotated[Path | None, typer.Option(help="The folder for parts of the run's state.")] = None,
     json_lines: Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")] = False,
 ) -> None:
-    """Says what would stop this machine from joining a run, and how to fix it. Exit codes: 0 nothing, 1 something."""
-    findings = asyncio.run(examine(coordinator, listen, device))
-    for finding in findings:
+    """Says what would stop this machine from joining a run, or slow it down, and how to fix it.
+
+    Exit codes: 0 nothing needs fixing, 1 something does, 2 bad input.
+    """
+    from dtfm.node.host.doctor import Place, examine
+
+    try:
+        entry = Entry(coordinator, [Role.NODE], "doctor") if coordinator else None
+        facing, behind_nat = _place_on_the_net(entry) if entry is not None else ("", False)
+        listen = listen or (_usual_listen(facing) if facing else "0.0.0.0:0")
+        read_address(listen)
+        place = Place(
+            listen=listen,
+            device=device,
+            snapshots=(snapshots or _cache() / "snapshots").absolute(),
+            advertise=tuple(map(_resolved, advertise or ())),
+            facing=facing,
+            behind_nat=behind_nat,
+        )
+        found = asyncio.run(examine(entry, place))
+    except ValueError as mistake:
+        print(mistake, file=sys.stderr)
+        raise typer.Exit(2) from None
+    for finding in found:
         if json_lines:
             print(json.dumps(asdict(finding)))
         else:
-            mark = {True: "good", False: "BAD ", None: "hm  "}[finding.good]
-            print(f"{mark} {finding.check}: {finding.finding}" + (f"\n     fix: {finding.fix}" if finding.fix else ""))
-    raise typer.Exit(1 if any(finding.good is False for finding in findings) else 0)
+            print(f"{ {True: 'good', False: 'BAD ', None: 'hm  '}[finding.good] } {finding.check}: {finding.finding}")
+    for title, good in (("To fix:", False), ("What could be better:", None)):
+        fixes = [f"{finding.check}: {finding.fix}" for finding in found if finding.good is good and finding.fix]
+        if fixes and not json_lines:
+            print(f"\n{title}", *(f"  {number}. {fix}" for number, fix in enumerate(fixes, start=1)), sep="\n")
+    raise typer.Exit(1 if any(finding.good is False for finding in found) else 0)
 
 
-async def _join(settings: Settings, most_memory: int | None) -> int:
-    device = await asyncio.to_thread(measure_device, settings.device)
-    device.memory_bytes = min(device.memory_bytes, most_memory or device.memory_bytes)
-    memory, speed = device.memory_bytes / 2**30, device.flops / 1e9
+@app.command()
+def bench(
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
+    snapshots: Annotated[Path | None, typer.Option(help="The folder whose disk is measured.")] = None,
+    json_lines: Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")] = False,
+) -> None:
+    """Measures what this machine can do for a run: the device, the codecs, streams on loopback, the disk."""
+    try:
+        require_extra()
+        from dtfm.node.bench import bench as measures
+        from dtfm.node.host.device import open_device
+        from dtfm.node.host.rows import Row, show
+
+        rows: list[Row] = []
+        for what, measure in measures(open_device(device), (snapshots or _cache() / "snapshots").absolute()):
+            print(f"measuring {what} ...", file=sys.stderr, flush=True)
+            rows += measure()
+    except ValueError as mistake:
+        print(mistake, file=sys.stderr)
+        raise typer.Exit(2) from None
+    show(f"This machine, {socket.gethostname()}", rows, json_lines)
+
+
+async def _join(
+    coordinator: Entry,
+    settings: Callable[[torch.device], Settings],
+    device: str,
+    threads: int,
+    most_memory: int | None,
+) -> int:
+    coordinator.begin(DEFAULT_LEASE)
+    with long_part("loading PyTorch"):  # meanwhile this node enrols
+        torch = await asyncio.to_thread(import_module, "torch")
+        await asyncio.to_thread(import_module, "dtfm.node.session")
+    if threads:
+        torch.set_num_threads(threads)
+    from dtfm.node.host.device import measure_device, open_device
+
+    chosen = settings(open_device(device))
+    with long_part("measuring the device"):
+        measured = await asyncio.to_thread(measure_device, chosen.device)
+    measured.memory_bytes = min(measured.memory_bytes, most_memory or measured.memory_bytes)
+    memory, speed = measured.memory_bytes / 2**30, measured.flops / 1e9
     power = f"{memory:.1f} GiB free, {speed:.0f} GFLOP/s in matrix products"
-    print(f"{settings.node}: {device.name} ({device.kind}), {power}", flush=True)
-    return await _take_part(settings, device)
+    print(f"{chosen.node}: {measured.name} ({measured.kind}), {power}", flush=True)
+    return await _take_part(chosen, measured)
 
 
 async def _take_part(settings: Settings, device: Device) -> int:
+    from dtfm.node.session import Session
+
     session = Session(settings, device)
     signalled = False
 

@@ -27,6 +27,7 @@ from dtfm.node.host.addresses import candidates, host_of, interfaces, reached_he
 from dtfm.node.host.dialling import Dialler
 from dtfm.node.host.home_router import HomeRouter
 from dtfm.node.host.links import measure_links, reach
+from dtfm.node.host.long_parts import long_part
 from dtfm.node.host.preemption import preemption_notice
 from dtfm.node.state.disk import Disk
 from dtfm.node.state.snapshots import Snapshots
@@ -109,6 +110,7 @@ class Session:
         self._leave_reason = ""
         self._port = 0
         self._router = HomeRouter()
+        self._opening: asyncio.Task[str] | None = None
         self._opened = ""
         self._identity: Identity | None = None  # None until the first welcome
         self._key = b""  # of the name, from the first connection on
@@ -138,8 +140,8 @@ class Session:
         try:
             self._port = await self._server.start(self._settings.listen)
             self._candidates()  # an address that cannot be is to be known now
-            if self._settings.open_port:
-                self._opened = await self._router.open(self._port)
+            if self._settings.open_port:  # while this node enrols
+                self._opening = asyncio.create_task(self._router.open(self._port))
             await self._ways.start(reached_here(self._settings.listen, self._port))
             if self._settings.leave_on_preemption:
                 self._start(self._leave_on_preemption())
@@ -151,6 +153,8 @@ class Session:
             await asyncio.to_thread(self._snapshots.writer.close)
             for task in self._tasks:
                 task.cancel()
+            if self._opening is not None:
+                await asyncio.wait([self._opening])  # what it opens is closed below
             await self._sender.close()
             await self._ways.stop()
             await self._router.close()
@@ -214,13 +218,17 @@ class Session:
         """One control stream. Returns (what ended it, whether the coordinator sent anything)."""
         answered = False
         try:
-            opened = await self._settings.coordinator.open(self._lease)
+            with long_part("connecting to the coordinator"):
+                opened = await self._settings.coordinator.open(self._lease)
         except ConnectionError as error:
             return str(error), answered
         except NotAdmitted as refused:
             if self._identity is None or refused.reason != "WRONG_AUTHORITY":
                 self._refused(refused.reason, refused.sentence)
             return str(refused), answered
+        if self._opening is not None:
+            with long_part("asking the home router for a port"):
+                self._opened = await self._opening
         self._key = opened.access.key
         self._outgoing = asyncio.Queue()
         self._send(
@@ -332,7 +340,8 @@ class Session:
 
     async def _probe(self, probe: Probe) -> None:
         assert self._dialler is not None  # probes are asked of welcomed nodes only
-        report = await measure_links(self._settings.node, list(probe.peers), self._dialler, self._lease)
+        with long_part(f"measuring links to {len(probe.peers)} nodes"):
+            report = await measure_links(self._settings.node, list(probe.peers), self._dialler, self._lease)
         self._send(NodeMessage(links=report))
 
     async def _reach(self, wanted: Reach) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,9 +15,10 @@ import grpc.aio
 from dtfm.protos import PROTOCOL_VERSION, control_pb2_grpc
 from dtfm.protos.access import Access, Role, keep, kept, other_key
 from dtfm.protos.connection import open_channel, read_address
-from dtfm.protos.control_pb2 import EnrolRequest, InviteRequest, RefusalReason
+from dtfm.protos.control_pb2 import EnrolRequest, InviteRequest, KnockReply, KnockRequest, RefusalReason
 from dtfm.protos.credentials import (
     fetch_authority,
+    in_time,
     make_key,
     pin_of,
     public_key,
@@ -76,6 +79,7 @@ class Entry:
         self._roles = tuple(roles)
         self._name = name
         self._used: Access | None = None  # by the last `open`
+        self._begun: asyncio.Task[Opened] | None = None
 
     def __str__(self) -> str:
         """Where it leads, without secrets."""
@@ -95,8 +99,51 @@ class Entry:
             return (self._place,) if self._place else last.addresses, last.pin
         return (self._place or DEFAULT_ADDRESS,), None
 
+    def begin(self, timeout: float) -> None:
+        """Does what the first ``open`` does while this process does something else. To be called on the event loop."""
+        self._begun = asyncio.create_task(self._named(timeout))
+        self._begun.add_done_callback(
+            lambda begun: begun.cancelled() or begun.exception()
+        )  # `open` raises it, if called
+
     async def open(self, timeout: float) -> Opened:
         """Raises ConnectionError if the coordinator does not answer, and NotAdmitted if it, or this side, refuses."""
+        begun, self._begun = self._begun, None
+        return await (begun or self._named(timeout))
+
+    async def knock(self, candidates: Sequence[str], token: bytes, timeout: float) -> KnockReply:
+        """Has the coordinator dial this machine at ``candidates``, where whoever connects is sent ``token`` (16 bytes). Raises as
+        ``open`` does, if that would not let this side in; but nothing is bound, and no invitation used up."""
+        addresses, pin = self.leads_to
+        try:
+            if pin is not None:
+                address, authority = await fetch_authority(addresses, pin, timeout)
+            else:
+                address, authority = addresses[0], in_time(await shown_certificate(addresses[0], timeout))
+                pin = pin_of(authority)
+        except PermissionError as error:
+            raise NotAdmitted("WRONG_AUTHORITY", str(error)) from None
+        except ClockError as error:
+            raise NotAdmitted("WRONG_CLOCK", str(error)) from None
+        invitation = self._place if isinstance(self._place, Invitation) else None
+        roles = [*self._roles, Role.OPERATOR]  # an operator's machine lets its own nodes in
+        access = next(iter(_enrolled(roles, pin)), None)
+        if access is None:
+            if invitation is None:
+                raise self._needed(address)
+            name = f"knock-{secrets.token_hex(4)}"
+            access, roles = Access(addresses, pin, name, self._roles[0], make_key()), list(self._roles)
+        opened = Opened(address, authority, access)
+        request = KnockRequest(enrolment=_request(access, invitation, roles), candidates=candidates, token=token)
+        async with opened.channel(timeout) as channel:
+            stub = control_pb2_grpc.CoordinatorStub(channel)  # type: ignore[no-untyped-call]
+            try:
+                reply: KnockReply = await stub.Knock(request, metadata=opened.metadata, timeout=timeout)
+            except grpc.aio.AioRpcError as error:
+                raise _explained(error) from None
+        return reply
+
+    async def _named(self, timeout: float) -> Opened:
         try:
             return await self._open(timeout)
         except PermissionError as error:
@@ -112,7 +159,7 @@ class Entry:
             address, authority = await fetch_authority(addresses, pin, timeout)
         else:
             address = addresses[0]
-            authority = await shown_certificate(address, timeout)
+            authority = in_time(await shown_certificate(address, timeout))
             pin = pin_of(authority)
         if (access := self._known(pin)) is not None:
             if self._used is None:
@@ -122,7 +169,10 @@ class Entry:
         if Role.NODE in self._roles and (operators := _enrolled([Role.OPERATOR], pin)):
             own = await _invite(Opened(address, authority, operators[0]), self._name, timeout)
             return await self._by_invitation(replace(own, addresses=(address,)), timeout)
-        raise NotAdmitted(
+        raise self._needed(address)
+
+    def _needed(self, address: str) -> NotAdmitted:
+        return NotAdmitted(
             "INVITATION_NEEDED",
             f"the coordinator at {address} knows no key of this user's for the role {' or '.join(self._roles)}; ask for an "
             f"invitation (dtfm-coordinator invite --role {self._roles[0]}), and give it once in place of the address",
@@ -199,14 +249,7 @@ def _enrolled(roles: Sequence[Role], pin: bytes | None = None, name: str = "") -
 
 async def _enrol(opened: Opened, invitation: Invitation, roles: Sequence[Role], timeout: float) -> Role:
     access = opened.access
-    request = EnrolRequest(
-        protocol_version=PROTOCOL_VERSION,
-        invitation=invitation.id,
-        secret=invitation.secret,
-        name=access.name,
-        public_key=public_key(access.key),
-        roles=[role.value for role in roles],
-    )
+    request = _request(access, invitation, roles)
     async with opened.channel(timeout) as channel:
         stub = control_pb2_grpc.CoordinatorStub(channel)  # type: ignore[no-untyped-call]
         try:
@@ -219,6 +262,17 @@ async def _enrol(opened: Opened, invitation: Invitation, roles: Sequence[Role], 
         raise NotAdmitted(
             "ROLE", f"the coordinator gives a role that this dtfm does not know: {reply.role[:20]!r}"
         ) from None
+
+
+def _request(access: Access, invitation: Invitation | None, roles: Sequence[Role]) -> EnrolRequest:
+    return EnrolRequest(
+        protocol_version=PROTOCOL_VERSION,
+        invitation=invitation.id if invitation is not None else "",
+        secret=invitation.secret if invitation is not None else b"",
+        name=access.name,
+        public_key=public_key(access.key),
+        roles=[role.value for role in roles],
+    )
 
 
 async def _invite(opened: Opened, name: str, timeout: float) -> Invitation:
