@@ -56,7 +56,8 @@ def test_every_command_and_option_is_there(path: Path) -> None:
         r"\b(dtfm-node|dtfm-coordinator) ([a-z][a-z-]*)([^\n`]*)", path.read_text()
     ):
         if command not in commands(program):
-            assert not re.match(r" *--", rest), f"{program} has no command {command}"
+            in_a_sentence = path.suffix == ".md" and not re.match(r" *--", rest)
+            assert in_a_sentence, f"{program} has no command {command}"
             continue
         there = {option for parameter in commands(program)[command].params for option in parameter.opts}
         assert set(re.findall(r"(?<= )--[a-z-]+", rest)) <= there
