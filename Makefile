@@ -20,10 +20,10 @@ TMPDIR=$(abspath $(VENV)/tmp) $(BIN)/python -u -m pip install --progress-bar off
 endef
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test soak lint proto bench clean
+.PHONY: help setup demo test docker-test soak lint proto bench clean
 
 help:  ## This list
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
 
 setup: $(READY)  ## Make .venv with everything
 
@@ -45,6 +45,9 @@ demo: $(READY)  ## Train a small Llama with a coordinator and four nodes on this
 test: lint  ## Lint, then all tests
 	$(BIN)/python -m pytest -n 2 --durations=15 --ignore=tests/cluster --ignore=tests/wan
 	$(BIN)/python -m pytest --durations=15 tests/cluster tests/wan
+
+docker-test: $(READY)  ## Build the images of docker/ and train by compose (root; apt-get install docker.io docker-compose mmdebstrap)
+	$(BIN)/python -m pytest -s --durations=5 -m docker tests/docker
 
 soak: $(READY)  ## The long versions of tests: ten minutes of chaos, every fault at every node, every precision (20 minutes)
 	$(BIN)/python -m pytest --durations=15 -m soak tests/cluster tests/wan

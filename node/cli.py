@@ -53,9 +53,17 @@ InvitationArgument = Annotated[
         show_envvar=True,
     ),
 ]
+ENVIRONMENT = {"auto_envvar_prefix": "DTFM"}
+"""Every option of these commands can come from the environment: DTFM_LISTEN for --listen, as containers need it."""
+Health = Annotated[
+    Path | None,
+    typer.Option(
+        help="The folder for a socket on which this process answers how it is: `python -m dtfm.protos.health` asks."
+    ),
+]
 
 
-@app.command()
+@app.command(context_settings=ENVIRONMENT)
 def join(
     invitation: InvitationArgument = "",
     id: Annotated[
@@ -116,6 +124,7 @@ def join(
             "loss of other nodes. Default: ~/.cache/dtfm/snapshots."
         ),
     ] = None,
+    health: Health = None,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log every message.")] = False,
 ) -> None:
     """Joins a run and takes part until it is over.
@@ -152,6 +161,7 @@ def join(
                 allowed_modules=tuple(allow_module or ()),
                 leave_on_preemption=notices,
                 snapshots=(snapshots or _cache() / "snapshots").absolute(),
+                health=health,
             )
 
         with write_trace(trace, node) if trace else nullcontext():
@@ -161,7 +171,7 @@ def join(
         raise typer.Exit(2) from None
 
 
-@app.command()
+@app.command(context_settings=ENVIRONMENT)
 def relay(
     invitation: InvitationArgument = "",
     id: Annotated[str, typer.Option(help="This relay's name, kept across restarts.")] = "",
@@ -170,6 +180,7 @@ def relay(
     give_up_after: Annotated[
         float, typer.Option(min=0, help="Exit with 1 after this many seconds without a coordinator.")
     ] = 300.0,
+    health: Health = None,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log every message.")] = False,
 ) -> None:
     """Passes on what nodes that cannot reach each other have to say, and sees ciphertext alone. It computes nothing."""
@@ -200,6 +211,7 @@ def relay(
             allowed_modules=(),
             leave_on_preemption=False,
             snapshots=_cache() / "snapshots",
+            health=health,
         )
         raise typer.Exit(asyncio.run(_take_part(settings, Device(kind="cpu", name="relay", memory_bytes=1, flops=1.0))))
     except ValueError as mistake:

@@ -58,6 +58,7 @@ from dtfm.protos.control_pb2 import (
 )
 from dtfm.protos.credentials import Identity
 from dtfm.protos.enrolment import Entry, NotAdmitted, refusal_in
+from dtfm.protos.health import answering
 
 log = logging.getLogger(__name__)
 Argument = TypeVar("Argument")
@@ -77,7 +78,7 @@ class Settings:
 
     ``coordinator`` is the way to it. ``give_up_after`` is the number of seconds without a coordinator after
     which the node exits. With ``leave_on_preemption`` it leaves when the cloud host gives notice. ``snapshots`` is the folder
-    for its part in snapshots on disks.
+    for its part in snapshots on disks; ``health`` the one in which it answers how it is (see answering).
     """
 
     coordinator: Entry
@@ -93,6 +94,7 @@ class Settings:
     allowed_modules: tuple[str, ...]
     leave_on_preemption: bool
     snapshots: Path
+    health: Path | None = None
 
 
 class Session:
@@ -106,6 +108,7 @@ class Session:
         self._outgoing: asyncio.Queue[NodeMessage] = asyncio.Queue()
         self._tasks: set[asyncio.Task[None]] = set()
         self._exit: int | None = None
+        self._problem = "it was not let in yet"  # empty while the coordinator hears it
         self._leaving = asyncio.Event()
         self._leave_reason = ""
         self._port = 0
@@ -137,6 +140,10 @@ class Session:
 
     async def run(self) -> int:
         """Takes part until the run is over. Returns the process's exit code. Raises ValueError for a user's mistake."""
+        async with answering(self._settings.health, self._settings.node, self._health):
+            return await self._run()
+
+    async def _run(self) -> int:
         try:
             self._port = await self._server.start(self._settings.listen)
             self._candidates()  # an address that cannot be is to be known now
@@ -173,6 +180,10 @@ class Session:
             opened=self._opened,
         )
 
+    def _health(self) -> tuple[bool, str]:
+        where = f"the coordinator at {self._settings.coordinator}"
+        return (False, f"without {where}: {self._problem}") if self._problem else (True, f"in touch with {where}")
+
     def leave(self, reason: str) -> None:
         """Works on until this node's part is handed over, then makes ``run`` return 0."""
         self._leaving.set()
@@ -188,6 +199,7 @@ class Session:
                 self._exit = 0
                 return
             problem, answered = await self._connect_once()
+            self._problem = problem
             if self._exit is not None or self._leaving.is_set():
                 continue
             if answered:
@@ -281,6 +293,7 @@ class Session:
             case "welcome":
                 welcome = message.welcome
                 self._lease = welcome.run.lease_seconds
+                self._problem = ""
                 dialler = self._become(Identity(welcome.authority, welcome.certificate, self._key))
                 self._server.revoke(welcome.revoked)
                 if self._settings.relay != Hello.ONLY:
