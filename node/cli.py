@@ -6,7 +6,6 @@ import asyncio
 import json
 import logging
 import os
-import secrets
 import signal
 import socket
 import sys
@@ -23,6 +22,7 @@ from pydantic import ByteSize, Field, TypeAdapter, ValidationError
 from dtfm.node.host.addresses import identity_port
 from dtfm.node.host.device import measure_device, open_device
 from dtfm.node.host.doctor import examine
+from dtfm.node.host.identity import take_name
 from dtfm.node.host.trace import write_trace
 from dtfm.node.session import Session, Settings
 from dtfm.protos.access import Role
@@ -55,7 +55,10 @@ def join(
     invitation: InvitationArgument = "",
     id: Annotated[
         str,
-        typer.Option(help="This node's name, kept across restarts. Default: the host name and a number, remembered."),
+        typer.Option(
+            help="This node's name, kept across restarts. Default: the host name and a number, remembered; a second node on "
+            "this machine gets one of its own."
+        ),
     ] = "",
     run: Annotated[str, typer.Option(help="Join only if the coordinator's run has this name.")] = "",
     listen: Annotated[
@@ -124,7 +127,7 @@ def join(
     if threads:
         torch.set_num_threads(threads)
     try:
-        node = id or _remembered_identity()
+        node = id or take_name()
         entry = Entry(invitation, [Role.NODE], node)
         facing, behind_nat = _place_on_the_net(entry)
         listen = listen or _usual_listen(facing)
@@ -166,7 +169,7 @@ def relay(
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
     logging.getLogger("dtfm").setLevel(logging.DEBUG if verbose else logging.INFO)
     try:
-        node = id or _remembered_identity()
+        node = id or take_name()
         entry = Entry(invitation, [Role.NODE], node)
         facing, behind_nat = _place_on_the_net(entry)
         listen = listen or _usual_listen(facing)
@@ -313,18 +316,6 @@ def _read_size(text: str) -> int | None:
         return TypeAdapter(Annotated[ByteSize, Field(gt=0)]).validate_python(text)
     except ValidationError:
         raise ValueError(f"--memory {text!r} is not an amount of memory; give it like 6GiB or 500MB") from None
-
-
-def _remembered_identity() -> str:
-    """A name drawn once per machine and user, so that a node that comes back is recognised."""
-    state = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "dtfm" / "identity"
-    try:
-        if not state.exists():
-            state.parent.mkdir(parents=True, exist_ok=True)
-            state.write_text(f"{socket.gethostname().split('.')[0]}-{secrets.token_hex(2)}\n")
-        return state.read_text().strip()
-    except OSError as error:
-        raise ValueError(f"this node's name cannot be stored in {state} ({error}); give one with --id NAME") from None
 
 
 def main() -> None:
