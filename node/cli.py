@@ -9,6 +9,7 @@ import os
 import signal
 import socket
 import sys
+import time
 from contextlib import nullcontext
 from dataclasses import asdict
 from ipaddress import ip_address
@@ -19,12 +20,13 @@ import torch
 import typer
 from pydantic import ByteSize, Field, TypeAdapter, ValidationError
 
-from dtfm.node.host.addresses import identity_port
-from dtfm.node.host.device import measure_device, open_device
+from dtfm.node.host.addresses import identity_ports
+from dtfm.node.host.device import devices_named, measure_device, open_device, slots
 from dtfm.node.host.doctor import examine
 from dtfm.node.host.identity import take_name
 from dtfm.node.host.trace import write_trace
 from dtfm.node.session import Session, Settings
+from dtfm.node.supervisor import supervise
 from dtfm.protos.access import Role
 from dtfm.protos.candidates import way_to
 from dtfm.protos.connection import read_address
@@ -37,6 +39,9 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,  # they show the values of variables, secrets among them
 )
+
+SAME_SIGNAL_SECONDS = 0.5
+"""A signal comes twice if the supervisor of several nodes gets it, and the nodes too, as from systemd."""
 
 InvitationArgument = Annotated[
     str,
@@ -84,7 +89,13 @@ def join(
         bool,
         typer.Option(help="Ask the home router (UPnP) to open this node's port while it takes part."),
     ] = True,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
+    device: Annotated[
+        str,
+        typer.Option(
+            help="auto, cpu, cuda or cuda:N; or all, for a node on each GPU; or several, like cuda:0,cuda:2. Each of several has "
+            "its own name, and ports of --listen and --advertise count up."
+        ),
+    ] = "auto",
     memory: Annotated[
         str,
         typer.Option(help="The most memory that work on this node may take, e.g. 6GiB. Default: what is free."),
@@ -124,31 +135,40 @@ def join(
     """
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
     logging.getLogger("dtfm").setLevel(logging.DEBUG if verbose else logging.INFO)
-    if threads:
-        torch.set_num_threads(threads)
-    try:
-        node = id or take_name()
+
+    def member(number: int) -> int:
+        slot = slots(devices)[number] if several else ""
+        node = f"{id}-{slot}" if id and slot else id or take_name(slot)
+        if threads:
+            torch.set_num_threads(threads)
         entry = Entry(invitation, [Role.NODE], node)
         facing, behind_nat = _place_on_the_net(entry)
-        listen = listen or _usual_listen(facing)
-        read_address(listen)
+        listens = _nth_port(listen, number) if listen else _usual_listen(facing, number)
+        read_address(listens)
         settings = Settings(
             coordinator=entry,
             node=node,
             run=run,
-            listen=listen,
-            advertise=tuple(map(_resolved, advertise or ())),
+            listen=listens,
+            advertise=tuple(_nth_port(_resolved(each), number) for each in advertise or ()),
             facing=facing,
             relay=Hello.ALSO if relay else Hello.NO,
             open_port=open_port and behind_nat,
-            device=open_device(device),
+            device=open_device(devices[number]),
             give_up_after=give_up_after,
             allowed_modules=tuple(allow_module or ()),
             leave_on_preemption=notices,
             snapshots=(snapshots or _cache() / "snapshots").absolute(),
         )
-        with write_trace(trace, settings.node) if trace else nullcontext():
-            raise typer.Exit(asyncio.run(_join(settings, _read_size(memory))))
+        traced = trace.with_stem(f"{trace.stem}-{slot}") if trace and slot else trace
+        with write_trace(traced, settings.node) if traced else nullcontext():
+            return asyncio.run(_join(settings, most_memory, supervised=len(devices) > 1))
+
+    try:
+        devices, most_memory = devices_named(device), _read_size(memory)
+        several = device == "all" or len(devices) > 1
+        Entry(invitation, [Role.NODE], id)  # a mistake in it is told once
+        raise typer.Exit(supervise(slots(devices), member) if len(devices) > 1 else member(0))
     except ValueError as mistake:
         print(mistake, file=sys.stderr)
         raise typer.Exit(2) from None
@@ -215,24 +235,26 @@ def doctor(
     raise typer.Exit(1 if any(finding.good is False for finding in findings) else 0)
 
 
-async def _join(settings: Settings, most_memory: int | None) -> int:
+async def _join(settings: Settings, most_memory: int | None, *, supervised: bool) -> int:
     device = await asyncio.to_thread(measure_device, settings.device)
     device.memory_bytes = min(device.memory_bytes, most_memory or device.memory_bytes)
     memory, speed = device.memory_bytes / 2**30, device.flops / 1e9
     power = f"{memory:.1f} GiB free, {speed:.0f} GFLOP/s in matrix products"
     print(f"{settings.node}: {device.name} ({device.kind}), {power}", flush=True)
-    return await _take_part(settings, device)
+    return await _take_part(settings, device, supervised=supervised)
 
 
-async def _take_part(settings: Settings, device: Device) -> int:
+async def _take_part(settings: Settings, device: Device, *, supervised: bool = False) -> int:
     session = Session(settings, device)
-    signalled = False
+    signalled: float | None = None
 
     def on_signal(name: str) -> None:
         nonlocal signalled
-        if signalled:
+        if signalled is not None:
+            if supervised and time.monotonic() - signalled < SAME_SIGNAL_SECONDS:
+                return
             os._exit(130)
-        signalled = True
+        signalled = time.monotonic()
         print(
             f"{name}: handing over to the others, then leaving. A second {name} exits at once.",
             file=sys.stderr,
@@ -285,12 +307,31 @@ def _facing(host: str) -> tuple[str, str]:
     return str(local).partition("%")[0], str(address[0]).partition("%")[0]
 
 
-def _usual_listen(facing: str) -> str:
+def _usual_listen(facing: str, number: int = 0) -> str:
     """Loopback for a coordinator on this machine; otherwise everywhere, on a port that a rented machine's host maps to itself, if
-    it does that, or any free one."""
+    it does that, the one for the node with this ``number`` first, or any free one."""
     if ip_address(facing).is_loopback:
         return f"[{facing}]:0" if ":" in facing else f"{facing}:0"
-    return f"0.0.0.0:{identity_port(os.environ)}"
+    ports = identity_ports(os.environ)
+    return f"0.0.0.0:{next(filter(_is_free, (*ports[number:], *ports[:number])), 0)}"
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        try:
+            probe.bind(("0.0.0.0", port))
+        except OSError:
+            return False
+    return True
+
+
+def _nth_port(address: str, number: int) -> str:
+    """HOST:PORT of the node with this ``number`` among several, where ``address`` is the first one's: ports count up, but for 0,
+    any free one. A HOST alone stays as it is."""
+    host, colon, port = address.rpartition(":")
+    if not number or not colon or not port.isdecimal() or port == "0" or (":" in host and not host.endswith("]")):
+        return address
+    return f"{host}:{int(port) + number}"
 
 
 def _resolved(advertise: str) -> str:
