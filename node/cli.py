@@ -159,6 +159,7 @@ def join(
             allowed_modules=tuple(allow_module or ()),
             leave_on_preemption=notices,
             snapshots=(snapshots or _cache() / "snapshots").absolute(),
+            tokens=_cache() / "tokens",
         )
         traced = trace.with_stem(f"{trace.stem}-{slot}") if trace and slot else trace
         with write_trace(traced, settings.node) if traced else nullcontext():
@@ -208,6 +209,7 @@ def relay(
             allowed_modules=(),
             leave_on_preemption=False,
             snapshots=_cache() / "snapshots",
+            tokens=_cache() / "tokens",
         )
         raise typer.Exit(asyncio.run(_take_part(settings, Device(kind="cpu", name="relay", memory_bytes=1, flops=1.0))))
     except ValueError as mistake:

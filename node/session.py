@@ -76,7 +76,7 @@ class Settings:
 
     ``coordinator`` is the way to it. ``give_up_after`` is the number of seconds without a coordinator after
     which the node exits. With ``leave_on_preemption`` it leaves when the cloud host gives notice. ``snapshots`` is the folder
-    for its part in snapshots on disks.
+    for its part in snapshots on disks, ``tokens`` the one in which this machine's nodes share the data that they have read.
     """
 
     coordinator: Entry
@@ -92,6 +92,7 @@ class Settings:
     allowed_modules: tuple[str, ...]
     leave_on_preemption: bool
     snapshots: Path
+    tokens: Path
 
 
 class Session:
@@ -122,6 +123,7 @@ class Session:
             device=settings.device,
             hardware=device,
             allowed_modules=settings.allowed_modules,
+            tokens=settings.tokens,
             sender=self._sender,
             store=StateStore(),
             snapshots=self._snapshots,

@@ -220,7 +220,7 @@ class Trainer:
             self._loaded = replace(self._loaded, run=run, dialler=dialler)
         else:
             log.info("run %r: loading its data (%s) and its model (%s)", run.name, run.data.source, run.model.family)
-            data = load_data(run, self._equipment.allowed_modules)
+            data = load_data(run, self._equipment.allowed_modules, self._equipment.tokens)
             model = load_model(run.model, data.sample, self._equipment.allowed_modules)
             self._loaded = LoadedRun(run, model, data, dialler)
             self._layer_flops = layer_flops(model, run, self._equipment.device, self._equipment.hardware)
