@@ -25,6 +25,7 @@ from dtfm.node.host.device import devices_named, measure_device, open_device, sl
 from dtfm.node.host.doctor import examine
 from dtfm.node.host.identity import take_name
 from dtfm.node.host.trace import write_trace
+from dtfm.node.host.way_in import way_in
 from dtfm.node.session import Session, Settings
 from dtfm.node.supervisor import supervise
 from dtfm.protos.access import Role
@@ -49,7 +50,8 @@ InvitationArgument = Annotated[
         metavar="INVITATION",
         envvar="DTFM_INVITATION",
         help="What `dtfm-coordinator invite` printed, or a file with it. It is needed once. Later HOST:PORT will do, or "
-        "nothing, for the coordinator that was used or started last on this machine.",
+        "nothing, for the coordinator that was used or started last on this machine. Without any, runs on the local network are "
+        "listed.",
         show_envvar=True,
     ),
 ]
@@ -168,6 +170,7 @@ def join(
     try:
         devices, most_memory = devices_named(device), _read_size(memory)
         several = device == "all" or len(devices) > 1
+        invitation = invitation or asyncio.run(way_in("dtfm-node join"))
         Entry(invitation, [Role.NODE], id)  # a mistake in it is told once
         raise typer.Exit(supervise(slots(devices), member) if len(devices) > 1 else member(0))
     except ValueError as mistake:
@@ -191,6 +194,7 @@ def relay(
     logging.getLogger("dtfm").setLevel(logging.DEBUG if verbose else logging.INFO)
     try:
         node = id or take_name()
+        invitation = invitation or asyncio.run(way_in("dtfm-node relay"))
         entry = Entry(invitation, [Role.NODE], node)
         facing, behind_nat = _place_on_the_net(entry)
         listen = listen or _usual_listen(facing)

@@ -7,6 +7,7 @@ import json
 import logging
 import sys
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated
 
@@ -22,6 +23,7 @@ from dtfm.coordinator.command.options import (
 from dtfm.coordinator.config.run_file import RunFile, read_run_file
 from dtfm.coordinator.log.store import Store
 from dtfm.coordinator.service.addresses import EVERYWHERE, LOOPBACK, public_addresses
+from dtfm.coordinator.service.announcing import announcing
 from dtfm.coordinator.service.authority_key import authority_file, authority_key
 from dtfm.coordinator.service.first_access import FIRST_SECONDS, FIRST_USES, first_invitation, local_operator
 from dtfm.coordinator.service.server import Server
@@ -55,6 +57,9 @@ def serve(
             "the addresses of this machine's interfaces."
         ),
     ] = None,
+    announce: Annotated[
+        bool, typer.Option(help="Tell the local network of this run (zeroconf), unless it listens on loopback alone.")
+    ] = True,
     json_lines: Json = False,
     verbose: Verbose = False,
 ) -> None:
@@ -70,7 +75,9 @@ def serve(
     host, port = read_address(listen)
     run = read_run_file(run_file) if run_file is not None or not resume else None
     with Store(store, write=True) as opened:
-        raise typer.Exit(asyncio.run(_serve(opened, run, resume, host, port, advertise or [], authority, json_lines)))
+        raise typer.Exit(
+            asyncio.run(_serve(opened, run, resume, host, port, advertise or [], authority, announce, json_lines))
+        )
 
 
 async def _serve(
@@ -81,6 +88,7 @@ async def _serve(
     port: int,
     advertised: list[str],
     authority: Path | None,
+    announce: bool,
     json_lines: bool,
 ) -> int:
     state, events = open_run(store, run, resume=resume)
@@ -99,7 +107,8 @@ async def _serve(
     server.begin_with(events[begun:])
     await server.start()
     _tell(state.run.name, host, port, text, json_lines=json_lines)
-    return await serve_until_over(server, events)
+    async with announcing(state.run.name, server.pin, host, port) if announce else nullcontext():
+        return await serve_until_over(server, events)
 
 
 def _tell(run: str, host: str, port: int, invitation: str, *, json_lines: bool) -> None:
