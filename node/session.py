@@ -78,7 +78,8 @@ class Settings:
 
     ``coordinator`` is the way to it. ``give_up_after`` is the number of seconds without a coordinator after
     which the node exits. With ``leave_on_preemption`` it leaves when the cloud host gives notice. ``snapshots`` is the folder
-    for its part in snapshots on disks; ``health`` the one in which it answers how it is (see answering).
+    for its part in snapshots on disks, ``tokens`` the one in which this machine's nodes share the data that they have read, and
+    ``health`` the one in which this one answers how it is (see answering).
     """
 
     coordinator: Entry
@@ -94,6 +95,7 @@ class Settings:
     allowed_modules: tuple[str, ...]
     leave_on_preemption: bool
     snapshots: Path
+    tokens: Path
     health: Path | None = None
 
 
@@ -127,6 +129,7 @@ class Session:
             device=settings.device,
             hardware=device,
             allowed_modules=settings.allowed_modules,
+            tokens=settings.tokens,
             sender=self._sender,
             store=StateStore(),
             snapshots=self._snapshots,

@@ -13,7 +13,7 @@ import grpc
 import grpc.aio
 
 from dtfm.protos import PROTOCOL_VERSION, control_pb2_grpc
-from dtfm.protos.access import Access, Role, keep, kept, other_key
+from dtfm.protos.access import Access, Role, enrolment_lock, keep, kept, other_key
 from dtfm.protos.connection import open_channel, read_address
 from dtfm.protos.control_pb2 import EnrolRequest, InviteRequest, KnockReply, KnockRequest, RefusalReason
 from dtfm.protos.credentials import (
@@ -25,6 +25,7 @@ from dtfm.protos.credentials import (
     shown_certificate,
     to_coordinator,
 )
+from dtfm.protos.file_lock import locked
 from dtfm.protos.invitation import MOST_CHARACTERS, Invitation, invitation_in, read_invitation
 from dtfm.protos.proof import ClockError, Metadata, proof
 
@@ -169,6 +170,10 @@ class Entry:
         if Role.NODE in self._roles and (operators := _enrolled([Role.OPERATOR], pin)):
             own = await _invite(Opened(address, authority, operators[0]), self._name, timeout)
             return await self._by_invitation(replace(own, addresses=(address,)), timeout)
+        if (key := self._key_here(pin)) is not None:
+            fresh = Access((address,), pin, self._name, Role.NODE, key)
+            self._used = await self._enrol(Opened(address, authority, fresh), None, timeout)
+            return Opened(address, authority, self._used)
         raise self._needed(address)
 
     def _needed(self, address: str) -> NotAdmitted:
@@ -181,18 +186,24 @@ class Entry:
     async def _by_invitation(self, invitation: Invitation, timeout: float) -> Opened:
         address, authority = await fetch_authority(invitation.addresses, invitation.pin, timeout)
         if self._used is None:
-            fresh = Access(invitation.addresses, invitation.pin, self._name, self._roles[0], make_key())
-            before = kept(self._roles, invitation.pin, self._name if Role.NODE in self._roles else "")
-            try:
-                self._used = await self._enrol(Opened(address, authority, (*before, fresh)[0]), invitation, timeout)
-            except NotAdmitted as refused:
-                if Role.NODE in self._roles or not before or refused.reason != "NAME_TAKEN":
-                    raise
-                # What was remembered is revoked. People's names are drawn, so another will do.
-                self._used = await self._enrol(Opened(address, authority, fresh), invitation, timeout)
+            async with locked(enrolment_lock(invitation.pin)):
+                self._used = await self._first_enrolled(address, authority, invitation, timeout)
         return Opened(address, authority, self._used)
 
-    async def _enrol(self, opened: Opened, invitation: Invitation, timeout: float) -> Access:
+    async def _first_enrolled(self, address: str, authority: bytes, invitation: Invitation, timeout: float) -> Access:
+        key = self._key_here(invitation.pin) or make_key()
+        fresh = Access(invitation.addresses, invitation.pin, self._name, self._roles[0], key)
+        before = kept(self._roles, invitation.pin, self._name if Role.NODE in self._roles else "")
+        try:
+            return await self._enrol(Opened(address, authority, (*before, fresh)[0]), invitation, timeout)
+        except NotAdmitted as refused:
+            if Role.NODE in self._roles or not before or refused.reason != "NAME_TAKEN":
+                raise
+            # What was remembered is revoked. People's names are drawn, so another will do.
+            return await self._enrol(Opened(address, authority, fresh), invitation, timeout)
+
+    async def _enrol(self, opened: Opened, invitation: Invitation | None, timeout: float) -> Access:
+        """Without an invitation the coordinator must know the key by another name."""
         if not opened.access.enrolled:
             if (other := other_key(opened.access)) is not None:
                 raise NotAdmitted(
@@ -202,7 +213,8 @@ class Entry:
                 )
             keep(opened.access)
         role = await _enrol(opened, invitation, self._roles, timeout)
-        access = replace(opened.access, addresses=invitation.addresses, role=role, enrolled=True)
+        addresses = opened.access.addresses if invitation is None else invitation.addresses
+        access = replace(opened.access, addresses=addresses, role=role, enrolled=True)
         keep(access)
         return access
 
@@ -211,11 +223,14 @@ class Entry:
             return self._used
         return next(iter(_enrolled(self._roles, pin, self._name if Role.NODE in self._roles else "")), None)
 
-    def _newest(self) -> Access | None:
+    def _key_here(self, pin: bytes) -> bytes | None:
+        """The key by which the coordinator knows other nodes of this user's on this machine: it is this one's too."""
         if Role.NODE not in self._roles:
-            return next(iter(_enrolled(self._roles)), None)
-        usable = _enrolled([*self._roles, Role.OPERATOR])
-        return next((a for a in usable if a.role is Role.OPERATOR or a.name == self._name), None)
+            return None
+        return next((access.key for access in _enrolled([Role.NODE], pin)), None)
+
+    def _newest(self) -> Access | None:
+        return next(iter(_enrolled([*self._roles, *[Role.OPERATOR] * (Role.NODE in self._roles)])), None)
 
 
 def _read_place(where: str) -> Invitation | str:
@@ -247,7 +262,7 @@ def _enrolled(roles: Sequence[Role], pin: bytes | None = None, name: str = "") -
     return [access for access in kept(roles, pin, name) if access.enrolled]
 
 
-async def _enrol(opened: Opened, invitation: Invitation, roles: Sequence[Role], timeout: float) -> Role:
+async def _enrol(opened: Opened, invitation: Invitation | None, roles: Sequence[Role], timeout: float) -> Role:
     access = opened.access
     request = _request(access, invitation, roles)
     async with opened.channel(timeout) as channel:

@@ -7,6 +7,7 @@ import json
 import logging
 import sys
 import time
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -23,6 +24,7 @@ from dtfm.coordinator.command.options import (
 from dtfm.coordinator.config.run_file import RunFile, read_run_file
 from dtfm.coordinator.log.store import Store
 from dtfm.coordinator.service.addresses import EVERYWHERE, LOOPBACK, public_addresses
+from dtfm.coordinator.service.announcing import announcing
 from dtfm.coordinator.service.authority_key import authority_file, authority_key
 from dtfm.coordinator.service.first_access import FIRST_SECONDS, FIRST_USES, first_invitation, local_operator
 from dtfm.coordinator.service.server import Server
@@ -87,6 +89,9 @@ def serve(
             help="The folder for a socket on which this process answers how it is: `python -m dtfm.protos.health` asks."
         ),
     ] = None,
+    announce: Annotated[
+        bool, typer.Option(help="Tell the local network of this run (zeroconf), unless it listens on loopback alone.")
+    ] = True,
     json_lines: Json = False,
     verbose: Verbose = False,
 ) -> None:
@@ -106,7 +111,9 @@ def serve(
     run = read_run_file(run_file) if run_file is not None or goes_on is False else None
     files = Files(authority, invitation_file, health)
     with Store(store, write=True) as opened:
-        raise typer.Exit(asyncio.run(_serve(opened, run, goes_on, host, port, advertise or [], files, json_lines)))
+        raise typer.Exit(
+            asyncio.run(_serve(opened, run, goes_on, host, port, advertise or [], files, announce, json_lines))
+        )
 
 
 async def _serve(
@@ -117,6 +124,7 @@ async def _serve(
     port: int,
     advertised: list[str],
     files: Files,
+    announce: bool,
     json_lines: bool,
 ) -> int:
     state, events = open_run(store, run, resume=resume)
@@ -138,7 +146,8 @@ async def _serve(
     server.begin_with(events[begun:])
     await server.start()
     _tell(state.run.name, host, port, text, files.invitation, json_lines=json_lines)
-    async with answering(files.health, "coordinator", lambda: _health(server)):
+    announced = announcing(state.run.name, server.pin, host, port) if announce else nullcontext()
+    async with answering(files.health, "coordinator", lambda: _health(server)), announced:
         return await serve_until_over(server, events)
 
 

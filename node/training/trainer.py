@@ -230,7 +230,7 @@ class Trainer:
         else:
             log.info("run %r: loading its data (%s) and its model (%s)", run.name, run.data.source, run.model.family)
             with long_part("reading the data"):
-                data = load_data(run, self._equipment.allowed_modules)
+                data = load_data(run, self._equipment.allowed_modules, self._equipment.tokens)
             with long_part("loading the model"):
                 model = load_model(run.model, data.sample, self._equipment.allowed_modules)
             self._await_codecs()

@@ -103,3 +103,25 @@ def test_the_doctor_refuses_bad_input(options: list[str]) -> None:
 
 def test_a_crash_shows_no_variables_as_they_may_be_secrets() -> None:
     assert not app.pretty_exceptions_enable
+
+
+@pytest.mark.parametrize(
+    ("address", "number", "nth"),
+    [
+        ("0.0.0.0:7500", 0, "0.0.0.0:7500"),
+        ("0.0.0.0:7500", 2, "0.0.0.0:7502"),
+        ("0.0.0.0:0", 2, "0.0.0.0:0"),
+        ("[::]:7500", 1, "[::]:7501"),
+        ("203.0.113.5", 1, "203.0.113.5"),
+        ("2001:db8::1", 1, "2001:db8::1"),
+        ("[2001:db8::1]", 1, "[2001:db8::1]"),
+    ],
+)
+def test_each_of_several_nodes_has_a_port_of_its_own(address: str, number: int, nth: str) -> None:
+    assert cli._nth_port(address, number) == nth
+
+
+def test_a_bad_invitation_is_told_once_whatever_the_number_of_devices() -> None:
+    result = CliRunner().invoke(app, ["join", "dtfm1.spoilt", "--device", "cpu,cpu"])
+    assert result.exit_code == 2
+    assert result.stderr.count("invitation is") == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
@@ -61,7 +62,25 @@ async def test_a_node_shows_its_invitation_once_and_is_known_from_then_on(served
     for where in (served.address, "", invitation):  # as after a restart
         again = await enter(where, NODE)
         assert again.access == first.access
-    assert (await refusal(invitation, NODE, "b")).reason == "INVITATION_USED_UP"
+
+
+async def test_further_nodes_of_a_machine_use_no_more_of_its_invitation(
+    served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    invitation = await invited(served, Role.NODE)
+    together = await asyncio.gather(*(enter(invitation, NODE, name) for name in ("a", "b")))
+    for where in (served.address, ""):
+        together.append(await enter(where, NODE, f"c{len(where)}"))
+    assert len({opened.access.key for opened in together}) == 1
+    assert sum(invited.used for invited in served.server.ledger.invitations.values()) == 1
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "another machine"))
+    assert (await refusal(invitation, NODE, "d")).reason == "INVITATION_USED_UP"
+
+
+async def test_a_machine_that_was_cut_off_gets_no_further_node_in(served: Served) -> None:
+    await enter(await invited(served, Role.NODE), NODE)
+    await served.server.revoke("a", served.operator)
+    assert (await refusal("", NODE, "b")).reason == "UNKNOWN_KEY"
 
 
 async def test_the_key_is_on_disk_before_it_is_enrolled(served: Served, own_state: Path) -> None:
@@ -169,7 +188,7 @@ async def test_what_is_begun_early_is_what_the_first_opening_gets_and_the_next_i
     opened, again = await entry.open(10), await entry.open(10)
     assert opened is not again
     assert opened.access == again.access
-    late = Entry(await invited(served, Role.VIEWER), NODE, "b")
+    late = Entry(await invited(served, Role.NODE), [Role.VIEWER], "b")
     late.begin(10)
     with pytest.raises(NotAdmitted):
         await late.open(10)

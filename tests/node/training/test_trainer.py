@@ -68,6 +68,7 @@ class Node:
             allowed_modules=(),
             sender=Sender("n0", lambda *lost: None),
             store=StateStore(),
+            tokens=folder / "tokens",
             snapshots=Snapshots(Disk(folder, "n0"), report),
         )
         self.trainer = Trainer(self.equipment, loop, report, pytest.fail)
