@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+import socket
 import sys
 from pathlib import Path
 
+from dtfm.protos.health import ask
 from tests.cluster.launch import Cluster, Process
 from tests.cluster.leaks import children_of
 from tests.cluster.runs import GPT2, run_file
@@ -22,12 +25,13 @@ class Machine:
         self.cluster = cluster
         self.printed: list[str] = []
 
-    def join(self, invitation: str = "") -> Process:
-        line = [sys.executable, "-m", "dtfm.node.cli", "join", "--threads", "1", "--device", "cpu,cpu"]
+    def join(self, invitation: str = "", **settings: str) -> Process:
+        line = [sys.executable, "-m", "dtfm.node.cli", "join", "--threads", "1"]
+        line += [] if settings else ["--device", "cpu,cpu"]
         supervisor = Process(
             line,
             self.cluster.folder,
-            environment=machine(self.cluster, "m", invitation),
+            environment={**machine(self.cluster, "m", invitation), **settings},
             on_line=lambda line: self.printed.append(line.decode()),
         )
         self.cluster._started.append(("m", supervisor))
@@ -73,3 +77,35 @@ def test_a_member_that_is_killed_leaves_the_others_alone(tmp_path: Path) -> None
         supervisor.send(signal.SIGTERM)
         assert supervisor.wait(60) == 1
         assert {e["reason"] for e in cluster.of("node_left")[1:]} == {"in order: SIGTERM"}
+
+
+def test_settings_from_the_environment_are_the_supervisors_and_each_node_takes_its_part_of_them(tmp_path: Path) -> None:
+    port, health = two_free_ports(), tmp_path / "health"
+    settings = {
+        "DTFM_DEVICE": "cpu,cpu",
+        "DTFM_ID": "m",
+        "DTFM_LISTEN": f"127.0.0.1:{port}",
+        "DTFM_HEALTH": str(health),
+    }
+    with Cluster(tmp_path, LONG, nodes=["other"]) as cluster:
+        supervisor = Machine(cluster).join(invite(cluster), **settings)
+        cluster.wait_for("step_committed")
+        assert {e["node"] for e in cluster.of("node_joined")} == {"other", "m-cpu", "m-cpu2"}
+        for each in (port, port + 1):
+            socket.create_connection(("127.0.0.1", each), timeout=10).close()
+        good, told = ask(health)
+        assert good, told
+        assert [line.split()[1] for line in told] == ["m-cpu:", "m-cpu2:"]
+        supervisor.send(signal.SIGTERM)
+        assert supervisor.wait(60) == 0
+        assert list(health.iterdir()) == []
+
+
+def two_free_ports() -> int:
+    """The lower of two neighbours."""
+    while True:
+        with socket.socket() as lower, socket.socket() as upper, contextlib.suppress(OSError):
+            lower.bind(("127.0.0.1", 0))
+            port = int(lower.getsockname()[1])
+            upper.bind(("127.0.0.1", port + 1))
+            return port
