@@ -38,6 +38,13 @@ def compact() -> CompactCluster:
     return CompactCluster(nodes, ("eu",), np.zeros(1100, np.int64), np.full((1, 1), 0.01), np.full((1, 1), 1e8))
 
 
+def whole_numbers() -> Cluster:
+    """As nodes report their memory to a coordinator."""
+    cluster = random_cluster(5, 12)
+    nodes = tuple(replace(node, flops=int(node.flops), memory_bytes=int(node.memory_bytes)) for node in cluster.nodes)
+    return replace(cluster, nodes=nodes)
+
+
 def without_a_node() -> None:
     cluster = random_cluster(5, 12)
     plan = schedule(cluster, WORKLOAD, evaluations=100).plan
@@ -52,6 +59,7 @@ QUESTIONS: dict[str, Callable[[], Any]] = {
     "two stages": lambda: schedule(random_cluster(5, 12), WORKLOAD, stages=2, evaluations=300),
     "replicas per stage": lambda: schedule(random_cluster(5, 12), WORKLOAD, stages=(3, 3), evaluations=300),
     "connections and codecs": lambda: schedule(limited(), WORKLOAD, evaluations=300),
+    "memory in whole bytes": lambda: schedule(whole_numbers(), WORKLOAD, evaluations=300),
     "few nodes": lambda: schedule(random_cluster(5, 4), WORKLOAD, evaluations=3000),
     "a node left": without_a_node,
     "the paper's objective": lambda: schedule(random_cluster(5, 6), PAPER, objective=Objective.PAPER, evaluations=300),
