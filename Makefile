@@ -1,15 +1,29 @@
 # Everything runs in a virtual environment beside this file; `make` alone lists what there is.
+SHELL := /bin/bash
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 PROTOS := $(wildcard protos/*.proto)
 
+# Installs what pip is given, and says what it downloads and how far it is, in few lines: each package of a megabyte or more, and
+# every five seconds the size of what is here so far. pip's temporary files lie in .venv, so that they count.
+define install
+mkdir -p $(VENV)/tmp; set -o pipefail; \
+echo "  installing $(2) ..."; \
+(while sleep 5; do echo "    ... $$(du -sm $(VENV) | cut -f 1) MB so far"; done) & watch=$$!; \
+trap "kill $$watch" EXIT; \
+TMPDIR=$(abspath $(VENV)/tmp) $(BIN)/python -u -m pip install --progress-bar off --disable-pip-version-check -c constraints.txt $(1) 2>&1 \
+  | awk '/(Downloading|Using cached) .*\([0-9.]+ [MG]B\)/ { sub(".*/", "", $$(NF - 2)); print "    " $$(NF - 2), $$(NF - 1), $$NF; fflush() } \
+         /^Installing collected/ { print "    unpacking", NF - 3, "packages"; fflush() } \
+         /^ *ERROR|^error:|No space left/ { print; fflush() }'
+endef
+
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test soak lint proto bench clean
+.PHONY: help setup demo test docker-test soak lint proto bench clean
 
 help:  ## This list
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
 
 setup: $(READY)  ## Make .venv with everything
 
@@ -17,12 +31,11 @@ $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "dtfm needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) --version). Name another: make setup PYTHON=python3.12"; exit 1; }
 	@echo "Setting up $(VENV) (once; a few minutes, mostly PyTorch) ..."
 	@$(PYTHON) -m venv $(VENV) || { echo "Could not make a virtual environment. On Debian: apt-get install python3-venv"; exit 1; }
-	@echo "  installing the packages in constraints.txt ..."
-	@$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt torch
-	@$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt -e '.[dev]'
-	@echo "  compiling the scheduler (half a minute) ..."
-	@$(BIN)/python -m dtfm.scheduler.warm_up > /dev/null
-	@touch $@
+	@$(call install,torch,PyTorch)
+	@$(call install,-e '.[dev]',what else constraints.txt names)
+	@echo "  compiling the scheduler and the codecs (half a minute) ..."
+	@$(BIN)/python -c "import dtfm.kernels.cpu" & $(BIN)/python -m dtfm.scheduler.warm_up > /dev/null && wait
+	@rm -rf $(VENV)/tmp; touch $@
 	@echo "  done."
 
 demo: $(READY)  ## Train a small Llama with a coordinator and four nodes on this machine
@@ -32,6 +45,9 @@ demo: $(READY)  ## Train a small Llama with a coordinator and four nodes on this
 test: lint  ## Lint, then all tests
 	$(BIN)/python -m pytest -n 2 --durations=15 --ignore=tests/cluster --ignore=tests/wan
 	$(BIN)/python -m pytest --durations=15 tests/cluster tests/wan
+
+docker-test: $(READY)  ## Build the images of docker/ and train by compose (root; apt-get install docker.io docker-compose mmdebstrap)
+	$(BIN)/python -m pytest -s --durations=5 -m docker tests/docker
 
 soak: $(READY)  ## The long versions of tests: ten minutes of chaos, every fault at every node, every precision (20 minutes)
 	$(BIN)/python -m pytest --durations=15 -m soak tests/cluster tests/wan

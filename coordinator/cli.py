@@ -21,7 +21,9 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (demo, serve, invite, revoke, members, events, watch, plan_now, plan, export, audit):
+# Every option of `serve` can come from the environment, as containers need it: DTFM_LISTEN for --listen.
+app.command(context_settings={"auto_envvar_prefix": "DTFM"})(serve)
+for command in (demo, invite, revoke, members, events, watch, plan_now, plan, export, audit):
     app.command()(command)
 
 

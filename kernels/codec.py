@@ -7,6 +7,7 @@ there, on torch's current stream, if CuPy is installed, and otherwise on the CPU
 from __future__ import annotations
 
 import functools
+import importlib
 import logging
 from dataclasses import dataclass
 from types import ModuleType
@@ -18,7 +19,7 @@ from dtfm.kernels.layout import BLOCKS, Codec
 from dtfm.kernels.memory import MEMORY
 from dtfm.kernels.transfer import to_device, to_host
 
-__all__ = ["DTYPES", "DTYPE_NUMBERS", "Codec", "Encoded", "codec_named", "decode", "encode", "encoded_bytes"]
+__all__ = ["DTYPES", "DTYPE_NUMBERS", "Codec", "Encoded", "codec_named", "decode", "encode", "encoded_bytes", "prepare"]
 
 log = logging.getLogger(__name__)
 
@@ -36,6 +37,14 @@ class Encoded:
 
     codec: Codec
     data: memoryview
+
+
+def prepare(device: torch.device) -> None:
+    """Compiles what ``encode`` and ``decode`` need for tensors on ``device``, or loads it, which otherwise the first of them
+    does. Compiling for a CPU holds the interpreter for seconds; once `kernels/cpu.py` was imported in any process, it is not done
+    again."""
+    if device.type != "cuda" or _gpu(device) is None:
+        importlib.import_module("dtfm.kernels.cpu")
 
 
 def codec_named(name: str) -> Codec:
@@ -78,7 +87,7 @@ def _encode(codec: Codec, flat: torch.Tensor) -> memoryview | None:
     if flat.is_cuda and (gpu := _gpu(flat.device)) is not None:
         encoded: memoryview | None = gpu.encode(codec, flat, length)
         return encoded
-    from dtfm.kernels import cpu  # imported here: it takes a second, which a run without compression saves
+    from dtfm.kernels import cpu  # imported here: see prepare
 
     data = MEMORY.take(length)
     return data.data if cpu.encode(codec, _on_host(flat).float().numpy(), data) else None

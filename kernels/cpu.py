@@ -1,7 +1,7 @@
 """The codecs on a CPU: one pass over memory per call, compiled by Numba, equal to reference.py bit for bit.
 
-The compiled code is cached beside this file (or where NUMBA_CACHE_DIR says), so only a machine's first import compiles, for a
-few seconds. The cache contains layout.py's numbers: touch this file after changing them. The loops release the GIL, write into
+The compiled code is kept beside this file, or elsewhere (dtfm/compiled_code.py), so only a machine's first import compiles, for
+a few seconds. The cache contains layout.py's numbers: touch this file after changing them. The loops release the GIL, write into
 the caller's arrays, and round every operation to float32 separately: Numba fuses no multiply-adds without ``fastmath``.
 """
 
@@ -15,7 +15,10 @@ import numpy as np
 from numba import types
 from numpy.typing import NDArray
 
+from dtfm.compiled_code import find_room
 from dtfm.kernels.layout import BF16_INFINITY, BLOCKS, SIGNS, SMALLEST, Codec, check
+
+find_room()
 
 F32 = NDArray[np.float32]
 U16 = NDArray[np.uint16]

@@ -27,6 +27,7 @@ from dtfm.node.host.addresses import candidates, host_of, interfaces, reached_he
 from dtfm.node.host.dialling import Dialler
 from dtfm.node.host.home_router import HomeRouter
 from dtfm.node.host.links import measure_links, reach
+from dtfm.node.host.long_parts import long_part
 from dtfm.node.host.preemption import preemption_notice
 from dtfm.node.state.disk import Disk
 from dtfm.node.state.snapshots import Snapshots
@@ -57,6 +58,7 @@ from dtfm.protos.control_pb2 import (
 )
 from dtfm.protos.credentials import Identity
 from dtfm.protos.enrolment import Entry, NotAdmitted, refusal_in
+from dtfm.protos.health import answering
 
 log = logging.getLogger(__name__)
 Argument = TypeVar("Argument")
@@ -76,7 +78,8 @@ class Settings:
 
     ``coordinator`` is the way to it. ``give_up_after`` is the number of seconds without a coordinator after
     which the node exits. With ``leave_on_preemption`` it leaves when the cloud host gives notice. ``snapshots`` is the folder
-    for its part in snapshots on disks.
+    for its part in snapshots on disks, ``tokens`` the one in which this machine's nodes share the data that they have read, and
+    ``health`` the one in which this one answers how it is (see answering).
     """
 
     coordinator: Entry
@@ -92,6 +95,8 @@ class Settings:
     allowed_modules: tuple[str, ...]
     leave_on_preemption: bool
     snapshots: Path
+    tokens: Path
+    health: Path | None = None
 
 
 class Session:
@@ -105,10 +110,12 @@ class Session:
         self._outgoing: asyncio.Queue[NodeMessage] = asyncio.Queue()
         self._tasks: set[asyncio.Task[None]] = set()
         self._exit: int | None = None
+        self._problem = "it was not let in yet"  # empty while the coordinator hears it
         self._leaving = asyncio.Event()
         self._leave_reason = ""
         self._port = 0
         self._router = HomeRouter()
+        self._opening: asyncio.Task[str] | None = None
         self._opened = ""
         self._identity: Identity | None = None  # None until the first welcome
         self._key = b""  # of the name, from the first connection on
@@ -122,6 +129,7 @@ class Session:
             device=settings.device,
             hardware=device,
             allowed_modules=settings.allowed_modules,
+            tokens=settings.tokens,
             sender=self._sender,
             store=StateStore(),
             snapshots=self._snapshots,
@@ -135,11 +143,15 @@ class Session:
 
     async def run(self) -> int:
         """Takes part until the run is over. Returns the process's exit code. Raises ValueError for a user's mistake."""
+        async with answering(self._settings.health, self._settings.node, self._health):
+            return await self._run()
+
+    async def _run(self) -> int:
         try:
             self._port = await self._server.start(self._settings.listen)
             self._candidates()  # an address that cannot be is to be known now
-            if self._settings.open_port:
-                self._opened = await self._router.open(self._port)
+            if self._settings.open_port:  # while this node enrols
+                self._opening = asyncio.create_task(self._router.open(self._port))
             await self._ways.start(reached_here(self._settings.listen, self._port))
             if self._settings.leave_on_preemption:
                 self._start(self._leave_on_preemption())
@@ -151,6 +163,8 @@ class Session:
             await asyncio.to_thread(self._snapshots.writer.close)
             for task in self._tasks:
                 task.cancel()
+            if self._opening is not None:
+                await asyncio.wait([self._opening])  # what it opens is closed below
             await self._sender.close()
             await self._ways.stop()
             await self._router.close()
@@ -169,6 +183,10 @@ class Session:
             opened=self._opened,
         )
 
+    def _health(self) -> tuple[bool, str]:
+        where = f"the coordinator at {self._settings.coordinator}"
+        return (False, f"without {where}: {self._problem}") if self._problem else (True, f"in touch with {where}")
+
     def leave(self, reason: str) -> None:
         """Works on until this node's part is handed over, then makes ``run`` return 0."""
         self._leaving.set()
@@ -184,6 +202,7 @@ class Session:
                 self._exit = 0
                 return
             problem, answered = await self._connect_once()
+            self._problem = problem
             if self._exit is not None or self._leaving.is_set():
                 continue
             if answered:
@@ -214,13 +233,17 @@ class Session:
         """One control stream. Returns (what ended it, whether the coordinator sent anything)."""
         answered = False
         try:
-            opened = await self._settings.coordinator.open(self._lease)
+            with long_part("connecting to the coordinator"):
+                opened = await self._settings.coordinator.open(self._lease)
         except ConnectionError as error:
             return str(error), answered
         except NotAdmitted as refused:
             if self._identity is None or refused.reason != "WRONG_AUTHORITY":
                 self._refused(refused.reason, refused.sentence)
             return str(refused), answered
+        if self._opening is not None:
+            with long_part("asking the home router for a port"):
+                self._opened = await self._opening
         self._key = opened.access.key
         self._outgoing = asyncio.Queue()
         self._send(
@@ -273,6 +296,7 @@ class Session:
             case "welcome":
                 welcome = message.welcome
                 self._lease = welcome.run.lease_seconds
+                self._problem = ""
                 dialler = self._become(Identity(welcome.authority, welcome.certificate, self._key))
                 self._server.revoke(welcome.revoked)
                 if self._settings.relay != Hello.ONLY:
@@ -332,7 +356,8 @@ class Session:
 
     async def _probe(self, probe: Probe) -> None:
         assert self._dialler is not None  # probes are asked of welcomed nodes only
-        report = await measure_links(self._settings.node, list(probe.peers), self._dialler, self._lease)
+        with long_part(f"measuring links to {len(probe.peers)} nodes"):
+            report = await measure_links(self._settings.node, list(probe.peers), self._dialler, self._lease)
         self._send(NodeMessage(links=report))
 
     async def _reach(self, wanted: Reach) -> None:

@@ -20,6 +20,9 @@ from dtfm.protos.private_files import read_private, state_folder, write_private
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 """What a name looks like."""
 
+MOST_NAMES_OF_A_KEY = 32
+"""The number of nodes that one machine may have in a run by one invitation."""
+
 
 class Role(enum.StrEnum):
     """What somebody may do: see service/gate.py of the coordinator."""
@@ -63,6 +66,11 @@ def other_key(access: Access) -> Access | None:
     except FileNotFoundError:
         return None
     return there if there.key != access.key else None
+
+
+def enrolment_lock(pin: bytes) -> Path:
+    """Who is enrolled there holds this file's lock, so that this user's next process finds the key."""
+    return _folder() / f"{pin.hex()[:16]}.lock"
 
 
 def _file(access: Access) -> Path:

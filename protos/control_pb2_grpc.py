@@ -44,6 +44,11 @@ class CoordinatorStub:
                 request_serializer=dtfm_dot_protos_dot_control__pb2.EnrolRequest.SerializeToString,
                 response_deserializer=dtfm_dot_protos_dot_control__pb2.EnrolReply.FromString,
                 _registered_method=True)
+        self.Knock = channel.unary_unary(
+                '/dtfm.Coordinator/Knock',
+                request_serializer=dtfm_dot_protos_dot_control__pb2.KnockRequest.SerializeToString,
+                response_deserializer=dtfm_dot_protos_dot_control__pb2.KnockReply.FromString,
+                _registered_method=True)
 
 
 class CoordinatorServicer:
@@ -63,6 +68,13 @@ class CoordinatorServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Knock(self, request, context):
+        """Dials the caller, and it alone, to see whether it can be reached. Made as Enrol is, and binds nothing.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_CoordinatorServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -75,6 +87,11 @@ def add_CoordinatorServicer_to_server(servicer, server):
                     servicer.Enrol,
                     request_deserializer=dtfm_dot_protos_dot_control__pb2.EnrolRequest.FromString,
                     response_serializer=dtfm_dot_protos_dot_control__pb2.EnrolReply.SerializeToString,
+            ),
+            'Knock': grpc.unary_unary_rpc_method_handler(
+                    servicer.Knock,
+                    request_deserializer=dtfm_dot_protos_dot_control__pb2.KnockRequest.FromString,
+                    response_serializer=dtfm_dot_protos_dot_control__pb2.KnockReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -131,6 +148,33 @@ class Coordinator:
             '/dtfm.Coordinator/Enrol',
             dtfm_dot_protos_dot_control__pb2.EnrolRequest.SerializeToString,
             dtfm_dot_protos_dot_control__pb2.EnrolReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Knock(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/dtfm.Coordinator/Knock',
+            dtfm_dot_protos_dot_control__pb2.KnockRequest.SerializeToString,
+            dtfm_dot_protos_dot_control__pb2.KnockReply.FromString,
             options,
             channel_credentials,
             insecure,

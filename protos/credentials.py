@@ -141,7 +141,7 @@ async def fetch_authority(addresses: Sequence[str], pin: bytes, timeout: float) 
     """The address at which the authority with this ``pin`` answers first, and its certificate. All are tried side by side.
 
     Raises ConnectionError when at an address nothing answers, as the coordinator may come back there, PermissionError when
-    others answer at all of them, and ClockError when this machine's clock is before the certificate's time.
+    others answer at all of them, and ClockError as ``in_time`` does.
     """
     tries = {asyncio.create_task(shown_certificate(address, timeout)): address for address in addresses}
     problems, others = [], []
@@ -153,7 +153,7 @@ async def fetch_authority(addresses: Sequence[str], pin: bytes, timeout: float) 
                 try:
                     certificate = attempt.result()
                     if pin_of(certificate) == pin:
-                        return tries[attempt], _in_time(certificate)
+                        return tries[attempt], in_time(certificate)
                     others.append(tries[attempt])
                 except ClockError:
                     raise
@@ -171,6 +171,19 @@ async def fetch_authority(addresses: Sequence[str], pin: bytes, timeout: float) 
             raise PermissionError(stranger)
         problems.append(stranger)
     raise ConnectionError("; ".join(problems))
+
+
+def in_time(certificate: bytes) -> bytes:
+    """The coordinator's ``certificate``. Raises ClockError when this machine's clock is before its time, or after it: TLS would
+    refuse it without saying why."""
+    loaded, now = x509.load_pem_x509_certificate(certificate), datetime.now(UTC)
+    begins, ends = loaded.not_valid_before_utc, loaded.not_valid_after_utc
+    if not begins <= now <= ends:
+        raise ClockError(
+            f"this machine's clock says {now:%Y-%m-%d %H:%M} UTC, and the coordinator's certificate is good from "
+            f"{begins:%Y-%m-%d} to {ends:%Y-%m-%d}; set the clock, like timedatectl set-ntp true"
+        )
+    return certificate
 
 
 def issue(
@@ -275,16 +288,6 @@ def _private(key: bytes) -> ec.EllipticCurvePrivateKey:
     loaded = load_pem_private_key(key, None)
     assert isinstance(loaded, ec.EllipticCurvePrivateKey)
     return loaded
-
-
-def _in_time(certificate: bytes) -> bytes:
-    now, begins = datetime.now(UTC), x509.load_pem_x509_certificate(certificate).not_valid_before_utc
-    if now < begins:
-        raise ClockError(
-            f"this machine's clock says {now:%Y-%m-%d %H:%M} UTC, and the coordinator's certificate begins on "
-            f"{begins:%Y-%m-%d}; set the clock, like timedatectl set-ntp true"
-        )
-    return certificate
 
 
 def _subject(name: str) -> x509.Name:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,17 +13,19 @@ import grpc
 import grpc.aio
 
 from dtfm.protos import PROTOCOL_VERSION, control_pb2_grpc
-from dtfm.protos.access import Access, Role, keep, kept, other_key
+from dtfm.protos.access import Access, Role, enrolment_lock, keep, kept, other_key
 from dtfm.protos.connection import open_channel, read_address
-from dtfm.protos.control_pb2 import EnrolRequest, InviteRequest, RefusalReason
+from dtfm.protos.control_pb2 import EnrolRequest, InviteRequest, KnockReply, KnockRequest, RefusalReason
 from dtfm.protos.credentials import (
     fetch_authority,
+    in_time,
     make_key,
     pin_of,
     public_key,
     shown_certificate,
     to_coordinator,
 )
+from dtfm.protos.file_lock import locked
 from dtfm.protos.invitation import MOST_CHARACTERS, Invitation, invitation_in, read_invitation
 from dtfm.protos.proof import ClockError, Metadata, proof
 
@@ -76,6 +80,7 @@ class Entry:
         self._roles = tuple(roles)
         self._name = name
         self._used: Access | None = None  # by the last `open`
+        self._begun: asyncio.Task[Opened] | None = None
 
     def __str__(self) -> str:
         """Where it leads, without secrets."""
@@ -95,8 +100,51 @@ class Entry:
             return (self._place,) if self._place else last.addresses, last.pin
         return (self._place or DEFAULT_ADDRESS,), None
 
+    def begin(self, timeout: float) -> None:
+        """Does what the first ``open`` does while this process does something else. To be called on the event loop."""
+        self._begun = asyncio.create_task(self._named(timeout))
+        self._begun.add_done_callback(
+            lambda begun: begun.cancelled() or begun.exception()
+        )  # `open` raises it, if called
+
     async def open(self, timeout: float) -> Opened:
         """Raises ConnectionError if the coordinator does not answer, and NotAdmitted if it, or this side, refuses."""
+        begun, self._begun = self._begun, None
+        return await (begun or self._named(timeout))
+
+    async def knock(self, candidates: Sequence[str], token: bytes, timeout: float) -> KnockReply:
+        """Has the coordinator dial this machine at ``candidates``, where whoever connects is sent ``token`` (16 bytes). Raises as
+        ``open`` does, if that would not let this side in; but nothing is bound, and no invitation used up."""
+        addresses, pin = self.leads_to
+        try:
+            if pin is not None:
+                address, authority = await fetch_authority(addresses, pin, timeout)
+            else:
+                address, authority = addresses[0], in_time(await shown_certificate(addresses[0], timeout))
+                pin = pin_of(authority)
+        except PermissionError as error:
+            raise NotAdmitted("WRONG_AUTHORITY", str(error)) from None
+        except ClockError as error:
+            raise NotAdmitted("WRONG_CLOCK", str(error)) from None
+        invitation = self._place if isinstance(self._place, Invitation) else None
+        roles = [*self._roles, Role.OPERATOR]  # an operator's machine lets its own nodes in
+        access = next(iter(_enrolled(roles, pin)), None)
+        if access is None:
+            if invitation is None:
+                raise self._needed(address)
+            name = f"knock-{secrets.token_hex(4)}"
+            access, roles = Access(addresses, pin, name, self._roles[0], make_key()), list(self._roles)
+        opened = Opened(address, authority, access)
+        request = KnockRequest(enrolment=_request(access, invitation, roles), candidates=candidates, token=token)
+        async with opened.channel(timeout) as channel:
+            stub = control_pb2_grpc.CoordinatorStub(channel)  # type: ignore[no-untyped-call]
+            try:
+                reply: KnockReply = await stub.Knock(request, metadata=opened.metadata, timeout=timeout)
+            except grpc.aio.AioRpcError as error:
+                raise _explained(error) from None
+        return reply
+
+    async def _named(self, timeout: float) -> Opened:
         try:
             return await self._open(timeout)
         except PermissionError as error:
@@ -112,7 +160,7 @@ class Entry:
             address, authority = await fetch_authority(addresses, pin, timeout)
         else:
             address = addresses[0]
-            authority = await shown_certificate(address, timeout)
+            authority = in_time(await shown_certificate(address, timeout))
             pin = pin_of(authority)
         if (access := self._known(pin)) is not None:
             if self._used is None:
@@ -122,7 +170,14 @@ class Entry:
         if Role.NODE in self._roles and (operators := _enrolled([Role.OPERATOR], pin)):
             own = await _invite(Opened(address, authority, operators[0]), self._name, timeout)
             return await self._by_invitation(replace(own, addresses=(address,)), timeout)
-        raise NotAdmitted(
+        if (key := self._key_here(pin)) is not None:
+            fresh = Access((address,), pin, self._name, Role.NODE, key)
+            self._used = await self._enrol(Opened(address, authority, fresh), None, timeout)
+            return Opened(address, authority, self._used)
+        raise self._needed(address)
+
+    def _needed(self, address: str) -> NotAdmitted:
+        return NotAdmitted(
             "INVITATION_NEEDED",
             f"the coordinator at {address} knows no key of this user's for the role {' or '.join(self._roles)}; ask for an "
             f"invitation (dtfm-coordinator invite --role {self._roles[0]}), and give it once in place of the address",
@@ -131,18 +186,24 @@ class Entry:
     async def _by_invitation(self, invitation: Invitation, timeout: float) -> Opened:
         address, authority = await fetch_authority(invitation.addresses, invitation.pin, timeout)
         if self._used is None:
-            fresh = Access(invitation.addresses, invitation.pin, self._name, self._roles[0], make_key())
-            before = kept(self._roles, invitation.pin, self._name if Role.NODE in self._roles else "")
-            try:
-                self._used = await self._enrol(Opened(address, authority, (*before, fresh)[0]), invitation, timeout)
-            except NotAdmitted as refused:
-                if Role.NODE in self._roles or not before or refused.reason != "NAME_TAKEN":
-                    raise
-                # What was remembered is revoked. People's names are drawn, so another will do.
-                self._used = await self._enrol(Opened(address, authority, fresh), invitation, timeout)
+            async with locked(enrolment_lock(invitation.pin)):
+                self._used = await self._first_enrolled(address, authority, invitation, timeout)
         return Opened(address, authority, self._used)
 
-    async def _enrol(self, opened: Opened, invitation: Invitation, timeout: float) -> Access:
+    async def _first_enrolled(self, address: str, authority: bytes, invitation: Invitation, timeout: float) -> Access:
+        key = self._key_here(invitation.pin) or make_key()
+        fresh = Access(invitation.addresses, invitation.pin, self._name, self._roles[0], key)
+        before = kept(self._roles, invitation.pin, self._name if Role.NODE in self._roles else "")
+        try:
+            return await self._enrol(Opened(address, authority, (*before, fresh)[0]), invitation, timeout)
+        except NotAdmitted as refused:
+            if Role.NODE in self._roles or not before or refused.reason != "NAME_TAKEN":
+                raise
+            # What was remembered is revoked. People's names are drawn, so another will do.
+            return await self._enrol(Opened(address, authority, fresh), invitation, timeout)
+
+    async def _enrol(self, opened: Opened, invitation: Invitation | None, timeout: float) -> Access:
+        """Without an invitation the coordinator must know the key by another name."""
         if not opened.access.enrolled:
             if (other := other_key(opened.access)) is not None:
                 raise NotAdmitted(
@@ -152,7 +213,8 @@ class Entry:
                 )
             keep(opened.access)
         role = await _enrol(opened, invitation, self._roles, timeout)
-        access = replace(opened.access, addresses=invitation.addresses, role=role, enrolled=True)
+        addresses = opened.access.addresses if invitation is None else invitation.addresses
+        access = replace(opened.access, addresses=addresses, role=role, enrolled=True)
         keep(access)
         return access
 
@@ -161,11 +223,14 @@ class Entry:
             return self._used
         return next(iter(_enrolled(self._roles, pin, self._name if Role.NODE in self._roles else "")), None)
 
-    def _newest(self) -> Access | None:
+    def _key_here(self, pin: bytes) -> bytes | None:
+        """The key by which the coordinator knows other nodes of this user's on this machine: it is this one's too."""
         if Role.NODE not in self._roles:
-            return next(iter(_enrolled(self._roles)), None)
-        usable = _enrolled([*self._roles, Role.OPERATOR])
-        return next((a for a in usable if a.role is Role.OPERATOR or a.name == self._name), None)
+            return None
+        return next((access.key for access in _enrolled([Role.NODE], pin)), None)
+
+    def _newest(self) -> Access | None:
+        return next(iter(_enrolled([*self._roles, *[Role.OPERATOR] * (Role.NODE in self._roles)])), None)
 
 
 def _read_place(where: str) -> Invitation | str:
@@ -197,16 +262,9 @@ def _enrolled(roles: Sequence[Role], pin: bytes | None = None, name: str = "") -
     return [access for access in kept(roles, pin, name) if access.enrolled]
 
 
-async def _enrol(opened: Opened, invitation: Invitation, roles: Sequence[Role], timeout: float) -> Role:
+async def _enrol(opened: Opened, invitation: Invitation | None, roles: Sequence[Role], timeout: float) -> Role:
     access = opened.access
-    request = EnrolRequest(
-        protocol_version=PROTOCOL_VERSION,
-        invitation=invitation.id,
-        secret=invitation.secret,
-        name=access.name,
-        public_key=public_key(access.key),
-        roles=[role.value for role in roles],
-    )
+    request = _request(access, invitation, roles)
     async with opened.channel(timeout) as channel:
         stub = control_pb2_grpc.CoordinatorStub(channel)  # type: ignore[no-untyped-call]
         try:
@@ -219,6 +277,17 @@ async def _enrol(opened: Opened, invitation: Invitation, roles: Sequence[Role], 
         raise NotAdmitted(
             "ROLE", f"the coordinator gives a role that this dtfm does not know: {reply.role[:20]!r}"
         ) from None
+
+
+def _request(access: Access, invitation: Invitation | None, roles: Sequence[Role]) -> EnrolRequest:
+    return EnrolRequest(
+        protocol_version=PROTOCOL_VERSION,
+        invitation=invitation.id if invitation is not None else "",
+        secret=invitation.secret if invitation is not None else b"",
+        name=access.name,
+        public_key=public_key(access.key),
+        roles=[role.value for role in roles],
+    )
 
 
 async def _invite(opened: Opened, name: str, timeout: float) -> Invitation:

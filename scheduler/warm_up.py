@@ -19,8 +19,9 @@ from dtfm.scheduler.model.workload import Layer, Workload
 from dtfm.scheduler.schedule import schedule
 from dtfm.scheduler.search.exact import MOST_NODES
 
-EVALUATIONS = 300
-"""Plans that are tried of each cluster: walks, selections and simulations all happen."""
+WALKED, SEARCHED_EXACTLY = 300, 2000
+"""Plans that are tried of each cluster: walks, selections and simulations all happen. Walks take several hundred at least; the
+exact search of the small one gets what they leave."""
 
 
 @functools.cache
@@ -31,11 +32,11 @@ def warm_up() -> None:
     process does anything.
     """
     workload = Workload(tuple(Layer(f"layer {index}", 1e11, 1e7, 1e6) for index in range(2)), 2)
-    for count in (MOST_NODES + 1, 2):
+    for count, evaluations in ((MOST_NODES + 1, WALKED), (2, SEARCHED_EXACTLY)):
         nodes = tuple(Node(f"node {index}", 1e12, 1e10) for index in range(count))
         cluster = Cluster(nodes, np.full((count, count), 1e-3), np.full((count, count), 1e8))
-        first = schedule(cluster, workload, evaluations=EVALUATIONS)
-        schedule(cluster, workload, first.plan, evaluations=EVALUATIONS)
+        first = schedule(cluster, workload, evaluations=evaluations)
+        schedule(cluster, workload, first.plan, evaluations=evaluations)
 
 
 def is_compiled() -> bool:

@@ -46,7 +46,8 @@ class Children:
         self._folder = folder
         self._threads = threads
         self._environment = {
-            **os.environ,
+            # What the user has set for nodes of theirs, like DTFM_LISTEN, is not meant for these.
+            **{name: value for name, value in os.environ.items() if not name.startswith("DTFM_")},
             "OMP_NUM_THREADS": str(threads),
             "DTFM_INVITATION": invitation,
             "XDG_STATE_HOME": str(folder / "state"),  # their keys are of no use afterwards

@@ -7,6 +7,8 @@ import json
 import logging
 import sys
 import time
+from contextlib import nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -22,13 +24,25 @@ from dtfm.coordinator.command.options import (
 from dtfm.coordinator.config.run_file import RunFile, read_run_file
 from dtfm.coordinator.log.store import Store
 from dtfm.coordinator.service.addresses import EVERYWHERE, LOOPBACK, public_addresses
+from dtfm.coordinator.service.announcing import announcing
 from dtfm.coordinator.service.authority_key import authority_file, authority_key
 from dtfm.coordinator.service.first_access import FIRST_SECONDS, FIRST_USES, first_invitation, local_operator
 from dtfm.coordinator.service.server import Server
 from dtfm.coordinator.service.startup import open_run, serve_until_over
 from dtfm.protos.connection import read_address
 from dtfm.protos.enrolment import DEFAULT_ADDRESS
-from dtfm.protos.invitation import MOST_ADDRESSES
+from dtfm.protos.health import answering
+from dtfm.protos.invitation import MOST_ADDRESSES, read_invitation
+from dtfm.protos.private_files import read_private, write_private
+
+
+@dataclass(frozen=True, slots=True)
+class Files:
+    """What the operator named, beside the store. None: the usual file for the authority's key, and no file for the others."""
+
+    authority: Path | None
+    invitation: Path | None
+    health: Path | None
 
 
 def serve(
@@ -40,6 +54,13 @@ def serve(
     store: Annotated[str, typer.Option(help="The event log (a SQLAlchemy URL), created when missing.")] = DEFAULT_STORE,
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on with the run in the store, or else from the newest checkpoint.")
+    ] = False,
+    start_or_resume: Annotated[
+        bool,
+        typer.Option(
+            "--start-or-resume",
+            help="Go on if the store holds a run, else start one: for containers and services, whose command stays the same.",
+        ),
     ] = False,
     authority: Annotated[
         Path | None,
@@ -55,6 +76,22 @@ def serve(
             "the addresses of this machine's interfaces."
         ),
     ] = None,
+    invitation_file: Annotated[
+        Path | None,
+        typer.Option(
+            help="Write the first invitation to this file (mode 0600) instead of printing it, for nodes on the same disk; what "
+            "is printed, a container keeps in its log."
+        ),
+    ] = None,
+    health: Annotated[
+        Path | None,
+        typer.Option(
+            help="The folder for a socket on which this process answers how it is: `python -m dtfm.protos.health` asks."
+        ),
+    ] = None,
+    announce: Annotated[
+        bool, typer.Option(help="Tell the local network of this run (zeroconf), unless it listens on loopback alone.")
+    ] = True,
     json_lines: Json = False,
     verbose: Verbose = False,
 ) -> None:
@@ -68,24 +105,31 @@ def serve(
         level=logging.INFO if verbose else logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
     host, port = read_address(listen)
-    run = read_run_file(run_file) if run_file is not None or not resume else None
+    if resume and start_or_resume:
+        raise ValueError("--resume and --start-or-resume exclude each other; give one of them")
+    goes_on = None if start_or_resume else resume
+    run = read_run_file(run_file) if run_file is not None or goes_on is False else None
+    files = Files(authority, invitation_file, health)
     with Store(store, write=True) as opened:
-        raise typer.Exit(asyncio.run(_serve(opened, run, resume, host, port, advertise or [], authority, json_lines)))
+        raise typer.Exit(
+            asyncio.run(_serve(opened, run, goes_on, host, port, advertise or [], files, announce, json_lines))
+        )
 
 
 async def _serve(
     store: Store,
     run: RunFile | None,
-    resume: bool,
+    resume: bool | None,
     host: str,
     port: int,
     advertised: list[str],
-    authority: Path | None,
+    files: Files,
+    announce: bool,
     json_lines: bool,
 ) -> int:
     state, events = open_run(store, run, resume=resume)
     begun = len(events)
-    key = authority_key(authority or authority_file(store.url, state.ledger.run_id), store)
+    key = authority_key(files.authority or authority_file(store.url, state.ledger.run_id), store)
     server = Server(state, store, key)
     server.on_event(lambda record: print_record(record, json_lines=json_lines))
     port = await server.bind(host, port)
@@ -93,21 +137,46 @@ async def _serve(
     # Before the first call can come, so that a node on this machine finds the key that it looks for.
     events += local_operator(state.ledger, (_here(host, port), *server.addresses)[:MOST_ADDRESSES], server.pin)
     text = ""
-    if (first := first_invitation(state.ledger, time.time())) is not None:
+    stale = files.invitation is not None and not _is_good(files.invitation, server)
+    if (first := first_invitation(state.ledger, time.time(), another=stale)) is not None:
         events.append(first[0])
         text = server.invitation(first[0].invitation, first[1])
+        if files.invitation is not None:
+            write_private(files.invitation, f"{text}\n".encode())
     server.begin_with(events[begun:])
     await server.start()
-    _tell(state.run.name, host, port, text, json_lines=json_lines)
-    return await serve_until_over(server, events)
+    _tell(state.run.name, host, port, text, files.invitation, json_lines=json_lines)
+    announced = announcing(state.run.name, server.pin, host, port) if announce else nullcontext()
+    async with answering(files.health, "coordinator", lambda: _health(server)), announced:
+        return await serve_until_over(server, events)
 
 
-def _tell(run: str, host: str, port: int, invitation: str, *, json_lines: bool) -> None:
+def _is_good(file: Path, server: Server) -> bool:
+    """Whether the file holds an invitation that lets somebody in still."""
+    try:
+        shown = read_invitation(read_private(file).decode())
+    except (FileNotFoundError, ValueError):
+        return False
+    made = server.ledger.invitations.get(shown.id)
+    leads_here = (shown.pin, shown.addresses) == (server.pin, server.addresses)
+    return leads_here and made is not None and made.is_usable(time.time())
+
+
+def _health(server: Server) -> tuple[bool, str]:
+    ledger = server.ledger
+    return True, f"run {ledger.run.get('name')!r}, step {ledger.step}, {len(ledger.members)} members"
+
+
+def _tell(run: str, host: str, port: int, invitation: str, file: Path | None, *, json_lines: bool) -> None:
+    if file is not None:
+        invitation = ""
     if json_lines:
         print(json.dumps({"event": "listening", "address": _here(host, port), "invitation": invitation}), flush=True)
         return
     print(f"Run {run!r}, listening on {f'[{host}]' if ':' in host else host}:{port}.")
-    if invitation:
+    if file is not None:
+        print(f"To take part, on each machine: dtfm-node join, with the invitation in {file}.")
+    elif invitation:
         print(f"To take part, on each machine (up to {FIRST_USES}, within {FIRST_SECONDS / 86400:.0f} days):")
         print(f"    dtfm-node join {invitation}")
     else:

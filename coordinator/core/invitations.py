@@ -19,9 +19,9 @@ from dtfm.coordinator.core.transition import (
 )
 from dtfm.coordinator.core.validation import Refused, check_name, check_version, malformed, shorten
 from dtfm.coordinator.log import events as ev
-from dtfm.coordinator.log.ledger import MOST_INVITATIONS, Holder, Invited, Ledger
+from dtfm.coordinator.log.ledger import MOST_INVITATIONS, Holder, Ledger
 from dtfm.protos import control_pb2 as wire
-from dtfm.protos.access import Role
+from dtfm.protos.access import MOST_NAMES_OF_A_KEY, Role
 from dtfm.protos.invitation import ID_BYTES, secret_digest
 
 INVITATION_ID = re.compile(f"[0-9a-f]{{{2 * ID_BYTES}}}")
@@ -70,19 +70,20 @@ def enrol(transition: Transition, asked: EnrolAsked) -> None:
 
 def check_enrolment(ledger: Ledger, request: wire.EnrolRequest, at: float) -> Holder:
     """What the name that is wished for will belong to. Who was enrolled before needs no invitation any more, but a viewer who
-    shows an operator's becomes an operator. Raises Refused."""
+    shows an operator's becomes an operator. Nor does a further node need one that has the key of one: a machine with several
+    devices uses an invitation once. Raises Refused."""
     check_version(request.protocol_version)
     check_name(request.name)
     key = base64.b64encode(request.public_key).decode()
     holder = ledger.access.get(request.name)
     if holder is None or holder.key != key:
-        invited = _shown(ledger, request, at)
+        role, came_by = _same_machine(ledger, request, key) or _shown(ledger, request, at)
         _check_free(ledger, request.name, holder)
         if len(ledger.access) >= MOST_NAMES:
             raise Refused(wire.FULL, f"{MOST_NAMES} names are enrolled, as many as can be")
-        holder = Holder(key, invited.role, request.invitation)
+        holder = Holder(key, role, came_by)
     elif holder.role == Role.VIEWER and _invited_as(ledger, request) == Role.OPERATOR:
-        holder = Holder(key, _shown(ledger, request, at).role, request.invitation)
+        holder = Holder(key, *_shown(ledger, request, at))
     _check_role(holder.role, request)
     return holder
 
@@ -99,9 +100,14 @@ def revoke(transition: Transition, asked: RevokeAsked) -> None:
     if (holder := ledger.access.get(what)) is not None:
         concerned = {id for id, invited in ledger.invitations.items() if id == holder.invitation or invited.by == what}
         ended = tuple(sorted(id for id in concerned if ledger.invitations[id].is_usable(asked.at)))
-        transition.emit(ev.Revoked(what, ended, asked.at, asked.by))
-        _cut_off(transition, what)
+        others = sorted(name for name, other in ledger.access.items() if other.key == holder.key and name != what)
+        for name in (what, *others):
+            transition.emit(ev.Revoked(name, ended if name == what else (), asked.at, asked.by))
+        for name in (what, *others):
+            _cut_off(transition, name)
         sentence = f"{what} ({holder.role}) is cut off"
+        if others:
+            sentence += f", with {_listed(others)} on the same machine"
         if ended:
             sentence += f", and {_not_good(ended, holder.invitation)}; who else needs one: invite again"
         sentence += _who_stays(transition.state.ledger, concerned)
@@ -149,8 +155,26 @@ def _invited_as(ledger: Ledger, request: wire.EnrolRequest) -> str | None:
     return None if invited is None else invited.role
 
 
-def _shown(ledger: Ledger, request: wire.EnrolRequest, at: float) -> Invited:
-    """The invitation whose secret is shown. Raises Refused."""
+def _same_machine(ledger: Ledger, request: wire.EnrolRequest, key: str) -> tuple[str, str] | None:
+    """The role, and by which invitation it came, of a node that has the key already. Raises Refused."""
+    known = [h for h in ledger.access.values() if h.key == key and h.role == Role.NODE]
+    if not known or Role.NODE not in request.roles:
+        return None
+    if len(known) >= MOST_NAMES_OF_A_KEY:
+        raise Refused(
+            wire.FULL,
+            f"this machine has {len(known)} names in the run, as many as one may have; come back under one of them",
+        )
+    return known[0].role, known[0].invitation
+
+
+def _shown(ledger: Ledger, request: wire.EnrolRequest, at: float) -> tuple[str, str]:
+    """The role and the id of the invitation whose secret is shown. Raises Refused."""
+    if not request.invitation:
+        raise Refused(
+            wire.UNKNOWN_KEY,
+            "no node has this key here (any more); ask for an invitation (dtfm-coordinator invite), and give it once",
+        )
     invited = ledger.invitations.get(request.invitation)
     if invited is None or not hmac.compare_digest(invited.digest, secret_digest(request.secret)):
         raise Refused(
@@ -168,7 +192,7 @@ def _shown(ledger: Ledger, request: wire.EnrolRequest, at: float) -> Invited:
             wire.INVITATION_USED_UP,
             f"{named} was good for {uses}, and is used up; ask for a new one, or for one with more --uses",
         )
-    return invited
+    return invited.role, request.invitation
 
 
 def _check_free(ledger: Ledger, name: str, holder: Holder | None) -> None:

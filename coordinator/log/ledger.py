@@ -266,6 +266,8 @@ def apply(ledger: Ledger, event: ev.Event) -> Ledger:
             fresh = replace(ledger, access={**ledger.access, event.name: holder})
             if (used := ledger.invitations.get(event.invitation)) is None:
                 return fresh
+            if any((known.key, known.invitation) == (event.key, event.invitation) for known in ledger.access.values()):
+                return fresh  # another node of a machine that has come by it
             used = replace(used, used=used.used + 1)
             return replace(fresh, invitations={**ledger.invitations, event.invitation: used})
         case ev.Revoked():

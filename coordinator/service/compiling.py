@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-import os
-import sys
 import time
 
+from dtfm.compiled_code import compile_apart
 from dtfm.scheduler.warm_up import is_compiled, warm_up
 
 log = logging.getLogger(__name__)
@@ -20,14 +18,10 @@ _NICENESS = 10
 
 
 async def compile_scheduler() -> None:
-    """Returns when nothing is left to compile: after half a second, or after a minute on a machine's first start.
-
-    Compiling holds Python's interpreter for a third of a second at a time, during which no heartbeat is heard. So a process
-    of its own does it, and this one only loads the result. That process ends when this is cancelled.
-    """
+    """Returns when nothing is left to compile: after half a second, or after a minute on a machine's first start."""
     began = time.monotonic()
     if not await asyncio.to_thread(is_compiled):
-        await _fill_cache()
+        await compile_apart("dtfm.scheduler.warm_up", _NICENESS)
     try:
         await asyncio.to_thread(warm_up)
     except Exception:
@@ -36,22 +30,3 @@ async def compile_scheduler() -> None:
     took = time.monotonic() - began
     if took > WORTH_A_WORD:
         log.info("Compiled the scheduler in %.0f s; this is kept for the next start.", took)
-
-
-async def _fill_cache() -> None:
-    """Where this fails, `warm_up` compiles."""
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "dtfm.scheduler.warm_up"),
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.DEVNULL,
-        stderr=asyncio.subprocess.DEVNULL,
-        start_new_session=True,  # Ctrl-C in a terminal ends the coordinator in order, and that ends this process
-    )
-    try:
-        with contextlib.suppress(ProcessLookupError):
-            os.setpriority(os.PRIO_PROCESS, process.pid, _NICENESS)
-        await process.wait()
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()

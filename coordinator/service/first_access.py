@@ -31,9 +31,11 @@ def local_operator(ledger: Ledger, addresses: tuple[str, ...], pin: bytes) -> li
     return [Enrolled(name, Role.OPERATOR.value, _written(key), "")]
 
 
-def first_invitation(ledger: Ledger, at: float) -> tuple[InvitationMade, bytes] | None:
-    """An invitation for nodes, and its secret; None if the ledger has one that is good still."""
-    if any(invited.role == Role.NODE and invited.is_usable(at) for invited in ledger.invitations.values()):
+def first_invitation(ledger: Ledger, at: float, *, another: bool = False) -> tuple[InvitationMade, bytes] | None:
+    """An invitation for nodes, and its secret; None if the ledger has one that is good still, unless ``another`` is needed."""
+    if not another and any(
+        invited.role == Role.NODE and invited.is_usable(at) for invited in ledger.invitations.values()
+    ):
         return None
     return node_invitation(at, FIRST_USES, "the first nodes")
 

@@ -27,7 +27,7 @@ MAY_CALL: Mapping[str, frozenset[Role]] = {
     "Invite": frozenset({Role.OPERATOR}),
     "Revoke": frozenset({Role.OPERATOR}),
 }
-"""Every method but Enrol, which is for those who have no role yet."""
+"""Every method but Enrol and Knock, which are for those who have no role yet."""
 
 _DENIED = (wire.ROLE, wire.REVOKED)
 

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import AsyncIterator
 from typing import Any, NoReturn, Protocol
 
 import grpc
 import grpc.aio
 
+from dtfm.coordinator.core.invitations import check_enrolment
 from dtfm.coordinator.core.transition import AnswerPlanNow
 from dtfm.coordinator.core.validation import Refused
 from dtfm.coordinator.log.ledger import Ledger
 from dtfm.coordinator.log.store import Record, StoreError
 from dtfm.coordinator.service.gate import Gate, refuse
+from dtfm.coordinator.service.knocking import knock
 from dtfm.coordinator.service.streams import Streams
 from dtfm.coordinator.view.members import member_documents
 from dtfm.coordinator.view.published import published
@@ -57,6 +60,14 @@ class Joins(control_pb2_grpc.CoordinatorServicer):
         await self._gate.check_enrolment(context, request)
         try:
             return await self._asked.enrol(request)
+        except Refused as refused:
+            await refuse(context, refused)
+
+    async def Knock(self, request: wire.KnockRequest, context: Context) -> wire.KnockReply:
+        await self._gate.check_enrolment(context, request.enrolment)
+        try:
+            check_enrolment(self._asked.ledger, request.enrolment, time.time())
+            return await knock(request.candidates, request.token, seen_at(context.peer()))
         except Refused as refused:
             await refuse(context, refused)
 

@@ -23,14 +23,15 @@ CHANGEABLE = ("cluster.", "network.", "checkpoint.", "train.evaluate_every", "tr
 """Keys that may change when a run is resumed: they do not change what is learned."""
 
 
-def open_run(store: Store, run: RunFile | None, *, resume: bool) -> tuple[State, list[ev.Event]]:
+def open_run(store: Store, run: RunFile | None, *, resume: bool | None) -> tuple[State, list[ev.Event]]:
     """The state to start with, and the events that start it, which the caller writes once it listens. ``run`` None: the
-    defaults, or, with ``resume``, the run file of before. Raises ValueError."""
+    defaults, or, for a run that goes on, the run file of before. ``resume`` None: go on if the store holds a run, else start.
+    Raises ValueError."""
     check_ladder()
     ledger = restore(store)
     if not ledger.run_id:
         events = _from_checkpoint(store, run or RunFile()) if resume else _start(run or RunFile())
-    elif not resume:
+    elif resume is False:
         raise ValueError(
             f"the store {store.url} holds run {ledger.run.get('name')!r} already (step {ledger.step}); go on with it by "
             f"--resume, or give a new one with --store"

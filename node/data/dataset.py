@@ -9,15 +9,17 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from itertools import chain
-from typing import Any
+from pathlib import Path
+from typing import IO, Any, BinaryIO
 
 import numpy as np
 import torch
 from blake3 import blake3
 from numpy.typing import NDArray
 
+from dtfm.node.data.cache import Tokens, is_usable, shared
 from dtfm.node.data.samples import Sample, held_out
-from dtfm.node.data.sources import Document, documents
+from dtfm.node.data.sources import Document, documents, state_of
 from dtfm.node.data.tokenizer import Tokenizer, load_tokenizer
 from dtfm.node.data.user_code import import_allowed
 from dtfm.protos import plan_pb2
@@ -119,11 +121,12 @@ class TensorPairs(Data):
         return self._inputs[rows], self._labels[rows]
 
 
-def load_data(run: plan_pb2.Run, allowed_modules: Sequence[str] = ()) -> Data:
+def load_data(run: plan_pb2.Run, allowed_modules: Sequence[str] = (), cache: Path | None = None) -> Data:
     """Loads what the run trains on.
 
-    ``allowed_modules`` are the import paths that this node's operator lets a run name. Text is tokenized once, into an unnamed
-    temporary file, so that it need not fit into memory.
+    ``allowed_modules`` are the import paths that this node's operator lets a run name. Text is tokenized once, into a file, so
+    that it need not fit into memory: in the folder ``cache``, where the nodes of a machine share it; else into an unnamed
+    temporary one.
 
     Raises:
         ValueError: the source or the tokenizer cannot be read, or there is too little data; the message names the key.
@@ -140,34 +143,64 @@ def load_data(run: plan_pb2.Run, allowed_modules: Sequence[str] = ()) -> Data:
         return TensorPairs(inputs, labels, data.evaluation_fraction)
     tokenizer = load_tokenizer(data.tokenizer)
     try:
-        tokens, digest = tokenize(documents(data.source, data.text_field), tokenizer)
+        if cache is not None and (tokens := _shared(data, tokenizer, cache)) is not None:
+            return TokenWindows(*tokens, tokenizer, data)
+        return TokenWindows(*tokenize(documents(data.source, data.text_field), tokenizer), tokenizer, data)
     except OSError as problem:
         raise ValueError(
             f"data.source: {data.source!r} could not be read, or its tokens not stored: {problem}"
         ) from problem
-    return TokenWindows(tokens, digest, tokenizer, data)
 
 
-def tokenize(texts: Iterable[Document], tokenizer: Tokenizer) -> tuple[NDArray[Any], blake3]:
+def _shared(data: plan_pb2.Run.Data, tokenizer: Tokenizer, cache: Path) -> Tokens | None:
+    """The tokens that the nodes of this machine share; None if they cannot share these."""
+    if not tokenizer.identity or not is_usable(cache):
+        return None
+    before = state_of(data.source)
+    name = blake3(f"{data.source}\n{data.text_field}\n{before}\n{tokenizer.separator}\n".encode())
+    name.update(tokenizer.identity)
+
+    def make(file: BinaryIO) -> blake3:
+        digest, _ = _write(documents(data.source, data.text_field), tokenizer, file)
+        if state_of(data.source) != before:
+            raise ValueError(f"data.source: {data.source!r} changed while it was read; start again when it does not")
+        return digest
+
+    return shared(cache, name.hexdigest(16), dtype_of(tokenizer), make, lasting=before != "")
+
+
+def tokenize(texts: Iterable[Document], tokenizer: Tokenizer) -> Tokens:
     """All tokens in order (1-D, of the narrowest unsigned dtype that fits, mapped from a temporary file), and a digest of their
     bytes."""
-    dtype = np.dtype("<u1" if tokenizer.size <= 1 << 8 else "<u2" if tokenizer.size <= 1 << 16 else "<u4")
-    separator = np.asarray(tokenizer.separator, dtype=dtype).tobytes()
-    digest, size, said = blake3(), 0, time.monotonic()
+    dtype = dtype_of(tokenizer)
     with tempfile.TemporaryFile(prefix="dtfm-tokens-") as file:
-        for number, document in enumerate(texts):
-            pieces = (tokenizer.encode(piece).astype(dtype, copy=False).tobytes() for piece in document)
-            for piece in chain([separator] if number else [], pieces):
-                file.write(piece)
-                digest.update(piece)
-                size += len(piece)
-                if time.monotonic() - said > _PROGRESS_SECONDS:
-                    said = time.monotonic()
-                    log.info("reading the data: %.1f million tokens so far", size / dtype.itemsize / 1e6)
+        digest, size = _write(texts, tokenizer, file)
         file.flush()
         if not size:
             return np.empty(0, dtype), digest
         return np.memmap(file, dtype=dtype, mode="r", shape=(size // dtype.itemsize,)), digest
+
+
+def dtype_of(tokenizer: Tokenizer) -> np.dtype[Any]:
+    """The narrowest unsigned one."""
+    return np.dtype("<u1" if tokenizer.size <= 1 << 8 else "<u2" if tokenizer.size <= 1 << 16 else "<u4")
+
+
+def _write(texts: Iterable[Document], tokenizer: Tokenizer, file: IO[bytes]) -> tuple[blake3, int]:
+    """The digest and the number of the bytes."""
+    dtype = dtype_of(tokenizer)
+    separator = np.asarray(tokenizer.separator, dtype=dtype).tobytes()
+    digest, size, said = blake3(), 0, time.monotonic()
+    for number, document in enumerate(texts):
+        pieces = (tokenizer.encode(piece).astype(dtype, copy=False).tobytes() for piece in document)
+        for piece in chain([separator] if number else [], pieces):
+            file.write(piece)
+            digest.update(piece)
+            size += len(piece)
+            if time.monotonic() - said > _PROGRESS_SECONDS:
+                said = time.monotonic()
+                log.info("reading the data: %.1f million tokens so far", size / dtype.itemsize / 1e6)
+    return digest, size
 
 
 def entropy(counts: NDArray[np.int64]) -> float:

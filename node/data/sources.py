@@ -34,9 +34,28 @@ def documents(source: str, text_field: str) -> Iterator[Document]:
     return _files(source, text_field)
 
 
+def state_of(source: str) -> str:
+    """What says whether the documents are still the same: the files, their sizes and the times of their last change; empty if
+    nothing here does, as for a data set on the hub."""
+    if source == "python-stdlib":
+        files = [file for _, file in _library_files()]
+    elif source.startswith("hf:"):
+        return ""
+    else:
+        files = _matching(source)
+    states = ((file.absolute(), file.stat()) for file in files)
+    return "\n".join(f"{file} {state.st_size} {state.st_mtime_ns}" for file, state in states)
+
+
 def standard_library() -> Iterator[Document]:
     """The running Python's library modules: its .py files in order of their paths, without tests and files that were installed or
     generated on this machine."""
+    for _, file in _library_files():
+        with file.open(encoding="utf-8", errors="replace", newline="") as text:
+            yield _pieces(text)
+
+
+def _library_files() -> list[tuple[str, Path]]:
     root = Path(sysconfig.get_paths()["stdlib"])
     files = sorted(
         (file.relative_to(root).as_posix(), file)
@@ -47,12 +66,16 @@ def standard_library() -> Iterator[Document]:
     )
     if not files:
         raise ValueError(f"data.source: this Python has no library sources in {root}; name text files instead")
-    for _, file in files:
-        with file.open(encoding="utf-8", errors="replace", newline="") as text:
-            yield _pieces(text)
+    return files
 
 
 def _files(pattern: str, text_field: str) -> Iterator[Document]:
+    return chain.from_iterable(
+        _text_file(file) if file.suffix == ".txt" else _json_lines(file, text_field) for file in _matching(pattern)
+    )
+
+
+def _matching(pattern: str) -> list[Path]:
     names = sorted(glob.glob(str(Path(pattern).expanduser()), recursive=True))
     files = [path for path in map(Path, names) if path.is_file()]
     if not files:
@@ -62,9 +85,7 @@ def _files(pattern: str, text_field: str) -> Iterator[Document]:
     for file in files:
         if file.suffix not in (".txt", ".jsonl"):
             raise ValueError(f"data.source: {file} is neither .txt nor .jsonl; narrow the pattern {pattern!r}")
-    return chain.from_iterable(
-        _text_file(file) if file.suffix == ".txt" else _json_lines(file, text_field) for file in files
-    )
+    return files
 
 
 def _text_file(file: Path) -> Iterator[Document]:

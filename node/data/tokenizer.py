@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -10,13 +11,17 @@ from numpy.typing import NDArray
 
 
 class Tokenizer(Protocol):
-    """Ids are in [0, ``size``). ``separator`` are the ids between two documents."""
+    """Ids are in [0, ``size``). ``separator`` are the ids between two documents. ``identity``: equal for two that make the same
+    ids of the same text; empty if that cannot be told."""
 
     @property
     def size(self) -> int: ...
 
     @property
     def separator(self) -> tuple[int, ...]: ...
+
+    @property
+    def identity(self) -> bytes: ...
 
     def encode(self, text: str) -> NDArray[np.integer[Any]]:
         """The text's ids, 1-D, without special tokens."""
@@ -32,6 +37,7 @@ class Bytes:
 
     size = 256
     separator = (10,)
+    identity = b"bytes"
 
     def encode(self, text: str) -> NDArray[np.uint8]:
         return np.frombuffer(text.encode("utf-8", errors="replace"), dtype=np.uint8)
@@ -51,6 +57,14 @@ class Pretrained:
         self.size = len(tokenizer)
         end = tokenizer.eos_token_id
         self.separator: tuple[int, ...] = (end,) if end is not None else tuple(self.encode("\n").tolist())
+
+    @property
+    def identity(self) -> bytes:
+        inner = getattr(self._tokenizer, "backend_tokenizer", None)
+        if inner is None:
+            return b""
+        packages = [version(package) for package in ("tokenizers", "transformers")]
+        return f"{packages}\n{inner.to_str()}".encode()
 
     def encode(self, text: str) -> NDArray[np.int64]:
         text = text.encode("utf-8", errors="replace").decode("utf-8")  # JSON may contain halves of surrogate pairs

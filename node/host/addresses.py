@@ -39,12 +39,11 @@ def interfaces() -> list[Interface]:
     ]
 
 
-def identity_port(environment: Mapping[str, str]) -> int:
-    """A port that the host maps to itself, to listen on; 0: there is none."""
-    for number in range(IDENTITY_PORTS, IDENTITY_PORTS + MOST_IDENTITY_PORTS):
-        if (port := _port(environment.get(f"VAST_TCP_PORT_{number}", ""))) is not None:
-            return port
-    return 0
+def identity_ports(environment: Mapping[str, str]) -> tuple[int, ...]:
+    """Those that the host maps to themselves, to listen on."""
+    numbers = range(IDENTITY_PORTS, IDENTITY_PORTS + MOST_IDENTITY_PORTS)
+    ports = (_port(environment.get(f"VAST_TCP_PORT_{number}", "")) for number in numbers)
+    return tuple(port for port in ports if port is not None)
 
 
 def candidates(
@@ -87,7 +86,7 @@ def _mapped(environment: Mapping[str, str], port: int) -> list[str]:
     known = []
     for address, prefix in _RENTED:
         outside = _port(environment.get(f"{prefix}{port}", ""))
-        if outside is None and prefix.startswith("VAST") and port and identity_port(environment) == port:
+        if outside is None and prefix.startswith("VAST") and port in identity_ports(environment):
             outside = port
         if outside is not None and (public := environment.get(address, "").strip()):
             known.append(f"[{public}]:{outside}" if ":" in public else f"{public}:{outside}")

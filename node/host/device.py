@@ -65,7 +65,7 @@ def measure_device(device: torch.device) -> Device:
         if device.type == "cuda"
         else platform.processor() or platform.machine(),
         memory_bytes=free_memory(device),
-        flops=_measure_flops(device),
+        flops=measure_flops(device, torch.bfloat16 if device.type == "cuda" else torch.float32),
     )
 
 
@@ -82,9 +82,8 @@ def free_memory(device: torch.device) -> int:
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
-def _measure_flops(device: torch.device) -> float:
-    """FLOP/s of a product of two square matrices: the median after a warm-up."""
-    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+def measure_flops(device: torch.device, dtype: torch.dtype, seconds: float = MEASURE_SECONDS) -> float:
+    """FLOP/s of a product of two square matrices: the median over so many ``seconds``, after a warm-up."""
     size = 4096 if device.type == "cuda" else 512
     a = torch.ones(size, size, dtype=dtype, device=device)
     b = torch.ones(size, size, dtype=dtype, device=device)
@@ -98,8 +97,8 @@ def _measure_flops(device: torch.device) -> float:
         return time.perf_counter() - began
 
     product()
-    seconds: list[float] = []
-    until = time.perf_counter() + MEASURE_SECONDS
-    while not seconds or time.perf_counter() < until:
-        seconds.append(product())
-    return 2.0 * size**3 / sorted(seconds)[len(seconds) // 2]
+    taken: list[float] = []
+    until = time.perf_counter() + seconds
+    while not taken or time.perf_counter() < until:
+        taken.append(product())
+    return 2.0 * size**3 / sorted(taken)[len(taken) // 2]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
@@ -21,12 +22,13 @@ from dtfm.protos.control_pb2 import Assignment, Device
 @dataclass(frozen=True, slots=True)
 class Equipment:
     """What a node trains with, whatever the run. ``hardware`` is what `measure_device` returns; ``allowed_modules`` are the
-    import paths that the operator lets a run name."""
+    import paths that the operator lets a run name, ``tokens`` the folder in which this machine's nodes share what they read."""
 
     node: str
     device: torch.device
     hardware: Device
     allowed_modules: tuple[str, ...]
+    tokens: Path
     sender: Sender
     store: StateStore
     snapshots: Snapshots

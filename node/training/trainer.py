@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 from dtfm.node.data.dataset import load_data
 from dtfm.node.host.dialling import Dialler
+from dtfm.node.host.long_parts import long_part
 from dtfm.node.host.trace import Activity, span
 from dtfm.node.model.bucket import Bucket
 from dtfm.node.model.load import load_model
@@ -25,6 +26,8 @@ from dtfm.node.model.workload import layer_flops, workload
 from dtfm.node.state.recovery import Inventory, take_inventory
 from dtfm.node.state.standby_role import StandbyRole
 from dtfm.node.state.state_store import HeldState
+from dtfm.node.training.compiling import compile_codecs
+from dtfm.node.training.compression import compresses
 from dtfm.node.training.failure import plan_failed, problem_of, sentence_of
 from dtfm.node.training.generation import Generation
 from dtfm.node.training.generation_setup import Equipment, set_up
@@ -96,6 +99,7 @@ class Trainer:
         self._voted: int | None = None  # the step that this node is ready to commit
         self._committed_in = 0  # the generation whose commit made the held state; 0: none did
         self._digest: Future[bytes] | None = None
+        self._compiling: Future[None] | None = None
         self._logged = 0.0
         self._digester = ThreadPoolExecutor(1, "digest")
         self._thread = threading.Thread(target=self._run, name="trainer", daemon=True)
@@ -173,6 +177,8 @@ class Trainer:
     def stop(self) -> None:
         """Calls off the present work and ends the threads."""
         self.interrupt("the node is stopping")
+        if self._compiling is not None:
+            self._compiling.cancel()
         self._commands.put(None)
         self._thread.join(timeout=STOP_SECONDS)
         self._digester.shutdown()
@@ -215,17 +221,25 @@ class Trainer:
             self._waiting = None
 
     def _prepare(self, run: Run, dialler: Dialler) -> None:
+        device = self._equipment.device
+        if compresses(run):
+            self._compiling = asyncio.run_coroutine_threadsafe(compile_codecs(device), self._loop)
         if self._loaded is not None and self._loaded.run.id == run.id:
             # A resumed run may differ in settings that do not change what is learned.
             self._loaded = replace(self._loaded, run=run, dialler=dialler)
         else:
             log.info("run %r: loading its data (%s) and its model (%s)", run.name, run.data.source, run.model.family)
-            data = load_data(run, self._equipment.allowed_modules)
-            model = load_model(run.model, data.sample, self._equipment.allowed_modules)
+            with long_part("reading the data"):
+                data = load_data(run, self._equipment.allowed_modules, self._equipment.tokens)
+            with long_part("loading the model"):
+                model = load_model(run.model, data.sample, self._equipment.allowed_modules)
+            self._await_codecs()
             self._loaded = LoadedRun(run, model, data, dialler)
-            self._layer_flops = layer_flops(model, run, self._equipment.device, self._equipment.hardware)
+            with long_part("timing the device"):
+                self._layer_flops = layer_flops(model, run, device, self._equipment.hardware)
             self._store.replace(HeldState(0, {}))
             self._voted, self._committed_in = None, 0
+        self._await_codecs()
         loaded = self._loaded
         prepared = Prepared(
             workload=workload(loaded.model, run),
@@ -239,6 +253,20 @@ class Trainer:
             flops=self._layer_flops or 0.0,
         )
         self._report(NodeMessage(prepared=prepared))
+
+    def _await_codecs(self) -> None:
+        """Returns when nothing is left to compile that a plan may need. The device is timed after that, undisturbed. Raises
+        Closed."""
+        compiling = self._compiling
+        if compiling is None:
+            return
+        try:
+            with long_part("compiling the codecs, which are kept for the next start"):
+                compiling.result()
+        except CancelledError:
+            raise Closed("the node is stopping") from None
+        finally:
+            self._compiling = None
 
     def _renew(self, dialler: Dialler) -> None:
         if self._loaded is not None:
@@ -340,7 +368,7 @@ class Trainer:
         )
         equipment = replace(self._equipment, hardware=self.hardware)
         try:
-            with span(Activity.ADOPT, assignment.step):
+            with span(Activity.ADOPT, assignment.step), long_part(f"setting up generation {placement.generation}"):
                 generation = set_up(
                     self._loaded, placement, assignment, inventory, self._earlier, equipment, self._await
                 )

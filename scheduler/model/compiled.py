@@ -1,7 +1,7 @@
 """How the scheduler's loops are compiled.
 
-The compiled code is cached beside each file (or where NUMBA_CACHE_DIR says), so only a machine's first call compiles, for some
-seconds. Compiled functions release the GIL, so several threads run them at once.
+The compiled code is kept beside each file, or elsewhere (dtfm/compiled_code.py), so only a machine's first call compiles, for
+some seconds. Compiled functions release the GIL, so several threads run them at once.
 """
 
 from __future__ import annotations
@@ -13,6 +13,9 @@ from typing import Any, TypeVar, cast
 import numba
 from numba.core.dispatcher import Dispatcher
 
+from dtfm.compiled_code import find_room
+
+find_room()
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 

@@ -70,8 +70,8 @@ class Problem:
         known_up = np.array([np.nan if node.up is None else node.up for node in nodes])
         known_down = np.array([np.nan if node.down is None else node.down for node in nodes])
         values = {
-            "flops": np.array([node.flops for node in nodes]),
-            "memory": np.array([node.memory_bytes for node in nodes]),
+            "flops": np.array([node.flops for node in nodes], dtype=np.float64),
+            "memory": np.array([node.memory_bytes for node in nodes], dtype=np.float64),
             "up": np.where(np.isnan(known_up), np.maximum(bandwidth.max(axis=1), own_bandwidth), known_up),
             "down": np.where(np.isnan(known_down), np.maximum(bandwidth.max(axis=0), own_bandwidth), known_down),
             "latency": latency,

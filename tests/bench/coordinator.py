@@ -34,10 +34,10 @@ from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.ledger import fold
 from dtfm.coordinator.log.ledger_snapshot import take
 from dtfm.coordinator.log.store import Store
+from dtfm.node.host.rows import Row, show
 from dtfm.scheduler.model.plan import Stage, from_routes
 from dtfm.scheduler.model.workload import Layer, Workload
 from tests.bench.crowd import Crowd
-from tests.bench.rows import Row, show
 
 ROOT = Path(__file__).parents[2]
 EVENTS = 100_000

@@ -19,7 +19,8 @@ import torch
 
 from dtfm.kernels import codec, cpu
 from dtfm.kernels.layout import Codec
-from tests.bench.rows import Row, show
+from dtfm.node.bench import codec_calls
+from dtfm.node.host.rows import Row, show
 
 ELEMENTS = 16 << 20
 ROUNDS = 9
@@ -36,11 +37,7 @@ def subjects(x: torch.Tensor) -> dict[str, Callable[[], object]]:
         name = c.name.lower()
         found[f"{name} encode into"] = functools.partial(cpu.encode, c, x.numpy(), encoded)
         found[f"{name} decode into"] = functools.partial(cpu.decode, c, encoded, restored.numpy())
-        found[f"{name} encode fresh"] = functools.partial(codec.encode, c, x)
-        found[f"{name} decode fresh"] = functools.partial(
-            codec.decode, c, encoded.data, x.numel(), x.dtype, torch.device("cpu")
-        )
-    return found
+    return found | {f"{name} fresh": call for name, call in codec_calls(x).items()}
 
 
 def measure() -> list[Row]:

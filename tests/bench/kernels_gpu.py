@@ -23,7 +23,7 @@ import torch
 
 from dtfm.kernels import codec, gpu
 from dtfm.kernels.layout import Codec
-from tests.bench.rows import Row
+from dtfm.node.host.rows import Row
 
 SIZES_MIB = (128, 512)
 ROUNDS, RUNS, BUFFERS = 9, 8, 4

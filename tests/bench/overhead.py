@@ -20,8 +20,8 @@ import torch
 
 from dtfm.coordinator.config.run_file import parse_run
 from dtfm.node.data.dataset import load_data
+from dtfm.node.host.rows import Row, show
 from dtfm.protos.plan_pb2 import Run
-from tests.bench.rows import Row, show
 from tests.cluster.plain import batch, whole_model
 
 WARM_UP = 3

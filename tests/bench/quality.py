@@ -28,8 +28,8 @@ import torch
 
 from dtfm.coordinator.config.run_file import parse_run
 from dtfm.node.data.dataset import load_data
+from dtfm.node.host.rows import Row, show
 from dtfm.node.model.load import load_model
-from tests.bench.rows import Row, show
 from tests.node.in_process import InProcess, even_plan
 
 DIRECTIONS = {

@@ -20,6 +20,7 @@ from random import Random
 import numpy as np
 from scipy.stats import spearmanr
 
+from dtfm.node.host.rows import Row, show
 from dtfm.scheduler.assemble.evaluate import Evaluator
 from dtfm.scheduler.assemble.stage_order import best_order
 from dtfm.scheduler.cost.bounds import work_bound
@@ -44,7 +45,6 @@ from tests.bench.clusters import (
 from tests.bench.optimum import branched_seconds, enumerated_seconds
 from tests.bench.plot import svg
 from tests.bench.replay import MORE_WAYS, WAYS, Answer, follow
-from tests.bench.rows import Row, show
 from tests.scheduler.paper_networks import PAPER_COSTS, Network, paper_network, paper_workload
 
 Points = list[tuple[float, float]]

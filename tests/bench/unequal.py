@@ -20,6 +20,7 @@ from random import Random
 
 import numpy as np
 
+from dtfm.node.host.rows import Row, show
 from dtfm.scheduler.bound.rising_bounds import rising_bounds
 from dtfm.scheduler.cost.state_transfer import nothing_to_fetch
 from dtfm.scheduler.model.cluster import Cluster
@@ -34,7 +35,6 @@ from dtfm.scheduler.search.seeds import nearest_nodes
 from dtfm.scheduler.search.walk import ESTIMATE, walk
 from dtfm.scheduler.warm_up import warm_up
 from tests.bench.clusters import part_of, unequal
-from tests.bench.rows import Row, show
 
 
 def seconds_per_step(cluster: Cluster, workload: Workload, seconds: float, seed: int = 0, threads: int = 1) -> float:

@@ -52,6 +52,7 @@ import numpy as np
 from dtfm.coordinator.config.run_file import read_run_file
 from dtfm.coordinator.core.planner_input import bytes_ratio
 from dtfm.coordinator.log.events import PlanAdopted, RunDescribed, from_json
+from dtfm.node.host.rows import Row, show
 from dtfm.scheduler.cost.simulate import simulate
 from dtfm.scheduler.model.cluster import Cluster
 from dtfm.scheduler.model.plan import Plan
@@ -59,7 +60,6 @@ from dtfm.scheduler.model.problem import Problem, draft_of
 from dtfm.scheduler.model.workload import Workload
 from tests.bench.crowded import share_of_a_core
 from tests.bench.explain import link_parts_of, medians, parts_of, read_traces
-from tests.bench.rows import Row, show
 from tests.cluster.launch import ROOT
 from tests.cluster.runs import write_corpus
 from tests.scheduler.paper_networks import Network

@@ -26,7 +26,7 @@ from itertools import combinations
 from pathlib import Path
 from typing import Self
 
-from tests.bench.rows import Row, show
+from dtfm.node.host.rows import Row, show
 from tests.cluster.launch import Cluster, Event
 from tests.cluster.leaks import connections, open_files, processes_in, resident_bytes
 from tests.cluster.nursery import close_nursery

@@ -20,6 +20,10 @@ def processes_in(folder: Path) -> list[str]:
     return found
 
 
+def children_of(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
 def open_files(pid: int) -> int:
     """Without TCP connections."""
     return len(os.listdir(f"/proc/{pid}/fd")) - connections(pid)

@@ -43,7 +43,9 @@ MODULES = (
 PRELOADED = (
     *MODULES,
     "tests.cluster.faults",
+    "dtfm.kernels.cpu",
     "dtfm.node.model.causal_lm",
+    "dtfm.node.session",
     "fsspec.implementations.local",
     "transformers.models.gpt2.modeling_gpt2",
     "transformers.models.llama.modeling_llama",

@@ -175,6 +175,32 @@ def test_a_restarted_node_and_a_restarted_coordinator_need_no_new_invitation(tmp
     assert cluster.losses == pytest.approx(losses_alone(cluster.run_file, steps=len(steps)), rel=1e-8, abs=0)
 
 
+def test_two_nodes_of_one_machine_come_by_one_invitation_and_each_gets_its_name_back(tmp_path: Path) -> None:
+    unnamed = [sys.executable, "-m", "dtfm.node.cli", "join", "--threads", "1", "--device", "cpu"]
+    with Cluster(tmp_path, run_file(model=GPT2, stages=[1, 1], steps=5000, learning_rate=1e-3)) as cluster:
+
+        def start(invitation: str) -> tuple[Process, list[bytes]]:
+            printed: list[bytes] = []
+            process = Process(unnamed, tmp_path, environment=machine(cluster, "m", invitation), on_line=printed.append)
+            cluster._started.append(("m", process))
+            return process, printed
+
+        once = invite(cluster)
+        running = [start(once), start(once)]
+        cluster.wait_for("step_committed")
+        first, second = sorted(e["node"] for e in cluster.of("node_joined"))
+        assert second == f"{first}-2"
+        for name in (second, first):
+            (killed,) = (process for process, printed in running if printed[0].startswith(f"{name}: ".encode()))
+            before = len(cluster.events)
+            killed.send(signal.SIGKILL)
+            killed.wait(20)
+            running.append(start(""))
+            assert cluster.wait_for("node_joined", after=before)["node"] == name
+            cluster.wait_for("step_committed", after=before)
+            running = [(process, printed) for process, printed in running if process is not killed]
+
+
 def test_nodes_find_each_other_long_after_their_first_certificates_have_ended(tmp_path: Path) -> None:
     text = run_file(model=GPT2, stages=[1, 1], steps=5000, learning_rate=1e-3)
     with Cluster(tmp_path, text, start=False) as cluster:

@@ -10,7 +10,6 @@ from typer.testing import CliRunner
 
 from dtfm.node import cli
 from dtfm.node.cli import app
-from dtfm.node.host.doctor import check_disk, check_tcp_buffers, check_tcp_pauses
 from dtfm.protos.access import Role
 from dtfm.protos.enrolment import Entry
 from dtfm.protos.invitation import Invitation
@@ -81,35 +80,48 @@ def test_the_doctor_names_what_is_wrong_with_the_fix_and_exits_1() -> None:
     assert findings["coordinator"]["good"] is False
     assert "127.0.0.1:1: " in findings["coordinator"]["finding"]
     assert "dtfm-coordinator serve --listen 0.0.0.0:1" in findings["coordinator"]["fix"]
+    people = CliRunner().invoke(app, ["doctor", "127.0.0.1:1", "--device", "cpu"])
+    assert "To fix:\n  1. coordinator: is `dtfm-coordinator serve --listen 0.0.0.0:1`" in people.stdout
 
 
 def test_the_doctor_passes_a_sound_machine() -> None:
     result = CliRunner().invoke(app, ["doctor", "--device", "cpu"])
     assert result.exit_code == 0
     assert "good listen: 0.0.0.0:0 is free" in result.stdout
-
-
-def test_the_doctor_knows_what_small_buffers_and_a_full_disk_mean() -> None:
-    small = check_tcp_buffers(lambda path: "4096 131072 4194304\n")
-    assert small.good is None
-    assert "336 Mbit/s" in small.finding
-    assert "sysctl -w" in small.fix
-    assert check_tcp_buffers(lambda path: "4096 131072 33554432\n").good
-    assert check_disk(lambda: 1 << 20).good is False
+    assert "To fix:" not in result.stdout
 
 
 @pytest.mark.parametrize(
-    ("control", "after_idle", "good"), [("cubic", "1", None), ("cubic", "0", True), ("bbr", "1", True)]
+    "options",
+    [["dtfm1.spoilt"], ["127.0.0.1"], ["--listen", "everywhere"], ["--advertise", "169.254.1.1:80"]],
 )
-def test_the_doctor_knows_whether_connections_start_slowly_after_a_pause(
-    control: str, after_idle: str, good: bool | None
-) -> None:
-    settings = {"tcp_congestion_control": control, "tcp_slow_start_after_idle": after_idle}
-    finding = check_tcp_pauses(lambda path: settings[path.rpartition("/")[2]] + "\n")
-    assert finding.good is good
-    assert control in finding.finding
-    assert ("tcp_slow_start_after_idle=0" in finding.fix) == (good is None)
+def test_the_doctor_refuses_bad_input(options: list[str]) -> None:
+    result = CliRunner().invoke(app, ["doctor", *options, "--device", "cpu"])
+    assert result.exit_code == 2
+    assert result.stderr
 
 
 def test_a_crash_shows_no_variables_as_they_may_be_secrets() -> None:
     assert not app.pretty_exceptions_enable
+
+
+@pytest.mark.parametrize(
+    ("address", "number", "nth"),
+    [
+        ("0.0.0.0:7500", 0, "0.0.0.0:7500"),
+        ("0.0.0.0:7500", 2, "0.0.0.0:7502"),
+        ("0.0.0.0:0", 2, "0.0.0.0:0"),
+        ("[::]:7500", 1, "[::]:7501"),
+        ("203.0.113.5", 1, "203.0.113.5"),
+        ("2001:db8::1", 1, "2001:db8::1"),
+        ("[2001:db8::1]", 1, "[2001:db8::1]"),
+    ],
+)
+def test_each_of_several_nodes_has_a_port_of_its_own(address: str, number: int, nth: str) -> None:
+    assert cli._nth_port(address, number) == nth
+
+
+def test_a_bad_invitation_is_told_once_whatever_the_number_of_devices() -> None:
+    result = CliRunner().invoke(app, ["join", "dtfm1.spoilt", "--device", "cpu,cpu"])
+    assert result.exit_code == 2
+    assert result.stderr.count("invitation is") == 1

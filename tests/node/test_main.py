@@ -13,7 +13,7 @@ def without(package: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     """``dtfm-node`` where the package is not installed."""
     program = (
         f"import sys; sys.modules[{package!r}] = None; sys.argv = ['dtfm-node', *{arguments!r}]\n"
-        f"from dtfm.node.__main__ import main; main()"
+        f"from dtfm.node.cli import main; main()"
     )
     return subprocess.run(
         [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
@@ -26,6 +26,13 @@ def test_a_missing_extra_is_named_with_the_fix() -> None:
     assert "torch is not installed" in ended.stderr
     assert "pip install 'dtfm[node]'" in ended.stderr
     assert "Traceback" not in ended.stderr
+
+
+def test_the_doctor_works_without_the_extra_and_names_it() -> None:
+    ended = without("torch", "doctor")
+    assert ended.returncode == 1
+    assert "BAD  packages: torch not installed" in ended.stdout
+    assert "1. packages: pip install 'dtfm[node]'" in ended.stdout
 
 
 def test_what_is_missing_otherwise_is_a_bug_and_not_hidden() -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
+from datetime import datetime, tzinfo
 from pathlib import Path
 
 import grpc.aio
@@ -12,6 +14,7 @@ import pytest
 
 from dtfm.coordinator.service.first_access import node_invitation
 from dtfm.protos import control_pb2 as wire
+from dtfm.protos import credentials
 from dtfm.protos.access import Role, keep, kept
 from dtfm.protos.connection import read_address, server_options
 from dtfm.protos.credentials import coordinator_credentials, make_authority, make_key
@@ -59,7 +62,25 @@ async def test_a_node_shows_its_invitation_once_and_is_known_from_then_on(served
     for where in (served.address, "", invitation):  # as after a restart
         again = await enter(where, NODE)
         assert again.access == first.access
-    assert (await refusal(invitation, NODE, "b")).reason == "INVITATION_USED_UP"
+
+
+async def test_further_nodes_of_a_machine_use_no_more_of_its_invitation(
+    served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    invitation = await invited(served, Role.NODE)
+    together = await asyncio.gather(*(enter(invitation, NODE, name) for name in ("a", "b")))
+    for where in (served.address, ""):
+        together.append(await enter(where, NODE, f"c{len(where)}"))
+    assert len({opened.access.key for opened in together}) == 1
+    assert sum(invited.used for invited in served.server.ledger.invitations.values()) == 1
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "another machine"))
+    assert (await refusal(invitation, NODE, "d")).reason == "INVITATION_USED_UP"
+
+
+async def test_a_machine_that_was_cut_off_gets_no_further_node_in(served: Served) -> None:
+    await enter(await invited(served, Role.NODE), NODE)
+    await served.server.revoke("a", served.operator)
+    assert (await refusal("", NODE, "b")).reason == "UNKNOWN_KEY"
 
 
 async def test_the_key_is_on_disk_before_it_is_enrolled(served: Served, own_state: Path) -> None:
@@ -142,6 +163,35 @@ async def test_an_invitation_of_another_run_or_a_false_coordinator_is_named(serv
     refused = await refusal(false, NODE)
     assert refused.reason == "WRONG_AUTHORITY"
     assert "the invitation is of another run, or somebody else answers there" in refused.sentence
+
+
+@pytest.mark.parametrize("year", [2020, 2100])
+async def test_a_wrong_clock_is_named_also_without_an_invitation(
+    served: Served, year: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Wrong(datetime):
+        @classmethod
+        def now(cls, tz: tzinfo | None = None) -> Wrong:
+            return cls(year, 1, 2, 3, 4, tzinfo=tz)
+
+    monkeypatch.setattr(credentials, "datetime", Wrong)
+    for where in (served.address, str(served.invitation)):
+        refused = await refusal(where, NODE)
+        assert refused.reason == "WRONG_CLOCK"
+        assert f"this machine's clock says {year}-01-02 03:04 UTC" in refused.sentence
+        assert "timedatectl set-ntp true" in refused.sentence
+
+
+async def test_what_is_begun_early_is_what_the_first_opening_gets_and_the_next_is_another(served: Served) -> None:
+    entry = Entry(await invited(served, Role.NODE), NODE, "a")
+    entry.begin(10)
+    opened, again = await entry.open(10), await entry.open(10)
+    assert opened is not again
+    assert opened.access == again.access
+    late = Entry(await invited(served, Role.NODE), [Role.VIEWER], "b")
+    late.begin(10)
+    with pytest.raises(NotAdmitted):
+        await late.open(10)
 
 
 async def test_an_address_alone_needs_an_invitation_first(served: Served) -> None:

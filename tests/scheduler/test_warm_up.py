@@ -14,8 +14,12 @@ import pytest
 from dtfm.scheduler.assemble.compact import CompactCluster
 from dtfm.scheduler.model.cluster import Cluster
 from dtfm.scheduler.model.decision import Objective
+from dtfm.scheduler.model.problem import Floats
+from dtfm.scheduler.model.tables import Tables
 from dtfm.scheduler.model.workload import PaperCosts
 from dtfm.scheduler.schedule import schedule
+from dtfm.scheduler.search import exact
+from dtfm.scheduler.search.branch_and_bound import Plans
 from dtfm.scheduler.warm_up import compiled_functions, is_compiled, warm_up
 from tests.scheduler.clusters import even_workload, random_cluster
 
@@ -34,6 +38,13 @@ def compact() -> CompactCluster:
     return CompactCluster(nodes, ("eu",), np.zeros(1100, np.int64), np.full((1, 1), 0.01), np.full((1, 1), 1e8))
 
 
+def whole_numbers() -> Cluster:
+    """As nodes report their memory to a coordinator."""
+    cluster = random_cluster(5, 12)
+    nodes = tuple(replace(node, flops=int(node.flops), memory_bytes=int(node.memory_bytes)) for node in cluster.nodes)
+    return replace(cluster, nodes=nodes)
+
+
 def without_a_node() -> None:
     cluster = random_cluster(5, 12)
     plan = schedule(cluster, WORKLOAD, evaluations=100).plan
@@ -48,7 +59,8 @@ QUESTIONS: dict[str, Callable[[], Any]] = {
     "two stages": lambda: schedule(random_cluster(5, 12), WORKLOAD, stages=2, evaluations=300),
     "replicas per stage": lambda: schedule(random_cluster(5, 12), WORKLOAD, stages=(3, 3), evaluations=300),
     "connections and codecs": lambda: schedule(limited(), WORKLOAD, evaluations=300),
-    "few nodes": lambda: schedule(random_cluster(5, 4), WORKLOAD, evaluations=300),
+    "memory in whole bytes": lambda: schedule(whole_numbers(), WORKLOAD, evaluations=300),
+    "few nodes": lambda: schedule(random_cluster(5, 4), WORKLOAD, evaluations=3000),
     "a node left": without_a_node,
     "the paper's objective": lambda: schedule(random_cluster(5, 6), PAPER, objective=Objective.PAPER, evaluations=300),
     "a thousand nodes": lambda: schedule(compact(), even_workload(12, 64), time_used=lambda: 1.0),
@@ -62,6 +74,19 @@ def test_no_question_is_left_to_compile_for(question: str) -> None:
     assert any(before.values())
     QUESTIONS[question]()
     assert {function: list(function.signatures) for function in compiled_functions()} == before
+
+
+def test_the_small_cluster_is_searched_exactly_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = []
+
+    def priced(tables: Tables, plans: Plans, keep_idle_hands: bool) -> tuple[Floats, Floats]:
+        rows.append(len(plans.stages))
+        return original(tables, plans, keep_idle_hands)
+
+    original = exact.priced
+    monkeypatch.setattr(exact, "priced", priced)
+    warm_up.__wrapped__()
+    assert len(rows) == 2, "from scratch, and with an incumbent"
 
 
 def test_the_next_process_finds_everything_in_the_cache() -> None:

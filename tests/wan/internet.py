@@ -20,6 +20,7 @@ import signal
 import subprocess
 import sys
 from dataclasses import dataclass
+from ipaddress import IPv4Address
 from types import TracebackType
 from typing import Any
 
@@ -161,6 +162,15 @@ class Internet:
         process = subprocess.Popen(self.inside(name, command), start_new_session=True, **options)
         self._started.append(process)
         return process
+
+    def connected_to(self, name: str) -> set[str]:
+        """The other ends of the host's established TCP connections over IPv4."""
+        tables = self.inside(name, ["cat", "/proc/self/net/tcp", "/proc/self/net/tcp6"])
+        text = subprocess.run(tables, capture_output=True, text=True, timeout=20, check=True).stdout
+        lines = [line.split() for line in text.splitlines()]
+        # A socket of IPv6 that speaks IPv4 has an address that ends with it.
+        ends = (line[2].partition(":")[0][-8:] for line in lines if line[3] == "01")
+        return {str(IPv4Address(int.from_bytes(bytes.fromhex(end), sys.byteorder))) for end in ends}
 
     def unplug(self, name: str) -> None:
         """Cuts the host off: from now on nothing reaches it, and it hears nothing of that."""

@@ -63,3 +63,15 @@ async def test_a_childs_files_are_in_the_demos_folder(tmp_path: Path, monkeypatc
         await nodes.start("node-1", lambda child, code: gone.set())
         await asyncio.wait_for(gone.wait(), 10)
         assert f"--snapshots {tmp_path / 'snapshots'}" in nodes.running[0].tail()
+
+
+async def test_settings_for_the_users_own_nodes_do_not_reach_the_demos(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "executable", stand_in(tmp_path, "echo listen=$DTFM_LISTEN"))
+    monkeypatch.setenv("DTFM_LISTEN", "0.0.0.0:7500")
+    gone = asyncio.Event()
+    async with Children("secret", tmp_path, 1) as nodes:
+        await nodes.start("node-1", lambda child, code: gone.set())
+        await asyncio.wait_for(gone.wait(), 10)
+        assert nodes.running[0].tail() == "listen="

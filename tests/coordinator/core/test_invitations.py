@@ -16,6 +16,7 @@ from dtfm.coordinator.log import ledger
 from dtfm.coordinator.log.ledger import fold
 from dtfm.protos import PROTOCOL_VERSION
 from dtfm.protos import control_pb2 as wire
+from dtfm.protos.access import MOST_NAMES_OF_A_KEY
 from dtfm.protos.credentials import CERTIFICATE_LIFETIME, public_key
 from dtfm.protos.invitation import secret_digest
 from tests.coordinator.script import World, refusal_of, training
@@ -138,6 +139,40 @@ def test_a_viewer_with_an_operators_invitation_becomes_an_operator_and_uses_it_u
     assert door.enrol("v", **looks) is None
     assert door.world.state.ledger.access["v"].role == "operator"
     assert door.world.state.ledger.invitations[ID].used == 1
+
+
+def test_further_nodes_with_a_machines_key_need_no_invitation_up_to_a_bound(door: Door) -> None:
+    door.invite(uses=2)
+    door.enrol("a")
+    for number in range(2, MOST_NAMES_OF_A_KEY + 1):
+        assert door.enrol(f"a-{number}", key="a", invitation="", secret=b"") is None
+    assert door.enrol("a-more", key="a") == wire.FULL
+    assert door.world.state.ledger.invitations[ID].used == 1
+    assert {holder.invitation for name, holder in door.world.state.ledger.access.items() if name != "operator"} == {ID}
+    assert door.enrol("b") is None
+    assert door.enrol("c") == wire.INVITATION_USED_UP
+
+
+def test_only_a_nodes_key_gives_names_and_only_nodes_names(door: Door) -> None:
+    door.invite()
+    door.enrol("a")
+    assert door.enrol("boss", key="a", roles=["operator"]) == wire.INVITATION_USED_UP
+    assert door.enrol("b", key="operator", invitation="", secret=b"") == wire.UNKNOWN_KEY
+    assert door.enrol("operator", key="a") == wire.NAME_TAKEN
+
+
+def test_revoking_a_name_cuts_its_whole_machine_off(door: Door) -> None:
+    """The key is what is not trusted any more."""
+    door.invite(uses=2)
+    for name, key in (("a", "a"), ("a-2", "a"), ("b", "b")):
+        door.enrol(name, key=key)
+        door.world.greet(name)
+    assert door.revoke("a-2") is None
+    assert "a-2 (node) is cut off, with a on the same machine" in door.sentence
+    assert "who came by it stays (b)" in door.sentence
+    assert set(door.world.state.members.sessions) == {"b"}
+    assert list(door.world.last_to("b", "revoked").names) == ["a", "a-2"]
+    assert door.enrol("a-3", key="a", invitation="", secret=b"") == wire.UNKNOWN_KEY
 
 
 def test_whoever_was_enrolled_needs_no_invitation_again(door: Door) -> None:

@@ -22,7 +22,7 @@ async def test_a_warm_cache_needs_no_other_process(
 ) -> None:
     caplog.set_level(logging.INFO, "dtfm")
     monkeypatch.setattr(compiling, "is_compiled", lambda: True)
-    monkeypatch.setattr(compiling, "_fill_cache", None)
+    monkeypatch.setattr(compiling, "compile_apart", None)
     await compiling.compile_scheduler()
     monkeypatch.setattr(compiling, "warm_up", lambda: None)
     monkeypatch.setattr(compiling, "WORTH_A_WORD", 0.0)

@@ -88,6 +88,7 @@ def test_the_standard_library_is_text_that_every_machine_has() -> None:
 def test_tokens_are_stored_in_as_few_bytes_as_hold_them(size: int, dtype: str) -> None:
     class Numbers:
         separator = (0,)
+        identity = b""
 
         def __init__(self) -> None:
             self.size = size

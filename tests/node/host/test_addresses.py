@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dtfm.node.host.addresses import Interface, candidates, identity_port, interfaces
+from dtfm.node.host.addresses import Interface, candidates, identity_ports, interfaces
 from dtfm.protos.candidates import MOST_CANDIDATES
 
 HOME = (Interface("lo", "127.0.0.1"), Interface("eth0", "192.168.1.20"), Interface("eth0", "fe80::1"))
@@ -61,14 +61,14 @@ def test_vast_maps_a_port() -> None:
 
 
 def test_vast_maps_a_port_to_itself() -> None:
-    vast = {"PUBLIC_IPADDR": "198.51.100.9", "VAST_TCP_PORT_70000": "41235"}
-    assert identity_port(vast) == 41235
+    vast = {"PUBLIC_IPADDR": "198.51.100.9", "VAST_TCP_PORT_70000": "41235", "VAST_TCP_PORT_70001": "41236"}
+    assert identity_ports(vast) == (41235, 41236)
     assert found(environment=vast, port=41235) == ("198.51.100.9:41235",)
 
 
 def test_some_instances_have_no_port_at_all() -> None:
     vast = {"PUBLIC_IPADDR": "198.51.100.9", "VAST_TCP_PORT_22": "40022"}
-    assert identity_port(vast) == 0
+    assert identity_ports(vast) == ()
     assert found(environment=vast) == ()
 
 

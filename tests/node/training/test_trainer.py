@@ -68,6 +68,7 @@ class Node:
             allowed_modules=(),
             sender=Sender("n0", lambda *lost: None),
             store=StateStore(),
+            tokens=folder / "tokens",
             snapshots=Snapshots(Disk(folder, "n0"), report),
         )
         self.trainer = Trainer(self.equipment, loop, report, pytest.fail)
@@ -92,6 +93,41 @@ async def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator
     node.trainer.prepare(read_run_file(tmp_path / "run.toml").message("test"), dialler("n0"))
     assert (await node.reports.get()).prepared.flops > 0  # the run's layers were timed
     yield node
+    await asyncio.to_thread(node.trainer.stop)
+    node.equipment.snapshots.writer.close()
+    await node.equipment.sender.close()
+
+
+@pytest.mark.parametrize("compression", ["auto", "off"])
+async def test_a_node_is_prepared_when_nothing_is_left_to_compile_that_a_plan_may_need(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compression: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_corpus(tmp_path)
+    (tmp_path / "run.toml").write_text(run_file(stages=[1], steps=4, compression=compression))
+    loop, awaited, done = asyncio.get_running_loop(), asyncio.Event(), list[str]()
+    await_codecs = Trainer._await_codecs
+
+    async def compile_codecs(device: torch.device) -> None:
+        await awaited.wait()
+        done.append("compiled")
+
+    def await_them(of: Trainer) -> None:
+        loop.call_soon_threadsafe(awaited.set)
+        await_codecs(of)
+
+    def layer_flops(*of: object) -> float:
+        done.append("timed")
+        return 1e9
+
+    monkeypatch.setattr(trainer, "compile_codecs", compile_codecs)
+    monkeypatch.setattr(trainer, "layer_flops", layer_flops)
+    monkeypatch.setattr(Trainer, "_await_codecs", await_them)
+    node = Node(tmp_path / "snapshots")
+    node.trainer.prepare(read_run_file(tmp_path / "run.toml").message("test"), dialler("n0"))
+    assert (await node.reports.get()).prepared.flops == 1e9
+    # The device is timed when nothing else is going on.
+    assert done == (["compiled", "timed"] if compression == "auto" else ["timed"])
     await asyncio.to_thread(node.trainer.stop)
     node.equipment.snapshots.writer.close()
     await node.equipment.sender.close()

@@ -1,0 +1,164 @@
+"""What this machine can do for a run: its device, the codecs, streams to another process, its disk."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import json
+import statistics
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from dtfm.kernels import codec
+from dtfm.kernels.layout import Codec
+from dtfm.node.host.cuda_streams import wait_until_computed
+from dtfm.node.host.device import measure_flops
+from dtfm.node.host.dialling import Dialler
+from dtfm.node.host.disk_speed import measure_disk
+from dtfm.node.host.links import measure_links
+from dtfm.node.host.rows import Row
+from dtfm.node.state.state_store import StateStore
+from dtfm.node.transport.peer_server import PeerServer
+from dtfm.protos.connection import DEFAULT_LEASE
+from dtfm.protos.control_pb2 import Peer
+from dtfm.protos.credentials import Identity, issue, make_authority, make_key, public_key, read_public_key
+
+DEVICE_SECONDS = 1.0
+"""Of timed products, for each precision."""
+CODEC_ELEMENTS = 4 << 20
+CODEC_ROUNDS = 5
+DISK_BYTES = 256 << 20
+HERE, THERE = "here", "there"
+
+
+def bench_device(device: torch.device) -> list[Row]:
+    """Products of square matrices."""
+    full, half = (measure_flops(device, dtype, DEVICE_SECONDS) / 1e12 for dtype in (torch.float32, torch.bfloat16))
+    return [
+        Row("matrix product, fp32", full, "TFLOP/s"),
+        Row("matrix product, bf16", half, "TFLOP/s", "matrix product, fp32", half / full),
+    ]
+
+
+def codec_calls(x: torch.Tensor) -> dict[str, Callable[[], object]]:
+    """What nodes call to encode and to decode ``x`` (1-D float32) with each codec, by name. An encoding goes before its decoding,
+    which reads what it has made."""
+    calls: dict[str, Callable[[], object]] = {}
+    for each in Codec:
+        if each is Codec.OFF:
+            continue
+        encoded = np.empty(codec.encoded_bytes(each, x.numel(), x.dtype), np.uint8)
+        encoded[:] = np.frombuffer(codec.encode(each, x).data, np.uint8)
+        name = each.name.lower()
+        calls[f"{name} encode"] = functools.partial(codec.encode, each, x)
+        calls[f"{name} decode"] = functools.partial(codec.decode, each, encoded.data, x.numel(), x.dtype, x.device)
+    return calls
+
+
+def bench_codecs(device: torch.device) -> list[Row]:
+    """Speeds count the bytes of the float32 tensor, and are compared with a copy of it in the device's memory."""
+    x = torch.from_numpy(np.random.default_rng(0).standard_normal(CODEC_ELEMENTS, np.float32)).to(device)
+    copy = torch.empty_like(x)
+    calls: dict[str, Callable[[], object]] = {"copy": functools.partial(copy.copy_, x), **codec_calls(x)}
+    seconds: dict[str, list[float]] = {name: [] for name in calls}
+    for turn in range(CODEC_ROUNDS + 1):
+        for name, call in calls.items():
+            began = time.perf_counter()
+            call()
+            wait_until_computed(device)
+            if turn:  # the first warms up
+                seconds[name].append(time.perf_counter() - began)
+    speeds = {name: x.nbytes / statistics.median(taken) / 1e9 for name, taken in seconds.items()}
+    rows = [Row("copy in memory", speeds["copy"], "GB/s")]
+    return rows + [
+        Row(f"codec {name}", speed, "GB/s", "copy in memory", speed / speeds["copy"])
+        for name, speed in speeds.items()
+        if name != "copy"
+    ]
+
+
+def bench_loopback() -> list[Row]:
+    """Streams to another process of this machine and back, as links between nodes are measured."""
+    return asyncio.run(_loopback())
+
+
+async def _loopback() -> list[Row]:
+    authority = make_authority(make_key(), datetime.now(UTC))
+    async with _other_process(_member(authority, THERE)) as address:
+        peer = Peer(node=THERE, candidates=[address])
+        report = await measure_links(HERE, [peer], Dialler(_member(authority, HERE)), DEFAULT_LEASE)
+    there, back = report.links
+    if there.problem:
+        raise ValueError(f"this machine cannot reach itself: {there.problem}")
+    return [
+        Row("loopback, one way", there.latency_seconds * 1e6, "µs"),
+        Row("loopback stream, there", there.bandwidth / 1e6, "MB/s"),
+        Row("loopback stream, back", back.bandwidth / 1e6, "MB/s"),
+    ]
+
+
+def bench_disk(folder: Path) -> list[Row]:
+    """Raises ValueError if ``folder`` cannot be written."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        speed = measure_disk(folder, DISK_BYTES)
+    except OSError as error:
+        raise ValueError(f"{folder} cannot be written: {error.strerror}; give another with --snapshots DIR") from None
+    return [
+        Row("disk, write and fsync", speed.written / 1e6, "MB/s"),
+        Row("disk, read", speed.read / 1e6, "MB/s", "disk, write and fsync", speed.read / speed.written),
+    ]
+
+
+def bench(device: torch.device, folder: Path) -> Iterator[tuple[str, Callable[[], Sequence[Row]]]]:
+    """What is measured, in order, by name."""
+    yield f"matrix products on {device}", lambda: bench_device(device)
+    yield "codecs, compiled first where that was not done before", lambda: bench_codecs(device)
+    yield "streams on loopback", bench_loopback
+    yield f"the disk in {folder}", lambda: bench_disk(folder)
+
+
+def _member(authority: Identity, node: str) -> Identity:
+    key = make_key()
+    certificate = issue(authority, read_public_key(public_key(key)), node, datetime.now(UTC))
+    return Identity(authority.certificate, certificate, key)
+
+
+@asynccontextmanager
+async def _other_process(identity: Identity) -> AsyncIterator[str]:
+    """A process that serves as ``identity``; gives its address."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "dtfm.node.bench"),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    try:
+        shown = {name: getattr(identity, name).decode() for name in ("authority", "certificate", "key")}
+        process.stdin.write(json.dumps(shown).encode() + b"\n")
+        yield f"127.0.0.1:{int(await process.stdout.readline())}"
+    finally:
+        process.stdin.close()
+        await process.wait()
+
+
+async def _serve() -> None:
+    """The other process: prints its port, and serves until its input ends."""
+    shown = json.loads(sys.stdin.readline())
+    server = PeerServer(StateStore(), lambda seconds: asyncio.sleep(0))
+    server.become(Identity(**{name: pem.encode() for name, pem in shown.items()}))
+    print(await server.start("127.0.0.1:0"), flush=True)
+    await asyncio.to_thread(sys.stdin.readline)
+    await server.stop()
+
+
+if __name__ == "__main__":
+    asyncio.run(_serve())

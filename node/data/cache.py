@@ -1,0 +1,130 @@
+"""Tokens that the nodes of one machine share: one makes them, the others wait and then map the same file.
+
+Each file is the tokens, and at its end the BLAKE3 of them. It is locked (shared) as long as somebody maps it, so that others know
+which may be removed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+from blake3 import blake3
+from numpy.typing import NDArray
+
+from dtfm.protos.file_lock import PAUSE_SECONDS, try_lock
+
+log = logging.getLogger(__name__)
+
+MOST_UNUSED = 2
+"""Files that are kept although nobody uses them, for nodes that are started again."""
+UNUSED_SECONDS = 7 * 86_400.0
+_DIGEST_BYTES = 32
+_SAY_SECONDS = 10.0
+
+Tokens = tuple[NDArray[Any], blake3]
+"""The tokens (1-D), and the digest so far of their bytes."""
+
+
+def shared(
+    folder: Path, name: str, dtype: np.dtype[Any], make: Callable[[BinaryIO], blake3], *, lasting: bool
+) -> Tokens:
+    """The tokens called ``name``, which ``make`` writes if they are not there. ``lasting``: the name says all of what they depend
+    on; otherwise they count only while another process uses them. Raises OSError, for example if the
+    disk is full, and what ``make`` does."""
+    path = folder / f"{name}.tokens"
+    lock = _wait_for(folder / f"{name}.lock")
+    try:
+        found = _mapped(path, dtype) if lasting or _is_used(path) else None
+        if found is None:
+            _make(path, make)
+            found = _mapped(path, dtype)
+            assert found is not None, "it was just made"
+        os.utime(path)
+        _tidy(folder, path)
+        return found
+    finally:
+        os.close(lock)
+
+
+def is_usable(folder: Path) -> bool:
+    """Whether files can be made and locked there."""
+    try:
+        lock = try_lock(folder / "usable", shared=True)
+    except ValueError as problem:
+        log.warning("the nodes on this machine cannot share the data: %s", problem)
+        return False
+    if lock is not None:
+        os.close(lock)
+    return True
+
+
+def _wait_for(path: Path) -> int:
+    said = -_SAY_SECONDS
+    while (lock := try_lock(path)) is None:
+        if time.monotonic() - said > _SAY_SECONDS:
+            said = time.monotonic()
+            log.info("another node on this machine is reading the data; waiting for it")
+        time.sleep(PAUSE_SECONDS)
+    return lock
+
+
+def _make(path: Path, make: Callable[[BinaryIO], blake3]) -> None:
+    handle, part = tempfile.mkstemp(dir=path.parent, prefix=f"{path.stem}-", suffix=".part")
+    try:
+        with open(handle, "wb") as file:
+            file.write(make(file).digest())
+        os.replace(part, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(part)
+        raise
+
+
+def _mapped(path: Path, dtype: np.dtype[Any]) -> Tokens | None:
+    """None if the file is not there, or damaged."""
+    if not path.exists() or (descriptor := try_lock(path, shared=True)) is None:
+        return None
+    with open(descriptor, "rb") as file:
+        size = os.fstat(descriptor).st_size - _DIGEST_BYTES
+        if size < 0 or size % dtype.itemsize:
+            return None
+        # The mapping holds the file, and so its lock.
+        whole = np.memmap(file, np.uint8, "r")
+    content = whole[:size]
+    digest = blake3()
+    digest.update(content.data)
+    if digest.digest() != whole[size:].tobytes():
+        log.warning("%s is damaged; reading the data again", path)
+        return None
+    return content.view(dtype), digest
+
+
+def _is_used(path: Path) -> bool:
+    if not path.exists():
+        return False
+    if (descriptor := try_lock(path)) is None:
+        return True
+    os.close(descriptor)
+    return False
+
+
+def _tidy(folder: Path, keep: Path) -> None:
+    """Removes what nobody uses, but for a few files of late."""
+    with contextlib.suppress(OSError):
+        for part in folder.glob("*.part"):
+            if time.time() - part.stat().st_mtime > UNUSED_SECONDS:
+                part.unlink()
+        others = sorted(folder.glob("*.tokens"), key=lambda path: -path.stat().st_mtime)
+        unused = [path for path in others if path != keep and not _is_used(path)]
+        for number, path in enumerate(unused):
+            if number >= MOST_UNUSED or time.time() - path.stat().st_mtime > UNUSED_SECONDS:
+                path.unlink()
+                path.with_suffix(".lock").unlink(missing_ok=True)

@@ -1,0 +1,39 @@
+"""How fast a disk is written and read, without what the system keeps in memory."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+_PIECE = 4 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class DiskSpeed:
+    """Bytes per second: ``written`` until they are on the disk (fsync), ``read`` afterwards."""
+
+    written: float
+    read: float
+
+
+def measure_disk(folder: Path, size: int) -> DiskSpeed:
+    """Writes ``size`` bytes to an unnamed file in ``folder``, and reads them. Raises OSError."""
+    piece = os.urandom(_PIECE)  # some disks compress
+    with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
+        began = time.perf_counter()
+        for _ in range(size // _PIECE):
+            file.write(piece)
+        os.fsync(file.fileno())
+        written = time.perf_counter() - began
+        if hasattr(os, "posix_fadvise"):
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        file.seek(0)
+        into = bytearray(_PIECE)
+        began = time.perf_counter()
+        total = 0
+        while count := file.readinto(into):
+            total += count
+        return DiskSpeed(total / written, total / (time.perf_counter() - began))

@@ -1,0 +1,53 @@
+"""The devices that a user names, which may be several. PyTorch is loaded only where GPUs are to be counted: it takes seconds."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+from dtfm.protos.access import MOST_NAMES_OF_A_KEY
+
+
+def devices_named(text: str) -> tuple[str, ...]:
+    """The devices that ``text`` names: ``all`` GPUs, one device, or several with commas between them. Raises ValueError."""
+    if text == "all":
+        import torch
+
+        if not (count := _count_gpus()):
+            raise ValueError(
+                f"--device all: PyTorch {torch.__version__} sees no GPU on this machine. Is a CUDA build of PyTorch installed, "
+                "and does nvidia-smi show the GPUs? --device cpu lends the processor instead"
+            )
+        return tuple(f"cuda:{number}" for number in range(count))
+    named = tuple(each.strip() for each in text.split(","))
+    if len(named) == 1:
+        return named
+    for number, name in enumerate(named):
+        if name != "cpu" and not (name.startswith("cuda:") and name[5:].isdecimal()):
+            raise ValueError(f"--device {text}: {name!r} cannot be one of several; give cpu or cuda:N, or all")
+        if name != "cpu" and name in named[:number]:
+            raise ValueError(f"--device {text}: {name} is there twice; a GPU is one node")
+    if len(named) > MOST_NAMES_OF_A_KEY:
+        raise ValueError(
+            f"--device: {len(named)} devices are more than {MOST_NAMES_OF_A_KEY}, the most that a machine may have"
+        )
+    return named
+
+
+def slots(devices: Sequence[str]) -> list[str]:
+    """For each of several devices a name of letters and digits, the same at every start: cuda0, cpu, cpu2."""
+    counted = [devices[: number + 1].count(name) for number, name in enumerate(devices)]
+    return [name.replace(":", "") + (str(n) if n > 1 else "") for name, n in zip(devices, counted, strict=True)]
+
+
+def _count_gpus() -> int:
+    """Counted by a process of its own: CUDA does not work in the forks of a process that has begun to use it."""
+    import torch
+
+    if (child := os.fork()) == 0:
+        count = 0
+        try:
+            count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        finally:
+            os._exit(min(count, MOST_NAMES_OF_A_KEY))
+    return max(0, os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))

@@ -1,0 +1,21 @@
+"""What a node needs to have installed beside what a coordinator needs."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+EXTRA = ("torch", "transformers", "safetensors")
+"""What the extra "node" brings in that no node can do without."""
+
+
+def missing_packages() -> list[str]:
+    return [package for package in EXTRA if find_spec(package) is None]
+
+
+def require_extra() -> None:
+    """Raises ValueError, with the fix, where the extra is not installed."""
+    if missing := missing_packages():
+        raise ValueError(
+            f"dtfm-node: {missing[0]} is not installed; a node needs more than the coordinator: pip install 'dtfm[node]' (with a "
+            f"GPU 'dtfm[cuda13]' or 'dtfm[cuda12]', to match its driver)"
+        )

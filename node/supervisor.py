@@ -1,0 +1,119 @@
+"""Several devices of one machine: a node for each, in a process of its own, under one that supervises them.
+
+The supervisor imports what nodes need, once, and then forks: so packages are read and kept in memory once. It has one thread
+then, computes nothing and has not begun to use CUDA, which is when forking is safe. Nodes do not depend on each other: one that
+ends leaves the others alone, and is not started again, as what ended it may end it again and again at the others' cost.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import importlib
+import io
+import logging
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from typing import TextIO
+
+log = logging.getLogger(__name__)
+
+PRELOADED = ("dtfm.node.session", "dtfm.node.model.causal_lm")
+"""What a node imports while it enrols, and what only once it knows the run. Each takes seconds."""
+
+_PASSED_ON = (signal.SIGTERM, signal.SIGINT)
+_MEANING = {
+    0: "the run is complete, or it left in order",
+    1: "the run failed, or the coordinator is gone",
+    2: "bad input, or a refusal",
+}
+_PR_SET_PDEATHSIG = 1
+
+
+def supervise(labels: Sequence[str], member: Callable[[int], int]) -> int:
+    """Runs ``member(number)`` for each label in a process of its own, and waits for all to end. SIGTERM and SIGINT are passed on.
+    Returns the largest of their exit codes; 1 stands for a signal that nobody passed on.
+
+    In the processes of members, raises what ``member`` does, or SystemExit with what it returns.
+    """
+    for module in PRELOADED:
+        importlib.import_module(module)
+    gc.freeze()  # the members' garbage collectors do not write to these pages, so they stay shared
+    running: dict[int, str] = {}
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _PASSED_ON)
+    supervisor = os.getpid()
+    for number, label in enumerate(labels):
+        if (pid := os.fork()) == 0:
+            _become_member(label, supervisor)
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+            raise SystemExit(member(number))
+        running[pid] = label
+
+    def pass_on(number: int, _frame: object) -> None:
+        for pid in running:
+            os.kill(pid, number)  # none of them was waited for, so the numbers are theirs still
+
+    for number in _PASSED_ON:
+        signal.signal(number, pass_on)
+    signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    return _wait_for(running)
+
+
+def _wait_for(running: dict[int, str]) -> int:
+    worst = 0
+    while running:
+        pid = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT).si_pid  # type: ignore[union-attr]
+        label = running.pop(pid)  # before its number may become another process's
+        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        worst = max(worst, code if code >= 0 else 1)
+        why = _MEANING.get(code, f"exit code {code}") if code >= 0 else f"killed by {signal.Signals(-code).name}"
+        rest = f"; {', '.join(running.values())} goes on" if len(running) == 1 else ""
+        if len(running) > 1:
+            rest = f"; {', '.join(running.values())} go on"
+        print(f"[{label}] has ended: {why}{rest}", file=sys.stderr, flush=True)
+    return worst
+
+
+def _become_member(label: str, supervisor: int) -> None:
+    for number in _PASSED_ON:
+        signal.signal(number, signal.SIG_DFL if number != signal.SIGINT else signal.default_int_handler)
+    os.setsid()  # a terminal's Ctrl-C comes by the supervisor alone
+    if sys.platform.startswith("linux"):
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)  # it leaves in order if the supervisor is killed
+        if os.getppid() != supervisor:
+            os._exit(1)
+    sys.stdout, sys.stderr = _Labelled(sys.stdout, label), _Labelled(sys.stderr, label)
+    for handler in logging.getLogger().handlers:
+        if isinstance(handler, logging.StreamHandler):
+            handler.setStream(sys.stderr)
+
+
+class _Labelled(io.TextIOBase):
+    """Writes whole lines to ``stream``, each with the label before it."""
+
+    def __init__(self, stream: TextIO, label: str) -> None:
+        self._stream = stream
+        self._label = f"[{label}] "
+        self._begun = ""
+        self._lock = threading.Lock()
+
+    def write(self, text: str) -> int:
+        with self._lock:
+            *lines, self._begun = (self._begun + text).split("\n")
+            if lines:
+                self._stream.write("".join(f"{self._label}{line}\n" for line in lines))
+                self._stream.flush()
+        return len(text)
+
+    def flush(self) -> None:
+        self._stream.flush()
+
+    def fileno(self) -> int:
+        return self._stream.fileno()
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        return self._stream.encoding

@@ -1,0 +1,111 @@
+"""Several devices of one machine under one supervisor; processors stand in for GPUs."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import sys
+from pathlib import Path
+
+from dtfm.protos.health import ask
+from tests.cluster.launch import Cluster, Process
+from tests.cluster.leaks import children_of
+from tests.cluster.runs import GPT2, run_file
+from tests.cluster.test_invitations import invite, machine
+
+LONG = run_file(model=GPT2, stages=[3], steps=5000, learning_rate=1e-3)
+
+
+class Machine:
+    """Starts ``dtfm-node join --device cpu,cpu``; keeps what it prints."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+        self.printed: list[str] = []
+
+    def join(self, invitation: str = "", **settings: str) -> Process:
+        line = [sys.executable, "-m", "dtfm.node.cli", "join", "--threads", "1"]
+        line += [] if settings else ["--device", "cpu,cpu"]
+        supervisor = Process(
+            line,
+            self.cluster.folder,
+            environment={**machine(self.cluster, "m", invitation), **settings},
+            on_line=lambda line: self.printed.append(line.decode()),
+        )
+        self.cluster._started.append(("m", supervisor))
+        return supervisor
+
+
+def test_several_devices_train_leave_in_order_and_come_back_under_their_names(tmp_path: Path) -> None:
+    with Cluster(tmp_path, LONG, nodes=["other"]) as cluster:
+        host = Machine(cluster)
+        supervisor = host.join(invite(cluster))  # good for one use
+        cluster.wait_for("step_committed")
+        first, second = sorted({e["node"] for e in cluster.of("node_joined")} - {"other"})
+        assert (first[-4:], second) == ("-cpu", f"{first}2")
+        assert sorted(line.partition(": ")[0] for line in host.printed) == [f"[cpu2] {second}", f"[cpu] {first}"]
+        supervisor.send(signal.SIGTERM)
+        assert supervisor.wait(60) == 0
+        assert {e["node"]: e["reason"] for e in cluster.of("node_left")} == dict.fromkeys(
+            (first, second), "in order: SIGTERM"
+        )
+        assert "[cpu] SIGTERM: handing over" in supervisor.errors
+        assert not cluster.of("step_aborted")
+        begun = len(cluster.events)
+        again = host.join()
+        for name in (first, second):
+            cluster.wait_for("node_ready", after=begun, where=lambda e, name=name: e["node"] == name)  # type: ignore[misc]
+        again.send(signal.SIGTERM)
+        assert again.wait(60) == 0
+
+
+def test_a_member_that_is_killed_leaves_the_others_alone(tmp_path: Path) -> None:
+    with Cluster(tmp_path, LONG, nodes=["other"]) as cluster:
+        supervisor = Machine(cluster).join(invite(cluster))
+        cluster.wait_for("step_committed")
+        killed, _ = children_of(supervisor.running.pid)
+        before = len(cluster.events)
+        os.kill(killed, signal.SIGKILL)
+        supervisor.wait_for_error("has ended: killed by SIGKILL; ")
+        assert "goes on" in supervisor.errors
+        cluster.wait_for("node_left", after=before)
+        now = cluster.of("step_committed")[-1]["step"]
+        cluster.wait_for("step_committed", after=before, where=lambda e: e["step"] > now + 5)
+        assert len(children_of(supervisor.running.pid)) == 1
+        supervisor.send(signal.SIGTERM)
+        assert supervisor.wait(60) == 1
+        assert {e["reason"] for e in cluster.of("node_left")[1:]} == {"in order: SIGTERM"}
+
+
+def test_settings_from_the_environment_are_the_supervisors_and_each_node_takes_its_part_of_them(tmp_path: Path) -> None:
+    port, health = two_free_ports(), tmp_path / "health"
+    settings = {
+        "DTFM_DEVICE": "cpu,cpu",
+        "DTFM_ID": "m",
+        "DTFM_LISTEN": f"127.0.0.1:{port}",
+        "DTFM_HEALTH": str(health),
+    }
+    with Cluster(tmp_path, LONG, nodes=["other"]) as cluster:
+        supervisor = Machine(cluster).join(invite(cluster), **settings)
+        cluster.wait_for("step_committed")
+        assert {e["node"] for e in cluster.of("node_joined")} == {"other", "m-cpu", "m-cpu2"}
+        for each in (port, port + 1):
+            socket.create_connection(("127.0.0.1", each), timeout=10).close()
+        good, told = ask(health)
+        assert good, told
+        assert [line.split()[1] for line in told] == ["m-cpu:", "m-cpu2:"]
+        supervisor.send(signal.SIGTERM)
+        assert supervisor.wait(60) == 0
+        assert list(health.iterdir()) == []
+
+
+def two_free_ports() -> int:
+    """The lower of two neighbours."""
+    while True:
+        with socket.socket() as lower, socket.socket() as upper, contextlib.suppress(OSError):
+            lower.bind(("127.0.0.1", 0))
+            port = int(lower.getsockname()[1])
+            upper.bind(("127.0.0.1", port + 1))
+            return port

@@ -1,0 +1,116 @@
+"""A coordinator and nodes as containers and services: the same command each time, the rest from the environment."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+import typer
+
+import dtfm.coordinator.cli
+import dtfm.node.cli
+from dtfm.coordinator.command.serve import serve
+from dtfm.protos.health import ask
+from tests.cluster.launch import Cluster
+from tests.cluster.runs import GPT2, run_file
+from tests.cluster.test_invitations import join
+from tests.cluster.test_membership import free_port
+
+
+def test_the_same_command_starts_a_run_and_goes_on_with_it(tmp_path: Path) -> None:
+    given, health = tmp_path / "given" / "node", tmp_path / "health"
+    options = ("--start-or-resume", "--invitation-file", str(given), "--health", str(health))
+    text = run_file(model=GPT2, stages=[1], steps=5000, learning_rate=1e-3)
+    with Cluster(tmp_path, text, address=f"127.0.0.1:{free_port()}", start=False) as cluster:
+        cluster.start_coordinator(*options)
+        assert cluster.invitation == "", "what is printed stays in logs"
+        assert given.stat().st_mode & 0o777 == 0o600
+        first = given.read_text()
+        join(cluster, "a", str(given))
+        cluster.wait_for("step_committed")
+        good, told = ask(health)
+        assert good, told
+        assert "1 members" in told[0]
+        kill(cluster)
+        assert not ask(health)[0]
+
+        begun = len(cluster.events)
+        cluster.start_coordinator(*options)
+        assert given.read_text() == first, "it is good still"
+        cluster.wait_for("step_committed", after=begun)
+
+        kill(cluster)
+        given.write_text("dtfm1.spoilt")
+        given.chmod(0o600)
+        cluster.start_coordinator(*options)
+        assert given.read_text() not in (first, "dtfm1.spoilt")
+        begun = len(cluster.events)
+        join(cluster, "b", str(given))
+        cluster.wait_for("node_joined", where=lambda e: e["node"] == "b", after=begun)
+    steps = [e["step"] for e in cluster.of("step_committed")]
+    assert steps == list(range(1, len(steps) + 1))
+
+
+def test_a_node_says_whether_it_is_in_touch_with_the_coordinator(tmp_path: Path) -> None:
+    text = run_file(model=GPT2, stages=[1], steps=5000, learning_rate=1e-3)
+    with Cluster(tmp_path, text) as cluster:
+        node = cluster.add("a", environment={"DTFM_HEALTH": str(tmp_path / "h")})
+        cluster.wait_for("step_committed")
+        good, (told,) = ask(tmp_path / "h")
+        assert good
+        assert told == f"good a: in touch with the coordinator at {cluster.address}"
+        kill(cluster)
+        node.wait_for_error("does not answer")
+        good, (told,) = ask(tmp_path / "h")
+        assert not good
+        assert told.startswith(f"BAD a: without the coordinator at {cluster.address}")
+
+
+def kill(cluster: Cluster) -> None:
+    assert cluster.coordinator is not None
+    cluster.coordinator.send(signal.SIGKILL)
+    cluster.coordinator.wait(20)
+
+
+@pytest.mark.parametrize(
+    ("app", "command", "environment", "expected"),
+    [
+        (
+            dtfm.node.cli.app,
+            "join",
+            {"DTFM_INVITATION": "i", "DTFM_LISTEN": "h:1", "DTFM_ADVERTISE": "h:2 [::1]:3", "DTFM_OPEN_PORT": "no"},
+            {"invitation": "i", "listen": "h:1", "advertise": ["h:2", "[::1]:3"], "open_port": False},
+        ),
+        (dtfm.node.cli.app, "relay", {"DTFM_GIVE_UP_AFTER": "7"}, {"give_up_after": 7.0}),
+        (
+            dtfm.coordinator.cli.app,
+            "serve",
+            {"DTFM_START_OR_RESUME": "1", "DTFM_STORE": "sqlite:///x.db"},
+            {"start_or_resume": True, "store": "sqlite:///x.db"},
+        ),
+        (dtfm.coordinator.cli.app, "events", {"DTFM_STORE": "sqlite:///x.db"}, {"store": ""}),
+    ],
+    ids=["join", "relay", "serve", "the other commands ask the coordinator"],
+)
+def test_every_option_of_a_service_can_come_from_the_environment(
+    app: typer.Typer,
+    command: str,
+    environment: dict[str, str],
+    expected: dict[str, object],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    group = typer.main.get_command(app)
+    assert isinstance(group, typer.core.TyperGroup)
+    with group.make_context("dtfm", [command, "--help"], resilient_parsing=True) as above:
+        found = group.commands[command]
+        with found.make_context(command, [], parent=above, **found.context_settings) as context:
+            assert context.params | expected == context.params
+
+
+def test_going_on_must_be_one_or_the_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match="exclude each other"):
+        serve(resume=True, start_or_resume=True)

@@ -1,0 +1,230 @@
+"""The images are built, and a coordinator and two nodes train from them by compose: `make docker-test`.
+
+Containers reach no package index in CI, and no registry: the base image is Debian's by mmdebstrap, and the wheels are made
+outside. Needs Linux, root, Docker Engine, docker-compose and mmdebstrap, all of which Debian has.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+import tomllib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.docker.engine import Engine, engine
+
+ROOT = Path(__file__).parents[2]
+NEEDED = ("dockerd", "mmdebstrap", "docker-compose")
+MISSING = [program for program in NEEDED if shutil.which(program) is None]
+pytestmark = [
+    pytest.mark.docker,
+    pytest.mark.timeout(900),
+    pytest.mark.skipif(os.geteuid() != 0, reason="Docker Engine needs root"),
+    pytest.mark.skipif(
+        bool(MISSING), reason=f"apt-get install docker.io docker-compose mmdebstrap; missing: {MISSING}"
+    ),
+]
+
+BASE = "dtfm-test-base"
+MOST_BYTES = {"coordinator": 0.9e9, "node-cpu": 1.9e9, "node": 1.9e9}
+"""With the base image; of the target node without CUDA's wheels."""
+
+RUN = """
+name = "ten"
+[cluster]
+stages = [1, 1]
+lease = 5
+[train]
+steps = 10
+[checkpoint]
+uri = "/checkpoints"
+"""
+
+
+@contextlib.contextmanager
+def part(name: str) -> Iterator[None]:
+    """Says how long it took (with pytest's -s)."""
+    began = time.monotonic()
+    yield
+    print(f"  {name}: {time.monotonic() - began:.0f} s", flush=True)
+
+
+@pytest.fixture(scope="module")
+def docker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+    """An engine with all images."""
+    context = tmp_path_factory.mktemp("context")
+    print(flush=True)
+    with engine() as docker:
+        try:
+            with part("base image and wheels"):
+                copy_source(context)
+                base = subprocess.Popen(
+                    [
+                        "mmdebstrap",
+                        "--quiet",
+                        "--variant=minbase",
+                        "--include=python3,python3-venv",
+                        "bookworm",
+                        "base.tar",
+                    ],
+                    cwd=context,
+                    stdin=subprocess.DEVNULL,
+                )
+                download_wheels(context / "docker" / "wheels")
+                assert base.wait(300) == 0
+                docker.docker("import", str(context / "base.tar"), BASE, timeout=120)
+                (context / "base.tar").unlink()
+            # CUDA's wheels are gigabytes. All other steps of the target are the same with the CPU's.
+            for target, extra in (("coordinator", ""), ("node-cpu", "node"), ("node", "node")):
+                with part(f"image {target}"):
+                    build(docker, context, target, extra)
+        finally:
+            shutil.rmtree(context)
+        yield docker
+
+
+def copy_source(context: Path) -> None:
+    """What a clone has."""
+    listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    files = subprocess.run(listed, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    for name in filter(None, files.split("\0")):
+        (context / name).parent.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(FileNotFoundError):  # deleted, and not yet committed
+            shutil.copy2(ROOT / name, context / name, follow_symlinks=False)
+
+
+def download_wheels(folder: Path) -> None:
+    table = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    project = table["project"]
+    wanted = [*table["build-system"]["requires"], *project["dependencies"], *project["optional-dependencies"]["node"]]
+    pip = [sys.executable, "-m", "pip", "download", "--quiet", "--only-binary=:all:", "--dest", str(folder)]
+    subprocess.run(
+        [*pip, "--constraint", str(ROOT / "constraints.txt"), *wanted], check=True, timeout=400, stderr=subprocess.PIPE
+    )
+
+
+def build(docker: Engine, context: Path, target: str, extra: str) -> None:
+    given = {"BASE": BASE, "PIP_NO_INDEX": "1"} | ({"EXTRA": extra} if extra else {})
+    arguments = [part for name, value in given.items() for part in ("--build-arg", f"{name}={value}")]
+    place = ["--file", str(context / "docker" / "Dockerfile"), "--target", target, "--tag", f"dtfm-{target}"]
+    docker.docker("build", "--progress=plain", *arguments, *place, str(context), timeout=500)
+
+
+@pytest.mark.parametrize("target", MOST_BYTES)
+def test_an_image_is_small_and_its_process_is_not_root(docker: Engine, target: str) -> None:
+    (image,) = json.loads(docker.docker("image", "inspect", f"dtfm-{target}"))
+    print(f"  dtfm-{target}: {image['Size'] / 1e6:.0f} MB", flush=True)
+    assert image["Size"] < MOST_BYTES[target]
+    config = image["Config"]
+    assert config["User"] == "dtfm"
+    assert config["Entrypoint"] == ["dtfm-coordinator" if target == "coordinator" else "dtfm-node"], (
+        "no shell is process 1"
+    )
+    assert config["Healthcheck"]["Test"] == ["CMD", "python3", "-m", "dtfm.protos.health"]
+    look = "id -u; stat -c %U /var/lib/dtfm /var/cache/dtfm /run/dtfm /checkpoints /invitation; ls -A /var/lib/dtfm"
+    seen = docker.docker("run", "--rm", "--entrypoint", "sh", f"dtfm-{target}", "-c", look).split()
+    assert seen == ["1000", *["dtfm"] * 5]
+
+
+def test_the_coordinator_s_image_waits_for_no_compiler(docker: Engine) -> None:
+    misses = "sum(len(f.stats.cache_misses) for f in compiled_functions())"
+    program = f"from dtfm.scheduler.warm_up import *; warm_up(); print({misses})"
+    assert docker.docker("run", "--rm", "--entrypoint", "python3", "dtfm-coordinator", "-c", program).strip() == "0"
+
+
+class Events:
+    """The events of a run, as they happen."""
+
+    def __init__(self, docker: Engine, coordinator: str) -> None:
+        self._process = docker.follow("exec", coordinator, *["dtfm-coordinator", "events", "--follow", "--json"])
+        self._coming: queue.Queue[dict[str, Any] | None] = queue.Queue()
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def until(self, event: str, where: Callable[[dict[str, Any]], bool] = lambda _: True, timeout: float = 120) -> Any:
+        """The first such event among those that no earlier call has passed."""
+        deadline = time.monotonic() + timeout
+        seen: list[str] = []
+        while True:
+            try:
+                found = self._coming.get(timeout=max(0.0, deadline - time.monotonic()))
+            except queue.Empty:
+                raise AssertionError(f"no {event} in {timeout:.0f} s, but {seen}") from None
+            assert found is not None, f"the events ended before {event}: {seen}"
+            if found["event"] == event and where(found):
+                return found
+            seen.append(f"{found['event']} {found.get('node', '')} {found.get('reason', '')}")
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.wait(10)
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            self._coming.put(json.loads(line))
+        self._coming.put(None)
+
+
+def test_compose_trains_while_a_node_is_killed_and_another_stopped(docker: Engine, tmp_path: Path) -> None:
+    run = tmp_path / "run.toml"
+    run.write_text(RUN)
+    project = ["--project-name", "ten", "--file", str(ROOT / "docker" / "compose.yaml")]
+
+    def compose(*arguments: str) -> str:
+        return docker.compose(*project, *arguments, DTFM_RUN_FILE=str(run))
+
+    with part("from compose up to the first step"):
+        compose("up", "--detach", "--no-build")
+        services = ("coordinator", "node-1", "node-2")
+        coordinator, first, second = (compose("ps", "--quiet", service).strip() for service in services)
+        events = Events(docker, coordinator)
+        events.until("step_committed")
+    try:
+        assert docker.docker("exec", first, *["python3", "-m", "dtfm.protos.health"]).startswith(
+            "good node-1: in touch"
+        )
+        with part("from a kill to the node's next step"):
+            os.kill(int(docker.inspect(first, ".State.Pid")), signal.SIGKILL)
+            events.until("node_left", lambda e: e["node"] == "node-1")
+            events.until("node_joined", lambda e: e["node"] == "node-1")
+            takes_part(events, "node-1")
+        assert docker.inspect(first, ".RestartCount") == "1"
+        with part("from a stop to the node's next step"):
+            docker.docker("stop", "--time", "120", second, timeout=130)
+            assert docker.inspect(second, ".State.ExitCode") == "0", "it left in order"
+            events.until("node_left", lambda e: e["node"] == "node-2")
+            docker.docker("start", second)
+            events.until("node_joined", lambda e: e["node"] == "node-2")
+            takes_part(events, "node-2")
+        with part("to the end of the run"):
+            codes = docker.docker("wait", coordinator, first, second, timeout=120).split()
+        assert codes == ["0", "0", "0"]
+    finally:
+        events.close()
+        logs = docker.docker("logs", coordinator)
+    assert not re.search(r"dtfm1\.", logs), "an invitation in a log"
+    look = ("run", "--rm", "--no-deps", "-T", "coordinator")
+    stored = ("--store", "sqlite:////var/lib/dtfm/dtfm.db")
+    whole = [json.loads(line) for line in compose(*look, "events", *stored, "--json").splitlines()]
+    assert [e["step"] for e in whole if e["event"] == "step_committed"] == list(range(1, 11))
+    assert "The log is in order" in compose(*look, "audit", *stored)
+    compose("down", "--volumes")
+
+
+def takes_part(events: Events, node: str) -> None:
+    """Waits for a step of a plan with the node in it."""
+    plan = events.until("plan_adopted", lambda e: any(node in stage["replicas"] for stage in e["plan"]["stages"]))
+    events.until("step_committed", lambda e: e["generation"] >= plan["generation"])

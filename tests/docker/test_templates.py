@@ -1,0 +1,95 @@
+"""What docker/ tells people to paste: it can be read, and names only what there is."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import typer
+import yaml
+
+import dtfm.coordinator.cli
+import dtfm.node.cli
+
+ROOT = Path(__file__).parents[2]
+DOCKER = ROOT / "docker"
+FILES = sorted(
+    path
+    for path in DOCKER.rglob("*")
+    if path.is_file() and path.suffix != ".whl" and path.name not in (".gitignore", "Dockerfile.dockerignore")
+)
+PROGRAMS = {"dtfm-node": dtfm.node.cli.app, "dtfm-coordinator": dtfm.coordinator.cli.app}
+SERVICES = (("dtfm-node", "join"), ("dtfm-node", "relay"), ("dtfm-coordinator", "serve"))
+COMPOSE_FILE_S_OWN = {"DTFM_RUN_FILE"}
+
+
+def commands(program: str) -> dict[str, typer.core.TyperCommand]:
+    group = typer.main.get_command(PROGRAMS[program])
+    assert isinstance(group, typer.core.TyperGroup)
+    return group.commands  # type: ignore[return-value]
+
+
+def variables() -> Iterator[str]:
+    for program, name in SERVICES:
+        for parameter in commands(program)[name].params:
+            if isinstance(parameter.envvar, str):
+                yield parameter.envvar
+            elif isinstance(parameter, typer.core.TyperOption):
+                yield f"DTFM_{str(parameter.name).upper()}"
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+def test_every_variable_is_one_that_the_commands_read(path: Path) -> None:
+    named = set(re.findall(r"\bDTFM_[A-Z_]+", path.read_text()))
+    assert named <= {*variables(), *COMPOSE_FILE_S_OWN}
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+def test_every_command_and_option_is_there(path: Path) -> None:
+    for program, command, rest in re.findall(
+        r"\b(dtfm-node|dtfm-coordinator) ([a-z][a-z-]*)([^\n`]*)", path.read_text()
+    ):
+        if command not in commands(program):
+            in_a_sentence = path.suffix == ".md" and not re.match(r" *--", rest)
+            assert in_a_sentence, f"{program} has no command {command}"
+            continue
+        there = {option for parameter in commands(program)[command].params for option in parameter.opts}
+        assert set(re.findall(r"(?<= )--[a-z-]+", rest)) <= there
+
+
+def test_what_is_yaml_and_json_can_be_read() -> None:
+    read = [yaml.safe_load(path.read_text()) for path in FILES if path.suffix in (".yaml", ".yml")]
+    read += [json.loads(path.read_text()) for path in FILES if path.suffix == ".json"]
+    assert len(read) == 4
+    assert all(isinstance(document, dict) for document in read)
+
+
+def test_compose_mounts_no_secret_where_others_read_it() -> None:
+    services = yaml.safe_load((DOCKER / "compose.yaml").read_text())["services"]
+    for name in ("node-1", "node-2"):
+        assert services[name]["environment"]["DTFM_ID"] == name
+        assert f"{name}:/var/lib/dtfm" in services[name]["volumes"], "each has a key of its own"
+        assert "invitation:/invitation:ro" in services[name]["volumes"]
+        assert not any("coordinator" in volume for volume in services[name]["volumes"]), (
+            "the authority's key lies there"
+        )
+
+
+def test_the_units_are_what_systemd_reads(tmp_path: Path) -> None:
+    if shutil.which("systemd-analyze") is None:
+        pytest.skip("systemd-analyze is missing (apt-get install systemd)")
+    for unit in (DOCKER / "systemd").iterdir():
+        # The programs are not installed where the units expect them.
+        there = re.sub(r"(?<=ExecStart=)/opt/dtfm/bin/\S+", sys.executable, unit.read_text())
+        (tmp_path / unit.name).write_text(there)
+    units = [str(unit) for unit in tmp_path.iterdir()]
+    checked = subprocess.run(
+        ["systemd-analyze", "verify", *units], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (checked.returncode, checked.stderr) == (0, "")

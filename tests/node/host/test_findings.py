@@ -1,0 +1,161 @@
+"""From facts to findings: what is wrong is named with the user's own values, and so is the fix."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from dtfm.node.host import findings as f
+from dtfm.node.host.findings import Candidate, Driver
+
+TWELVE = Driver("550.54.15", (12, 4))
+
+
+@pytest.mark.parametrize(
+    ("driver", "built_for", "gpus", "good", "finding", "fix"),
+    [
+        (None, None, 0, True, "none is needed", ""),
+        (None, "12.8", 0, None, "no NVIDIA driver", "--gpus all"),
+        (TWELVE, None, 0, False, "the GPU lies idle", "dtfm[cuda12]"),
+        (Driver("580.82", (13, 0)), None, 0, False, "driver 580.82 runs CUDA up to 13.0", "dtfm[cuda13]"),
+        (Driver("600.1", (14, 1)), None, 0, False, "up to 14.1", "dtfm[cuda13]"),
+        (TWELVE, "13.0", 0, False, "up to 12.4, but PyTorch 2.9, built for CUDA 13.0", "dtfm[cuda12]"),
+        (TWELVE, "12.8", 0, False, "sees no GPU", "nvidia-smi"),
+        (TWELVE, "12.8", 2, True, "sees 2 GPUs", ""),
+        (Driver("of unknown version", None), "12.8", 1, True, "driver of unknown version", ""),
+    ],
+)
+def test_the_driver_must_run_the_cuda_that_pytorch_is_built_for(
+    driver: Driver | None, built_for: str | None, gpus: int, good: bool | None, finding: str, fix: str
+) -> None:
+    found = f.on_driver(driver, "2.9", built_for, gpus)
+    assert found.good is good
+    assert finding in found.finding
+    assert fix in found.fix
+
+
+def test_what_is_not_installed_is_named() -> None:
+    found = f.on_packages(["torch"], {})
+    assert (found.good, found.fix) == (False, "pip install 'dtfm[node]'")
+    assert f.on_packages([], {"torch": "2.9", "transformers": "5"}).finding == "torch 2.9, transformers 5"
+
+
+def test_a_clock_that_nobody_keeps_right_is_named() -> None:
+    assert [f.on_clock(kept).good for kept in (True, None, False)] == [True, True, None]
+    assert "set-ntp" in f.on_clock(False).fix
+
+
+def test_a_disk_is_full_or_slow_or_cannot_be_written() -> None:
+    assert f.on_disk("/data", 10 << 30, 500e6).good
+    full = f.on_disk("/data", 1 << 20, 500e6)
+    assert (full.good, "0.0 GiB free in /data" in full.finding) == (False, True)
+    slow = f.on_disk("/data", 10 << 30, 20e6)
+    assert (slow.good, "written at 20 MB/s" in slow.finding) == (None, True)
+    refused = f.on_disk("/data", 0, None, "Read-only file system")
+    assert (refused.good, "--snapshots" in refused.fix) == (False, True)
+
+
+@pytest.mark.parametrize(
+    ("soft", "hard", "good", "fix"),
+    [
+        (-1, -1, True, ""),
+        (65536, 65536, True, ""),
+        (1024, 1 << 20, None, "ulimit -n 4096"),
+        (1024, 2048, None, "ulimit -n 2048 before the node starts, or more: LimitNOFILE=4096"),
+        (128, -1, False, "ulimit -n 4096"),
+    ],
+)
+def test_open_files_are_limited(soft: int, hard: int, good: bool | None, fix: str) -> None:
+    found = f.on_open_files(soft, hard)
+    assert found.good is good
+    assert fix in found.fix
+
+
+@pytest.mark.parametrize(
+    ("mtu", "path", "to", "good", "words"),
+    [
+        (1500, 1500, "203.0.113.5", True, ["1500 bytes on eth0"]),
+        (1500, None, "203.0.113.5", True, []),
+        (1420, 1420, "203.0.113.5", True, ["as over a tunnel", "tcp_mtu_probing=1"]),
+        (1500, 1200, "203.0.113.5", None, ["1200 on the way to 203.0.113.5", "ip link set dev eth0 mtu 1500"]),
+        (9000, 9000, "203.0.113.5", None, ["may stall", "ip link set dev eth0 mtu 1500"]),
+        (9000, 9000, "192.168.1.5", True, []),
+    ],
+)
+def test_packets_are_too_small_or_too_large(
+    mtu: int, path: int | None, to: str, good: bool | None, words: list[str]
+) -> None:
+    found = f.on_mtu("eth0", mtu, path, to)
+    assert found.good is good
+    assert all(word in found.finding + found.fix for word in words)
+
+
+def test_small_buffers_bound_a_far_stream() -> None:
+    small = f.on_tcp_buffers({"tcp_rmem": 4194304, "tcp_wmem": 33554432})
+    assert small.good is None
+    assert "336 Mbit/s" in small.finding
+    assert "sysctl -w" in small.fix
+    assert f.on_tcp_buffers({"tcp_rmem": 33554432, "tcp_wmem": 33554432}).good
+    assert f.on_tcp_buffers(None).good is None
+
+
+def test_bbr_copes_better_with_loss() -> None:
+    assert f.on_congestion_control("bbr", ["bbr"]).good
+    assert f.on_congestion_control("cubic", ["reno", "cubic", "bbr"]).fix.startswith("sysctl -w net.core")
+    assert f.on_congestion_control("cubic", ["reno", "cubic"]).fix.startswith("modprobe tcp_bbr; sysctl")
+    assert f.on_congestion_control("", []).good is None
+
+
+@pytest.mark.parametrize(
+    ("control", "slow", "good"), [("cubic", True, None), ("cubic", False, True), ("bbr", True, True)]
+)
+def test_connections_start_slowly_after_a_pause(control: str, slow: bool, good: bool | None) -> None:
+    found = f.on_pauses(control, slow)
+    assert found.good is good
+    assert control in found.finding
+    assert ("tcp_slow_start_after_idle=0" in found.fix) == (good is None)
+
+
+@pytest.mark.parametrize(
+    ("source", "good", "fix"),
+    [
+        ("interface", False, "ufw allow 7401/tcp"),
+        ("router", None, "forward TCP 198.51.100.7:9000 to port 7401"),
+        ("--advertise", None, "lead 198.51.100.7:9000 to port 7401"),
+        ("Vast or RunPod", None, "is port 7401 mapped in the template"),
+    ],
+)
+def test_a_candidate_that_leads_elsewhere_is_named_with_its_fix(source: str, good: bool | None, fix: str) -> None:
+    found = f.on_candidate(Candidate("198.51.100.7:9000", source, "no answer within 3 s"), 7401)
+    assert found.good is good
+    assert f"public, from {source}: not reached from here (no answer within 3 s)" in found.finding
+    assert fix in found.fix
+    assert f.on_candidate(Candidate("[fd00::2]:9000", source), 7401).good
+
+
+@pytest.mark.parametrize(
+    ("source", "outside", "good", "words"),
+    [
+        ("router", "", True, "reached by the coordinator"),
+        ("--advertise", "Connection refused", False, "not reached by the coordinator (Connection refused)"),
+        ("coordinator", "no answer within 3 s", None, "not reached by the coordinator (no answer within 3 s)"),
+    ],
+)
+def test_what_the_coordinator_sees_counts_more(source: str, outside: str, good: bool | None, words: str) -> None:
+    found = f.on_candidate(Candidate("198.51.100.7:9000", source, "no way home", outside), 7401)
+    assert found.good is good
+    assert words in found.finding
+
+
+def test_a_machine_behind_nat_without_a_public_candidate_needs_connections_lent() -> None:
+    lan, public = Candidate("192.168.1.20:7401", "interface"), Candidate("198.51.100.7:7401", "router")
+    assert f.on_being_behind_nat("192.168.1.20", [lan, public], behind_nat=True).good
+    assert f.on_being_behind_nat("192.168.1.20", [lan], behind_nat=False).good
+    reached, closed = replace(public, outside=""), replace(public, outside="refused")
+    assert f.on_being_behind_nat("192.168.1.20", [lan, reached], behind_nat=True).good
+    assert f.on_being_behind_nat("192.168.1.20", [lan, closed], behind_nat=True).good is None
+    alone = f.on_being_behind_nat("192.168.1.20", [lan], behind_nat=True)
+    assert alone.good is None
+    assert "192.168.1.20" in alone.finding
+    assert "--advertise" in alone.fix

@@ -1,0 +1,72 @@
+"""Processes for several devices: how they end, and what is said of it."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PROGRAM = """
+import os, signal, sys
+from dtfm.node import supervisor
+supervisor.PRELOADED = ()
+
+def member(number):
+    do = sys.argv[1 + number]
+    if do == "waits":
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+        print("waiting", flush=True)
+        signal.pause()
+    if do == "dies":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if do == "raises":
+        raise RuntimeError("a bug\\nof two lines")
+    return int(do)
+
+sys.exit(supervisor.supervise([f"d{n}" for n in range(len(sys.argv) - 1)], member))
+"""
+
+
+def start(*members: str) -> subprocess.Popen[str]:
+    line = [sys.executable, "-c", PROGRAM, *members]
+    return subprocess.Popen(line, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+@pytest.fixture
+def waiting() -> Iterator[subprocess.Popen[str]]:
+    """A supervisor of two members that wait, and one that has died."""
+    with start("waits", "dies", "waits") as running:
+        assert running.stdout is not None
+        assert sorted(running.stdout.readline() for _ in range(2)) == ["[d0] waiting\n", "[d2] waiting\n"]
+        yield running
+        running.kill()
+
+
+def test_a_signal_is_passed_on_and_one_that_died_has_left_the_others_alone(waiting: subprocess.Popen[str]) -> None:
+    assert waiting.stderr is not None
+    assert waiting.stderr.readline() == "[d1] has ended: killed by SIGKILL; d0, d2 go on\n"
+    waiting.send_signal(signal.SIGTERM)
+    assert waiting.wait(20) == 1
+    first, last = waiting.stderr.readlines()
+    assert " has ended: the run is complete, or it left in order; d" in first
+    assert last.endswith(" has ended: the run is complete, or it left in order\n")
+
+
+def test_members_leave_in_order_when_their_supervisor_is_killed(waiting: subprocess.Popen[str]) -> None:
+    assert waiting.stdout is not None
+    waiting.kill()
+    assert waiting.stdout.read() == ""  # it ends when the last member has closed it
+
+
+@pytest.mark.parametrize(("members", "code"), [(("0", "0"), 0), (("0", "2", "1"), 2), (("raises", "0"), 1)])
+def test_the_largest_exit_code_counts(members: tuple[str, ...], code: int) -> None:
+    _, errors = (running := start(*members)).communicate(timeout=30)
+    assert running.returncode == code
+    assert all(line.startswith("[d") for line in errors.splitlines()), errors
+    if "raises" in members:
+        assert "[d0] RuntimeError: a bug\n[d0] of two lines\n" in errors

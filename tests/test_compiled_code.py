@@ -1,0 +1,100 @@
+"""Compiled code finds room, and is compiled by another process: `dtfm/compiled_code.py`."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dtfm import compiled_code
+from dtfm.compiled_code import compile_apart
+
+PROGRAM = """
+import os, sys
+from pathlib import Path
+from numba.core import caching
+from dtfm import compiled_code
+
+def refuse(self):
+    raise OSError("read-only")
+
+# As in an image whose files are root's, with a user who has no cache.
+caching.InTreeCacheLocator.ensure_cache_path = refuse
+caching.UserWideCacheLocator.ensure_cache_path = refuse
+is_writable = compiled_code._is_writable
+compiled_code._is_writable = lambda folder: str(folder).startswith(sys.argv[1]) and is_writable(folder)
+from dtfm.scheduler.model.compiled import compiled
+
+def twice(x):
+    return 2 * x
+
+twice.__globals__["__name__"] = "twice"
+assert compiled(twice)(2) == 4
+kept = Path(os.environ["NUMBA_CACHE_DIR"])
+assert any(kept.rglob("*.nbi")), kept
+print(kept, oct(kept.stat().st_mode & 0o777))
+"""
+
+
+def run(tmp_path: Path, writable: str) -> subprocess.CompletedProcess[str]:
+    (tmp_path / "program.py").write_text(PROGRAM)
+    environment = {**os.environ, "XDG_STATE_HOME": str(tmp_path / "state"), "NUMBA_CACHE_DIR": ""}
+    return subprocess.run(
+        [sys.executable, str(tmp_path / "program.py"), writable],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+
+
+def test_compiled_code_goes_to_the_users_state_where_numba_can_write_nowhere(tmp_path: Path) -> None:
+    done = run(tmp_path, str(tmp_path))
+    assert done.stdout == f"{tmp_path}/state/dtfm/compiled 0o700\n"
+    assert done.stderr == ""
+
+
+def test_where_nothing_can_be_written_it_is_kept_for_one_start_and_the_fix_is_named(tmp_path: Path) -> None:
+    done = run(tmp_path, "nowhere")
+    folder, mode = done.stdout.split()
+    assert mode == "0o700"
+    assert not Path(folder).exists()
+    assert "compiled code cannot be kept" in done.stderr
+    assert f"{tmp_path}/state/dtfm/compiled can be written" in done.stderr
+    assert "NUMBA_CACHE_DIR" in done.stderr
+
+
+@pytest.fixture
+def begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A pipe to which the module ``slow`` writes its process's number when it is imported."""
+    os.mkfifo(tmp_path / "begun")
+    (tmp_path / "slow.py").write_text(
+        f"import os, time\nopen({str(tmp_path / 'begun')!r}, 'w').write(str(os.getpid()))\n"
+        "def warm_up():\n    time.sleep(100)\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *sys.path]))
+    return tmp_path / "begun"
+
+
+async def test_one_process_compiles_at_a_time_and_ends_when_nobody_waits_for_it(
+    begun: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    work = asyncio.create_task(compile_apart("slow"))
+    process = int(await asyncio.to_thread(begun.read_text))
+    with compiled_code.lock_file("slow").open("ab") as lock:
+        with pytest.raises(BlockingIOError):
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        work.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await work
+        with pytest.raises(ProcessLookupError):
+            os.kill(process, 0)
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
