@@ -192,7 +192,7 @@ async def look_at_ways(place: Place, coordinator: Entry | None = None) -> list[F
     """Whether the invitation is good, the port free, and this machine reached at its candidates: by itself, and by the
     coordinator."""
     token = secrets.token_bytes(TOKEN_BYTES)
-    reply, found = await _ask(coordinator, [], token)
+    reply, found = await _ask(coordinator, token)
 
     async def answer(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(token)
@@ -213,7 +213,12 @@ async def look_at_ways(place: Place, coordinator: Entry | None = None) -> list[F
         if reply is not None and (seen := _seen_as(reply.seen, port)):
             sources.setdefault(seen, "coordinator")
         here = await asyncio.gather(*(_knock(address, token) for address in sources))
-        reply, _ = await _ask(coordinator if reply is not None else None, list(sources)[:MOST_CANDIDATES], token)
+        if coordinator is not None and reply is not None:
+            try:
+                reply = await coordinator.knock(list(sources)[:MOST_CANDIDATES], token, ANSWER_SECONDS)
+            except (NotAdmitted, ConnectionError) as error:
+                reply = None
+                found.append(findings.on_no_view_from_outside(str(error)))
         await router.close()
     outside = {each.candidate: each.problem for each in (reply.outcomes if reply else ()) if not each.elsewhere}
     known = [
@@ -225,15 +230,15 @@ async def look_at_ways(place: Place, coordinator: Entry | None = None) -> list[F
     return found + [findings.on_candidate(each, port) for each in known]
 
 
-async def _ask(
-    coordinator: Entry | None, addresses: Sequence[str], token: bytes
-) -> tuple[KnockReply | None, list[Finding]]:
-    """What the coordinator finds when it dials this machine there, and what that says about the way in."""
+async def _ask(coordinator: Entry | None, token: bytes) -> tuple[KnockReply | None, list[Finding]]:
+    """Where the coordinator sees this machine, and whether it would let it in."""
     if coordinator is None:
         return None, []
     try:
-        reply = await coordinator.knock(addresses, token, ANSWER_SECONDS)
+        reply = await coordinator.knock([], token, ANSWER_SECONDS)
     except NotAdmitted as refused:
+        if refused.reason == "BUSY":
+            return None, [findings.on_no_view_from_outside(str(refused))]
         fix = "on the coordinator's machine: dtfm-coordinator invite"
         if refused.reason == "WRONG_CLOCK":
             fix = "timedatectl set-ntp true"

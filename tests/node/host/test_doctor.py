@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,7 +17,8 @@ from dtfm.node.host.addresses import Interface
 from dtfm.node.host.doctor import Place, TcpSettings, examine, look_at_coordinator, look_at_ways, nvidia_driver
 from dtfm.node.host.findings import Finding
 from dtfm.protos.access import Role
-from dtfm.protos.enrolment import Entry
+from dtfm.protos.control_pb2 import KnockReply
+from dtfm.protos.enrolment import Entry, NotAdmitted
 from tests.coordinator.serving import Served, serving
 
 
@@ -73,6 +74,27 @@ async def test_the_coordinator_says_which_candidates_it_reaches(served: Served) 
     assert "not reached from here" in of["candidate 192.0.2.77:9000"].finding  # it dials nobody but the caller
     (own,) = [each for each in found if "from interface: reached by the coordinator" in each.finding]
     assert own.good
+
+
+@pytest.mark.parametrize("failed", ["first", "second"])
+async def test_it_says_when_the_coordinator_did_not_dial(
+    served: Served, failed: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    way_in, calls = entry(served.address), []
+    real = way_in.knock
+
+    async def knock(addresses: Sequence[str], token: bytes, timeout: float) -> KnockReply:
+        calls.append(addresses)
+        if len(calls) == (1 if failed == "first" else 2):
+            raise NotAdmitted("BUSY", "8 others are being dialled, as many as can be; ask again in some seconds")
+        return await real(addresses, token, timeout)
+
+    monkeypatch.setattr(way_in, "knock", knock)
+    found = by_check(await look_at_ways(here(), way_in))
+    assert found["outside"].good is None
+    assert "8 others are being dialled" in found["outside"].finding
+    assert "run the doctor again" in found["outside"].fix
+    assert not any(finding.good is False for finding in found.values())
 
 
 def answer_wrongly(server: socket.socket) -> None:
