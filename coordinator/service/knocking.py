@@ -7,6 +7,7 @@ import contextlib
 from collections.abc import Iterator, Sequence
 
 from dtfm.coordinator.core.validation import Refused, malformed
+from dtfm.coordinator.service.addresses import is_own
 from dtfm.protos import control_pb2 as wire
 from dtfm.protos.candidates import MOST_CANDIDATES, Address, read_candidate
 
@@ -16,22 +17,27 @@ KNOCK_SECONDS = 3.0
 MOST_AT_ONCE = 8
 """Calls that are answered at a time, for all callers together. Each has at most MOST_CANDIDATES connections open."""
 
+NOT_REACHED = "not reached"
+ANOTHER = "another program answers there"
+
 _busy: set[str] = set()
 """The names for which a call is being answered."""
 
 
 async def knock(name: str, candidates: Sequence[str], token: bytes, seen: Address | None) -> wire.KnockReply:
-    """Dials the candidates that are at ``seen``, where the caller comes from: nobody can have others dialled. Equal ones are
-    dialled once. ``name``: the caller's, who has one such call at a time. Raises Refused before anything is dialled."""
+    """Dials the candidates that are at ``seen``, where the caller comes from: nobody can have others dialled, and not this
+    machine either, from which a proxy's callers seem to come. Equal ones are dialled once. ``name``: the caller's, who has one
+    such call at a time. Raises Refused before anything is dialled."""
     if len(token) != TOKEN_BYTES:
         raise malformed("token", len(token), f"{TOKEN_BYTES} bytes")
     wanted = _read(candidates)
+    caller = None if seen is None or is_own(seen) else seen
     with _place(name):
         async with asyncio.TaskGroup() as group:
             dials = {
                 (address, port): group.create_task(_dial(str(address), port, token))
                 for address, port in wanted
-                if address == seen
+                if address == caller
             }
     outcomes = [
         wire.KnockReply.Outcome(candidate=text, problem=dials[which].result())
@@ -70,7 +76,7 @@ def _place(name: str) -> Iterator[None]:
 
 
 async def _dial(host: str, port: int, token: bytes) -> str:
-    """Why it is not the caller that answers; empty if it is. What else was read is told nobody."""
+    """Empty if it is the caller that answers, else one of two sentences: no more is told, or it would be a port scan."""
     try:
         async with asyncio.timeout(KNOCK_SECONDS):
             reader, writer = await asyncio.open_connection(host, port)
@@ -78,10 +84,8 @@ async def _dial(host: str, port: int, token: bytes) -> str:
                 answered = await reader.readexactly(TOKEN_BYTES)
             finally:
                 writer.transport.abort()
-    except TimeoutError:
-        return f"no answer within {KNOCK_SECONDS:.0f} s"
     except asyncio.IncompleteReadError:
-        return "another program answers there"
-    except OSError as error:
-        return (error.strerror or str(error))[:200]
-    return "" if answered == token else "another program answers there"
+        return ANOTHER
+    except OSError:  # TimeoutError is one
+        return NOT_REACHED
+    return "" if answered == token else ANOTHER

@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 from ipaddress import ip_address
 
 import pytest
 
 from dtfm.coordinator.core.validation import Refused
-from dtfm.coordinator.service import knocking
+from dtfm.coordinator.service import addresses, knocking
 from dtfm.coordinator.service.knocking import knock
 from dtfm.protos import control_pb2 as wire
 
 TOKEN = bytes(range(16))
 SEEN = ip_address("127.0.0.1")
+
+
+@pytest.fixture(autouse=True)
+def another_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The callers of these tests are on loopback, and count as others."""
+    monkeypatch.setattr(knocking, "is_own", lambda _: False)
 
 
 async def serve(answer: bytes) -> tuple[asyncio.Server, str]:
@@ -41,7 +48,30 @@ async def test_nobody_answers_within_the_time(monkeypatch: pytest.MonkeyPatch) -
     silent = await asyncio.start_server(lambda reader, writer: asyncio.sleep(0), "127.0.0.1", 0)
     async with silent:
         reply = await knock("a", [f"127.0.0.1:{silent.sockets[0].getsockname()[1]}"], TOKEN, SEEN)
-    assert reply.outcomes[0].problem == "no answer within 0 s"
+    assert reply.outcomes[0].problem == "not reached"
+
+
+async def test_it_does_not_tell_why_nobody_is_reached() -> None:
+    """Whether a port is closed or filtered is what a port scan tells."""
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        reply = await knock("a", [f"127.0.0.1:{closed.getsockname()[1]}"], TOKEN, SEEN)
+    assert reply.outcomes[0].problem == "not reached"
+
+
+async def test_the_coordinators_own_machine_is_not_dialled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Behind a proxy every caller is seen there."""
+    monkeypatch.setattr(knocking, "is_own", addresses.is_own)
+    monkeypatch.setattr(addresses, "own_hosts", lambda: ["198.51.100.7", "fe80::1%eth0"])
+
+    async def dial(*_: object) -> str:
+        raise AssertionError("dialled")
+
+    monkeypatch.setattr(knocking, "_dial", dial)
+    for own in ("127.0.0.1", "::1", "198.51.100.7"):
+        text = f"[{own}]:7401" if ":" in own else f"{own}:7401"
+        (outcome,) = (await knock("a", [text], TOKEN, ip_address(own))).outcomes
+        assert (outcome.elsewhere, outcome.problem) == (True, "")
 
 
 async def test_others_than_the_caller_are_not_dialled() -> None:

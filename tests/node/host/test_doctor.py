@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from dtfm.coordinator.service import knocking
 from dtfm.coordinator.service.first_access import node_invitation
 from dtfm.node.host import doctor
 from dtfm.node.host.addresses import Interface
@@ -60,7 +61,10 @@ async def test_a_good_invitation_is_called_good_and_not_used_up(served: Served) 
     assert served.ledger.invitations[served.invitation.id].used == 0
 
 
-async def test_the_coordinator_says_which_candidates_it_reaches(served: Served) -> None:
+async def test_the_coordinator_says_which_candidates_it_reaches(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(knocking, "is_own", lambda _: False)  # as if this were another machine
     with socket.create_server(("127.0.0.1", 0)) as other:
         other.settimeout(30)
         elsewhere = f"127.0.0.1:{other.getsockname()[1]}"
