@@ -10,15 +10,12 @@ from dtfm.coordinator.core.validation import Refused, malformed
 from dtfm.coordinator.service.addresses import is_own
 from dtfm.protos import control_pb2 as wire
 from dtfm.protos.candidates import MOST_CANDIDATES, Address, read_candidate
+from dtfm.protos.knock import ANOTHER, TOKEN_BYTES, dial
 
-TOKEN_BYTES = 16
-KNOCK_SECONDS = 3.0
-"""Most seconds for one candidate."""
 MOST_AT_ONCE = 8
 """Calls that are answered at a time, for all callers together. Each has at most MOST_CANDIDATES connections open."""
 
 NOT_REACHED = "not reached"
-ANOTHER = "another program answers there"
 
 _busy: set[str] = set()
 """The names for which a call is being answered."""
@@ -77,15 +74,5 @@ def _place(name: str) -> Iterator[None]:
 
 async def _dial(host: str, port: int, token: bytes) -> str:
     """Empty if it is the caller that answers, else one of two sentences: no more is told, or it would be a port scan."""
-    try:
-        async with asyncio.timeout(KNOCK_SECONDS):
-            reader, writer = await asyncio.open_connection(host, port)
-            try:
-                answered = await reader.readexactly(TOKEN_BYTES)
-            finally:
-                writer.transport.abort()
-    except asyncio.IncompleteReadError:
-        return ANOTHER
-    except OSError:  # TimeoutError is one
-        return NOT_REACHED
-    return "" if answered == token else ANOTHER
+    problem = await dial(host, port, token)
+    return problem if problem in ("", ANOTHER) else NOT_REACHED

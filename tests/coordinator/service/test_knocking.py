@@ -13,6 +13,7 @@ from dtfm.coordinator.core.validation import Refused
 from dtfm.coordinator.service import addresses, knocking
 from dtfm.coordinator.service.knocking import knock
 from dtfm.protos import control_pb2 as wire
+from dtfm.protos import knock as protos_knock
 
 TOKEN = bytes(range(16))
 SEEN = ip_address("127.0.0.1")
@@ -44,7 +45,7 @@ async def test_who_sends_the_callers_token_is_the_caller() -> None:
 
 
 async def test_nobody_answers_within_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(knocking, "KNOCK_SECONDS", 0.05)
+    monkeypatch.setattr(protos_knock, "KNOCK_SECONDS", 0.05)
     silent = await asyncio.start_server(lambda reader, writer: asyncio.sleep(0), "127.0.0.1", 0)
     async with silent:
         reply = await knock("a", [f"127.0.0.1:{silent.sockets[0].getsockname()[1]}"], TOKEN, SEEN)

@@ -17,6 +17,7 @@ from dtfm.node.host import doctor
 from dtfm.node.host.addresses import Interface
 from dtfm.node.host.doctor import Place, TcpSettings, examine, look_at_coordinator, look_at_ways, nvidia_driver
 from dtfm.node.host.findings import Finding
+from dtfm.protos import knock as knock_module
 from dtfm.protos.access import Role
 from dtfm.protos.control_pb2 import KnockReply
 from dtfm.protos.enrolment import Entry, NotAdmitted
@@ -127,7 +128,7 @@ async def test_a_bad_invitation_is_named(served: Served) -> None:
 async def test_each_candidate_is_tried(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         elsewhere = f"127.0.0.1:{other.getsockname()[1]}"
-        monkeypatch.setattr(doctor, "KNOCK_SECONDS", 0.2)
+        monkeypatch.setattr(knock_module, "KNOCK_SECONDS", 0.2)
         place = Place("127.0.0.1:0", "cpu", tmp_path, (elsewhere,), facing="127.0.0.1")
         found = await look_at_ways(place)
     (own,) = [each for each in found if each.finding == "loopback, from interface: reached from here"]
@@ -142,13 +143,11 @@ async def test_a_wildcard_is_reached_over_both_families(tmp_path: Path, monkeypa
         pytest.skip("this machine has no IPv6")
     knocked = []
 
-    async def knock(address: str, token: bytes) -> str:
-        knocked.append(address)
-        at = "127.0.0.1" if address.startswith("192") else "[::1]"
-        return await real(f"{at}:{address.rpartition(':')[2]}", token)
+    async def dial(host: str, port: int, token: bytes) -> str:
+        knocked.append(host)
+        return await knock_module.dial("127.0.0.1" if host.startswith("192") else "::1", port, token)
 
-    real = doctor._knock
-    monkeypatch.setattr(doctor, "_knock", knock)
+    monkeypatch.setattr(doctor, "dial", dial)
     monkeypatch.setattr(doctor, "interfaces", lambda: [Interface("a", "192.168.1.5"), Interface("a", "2001:db8::5")])
     found = await look_at_ways(Place("0.0.0.0:0", "cpu", tmp_path))
     assert len(knocked) == 2
