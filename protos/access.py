@@ -21,7 +21,7 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 """What a name looks like."""
 
 MOST_NAMES_OF_A_KEY = 32
-"""The number of nodes that one machine may have in a run by one invitation."""
+"""The number of names that one key may have in a run. A node's further ones use up no invitation."""
 
 
 class Role(enum.StrEnum):

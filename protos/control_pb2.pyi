@@ -27,6 +27,7 @@ class RefusalReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     WRONG_CLOCK: _ClassVar[RefusalReason]
     ROLE: _ClassVar[RefusalReason]
     UNKNOWN_KEY: _ClassVar[RefusalReason]
+    BUSY: _ClassVar[RefusalReason]
 
 class SnapshotDestination(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -58,6 +59,7 @@ NAME_TAKEN: RefusalReason
 WRONG_CLOCK: RefusalReason
 ROLE: RefusalReason
 UNKNOWN_KEY: RefusalReason
+BUSY: RefusalReason
 NO_SNAPSHOT: SnapshotDestination
 CHECKPOINT: SnapshotDestination
 DISKS: SnapshotDestination

@@ -79,6 +79,7 @@ def check_enrolment(ledger: Ledger, request: wire.EnrolRequest, at: float) -> Ho
     if holder is None or holder.key != key:
         role, came_by = _same_machine(ledger, request, key) or _shown(ledger, request, at)
         _check_free(ledger, request.name, holder)
+        _check_room(ledger, key)
         if len(ledger.access) >= MOST_NAMES:
             raise Refused(wire.FULL, f"{MOST_NAMES} names are enrolled, as many as can be")
         holder = Holder(key, role, came_by)
@@ -103,6 +104,7 @@ def revoke(transition: Transition, asked: RevokeAsked) -> None:
         others = sorted(name for name, other in ledger.access.items() if other.key == holder.key and name != what)
         for name in (what, *others):
             transition.emit(ev.Revoked(name, ended if name == what else (), asked.at, asked.by))
+        transition.send(transition.state.members.sessions.keys() - {what, *others}, _revoked_names(transition))
         for name in (what, *others):
             _cut_off(transition, name)
         sentence = f"{what} ({holder.role}) is cut off"
@@ -156,15 +158,10 @@ def _invited_as(ledger: Ledger, request: wire.EnrolRequest) -> str | None:
 
 
 def _same_machine(ledger: Ledger, request: wire.EnrolRequest, key: str) -> tuple[str, str] | None:
-    """The role, and by which invitation it came, of a node that has the key already. Raises Refused."""
+    """The role, and by which invitation it came, of a node that has the key already."""
     known = [h for h in ledger.access.values() if h.key == key and h.role == Role.NODE]
     if not known or Role.NODE not in request.roles:
         return None
-    if len(known) >= MOST_NAMES_OF_A_KEY:
-        raise Refused(
-            wire.FULL,
-            f"this machine has {len(known)} names in the run, as many as one may have; come back under one of them",
-        )
     return known[0].role, known[0].invitation
 
 
@@ -195,6 +192,16 @@ def _shown(ledger: Ledger, request: wire.EnrolRequest, at: float) -> tuple[str, 
     return invited.role, request.invitation
 
 
+def _check_room(ledger: Ledger, key: str) -> None:
+    """Raises Refused if the key has as many names, of whatever role, as one may have."""
+    names = sum(holder.key == key for holder in ledger.access.values())
+    if names >= MOST_NAMES_OF_A_KEY:
+        raise Refused(
+            wire.FULL,
+            f"this machine has {names} names in the run, as many as one may have; come back under one of them",
+        )
+
+
 def _check_free(ledger: Ledger, name: str, holder: Holder | None) -> None:
     if INVITATION_ID.fullmatch(name):
         raise Refused(
@@ -219,12 +226,11 @@ def _check_role(role: str, request: wire.EnrolRequest) -> None:
 
 
 def _cut_off(transition: Transition, name: str) -> None:
-    """At once, and at its peers too."""
+    """At once. Its peers are told by the caller."""
     members = transition.state.members
     if (contender := members.contenders.get(name)) is not None:
         transition.set_members(members.without_contender(name))
         transition.commands.append(HangUp(contender.stream))
-    transition.send(members.sessions.keys() - {name}, _revoked_names(transition))
     if (session := members.sessions.get(name)) is not None:
         sentence = "its access was revoked"
         refusal = wire.Refusal(reason=wire.REVOKED, sentence=f"the access of {name!r} was revoked")

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from dtfm.coordinator.log import events as ev
 from dtfm.protos import MEASURED_TOGETHER
+from dtfm.protos.access import Role
 from dtfm.scheduler.model.plan import Plan
 
 Row = TypeVar("Row")
@@ -266,7 +267,7 @@ def apply(ledger: Ledger, event: ev.Event) -> Ledger:
             fresh = replace(ledger, access={**ledger.access, event.name: holder})
             if (used := ledger.invitations.get(event.invitation)) is None:
                 return fresh
-            if any((known.key, known.invitation) == (event.key, event.invitation) for known in ledger.access.values()):
+            if event.role == Role.NODE and holder in ledger.access.values():
                 return fresh  # another node of a machine that has come by it
             used = replace(used, used=used.used + 1)
             return replace(fresh, invitations={**ledger.invitations, event.invitation: used})

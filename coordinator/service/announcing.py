@@ -6,16 +6,22 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator
+from ipaddress import ip_address, ip_network
 
 from zeroconf import IPVersion, ServiceInfo
 from zeroconf.asyncio import AsyncZeroconf
 
 import dtfm
-from dtfm.coordinator.service.addresses import LOOPBACK, public_addresses
+from dtfm.coordinator.service.addresses import public_addresses
 from dtfm.protos.announcement import SERVICE, write_txt
 from dtfm.protos.connection import read_address
 
 log = logging.getLogger(__name__)
+
+_PRIVATE = tuple(
+    map(ip_network, ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "169.254.0.0/16", "fe80::/10", "fc00::/7"))
+)
+"""Networks of a house or a firm (RFC 1918, RFC 3927, RFC 4193, RFC 4291); not those of a provider with its customers."""
 
 PATIENCE_SECONDS = 2.0
 """Most time for taking the announcement back."""
@@ -23,10 +29,11 @@ PATIENCE_SECONDS = 2.0
 
 @contextlib.asynccontextmanager
 async def announcing(run: str, pin: bytes, host: str, port: int) -> AsyncIterator[None]:
-    """Announces, meanwhile, a coordinator that listens on ``host``; one on loopback is nobody else's business. Where there is no
+    """Announces, meanwhile, a coordinator that listens on ``host``: on and with private addresses alone, as on a public one
+    anybody could have it answer forged senders. One without them, or on loopback, announces nothing. Where there is no
     multicast, it is a warning in the log and no more."""
-    hosts = [read_address(address)[0] for address in public_addresses(host, port, ())]
-    if set(hosts) & set(LOOPBACK):
+    hosts = [host for host, _ in map(read_address, public_addresses(host, port, ())) if _is_private(host)]
+    if not hosts:
         yield
         return
     end = asyncio.Event()
@@ -37,6 +44,14 @@ async def announcing(run: str, pin: bytes, host: str, port: int) -> AsyncIterato
         end.set()
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(task, PATIENCE_SECONDS)
+
+
+def _is_private(host: str) -> bool:
+    try:
+        address = ip_address(host.partition("%")[0])
+    except ValueError:
+        return False  # a name
+    return any(address in network for network in _PRIVATE)
 
 
 def service(run: str, pin: bytes, hosts: list[str], port: int) -> ServiceInfo:

@@ -67,7 +67,8 @@ class Joins(control_pb2_grpc.CoordinatorServicer):
         await self._gate.check_enrolment(context, request.enrolment)
         try:
             check_enrolment(self._asked.ledger, request.enrolment, time.time())
-            return await knock(request.candidates, request.token, seen_at(context.peer()))
+            name = request.enrolment.name
+            return await knock(name, request.candidates, request.token, seen_at(context.peer()))
         except Refused as refused:
             await refuse(context, refused)
 

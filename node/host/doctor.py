@@ -27,14 +27,12 @@ from dtfm.protos.connection import read_address
 from dtfm.protos.control_pb2 import KnockReply
 from dtfm.protos.credentials import fetch_authority, in_time, shown_certificate
 from dtfm.protos.enrolment import Entry, NotAdmitted
+from dtfm.protos.knock import TOKEN_BYTES, dial
 from dtfm.protos.proof import ClockError
 
 ANSWER_SECONDS = 5.0
 """Most seconds to wait for the coordinator."""
-KNOCK_SECONDS = 3.0
-"""Most seconds for this machine to reach itself at a candidate."""
 DISK_BYTES = 64 << 20
-TOKEN_BYTES = 16
 _TIME_ERROR = 5  # adjtimex(2): the clock is not synchronised
 _IP_MTU = 14  # ip(7)
 
@@ -192,7 +190,7 @@ async def look_at_ways(place: Place, coordinator: Entry | None = None) -> list[F
     """Whether the invitation is good, the port free, and this machine reached at its candidates: by itself, and by the
     coordinator."""
     token = secrets.token_bytes(TOKEN_BYTES)
-    reply, found = await _ask(coordinator, [], token)
+    reply, found = await _ask(coordinator, token)
 
     async def answer(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(token)
@@ -212,8 +210,13 @@ async def look_at_ways(place: Place, coordinator: Entry | None = None) -> list[F
         sources = _candidates(place, port, opened)
         if reply is not None and (seen := _seen_as(reply.seen, port)):
             sources.setdefault(seen, "coordinator")
-        here = await asyncio.gather(*(_knock(address, token) for address in sources))
-        reply, _ = await _ask(coordinator if reply is not None else None, list(sources)[:MOST_CANDIDATES], token)
+        here = await asyncio.gather(*(dial(*read_address(address), token) for address in sources))
+        if coordinator is not None and reply is not None:
+            try:
+                reply = await coordinator.knock(list(sources)[:MOST_CANDIDATES], token, ANSWER_SECONDS)
+            except (NotAdmitted, ConnectionError) as error:
+                reply = None
+                found.append(findings.on_no_view_from_outside(str(error)))
         await router.close()
     outside = {each.candidate: each.problem for each in (reply.outcomes if reply else ()) if not each.elsewhere}
     known = [
@@ -225,15 +228,15 @@ async def look_at_ways(place: Place, coordinator: Entry | None = None) -> list[F
     return found + [findings.on_candidate(each, port) for each in known]
 
 
-async def _ask(
-    coordinator: Entry | None, addresses: Sequence[str], token: bytes
-) -> tuple[KnockReply | None, list[Finding]]:
-    """What the coordinator finds when it dials this machine there, and what that says about the way in."""
+async def _ask(coordinator: Entry | None, token: bytes) -> tuple[KnockReply | None, list[Finding]]:
+    """Where the coordinator sees this machine, and whether it would let it in."""
     if coordinator is None:
         return None, []
     try:
-        reply = await coordinator.knock(addresses, token, ANSWER_SECONDS)
+        reply = await coordinator.knock([], token, ANSWER_SECONDS)
     except NotAdmitted as refused:
+        if refused.reason == "BUSY":
+            return None, [findings.on_no_view_from_outside(str(refused))]
         fix = "on the coordinator's machine: dtfm-coordinator invite"
         if refused.reason == "WRONG_CLOCK":
             fix = "timedatectl set-ntp true"
@@ -281,20 +284,6 @@ def _candidates(place: Place, port: int, opened: str) -> dict[str, str]:
         opened=opened,
     )
     return {address: known.get(address, "interface") for address in everything}
-
-
-async def _knock(address: str, token: bytes) -> str:
-    """Why the one that answers at the address is not this process; empty if it is."""
-    try:
-        async with asyncio.timeout(KNOCK_SECONDS):
-            reader, writer = await asyncio.open_connection(*read_address(address))
-            answered = await reader.read(len(token))
-            writer.close()
-    except TimeoutError:
-        return f"no answer within {KNOCK_SECONDS:.0f} s"
-    except OSError as error:
-        return error.strerror or str(error)
-    return "" if answered == token else "another program answers there"
 
 
 def _synchronised() -> bool | None:

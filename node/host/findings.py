@@ -232,5 +232,10 @@ def on_being_behind_nat(facing: str, candidates: Sequence[Candidate], behind_nat
     )
 
 
+def on_no_view_from_outside(why: str) -> Finding:
+    fix = "run the doctor again: until then nobody knows whether others reach this machine"
+    return Finding("outside", None, f"the coordinator did not dial this machine: {why}", fix)
+
+
 def _host(candidate: str) -> str:
     return candidate.rpartition(":")[0].strip("[]")

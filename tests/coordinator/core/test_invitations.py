@@ -358,6 +358,28 @@ def test_a_revoked_member_is_cut_off_at_once_and_its_peers_are_told() -> None:
     assert world.events(ev.NodeLeft)[-1].reason == "its access was revoked"
 
 
+def test_each_further_name_of_a_viewers_key_is_a_use_and_there_are_few(door: Door) -> None:
+    looks: dict[str, Any] = {"key": "v", "roles": ["viewer"]}
+    door.invite(role="viewer", uses=2)
+    assert [door.enrol(f"v-{n}", **looks) for n in range(3)] == [None, None, wire.INVITATION_USED_UP]
+    many = "ba9876543210"
+    door.invite(many, role="viewer", uses=100)
+    for number in range(3, MOST_NAMES_OF_A_KEY + 1):
+        assert door.enrol(f"v-{number}", **looks, invitation=many) is None
+    assert door.enrol("v-more", **looks, invitation=many) == wire.FULL
+
+
+def test_members_are_told_once_of_all_names_that_end_with_a_key() -> None:
+    world = training("a", "b", "c")
+    door = Door(world)
+    door.invite(uses=3)
+    for name, key in (("a", "a"), ("a-2", "a"), ("b", "b")):
+        door.enrol(name, key=key)
+    door.revoke("a")
+    assert world.kinds_to("b").count("revoked") == 1
+    assert list(world.last_to("b", "revoked").names) == ["a", "a-2"]
+
+
 def test_a_member_that_joins_later_learns_who_was_revoked() -> None:
     world = training("a", "b")
     door = Door(world)

@@ -7,6 +7,7 @@ import logging
 
 import pytest
 
+from dtfm.coordinator.service import addresses
 from dtfm.coordinator.service import announcing as module
 from dtfm.coordinator.service.announcing import announcing, service
 
@@ -31,6 +32,25 @@ async def test_who_listens_on_loopback_alone_tells_nobody(told: asyncio.Event, h
     async with announcing("stories", PIN, host, 7400):
         await asyncio.sleep(0)
     assert not told.is_set()
+
+
+async def test_on_public_addresses_nobody_is_told(told: asyncio.Event, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[list[str]] = []
+
+    def none(*, interfaces: list[str], **_: object) -> None:
+        asked.append(interfaces)
+        told.set()
+        raise OSError("no multicast here")
+
+    monkeypatch.setattr(module, "AsyncZeroconf", none)
+    monkeypatch.setattr(addresses, "own_hosts", lambda: ["8.8.4.4", "100.64.0.3", "2600::1"])
+    async with announcing("stories", PIN, "::", 7400):
+        await asyncio.sleep(0)
+    assert not asked
+    monkeypatch.setattr(addresses, "own_hosts", lambda: ["8.8.4.4", "10.0.0.3", "2600::1", "fd00::2"])
+    async with announcing("stories", PIN, "::", 7400):
+        await asyncio.wait_for(told.wait(), 10)
+    assert asked == [["10.0.0.3", "fd00::2"]]
 
 
 async def test_where_there_is_no_multicast_the_run_goes_on(

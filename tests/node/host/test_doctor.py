@@ -5,19 +5,22 @@ from __future__ import annotations
 import asyncio
 import socket
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from dtfm.coordinator.service import knocking
 from dtfm.coordinator.service.first_access import node_invitation
 from dtfm.node.host import doctor
 from dtfm.node.host.addresses import Interface
 from dtfm.node.host.doctor import Place, TcpSettings, examine, look_at_coordinator, look_at_ways, nvidia_driver
 from dtfm.node.host.findings import Finding
+from dtfm.protos import knock as knock_module
 from dtfm.protos.access import Role
-from dtfm.protos.enrolment import Entry
+from dtfm.protos.control_pb2 import KnockReply
+from dtfm.protos.enrolment import Entry, NotAdmitted
 from tests.coordinator.serving import Served, serving
 
 
@@ -59,7 +62,10 @@ async def test_a_good_invitation_is_called_good_and_not_used_up(served: Served) 
     assert served.ledger.invitations[served.invitation.id].used == 0
 
 
-async def test_the_coordinator_says_which_candidates_it_reaches(served: Served) -> None:
+async def test_the_coordinator_says_which_candidates_it_reaches(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(knocking, "is_own", lambda _: False)  # as if this were another machine
     with socket.create_server(("127.0.0.1", 0)) as other:
         other.settimeout(30)
         elsewhere = f"127.0.0.1:{other.getsockname()[1]}"
@@ -73,6 +79,27 @@ async def test_the_coordinator_says_which_candidates_it_reaches(served: Served) 
     assert "not reached from here" in of["candidate 192.0.2.77:9000"].finding  # it dials nobody but the caller
     (own,) = [each for each in found if "from interface: reached by the coordinator" in each.finding]
     assert own.good
+
+
+@pytest.mark.parametrize("failed", ["first", "second"])
+async def test_it_says_when_the_coordinator_did_not_dial(
+    served: Served, failed: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    way_in, calls = entry(served.address), []
+    real = way_in.knock
+
+    async def knock(addresses: Sequence[str], token: bytes, timeout: float) -> KnockReply:
+        calls.append(addresses)
+        if len(calls) == (1 if failed == "first" else 2):
+            raise NotAdmitted("BUSY", "8 others are being dialled, as many as can be; ask again in some seconds")
+        return await real(addresses, token, timeout)
+
+    monkeypatch.setattr(way_in, "knock", knock)
+    found = by_check(await look_at_ways(here(), way_in))
+    assert found["outside"].good is None
+    assert "8 others are being dialled" in found["outside"].finding
+    assert "run the doctor again" in found["outside"].fix
+    assert not any(finding.good is False for finding in found.values())
 
 
 def answer_wrongly(server: socket.socket) -> None:
@@ -101,7 +128,7 @@ async def test_a_bad_invitation_is_named(served: Served) -> None:
 async def test_each_candidate_is_tried(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         elsewhere = f"127.0.0.1:{other.getsockname()[1]}"
-        monkeypatch.setattr(doctor, "KNOCK_SECONDS", 0.2)
+        monkeypatch.setattr(knock_module, "KNOCK_SECONDS", 0.2)
         place = Place("127.0.0.1:0", "cpu", tmp_path, (elsewhere,), facing="127.0.0.1")
         found = await look_at_ways(place)
     (own,) = [each for each in found if each.finding == "loopback, from interface: reached from here"]
@@ -116,13 +143,11 @@ async def test_a_wildcard_is_reached_over_both_families(tmp_path: Path, monkeypa
         pytest.skip("this machine has no IPv6")
     knocked = []
 
-    async def knock(address: str, token: bytes) -> str:
-        knocked.append(address)
-        at = "127.0.0.1" if address.startswith("192") else "[::1]"
-        return await real(f"{at}:{address.rpartition(':')[2]}", token)
+    async def dial(host: str, port: int, token: bytes) -> str:
+        knocked.append(host)
+        return await knock_module.dial("127.0.0.1" if host.startswith("192") else "::1", port, token)
 
-    real = doctor._knock
-    monkeypatch.setattr(doctor, "_knock", knock)
+    monkeypatch.setattr(doctor, "dial", dial)
     monkeypatch.setattr(doctor, "interfaces", lambda: [Interface("a", "192.168.1.5"), Interface("a", "2001:db8::5")])
     found = await look_at_ways(Place("0.0.0.0:0", "cpu", tmp_path))
     assert len(knocked) == 2
