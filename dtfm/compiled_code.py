@@ -63,7 +63,7 @@ async def compile_apart(module: str, niceness: int = 0) -> None:
     """
     find_room()
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "dtfm.compiled_code", module),
+        *(sys.executable, "-P", "-m", "dtfm.compiled_code", module),  # -P: nothing is imported from the current folder
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.DEVNULL,

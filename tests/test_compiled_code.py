@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -121,6 +122,26 @@ def test_one_that_keeps_the_lock_holds_nobody_up_for_ever(
     assert "quick.lock" in said
     assert "compiling it here too" in said
     assert compiled == "compiled"
+
+
+async def test_nothing_is_imported_from_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which may be /tmp, with a numba.py that another user has put there."""
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "kept"))
+    (tmp_path / "trap.py").write_text(f"open({str(tmp_path / 'sprung')!r}, 'w')\n")
+    monkeypatch.chdir(tmp_path)
+    await compile_apart("trap")
+    assert not (tmp_path / "sprung").exists()
+
+
+@pytest.mark.parametrize("folder", ["dtfm", "coordinator", "kernels", "node", "protos", "scheduler"])
+def test_every_python_that_is_started_leaves_the_current_folder_out(folder: str) -> None:
+    started = [
+        path
+        for path in (Path(__file__).parents[1] / folder).rglob("*.py")
+        for options in re.findall(r"sys\.executable,\s*(.*)", path.read_text())
+        if not options.startswith('"-P"')
+    ]
+    assert started == []
 
 
 async def test_what_the_compiling_process_says_is_logged(
