@@ -9,30 +9,39 @@ from __future__ import annotations
 import asyncio
 import atexit
 import contextlib
+import fcntl
 import importlib
 import logging
 import os
 import shutil
 import sys
 import tempfile
+import time
 from pathlib import Path
+from typing import IO
 
 log = logging.getLogger(__name__)
 
+WAIT_SECONDS = 180.0
+"""Most seconds for another process to compile the same: several times what that takes on a slow machine."""
+PAUSE_SECONDS = 0.05
+"""Between two looks at a lock that another process has."""
 
-def find_room() -> None:
+
+def find_room() -> Path:
     """Gives Numba a folder of ours if it can write nowhere, which it would refuse: the user's state folder, or else a temporary
-    one, with a warning. To be called before Numba compiles; processes that are started later use the same folder."""
-    usual = [Path(__file__).parent / "kernels" / "__pycache__", _user("XDG_CACHE_HOME", ".cache") / "numba"]
-    if named := os.environ.get("NUMBA_CACHE_DIR"):
-        usual.append(Path(named))
-    if any(map(_is_writable, usual)):
-        return
+    one, with a warning. To be called before Numba compiles; processes that are started later use the same folder. Returns the
+    folder, or the first of those in which Numba keeps code."""
+    named = os.environ.get("NUMBA_CACHE_DIR")
+    usual = [Path(named)] if named else []  # in Numba's order
+    usual += [Path(__file__).parent / "kernels" / "__pycache__", _user("XDG_CACHE_HOME", ".cache") / "numba"]
+    if (room := next(filter(_is_writable, usual), None)) is not None:
+        return room
     kept = _user("XDG_STATE_HOME", ".local/state") / "dtfm" / "compiled"
     if _is_writable(kept):
         kept.chmod(0o700)
         _use(kept)
-        return
+        return kept
     temporary = tempfile.mkdtemp(prefix="dtfm-compiled-")  # of mode 0700
     atexit.register(shutil.rmtree, temporary, ignore_errors=True)
     log.warning(
@@ -41,27 +50,31 @@ def find_room() -> None:
         ", ".join(map(str, [*usual, kept])),
     )
     _use(Path(temporary))
+    return Path(temporary)
 
 
 async def compile_apart(module: str, niceness: int = 0) -> None:
     """Has another process import ``module``, and call its ``warm_up`` if it has one, which fills the cache: this process need only
-    load the result. Where that fails, this one compiles. Of several that are asked for it, one compiles and the others wait.
-    ``niceness``: how much more than this process it gives way to others.
+    load the result. Where that fails, this one compiles. Of several that are asked for it, one compiles and the others wait for it,
+    but not for ever. ``niceness``: how much more than this process it gives way to others.
 
     Compiling holds Python's interpreter for a third of a second at a time, during which no heartbeat is heard or sent. The other
     process ends when this is cancelled.
     """
     find_room()
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "dtfm.compiled_code", module),
+        *(sys.executable, "-P", "-m", "dtfm.compiled_code", module),  # -P: nothing is imported from the current folder
         stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.DEVNULL,
         start_new_session=True,  # Ctrl-C in a terminal ends this process in order, and that ends the other
     )
     try:
         with contextlib.suppress(ProcessLookupError):
             os.setpriority(os.PRIO_PROCESS, process.pid, os.getpriority(os.PRIO_PROCESS, 0) + niceness)
+        assert process.stdout is not None
+        async for line in process.stdout:
+            log.warning("%s", line.decode(errors="replace").rstrip())
         await process.wait()
     finally:
         if process.returncode is None:
@@ -70,19 +83,34 @@ async def compile_apart(module: str, niceness: int = 0) -> None:
 
 
 def _compile(module: str) -> None:
+    """What it prints, the process that waits for this one logs."""
     with open(lock_file(module), "ab") as lock:
-        with contextlib.suppress(ImportError):  # Windows has no such locks; then each compiles
-            import fcntl
-
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        if not _locked(lock):
+            print(
+                f"another process has had {lock.name} for {WAIT_SECONDS:.0f} s, in which it should have compiled {module}; "
+                "compiling it here too",
+                flush=True,
+            )
         getattr(importlib.import_module(module), "warm_up", lambda: None)()
 
 
+def _locked(file: IO[bytes]) -> bool:
+    """Whether it could be locked in the time that others may take to compile."""
+    deadline = time.monotonic() + WAIT_SECONDS
+    while True:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(PAUSE_SECONDS)
+        else:
+            return True
+
+
 def lock_file(module: str) -> Path:
-    """One for each user and module, which holds nothing."""
-    folder = Path(tempfile.gettempdir()) / f"dtfm-compiling-{getattr(os, 'getuid', int)()}"
-    folder.mkdir(mode=0o700, exist_ok=True)
-    return folder / module
+    """One for each module, which holds nothing. It is in the folder of the compiled code, where no other user may make files."""
+    return find_room() / f"{module}.lock"
 
 
 def _use(folder: Path) -> None:

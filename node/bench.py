@@ -135,7 +135,7 @@ def _member(authority: Identity, node: str) -> Identity:
 async def _other_process(identity: Identity) -> AsyncIterator[str]:
     """A process that serves as ``identity``; gives its address."""
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "dtfm.node.bench"),
+        *(sys.executable, "-P", "-m", "dtfm.node.bench"),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
     )

@@ -99,6 +99,14 @@ class Settings:
     health: Path | None = None
 
 
+def health(coordinator: object, problem: str, *, admitted: bool) -> tuple[bool, str]:
+    """Whether this process is well, and a sentence on it. A member that tries to reach its coordinator again is: whatever
+    supervises it would otherwise end all nodes while the coordinator is started again. ``problem``: empty while it is heard."""
+    if not problem:
+        return True, f"in touch with the coordinator at {coordinator}"
+    return admitted, f"without the coordinator at {coordinator}: {problem}{'; it tries again' if admitted else ''}"
+
+
 class Session:
     """From the first hello to the last goodbye, over any number of connections."""
 
@@ -184,8 +192,7 @@ class Session:
         )
 
     def _health(self) -> tuple[bool, str]:
-        where = f"the coordinator at {self._settings.coordinator}"
-        return (False, f"without {where}: {self._problem}") if self._problem else (True, f"in touch with {where}")
+        return health(self._settings.coordinator, self._problem, admitted=self._identity is not None)
 
     def leave(self, reason: str) -> None:
         """Works on until this node's part is handed over, then makes ``run`` return 0."""

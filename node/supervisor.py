@@ -66,8 +66,10 @@ def _wait_for(running: dict[int, str]) -> int:
     worst = 0
     while running:
         pid = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT).si_pid  # type: ignore[union-attr]
-        label = running.pop(pid)  # before its number may become another process's
+        label = running.pop(pid, None)  # before its number may become another process's
         code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        if label is None:  # an orphan: process 1 of a container inherits those
+            continue
         worst = max(worst, code if code >= 0 else 1)
         why = _MEANING.get(code, f"exit code {code}") if code >= 0 else f"killed by {signal.Signals(-code).name}"
         rest = f"; {', '.join(running.values())} goes on" if len(running) == 1 else ""

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import os
+import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -85,8 +87,7 @@ def begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 async def test_one_process_compiles_at_a_time_and_ends_when_nobody_waits_for_it(
     begun: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "kept"))
     work = asyncio.create_task(compile_apart("slow"))
     process = int(await asyncio.to_thread(begun.read_text))
     with compiled_code.lock_file("slow").open("ab") as lock:
@@ -98,3 +99,64 @@ async def test_one_process_compiles_at_a_time_and_ends_when_nobody_waits_for_it(
         with pytest.raises(ProcessLookupError):
             os.kill(process, 0)
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+@pytest.fixture
+def stuck(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Somebody has the lock of the module ``quick``, and keeps it."""
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "kept"))
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "quick.py").write_text("def warm_up():\n    print('compiled')\n")
+    with compiled_code.lock_file("quick").open("ab") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+@pytest.mark.timeout(20)
+def test_one_that_keeps_the_lock_holds_nobody_up_for_ever(
+    stuck: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(compiled_code, "WAIT_SECONDS", 0.1)
+    compiled_code._compile("quick")
+    said, compiled = capsys.readouterr().out.splitlines()
+    assert "quick.lock" in said
+    assert "compiling it here too" in said
+    assert compiled == "compiled"
+
+
+async def test_nothing_is_imported_from_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which may be /tmp, with a numba.py that another user has put there."""
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "kept"))
+    (tmp_path / "trap.py").write_text(f"open({str(tmp_path / 'sprung')!r}, 'w')\n")
+    monkeypatch.chdir(tmp_path)
+    await compile_apart("trap")
+    assert not (tmp_path / "sprung").exists()
+
+
+@pytest.mark.parametrize("folder", ["dtfm", "coordinator", "kernels", "node", "protos", "scheduler"])
+def test_every_python_that_is_started_leaves_the_current_folder_out(folder: str) -> None:
+    started = [
+        path
+        for path in (Path(__file__).parents[1] / folder).rglob("*.py")
+        for options in re.findall(r"sys\.executable,\s*(.*)", path.read_text())
+        if not options.startswith('"-P"')
+    ]
+    assert started == []
+
+
+async def test_what_the_compiling_process_says_is_logged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "kept"))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *sys.path]))
+    (tmp_path / "telling.py").write_text("print('it took long')\n")
+    await compile_apart("telling")
+    assert caplog.messages == ["it took long"]
+
+
+def test_the_lock_is_where_only_the_user_makes_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "everybodys"))
+    (tmp_path / "everybodys").mkdir()
+    assert not compiled_code.lock_file("any").is_relative_to(tmp_path)
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "kept"))
+    assert compiled_code.lock_file("any").parent == tmp_path / "kept"

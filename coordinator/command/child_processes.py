@@ -60,7 +60,7 @@ class Children:
         log = self._folder / f"{node}.log"
         output = log.open("wb")
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "dtfm.node.cli", "join", "--id", node),
+            *(sys.executable, "-P", "-m", "dtfm.node.cli", "join", "--id", node),
             *("--threads", str(self._threads), "--give-up-after", str(GIVE_UP_SECONDS), "--verbose"),
             *("--snapshots", str(self._folder / "snapshots")),
             stdin=asyncio.subprocess.DEVNULL,

@@ -193,7 +193,7 @@ async def _sample(model: Path) -> str:
     A child process makes it: the coordinator needs no torch.
     """
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "dtfm.node.model.generate_text", str(model)),
+        *(sys.executable, "-P", "-m", "dtfm.node.model.generate_text", str(model)),
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.DEVNULL,

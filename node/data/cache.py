@@ -7,6 +7,7 @@ which may be removed.
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
 import tempfile
@@ -28,6 +29,8 @@ MOST_UNUSED = 2
 UNUSED_SECONDS = 7 * 86_400.0
 _DIGEST_BYTES = 32
 _SAY_SECONDS = 10.0
+_LOOK_SECONDS = 10.0
+"""Most seconds to wait for others to have looked whether a file is used, for which each locks it for a moment."""
 
 Tokens = tuple[NDArray[Any], blake3]
 """The tokens (1-D), and the digest so far of their bytes."""
@@ -46,7 +49,10 @@ def shared(
         if found is None:
             _make(path, make)
             found = _mapped(path, dtype)
-            assert found is not None, "it was just made"
+            if found is None:
+                raise OSError(
+                    errno.EIO, "what was just written there is damaged, or another process keeps it locked", str(path)
+                )
         os.utime(path)
         _tidy(folder, path)
         return found
@@ -77,6 +83,8 @@ def _wait_for(path: Path) -> int:
 
 
 def _make(path: Path, make: Callable[[BinaryIO], blake3]) -> None:
+    for left in path.parent.glob(f"{path.stem}-*.part"):  # by one that was killed: the name's lock is ours
+        left.unlink()
     handle, part = tempfile.mkstemp(dir=path.parent, prefix=f"{path.stem}-", suffix=".part")
     try:
         with open(handle, "wb") as file:
@@ -89,9 +97,14 @@ def _make(path: Path, make: Callable[[BinaryIO], blake3]) -> None:
 
 
 def _mapped(path: Path, dtype: np.dtype[Any]) -> Tokens | None:
-    """None if the file is not there, or damaged."""
-    if not path.exists() or (descriptor := try_lock(path, shared=True)) is None:
+    """None if the file is not there, or damaged, or another process has it for longer than a look takes."""
+    if not path.exists():
         return None
+    deadline = time.monotonic() + _LOOK_SECONDS
+    while (descriptor := try_lock(path, shared=True)) is None:
+        if time.monotonic() > deadline:
+            return None
+        time.sleep(PAUSE_SECONDS)
     with open(descriptor, "rb") as file:
         size = os.fstat(descriptor).st_size - _DIGEST_BYTES
         if size < 0 or size % dtype.itemsize:

@@ -133,7 +133,7 @@ def test_an_image_is_small_and_its_process_is_not_root(docker: Engine, target: s
     assert config["Entrypoint"] == ["dtfm-coordinator" if target == "coordinator" else "dtfm-node"], (
         "no shell is process 1"
     )
-    assert config["Healthcheck"]["Test"] == ["CMD", "python3", "-m", "dtfm.protos.health"]
+    assert config["Healthcheck"]["Test"] == ["CMD", "python3", "-P", "-m", "dtfm.protos.health"]
     look = "id -u; stat -c %U /var/lib/dtfm /var/cache/dtfm /run/dtfm /checkpoints /invitation; ls -A /var/lib/dtfm"
     seen = docker.docker("run", "--rm", "--entrypoint", "sh", f"dtfm-{target}", "-c", look).split()
     assert seen == ["1000", *["dtfm"] * 5]
@@ -193,7 +193,7 @@ def test_compose_trains_while_a_node_is_killed_and_another_stopped(docker: Engin
         events = Events(docker, coordinator)
         events.until("step_committed")
     try:
-        assert docker.docker("exec", first, *["python3", "-m", "dtfm.protos.health"]).startswith(
+        assert docker.docker("exec", first, *["python3", "-P", "-m", "dtfm.protos.health"]).startswith(
             "good node-1: in touch"
         )
         with part("from a kill to the node's next step"):

@@ -12,7 +12,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = """
-import os, signal, sys
+import ctypes, os, signal, sys
 from dtfm.node import supervisor
 supervisor.PRELOADED = ()
 
@@ -26,8 +26,14 @@ def member(number):
         os.kill(os.getpid(), signal.SIGKILL)
     if do == "raises":
         raise RuntimeError("a bug\\nof two lines")
+    if do == "leaves an orphan":
+        if (orphan := os.fork()) == 0:
+            os._exit(3)
+        os.waitid(os.P_PID, orphan, os.WEXITED | os.WNOWAIT)
+        os._exit(0)
     return int(do)
 
+ctypes.CDLL(None).prctl(36, 1)  # PR_SET_CHILD_SUBREAPER: it inherits orphans, as process 1 of a container does
 sys.exit(supervisor.supervise([f"d{n}" for n in range(len(sys.argv) - 1)], member))
 """
 
@@ -70,3 +76,15 @@ def test_the_largest_exit_code_counts(members: tuple[str, ...], code: int) -> No
     assert all(line.startswith("[d") for line in errors.splitlines()), errors
     if "raises" in members:
         assert "[d0] RuntimeError: a bug\n[d0] of two lines\n" in errors
+
+
+@pytest.mark.timeout(30)
+def test_an_orphan_that_it_inherits_is_reaped_and_is_no_member() -> None:
+    with start("leaves an orphan", "waits") as running:
+        assert running.stdout is not None
+        assert running.stderr is not None
+        assert running.stdout.readline() == "[d1] waiting\n"
+        assert running.stderr.readline().startswith("[d0] has ended: the run is complete")
+        running.send_signal(signal.SIGTERM)
+        assert running.wait(20) == 0
+        assert running.stderr.read().splitlines() == ["[d1] has ended: the run is complete, or it left in order"]

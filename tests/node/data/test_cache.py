@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from dtfm.node.data import cache as tokens
 from dtfm.node.data import dataset, sources
 from dtfm.node.data.cache import MOST_UNUSED
 from dtfm.node.data.dataset import Data, load_data
@@ -174,3 +176,32 @@ def test_the_state_of_files_is_what_says_that_they_changed(corpus: Path) -> None
     assert sources.state_of(str(corpus)) != before
     assert sources.state_of("hf:anything") == ""
     assert len(sources.state_of("python-stdlib").splitlines()) > 100
+
+
+def test_what_one_that_was_killed_has_left_is_removed_by_the_next_that_reads(corpus: Path, cache: Path) -> None:
+    load(str(corpus), cache)
+    (path,) = cache.glob("*.tokens")
+    path.unlink()
+    (cache / f"{path.stem}-left.part").write_bytes(b"half")
+    (other := cache / "other-busy.part").write_bytes(b"half")
+    load(str(corpus), cache)
+    assert list(cache.glob("*.part")) == [other]
+
+
+def test_a_file_at_which_another_process_looks_is_waited_for(
+    corpus: Path, cache: Path, readings: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    load(str(corpus), cache)
+    (path,) = cache.glob("*.tokens")
+    looking = os.open(path, os.O_RDONLY)
+    fcntl.flock(looking, fcntl.LOCK_EX)
+    monkeypatch.setattr(time, "sleep", lambda seconds: fcntl.flock(looking, fcntl.LOCK_UN))  # it has looked
+    load(str(corpus), cache)
+    os.close(looking)
+    assert len(readings) == 1
+
+
+def test_one_that_cannot_be_read_back_is_named(corpus: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tokens, "_mapped", lambda path, dtype: None)
+    with pytest.raises(ValueError, match=r"just written there is damaged.*\.tokens"):
+        load(str(corpus), cache)
