@@ -6,6 +6,7 @@ import asyncio
 import ctypes
 import os
 import re
+import resource
 import secrets
 import shutil
 import socket
@@ -118,10 +119,6 @@ def look_at_disk(folder: Path) -> Finding:
 
 
 def look_at_limits() -> list[Finding]:
-    try:
-        import resource
-    except ImportError:  # Windows has no such limit
-        return []
     return [findings.on_open_files(*resource.getrlimit(resource.RLIMIT_NOFILE))]
 
 

@@ -18,7 +18,7 @@ LEAST_OPEN_FILES, ENOUGH_OPEN_FILES = 256, 4096
 """A node has some connections to each peer, and some libraries' files; hundreds of peers need thousands."""
 LEAST_MTU, USUAL_MTU = 1280, 1500
 """Bytes: what IPv6 asks of every link (RFC 8200, section 5), and Ethernet's."""
-_NEWEST_CUDA = 13
+_OLDEST_CUDA, _NEWEST_CUDA = 12, 13
 """The newest major version of CUDA for which there is an extra."""
 
 
@@ -60,6 +60,8 @@ def on_driver(driver: Driver | None, torch_version: str, built_for: str | None, 
         known += f" runs CUDA up to {driver.cuda[0]}.{driver.cuda[1]}"
         extra = f"dtfm[cuda{min(driver.cuda[0], _NEWEST_CUDA)}]"
     install = f"pip install --force-reinstall torch '{extra}'"
+    if driver.cuda is not None and driver.cuda[0] < _OLDEST_CUDA:
+        return Finding("driver", False, f"{known}; dtfm needs CUDA {_OLDEST_CUDA}", "update the driver")
     if not built_for:
         return Finding("driver", False, f"{known}, but {build}: the GPU lies idle", install)
     if driver.cuda is not None and int(built_for.partition(".")[0]) > driver.cuda[0]:

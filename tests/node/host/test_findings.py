@@ -19,6 +19,7 @@ TWELVE = Driver("550.54.15", (12, 4))
         (None, "12.8", 0, None, "no NVIDIA driver", "--gpus all"),
         (TWELVE, None, 0, False, "the GPU lies idle", "dtfm[cuda12]"),
         (Driver("580.82", (13, 0)), None, 0, False, "driver 580.82 runs CUDA up to 13.0", "dtfm[cuda13]"),
+        (Driver("470.57", (11, 4)), "12.8", 1, False, "dtfm needs CUDA 12", "update the driver"),
         (Driver("600.1", (14, 1)), None, 0, False, "up to 14.1", "dtfm[cuda13]"),
         (TWELVE, "13.0", 0, False, "up to 12.4, but PyTorch 2.9, built for CUDA 13.0", "dtfm[cuda12]"),
         (TWELVE, "12.8", 0, False, "sees no GPU", "nvidia-smi"),
