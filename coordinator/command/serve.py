@@ -22,6 +22,7 @@ from dtfm.coordinator.command.options import (
     print_record,
 )
 from dtfm.coordinator.config.run_file import RunFile, read_run_file
+from dtfm.coordinator.log.events import Revoked
 from dtfm.coordinator.log.store import Store
 from dtfm.coordinator.service.addresses import EVERYWHERE, LOOPBACK, public_addresses
 from dtfm.coordinator.service.announcing import announcing
@@ -32,13 +33,14 @@ from dtfm.coordinator.service.startup import open_run, serve_until_over
 from dtfm.protos.connection import read_address
 from dtfm.protos.enrolment import DEFAULT_ADDRESS
 from dtfm.protos.health import answering
-from dtfm.protos.invitation import MOST_ADDRESSES, read_invitation
+from dtfm.protos.invitation import MOST_ADDRESSES, MOST_CHARACTERS, PREFIX, Invitation, read_invitation
 from dtfm.protos.private_files import read_private, write_private
 
 
 @dataclass(frozen=True, slots=True)
-class Files:
-    """What the operator named, beside the store. None: the usual file for the authority's key, and no file for the others."""
+class Paths:
+    """What the operator named, beside the store: two files, and the folder for the health socket. None: the usual file for the
+    authority's key, and nothing for the others."""
 
     authority: Path | None
     invitation: Path | None
@@ -109,10 +111,10 @@ def serve(
         raise ValueError("--resume and --start-or-resume exclude each other; give one of them")
     goes_on = None if start_or_resume else resume
     run = read_run_file(run_file) if run_file is not None or goes_on is False else None
-    files = Files(authority, invitation_file, health)
+    paths = Paths(authority, invitation_file, health)
     with Store(store, write=True) as opened:
         raise typer.Exit(
-            asyncio.run(_serve(opened, run, goes_on, host, port, advertise or [], files, announce, json_lines))
+            asyncio.run(_serve(opened, run, goes_on, host, port, advertise or [], paths, announce, json_lines))
         )
 
 
@@ -123,13 +125,14 @@ async def _serve(
     host: str,
     port: int,
     advertised: list[str],
-    files: Files,
+    paths: Paths,
     announce: bool,
     json_lines: bool,
 ) -> int:
+    old = None if paths.invitation is None else _written_before(paths.invitation)
     state, events = open_run(store, run, resume=resume)
     begun = len(events)
-    key = authority_key(files.authority or authority_file(store.url, state.ledger.run_id), store)
+    key = authority_key(paths.authority or authority_file(store.url, state.ledger.run_id), store)
     server = Server(state, store, key)
     server.on_event(lambda record: print_record(record, json_lines=json_lines))
     port = await server.bind(host, port)
@@ -137,24 +140,43 @@ async def _serve(
     # Before the first call can come, so that a node on this machine finds the key that it looks for.
     events += local_operator(state.ledger, (_here(host, port), *server.addresses)[:MOST_ADDRESSES], server.pin)
     text = ""
-    stale = files.invitation is not None and not _is_good(files.invitation, server)
+    stale = paths.invitation is not None and not (old is not None and _leads_here(paths.invitation, old, server))
     if (first := first_invitation(state.ledger, time.time(), another=stale)) is not None:
         events.append(first[0])
         text = server.invitation(first[0].invitation, first[1])
-        if files.invitation is not None:
-            write_private(files.invitation, f"{text}\n".encode())
+        if paths.invitation is not None:
+            write_private(paths.invitation, f"{text}\n".encode())
+            if old is not None and old.id in state.ledger.invitations:
+                events.append(Revoked("", (old.id,), time.time(), "the coordinator"))
     server.begin_with(events[begun:])
     await server.start()
-    _tell(state.run.name, host, port, text, files.invitation, json_lines=json_lines)
+    _tell(state.run.name, host, port, text, paths.invitation, json_lines=json_lines)
     announced = announcing(state.run.name, server.pin, host, port) if announce else nullcontext()
-    async with answering(files.health, "coordinator", lambda: _health(server)), announced:
+    async with answering(paths.health, "coordinator", lambda: _health(server)), announced:
         return await serve_until_over(server, events)
 
 
-def _is_good(file: Path, server: Server) -> bool:
-    """Whether the file holds an invitation that lets somebody in still."""
+def _written_before(file: Path) -> Invitation | None:
+    """The invitation that an earlier start wrote there, if it can be read. Raises ValueError if something else is there."""
     try:
-        shown = read_invitation(read_private(file).decode())
+        with file.open("rb") as opened:
+            text = opened.read(MOST_CHARACTERS + 1).decode(errors="replace").strip()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise ValueError(f"--invitation-file {file} cannot be read ({error.strerror}); name another file") from None
+    if text and not text.startswith(PREFIX):
+        raise ValueError(f"--invitation-file {file} holds something else, which would be lost; name another file")
+    try:
+        return read_invitation(text)
+    except ValueError:
+        return None
+
+
+def _leads_here(file: Path, shown: Invitation, server: Server) -> bool:
+    """Whether it lets somebody in still, and nobody but its owner may read the file."""
+    try:
+        read_private(file)
     except (FileNotFoundError, ValueError):
         return False
     made = server.ledger.invitations.get(shown.id)

@@ -12,6 +12,7 @@ import dtfm.coordinator.cli
 import dtfm.node.cli
 from dtfm.coordinator.command.serve import serve
 from dtfm.protos.health import ask
+from dtfm.protos.invitation import read_invitation
 from tests.cluster.launch import Cluster
 from tests.cluster.runs import GPT2, run_file
 from tests.cluster.test_invitations import join
@@ -48,6 +49,15 @@ def test_the_same_command_starts_a_run_and_goes_on_with_it(tmp_path: Path) -> No
         begun = len(cluster.events)
         join(cluster, "b", str(given))
         cluster.wait_for("node_joined", where=lambda e: e["node"] == "b", after=begun)
+        kill(cluster)
+        replaced = read_invitation(given.read_text()).id
+        given.chmod(0o644)  # others may have read it
+        begun = len(cluster.events)
+        cluster.start_coordinator(*options)
+        revoked = cluster.wait_for("revoked", after=begun)
+        assert revoked["invitations"] == [replaced]
+        assert read_invitation(given.read_text()).id != replaced
+        assert given.stat().st_mode & 0o777 == 0o600
     steps = [e["step"] for e in cluster.of("step_committed")]
     assert steps == list(range(1, len(steps) + 1))
 

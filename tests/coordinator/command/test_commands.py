@@ -100,6 +100,16 @@ def test_serve_refuses_a_port_in_use_and_leaves_no_run_behind(
         assert opened.last == 0
 
 
+def test_serve_overwrites_no_file_that_is_not_an_invitation(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("run.toml").write_text("[train]\nsteps = 5\n")
+    assert run(monkeypatch, "serve", "run.toml", "--listen", "127.0.0.1:0", "--invitation-file", "run.toml") == 2
+    assert "--invitation-file run.toml holds something else, which would be lost" in capsys.readouterr().err
+    assert Path("run.toml").read_text() == "[train]\nsteps = 5\n"
+
+
 def test_serve_refuses_a_broken_run_file_before_it_opens_anything(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
