@@ -219,7 +219,11 @@ def test_compose_trains_while_a_node_is_killed_and_another_stopped(docker: Engin
     look = ("run", "--rm", "--no-deps", "-T", "coordinator")
     stored = ("--store", "sqlite:////var/lib/dtfm/dtfm.db")
     whole = [json.loads(line) for line in compose(*look, "events", *stored, "--json").splitlines()]
-    assert [e["step"] for e in whole if e["event"] == "step_committed"] == list(range(1, 11))
+    # A kill right after the first step may come before a stage's state is in a second place: then step 1 is done again.
+    steps = [e["step"] for e in whole if e["event"] == "step_committed"]
+    undone = sum(e["event"] == "rolled_back" for e in whole)
+    assert len(steps) == 10 or undone, steps
+    assert (sorted(set(steps)), steps[-1]) == (list(range(1, 11)), 10)
     assert "The log is in order" in compose(*look, "audit", *stored)
     compose("down", "--volumes")
 
