@@ -83,7 +83,7 @@ def free_memory(device: torch.device) -> int:
 
 
 def measure_flops(device: torch.device, dtype: torch.dtype, seconds: float = MEASURE_SECONDS) -> float:
-    """FLOP/s of a product of two square matrices: the median over so many ``seconds``, after a warm-up."""
+    """FLOP/s of a product of two square matrices: the median of those computed in ``seconds``, after a warm-up."""
     size = 4096 if device.type == "cuda" else 512
     a = torch.ones(size, size, dtype=dtype, device=device)
     b = torch.ones(size, size, dtype=dtype, device=device)

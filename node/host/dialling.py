@@ -30,7 +30,7 @@ class Budget:
         self._then = clock()
 
     def spend(self, amount: int) -> bool:
-        """Spends so much if it is left, and returns whether it was."""
+        """Spends the amount unless less than that is left. Returns whether it did."""
         now = self._clock()
         self._left = min(self._most, self._left + (now - self._then) * self._rate)
         self._then = now

@@ -28,7 +28,7 @@ def connect(t: Tables, sketch: Sketch, stages: int, cuts: Ints, longest: float) 
     as many as it transfers. One boundary comes after the other. Loads as they are and links with short exchanges come first. What
     is then left finds its way by moving other micro-batches, here and in the stages before (augmenting paths: Ford and Fulkerson
     1956). When none can be moved any more, the nodes and links that are full tell how many seconds are needed at least (Newton's
-    method for parametric flows: Radzik 1993), and it goes on with so many.
+    method for parametric flows: Radzik 1993), and the search for paths goes on with that time.
     """
     pairs, seconds = 0, longest * (1 + 1e-9)
     for stage in range(stages - 1):

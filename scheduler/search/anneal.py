@@ -22,7 +22,7 @@ EVENNESS = 0.6
 SWEEPS = 60
 """Number of times that the walks get colder."""
 SELECTION = 10
-"""After every so many sweeps, the worst walks, a fraction REPLACED of all, go on from where the best ones are."""
+"""Number of sweeps after which the worst walks, a fraction REPLACED of all, go on from where the best ones are; then again."""
 REPLACED = 0.25
 LEAST_STEPS = 20
 """Least number of steps of a walk before it gets colder."""

@@ -33,7 +33,8 @@ SEEDING = 0.1
 WALKING_SMALL = 0.25
 """Fraction of the budget for walks on a small cluster, where the exact search gets the rest."""
 FIRST_ROUND = 25_000
-"""Steps of the first round without a limit, and STEPS_PER_NODE more per node. Each further round has twice as many."""
+"""Steps of all walks in a search without a limit, and STEPS_PER_NODE more per node. While more is worth it, it is repeated with
+twice as many."""
 STEPS_PER_NODE = 500
 WORTH = 0.005
 """Least fraction of the step that a round must save for another to follow."""
@@ -88,7 +89,7 @@ class Shares:
 
 
 MANY_NODES, FEW_NODES = Shares(0.8, 0.75, COOL), Shares(0.5, 0.6, TEPID)
-"""With more than FEW nodes, and with so few: these are simulated quickly, so walks by simulation may go far."""
+"""For more than FEW nodes, and for at most FEW: these are simulated quickly, so walks by simulation may go far."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,8 +111,10 @@ class Purse:
         return by_steps if self.budget.time_used is None else max(by_steps, self.budget.time_used() / self.walking)
 
     def part(self, until: float, spent: int, most: float = math.inf) -> Callable[[int], float]:
-        """A function that tells, after a number of further steps, which fraction is used up of a part that begins now, and lasts
-        until so much of all is used up, but ``most`` steps."""
+        """A function that tells, after a number of further steps, which fraction of a part is used up.
+
+        The part begins now. It ends when the fraction ``until`` of the whole is used up, or after ``most`` steps.
+        """
         since = self.used(spent)
 
         def used(taken: int) -> float:

@@ -162,7 +162,7 @@ def test_only_a_nodes_key_gives_names_and_only_nodes_names(door: Door) -> None:
 
 
 def test_revoking_a_name_cuts_its_whole_machine_off(door: Door) -> None:
-    """The key is what is not trusted any more."""
+    """What is no longer trusted is the key, whatever name it uses."""
     door.invite(uses=2)
     for name, key in (("a", "a"), ("a-2", "a"), ("b", "b")):
         door.enrol(name, key=key)

@@ -177,7 +177,7 @@ def test_nobody_is_busy_for_longer_than_a_maximum_flow_demands() -> None:
 
 
 def maximum_flow(nodes: list[Floats], links: list[Floats]) -> float:
-    """The most that passes through all stages, if nodes [members] and links [senders, receivers] let at most so much pass."""
+    """The most that passes through all stages. ``nodes`` [members] and ``links`` [senders, receivers] are what each lets pass."""
     most = np.concatenate([limit.ravel() for limit in links])
     begin = np.cumsum([0, *(limit.size for limit in links)])
     cell = [np.arange(limit.size).reshape(limit.shape) + at for limit, at in zip(links, begin, strict=False)]
