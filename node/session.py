@@ -59,6 +59,7 @@ from dtfm.protos.control_pb2 import (
 from dtfm.protos.credentials import Identity
 from dtfm.protos.enrolment import Entry, NotAdmitted, refusal_in
 from dtfm.protos.health import answering
+from dtfm.protos.proof import is_let_in
 
 log = logging.getLogger(__name__)
 Argument = TypeVar("Argument")
@@ -271,9 +272,12 @@ class Session:
         heartbeat: asyncio.Task[None] | None = None
         async with opened.channel(self._lease) as channel:
             stub = control_pb2_grpc.CoordinatorStub(channel)  # type: ignore[no-untyped-call]
-            stream = stub.Join(self._messages(), metadata=opened.metadata)
+            let_in = asyncio.Event()
+            stream = stub.Join(self._messages(let_in), metadata=opened.metadata)
             self._hang_up = stream.cancel
             try:
+                if is_let_in(await stream.initial_metadata()):
+                    let_in.set()
                 async for message in stream:
                     answered = True
                     if message.WhichOneof("message") == "welcome" and heartbeat is None:
@@ -383,8 +387,9 @@ class Session:
             if count % IDLE_BEATS == 0 and self._settings.relay != Hello.ONLY:
                 self._trainer.time_again()
 
-    async def _messages(self) -> AsyncIterator[NodeMessage]:
+    async def _messages(self, let_in: asyncio.Event) -> AsyncIterator[NodeMessage]:
         outgoing = self._outgoing
+        await let_in.wait()  # a write that meets a refusal would turn its status into grpc's INTERNAL
         while True:
             message = await outgoing.get()
             yield message

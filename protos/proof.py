@@ -17,6 +17,9 @@ Metadata = tuple[tuple[str, str], ...]
 
 CLOCKS_APART = timedelta(minutes=5)
 """How far two machines' clocks may differ (as in Kerberos, RFC 4120)."""
+LET_IN: Metadata = (("dtfm-let-in", "1"),)
+"""What the coordinator sends first on a stream that it lets a caller open. The caller sends nothing before: gRPC replaces the
+status of a refusal that meets a message by its own INTERNAL."""
 MOST_CHARACTERS = 2048
 _SCHEME = "Bearer "
 
@@ -33,6 +36,11 @@ def proof(key: bytes, name: str, pin: bytes, now: float | None = None) -> Metada
     """The metadata of a call by ``name``, whose ``key`` (PEM) it is, to the coordinator whose authority has this ``pin``."""
     claims = {"sub": name, "aud": pin.hex(), "iat": int(time.time() if now is None else now)}
     return (("authorization", _SCHEME + jwt.encode(claims, key.decode(), algorithm="ES256")),)
+
+
+def is_let_in(initial_metadata: Iterable[tuple[str, str | bytes]] | None) -> bool:
+    """Whether the coordinator lets the caller open the stream; otherwise the stream ends with a refusal."""
+    return any(entry == LET_IN[0] for entry in initial_metadata or ())
 
 
 def claimed_name(metadata: Iterable[tuple[str, str | bytes]] | None) -> tuple[str, str]:

@@ -23,6 +23,7 @@ from dtfm.coordinator.view.published import published
 from dtfm.protos import control_pb2 as wire
 from dtfm.protos import control_pb2_grpc
 from dtfm.protos.candidates import seen_at
+from dtfm.protos.proof import LET_IN
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -52,6 +53,7 @@ class Joins(control_pb2_grpc.CoordinatorServicer):
 
     async def Join(self, requests: AsyncIterator[wire.NodeMessage], context: Context) -> None:
         caller = await self._gate.admit(context, "Join")
+        await context.send_initial_metadata(LET_IN)  # the caller sends nothing before
         address = seen_at(context.peer())
         seen = "" if address is None or address.is_loopback else str(address)
         await self._streams.serve(requests, context.write, caller, seen)

@@ -20,7 +20,7 @@ from dtfm.protos.connection import open_channel
 from dtfm.protos.credentials import public_key, to_coordinator
 from dtfm.protos.enrolment import refusal_in
 from dtfm.protos.invitation import read_invitation
-from dtfm.protos.proof import CLOCKS_APART, Metadata, proof
+from dtfm.protos.proof import CLOCKS_APART, Metadata, is_let_in, proof
 from tests.coordinator.fake_node import enrolment
 from tests.coordinator.script import hello
 from tests.coordinator.serving import Served, serving
@@ -32,7 +32,8 @@ Call = Callable[[grpc.aio.Channel, Metadata], Awaitable[Any]]
 async def join(channel: grpc.aio.Channel, metadata: Metadata) -> None:
     stub = control_pb2_grpc.CoordinatorStub(channel)  # type: ignore[no-untyped-call]
     call = stub.Join(metadata=metadata)
-    await call.write(hello("node"))
+    if is_let_in(await call.initial_metadata()):
+        await call.write(hello("node"))
     if await call.read() is grpc.aio.EOF:
         raise AssertionError(f"it ended without an answer: {await call.code()}")
     call.cancel()
