@@ -13,10 +13,28 @@ class Precision(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     FP32: _ClassVar[Precision]
     BF16: _ClassVar[Precision]
     FP64: _ClassVar[Precision]
+
+class ActivationCheckpointing(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    CHECKPOINTING_AUTO: _ClassVar[ActivationCheckpointing]
+    CHECKPOINTING_NONE: _ClassVar[ActivationCheckpointing]
+    CHECKPOINTING_LAYER: _ClassVar[ActivationCheckpointing]
+
+class OptimizerState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    OPTIMIZER_STATE_AUTO: _ClassVar[OptimizerState]
+    OPTIMIZER_STATE_DEVICE: _ClassVar[OptimizerState]
+    OPTIMIZER_STATE_HOST: _ClassVar[OptimizerState]
 PRECISION_UNSPECIFIED: Precision
 FP32: Precision
 BF16: Precision
 FP64: Precision
+CHECKPOINTING_AUTO: ActivationCheckpointing
+CHECKPOINTING_NONE: ActivationCheckpointing
+CHECKPOINTING_LAYER: ActivationCheckpointing
+OPTIMIZER_STATE_AUTO: OptimizerState
+OPTIMIZER_STATE_DEVICE: OptimizerState
+OPTIMIZER_STATE_HOST: OptimizerState
 
 class Run(_message.Message):
     __slots__ = ("name", "id", "seed", "model", "data", "train", "network", "lease_seconds", "checkpoint")
@@ -43,7 +61,7 @@ class Run(_message.Message):
         evaluation_fraction: float
         def __init__(self, source: _Optional[str] = ..., tokenizer: _Optional[str] = ..., sequence_length: _Optional[int] = ..., text_field: _Optional[str] = ..., evaluation_fraction: _Optional[float] = ...) -> None: ...
     class Train(_message.Message):
-        __slots__ = ("steps", "global_batch", "micro_batch", "learning_rate", "warmup_steps", "final_learning_rate_fraction", "weight_decay", "beta1", "beta2", "epsilon", "clip_norm", "precision", "evaluate_every", "evaluation_samples")
+        __slots__ = ("steps", "global_batch", "micro_batch", "learning_rate", "warmup_steps", "final_learning_rate_fraction", "weight_decay", "beta1", "beta2", "epsilon", "clip_norm", "precision", "evaluate_every", "evaluation_samples", "activation_checkpointing", "optimizer_state")
         STEPS_FIELD_NUMBER: _ClassVar[int]
         GLOBAL_BATCH_FIELD_NUMBER: _ClassVar[int]
         MICRO_BATCH_FIELD_NUMBER: _ClassVar[int]
@@ -58,6 +76,8 @@ class Run(_message.Message):
         PRECISION_FIELD_NUMBER: _ClassVar[int]
         EVALUATE_EVERY_FIELD_NUMBER: _ClassVar[int]
         EVALUATION_SAMPLES_FIELD_NUMBER: _ClassVar[int]
+        ACTIVATION_CHECKPOINTING_FIELD_NUMBER: _ClassVar[int]
+        OPTIMIZER_STATE_FIELD_NUMBER: _ClassVar[int]
         steps: int
         global_batch: int
         micro_batch: int
@@ -72,7 +92,9 @@ class Run(_message.Message):
         precision: Precision
         evaluate_every: int
         evaluation_samples: int
-        def __init__(self, steps: _Optional[int] = ..., global_batch: _Optional[int] = ..., micro_batch: _Optional[int] = ..., learning_rate: _Optional[float] = ..., warmup_steps: _Optional[int] = ..., final_learning_rate_fraction: _Optional[float] = ..., weight_decay: _Optional[float] = ..., beta1: _Optional[float] = ..., beta2: _Optional[float] = ..., epsilon: _Optional[float] = ..., clip_norm: _Optional[float] = ..., precision: _Optional[_Union[Precision, str]] = ..., evaluate_every: _Optional[int] = ..., evaluation_samples: _Optional[int] = ...) -> None: ...
+        activation_checkpointing: ActivationCheckpointing
+        optimizer_state: OptimizerState
+        def __init__(self, steps: _Optional[int] = ..., global_batch: _Optional[int] = ..., micro_batch: _Optional[int] = ..., learning_rate: _Optional[float] = ..., warmup_steps: _Optional[int] = ..., final_learning_rate_fraction: _Optional[float] = ..., weight_decay: _Optional[float] = ..., beta1: _Optional[float] = ..., beta2: _Optional[float] = ..., epsilon: _Optional[float] = ..., clip_norm: _Optional[float] = ..., precision: _Optional[_Union[Precision, str]] = ..., evaluate_every: _Optional[int] = ..., evaluation_samples: _Optional[int] = ..., activation_checkpointing: _Optional[_Union[ActivationCheckpointing, str]] = ..., optimizer_state: _Optional[_Union[OptimizerState, str]] = ...) -> None: ...
     class Network(_message.Message):
         __slots__ = ("activations", "gradients", "reduction")
         ACTIVATIONS_FIELD_NUMBER: _ClassVar[int]
@@ -110,43 +132,62 @@ class Run(_message.Message):
     def __init__(self, name: _Optional[str] = ..., id: _Optional[str] = ..., seed: _Optional[int] = ..., model: _Optional[_Union[Run.Model, _Mapping]] = ..., data: _Optional[_Union[Run.Data, _Mapping]] = ..., train: _Optional[_Union[Run.Train, _Mapping]] = ..., network: _Optional[_Union[Run.Network, _Mapping]] = ..., lease_seconds: _Optional[float] = ..., checkpoint: _Optional[_Union[Run.Checkpoint, _Mapping]] = ...) -> None: ...
 
 class Workload(_message.Message):
-    __slots__ = ("layers", "micro_batches", "optimizer_bytes_per_parameter_byte", "own_bytes_per_parameter_byte")
+    __slots__ = ("layers", "micro_batches", "optimizer_bytes_per_parameter_byte", "own_bytes_per_parameter_byte", "copy_bytes_per_parameter_byte", "activation_checkpointing", "optimizer_state")
     class Layer(_message.Message):
-        __slots__ = ("name", "forward_flops", "parameter_bytes", "activation_bytes")
+        __slots__ = ("name", "forward_flops", "parameter_bytes", "activation_bytes", "kept_bytes", "working_bytes")
         NAME_FIELD_NUMBER: _ClassVar[int]
         FORWARD_FLOPS_FIELD_NUMBER: _ClassVar[int]
         PARAMETER_BYTES_FIELD_NUMBER: _ClassVar[int]
         ACTIVATION_BYTES_FIELD_NUMBER: _ClassVar[int]
+        KEPT_BYTES_FIELD_NUMBER: _ClassVar[int]
+        WORKING_BYTES_FIELD_NUMBER: _ClassVar[int]
         name: str
         forward_flops: float
         parameter_bytes: int
         activation_bytes: int
-        def __init__(self, name: _Optional[str] = ..., forward_flops: _Optional[float] = ..., parameter_bytes: _Optional[int] = ..., activation_bytes: _Optional[int] = ...) -> None: ...
+        kept_bytes: int
+        working_bytes: int
+        def __init__(self, name: _Optional[str] = ..., forward_flops: _Optional[float] = ..., parameter_bytes: _Optional[int] = ..., activation_bytes: _Optional[int] = ..., kept_bytes: _Optional[int] = ..., working_bytes: _Optional[int] = ...) -> None: ...
     LAYERS_FIELD_NUMBER: _ClassVar[int]
     MICRO_BATCHES_FIELD_NUMBER: _ClassVar[int]
     OPTIMIZER_BYTES_PER_PARAMETER_BYTE_FIELD_NUMBER: _ClassVar[int]
     OWN_BYTES_PER_PARAMETER_BYTE_FIELD_NUMBER: _ClassVar[int]
+    COPY_BYTES_PER_PARAMETER_BYTE_FIELD_NUMBER: _ClassVar[int]
+    ACTIVATION_CHECKPOINTING_FIELD_NUMBER: _ClassVar[int]
+    OPTIMIZER_STATE_FIELD_NUMBER: _ClassVar[int]
     layers: _containers.RepeatedCompositeFieldContainer[Workload.Layer]
     micro_batches: int
     optimizer_bytes_per_parameter_byte: float
     own_bytes_per_parameter_byte: float
-    def __init__(self, layers: _Optional[_Iterable[_Union[Workload.Layer, _Mapping]]] = ..., micro_batches: _Optional[int] = ..., optimizer_bytes_per_parameter_byte: _Optional[float] = ..., own_bytes_per_parameter_byte: _Optional[float] = ...) -> None: ...
+    copy_bytes_per_parameter_byte: float
+    activation_checkpointing: ActivationCheckpointing
+    optimizer_state: OptimizerState
+    def __init__(self, layers: _Optional[_Iterable[_Union[Workload.Layer, _Mapping]]] = ..., micro_batches: _Optional[int] = ..., optimizer_bytes_per_parameter_byte: _Optional[float] = ..., own_bytes_per_parameter_byte: _Optional[float] = ..., copy_bytes_per_parameter_byte: _Optional[float] = ..., activation_checkpointing: _Optional[_Union[ActivationCheckpointing, str]] = ..., optimizer_state: _Optional[_Union[OptimizerState, str]] = ...) -> None: ...
 
 class Plan(_message.Message):
     __slots__ = ("generation", "stages", "idle", "boundaries", "takeovers")
     class Stage(_message.Message):
-        __slots__ = ("first_layer", "past_last_layer", "replicas", "in_flight", "loads")
+        __slots__ = ("first_layer", "past_last_layer", "replicas", "in_flight", "loads", "keeping")
         FIRST_LAYER_FIELD_NUMBER: _ClassVar[int]
         PAST_LAST_LAYER_FIELD_NUMBER: _ClassVar[int]
         REPLICAS_FIELD_NUMBER: _ClassVar[int]
         IN_FLIGHT_FIELD_NUMBER: _ClassVar[int]
         LOADS_FIELD_NUMBER: _ClassVar[int]
+        KEEPING_FIELD_NUMBER: _ClassVar[int]
         first_layer: int
         past_last_layer: int
         replicas: _containers.RepeatedScalarFieldContainer[str]
         in_flight: _containers.RepeatedScalarFieldContainer[int]
         loads: _containers.RepeatedScalarFieldContainer[int]
-        def __init__(self, first_layer: _Optional[int] = ..., past_last_layer: _Optional[int] = ..., replicas: _Optional[_Iterable[str]] = ..., in_flight: _Optional[_Iterable[int]] = ..., loads: _Optional[_Iterable[int]] = ...) -> None: ...
+        keeping: _containers.RepeatedCompositeFieldContainer[Plan.Keeping]
+        def __init__(self, first_layer: _Optional[int] = ..., past_last_layer: _Optional[int] = ..., replicas: _Optional[_Iterable[str]] = ..., in_flight: _Optional[_Iterable[int]] = ..., loads: _Optional[_Iterable[int]] = ..., keeping: _Optional[_Iterable[_Union[Plan.Keeping, _Mapping]]] = ...) -> None: ...
+    class Keeping(_message.Message):
+        __slots__ = ("activation_checkpointing", "optimizer_state")
+        ACTIVATION_CHECKPOINTING_FIELD_NUMBER: _ClassVar[int]
+        OPTIMIZER_STATE_FIELD_NUMBER: _ClassVar[int]
+        activation_checkpointing: ActivationCheckpointing
+        optimizer_state: OptimizerState
+        def __init__(self, activation_checkpointing: _Optional[_Union[ActivationCheckpointing, str]] = ..., optimizer_state: _Optional[_Union[OptimizerState, str]] = ...) -> None: ...
     class Boundary(_message.Message):
         __slots__ = ("flows",)
         FLOWS_FIELD_NUMBER: _ClassVar[int]

@@ -14,8 +14,9 @@ class Node:
     """One device that can compute.
 
     ``flops`` is its sustained FLOP/s. ``memory_bytes`` is the memory available to weights, gradients, optimizer state and
-    activations together. ``up`` and ``down`` limit what it sends to and receives from all peers together, in bytes per second;
-    None means as much as its fastest link. Raises ValueError for a number that is not finite and above 0.
+    activations together. ``host_memory_bytes`` is that of the host, for optimizer state alone; None means that the device
+    computes in the host's own memory. ``up`` and ``down`` limit what it sends to and receives from all peers together, in bytes
+    per second; None means as much as its fastest link. Raises ValueError for a number that is not finite and above 0.
     """
 
     id: str
@@ -24,9 +25,10 @@ class Node:
     region: str = ""
     up: float | None = None
     down: float | None = None
+    host_memory_bytes: float | None = None
 
     def __post_init__(self) -> None:
-        for field in ("flops", "memory_bytes", "up", "down"):
+        for field in ("flops", "memory_bytes", "up", "down", "host_memory_bytes"):
             value = getattr(self, field)
             if value is not None and not (math.isfinite(value) and value > 0):
                 raise ValueError(f"node {self.id!r}: {field} is {value}; it must be a finite number above 0")

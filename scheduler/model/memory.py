@@ -1,6 +1,34 @@
-"""The device memory that a stage needs."""
+"""The memory that a stage needs, and how a node may use less of it."""
 
 from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+
+class Checkpointing(enum.StrEnum):
+    """What is kept of a micro-batch between its forward and its backward pass: all that the backward pass needs, or each layer's
+    input, from which the backward pass computes the layer again (Chen et al. 2016, arXiv 1604.06174)."""
+
+    NONE = "none"
+    LAYER = "layer"
+
+
+class OptimizerState(enum.StrEnum):
+    """Where the weights in full precision and AdamW's moments are kept: on the device, or in the host's memory, where AdamW then
+    runs (ZeRO-Offload, arXiv 2101.06840)."""
+
+    DEVICE = "device"
+    HOST = "host"
+
+
+@dataclass(frozen=True, slots=True)
+class Keeping:
+    """How one node keeps what it needs."""
+
+    checkpointing: Checkpointing = Checkpointing.NONE
+    optimizer_state: OptimizerState = OptimizerState.DEVICE
+
 
 KEPT_PER_OUTPUT_BYTE = 16.0
 """Bytes that a layer's forward pass keeps for its backward pass, per byte of its output.

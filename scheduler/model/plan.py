@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
+from dtfm.scheduler.model.memory import Keeping
 from dtfm.scheduler.model.workload import Workload
 
 
@@ -14,13 +15,15 @@ class Stage:
     """Layers [first, past_last) and the replicas, nodes that each hold all of these layers.
 
     ``loads`` are the micro-batches of a step that each replica computes. ``in_flight`` is the largest number of micro-batches
-    that each replica holds between forward and backward; when it is empty, memory.in_flight.
+    that each replica holds between forward and backward; when it is empty, memory.in_flight. ``keeping`` says how each replica
+    keeps what it needs; when it is empty, as Keeping() says.
     """
 
     layers: tuple[int, int]
     replicas: tuple[str, ...]
     loads: tuple[int, ...]
     in_flight: tuple[int, ...] = ()
+    keeping: tuple[Keeping, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,21 +5,33 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from dtfm.scheduler.model.memory import KEPT_PER_OUTPUT_BYTE, Checkpointing, OptimizerState
+
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """One layer. ``forward_flops`` and ``activation_bytes`` (of its output) are per micro-batch; backward costs twice
-    the forward."""
+    """One layer. All but ``parameter_bytes`` are per micro-batch; backward costs twice the forward.
+
+    ``activation_bytes`` are those of its output. ``kept_bytes`` are what its forward pass keeps for its backward pass, its input
+    included; None means KEPT_PER_OUTPUT_BYTE times its output. ``working_bytes`` is the most that either pass allocates for a
+    while on top of that.
+    """
 
     name: str
     forward_flops: float
     parameter_bytes: float
     activation_bytes: float
+    kept_bytes: float | None = None
+    working_bytes: float = 0.0
+
+    @property
+    def kept(self) -> float:
+        return KEPT_PER_OUTPUT_BYTE * self.activation_bytes if self.kept_bytes is None else self.kept_bytes
 
     def __post_init__(self) -> None:
-        for field in ("forward_flops", "parameter_bytes", "activation_bytes"):
+        for field in ("forward_flops", "parameter_bytes", "activation_bytes", "kept_bytes", "working_bytes"):
             value = getattr(self, field)
-            if not (math.isfinite(value) and value >= 0):
+            if value is not None and not (math.isfinite(value) and value >= 0):
                 raise ValueError(f"layer {self.name!r}: {field} is {value}; it must be a finite number, 0 or above")
 
 
@@ -52,7 +64,10 @@ class Workload:
     """Layers in model order. A stage's output is the activation of its last layer.
 
     A node that holds a layer keeps its weights, gradients and optimizer state, and ``own_bytes_per_parameter_byte``
-    more bytes of its own, which need memory and are never transferred.
+    more bytes of its own, which need memory and are never transferred. ``copy_bytes_per_parameter_byte`` is the size of a second
+    copy of the weights, in the precision that is computed with: 0 when that is the precision of the parameters.
+
+    ``checkpointing`` and ``optimizer_state`` are what every node does; None leaves it to the scheduler, node by node.
     """
 
     layers: tuple[Layer, ...]
@@ -60,13 +75,20 @@ class Workload:
     optimizer_bytes_per_parameter_byte: float = 2.0
     paper: PaperCosts | None = None
     own_bytes_per_parameter_byte: float = 0.0
+    copy_bytes_per_parameter_byte: float = 0.0
+    checkpointing: Checkpointing | None = Checkpointing.NONE
+    optimizer_state: OptimizerState | None = OptimizerState.DEVICE
 
     def __post_init__(self) -> None:
         if not self.layers:
             raise ValueError("layers is empty; a workload needs at least one")
         if self.micro_batches < 1:
             raise ValueError(f"micro_batches is {self.micro_batches}; it must be 1 or more")
-        for field in ("optimizer_bytes_per_parameter_byte", "own_bytes_per_parameter_byte"):
+        for field in (
+            "optimizer_bytes_per_parameter_byte",
+            "own_bytes_per_parameter_byte",
+            "copy_bytes_per_parameter_byte",
+        ):
             value = getattr(self, field)
             if not (math.isfinite(value) and value >= 0):
                 raise ValueError(f"{field} is {value}; it must be a finite number, 0 or above")
