@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
+from dtfm.coordinator.log import events as ev
+from dtfm.coordinator.log.ledger import apply
 from dtfm.protos import control_pb2 as wire
 from tests.coordinator.script import LONG, World, training
 
@@ -34,3 +37,11 @@ def caught_up(world: World, node: str, **changes: Any) -> None:
 def report(world: World, node: str, **changes: Any) -> None:
     """The standby has the state as of the last commit, and the gradients of the step in hand as voted in this generation."""
     caught_up(world, node, **{"voted": world.state.ledger.generation, **changes})
+
+
+def share_a_machine(world: World, *nodes: str) -> None:
+    """From now on these nodes have one key, and so does no other node."""
+    for node in nodes:
+        enrolled = ev.Enrolled(node, "node", f"the key of {' and '.join(nodes)}", "")
+        world.log.append(enrolled)
+        world.state = replace(world.state, ledger=apply(world.state.ledger, enrolled))

@@ -1,8 +1,8 @@
 """Snapshots: the run's state after a step, written to a destination.
 
 A checkpoint goes to the run's shared URL, each bucket written by one node, and is whole with its manifest. A snapshot on disks is
-for stages that would otherwise be lost with one node: each node writes all that it trains to its own disk, then others fetch what
-is on one disk alone. It is whole when each part is on two disks, or cannot be; the one before can go then.
+for stages that would otherwise be lost with one machine: each node writes all that it trains to its own disk, then others fetch
+what is on one machine alone. It is whole when each part is on two machines, or cannot be; the one before can go then.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from dtfm.coordinator.core.ending import fail
 from dtfm.coordinator.core.messages import peer_message
 from dtfm.coordinator.core.safekeeping.availability import on_disk, parameter_bytes
 from dtfm.coordinator.core.safekeeping.donors import donors_at_work
-from dtfm.coordinator.core.safekeeping.standby import rests_on_one_node
+from dtfm.coordinator.core.safekeeping.machines import machines, machines_of
+from dtfm.coordinator.core.safekeeping.standby import rests_on_one_machine
 from dtfm.coordinator.core.state import Destination, Layers, Session, SnapshotTally, Standing, State
 from dtfm.coordinator.core.transition import Transition, WriteManifest
 from dtfm.coordinator.core.validation import check_own_layers, check_parts, shorten
@@ -27,7 +28,7 @@ PAUSE_LEASES = 6
 """The least time between two snapshots on disks."""
 
 LOSS_LEASES = 360
-"""How often a stage that rests on one node is taken to be lost: once an hour, where the lease is ten seconds."""
+"""How often a stage that rests on one machine is taken to be lost: once an hour, where the lease is ten seconds."""
 
 TIME_FRACTION = 0.2
 """The largest fraction of the time that snapshots on disks may take, and of the links that carry them meanwhile."""
@@ -64,7 +65,7 @@ def begin(transition: Transition, step: int, checkpoint: bool) -> wire.SnapshotD
         transition.set_safekeeping(transition.state.safekeeping.with_snapshot(tally))
         return wire.CHECKPOINT
     under_way = state.safekeeping.snapshot(Destination.DISKS)
-    if next_on_disks is None or under_way or transition.now < next_on_disks or not rests_on_one_node(state):
+    if next_on_disks is None or under_way or transition.now < next_on_disks or not rests_on_one_machine(state):
         return wire.NO_SNAPSHOT
     longest = max(_state_bytes(state, layers) for layers in writers.values()) / DISK_BANDWIDTH
     tally = SnapshotTally(
@@ -218,7 +219,7 @@ def _continue_checkpoint(transition: Transition, tally: SnapshotTally, node: str
 
 
 def _continue_on_disks(transition: Transition, tally: SnapshotTally) -> None:
-    """Once all is written: what is on one disk alone is fetched by others; once that is there, the snapshot is whole."""
+    """Once all is written: what is on one machine alone is fetched by others; once that is there, the snapshot is whole."""
     state = transition.state
     if tally.writers:
         return
@@ -227,7 +228,11 @@ def _continue_on_disks(transition: Transition, tally: SnapshotTally) -> None:
         return
     fetching = dict(tally.fetching)
     coming = frozenset().union(*fetching.values())
-    single = {bucket: nodes[0] for bucket, nodes in holders.items() if len(nodes) == 1 and bucket not in coming}
+    single = {
+        bucket: nodes[0]
+        for bucket, nodes in holders.items()
+        if len(machines_of(state.ledger, nodes)) == 1 and bucket not in coming
+    }
     fetchers = _fetchers(state, tally, single)
     for node, (buckets, _) in fetchers.items():
         fetching[node] = fetching.get(node, frozenset()) | buckets
@@ -307,16 +312,18 @@ def _to_fetch(state: State, tally: SnapshotTally, holders: Holders, buckets: Col
 def _fetchers(
     state: State, tally: SnapshotTally, single: Mapping[int, str]
 ) -> Mapping[str, tuple[frozenset[int], float]]:
-    """Who fetches which of the buckets that are on one disk alone (``single``: by bucket, its node), and in how many seconds if
-    nothing else fills the links. All of a node's buckets go to the one that will finish first, given its link and its
-    other fetches. Nobody fetches from `donors_at_work`."""
+    """Who fetches which of the buckets that are on one machine alone (``single``: by bucket, a node there), and in how many
+    seconds if nothing else fills the links. All of a node's buckets go to the one on another machine that will finish first,
+    given its link and its other fetches. Nobody fetches from `donors_at_work`."""
+    machine = machines(state.ledger)
     fetchers: dict[str, tuple[frozenset[int], float]] = {}
     load: dict[str, float] = {}
     for holder in sorted(set(single.values()) - donors_at_work(state)):
         buckets = frozenset(bucket for bucket, node in single.items() if node == holder)
         size = sum(tally.parts[bucket].size_bytes for bucket in buckets)
-        row, staying = state.ledger.links.get(holder, {}), state.ledger.staying
-        links = {n: row[n].bandwidth for n in staying if n in row and n != holder and n not in tally.unable}
+        row = state.ledger.links.get(holder, {})
+        elsewhere = [n for n in state.ledger.staying if machine[n] != machine.get(holder, holder)]
+        links = {n: row[n].bandwidth for n in elsewhere if n in row and n not in tally.unable}
         seconds = {node: (load.get(node, 0.0) + size) / bandwidth for node, bandwidth in links.items() if bandwidth}
         if seconds:
             node = min(seconds, key=lambda n: (seconds[n], n))

@@ -1,5 +1,5 @@
 """Standbys: nodes that copy state while others train it, and keep up. A node becomes one to prepare for the chosen plan, to take
-over if a replica is lost, or beside its own work, where a stage has a single replica. Like learners in Raft, standbys do not
+over if a replica is lost, or beside its own work, where a stage rests on one machine. Like learners in Raft, standbys do not
 vote."""
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from dtfm.coordinator.core.safekeeping.availability import (
     step_of,
 )
 from dtfm.coordinator.core.safekeeping.donors import fastest_donors
+from dtfm.coordinator.core.safekeeping.machines import machines, machines_of
 from dtfm.coordinator.core.state import Arrangement, Layers, Session, Standby, State, Stepping
 from dtfm.coordinator.core.timeouts import COMMIT_WAIT_LEASES
 from dtfm.coordinator.core.transition import Transition
@@ -93,13 +94,14 @@ def commit_patience(state: State) -> float:
 
 
 def commit_waits_for(state: State) -> frozenset[str]:
-    """The standbys that a commit waits for, once all have voted: for each stage whose new state only one node would have,
+    """The standbys that a commit waits for, once all have voted: for each stage whose new state only one machine would have,
     its standbys that have kept up. One of them is enough."""
     assert state.ledger.plan is not None
     waits_for: set[str] = set()
     for stage in state.ledger.plan.stages:
-        if len(stage.replicas) == 1 and not _with_next_step(state, stage):
-            waits_for |= keeping_up(state, stage)
+        with_next_step, kept_up = _with_next_step(state, stage), keeping_up(state, stage)
+        if not (useful := _outliving(state, stage, with_next_step | kept_up)) & with_next_step:
+            waits_for |= useful & kept_up
     return frozenset(waits_for)
 
 
@@ -110,10 +112,13 @@ def next_step_survives(state: State) -> bool:
     return all(not ready.isdisjoint(s.replicas) or _with_next_step(state, s) for s in state.ledger.plan.stages)
 
 
-def rests_on_one_node(state: State) -> bool:
-    """Whether some stage's state is with one node alone: it has a single replica, and no standby keeps up."""
+def rests_on_one_machine(state: State) -> bool:
+    """Whether some stage's state is on one machine alone: all its replicas are there, and no standby elsewhere keeps up."""
     assert state.ledger.plan is not None
-    return any(len(stage.replicas) == 1 and not keeping_up(state, stage) for stage in state.ledger.plan.stages)
+    return any(
+        len(machines_of(state.ledger, keeping_up(state, stage).union(stage.replicas))) == 1
+        for stage in state.ledger.plan.stages
+    )
 
 
 def keeping_up(state: State, stage: Stage) -> frozenset[str]:
@@ -173,32 +178,46 @@ def promote(transition: Transition) -> None:
 
 def wanted_standbys(state: State) -> Mapping[str, Layers]:
     """The layers of which each node should be a standby: what it lacks for the chosen plan; otherwise, if it is idle, those of
-    the stage with the fewest replicas and standbys; and for stages that are left with one replica alone, a neighbour whose link
-    allows it."""
-    plan, chosen = state.ledger.plan, state.planner.chosen
+    the stage whose replicas and standbys are on the fewest machines, its own not among them if possible; and for stages that are
+    left on one machine alone, a neighbour whose link allows it."""
+    plan, chosen, machine = state.ledger.plan, state.planner.chosen, machines(state.ledger)
     assert plan is not None
     wanted = _lacking(state, chosen.plan) if chosen is not None else {}
-    redundancy = {stage.layers: len(stage.replicas) for stage in plan.stages}
-    most = {layers: replicas + MOST_IDLE_STANDBYS for layers, replicas in redundancy.items()}
+    copies = {stage.layers: list(stage.replicas) for stage in plan.stages}
+    most = {layers: len(replicas) + MOST_IDLE_STANDBYS for layers, replicas in copies.items()}
+    on = {layers: set(machines_of(state.ledger, replicas)) for layers, replicas in copies.items()}
     for node in state.ledger.staying:
         if node in plan.nodes or node in wanted:
             continue
         memory = state.ledger.members[node].device.memory_bytes
         fitting = [
             layers
-            for layers in redundancy
-            if redundancy[layers] < most[layers]
+            for layers in copies
+            if len(copies[layers]) < most[layers]
             and _kept_bytes(state, layers) <= memory
             and _can_follow(state, node, layers)
         ]
         if fitting:
-            wanted[node] = min(fitting, key=lambda layers: (redundancy[layers], layers))
-            redundancy[wanted[node]] += 1
+            wanted[node] = layers = min(
+                fitting, key=lambda layers: (machine[node] in on[layers], len(on[layers]), len(copies[layers]), layers)
+            )
+            copies[layers].append(node)
+            on[layers].add(machine[node])
     if chosen is None:
         for stage in plan.stages:
-            if redundancy[stage.layers] == 1 and (neighbour := _neighbour(state, plan, stage, wanted)):
+            if len(on[stage.layers]) == 1 and (neighbour := _neighbour(state, plan, stage, wanted)):
                 wanted[neighbour] = stage.layers
     return wanted
+
+
+def _outliving(state: State, stage: Stage, standbys: frozenset[str]) -> frozenset[str]:
+    """Those of the ``standbys`` of ``stage`` that keep its state if its only machine is lost, or, if none does, its only replica.
+    None is needed where its replicas are on several machines."""
+    here = machines_of(state.ledger, stage.replicas)
+    if len(here) > 1:
+        return frozenset()
+    elsewhere = frozenset(node for node in standbys if here.isdisjoint(machines_of(state.ledger, [node])))
+    return elsewhere or (standbys if len(stage.replicas) == 1 else frozenset())
 
 
 def _with_next_step(state: State, stage: Stage) -> frozenset[str]:
@@ -221,24 +240,27 @@ def _was_in_time(state: State, standby: Standby) -> bool:
 
 
 def _neighbour(state: State, plan: Plan, stage: Stage, busy: Container[str]) -> str:
-    """The node that becomes a standby of ``stage`` beside its own work: the one to which the only replica has the fastest link,
-    if that link carries a step's gradients in COMMIT_WAIT_FRACTION of a step, and half the node's memory is enough for both.
+    """The node that becomes a standby of ``stage``, whose replicas are on one machine, beside its own work: of the nodes on other
+    machines the one to which a replica has the fastest link, if that link carries a step's gradients in COMMIT_WAIT_FRACTION of a
+    step, and half the node's memory is enough for both. For a single replica also one on its own machine, if there is no other.
     Empty: there is none."""
     ledger = state.ledger
     if ledger.step_seconds is None:
         return ""
-    (replica,) = stage.replicas
+    here = machines_of(ledger, stage.replicas)
     slowest = parameter_bytes(state, stage.layers) / (COMMIT_WAIT_FRACTION * max(ledger.step_seconds, 1e-3))
     candidates = []
     for other in plan.stages:
         for node in other.replicas:
-            link = ledger.links.get(replica, {}).get(node)
-            if node == replica or node in busy or node not in ledger.staying or link is None:
+            beside = machines_of(ledger, [node]) == here
+            if other is stage or node in busy or node not in ledger.staying or (beside and len(stage.replicas) > 1):
                 continue
+            rows = (ledger.links.get(replica, {}) for replica in stage.replicas)
+            fastest = max((row[node].bandwidth for row in rows if node in row), default=0.0)
             memory = 2 * (_kept_bytes(state, other.layers) + _kept_bytes(state, stage.layers))
-            if link.bandwidth >= slowest and memory <= ledger.members[node].device.memory_bytes:
-                candidates.append((-link.bandwidth, node))
-    return min(candidates)[1] if candidates else ""
+            if fastest >= slowest and memory <= ledger.members[node].device.memory_bytes:
+                candidates.append((beside, -fastest, node))
+    return min(candidates)[2] if candidates else ""
 
 
 def _kept_bytes(state: State, layers: Layers) -> float:
