@@ -244,7 +244,10 @@ def doctor(
 
     try:
         entry = Entry(coordinator, [Role.NODE], "doctor") if coordinator else None
-        facing, behind_nat = _place_on_the_net(entry) if entry is not None else ("", False)
+        try:
+            facing, behind_nat = _place_on_the_net(entry) if entry is not None else ("", False)
+        except NoWayThere:
+            facing, behind_nat = "", False  # one of the findings
         listen = listen or (_usual_listen(facing) if facing else "0.0.0.0:0")
         read_address(listen)
         place = Place(
@@ -397,15 +400,19 @@ def _cache() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dtfm"
 
 
+class NoWayThere(ValueError):
+    """The coordinator's name cannot be resolved, or nothing leads to its address."""
+
+
 def _place_on_the_net(coordinator: Entry) -> tuple[str, bool]:
     """This machine's address that faces the coordinator, and whether this one is behind NAT. The coordinator's first address
     counts that there is a way to, one on loopback only if it has no other: then others are elsewhere. Sends nothing. Raises
-    ValueError."""
-    facing, problem = [], ValueError("the coordinator has no address")
+    NoWayThere."""
+    facing, problem = [], NoWayThere("the coordinator has no address")
     for address in coordinator.leads_to[0]:
         try:
             facing.append(_facing(read_address(address)[0]))
-        except ValueError as error:
+        except NoWayThere as error:
             problem = error
     if not facing:
         raise problem
@@ -420,14 +427,14 @@ def _is_behind_nat(facing: str, there: str) -> bool:
 
 
 def _facing(host: str) -> tuple[str, str]:
-    """The local address from which ``host`` is reached, and the host's own."""
+    """The local address from which ``host`` is reached, and the host's own. Raises NoWayThere."""
     try:
         family, _, _, _, address = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
             probe.connect(address)
             local = probe.getsockname()[0]
     except OSError as error:
-        raise ValueError(
+        raise NoWayThere(
             f"{host!r} cannot be resolved or reached ({error}); is the coordinator's address right?"
         ) from None
     return str(local).partition("%")[0], str(address[0]).partition("%")[0]

@@ -160,7 +160,10 @@ async def look_at_coordinator(entry: Entry) -> list[Finding]:
             found = [Finding("coordinator", True, f"{address} answers, and is the one that was named")]
     except ConnectionError as error:
         ports = " or ".join(dict.fromkeys(str(read_address(each)[1]) for each in addresses))
-        fix = f"is `dtfm-coordinator serve --listen 0.0.0.0:{ports}` running there, and TCP port {ports} open in its firewall?"
+        fix = (
+            f"is this the right address, `dtfm-coordinator serve --listen 0.0.0.0:{ports}` running there, and TCP port {ports} "
+            "open in its firewall?"
+        )
         return [Finding("coordinator", False, f"{' or '.join(addresses)}: {error}", fix)]
     except PermissionError as error:
         return [Finding("coordinator", False, str(error), "ask for a new invitation")]

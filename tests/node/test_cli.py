@@ -47,7 +47,7 @@ def test_a_node_faces_its_coordinator_where_others_may_reach_them(
 ) -> None:
     def faces(host: str) -> tuple[str, str]:
         if host.startswith("10."):
-            raise ValueError(f"{host} cannot be reached")
+            raise cli.NoWayThere(f"{host} cannot be reached")
         return "127.0.0.1" if host == "127.0.0.1" else "192.168.1.7", host
 
     monkeypatch.setattr(cli, "_facing", faces)
@@ -81,7 +81,19 @@ def test_the_doctor_names_what_is_wrong_with_the_fix_and_exits_1() -> None:
     assert "127.0.0.1:1: " in findings["coordinator"]["finding"]
     assert "dtfm-coordinator serve --listen 0.0.0.0:1" in findings["coordinator"]["fix"]
     people = CliRunner().invoke(app, ["doctor", "127.0.0.1:1", "--device", "cpu"])
-    assert "To fix:\n  1. coordinator: is `dtfm-coordinator serve --listen 0.0.0.0:1`" in people.stdout
+    assert (
+        "To fix:\n  1. coordinator: is this the right address, `dtfm-coordinator serve --listen 0.0.0.0:1`"
+        in people.stdout
+    )
+
+
+def test_a_name_that_cannot_be_resolved_is_one_finding_of_the_doctors() -> None:
+    result = CliRunner().invoke(app, ["doctor", "nosuch.invalid:7400", "--device", "cpu", "--json"])
+    assert result.exit_code == 1
+    findings = {f["check"]: f for f in map(json.loads, result.stdout.splitlines())}
+    assert findings["coordinator"]["good"] is False
+    assert "nosuch.invalid:7400: " in findings["coordinator"]["finding"]
+    assert findings["listen"]["good"]
 
 
 def test_the_doctor_passes_a_sound_machine() -> None:
