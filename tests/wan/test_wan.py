@@ -156,6 +156,7 @@ def test_no_network_outlives_the_process_that_started_it(number: signal.Signals)
         import signal, numpy
         from dtfm.scheduler.model.cluster import Cluster, Node
         from tests.wan.wan import Wan
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
         with Wan(Cluster((Node("n0", 1, 1),), numpy.zeros((1, 1)), numpy.zeros((1, 1)))) as wan:
             print(wan._emulator.pid, wan.run("n0", {WAIT!r}).pid, flush=True)
             signal.pause()
