@@ -63,8 +63,8 @@ class What:
     part: int = 0
 
 
-#: A tensor's header, its encoded bytes, and how many bytes were reserved for it.
-_Item = tuple[Header, memoryview, int]
+#: A tensor's header and its encoded bytes.
+_Item = tuple[Header, memoryview]
 
 
 class _Lane:
@@ -115,7 +115,7 @@ class _Lane:
 
     def clear(self) -> None:
         while not self.queue.empty():
-            self.done(self.queue.get_nowait()[2])
+            self.done(len(self.queue.get_nowait()[1]))
 
     def close(self) -> None:
         self._closed = True
@@ -218,7 +218,8 @@ class Sender:
                 self._loop.call_soon_threadsafe(self._on_lost, destination, what.generation, why)
                 lane.release(size)
                 raise
-            self._queue(lane, what, encoded, tensor.numel(), tensor.dtype, size)
+            lane.release(size - len(encoded.data))  # the lane's room is of bytes that wait for the link
+            self._queue(lane, what, encoded, tensor.numel(), tensor.dtype)
             return encoded
 
         return self._encoder.submit(encode_and_queue)
@@ -227,7 +228,7 @@ class Sender:
         """As `send`, of bytes that are encoded already, so that several peers get the same ones."""
         lane = self._lanes[destination, _RANKS[what.kind]]
         lane.reserve(len(encoded.data), lambda: self._closed)
-        self._queue(lane, what, encoded, elements, dtype, len(encoded.data))
+        self._queue(lane, what, encoded, elements, dtype)
 
     async def close(self) -> None:
         self.interrupt("the node is stopping")
@@ -235,9 +236,7 @@ class Sender:
             await self._disconnect(node)
         self._encoder.shutdown()
 
-    def _queue(
-        self, lane: _Lane, what: What, encoded: Encoded, elements: int, dtype: torch.dtype, reserved: int
-    ) -> None:
+    def _queue(self, lane: _Lane, what: What, encoded: Encoded, elements: int, dtype: torch.dtype) -> None:
         header = Header(
             what.kind,
             encoded.codec,
@@ -249,7 +248,7 @@ class Sender:
             elements,
             len(encoded.data),
         )
-        self._loop.call_soon_threadsafe(lane.put, (header, encoded.data, reserved))
+        self._loop.call_soon_threadsafe(lane.put, (header, encoded.data))
 
     async def _warm_up(self, node: str, size: int, lease: float) -> None:
         channel = self._channels[node]
@@ -295,7 +294,7 @@ class Sender:
 
     async def _pump(self, call: Any, lane: _Lane, item: _Item) -> None:
         while True:
-            header, encoded, size = item
+            header, encoded = item
             try:
                 if header.generation == self._generation:
                     lane.carried = header.generation
@@ -305,7 +304,7 @@ class Sender:
                             await call.write(frame)
                             await lane.written(time.monotonic() - began)
             finally:
-                lane.done(size)
+                lane.done(len(encoded))
             item = await lane.queue.get()
 
 
