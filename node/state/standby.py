@@ -20,7 +20,7 @@ from dtfm.node.host.dialling import Dialler
 from dtfm.node.host.trace import ExtraMemory, note_memory
 from dtfm.node.model.bucket import Bucket, BucketSpec, bucket_bytes
 from dtfm.node.model.optimizer import adamw
-from dtfm.node.model.precision import run_dtype
+from dtfm.node.state.gathered import Gathered
 from dtfm.node.state.state_store import NORM
 from dtfm.protos.control_pb2 import Commit, Peer
 from dtfm.protos.frame import FrameError, FrameProblem, Header, Kind, parse
@@ -50,8 +50,8 @@ class _Copy:
     ``step`` is the step that it is as of, None while that is not whole; ``newest`` the step that its donor is at. ``donors``
     are those that are not given up; ``donor`` is the one in use, and ``started`` whether its state has come, so that steps
     follow. ``have`` is the number of bytes received of the present tensor, which are in ``received``, or, while the bucket is
-    ``empty``, in the bucket itself. ``voted`` has the generation and gradients of the next step, which may yet be aborted.
-    ``applied`` is the last step whose update has begun here, ``applying`` that update.
+    ``empty``, in ``arriving``, which fills the bucket itself. ``voted`` has the generation and gradients of the next step, which
+    may yet be aborted. ``applied`` is the last step whose update has begun here, ``applying`` that update.
     """
 
     bucket: Bucket
@@ -66,6 +66,10 @@ class _Copy:
     voted: tuple[int, bytearray] | None = None
     applied: int = 0
     applying: asyncio.Future[None] | None = None
+    arriving: Gathered = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.arriving = Gathered(self.bucket.load)
 
 
 class StandbyCopies:
@@ -78,18 +82,17 @@ class StandbyCopies:
     def __init__(
         self,
         run: Run,
-        device: torch.device,
-        donors: Mapping[BucketSpec, Sequence[Peer]],
+        copied: Sequence[tuple[Bucket, Sequence[Peer]]],
         dialler: Dialler,
         tell: Tell,
     ) -> None:
-        dtype = run_dtype(run)
+        """``copied``: the buckets to fill, each with its donors."""
         self._run = run
         self.dialler = dialler
         self._tell = tell
         self._told: StandbyStatus | None = None
-        note_memory(ExtraMemory.STANDBY, sum(bucket_bytes(spec, dtype) for spec in donors))
-        self._copies = {spec.index: _Copy(Bucket(spec, device, dtype), list(peers)) for spec, peers in donors.items()}
+        self._copies = {bucket.spec.index: _Copy(bucket, list(donors)) for bucket, donors in copied}
+        self._note_memory()
         self._problem = ""
         self._changed = asyncio.Condition()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -195,6 +198,7 @@ class StandbyCopies:
                 copy.started = False  # the copy stays good while no further step is applied
                 copy.have = 0
                 copy.received.clear()
+                copy.arriving.begin_again()
                 copy.donors = [peer for peer in copy.donors if peer.node != donor.node]
             self._changed.notify_all()
         self._ask(indices)
@@ -215,13 +219,14 @@ class StandbyCopies:
         if (header.step, header.total, header.offset) != wanted:
             raise FrameError(FrameProblem.UNEXPECTED, f"{header.kind.name} {header.index} of step {header.step}")
         if copy.empty:
-            copy.bucket.load(payload, header.offset)
+            await copy.arriving.add(payload)
         else:
             copy.received += payload
             self._note_memory()
         copy.have += len(payload)
         if copy.have < header.total:
             return
+        await copy.arriving.flush()
         copy.have, whole, copy.received = 0, copy.received, bytearray()
         match header.kind:
             case Kind.STATE:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 import torch
 
 from dtfm.node.host.dialling import Dialler
 from dtfm.node.model.bucket import Bucket, BucketSpec
 from dtfm.node.model.loaded_run import LoadedRun
+from dtfm.node.model.precision import run_dtype
 from dtfm.node.state.standby import StandbyCopies, StandbyStatus
 from dtfm.protos.control_pb2 import Commit, NodeMessage, Peer, Standby, StandbyProgress
 
@@ -48,10 +49,17 @@ class StandbyRole:
                 tell(StandbyStatus(0))  # everything wanted is trained here
                 return
             try:
-                self._copies = StandbyCopies(loaded.run, self._device, donors, loaded.dialler, tell)
+                # In a thread: a GPU that is computing may make it wait.
+                copied = await asyncio.to_thread(self._empty_buckets, loaded, donors)
+                self._copies = StandbyCopies(loaded.run, copied, loaded.dialler, tell)
             except Exception as error:  # out of memory, for one: the coordinator waits for an answer
                 log.exception("layers %d-%d cannot be copied", wanted.first_layer, wanted.past_last_layer - 1)
                 tell(StandbyStatus(0, problem=f"{type(error).__name__}: {error}"))
+
+    def _empty_buckets(
+        self, loaded: LoadedRun, donors: Mapping[BucketSpec, Sequence[Peer]]
+    ) -> list[tuple[Bucket, Sequence[Peer]]]:
+        return [(Bucket(spec, self._device, run_dtype(loaded.run)), peers) for spec, peers in donors.items()]
 
     def renew(self, dialler: Dialler) -> None:
         """Asks donors by this one from now on. From any thread."""

@@ -14,6 +14,7 @@ import grpc.aio
 
 from dtfm.node.host.dialling import Dialler
 from dtfm.node.host.trace import Activity, span
+from dtfm.node.state.gathered import Gathered, Take
 from dtfm.protos.control_pb2 import Peer
 from dtfm.protos.frame import FrameError, FrameProblem, Kind, parse
 from dtfm.protos.peer_pb2 import StateRequest
@@ -33,14 +34,14 @@ async def no_check() -> str:
 class Wanted:
     """A bucket's state of ``size_bytes``, from the memory of any of ``donors`` or, with ``from_snapshot``, from their disks.
 
-    ``take`` gets each piece with its offset. At the end ``finish`` returns what is wrong with the whole, in which case it is
-    fetched again from another donor; empty: nothing.
+    ``take`` gets the pieces, in a thread (see Gathered). At the end ``finish`` returns what is wrong with the whole, in which
+    case it is fetched again from another donor; empty: nothing.
     """
 
     bucket: int
     size_bytes: int
     donors: Sequence[Peer]
-    take: Callable[[memoryview, int], None]
+    take: Take
     finish: Callable[[], Awaitable[str]] = no_check
     from_snapshot: bool = False
 
@@ -119,27 +120,33 @@ async def _fetch_one(
     silence: _Silence,
 ) -> None:
     """Fetches one bucket from the first of ``donors`` that has it."""
-    have, until = 0, math.inf  # until: when to give up unless something comes before
+    come, until = Gathered(wanted.take), math.inf  # until: when to give up unless something comes before
     gave: list[Peer] = []  # the donors of the bytes received so far
     problem = "no node has it"
     while donors and time.monotonic() < until:
         for donor in list(donors):
             request = StateRequest(
-                generation=generation, step=step, bucket=wanted.bucket, offset=have, from_snapshot=wanted.from_snapshot
+                generation=generation,
+                step=step,
+                bucket=wanted.bucket,
+                offset=come.have,
+                from_snapshot=wanted.from_snapshot,
             )
             try:
                 async with silence.bounded():
                     frames = state_call(channels[donor.node])(request.SerializeToString())
-                    async for payload in _payloads(frames, wanted.bucket, step, wanted.size_bytes - have):
-                        wanted.take(payload, have)
+                    async for payload in _payloads(frames, wanted.bucket, step, wanted.size_bytes - come.have):
                         if donor not in gave:
                             gave.append(donor)
-                        have, until = have + len(payload), math.inf
+                        await come.add(payload)
+                        until = math.inf
                         silence.end()
-                if have < wanted.size_bytes:
-                    problem = f"{donor.node} ended after {have} of {wanted.size_bytes} bytes"
+                await come.flush()
+                if come.have < wanted.size_bytes:
+                    problem = f"{donor.node} ended after {come.have} of {wanted.size_bytes} bytes"
                 elif wrong := await wanted.finish():
-                    problem, have = f"{gave[0].node}: {wrong}", 0
+                    problem = f"{gave[0].node}: {wrong}"
+                    come.begin_again()
                     donors.remove(gave[0])  # the first of them, if it broke off
                     gave.clear()
                     break

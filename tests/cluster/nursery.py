@@ -35,6 +35,7 @@ MODULES = (
     "dtfm.coordinator.cli",
     "tests.cluster.alike",
     "tests.cluster.short_certificates",
+    "tests.cluster.watched_loop",
     "tests.wan.given_plan",
     "tests.wan.slow_device",
 )

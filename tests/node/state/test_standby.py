@@ -109,8 +109,8 @@ class Standby:
     def __init__(self, donors: Sequence[Donor], specs: Sequence[BucketSpec] = SPECS) -> None:
         self._told: asyncio.Queue[StandbyStatus] = asyncio.Queue()
         self.statuses: list[StandbyStatus] = []
-        peers = {spec: [donor.peer for donor in donors] for spec in specs}
-        self.copies = StandbyCopies(RUN, CPU, peers, dialler("me"), self._told.put_nowait)
+        copied = [(Bucket(spec, CPU, torch.float32), [donor.peer for donor in donors]) for spec in specs]
+        self.copies = StandbyCopies(RUN, copied, dialler("me"), self._told.put_nowait)
 
     async def tells(self) -> StandbyStatus:
         """The next status."""
@@ -229,8 +229,8 @@ async def test_a_donor_that_is_lost_between_commit_and_update_is_survived(donors
 
 async def test_a_donor_that_is_lost_while_others_tell_of_a_commit_is_survived(donors: list[Donor]) -> None:
     told: asyncio.Queue[StandbyStatus] = asyncio.Queue()
-    peers = {spec: [donor.peer] for spec, donor in zip(SPECS, donors, strict=True)}
-    copies = StandbyCopies(RUN, CPU, peers, dialler("me"), told.put_nowait)
+    copied = [(Bucket(spec, CPU, torch.float32), [donor.peer]) for spec, donor in zip(SPECS, donors, strict=True)]
+    copies = StandbyCopies(RUN, copied, dialler("me"), told.put_nowait)
     assert await told.get() == StandbyStatus(4)
     for donor in donors:
         donor.train(commit=False)
