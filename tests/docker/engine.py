@@ -64,6 +64,13 @@ class Engine:
         options = ["--data-root", "data", "--exec-root", "exec", "--pidfile", "pid", "--host", "socket"]
         places = [option if option.startswith("--") else str(self._folder / option) for option in options]
         places[-1] = f"unix://{places[-1]}"
+        # Where containerd runs already, dockerd uses that one: what is the test's must not mix with what is the machine's.
+        places += [
+            "--containerd-namespace",
+            self._folder.name,
+            "--containerd-plugins-namespace",
+            f"{self._folder.name}-p",
+        ]
         with log.open("wb") as output:
             daemon = subprocess.Popen(
                 # It ends with this process, even if that is killed.
