@@ -96,7 +96,11 @@ def losses_alone(path: Path, allowed_modules: tuple[str, ...] = (), *, steps: in
     _locate_corpus(run, path)
     known, following = _alone.setdefault(key, ([], plain_losses(run, allowed_modules)))
     wanted = steps or run.train.steps
-    known += itertools.islice(following, max(0, wanted - len(known)))
+    try:
+        known += itertools.islice(following, max(0, wanted - len(known)))
+    except BaseException:
+        del _alone[key]  # the generator ends with its first exception
+        raise
     return known[:wanted]
 
 
