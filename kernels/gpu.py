@@ -1,11 +1,13 @@
 """The codecs on a GPU: codecs.cu, compiled and cached by CuPy on first use, equal to reference.py bit for bit.
 
-Memory is torch's, and everything runs on torch's current stream.
+Memory is torch's: CuPy allocates nothing, and torch's allocator hands out again what was freed. Everything runs on torch's
+current stream. Only ``encode`` waits, for its own bytes to be on the host.
 """
 
 from __future__ import annotations
 
 import functools
+import itertools
 from importlib import resources
 from typing import Any
 
@@ -23,12 +25,15 @@ _ELEMENTS = 8 * _THREADS  # per thread block
 
 
 def prepare(device: torch.device) -> None:
-    """Compiles the kernels for ``device``, which takes a second unless CuPy has them cached.
+    """Compiles the kernels for ``device``, which takes a second unless CuPy has them cached, and loads them all: the driver may
+    wait for the whole device while it loads one.
 
     Raises RuntimeError when CUDA's compiler is missing.
     """
     with cupy.cuda.Device(device.index):
-        _kernel("raw16_encode_float")
+        for codec, direction, kind in itertools.product(Codec, ("encode", "decode"), _TYPES.values()):
+            if codec is not Codec.OFF:
+                _kernel(_name(codec, direction, kind))
 
 
 def encode(codec: Codec, elements: torch.Tensor, length: int) -> memoryview | None:
@@ -81,8 +86,12 @@ def _launch(codec: Codec, direction: str, elements: torch.Tensor, *arguments: to
     words = [np.uint64(a.data_ptr() if isinstance(a, torch.Tensor) else a) for a in arguments]
     thread_blocks = -(-elements.numel() // _ELEMENTS)
     with cupy.cuda.Device(device.index), cupy.cuda.Stream.from_external(torch.cuda.current_stream(device)):
-        kernel = _kernel(f"{codec.name.lower()}_{direction}_{_TYPES[elements.dtype]}")
+        kernel = _kernel(_name(codec, direction, _TYPES[elements.dtype]))
         kernel((thread_blocks,), (_THREADS,), tuple(words))
+
+
+def _name(codec: Codec, direction: str, kind: str) -> str:
+    return f"{codec.name.lower()}_{direction}_{kind}"
 
 
 @functools.cache

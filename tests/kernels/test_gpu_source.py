@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import logging
 import shutil
 import sys
@@ -22,6 +21,7 @@ from dtfm.kernels.codec import encoded_bytes
 from dtfm.kernels.layout import BLOCKS, SIGNS, Codec
 from tests.kernels.arrays import FINITE, NOT_FINITE, SIZES, float32
 from tests.kernels.cuda_on_cpu import cupy_without_gpu
+from tests.kernels.gpu_module import gpu_with
 
 CPU = torch.device("cpu")
 CODECS = [c for c in Codec if c is not Codec.OFF]
@@ -35,13 +35,8 @@ def gpu(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModuleType]:
     """kernels/gpu.py, whose device is the CPU."""
     if shutil.which("g++") is None:
         pytest.skip("there is no g++ to compile kernels/codecs.cu with: apt-get install g++")
-    spec = importlib.util.find_spec("dtfm.kernels.gpu")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(sys.modules, "cupy", cupy_without_gpu(tmp_path_factory.mktemp("cuda")))
-        spec.loader.exec_module(module)
+    cupy = cupy_without_gpu(tmp_path_factory.mktemp("cuda"))
+    with gpu_with(cupy) as module, pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "to_host", torch.Tensor.clone)
         patch.setattr(module, "to_device", lambda data, _: torch.frombuffer(bytearray(data), dtype=torch.uint8))
         patch.setattr(torch.cuda, "current_stream", lambda _: None)

@@ -1,0 +1,93 @@
+"""The GPU's kernels compile for every kind of GPU that dtfm supports: by NVRTC, as CuPy does it, which needs no GPU."""
+
+from __future__ import annotations
+
+import ctypes
+from contextlib import nullcontext
+from importlib import metadata
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from dtfm.kernels.layout import Codec
+from tests.kernels.gpu_module import gpu_with
+
+ARCHITECTURES = [75, 80, 86, 89, 90, 100, 120]
+AS_CUPY = ("-ftz=true",)
+"""What CuPy adds to the options of its caller."""
+
+
+class Nvrtc:
+    """NVIDIA's compiler, from the package nvidia-cuda-nvrtc."""
+
+    def __init__(self) -> None:
+        files = metadata.files("nvidia-cuda-nvrtc") or []
+        (found,) = [file for file in files if file.name.startswith("libnvrtc.so.")]
+        self._library = ctypes.CDLL(str(found.locate()))
+        self._library.nvrtcGetErrorString.restype = ctypes.c_char_p
+
+    def compile(self, text: str, options: tuple[str, ...]) -> bytes:
+        """The machine code of ``text``. Raises RuntimeError with the compiler's log."""
+        program = ctypes.c_void_p()
+        self._call("nvrtcCreateProgram", ctypes.byref(program), text.encode(), b"codecs.cu", 0, None, None)
+        try:
+            flags = (ctypes.c_char_p * len(options))(*(option.encode() for option in options))
+            try:
+                self._call("nvrtcCompileProgram", program, len(options), flags)
+            except RuntimeError as error:
+                raise RuntimeError(f"{error}\n{self._output(program, 'ProgramLog').decode()}") from None
+            return self._output(program, "CUBIN")
+        finally:
+            self._call("nvrtcDestroyProgram", ctypes.byref(program))
+
+    def _output(self, program: ctypes.c_void_p, what: str) -> bytes:
+        size = ctypes.c_size_t()
+        self._call(f"nvrtcGet{what}Size", program, ctypes.byref(size))
+        output = ctypes.create_string_buffer(size.value)
+        self._call(f"nvrtcGet{what}", program, output)
+        return output.raw
+
+    def _call(self, function: str, *arguments: Any) -> None:
+        result = getattr(self._library, function)(*arguments)
+        if result:
+            raise RuntimeError(f"{function}: {self._library.nvrtcGetErrorString(result).decode()}")
+
+
+@pytest.fixture(scope="module")
+def nvrtc() -> Nvrtc:
+    return Nvrtc()
+
+
+class Asked:
+    """In place of CuPy's RawModule: what kernels/gpu.py has it compile, and which kernels it loads."""
+
+    def __init__(self, code: str, options: tuple[str, ...]) -> None:
+        self.code, self.options = code, options
+        self.kernels: set[str] = set()
+
+    def get_function(self, name: str) -> None:
+        self.kernels.add(name)
+
+
+@pytest.fixture(scope="module")
+def asked() -> Asked:
+    cupy = SimpleNamespace(RawModule=Asked, cuda=SimpleNamespace(Device=nullcontext))
+    with gpu_with(cupy) as gpu:
+        gpu.prepare(torch.device("cuda", 0))
+        made: Asked = gpu._module()
+        return made
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_compiles_every_kernel(nvrtc: Nvrtc, asked: Asked, architecture: int) -> None:
+    code = nvrtc.compile(asked.code, (*asked.options, *AS_CUPY, f"-arch=sm_{architecture}"))
+    assert len(asked.kernels) == 2 * 2 * (len(Codec) - 1)
+    assert {kernel for kernel in asked.kernels if f".text.{kernel}\0".encode() in code} == asked.kernels
+
+
+def test_a_mistake_is_shown_with_the_compilers_words(nvrtc: Nvrtc, asked: Asked) -> None:
+    broken = asked.code + "\n__device__ int broken() { return undefined_name; }\n"
+    with pytest.raises(RuntimeError, match='identifier "undefined_name" is undefined'):
+        nvrtc.compile(broken, (*asked.options, "-arch=sm_90"))
