@@ -39,14 +39,16 @@ OPTIMIZER_STATE_HOST: OptimizerState
 class Run(_message.Message):
     __slots__ = ("name", "id", "seed", "model", "data", "train", "network", "lease_seconds", "checkpoint")
     class Model(_message.Message):
-        __slots__ = ("family", "config_json", "module")
+        __slots__ = ("family", "config_json", "module", "pretrained")
         FAMILY_FIELD_NUMBER: _ClassVar[int]
         CONFIG_JSON_FIELD_NUMBER: _ClassVar[int]
         MODULE_FIELD_NUMBER: _ClassVar[int]
+        PRETRAINED_FIELD_NUMBER: _ClassVar[int]
         family: str
         config_json: str
         module: str
-        def __init__(self, family: _Optional[str] = ..., config_json: _Optional[str] = ..., module: _Optional[str] = ...) -> None: ...
+        pretrained: str
+        def __init__(self, family: _Optional[str] = ..., config_json: _Optional[str] = ..., module: _Optional[str] = ..., pretrained: _Optional[str] = ...) -> None: ...
     class Data(_message.Message):
         __slots__ = ("source", "tokenizer", "sequence_length", "text_field", "evaluation_fraction")
         SOURCE_FIELD_NUMBER: _ClassVar[int]

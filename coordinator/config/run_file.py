@@ -43,9 +43,15 @@ class RunFile(Table):
             id=run_id,
             seed=self.seed,
             model=plan_pb2.Run.Model(
-                family=self.model.family, config_json=json.dumps(self.model.config), module=self.model.module
+                family=self.model.family,
+                config_json=json.dumps(self.model.config),
+                module=self.model.module,
+                pretrained=self.model.pretrained,
             ),
-            data=plan_pb2.Run.Data(**self.data.model_dump()),
+            data=plan_pb2.Run.Data(
+                **self.data.model_dump(exclude={"tokenizer"}),
+                tokenizer=self.data.tokenizer or self.model.pretrained.partition("@")[0] or "bytes",
+            ),
             train=plan_pb2.Run.Train(**train, precision=_PRECISIONS[self.train.precision]),
             network=plan_pb2.Run.Network(**self.network.model_dump(exclude={"compression"})),
             lease_seconds=self.cluster.lease,

@@ -30,17 +30,24 @@ class Table(BaseModel):
 class Model(Table):
     """The model: one that the transformers library builds from a configuration, or your own `torch.nn.Sequential`."""
 
+    pretrained: str = Field(
+        default="",
+        max_length=4096,
+        description="The weights to begin with, as transformers' save_pretrained writes them (config.json and safetensors): a "
+        'folder, any fsspec URL, or a name on the Hugging Face hub, like "NAME" or "NAME@REVISION". Each node reads only its own '
+        "layers. Without it, the weights follow from `seed`.",
+    )
     family: str = Field(
-        default="llama",
-        min_length=1,
+        default_factory=lambda known: "" if known.get("pretrained") else "llama",
         max_length=64,
-        description='The model_type of a causal language model in transformers, like "llama" or "gpt2"; or "module".',
+        description='The model_type of a causal language model in transformers, like "llama" or "gpt2"; or "module". Default: '
+        "llama, or the family of `pretrained`.",
     )
     config: dict[str, Any] = Field(
         default_factory=lambda known: dict(DEFAULT_LLAMA) if known.get("family") == "llama" else {},
         description="Keyword arguments of the transformers configuration. Default: for llama the demo's small model ("
         + ", ".join(f"{key} {value}" for key, value in DEFAULT_LLAMA.items())
-        + "), otherwise the configuration's own defaults.",
+        + "), otherwise the configuration's own defaults, or those of `pretrained`.",
     )
     module: str = Field(
         default="",
@@ -48,6 +55,18 @@ class Model(Table):
         description='With family "module": "package.module:function", a function that returns a torch.nn.Sequential. '
         "Every node must be able to import it.",
     )
+
+    @field_validator("family")
+    @classmethod
+    def _family_fits(cls, family: str, info: ValidationInfo) -> str:
+        pretrained = info.data.get("pretrained", "")
+        if not family and not pretrained:
+            raise ValueError('must be a model_type of transformers, like "llama", or "module"')
+        if family == "module" and pretrained:
+            raise ValueError(
+                "cannot begin with model.pretrained, which is for models of transformers; remove one of them"
+            )
+        return family
 
     @field_validator("config")
     @classmethod
@@ -90,10 +109,10 @@ class Data(Table):
         '"hf:NAME:CONFIG", a data set on the Hugging Face hub.',
     )
     tokenizer: str = Field(
-        default="bytes",
-        min_length=1,
+        default="",
         max_length=4096,
-        description='"bytes" (one token per byte), or a tokenizer\'s folder or its name on the Hugging Face hub.',
+        description='"bytes" (one token per byte), or a tokenizer\'s folder or its name on the Hugging Face hub. Default: '
+        "that of `model.pretrained`, or bytes without.",
     )
     sequence_length: int = Field(default=256, ge=2, le=1 << 20, description="Tokens per sample.")
     text_field: str = Field(

@@ -137,6 +137,10 @@ def check_prepared(prepared: wire.Prepared, run: RunFile) -> Described:
         _number(f"workload.{ratio}", getattr(prepared.workload, ratio), 0, 1000)
     if not 8 <= len(prepared.data_fingerprint) <= 64:
         raise malformed("data_fingerprint", prepared.data_fingerprint.hex(), "a digest of 8 to 64 bytes")
+    if prepared.weights_fingerprint and not 8 <= len(prepared.weights_fingerprint) <= 64:
+        raise malformed(
+            "weights_fingerprint", prepared.weights_fingerprint.hex(), "empty, or a digest of 8 to 64 bytes"
+        )
     if prepared.training_samples < 1:
         raise malformed("training_samples", prepared.training_samples, "1 or more; give more data or shorter samples")
     _number("unigram_entropy", prepared.unigram_entropy, 0, 1000)
@@ -164,6 +168,7 @@ def check_prepared(prepared: wire.Prepared, run: RunFile) -> Described:
         unigram_entropy=prepared.unigram_entropy,
         tokens_per_sample=prepared.tokens_per_sample,
         buckets=prepared.buckets,
+        weights_fingerprint=prepared.weights_fingerprint.hex(),
     )
 
 
@@ -176,6 +181,12 @@ def check_agrees(mine: Described, run: Described) -> None:
                 f"{name} is {getattr(mine, name)} here and {getattr(run, name)} on the other nodes; all nodes need the same "
                 f"files (for python-stdlib: the same Python version, for tokenizers and hub data: the same revision)",
             )
+    if mine.weights_fingerprint != run.weights_fingerprint:
+        raise Refused(
+            wire.WORKLOAD_DIFFERS,
+            "model.pretrained: the weights here are not those that the other nodes have (their config.json, or the names, types "
+            "and shapes of their tensors, differ); all nodes need the same files: copy the folder here again, or name a revision",
+        )
     if mine.buckets != run.buckets or len(mine.workload.layers) != len(run.workload.layers):
         raise _workload_differs("layers", len(mine.workload.layers), len(run.workload.layers))
     for ours, theirs in zip(mine.workload.layers, run.workload.layers, strict=True):

@@ -172,7 +172,8 @@ class LinksMeasured:
 
 @dataclass(frozen=True, slots=True)
 class Described:
-    """The model and the data, as the first node prepared them; all others must agree. The fingerprint is hex."""
+    """The model and the data, as the first node prepared them; all others must agree. The fingerprints are hex; that of
+    weights is empty unless the run begins with pretrained ones."""
 
     workload: Workload
     data_fingerprint: str
@@ -181,6 +182,7 @@ class Described:
     unigram_entropy: float
     tokens_per_sample: int
     buckets: int
+    weights_fingerprint: str = ""
 
 
 @dataclass(frozen=True, slots=True)

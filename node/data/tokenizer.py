@@ -77,6 +77,34 @@ class Pretrained:
     def save(self, folder: Path) -> None:
         self._tokenizer.save_pretrained(folder)
 
+    def vocabulary(self) -> dict[str, int]:
+        return dict(self._tokenizer.get_vocab())
+
+
+MOST_PADDING = 1024
+"""Models often have a few more ids than their tokenizer, so that a matrix gets a size that GPUs like."""
+
+
+def check_vocabulary(pretrained: str, model_size: int, tokenizer: Tokenizer) -> None:
+    """Whether ``tokenizer`` is the one that the pretrained model (a folder, or a name on the hub, with ``model_size`` ids) was
+    trained with. If the folder has none, only the sizes can tell. Raises ValueError."""
+    folder = Path(pretrained).expanduser()
+    fix = f"set data.tokenizer = {pretrained!r}, or leave it out"
+    if "://" not in pretrained and (not folder.is_dir() or any(folder.glob("tokenizer*"))):
+        theirs = load_tokenizer(pretrained)
+        mine = tokenizer.vocabulary() if isinstance(tokenizer, Pretrained) else {}
+        assert isinstance(theirs, Pretrained)
+        if mine != theirs.vocabulary():
+            raise ValueError(
+                f"data.tokenizer: its vocabulary ({tokenizer.size} tokens) is not that of model.pretrained {pretrained!r} "
+                f"({theirs.size} tokens); {fix}"
+            )
+    elif not 0 <= model_size - tokenizer.size < MOST_PADDING:
+        raise ValueError(
+            f"data.tokenizer: it has {tokenizer.size} tokens, but model.pretrained {pretrained!r} was trained with {model_size}, "
+            "and has no tokenizer; set data.tokenizer to the one that it was trained with"
+        )
+
 
 def load_tokenizer(name: str) -> Tokenizer:
     """The tokenizer called ``name``: "bytes", a local folder, or a name on the Hugging Face hub.

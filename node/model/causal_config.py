@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from difflib import get_close_matches
 from typing import Any
 
+import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
@@ -21,14 +22,19 @@ _RESERVED_KEYS = frozenset({"dtype", "torch_dtype", "model_type", "architectures
 _TOKEN_KEYS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 
-def configure(family: str, config_json: str, sample: Sample) -> PretrainedConfig:
-    """The family's config with the given settings, a JSON object.
+def configure(
+    family: str, config_json: str, sample: Sample, pretrained: Mapping[str, Any] | None = None
+) -> PretrainedConfig:
+    """The family's config with the given settings, a JSON object. ``pretrained`` is the content of a config.json, if weights are
+    to be loaded; the family and the settings then need not be given.
 
     Dropout is set to 0: a step must not depend on which node computes it. ``vocab_size`` defaults to the tokenizer's.
 
     Raises:
         ValueError: unknown family, unknown setting, or an impossible value.
     """
+    if pretrained is not None:
+        family = _pretrained_family(family, pretrained)
     if family not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
         near = get_close_matches(family, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES) or ["llama", "gpt2"]
         raise ValueError(
@@ -40,16 +46,41 @@ def configure(family: str, config_json: str, sample: Sample) -> PretrainedConfig
             f"model.family: {family!r} reads text, but data.source gives inputs of shape {list(sample.shape)}"
         )
     given = _settings(family, config_json)
-    defaults = dict.fromkeys(_TOKEN_KEYS) | {"vocab_size": sample.vocabulary, "use_cache": False}
     try:
-        config = AutoConfig.for_model(family, **(defaults | given))
+        if pretrained is not None:
+            config = type(AutoConfig.for_model(family)).from_dict(dict(pretrained))
+        else:
+            defaults = dict.fromkeys(_TOKEN_KEYS) | {"vocab_size": sample.vocabulary, "use_cache": False}
+            config = AutoConfig.for_model(family, **(defaults | given))
     except Exception as problem:
         raise ValueError(f"model.config: {family!r} does not take it: {in_one_line(problem)}") from problem
+    if pretrained is not None:
+        _check_no_conflict(config, given)
+        config.dtype, config.use_cache = torch.float32, False
     for key, value in config.to_dict().items():
         if ("drop" in key or "jitter" in key) and isinstance(value, (int, float)) and not isinstance(value, bool):
             setattr(config, key, 0.0)
     _check_sizes(config, sample.shape[0], sample.vocabulary)
     return config
+
+
+def _pretrained_family(family: str, pretrained: Mapping[str, Any]) -> str:
+    found = pretrained.get("model_type")
+    if not isinstance(found, str) or (family and family != found):
+        raise ValueError(
+            f"model.family: {family!r} is given, but model.pretrained is a {found!r}; leave model.family out"
+        )
+    if pretrained.get("quantization_config"):
+        raise ValueError("model.pretrained: its weights are quantised, and cannot be trained; give unquantised ones")
+    return found
+
+
+def _check_no_conflict(config: PretrainedConfig, given: Mapping[str, Any]) -> None:
+    for key, value in given.items():
+        if (there := getattr(config, key, None)) != value:
+            raise ValueError(
+                f"model.config.{key}: {value!r} is given, but model.pretrained has {there!r}; leave it out"
+            )
 
 
 def build(config: PretrainedConfig) -> PreTrainedModel:
@@ -94,7 +125,8 @@ def _check_sizes(config: PretrainedConfig, length: int, vocabulary: int) -> None
             )
     if config.vocab_size < vocabulary:
         raise ValueError(
-            f"model.config.vocab_size: {config.vocab_size} is less than the tokenizer's {vocabulary}; leave it out"
+            f"model.config.vocab_size: {config.vocab_size} is less than the tokenizer's {vocabulary}; leave it out, or, with "
+            "model.pretrained, leave out data.tokenizer"
         )
     layers, positions = config.num_hidden_layers, getattr(config, "max_position_embeddings", None)
     if not 1 <= layers <= MOST_LAYERS:

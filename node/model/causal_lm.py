@@ -8,6 +8,7 @@ before the decoder layers, have no parameters and are computed by every stage; m
 from __future__ import annotations
 
 import copy
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +17,22 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from dtfm.node.data.samples import Sample
+from dtfm.node.data.tokenizer import Tokenizer, check_vocabulary
+from dtfm.node.model.bucket import BucketSpec
 from dtfm.node.model.causal_config import build, configure, in_one_line
 from dtfm.node.model.causal_trace import Anatomy, NotSeparable, dissect, hidden_of
 from dtfm.node.model.model import Forward, Model
+from dtfm.node.model.pretrained import Pretrained
+from dtfm.node.model.weight_files import WeightFiles
+
+log = logging.getLogger(__name__)
 
 
 class CausalLM(Model):
-    def __init__(self, module: PreTrainedModel, sample: Sample, anatomy: Anatomy) -> None:
+    def __init__(self, module: PreTrainedModel, sample: Sample, anatomy: Anatomy, files: WeightFiles | None) -> None:
         super().__init__(module, sample, anatomy.layers)
+        self._files, self._pretrained = files, Pretrained(files, module) if files is not None else None
+        self.weights_digest = files.digest if files is not None else b""
         self._decoder = anatomy.decoder
         self._embedding, self._head = anatomy.layers[0].roots, anatomy.layers[-1].roots
         self._returns_tuple = anatomy.returns_tuple
@@ -40,6 +49,15 @@ class CausalLM(Model):
         for name in {*self._embedding, *self._head}.difference(needed):
             module.get_submodule(name).forward = self._stand_in
         return _Slice(module, decoder, enters, leaves)
+
+    def initial_parameters(self, bucket: BucketSpec, seed: int) -> dict[str, torch.Tensor]:
+        if self._files is None or self._pretrained is None:
+            return super().initial_parameters(bucket, seed)
+        before = self._files.bytes_read
+        values = self._pretrained.read(name for name, _ in bucket.parameters)
+        read = self._files.bytes_read - before
+        log.info("bucket %d: read %d bytes of %s", bucket.index, read, self._files.name)
+        return {name: values[name] for name, _ in bucket.parameters}
 
     def initialise_module(self, module: nn.Module) -> None:
         assert isinstance(self.module, PreTrainedModel)
@@ -97,19 +115,29 @@ class _Slice:
         self._hidden = hidden_of(output)
 
 
-def load_causal_lm(family: str, config_json: str, sample: Sample) -> CausalLM:
+def load_causal_lm(
+    family: str, config_json: str, sample: Sample, pretrained: str = "", tokenizer: Tokenizer | None = None
+) -> CausalLM:
     """The causal LM of that transformers model_type and config, for samples of token ids (shape [sequence_length]).
+
+    ``pretrained`` names the weights to begin with, which say the family and the config themselves (see WeightFiles), and must fit
+    ``tokenizer``.
 
     Raises:
         ValueError: unknown family, a config that it does not take, or layers that cannot be separated.
     """
-    config = configure(family, config_json, sample)
+    files = WeightFiles(pretrained) if pretrained else None
+    config = configure(family, config_json, sample, files.config if files is not None else None)
+    family = config.model_type
+    if tokenizer is not None and files is not None:
+        check_vocabulary(pretrained, config.vocab_size, tokenizer)
     try:
         module = build(config)
-        return CausalLM(module, sample, dissect(module, sample))
+        anatomy = dissect(module, sample)
     except NotSeparable as problem:
         raise ValueError(
             f"model.family: {family!r} cannot be cut into layers: {problem}; choose another family"
         ) from None
     except Exception as problem:
         raise ValueError(f"model.config: {family!r} cannot be built from it: {in_one_line(problem)}") from problem
+    return CausalLM(module, sample, anatomy, files)

@@ -5,19 +5,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from dtfm.node.data.samples import Sample
+from dtfm.node.data.tokenizer import Tokenizer
 from dtfm.node.data.user_code import import_allowed
 from dtfm.node.model.model import Model
 from dtfm.protos.plan_pb2 import Run
 
 
-def load_model(spec: Run.Model, sample: Sample, allowed_modules: Sequence[str] = ()) -> Model:
-    """The model that a run trains on samples like ``sample``.
+def load_model(
+    spec: Run.Model, sample: Sample, allowed_modules: Sequence[str] = (), tokenizer: Tokenizer | None = None
+) -> Model:
+    """The model that a run trains on samples like ``sample``, which ``tokenizer`` made if they are text.
 
     ``allowed_modules`` are the import paths ("package.module" or "package.module:function") that this node's operator lets a
     run name.
 
     Raises:
-        ValueError: unknown family, a config that the family does not take, or a model that cannot be cut into layers.
+        ValueError: unknown family, a config that the family does not take, a model that cannot be cut into layers, or pretrained
+            weights of another model or another vocabulary.
     """
     model: Model
     if spec.family == "module":
@@ -27,7 +31,7 @@ def load_model(spec: Run.Model, sample: Sample, allowed_modules: Sequence[str] =
     else:
         from dtfm.node.model.causal_lm import load_causal_lm  # transformers takes seconds to import
 
-        model = load_causal_lm(spec.family, spec.config_json, sample)
+        model = load_causal_lm(spec.family, spec.config_json, sample, spec.pretrained, tokenizer)
     for name, parameter in model.module.named_parameters():
         if not parameter.requires_grad:
             raise ValueError(

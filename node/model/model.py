@@ -43,6 +43,8 @@ class Model(ABC):
         self.sample = sample
         self.layers = layers
         self.buckets = _buckets(module, layers)
+        self.weights_digest = b""
+        """Of the weights that it begins with; empty if these follow from the seed."""
 
     @abstractmethod
     def cut(self, module: nn.Module, first: int, past_last: int) -> Forward:
@@ -62,10 +64,11 @@ class Model(ABC):
         return (micro_batch, *self.layers[layer].output)
 
     def initial_parameters(self, bucket: BucketSpec, seed: int) -> dict[str, torch.Tensor]:
-        """Initial values by name, float32 on the CPU: a function of (seed, bucket) alone, not of the partition.
+        """Initial values by name, float32 on the CPU (float64 where weights are stored so): a function of (seed, bucket) alone,
+        not of the partition.
 
         Raises:
-            ValueError: a parameter is left unset by the model's own rules.
+            ValueError: a parameter is left unset by the model's own rules, or weights cannot be read.
         """
         if not bucket.parameters:
             return {}

@@ -232,7 +232,7 @@ class Trainer:
             with long_part("reading the data"):
                 data = load_data(run, self._equipment.allowed_modules, self._equipment.tokens)
             with long_part("loading the model"):
-                model = load_model(run.model, data.sample, self._equipment.allowed_modules)
+                model = load_model(run.model, data.sample, self._equipment.allowed_modules, data.tokenizer)
             self._await_codecs()
             self._loaded = LoadedRun(run, model, data, dialler)
             with long_part("timing the device"):
@@ -244,6 +244,7 @@ class Trainer:
         prepared = Prepared(
             workload=workload(loaded.model, run),
             data_fingerprint=loaded.data.fingerprint,
+            weights_fingerprint=loaded.model.weights_digest,
             training_samples=loaded.data.training_count,
             evaluation_samples=loaded.data.evaluation_count,
             unigram_entropy=loaded.data.unigram_entropy,

@@ -142,6 +142,8 @@ def batch(run: Run, data: Data, step: int, number: int) -> tuple[torch.Tensor, t
 
 def whole_model(run: Run, data: Data, allowed_modules: tuple[str, ...]) -> Any:
     """The model in one piece, with a run's initial weights."""
+    if run.model.pretrained:
+        return AutoModelForCausalLM.from_pretrained(run.model.pretrained, dtype=torch.float32)
     described = load_model(run.model, data.sample, allowed_modules)
     if run.model.family == "module":
         module: Any = import_allowed(run.model.module, allowed_modules, "model.module")()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 from functools import cache
+from typing import Any
 
 import pytest
 import torch
@@ -21,7 +22,7 @@ CPU = torch.device("cpu")
 LENGTH, VOCABULARY = 12, 61
 CONVNET = plan_pb2.Run.Model(family="module", module="tests.convnet:convnet")
 SIZES = {"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4}
-CONFIGS = {
+CONFIGS: dict[str, dict[str, Any]] = {
     "llama": SIZES | {"intermediate_size": 48, "num_key_value_heads": 2},
     "llama-tied": SIZES | {"intermediate_size": 48, "tie_word_embeddings": True},
     "gpt2": SIZES,

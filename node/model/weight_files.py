@@ -1,0 +1,185 @@
+"""A folder of weights as transformers saves them: config.json, and safetensors files, of which only what is asked for is read.
+
+The folder is a local one, any fsspec URL, or a repository on the Hugging Face hub. Layout of a safetensors file: 8 bytes with the
+length of the header (little-endian), the header (JSON: for each tensor its dtype, its shape and where it begins and ends in what
+follows), then the tensors.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import torch
+from blake3 import blake3
+
+log = logging.getLogger(__name__)
+
+CONFIG = "config.json"
+INDEX = "model.safetensors.index.json"
+SINGLE = "model.safetensors"
+MOST_HEADER_BYTES = 100 << 20
+"""As in the safetensors library."""
+MOST_JSON_BYTES = 64 << 20
+MOST_FILES = 4096
+_DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """Bytes [begin, end) of ``file`` are the tensor's."""
+
+    file: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    begin: int
+    end: int
+
+
+class WeightFiles:
+    """``config`` is the content of config.json. ``digest`` is of the config, and of all that the files say about the tensors; not
+    of the values, which would have to be read for that."""
+
+    def __init__(self, name: str) -> None:
+        """Reads config.json and the files' headers.
+
+        Raises:
+            ValueError: there are none, or they are not what they should be; the message names the key, the cause and the fix.
+        """
+        self.name = name
+        self.bytes_read = 0
+        """Of tensors, by `read`."""
+        try:
+            self._fs, self._path = _open(name)
+            digest = blake3()
+            self.config = self._json(CONFIG, digest)
+            self.tensors = self._headers(digest)
+        except FileNotFoundError as missing:
+            raise self._wrong(
+                f"has no {CONFIG} ({missing})", "give a folder that transformers' save_pretrained wrote"
+            ) from None
+        except Exception as problem:  # whatever the file system raises
+            if isinstance(problem, ValueError) and str(problem).startswith("model.pretrained:"):
+                raise
+            raise self._wrong(f"cannot be read ({_in_one_line(problem)})", "is it there on this node?") from problem
+        self.digest = digest.digest()
+
+    def read(self, name: str) -> torch.Tensor:
+        """The tensor on the CPU, as it is stored. Raises ValueError if the file is cut off or cannot be read."""
+        stored = self.tensors[name]
+        try:
+            content = self._fs.cat_file(f"{self._path}/{stored.file}", start=stored.begin, end=stored.end)
+        except Exception as problem:
+            raise self._wrong(
+                f"{stored.file} cannot be read ({_in_one_line(problem)})", "is it there on this node?"
+            ) from problem
+        self.bytes_read += len(content)
+        if len(content) != stored.end - stored.begin:
+            raise self._wrong(f"{stored.file} is cut off: {name} is missing", "copy it again")
+        if not content:
+            return torch.empty(stored.shape, dtype=stored.dtype)
+        return torch.frombuffer(bytearray(content), dtype=stored.dtype).view(stored.shape)
+
+    def _headers(self, digest: blake3) -> dict[str, StoredTensor]:
+        if not self._fs.exists(f"{self._path}/{INDEX}"):
+            if not self._fs.exists(f"{self._path}/{SINGLE}"):
+                raise self._wrong(
+                    f"has neither {SINGLE} nor {INDEX}",
+                    "only safetensors are read; load it with transformers and save it again with save_pretrained",
+                )
+            return self._header(SINGLE, digest)
+        files = self._json(INDEX, digest).get("weight_map")
+        if not isinstance(files, dict) or not all(isinstance(file, str) for file in files.values()):
+            raise self._wrong(f"{INDEX} has no weight_map", "copy it again")
+        names = sorted(set(files.values()))
+        if len(names) > MOST_FILES or not all(
+            Path(file).name == file and file.endswith(".safetensors") for file in names
+        ):
+            raise self._wrong(f"{INDEX} does not name up to {MOST_FILES} .safetensors files beside it", "copy it again")
+        headers = {file: self._header(file, digest) for file in names}
+        for tensor, file in files.items():
+            if tensor not in headers[file]:
+                raise self._wrong(f"{file} does not have {tensor}, although {INDEX} says so", "copy it again")
+        return {tensor: headers[file][tensor] for tensor, file in files.items()}
+
+    def _header(self, file: str, digest: blake3) -> dict[str, StoredTensor]:
+        path = f"{self._path}/{file}"
+        try:
+            size = self._fs.size(path)
+        except FileNotFoundError:
+            raise self._wrong(f"{file} is missing", "copy it again") from None
+        length = int.from_bytes(self._fs.cat_file(path, start=0, end=8), "little")
+        if not 2 <= length <= min(MOST_HEADER_BYTES, size - 8):
+            raise self._wrong(f"{file} is not a safetensors file, or cut off", "copy it again")
+        content = self._fs.cat_file(path, start=8, end=8 + length)
+        digest.update(f"{file} {size} ".encode()).update(content)
+        header = self._object(content, file)
+        header.pop("__metadata__", None)
+        return {name: self._stored(name, entry, file, 8 + length, size) for name, entry in header.items()}
+
+    def _stored(self, name: str, entry: Any, file: str, start: int, size: int) -> StoredTensor:
+        try:
+            dtype, shape, (begin, end) = entry["dtype"], tuple(entry["shape"]), entry["data_offsets"]
+            whole = all(type(n) is int and n >= 0 for n in (*shape, begin, end))
+        except (KeyError, TypeError, ValueError):
+            whole = False
+        if not whole:
+            raise self._wrong(f"{file} describes {name} in a way that safetensors does not have", "copy it again")
+        if dtype not in _DTYPES:
+            raise self._wrong(
+                f"{name} is stored as {dtype}", f"quantised weights cannot be trained; give one in {', '.join(_DTYPES)}"
+            )
+        if end - begin != math.prod(shape) * _DTYPES[dtype].itemsize or start + end > size:
+            raise self._wrong(f"{file} is cut off, or its header is wrong about {name}", "copy it again")
+        return StoredTensor(file, _DTYPES[dtype], shape, start + begin, start + end)
+
+    def _json(self, file: str, digest: blake3) -> dict[str, Any]:
+        content = self._fs.cat_file(f"{self._path}/{file}", start=0, end=MOST_JSON_BYTES)
+        digest.update(f"{file} {len(content)} ".encode()).update(content)
+        return self._object(content, file)
+
+    def _object(self, content: bytes, file: str) -> dict[str, Any]:
+        try:
+            found = json.loads(content)
+        except (ValueError, RecursionError) as problem:
+            raise self._wrong(f"{file} is not JSON ({problem})", "copy it again") from None
+        if not isinstance(found, dict):
+            raise self._wrong(f"{file} is not a JSON object", "copy it again")
+        return found
+
+    def _wrong(self, what: str, fix: str) -> ValueError:
+        return ValueError(f"model.pretrained: {self.name}: {what}; {fix}")
+
+
+def _open(name: str) -> tuple[Any, str]:
+    """The file system of the folder, and its path there."""
+    local = Path(name).expanduser()
+    if local.is_dir():
+        name = local.resolve().as_uri()
+    elif "://" not in name:
+        if name.startswith(("/", ".", "~")) or name.count("/") > 1:
+            raise ValueError(
+                f"model.pretrained: there is no folder {name!r} on this node (in {Path.cwd()}); copy it there, or give a URL "
+                "that all nodes reach, or a name on the Hugging Face hub"
+            )
+        name = _on_hub(name)
+    fs, path = fsspec.core.url_to_fs(name)
+    return fs, str(path).rstrip("/")
+
+
+def _on_hub(name: str) -> str:
+    """The URL of the repository's present commit, so that what is read is of one commit. ``name`` may end with "@" and a
+    revision."""
+    from huggingface_hub import HfApi
+
+    repository, _, revision = name.partition("@")
+    return f"hf://{repository}@{HfApi().model_info(repository, revision=revision or None).sha}"
+
+
+def _in_one_line(problem: Exception) -> str:
+    return " ".join(str(problem).split())[:300] or type(problem).__name__

@@ -1,0 +1,253 @@
+"""Training begins with the weights of a folder that transformers wrote, of which a node reads its own layers alone."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from dtfm.node.data.samples import Sample
+from dtfm.node.data.tokenizer import Bytes, load_tokenizer
+from dtfm.node.model.load import load_model
+from dtfm.node.model.model import Model
+from dtfm.node.model.weight_files import WeightFiles
+from dtfm.protos import plan_pb2
+from tests.node.model.test_stage import CONFIGS
+from tests.tokenizer import make_tokenizer
+
+VOCABULARY = 61
+TEXT = Sample((12,), torch.int64, VOCABULARY)
+MIXTRAL = CONFIGS["mistral"] | {"num_local_experts": 4}
+INDEX = "model.safetensors.index.json"
+
+
+def save(
+    folder: Path, family: str = "llama", *, shards: str = "20KB", dtype: Any = torch.float32, **config: Any
+) -> Any:
+    """A model with random weights, saved by transformers in several files."""
+    made = AutoConfig.for_model(family, **({"vocab_size": VOCABULARY} | (config or CONFIGS[family])))
+    torch.manual_seed(3)
+    module: Any = AutoModelForCausalLM.from_config(made).to(dtype)  # type: ignore[no-untyped-call]
+    module.save_pretrained(folder, max_shard_size=shards)
+    return module
+
+
+def load(folder: Path | str, **model: Any) -> Model:
+    return load_model(plan_pb2.Run.Model(pretrained=str(folder), **model), TEXT)
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("llama")
+    save(folder)
+    assert (folder / INDEX).exists()
+    return folder
+
+
+@pytest.fixture
+def copied(llama: Path, tmp_path: Path) -> Path:
+    """A copy of ``llama`` to spoil."""
+    return Path(shutil.copytree(llama, tmp_path / "copied"))
+
+
+@pytest.mark.parametrize("name", [*CONFIGS, "mixtral"])
+def test_every_value_is_what_transformers_loads(name: str, tmp_path: Path) -> None:
+    config = MIXTRAL if name == "mixtral" else CONFIGS[name]
+    save(tmp_path, name.partition("-")[0], **config)
+    expected = dict(AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).named_parameters())
+    model = load(tmp_path)
+    for bucket in model.buckets:
+        values = model.initial_parameters(bucket, seed=1)
+        assert list(values) == [name for name, _ in bucket.parameters]
+        for name, value in values.items():
+            torch.testing.assert_close(value, expected.pop(name).detach(), rtol=0, atol=0)
+    assert not expected
+
+
+def test_each_byte_is_read_by_the_holders_of_its_layer_alone(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three nodes, each with its own stage. What they read of the files' tensors overlaps nowhere and leaves nothing out."""
+    files = WeightFiles(str(llama))
+    reads: list[tuple[str, int, int]] = []
+    fs = type(fsspec.filesystem("file"))
+    cat = fs.cat_file
+
+    def counted(self: Any, path: str, start: int | None = None, end: int | None = None, **more: Any) -> bytes:
+        assert start is not None
+        assert end is not None
+        reads.append((Path(path).name, start, end))
+        return bytes(cat(self, path, start=start, end=end, **more))
+
+    monkeypatch.setattr(fs, "cat_file", counted)
+    nodes = [(load(llama), layers) for layers in ((0, 2), (2, 4), (4, 5))]
+    reads.clear()  # of the config, the index and the headers
+    for model, layers in nodes:
+        for bucket in model.buckets:
+            if bucket.used_by(*layers):
+                model.initial_parameters(bucket, seed=1)
+    stored = sorted((tensor.file, tensor.begin, tensor.end) for tensor in files.tensors.values())
+    assert sorted(reads) == stored
+
+
+def test_precision_may_differ_from_the_files(tmp_path: Path) -> None:
+    module = save(tmp_path, dtype=torch.bfloat16)
+    model = load(tmp_path)
+    assert model.module.config.dtype == torch.float32
+    values = model.initial_parameters(model.buckets[1], seed=1)
+    for name, value in values.items():
+        assert value.dtype == torch.float32
+        assert torch.equal(value, module.get_parameter(name).detach().float())
+
+
+def test_any_place_that_fsspec_knows_will_do(llama: Path) -> None:
+    fs = fsspec.filesystem("memory")
+    for file in llama.iterdir():
+        fs.pipe_file(f"/weights/{file.name}", file.read_bytes())
+    there, here = load("memory://weights"), load(llama)
+    assert there.weights_digest == here.weights_digest != b""
+    bucket = here.buckets[2]
+    for name, value in here.initial_parameters(bucket, 1).items():
+        assert torch.equal(value, there.initial_parameters(bucket, 1)[name])
+
+
+def test_the_digest_tells_weights_of_another_kind(copied: Path, llama: Path, tmp_path: Path) -> None:
+    digest = load(llama).weights_digest
+    assert load(copied).weights_digest == digest
+    change_config(copied, rms_norm_eps=1e-3)
+    save(tmp_path / "bf16", dtype=torch.bfloat16)
+    assert len({digest, load(copied).weights_digest, load(tmp_path / "bf16").weights_digest}) == 3
+
+
+@pytest.mark.parametrize(
+    ("given", "complaint"),
+    [
+        (
+            {"family": "gpt2"},
+            "model.family: 'gpt2' is given, but model.pretrained is a 'llama'; leave model.family out",
+        ),
+        ({"config_json": '{"hidden_size": 64}'}, "model.config.hidden_size: 64 is given, but .* has 32; leave it out"),
+        ({"config_json": '{"hiden_size": 64}'}, "has no setting 'hiden_size'"),
+    ],
+)
+def test_what_the_run_says_otherwise_is_refused(llama: Path, given: dict[str, str], complaint: str) -> None:
+    with pytest.raises(ValueError, match=complaint):
+        load(llama, **given)
+    load(llama, family="llama", config_json='{"hidden_size": 32}')
+
+
+def change_config(folder: Path, **changes: Any) -> None:
+    file = folder / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+
+
+def change_tensors(folder: Path, part: str, tensor: torch.Tensor | None, name: str = "") -> None:
+    """Replaces, or removes, the first tensor whose name contains ``part``."""
+    index = json.loads((folder / INDEX).read_text())
+    found = next(name for name in index["weight_map"] if part in name)
+    file = folder / index["weight_map"].pop(found)
+    tensors = load_file(file)
+    del tensors[found]
+    if tensor is not None:
+        tensors[name or found] = tensor
+        index["weight_map"][name or found] = file.name
+    save_file(tensors, file, {"format": "pt"})
+    (folder / INDEX).write_text(json.dumps(index))
+
+
+SPOILED: dict[str, tuple[Callable[[Path], object], str]] = {
+    "another shape": (
+        lambda folder: change_config(folder, intermediate_size=96),
+        r"down_proj.weight has shape \[32, 48\] there, but \[32, 96\] by its own config.json",
+    ),
+    "more layers": (
+        lambda folder: change_config(folder, num_hidden_layers=2),
+        "model.layers.2.input_layernorm.weight, .* and 6 more are nothing that LlamaForCausalLM trains",
+    ),
+    "fewer layers": (
+        lambda folder: change_config(folder, num_hidden_layers=4),
+        "model.layers.3.* and 6 more are missing; copy the folder again",
+    ),
+    "one tensor missing": (
+        lambda folder: change_tensors(folder, "q_proj", None),
+        "q_proj.weight is missing; copy the folder again",
+    ),
+    "an unknown tensor": (
+        lambda folder: change_tensors(folder, "q_proj", torch.zeros(3), "model.layers.0.self_attn.secret"),
+        "model.layers.0.self_attn.secret is nothing that LlamaForCausalLM trains",
+    ),
+    "quantised": (
+        lambda folder: change_tensors(folder, "q_proj", torch.zeros(32, 32, dtype=torch.int8)),
+        "is stored as I8; quantised weights cannot be trained",
+    ),
+    "no index": (lambda folder: (folder / INDEX).unlink(), "has neither model.safetensors nor model.safetensors.index"),
+    "a file missing": (
+        lambda folder: next(folder.glob("*.safetensors")).unlink(),
+        r"model-0000.-of-0000..safetensors is missing; copy it again",
+    ),
+    "a file cut off": (
+        lambda folder: cut_off(next(folder.glob("*.safetensors"))),
+        "is cut off, or its header is wrong about",
+    ),
+    "a file elsewhere": (
+        lambda folder: (folder / INDEX).write_text('{"weight_map": {"a": "../a.safetensors"}}'),
+        "does not name up to 4096 .safetensors files beside it",
+    ),
+    "no config": (lambda folder: (folder / "config.json").unlink(), "has no config.json"),
+    "no JSON": (lambda folder: (folder / "config.json").write_text("{"), "config.json is not JSON"),
+    "a config of something else": (
+        lambda folder: (folder / "config.json").write_text("{}"),
+        "model.family: '' is given, but model.pretrained is a None",
+    ),
+}
+
+
+def cut_off(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[:-5])
+
+
+@pytest.mark.parametrize("spoiled", SPOILED)
+def test_a_folder_that_cannot_be_is_refused_by_name(copied: Path, spoiled: str) -> None:
+    spoil, complaint = SPOILED[spoiled]
+    spoil(copied)
+    with pytest.raises(ValueError, match=complaint):
+        load(copied)
+
+
+def test_a_folder_that_is_not_there_is_named() -> None:
+    with pytest.raises(ValueError, match=r"model.pretrained: there is no folder '/no/such/folder' on this node"):
+        load("/no/such/folder")
+
+
+def test_tied_parameters_that_differ_are_refused(tmp_path: Path) -> None:
+    save(tmp_path, shards="1GB")
+    change_config(tmp_path, tie_word_embeddings=True)
+    model = load(tmp_path)
+    with pytest.raises(
+        ValueError, match=r"embed_tokens.weight and lm_head.weight differ, .* set tie_word_embeddings = false"
+    ):
+        model.initial_parameters(model.buckets[-1], seed=1)
+
+
+def test_a_tokenizer_of_another_vocabulary_is_refused(llama: Path, tmp_path: Path) -> None:
+    own = make_tokenizer(tmp_path / "own", "some text to learn tokens from")
+    other = make_tokenizer(tmp_path / "other", "quite different words, as it happens")
+    save(tmp_path / "own", vocab_size=300, **CONFIGS["llama"])
+    spec = plan_pb2.Run.Model(pretrained=own)
+    sample = Sample((12,), torch.int64, 300)
+    load_model(spec, sample, (), load_tokenizer(own))
+    for wrong in (load_tokenizer(other), Bytes()):
+        with pytest.raises(
+            ValueError, match=r"data.tokenizer: its vocabulary \(\d+ tokens\) is not that of .*; set data.tokenizer = "
+        ):
+            load_model(spec, Sample((12,), torch.int64, wrong.size), (), wrong)
+    with pytest.raises(
+        ValueError, match=r"vocab_size: 61 is less than the tokenizer's 256; .* leave out data.tokenizer"
+    ):
+        load_model(plan_pb2.Run.Model(pretrained=str(llama)), Sample((12,), torch.int64, 256), (), Bytes())
