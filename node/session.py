@@ -23,6 +23,7 @@ import grpc.aio
 import torch
 
 import dtfm
+from dtfm.node.data.dataset import Agreed
 from dtfm.node.host.addresses import candidates, host_of, interfaces, reached_here
 from dtfm.node.host.dialling import Dialler
 from dtfm.node.host.home_router import HomeRouter
@@ -311,7 +312,9 @@ class Session:
                 dialler = self._become(Identity(welcome.authority, welcome.certificate, self._key))
                 self._server.revoke(welcome.revoked)
                 if self._settings.relay != Hello.ONLY:
-                    self._trainer.prepare(welcome.run, dialler)
+                    known = welcome.data_fingerprint
+                    agreed = Agreed(known, welcome.unigram_entropy) if known else None
+                    self._trainer.prepare(welcome.run, dialler, agreed)
                 if self._leaving.is_set():  # this may not have been sent before
                     self._send(NodeMessage(leaving=Leaving(reason=self._leave_reason)))
             case "refusal":

@@ -82,6 +82,9 @@ def greeted(transition: Transition, stream: int, message: wire.NodeMessage, call
         ways.relay_came(transition)
     revoked = sorted(transition.state.ledger.revoked)
     welcome = wire.Welcome(run=state.message, heartbeat_seconds=state.heartbeat, revoked=revoked)
+    if (described := state.ledger.described) is not None and state.ledger.data_confirmed:
+        welcome.data_fingerprint = bytes.fromhex(described.data_fingerprint)
+        welcome.unigram_entropy = described.unigram_entropy
     transition.commands.append(Admit(stream, hello.node, welcome))
 
 
@@ -92,10 +95,13 @@ def prepared(transition: Transition, session: Session, message: wire.Prepared) -
         transition.log(f"ignored a second Prepared of {session.node}")
         return
     described = check_prepared(message, transition.state.run)
-    if transition.state.ledger.described is None:
-        transition.emit(ev.RunDescribed(described))
+    ledger = transition.state.ledger
+    if ledger.described is None:
+        transition.emit(ev.RunDescribed(described, session.node))
     else:
-        check_agrees(described, transition.state.ledger.described)
+        check_agrees(described, ledger.described)
+        if message.data_read and session.node != ledger.described_by and not ledger.data_confirmed:
+            transition.emit(ev.DataConfirmed(session.node))
     if message.flops and message.flops != transition.state.ledger.members[session.node].device.flops:
         transition.emit(ev.DeviceTimed(session.node, message.flops))
     snapshot.claimed(transition, session, message.on_disk)

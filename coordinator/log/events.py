@@ -187,8 +187,19 @@ class Described:
 
 @dataclass(frozen=True, slots=True)
 class RunDescribed:
+    """``node``: who described it."""
+
     described: Described
+    node: str = ""
     event: Literal["run_described"] = "run_described"
+
+
+@dataclass(frozen=True, slots=True)
+class DataConfirmed:
+    """A second node has read the data and found the same. Later ones may believe its fingerprint."""
+
+    node: str
+    event: Literal["data_confirmed"] = "data_confirmed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -442,6 +453,7 @@ Event = (
     | LinksMeasured
     | WaysChosen
     | RunDescribed
+    | DataConfirmed
     | Waiting
     | PlanAdopted
     | PlanStarted

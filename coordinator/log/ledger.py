@@ -106,6 +106,8 @@ class Ledger:
     run_id: str = ""
     run: Mapping[str, Any] = field(default_factory=dict)
     described: ev.Described | None = None
+    described_by: str = ""
+    data_confirmed: bool = False
     members: Mapping[str, Member] = field(default_factory=dict)
     links: Mapping[str, Mapping[str, ev.Link]] = field(default_factory=dict)
     broken: frozenset[tuple[str, str]] = frozenset()
@@ -211,7 +213,9 @@ def apply(ledger: Ledger, event: ev.Event) -> Ledger:
         case ev.WaysChosen():
             return _with_ways(ledger, event.ways)
         case ev.RunDescribed():
-            return replace(ledger, described=event.described)
+            return replace(ledger, described=event.described, described_by=event.node)
+        case ev.DataConfirmed():
+            return replace(ledger, data_confirmed=True)
         case ev.PlanAdopted():
             return replace(
                 ledger, generation=event.generation, plan=event.plan, codecs={}, counts_from=event.counts_from

@@ -54,6 +54,8 @@ def narrate(event: ev.Event) -> str:
                 f"the model has {len(workload.layers)} layers, {size / 2**20:.1f} MiB of parameters; the data has "
                 f"{event.described.training_samples} samples"
             )
+        case ev.DataConfirmed():
+            return f"{event.node} has read the same data; nodes that join later may fetch its tokens from beside the checkpoints"
         case ev.Waiting():
             return f"waiting: {event.reason}"
         case ev.PlanAdopted():

@@ -32,16 +32,14 @@ _SAY_SECONDS = 10.0
 _LOOK_SECONDS = 10.0
 """Most seconds to wait for others to have looked whether a file is used, for which each locks it for a moment."""
 
-Tokens = tuple[NDArray[Any], blake3]
-"""The tokens (1-D), and the digest so far of their bytes."""
-
 
 def shared(
     folder: Path, name: str, dtype: np.dtype[Any], make: Callable[[BinaryIO], blake3], *, lasting: bool
-) -> Tokens:
-    """The tokens called ``name``, which ``make`` writes if they are not there. ``lasting``: the name says all of what they depend
-    on; otherwise they count only while another process uses them. Raises OSError, for example if the
-    disk is full, and what ``make`` does."""
+) -> NDArray[Any]:
+    """The tokens (1-D) called ``name``, which ``make`` writes if they are not there, and of whose bytes it returns the digest.
+
+    ``lasting``: the name says all of what they depend on; otherwise they count only while another process uses them. Raises
+    OSError, for example if the disk is full, and what ``make`` does."""
     path = folder / f"{name}.tokens"
     lock = _wait_for(folder / f"{name}.lock")
     try:
@@ -96,7 +94,7 @@ def _make(path: Path, make: Callable[[BinaryIO], blake3]) -> None:
         raise
 
 
-def _mapped(path: Path, dtype: np.dtype[Any]) -> Tokens | None:
+def _mapped(path: Path, dtype: np.dtype[Any]) -> NDArray[Any] | None:
     """None if the file is not there, or damaged, or another process has it for longer than a look takes."""
     if not path.exists():
         return None
@@ -112,12 +110,10 @@ def _mapped(path: Path, dtype: np.dtype[Any]) -> Tokens | None:
         # The mapping holds the file, and so its lock.
         whole = np.memmap(file, np.uint8, "r")
     content = whole[:size]
-    digest = blake3()
-    digest.update(content.data)
-    if digest.digest() != whole[size:].tobytes():
+    if blake3(content.data, max_threads=blake3.AUTO).digest() != whole[size:].tobytes():
         log.warning("%s is damaged; reading the data again", path)
         return None
-    return content.view(dtype), digest
+    return content.view(dtype)
 
 
 def _is_used(path: Path) -> bool:

@@ -5,20 +5,24 @@ from __future__ import annotations
 import logging
 import math
 import tempfile
+import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from itertools import chain
 from pathlib import Path
-from typing import IO, Any, BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 import torch
 from blake3 import blake3
 from numpy.typing import NDArray
 
-from dtfm.node.data.cache import Tokens, is_usable, shared
-from dtfm.node.data.samples import Sample, held_out
+from dtfm.node.data.cache import is_usable, shared
+from dtfm.node.data.published import TokenIndex, fetch, find, index_of, publish
+from dtfm.node.data.samples import Sample, held_out, held_out_count
 from dtfm.node.data.sources import Document, documents, state_of
 from dtfm.node.data.tokenizer import Tokenizer, load_tokenizer
 from dtfm.node.data.user_code import import_allowed
@@ -30,12 +34,20 @@ Batch = tuple[torch.Tensor, torch.Tensor]
 _PROGRESS_SECONDS = 2.0  # between two log lines while reading
 
 
+@dataclass(frozen=True, slots=True)
+class Agreed:
+    """What the members of a run agree on about its data."""
+
+    fingerprint: bytes
+    unigram_entropy: float
+
+
 class Data(ABC):
     """Samples, the same on every node with the same ``fingerprint``.
 
     ``sample`` describes one input. ``tokens_per_sample`` is 1 for data without tokens. ``unigram_entropy`` is the loss on the
     held-out part, in nats per label, of a model that knows only label frequencies. ``tokenizer`` is None unless the data is
-    text.
+    text. ``was_read``: this node has read the source itself, so that it vouches for the fingerprint.
     """
 
     sample: Sample
@@ -43,25 +55,39 @@ class Data(ABC):
     tokenizer: Tokenizer | None
     fingerprint: bytes
     unigram_entropy: float
+    was_read: bool = True
 
     def __init__(self, count: int, evaluation_fraction: float) -> None:
-        self._training, self._evaluation = held_out(count, evaluation_fraction)
+        self._count, self._evaluation_fraction = count, evaluation_fraction
+
+    @cached_property
+    def _parts(self) -> tuple[Indices, Indices]:
+        """For training and for evaluation. Not before they are needed: some nodes only count."""
+        return held_out(self._count, self._evaluation_fraction)
 
     @property
     def training_count(self) -> int:
-        return len(self._training)
+        return self._count - self.evaluation_count
 
     @property
     def evaluation_count(self) -> int:
-        return len(self._evaluation)
+        return held_out_count(self._count, self._evaluation_fraction)
 
     def training_batch(self, indices: Indices) -> Batch:
         """Inputs [b, *sample.shape] and labels ([b, s] for text, [b] for classes) of training samples, on the CPU."""
-        return self._take(self._training[indices])
+        return self._take(self._parts[0][indices])
 
     def evaluation_batch(self, indices: Indices) -> Batch:
         """The same for held-out samples."""
-        return self._take(self._evaluation[indices])
+        return self._take(self._parts[1][indices])
+
+    @abstractmethod
+    def hold(self) -> None:
+        """Has all samples on this machine, which may take long. Raises ValueError or OSError. From any thread."""
+
+    @abstractmethod
+    def publish(self, place: str) -> None:
+        """Writes what other nodes can use to a folder that they reach. Raises what the file system raises. From any thread."""
 
     @abstractmethod
     def _take(self, numbers: Indices) -> Batch:
@@ -72,23 +98,38 @@ class TokenWindows(Data):
     """Windows of sequence_length + 1 consecutive tokens. Each begins with the last token of the one before, so that every token
     except the first is predicted once."""
 
-    def __init__(self, tokens: NDArray[Any], digest: blake3, tokenizer: Tokenizer, data: plan_pb2.Run.Data) -> None:
-        length = data.sequence_length
-        count = (len(tokens) - 1) // length
-        if count < 2:
-            raise ValueError(
-                f"data.source: {data.source!r} has {len(tokens)} tokens, too few for two windows of data.sequence_length "
-                f"{length} (one to train on, one held out); give more text or a shorter length"
-            )
-        super().__init__(count, data.evaluation_fraction)
+    def __init__(
+        self, index: TokenIndex, tokens: Callable[[], NDArray[Any]], tokenizer: Tokenizer, agreed: Agreed | None = None
+    ) -> None:
+        """``tokens`` returns those of ``index``, and is called when they are first needed: at once, unless the run's members have
+        ``agreed`` on the data before."""
+        length = index.sequence_length
+        super().__init__((index.tokens - 1) // length, index.evaluation_fraction)
         self.sample = Sample((length,), torch.int64, tokenizer.size)
         self.tokens_per_sample = length
         self.tokenizer = tokenizer
-        digest.update(f"{tokens.dtype} {length} {data.evaluation_fraction!r}".encode())
-        self.fingerprint = digest.digest()
-        self._tokens = tokens
+        self.fingerprint = index.fingerprint
+        self._index, self._open, self._lock = index, tokens, threading.Lock()
+        self._opened: NDArray[Any] | None = None
         self._window = np.arange(length + 1)
-        self.unigram_entropy = entropy(self._labels_counted(tokenizer.size))
+        self.was_read = agreed is None
+        self.unigram_entropy = (
+            agreed.unigram_entropy if agreed is not None else entropy(self._labels_counted(tokenizer.size))
+        )
+
+    def hold(self) -> None:
+        with self._lock:
+            if self._opened is None:
+                self._opened = self._open()
+
+    def publish(self, place: str) -> None:
+        publish(place, self._index, self._tokens)
+
+    @property
+    def _tokens(self) -> NDArray[Any]:
+        self.hold()
+        assert self._opened is not None
+        return self._opened
 
     def _take(self, numbers: Indices) -> Batch:
         windows = self._tokens[numbers[:, None] * self.tokens_per_sample + self._window].astype(np.int64)
@@ -97,7 +138,8 @@ class TokenWindows(Data):
 
     def _labels_counted(self, size: int) -> Indices:
         counts = np.zeros(size, dtype=np.int64)
-        for part in np.array_split(self._evaluation, math.ceil(len(self._evaluation) / 1024)):
+        evaluation = self._parts[1]
+        for part in np.array_split(evaluation, math.ceil(len(evaluation) / 1024)):
             counts += np.bincount(self._take(part)[1].flatten().numpy(), minlength=size)
         return counts
 
@@ -114,19 +156,28 @@ class TensorPairs(Data):
         digest.update(inputs.numpy().tobytes()).update(labels.numpy().tobytes())
         self.fingerprint = digest.digest()
         self._inputs, self._labels = inputs, labels
-        self.unigram_entropy = entropy(np.bincount(labels[torch.from_numpy(self._evaluation)].flatten().numpy()))
+        self.unigram_entropy = entropy(np.bincount(labels[torch.from_numpy(self._parts[1])].flatten().numpy()))
+
+    def hold(self) -> None:
+        pass  # it has them since it was made
+
+    def publish(self, place: str) -> None:
+        pass  # every node makes its own
 
     def _take(self, numbers: Indices) -> Batch:
         rows = torch.from_numpy(numbers)
         return self._inputs[rows], self._labels[rows]
 
 
-def load_data(run: plan_pb2.Run, allowed_modules: Sequence[str] = (), cache: Path | None = None) -> Data:
+def load_data(
+    run: plan_pb2.Run, allowed_modules: Sequence[str] = (), cache: Path | None = None, agreed: Agreed | None = None
+) -> Data:
     """Loads what the run trains on.
 
     ``allowed_modules`` are the import paths that this node's operator lets a run name. Text is tokenized once, into a file, so
     that it need not fit into memory: in the folder ``cache``, where the nodes of a machine share it; else into an unnamed
-    temporary one.
+    temporary one. If the run's members have ``agreed`` on the data, and one of them has published its tokens, nothing is read
+    before samples are needed, and then these are fetched.
 
     Raises:
         ValueError: the source or the tokenizer cannot be read, or there is too little data; the message names the key.
@@ -142,17 +193,53 @@ def load_data(run: plan_pb2.Run, allowed_modules: Sequence[str] = (), cache: Pat
         inputs, labels = _checked(made, data.source)
         return TensorPairs(inputs, labels, data.evaluation_fraction)
     tokenizer = load_tokenizer(data.tokenizer)
+    if agreed is not None and (index := find(run.checkpoint.uri, agreed.fingerprint)) is not None:
+        published = index
+        return TokenWindows(index, lambda: _fetched(run, published, tokenizer, cache), tokenizer, agreed)
+    tokens = _read(data, tokenizer, cache)
+    if (len(tokens) - 1) // data.sequence_length < 2:
+        raise ValueError(
+            f"data.source: {data.source!r} has {len(tokens)} tokens, too few for two windows of data.sequence_length "
+            f"{data.sequence_length} (one to train on, one held out); give more text or a shorter length"
+        )
+    return TokenWindows(index_of(tokens, data.sequence_length, data.evaluation_fraction), lambda: tokens, tokenizer)
+
+
+def _read(data: plan_pb2.Run.Data, tokenizer: Tokenizer, cache: Path | None) -> NDArray[Any]:
+    """All tokens of the source."""
     try:
         if cache is not None and (tokens := _shared(data, tokenizer, cache)) is not None:
-            return TokenWindows(*tokens, tokenizer, data)
-        return TokenWindows(*tokenize(documents(data.source, data.text_field), tokenizer), tokenizer, data)
+            return tokens
+        return tokenize(documents(data.source, data.text_field), tokenizer)
     except OSError as problem:
         raise ValueError(
             f"data.source: {data.source!r} could not be read, or its tokens not stored: {problem}"
         ) from problem
 
 
-def _shared(data: plan_pb2.Run.Data, tokenizer: Tokenizer, cache: Path) -> Tokens | None:
+def _fetched(run: plan_pb2.Run, index: TokenIndex, tokenizer: Tokenizer, cache: Path | None) -> NDArray[Any]:
+    """The tokens of ``index`` as another node has published them; or, if these are not what all agree on, of the source."""
+
+    def make(file: BinaryIO) -> blake3:
+        return fetch(run.checkpoint.uri, index, file)
+
+    dtype = np.dtype(index.dtype)
+    try:
+        if cache is not None and is_usable(cache):
+            return shared(cache, index.fingerprint.hex()[:32], dtype, make, lasting=True)
+        return _in_temporary_file(dtype, make)
+    except Exception as problem:  # whatever the file system raises
+        log.warning("the published tokens cannot be used (%s); reading %s instead", problem, run.data.source)
+    tokens = _read(run.data, tokenizer, cache)
+    if index_of(tokens, index.sequence_length, index.evaluation_fraction) != index:
+        raise ValueError(
+            f"data.source: {run.data.source!r} has other text here than where the run began, and the tokens that were published "
+            f"beside {run.checkpoint.uri} cannot be used; give this node the same files"
+        )
+    return tokens
+
+
+def _shared(data: plan_pb2.Run.Data, tokenizer: Tokenizer, cache: Path) -> NDArray[Any] | None:
     """The tokens that the nodes of this machine share; None if they cannot share these."""
     if not tokenizer.identity or not is_usable(cache):
         return None
@@ -161,7 +248,7 @@ def _shared(data: plan_pb2.Run.Data, tokenizer: Tokenizer, cache: Path) -> Token
     name.update(tokenizer.identity)
 
     def make(file: BinaryIO) -> blake3:
-        digest, _ = _write(documents(data.source, data.text_field), tokenizer, file)
+        digest = _write(documents(data.source, data.text_field), tokenizer, file)
         if state_of(data.source) != before:
             raise ValueError(f"data.source: {data.source!r} changed while it was read; start again when it does not")
         return digest
@@ -169,16 +256,17 @@ def _shared(data: plan_pb2.Run.Data, tokenizer: Tokenizer, cache: Path) -> Token
     return shared(cache, name.hexdigest(16), dtype_of(tokenizer), make, lasting=before != "")
 
 
-def tokenize(texts: Iterable[Document], tokenizer: Tokenizer) -> Tokens:
-    """All tokens in order (1-D, of the narrowest unsigned dtype that fits, mapped from a temporary file), and a digest of their
-    bytes."""
-    dtype = dtype_of(tokenizer)
+def tokenize(texts: Iterable[Document], tokenizer: Tokenizer) -> NDArray[Any]:
+    """All tokens in order (1-D, of the narrowest unsigned dtype that fits, mapped from a temporary file)."""
+    return _in_temporary_file(dtype_of(tokenizer), lambda file: _write(texts, tokenizer, file))
+
+
+def _in_temporary_file(dtype: np.dtype[Any], make: Callable[[BinaryIO], object]) -> NDArray[Any]:
     with tempfile.TemporaryFile(prefix="dtfm-tokens-") as file:
-        digest, size = _write(texts, tokenizer, file)
+        make(file)
         file.flush()
-        if not size:
-            return np.empty(0, dtype), digest
-        return np.memmap(file, dtype=dtype, mode="r", shape=(size // dtype.itemsize,)), digest
+        size = file.tell()
+        return np.memmap(file, dtype, "r", shape=(size // dtype.itemsize,)) if size else np.empty(0, dtype)
 
 
 def dtype_of(tokenizer: Tokenizer) -> np.dtype[Any]:
@@ -186,8 +274,8 @@ def dtype_of(tokenizer: Tokenizer) -> np.dtype[Any]:
     return np.dtype("<u1" if tokenizer.size <= 1 << 8 else "<u2" if tokenizer.size <= 1 << 16 else "<u4")
 
 
-def _write(texts: Iterable[Document], tokenizer: Tokenizer, file: IO[bytes]) -> tuple[blake3, int]:
-    """The digest and the number of the bytes."""
+def _write(texts: Iterable[Document], tokenizer: Tokenizer, file: BinaryIO) -> blake3:
+    """Returns the digest of what it has written."""
     dtype = dtype_of(tokenizer)
     separator = np.asarray(tokenizer.separator, dtype=dtype).tobytes()
     digest, size, said = blake3(), 0, time.monotonic()
@@ -200,7 +288,7 @@ def _write(texts: Iterable[Document], tokenizer: Tokenizer, file: IO[bytes]) -> 
             if time.monotonic() - said > _PROGRESS_SECONDS:
                 said = time.monotonic()
                 log.info("reading the data: %.1f million tokens so far", size / dtype.itemsize / 1e6)
-    return digest, size
+    return digest
 
 
 def entropy(counts: NDArray[np.int64]) -> float:

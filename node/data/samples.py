@@ -63,9 +63,14 @@ def held_out(count: int, fraction: float) -> tuple[NDArray[np.int64], NDArray[np
     one sample.
     """
     assert count >= 2, count
-    held = min(max(floor(count * fraction), 1), count - 1)
+    held = held_out_count(count, fraction)
     order = _permutation(0, _HELD_OUT, count)
     return np.sort(order[held:]), np.sort(order[:held])
+
+
+def held_out_count(count: int, fraction: float) -> int:
+    """How many of ``count`` samples `held_out` holds out."""
+    return min(max(floor(count * fraction), 1), count - 1)
 
 
 @lru_cache(maxsize=3)

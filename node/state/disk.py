@@ -10,7 +10,8 @@ from pathlib import Path
 
 from blake3 import blake3
 
-from dtfm.node.state.snapshot_files import file_name, step_folder, write
+from dtfm.node.data.storage import write
+from dtfm.node.state.snapshot_files import file_name, step_folder
 from dtfm.node.state.state_store import Tensor
 from dtfm.protos.frame import Header, Kind
 from dtfm.protos.peer_pb2 import StateRequest

@@ -7,7 +7,6 @@ when its manifest.json exists, which the coordinator writes last.
 from __future__ import annotations
 
 import json
-import os
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ import torch
 from blake3 import blake3
 
 from dtfm.node.data.dataset import Data
+from dtfm.node.data.storage import write
 from dtfm.node.model.bucket import Bucket, BucketSpec, bucket_bytes
 from dtfm.node.model.model import Model
 
@@ -27,8 +27,6 @@ _MOMENTS = ("optimizer.exp_avg", "optimizer.exp_avg_sq")
 # Bounds on what is read: on the header of a bucket's file, and on a manifest.
 _MOST_HEADER_BYTES = 1 << 20
 _MOST_MANIFEST_BYTES = 1 << 24
-# File systems that may show a half-written file under its final name, and rename cheaply. Object stores show whole objects only.
-_RENAMING = frozenset({"file", "local", "sftp", "ssh", "smb", "hdfs", "webhdfs"})
 
 
 def file_name(bucket: int) -> str:
@@ -78,27 +76,6 @@ def load_file(content: bytes, bucket: Bucket, where: str) -> None:
 def most_bytes(spec: BucketSpec, dtype: torch.dtype) -> int:
     """An upper bound on the size of the bucket's file."""
     return bucket_bytes(spec, dtype) + _MOST_HEADER_BYTES
-
-
-def write(folder: str, name: str, content: bytes) -> None:
-    """Writes a file so that it is there in whole or not at all.
-
-    Raises:
-        OSError, or another exception of the file system: not written.
-    """
-    fs, path = fsspec.core.url_to_fs(folder)
-    fs.makedirs(path, exist_ok=True)
-    protocols = {fs.protocol} if isinstance(fs.protocol, str) else set(fs.protocol)
-    renames = bool(protocols & _RENAMING)
-    final = f"{path.rstrip('/')}/{name}"
-    target = f"{final}.part" if renames else final
-    with fs.open(target, "wb") as file:
-        file.write(content)
-        if "file" in protocols:
-            file.flush()
-            os.fsync(file.fileno())
-    if renames:
-        fs.mv(target, final)
 
 
 def write_model_files(folder: str, model: Model, data: Data, dtype: torch.dtype = torch.float32) -> None:

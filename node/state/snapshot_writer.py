@@ -10,13 +10,14 @@ from typing import TypeVar
 import torch
 from blake3 import blake3
 
+from dtfm.node.data.storage import write
 from dtfm.node.host.device import free_memory
 from dtfm.node.model.bucket import Bucket, bucket_bytes
 from dtfm.node.model.loaded_run import LoadedRun
 from dtfm.node.model.precision import run_dtype
 from dtfm.node.state.bucket_files import BucketFiles
 from dtfm.node.state.disk import Disk
-from dtfm.node.state.snapshot_files import file_name, step_folder, write, write_model_files
+from dtfm.node.state.snapshot_files import file_name, step_folder, write_model_files
 from dtfm.protos.control_pb2 import CHECKPOINT, DISKS, NodeMessage, Part, SnapshotDestination, SnapshotParts
 
 log = logging.getLogger(__name__)

@@ -13,7 +13,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
-from dtfm.node.data.dataset import load_data
+from dtfm.node.data.dataset import Agreed, Data, load_data
 from dtfm.node.host.dialling import Dialler
 from dtfm.node.host.long_parts import long_part
 from dtfm.node.host.trace import Activity, span
@@ -89,6 +89,7 @@ class Trainer:
         self._fail = fail
         self._commands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._standby = StandbyRole(equipment.node, equipment.device, report)
+        self._standby_wanted = Standby()
         self._loaded: LoadedRun | None = None
         self._layer_flops: float | None = None
         self._generation: Generation | None = None
@@ -100,6 +101,7 @@ class Trainer:
         self._committed_in = 0  # the generation whose commit made the held state; 0: none did
         self._digest: Future[bytes] | None = None
         self._compiling: Future[None] | None = None
+        self._published: Data | None = None
         self._logged = 0.0
         self._digester = ThreadPoolExecutor(1, "digest")
         self._thread = threading.Thread(target=self._run, name="trainer", daemon=True)
@@ -107,9 +109,9 @@ class Trainer:
 
     # Called on the event loop
 
-    def prepare(self, run: Run, dialler: Dialler) -> None:
-        """Loads the run's data and model, and reports Prepared."""
-        self._commands.put(lambda: self._prepare(run, dialler))
+    def prepare(self, run: Run, dialler: Dialler, agreed: Agreed | None = None) -> None:
+        """Loads the run's data, on which its members may have ``agreed``, and its model, and reports Prepared."""
+        self._commands.put(lambda: self._prepare(run, dialler, agreed))
 
     def renew(self, dialler: Dialler) -> None:
         """Makes later connections with this one, which shows a renewed certificate."""
@@ -165,6 +167,11 @@ class Trainer:
 
     async def stand_by(self, wanted: Standby) -> None:
         """Becomes a standby for the wanted layers; with no layers, is none any more."""
+        self._standby_wanted = wanted
+        if wanted.past_last_layer and (loaded := self._loaded) is not None:
+            await self._hold_data(loaded, wanted.first_layer, wanted.past_last_layer)
+            if self._standby_wanted is not wanted:
+                return  # a later request has come meanwhile
         loaded, generation = self._loaded, self._generation
         if wanted.past_last_layer and loaded is not None:
             # The last generation may still be ending here.
@@ -173,6 +180,14 @@ class Trainer:
             await self._standby.assume(loaded, wanted, trained)
         else:
             await self._standby.end()
+
+    async def _hold_data(self, loaded: LoadedRun, first: int, past_last: int) -> None:
+        """Before this node gets these layers: it has the samples, if it will need them, while nobody waits for it."""
+        if first == 0 or past_last == len(loaded.model.layers):
+            try:
+                await asyncio.to_thread(loaded.data.hold)
+            except (OSError, ValueError) as problem:  # it comes again when the plan is adopted
+                log.error("%s", problem)
 
     def stop(self) -> None:
         """Calls off the present work and ends the threads."""
@@ -220,7 +235,7 @@ class Trainer:
         finally:
             self._waiting = None
 
-    def _prepare(self, run: Run, dialler: Dialler) -> None:
+    def _prepare(self, run: Run, dialler: Dialler, agreed: Agreed | None) -> None:
         device = self._equipment.device
         if compresses(run):
             self._compiling = asyncio.run_coroutine_threadsafe(compile_codecs(device), self._loop)
@@ -230,7 +245,7 @@ class Trainer:
         else:
             log.info("run %r: loading its data (%s) and its model (%s)", run.name, run.data.source, run.model.family)
             with long_part("reading the data"):
-                data = load_data(run, self._equipment.allowed_modules, self._equipment.tokens)
+                data = load_data(run, self._equipment.allowed_modules, self._equipment.tokens, agreed)
             with long_part("loading the model"):
                 model = load_model(run.model, data.sample, self._equipment.allowed_modules, data.tokenizer)
             self._await_codecs()
@@ -245,6 +260,7 @@ class Trainer:
             workload=workload(loaded.model, run),
             data_fingerprint=loaded.data.fingerprint,
             weights_fingerprint=loaded.model.weights_digest,
+            data_read=loaded.data.was_read,
             training_samples=loaded.data.training_count,
             evaluation_samples=loaded.data.evaluation_count,
             unigram_entropy=loaded.data.unigram_entropy,
@@ -370,6 +386,8 @@ class Trainer:
         equipment = replace(self._equipment, hardware=self.hardware)
         try:
             with span(Activity.ADOPT, assignment.step), long_part(f"setting up generation {placement.generation}"):
+                if placement.first or placement.last:
+                    self._loaded.data.hold()
                 generation = set_up(
                     self._loaded, placement, assignment, inventory, self._earlier, equipment, self._await
                 )
@@ -379,6 +397,7 @@ class Trainer:
             log.error("generation %d could not be adopted: %s", placement.generation, problem)
             self._report(NodeMessage(plan_failed=plan_failed(placement.generation, problem)))
             return
+        self._publish_data(self._loaded, placement)
         log.info("compression: %s", generation.codecs)
         deliver_to(generation.receiver)
         self._generation, self._earlier = generation, None
@@ -391,6 +410,19 @@ class Trainer:
             codecs=generation.codecs.report,
         )
         self._report(NodeMessage(plan_ready=ready))
+
+    def _publish_data(self, loaded: LoadedRun, placement: Placement) -> None:
+        """One of the nodes that have the data writes it beside the checkpoints, for those that come later."""
+
+        def publish() -> None:
+            try:
+                loaded.data.publish(loaded.run.checkpoint.uri)
+            except Exception as problem:  # whatever the file system raises
+                log.warning("the tokens could not be written beside the checkpoints: %s", problem)
+
+        if placement.first and placement.replicas[0] == placement.node and self._published is not loaded.data:
+            self._published = loaded.data
+            threading.Thread(target=publish, name="publish", daemon=True).start()
 
     # Training
 

@@ -187,6 +187,8 @@ def test_the_same_process_replaces_its_old_stream() -> None:
     [
         ({"data_fingerprint": b"otherwise"}, wire.DATA_DIFFERS),
         ({"training_samples": 99}, wire.DATA_DIFFERS),
+        ({"weights_fingerprint": b"otherwise"}, wire.WORKLOAD_DIFFERS),
+        ({"weights_fingerprint": b"short"}, wire.MALFORMED),
         ({"buckets": 5}, wire.WORKLOAD_DIFFERS),
         ({"micro_batches": 5}, wire.MALFORMED),
         ({"workload": BIG}, wire.MALFORMED),

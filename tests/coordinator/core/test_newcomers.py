@@ -24,6 +24,27 @@ def test_the_first_prepared_node_defines_the_run_and_probes_nobody() -> None:
     assert world.kinds_to("a") == ["welcome"]
 
 
+def told_of_the_data(world: World, node: str) -> bytes:
+    world.prepare(node, prepared(data_read=False))
+    return world.heard_by(node)[0].welcome.data_fingerprint
+
+
+def test_newcomers_are_told_what_the_data_is_once_two_nodes_have_read_it() -> None:
+    """One node alone could make a run learn what it likes: nobody would look at the source again."""
+    world = World()
+    world.prepare("a", prepared(data_read=True))
+    assert told_of_the_data(world, "believes") == b""
+    assert told_of_the_data(world, "believes too") == b""
+    world.prepare("a", prepared(data_read=True), incarnation=2)  # the same one again
+    assert told_of_the_data(world, "late") == b""
+    assert not world.events(ev.DataConfirmed)
+    world.prepare("b", prepared(data_read=True))
+    world.prepare("c", prepared(data_read=True))
+    assert world.events(ev.DataConfirmed) == [ev.DataConfirmed("b")]
+    assert told_of_the_data(world, "latest") == b"fingerprint"
+    assert world.heard_by("latest")[0].welcome.unigram_entropy == 3.0
+
+
 def test_a_nodes_speed_is_what_it_measured_on_this_runs_layers() -> None:
     world = World()
     world.prepare("a", prepared(flops=3e9))

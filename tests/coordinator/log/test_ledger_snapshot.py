@@ -121,12 +121,14 @@ def test_a_snapshot_is_stored_whole_or_not_at_all(tmp_path: Path) -> None:
 
 
 def test_a_change_of_the_ledgers_fields_needs_a_new_format() -> None:
-    """These are the fields of format 13. Once one is added, dropped or means something new, older snapshots must not be read."""
-    assert ledger_snapshot.FORMAT == 13
+    """These are the fields of format 14. Once one is added, dropped or means something new, older snapshots must not be read."""
+    assert ledger_snapshot.FORMAT == 14
     assert [field.name for field in fields(Ledger)] == [
         "run_id",
         "run",
         "described",
+        "described_by",
+        "data_confirmed",
         "members",
         "links",
         "broken",

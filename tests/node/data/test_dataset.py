@@ -59,7 +59,7 @@ def test_documents_come_in_order_with_a_separator_between(tmp_path: Path) -> Non
     (tmp_path / "b.txt").write_text("x" * 40)
     (tmp_path / "a.txt").write_text("y" * 40)
     (tmp_path / "c.jsonl").write_text('{"text": "zzz"}\n\n{"text": "www"}\n')
-    tokens, _ = data_module.tokenize(sources.documents(str(tmp_path / "*"), "text"), load_tokenizer("bytes"))
+    tokens = data_module.tokenize(sources.documents(str(tmp_path / "*"), "text"), load_tokenizer("bytes"))
     assert tokens.tobytes().decode() == "y" * 40 + "\n" + "x" * 40 + "\nzzz\nwww"
 
 
@@ -102,7 +102,7 @@ def test_tokens_are_stored_in_as_few_bytes_as_hold_them(size: int, dtype: str) -
         def save(self, folder: Path) -> None:
             raise NotImplementedError
 
-    tokens, _ = data_module.tokenize([["3", str(size - 1)]], Numbers())
+    tokens = data_module.tokenize([["3", str(size - 1)]], Numbers())
     assert tokens.tolist() == [3, size - 1]
     assert tokens.dtype == np.dtype(dtype)
 
@@ -114,7 +114,7 @@ def test_a_local_tokenizer(tmp_path: Path) -> None:
     assert data.tokenizer is not None
     assert data.sample.vocabulary == data.tokenizer.size == 300
     assert data.tokenizer.decode(data.tokenizer.encode(TEXT)) == TEXT
-    tokens, _ = data_module.tokenize([[TEXT], [TEXT]], data.tokenizer)
+    tokens = data_module.tokenize([[TEXT], [TEXT]], data.tokenizer)
     assert tokens.dtype == np.uint16
     assert tokens.tolist().count(0) == 1  # <end>, between the two
     assert len(tokens) < len(TEXT)
@@ -124,7 +124,7 @@ def test_a_local_tokenizer(tmp_path: Path) -> None:
 def test_text_that_utf8_cannot_hold_is_replaced(kind: str, tmp_path: Path) -> None:
     tokenizer = load_tokenizer("bytes" if kind == "bytes" else make_tokenizer(tmp_path / "tokenizer", TEXT))
     (tmp_path / "a.jsonl").write_text('{"text": "a\\ud800b"}\n')
-    tokens, _ = data_module.tokenize(sources.documents(str(tmp_path / "a.jsonl"), "text"), tokenizer)
+    tokens = data_module.tokenize(sources.documents(str(tmp_path / "a.jsonl"), "text"), tokenizer)
     assert tokenizer.decode(tokens) == "a?b"
 
 
@@ -132,7 +132,7 @@ def test_a_local_folder_of_a_hub_data_set(tmp_path: Path) -> None:
     folder = tmp_path / "set"
     folder.mkdir()
     (folder / "train.jsonl").write_text("".join(json.dumps({"body": line}) + "\n" for line in TEXT.splitlines()))
-    tokens, _ = data_module.tokenize(sources.documents(f"hf:{folder}", "body"), load_tokenizer("bytes"))
+    tokens = data_module.tokenize(sources.documents(f"hf:{folder}", "body"), load_tokenizer("bytes"))
     assert tokens.tobytes().decode() == TEXT.rstrip("\n")
     with pytest.raises(ValueError, match=r"record 1 has no field 'text', only \['body'\]; set data.text_field"):
         load(f"hf:{folder}")

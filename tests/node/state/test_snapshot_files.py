@@ -16,13 +16,14 @@ from blake3 import blake3
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from dtfm.node.data.dataset import Data, load_data
+from dtfm.node.data.storage import write
 from dtfm.node.model.bucket import Bucket
 from dtfm.node.model.generate_text import generate
 from dtfm.node.model.generate_text import main as sample_command
 from dtfm.node.model.load import load_model
 from dtfm.node.model.model import Model
 from dtfm.node.model.stage import Stage, build_stage
-from dtfm.node.state.snapshot_files import file_name, read_bucket, to_file, write, write_model_files
+from dtfm.node.state.snapshot_files import file_name, read_bucket, to_file, write_model_files
 from dtfm.protos import plan_pb2
 from tests.node.model.test_stage import CPU, SIZES, stage_of
 from tests.tokenizer import make_tokenizer

@@ -1,0 +1,118 @@
+"""A run's tokens beside its checkpoints, so that a newcomer fetches them and need not make them.
+
+They lie in shards, with an index that has the digest of each. The index's own digest is the data's fingerprint, on which the
+run's members agree: whoever knows that believes nothing that another node has written there.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from dataclasses import asdict, dataclass
+from typing import Any, BinaryIO
+
+import fsspec
+import numpy as np
+from blake3 import blake3
+from numpy.typing import NDArray
+
+from dtfm.node.data.storage import write
+
+log = logging.getLogger(__name__)
+
+SHARD_BYTES = 64 << 20
+INDEX = "index.json"
+FORMAT = 1
+_MOST_INDEX_BYTES = 16 << 20
+_DTYPES = ("<u1", "<u2", "<u4")
+
+
+@dataclass(frozen=True, slots=True)
+class TokenIndex:
+    """All that decides which samples there are. ``tokens`` is their number, and ``shards`` are the BLAKE3 (hex) of each
+    SHARD_BYTES of them."""
+
+    dtype: str
+    tokens: int
+    shards: tuple[str, ...]
+    sequence_length: int
+    evaluation_fraction: float
+
+    @property
+    def content(self) -> bytes:
+        """Of the index's file, the same on every node."""
+        return json.dumps({"format": FORMAT, **asdict(self)}, sort_keys=True).encode()
+
+    @property
+    def fingerprint(self) -> bytes:
+        return blake3(self.content).digest()
+
+    def shard(self, number: int) -> tuple[int, int]:
+        """The first byte of a shard, and the number of its bytes."""
+        start = number * SHARD_BYTES
+        return start, min(SHARD_BYTES, self.tokens * np.dtype(self.dtype).itemsize - start)
+
+
+def index_of(tokens: NDArray[Any], sequence_length: int, evaluation_fraction: float) -> TokenIndex:
+    content = tokens.view(np.uint8).data
+    shards = (content[start : start + SHARD_BYTES] for start in range(0, len(content), SHARD_BYTES))
+    digests = tuple(blake3(shard, max_threads=blake3.AUTO).hexdigest() for shard in shards)
+    return TokenIndex(tokens.dtype.str.replace("|", "<"), len(tokens), digests, sequence_length, evaluation_fraction)
+
+
+def publish(place: str, index: TokenIndex, tokens: NDArray[Any]) -> None:
+    """Writes what is not there yet. ``place`` is the run's folder for checkpoints. Raises what the file system raises."""
+    folder = _folder(place, index.fingerprint)
+    fs, path = fsspec.core.url_to_fs(folder)
+    if fs.exists(f"{path}/{INDEX}"):
+        return
+    content = tokens.view(np.uint8).data
+    for number in range(len(index.shards)):
+        start, size = index.shard(number)
+        write(folder, _name(number), content[start : start + size])
+    write(folder, INDEX, index.content)
+    log.info("the data's %d tokens are in %s for others", index.tokens, folder)
+
+
+def find(place: str, fingerprint: bytes) -> TokenIndex | None:
+    """The index with this fingerprint; None if there is none that can be read."""
+    folder = _folder(place, fingerprint)
+    try:
+        fs, path = fsspec.core.url_to_fs(folder)
+        content = fs.cat_file(f"{path}/{INDEX}", start=0, end=_MOST_INDEX_BYTES)
+        if blake3(content).digest() != fingerprint:
+            raise ValueError("it is not the index that the run's members agree on")
+        fields = json.loads(content)
+        fields["shards"] = tuple(fields["shards"])
+        if fields.pop("format") != FORMAT or fields["dtype"] not in _DTYPES:
+            raise ValueError("it has another format")
+        return TokenIndex(**fields)
+    except FileNotFoundError:
+        return None
+    except Exception as problem:  # whatever the file system raises
+        log.warning("%s/%s cannot be used: %s", folder, INDEX, problem)
+        return None
+
+
+def fetch(place: str, index: TokenIndex, file: BinaryIO) -> blake3:
+    """Writes all tokens into ``file``, each shard after its digest was checked; returns the digest of all. Raises ValueError if a
+    shard is not what the index says, and what the file system raises."""
+    folder = _folder(place, index.fingerprint)
+    fs, path = fsspec.core.url_to_fs(folder)
+    whole = blake3(max_threads=blake3.AUTO)
+    for number, digest in enumerate(index.shards):
+        _, size = index.shard(number)
+        content = fs.cat_file(f"{path}/{_name(number)}", start=0, end=size)
+        if len(content) != size or blake3(content, max_threads=blake3.AUTO).hexdigest() != digest:
+            raise ValueError(f"{folder}/{_name(number)} is not what the run's members agree on")
+        file.write(content)
+        whole.update(content)
+    return whole
+
+
+def _folder(place: str, fingerprint: bytes) -> str:
+    return f"{place.rstrip('/')}/data-{fingerprint.hex()[:32]}"
+
+
+def _name(number: int) -> str:
+    return f"tokens-{number:05d}.bin"

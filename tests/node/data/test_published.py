@@ -1,0 +1,164 @@
+"""A run's tokens lie beside its checkpoints: who joins later fetches them, and believes nothing that is not what all agree on."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import numpy as np
+import pytest
+import torch
+
+from dtfm.node.data import dataset, published
+from dtfm.node.data.dataset import Agreed, Data, load_data
+from dtfm.node.data.published import TokenIndex, find, index_of, publish
+from dtfm.protos import plan_pb2
+
+TEXT = "the quick brown fox jumps over the lazy dog\n" * 40
+PLACE = "memory://run/checkpoints"
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[plan_pb2.Run]:
+    """Its tokens make several shards."""
+    monkeypatch.setattr(published, "SHARD_BYTES", 500)
+    (tmp_path / "corpus.txt").write_text(TEXT)
+    data = plan_pb2.Run.Data(
+        source=str(tmp_path / "corpus.txt"), tokenizer="bytes", sequence_length=16, evaluation_fraction=0.1
+    )
+    yield plan_pb2.Run(data=data, checkpoint=plan_pb2.Run.Checkpoint(uri=PLACE))
+    fsspec.filesystem("memory").rm("/run", recursive=True)
+
+
+@pytest.fixture
+def founder(run: plan_pb2.Run) -> Data:
+    """The data of a node that has read it, and published its tokens."""
+    data = load_data(run)
+    data.publish(PLACE)
+    return data
+
+
+@pytest.fixture
+def readings(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """An entry for each time that text is tokenized."""
+    counted: list[int] = []
+    write = dataset._write
+
+    def count(*arguments: Any) -> Any:
+        counted.append(1)
+        return write(*arguments)
+
+    monkeypatch.setattr(dataset, "_write", count)
+    return counted
+
+
+def files() -> list[str]:
+    return sorted(fsspec.filesystem("memory").find("/run"))
+
+
+def newcomer(run: plan_pb2.Run, founder: Data, cache: Path | None = None) -> Data:
+    return load_data(run, cache=cache, agreed=Agreed(founder.fingerprint, founder.unigram_entropy))
+
+
+def assert_equal(one: Data, other: Data) -> None:
+    assert (one.fingerprint, one.unigram_entropy) == (other.fingerprint, other.unigram_entropy)
+    assert (one.training_count, one.evaluation_count) == (other.training_count, other.evaluation_count)
+    rows = np.arange(one.training_count)
+    assert all(map(torch.equal, one.training_batch(rows), other.training_batch(rows)))
+
+
+@pytest.mark.parametrize("cached", [True, False])
+def test_a_newcomer_tokenizes_nothing(
+    run: plan_pb2.Run, founder: Data, readings: list[int], tmp_path: Path, cached: bool
+) -> None:
+    Path(run.data.source).unlink()  # nor does it need the source
+    data = newcomer(run, founder, tmp_path / "cache" if cached else None)
+    assert len(files()) == 5
+    assert not data.was_read
+    assert founder.was_read
+    assert_equal(data, founder)
+    assert not readings
+
+
+def test_nothing_is_fetched_before_a_sample_is_needed(
+    run: plan_pb2.Run, founder: Data, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stage that is neither first nor last needs only to know what samples look like, and how many there are."""
+    fetched: list[int] = []
+
+    def fail(*_: object) -> None:
+        fetched.append(1)
+        raise OSError("gone")
+
+    monkeypatch.setattr(dataset, "fetch", fail)
+    data = newcomer(run, founder)
+    assert (data.sample, data.tokens_per_sample, data.training_count) == (founder.sample, 16, founder.training_count)
+    assert not fetched
+    data.hold()
+    assert fetched
+
+
+def test_it_is_written_once(founder: Data) -> None:
+    before = {name: fsspec.filesystem("memory").modified(name) for name in files()}
+    founder.publish(PLACE)
+    assert {name: fsspec.filesystem("memory").modified(name) for name in files()} == before
+
+
+@pytest.mark.parametrize("lie", ["other bytes", "cut off", "longer", "missing"])
+def test_a_shard_that_lies_is_not_believed(run: plan_pb2.Run, founder: Data, readings: list[int], lie: str) -> None:
+    fs = fsspec.filesystem("memory")
+    shard = files()[2]
+    content = fs.cat_file(shard)
+    if lie == "missing":
+        fs.rm(shard)
+    else:
+        fs.pipe_file(shard, {"other bytes": b"X" + content[1:], "cut off": content[:-1], "longer": content + b"X"}[lie])
+    data = newcomer(run, founder)
+    assert_equal(data, founder)
+    assert len(readings) == (0 if lie == "longer" else 1)  # what is beyond its end is not read
+
+
+@pytest.mark.parametrize("change", [{"tokens": 1600}, {"shards": []}, {"sequence_length": 15}, None])
+def test_an_index_that_lies_is_not_believed(
+    run: plan_pb2.Run, founder: Data, readings: list[int], change: dict[str, Any] | None
+) -> None:
+    fs = fsspec.filesystem("memory")
+    (index,) = [name for name in files() if name.endswith("index.json")]
+    fs.pipe_file(index, b"{" if change is None else json.dumps(json.loads(fs.cat_file(index)) | change).encode())
+    assert find(PLACE, founder.fingerprint) is None
+    assert_equal(newcomer(run, founder), founder)
+    assert readings == [1]
+
+
+def test_what_was_published_and_is_wrong_does_not_make_up_for_another_source(run: plan_pb2.Run, founder: Data) -> None:
+    fsspec.filesystem("memory").rm(files()[2])
+    Path(run.data.source).write_text(TEXT + "more\n")
+    with pytest.raises(ValueError, match="has other text here than where the run began"):
+        newcomer(run, founder).hold()
+
+
+@pytest.mark.parametrize("dtype", ["<u1", "<u2", "<u4"])
+def test_tokens_of_every_width_come_back(run: plan_pb2.Run, dtype: str) -> None:
+    tokens = np.arange(700).astype(dtype)
+    index = index_of(tokens, 10, 0.1)
+    publish(PLACE, index, tokens)
+    assert find(PLACE, index.fingerprint) == index
+    with fsspec.open("memory://run/whole", "wb") as file:
+        published.fetch(PLACE, index, file)
+    assert np.array_equal(np.frombuffer(fsspec.filesystem("memory").cat_file("/run/whole"), dtype), tokens)
+
+
+def test_the_fingerprint_is_of_all_that_decides_the_samples() -> None:
+    tokens = np.arange(100, dtype=np.uint8)
+    different: list[TokenIndex] = [
+        index_of(tokens, 10, 0.1),
+        index_of(tokens, 11, 0.1),
+        index_of(tokens, 10, 0.2),
+        index_of(tokens[:-1], 10, 0.1),
+        index_of(tokens[::-1].copy(), 10, 0.1),
+        index_of(tokens.astype(np.uint16), 10, 0.1),
+    ]
+    assert len({index.fingerprint for index in different}) == len(different)
