@@ -24,47 +24,49 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16\x64tfm/protos/plan.proto\x12\x04\x64tfm\"\xde\x07\n\x03Run\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\n\n\x02id\x18\x02 \x01(\t\x12\x0c\n\x04seed\x18\x03 \x01(\x04\x12\x1e\n\x05model\x18\x04 \x01(\x0b\x32\x0f.dtfm.Run.Model\x12\x1c\n\x04\x64\x61ta\x18\x05 \x01(\x0b\x32\x0e.dtfm.Run.Data\x12\x1e\n\x05train\x18\x06 \x01(\x0b\x32\x0f.dtfm.Run.Train\x12\"\n\x07network\x18\x07 \x01(\x0b\x32\x11.dtfm.Run.Network\x12\x15\n\rlease_seconds\x18\x08 \x01(\x01\x12(\n\ncheckpoint\x18\t \x01(\x0b\x32\x14.dtfm.Run.Checkpoint\x1aP\n\x05Model\x12\x0e\n\x06\x66\x61mily\x18\x01 \x01(\t\x12\x13\n\x0b\x63onfig_json\x18\x02 \x01(\t\x12\x0e\n\x06module\x18\x03 \x01(\t\x12\x12\n\npretrained\x18\x04 \x01(\t\x1as\n\x04\x44\x61ta\x12\x0e\n\x06source\x18\x01 \x01(\t\x12\x11\n\ttokenizer\x18\x02 \x01(\t\x12\x17\n\x0fsequence_length\x18\x03 \x01(\r\x12\x12\n\ntext_field\x18\x04 \x01(\t\x12\x1b\n\x13\x65valuation_fraction\x18\x05 \x01(\x01\x1a\xb4\x03\n\x05Train\x12\r\n\x05steps\x18\x01 \x01(\r\x12\x14\n\x0cglobal_batch\x18\x02 \x01(\r\x12\x13\n\x0bmicro_batch\x18\x03 \x01(\r\x12\x15\n\rlearning_rate\x18\x04 \x01(\x01\x12\x14\n\x0cwarmup_steps\x18\x05 \x01(\r\x12$\n\x1c\x66inal_learning_rate_fraction\x18\x06 \x01(\x01\x12\x14\n\x0cweight_decay\x18\x07 \x01(\x01\x12\r\n\x05\x62\x65ta1\x18\x08 \x01(\x01\x12\r\n\x05\x62\x65ta2\x18\t \x01(\x01\x12\x0f\n\x07\x65psilon\x18\n \x01(\x01\x12\x11\n\tclip_norm\x18\x0b \x01(\x01\x12\"\n\tprecision\x18\x0c \x01(\x0e\x32\x0f.dtfm.Precision\x12\x16\n\x0e\x65valuate_every\x18\r \x01(\r\x12\x1a\n\x12\x65valuation_samples\x18\x0e \x01(\r\x12?\n\x18\x61\x63tivation_checkpointing\x18\x0f \x01(\x0e\x32\x1d.dtfm.ActivationCheckpointing\x12-\n\x0foptimizer_state\x18\x10 \x01(\x0e\x32\x14.dtfm.OptimizerState\x1a\x44\n\x07Network\x12\x13\n\x0b\x61\x63tivations\x18\x01 \x01(\t\x12\x11\n\tgradients\x18\x02 \x01(\t\x12\x11\n\treduction\x18\x03 \x01(\t\x1a(\n\nCheckpoint\x12\x0b\n\x03uri\x18\x01 \x01(\t\x12\r\n\x05\x65very\x18\x02 \x01(\r\"\xbd\x03\n\x08Workload\x12$\n\x06layers\x18\x01 \x03(\x0b\x32\x14.dtfm.Workload.Layer\x12\x15\n\rmicro_batches\x18\x02 \x01(\r\x12*\n\"optimizer_bytes_per_parameter_byte\x18\x03 \x01(\x01\x12$\n\x1cown_bytes_per_parameter_byte\x18\x04 \x01(\x01\x12%\n\x1d\x63opy_bytes_per_parameter_byte\x18\x05 \x01(\x01\x12?\n\x18\x61\x63tivation_checkpointing\x18\x06 \x01(\x0e\x32\x1d.dtfm.ActivationCheckpointing\x12-\n\x0foptimizer_state\x18\x07 \x01(\x0e\x32\x14.dtfm.OptimizerState\x1a\x8a\x01\n\x05Layer\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x15\n\rforward_flops\x18\x02 \x01(\x01\x12\x17\n\x0fparameter_bytes\x18\x03 \x01(\x04\x12\x18\n\x10\x61\x63tivation_bytes\x18\x04 \x01(\x04\x12\x12\n\nkept_bytes\x18\x05 \x01(\x04\x12\x15\n\rworking_bytes\x18\x06 \x01(\x04\"\x9f\x05\n\x04Plan\x12\x12\n\ngeneration\x18\x01 \x01(\x04\x12 \n\x06stages\x18\x02 \x03(\x0b\x32\x10.dtfm.Plan.Stage\x12\x0c\n\x04idle\x18\x04 \x03(\t\x12\'\n\nboundaries\x18\x05 \x03(\x0b\x32\x13.dtfm.Plan.Boundary\x12&\n\ttakeovers\x18\x06 \x03(\x0b\x32\x13.dtfm.Plan.Takeover\x1a\x8e\x01\n\x05Stage\x12\x13\n\x0b\x66irst_layer\x18\x01 \x01(\r\x12\x17\n\x0fpast_last_layer\x18\x02 \x01(\r\x12\x10\n\x08replicas\x18\x03 \x03(\t\x12\x11\n\tin_flight\x18\x04 \x03(\r\x12\r\n\x05loads\x18\x05 \x03(\r\x12#\n\x07keeping\x18\x06 \x03(\x0b\x32\x12.dtfm.Plan.Keeping\x1ay\n\x07Keeping\x12?\n\x18\x61\x63tivation_checkpointing\x18\x01 \x01(\x0e\x32\x1d.dtfm.ActivationCheckpointing\x12-\n\x0foptimizer_state\x18\x02 \x01(\x0e\x32\x14.dtfm.OptimizerState\x1a*\n\x08\x42oundary\x12\x1e\n\x05\x66lows\x18\x01 \x03(\x0b\x32\x0f.dtfm.Plan.Flow\x1a?\n\x04\x46low\x12\x0e\n\x06sender\x18\x01 \x01(\t\x12\x10\n\x08receiver\x18\x02 \x01(\t\x12\x15\n\rmicro_batches\x18\x03 \x01(\r\x1aV\n\x08Takeover\x12\r\n\x05stage\x18\x01 \x01(\r\x12\x0c\n\x04node\x18\x02 \x01(\t\x12\r\n\x05place\x18\x03 \x01(\r\x12\x1e\n\x05heirs\x18\x04 \x03(\x0b\x32\x0f.dtfm.Plan.Heir\x1a+\n\x04Heir\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\x15\n\rmicro_batches\x18\x02 \x01(\rJ\x04\x08\x03\x10\x04*D\n\tPrecision\x12\x19\n\x15PRECISION_UNSPECIFIED\x10\x00\x12\x08\n\x04\x46P32\x10\x01\x12\x08\n\x04\x42\x46\x31\x36\x10\x02\x12\x08\n\x04\x46P64\x10\x03*b\n\x17\x41\x63tivationCheckpointing\x12\x16\n\x12\x43HECKPOINTING_AUTO\x10\x00\x12\x16\n\x12\x43HECKPOINTING_NONE\x10\x01\x12\x17\n\x13\x43HECKPOINTING_LAYER\x10\x02*`\n\x0eOptimizerState\x12\x18\n\x14OPTIMIZER_STATE_AUTO\x10\x00\x12\x1a\n\x16OPTIMIZER_STATE_DEVICE\x10\x01\x12\x18\n\x14OPTIMIZER_STATE_HOST\x10\x02\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16\x64tfm/protos/plan.proto\x12\x04\x64tfm\"\x95\x08\n\x03Run\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\n\n\x02id\x18\x02 \x01(\t\x12\x0c\n\x04seed\x18\x03 \x01(\x04\x12\x1e\n\x05model\x18\x04 \x01(\x0b\x32\x0f.dtfm.Run.Model\x12\x1c\n\x04\x64\x61ta\x18\x05 \x01(\x0b\x32\x0e.dtfm.Run.Data\x12\x1e\n\x05train\x18\x06 \x01(\x0b\x32\x0f.dtfm.Run.Train\x12\"\n\x07network\x18\x07 \x01(\x0b\x32\x11.dtfm.Run.Network\x12\x15\n\rlease_seconds\x18\x08 \x01(\x01\x12(\n\ncheckpoint\x18\t \x01(\x0b\x32\x14.dtfm.Run.Checkpoint\x1aP\n\x05Model\x12\x0e\n\x06\x66\x61mily\x18\x01 \x01(\t\x12\x13\n\x0b\x63onfig_json\x18\x02 \x01(\t\x12\x0e\n\x06module\x18\x03 \x01(\t\x12\x12\n\npretrained\x18\x04 \x01(\t\x1as\n\x04\x44\x61ta\x12\x0e\n\x06source\x18\x01 \x01(\t\x12\x11\n\ttokenizer\x18\x02 \x01(\t\x12\x17\n\x0fsequence_length\x18\x03 \x01(\r\x12\x12\n\ntext_field\x18\x04 \x01(\t\x12\x1b\n\x13\x65valuation_fraction\x18\x05 \x01(\x01\x1a\xeb\x03\n\x05Train\x12\r\n\x05steps\x18\x01 \x01(\r\x12\x14\n\x0cglobal_batch\x18\x02 \x01(\r\x12\x13\n\x0bmicro_batch\x18\x03 \x01(\r\x12\x15\n\rlearning_rate\x18\x04 \x01(\x01\x12\x14\n\x0cwarmup_steps\x18\x05 \x01(\r\x12$\n\x1c\x66inal_learning_rate_fraction\x18\x06 \x01(\x01\x12\x14\n\x0cweight_decay\x18\x07 \x01(\x01\x12\r\n\x05\x62\x65ta1\x18\x08 \x01(\x01\x12\r\n\x05\x62\x65ta2\x18\t \x01(\x01\x12\x0f\n\x07\x65psilon\x18\n \x01(\x01\x12\x11\n\tclip_norm\x18\x0b \x01(\x01\x12\"\n\tprecision\x18\x0c \x01(\x0e\x32\x0f.dtfm.Precision\x12\x16\n\x0e\x65valuate_every\x18\r \x01(\r\x12\x1a\n\x12\x65valuation_samples\x18\x0e \x01(\r\x12?\n\x18\x61\x63tivation_checkpointing\x18\x0f \x01(\x0e\x32\x1d.dtfm.ActivationCheckpointing\x12-\n\x0foptimizer_state\x18\x10 \x01(\x0e\x32\x14.dtfm.OptimizerState\x12 \n\x08schedule\x18\x11 \x01(\x0e\x32\x0e.dtfm.Schedule\x12\x13\n\x0b\x64\x65\x63\x61y_steps\x18\x12 \x01(\r\x1a\x44\n\x07Network\x12\x13\n\x0b\x61\x63tivations\x18\x01 \x01(\t\x12\x11\n\tgradients\x18\x02 \x01(\t\x12\x11\n\treduction\x18\x03 \x01(\t\x1a(\n\nCheckpoint\x12\x0b\n\x03uri\x18\x01 \x01(\t\x12\r\n\x05\x65very\x18\x02 \x01(\r\"\xbd\x03\n\x08Workload\x12$\n\x06layers\x18\x01 \x03(\x0b\x32\x14.dtfm.Workload.Layer\x12\x15\n\rmicro_batches\x18\x02 \x01(\r\x12*\n\"optimizer_bytes_per_parameter_byte\x18\x03 \x01(\x01\x12$\n\x1cown_bytes_per_parameter_byte\x18\x04 \x01(\x01\x12%\n\x1d\x63opy_bytes_per_parameter_byte\x18\x05 \x01(\x01\x12?\n\x18\x61\x63tivation_checkpointing\x18\x06 \x01(\x0e\x32\x1d.dtfm.ActivationCheckpointing\x12-\n\x0foptimizer_state\x18\x07 \x01(\x0e\x32\x14.dtfm.OptimizerState\x1a\x8a\x01\n\x05Layer\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x15\n\rforward_flops\x18\x02 \x01(\x01\x12\x17\n\x0fparameter_bytes\x18\x03 \x01(\x04\x12\x18\n\x10\x61\x63tivation_bytes\x18\x04 \x01(\x04\x12\x12\n\nkept_bytes\x18\x05 \x01(\x04\x12\x15\n\rworking_bytes\x18\x06 \x01(\x04\"\x9f\x05\n\x04Plan\x12\x12\n\ngeneration\x18\x01 \x01(\x04\x12 \n\x06stages\x18\x02 \x03(\x0b\x32\x10.dtfm.Plan.Stage\x12\x0c\n\x04idle\x18\x04 \x03(\t\x12\'\n\nboundaries\x18\x05 \x03(\x0b\x32\x13.dtfm.Plan.Boundary\x12&\n\ttakeovers\x18\x06 \x03(\x0b\x32\x13.dtfm.Plan.Takeover\x1a\x8e\x01\n\x05Stage\x12\x13\n\x0b\x66irst_layer\x18\x01 \x01(\r\x12\x17\n\x0fpast_last_layer\x18\x02 \x01(\r\x12\x10\n\x08replicas\x18\x03 \x03(\t\x12\x11\n\tin_flight\x18\x04 \x03(\r\x12\r\n\x05loads\x18\x05 \x03(\r\x12#\n\x07keeping\x18\x06 \x03(\x0b\x32\x12.dtfm.Plan.Keeping\x1ay\n\x07Keeping\x12?\n\x18\x61\x63tivation_checkpointing\x18\x01 \x01(\x0e\x32\x1d.dtfm.ActivationCheckpointing\x12-\n\x0foptimizer_state\x18\x02 \x01(\x0e\x32\x14.dtfm.OptimizerState\x1a*\n\x08\x42oundary\x12\x1e\n\x05\x66lows\x18\x01 \x03(\x0b\x32\x0f.dtfm.Plan.Flow\x1a?\n\x04\x46low\x12\x0e\n\x06sender\x18\x01 \x01(\t\x12\x10\n\x08receiver\x18\x02 \x01(\t\x12\x15\n\rmicro_batches\x18\x03 \x01(\r\x1aV\n\x08Takeover\x12\r\n\x05stage\x18\x01 \x01(\r\x12\x0c\n\x04node\x18\x02 \x01(\t\x12\r\n\x05place\x18\x03 \x01(\r\x12\x1e\n\x05heirs\x18\x04 \x03(\x0b\x32\x0f.dtfm.Plan.Heir\x1a+\n\x04Heir\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\x15\n\rmicro_batches\x18\x02 \x01(\rJ\x04\x08\x03\x10\x04*I\n\x08Schedule\x12\n\n\x06\x43OSINE\x10\x00\x12\x0c\n\x08\x43ONSTANT\x10\x01\x12\n\n\x06LINEAR\x10\x02\x12\x17\n\x13WARMUP_STABLE_DECAY\x10\x03*D\n\tPrecision\x12\x19\n\x15PRECISION_UNSPECIFIED\x10\x00\x12\x08\n\x04\x46P32\x10\x01\x12\x08\n\x04\x42\x46\x31\x36\x10\x02\x12\x08\n\x04\x46P64\x10\x03*b\n\x17\x41\x63tivationCheckpointing\x12\x16\n\x12\x43HECKPOINTING_AUTO\x10\x00\x12\x16\n\x12\x43HECKPOINTING_NONE\x10\x01\x12\x17\n\x13\x43HECKPOINTING_LAYER\x10\x02*`\n\x0eOptimizerState\x12\x18\n\x14OPTIMIZER_STATE_AUTO\x10\x00\x12\x1a\n\x16OPTIMIZER_STATE_DEVICE\x10\x01\x12\x18\n\x14OPTIMIZER_STATE_HOST\x10\x02\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'dtfm.protos.plan_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_PRECISION']._serialized_start=2147
-  _globals['_PRECISION']._serialized_end=2215
-  _globals['_ACTIVATIONCHECKPOINTING']._serialized_start=2217
-  _globals['_ACTIVATIONCHECKPOINTING']._serialized_end=2315
-  _globals['_OPTIMIZERSTATE']._serialized_start=2317
-  _globals['_OPTIMIZERSTATE']._serialized_end=2413
+  _globals['_SCHEDULE']._serialized_start=2202
+  _globals['_SCHEDULE']._serialized_end=2275
+  _globals['_PRECISION']._serialized_start=2277
+  _globals['_PRECISION']._serialized_end=2345
+  _globals['_ACTIVATIONCHECKPOINTING']._serialized_start=2347
+  _globals['_ACTIVATIONCHECKPOINTING']._serialized_end=2445
+  _globals['_OPTIMIZERSTATE']._serialized_start=2447
+  _globals['_OPTIMIZERSTATE']._serialized_end=2543
   _globals['_RUN']._serialized_start=33
-  _globals['_RUN']._serialized_end=1023
+  _globals['_RUN']._serialized_end=1078
   _globals['_RUN_MODEL']._serialized_start=275
   _globals['_RUN_MODEL']._serialized_end=355
   _globals['_RUN_DATA']._serialized_start=357
   _globals['_RUN_DATA']._serialized_end=472
   _globals['_RUN_TRAIN']._serialized_start=475
-  _globals['_RUN_TRAIN']._serialized_end=911
-  _globals['_RUN_NETWORK']._serialized_start=913
-  _globals['_RUN_NETWORK']._serialized_end=981
-  _globals['_RUN_CHECKPOINT']._serialized_start=983
-  _globals['_RUN_CHECKPOINT']._serialized_end=1023
-  _globals['_WORKLOAD']._serialized_start=1026
-  _globals['_WORKLOAD']._serialized_end=1471
-  _globals['_WORKLOAD_LAYER']._serialized_start=1333
-  _globals['_WORKLOAD_LAYER']._serialized_end=1471
-  _globals['_PLAN']._serialized_start=1474
-  _globals['_PLAN']._serialized_end=2145
-  _globals['_PLAN_STAGE']._serialized_start=1632
-  _globals['_PLAN_STAGE']._serialized_end=1774
-  _globals['_PLAN_KEEPING']._serialized_start=1776
-  _globals['_PLAN_KEEPING']._serialized_end=1897
-  _globals['_PLAN_BOUNDARY']._serialized_start=1899
-  _globals['_PLAN_BOUNDARY']._serialized_end=1941
-  _globals['_PLAN_FLOW']._serialized_start=1943
-  _globals['_PLAN_FLOW']._serialized_end=2006
-  _globals['_PLAN_TAKEOVER']._serialized_start=2008
-  _globals['_PLAN_TAKEOVER']._serialized_end=2094
-  _globals['_PLAN_HEIR']._serialized_start=2096
-  _globals['_PLAN_HEIR']._serialized_end=2139
+  _globals['_RUN_TRAIN']._serialized_end=966
+  _globals['_RUN_NETWORK']._serialized_start=968
+  _globals['_RUN_NETWORK']._serialized_end=1036
+  _globals['_RUN_CHECKPOINT']._serialized_start=1038
+  _globals['_RUN_CHECKPOINT']._serialized_end=1078
+  _globals['_WORKLOAD']._serialized_start=1081
+  _globals['_WORKLOAD']._serialized_end=1526
+  _globals['_WORKLOAD_LAYER']._serialized_start=1388
+  _globals['_WORKLOAD_LAYER']._serialized_end=1526
+  _globals['_PLAN']._serialized_start=1529
+  _globals['_PLAN']._serialized_end=2200
+  _globals['_PLAN_STAGE']._serialized_start=1687
+  _globals['_PLAN_STAGE']._serialized_end=1829
+  _globals['_PLAN_KEEPING']._serialized_start=1831
+  _globals['_PLAN_KEEPING']._serialized_end=1952
+  _globals['_PLAN_BOUNDARY']._serialized_start=1954
+  _globals['_PLAN_BOUNDARY']._serialized_end=1996
+  _globals['_PLAN_FLOW']._serialized_start=1998
+  _globals['_PLAN_FLOW']._serialized_end=2061
+  _globals['_PLAN_TAKEOVER']._serialized_start=2063
+  _globals['_PLAN_TAKEOVER']._serialized_end=2149
+  _globals['_PLAN_HEIR']._serialized_start=2151
+  _globals['_PLAN_HEIR']._serialized_end=2194
 # @@protoc_insertion_point(module_scope)

@@ -7,6 +7,13 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class Schedule(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    COSINE: _ClassVar[Schedule]
+    CONSTANT: _ClassVar[Schedule]
+    LINEAR: _ClassVar[Schedule]
+    WARMUP_STABLE_DECAY: _ClassVar[Schedule]
+
 class Precision(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     PRECISION_UNSPECIFIED: _ClassVar[Precision]
@@ -25,6 +32,10 @@ class OptimizerState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     OPTIMIZER_STATE_AUTO: _ClassVar[OptimizerState]
     OPTIMIZER_STATE_DEVICE: _ClassVar[OptimizerState]
     OPTIMIZER_STATE_HOST: _ClassVar[OptimizerState]
+COSINE: Schedule
+CONSTANT: Schedule
+LINEAR: Schedule
+WARMUP_STABLE_DECAY: Schedule
 PRECISION_UNSPECIFIED: Precision
 FP32: Precision
 BF16: Precision
@@ -63,7 +74,7 @@ class Run(_message.Message):
         evaluation_fraction: float
         def __init__(self, source: _Optional[str] = ..., tokenizer: _Optional[str] = ..., sequence_length: _Optional[int] = ..., text_field: _Optional[str] = ..., evaluation_fraction: _Optional[float] = ...) -> None: ...
     class Train(_message.Message):
-        __slots__ = ("steps", "global_batch", "micro_batch", "learning_rate", "warmup_steps", "final_learning_rate_fraction", "weight_decay", "beta1", "beta2", "epsilon", "clip_norm", "precision", "evaluate_every", "evaluation_samples", "activation_checkpointing", "optimizer_state")
+        __slots__ = ("steps", "global_batch", "micro_batch", "learning_rate", "warmup_steps", "final_learning_rate_fraction", "weight_decay", "beta1", "beta2", "epsilon", "clip_norm", "precision", "evaluate_every", "evaluation_samples", "activation_checkpointing", "optimizer_state", "schedule", "decay_steps")
         STEPS_FIELD_NUMBER: _ClassVar[int]
         GLOBAL_BATCH_FIELD_NUMBER: _ClassVar[int]
         MICRO_BATCH_FIELD_NUMBER: _ClassVar[int]
@@ -80,6 +91,8 @@ class Run(_message.Message):
         EVALUATION_SAMPLES_FIELD_NUMBER: _ClassVar[int]
         ACTIVATION_CHECKPOINTING_FIELD_NUMBER: _ClassVar[int]
         OPTIMIZER_STATE_FIELD_NUMBER: _ClassVar[int]
+        SCHEDULE_FIELD_NUMBER: _ClassVar[int]
+        DECAY_STEPS_FIELD_NUMBER: _ClassVar[int]
         steps: int
         global_batch: int
         micro_batch: int
@@ -96,7 +109,9 @@ class Run(_message.Message):
         evaluation_samples: int
         activation_checkpointing: ActivationCheckpointing
         optimizer_state: OptimizerState
-        def __init__(self, steps: _Optional[int] = ..., global_batch: _Optional[int] = ..., micro_batch: _Optional[int] = ..., learning_rate: _Optional[float] = ..., warmup_steps: _Optional[int] = ..., final_learning_rate_fraction: _Optional[float] = ..., weight_decay: _Optional[float] = ..., beta1: _Optional[float] = ..., beta2: _Optional[float] = ..., epsilon: _Optional[float] = ..., clip_norm: _Optional[float] = ..., precision: _Optional[_Union[Precision, str]] = ..., evaluate_every: _Optional[int] = ..., evaluation_samples: _Optional[int] = ..., activation_checkpointing: _Optional[_Union[ActivationCheckpointing, str]] = ..., optimizer_state: _Optional[_Union[OptimizerState, str]] = ...) -> None: ...
+        schedule: Schedule
+        decay_steps: int
+        def __init__(self, steps: _Optional[int] = ..., global_batch: _Optional[int] = ..., micro_batch: _Optional[int] = ..., learning_rate: _Optional[float] = ..., warmup_steps: _Optional[int] = ..., final_learning_rate_fraction: _Optional[float] = ..., weight_decay: _Optional[float] = ..., beta1: _Optional[float] = ..., beta2: _Optional[float] = ..., epsilon: _Optional[float] = ..., clip_norm: _Optional[float] = ..., precision: _Optional[_Union[Precision, str]] = ..., evaluate_every: _Optional[int] = ..., evaluation_samples: _Optional[int] = ..., activation_checkpointing: _Optional[_Union[ActivationCheckpointing, str]] = ..., optimizer_state: _Optional[_Union[OptimizerState, str]] = ..., schedule: _Optional[_Union[Schedule, str]] = ..., decay_steps: _Optional[int] = ...) -> None: ...
     class Network(_message.Message):
         __slots__ = ("activations", "gradients", "reduction")
         ACTIVATIONS_FIELD_NUMBER: _ClassVar[int]

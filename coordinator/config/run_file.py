@@ -19,6 +19,12 @@ Name = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9][
 MAX_FILE_BYTES = 1 << 20
 """Largest run file."""
 _PRECISIONS = {"fp32": plan_pb2.FP32, "bf16": plan_pb2.BF16, "fp64": plan_pb2.FP64}
+_SCHEDULES = {
+    "constant": plan_pb2.CONSTANT,
+    "cosine": plan_pb2.COSINE,
+    "linear": plan_pb2.LINEAR,
+    "warmup-stable-decay": plan_pb2.WARMUP_STABLE_DECAY,
+}
 
 
 class RunFile(Table):
@@ -37,7 +43,7 @@ class RunFile(Table):
 
     def message(self, run_id: str) -> plan_pb2.Run:
         """The run as the coordinator sends it to nodes."""
-        train = self.train.model_dump(exclude={"precision"})
+        train = self.train.model_dump(exclude={"precision", "schedule"})
         return plan_pb2.Run(
             name=self.name,
             id=run_id,
@@ -52,7 +58,9 @@ class RunFile(Table):
                 **self.data.model_dump(exclude={"tokenizer"}),
                 tokenizer=self.data.tokenizer or self.model.pretrained.partition("@")[0] or "bytes",
             ),
-            train=plan_pb2.Run.Train(**train, precision=_PRECISIONS[self.train.precision]),
+            train=plan_pb2.Run.Train(
+                **train, precision=_PRECISIONS[self.train.precision], schedule=_SCHEDULES[self.train.schedule]
+            ),
             network=plan_pb2.Run.Network(**self.network.model_dump(exclude={"compression"})),
             lease_seconds=self.cluster.lease,
             checkpoint=plan_pb2.Run.Checkpoint(**self.checkpoint.model_dump()),

@@ -132,8 +132,8 @@ class Data(Table):
 class Train(Table):
     """The training itself: batches, AdamW, the learning rate's schedule, precision and evaluation.
 
-    The learning rate rises linearly during the warm-up, then falls along a cosine until the last step. Without
-    compression the loss of every step is that of a single process, for any number of nodes and through joins and failures.
+    The learning rate rises linearly during the warm-up, then follows `schedule`. Without compression the loss of every step is
+    that of a single process, for any number of nodes and through joins and failures.
     """
 
     steps: int = Field(default=200, ge=1, le=100_000_000, description="Optimizer updates of the whole model.")
@@ -147,8 +147,26 @@ class Train(Table):
         ge=0,
         description="Steps during which the learning rate rises from 0. Default: 20, or a tenth of `steps` where that is less.",
     )
+    schedule: Literal["constant", "cosine", "linear", "warmup-stable-decay"] = Field(
+        default="cosine",
+        description="What the learning rate does after the warm-up: stay; fall along a cosine or a line until the last step; or "
+        "stay and fall along a line in the last `decay_steps`.",
+    )
+    decay_steps: int = Field(
+        default_factory=lambda known: (
+            min(known.get("steps", 0) // 5, known.get("steps", 0) - known.get("warmup_steps", 0))
+            if known.get("schedule") == "warmup-stable-decay"
+            else 0
+        ),
+        ge=0,
+        description="For warmup-stable-decay: the last steps, in which the learning rate falls. Default: a fifth of `steps`, or "
+        "what the warm-up leaves.",
+    )
     final_learning_rate_fraction: float = Field(
-        default=0.1, ge=0, le=1, description="The learning rate at the last step, as a fraction of `learning_rate`."
+        default=0.1,
+        ge=0,
+        le=1,
+        description="The learning rate at the last step of a schedule that falls, as a fraction of `learning_rate`.",
     )
     weight_decay: float = Field(
         default=0.1, ge=0, le=10, description="AdamW's weight decay, applied to matrices alone."
@@ -189,6 +207,18 @@ class Train(Table):
                 f"must be a multiple of train.micro_batch ({micro}), like {f'{below} or ' if below else ''}{above}"
             )
         return samples
+
+    @field_validator("decay_steps")
+    @classmethod
+    def _decay_fits(cls, decay: int, info: ValidationInfo) -> int:
+        if info.data.get("schedule", "warmup-stable-decay") != "warmup-stable-decay":
+            if decay:
+                raise ValueError('needs train.schedule = "warmup-stable-decay"; set that, or remove decay_steps')
+        elif "steps" in info.data and "warmup_steps" in info.data:
+            left = info.data["steps"] - info.data["warmup_steps"]
+            if not min(left, 1) <= decay <= left:
+                raise ValueError(f"must be 1 to {left}, the steps that the warm-up leaves")
+        return decay
 
     @field_validator("warmup_steps")
     @classmethod

@@ -7,6 +7,7 @@ import math
 import torch
 
 from dtfm.node.model.bucket import Bucket
+from dtfm.node.model.schedule import learning_rate
 from dtfm.protos.plan_pb2 import Run
 
 CPU_CHUNK = 1 << 16
@@ -14,16 +15,6 @@ CPU_CHUNK = 1 << 16
 
 GPU_CHUNK = 1 << 24
 """Elements that a GPU squares at a time: in float64 they take twice the memory."""
-
-
-def learning_rate(train: Run.Train, step: int) -> float:
-    """The learning rate of ``step`` (from 1): linear warm-up, then cosine decay to the final fraction at the last step."""
-    if step <= train.warmup_steps:
-        return train.learning_rate * step / train.warmup_steps
-    left = max(train.steps - train.warmup_steps, 1)
-    progress = min((step - train.warmup_steps) / left, 1.0)
-    final = train.final_learning_rate_fraction
-    return train.learning_rate * (final + (1 - final) * 0.5 * (1 + math.cos(math.pi * progress)))
 
 
 def clip_coefficient(gradient_norm: float, clip_norm: float) -> float:

@@ -46,6 +46,10 @@ def test_defaults_follow_from_other_keys() -> None:
     assert read("[train]\nsteps = 30").train.warmup_steps == 3
     assert read("[train]\nmicro_batch = 6\nglobal_batch = 12").train.evaluation_samples == 66
     assert read('model = { family = "gpt2" }').model.config == {}
+    assert read('model = { pretrained = "somewhere" }').model.family == ""
+    assert read('model = { pretrained = "somewhere@abc" }').message("x").data.tokenizer == "somewhere"
+    assert read('[train]\nschedule = "warmup-stable-decay"').train.decay_steps == 40
+    assert read('[train]\nsteps = 10\nwarmup_steps = 9\nschedule = "warmup-stable-decay"').train.decay_steps == 1
     assert read("[cluster]\nstages = [2, 1, 1]").cluster.nodes == 4
     network = read('[network]\ncompression = "off"\nreduction = "i8b256"').network
     assert (network.activations, network.gradients, network.reduction) == ("off", "off", "i8b256")
@@ -85,6 +89,17 @@ def test_a_run_read_back_from_the_log_is_unchanged() -> None:
         ("[train]\nlearning_rate = nan", "train.learning_rate = nan: must be"),
         ("[train]\nsteps = 5\nwarmup_steps = 6", "train.warmup_steps = 6: must be at most train.steps (5)"),
         ('[train]\nprecision = "fp8"', "train.precision = 'fp8': must be one of 'fp32', 'bf16' or 'fp64'"),
+        ('[train]\nschedule = "step"', "train.schedule = 'step': must be one of 'constant', 'cosine', 'linear' or"),
+        ("[train]\ndecay_steps = 5", 'train.decay_steps = 5: needs train.schedule = "warmup-stable-decay"'),
+        (
+            '[train]\nschedule = "warmup-stable-decay"\ndecay_steps = 181',
+            "train.decay_steps = 181: must be 1 to 180, the steps that the warm-up leaves",
+        ),
+        (
+            'model = { pretrained = "a", family = "module" }',
+            "model.family = 'module': cannot begin with model.pretrained",
+        ),
+        ('model = { family = "" }', "model.family = '': must be a model_type of transformers"),
         ("[cluster]\nlease = 0.1", "cluster.lease = 0.1: must be at least 0.5"),
         ('[cluster]\nstages = "two"', "cluster.stages = 'two': must be \"auto\", a number of stages"),
         ("[cluster]\nstages = [2, 0]", "cluster.stages = [2, 0]: must be"),

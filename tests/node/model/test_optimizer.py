@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dtfm.node.model.bucket import Bucket, BucketSpec
-from dtfm.node.model.optimizer import CPU_CHUNK, adamw, clip_coefficient, learning_rate, squared_norm
+from dtfm.node.model.optimizer import CPU_CHUNK, adamw, clip_coefficient, squared_norm
+from dtfm.node.model.schedule import learning_rate
 from dtfm.protos.plan_pb2 import Run
 from tests.node.allocated import most_allocated
 
@@ -50,20 +51,6 @@ def test_it_follows_torch_adamw_with_clipping_and_with_decay_on_matrices_only() 
         adamw(TRAIN, step, norm, bucket, gradients)
     expected = torch.cat([p.detach().flatten() for p in theirs])
     torch.testing.assert_close(bucket.parameters, expected, rtol=1e-12, atol=1e-14)
-
-
-def test_the_learning_rate_warms_up_and_falls_along_a_cosine() -> None:
-    assert learning_rate(TRAIN, 1) == pytest.approx(3e-4)
-    assert learning_rate(TRAIN, 10) == pytest.approx(3e-3)
-    assert learning_rate(TRAIN, 55) == pytest.approx(3e-3 * 0.55)
-    assert learning_rate(TRAIN, 100) == pytest.approx(3e-4)
-    rates = [learning_rate(TRAIN, step) for step in range(10, 101)]
-    assert rates == sorted(rates, reverse=True)
-
-
-def test_a_run_without_warm_up_starts_at_the_full_rate() -> None:
-    train = Run.Train(steps=1, learning_rate=1.0, warmup_steps=0, final_learning_rate_fraction=0.0)
-    assert math.isfinite(learning_rate(train, 1))
 
 
 def test_clipping_scales_to_the_bound_and_leaves_small_gradients_alone() -> None:
