@@ -122,12 +122,14 @@ class Run(_message.Message):
         reduction: str
         def __init__(self, activations: _Optional[str] = ..., gradients: _Optional[str] = ..., reduction: _Optional[str] = ...) -> None: ...
     class Checkpoint(_message.Message):
-        __slots__ = ("uri", "every")
+        __slots__ = ("uri", "every", "keep")
         URI_FIELD_NUMBER: _ClassVar[int]
         EVERY_FIELD_NUMBER: _ClassVar[int]
+        KEEP_FIELD_NUMBER: _ClassVar[int]
         uri: str
         every: int
-        def __init__(self, uri: _Optional[str] = ..., every: _Optional[int] = ...) -> None: ...
+        keep: int
+        def __init__(self, uri: _Optional[str] = ..., every: _Optional[int] = ..., keep: _Optional[int] = ...) -> None: ...
     NAME_FIELD_NUMBER: _ClassVar[int]
     ID_FIELD_NUMBER: _ClassVar[int]
     SEED_FIELD_NUMBER: _ClassVar[int]

@@ -331,6 +331,12 @@ class Checkpoint(Table):
         ge=0,
         description="Steps between checkpoints; one follows the last step in any case. 0: that one alone.",
     )
+    keep: int = Field(
+        default=3,
+        ge=1,
+        le=1_000_000,
+        description="Whole checkpoints that are kept. The coordinator deletes older ones once a newer one is whole.",
+    )
 
     @field_validator("uri")
     @classmethod

@@ -180,6 +180,17 @@ class WriteManifest:
 
 
 @dataclass(frozen=True, slots=True)
+class TidyCheckpoints:
+    """The checkpoint of ``newest`` is whole, and the log says so: of the whole ones up to it, the ``keep`` last stay. What was
+    never finished goes with the others, except ``under_way``."""
+
+    uri: str
+    newest: int
+    keep: int
+    under_way: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True)
 class AnswerPlanNow:
     ticket: int
     changed: bool
@@ -209,7 +220,19 @@ class Stop:
     exit_code: int
 
 
-Command = Send | Admit | Certify | HangUp | PlanWanted | WriteManifest | AnswerPlanNow | AnswerAccess | Log | Stop
+Command = (
+    Send
+    | Admit
+    | Certify
+    | HangUp
+    | PlanWanted
+    | WriteManifest
+    | TidyCheckpoints
+    | AnswerPlanNow
+    | AnswerAccess
+    | Log
+    | Stop
+)
 
 
 @dataclass(frozen=True, slots=True)

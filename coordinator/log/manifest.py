@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -101,21 +101,54 @@ def read_manifest(folder: str) -> Manifest:
     return manifest
 
 
+def tidy(uri: str, newest: int, keep: int, under_way: Collection[int] = ()) -> None:
+    """Deletes the checkpoints before the ``keep`` last whole ones up to step ``newest``, and what was never finished before
+    ``newest``, but for the steps ``under_way``. Raises CheckpointError if something cannot be deleted; the rest is."""
+    problems: list[str] = []
+    try:
+        filesystem, path = fsspec.url_to_fs(uri)
+        steps = [step for step in _steps(filesystem, path) if step <= newest]
+        whole = [step for step in steps if filesystem.exists(f"{path}/step-{step:08d}/manifest.json")]
+        kept = {newest, *whole[:keep], *under_way}
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"cannot look into {uri} for older checkpoints: {error}") from None
+    for step in steps:
+        if step in kept:
+            continue
+        folder = f"{path}/step-{step:08d}"
+        try:
+            if step in whole:
+                filesystem.rm_file(f"{folder}/manifest.json")  # first: without it, it is no checkpoint
+            filesystem.rm(folder, recursive=True)
+        except (OSError, ValueError) as error:
+            problems.append(f"{folder} could not be deleted: {error}")
+    if problems:
+        raise CheckpointError("; ".join(problems))
+
+
 def newest(uri: str) -> str | None:
     """Folder of the newest whole checkpoint under ``uri``; None: there is none. Raises CheckpointError."""
     try:
         filesystem, path = fsspec.url_to_fs(uri)
-        filesystem.invalidate_cache()
-        names = [str(entry).rstrip("/").rsplit("/", 1)[-1] for entry in filesystem.ls(path, detail=False)]
-        steps = sorted((int(match[1]) for name in names if (match := _STEP_FOLDER.fullmatch(name))), reverse=True)
         return next(
-            (step_folder(uri, step) for step in steps if filesystem.exists(f"{path}/step-{step:08d}/manifest.json")),
+            (
+                step_folder(uri, step)
+                for step in _steps(filesystem, path)
+                if filesystem.exists(f"{path}/step-{step:08d}/manifest.json")
+            ),
             None,
         )
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
         raise CheckpointError(f"cannot look into {uri}: {error}") from None
+
+
+def _steps(filesystem: Any, path: str) -> list[int]:
+    """The steps of which there is a folder, the newest first."""
+    filesystem.invalidate_cache()
+    names = [str(entry).rstrip("/").rsplit("/", 1)[-1] for entry in filesystem.ls(path, detail=False)]
+    return sorted((int(match[1]) for name in names if (match := _STEP_FOLDER.fullmatch(name))), reverse=True)
 
 
 def _check_size(filesystem: Any, path: str, wanted: int) -> None:

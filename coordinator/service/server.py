@@ -23,7 +23,7 @@ from dtfm.coordinator.core.timeouts import TOGETHER_LEASES
 from dtfm.coordinator.core.validation import Refused
 from dtfm.coordinator.log.events import Event
 from dtfm.coordinator.log.ledger import Ledger, fold
-from dtfm.coordinator.log.manifest import CheckpointError, write_manifest
+from dtfm.coordinator.log.manifest import CheckpointError, tidy, write_manifest
 from dtfm.coordinator.log.store import Record, Store
 from dtfm.coordinator.service.compiling import compile_scheduler
 from dtfm.coordinator.service.gate import Gate
@@ -211,6 +211,8 @@ class Server:
                 self._start(self._plan(command))
             case t.WriteManifest():
                 self._start(self._write_manifest(command))
+            case t.TidyCheckpoints():
+                self._start(self._tidy_checkpoints(command))
             case t.Certify():
                 renewed = wire.Certificate(certificate=self._certificate(command.node))
                 self._streams.put(command.stream, wire.CoordinatorMessage(certificate=renewed))
@@ -264,6 +266,12 @@ class Server:
             log.exception("the manifest of step %d could not be written", command.step)
             problem = f"{type(error).__name__}: {error}"
         await self._inputs.put(t.ManifestDone(command.step, problem))
+
+    async def _tidy_checkpoints(self, command: t.TidyCheckpoints) -> None:
+        try:
+            await asyncio.to_thread(tidy, command.uri, command.newest, command.keep, command.under_way)
+        except CheckpointError as error:
+            log.warning("%s", error)
 
     async def _beat(self) -> None:
         while True:

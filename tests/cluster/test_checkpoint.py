@@ -35,6 +35,9 @@ def test_a_resumed_run_has_the_losses_of_an_uninterrupted_one(tmp_path: Path) ->
         assert cluster.finish() == 0
         rolled = cluster.wait_for("rolled_back", after=resumed)
         assert rolled["step"] >= 20
+    kept = sorted(path.name for path in (tmp_path / "checkpoints").glob("step-*"))
+    assert len(kept) == 3
+    assert kept[-1] == "step-00000060"
     # Steps between the checkpoint and the kill are trained twice, with the same loss.
     alone = losses_alone(cluster.run_file)
     for event in cluster.of("step_committed"):

@@ -131,6 +131,7 @@ class World:
         self.automatic_dialling = True
         self.wanted: list[t.PlanWanted] = []
         self.manifests: list[t.WriteManifest] = []
+        self.tidied: list[t.TidyCheckpoints] = []
         self.answers: list[t.AnswerPlanNow] = []
         self.hung_up: set[int] = set()
         self.certified: list[str] = []
@@ -169,6 +170,8 @@ class World:
                     self.wanted.append(command)
                 case t.WriteManifest():
                     self.manifests.append(command)
+                case t.TidyCheckpoints():
+                    self.tidied.append(command)
                 case t.AnswerPlanNow():
                     self.answers.append(command)
                 case t.Stop():

@@ -18,7 +18,7 @@ from dtfm.coordinator.core.safekeeping.donors import donors_at_work
 from dtfm.coordinator.core.safekeeping.machines import machines, machines_of
 from dtfm.coordinator.core.safekeeping.standby import rests_on_one_machine
 from dtfm.coordinator.core.state import Destination, Layers, Session, SnapshotTally, Standing, State
-from dtfm.coordinator.core.transition import Transition, WriteManifest
+from dtfm.coordinator.core.transition import TidyCheckpoints, Transition, WriteManifest
 from dtfm.coordinator.core.validation import check_own_layers, check_parts, shorten
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.manifest import step_folder
@@ -137,7 +137,12 @@ def manifest_done(transition: Transition, step: int, problem: str) -> None:
         _give_up(transition, tally, problem)
         return
     transition.set_safekeeping(transition.state.safekeeping.without_snapshot(tally))
-    transition.emit(ev.CheckpointWritten(step, step_folder(transition.state.run.checkpoint.uri, step)))
+    target = transition.state.run.checkpoint
+    transition.emit(ev.CheckpointWritten(step, step_folder(target.uri, step)))
+    others = transition.state.safekeeping.snapshots
+    under_way = frozenset(other.step for other in others if other.destination is Destination.CHECKPOINT)
+    newest = transition.state.ledger.checkpoint_step
+    transition.commands.append(TidyCheckpoints(target.uri, newest, target.keep, under_way))
 
 
 def node_left(transition: Transition, node: str) -> None:

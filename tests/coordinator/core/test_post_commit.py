@@ -51,8 +51,10 @@ def test_a_checkpoint_is_whole_when_all_its_buckets_are_written() -> None:
     world.write_checkpoint("b")
     assert world.manifests[-1].step == 2
     assert "checkpoint_written" not in world.names()
+    assert not world.tidied  # the older ones may still be needed
     world.feed(t.ManifestDone(2, ""))
     assert world.state.ledger.checkpoints == {2: "memory://checkpoints/step-00000002"}
+    assert world.tidied == [t.TidyCheckpoints("memory://checkpoints", 2, 3, frozenset())]
 
 
 @pytest.mark.parametrize(

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import fsspec
 import pytest
 
-from dtfm.coordinator.log.manifest import CheckpointError, newest, read_manifest, step_folder, write_manifest
+from dtfm.coordinator.log.manifest import CheckpointError, newest, read_manifest, step_folder, tidy, write_manifest
 from tests.coordinator.checkpoints import write_buckets, write_checkpoint
 
 
@@ -50,6 +51,61 @@ def test_newest_finds_the_newest_whole_checkpoint(checkpoint: Path) -> None:
     (checkpoint.parent / "step-oops").mkdir()
     assert newest(uri) == checkpoint.as_uri()
     assert newest(f"{uri}/elsewhere") is None
+
+
+def steps_in(folder: Path) -> list[int]:
+    return sorted(int(path.name.removeprefix("step-")) for path in folder.glob("step-*"))
+
+
+@pytest.fixture
+def many(tmp_path: Path) -> Path:
+    """Whole checkpoints of steps 10, 20, 30, 40 and 50; steps 15 and 45 were never finished."""
+    for step in (10, 15, 20, 30, 40, 45, 50):
+        folder = tmp_path / f"step-{step:08d}"
+        parts = write_buckets(folder)
+        if step not in (15, 45):
+            write_manifest(folder.as_uri(), {"name": "demo"}, "run-id", step, parts)
+    (tmp_path / "data-ab12").mkdir()
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("newest_step", "keep", "under_way", "left"),
+    [
+        (50, 3, (), [30, 40, 50]),
+        (50, 3, (15, 45), [15, 30, 40, 45, 50]),
+        (50, 1, (), [50]),
+        (50, 9, (), [10, 20, 30, 40, 50]),
+        # One that the log does not know of: later ones are left alone, and the newest that it knows stays.
+        (40, 1, (), [40, 45, 50]),
+    ],
+)
+def test_older_checkpoints_are_deleted(
+    many: Path, newest_step: int, keep: int, under_way: tuple[int, ...], left: list[int]
+) -> None:
+    tidy(many.as_uri(), newest_step, keep, under_way)
+    assert steps_in(many) == left
+    assert (many / "data-ab12").exists()
+    assert newest(many.as_uri()) == step_folder(many.as_uri(), 50)
+
+
+def test_one_that_cannot_be_deleted_is_no_checkpoint_any_more_and_hinders_no_other(
+    many: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    filesystem = type(fsspec.filesystem("file"))
+    remove = filesystem.rm
+
+    def fail(self: object, path: str, **more: object) -> None:
+        if "00000010" in path:
+            raise OSError("busy")
+        remove(self, path, **more)
+
+    monkeypatch.setattr(filesystem, "rm", fail)
+    with pytest.raises(CheckpointError, match=r"step-00000010 could not be deleted: busy"):
+        tidy(many.as_uri(), 50, 2)
+    assert steps_in(many) == [10, 40, 50]
+    with pytest.raises(CheckpointError, match="no whole checkpoint"):
+        read_manifest((many / "step-00000010").as_uri())
 
 
 @pytest.mark.parametrize(
