@@ -40,7 +40,9 @@ def plain_losses(
 ) -> Iterator[float]:
     """The losses of step 1, 2, and so on without end, each computed when it is asked for. With ``exchange``, the gradients are
     computed apart for each of ``replicas``, which are lists of micro-batches, and exchanged."""
-    torch.set_num_threads(1)  # several would wait for each other on busy cores: a second for a step of some milliseconds
+    torch.set_num_threads(
+        1
+    )  # several would wait for each other on busy cores: a second for a step of some milliseconds
     train = run.train
     dtype = torch.float64 if train.precision == FP64 else torch.float32
     data = load_data(run, allowed_modules)
