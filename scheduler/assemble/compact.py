@@ -90,6 +90,7 @@ class Miniature:
                     for copy in range(copies)
                 ),
                 tuple(number for number in stage.in_flight for copy in range(copies)),
+                tuple(way for way in stage.keeping for copy in range(copies)),
             )
             for stage in plan.stages
         )
@@ -149,10 +150,12 @@ def shrink(whole: CompactCluster, workload: Workload) -> Miniature:
 def _weakest(nodes: list[Node]) -> Node:
     up = [node.up for node in nodes if node.up is not None]
     down = [node.down for node in nodes if node.down is not None]
+    hosts = [node.host_memory_bytes for node in nodes if node.host_memory_bytes is not None]
     return replace(
         nodes[0],
         flops=min(node.flops for node in nodes),
         memory_bytes=min(node.memory_bytes for node in nodes),
         up=min(up, default=None),
         down=min(down, default=None),
+        host_memory_bytes=min(hosts) if len(hosts) == len(nodes) else None,
     )

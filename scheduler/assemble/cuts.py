@@ -6,8 +6,8 @@ import numpy as np
 
 from dtfm.scheduler.cost.pace import FREE
 from dtfm.scheduler.model.compiled import compiled
-from dtfm.scheduler.model.memory import in_flight
-from dtfm.scheduler.model.problem import Groups, Ints, Problem
+from dtfm.scheduler.model.keeping import ENOUGH, chosen, first_need, least_lacking
+from dtfm.scheduler.model.problem import Ints
 from dtfm.scheduler.model.sketch import Sketch
 from dtfm.scheduler.model.sums import BYTES_BACK, BYTES_THERE, SLOWEST_LINK, SPEED
 from dtfm.scheduler.model.tables import Tables
@@ -41,7 +41,7 @@ def cut_model(t: Tables, sketch: Sketch, stages: int, cuts: Ints) -> bool:
         for stage in range(stages):
             sketch.stage[stage].work = _most_work(t, sketch, stage, seconds)
             sketch.stage[stage].gradients = np.inf
-        if not _fill(t, sketch, stages):
+        if not _fill(t, sketch, stages, 0.0):
             seconds *= step
             continue
         if step == FASTER:
@@ -66,7 +66,7 @@ def cut_model(t: Tables, sketch: Sketch, stages: int, cuts: Ints) -> bool:
                 sketch.stage[stage].gradients = (
                     middle / sketch.stage[stage].slowness if sketch.stage[stage].slowness > 0 else np.inf
                 )
-            if _fill(t, sketch, stages):
+            if _fill(t, sketch, stages, 0.0):
                 high = middle
                 if seconds + high < best:
                     best = seconds + high
@@ -138,21 +138,18 @@ def _most_work(t: Tables, sketch: Sketch, stage: int, seconds: float) -> float:
 
 
 @compiled
-def _fill(t: Tables, sketch: Sketch, stages: int) -> bool:
-    """Gives each stage as many layers as its ``work``, ``gradients`` and ``memory`` allow. True when all layers have a stage."""
+def _fill(t: Tables, sketch: Sketch, stages: int, extra: float) -> bool:
+    """Gives each stage as many layers as its ``work``, ``gradients`` and its members' memories allow, when each of these has
+    ``extra`` bytes more. True when all layers have a stage."""
     layers, end = len(t.layer) - 1, 0
     sketch.stage[0].cut = 0
     for stage in range(stages):
         begin, last = end, layers - (stages - 1 - stage)
-        held = min(t.least_held[stages, stage], t.micro_batches)
-        flops = t.layer[begin].flops_before + sketch.stage[stage].work
         most = t.layer[begin].gradients_before + sketch.stage[stage].gradients
-        room = sketch.stage[stage].memory + t.layer[begin].state_before + held * t.layer[begin].kept_before
         while (
             end < last
-            and t.layer[end + 1].flops_before <= flops
             and t.layer[end + 1].gradients_before <= most
-            and t.layer[end + 1].state_before + held * t.layer[end + 1].kept_before <= room
+            and _able(t, sketch, stages, stage, begin, end + 1, extra)
         ):
             end += 1
         if end == begin:
@@ -161,39 +158,45 @@ def _fill(t: Tables, sketch: Sketch, stages: int) -> bool:
     return end == layers
 
 
-def nearly_fitting_cuts(problem: Problem, groups: Groups) -> tuple[int, ...]:
-    """The cuts that fit with the least memory added to every device.
+@compiled
+def _able(t: Tables, sketch: Sketch, stages: int, stage: int, first: int, past_last: int, extra: float) -> bool:
+    """Whether the stage may have layers [first, past_last), as far as its ``work`` and its members' memories go.
+
+    A stage in which some member computes layers again counts as if all did.
+    """
+    work = t.layer[past_last].flops_before - t.layer[first].flops_before
+    if work > sketch.stage[stage].work:
+        return False
+    held = float(min(t.least_held[stages, stage], t.micro_batches))
+    cheapest = first_need(t, first, past_last)
+    passes = cheapest.passes
+    if cheapest.host > 0 or cheapest.fixed + held * cheapest.each - sketch.stage[stage].memory >= ENOUGH + extra:
+        if t.ways == 1 << cheapest.way and cheapest.host == 0:
+            return False
+        for node in sketch.members[sketch.stage[stage].first : sketch.stage[stage + 1].first]:
+            if least_lacking(t, cheapest, first, past_last, held, node) >= ENOUGH + extra:
+                return False
+            passes = max(passes, chosen(t, cheapest, first, past_last, held, node).passes)
+    return bool(work * (passes / 3) <= sketch.stage[stage].work)  # which was reckoned with 3 passes
+
+
+@compiled
+def nearly_fitting_cuts(t: Tables, sketch: Sketch, stages: int, cuts: Ints) -> None:
+    """Sets the cuts that fit the sketch's members with the least memory added to every device, and to its host.
 
     A bisection. Each of its tests is exact: taking as many layers as fit from the front leaves the fewest to the rest.
     """
-    layers = len(problem.activation)
-    rooms = [float(problem.memory[list(group)].min()) for group in groups]
-    most = problem.workload.micro_batches
-    held = [min(in_flight(stage, len(groups)), most) for stage in range(len(groups))]
-    needs = [
-        (problem.parameters_before * problem.state_factor + count * problem.kept_before).tolist() for count in held
-    ]
-
-    def fill(extra: float) -> tuple[int, ...] | None:
-        cuts = [0]
-        for stage, (room, need) in enumerate(zip(rooms, needs, strict=True)):
-            end = first = cuts[-1]
-            last = layers - (len(groups) - 1 - stage)
-            while end < last and need[end + 1] <= need[first] + room + extra:
-                end += 1
-            if end == first:
-                return None
-            cuts.append(end)
-        return tuple(cuts) if cuts[-1] == layers else None
-
-    low, high = 0.0, max(need[-1] for need in needs)
-    best = fill(high)
-    assert best is not None
+    _survey(t, sketch, stages)
+    for stage in range(stages):
+        sketch.stage[stage].work = sketch.stage[stage].gradients = np.inf
+    low, high = 0.0, 1.0
+    while not _fill(t, sketch, stages, high):
+        low, high = high, 2 * high
+    _take(sketch, stages, cuts)
     while high - low > 1.0 + 1e-6 * low:
         middle = (low + high) / 2
-        cuts = fill(middle)
-        if cuts is None:
-            low = middle
+        if _fill(t, sketch, stages, middle):
+            high = middle
+            _take(sketch, stages, cuts)
         else:
-            high, best = middle, cuts
-    return best
+            low = middle

@@ -15,6 +15,7 @@ from dtfm.scheduler.cost.load import share_out
 from dtfm.scheduler.cost.pace import rough_seconds
 from dtfm.scheduler.cost.simulate import simulate
 from dtfm.scheduler.model.compiled import compiled
+from dtfm.scheduler.model.keeping import ENOUGH, first_need, least_lacking
 from dtfm.scheduler.model.problem import Draft, Groups, Ints, Problem
 from dtfm.scheduler.model.sketch import (
     NO_LINK,
@@ -45,7 +46,7 @@ def price_of(t: Tables, position: Position, sketch: Sketch, keep_idle: bool) -> 
     if not gather_members(position, sketch):
         return np.inf
     lacking = lacking_bytes(t, sketch, stages, cuts)
-    if lacking >= 1.0:  # rounding errors aside
+    if lacking >= ENOUGH:
         return NO_ROOM + lacking
     add_up(t, sketch.sums, position.place, stages)
     return price_of_members(t, sketch, stages, cuts, keep_idle)
@@ -80,12 +81,12 @@ def lacking_bytes(t: Tables, sketch: Sketch, stages: int, cuts: Ints) -> float:
     """The bytes of memory that the worst node lacks, which is then what decides; 0 when all stages fit."""
     lacking = 0.0
     for stage in range(stages):
-        held = min(t.least_held[stages, stage], t.micro_batches)
-        need = t.layer[cuts[stage + 1]].state_before - t.layer[cuts[stage]].state_before
-        need += held * (t.layer[cuts[stage + 1]].kept_before - t.layer[cuts[stage]].kept_before)
+        held = float(min(t.least_held[stages, stage], t.micro_batches))
+        cheapest = first_need(t, cuts[stage], cuts[stage + 1])
         for node in sketch.members[sketch.stage[stage].first : sketch.stage[stage + 1].first]:
-            if need - t.node[node].memory > lacking:
-                lacking = need - t.node[node].memory
+            own = least_lacking(t, cheapest, cuts[stage], cuts[stage + 1], held, node)
+            if own > lacking:
+                lacking = own
                 sketch.decides[0], sketch.decides[1], sketch.decides[2] = node, -1, stage
                 sketch.decides[3], sketch.decides[4], sketch.decides[5] = node, -1, stage
     return lacking
@@ -174,10 +175,9 @@ class Evaluator:
             position = position_of(groups, (), len(self.problem.flops))
             gather_members(position, sketch)
             add_up(self.tables, sketch.sums, position.place, len(groups))
-            if cut_model(self.tables, sketch, len(groups), position.cuts):
-                cuts = tuple(position.cuts[: len(groups) + 1].tolist())
-            else:
-                cuts = nearly_fitting_cuts(self.problem, groups)
+            if not cut_model(self.tables, sketch, len(groups), position.cuts):
+                nearly_fitting_cuts(self.tables, sketch, len(groups), position.cuts)
+            cuts = tuple(position.cuts[: len(groups) + 1].tolist())
         position = position_of(groups, cuts, len(self.problem.flops))
         price = price_of(self.tables, position, sketch, self.keep_idle_hands)
         if price < NO_LINK:
@@ -191,9 +191,10 @@ class Evaluator:
 
 def memory_shortfall(problem: Problem, groups: Groups, cuts: tuple[int, ...]) -> float:
     """Bytes that the node with the least room lacks; 0 when every stage fits on each of its nodes (rounding errors aside)."""
-    rooms = np.array([problem.memory[list(group)].min() for group in groups])
-    lacking = float((problem.stage_bytes(cuts) - rooms).max())
-    return lacking if lacking >= 1.0 else 0.0
+    position, sketch = position_of(groups, cuts, len(problem.flops)), empty_sketch(tables(problem))
+    gather_members(position, sketch)
+    lacking = lacking_bytes(tables(problem), sketch, len(groups), position.cuts)
+    return lacking if lacking >= ENOUGH else 0.0
 
 
 def missing_links(problem: Problem, draft: Draft) -> int:

@@ -3,7 +3,8 @@
 Suppose a plan ends within T seconds. A stage of it has layers [a, b), n replicas, and r stages from itself to the last. Of
 each replica i that computes c micro-batches we know, whatever the rest of the plan:
 
-- Memory. It keeps the state of its layers and the activations of at least memory.in_flight micro-batches, which grow with r.
+- Memory. It keeps the state of its layers and the activations of at least memory.in_flight micro-batches, which grow with r: in
+  the way that needs the least of each, and as if a micro-batch cost 3 forward passes even so.
 - Gradients. No sum is sent before every replica has begun its last backward pass, because that pass changes every gradient.
   From then on each replica sends a shard, 1/n of the gradients, to each of the others and receives as much from each, over
   links and connections. A group takes as long for this as the slowest of its members: the tail. So all replicas have begun
@@ -73,7 +74,7 @@ class Kinds:
         layers = len(problem.activation)
         first, past_last = np.triu_indices(layers + 1, k=1)
         between = np.concatenate([[0.0], problem.activation[:-1], [0.0]])
-        befores = problem.flops_before, problem.parameters_before, problem.kept_before
+        befores = problem.flops_before, problem.parameters_before, problem.least_kept_before
         costs = np.column_stack(
             [*(before[past_last] - before[first] for before in befores), between[first], between[past_last]]
         )
@@ -126,7 +127,7 @@ class Capacities:
         """``fits`` [depths, kinds, nodes]; ``same`` [depths, kinds]: as at the depth before."""
         problem, kinds = self.problem, self.kinds
         held = np.array([min(in_flight(0, int(depth)), problem.workload.micro_batches) for depth in self.depths])
-        need = kinds.parameters * problem.state_factor + held[:, None] * kinds.kept
+        need = kinds.parameters * problem.least_state_factor + held[:, None] * kinds.kept
         possible = kinds.last == (self.depths == 1)[:, None]
         self.fits = (need[:, :, None] <= problem.memory + 1.0) & possible[:, :, None]
         self.same = np.zeros(need.shape, dtype=bool)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from dtfm.scheduler.cost.in_flight import depths_of_seats
+from dtfm.scheduler.cost.in_flight import depths_of_seats, passes_of_seats
 from dtfm.scheduler.cost.reduction import EXACT_GROUP, reduction_seconds
 from dtfm.scheduler.model.compiled import compiled
 from dtfm.scheduler.model.problem import Floats, Records
@@ -19,6 +19,7 @@ DEVICE = np.dtype(
         ("past_last_seat", "i8"),
         ("flops", "f8"),
         ("forward_seconds", "f8"),
+        ("backward_passes", "f8"),  # what a backward pass costs, in forward passes
         ("input_bytes", "f8"),
         ("output_bytes", "f8"),
         ("reduction_seconds", "f8"),  # of a large group, by formula; -1 for others
@@ -101,7 +102,8 @@ def idle_devices(t: Tables, s: Seats) -> Records:
     """All devices, idle: DEVICE [seats], and where links are relayed one more for each row of Tables.node: relays that have no
     seat."""
     count = len(s.node)
-    devices, limits = np.zeros(count + (len(t.node) if t.relayed > 0 else 0), DEVICE), depths_of_seats(t, s)
+    devices = np.zeros(count + (len(t.node) if t.relayed > 0 else 0), DEVICE)
+    limits, passes = depths_of_seats(t, s), passes_of_seats(t, s)
     for row in range(len(devices) - count):
         relay = devices[count + row]
         relay.per_up, relay.per_down = t.node[row].per_up, t.node[row].per_down
@@ -118,6 +120,7 @@ def idle_devices(t: Tables, s: Seats) -> Records:
             device.first_layer, device.past_last_layer = first, past_last
             device.first_seat, device.past_last_seat = begin, end
             device.flops, device.forward_seconds = t.node[node].flops, work / t.node[node].flops
+            device.backward_passes = passes[seat] - 1
             device.input_bytes, device.output_bytes = t.layer[first - 1].activation, t.layer[past_last - 1].activation
             device.reduction_seconds = formula
             device.per_up, device.per_down = t.node[node].per_up, t.node[node].per_down

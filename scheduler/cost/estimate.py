@@ -8,6 +8,7 @@ from dtfm.scheduler.cost.in_flight import SLACK, depth_of
 from dtfm.scheduler.cost.pace import with_waiting
 from dtfm.scheduler.cost.reduction import reduced
 from dtfm.scheduler.model.compiled import compiled
+from dtfm.scheduler.model.keeping import chosen, first_need
 from dtfm.scheduler.model.problem import Ints
 from dtfm.scheduler.model.sketch import Sketch
 from dtfm.scheduler.model.tables import Tables
@@ -75,7 +76,9 @@ def _ways_forward(t: Tables, sketch: Sketch, stages: int, cuts: Ints) -> None:
                 sketch.node[b].arrival, sketch.node[a].arrival + sketch.node[a].forward + there
             )
             sketch.node[b].homeward += (
-                count * (back + 2 * sketch.node[a].forward + sketch.node[a].homeward) / sketch.node[b].load
+                count
+                * (back + (sketch.node[a].passes - 1) * sketch.node[a].forward + sketch.node[a].homeward)
+                / sketch.node[b].load
             )
             onward, returned = count * size * t.link[a, b].ratio, count * size * t.link[b, a].ratio
             sketch.node[a].sent += onward
@@ -112,8 +115,9 @@ def _ways_back(t: Tables, sketch: Sketch, stages: int, cuts: Ints) -> float:
     for stage in range(stages - 1, -1, -1):
         for m in range(sketch.stage[stage].first, sketch.stage[stage + 1].first):
             node = sketch.members[m]
-            sketch.node[node].trip = sketch.node[node].longest_trip = 3 * sketch.node[node].forward
-            busiest = max(busiest, 3 * sketch.node[node].forward * sketch.node[node].load)
+            alone = sketch.node[node].passes * sketch.node[node].forward
+            sketch.node[node].trip = sketch.node[node].longest_trip = alone
+            busiest = max(busiest, alone * sketch.node[node].load)
         if stage == stages - 1:
             continue
         size = t.layer[cuts[stage + 1] - 1].activation
@@ -121,7 +125,7 @@ def _ways_back(t: Tables, sketch: Sketch, stages: int, cuts: Ints) -> float:
             a, b, count = sketch.edge[e].sender, sketch.edge[e].receiver, sketch.edge[e].count
             both = t.link[a, b].latency + t.link[b, a].latency + size * (t.link[a, b].slowness + t.link[b, a].slowness)
             sketch.node[a].trip += count * (both + sketch.node[b].trip) / sketch.node[a].load
-            longest = 3 * sketch.node[a].forward + SLACK * both + sketch.node[b].longest_trip
+            longest = sketch.node[a].passes * sketch.node[a].forward + SLACK * both + sketch.node[b].longest_trip
             sketch.node[a].longest_trip = max(sketch.node[a].longest_trip, longest)
     return busiest
 
@@ -131,17 +135,20 @@ def _alone(t: Tables, sketch: Sketch, stages: int, cuts: Ints, busiest: float) -
     """Fills in own, and returns when the last micro-batch of the latest node is home, and that node."""
     top, at = -1.0, -1
     for stage in range(stages):
+        cheapest = first_need(t, cuts[stage], cuts[stage + 1])
+        fewest = float(min(t.least_held[stages, stage], t.micro_batches))
         for m in range(sketch.stage[stage].first, sketch.stage[stage + 1].first):
             node = sketch.members[m]
             load = float(sketch.node[node].load)
             started = sketch.node[node].longest_trip * load / busiest
-            depth = float(depth_of(t, cuts, stages, stage, started, t.node[node].memory))
+            wanted = chosen(t, cheapest, cuts[stage], cuts[stage + 1], fewest, node)
+            depth = float(depth_of(t, wanted, stages, stage, started, node))
             sketch.node[node].own = 0.0
             if load == 0:
                 continue
-            busy = 3 * sketch.node[node].forward * load
+            busy = wanted.passes * sketch.node[node].forward * load
             # When the first is back, all other backward passes remain, and the forward passes that the depth did not allow.
-            after = 2 * (load - 1) + max(load - depth, 0.0)
+            after = (wanted.passes - 1) * (load - 1) + max(load - depth, 0.0)
             busy = max(busy, sketch.node[node].trip + sketch.node[node].forward * after)
             busy = max(
                 busy, sketch.node[node].sent * t.node[node].per_up, sketch.node[node].received * t.node[node].per_down
@@ -186,13 +193,15 @@ def _late_for_each_other(t: Tables, sketch: Sketch, stages: int, cuts: Ints) -> 
         for e in range(sketch.stage[stage].begin, sketch.stage[stage + 1].begin):
             a, b = sketch.edge[e].sender, sketch.edge[e].receiver
             back = t.link[b, a].latency + size * t.link[b, a].slowness
-            sketch.node[b].end = max(sketch.node[b].end, sketch.node[a].end - back - 2 * sketch.node[a].forward)
+            backward = (sketch.node[a].passes - 1) * sketch.node[a].forward
+            sketch.node[b].end = max(sketch.node[b].end, sketch.node[a].end - back - backward)
     for stage in range(stages - 2, -1, -1):
         size = t.layer[cuts[stage + 1] - 1].activation
         for e in range(sketch.stage[stage].begin, sketch.stage[stage + 1].begin):
             a, b = sketch.edge[e].sender, sketch.edge[e].receiver
             back = t.link[b, a].latency + size * t.link[b, a].slowness
-            sketch.node[a].end = max(sketch.node[a].end, sketch.node[b].end + back + 2 * sketch.node[a].forward)
+            backward = (sketch.node[a].passes - 1) * sketch.node[a].forward
+            sketch.node[a].end = max(sketch.node[a].end, sketch.node[b].end + back + backward)
     finished = 0.0
     for node in sketch.members[: sketch.stage[1].first]:
         finished = max(finished, sketch.node[node].end)

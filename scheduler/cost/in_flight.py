@@ -7,6 +7,7 @@ from itertools import pairwise
 import numpy as np
 
 from dtfm.scheduler.model.compiled import compiled
+from dtfm.scheduler.model.keeping import Need, chosen, first_need, room
 from dtfm.scheduler.model.memory import in_flight
 from dtfm.scheduler.model.problem import Draft, Floats, Ints, Problem
 from dtfm.scheduler.model.tables import Seats, Tables, seats, tables
@@ -39,42 +40,54 @@ def exchange(t: Tables, a: int, b: int, size: float) -> float:
 
 
 @compiled
-def depth_of(t: Tables, cuts: Ints, stages: int, stage: int, started: float, memory: float) -> int:
-    """The micro-batches in flight on a node of the stage, with ``memory`` bytes.
+def depth_of(t: Tables, wanted: Need, stages: int, stage: int, started: float, node: int) -> int:
+    """The micro-batches in flight on a node of the stage, whose layers need what is ``wanted`` as it keeps them.
 
-    ``started`` is the number of micro-batches that it starts while one travels to the last stage and back. ``cuts`` is int64 [at
-    least stages + 1].
+    ``started`` is the number of micro-batches that it starts while one travels to the last stage and back.
     """
     least = _least_in_flight(stage, stages)
     if stage == stages - 1:
         return least  # it turns around at once
-    past_last, first = cuts[stage + 1], cuts[stage]
-    state = t.layer[past_last].state_before - t.layer[first].state_before
-    kept = max(t.layer[past_last].kept_before - t.layer[first].kept_before, 1.0)
-    wanted = np.ceil(started - 1e-6) + (stages - stage)
-    room = np.floor((memory - state) / kept)
-    return max(least, int(min(wanted, room, float(t.micro_batches))))
+    useful = np.ceil(started - 1e-6) + (stages - stage)
+    possible = np.floor(room(t, wanted, node) / max(wanted.each, 1.0))
+    return max(least, int(min(useful, possible, float(t.micro_batches))))
 
 
 @compiled
 def depths_of_seats(t: Tables, s: Seats) -> Ints:
     """The same as `depths`, by seat: int64 [seats]."""
-    ways, busiest = _ways(t, s), 1e-12
+    passes = passes_of_seats(t, s)
+    ways, busiest = _ways(t, s, passes), 1e-12
     stages = len(s.cuts) - 1
     for stage in range(stages):
         work = t.layer[s.cuts[stage + 1]].flops_before - t.layer[s.cuts[stage]].flops_before
         for seat in range(s.first[stage], s.first[stage + 1]):
-            busiest = max(busiest, 3 * work / t.node[s.node[seat]].flops * s.load[seat])
+            busiest = max(busiest, passes[seat] * work / t.node[s.node[seat]].flops * s.load[seat])
     result = np.empty(len(s.node), np.int64)
     for stage in range(stages):
+        first, past_last = s.cuts[stage], s.cuts[stage + 1]
+        cheapest, fewest = first_need(t, first, past_last), float(min(t.least_held[stages, stage], t.micro_batches))
         for seat in range(s.first[stage], s.first[stage + 1]):
-            started, memory = ways[seat] * s.load[seat] / busiest, t.node[s.node[seat]].memory
-            result[seat] = depth_of(t, s.cuts, stages, stage, started, memory)
+            wanted = chosen(t, cheapest, first, past_last, fewest, s.node[seat])
+            result[seat] = depth_of(t, wanted, stages, stage, ways[seat] * s.load[seat] / busiest, s.node[seat])
     return result
 
 
 @compiled
-def _ways(t: Tables, s: Seats) -> Floats:
+def passes_of_seats(t: Tables, s: Seats) -> Floats:
+    """[seats]: what a micro-batch costs there, in forward passes, its backward pass included."""
+    result = np.empty(len(s.node))
+    stages = len(s.cuts) - 1
+    for stage in range(stages):
+        first, past_last = s.cuts[stage], s.cuts[stage + 1]
+        cheapest, fewest = first_need(t, first, past_last), float(min(t.least_held[stages, stage], t.micro_batches))
+        for seat in range(s.first[stage], s.first[stage + 1]):
+            result[seat] = chosen(t, cheapest, first, past_last, fewest, s.node[seat]).passes
+    return result
+
+
+@compiled
+def _ways(t: Tables, s: Seats, passes: Floats) -> Floats:
     """[seats]: seconds from the beginning of a micro-batch's forward pass to the end of its backward pass there, over the
     longest way to the last stage and back that flows allow."""
     ways = np.zeros(len(s.node))
@@ -91,5 +104,5 @@ def _ways(t: Tables, s: Seats) -> Floats:
                     if s.flow[flow]:
                         beyond = max(beyond, SLACK * exchange(t, s.node[a], s.node[b], size) + ways[b])
                     flow += 1
-            ways[a] = 3 * work / t.node[s.node[a]].flops + beyond
+            ways[a] = passes[a] * work / t.node[s.node[a]].flops + beyond
     return ways

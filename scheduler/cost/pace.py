@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from dtfm.scheduler.model.compiled import compiled
+from dtfm.scheduler.model.keeping import chosen, first_need, room
 from dtfm.scheduler.model.problem import Ints
 from dtfm.scheduler.model.sketch import Sketch
 from dtfm.scheduler.model.sums import BYTES_BACK, BYTES_THERE, EXCHANGE, LATENCY, SLOWEST_LINK, SPEED
@@ -31,7 +32,7 @@ def with_waiting(busy: float, round_trips: float) -> float:
 
 @compiled
 def rough_seconds(t: Tables, sketch: Sketch, stages: int, cuts: Ints, limit: float, evenness: float) -> float:
-    """Fills in forward, alone and pace of the members, and returns roughly the seconds of a step.
+    """Fills in forward, passes, alone and pace of the members, and returns roughly the seconds of a step.
 
     They are those of the slowest stage when its nodes share the micro-batches out by pace, the slowest reduction, and one
     micro-batch's way through all stages and back. First all links between two stages count together, as if flows could use all of
@@ -78,7 +79,7 @@ def rough_seconds(t: Tables, sketch: Sketch, stages: int, cuts: Ints, limit: flo
 
 @compiled
 def _stage(t: Tables, sketch: Sketch, stages: int, stage: int, cuts: Ints, onward: float) -> tuple[float, float, float]:
-    """Fills in forward, alone and pace of the stage's members.
+    """Fills in forward, passes, alone and pace of the stage's members.
 
     Returns the micro-batches per second that they compute together, the seconds of a micro-batch's way from here to the last
     stage and back, and the seconds of their reduction. ``onward`` is the way from the stage behind.
@@ -93,13 +94,16 @@ def _stage(t: Tables, sketch: Sketch, stages: int, stage: int, cuts: Ints, onwar
     behind = sums.toward[sums.row[min(stage + 1, stages - 1)]]
     peers_before = first - sketch.stage[max(stage - 1, 0)].first
     peers_behind = sketch.stage[min(stage + 2, stages)].first - past_last
-    state, kept = end.state_before - begin.state_before, max(end.kept_before - begin.kept_before, 1.0)
+    cheapest = first_need(t, cuts[stage], cuts[stage + 1])
+    fewest = float(min(t.least_held[stages, stage], t.micro_batches))
     rate, freely, ways, connection = 0.0, 0.0, 0.0, 0.0
     for at in range(first, past_last):
         node = members[at]
         per_up, per_down = t.node[node].per_up, t.node[node].per_down
         forward = work / t.node[node].flops
-        links, way, sent, received = 0.0, 3 * forward + onward, 0.0, 0.0
+        wanted = chosen(t, cheapest, cuts[stage], cuts[stage + 1], fewest, node)
+        both = wanted.passes * forward
+        links, way, sent, received = 0.0, both + onward, 0.0, 0.0
         if stage > 0:
             links = np.inf if before[SPEED, node] < SLOWEST_LINK else FREE * size_before / before[SPEED, node]
             sent += size_before * before[BYTES_THERE, node] / peers_before
@@ -113,15 +117,16 @@ def _stage(t: Tables, sketch: Sketch, stages: int, stage: int, cuts: Ints, onwar
             if behind[SPEED, node] >= SLOWEST_LINK:
                 exchange = size_behind * behind[EXCHANGE, node] / behind[SPEED, node]
                 way += exchange + behind[LATENCY, node] / peers_behind
-        alone = max(3 * forward, sent * per_up, received * per_down, 1e-30)
+        alone = max(both, sent * per_up, received * per_down, 1e-30)
         pace = max(alone, links)
         freely += 1 / pace
         ways += way / pace
         if stage < stages - 1:
-            depth = max(t.least_held[stages, stage], np.floor((t.node[node].memory - state) / kept))
+            depth = max(t.least_held[stages, stage], np.floor(room(t, wanted, node) / max(wanted.each, 1.0)))
             alone, pace = with_waiting(alone, way / depth), with_waiting(pace, way / depth)
         rate += 1 / pace
-        sketch.node[node].forward, sketch.node[node].alone, sketch.node[node].pace = forward, alone, pace
+        sketch.node[node].forward, sketch.node[node].passes = forward, wanted.passes
+        sketch.node[node].alone, sketch.node[node].pace = alone, pace
         own = sums.toward[sums.row[stage]]
         more = (t.copies - 1) * t.link[node, node].ratio if t.copies > 1 else 0.0
         out, into = t.copies * own[BYTES_THERE, node] + more, t.copies * own[BYTES_BACK, node] + more

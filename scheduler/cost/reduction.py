@@ -38,7 +38,7 @@ def reduced(t: Tables, sketch: Sketch, stage: int, layer: int, past_last: int) -
         slowest, latency, a, b = slowest_link(t, members)
         least = np.inf
         for node in members:
-            least = min(least, 2 * sketch.node[node].forward * hidden)
+            least = min(least, (sketch.node[node].passes - 1) * sketch.node[node].forward * hidden)
         transfer = 2 * size / (count * t.copies) * slowest
         return sketch.node[last].end + max(transfer - least, transfer / layers) + 2 * latency, a, b
     shard = size / count
@@ -54,11 +54,11 @@ def reduced(t: Tables, sketch: Sketch, stage: int, layer: int, past_last: int) -
             if a != b:
                 out[i] += t.link[a, b].ratio * t.node[a].per_up
                 into[i] += t.link[b, a].ratio * t.node[a].per_down
-    begun_last = sketch.node[last].end - 2 * sketch.node[last].forward * hidden
+    begun_last = sketch.node[last].end - (sketch.node[last].passes - 1) * sketch.node[last].forward * hidden
     for i in range(count):
         a = members[i]
         end = sketch.node[a].end
-        begun = end - 2 * sketch.node[a].forward * hidden
+        begun = end - (sketch.node[a].passes - 1) * sketch.node[a].forward * hidden
         early[i] = begun_last
         for j in range(count):
             b = members[j]

@@ -112,7 +112,7 @@ def _start(
         if device.left == 0:
             _finish_gradients(events, made, devices, flops_before, seat, now)
         number = _next(queues, waiting, seat, _BACKWARD)
-        put_event(events, made, now + 2 * device.forward_seconds, _BACKWARD_DONE, seat, number)
+        put_event(events, made, now + device.backward_passes * device.forward_seconds, _BACKWARD_DONE, seat, number)
     elif queues[seat, _FORWARD].count and device.held < device.limit:
         device.busy = 1
         device.held += 1
@@ -212,10 +212,12 @@ def _send_shard(devices: Records, links: Records, sender: int, receiver: int, si
 def _finish_gradients(
     events: Records, made: Ints, devices: Records, flops_before: Floats, seat: int, now: float
 ) -> None:
-    """The node's last backward pass begins: its layers' gradients become final one after another."""
+    """The node's last backward pass begins: its layers' gradients become final one after another. Where each is computed again,
+    that is just before its gradients are."""
     device = devices[seat]
     for layer in range(device.past_last_layer - 1, device.first_layer - 1, -1):
-        seconds = 2 * ((flops_before[device.past_last_layer] - flops_before[layer]) / device.flops)
+        work = flops_before[device.past_last_layer] - flops_before[layer]
+        seconds = device.backward_passes * (work / device.flops)
         put_event(events, made, now + seconds, _GRADIENTS_FINAL, seat, layer)
 
 

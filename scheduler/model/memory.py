@@ -30,6 +30,15 @@ class Keeping:
     optimizer_state: OptimizerState = OptimizerState.DEVICE
 
 
+LADDER = tuple(Keeping(checkpointing, where) for where in OptimizerState for checkpointing in Checkpointing)
+"""The ways to keep what a node needs, in the order in which they are tried; a node takes the first for which it has room.
+
+The cheapest come first. To compute each layer again is a third more work, which the scheduler's times contain. To keep the state
+in the host's memory moves gradients and weights over its bus and has its processor compute AdamW, once per step: that is in no
+time of the scheduler, and the host's memory may serve several devices, so checkpointing comes before it.
+"""
+
+
 KEPT_PER_OUTPUT_BYTE = 16.0
 """Bytes that a layer's forward pass keeps for its backward pass, per byte of its output.
 

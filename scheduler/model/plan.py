@@ -153,6 +153,11 @@ def for_each(in_flight: int, replicas: int) -> tuple[int, ...]:
     return (in_flight,) * replicas if in_flight else ()
 
 
+def unless_usual(keeping: tuple[Keeping, ...]) -> tuple[Keeping, ...]:
+    """``Stage.keeping`` for these replicas: empty when all do as Keeping() says."""
+    return keeping if any(each != Keeping() for each in keeping) else ()
+
+
 def check(plan: Plan, layers: int, micro_batches: int) -> None:
     """Raises ValueError unless the plan's parts fit together: its stages cover every layer once and in order, no node has two
     places, and the loads of every stage, its takeovers and the flows into and out of it add up to a step's micro-batches."""
@@ -169,6 +174,10 @@ def check(plan: Plan, layers: int, micro_batches: int) -> None:
             )
         if stage.in_flight and min(stage.in_flight) < 1:
             raise ValueError(f"stage {index} has {min(stage.in_flight)} in flight; it must be 1 or above")
+        if stage.keeping and len(stage.keeping) != len(stage.replicas):
+            raise ValueError(
+                f"stage {index} says of {len(stage.keeping)} replicas how they keep what they need; it has {len(stage.replicas)}"
+            )
         if min(stage.loads) < 0:
             raise ValueError(f"stage {index} has a load of {min(stage.loads)}; it must be 0 or above")
         if (total := sum(stage.loads)) != micro_batches:

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from dtfm.scheduler.model.chains import flow_matrix, places, settled
 from dtfm.scheduler.model.cluster import Cluster
-from dtfm.scheduler.model.memory import KEPT_PER_OUTPUT_BYTE, in_flight
-from dtfm.scheduler.model.plan import Flow, Plan, Stage
+from dtfm.scheduler.model.memory import Checkpointing, Keeping, OptimizerState
+from dtfm.scheduler.model.plan import Flow, Plan, Stage, unless_usual
 from dtfm.scheduler.model.workload import Workload
 
 Floats = NDArray[np.float64]
@@ -30,7 +30,7 @@ class Problem:
     ``slowness[i, j]`` is the seconds per byte of a tensor over the link, its codec included, and infinite where j cannot be
     reached from i. ``ratio[i, j]`` is the codec's bytes per byte. ``bandwidth[i, j]`` is the link's bytes per second (0 on the
     diagonal). ``via`` is Cluster.via. ``own_slowness[i]`` is the slowness among the nodes that node i stands for, 0 when it
-    stands for itself alone.
+    stands for itself alone. ``host_memory[i]`` is 0 where the device computes in the host's own memory.
 
     ``*_before[k]`` is the sum over layers [0, k): the sum over layers [a, b) is ``before[b] - before[a]``.
     """
@@ -39,6 +39,7 @@ class Problem:
     workload: Workload
     flops: Floats = field(init=False)
     memory: Floats = field(init=False)
+    host_memory: Floats = field(init=False)
     up: Floats = field(init=False)
     down: Floats = field(init=False)
     latency: Floats = field(init=False)
@@ -50,6 +51,7 @@ class Problem:
     flops_before: Floats = field(init=False)
     parameters_before: Floats = field(init=False)
     kept_before: Floats = field(init=False)
+    inputs_before: Floats = field(init=False)
     activation: Floats = field(init=False)
 
     def __post_init__(self) -> None:
@@ -72,6 +74,7 @@ class Problem:
         values = {
             "flops": np.array([node.flops for node in nodes], dtype=np.float64),
             "memory": np.array([node.memory_bytes for node in nodes], dtype=np.float64),
+            "host_memory": np.array([node.host_memory_bytes or 0.0 for node in nodes], dtype=np.float64),
             "up": np.where(np.isnan(known_up), np.maximum(bandwidth.max(axis=1), own_bandwidth), known_up),
             "down": np.where(np.isnan(known_down), np.maximum(bandwidth.max(axis=0), own_bandwidth), known_down),
             "latency": latency,
@@ -82,29 +85,30 @@ class Problem:
             "own_slowness": own_slowness,
             "flops_before": _before([layer.forward_flops for layer in layers]),
             "parameters_before": _before([layer.parameter_bytes for layer in layers]),
-            "kept_before": _before([KEPT_PER_OUTPUT_BYTE * layer.activation_bytes for layer in layers]),
+            "kept_before": _before([layer.kept for layer in layers]),
+            "inputs_before": _before([0.0, *(layer.activation_bytes for layer in layers[:-1])]),
             "activation": np.array([layer.activation_bytes for layer in layers], dtype=np.float64),
         }
         for name, value in values.items():
             object.__setattr__(self, name, value)
 
     @property
-    def state_factor(self) -> float:
-        """Bytes of memory that a replica needs for a layer, per byte of the layer's parameters."""
-        return self.workload.bytes_kept_per_parameter_byte
+    def least_state_factor(self) -> float:
+        """The least bytes of memory that a layer's state needs on any device in any way that the workload allows, per byte of the
+        layer's parameters."""
+        workload = self.workload
+        needs = {
+            OptimizerState.DEVICE: workload.bytes_kept_per_parameter_byte,
+            OptimizerState.HOST: workload.bytes_beside_host_per_parameter_byte,
+        }
+        return min(needs[way.optimizer_state] for way in workload.ways)
 
-    def stage_bytes(self, cuts: tuple[int, ...] | Ints) -> Floats:
-        """Bytes of memory that each stage needs on each of its nodes: state, and micro-batches in flight.
-
-        ``cuts`` is [..., stages + 1]; the result is [..., stages].
-        """
-        edges = np.asarray(cuts)
-        stages = edges.shape[-1] - 1
-        most = self.workload.micro_batches
-        held = np.array([min(in_flight(stage, stages), most) for stage in range(stages)])
-        return np.asarray(
-            np.diff(self.parameters_before[edges]) * self.state_factor + held * np.diff(self.kept_before[edges])
-        )
+    @property
+    def least_kept_before(self) -> Floats:
+        """The least bytes that a micro-batch in flight needs in any way that the workload allows, summed like `kept_before`."""
+        if self.workload.checkpointing is None:
+            return _before(np.minimum(np.diff(self.kept_before), np.diff(self.inputs_before)).tolist())
+        return self.kept_before if self.workload.checkpointing is Checkpointing.NONE else self.inputs_before
 
     def exchange(self, senders: Ints, receivers: Ints, size: float) -> Floats:
         """Seconds to send ``size`` bytes from each sender and the same number back: [senders, receivers]."""
@@ -141,16 +145,29 @@ class Draft:
         routes, index = np.unique(self.chains, axis=0, return_inverse=True)
         return routes, np.bincount(index.ravel())
 
-    def plan(self, cluster: Cluster, in_flight: Iterable[tuple[int, ...]], generation: int) -> Plan:
-        """The plan with names; ``in_flight`` has a number per stage and replica (in_flight.depths)."""
+    def plan(
+        self,
+        cluster: Cluster,
+        in_flight: Iterable[tuple[int, ...]],
+        keeping: Iterable[tuple[Keeping, ...]],
+        generation: int,
+    ) -> Plan:
+        """The plan with names; ``in_flight`` (in_flight.depths) and ``keeping`` (keeping.keepings) have an entry per stage and
+        replica."""
         ids = cluster.ids
         used = {node for group in self.groups for node in group}
         return Plan(
             generation=generation,
             stages=tuple(
-                Stage((first, past_last), tuple(ids[node] for node in group), tuple(loads.tolist()), held)
-                for first, past_last, group, loads, held in zip(
-                    self.cuts[:-1], self.cuts[1:], self.groups, self.loads, in_flight, strict=True
+                Stage(
+                    (first, past_last),
+                    tuple(ids[node] for node in group),
+                    tuple(loads.tolist()),
+                    held,
+                    unless_usual(ways),
+                )
+                for first, past_last, group, loads, held, ways in zip(
+                    self.cuts[:-1], self.cuts[1:], self.groups, self.loads, in_flight, keeping, strict=True
                 )
             ),
             flows=tuple(

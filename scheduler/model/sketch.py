@@ -66,6 +66,7 @@ NODE = np.dtype(
         ("alone", np.float64),  # seconds per micro-batch of device, connection or round trips, whichever is slowest,
         ("pace", np.float64),  # and if links are slower, theirs, all to and from a stage counted together
         ("forward", np.float64),  # seconds of one forward pass
+        ("passes", np.float64),  # what a micro-batch costs there, in forward passes, its backward pass included
         ("arrival", np.float64),  # seconds until the first micro-batch arrives
         ("homeward", np.float64),  # seconds of a micro-batch's way from here back to the first stage
         ("trip", np.float64),  # seconds of a micro-batch's way to the last stage and back, computing included

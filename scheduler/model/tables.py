@@ -12,9 +12,10 @@ from typing import NamedTuple
 import numpy as np
 
 from dtfm.scheduler.model.cluster import Relay
-from dtfm.scheduler.model.memory import in_flight
+from dtfm.scheduler.model.memory import LADDER, in_flight
 from dtfm.scheduler.model.problem import Draft, Floats, Ints, Problem, Records
 from dtfm.scheduler.model.request import MOST_STAGES
+from dtfm.scheduler.model.workload import Workload
 
 FASTEST = 1e13
 """The most bytes per second that a link counts with: sums with infinite ones could not be taken apart again."""
@@ -25,14 +26,17 @@ REMEMBERED = 4
 class Tables(NamedTuple):
     """A Problem by number of node and layer, in FLOP/s, bytes and seconds.
 
-    ``node[i]`` has flops, memory, own_slowness, and per_up and per_down: the seconds per byte of its connection. Behind the
-    nodes come the relays, of which only the connections count.
+    ``node[i]`` has flops, memory, host_memory, own_slowness, and per_up and per_down: the seconds per byte of its connection.
+    Behind the nodes come the relays, of which only the connections count.
     ``link[i, j]`` has latency, slowness, ratio and via, the row in ``node`` of who relays it, or -1. ``relayed`` is the number of
     links that are relayed. ``toward[j, kind, i]`` has, of the link from i to j and back, what
     sums.Sums sums up over j; all are 0 from a node to itself. ``slower[i, j]`` is the slowness of the slower of the two links. In
     both, a relayed link has at most an even share of its relay's connection, as if all whom that serves used it at once.
-    ``layer[k]`` has the sums over layers [0, k) of flops, state and kept bytes per micro-batch in flight, gradients, and the
-    activation of layer k. There is a row more than layers.
+    ``layer[k]`` has the sums over layers [0, k) of flops, gradients, kept and input bytes per micro-batch in flight, and of what
+    state needs: all of it on the device, or beside the host and in the host's memory; and the activation of layer k. There is a
+    row more than layers.
+    ``working[level, k, checkpointed]`` is the most working bytes among layers [k, k + 2 ** level): keeping.need.
+    ``ways`` are those that the workload allows, a bit for each of memory.LADDER, and ``first_way`` is the first of them.
     ``least_held[s, k]`` is the least number of micro-batches in flight at stage k of s.
     """
 
@@ -42,6 +46,9 @@ class Tables(NamedTuple):
     slower: Floats
     layer: Records
     least_held: Ints
+    working: Floats
+    ways: int
+    first_way: int
     micro_batches: int
     copies: int
     relayed: int
@@ -67,6 +74,8 @@ class Seats(NamedTuple):
 @lru_cache(REMEMBERED)
 def tables(problem: Problem) -> Tables:
     """The problem's tables."""
+    workload = problem.workload
+    ways = [LADDER.index(way) for way in workload.ways]
     held = np.zeros((MOST_STAGES + 1, MOST_STAGES), dtype=np.int64)
     for stages in range(1, MOST_STAGES + 1):
         held[stages, :stages] = [in_flight(stage, stages) for stage in range(stages)]
@@ -86,6 +95,7 @@ def tables(problem: Problem) -> Tables:
         node=_records(
             flops=_padded(problem.flops, relays),
             memory=_padded(problem.memory, relays),
+            host_memory=_padded(problem.host_memory, relays),
             own_slowness=_padded(problem.own_slowness, relays),
             per_up=per_up,
             per_down=per_down,
@@ -100,13 +110,19 @@ def tables(problem: Problem) -> Tables:
         slower=np.maximum(np.maximum(problem.slowness, problem.slowness.T), np.maximum(shared, shared.T)),
         layer=_records(
             flops_before=problem.flops_before,
-            state_before=problem.parameters_before * problem.state_factor,
+            state_before=problem.parameters_before * workload.bytes_kept_per_parameter_byte,
+            beside_host_before=problem.parameters_before * workload.bytes_beside_host_per_parameter_byte,
+            host_before=problem.parameters_before * workload.host_bytes_per_parameter_byte,
             kept_before=problem.kept_before,
+            inputs_before=problem.inputs_before,
             gradients_before=problem.parameters_before,
             activation=np.append(problem.activation, 0.0),
         ),
         least_held=held,
-        micro_batches=int(problem.workload.micro_batches),
+        working=_working(workload),
+        ways=sum(1 << way for way in ways),
+        first_way=ways[0],
+        micro_batches=int(workload.micro_batches),
         copies=int(problem.cluster.copies),
         relayed=int((problem.via >= 0).sum()),
     )
@@ -122,6 +138,18 @@ def _shared(problem: Problem, per_byte: Floats) -> Floats:
         served = problem.via == relay
         slowness[served] = problem.ratio[served] * per_byte[relay] * np.count_nonzero(served.any(axis=1))
     return slowness
+
+
+def _working(workload: Workload) -> Floats:
+    """See Tables.working."""
+    layers = workload.layers
+    working = [np.array([(layer.working_bytes, layer.kept + layer.working_bytes) for layer in layers])]
+    while 2 ** len(working) <= len(layers):
+        last, reach = working[-1], 2 ** (len(working) - 1)
+        longer = last.copy()
+        longer[:-reach] = np.maximum(last[:-reach], last[reach:])
+        working.append(longer)
+    return np.stack(working)
 
 
 def _padded(values: Floats, relays: Sequence[Relay]) -> Floats:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from dtfm.scheduler.model.memory import KEPT_PER_OUTPUT_BYTE, Checkpointing, OptimizerState
+from dtfm.scheduler.model.memory import KEPT_PER_OUTPUT_BYTE, LADDER, Checkpointing, Keeping, OptimizerState
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,9 +94,36 @@ class Workload:
                 raise ValueError(f"{field} is {value}; it must be a finite number, 0 or above")
 
     @property
+    def ways(self) -> tuple[Keeping, ...]:
+        """What a node may do to keep what it needs, in the order in which it is tried."""
+        return tuple(
+            keeping
+            for keeping in LADDER
+            if self.checkpointing in (None, keeping.checkpointing)
+            and self.optimizer_state in (None, keeping.optimizer_state)
+        )
+
+    @property
     def bytes_kept_per_parameter_byte(self) -> float:
-        """Memory that a replica needs: weights, gradients, optimizer state, and the node's own bytes."""
-        return 2.0 + self.optimizer_bytes_per_parameter_byte + self.own_bytes_per_parameter_byte
+        """Memory that a replica needs when the state is on its device: weights, gradients, optimizer state, the weights to
+        compute with where these are others, and the node's own bytes."""
+        return (
+            2.0
+            + self.optimizer_bytes_per_parameter_byte
+            + self.copy_bytes_per_parameter_byte
+            + self.own_bytes_per_parameter_byte
+        )
+
+    @property
+    def bytes_beside_host_per_parameter_byte(self) -> float:
+        """The device's memory that a replica needs when the state is in the host's: weights to compute with, gradients, and the
+        node's own bytes."""
+        return (self.copy_bytes_per_parameter_byte or 1.0) + 1.0 + self.own_bytes_per_parameter_byte
+
+    @property
+    def host_bytes_per_parameter_byte(self) -> float:
+        """The host's memory that the state then needs: weights in full precision, and optimizer state."""
+        return 1.0 + self.optimizer_bytes_per_parameter_byte
 
     @property
     def bytes_moved_per_parameter_byte(self) -> float:

@@ -10,8 +10,9 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from dtfm.scheduler.assemble.evaluate import memory_shortfall, missing_links
-from dtfm.scheduler.model.memory import in_flight
-from dtfm.scheduler.model.plan import Plan, Stage, Takeover
+from dtfm.scheduler.model.keeping import held_by
+from dtfm.scheduler.model.memory import Keeping, in_flight
+from dtfm.scheduler.model.plan import Plan, Stage, Takeover, unless_usual
 from dtfm.scheduler.model.problem import Problem, draft_of
 
 
@@ -21,6 +22,7 @@ def rerouted(plan: Plan, problem: Problem, holders: Sequence[Collection[str]]) -
     An idle node that holds the stage's state replaces a missing node, the fastest first. ``holders`` are the nodes that hold
     each layer. Without such a node, the missing node's micro-batches go to the other replicas of its stage, each to the one
     that finishes its own earliest. Returns None when a stage has no replica left, or when a link or memory would be missing.
+    Whoever stays keeps what it needs as before; a newcomer does as a new plan would have it do.
     """
     speed = {node.id: node.flops for node in problem.cluster.nodes}
     idle = sorted(speed.keys() - set(plan.nodes), key=lambda node: (-speed[node], node))
@@ -30,7 +32,7 @@ def rerouted(plan: Plan, problem: Problem, holders: Sequence[Collection[str]]) -
             taken = plan.seats(index)  # a node that was lost here and is back cannot have a second seat under its name
             holding = [node for node in idle if all(node in holders[layer] for layer in range(*stage.layers))]
             if able := [node for node in holding if node not in taken]:
-                repaired = _replaced(repaired, index, gone, able[0])
+                repaired = _replaced(repaired, index, gone, able[0], problem)
                 idle.remove(able[0])
     for index, stage in enumerate(repaired.stages):
         left = {node: speed[node] for node in stage.replicas if node in speed}
@@ -44,7 +46,7 @@ def rerouted(plan: Plan, problem: Problem, holders: Sequence[Collection[str]]) -
     return repaired if possible else None
 
 
-def _replaced(plan: Plan, index: int, gone: str, new: str) -> Plan:
+def _replaced(plan: Plan, index: int, gone: str, new: str, problem: Problem) -> Plan:
     """The plan with ``new`` in the seat of ``gone``, a replica of stage ``index``."""
 
     def name(node: str) -> str:
@@ -56,7 +58,11 @@ def _replaced(plan: Plan, index: int, gone: str, new: str) -> Plan:
     held = tuple(
         least if node == gone else number for node, number in zip(stage.replicas, stage.in_flight, strict=False)
     )
-    changed = replace(stage, replicas=tuple(map(name, stage.replicas)), in_flight=held)
+    fewest = min(least, problem.workload.micro_batches)
+    own = held_by(problem, stage.layers, fewest, fewest, problem.cluster.ids.index(new)).keeping
+    keeping = stage.keeping or (Keeping(),) * len(stage.replicas)
+    kept = tuple(own if node == gone else way for node, way in zip(stage.replicas, keeping, strict=True))
+    changed = replace(stage, replicas=tuple(map(name, stage.replicas)), in_flight=held, keeping=unless_usual(kept))
     flows = list(plan.flows)
     if index:
         flows[index - 1] = tuple(replace(flow, receiver=name(flow.receiver)) for flow in flows[index - 1])
@@ -84,7 +90,8 @@ def _taken_over(plan: Plan, index: int, gone: str, speed: Mapping[str, float]) -
     place = stage.replicas.index(gone)
     takeover = Takeover(index, gone, place, heirs)
     held = stage.in_flight[:place] + stage.in_flight[place + 1 :]
-    changed = replace(stage, replicas=tuple(loads), loads=tuple(loads.values()), in_flight=held)
+    kept = unless_usual(stage.keeping[:place] + stage.keeping[place + 1 :])
+    changed = replace(stage, replicas=tuple(loads), loads=tuple(loads.values()), in_flight=held, keeping=kept)
     return replace(plan, stages=_with(plan.stages, index, changed), takeovers=(*plan.takeovers, takeover))
 
 

@@ -10,6 +10,7 @@ from dtfm.scheduler.cost.in_flight import depths
 from dtfm.scheduler.cost.simulate import simulate
 from dtfm.scheduler.cost.state_transfer import Holdings
 from dtfm.scheduler.model.decision import Decision, Objective, PaperSeconds, Predicted, Reason
+from dtfm.scheduler.model.keeping import keepings
 from dtfm.scheduler.model.plan import Plan, validate
 from dtfm.scheduler.model.problem import Draft, Problem, draft_of
 from dtfm.scheduler.model.request import Shape
@@ -81,7 +82,7 @@ def decide(
 
     ``bound`` is the decision's lower bound, ``spent`` the number of evaluations.
     """
-    plan = draft.plan(problem.cluster, depths(problem, draft), generation)
+    plan = draft.plan(problem.cluster, depths(problem, draft), keepings(problem, draft), generation)
     validate(plan, problem.cluster.ids, problem.workload)
     if incumbent is None:
         predicted = _predict(problem, draft, 0.0)

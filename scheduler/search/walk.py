@@ -10,6 +10,7 @@ from dtfm.scheduler.cost.pace import rough_seconds
 from dtfm.scheduler.cost.simulate import simulated
 from dtfm.scheduler.cost.state_transfer import fetching_seconds
 from dtfm.scheduler.model.compiled import compiled
+from dtfm.scheduler.model.keeping import ENOUGH
 from dtfm.scheduler.model.problem import Floats
 from dtfm.scheduler.model.sketch import NO_LINK, NO_ROOM, Position, Sketch, copy, gather_members, seats_of_sketch
 from dtfm.scheduler.model.sums import add_up, follow
@@ -64,7 +65,7 @@ def walk(
             continue
         anew = step > 0 and (stages != here.stages[0] or np.random.random() < NEW_CUTS)
         lacking = 0.0 if anew else lacking_bytes(t, sketch, stages, tried.cuts)
-        if lacking >= 1.0:  # rounding errors aside
+        if lacking >= ENOUGH:
             limit, price = current, NO_ROOM + lacking
         else:
             if step % SUMS_LAST == 0:

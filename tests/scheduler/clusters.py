@@ -7,6 +7,7 @@ import numpy as np
 from dtfm.scheduler.model.cluster import Cluster, Node, Relay
 from dtfm.scheduler.model.problem import Ints, Problem
 from dtfm.scheduler.model.workload import Layer, Workload
+from tests.scheduler.yardstick_keeping import with_ways
 
 
 def uniform_cluster(count: int, flops: float = 1e10, memory: float = 8e9, bandwidth: float = 1e8) -> Cluster:
@@ -45,7 +46,8 @@ def relayed(rng: np.random.Generator, count: int) -> tuple[tuple[Relay, ...], In
 
 
 def any_problem(rng: np.random.Generator, count: int, layers: int, copies: int = 1) -> Problem:
-    """A problem in which any of devices, memory, links and connections may decide, with codecs, and links that do not exist."""
+    """A problem in which any of devices, memory, links and connections may decide, with codecs, links that do not exist, and any
+    way to keep what nodes need."""
     shape = (count, count)
 
     def connection() -> float | None:
@@ -63,4 +65,4 @@ def any_problem(rng: np.random.Generator, count: int, layers: int, copies: int =
     latency = rng.choice([0.0, 1e-3, 0.1]) * rng.random(shape)
     relays, via = relayed(rng, count) if rng.random() < 0.2 else ((), None)
     cluster = Cluster(nodes, latency, bandwidth, ratio, copies, relays, via)
-    return Problem(cluster, Workload(model, int(rng.choice([1, 4, 20, 60]))))
+    return with_ways(rng, Problem(cluster, Workload(model, int(rng.choice([1, 4, 20, 60])))))

@@ -11,6 +11,7 @@ from dtfm.scheduler.model.cluster import Cluster, Node
 from dtfm.scheduler.model.problem import Draft, Ints, Problem
 from dtfm.scheduler.model.workload import Layer, Workload
 from tests.scheduler.clusters import relayed
+from tests.scheduler.yardstick_keeping import with_ways
 
 
 @st.composite
@@ -26,7 +27,8 @@ def drafts(draw: st.DrawFn, most_nodes: int = 10, alike: bool | None = None) -> 
         tuple(_layer(rng, alike) for _ in range(layers)), draw(st.integers(1, 30)), own_bytes_per_parameter_byte=1.0
     )
     missing = draw(st.sampled_from([0.0, 0.0, 0.02]))
-    problem = Problem(_cluster(rng, nodes, alike, missing, draw(st.sampled_from([1, 1, 2, 7, 30]))), workload)
+    cluster = _cluster(rng, nodes, alike, missing, draw(st.sampled_from([1, 1, 2, 7, 30])))
+    problem = with_ways(rng, Problem(cluster, workload))
     stages = draw(st.integers(1, min(nodes, layers)))
     return problem, _draft(rng, problem, stages, draw(st.integers(stages, nodes)))
 

@@ -6,6 +6,7 @@ import numpy as np
 
 from dtfm.scheduler.assemble.evaluate import Evaluator
 from dtfm.scheduler.model.problem import Draft, Groups, Problem
+from tests.scheduler.yardstick_keeping import shortfall
 
 
 def random_draft(rng: np.random.Generator, problem: Problem) -> Draft:
@@ -44,5 +45,4 @@ def assembled(problem: Problem, groups: Groups, cuts: tuple[int, ...]) -> Draft:
 
 def fits(problem: Problem, draft: Draft) -> bool:
     """Whether every stage fits into the memory of each of its replicas."""
-    rooms = np.array([problem.memory[list(group)].min() for group in draft.groups])
-    return bool((problem.stage_bytes(draft.cuts) - rooms < 1.0).all())
+    return shortfall(problem, draft) == 0.0

@@ -20,6 +20,7 @@ from dtfm.scheduler.assemble.infeasible import shortfall
 from dtfm.scheduler.cost.in_flight import depths
 from dtfm.scheduler.model.cluster import Cluster
 from dtfm.scheduler.model.decision import Decision, Infeasible, Predicted, Reason
+from dtfm.scheduler.model.keeping import keepings
 from dtfm.scheduler.model.problem import Problem
 from dtfm.scheduler.model.workload import Workload
 from dtfm.scheduler.schedule import schedule
@@ -53,7 +54,7 @@ def decision(cluster: Cluster, workload: Workload, given: Given, generation: int
     found = Evaluator(problem, keep_idle_hands=False).simulated(groups, given.cuts)
     if not found.feasible:
         raise Infeasible(shortfall(problem, found))
-    plan = found.draft.plan(cluster, depths(problem, found.draft), generation)
+    plan = found.draft.plan(cluster, depths(problem, found.draft), keepings(problem, found.draft), generation)
     return Decision(plan, Predicted(found.seconds, None, 0.0), 0.0, Reason.REQUESTED, "This plan was given.", 1)
 
 

@@ -118,6 +118,10 @@ def test_cuts_that_nearly_fit_are_those_that_lack_least(seed: int, count: int, l
     rng = np.random.default_rng(seed)
     problem = any_problem(rng, count, layers)
     groups = random_draft(rng, problem).groups
-    cuts = nearly_fitting_cuts(problem, groups)
+    position, sketch = position_of(groups, (), len(problem.flops)), empty_sketch(tables(problem))
+    gather_members(position, sketch)
+    add_up(tables(problem), sketch.sums, position.place, len(groups))
+    nearly_fitting_cuts(tables(problem), sketch, len(groups), position.cuts)
+    cuts = cuts_of(position)
     least = min(memory_shortfall(problem, groups, tuple(way)) for way in all_cuts(layers, len(groups)).tolist())
     assert memory_shortfall(problem, groups, cuts) <= least * (1 + 1e-6) + 2.0

@@ -18,6 +18,7 @@ from dtfm.scheduler.model.problem import Draft, Problem
 from dtfm.scheduler.model.workload import Layer, Workload
 from dtfm.scheduler.schedule import schedule
 from tests.scheduler.drafts import drafts
+from tests.scheduler.yardstick_keeping import chosen
 
 STAGES, ACTIVATION = 3, 1000.0
 WORKLOAD = Workload(tuple(Layer("", 1e9, 500.0, ACTIVATION) for _ in range(STAGES)), micro_batches=30)
@@ -68,7 +69,12 @@ def by_definition(problem: Problem, draft: Draft) -> tuple[tuple[int, ...], ...]
         for group, loads in zip(groups, draft.loads, strict=True)
         for node, n in zip(group, loads, strict=True)
     }
-    compute = {node: 3 * work[stage] / problem.flops[node] for stage, group in enumerate(groups) for node in group}
+    ways = {node: chosen(problem, draft, stage, node) for stage, group in enumerate(groups) for node in group}
+    compute = {
+        node: ways[node].passes * work[stage] / problem.flops[node]
+        for stage, group in enumerate(groups)
+        for node in group
+    }
 
     def seconds(way: tuple[int, ...], stage: int) -> float:
         total = float(compute[way[0]])
@@ -83,13 +89,11 @@ def by_definition(problem: Problem, draft: Draft) -> tuple[tuple[int, ...], ...]
     busiest = max(1e-12, *(compute[node] * load[node] for node in load))
     result = []
     for stage in range(stages - 1):
-        layers = list(cuts[stage : stage + 2])
-        state = problem.state_factor * np.diff(problem.parameters_before[layers])[0]
         numbers = []
         for node in groups[stage]:
             longest = max(seconds(way, stage) * load[node] for way in product((node,), *groups[stage + 1 :]))
             wanted = math.ceil(min(longest / busiest, 1e9) - 1e-6) + stages - stage
-            room = (problem.memory[node] - state) / np.diff(problem.kept_before[layers])[0]
+            room = ways[node].room(problem, node) / max(ways[node].each, 1.0)
             numbers.append(max(in_flight(stage, stages), min(wanted, math.floor(room), problem.workload.micro_batches)))
         result.append(tuple(numbers))
     return (*result, (1,) * len(groups[-1]))

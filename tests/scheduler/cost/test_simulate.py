@@ -128,7 +128,7 @@ def test_a_codec_lightens_the_connection_that_links_share() -> None:
 def test_state_moves_uncompressed() -> None:
     plain = problem_of(2, layers=1, micro_batches=1, latency=0, bandwidth=4)
     for problem in (plain, compressed(plain, [[0.25] * 2] * 2)):
-        holdings = Holdings.of(problem, plan(problem, (0,)).plan(problem.cluster, [()], 0))
+        holdings = Holdings.of(problem, plan(problem, (0,)).plan(problem.cluster, [()], [()], 0))
         assert holdings.seconds(((0, 1),), (0, 1)) == 6 * 3 / 4  # weights and two optimizer states
 
 

@@ -10,6 +10,7 @@ from dtfm.scheduler.cost.pace import WAITING
 from dtfm.scheduler.cost.reduction import EXACT_GROUP
 from dtfm.scheduler.model.memory import in_flight
 from dtfm.scheduler.model.problem import Draft, Floats, Problem
+from tests.scheduler.yardstick_keeping import chosen
 
 
 def estimated(problem: Problem, draft: Draft) -> float:
@@ -34,6 +35,8 @@ class _Plan:
             node: float(self.sum_of(problem.flops_before, stage) / problem.flops[node])
             for node, stage in self.stage.items()
         }
+        self.ways = {node: chosen(problem, draft, stage, node) for node, stage in self.stage.items()}
+        self.passes = {node: way.passes for node, way in self.ways.items()}
         self.flows = [
             (a, b, int(flow[row, column]))
             for flow, senders, receivers in zip(draft.flows, draft.groups, draft.groups[1:], strict=False)
@@ -96,14 +99,18 @@ class _Plan:
         return min(before, default=0.0 if self.stage[node] == 0 else math.inf)
 
     def _homeward(self, node: int, known: dict[int, float]) -> float:
-        """Mean over micro-batches of way(node, a) + 2 forward[a] + homeward[a], a being the node that it comes from."""
-        each = [(self.way(node, a) + 2 * self.forward[a] + known[a]) * n for a, b, n in self.flows if b == node]
+        """Mean over micro-batches of way(node, a) + backward[a] + homeward[a], a being the node that it comes from."""
+        each = [
+            (self.way(node, a) + (self.passes[a] - 1) * self.forward[a] + known[a]) * n
+            for a, b, n in self.flows
+            if b == node
+        ]
         return sum(each) / max(self.load[node], 1)
 
     def trip(self, node: int) -> float:
-        """Mean over micro-batches of 3 forward[node] + way(node, b) + way(b, node) + trip(b), b being the next."""
+        """Mean over micro-batches of both passes[node] + way(node, b) + way(b, node) + trip(b), b being the next."""
         each = [n * (self.way(node, b) + self.way(b, node) + self.trip(b)) for a, b, n in self.flows if a == node]
-        return 3 * self.forward[node] + sum(each) / max(self.load[node], 1)
+        return self.passes[node] * self.forward[node] + sum(each) / max(self.load[node], 1)
 
     def longest_trip(self, node: int) -> float:
         """The same over the slowest links, with times on links multiplied by SLACK."""
@@ -112,7 +119,7 @@ class _Plan:
             for a, b, _ in self.flows
             if a == node
         ]
-        return 3 * self.forward[node] + max(beyond, default=0.0)
+        return self.passes[node] * self.forward[node] + max(beyond, default=0.0)
 
     def depth(self, node: int) -> float:
         """in_flight.depths: a round trip's worth at the pace of the busiest device, and one more per stage from here on; as much
@@ -121,18 +128,17 @@ class _Plan:
         least = in_flight(stage, self.stages)
         if stage == self.stages - 1:
             return least
-        busiest = max(max(3 * self.forward[other] * self.load[other] for other in self.stage), 1e-12)
+        busiest = max(max(self.passes[other] * self.forward[other] * self.load[other] for other in self.stage), 1e-12)
         wanted = math.ceil(self.longest_trip(node) * self.load[node] / busiest - 1e-6)
-        state = self.sum_of(self.problem.parameters_before, stage) * self.problem.state_factor
-        kept = max(self.sum_of(self.problem.kept_before, stage), 1.0)
-        room = math.floor((float(self.problem.memory[node]) - state) / kept)
+        way = self.ways[node]
+        room = math.floor(way.room(self.problem, node) / max(way.each, 1.0))
         return float(max(least, min(wanted + self.stages - stage, room, self.problem.workload.micro_batches)))
 
 
 def _own_end(plan: _Plan, node: int) -> float:
     """When a node, or its slowest link, would be done if nobody else were late: arrival plus the longest of
 
-    - computing: 3 forward * load,
+    - computing: both passes * load,
     - the first trip, then all other backward passes and the forward passes that the depth did not allow before,
     - its connection: bytes sent / up, bytes received / down,
 
@@ -145,8 +151,8 @@ def _own_end(plan: _Plan, node: int) -> float:
         return 0.0
     sent, received = plan.carried(node)
     busy = max(
-        3 * plan.forward[node] * load,
-        plan.trip(node) + plan.forward[node] * (2 * (load - 1) + max(load - depth, 0)),
+        plan.passes[node] * plan.forward[node] * load,
+        plan.trip(node) + plan.forward[node] * ((plan.passes[node] - 1) * (load - 1) + max(load - depth, 0)),
         sent / plan.connection(node)[0] if sent else 0.0,
         received / plan.connection(node)[1] if received else 0.0,
     )
@@ -169,11 +175,11 @@ def _ends(plan: _Plan, own: dict[int, float]) -> dict[int, float]:
     spread evenly from their first arrival to when they can still come home with the last."""
     end = dict(own)
     for a, b, _ in plan.flows:
-        end[b] = max(end[b], end[a] - plan.way(b, a) - 2 * plan.forward[a])
+        end[b] = max(end[b], end[a] - plan.way(b, a) - (plan.passes[a] - 1) * plan.forward[a])
     for stage in reversed(range(plan.stages - 1)):
         for a, b, _ in plan.flows:
             if plan.stage[a] == stage:
-                end[a] = max(end[a], end[b] + plan.way(b, a) + 2 * plan.forward[a])
+                end[a] = max(end[a], end[b] + plan.way(b, a) + (plan.passes[a] - 1) * plan.forward[a])
     finished = max(end[node] for node in plan.draft.groups[0])
     for node, load in plan.load.items():
         if load:
@@ -195,7 +201,7 @@ def _reduced(plan: _Plan, stage: int, end: dict[int, float]) -> float:
         return end[latest]
     layers = plan.draft.cuts[stage + 1] - plan.draft.cuts[stage]
     shard = plan.sum_of(problem.parameters_before, stage) / replicas
-    hidden = {node: 2 * plan.forward[node] * (1 - 1 / layers) for node in group}
+    hidden = {node: (plan.passes[node] - 1) * plan.forward[node] * (1 - 1 / layers) for node in group}
 
     def per_byte(a: int, b: int) -> float:
         """The link's, or that of a's or b's connection, which sends to and receives from all others at the same time."""

@@ -11,6 +11,7 @@ import numpy as np
 from dtfm.scheduler.cost.in_flight import depths
 from dtfm.scheduler.cost.reduction import EXACT_GROUP
 from dtfm.scheduler.model.problem import Draft, Ints, Problem
+from tests.scheduler.yardstick_keeping import chosen
 
 
 @dataclass(slots=True)
@@ -82,6 +83,7 @@ def simulated_in_python(problem: Problem, draft: Draft) -> float:
         for stage, group in enumerate(draft.groups)
         for node, limit in zip(group, limits[stage], strict=True)
     }
+    backward_passes = {node: chosen(problem, draft, device.stage, node).passes - 1 for node, device in devices.items()}
     for number, chain in enumerate(chain_of):
         heapq.heappush(devices[chain[0]].forward, number)
         for node in chain:
@@ -111,7 +113,7 @@ def simulated_in_python(problem: Problem, draft: Draft) -> float:
         if device.backward:
             device.busy = True
             device.left -= 1
-            seconds = 2 * device.forward_seconds
+            seconds = backward_passes[node] * device.forward_seconds
             if device.left == 0:
                 finish_gradients(now, node)
             at(now + seconds, backward_done, node, heapq.heappop(device.backward))
@@ -152,7 +154,7 @@ def simulated_in_python(problem: Problem, draft: Draft) -> float:
         first, past_last = draft.cuts[devices[node].stage : devices[node].stage + 2]
         for layer in reversed(range(first, past_last)):
             done = problem.flops_before[past_last] - problem.flops_before[layer]
-            at(now + 2 * float(done / problem.flops[node]), final, node, layer)
+            at(now + backward_passes[node] * float(done / problem.flops[node]), final, node, layer)
 
     def final(now: float, node: int, layer: int) -> None:
         group = draft.groups[devices[node].stage]

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from dtfm.scheduler.cost.state_transfer import Holdings, fetching_seconds
 from dtfm.scheduler.model.cluster import Cluster, Node
 from dtfm.scheduler.model.decision import Reason, Why
+from dtfm.scheduler.model.keeping import held_by
 from dtfm.scheduler.model.plan import Plan, Stage, from_routes, validate
 from dtfm.scheduler.model.problem import Floats, Problem
 from dtfm.scheduler.model.sketch import position_of
@@ -61,7 +62,7 @@ def test_a_nodes_own_bytes_need_memory_and_are_not_transferred() -> None:
     more = replace(shared, own_bytes_per_parameter_byte=2.0)
     plan, groups, cuts = two_stages(("n0",), ("n1",)), ((0, 2), (1,)), (0, 6, 12)
     with_own, without = Problem(cluster, more), Problem(cluster, shared)
-    assert (with_own.stage_bytes(cuts) > without.stage_bytes(cuts)).all()
+    assert held_by(with_own, (0, 6), 1, 1, 0).device_bytes > held_by(without, (0, 6), 1, 1, 0).device_bytes
     moving = [Holdings.of(problem, plan).seconds(groups, cuts) for problem in (with_own, without)]
     assert moving[0] == moving[1] > 0
 
@@ -76,7 +77,7 @@ def test_the_rough_time_to_fetch_is_that_of_one_node_alone_but_for_latency_and_t
     rng = np.random.default_rng(seed)
     problem = any_problem(rng, count, layers)
     draft = random_draft(rng, problem)
-    plan = draft.plan(problem.cluster, [()] * len(draft.groups), 1)
+    plan = draft.plan(problem.cluster, [()] * len(draft.groups), [()] * len(draft.groups), 1)
     held = Holdings.of(problem, plan)
     node, stage = int(rng.integers(count)), int(rng.integers(len(draft.groups)))
     groups = tuple((node,) if at == stage else () for at in range(len(draft.groups)))

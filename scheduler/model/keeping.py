@@ -1,0 +1,178 @@
+"""What a node needs for its layers, and how it keeps that: the memory model.
+
+For layers [a, b) with h micro-batches in flight, by what the device keeps of each (memory.Checkpointing):
+
+- NONE: h times what all layers keep, and once the most that any of them works with.
+- LAYER: h times the inputs of all layers, and once the most that any of them keeps and works with: the backward pass computes
+  one layer at a time again. All layers of a stage are alike in this, the model's last one (the head) too. The input of layer 0
+  is token ids, which count as nothing. A micro-batch costs one forward pass more: 4 instead of 3, of which the backward pass is
+  3 instead of 2.
+
+And the state, per byte of parameters, by where it is (memory.OptimizerState):
+
+- DEVICE: weights, a copy of them to compute with if there is one, gradients, optimizer state, and the node's own.
+- HOST: on the device the weights to compute with, gradients and the node's own; in the host's memory weights and optimizer state.
+  Where the device computes in the host's own memory, both are there.
+
+Each node takes the first way of memory.LADDER, among those that the workload allows, with which the fewest micro-batches in
+flight fit (memory.in_flight, and never more than a step has). Everything that makes or judges plans asks here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from dtfm.scheduler.model.compiled import compiled
+from dtfm.scheduler.model.memory import LADDER, Keeping
+from dtfm.scheduler.model.problem import Draft, Problem
+from dtfm.scheduler.model.tables import Tables, tables
+
+ENOUGH = 1.0
+"""Bytes that a node may lack: rounding errors."""
+
+
+class Need(NamedTuple):
+    """What layers need in one way: ``fixed`` bytes on the device, and ``each`` per micro-batch in flight; ``host`` bytes in the
+    host's memory. ``passes`` are the forward passes that a micro-batch costs, its backward pass included. ``way`` is its place in
+    memory.LADDER."""
+
+    fixed: float
+    each: float
+    host: float
+    passes: float
+    way: int
+
+
+@compiled
+def need(t: Tables, way: int, first: int, past_last: int) -> Need:
+    """What layers [first, past_last) need in this way."""
+    begin, end = t.layer[first], t.layer[past_last]
+    checkpointed = way & 1
+    each = end.inputs_before - begin.inputs_before if checkpointed else end.kept_before - begin.kept_before
+    level = 0
+    while 2 << level <= past_last - first:
+        level += 1
+    last = past_last - (1 << level)
+    working = max(t.working[level, first, checkpointed], t.working[level, last, checkpointed])
+    if way & 2:
+        state = end.beside_host_before - begin.beside_host_before
+        host = end.host_before - begin.host_before
+    else:
+        state, host = end.state_before - begin.state_before, 0.0
+    return Need(state + working, each, host, 3.0 + checkpointed, way)
+
+
+@compiled
+def lacking(t: Tables, wanted: Need, held: float, node: int) -> float:
+    """The bytes that the node lacks for ``held`` micro-batches in flight, in the memory that is shortest; 0 or less where it has
+    room."""
+    device, own = wanted.fixed + held * wanted.each, t.node[node].host_memory
+    if own == 0.0:
+        return float(device + wanted.host - t.node[node].memory)
+    return float(max(device - t.node[node].memory, wanted.host - own))
+
+
+@compiled
+def room(t: Tables, wanted: Need, node: int) -> float:
+    """The bytes that the node has for micro-batches in flight; below 0 where it lacks some without any."""
+    beside = wanted.host if t.node[node].host_memory == 0.0 else 0.0
+    return float(t.node[node].memory - wanted.fixed - beside)
+
+
+@compiled
+def first_need(t: Tables, first: int, past_last: int) -> Need:
+    """What layers [first, past_last) need in the first way that the workload allows."""
+    return need(t, t.first_way, first, past_last)
+
+
+@compiled
+def chosen(t: Tables, cheapest: Need, first: int, past_last: int, held: float, node: int) -> Need:
+    """What layers [first, past_last) need as the node keeps them: in the last way of all when it has room in none.
+
+    ``cheapest`` is their first_need, which all nodes of a stage have in common, and ``held`` the fewest in flight.
+    """
+    if t.ways == 1 << t.first_way or lacking(t, cheapest, held, node) < ENOUGH:
+        return cheapest
+    return _further(t, cheapest, first, past_last, held, node)
+
+
+@compiled
+def _further(t: Tables, cheapest: Need, first: int, past_last: int, held: float, node: int) -> Need:
+    wanted = cheapest
+    for way in range(t.first_way + 1, 4):
+        if (t.ways >> way) & 1:
+            wanted = need(t, way, first, past_last)
+            if lacking(t, wanted, held, node) < ENOUGH:
+                break
+    return wanted
+
+
+@compiled
+def least_lacking(t: Tables, cheapest: Need, first: int, past_last: int, held: float, node: int) -> float:
+    """The bytes that the node lacks in the way in which it lacks least; below ENOUGH where it has room. Arguments as for
+    `chosen`."""
+    least = lacking(t, cheapest, held, node)
+    if least < ENOUGH:
+        return least
+    for way in range(t.first_way + 1, 4):
+        if (t.ways >> way) & 1:
+            least = min(least, lacking(t, need(t, way, first, past_last), held, node))
+    return least
+
+
+class Held(NamedTuple):
+    """What a node of a plan keeps, and with how many micro-batches in flight: bytes on the device and in the host's memory."""
+
+    keeping: Keeping
+    device_bytes: float
+    host_bytes: float
+
+
+def held_by(problem: Problem, layers: tuple[int, int], in_flight: int, held: int, node: int) -> Held:
+    """What the node keeps for ``layers`` with ``held`` micro-batches in flight, when ``in_flight`` are the fewest that it may
+    have."""
+    t = tables(problem)
+    wanted = chosen(t, first_need(t, *layers), *layers, float(in_flight), node)
+    return Held(LADDER[wanted.way], wanted.fixed + held * wanted.each, wanted.host)
+
+
+@dataclass(frozen=True, slots=True)
+class Short:
+    """The memory of which a node lacks most for some layers, in the way in which it lacks least: ``bytes`` of the ``needed``
+    ones, 0 where it has room for all."""
+
+    node: int
+    layers: tuple[int, int]
+    in_host: bool
+    needed: float
+    bytes: float
+
+    @property
+    def memory(self) -> str:
+        return "host memory" if self.in_host else "device memory"
+
+
+def shortest(problem: Problem, layers: Sequence[int], held: int, node: int) -> Short:
+    """What the node lacks most for layers [layers[0], layers[1]) with ``held`` micro-batches in flight."""
+    t, (first, past_last) = tables(problem), layers
+    ways = [need(t, LADDER.index(way), first, past_last) for way in problem.workload.ways]
+    wanted = min(ways, key=lambda way: lacking(t, way, float(held), node))
+    lacks, beside = lacking(t, wanted, float(held), node), problem.host_memory[node] > 0
+    device = wanted.fixed + held * wanted.each + (0.0 if beside else wanted.host)
+    in_host = bool(beside) and device - problem.memory[node] < lacks
+    return Short(
+        node, (first, past_last), in_host, wanted.host if in_host else device, lacks if lacks >= ENOUGH else 0.0
+    )
+
+
+def keepings(problem: Problem, draft: Draft) -> tuple[tuple[Keeping, ...], ...]:
+    """How each node of the draft keeps what it needs: by stage, by replica."""
+    t, stages = tables(problem), len(draft.groups)
+    made = []
+    for stage, group in enumerate(draft.groups):
+        first, past_last = draft.cuts[stage], draft.cuts[stage + 1]
+        cheapest, held = first_need(t, first, past_last), float(min(t.least_held[stages, stage], t.micro_batches))
+        made.append(tuple(LADDER[chosen(t, cheapest, first, past_last, held, node).way] for node in group))
+    return tuple(made)

@@ -1,0 +1,127 @@
+"""The memory model once more, layer by layer: slow, and sharing no code with model/keeping.py."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from dtfm.scheduler.model.memory import Checkpointing, Keeping, OptimizerState, in_flight
+from dtfm.scheduler.model.problem import Draft, Problem
+from dtfm.scheduler.model.workload import Workload
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What a node keeps of layers: bytes on its device that do not grow, bytes per micro-batch in flight, bytes in the host's
+    memory, and forward passes per micro-batch."""
+
+    keeping: Keeping
+    fixed: float
+    each: float
+    host: float
+    passes: int
+
+    def lacking(self, problem: Problem, node: int, held: int) -> float:
+        """Bytes that are missing in the memory that is shortest."""
+        member = problem.cluster.nodes[node]
+        device = self.fixed + held * self.each
+        if member.host_memory_bytes is None:
+            return device + self.host - member.memory_bytes
+        return max(device - member.memory_bytes, self.host - member.host_memory_bytes)
+
+    def room(self, problem: Problem, node: int) -> float:
+        """Bytes for micro-batches in flight."""
+        member = problem.cluster.nodes[node]
+        return member.memory_bytes - self.fixed - (self.host if member.host_memory_bytes is None else 0.0)
+
+
+ORDER = (
+    Keeping(Checkpointing.NONE, OptimizerState.DEVICE),
+    Keeping(Checkpointing.LAYER, OptimizerState.DEVICE),
+    Keeping(Checkpointing.NONE, OptimizerState.HOST),
+    Keeping(Checkpointing.LAYER, OptimizerState.HOST),
+)
+
+
+def kept(workload: Workload, first: int, past_last: int, keeping: Keeping) -> Kept:
+    layers = workload.layers[first:past_last]
+    parameters = sum(layer.parameter_bytes for layer in layers)
+    own, copy, optimizer = (
+        parameters * ratio
+        for ratio in (
+            workload.own_bytes_per_parameter_byte,
+            workload.copy_bytes_per_parameter_byte,
+            workload.optimizer_bytes_per_parameter_byte,
+        )
+    )
+    outputs = [
+        16.0 * layer.activation_bytes if layer.kept_bytes is None else layer.kept_bytes for layer in workload.layers
+    ][first:past_last]
+    if keeping.optimizer_state is OptimizerState.DEVICE:
+        state, host = parameters + copy + parameters + optimizer + own, 0.0
+    else:
+        state, host = (copy if copy else parameters) + parameters + own, parameters + optimizer
+    if keeping.checkpointing is Checkpointing.NONE:
+        working = max(layer.working_bytes for layer in layers)
+        return Kept(keeping, state + working, sum(outputs), host, 3)
+    again = max(layer.working_bytes + output for layer, output in zip(layers, outputs, strict=True))
+    inputs = sum(workload.layers[number - 1].activation_bytes for number in range(first, past_last) if number > 0)
+    return Kept(keeping, state + again, inputs, host, 4)
+
+
+def allowed(problem: Problem, first: int, past_last: int) -> list[Kept]:
+    workload = problem.workload
+    return [
+        kept(workload, first, past_last, keeping)
+        for keeping in ORDER
+        if workload.checkpointing in (None, keeping.checkpointing)
+        and workload.optimizer_state in (None, keeping.optimizer_state)
+    ]
+
+
+def chosen(problem: Problem, draft: Draft, stage: int, node: int) -> Kept:
+    """The first way with which the fewest in flight fit; otherwise the last."""
+    ways = allowed(problem, draft.cuts[stage], draft.cuts[stage + 1])
+    held = min(in_flight(stage, len(draft.groups)), problem.workload.micro_batches)
+    return next((way for way in ways if way.lacking(problem, node, held) < 1.0), ways[-1])
+
+
+def shortfall(problem: Problem, draft: Draft) -> float:
+    """The bytes that the worst node lacks; 0 when it is less than one."""
+    lacking = max(
+        min(way.lacking(problem, node, held) for way in allowed(problem, draft.cuts[stage], draft.cuts[stage + 1]))
+        for stage, group in enumerate(draft.groups)
+        for held in [min(in_flight(stage, len(draft.groups)), problem.workload.micro_batches)]
+        for node in group
+    )
+    return lacking if lacking >= 1.0 else 0.0
+
+
+def with_ways(rng: np.random.Generator, problem: Problem) -> Problem:
+    """The problem as it is, or with any ways to keep what nodes need, kept and working bytes, and hosts."""
+    rng = rng.spawn(1)[0]  # so that it draws what it would draw otherwise
+    if rng.random() < 0.5:
+        return problem
+    cluster, workload = problem.cluster, problem.workload
+    nodes = tuple(
+        replace(node, host_memory_bytes=None if rng.random() < 0.3 else 10 ** rng.uniform(7.5, 10))
+        for node in cluster.nodes
+    )
+    layers = tuple(
+        replace(
+            layer,
+            kept_bytes=None if rng.random() < 0.5 else layer.activation_bytes * rng.uniform(0.5, 40),
+            working_bytes=0.0 if rng.random() < 0.3 else layer.activation_bytes * rng.uniform(0, 20),
+        )
+        for layer in workload.layers
+    )
+    modes = [None, *Checkpointing], [None, *OptimizerState]
+    made = replace(
+        workload,
+        layers=layers,
+        copy_bytes_per_parameter_byte=float(rng.choice([0.0, 0.5])),
+        checkpointing=modes[0][rng.integers(0, 3)],
+        optimizer_state=modes[1][rng.integers(0, 3)],
+    )
+    return Problem(replace(cluster, nodes=nodes), made)
