@@ -7,18 +7,23 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Collection, Sequence
-from typing import Any
+from collections.abc import Collection, Iterable, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 
 from dtfm.scheduler.assemble.compact import DENSE, CompactCluster
 from dtfm.scheduler.model.cluster import Cluster, Node, Relay
 from dtfm.scheduler.model.decision import Decision, Objective
+from dtfm.scheduler.model.memory import Checkpointing, Keeping, OptimizerState
 from dtfm.scheduler.model.plan import Flow, Plan, Stage, Takeover, for_each, from_routes
 from dtfm.scheduler.model.problem import Floats, Ints
 from dtfm.scheduler.model.workload import Layer, PaperCosts, Workload
 
+Choice = TypeVar("Choice", Checkpointing, OptimizerState)
+
+_RATIOS = {"optimizer": 2.0, "own": 0.0, "copy": 0.0}
+"""What Workload has of bytes per parameter byte, with what counts where WORKLOAD.json does not say."""
 BYTES_PER_GIGABIT = 1e9 / 8
 """Converts Gbit/s to bytes per second."""
 
@@ -36,8 +41,10 @@ def parse_network(text: str) -> Cluster:
 def parse_any_network(text: str) -> Cluster | CompactCluster:
     """A cluster from NETWORK.json: ``{"nodes": [{"id", "region", "flops", "memory_bytes"}], "latency_ms", "bandwidth_gbps"}``.
 
-    Matrices are one way: row = source, column = destination. ``region``, ``up_gbps``, ``down_gbps`` and the matrix ``ratio``
-    are optional; ``ratio`` is the number of encoded bytes per byte of activations and gradients on each link (default 1).
+    Matrices are one way: row = source, column = destination. ``region``, ``up_gbps``, ``down_gbps``, ``host_memory_bytes``
+    and the matrix ``ratio`` are optional. ``host_memory_bytes`` are the host's, for optimizer state; without it the device
+    computes in the host's own memory. ``ratio`` is the number of encoded bytes per byte of activations and gradients on each link
+    (default 1).
 
     ``"via"``, optional too, has by link the id of the node or relay that passes everything on, or null. ``"relays": [{"id",
     "up_gbps", "down_gbps"}]`` are those that are no nodes.
@@ -56,7 +63,7 @@ def parse_any_network(text: str) -> Cluster | CompactCluster:
     nodes = []
     for index, entry in enumerate(_list(document, "nodes", "")):
         path = f"nodes[{index}]"
-        keys = {"id", "region", "flops", "memory_bytes", "up_gbps", "down_gbps"}
+        keys = {"id", "region", "flops", "memory_bytes", "host_memory_bytes", "up_gbps", "down_gbps"}
         _keys(entry, path, keys if classes is None else keys | {"class"})
         if classes is not None:
             name = _text(entry, "class", path)
@@ -69,7 +76,8 @@ def parse_any_network(text: str) -> Cluster | CompactCluster:
         }
         region = _text(entry, "region", path) if "region" in entry else ""
         flops, memory = _number(entry, "flops", path), _number(entry, "memory_bytes", path)
-        nodes.append(Node(_text(entry, "id", path), flops, memory, region, **limits))
+        host = _number(entry, "host_memory_bytes", path) if "host_memory_bytes" in entry else None
+        nodes.append(Node(_text(entry, "id", path), flops, memory, region, **limits, host_memory_bytes=host))
     if classes is not None:
         latency, bandwidth = (_matrix(document, key, classes, "classes") for key in ("latency_ms", "bandwidth_gbps"))
         compact = CompactCluster(
@@ -117,6 +125,7 @@ def dump_network(cluster: Cluster) -> str:
             "flops": node.flops,
             "memory_bytes": node.memory_bytes,
         }
+        entry |= {} if node.host_memory_bytes is None else {"host_memory_bytes": node.host_memory_bytes}
         entry |= {} if node.up is None else {"up_gbps": node.up / BYTES_PER_GIGABIT}
         entry |= {} if node.down is None else {"down_gbps": node.down / BYTES_PER_GIGABIT}
         nodes.append(entry)
@@ -139,19 +148,23 @@ def dump_network(cluster: Cluster) -> str:
 
 def parse_workload(text: str) -> Workload:
     """A workload from ``{"layers": [{"name", "forward_flops", "parameter_bytes", "activation_bytes"}],
-    "micro_batches", ...}``.
+    "micro_batches", ...}``. FLOPs and bytes are numbers, per micro-batch except ``parameter_bytes``: see Layer and Workload.
 
-    ``optimizer_bytes_per_parameter_byte`` (default 2), ``own_bytes_per_parameter_byte`` (default 0) and ``paper`` are
-    optional.
+    Optional, of a layer: ``kept_bytes`` and ``working_bytes``. Of the workload: ``optimizer_bytes_per_parameter_byte`` (default
+    2), ``own_bytes_per_parameter_byte`` and ``copy_bytes_per_parameter_byte`` (default 0); ``checkpointing``, "auto",
+    "none" (the default) or "layer"; ``optimizer_state``, "auto", "device" (the default) or "host"; ``paper``; and
+    ``tokens_per_micro_batch``, which no plan depends on: see parse_tokens.
     """
-    optimizer, own = "optimizer_bytes_per_parameter_byte", "own_bytes_per_parameter_byte"
-    document = _document(text, {"layers", "micro_batches", optimizer, own, "paper"})
-    sizes = ("forward_flops", "parameter_bytes", "activation_bytes")
+    ratios = {f"{part}_bytes_per_parameter_byte": default for part, default in _RATIOS.items()}
+    words = ("checkpointing", "optimizer_state", "tokens_per_micro_batch")
+    document = _document(text, {"layers", "micro_batches", *ratios, *words, "paper"})
+    sizes, optional = ("forward_flops", "parameter_bytes", "activation_bytes"), ("kept_bytes", "working_bytes")
     layers = []
     for index, entry in enumerate(_list(document, "layers", "")):
         path = f"layers[{index}]"
-        _keys(entry, path, {"name", *sizes})
-        layers.append(Layer(_text(entry, "name", path), *(_number(entry, size, path) for size in sizes)))
+        _keys(entry, path, {"name", *sizes, *optional})
+        more = {size: _number(entry, size, path) for size in optional if size in entry}
+        layers.append(Layer(_text(entry, "name", path), *(_number(entry, size, path) for size in sizes), **more))
     paper = None
     if document.get("paper") is not None:
         entry = document["paper"]
@@ -162,52 +175,85 @@ def parse_workload(text: str) -> Workload:
             gradient_gigabytes=_number(entry, "gradient_gigabytes", "paper"),
             activation_gigabytes=_number(entry, "activation_gigabytes", "paper"),
         )
+    if "tokens_per_micro_batch" in document:
+        _integer(document, "tokens_per_micro_batch", "")
     return Workload(
         layers=tuple(layers),
         micro_batches=_integer(document, "micro_batches", ""),
-        optimizer_bytes_per_parameter_byte=_number(document, optimizer, "") if optimizer in document else 2.0,
         paper=paper,
-        own_bytes_per_parameter_byte=_number(document, own, "") if own in document else 0.0,
+        checkpointing=_choice(document, "checkpointing", Checkpointing, Checkpointing.NONE),
+        optimizer_state=_choice(document, "optimizer_state", OptimizerState, OptimizerState.DEVICE),
+        **{ratio: _number(document, ratio, "") if ratio in document else default for ratio, default in ratios.items()},
     )
 
 
-def dump_workload(workload: Workload) -> str:
-    """The text that parse_workload reads back."""
+def parse_tokens(text: str) -> int | None:
+    """The tokens of a micro-batch, ``tokens_per_micro_batch`` in a text that parse_workload reads; None where it does not say."""
+    document: dict[str, int] = json.loads(text)
+    return document.get("tokens_per_micro_batch")
+
+
+def _choice(document: dict[str, Any], key: str, choices: Iterable[Choice], default: Choice) -> Choice | None:
+    """None for "auto"."""
+    if key not in document:
+        return default
+    known: dict[object, Choice | None] = {"auto": None} | {str(choice): choice for choice in choices}
+    value = document[key]
+    if not isinstance(value, str) or value not in known:
+        raise ValueError(f"{key} is {value!r:.80}; it must be one of {', '.join(map(str, known))}")
+    return known[value]
+
+
+def dump_workload(workload: Workload, tokens: int | None = None) -> str:
+    """The text that parse_workload reads back; parse_tokens gives ``tokens``, those of a micro-batch."""
     sizes = ("name", "forward_flops", "parameter_bytes", "activation_bytes")
     shape = ("stages", "replicas", "gradient_gigabytes", "activation_gigabytes")
     document: dict[str, Any] = {
-        "layers": [{key: getattr(layer, key) for key in sizes} for layer in workload.layers],
+        "layers": [
+            {key: getattr(layer, key) for key in sizes}
+            | ({} if layer.kept_bytes is None else {"kept_bytes": layer.kept_bytes})
+            | ({"working_bytes": layer.working_bytes} if layer.working_bytes else {})
+            for layer in workload.layers
+        ],
         "micro_batches": workload.micro_batches,
-        "optimizer_bytes_per_parameter_byte": workload.optimizer_bytes_per_parameter_byte,
-        "own_bytes_per_parameter_byte": workload.own_bytes_per_parameter_byte,
+        "checkpointing": workload.checkpointing or "auto",
+        "optimizer_state": workload.optimizer_state or "auto",
     }
+    document |= {ratio: getattr(workload, ratio) for ratio in (f"{part}_bytes_per_parameter_byte" for part in _RATIOS)}
+    if tokens is not None:
+        document["tokens_per_micro_batch"] = tokens
     if workload.paper is not None:
         document["paper"] = {key: getattr(workload.paper, key) for key in shape}
     return json.dumps(document)
 
 
 def parse_plan(text: str) -> Plan:
-    """A plan from PLAN.json: ``{"generation", "stages": [{"layers", "replicas", "loads", "in_flight"}], "flows", "idle",
-    "takeovers"}``. plan.check and plan.validate say whether it fits together, and suits a cluster and a workload.
+    """A plan from PLAN.json: ``{"generation", "stages": [{"layers", "replicas", "loads", "in_flight", "keeping"}], "flows",
+    "idle", "takeovers"}``. plan.check and plan.validate say whether it fits together, and suits a cluster and a workload.
 
-    ``flows`` has a list per boundary between two stages, of ``{"sender", "receiver", "micro_batches"}``; ``takeovers`` are
-    ``{"stage", "node", "place", "heirs": [[node, micro_batches], ...]}``. Older documents have ``"routes": [{"nodes",
-    "micro_batches"}]`` instead of loads, flows and takeovers, and one number in flight per stage: they are
-    read as the same plans.
+    ``keeping``, optional, has by replica ``{"checkpointing": "none" | "layer", "optimizer_state": "device" |
+    "host"}``; without it all do as Keeping() says. ``flows`` has a list per boundary between two stages, of ``{"sender",
+    "receiver", "micro_batches"}``; ``takeovers`` are ``{"stage", "node", "place", "heirs": [[node, micro_batches], ...]}``. Older
+    documents have ``"routes": [{"nodes", "micro_batches"}]`` instead of loads, flows and takeovers, and one number in flight per
+    stage: they are read as the same plans.
     """
     document = _document(text, {"generation", "stages", "flows", "idle"}, {"takeovers", "routes"})
     old = "routes" in document
     stages = []
     for index, entry in enumerate(_list(document, "stages", "")):
         path = f"stages[{index}]"
-        _keys(entry, path, {"layers", "replicas"} if old else {"layers", "replicas", "loads"}, {"in_flight"})
+        _keys(entry, path, {"layers", "replicas"} if old else {"layers", "replicas", "loads"}, {"in_flight", "keeping"})
         layers = _list(entry, "layers", path)
         if len(layers) != 2 or not all(type(layer) is int and layer >= 0 for layer in layers):
             raise ValueError(f"{path}.layers is {layers!r:.80}; it must be [first, past_last], two whole numbers")
         replicas = _ids(entry, "replicas", path)
         in_flight = _in_flight(entry, len(replicas), path) if "in_flight" in entry else ()
         loads = () if old else tuple(_whole(load, f"{path}.loads") for load in _list(entry, "loads", path))
-        stages.append(Stage((layers[0], layers[1]), replicas, loads, in_flight))
+        keeping = tuple(
+            _keeping(way, f"{path}.keeping[{place}]")
+            for place, way in enumerate(_list(entry, "keeping", path) if "keeping" in entry else [])
+        )
+        stages.append(Stage((layers[0], layers[1]), replicas, loads, in_flight, keeping))
     generation = _integer(document, "generation", "")
     idle = _ids(document, "idle", "") if "idle" in document else ()
     if old:
@@ -239,6 +285,16 @@ def _in_flight(entry: Any, replicas: int, path: str) -> tuple[int, ...]:
     return for_each(_integer(entry, "in_flight", path), replicas)
 
 
+def _keeping(entry: Any, path: str) -> Keeping:
+    _keys(entry, path, {"checkpointing", "optimizer_state"})
+    made = []
+    for key, choices in (("checkpointing", Checkpointing), ("optimizer_state", OptimizerState)):
+        if (value := _text(entry, key, path)) not in list(choices):
+            raise ValueError(f"{path}.{key} is {value!r:.80}; it must be one of {', '.join(choices)}")
+        made.append(value)
+    return Keeping(Checkpointing(made[0]), OptimizerState(made[1]))
+
+
 def _flow(entry: Any, path: str) -> Flow:
     _keys(entry, path, {"sender", "receiver", "micro_batches"})
     return Flow(_text(entry, "sender", path), _text(entry, "receiver", path), _integer(entry, "micro_batches", path))
@@ -265,6 +321,10 @@ def plan_document(plan: Plan) -> dict[str, Any]:
                 "replicas": list(stage.replicas),
                 "loads": list(stage.loads),
                 "in_flight": list(stage.in_flight),
+                "keeping": [
+                    {"checkpointing": way.checkpointing.value, "optimizer_state": way.optimizer_state.value}
+                    for way in stage.keeping
+                ],
             }
             for stage in plan.stages
         ],

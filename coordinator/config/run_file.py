@@ -25,6 +25,17 @@ _SCHEDULES = {
     "linear": plan_pb2.LINEAR,
     "warmup-stable-decay": plan_pb2.WARMUP_STABLE_DECAY,
 }
+CHECKPOINTING = {
+    "auto": plan_pb2.CHECKPOINTING_AUTO,
+    "none": plan_pb2.CHECKPOINTING_NONE,
+    "layer": plan_pb2.CHECKPOINTING_LAYER,
+}
+OPTIMIZER_STATE = {
+    "auto": plan_pb2.OPTIMIZER_STATE_AUTO,
+    "device": plan_pb2.OPTIMIZER_STATE_DEVICE,
+    "host": plan_pb2.OPTIMIZER_STATE_HOST,
+}
+"""By the words of run files and of scheduler/model/memory.py."""
 
 
 class RunFile(Table):
@@ -43,7 +54,8 @@ class RunFile(Table):
 
     def message(self, run_id: str) -> plan_pb2.Run:
         """The run as the coordinator sends it to nodes."""
-        train = self.train.model_dump(exclude={"precision", "schedule"})
+        of_enums = {"precision", "schedule", "activation_checkpointing", "optimizer_state"}
+        train = self.train.model_dump(exclude=of_enums)
         return plan_pb2.Run(
             name=self.name,
             id=run_id,
@@ -59,7 +71,11 @@ class RunFile(Table):
                 tokenizer=self.data.tokenizer or self.model.pretrained.partition("@")[0] or "bytes",
             ),
             train=plan_pb2.Run.Train(
-                **train, precision=_PRECISIONS[self.train.precision], schedule=_SCHEDULES[self.train.schedule]
+                **train,
+                precision=_PRECISIONS[self.train.precision],
+                schedule=_SCHEDULES[self.train.schedule],
+                activation_checkpointing=CHECKPOINTING[self.train.activation_checkpointing],
+                optimizer_state=OPTIMIZER_STATE[self.train.optimizer_state],
             ),
             network=plan_pb2.Run.Network(**self.network.model_dump(exclude={"compression"})),
             lease_seconds=self.cluster.lease,

@@ -185,6 +185,17 @@ class Train(Table):
     precision: Literal["fp32", "bf16", "fp64"] = Field(
         default="fp32", description='"bf16" computes in bfloat16 on devices that support it, with weights in 32 bits.'
     )
+    activation_checkpointing: Literal["auto", "none", "layer"] = Field(
+        default="auto",
+        description='What a node keeps of a micro-batch until its backward pass. "none": all that this needs. "layer": the input '
+        "of each layer, which is much less; the layer is then computed again, which is a third more work. "
+        '"auto": the planner chooses for each node, "none" where there is room.',
+    )
+    optimizer_state: Literal["auto", "device", "host"] = Field(
+        default="auto",
+        description='Where a node keeps the weights in full precision and AdamW\'s moments: on its "device", or in the memory of '
+        'its "host", which then computes AdamW. "auto": the planner chooses for each node, "device" where there is room.',
+    )
     evaluate_every: int = Field(
         default=50,
         ge=0,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 
+from dtfm.coordinator.config.run_file import CHECKPOINTING, OPTIMIZER_STATE
 from dtfm.coordinator.log.events import Link
 from dtfm.coordinator.log.ledger import Ledger
 from dtfm.protos import control_pb2, plan_pb2
@@ -20,6 +21,13 @@ def plan_message(plan: Plan) -> plan_pb2.Plan:
                 replicas=stage.replicas,
                 in_flight=stage.in_flight,
                 loads=stage.loads,
+                keeping=[
+                    plan_pb2.Plan.Keeping(
+                        activation_checkpointing=CHECKPOINTING[each.checkpointing],
+                        optimizer_state=OPTIMIZER_STATE[each.optimizer_state],
+                    )
+                    for each in stage.keeping
+                ],
             )
             for stage in plan.stages
         ],

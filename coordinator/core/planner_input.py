@@ -23,11 +23,12 @@ BITS_PER_ELEMENT = {"auto": 8.0625, "raw16": 16.0, "i8b256": 8.0625, "i4b64": 4.
 
 def bytes_ratio(run: RunFile) -> float:
     """Bytes on a link per byte of a tensor, under the least compressing codec of the run."""
-    width = 64.0 if run.train.precision == "fp64" else 32.0
+    sent = {"fp64": 64.0, "bf16": 16.0}.get(run.train.precision, 32.0)  # activations and their gradients
+    summed = max(sent, 32.0)
     network = run.network
     return max(
-        BITS_PER_ELEMENT.get(codec, width) / width
-        for codec in (network.activations, network.gradients, network.reduction)
+        min(1.0, BITS_PER_ELEMENT.get(codec, width) / width)
+        for codec, width in ((network.activations, sent), (network.gradients, sent), (network.reduction, summed))
     )
 
 
@@ -50,7 +51,14 @@ def measured_cluster(ledger: Ledger, nodes: Sequence[str], ratio: float) -> Clus
     relays, via = _relays(ledger, places, bandwidth)
     return Cluster(
         tuple(
-            Node(name, member.device.flops, member.device.memory_bytes, up=up, down=down)
+            Node(
+                name,
+                member.device.flops,
+                member.device.memory_bytes,
+                up=up,
+                down=down,
+                host_memory_bytes=member.device.host_memory_bytes or None,
+            )
             for name, member, up, down in zip(nodes, members, ups, downs, strict=True)
         ),
         latency,

@@ -6,9 +6,10 @@ import contextlib
 import math
 import re
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from ipaddress import ip_address
 
-from dtfm.coordinator.config.run_file import RunFile
+from dtfm.coordinator.config.run_file import CHECKPOINTING, OPTIMIZER_STATE, RunFile
 from dtfm.coordinator.core.state import Dialled
 from dtfm.coordinator.log.events import Codecs, Described, DeviceSeen, Link
 from dtfm.protos import PROTOCOL_VERSION
@@ -16,6 +17,7 @@ from dtfm.protos import control_pb2 as wire
 from dtfm.protos.access import NAME
 from dtfm.protos.candidates import MOST_CANDIDATES, read_candidate, write_candidate
 from dtfm.scheduler.model.chains import micro_batches_of
+from dtfm.scheduler.model.memory import Checkpointing, OptimizerState
 from dtfm.scheduler.model.plan import Plan
 from dtfm.scheduler.model.workload import Layer, Workload
 
@@ -87,8 +89,11 @@ def check_hello(hello: wire.Hello, run: RunFile, run_id: str) -> DeviceSeen:
         raise malformed("device.name", device.name, "at most 256 characters")
     if not 0 < device.memory_bytes < 1 << 50:
         raise malformed("device.memory_bytes", device.memory_bytes, "above 0 and below 2**50")
+    if device.host_memory_bytes >= 1 << 50:
+        raise malformed("device.host_memory_bytes", device.host_memory_bytes, "below 2**50")
     check_flops(device.flops)
-    return DeviceSeen(device.kind, shorten(device.name), device.memory_bytes, device.flops)
+    name = shorten(device.name)
+    return DeviceSeen(device.kind, name, device.memory_bytes, device.flops, device.host_memory_bytes)
 
 
 def check_candidates(hello: wire.Hello, seen: str) -> tuple[str, ...]:
@@ -132,9 +137,15 @@ def check_prepared(prepared: wire.Prepared, run: RunFile) -> Described:
             raise malformed(f"workload.layers[{index}].name", layer.name, "at most 256 characters")
         _number(f"workload.layers[{index}].forward_flops", layer.forward_flops, 0, 1e24)
         _number(f"workload.layers[{index}].parameter_bytes", layer.parameter_bytes, 0, 1 << 50)
-        _number(f"workload.layers[{index}].activation_bytes", layer.activation_bytes, 0, 1 << 50)
-    for ratio in ("optimizer_bytes_per_parameter_byte", "own_bytes_per_parameter_byte"):
+        for size in ("activation_bytes", "kept_bytes", "working_bytes"):
+            _number(f"workload.layers[{index}].{size}", getattr(layer, size), 0, 1 << 50)
+    for part in ("optimizer", "own", "copy"):
+        ratio = f"{part}_bytes_per_parameter_byte"
         _number(f"workload.{ratio}", getattr(prepared.workload, ratio), 0, 1000)
+    wanted = run.train.activation_checkpointing, run.train.optimizer_state
+    told = prepared.workload.activation_checkpointing, prepared.workload.optimizer_state
+    if told != (CHECKPOINTING[wanted[0]], OPTIMIZER_STATE[wanted[1]]):
+        raise malformed("workload's checkpointing and optimizer state", told, f"{' and '.join(wanted)}, as in the run")
     if not 8 <= len(prepared.data_fingerprint) <= 64:
         raise malformed("data_fingerprint", prepared.data_fingerprint.hex(), "a digest of 8 to 64 bytes")
     if prepared.weights_fingerprint and not 8 <= len(prepared.weights_fingerprint) <= 64:
@@ -154,11 +165,22 @@ def check_prepared(prepared: wire.Prepared, run: RunFile) -> Described:
         raise malformed("buckets", prepared.buckets, f"{len(layers)} (one per layer) to {MAX_BUCKETS}")
     workload = Workload(
         layers=tuple(
-            Layer(shorten(x.name), x.forward_flops, float(x.parameter_bytes), float(x.activation_bytes)) for x in layers
+            Layer(
+                shorten(x.name),
+                x.forward_flops,
+                float(x.parameter_bytes),
+                float(x.activation_bytes),
+                float(x.kept_bytes) or None,
+                float(x.working_bytes),
+            )
+            for x in layers
         ),
         micro_batches=micro_batches,
         optimizer_bytes_per_parameter_byte=prepared.workload.optimizer_bytes_per_parameter_byte,
         own_bytes_per_parameter_byte=prepared.workload.own_bytes_per_parameter_byte,
+        copy_bytes_per_parameter_byte=prepared.workload.copy_bytes_per_parameter_byte,
+        checkpointing=None if wanted[0] == "auto" else Checkpointing(wanted[0]),
+        optimizer_state=None if wanted[1] == "auto" else OptimizerState(wanted[1]),
     )
     return Described(
         workload=workload,
@@ -173,7 +195,8 @@ def check_prepared(prepared: wire.Prepared, run: RunFile) -> Described:
 
 
 def check_agrees(mine: Described, run: Described) -> None:
-    """Raises Refused if a node would train something else than the first one that prepared."""
+    """Raises Refused if a node would train something else than the first one that prepared. What its layers keep and work with
+    may differ: that depends on the device and on versions, and changes no result."""
     for name in ("data_fingerprint", "training_samples", "evaluation_samples", "tokens_per_sample"):
         if getattr(mine, name) != getattr(run, name):
             raise Refused(
@@ -190,8 +213,9 @@ def check_agrees(mine: Described, run: Described) -> None:
     if mine.buckets != run.buckets or len(mine.workload.layers) != len(run.workload.layers):
         raise _workload_differs("layers", len(mine.workload.layers), len(run.workload.layers))
     for ours, theirs in zip(mine.workload.layers, run.workload.layers, strict=True):
-        if ours != theirs:
-            raise _workload_differs(f"layer {theirs.name}", ours, theirs)
+        mine_of, run_of = (replace(layer, kept_bytes=None, working_bytes=0.0) for layer in (ours, theirs))
+        if mine_of != run_of:
+            raise _workload_differs(f"layer {theirs.name}", mine_of, run_of)
 
 
 def check_links(report: wire.LinkReport, reporter: str, known: Collection[str]) -> tuple[Link, ...]:

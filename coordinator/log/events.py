@@ -40,12 +40,14 @@ class RunResumed:
 
 @dataclass(frozen=True, slots=True)
 class DeviceSeen:
-    """``memory_bytes``; ``flops``: sustained FLOP/s as measured."""
+    """``memory_bytes``; ``flops``: sustained FLOP/s as measured; ``host_memory_bytes``: 0 where the device computes in the host's
+    own memory."""
 
     kind: str
     name: str
     memory_bytes: int
     flops: float
+    host_memory_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from dtfm.coordinator.log import events as ev
+from dtfm.scheduler.model.memory import Checkpointing, Keeping, OptimizerState
 from dtfm.scheduler.model.plan import Flow, Plan, Stage, Takeover
 from dtfm.scheduler.model.workload import Layer, Workload
 
 DEVICE = ev.DeviceSeen("cpu", "a cpu", 1 << 33, 1e11)
+GPU = ev.DeviceSeen("cuda", "a gpu", 1 << 34, 1e14, 1 << 36)
 PLAN = Plan(
     1,
     (Stage((0, 2), ("a", "b"), (3, 5), (4, 6)), Stage((2, 3), ("c",), (8,), (1,))),
@@ -17,11 +21,22 @@ CARRIED_ON = Plan(
     2, (Stage((0, 2), ("a",), (8,), (4,)), PLAN.stages[1]), PLAN.flows, ("d",), (Takeover(0, "b", 1, (("a", 5),)),)
 )
 DESCRIBED = ev.Described(Workload((Layer("x", 1e9, 4e6, 1e5),), 8), "ab12", 100, 10, 3.2, 256, 1)
+IN_BF16 = Workload(
+    (Layer("x", 1e9, 4e6, 1e5, 2e6, 1e4),),
+    8,
+    copy_bytes_per_parameter_byte=0.5,
+    checkpointing=None,
+    optimizer_state=OptimizerState.HOST,
+)
+KEPT = Plan(
+    3, (Stage((0, 1), ("a",), (8,), (1,), (Keeping(Checkpointing.LAYER, OptimizerState.HOST),)),), (), ("b", "c")
+)
 
 EVERY_EVENT: list[ev.Event] = [
     ev.RunStarted("id", {"name": "demo", "train": {"steps": 3}}),
     ev.RunResumed("why", {"name": "demo"}),
     ev.NodeJoined("a", "first contact", "10.0.0.1:7000", DEVICE, "0.1"),
+    ev.NodeJoined("g", "first contact", "10.0.0.1:7001", GPU, "0.1"),
     ev.NodeRefused("a", "FULL", "why"),
     ev.NodeReady("a"),
     ev.NodeLeaving("a", "why"),
@@ -32,10 +47,12 @@ EVERY_EVENT: list[ev.Event] = [
     ev.LinksMeasured("a", (ev.Link("a", "b", 0.001, 1e9), ev.Link("b", "a", 0.0, 0.0, "no route")), up=2e9),
     ev.WaysChosen((ev.Way("a", "b", "lan"), ev.Way("b", "a", "relay", "r", "why"), ev.Way("a", "c", "dial-back"))),
     ev.RunDescribed(DESCRIBED, "a"),
+    ev.RunDescribed(replace(DESCRIBED, workload=IN_BF16), "a"),
     ev.DataConfirmed("b"),
     ev.Waiting("why"),
     ev.PlanAdopted(1, PLAN, "why", 0, 1.5, None),
     ev.PlanAdopted(2, CARRIED_ON, "why", 0),
+    ev.PlanAdopted(3, KEPT, "why", 0),
     ev.PlanStarted(1, 1, 0, {"a": {"b": {"activations": "raw16"}}}),
     ev.CodecsChosen("a", {"b": {"activations": "i8b256"}}),
     ev.PlanFailed(1, "a", "why"),

@@ -11,10 +11,12 @@ from dtfm.scheduler.formats import (
     dump_workload,
     parse_network,
     parse_plan,
+    parse_tokens,
     parse_workload,
     plan_document,
 )
 from dtfm.scheduler.model.cluster import Relay
+from dtfm.scheduler.model.memory import Checkpointing, Keeping, OptimizerState
 from dtfm.scheduler.model.plan import Flow, Plan, Stage, Takeover, check
 from dtfm.scheduler.schedule import schedule
 from tests.scheduler.clusters import even_workload, random_cluster, uniform_cluster
@@ -36,6 +38,8 @@ def test_a_network_is_read_in_seconds_and_bytes_row_to_column() -> None:
 
 def test_dumps_parse_back_to_the_same_values() -> None:
     cluster = random_cluster(1, 4)
+    hosted_node = replace(cluster.nodes[0], host_memory_bytes=5e9)
+    cluster = replace(cluster, nodes=(hosted_node, *cluster.nodes[1:]))
     again = parse_network(dump_network(cluster))
     assert again.nodes == cluster.nodes
     off_diagonal = ~np.eye(4, dtype=bool)
@@ -51,8 +55,19 @@ def test_dumps_parse_back_to_the_same_values() -> None:
     assert again.relays == over.relays
     assert again.via is not None
     assert again.via.tolist() == via.tolist()
-    for workload in (paper_workload(), even_workload(), replace(even_workload(), own_bytes_per_parameter_byte=2.0)):
+    even = even_workload()
+    by_layer, hosted = Checkpointing.LAYER, OptimizerState.HOST
+    measured = (replace(even.layers[0], kept_bytes=7.0, working_bytes=3.0), *even.layers[1:])
+    for workload in (
+        paper_workload(),
+        even,
+        replace(even, own_bytes_per_parameter_byte=2.0, copy_bytes_per_parameter_byte=0.5, layers=measured),
+        replace(even, checkpointing=by_layer, optimizer_state=hosted),
+        replace(even, checkpointing=None, optimizer_state=None),
+    ):
         assert parse_workload(dump_workload(workload)) == workload
+    assert parse_tokens(dump_workload(even, tokens=2048)) == 2048
+    assert parse_tokens(dump_workload(even)) is None
     plan = schedule(uniform_cluster(4), even_workload(), stages=(2, 1), generation=7).plan
     assert parse_plan(json.dumps(plan_document(plan))) == plan
 
@@ -101,6 +116,8 @@ def test_a_broken_network_is_refused_with_field_and_value(change: dict[str, Any]
             r"activation_bytes is miss",
         ),
         ('{"layers": [], "micro_batches": 1.5}', r"micro_batches is 1\.5; it must be a whole number"),
+        ('{"layers": [], "micro_batches": 1, "optimizer_state": "hoist"}', r"is 'hoist'; .* of auto, device, host"),
+        ('{"layers": [], "micro_batches": 1, "tokens_per_micro_batch": "2k"}', r"tokens_per_micro_batch is '2k'"),
     ],
 )
 def test_a_broken_workload_is_refused_with_field_and_value(text: str, message: str) -> None:
@@ -114,7 +131,10 @@ def plan_text(**changes: Any) -> str:
 
 PLAN = Plan(
     2,
-    (Stage((0, 2), ("b",), (8,), (3,)), Stage((2, 3), ("c", "d"), (6, 2))),
+    (
+        Stage((0, 2), ("b",), (8,), (3,)),
+        Stage((2, 3), ("c", "d"), (6, 2), keeping=(Keeping(), Keeping(Checkpointing.LAYER, OptimizerState.HOST))),
+    ),
     ((Flow("a", "c", 3), Flow("b", "c", 3), Flow("b", "d", 2)),),
     ("e",),
     (Takeover(0, "a", 0, (("b", 3),)),),
@@ -128,6 +148,18 @@ def test_a_plan_with_takeovers_is_read_back() -> None:
     document = plan_document(without)
     del document["takeovers"]
     assert parse_plan(json.dumps(document)) == without
+
+
+def test_a_way_to_keep_that_nobody_knows_is_refused() -> None:
+    document = plan_document(PLAN)
+    document["stages"][1]["keeping"][1]["optimizer_state"] = "auto"
+    with pytest.raises(
+        ValueError, match=r"stages\[1\]\.keeping\[1\]\.optimizer_state is 'auto'; it must be one of device, host"
+    ):
+        parse_plan(json.dumps(document))
+    del document["stages"][1]["keeping"][1]
+    with pytest.raises(ValueError, match="stage 1 says of 1 replicas how they keep what they need; it has 2"):
+        check(parse_plan(json.dumps(document)), 3, 8)
 
 
 def test_one_number_in_flight_per_stage_is_that_of_each_replica() -> None:

@@ -71,7 +71,7 @@ def test_a_run_read_back_from_the_log_is_unchanged() -> None:
     ("text", "sentence"),
     [
         ("sed = 1", "sed: unknown key; did you mean seed?"),
-        ("[train]\nzzz = 1", "train.zzz: unknown key; the keys are beta1, beta2,"),
+        ("[train]\nzzz = 1", "train.zzz: unknown key; the keys are activation_checkpointing, beta1,"),
         ('seed = "1"', "seed = '1': must be a whole number"),
         ("seed = -1", "seed = -1: must be at least 0"),
         ("seed = 18446744073709551616", "seed = 18446744073709551616: must be at most 18446744073709551615"),

@@ -12,6 +12,7 @@ from dtfm.coordinator.core.state import Switching
 from dtfm.coordinator.log import events as ev
 from dtfm.protos import PROTOCOL_VERSION, plan_pb2
 from dtfm.protos import control_pb2 as wire
+from dtfm.scheduler.model.memory import OptimizerState
 from tests.coordinator.script import LAYERS, LEASE, World, fresh_state, prepared, refusal_of, training
 
 BIG = plan_pb2.Workload(
@@ -19,6 +20,16 @@ BIG = plan_pb2.Workload(
     micro_batches=4,
     optimizer_bytes_per_parameter_byte=2,
 )
+
+
+def measured(kept_bytes: int = 1 << 20, **changes: Any) -> plan_pb2.Workload:
+    """The workload that all nodes prepare, as one measured it that computes in bf16."""
+    made = prepared().prepared.workload
+    for layer in made.layers:
+        layer.kept_bytes, layer.working_bytes = kept_bytes, 1 << 10
+    made.copy_bytes_per_parameter_byte = 0.5
+    made.MergeFrom(plan_pb2.Workload(**changes))
+    return made
 
 
 def test_a_node_is_welcomed_with_the_run_and_its_heartbeat() -> None:
@@ -50,6 +61,11 @@ def test_a_node_is_welcomed_with_the_run_and_its_heartbeat() -> None:
         ({"package_version": "1" * 65}, wire.MALFORMED, "at most 64 characters"),
         ({"device": wire.Device(kind="abacus", memory_bytes=1, flops=1)}, wire.MALFORMED, '"cpu" or "cuda"'),
         ({"device": wire.Device(kind="cpu", memory_bytes=0, flops=1)}, wire.MALFORMED, "above 0"),
+        (
+            {"device": wire.Device(kind="cuda", memory_bytes=1, flops=1, host_memory_bytes=1 << 50)},
+            wire.MALFORMED,
+            "host_memory_bytes is 1125899906842624; it must be below 2**50",
+        ),
         ({"device": wire.Device(kind="cpu", memory_bytes=1, flops=math.nan)}, wire.MALFORMED, "device.flops is nan"),
         ({"device": wire.Device(kind="cpu", memory_bytes=1, flops=-1)}, wire.MALFORMED, "device.flops is -1.0"),
     ],
@@ -192,6 +208,8 @@ def test_the_same_process_replaces_its_old_stream() -> None:
         ({"buckets": 5}, wire.WORKLOAD_DIFFERS),
         ({"micro_batches": 5}, wire.MALFORMED),
         ({"workload": BIG}, wire.MALFORMED),
+        ({"workload": measured(kept_bytes=1 << 51)}, wire.MALFORMED),
+        ({"workload": measured(activation_checkpointing="CHECKPOINTING_NONE")}, wire.MALFORMED),
         ({"buckets": 3}, wire.MALFORMED),
         ({"training_samples": 0}, wire.MALFORMED),
         ({"data_fingerprint": b"short"}, wire.MALFORMED),
@@ -206,6 +224,25 @@ def test_a_node_that_would_train_something_else_is_refused(changes: dict[str, An
     assert refusal_of(world, stream).reason == reason
     assert set(world.state.members.sessions) == {"a"}
     assert world.names()[-2:] == ["node_refused", "node_left"]
+
+
+def test_what_layers_keep_and_work_with_may_differ_between_nodes() -> None:
+    world = World()
+    world.join("a")
+    world.prepare("b", prepared(workload=measured()))
+    assert set(world.state.members.sessions) == {"a", "b"}
+
+
+def test_the_run_says_how_nodes_may_keep_what_they_need() -> None:
+    world = World(fresh_state(train={"optimizer_state": "host"}))
+    workload = measured(optimizer_state="OPTIMIZER_STATE_HOST")
+    world.greet("a")
+    world.prepare("a", prepared(workload=workload))
+    assert world.state.ledger.described is not None
+    described = world.state.ledger.described.workload
+    assert (described.checkpointing, described.optimizer_state) == (None, OptimizerState.HOST)
+    assert (described.layers[0].kept_bytes, described.layers[0].working_bytes) == (1 << 20, 1 << 10)
+    assert described.copy_bytes_per_parameter_byte == 0.5
 
 
 def test_a_lease_lapses_without_signs_of_life() -> None:

@@ -23,6 +23,9 @@ from dtfm.scheduler.model.cluster import Relay
         ('compression = "raw16"', "fp32", 0.5),
         ('compression = "auto"', "fp32", 8.0625 / 32),
         ('compression = "auto"', "fp64", 8.0625 / 64),
+        ('compression = "auto"', "bf16", 8.0625 / 16),
+        ('compression = "off"\nreduction = "raw16"', "bf16", 1.0),
+        ('compression = "i4b64"\nreduction = "raw16"', "bf16", 0.5),
         ('compression = "i4h64"\ngradients = "i8b256"', "fp32", 8.0625 / 32),
         ('compression = "i8b256"\nreduction = "topk"', "fp32", 8.0625 / 32),
         ('compression = "i8b256"\nactivations = "off"', "fp32", 1.0),
@@ -63,6 +66,13 @@ def test_a_relay_that_was_not_measured_carries_what_was_seen_to_pass_and_one_tha
     assert cluster.relays == (Relay("r", up=300.0, down=300.0),)
     assert cluster.via is not None
     assert cluster.via.tolist() == [[-1, 3, -1], [2, -1, -1], [-1, -1, -1]]
+
+
+def test_only_a_device_with_a_host_beside_it_has_two_memories() -> None:
+    gpu, cpu = ev.DeviceSeen("cuda", "", 10, 1e9, 20), ev.DeviceSeen("cpu", "", 30, 1e9)
+    members = {"a": Member("", gpu, ""), "b": Member("", cpu, "")}
+    cluster = measured_cluster(Ledger(members=members), ["a", "b"], 1.0)
+    assert [(node.memory_bytes, node.host_memory_bytes) for node in cluster.nodes] == [(10, 20), (30, None)]
 
 
 NAMES = "abcdefg"

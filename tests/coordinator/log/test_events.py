@@ -12,7 +12,7 @@ from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.events import Event, PlanFailed, SnapshotWritten, StandbyPromoted, from_json, from_text
 from dtfm.coordinator.log.store import Record
 from dtfm.scheduler.formats import plan_document
-from tests.coordinator.every_event import CARRIED_ON, EVERY_EVENT, PLAN
+from tests.coordinator.every_event import CARRIED_ON, DESCRIBED, EVERY_EVENT, KEPT, PLAN
 
 
 @pytest.mark.parametrize("event", EVERY_EVENT, ids=lambda event: event.event)
@@ -28,8 +28,8 @@ def test_a_plan_in_the_log_is_a_plan_file() -> None:
     assert fields["plan"] == {
         "generation": 1,
         "stages": [
-            {"layers": [0, 2], "replicas": ["a", "b"], "loads": [3, 5], "in_flight": [4, 6]},
-            {"layers": [2, 3], "replicas": ["c"], "loads": [8], "in_flight": [1]},
+            {"layers": [0, 2], "replicas": ["a", "b"], "loads": [3, 5], "in_flight": [4, 6], "keeping": []},
+            {"layers": [2, 3], "replicas": ["c"], "loads": [8], "in_flight": [1], "keeping": []},
         ],
         "flows": [
             [
@@ -40,8 +40,21 @@ def test_a_plan_in_the_log_is_a_plan_file() -> None:
         "idle": ["d"],
         "takeovers": [],
     }
-    for plan in (PLAN, CARRIED_ON):
+    for plan in (PLAN, CARRIED_ON, KEPT):
         assert ev.to_json(ev.PlanAdopted(1, plan, "why", 0))["plan"] == plan_document(plan)
+
+
+def test_a_log_that_does_not_say_how_nodes_keep_what_they_need_is_read_as_they_did() -> None:
+    older = ev.to_json(ev.PlanAdopted(1, PLAN, "why", 0))
+    for stage in older["plan"]["stages"]:
+        del stage["keeping"]
+    assert from_json(older) == ev.PlanAdopted(1, PLAN, "why", 0)
+    described = ev.to_json(ev.RunDescribed(DESCRIBED))
+    for key in ("checkpointing", "optimizer_state", "copy_bytes_per_parameter_byte"):
+        del described["described"]["workload"][key]
+    for key in ("kept_bytes", "working_bytes"):
+        del described["described"]["workload"]["layers"][0][key]
+    assert from_json(described) == ev.RunDescribed(DESCRIBED)
 
 
 def with_routes(routes: list[dict[str, Any]]) -> dict[str, Any]:
