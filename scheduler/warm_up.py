@@ -5,9 +5,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import sys
 import time
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,6 +17,7 @@ from numba.core.dispatcher import Dispatcher
 from numba.core.registry import cpu_target
 
 from dtfm.scheduler.model.cluster import Cluster, Node
+from dtfm.scheduler.model.decision import Infeasible
 from dtfm.scheduler.model.workload import Layer, Workload
 from dtfm.scheduler.schedule import schedule
 from dtfm.scheduler.search.exact import MOST_NODES
@@ -22,11 +25,14 @@ from dtfm.scheduler.search.exact import MOST_NODES
 WALKED, SEARCHED_EXACTLY = 300, 2000
 """Plans that are tried of each cluster: walks, selections and simulations all happen. Walks take several hundred at least; the
 exact search of the small one gets what they leave."""
+SEARCHED_IN_VAIN = 50
+"""Of a cluster without room for any plan."""
 
 
 @functools.cache
 def warm_up() -> None:
     """Plans tiny clusters, from scratch and with an incumbent: one that is searched by walks, and one that is searched exactly.
+    Then one that has no plan.
 
     Takes a fraction of a second when the cache holds the compiled code, and up to a minute otherwise. Only the first call of a
     process does anything.
@@ -37,6 +43,10 @@ def warm_up() -> None:
         cluster = Cluster(nodes, np.full((count, count), 1e-3), np.full((count, count), 1e8))
         first = schedule(cluster, workload, evaluations=evaluations)
         schedule(cluster, workload, first.plan, evaluations=evaluations)
+    any_way = replace(workload, checkpointing=None, optimizer_state=None)
+    without_room = replace(cluster, nodes=tuple(replace(node, memory_bytes=1e6) for node in nodes))
+    with contextlib.suppress(Infeasible):
+        schedule(without_room, any_way, evaluations=SEARCHED_IN_VAIN)
 
 
 def is_compiled() -> bool:

@@ -16,6 +16,7 @@ from dtfm.scheduler.cost.pace import rough_seconds
 from dtfm.scheduler.cost.simulate import simulate
 from dtfm.scheduler.model.compiled import compiled
 from dtfm.scheduler.model.keeping import ENOUGH, first_need, least_lacking
+from dtfm.scheduler.model.keeping import lacking as in_way
 from dtfm.scheduler.model.problem import Draft, Groups, Ints, Problem
 from dtfm.scheduler.model.sketch import (
     NO_LINK,
@@ -84,7 +85,9 @@ def lacking_bytes(t: Tables, sketch: Sketch, stages: int, cuts: Ints) -> float:
         held = float(min(t.least_held[stages, stage], t.micro_batches))
         cheapest = first_need(t, cuts[stage], cuts[stage + 1])
         for node in sketch.members[sketch.stage[stage].first : sketch.stage[stage + 1].first]:
-            own = least_lacking(t, cheapest, cuts[stage], cuts[stage + 1], held, node)
+            own = in_way(cheapest, held, t.node[node].memory, t.node[node].host_memory)
+            if own >= ENOUGH:
+                own = least_lacking(t, cheapest, cuts[stage], cuts[stage + 1], held, node)
             if own > lacking:
                 lacking = own
                 sketch.decides[0], sketch.decides[1], sketch.decides[2] = node, -1, stage

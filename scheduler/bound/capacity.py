@@ -46,6 +46,8 @@ DEPTHS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 48)
 """The least number of stages from this one to the last of each range."""
 DIGITS = (9, 2, 1, 0)
 """Decimals to which costs agree that count as equal; the first for which there are few enough kinds."""
+LEAST_PACE = 1e-290
+"""Seconds of a forward pass of a layer that costs nothing."""
 MOST_KINDS = 120_000
 """Largest product of the number of kinds and the number of nodes."""
 
@@ -193,10 +195,9 @@ class Capacities:
     def _of_groups(self, seconds: float, least: int, largest: int) -> Iterator[Floats]:
         """For groups of ``least`` to ``largest`` nodes and each range of tails: the most micro-batches [kinds, nodes]."""
         kinds = self.kinds
+        pace = np.maximum(self.pace, LEAST_PACE)
         if least == 1:
-            yield self._whole(
-                seconds / np.maximum(3 * self.pace, 1e-300), self._crossing(seconds, seconds, 0.0, 0.0, 1)
-            )
+            yield self._whole(seconds / (3 * pace), self._crossing(seconds, seconds, 0.0, 0.0, 1))
             return
         of_size = slice(least - 2, largest - 1)
         worst, out, up, down = (
@@ -214,7 +215,7 @@ class Capacities:
             begun = seconds - np.maximum(np.maximum(own, tail), shortest)  # the last backward pass, at the latest
             possible = reachable & (tail <= longest) & (begun >= 0)
             begun = np.where(possible, begun, 0.0)
-            passes = (begun / np.maximum(self.pace, 1e-300) + 2) / 3
+            passes = (begun / pace + 2) / 3
             crossing = self._crossing(seconds, begun, shards_up, shards_down, least)
             yield np.where(possible, self._whole(passes, crossing), 0.0)
 

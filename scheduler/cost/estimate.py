@@ -8,7 +8,7 @@ from dtfm.scheduler.cost.in_flight import SLACK, depth_of
 from dtfm.scheduler.cost.pace import with_waiting
 from dtfm.scheduler.cost.reduction import reduced
 from dtfm.scheduler.model.compiled import compiled
-from dtfm.scheduler.model.keeping import chosen, first_need
+from dtfm.scheduler.model.keeping import chosen, first_need, is_first, room
 from dtfm.scheduler.model.problem import Ints
 from dtfm.scheduler.model.sketch import Sketch
 from dtfm.scheduler.model.tables import Tables
@@ -141,8 +141,11 @@ def _alone(t: Tables, sketch: Sketch, stages: int, cuts: Ints, busiest: float) -
             node = sketch.members[m]
             load = float(sketch.node[node].load)
             started = sketch.node[node].longest_trip * load / busiest
-            wanted = chosen(t, cheapest, cuts[stage], cuts[stage + 1], fewest, node)
-            depth = float(depth_of(t, wanted, stages, stage, started, node))
+            memory, host_memory, wanted = t.node[node].memory, t.node[node].host_memory, cheapest
+            if not is_first(t.ways, cheapest, fewest, memory, host_memory):
+                wanted = chosen(t, cheapest, cuts[stage], cuts[stage + 1], fewest, node)
+            free = room(wanted, memory, host_memory)
+            depth = float(depth_of(stages, stage, started, free / max(wanted.each, 1.0), t.micro_batches))
             sketch.node[node].own = 0.0
             if load == 0:
                 continue

@@ -7,7 +7,7 @@ from itertools import pairwise
 import numpy as np
 
 from dtfm.scheduler.model.compiled import compiled
-from dtfm.scheduler.model.keeping import Need, chosen, first_need, room
+from dtfm.scheduler.model.keeping import chosen, first_need, room
 from dtfm.scheduler.model.memory import in_flight
 from dtfm.scheduler.model.problem import Draft, Floats, Ints, Problem
 from dtfm.scheduler.model.tables import Seats, Tables, seats, tables
@@ -40,8 +40,8 @@ def exchange(t: Tables, a: int, b: int, size: float) -> float:
 
 
 @compiled
-def depth_of(t: Tables, wanted: Need, stages: int, stage: int, started: float, node: int) -> int:
-    """The micro-batches in flight on a node of the stage, whose layers need what is ``wanted`` as it keeps them.
+def depth_of(stages: int, stage: int, started: float, possible: float, micro_batches: int) -> int:
+    """The micro-batches in flight on a node of the stage that has room for so many ``possible`` ones.
 
     ``started`` is the number of micro-batches that it starts while one travels to the last stage and back.
     """
@@ -49,8 +49,7 @@ def depth_of(t: Tables, wanted: Need, stages: int, stage: int, started: float, n
     if stage == stages - 1:
         return least  # it turns around at once
     useful = np.ceil(started - 1e-6) + (stages - stage)
-    possible = np.floor(room(t, wanted, node) / max(wanted.each, 1.0))
-    return max(least, int(min(useful, possible, float(t.micro_batches))))
+    return max(least, int(min(useful, np.floor(possible), float(micro_batches))))
 
 
 @compiled
@@ -69,7 +68,9 @@ def depths_of_seats(t: Tables, s: Seats) -> Ints:
         cheapest, fewest = first_need(t, first, past_last), float(min(t.least_held[stages, stage], t.micro_batches))
         for seat in range(s.first[stage], s.first[stage + 1]):
             wanted = chosen(t, cheapest, first, past_last, fewest, s.node[seat])
-            result[seat] = depth_of(t, wanted, stages, stage, ways[seat] * s.load[seat] / busiest, s.node[seat])
+            node = t.node[s.node[seat]]
+            possible = room(wanted, node.memory, node.host_memory) / max(wanted.each, 1.0)
+            result[seat] = depth_of(stages, stage, ways[seat] * s.load[seat] / busiest, possible, t.micro_batches)
     return result
 
 

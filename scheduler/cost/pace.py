@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from dtfm.scheduler.model.compiled import compiled
-from dtfm.scheduler.model.keeping import chosen, first_need, room
+from dtfm.scheduler.model.keeping import chosen, first_need, is_first, room
 from dtfm.scheduler.model.problem import Ints
 from dtfm.scheduler.model.sketch import Sketch
 from dtfm.scheduler.model.sums import BYTES_BACK, BYTES_THERE, EXCHANGE, LATENCY, SLOWEST_LINK, SPEED
@@ -101,7 +101,9 @@ def _stage(t: Tables, sketch: Sketch, stages: int, stage: int, cuts: Ints, onwar
         node = members[at]
         per_up, per_down = t.node[node].per_up, t.node[node].per_down
         forward = work / t.node[node].flops
-        wanted = chosen(t, cheapest, cuts[stage], cuts[stage + 1], fewest, node)
+        memory, host_memory, wanted = t.node[node].memory, t.node[node].host_memory, cheapest
+        if not is_first(t.ways, cheapest, fewest, memory, host_memory):
+            wanted = chosen(t, cheapest, cuts[stage], cuts[stage + 1], fewest, node)
         both = wanted.passes * forward
         links, way, sent, received = 0.0, both + onward, 0.0, 0.0
         if stage > 0:
@@ -122,7 +124,9 @@ def _stage(t: Tables, sketch: Sketch, stages: int, stage: int, cuts: Ints, onwar
         freely += 1 / pace
         ways += way / pace
         if stage < stages - 1:
-            depth = max(t.least_held[stages, stage], np.floor(room(t, wanted, node) / max(wanted.each, 1.0)))
+            depth = max(
+                t.least_held[stages, stage], np.floor(room(wanted, memory, host_memory) / max(wanted.each, 1.0))
+            )
             alone, pace = with_waiting(alone, way / depth), with_waiting(pace, way / depth)
         rate += 1 / pace
         sketch.node[node].forward, sketch.node[node].passes = forward, wanted.passes

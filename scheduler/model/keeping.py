@@ -65,46 +65,50 @@ def need(t: Tables, way: int, first: int, past_last: int) -> Need:
 
 
 @compiled
-def lacking(t: Tables, wanted: Need, held: float, node: int) -> float:
-    """The bytes that the node lacks for ``held`` micro-batches in flight, in the memory that is shortest; 0 or less where it has
-    room."""
-    device, own = wanted.fixed + held * wanted.each, t.node[node].host_memory
-    if own == 0.0:
-        return float(device + wanted.host - t.node[node].memory)
-    return float(max(device - t.node[node].memory, wanted.host - own))
+def lacking(wanted: Need, held: float, memory: float, host_memory: float) -> float:
+    """The bytes that a node with these memories lacks for ``held`` micro-batches in flight, in the one that is shortest; 0 or
+    less where it has room. ``host_memory`` is 0 where the device computes in the host's own."""
+    device = wanted.fixed + held * wanted.each
+    if host_memory == 0.0:
+        return float(device + wanted.host - memory)
+    return float(max(device - memory, wanted.host - host_memory))
 
 
 @compiled
-def room(t: Tables, wanted: Need, node: int) -> float:
-    """The bytes that the node has for micro-batches in flight; below 0 where it lacks some without any."""
-    beside = wanted.host if t.node[node].host_memory == 0.0 else 0.0
-    return float(t.node[node].memory - wanted.fixed - beside)
+def room(wanted: Need, memory: float, host_memory: float) -> float:
+    """The bytes that such a node has for micro-batches in flight; below 0 where it lacks some without any."""
+    return float(memory - wanted.fixed - (wanted.host if host_memory == 0.0 else 0.0))
 
 
 @compiled
 def first_need(t: Tables, first: int, past_last: int) -> Need:
-    """What layers [first, past_last) need in the first way that the workload allows."""
+    """What layers [first, past_last) need in the first way that the workload allows: all nodes of a stage have it in common."""
     return need(t, t.first_way, first, past_last)
+
+
+@compiled
+def is_first(ways: int, cheapest: Need, held: float, memory: float, host_memory: float) -> bool:
+    """Whether a node with these memories takes the first way, whose need is the ``cheapest``, of the ``ways`` of Tables.
+
+    Loops over nodes ask this before `chosen`: it takes no arrays, whose references would be counted.
+    """
+    return ways == 1 << cheapest.way or lacking(cheapest, held, memory, host_memory) < ENOUGH
 
 
 @compiled
 def chosen(t: Tables, cheapest: Need, first: int, past_last: int, held: float, node: int) -> Need:
     """What layers [first, past_last) need as the node keeps them: in the last way of all when it has room in none.
 
-    ``cheapest`` is their first_need, which all nodes of a stage have in common, and ``held`` the fewest in flight.
+    ``cheapest`` is their first_need, and ``held`` the fewest in flight.
     """
-    if t.ways == 1 << t.first_way or lacking(t, cheapest, held, node) < ENOUGH:
-        return cheapest
-    return _further(t, cheapest, first, past_last, held, node)
-
-
-@compiled
-def _further(t: Tables, cheapest: Need, first: int, past_last: int, held: float, node: int) -> Need:
+    memory, host_memory = t.node[node].memory, t.node[node].host_memory
     wanted = cheapest
+    if is_first(t.ways, cheapest, held, memory, host_memory):
+        return wanted
     for way in range(t.first_way + 1, 4):
         if (t.ways >> way) & 1:
             wanted = need(t, way, first, past_last)
-            if lacking(t, wanted, held, node) < ENOUGH:
+            if lacking(wanted, held, memory, host_memory) < ENOUGH:
                 break
     return wanted
 
@@ -113,12 +117,13 @@ def _further(t: Tables, cheapest: Need, first: int, past_last: int, held: float,
 def least_lacking(t: Tables, cheapest: Need, first: int, past_last: int, held: float, node: int) -> float:
     """The bytes that the node lacks in the way in which it lacks least; below ENOUGH where it has room. Arguments as for
     `chosen`."""
-    least = lacking(t, cheapest, held, node)
+    memory, host_memory = t.node[node].memory, t.node[node].host_memory
+    least = lacking(cheapest, held, memory, host_memory)
     if least < ENOUGH:
         return least
     for way in range(t.first_way + 1, 4):
         if (t.ways >> way) & 1:
-            least = min(least, lacking(t, need(t, way, first, past_last), held, node))
+            least = min(least, lacking(need(t, way, first, past_last), held, memory, host_memory))
     return least
 
 
@@ -158,10 +163,11 @@ def shortest(problem: Problem, layers: Sequence[int], held: int, node: int) -> S
     """What the node lacks most for layers [layers[0], layers[1]) with ``held`` micro-batches in flight."""
     t, (first, past_last) = tables(problem), layers
     ways = [need(t, LADDER.index(way), first, past_last) for way in problem.workload.ways]
-    wanted = min(ways, key=lambda way: lacking(t, way, float(held), node))
-    lacks, beside = lacking(t, wanted, float(held), node), problem.host_memory[node] > 0
+    memory, host_memory = float(problem.memory[node]), float(problem.host_memory[node])
+    wanted = min(ways, key=lambda way: lacking(way, float(held), memory, host_memory))
+    lacks, beside = lacking(wanted, float(held), memory, host_memory), host_memory > 0
     device = wanted.fixed + held * wanted.each + (0.0 if beside else wanted.host)
-    in_host = bool(beside) and device - problem.memory[node] < lacks
+    in_host = beside and device - memory < lacks
     return Short(
         node, (first, past_last), in_host, wanted.host if in_host else device, lacks if lacks >= ENOUGH else 0.0
     )

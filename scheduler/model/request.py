@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from dtfm.scheduler.model.decision import Infeasible, Objective
 from dtfm.scheduler.model.problem import Groups, Problem
 
-MOST_STAGES = 64
+MOST_STAGES = 128
 """Largest number of stages of a plan."""
 
 

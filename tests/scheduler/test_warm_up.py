@@ -13,7 +13,7 @@ import pytest
 
 from dtfm.scheduler.assemble.compact import CompactCluster
 from dtfm.scheduler.model.cluster import Cluster
-from dtfm.scheduler.model.decision import Objective
+from dtfm.scheduler.model.decision import Infeasible, Objective
 from dtfm.scheduler.model.problem import Floats
 from dtfm.scheduler.model.tables import Tables
 from dtfm.scheduler.model.workload import PaperCosts
@@ -24,6 +24,7 @@ from dtfm.scheduler.warm_up import compiled_functions, is_compiled, warm_up
 from tests.scheduler.clusters import even_workload, random_cluster
 
 WORKLOAD = even_workload()
+ANY_WAY = replace(WORKLOAD, checkpointing=None, optimizer_state=None, copy_bytes_per_parameter_byte=0.5)
 PAPER = replace(WORKLOAD, paper=PaperCosts(2, 3, 1.0, 0.1))
 
 
@@ -36,6 +37,18 @@ def limited() -> Cluster:
 def compact() -> CompactCluster:
     nodes = random_cluster(5, 1100).nodes
     return CompactCluster(nodes, ("eu",), np.zeros(1100, np.int64), np.full((1, 1), 0.01), np.full((1, 1), 1e8))
+
+
+def with_hosts(memory: float = 1e9) -> Cluster:
+    cluster = random_cluster(5, 12)
+    return replace(
+        cluster, nodes=tuple(replace(node, memory_bytes=memory, host_memory_bytes=memory) for node in cluster.nodes)
+    )
+
+
+def explained(error: type[Exception], action: Callable[[], Any]) -> None:
+    with pytest.raises(error):
+        action()
 
 
 def whole_numbers() -> Cluster:
@@ -56,6 +69,8 @@ def without_a_node() -> None:
 
 QUESTIONS: dict[str, Callable[[], Any]] = {
     "any stages": lambda: schedule(random_cluster(5, 12), WORKLOAD, evaluations=300, threads=2),
+    "any way to keep what nodes need": lambda: schedule(with_hosts(), ANY_WAY, evaluations=300),
+    "no room": lambda: explained(Infeasible, lambda: schedule(with_hosts(1e6), ANY_WAY, evaluations=100)),
     "two stages": lambda: schedule(random_cluster(5, 12), WORKLOAD, stages=2, evaluations=300),
     "replicas per stage": lambda: schedule(random_cluster(5, 12), WORKLOAD, stages=(3, 3), evaluations=300),
     "connections and codecs": lambda: schedule(limited(), WORKLOAD, evaluations=300),
