@@ -16,12 +16,25 @@ from rich.console import Console
 
 from dtfm.coordinator.command.background import in_background
 from dtfm.coordinator.command.client import ask
+from dtfm.coordinator.command.gpus import RESERVED, RESERVED_GIB, SUSTAINED
 from dtfm.coordinator.command.options import Json, Where
+from dtfm.coordinator.command.rented import (
+    HOST_MEMORY,
+    parse_gpus,
+    parse_links,
+    parse_size,
+    rented_cluster,
+    without_bf16,
+)
+from dtfm.coordinator.view.holdings import describe_holdings, plan_documents
 from dtfm.coordinator.view.narration import describe_gap, describe_plan
 from dtfm.coordinator.view.search_progress import QUIET_SECONDS, SearchProgress
 from dtfm.protos import control_pb2 as wire
-from dtfm.scheduler.formats import decision_document, gap, parse_any_network, parse_plan, parse_workload
+from dtfm.scheduler.assemble.compact import CompactCluster
+from dtfm.scheduler.formats import decision_document, gap, parse_any_network, parse_plan, parse_tokens, parse_workload
+from dtfm.scheduler.model.cluster import Cluster
 from dtfm.scheduler.model.decision import Decision, Infeasible, Objective
+from dtfm.scheduler.model.problem import Problem
 from dtfm.scheduler.schedule import schedule
 from dtfm.scheduler.warm_up import warm_up
 
@@ -29,10 +42,31 @@ Parsed = TypeVar("Parsed")
 
 
 def plan(
-    network: Annotated[
-        Path, typer.Option(help="NETWORK.json: nodes, latency_ms, bandwidth_gbps; for thousands of nodes also classes.")
+    workload: Annotated[
+        Path, typer.Option(help="WORKLOAD.json: layers, micro_batches. `dtfm-node workload RUN.toml` writes it.")
     ],
-    workload: Annotated[Path, typer.Option(help="WORKLOAD.json: layers, micro_batches.")],
+    network: Annotated[
+        Path | None,
+        typer.Option(help="NETWORK.json: nodes, latency_ms, bandwidth_gbps; for thousands of nodes also classes."),
+    ] = None,
+    gpus: Annotated[
+        str | None,
+        typer.Option(
+            help='Instead of --network: GPUs that you may rent, each a machine of its own, like "8x RTX 4090, 2x A100 80GB". '
+            f"Their speed counts as {SUSTAINED:.0%} of the data sheet's, their memory less {RESERVED_GIB} GiB and {RESERVED:.0%} "
+            "for the driver and fragmentation."
+        ),
+    ] = None,
+    links: Annotated[
+        str | None,
+        typer.Option(
+            help="With --gpus: what each machine's connection carries, up and down, and the latency between any two, one way, "
+            "like 500Mbit/s,40ms. Nothing is compressed."
+        ),
+    ] = None,
+    host_memory: Annotated[
+        str, typer.Option(help="With --gpus: the memory of each machine beside its GPU, for optimizer state.")
+    ] = HOST_MEMORY,
     objective: Annotated[
         Objective, typer.Option(help="What to minimize: the seconds per step, or the paper's cost model.")
     ] = Objective.ITERATION,
@@ -59,9 +93,10 @@ def plan(
     ] = None,
     json_lines: Json = False,
 ) -> None:
-    """Runs the scheduler alone, on files.
+    """Runs the scheduler alone: on files, or for GPUs that you may rent.
 
-    Prints who computes what, the seconds per step that this should take, and why. The last sentence says how much a better
+    Prints who computes what, the memory that this needs, the seconds per step that it should take, what limits it, and why. The
+    last sentence says how much a better
     plan could gain at most: the bound is a time that no plan can beat, and the gap is the plan's time divided by it. A plan
     with gap 1 is perfect; one with a larger gap may still be the best there is.
 
@@ -69,7 +104,8 @@ def plan(
 
     Exit codes: 0 a plan was found, 1 no plan is possible, 2 bad input.
     """
-    cluster, work = _parsed(network, parse_any_network), _parsed(workload, parse_workload)
+    cluster = _cluster(network, gpus, links, host_memory)
+    work, tokens = _parsed(workload, lambda text: (parse_workload(text), parse_tokens(text)))
     current = _parsed(incumbent, parse_plan) if incumbent is not None else None
     console = Console(stderr=True)
     _compile(console)
@@ -103,10 +139,16 @@ def plan(
             print(json.dumps({"plan": None, "reason": str(error)}) if json_lines else f"No plan: {error}")
             raise typer.Exit(1) from None
     elapsed = time.monotonic() - began
+    problem = Problem(cluster, work) if isinstance(cluster, Cluster) else None  # a miniature's nodes stand for several
     if json_lines:
-        print(json.dumps(decision_document(decision, elapsed, objective)))
+        more = {} if problem is None else plan_documents(problem, decision, tokens)
+        print(json.dumps(decision_document(decision, elapsed, objective) | more))
     else:
         print(f"{decision.sentence}\n{describe_plan(decision.plan)}")
+        if problem is not None:
+            print(describe_holdings(problem, decision, tokens))
+        if gpus is not None and work.copy_bytes_per_parameter_byte and (old := without_bf16(gpus)):
+            print(f"{old} cannot compute in bf16, which this workload does: its speed here is that of fp32.")
         print(f"{decision.evaluations:,} plans were tried in {elapsed:.1f} s.")
         if (times := gap(decision, objective)) is not None:
             print(describe_gap(decision.lower_bound_seconds, times))
@@ -123,6 +165,23 @@ def plan_now(where: Where = "", json_lines: Json = False) -> None:
         print(json.dumps({"changed": reply.changed, "generation": reply.generation, "reason": reply.reason}))
     else:
         print(f"{'A new plan' if reply.changed else 'No change'} (generation {reply.generation}): {reply.reason}")
+
+
+def _cluster(network: Path | None, gpus: str | None, links: str | None, host_memory: str) -> Cluster | CompactCluster:
+    if (network is None) == (gpus is None):
+        raise ValueError(
+            'give either --network NETWORK.json or --gpus, like --gpus "8x RTX 4090" --links 500Mbit/s,40ms'
+        )
+    if network is not None:
+        if links is not None:
+            raise ValueError("--links goes with --gpus; a NETWORK.json has its own links")
+        return _parsed(network, parse_any_network)
+    if links is None:
+        raise ValueError(
+            "--gpus needs --links too: bandwidth and latency between the machines, like --links 500Mbit/s,40ms"
+        )
+    assert gpus is not None
+    return rented_cluster(parse_gpus(gpus), *parse_links(links), parse_size(host_memory))
 
 
 def _compile(console: Console) -> None:

@@ -175,7 +175,7 @@ def _numbers(ranges: Iterable[tuple[int, int]]) -> str:
 def describe_plan(plan: Plan) -> str:
     """The plan as one line, like "2 stages: layers 0-4 on a, b; layers 5-9 on c, d; heaviest routes: a -> c 12 micro-batches,
     b -> d 4, and 3 more"."""
-    stages = "; ".join(f"layers {s.layers[0]}-{s.layers[1] - 1} on {_named(s.replicas)}" for s in plan.stages)
+    stages = "; ".join(f"layers {s.layers[0]}-{s.layers[1] - 1} on {name_nodes(s.replicas)}" for s in plan.stages)
     routes = f"; heaviest routes: {describe_routes(plan)}" if len(plan.stages) > 1 else ""
     return f"{len(plan.stages)} stage{'s' if len(plan.stages) > 1 else ''}: {stages}{routes}"
 
@@ -188,6 +188,7 @@ def describe_routes(plan: Plan) -> str:
     return ", ".join(shown) + (f", and {in_all - len(shown)} more" if in_all > len(shown) else "")
 
 
-def _named(nodes: Sequence[str]) -> str:
+def name_nodes(nodes: Sequence[str]) -> str:
+    """The first of them, and how many more there are."""
     more = f" and {len(nodes) - MOST_NAMED} more" if len(nodes) > MOST_NAMED else ""
     return ", ".join(nodes[:MOST_NAMED]) + more

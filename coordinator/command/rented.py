@@ -1,0 +1,106 @@
+"""A cluster from words: ``--gpus "8x RTX 4090, 2x A100 80GB" --links 500Mbit/s,40ms --host-memory 32GiB``.
+
+Every parser raises ValueError with what it read, and what it would understand.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Mapping
+
+import numpy as np
+
+from dtfm.coordinator.command.gpus import GPUS, Gpu
+from dtfm.coordinator.core.validation import MAX_NODES
+from dtfm.scheduler.model.cluster import Cluster, Node
+
+HOST_MEMORY = "32GiB"
+"""Of a node, by default: little, because not every landlord gives a rented GPU its share of a large machine."""
+MOST_SECONDS, MOST_BANDWIDTH, MOST_BYTES = 10.0, 1e12, 2.0**50
+
+_BITS = {"bit/s": 1.0, "kbit/s": 1e3, "Mbit/s": 1e6, "Gbit/s": 1e9}
+_BANDWIDTHS = {unit: bits / 8 for unit, bits in _BITS.items()} | {"kB/s": 1e3, "MB/s": 1e6, "GB/s": 1e9}
+_TIMES = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
+_SIZES = {"MB": 1e6, "GB": 1e9, "TB": 1e12, "MiB": 2.0**20, "GiB": 2.0**30, "TiB": 2.0**40}
+
+_QUANTITY = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z/]*)\s*")
+_MANY = re.compile(r"\s*([0-9]{1,6})\s*[xX*×]\s+(.+?)\s*|\s*([0-9]{1,6})[xX*×](.+?)\s*")
+_BY_KEY = {re.sub(r"[^a-z0-9]", "", gpu.name.lower()): gpu for gpu in GPUS}
+
+
+def parse_gpus(text: str) -> list[Gpu]:
+    """One for each that ``text`` names, like "8x RTX 4090, 2x A100 80GB, H200"."""
+    made: list[Gpu] = []
+    for part in text.split(","):
+        found = _MANY.fullmatch(part)
+        number, name = (found[1] or found[3], found[2] or found[4]) if found else ("1", part.strip())
+        made += [_gpu(name)] * int(number)
+        if not int(number) >= 1 or len(made) > MAX_NODES:
+            raise ValueError(f"--gpus names {number} of {name!r:.80}; it must be 1 to {MAX_NODES} in all")
+    return made
+
+
+def without_bf16(text: str) -> str:
+    """The first of the GPUs that cannot compute in bf16; empty: there is none."""
+    return next((gpu.name for gpu in parse_gpus(text) if not gpu.has_bf16), "")
+
+
+def _gpu(name: str) -> Gpu:
+    key = re.sub(r"[^a-z0-9]", "", name.lower().replace("nvidia", "").replace("geforce", ""))
+    for tried in (key, f"rtx{key}", f"{key}gb"):
+        if tried in _BY_KEY:
+            return _BY_KEY[tried]
+    of_a_kind = [gpu.name for known, gpu in _BY_KEY.items() if key and known.startswith(key)]
+    near = of_a_kind or [_BY_KEY[match].name for match in difflib.get_close_matches(key, _BY_KEY, 3, 0.5)]
+    hint = f"did you mean {' or '.join(near)}?" if near else f"known are {', '.join(gpu.name for gpu in GPUS)}."
+    raise ValueError(f"--gpus: {name!r:.80} is not in the table; {hint} For others, write a NETWORK.json (--network)")
+
+
+def parse_links(text: str) -> tuple[float, float]:
+    """Bytes per second and seconds of a text like "500Mbit/s,40ms"."""
+    parts = text.split(",")
+    if len(parts) != 2:
+        raise ValueError(f"--links is {text!r:.80}; it must be a bandwidth and a latency, like 500Mbit/s,40ms")
+    bandwidth = parse_quantity(parts[0], "--links: the bandwidth", _BANDWIDTHS, MOST_BANDWIDTH, "500Mbit/s")
+    latency = parse_quantity(parts[1], "--links: the latency", _TIMES, MOST_SECONDS, "40ms")
+    return bandwidth, latency
+
+
+def parse_size(text: str) -> float:
+    """Bytes of a text like "32GiB"."""
+    return parse_quantity(text, "--host-memory", _SIZES, MOST_BYTES, "32GiB")
+
+
+def parse_quantity(text: str, what: str, units: Mapping[str, float], most: float, like: str) -> float:
+    found = _QUANTITY.fullmatch(text)
+    if not found:
+        raise ValueError(f"{what} is {text!r:.80}; it must be a number and a unit, like {like}")
+    number, unit = float(found[1]), found[2]
+    if unit not in units:
+        meant = unit.replace("bps", "bit/s").replace("Bps", "B/s")
+        near = [known for known in units if known.lower() == meant.lower()]
+        near = near or difflib.get_close_matches(meant, units, 1, 0.5)
+        hint = f"did you mean {near[0]}? Units" if near else "units"
+        raise ValueError(f"{what} is {text!r:.80}, with the unit {unit!r:.20}; {hint} are {', '.join(units)}")
+    if not 0 < number * units[unit] <= most:
+        raise ValueError(f"{what} is {text!r:.80}; it must be above 0 and not beyond what exists")
+    return number * units[unit]
+
+
+def rented_cluster(gpus: list[Gpu], bandwidth: float, latency: float, host_memory: float) -> Cluster:
+    """Each GPU a machine of its own, whose connection carries as much up, and down, as any of its links."""
+    count = len(gpus)
+    nodes = tuple(
+        Node(
+            f"{gpu.name.lower().replace(' ', '-')}-{number}",
+            gpu.flops,
+            gpu.memory_bytes,
+            gpu.name,
+            up=bandwidth,
+            down=bandwidth,
+            host_memory_bytes=host_memory,
+        )
+        for number, gpu in enumerate(gpus)
+    )
+    return Cluster(nodes, np.full((count, count), latency), np.full((count, count), bandwidth))

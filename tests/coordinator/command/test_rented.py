@@ -1,0 +1,120 @@
+"""GPUs and links in words: `command/rented.py`, and `plan --gpus`."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dtfm.coordinator.command.rented import parse_gpus, parse_links, parse_size, rented_cluster
+from dtfm.scheduler.formats import dump_network, dump_workload
+from tests.coordinator.command.test_commands import run
+from tests.scheduler.clusters import even_workload, uniform_cluster
+from tests.scheduler.llama import TOKENS, llama
+
+Capture = pytest.CaptureFixture[str]
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("RTX 4090", ["RTX 4090"]),
+        ("2x RTX 4090, A100 80GB", ["RTX 4090", "RTX 4090", "A100 80GB"]),
+        ("1 x geforce rtx4090,1×a100-80gb", ["RTX 4090", "A100 80GB"]),
+        ("NVIDIA RTX 6000 Ada,2*L4", ["RTX 6000 Ada", "L4", "L4"]),
+        ("4090", ["RTX 4090"]),
+    ],
+)
+def test_gpus_are_read_as_people_write_them(text: str, names: list[str]) -> None:
+    assert [gpu.name for gpu in parse_gpus(text)] == names
+
+
+@pytest.mark.parametrize(
+    ("parse", "text", "sentence"),
+    [
+        (parse_gpus, "8x RTX 4900", "'RTX 4900' is not in the table; did you mean RTX 4090"),
+        (parse_gpus, "A100", "did you mean A100 40GB or A100 80GB?"),
+        (parse_gpus, "2x abacus", "'abacus' is not in the table; known are RTX 3060,"),
+        (parse_gpus, "", "'' is not in the table"),
+        (parse_gpus, "0x L4", "--gpus names 0 of 'L4'; it must be 1 to 1000 in all"),
+        (parse_gpus, "999999x L4", "--gpus names 999999 of 'L4'; it must be 1 to 1000 in all"),
+        (parse_links, "500Mbit/s", "it must be a bandwidth and a latency, like 500Mbit/s,40ms"),
+        (parse_links, "500Mbps,40ms", "with the unit 'Mbps'; did you mean Mbit/s? Units are bit/s,"),
+        (parse_links, "fast,40ms", "the bandwidth is 'fast'; it must be a number and a unit, like 500Mbit/s"),
+        (parse_links, "500Mbit/s,40", "the latency is '40', with the unit ''; units are us, ms, s"),
+        (parse_links, "0Mbit/s,40ms", "it must be above 0"),
+        (parse_links, "500Mbit/s,40000s", "not beyond what exists"),
+        (parse_size, "64gib", "with the unit 'gib'; did you mean GiB?"),
+    ],
+)
+def test_what_cannot_be_read_is_named_with_what_could(parse: Any, text: str, sentence: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(sentence)):
+        parse(text)
+
+
+def test_units_are_what_they_say() -> None:
+    assert parse_links("500Mbit/s,40ms") == (62.5e6, 0.04)
+    assert parse_links(" 1.5 GB/s , 0.2 s") == (1.5e9, 0.2)
+    assert (parse_size("32GiB"), parse_size("32GB")) == (32 * 2**30, 32e9)
+
+
+def test_each_gpu_is_a_machine_whose_links_share_its_connection() -> None:
+    cluster = rented_cluster(parse_gpus("2x L4, T4"), 1e8, 0.01, 1e10)
+    assert cluster.ids == ("l4-0", "l4-1", "t4-2")
+    assert {(node.up, node.down, node.host_memory_bytes) for node in cluster.nodes} == {(1e8, 1e8, 1e10)}
+
+
+@pytest.fixture
+def gpus(tmp_path: Path) -> tuple[str, ...]:
+    (tmp_path / "w.json").write_text(dump_workload(llama("7B"), TOKENS))
+    return (
+        *("plan", "--gpus", "6x RTX 4090", "--links", "500Mbit/s,40ms", "--workload", str(tmp_path / "w.json")),
+        *("--deadline", "0.2"),
+    )
+
+
+def test_plan_says_what_rented_gpus_would_hold_and_how_fast_they_would_be(
+    gpus: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    assert run(monkeypatch, *gpus, "--json") == 0
+    document = json.loads(capsys.readouterr().out)
+    seconds = document["predicted"]["iteration_seconds"]
+    assert document["tokens_per_second"] == pytest.approx(64 * TOKENS / seconds)
+    assert document["limited_by"] in ("device", "link", "reduction", "memory")
+    assert max(document["saved_seconds_if_twice_as_good"].values()) < seconds
+    assert {node["node"] for node in document["nodes"]} <= {f"rtx-4090-{number}" for number in range(6)}
+    for node in document["nodes"]:
+        assert 0 < node["memory_bytes"] <= node["memory_available_bytes"] + 1
+    assert run(monkeypatch, *gpus) == 0
+    printed = capsys.readouterr().out
+    assert "memory planned / available" in printed
+    assert " tokens per second. The " in printed
+
+
+def test_a_network_gets_the_same_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    (tmp_path / "n.json").write_text(dump_network(uniform_cluster(3)))
+    (tmp_path / "w.json").write_text(dump_workload(even_workload()))
+    files = "--network", str(tmp_path / "n.json"), "--workload", str(tmp_path / "w.json")
+    assert run(monkeypatch, "plan", *files, "--deadline", "0.2") == 0
+    printed = capsys.readouterr().out
+    assert "memory planned / available" in printed
+    assert "tokens per second" not in printed
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ((), "give either --network NETWORK.json or --gpus"),
+        (("--gpus", "L4"), "--gpus needs --links too"),
+        (("--gpus", "L4", "--network", "n.json"), "give either --network NETWORK.json or --gpus"),
+        (("--links", "1Gbit/s,1ms", "--network", "n.json"), "--links goes with --gpus"),
+    ],
+)
+def test_a_network_comes_from_a_file_or_from_words(
+    options: tuple[str, ...], sentence: str, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    assert run(monkeypatch, "plan", "--workload", "w.json", *options) == 2
+    assert sentence in capsys.readouterr().err
