@@ -18,6 +18,7 @@ from tests.bench.clusters import unequal
 from tests.scheduler.clusters import even_workload, uniform_cluster
 from tests.scheduler.enumeration import all_cuts, all_groups
 from tests.scheduler.plans import fits, random_draft, randomly_loaded
+from tests.scheduler.yardstick_keeping import with_ways
 
 
 def all_prices(problem: Problem, idle_hands: bool) -> list[float]:
@@ -120,7 +121,7 @@ def scarce(rng: np.random.Generator, count: int, layers: int, micro_batches: int
         )
         for _ in range(layers)
     )
-    return Problem(Cluster(nodes, latency, bandwidth, ratio), Workload(model, micro_batches))
+    return with_ways(rng, Problem(Cluster(nodes, latency, bandwidth, ratio), Workload(model, micro_batches)))
 
 
 def test_every_better_bound_is_larger() -> None:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dtfm.scheduler.model.chains import chains, micro_batches_of
-from dtfm.scheduler.model.memory import in_flight
+from dtfm.scheduler.model.memory import Checkpointing, Keeping, in_flight
 from dtfm.scheduler.model.plan import Plan, Stage, Takeover, from_routes, validate
 from dtfm.scheduler.model.problem import Problem, draft_of
 from dtfm.scheduler.replan.failover import rerouted
@@ -61,6 +61,29 @@ def test_others_keep_their_numbers_in_flight_and_a_newcomer_gets_the_least() -> 
     replaced = rerouted(before, problem("n1", "n2", "n3", "n4"), (("n4",),) * LAYERS)
     assert replaced is not None
     assert (replaced.stages[0].replicas, replaced.stages[0].in_flight) == (("n4", "n1"), (in_flight(0, 2), 7))
+
+
+def test_heirs_keep_what_they_need_as_before_and_a_newcomer_as_a_new_plan_would_have_it() -> None:
+    by_layer = Keeping(Checkpointing.LAYER)
+    before = replace(
+        TWO_BY_TWO, stages=(replace(TWO_BY_TWO.stages[0], keeping=(Keeping(), by_layer)), TWO_BY_TWO.stages[1])
+    )
+    taken_over = rerouted(before, problem("n1", "n2", "n3"), NOBODY)
+    assert taken_over is not None
+    assert [stage.keeping for stage in taken_over.stages] == [(by_layer,), ()]
+    usual = rerouted(before, problem("n0", "n2", "n3"), NOBODY)
+    assert usual is not None
+    assert usual.stages[0].keeping == ()
+    # 480 MB of state, and 6 x 16 MB that layers keep, or 6 x 1 MB of inputs and 16 MB.
+    for memory, own in ((7e8, Keeping()), (5.5e8, by_layer)):
+        some = problem("n0", "n1", "n3", "n4", memory=memory)
+        auto = Problem(some.cluster, replace(some.workload, checkpointing=None))
+        replaced = rerouted(before, auto, (("n4",),) * LAYERS)
+        assert replaced is not None
+        assert (replaced.stages[1].replicas, replaced.stages[1].keeping) == (
+            ("n4", "n3"),
+            () if own == Keeping() else (own, Keeping()),
+        )
 
 
 def test_heirs_that_are_lost_in_turn_hand_on_all_that_they_had_and_are_replaced_as_others_are() -> None:
