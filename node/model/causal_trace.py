@@ -27,11 +27,13 @@ class NotSeparable(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Anatomy:
-    """``decoder`` is the name of the list of decoder layers. With ``returns_tuple`` they return (hidden states, ...)."""
+    """``decoder`` is the name of the list of decoder layers. With ``returns_tuple`` they return (hidden states, ...). With
+    ``separate_head``, what follows the decoder reads its output alone, token by token."""
 
     decoder: str
     layers: tuple[Layer, ...]
     returns_tuple: bool
+    separate_head: bool = False
 
 
 def dissect(module: PreTrainedModel, sample: Sample) -> Anatomy:
@@ -49,7 +51,7 @@ def dissect(module: PreTrainedModel, sample: Sample) -> Anatomy:
     walk = _Walk(whole, decoder, sample)
     # Fake tensors on the CPU, not meta tensors: transformers then skips checks that read values.
     with FakeTensorMode(allow_non_fake_inputs=True), walk.counter:
-        _fake(whole)
+        fake_parameters(whole)
         whole(input_ids=torch.zeros(_BATCH, *sample.shape, dtype=torch.int64), use_cache=False)
     return Anatomy(decoder, _layers(whole, decoder, sample, walk.users, walk.costs()), walk.returns_tuple)
 
@@ -123,14 +125,14 @@ def _decoder_name(module: PreTrainedModel) -> str:
     return lists[0]
 
 
-def _fake(module: nn.Module) -> None:
-    """Under a FakeTensorMode: replaces parameters by ones with a device and a shape but no memory."""
+def fake_parameters(module: nn.Module, dtype: torch.dtype | None = None) -> None:
+    """Under a FakeTensorMode: replaces parameters by ones with a device and a shape but no memory, of ``dtype`` or their own."""
     fakes: dict[nn.Parameter, nn.Parameter] = {}
     for part in module.modules():
         for name, old in part._parameters.items():
             if old is not None:
                 if old not in fakes:
-                    fakes[old] = nn.Parameter(torch.empty(old.shape, dtype=old.dtype))
+                    fakes[old] = nn.Parameter(torch.empty(old.shape, dtype=dtype or old.dtype))
                 part._parameters[name] = fakes[old]
 
 

@@ -16,8 +16,16 @@ from dtfm.node.data.samples import Sample
 from dtfm.node.model.bucket import BucketSpec
 from dtfm.node.model.initial_values import initial_values
 
-# A stage's computation: token ids or hidden states in, hidden states or logits out, batch first.
 Forward = Callable[[torch.Tensor], torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A stage's computation. ``body`` maps token ids or hidden states to hidden states, batch first. On the last stage ``head``
+    maps hidden states [tokens, hidden] to logits, each token by itself; without one, the body's output are the logits."""
+
+    body: Forward
+    head: Forward | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +55,8 @@ class Model(ABC):
         """Of the weights that it begins with; empty if these follow from the seed."""
 
     @abstractmethod
-    def cut(self, module: nn.Module, first: int, past_last: int) -> Forward:
-        """The forward of layers [first, past_last) of ``module``, a copy of ``self.module`` in which at least the parameters
+    def cut(self, module: nn.Module, first: int, past_last: int) -> Part:
+        """The computation of layers [first, past_last) of ``module``, a copy of ``self.module`` in which at least the parameters
         of these layers are real. May change the copy."""
 
     @abstractmethod

@@ -15,7 +15,7 @@ from torch.nn.modules.dropout import _DropoutNd
 from torch.utils.flop_counter import FlopCounterMode
 
 from dtfm.node.data.samples import Sample
-from dtfm.node.model.model import Forward, Layer, Model, parameters_on_meta
+from dtfm.node.model.model import Layer, Model, Part, parameters_on_meta
 
 
 class SequentialModel(Model):
@@ -25,9 +25,11 @@ class SequentialModel(Model):
         super().__init__(module, sample, layers)
         self.path = path
 
-    def cut(self, module: nn.Module, first: int, past_last: int) -> Forward:
+    def cut(self, module: nn.Module, first: int, past_last: int) -> Part:
         assert isinstance(module, nn.Sequential)
-        return module[first:past_last]
+        if past_last == len(self.layers) and isinstance(module[-1], nn.Linear):
+            return Part(module[first:-1], module[-1])
+        return Part(module[first:past_last])
 
     def initialise_module(self, module: nn.Module) -> None:
         reset = _reset(module)

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 import torch
 from blake3 import blake3
 from torch import nn
-from torch.nn import functional
 
 from dtfm.node.model.bucket import Bucket
+from dtfm.node.model.loss import Scored, score, score_in_chunks
 from dtfm.node.model.model import Model, canonical_names
 
 
@@ -28,7 +28,7 @@ class Stage:
         self._autocast = autocast
         module = copy.deepcopy(model.module)
         self.parameters = _fill(module, self.buckets, self.device, self.dtype)
-        self._forward = model.cut(module, first, past_last)
+        self._part = model.cut(module, first, past_last)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """One micro-batch through the stage.
@@ -37,10 +37,28 @@ class Stage:
         ([b, ...], the stage's dtype). Returns logits from the last stage, else hidden states (see `Model.activation_shape`),
         always in the stage's dtype. Not thread-safe.
         """
-        if x.is_floating_point():
-            x = x.to(self.dtype)
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self._autocast):
-            return self._forward(x).to(self.dtype)
+            y = self._body(x)
+            if self._part.head is not None:
+                logits = self._part.head(y.flatten(0, -2))
+                y = logits.view(*y.shape[:-1], logits.shape[-1])
+            return y.to(self.dtype)
+
+    def loss(self, x: torch.Tensor, labels: torch.Tensor, weight: float = 1.0) -> Scored:
+        """The loss of one micro-batch on the last stage; ``x`` as for `forward`, ``labels`` as for `score`. Unless gradients are
+        off, the backward pass must follow, once: see `score_in_chunks`. Not thread-safe."""
+        head, classes = self._part.head, self.model.layers[-1].output[-1]
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self._autocast):
+            y = self._body(x)
+            if head is None:
+                return score(y, labels, weight)
+            parameters = [
+                p for i, b in self.buckets.items() if self.past_last - 1 in b.spec.layers for p in self.parameters[i]
+            ]
+            return score_in_chunks(head, y, labels, classes, parameters, weight)
+
+    def _body(self, x: torch.Tensor) -> torch.Tensor:
+        return self._part.body(x.to(self.dtype) if x.is_floating_point() else x)
 
     def initialise(self, seed: int) -> None:
         """Sets all buckets to their initial values; see `initialise`."""
@@ -88,16 +106,6 @@ def initialise(model: Model, bucket: Bucket, seed: int) -> None:
         view.copy_(values[name])
     for tensor in (bucket.gradients, bucket.exp_avg, bucket.exp_avg_sq):
         tensor.zero_()
-
-
-def loss(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Mean cross entropy in nats, a scalar in float32 (float64 for float64 logits).
-
-    ``logits`` [b, ..., classes], ``labels`` int64 [b, ...]: [b, s, V] and [b, s] for language models, [b, C] and [b] for
-    classifiers.
-    """
-    wide = logits if logits.dtype == torch.float64 else logits.float()
-    return functional.cross_entropy(wide.flatten(0, -2), labels.flatten())
 
 
 def _fill(

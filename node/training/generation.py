@@ -18,7 +18,7 @@ from dtfm.node.model.bucket import bucket_bytes
 from dtfm.node.model.loaded_run import LoadedRun
 from dtfm.node.model.optimizer import adamw, squared_norm
 from dtfm.node.model.placement import Placement
-from dtfm.node.model.stage import Stage, loss
+from dtfm.node.model.stage import Stage
 from dtfm.node.training import pipeline
 from dtfm.node.training.compression import Codecs, choose_codecs
 from dtfm.node.training.memory_budget import early_bytes, is_short, retry_bytes
@@ -226,7 +226,7 @@ class Generation:
         shape = stage.model.activation_shape
         return Compute(
             forward=stage.forward,
-            loss=loss,
+            loss=stage.loss,
             inputs=lambda number: batch(number)[0].to(stage.device),
             labels=lambda number: batch(number)[1].to(stage.device),
             input_shape=shape(stage.first - 1, train.micro_batch) if stage.first else (),

@@ -6,16 +6,19 @@ There is no timetable: 1F1B (one forward, one backward) arises because the numbe
 from __future__ import annotations
 
 import enum
+import math
 import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from dtfm.kernels.codec import DTYPES, Codec, decode
 from dtfm.node.host.cuda_streams import wait_until_computed
 from dtfm.node.host.trace import Activity, span
+from dtfm.node.model.loss import Scored
 from dtfm.node.model.placement import Placement
 from dtfm.node.training.progress import Progress
 from dtfm.node.transport.receiver import Arrival
@@ -66,13 +69,13 @@ class Outcome:
 class Compute:
     """What the pipeline needs of the model and the data.
 
-    ``forward`` maps the stage's input to its output, ``loss`` (the last stage's output, labels) to the mean over samples, a
-    scalar. ``inputs`` and ``labels`` are those of a micro-batch. The shapes are of the stage's input and output.
-    ``micro_batch`` and ``global_batch`` are in samples.
+    ``forward`` maps the stage's input to its output, ``loss`` (the last stage's input, labels, the loss's weight) to the mean
+    over samples; see Stage.loss. ``inputs`` and ``labels`` are those of a micro-batch. The shapes are of the stage's input and
+    output. ``micro_batch`` and ``global_batch`` are in samples.
     """
 
     forward: Callable[[torch.Tensor], torch.Tensor]
-    loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+    loss: Callable[[torch.Tensor, torch.Tensor, float], Scored]
     inputs: Callable[[int], torch.Tensor]
     labels: Callable[[int], torch.Tensor]
     input_shape: tuple[int, ...]
@@ -147,10 +150,12 @@ class _TrainingStep:
                 self._take(arrival)
                 continue
             direction, number = task
-            if direction is Direction.FORWARD:
-                self._forward(number)
+            if direction is Direction.BACKWARD:
+                self._backward(number, progress.outputs.pop(number), progress.gradients.pop(number))
+            elif placement.last:
+                self._forward_and_backward(number)
             else:
-                self._backward(number)
+                self._forward(number)
             self._busy += time.perf_counter() - began
         if not placement.last:
             return Outcome(0.0, 0, self._busy, self._waited)
@@ -174,35 +179,43 @@ class _TrainingStep:
         placement, progress, compute = self._placement, self._progress, self._compute
         del self._waiting[number]
         with span(Activity.FORWARD, progress.step, number):
-            y = compute.forward(compute.inputs(number) if placement.first else progress.inputs[number])
-            if placement.last:
-                loss = compute.loss(y, compute.labels(number))
-                value = loss.item()
+            y = compute.forward(self._input(number))
             wait_until_computed(compute.device)  # before deciding what comes next
-        if not placement.last:
-            progress.outputs[number] = y
-            self._hand_on(Kind.ACTIVATION, placement.next[number], number, y.detach())
-            return
-        if not torch.isfinite(loss):
+        # The graph alone: the output is needed for sending, and not for the backward pass.
+        progress.outputs[number] = get_gradient_edge(y)
+        self._hand_on(Kind.ACTIVATION, placement.next[number], number, y.detach())
+
+    def _forward_and_backward(self, number: int) -> None:
+        """On the last stage: nothing is gained by holding the graph, and with the loss come some gradients (Stage.loss)."""
+        progress, compute = self._progress, self._compute
+        del self._waiting[number]
+        with span(Activity.FORWARD, progress.step, number):
+            weight = compute.micro_batch / compute.global_batch
+            scored = compute.loss(self._input(number), compute.labels(number), weight)
+            value = scored.mean.item()
+        if not math.isfinite(value):
             raise NonFinite(f"the loss of micro-batch {number} is {value}")
         progress.losses[number] = value
-        progress.outputs[number] = loss
-        # The last stage goes backward at once: nothing is gained by holding the graph.
-        progress.gradients[number] = torch.full_like(loss, compute.micro_batch / compute.global_batch)
+        root = scored.weighted
+        del scored
+        self._backward(number, root, None)
 
-    def _backward(self, number: int) -> None:
+    def _input(self, number: int) -> torch.Tensor:
+        return self._compute.inputs(number) if self._placement.first else self._progress.inputs[number]
+
+    def _backward(self, number: int, root: torch.Tensor | GradientEdge, gradient: torch.Tensor | None) -> None:
         placement, progress = self._placement, self._progress
         self._left -= 1
         if self._left == 0:
             self._before_last_backward()
         with span(Activity.BACKWARD, progress.step, number):
-            torch.autograd.backward(progress.outputs.pop(number), progress.gradients.pop(number))
+            torch.autograd.backward(root, gradient)
             wait_until_computed(self._compute.device)
         progress.finished.add(number)
         if not placement.first:
-            gradient = progress.inputs.pop(number).grad
-            assert gradient is not None
-            self._hand_on(Kind.GRADIENT, placement.previous[number], number, gradient)
+            entered = progress.inputs.pop(number).grad
+            assert entered is not None
+            self._hand_on(Kind.GRADIENT, placement.previous[number], number, entered)
 
     def _hand_on(self, kind: Kind, destination: str, number: int, tensor: torch.Tensor) -> None:
         """Sending waits while the link is full, which does not count as computing."""
@@ -222,9 +235,8 @@ def evaluate(placement: Placement, step: int, compute: Compute, neighbours: Neig
         else:
             arrival = neighbours.queue.get(("evaluate", step))
             number, x = arrival.header.index, compute.decode(arrival).view(compute.input_shape)
-        y = compute.forward(x)
         if placement.last:
-            loss_sum += compute.loss(y, compute.labels(number)).item() * compute.micro_batch
+            loss_sum += compute.loss(x, compute.labels(number), 1.0).mean.item() * compute.micro_batch
         else:
-            neighbours.send(Kind.EVALUATION, placement.evaluation_next[number], number, y)
+            neighbours.send(Kind.EVALUATION, placement.evaluation_next[number], number, compute.forward(x))
     return loss_sum, len(numbers) * compute.micro_batch if placement.last else 0

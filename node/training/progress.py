@@ -12,6 +12,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 import torch
+from torch.autograd.graph import GradientEdge
 
 from dtfm.kernels.codec import Encoded
 from dtfm.node.host.trace import ExtraMemory, note_memory
@@ -29,8 +30,8 @@ class Progress:
     """One node's work on ``step`` for one stage, last continued in ``generation``.
 
     By micro-batch: ``inputs`` of the stage that have come, until their backward pass is done (none on the first stage);
-    ``outputs`` in flight, with their graphs (on the last stage the losses); ``gradients`` of outputs that have come and are not
-    used yet; ``finished``, those whose backward pass is done, with their gradients added to the buckets'; ``losses``, the means,
+    ``outputs`` in flight, their graphs alone (none on the last stage); ``gradients`` of outputs that have come and are not used
+    yet; ``finished``, those whose backward pass is done, with their gradients added to the buckets'; ``losses``, the means,
     on the last stage; ``sent``, what was sent to the neighbours.
 
     ``unreduced`` has, by bucket, this node's sum of gradients (flat, on the CPU), from before the group's sum replaced it.
@@ -41,7 +42,7 @@ class Progress:
     step: int
     room: int = MOST_RETRY_BYTES
     inputs: dict[int, torch.Tensor] = field(default_factory=dict)
-    outputs: dict[int, torch.Tensor] = field(default_factory=dict)
+    outputs: dict[int, GradientEdge] = field(default_factory=dict)
     gradients: dict[int, torch.Tensor] = field(default_factory=dict)
     finished: set[int] = field(default_factory=set)
     losses: dict[int, float] = field(default_factory=dict)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from dtfm.kernels.codec import DTYPE_NUMBERS, Codec, encode
+from dtfm.node.model.loss import Scored
 from dtfm.node.model.placement import Placement, placement_of
 from dtfm.node.training.pipeline import (
     Compute,
@@ -74,7 +75,12 @@ def squared(y: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
 def compute(module: nn.Module) -> Compute:
     shape = (ROWS, WIDTH)
     total = ROWS * MICRO_BATCHES
-    return Compute(module, squared, rows, lambda n: rows(100 + n), shape, shape, torch.device("cpu"), ROWS, total)
+
+    def loss(x: torch.Tensor, labels: torch.Tensor, weight: float) -> Scored:
+        mean = squared(module(x), labels)
+        return Scored(mean.detach(), mean * weight)
+
+    return Compute(module, loss, rows, lambda n: rows(100 + n), shape, shape, torch.device("cpu"), ROWS, total)
 
 
 def train_all(plan: Plan, modules: dict[str, nn.Module]) -> dict[str, Outcome]:

@@ -1,0 +1,138 @@
+"""The computation of some layers of a causal language model, by the family's own forward.
+
+A stage has a copy of the whole model in which only its own layers are real. What comes before the decoder layers and has no
+parameters (masks, rotary embeddings) is computed by every stage; modules of other stages are bypassed.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from transformers import PreTrainedModel
+
+from dtfm.node.data.samples import Sample
+from dtfm.node.model.causal_trace import Anatomy, fake_parameters, hidden_of
+
+
+class Slice:
+    """Layers [first, past_last) of ``module``, whose modules are changed. ``body`` and ``head`` are those of `Part`."""
+
+    def __init__(self, module: PreTrainedModel, anatomy: Anatomy, first: int, past_last: int) -> None:
+        self._module, self._anatomy = module, anatomy
+        self._first, self._past_last = first, past_last
+        self._hidden: torch.Tensor | None = None  # what the first decoder layer gets, then what the last one returns
+        self._decoded: Any = None  # what the decoder returned last, without its hidden states
+        self._chunk: torch.Tensor | None = None  # what the decoder is to return instead of decoding
+        chain = module.get_submodule(anatomy.decoder)
+        assert isinstance(chain, nn.ModuleList)
+        # Replaced on the instances, since some families read the modules' attributes.
+        for number, layer in enumerate(chain, start=1):
+            layer.forward = partial(self._layer, number, layer.forward)
+        for name in {*anatomy.layers[0].roots, *anatomy.layers[-1].roots}:
+            part = module.get_submodule(name)
+            part.forward = partial(self._outside, name, part.forward)
+        around = module.get_submodule(anatomy.decoder.rpartition(".")[0])
+        around.forward = partial(self._decode, around.forward)
+        chain[0].register_forward_pre_hook(self._enter, with_kwargs=True)
+        chain[-1].register_forward_hook(self._leave)
+
+    @property
+    def _enters(self) -> bool:
+        """Whether hidden states come in, rather than token ids."""
+        return self._first > 0
+
+    @property
+    def _leaves(self) -> bool:
+        """Whether hidden states go out to a further stage."""
+        return self._past_last < len(self._anatomy.layers)
+
+    def body(self, x: torch.Tensor) -> torch.Tensor:
+        """Token ids [b, s] or hidden states to the hidden states after the slice's last layer, which are the head's input if
+        that has a head of its own, else to logits."""
+        self._hidden = x
+        # Not x itself: families may change it in place before the first decoder layer.
+        given = {"inputs_embeds": torch.zeros_like(x)} if self._enters else {"input_ids": x}
+        if self._leaves or self._anatomy.separate_head:
+            self._module.base_model(**given, use_cache=False)
+        else:
+            self._hidden = self._module(**given, use_cache=False).logits
+        hidden, self._hidden = self._hidden, None
+        assert hidden is not None
+        return hidden
+
+    def head(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Hidden states [tokens, hidden] to logits [tokens, vocabulary]: all that the model does after its decoder."""
+        self._chunk = hidden[None]
+        try:
+            ids = torch.zeros(self._chunk.shape[:2], dtype=torch.int64, device=hidden.device)
+            logits: torch.Tensor = self._module(input_ids=ids, use_cache=False).logits
+            return logits[0]
+        finally:
+            self._chunk = None
+
+    def _layer(self, number: int, forward: Callable[..., Any], *args: Any, **keywords: Any) -> Any:
+        if self._first <= number < self._past_last:
+            return forward(*args, **keywords)
+        hidden = args[0] if args else keywords["hidden_states"]
+        return (hidden,) if self._anatomy.returns_tuple else hidden
+
+    def _outside(self, name: str, forward: Callable[..., Any], *args: Any, **keywords: Any) -> Any:
+        """A module of the embedding or the head. In a slice without it, the value of what it returns is not used."""
+        layers = self._anatomy.layers
+        if (not self._enters and name in layers[0].roots) or (not self._leaves and name in layers[-1].roots):
+            return forward(*args, **keywords)
+        given = next(x for x in (*args, *keywords.values()) if isinstance(x, torch.Tensor))
+        if given.ndim >= 3:  # hidden states
+            return given
+        return torch.zeros(*given.shape, layers[0].output[-1], device=given.device)  # token ids, positions
+
+    def _decode(self, forward: Callable[..., Any], *args: Any, **keywords: Any) -> Any:
+        """The module that calls the decoder layers."""
+        if self._chunk is not None:
+            return _with_hidden(self._decoded, self._chunk)
+        decoded = forward(*args, **keywords)
+        if not self._leaves and self._anatomy.separate_head:
+            self._hidden = decoded[0]
+            self._decoded = _with_hidden(decoded, self._hidden.new_empty(0))
+        return decoded
+
+    def _enter(self, _layer: nn.Module, args: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+        if not self._enters:
+            return None
+        if args:
+            return (self._hidden, *args[1:]), keywords
+        return args, keywords | {"hidden_states": self._hidden}
+
+    def _leave(self, _layer: nn.Module, _args: object, output: Any) -> None:
+        if self._leaves:
+            self._hidden = hidden_of(output)
+
+
+def _with_hidden(decoded: Any, hidden: torch.Tensor) -> Any:
+    """What a decoder returned, with other hidden states."""
+    if isinstance(decoded, tuple):
+        return (hidden, *decoded[1:])
+    other = copy.copy(decoded)
+    other["last_hidden_state"] = hidden
+    return other
+
+
+def has_separate_head(module: PreTrainedModel, anatomy: Anatomy, sample: Sample) -> bool:
+    """Whether the model's logits can be made of its decoder's output alone, some tokens at a time."""
+    count, whole = len(anatomy.layers), copy.deepcopy(module)
+    hidden, vocabulary = anatomy.layers[0].output[-1], anatomy.layers[-1].output[-1]
+    with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
+        fake_parameters(whole, torch.float32)
+        try:
+            last = Slice(whole, replace(anatomy, separate_head=True), count - 1, count)
+            logits = last.head(last.body(torch.zeros(1, *sample.shape, hidden))[0, : sample.shape[0] // 2])
+            return logits.shape == (sample.shape[0] // 2, vocabulary)
+        except Exception:  # a forward that wants more than that
+            return False

@@ -1,0 +1,121 @@
+"""The loss of a micro-batch, without its logits in memory all at once.
+
+The logits of a micro-batch are by far its largest tensor: 2048 tokens and a vocabulary of 128,000 make 1 GiB in float32, and
+the loss needs several of that size. So they are made a chunk of tokens at a time, and each chunk's gradient at once, as in Liger
+Kernel (arXiv 2410.10989, section 3.2). torch's own linear_cross_entropy does this for a head that is one matrix product; here the
+head is any function of the hidden states of one token, since families scale or cap their logits. It also adds each chunk's
+gradients to the parameters', whereas torch's keeps a second gradient of the head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+MOST_LOGITS_BYTES = 64 << 20
+"""Most bytes of a chunk's logits in float32, unless it has fewer than LEAST_TOKENS tokens."""
+
+LEAST_TOKENS = 256
+"""Fewer tokens in a chunk make a matrix product that is slower than reading the head's weights."""
+
+Head = Callable[[torch.Tensor], torch.Tensor]
+"""Hidden states [tokens, hidden] to logits [tokens, classes], each token by itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """``mean`` is a micro-batch's mean loss in nats: a scalar, detached, float32 (float64 for float64 logits). ``weighted`` is
+    the same times its weight in the loss that is trained, with its graph: the backward pass starts there, with gradient 1."""
+
+    mean: torch.Tensor
+    weighted: torch.Tensor
+
+
+def score(logits: torch.Tensor, labels: torch.Tensor, weight: float = 1.0) -> Scored:
+    """The loss of ``logits`` [b, ..., classes] for ``labels`` int64 [b, ...]: [b, s, V] and [b, s] for language models, [b, C]
+    and [b] for classifiers."""
+    mean = functional.cross_entropy(_wide(logits).flatten(0, -2), labels.flatten())
+    return Scored(mean.detach(), mean * weight)
+
+
+def score_in_chunks(
+    head: Head,
+    hidden: torch.Tensor,
+    labels: torch.Tensor,
+    classes: int,
+    parameters: Sequence[torch.nn.Parameter],
+    weight: float = 1.0,
+) -> Scored:
+    """The loss of ``head(hidden)``, for ``hidden`` [b, ..., h] and ``labels`` [b, ...].
+
+    ``parameters`` are those that ``head`` reads, and may be more. If there is more than one chunk, and gradients are wanted, those
+    of all chunks but the last are added to the parameters' ``.grad`` here: call the backward pass exactly once.
+    """
+    flat, targets = hidden.flatten(0, -2), labels.flatten()
+    size = chunk_tokens(len(flat), classes)
+    if size == len(flat):
+        return score(head(flat), targets, weight)
+    settings = (head, size, weight, torch.is_grad_enabled())
+    mean, weighted = _InChunks.apply(flat, targets, *settings, *parameters)  # type: ignore[no-untyped-call]
+    return Scored(mean, weighted)
+
+
+def chunk_tokens(tokens: int, classes: int) -> int:
+    """Tokens in a chunk: all, or as many as make nearly equal chunks within the bounds."""
+    most = max(LEAST_TOKENS, MOST_LOGITS_BYTES // (4 * classes))
+    return -(-tokens // -(-tokens // most)) if tokens else 0
+
+
+class _InChunks(torch.autograd.Function):
+    """(mean, mean times weight), where only the second has a gradient, which must be 1."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: torch.Tensor,
+        labels: torch.Tensor,
+        head: Head,
+        size: int,
+        weight: float,
+        wanted: bool,
+        *parameters: torch.nn.Parameter,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        gradient = torch.empty_like(hidden) if wanted else None
+        total: torch.Tensor | None = None
+        last: Sequence[torch.Tensor] = ()
+        for start in range(0, len(hidden), size):
+            chunk = slice(start, start + size)
+            with torch.set_grad_enabled(wanted):
+                given = hidden[chunk].detach().requires_grad_(wanted)
+                loss = functional.cross_entropy(_wide(head(given)), labels[chunk], reduction="sum") / len(hidden)
+                weighted = loss * weight
+            total = loss.detach() if total is None else total + loss.detach()
+            if gradient is None:
+                continue
+            if start + size < len(hidden):
+                torch.autograd.backward(weighted)
+                assert given.grad is not None
+                gradient[chunk] = given.grad
+            else:
+                # These reach the parameters in the backward pass, so that hooks see when the gradients are final.
+                last = torch.autograd.grad(weighted, [given, *parameters], allow_unused=True)
+                gradient[chunk] = last[0]
+            del given, loss, weighted
+        assert total is not None
+        ctx.gradient, ctx.last = gradient, last
+        ctx.mark_non_differentiable(total)
+        return total, total * weight
+
+    @staticmethod
+    def backward(ctx: Any, *_: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        gradient, last = ctx.gradient, ctx.last
+        ctx.gradient = ctx.last = None
+        return gradient, None, None, None, None, None, *last[1:]
+
+
+def _wide(logits: torch.Tensor) -> torch.Tensor:
+    return logits if logits.dtype == torch.float64 else logits.float()
