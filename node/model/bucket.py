@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from dataclasses import dataclass
 
@@ -9,6 +10,9 @@ import torch
 
 STATE_TENSORS = 3
 """A bucket's state: the parameters and AdamW's two moments, all of one size."""
+
+HOST = torch.device("cpu")
+"""The host's memory, as a place for state."""
 
 LOADED_AT_ONCE = 1 << 20
 """Bytes that are copied at a time while loading: torch.frombuffer wants writable memory."""
@@ -43,25 +47,41 @@ def bucket_bytes(spec: BucketSpec, dtype: torch.dtype) -> int:
 
 
 class Bucket:
-    """A bucket's flat tensors, all 1-D, contiguous, of shape [spec.size], one dtype and one device.
+    """A bucket's flat tensors, all 1-D, contiguous, of shape [spec.size] and one dtype.
 
-    The model's parameters are views into ``parameters`` and their ``.grad`` views into ``gradients``, where backward
-    accumulates in place: zero gradients by filling, never by replacing. ``gradients`` are allocated on first access, so that a
-    copy of the state takes no memory for them.
+    The state is in the memory of ``home``, the ``gradients`` on ``device``, where they are computed. Gradients are added in
+    place: zero them by filling, never by replacing. They are allocated on first access, so that a copy of the state takes no
+    memory for them.
     """
 
-    def __init__(self, spec: BucketSpec, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(
+        self, spec: BucketSpec, device: torch.device, dtype: torch.dtype, home: torch.device | None = None
+    ) -> None:
         self.spec = spec
-        self.parameters = torch.zeros(spec.size, dtype=dtype, device=device)
+        self.device = device
+        self.parameters = torch.zeros(spec.size, dtype=dtype, device=home or device)
         self.exp_avg = torch.zeros_like(self.parameters)
         self.exp_avg_sq = torch.zeros_like(self.parameters)
         self._gradients: torch.Tensor | None = None
 
     @property
+    def home(self) -> torch.device:
+        return self.parameters.device
+
+    @property
     def gradients(self) -> torch.Tensor:
         if self._gradients is None:
-            self._gradients = torch.zeros_like(self.parameters)
+            self._gradients = torch.zeros_like(self.parameters, device=self.device)
         return self._gradients
+
+    def placed(self, device: torch.device, home: torch.device) -> Bucket:
+        """This bucket if it is there already, else one with its state there, sharing what need not move."""
+        if (self.device, self.home) == (device, home):
+            return self
+        other = copy.copy(self)
+        other.device, other._gradients = device, None
+        other.parameters, other.exp_avg, other.exp_avg_sq = (tensor.to(home) for tensor in self.state)
+        return other
 
     @property
     def state(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

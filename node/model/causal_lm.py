@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import logging
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from dtfm.node.data.samples import Sample
 from dtfm.node.data.tokenizer import Tokenizer, check_vocabulary
 from dtfm.node.model.bucket import BucketSpec
 from dtfm.node.model.causal_config import build, configure, in_one_line
-from dtfm.node.model.causal_slice import Slice, has_separate_head
+from dtfm.node.model.causal_slice import Slice, documents_not_looked_for, has_separate_head
 from dtfm.node.model.causal_trace import Anatomy, NotSeparable, dissect
 from dtfm.node.model.model import Model, Part
 from dtfm.node.model.pretrained import Pretrained
@@ -34,10 +35,25 @@ class CausalLM(Model):
         self.weights_digest = files.digest if files is not None else b""
         self._anatomy = anatomy
 
-    def cut(self, module: nn.Module, first: int, past_last: int) -> Part:
+    def cut(self, module: nn.Module, first: int, past_last: int, checkpointed: bool = False) -> Part:
         assert isinstance(module, PreTrainedModel)
-        slice_ = Slice(module, self._anatomy, first, past_last)
-        return Part(slice_.body, slice_.head if self._anatomy.separate_head and past_last == len(self.layers) else None)
+        return self._part(Slice(module, self._anatomy, first, past_last, checkpointed), past_last)
+
+    def layerwise(self, module: nn.Module) -> Iterator[Part]:
+        assert isinstance(module, PreTrainedModel)
+        moving = Slice(module, self._anatomy, 0, 1)
+        with documents_not_looked_for():
+            for number in range(len(self.layers)):
+                moving.move(number, number + 1)
+                yield self._part(moving, number + 1)
+
+    def _part(self, slice_: Slice, past_last: int) -> Part:
+        separate = self._anatomy.separate_head and past_last == len(self.layers)
+        return Part(slice_.body, slice_.head if separate else None)
+
+    def buffer_dtype(self, computes_in: torch.dtype) -> torch.dtype:
+        """Rotary frequencies stay in float32, as transformers keeps them."""
+        return torch.promote_types(computes_in, torch.float32)
 
     def initial_parameters(self, bucket: BucketSpec, seed: int) -> dict[str, torch.Tensor]:
         if self._files is None or self._pretrained is None:

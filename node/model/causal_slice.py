@@ -7,7 +7,8 @@ parameters (masks, rotary embeddings) is computed by every stage; modules of oth
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -15,16 +16,22 @@ from typing import Any
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, masking_utils
 
 from dtfm.node.data.samples import Sample
-from dtfm.node.model.causal_trace import Anatomy, fake_parameters, hidden_of
+from dtfm.node.model.causal_trace import Anatomy, hidden_of
+from dtfm.node.model.fakes import fake_parameters
+from dtfm.node.model.model import computed_again
 
 
 class Slice:
-    """Layers [first, past_last) of ``module``, whose modules are changed. ``body`` and ``head`` are those of `Part`."""
+    """Layers [first, past_last) of ``module``, whose modules are changed. ``body`` and ``head`` are those of `Part`. Of
+    ``checkpointed`` ones the decoder layers alone are: an embedding keeps little, and after the head its backward pass follows
+    at once."""
 
-    def __init__(self, module: PreTrainedModel, anatomy: Anatomy, first: int, past_last: int) -> None:
+    def __init__(
+        self, module: PreTrainedModel, anatomy: Anatomy, first: int, past_last: int, checkpointed: bool = False
+    ) -> None:
         self._module, self._anatomy = module, anatomy
         self._first, self._past_last = first, past_last
         self._hidden: torch.Tensor | None = None  # what the first decoder layer gets, then what the last one returns
@@ -34,7 +41,8 @@ class Slice:
         assert isinstance(chain, nn.ModuleList)
         # Replaced on the instances, since some families read the modules' attributes.
         for number, layer in enumerate(chain, start=1):
-            layer.forward = partial(self._layer, number, layer.forward)
+            computed = computed_again(layer.forward) if checkpointed else layer.forward
+            layer.forward = partial(self._layer, number, computed)
         for name in {*anatomy.layers[0].roots, *anatomy.layers[-1].roots}:
             part = module.get_submodule(name)
             part.forward = partial(self._outside, name, part.forward)
@@ -52,6 +60,10 @@ class Slice:
     def _leaves(self) -> bool:
         """Whether hidden states go out to a further stage."""
         return self._past_last < len(self._anatomy.layers)
+
+    def move(self, first: int, past_last: int) -> None:
+        """Makes it the slice of these layers."""
+        self._first, self._past_last = first, past_last
 
     def body(self, x: torch.Tensor) -> torch.Tensor:
         """Token ids [b, s] or hidden states to the hidden states after the slice's last layer, which are the head's input if
@@ -122,6 +134,18 @@ def _with_hidden(decoded: Any, hidden: torch.Tensor) -> Any:
     other = copy.copy(decoded)
     other["last_hidden_state"] = hidden
     return other
+
+
+@contextmanager
+def documents_not_looked_for() -> Iterator[None]:
+    """In the block transformers takes each sample for one sequence, as it finds by reading the positions' values. Fake tensors
+    have none, for which it would make a mask of tokens by tokens that training never has."""
+    found = masking_utils.find_packed_sequence_indices
+    masking_utils.find_packed_sequence_indices = lambda *_args, **_keywords: None
+    try:
+        yield
+    finally:
+        masking_utils.find_packed_sequence_indices = found
 
 
 def has_separate_head(module: PreTrainedModel, anatomy: Anatomy, sample: Sample) -> bool:

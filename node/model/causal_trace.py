@@ -16,6 +16,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import PreTrainedModel
 
 from dtfm.node.data.samples import Sample
+from dtfm.node.model.fakes import fake_parameters
 from dtfm.node.model.model import Layer
 
 _BATCH = 2
@@ -123,17 +124,6 @@ def _decoder_name(module: PreTrainedModel) -> str:
     if len(lists) != 1:
         raise NotSeparable(f"it has {len(lists)} lists of {count} layers")
     return lists[0]
-
-
-def fake_parameters(module: nn.Module, dtype: torch.dtype | None = None) -> None:
-    """Under a FakeTensorMode: replaces parameters by ones with a device and a shape but no memory, of ``dtype`` or their own."""
-    fakes: dict[nn.Parameter, nn.Parameter] = {}
-    for part in module.modules():
-        for name, old in part._parameters.items():
-            if old is not None:
-                if old not in fakes:
-                    fakes[old] = nn.Parameter(torch.empty(old.shape, dtype=dtype or old.dtype))
-                part._parameters[name] = fakes[old]
 
 
 def _layers(

@@ -9,21 +9,20 @@ gradients to the parameters', whereas torch's keeps a second gradient of the hea
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.nn import functional
 
+from dtfm.node.model.model import Forward, Part
+
 MOST_LOGITS_BYTES = 64 << 20
 """Most bytes of a chunk's logits in float32, unless it has fewer than LEAST_TOKENS tokens."""
 
 LEAST_TOKENS = 256
 """Fewer tokens in a chunk make a matrix product that is slower than reading the head's weights."""
-
-Head = Callable[[torch.Tensor], torch.Tensor]
-"""Hidden states [tokens, hidden] to logits [tokens, classes], each token by itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,14 +35,31 @@ class Scored:
 
 
 def score(logits: torch.Tensor, labels: torch.Tensor, weight: float = 1.0) -> Scored:
-    """The loss of ``logits`` [b, ..., classes] for ``labels`` int64 [b, ...]: [b, s, V] and [b, s] for language models, [b, C]
-    and [b] for classifiers."""
+    """The loss of ``logits`` [b, ..., classes] for ``labels`` int64 [b, ...]: [b, s, V] and [b, s] for language models, and
+    [b, C] and [b] for classifiers."""
     mean = functional.cross_entropy(_wide(logits).flatten(0, -2), labels.flatten())
     return Scored(mean.detach(), mean * weight)
 
 
+def loss_of_part(
+    part: Part,
+    x: torch.Tensor,
+    labels: torch.Tensor,
+    classes: int,
+    parameters: Sequence[torch.nn.Parameter],
+    weight: float = 1.0,
+) -> Scored:
+    """The loss of the last stage's ``part`` for its input ``x``; the rest as for `score_in_chunks`."""
+    y = part.body(x)
+    return (
+        score(y, labels, weight)
+        if part.head is None
+        else score_in_chunks(part.head, y, labels, classes, parameters, weight)
+    )
+
+
 def score_in_chunks(
-    head: Head,
+    head: Forward,
     hidden: torch.Tensor,
     labels: torch.Tensor,
     classes: int,
@@ -52,8 +68,9 @@ def score_in_chunks(
 ) -> Scored:
     """The loss of ``head(hidden)``, for ``hidden`` [b, ..., h] and ``labels`` [b, ...].
 
-    ``parameters`` are those that ``head`` reads, and may be more. If there is more than one chunk, and gradients are wanted, those
-    of all chunks but the last are added to the parameters' ``.grad`` here: call the backward pass exactly once.
+    ``head`` maps [tokens, h] to logits [tokens, ``classes``], each token by itself. ``parameters`` are those that it reads, and
+    may be more. If there is more than one chunk, and gradients are wanted,
+    those of all chunks but the last are added to the parameters' ``.grad`` here: call the backward pass exactly once.
     """
     flat, targets = hidden.flatten(0, -2), labels.flatten()
     size = chunk_tokens(len(flat), classes)
@@ -78,7 +95,7 @@ class _InChunks(torch.autograd.Function):
         ctx: Any,
         hidden: torch.Tensor,
         labels: torch.Tensor,
-        head: Head,
+        head: Forward,
         size: int,
         weight: float,
         wanted: bool,

@@ -7,10 +7,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
+from torch.utils.checkpoint import checkpoint
 
 from dtfm.node.data.samples import Sample
 from dtfm.node.model.bucket import BucketSpec
@@ -55,9 +57,18 @@ class Model(ABC):
         """Of the weights that it begins with; empty if these follow from the seed."""
 
     @abstractmethod
-    def cut(self, module: nn.Module, first: int, past_last: int) -> Part:
+    def cut(self, module: nn.Module, first: int, past_last: int, checkpointed: bool = False) -> Part:
         """The computation of layers [first, past_last) of ``module``, a copy of ``self.module`` in which at least the parameters
-        of these layers are real. May change the copy."""
+        of these layers are real. May change the copy. If ``checkpointed``, layers are `computed_again`."""
+
+    @abstractmethod
+    def layerwise(self, module: nn.Module) -> Iterator[Part]:
+        """The computation of each layer of ``module``, a copy of ``self.module``, one at a time: use each before the next. May
+        change the copy."""
+
+    def buffer_dtype(self, computes_in: torch.dtype) -> torch.dtype:
+        """The dtype of buffers with floating-point numbers in a stage that computes in ``computes_in``."""
+        return computes_in
 
     @abstractmethod
     def initialise_module(self, module: nn.Module) -> None:
@@ -102,6 +113,16 @@ def parameters_on_meta() -> Iterator[None]:
         yield
     finally:
         handle.remove()
+
+
+def computed_again(layer: Callable[..., Any]) -> Callable[..., Any]:
+    """``layer``, which keeps its input alone for the backward pass, and computes the rest again there. Nothing in a layer is
+    random (dropout is off), so that no state of random numbers is kept."""
+
+    def again(*args: Any, **keywords: Any) -> Any:
+        return checkpoint(layer, *args, use_reentrant=False, preserve_rng_state=False, **keywords)
+
+    return again
 
 
 def canonical_names(module: nn.Module) -> dict[int, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import torch
 
@@ -11,10 +12,13 @@ from dtfm.node.model.schedule import learning_rate
 from dtfm.protos.plan_pb2 import Run
 
 CPU_CHUNK = 1 << 16
-"""Elements that a CPU updates or squares at a time, so that they stay in its cache. A GPU updates all at once."""
+"""Elements that a CPU updates or squares at a time, so that they stay in its cache."""
 
 GPU_CHUNK = 1 << 24
-"""Elements that a GPU squares at a time: in float64 they take twice the memory."""
+"""Elements that a GPU updates or squares at a time: either takes memory for several copies of them."""
+
+COPIED_CHUNK = 1 << 22
+"""Elements of gradients that are copied from a GPU at a time, where the state is in the host's memory."""
 
 
 def clip_coefficient(gradient_norm: float, clip_norm: float) -> float:
@@ -36,7 +40,8 @@ def squared_norm(flat: torch.Tensor) -> float:
 
 @torch.no_grad()
 def adamw(train: Run.Train, step: int, gradient_norm: float, bucket: Bucket, gradients: torch.Tensor) -> None:
-    """Updates a bucket's state in place with flat ``gradients``, of its dtype and device, which are overwritten.
+    """Updates a bucket's state in place, where it is, with flat ``gradients`` of its dtype, which are overwritten unless they are
+    on another device.
 
     The rule is that of torch.optim.AdamW (Loshchilov and Hutter, arXiv 1711.05101), written in separate operations: torch's own
     kernels fuse multiply-adds differently on each device, while separate operations, each rounded by IEEE 754, give a CPU and a
@@ -51,10 +56,8 @@ def adamw(train: Run.Train, step: int, gradient_norm: float, bucket: Bucket, gra
     for view in bucket.views(parameters).values():
         if view.ndim >= 2:
             view.mul_(1 - rate * train.weight_decay)
-    size = max(parameters.numel(), 1) if parameters.is_cuda else CPU_CHUNK
-    for start in range(0, parameters.numel(), size):
-        chunk = slice(start, start + size)
-        g, m, v = gradients[chunk], bucket.exp_avg[chunk], bucket.exp_avg_sq[chunk]
+    for chunk, g in _chunks(gradients, parameters.device):
+        m, v = bucket.exp_avg[chunk], bucket.exp_avg_sq[chunk]
         g.mul_(clip)
         m.mul_(train.beta1)
         v.mul_(train.beta2)
@@ -62,3 +65,21 @@ def adamw(train: Run.Train, step: int, gradient_norm: float, bucket: Bucket, gra
         m.add_(g.mul_(1 - train.beta1))
         denominator = v.sqrt().mul_(to_root).add_(train.epsilon)
         parameters[chunk].sub_((m * to_mean).div_(denominator).mul_(rate))
+
+
+def _chunks(gradients: torch.Tensor, home: torch.device) -> Iterator[tuple[slice, torch.Tensor]]:
+    """Where the chunks are that are updated one by one, and their gradients in the memory of ``home``."""
+    size = GPU_CHUNK if home.type == "cuda" else CPU_CHUNK
+    copied = COPIED_CHUNK if gradients.device != home else max(gradients.numel(), 1)
+    buffer = None
+    if gradients.device != home:  # pinned, or a copy takes twice the time
+        buffer = torch.empty(
+            min(copied, gradients.numel()), dtype=gradients.dtype, device=home, pin_memory=gradients.is_cuda
+        )
+    for begin in range(0, gradients.numel(), copied):
+        part = gradients[begin : begin + copied]
+        if buffer is not None:
+            part = buffer[: len(part)].copy_(part)
+        for start in range(0, len(part), size):
+            g = part[start : start + size]
+            yield slice(begin + start, begin + start + len(g)), g

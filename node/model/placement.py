@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from dtfm.node.model.bucket import BucketSpec
 from dtfm.scheduler.model.chains import chains, held_out_chains
+from dtfm.scheduler.model.memory import Keeping
 from dtfm.scheduler.model.plan import Plan
 
 Chains = tuple[tuple[str, ...], ...]
@@ -36,7 +37,7 @@ class Placement:
     ``previous`` and ``next`` map each of this node's micro-batches to the node that sends its activation and the node that
     receives its output; they are empty on the first and the last stage. The ``evaluation_*`` maps do the same for held-out
     micro-batches. ``in_flight`` is the most micro-batches that may be forward but not yet backward here. ``groups`` has the
-    group of each of the stage's buckets.
+    group of each of the stage's buckets. ``keeping`` is how this node keeps what it needs.
     """
 
     node: str
@@ -53,6 +54,7 @@ class Placement:
     evaluation_next: Mapping[int, str]
     in_flight: int
     groups: Mapping[int, Group]
+    keeping: Keeping
 
     @property
     def first(self) -> bool:
@@ -95,6 +97,7 @@ def placement_of(
         evaluation_next=_neighbours(held_out, mine_held_out, index + 1),
         # Unless the plan says: one per stage from here on, and as many again to keep links and devices busy.
         in_flight=stage.in_flight[stage.replicas.index(node)] if stage.in_flight else 2 * (len(plan.stages) - index),
+        keeping=stage.keeping[stage.replicas.index(node)] if stage.keeping else Keeping(),
         groups={spec.index: group_of(plan, spec.layers) for spec in buckets if spec.used_by(*stage.layers)},
     )
 

@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 from dtfm.protos import plan_pb2
+from dtfm.scheduler.model.memory import Checkpointing, Keeping, OptimizerState
 from dtfm.scheduler.model.plan import Flow, Plan, Stage, Takeover, check
+
+_CHECKPOINTING = {plan_pb2.CHECKPOINTING_NONE: Checkpointing.NONE, plan_pb2.CHECKPOINTING_LAYER: Checkpointing.LAYER}
+_OPTIMIZER_STATE = {
+    plan_pb2.OPTIMIZER_STATE_DEVICE: OptimizerState.DEVICE,
+    plan_pb2.OPTIMIZER_STATE_HOST: OptimizerState.HOST,
+}
 
 MOST_TAKEOVERS = 1000
 """As many as nodes can be members of a run."""
@@ -24,6 +31,7 @@ def read_plan(message: plan_pb2.Plan, layers: int, micro_batches: int) -> Plan:
                 tuple(stage.replicas),
                 tuple(stage.loads),
                 tuple(stage.in_flight),
+                tuple(map(_keeping, stage.keeping)),
             )
             for stage in message.stages
         ),
@@ -42,5 +50,17 @@ def read_plan(message: plan_pb2.Plan, layers: int, micro_batches: int) -> Plan:
             for takeover in message.takeovers
         ),
     )
+    for number, stage in enumerate(plan.stages):
+        if stage.keeping and len(stage.keeping) != len(stage.replicas):
+            raise ValueError(
+                f"stage {number} says of {len(stage.keeping)} nodes how they keep, and has {len(stage.replicas)}"
+            )
     check(plan, layers, micro_batches)
     return plan
+
+
+def _keeping(message: plan_pb2.Plan.Keeping) -> Keeping:
+    try:
+        return Keeping(_CHECKPOINTING[message.activation_checkpointing], _OPTIMIZER_STATE[message.optimizer_state])
+    except KeyError as unknown:
+        raise ValueError(f"the plan has a node keep its memory in way {unknown}, which does not exist") from None

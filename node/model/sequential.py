@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from torch.nn.modules.dropout import _DropoutNd
 from torch.utils.flop_counter import FlopCounterMode
 
 from dtfm.node.data.samples import Sample
-from dtfm.node.model.model import Layer, Model, Part, parameters_on_meta
+from dtfm.node.model.model import Layer, Model, Part, computed_again, parameters_on_meta
 
 
 class SequentialModel(Model):
@@ -25,11 +25,18 @@ class SequentialModel(Model):
         super().__init__(module, sample, layers)
         self.path = path
 
-    def cut(self, module: nn.Module, first: int, past_last: int) -> Part:
+    def cut(self, module: nn.Module, first: int, past_last: int, checkpointed: bool = False) -> Part:
         assert isinstance(module, nn.Sequential)
+        if checkpointed:
+            # Not the last one, whose backward pass follows at once.
+            for part in list(module.children())[first : min(past_last, len(self.layers) - 1)]:
+                part.forward = computed_again(part.forward)
         if past_last == len(self.layers) and isinstance(module[-1], nn.Linear):
             return Part(module[first:-1], module[-1])
         return Part(module[first:past_last])
+
+    def layerwise(self, module: nn.Module) -> Iterator[Part]:
+        return (self.cut(module, number, number + 1) for number in range(len(self.layers)))
 
     def initialise_module(self, module: nn.Module) -> None:
         reset = _reset(module)

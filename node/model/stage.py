@@ -4,31 +4,49 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
+from functools import partial
 
 import torch
 from blake3 import blake3
 from torch import nn
 
-from dtfm.node.model.bucket import Bucket
-from dtfm.node.model.loss import Scored, score, score_in_chunks
+from dtfm.node.model.bucket import HOST, Bucket
+from dtfm.node.model.loss import Scored, loss_of_part
 from dtfm.node.model.model import Model, canonical_names
+from dtfm.scheduler.model.memory import Checkpointing, Keeping, OptimizerState
 
 
 class Stage:
     """Layers [first, past_last) of a model, made by `build_stage`.
 
     ``buckets`` are those that its layers use, by index in ascending order; a bucket shared with another stage is in both.
-    ``parameters`` are the module's parameters by bucket: views into the bucket's flat tensors.
+    ``weights``, by bucket, are what is computed with: flat tensors of ``dtype`` on ``device``. They are the bucket's own
+    parameters, or a copy where these are of another dtype or in the host's memory. ``parameters`` are the module's parameters by
+    bucket: views into ``weights``.
     """
 
-    def __init__(self, model: Model, first: int, past_last: int, buckets: Mapping[int, Bucket], autocast: bool) -> None:
-        some = next(iter(buckets.values())).parameters
+    def __init__(
+        self,
+        model: Model,
+        first: int,
+        past_last: int,
+        buckets: Mapping[int, Bucket],
+        device: torch.device,
+        dtype: torch.dtype,
+        keeping: Keeping,
+    ) -> None:
         self.model, self.first, self.past_last = model, first, past_last
-        self.device, self.dtype, self.buckets = some.device, some.dtype, dict(buckets)
-        self._autocast = autocast
+        self.device, self.dtype, self.keeping, self.buckets = device, dtype, keeping, dict(buckets)
+        shares = keeping.optimizer_state is OptimizerState.DEVICE
+        self.weights = {
+            index: bucket.parameters
+            if shares and bucket.parameters.dtype == dtype
+            else torch.zeros(bucket.spec.size, dtype=dtype, device=device)
+            for index, bucket in self.buckets.items()
+        }
         module = copy.deepcopy(model.module)
-        self.parameters = _fill(module, self.buckets, self.device, self.dtype)
-        self._part = model.cut(module, first, past_last)
+        self.parameters = self._fill(module)
+        self._part = model.cut(module, first, past_last, keeping.checkpointing is Checkpointing.LAYER)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """One micro-batch through the stage.
@@ -37,33 +55,33 @@ class Stage:
         ([b, ...], the stage's dtype). Returns logits from the last stage, else hidden states (see `Model.activation_shape`),
         always in the stage's dtype. Not thread-safe.
         """
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=self._autocast):
-            y = self._body(x)
-            if self._part.head is not None:
-                logits = self._part.head(y.flatten(0, -2))
-                y = logits.view(*y.shape[:-1], logits.shape[-1])
-            return y.to(self.dtype)
+        y = self._part.body(self._given(x))
+        if self._part.head is not None:
+            logits = self._part.head(y.flatten(0, -2))
+            y = logits.view(*y.shape[:-1], logits.shape[-1])
+        return y.to(self.dtype)
 
     def loss(self, x: torch.Tensor, labels: torch.Tensor, weight: float = 1.0) -> Scored:
         """The loss of one micro-batch on the last stage; ``x`` as for `forward`, ``labels`` as for `score`. Unless gradients are
         off, the backward pass must follow, once: see `score_in_chunks`. Not thread-safe."""
-        head, classes = self._part.head, self.model.layers[-1].output[-1]
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=self._autocast):
-            y = self._body(x)
-            if head is None:
-                return score(y, labels, weight)
-            parameters = [
-                p for i, b in self.buckets.items() if self.past_last - 1 in b.spec.layers for p in self.parameters[i]
-            ]
-            return score_in_chunks(head, y, labels, classes, parameters, weight)
+        last = self.past_last - 1
+        read = [p for i, bucket in self.buckets.items() if last in bucket.spec.layers for p in self.parameters[i]]
+        return loss_of_part(self._part, self._given(x), labels, self.model.layers[last].output[-1], read, weight)
 
-    def _body(self, x: torch.Tensor) -> torch.Tensor:
-        return self._part.body(x.to(self.dtype) if x.is_floating_point() else x)
+    def _given(self, x: torch.Tensor) -> torch.Tensor:
+        return x.to(self.dtype) if x.is_floating_point() else x
 
     def initialise(self, seed: int) -> None:
         """Sets all buckets to their initial values; see `initialise`."""
-        for bucket in self.buckets.values():
+        for index, bucket in self.buckets.items():
             initialise(self.model, bucket, seed)
+            self.refresh(index)
+
+    @torch.no_grad()
+    def refresh(self, index: int) -> None:
+        """To be called when a bucket's parameters have changed: computes with them from now on."""
+        if self.weights[index] is not self.buckets[index].parameters:
+            self.weights[index].copy_(self.buckets[index].parameters)
 
     def zero_gradients(self) -> None:
         for bucket in self.buckets.values():
@@ -77,6 +95,46 @@ class Stage:
                 digest.update(part)
         return digest.digest()
 
+    @property
+    def state_bytes(self) -> tuple[int, int]:
+        """Bytes of state, gradients and weights: on the device, and in the host's memory beside."""
+        device, host = 0, 0
+        for index, bucket in self.buckets.items():
+            state = sum(tensor.nbytes for tensor in bucket.state)
+            own = self.weights[index] is not bucket.parameters
+            device += bucket.gradients.nbytes + (self.weights[index].nbytes if own else 0)
+            if self.keeping.optimizer_state is OptimizerState.HOST:
+                host += state
+            else:
+                device += state
+        return device, host
+
+    def _fill(self, module: nn.Module) -> dict[int, tuple[nn.Parameter, ...]]:
+        """Replaces meta parameters by views into the weights, under every name, and moves buffers to the device.
+
+        Gradients of the buckets' dtype are added to the buckets' by autograd, in place. Others are made anew by each backward
+        pass, added when one is whole, and freed.
+        """
+        real: dict[str, nn.Parameter] = {}
+        for index, bucket in self.buckets.items():
+            gradients = bucket.views(bucket.gradients)
+            for name, view in bucket.views(self.weights[index]).items():
+                real[name] = parameter = nn.Parameter(view)
+                if parameter.dtype == bucket.gradients.dtype:
+                    parameter.grad = gradients[name]
+                else:
+                    parameter.register_post_accumulate_grad_hook(partial(_add, gradients[name]))  # type: ignore[no-untyped-call]
+        canonical = canonical_names(module)
+        of_buffers = self.model.buffer_dtype(self.dtype)
+        for part in module.modules():
+            for name, parameter_or_none in part._parameters.items():
+                if parameter_or_none is not None and canonical[id(parameter_or_none)] in real:
+                    part._parameters[name] = real[canonical[id(parameter_or_none)]]
+            for name, buffer in part._buffers.items():
+                if buffer is not None:
+                    part._buffers[name] = buffer.to(self.device, of_buffers if buffer.is_floating_point() else None)
+        return {index: tuple(real[name] for name, _ in b.spec.parameters) for index, b in self.buckets.items()}
+
 
 def build_stage(
     model: Model,
@@ -85,18 +143,23 @@ def build_stage(
     device: torch.device,
     dtype: torch.dtype,
     *,
-    autocast: bool = False,
+    computes_in: torch.dtype | None = None,
+    keeping: Keeping = Keeping(),  # noqa: B008  # a frozen value
     held: Mapping[int, Bucket] | None = None,
 ) -> Stage:
-    """A stage of layers [first, past_last). New buckets are zero: initialise or load them.
+    """A stage of layers [first, past_last) whose state has ``dtype``. New buckets are zero: initialise or load them.
 
-    ``autocast`` computes matrix products in bfloat16. Buckets in ``held`` (by index) are used as they are, without a copy.
+    It computes in ``computes_in``, by default ``dtype``. Buckets in ``held`` (by index) are used as they are, without a copy,
+    unless ``keeping`` wants their state elsewhere. Once the buckets have their values, `Stage.refresh` them.
     """
     assert 0 <= first < past_last <= len(model.layers), (first, past_last)
     specs = [spec for spec in model.buckets if spec.used_by(first, past_last)]
-    held = held or {}
-    buckets = {spec.index: held.get(spec.index) or Bucket(spec, device, dtype) for spec in specs}
-    return Stage(model, first, past_last, buckets, autocast)
+    home = HOST if keeping.optimizer_state is OptimizerState.HOST else device
+    buckets: dict[int, Bucket] = {}
+    for spec in specs:
+        mine = (held or {}).get(spec.index)
+        buckets[spec.index] = mine.placed(device, home) if mine is not None else Bucket(spec, device, dtype, home)
+    return Stage(model, first, past_last, buckets, device, computes_in or dtype, keeping)
 
 
 def initialise(model: Model, bucket: Bucket, seed: int) -> None:
@@ -108,22 +171,8 @@ def initialise(model: Model, bucket: Bucket, seed: int) -> None:
         tensor.zero_()
 
 
-def _fill(
-    module: nn.Module, buckets: Mapping[int, Bucket], device: torch.device, dtype: torch.dtype
-) -> dict[int, tuple[nn.Parameter, ...]]:
-    """Replaces meta parameters by views into the buckets, under every name, and moves buffers to the device."""
-    real: dict[str, nn.Parameter] = {}
-    for bucket in buckets.values():
-        gradients = bucket.views(bucket.gradients)
-        for name, view in bucket.views(bucket.parameters).items():
-            real[name] = nn.Parameter(view)
-            real[name].grad = gradients[name]
-    canonical = canonical_names(module)
-    for part in module.modules():
-        for name, parameter in part._parameters.items():
-            if parameter is not None and canonical[id(parameter)] in real:
-                part._parameters[name] = real[canonical[id(parameter)]]
-        for name, buffer in part._buffers.items():
-            if buffer is not None:
-                part._buffers[name] = buffer.to(device, dtype if buffer.is_floating_point() else None)
-    return {index: tuple(real[name] for name, _ in bucket.spec.parameters) for index, bucket in buckets.items()}
+def _add(total: torch.Tensor, parameter: torch.Tensor) -> None:
+    """A hook for when the gradient of a micro-batch is whole."""
+    assert parameter.grad is not None
+    total.add_(parameter.grad)
+    parameter.grad = None

@@ -15,8 +15,9 @@ from dtfm.kernels.memory import give_back
 from dtfm.node.host.cuda_streams import wait_until_computed
 from dtfm.node.host.device import free_memory
 from dtfm.node.model.bucket import STATE_TENSORS
+from dtfm.node.model.layer_memory import layer_memory
 from dtfm.node.model.model import Model
-from dtfm.node.model.precision import run_dtype, uses_autocast
+from dtfm.node.model.precision import compute_dtype, run_dtype
 from dtfm.node.model.stage import build_stage
 from dtfm.protos import plan_pb2
 from dtfm.protos.control_pb2 import Device
@@ -38,14 +39,15 @@ transformer layer, arXiv 2205.05198, section 4)."""
 
 
 def workload(model: Model, run: plan_pb2.Run) -> plan_pb2.Workload:
-    """Per layer: FLOPs and output bytes of one micro-batch, and the bytes of all parameters that it uses.
+    """Per layer: FLOPs, output bytes and memory of one micro-batch, and the bytes of all parameters that it uses.
 
     Counted, not measured, so that all nodes of a run report the same. A shared parameter counts for each layer that uses it,
     since each of them needs it. The residuals of a sparse reduction codec count as the node's own memory.
     """
-    train, width = run.train, run_dtype(run).itemsize
+    train, width, computes_in = run.train, run_dtype(run).itemsize, compute_dtype(run)
     reduction = run.network.reduction
     sparse = reduction not in ("", "auto") and codec_named(reduction).sparse
+    memory = layer_memory(model, train.micro_batch, computes_in, run_dtype(run))
     parameter_bytes = [0] * len(model.layers)
     for bucket in model.buckets:
         for layer in bucket.layers:
@@ -56,13 +58,18 @@ def workload(model: Model, run: plan_pb2.Run) -> plan_pb2.Workload:
                 name=layer.name,
                 forward_flops=layer.flops * train.micro_batch,
                 parameter_bytes=parameter_bytes[number],
-                activation_bytes=math.prod(model.activation_shape(number, train.micro_batch)) * width,
+                activation_bytes=math.prod(model.activation_shape(number, train.micro_batch)) * computes_in.itemsize,
+                kept_bytes=memory[number].kept,
+                working_bytes=memory[number].working,
             )
             for number, layer in enumerate(model.layers)
         ],
         micro_batches=train.global_batch // train.micro_batch,
         optimizer_bytes_per_parameter_byte=STATE_TENSORS - 1,
         own_bytes_per_parameter_byte=RESIDUAL_BYTES / width if sparse else 0,
+        copy_bytes_per_parameter_byte=computes_in.itemsize / width if computes_in != run_dtype(run) else 0,
+        activation_checkpointing=train.activation_checkpointing,
+        optimizer_state=train.optimizer_state,
     )
 
 
@@ -98,10 +105,11 @@ def layer_flops(model: Model, run: plan_pb2.Run, device: torch.device, products:
 
 
 def _pass_seconds(model: Model, number: int, run: plan_pb2.Run, device: torch.device) -> float:
-    stage = build_stage(model, number, number + 1, device, run_dtype(run), autocast=uses_autocast(run))
+    stage = build_stage(model, number, number + 1, device, run_dtype(run), computes_in=compute_dtype(run))
     some = torch.Generator(device).manual_seed(0)
     for bucket in stage.buckets.values():
         bucket.parameters.normal_(std=0.02, generator=some)
+        stage.refresh(bucket.spec.index)
 
     def made_up_input() -> torch.Tensor:
         if number:

@@ -12,7 +12,7 @@ from dtfm.node.host.dialling import Dialler
 from dtfm.node.model.bucket import Bucket, BucketSpec, bucket_bytes
 from dtfm.node.model.loaded_run import LoadedRun
 from dtfm.node.model.placement import Placement
-from dtfm.node.model.precision import run_dtype, uses_autocast
+from dtfm.node.model.precision import compute_dtype, run_dtype
 from dtfm.node.model.stage import Stage, build_stage, initialise
 from dtfm.node.state.snapshot_files import read_bucket
 from dtfm.node.state.snapshots import Snapshots
@@ -57,9 +57,9 @@ class Inventory:
         promised = {i: b for i, b in self.held.items() if not self.promised.isdisjoint(b.spec.layers)}
         return {**self.copied, **promised}
 
-    def still_has(self, stage: Stage) -> bool:
-        """Whether ``stage``, of an earlier plan, can be used again as it is."""
-        same = (stage.first, stage.past_last) == (self.layers.start, self.layers.stop)
+    def still_has(self, stage: Stage, placement: Placement) -> bool:
+        """Whether ``stage``, of an earlier plan, can be used again as it is for ``placement``."""
+        same = (stage.first, stage.past_last, stage.keeping) == (*placement.layers, placement.keeping)
         trusted = self.step == 0 or self.promised.issuperset(self.layers)
         return same and trusted and all(self.held.get(index) is bucket for index, bucket in stage.buckets.items())
 
@@ -100,7 +100,13 @@ def acquire_stage(
     run, usable = loaded.run, inventory.usable
     donors = [list(d.nodes) for d in assignment.donors] or [[] for _ in loaded.model.layers]
     stage = build_stage(
-        loaded.model, *placement.layers, device, run_dtype(run), autocast=uses_autocast(run), held=usable
+        loaded.model,
+        *placement.layers,
+        device,
+        run_dtype(run),
+        computes_in=compute_dtype(run),
+        keeping=placement.keeping,
+        held=usable,
     )
     addresses = {peer.node: peer for peer in assignment.peers}
     parts = {part.bucket: part for part in assignment.snapshot.parts}
@@ -125,6 +131,8 @@ def acquire_stage(
         wait(fetch_states(from_peers, assignment.step, assignment.plan.generation, loaded.dialler, run.lease_seconds))
     if from_disks:
         wait(snapshots.restore(assignment.step, from_disks, assignment.peers))
+    for index in stage.buckets:
+        stage.refresh(index)
     return stage
 
 

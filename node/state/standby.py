@@ -73,7 +73,8 @@ class _Copy:
 
 
 class StandbyCopies:
-    """Copies buckets from their donors, all donors at once, and keeps them up until closed. Lives on one event loop.
+    """Copies buckets from their donors into the host's memory, all donors at once, and keeps them up until closed. Lives on one
+    event loop.
 
     ``tell`` is called whenever all buckets are as of the same step, at most one behind their donors, and once more when all
     have the next step's gradients; also, with a problem, when a bucket's last donor is lost.

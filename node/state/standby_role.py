@@ -6,10 +6,8 @@ import asyncio
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
-import torch
-
 from dtfm.node.host.dialling import Dialler
-from dtfm.node.model.bucket import Bucket, BucketSpec
+from dtfm.node.model.bucket import HOST, Bucket, BucketSpec
 from dtfm.node.model.loaded_run import LoadedRun
 from dtfm.node.model.precision import run_dtype
 from dtfm.node.state.standby import StandbyCopies, StandbyStatus
@@ -21,9 +19,8 @@ log = logging.getLogger(__name__)
 class StandbyRole:
     """Lives on one event loop. ``report`` takes a message for the coordinator."""
 
-    def __init__(self, node: str, device: torch.device, report: Callable[[NodeMessage], None]) -> None:
+    def __init__(self, node: str, report: Callable[[NodeMessage], None]) -> None:
         self._node = node
-        self._device = device
         self._report = report
         self._copies: StandbyCopies | None = None
         self._one_at_a_time = asyncio.Lock()
@@ -49,17 +46,12 @@ class StandbyRole:
                 tell(StandbyStatus(0))  # everything wanted is trained here
                 return
             try:
-                # In a thread: a GPU that is computing may make it wait.
-                copied = await asyncio.to_thread(self._empty_buckets, loaded, donors)
+                # In a thread: it takes a while to get so much memory.
+                copied = await asyncio.to_thread(_empty_buckets, loaded, donors)
                 self._copies = StandbyCopies(loaded.run, copied, loaded.dialler, tell)
             except Exception as error:  # out of memory, for one: the coordinator waits for an answer
                 log.exception("layers %d-%d cannot be copied", wanted.first_layer, wanted.past_last_layer - 1)
                 tell(StandbyStatus(0, problem=f"{type(error).__name__}: {error}"))
-
-    def _empty_buckets(
-        self, loaded: LoadedRun, donors: Mapping[BucketSpec, Sequence[Peer]]
-    ) -> list[tuple[Bucket, Sequence[Peer]]]:
-        return [(Bucket(spec, self._device, run_dtype(loaded.run)), peers) for spec, peers in donors.items()]
 
     def renew(self, dialler: Dialler) -> None:
         """Asks donors by this one from now on. From any thread."""
@@ -85,6 +77,12 @@ class StandbyRole:
         copies, self._copies = self._copies, None
         if copies is not None:
             await copies.close()
+
+
+def _empty_buckets(
+    loaded: LoadedRun, donors: Mapping[BucketSpec, Sequence[Peer]]
+) -> list[tuple[Bucket, Sequence[Peer]]]:
+    return [(Bucket(spec, HOST, run_dtype(loaded.run)), peers) for spec, peers in donors.items()]
 
 
 def donors_of(wanted: Standby, buckets: Iterable[BucketSpec], node: str) -> dict[BucketSpec, list[Peer]]:

@@ -138,7 +138,7 @@ def choose_codecs(
             network.gradients, sizes.input, set(placement.previous.values()), previous.gradients if previous else {}
         ),
         reduction=choose_codec(
-            network.reduction, sent, sizes.dtype, slowest, hidden, previous.reduction if previous else None
+            network.reduction, sent, sizes.reduced, slowest, hidden, previous.reduction if previous else None
         ),
         replicas=frozenset(members),
     )

@@ -14,7 +14,6 @@ from dtfm.kernels.codec import Encoded, encode
 from dtfm.kernels.memory import give_back
 from dtfm.node.data.dataset import Batch
 from dtfm.node.data.samples import evaluation_samples, training_samples
-from dtfm.node.model.bucket import bucket_bytes
 from dtfm.node.model.loaded_run import LoadedRun
 from dtfm.node.model.optimizer import adamw, squared_norm
 from dtfm.node.model.placement import Placement
@@ -69,7 +68,8 @@ class Generation:
         self._sender = sender
         self._flops = speed.hardware.flops
         self._bandwidth = dict(speed.bandwidth)
-        state_bytes = sum(bucket_bytes(b.spec, stage.dtype) + b.gradients.nbytes for b in stage.buckets.values())
+        on_device, on_host = stage.state_bytes
+        state_bytes = on_device + (on_host if speed.hardware.kind == "cpu" else 0)
         self._retry_bytes = retry_bytes(state_bytes, speed.hardware)
         self._is_short = is_short(state_bytes, speed.hardware)
         self.progress = inherited.progress or Progress(placement.generation, applied + 1, self._retry_bytes)
@@ -139,8 +139,9 @@ class Generation:
 
     def apply(self, step: int, gradient_norm: float) -> None:
         """The optimizer's update with the reduced gradients. From now on what arrives for ``step`` is stale."""
-        for bucket in self.stage.buckets.values():
+        for index, bucket in self.stage.buckets.items():
             adamw(self._loaded.run.train, step, gradient_norm, bucket, bucket.gradients)
+            self.stage.refresh(index)
         self.progress.spoil()  # frees what is kept of it, before there is more
         self.progress, self._neighbours_have = Progress(self.number, step + 1, self._retry_bytes), {}
         self.receiver.advance(step)
@@ -178,7 +179,8 @@ class Generation:
             previous=previous,
         )
         for codec in codecs.all:  # whatever a codec loads or compiles, it does now
-            encode(codec, torch.zeros(1, dtype=self.stage.dtype, device=self.stage.device))
+            for dtype in {self._sizes.dtype, self._sizes.reduced}:
+                encode(codec, torch.zeros(1, dtype=dtype, device=self.stage.device))
         return codecs
 
     # The parts of a step

@@ -49,7 +49,7 @@ def set_up(
     taken over if they still count. Raises what `acquire_stage` and `Sender.connect` raise, and Closed when called off.
     """
     progress = None
-    if earlier is not None and inventory.still_has(earlier.stage):
+    if earlier is not None and inventory.still_has(earlier.stage, placement):
         stage = earlier.stage
         progress = _usable_progress(earlier.progress, placement, assignment)
     else:

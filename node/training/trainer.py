@@ -88,7 +88,7 @@ class Trainer:
         self._report = report
         self._fail = fail
         self._commands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._standby = StandbyRole(equipment.node, equipment.device, report)
+        self._standby = StandbyRole(equipment.node, report)
         self._standby_wanted = Standby()
         self._loaded: LoadedRun | None = None
         self._layer_flops: float | None = None

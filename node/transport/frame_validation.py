@@ -18,12 +18,14 @@ from dtfm.protos.frame import FrameError, FrameProblem, Header, Kind
 @dataclass(frozen=True, slots=True)
 class TensorSizes:
     """The tensors that a node exchanges, in elements: one micro-batch's activation before and after its stage, and the
-    parameters of each bucket that it holds. All have the same dtype."""
+    parameters of each bucket that it holds. ``dtype`` is that of activations and their gradients, ``reduced`` that of the
+    parameters' gradients."""
 
     input: int
     output: int
     buckets: Mapping[int, int]
     dtype: torch.dtype
+    reduced: torch.dtype
 
 
 def tensor_sizes(stage: Stage, micro_batch: int) -> TensorSizes:
@@ -33,6 +35,7 @@ def tensor_sizes(stage: Stage, micro_batch: int) -> TensorSizes:
         output=math.prod(shape(stage.past_last - 1, micro_batch)),
         buckets={index: bucket.spec.size for index, bucket in stage.buckets.items()},
         dtype=stage.dtype,
+        reduced=next(iter(stage.buckets.values())).parameters.dtype,
     )
 
 
@@ -67,7 +70,7 @@ def validate(expect: Expectations, applied: int, source: str, header: Header) ->
             f"{header.kind.name} {header.index} part {header.part} from {source}; the plan has "
             f"{' or '.join(senders) or 'nobody'} send it here",
         )
-    dtype = expect.sizes.dtype
+    dtype = expect.sizes.reduced if header.kind in (Kind.REDUCE, Kind.GATHER) else expect.sizes.dtype
     if DTYPES.get(header.dtype) != dtype or header.elements != elements:
         raise FrameError(
             FrameProblem.UNEXPECTED,

@@ -68,7 +68,7 @@ async def ours(codec_name: str, rank: int, port: int, addresses: list[str]) -> R
     plan = Plan(1, (Stage((0, BUCKETS), tuple(names), (1,) * len(names)),), ())
     placement = placement_of(plan, names[rank], 0, [BucketSpec(index, (index,), ()) for index in range(BUCKETS)])
     assert placement is not None
-    sizes = TensorSizes(0, 0, dict.fromkeys(range(BUCKETS), BUCKET_ELEMENTS), torch.float32)
+    sizes = TensorSizes(0, 0, dict.fromkeys(range(BUCKETS), BUCKET_ELEMENTS), torch.float32, torch.float32)
     sender = Sender(names[rank], lambda peer, _, why: reducer.queue.close(f"{peer}: {why}"))
     reducer = Reducer(placement, sender.send_encoded)
     receiver = Receiver(

@@ -17,7 +17,7 @@ from dtfm.node.data.dataset import Data
 from dtfm.node.model.loaded_run import LoadedRun
 from dtfm.node.model.model import Model
 from dtfm.node.model.placement import Placement, placement_of
-from dtfm.node.model.precision import run_dtype
+from dtfm.node.model.precision import compute_dtype, run_dtype
 from dtfm.node.model.stage import Stage, build_stage
 from dtfm.node.training.generation import Generation, Inherited, Speed
 from dtfm.node.training.progress import Progress
@@ -28,6 +28,7 @@ from dtfm.protos.control_pb2 import Device
 from dtfm.protos.frame import Header, frames
 from dtfm.protos.plan_pb2 import Run
 from dtfm.scheduler.model import plan as plans
+from dtfm.scheduler.model.memory import Keeping
 from dtfm.scheduler.model.plan import Plan
 from tests.node.dialling import dialler
 
@@ -93,7 +94,14 @@ class InProcess:
         self.senders = {name: DirectSender(name, self._receivers) for stage in plan.stages for name in stage.replicas}
         for name in self.senders:
             placement = self._placement(name)
-            stage = build_stage(model, *placement.layers, device, run_dtype(run))
+            stage = build_stage(
+                model,
+                *placement.layers,
+                device,
+                run_dtype(run),
+                computes_in=compute_dtype(run),
+                keeping=placement.keeping,
+            )
             stage.initialise(run.seed)
             self._start(placement, stage, None)
         self._threads = ThreadPoolExecutor(len(self.senders))
@@ -181,12 +189,14 @@ class InProcess:
         return [each.result(timeout=600) for each in running]
 
 
-def even_plan(layers: int, stages: int, replicas: int, micro_batches: int) -> Plan:
-    """``stages`` of nearly equal numbers of layers with ``replicas`` each; nodes n0, n1, ... in pipeline order."""
+def even_plan(layers: int, stages: int, replicas: int, micro_batches: int, *keeping: Keeping) -> Plan:
+    """``stages`` of nearly equal numbers of layers with ``replicas`` each, which keep their memory in the ways ``keeping``, in
+    turn; nodes n0, n1, ... in pipeline order."""
+    ways = tuple(keeping[replica % len(keeping)] for replica in range(replicas)) if keeping else ()
     borders = [layers * number // stages for number in range(stages + 1)]
     names = [[f"n{stage * replicas + replica}" for replica in range(replicas)] for stage in range(stages)]
     return plans.from_routes(
         1,
-        [plans.Stage((borders[s], borders[s + 1]), tuple(names[s]), ()) for s in range(stages)],
+        [plans.Stage((borders[s], borders[s + 1]), tuple(names[s]), (), (), ways) for s in range(stages)],
         [([group[r] for group in names], micro_batches // replicas) for r in range(replicas)],
     )

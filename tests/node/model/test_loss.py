@@ -68,8 +68,9 @@ def test_the_gradients_of_the_head_are_final_in_the_backward_pass() -> None:
     assert len(called) == len({id(parameter) for parameter in called}) == 2
 
 
-def test_memory_holds_the_logits_of_a_chunk_alone() -> None:
-    tokens, hidden, classes = 4096, 64, 32000
+def test_memory_holds_the_logits_of_a_chunk_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loss_module, "MOST_LOGITS_BYTES", 1 << 20)
+    tokens, hidden, classes = 4096, 8, 1000
     head = nn.Linear(hidden, classes, bias=False)
     x = torch.randn(1, tokens, hidden, requires_grad=True)
     labels = torch.zeros(1, tokens, dtype=torch.int64)
@@ -78,4 +79,4 @@ def test_memory_holds_the_logits_of_a_chunk_alone() -> None:
         torch.autograd.backward(score_in_chunks(head, x, labels, classes, list(head.parameters())).weighted)
 
     of_logits = 4 * tokens * classes
-    assert most_allocated(work) < 0.6 * of_logits
+    assert most_allocated(work) < 0.5 * of_logits

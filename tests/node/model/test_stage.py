@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import pytest
@@ -16,7 +16,9 @@ from dtfm.node.model.load import load_model
 from dtfm.node.model.model import Model
 from dtfm.node.model.stage import Stage, build_stage
 from dtfm.protos import plan_pb2
+from dtfm.scheduler.model.memory import Checkpointing, Keeping, OptimizerState
 from tests.convnet import SIDE, images
+from tests.node.allocated import left_allocated
 
 CPU = torch.device("cpu")
 LENGTH, VOCABULARY = 12, 61
@@ -219,16 +221,95 @@ def test_dropout_is_off() -> None:
     assert model.module.training
 
 
-def test_autocast_computes_in_bfloat16_and_returns_the_stages_dtype() -> None:
+def test_in_bfloat16_it_computes_with_a_copy_and_adds_gradients_up_in_float32() -> None:
     model = model_of("llama")
-    plain, mixed = (build_stage(model, 0, len(model.layers), CPU, torch.float32, autocast=on) for on in (False, True))
+    plain, mixed = (
+        build_stage(model, 0, len(model.layers), CPU, torch.float32, computes_in=dtype)
+        for dtype in (torch.float32, torch.bfloat16)
+    )
     inputs, labels = batch_of("llama")
     for stage in (plain, mixed):
         stage.initialise(5)
     logits = mixed.forward(inputs)
-    assert logits.dtype == torch.float32
-    assert not torch.equal(logits, plain.forward(inputs))
-    torch.testing.assert_close(logits, plain.forward(inputs), rtol=0.05, atol=0.02)
-    torch.autograd.backward(mixed.loss(inputs, labels).weighted)
-    assert all(bucket.gradients.dtype == torch.float32 for bucket in mixed.buckets.values())
-    assert mixed.buckets[1].gradients.norm() > 0
+    assert logits.dtype == torch.bfloat16
+    torch.testing.assert_close(logits.float(), plain.forward(inputs), rtol=0.05, atol=0.02)
+    train([plain], inputs, labels)
+    for times in (1, 2):
+        train([mixed], inputs, labels)
+        for index, bucket in mixed.buckets.items():
+            assert (bucket.parameters.dtype, bucket.gradients.dtype) == (torch.float32, torch.float32)
+            expected = times * plain.buckets[index].gradients
+            assert (bucket.gradients - expected).norm() < 0.03 * expected.norm()
+    assert all(parameter.grad is None for parameters in mixed.parameters.values() for parameter in parameters)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_family_computes_in_bfloat16(name: str) -> None:
+    model = model_of(name)
+    cuts = itertools.pairwise([0, 2, len(model.layers)])
+    stages = [build_stage(model, *cut, CPU, torch.float32, computes_in=torch.bfloat16) for cut in cuts]
+    for stage in stages:
+        stage.initialise(5)
+    inputs, labels = batch_of(name)
+    whole = stage_of(model, 0, len(model.layers))
+    assert train(stages, inputs, labels) == pytest.approx(train([whole], inputs, labels), rel=0.02)
+    assert stages[0].forward(inputs).dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("name", NAMES)
+def test_layers_that_are_computed_again_give_the_same_bits(name: str, dtype: torch.dtype) -> None:
+    model = model_of(name)
+    inputs, labels = batch_of(name)
+    losses, gradients = [], []
+    for checkpointing in Checkpointing:
+        stages = [
+            build_stage(model, *cut, CPU, torch.float64, computes_in=dtype, keeping=Keeping(checkpointing))
+            for cut in itertools.pairwise([0, 2, len(model.layers)])
+        ]
+        for stage in stages:
+            stage.initialise(5)
+        losses.append(train(stages, inputs, labels))
+        gradients.append([bucket.gradients for stage in stages for bucket in stage.buckets.values()])
+    assert losses[0] == losses[1]
+    assert all(map(torch.equal, *gradients))
+
+
+def _append_output(outputs: list[torch.Tensor], stage: Stage, x: torch.Tensor) -> None:
+    outputs.append(stage.forward(x))
+
+
+def test_a_checkpointed_stage_keeps_the_inputs_of_its_layers_alone() -> None:
+    model = model_of("llama")
+    kept: dict[Checkpointing, int] = {}
+    for checkpointing in Checkpointing:
+        stage = build_stage(model, 1, 4, CPU, torch.float64, keeping=Keeping(checkpointing))
+        hidden = torch.randn(3, LENGTH, 32, dtype=torch.float64, requires_grad=True)
+        outputs: list[torch.Tensor] = []
+        kept[checkpointing] = left_allocated(partial(_append_output, outputs, stage, hidden))
+    inputs = 3 * hidden.nbytes  # the first is not allocated by the stage, the output is
+    assert inputs <= kept[Checkpointing.LAYER] < 1.2 * inputs
+    assert kept[Checkpointing.NONE] > 5 * inputs
+
+
+def test_state_in_the_hosts_memory_leaves_a_copy_of_the_weights_on_the_device() -> None:
+    model = model_of("llama")
+    on_device, on_host = Keeping(), Keeping(optimizer_state=OptimizerState.HOST)
+    stage = build_stage(model, 1, 4, CPU, torch.float32, keeping=on_host)
+    stage.initialise(5)
+    size = sum(bucket.spec.size for bucket in stage.buckets.values())
+    assert stage.state_bytes == (4 * 2 * size, 4 * 3 * size)
+    mixed = build_stage(model, 1, 4, CPU, torch.float32, computes_in=torch.bfloat16, keeping=on_host)
+    assert mixed.state_bytes == (6 * size, 4 * 3 * size)
+    hidden = torch.randn(3, LENGTH, 32)
+    before = stage.forward(hidden)
+    for bucket in stage.buckets.values():
+        bucket.parameters.mul_(2)
+    assert torch.equal(stage.forward(hidden), before)
+    for index in stage.buckets:
+        stage.refresh(index)
+    assert not torch.equal(stage.forward(hidden), before)
+    after = build_stage(model, 1, 4, CPU, torch.float32, keeping=on_device, held=stage.buckets)
+    assert all(after.buckets[index] is bucket for index, bucket in stage.buckets.items())
+    assert after.state_bytes == (4 * 4 * size, 0)
+    assert torch.equal(after.forward(hidden), stage.forward(hidden))

@@ -53,7 +53,10 @@ def test_precision_changes_the_bytes_but_not_the_flops() -> None:
         workload(model_of("llama"), plan_pb2.Run(train=plan_pb2.Run.Train(micro_batch=3, global_batch=12, precision=p)))
         for p in (plan_pb2.FP32, plan_pb2.BF16, plan_pb2.FP64)
     )
-    assert single == mixed
+    assert (single.copy_bytes_per_parameter_byte, mixed.copy_bytes_per_parameter_byte) == (0, 0.5)
+    for one, half in zip(single.layers, mixed.layers, strict=True):
+        assert (half.forward_flops, half.parameter_bytes) == (one.forward_flops, one.parameter_bytes)
+        assert half.activation_bytes == one.activation_bytes / 2
     for one, two in zip(single.layers, double.layers, strict=True):
         assert two.forward_flops == one.forward_flops
         assert (two.parameter_bytes, two.activation_bytes) == (2 * one.parameter_bytes, 2 * one.activation_bytes)

@@ -73,7 +73,7 @@ def test_each_link_has_its_own_codec_and_a_group_has_one() -> None:
     codecs = choose_codecs(
         Run.Network(activations="auto", gradients="auto", reduction="auto"),
         placement,
-        TensorSizes(ELEMENTS, ELEMENTS, {1: ELEMENTS}, torch.float32),
+        TensorSizes(ELEMENTS, ELEMENTS, {1: ELEMENTS}, torch.float32, torch.float32),
         bandwidth={"a": 1e6, "z": 1e9, "twin": 3e6},
         micro_batch_seconds=1.0,
         previous=None,

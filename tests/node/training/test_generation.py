@@ -17,6 +17,7 @@ from dtfm.node.data.dataset import load_data
 from dtfm.node.host.trace import Activity, Span, forget, listen
 from dtfm.node.model.load import load_model
 from dtfm.node.training.progress import Progress
+from dtfm.scheduler.model.memory import Checkpointing, Keeping, OptimizerState
 from dtfm.scheduler.model.plan import Plan, Takeover, from_routes
 from tests.cluster.runs import losses_alone, run_file, write_corpus
 from tests.node.in_process import InProcess, even_plan
@@ -72,6 +73,31 @@ def digests(nodes: InProcess) -> list[bytes]:
 def test_nodes_train_what_one_process_does(tmp_path: Path, nodes: InProcess) -> None:
     losses = [nodes.train() for _ in range(4)]
     assert losses == pytest.approx(losses_alone(tmp_path / "run.toml"), rel=1e-9, abs=0)
+
+
+HOST, LAYER = Keeping(optimizer_state=OptimizerState.HOST), Keeping(Checkpointing.LAYER)
+
+
+@pytest.mark.parametrize("precision", ["fp64", "bf16"])
+def test_however_replicas_keep_their_memory_they_train_the_same(
+    tmp_path: Path, precision: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_corpus(tmp_path)
+    (tmp_path / "run.toml").write_text(run_file(stages=[2, 2], steps=4, precision=precision))
+    run = read_run_file(tmp_path / "run.toml").message("test")
+    data = load_data(run)
+    losses, ends = [], []
+    for keeping in [(Keeping(),), (HOST, LAYER)]:
+        plan = even_plan(LAYERS, 2, 2, MICRO_BATCHES, *keeping)
+        with InProcess(run, plan, load_model(run.model, data.sample), data, bandwidth=1e9, flops=1e12) as nodes:
+            losses.append([nodes.train() for _ in range(4)])
+            ends.append(digests(nodes))
+    assert losses[0] == losses[1]
+    assert ends[0] == ends[1]
+    assert ends[0][0] == ends[0][1]
+    tolerance = 1e-9 if precision == "fp64" else 0.02
+    assert losses[0] == pytest.approx(losses_alone(tmp_path / "run.toml"), rel=tolerance, abs=0)
 
 
 @pytest.mark.parametrize("sent", [*range(1, 40, 3), 45, 60])

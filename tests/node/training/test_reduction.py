@@ -228,7 +228,7 @@ class Streams:
         for node in nodes:
             placement = placement_of(plan, node, 0, [BucketSpec(index, (index,), ()) for index in sizes])
             assert placement is not None
-            expect = Expectations(placement, TensorSizes(0, 0, sizes, torch.float32))
+            expect = Expectations(placement, TensorSizes(0, 0, sizes, torch.float32, torch.float32))
             self.receivers[node] = Receiver(expect, STEP - 1, lambda a, node=node: self._deliver(node, a), room)  # type: ignore[misc]
             self.reducers[node] = Reducer(placement, partial(self._send, node), partial(self._let_go, node))
         self._queues: dict[tuple[str, str], asyncio.Queue[bytes]] = {}

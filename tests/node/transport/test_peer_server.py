@@ -75,7 +75,7 @@ class Node:
         self.server.become(member("me"))
         placement = placement_of(PLAN, "me", 0)
         assert placement is not None
-        expect = Expectations(placement, TensorSizes(ELEMENTS, 0, {}, torch.float32))
+        expect = Expectations(placement, TensorSizes(ELEMENTS, 0, {}, torch.float32, torch.float32))
         self.receiver = Receiver(expect, STEP - 1, self.arrived.put_nowait)
         self.address = ""
 

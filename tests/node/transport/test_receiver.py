@@ -31,7 +31,7 @@ APPLIED = 7
 def expectations() -> Expectations:
     placement = placement_of(PLAN, "me", 2, [BucketSpec(1, (1,), ())])
     assert placement is not None
-    return Expectations(placement, TensorSizes(ELEMENTS, ELEMENTS, {1: BUCKET}, torch.float32))
+    return Expectations(placement, TensorSizes(ELEMENTS, ELEMENTS, {1: BUCKET}, torch.float32, torch.float32))
 
 
 class Fixture:

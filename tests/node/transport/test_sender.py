@@ -95,7 +95,9 @@ class End:
         placement = placement_of(PLAN, name, 0)
         assert placement is not None
         groups = {index: Group(("a", name), ("a",)) for index in range(PIECES)}
-        sizes = TensorSizes(ACTIVATION_FRAMES * PIECE, 0, dict.fromkeys(groups, 2 * PIECE), torch.float32)
+        sizes = TensorSizes(
+            ACTIVATION_FRAMES * PIECE, 0, dict.fromkeys(groups, 2 * PIECE), torch.float32, torch.float32
+        )
         expect = Expectations(replace(placement, groups=groups), sizes)
         self.server.deliver_to(Receiver(expect, STEP - 1, self._take))
 
