@@ -297,6 +297,36 @@ def bench(
     show(f"This machine, {socket.gethostname()}", rows, json_lines)
 
 
+@app.command()
+def workload(
+    run: Annotated[Path, typer.Argument(metavar="RUN.toml", help="The run file.")],
+    output: Annotated[Path | None, typer.Option(help="Write it to this file. Default: print it.")] = None,
+    allow_module: Annotated[
+        list[str] | None,
+        typer.Option(help="Let the run name code in this installed package.module (may be given several times)."),
+    ] = None,
+) -> None:
+    """Says what a run asks of the machines that train it: WORKLOAD.json for `dtfm-coordinator plan`.
+
+    Nothing is trained and no data is read; a model of any size takes seconds and little memory.
+    """
+    try:
+        require_extra()
+        from dtfm.node.workload_file import describe, read_run
+
+        text = describe(read_run(run), tuple(allow_module or ()))
+        if output is None:
+            print(text)
+            return
+        try:
+            output.write_text(text + "\n", encoding="utf-8")
+        except OSError as error:
+            raise ValueError(f"{output} cannot be written: {error.strerror}; give --output another file") from None
+    except ValueError as mistake:
+        print(mistake, file=sys.stderr)
+        raise typer.Exit(2) from None
+
+
 def _settings(
     coordinator: Entry,
     node: str,
