@@ -15,6 +15,10 @@ from dtfm.protos.control_pb2 import Device
 
 MEASURE_SECONDS = 0.1
 """Seconds of timed matrix products."""
+RESERVE_FRACTION, LEAST_RESERVE_BYTES = 0.03, 512 << 20
+"""Of a GPU's free memory, for the workspaces of libraries and for what torch's allocator cannot use of the blocks that it has."""
+HOST_FRACTION = 0.75
+"""Of the host's free memory, for optimizer state and what is kept for safety; the rest is for data and other processes."""
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8  # malloc.h
 
 
@@ -58,14 +62,25 @@ def open_device(name: str) -> torch.device:
 
 
 def measure_device(device: torch.device) -> Device:
-    """Name, free memory in bytes and sustained FLOP/s of matrix products (fp32 on a CPU, bf16 on a GPU)."""
+    """Name, memory in bytes and sustained FLOP/s of matrix products (fp32 on a CPU, bf16 on a GPU).
+
+    Of a GPU's free memory a reserve is left out. The host's memory is divided among the machine's GPUs.
+    """
+    if device.type == "cuda":
+        free = free_memory(device)  # with the driver's context made, which takes some hundreds of MiB
+        of_host = int(HOST_FRACTION * free_memory(torch.device("cpu")) / torch.cuda.device_count())
+        return Device(
+            kind="cuda",
+            name=torch.cuda.get_device_name(device),
+            memory_bytes=max(0, free - max(LEAST_RESERVE_BYTES, int(RESERVE_FRACTION * free))),
+            flops=measure_flops(device, torch.bfloat16),
+            host_memory_bytes=of_host,
+        )
     return Device(
         kind=device.type,
-        name=torch.cuda.get_device_name(device)
-        if device.type == "cuda"
-        else platform.processor() or platform.machine(),
+        name=platform.processor() or platform.machine(),
         memory_bytes=free_memory(device),
-        flops=measure_flops(device, torch.bfloat16 if device.type == "cuda" else torch.float32),
+        flops=measure_flops(device, torch.float32),
     )
 
 

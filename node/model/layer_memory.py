@@ -14,6 +14,7 @@ import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -42,6 +43,7 @@ class LayerMemory:
     working: int
 
 
+@lru_cache(maxsize=8)
 def layer_memory(
     model: Model, micro_batch: int, computes_in: torch.dtype, adds_up_in: torch.dtype
 ) -> tuple[LayerMemory, ...]:

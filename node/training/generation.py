@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future
@@ -14,13 +15,15 @@ from dtfm.kernels.codec import Encoded, encode
 from dtfm.kernels.memory import give_back
 from dtfm.node.data.dataset import Batch
 from dtfm.node.data.samples import evaluation_samples, training_samples
+from dtfm.node.model.layer_memory import layer_memory
 from dtfm.node.model.loaded_run import LoadedRun
 from dtfm.node.model.optimizer import adamw, squared_norm
 from dtfm.node.model.placement import Placement
+from dtfm.node.model.precision import compute_dtype, run_dtype
 from dtfm.node.model.stage import Stage
 from dtfm.node.training import pipeline
 from dtfm.node.training.compression import Codecs, choose_codecs
-from dtfm.node.training.memory_budget import early_bytes, is_short, retry_bytes
+from dtfm.node.training.memory_budget import computing_bytes, early_bytes, free_bytes, is_short, retry_bytes
 from dtfm.node.training.pipeline import Compute, Neighbours, NonFinite, Outcome, Topic
 from dtfm.node.training.progress import Progress
 from dtfm.node.training.reduction import Final, Reducer, sending_order
@@ -30,6 +33,8 @@ from dtfm.node.transport.sender import Sender, What
 from dtfm.node.transport.topic_queue import Closed, TopicQueue
 from dtfm.protos.control_pb2 import Device
 from dtfm.protos.frame import Kind
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,15 +74,15 @@ class Generation:
         self._flops = speed.hardware.flops
         self._bandwidth = dict(speed.bandwidth)
         on_device, on_host = stage.state_bytes
-        state_bytes = on_device + (on_host if speed.hardware.kind == "cpu" else 0)
-        self._retry_bytes = retry_bytes(state_bytes, speed.hardware)
-        self._is_short = is_short(state_bytes, speed.hardware)
+        free = free_bytes(on_device + self._computing_bytes(), on_host, speed.hardware)
+        self._retry_bytes = retry_bytes(free)
+        self._is_short = is_short(on_device + on_host, speed.hardware)
         self.progress = inherited.progress or Progress(placement.generation, applied + 1, self._retry_bytes)
         self.progress.generation = placement.generation
         self._sizes = tensor_sizes(stage, loaded.run.train.micro_batch)
         self.codecs = self._choose_codecs(inherited.codecs)
         self._queue: TopicQueue[Topic, Arrival] = TopicQueue()
-        early = early_bytes(state_bytes, speed.hardware, len(self.codecs.replicas))
+        early = early_bytes(free, len(self.codecs.replicas))
         self.receiver = Receiver(Expectations(placement, self._sizes), applied, self._deliver, early)
         self.reducer = Reducer(placement, sender.send_encoded, self.receiver.let_go)
         # During the last backward: the number of parameters of each bucket that still get gradients.
@@ -89,6 +94,7 @@ class Generation:
             for index, parameters in stage.parameters.items()
             for parameter in parameters
         ]
+        self._say_whether_steps_can_be_done_again()
         give_back(now=True)  # what it took to make or load the state
 
     @property
@@ -182,6 +188,34 @@ class Generation:
             for dtype in {self._sizes.dtype, self._sizes.reduced}:
                 encode(codec, torch.zeros(1, dtype=dtype, device=self.stage.device))
         return codecs
+
+    def _computing_bytes(self) -> int:
+        stage, train = self.stage, self._loaded.run.train
+        memory = layer_memory(
+            stage.model, train.micro_batch, compute_dtype(self._loaded.run), run_dtype(self._loaded.run)
+        )[stage.first : stage.past_last]
+        inputs = [
+            math.prod(stage.model.activation_shape(layer - 1, train.micro_batch)) * stage.dtype.itemsize if layer else 0
+            for layer in range(stage.first, stage.past_last)
+        ]
+        in_flight = min(self.placement.in_flight, len(self.placement.micro_batches))
+        return computing_bytes(memory, inputs, in_flight, stage.keeping.checkpointing)
+
+    def _say_whether_steps_can_be_done_again(self) -> None:
+        """Logs what another attempt at a step would need, where there is no room for it."""
+        groups, sizes = self.placement.groups, self._sizes
+        shared = [index for index in sizes.buckets if len(groups[index].members) > 1]
+        gradients = sum(sizes.buckets[index] for index in shared) * sizes.reduced.itemsize
+        each = (0 if self.placement.last else sizes.output) + sizes.input
+        activations = len(self.placement.micro_batches) * each * sizes.dtype.itemsize
+        if gradients + activations > self._retry_bytes:
+            log.warning(
+                "a step that another node's loss interrupts starts from its beginning here: to go on with it, %d bytes of "
+                "gradients and %d of what was sent would be kept, and there is room for %d beside what training needs",
+                gradients,
+                activations,
+                self._retry_bytes,
+            )
 
     # The parts of a step
 

@@ -1,15 +1,19 @@
-"""How much memory may be used beside the state: weights, gradients and moments."""
+"""How much memory may be used beside what training needs: state, and the micro-batches in flight.
+
+What is kept for safety lies in the host's memory. On a CPU that is the memory of everything else too, so that it may take only a
+part of what the state and the micro-batches leave.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from dtfm.node.model.layer_memory import LayerMemory
 from dtfm.protos.control_pb2 import Device
+from dtfm.scheduler.model.memory import Checkpointing
 
-MOST_RETRY_BYTES = 1 << 30
-"""Most bytes of a step's work that are kept for another attempt at the step."""
-
-RETRY_FRACTION = 0.25
-"""The fraction of the memory left by the state that the work kept for a retry may take, on a CPU. With a GPU, host memory is
-otherwise unused."""
+RETRY_FRACTION = 0.5
+"""The fraction of the free memory that the work kept for another attempt at a step may take."""
 
 EARLY_FRACTION = 0.125
 """The fraction of that memory for gradients from replicas that are ahead of this node."""
@@ -17,15 +21,30 @@ EARLY_FRACTION = 0.125
 SHORT = 1.5
 """Memory is short below this multiple of the state: malloc was seen to keep a tenth of the state in holes."""
 
-LEAST_EARLY_BYTES = 16 << 20
-"""Room for early gradients from each replica however short memory is: it keeps a link busy while a piece is summed."""
+LEAST_EARLY_BYTES, MOST_EARLY_BYTES = 16 << 20, 1 << 30
+"""Room for early gradients from each replica however short memory is, which keeps a link busy while a piece is summed; and the
+most for those of all replicas."""
 
 
-def retry_bytes(state_bytes: int, hardware: Device) -> int:
-    """Most bytes that may be kept of a step's work for another attempt."""
-    if hardware.kind != "cpu":
-        return MOST_RETRY_BYTES
-    return max(0, min(MOST_RETRY_BYTES, int(RETRY_FRACTION * (hardware.memory_bytes - state_bytes))))
+def computing_bytes(
+    layers: Sequence[LayerMemory], inputs: Sequence[int], in_flight: int, checkpointing: Checkpointing
+) -> int:
+    """What ``in_flight`` micro-batches take in a stage of these layers, the bytes of whose inputs are ``inputs``."""
+    if checkpointing is Checkpointing.LAYER:
+        return in_flight * sum(inputs) + max(layer.kept + layer.working for layer in layers)
+    return in_flight * sum(layer.kept for layer in layers) + max(layer.working for layer in layers)
+
+
+def free_bytes(on_device: int, on_host: int, hardware: Device) -> int:
+    """The host's memory that is left where training needs ``on_device`` and ``on_host``."""
+    if hardware.kind == "cpu":
+        return max(0, hardware.memory_bytes - on_device - on_host)
+    return max(0, hardware.host_memory_bytes - on_host)
+
+
+def retry_bytes(free: int) -> int:
+    """Most bytes that may be kept of a step's work for another attempt, of ``free`` bytes."""
+    return int(RETRY_FRACTION * free)
 
 
 def is_short(state_bytes: int, hardware: Device) -> bool:
@@ -33,7 +52,6 @@ def is_short(state_bytes: int, hardware: Device) -> bool:
     return hardware.kind == "cpu" and hardware.memory_bytes < SHORT * state_bytes
 
 
-def early_bytes(state_bytes: int, hardware: Device, replicas: int) -> int:
+def early_bytes(free: int, replicas: int) -> int:
     """Most bytes of gradients that may wait here from each of ``replicas`` other members of this node's groups."""
-    free = hardware.memory_bytes - state_bytes if hardware.kind == "cpu" else MOST_RETRY_BYTES / EARLY_FRACTION
-    return max(LEAST_EARLY_BYTES, int(min(MOST_RETRY_BYTES, EARLY_FRACTION * free) / max(replicas, 1)))
+    return max(LEAST_EARLY_BYTES, int(min(MOST_EARLY_BYTES, EARLY_FRACTION * free) / max(replicas, 1)))

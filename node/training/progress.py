@@ -7,6 +7,7 @@ micro-batches are computed again.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -17,7 +18,6 @@ from torch.autograd.graph import GradientEdge
 from dtfm.kernels.codec import Encoded
 from dtfm.node.host.trace import ExtraMemory, note_memory
 from dtfm.node.model.placement import Placement
-from dtfm.node.training.memory_budget import MOST_RETRY_BYTES
 from dtfm.protos import control_pb2
 from dtfm.protos.frame import Kind
 
@@ -40,7 +40,7 @@ class Progress:
 
     generation: int
     step: int
-    room: int = MOST_RETRY_BYTES
+    room: int = sys.maxsize
     inputs: dict[int, torch.Tensor] = field(default_factory=dict)
     outputs: dict[int, GradientEdge] = field(default_factory=dict)
     gradients: dict[int, torch.Tensor] = field(default_factory=dict)

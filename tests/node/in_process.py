@@ -86,7 +86,7 @@ class InProcess:
     ) -> None:
         self._loaded = LoadedRun(run, model, data, dialler("in process"))
         self._speed_of_links = bandwidth
-        self._hardware = Device(kind=device.type, memory_bytes=memory, flops=flops)
+        self._hardware = Device(kind=device.type, memory_bytes=memory, host_memory_bytes=memory, flops=flops)
         self._receivers: dict[str, Receiver] = {}
         self._plan = plan
         self.step = 0

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from dtfm.node.model.placement import Placement, placement_of
-from dtfm.node.training.memory_budget import MOST_RETRY_BYTES, is_short, retry_bytes
+from dtfm.node.training.memory_budget import LEAST_EARLY_BYTES, early_bytes, free_bytes, is_short, retry_bytes
 from dtfm.node.training.progress import Progress
 from dtfm.protos.control_pb2 import Device
 from dtfm.protos.frame import Kind
@@ -63,18 +63,16 @@ def test_unreduced_gradients_are_copies_and_taking_them_frees_their_room() -> No
     assert progress.fits(middle(1))
 
 
-@pytest.mark.parametrize(
-    ("kind", "free", "room"),
-    [
-        ("cpu", 400, 100),
-        ("cpu", 0, 0),
-        ("cpu", -100, 0),
-        ("cpu", 1 << 40, MOST_RETRY_BYTES),
-        ("cuda", 0, MOST_RETRY_BYTES),
-    ],
-)
-def test_a_quarter_of_what_the_state_leaves_free_on_a_cpu_may_be_kept(kind: str, free: int, room: int) -> None:
-    assert retry_bytes(1000, Device(kind=kind, memory_bytes=1000 + free)) == room
+@pytest.mark.parametrize(("memory", "room"), [(1300 + 400, 200), (1300, 0), (1000, 0), (1300 + (1 << 40), 1 << 39)])
+def test_half_of_what_training_leaves_free_may_be_kept(memory: int, room: int) -> None:
+    hardware = Device(kind="cpu", memory_bytes=memory)
+    assert retry_bytes(free_bytes(1000, 300, hardware)) == room
+
+
+def test_beside_a_gpu_what_is_kept_lies_in_the_hosts_memory() -> None:
+    hardware = Device(kind="cuda", memory_bytes=1000, host_memory_bytes=500)
+    assert free_bytes(1000, 300, hardware) == 200
+    assert early_bytes(200, 3) == LEAST_EARLY_BYTES
 
 
 @pytest.mark.parametrize(("kind", "memory", "short"), [("cpu", 1499, True), ("cpu", 1500, False), ("cuda", 0, False)])
