@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable, Mapping
 from difflib import get_close_matches
 from typing import Any
@@ -14,7 +15,10 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from dtfm.node.data.samples import Sample
 from dtfm.node.model.model import parameters_on_meta
 
+log = logging.getLogger(__name__)
+
 MOST_LAYERS = 4096
+_ROUTERS = "output_router_logits"
 # Old names of rotary settings, which configs accept but do not list.
 _ROTARY_KEYS = frozenset({"rope_theta", "rope_scaling", "partial_rotary_factor"})
 # Settings that we decide, or that mean nothing for training from scratch.
@@ -55,12 +59,15 @@ def configure(
     except Exception as problem:
         raise ValueError(f"model.config: {family!r} does not take it: {in_one_line(problem)}") from problem
     if pretrained is not None:
+        if _ROUTERS in given:  # this alone says how to train, not what
+            setattr(config, _ROUTERS, given.pop(_ROUTERS))
         _check_no_conflict(config, given)
         config.dtype, config.use_cache = torch.float32, False
     for key, value in config.to_dict().items():
         if ("drop" in key or "jitter" in key) and isinstance(value, (int, float)) and not isinstance(value, bool):
             setattr(config, key, 0.0)
     _check_sizes(config, sample.shape[0], sample.vocabulary)
+    _check_routers(config)
     return config
 
 
@@ -114,6 +121,18 @@ def _settings(family: str, config_json: str) -> dict[str, Any]:
             hint = f"did you mean {near[0]!r}?" if near else "leave it out"
             raise ValueError(f"model.config: {family!r} has no setting {key!r}; {hint}")
     return given
+
+
+def _check_routers(config: PretrainedConfig) -> None:
+    """The auxiliary loss of transformers is a product of means over all layers, so that no stage could compute its part alone;
+    transformers computes it only where output_router_logits asks for it."""
+    if getattr(config, _ROUTERS, False):
+        raise ValueError(
+            f"model.config.{_ROUTERS}: the routers' auxiliary loss cannot be computed by a model that is cut into stages; set it "
+            "to false to train the routers by the model's own loss alone, or choose a family without experts"
+        )
+    if getattr(config, "router_aux_loss_coef", None):
+        log.warning("the experts' routers are trained without their auxiliary loss, by the model's own loss alone")
 
 
 def _check_sizes(config: PretrainedConfig, length: int, vocabulary: int) -> None:

@@ -37,6 +37,11 @@ def causal_lm(family: str, config: Mapping[str, object], sample: Sample = TEXT) 
         ("llama", {"hiden_size": 32}, "model.config: 'llama' has no setting 'hiden_size'; did you mean 'hidden_size'"),
         ("llama", {"hidden_size": "wide"}, "model.config: 'llama' does not take it: .*hidden_size"),
         ("llama", {"hidden_size": 33, "num_attention_heads": 4}, "model.config: 'llama' does not take it: .*33.*heads"),
+        (
+            "mixtral",
+            {"output_router_logits": True},
+            "model.config.output_router_logits: the routers' auxiliary loss cannot be computed by a model that is cut",
+        ),
         ("llama", {"num_hidden_layers": 0}, "model.config.num_hidden_layers: 0 is not between 1 and 4096"),
         ("llama", {"num_hidden_layers": 10**9}, "num_hidden_layers: 1000000000 is not between 1 and 4096"),
         ("llama", {"vocab_size": 60}, "model.config.vocab_size: 60 is less than the tokenizer's 61; leave it out"),

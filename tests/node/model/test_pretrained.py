@@ -20,12 +20,13 @@ from dtfm.node.model.load import load_model
 from dtfm.node.model.model import Model
 from dtfm.node.model.weight_files import WeightFiles
 from dtfm.protos import plan_pb2
-from tests.node.model.test_stage import CONFIGS
+from tests.node.model.test_stage import CONFIGS as DENSE
+from tests.node.model.test_stage import MIXTURES
 from tests.tokenizer import make_tokenizer
 
+CONFIGS = DENSE | MIXTURES
 VOCABULARY = 61
 TEXT = Sample((12,), torch.int64, VOCABULARY)
-MIXTRAL = CONFIGS["mistral"] | {"num_local_experts": 4}
 INDEX = "model.safetensors.index.json"
 
 
@@ -58,10 +59,9 @@ def copied(llama: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(llama, tmp_path / "copied"))
 
 
-@pytest.mark.parametrize("name", [*CONFIGS, "mixtral"])
+@pytest.mark.parametrize("name", CONFIGS)
 def test_every_value_is_what_transformers_loads(name: str, tmp_path: Path) -> None:
-    config = MIXTRAL if name == "mixtral" else CONFIGS[name]
-    save(tmp_path, name.partition("-")[0], **config)
+    save(tmp_path, name.partition("-")[0], **CONFIGS[name])
     expected = dict(AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).named_parameters())
     model = load(tmp_path)
     for bucket in model.buckets:
@@ -140,6 +140,14 @@ def test_what_the_run_says_otherwise_is_refused(llama: Path, given: dict[str, st
     with pytest.raises(ValueError, match=complaint):
         load(llama, **given)
     load(llama, family="llama", config_json='{"hidden_size": 32}')
+
+
+def test_a_folder_that_asks_for_the_routers_loss_needs_a_word_from_the_run(tmp_path: Path) -> None:
+    save(tmp_path, "mixtral")
+    change_config(tmp_path, output_router_logits=True)
+    with pytest.raises(ValueError, match="output_router_logits: the routers' auxiliary loss cannot be computed"):
+        load(tmp_path)
+    load(tmp_path, config_json='{"output_router_logits": false}')
 
 
 def change_config(folder: Path, **changes: Any) -> None:

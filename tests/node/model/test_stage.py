@@ -44,13 +44,19 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "bloom": {"hidden_size": 32, "n_layer": 2, "n_head": 4},
 }
 NAMES = ["convnet", *CONFIGS]
+EXPERTS = SIZES | {"num_key_value_heads": 2, "num_experts_per_tok": 2}
+#: PyTorch multiplies by experts in 32 bits or fewer.
+MIXTURES: dict[str, dict[str, Any]] = {
+    "mixtral": EXPERTS | {"intermediate_size": 48, "num_local_experts": 4},
+    "qwen3_moe": EXPERTS | {"moe_intermediate_size": 16, "num_experts": 4},
+}
 
 
 @cache
 def model_of(name: str) -> Model:
     if name == "convnet":
         return load_model(CONVNET, Sample((3, SIDE, SIDE), torch.float32), ["tests.convnet"])
-    spec = plan_pb2.Run.Model(family=name.partition("-")[0], config_json=json.dumps(CONFIGS[name]))
+    spec = plan_pb2.Run.Model(family=name.partition("-")[0], config_json=json.dumps((CONFIGS | MIXTURES)[name]))
     return load_model(spec, Sample((LENGTH,), torch.int64, VOCABULARY))
 
 
@@ -62,8 +68,8 @@ def batch_of(name: str) -> tuple[torch.Tensor, torch.Tensor]:
     return tokens[:, :-1], tokens[:, 1:]
 
 
-def stage_of(model: Model, first: int, past_last: int, seed: int = 5) -> Stage:
-    stage = build_stage(model, first, past_last, CPU, torch.float64)
+def stage_of(model: Model, first: int, past_last: int, seed: int = 5, dtype: torch.dtype = torch.float64) -> Stage:
+    stage = build_stage(model, first, past_last, CPU, dtype)
     stage.initialise(seed)
     return stage
 
@@ -105,6 +111,17 @@ def test_stages_cut_anywhere_equal_the_whole_model(name: str) -> None:
                 if s.first <= layer < s.past_last
             }
             assert len(parts) == len(holders)
+
+
+@pytest.mark.parametrize("name", MIXTURES)
+def test_stages_of_a_mixture_of_experts_equal_the_whole_model(name: str) -> None:
+    model = model_of(name)
+    inputs, labels = batch_of(name)
+    expected, apart = (
+        train([stage_of(model, *ends, dtype=torch.float32) for ends in itertools.pairwise(cut)], inputs, labels)
+        for cut in ([0, 5], [0, 2, 3, 5])
+    )
+    assert apart == pytest.approx(expected, rel=1e-6)
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2"])
