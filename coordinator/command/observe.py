@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -15,6 +17,7 @@ from dtfm.coordinator.command.client import LOOKING, ask, records
 from dtfm.coordinator.command.options import Json, StoreUrl, Where, print_record
 from dtfm.coordinator.log.ledger import fold
 from dtfm.coordinator.log.store import Store
+from dtfm.coordinator.view.boards import Board, TensorBoard, WeightsAndBiases
 from dtfm.coordinator.view.members import member_documents
 from dtfm.coordinator.view.narration import describe_codecs
 from dtfm.coordinator.view.watch import View, render
@@ -35,9 +38,27 @@ def events(
         bool, typer.Option("--follow", "-f", help="Print new events too, until the run is over.")
     ] = False,
     after: Annotated[int, typer.Option(min=0, help="Print only events after this sequence number.")] = 0,
+    tensorboard: Annotated[
+        Path | None,
+        typer.Option(help="Write curves for TensorBoard into this new folder, in place of printing events."),
+    ] = None,
+    wandb: Annotated[
+        str, typer.Option(help="Send curves to this project on Weights & Biases, in place of printing events.")
+    ] = "",
 ) -> None:
-    """Prints the event log: everything that happened in the run, in order."""
-    asyncio.run(_events(where, store, after, follow, json_lines))
+    """Prints the event log: everything that happened in the run, in order. Or makes curves of it.
+
+    With --follow, it goes on as things happen.
+    """
+    if after and (tensorboard or wandb):
+        raise ValueError("--tensorboard and --wandb make curves of the whole log; leave --after out")
+    boards: list[Board] = [TensorBoard(tensorboard)] if tensorboard is not None else []
+    boards += [WeightsAndBiases(wandb)] if wandb else []
+    try:
+        asyncio.run(_events(where, store, after, follow, json_lines, boards))
+    finally:
+        for board in boards:
+            board.close()
 
 
 def watch(where: Where = "", store: StoreUrl = "", json_lines: Json = False) -> None:
@@ -48,7 +69,7 @@ def watch(where: Where = "", store: StoreUrl = "", json_lines: Json = False) -> 
 
 async def _watch(where: str, store: str, json_lines: bool) -> None:
     if json_lines:
-        await _events(where, store, 0, True, json_lines)
+        await _events(where, store, 0, True, json_lines, [])
         return
     view = View()
     console = Console()
@@ -69,9 +90,12 @@ async def _members(where: str, store: str) -> list[dict[str, Any]]:
     return [json.loads(text) for text in reply.members_json]
 
 
-async def _events(where: str, store: str, after: int, follow: bool, json_lines: bool) -> None:
+async def _events(where: str, store: str, after: int, follow: bool, json_lines: bool, boards: Sequence[Board]) -> None:
     async for record in records(where, store, after=after, follow=follow):
-        print_record(record, json_lines=json_lines)
+        for board in boards:
+            board.add(record)
+        if not boards:
+            print_record(record, json_lines=json_lines)
 
 
 def _member_line(document: dict[str, Any]) -> str:

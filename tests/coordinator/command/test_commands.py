@@ -46,6 +46,14 @@ def store(tmp_path: Path) -> str:
     return url
 
 
+def test_events_become_curves(
+    store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch, "events", "--store", store, "--tensorboard", str(tmp_path / "curves")) == 0
+    assert capsys.readouterr().out == ""
+    assert len(list((tmp_path / "curves").glob("*tfevents*"))) == 1
+
+
 def test_events_print_one_json_object_per_line(
     store: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
