@@ -23,6 +23,7 @@ from dtfm.coordinator.core.transition import Transition
 from dtfm.coordinator.core.validation import shorten
 from dtfm.coordinator.log import events as ev
 from dtfm.protos import control_pb2 as wire
+from dtfm.scheduler.model.memory import Keeping, OptimizerState
 from dtfm.scheduler.model.plan import Plan, Stage
 
 FOLLOW_FRACTION = 0.5
@@ -189,12 +190,11 @@ def wanted_standbys(state: State) -> Mapping[str, Layers]:
     for node in state.ledger.staying:
         if node in plan.nodes or node in wanted:
             continue
-        memory = state.ledger.members[node].device.memory_bytes
         fitting = [
             layers
             for layers in copies
             if len(copies[layers]) < most[layers]
-            and _kept_bytes(state, layers) <= memory
+            and _has_room(state, node, layers, None)
             and _can_follow(state, node, layers)
         ]
         if fitting:
@@ -257,16 +257,27 @@ def _neighbour(state: State, plan: Plan, stage: Stage, busy: Container[str]) -> 
                 continue
             rows = (ledger.links.get(replica, {}) for replica in stage.replicas)
             fastest = max((row[node].bandwidth for row in rows if node in row), default=0.0)
-            memory = 2 * (_kept_bytes(state, other.layers) + _kept_bytes(state, stage.layers))
-            if fastest >= slowest and memory <= ledger.members[node].device.memory_bytes:
+            if fastest >= slowest and _has_room(state, node, stage.layers, other, fraction=0.5):
                 candidates.append((beside, -fastest, node))
     return min(candidates)[2] if candidates else ""
 
 
-def _kept_bytes(state: State, layers: Layers) -> float:
-    """The memory that a holder of the layers needs."""
-    assert state.ledger.described is not None
-    return parameter_bytes(state, layers) * state.ledger.described.workload.bytes_kept_per_parameter_byte
+def _has_room(state: State, node: str, layers: Layers, trained: Stage | None, fraction: float = 1.0) -> bool:
+    """Whether this fraction of the node's memory is enough for a copy of the layers beside the stage that it trains.
+
+    Copies lie in the host's memory. Where a device has its own, that is beside the state of the stage, if this is there too.
+    """
+    described, device = state.ledger.described, state.ledger.members[node].device
+    assert described is not None
+    workload, size = described.workload, parameter_bytes(state, layers)
+    own = 0.0 if trained is None else parameter_bytes(state, trained.layers)
+    if device.host_memory_bytes == 0:
+        return (own + size) * workload.bytes_kept_per_parameter_byte <= fraction * device.memory_bytes
+    keeping = trained.keeping[trained.replicas.index(node)] if trained is not None and trained.keeping else Keeping()
+    if keeping.optimizer_state is OptimizerState.DEVICE:
+        own = 0.0
+    needed = own * workload.host_bytes_per_parameter_byte + size * workload.bytes_moved_per_parameter_byte
+    return needed <= fraction * device.host_memory_bytes
 
 
 def _lacking(state: State, plan: Plan) -> dict[str, Layers]:
@@ -274,14 +285,14 @@ def _lacking(state: State, plan: Plan) -> dict[str, Layers]:
     for them beside those that it trains now, and its links keep up."""
     holders, current = state.ledger.holders, state.ledger.plan
     assert current is not None
-    trained = {node: _kept_bytes(state, stage.layers) for stage in current.stages for node in stage.replicas}
+    trained = {node: stage for stage in current.stages for node in stage.replicas}
     return {
         node: stage.layers
         for stage in plan.stages
         for node in stage.replicas
         if holders
         and any(node not in holders[layer] for layer in range(*stage.layers))
-        and trained.get(node, 0) + _kept_bytes(state, stage.layers) <= state.ledger.members[node].device.memory_bytes
+        and _has_room(state, node, stage.layers, trained.get(node))
         and _can_follow(state, node, stage.layers)
     }
 

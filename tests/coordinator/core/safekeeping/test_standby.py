@@ -137,6 +137,16 @@ def test_an_idle_node_without_enough_memory_is_no_standby() -> None:
     assert "standby" not in world.kinds_to("c")
 
 
+@pytest.mark.parametrize(("host_memory", "is_standby"), [(3 * 2 * 2**20, True), (3 * 2 * 2**20 - 1, False)])
+def test_beside_a_gpu_copies_lie_in_the_hosts_memory(host_memory: int, is_standby: bool) -> None:
+    """Weights and two moments of two layers of 1 MiB each."""
+    world = training("a", "b", train={"steps": 20, "evaluate_every": 0})
+    world.stick_to_plan()
+    gpu = wire.Device(kind="cuda", name="a gpu", memory_bytes=1 << 20, flops=1e11, host_memory_bytes=host_memory)
+    world.join("c", device=gpu)
+    assert ("standby" in world.kinds_to("c")) == is_standby
+
+
 def test_a_stage_that_lost_its_only_replica_goes_on_from_its_standby_and_loses_no_step() -> None:
     world = with_idle_node()
     world.step()
