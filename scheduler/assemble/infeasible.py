@@ -35,8 +35,8 @@ def _too_large(problem: Problem) -> str | None:
         if least.bytes > 0:
             return (
                 f"layer {number} ({layer.name}) is larger than any device: alone, with one micro-batch in flight, it needs "
-                f"{_size(least.needed)} of {least.memory}, {_size(least.bytes)} more than {problem.cluster.ids[least.node]} "
-                f"has, which lacks the least; {_help(problem, least)}"
+                f"{size_in_words(least.needed)} of {least.memory}, {size_in_words(least.bytes)} more than "
+                f"{problem.cluster.ids[least.node]} has, which lacks the least; {_help(problem, least)}"
             )
     return None
 
@@ -54,8 +54,8 @@ def _short(problem: Problem, draft: Draft) -> str:
     first, past_last = worst.layers
     return (
         f"no plan fits the memory: in the nearest one found, {problem.cluster.ids[worst.node]} holds layers [{first}, "
-        f"{past_last}), which take {_size(worst.needed)} of {worst.memory} with micro-batches in flight, and lacks "
-        f"{_size(worst.bytes)}; {_help(problem, worst)}"
+        f"{past_last}), which take {size_in_words(worst.needed)} of {worst.memory} with micro-batches in flight, and lacks "
+        f"{size_in_words(worst.bytes)}; {_help(problem, worst)}"
     )
 
 
@@ -71,5 +71,5 @@ def _help(problem: Problem, short: Short) -> str:
     return ", or ".join([*fixes, "add nodes or memory, or shrink the model"])
 
 
-def _size(number: float) -> str:
+def size_in_words(number: float) -> str:
     return f"{number / 2**30:.2f} GiB" if number >= 2**30 else f"{number / 2**20:.1f} MiB"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from dtfm.scheduler.assemble.evaluate import Evaluator, memory_shortfall, missing_links
+from dtfm.scheduler.assemble.infeasible import size_in_words
 from dtfm.scheduler.cost.bounds import work_bound
 from dtfm.scheduler.cost.in_flight import depths
 from dtfm.scheduler.cost.simulate import simulate
@@ -15,6 +16,7 @@ from dtfm.scheduler.model.plan import Plan, validate
 from dtfm.scheduler.model.problem import Draft, Problem, draft_of
 from dtfm.scheduler.model.request import Shape
 from dtfm.scheduler.paper.cost import paper_seconds
+from dtfm.scheduler.replan.switch import short_of_memory
 from dtfm.scheduler.replan.warm_start import survivors
 
 MARGIN = 0.03
@@ -78,7 +80,8 @@ def decide(
     spent: int,
     horizon: float,
 ) -> Decision:
-    """Keeps the incumbent if it can stay, unless the draft wins back the cost of state transfer and MARGIN within the horizon.
+    """Keeps the incumbent if it can stay, unless the draft wins back the cost of state transfer and MARGIN within the horizon,
+    and every node has memory for its old and its new stage together. An incumbent that cannot stay is replaced in any case.
 
     ``bound`` is the decision's lower bound, ``spent`` the number of evaluations.
     """
@@ -103,11 +106,17 @@ def decide(
         current = _predict(problem, draft_of(incumbent.plan, problem.cluster), 0.0)
         old, new = _seconds(current, objective), _seconds(predicted, objective)
         gain = 1 - new / old - transfer_seconds / horizon
-        if gain <= MARGIN:
+        short = short_of_memory(problem, incumbent.plan, draft) if gain > MARGIN else None
+        if gain <= MARGIN or short is not None:
             plan = replace(incumbent.plan, idle=_rest(problem, incumbent.plan))
             predicted, transfers = current, ()
             reason = Reason.KEPT
             sentence = f"The plan stays: another would gain {max(0.0, gain):.1%}, less than the required {MARGIN:.0%}."
+            if short is not None:
+                sentence = (
+                    f"The plan stays: another would gain {gain:.1%}, but {short[0]} lacks {size_in_words(short[1])} of memory to "
+                    "hold its old stage and its new one while they change."
+                )
         else:
             reason = Reason.FASTER
             sentence = f"Another plan takes {new:.3g} s per step instead of {old:.3g} s."
