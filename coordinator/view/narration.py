@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 
 from dtfm.coordinator.log import events as ev
 from dtfm.scheduler.model.chains import heaviest_routes
+from dtfm.scheduler.model.memory import Checkpointing, OptimizerState
 from dtfm.scheduler.model.plan import Plan
 
 MOST_NAMED = 8
@@ -173,11 +174,21 @@ def _numbers(ranges: Iterable[tuple[int, int]]) -> str:
 
 
 def describe_plan(plan: Plan) -> str:
-    """The plan as one line, like "2 stages: layers 0-4 on a, b; layers 5-9 on c, d; heaviest routes: a -> c 12 micro-batches,
-    b -> d 4, and 3 more"."""
+    """The plan as one line, like "2 stages: layers 0-4 on a, b; layers 5-9 on c, d; layers are computed again on a; heaviest
+    routes: a -> c 12 micro-batches, b -> d 4, and 3 more"."""
     stages = "; ".join(f"layers {s.layers[0]}-{s.layers[1] - 1} on {name_nodes(s.replicas)}" for s in plan.stages)
     routes = f"; heaviest routes: {describe_routes(plan)}" if len(plan.stages) > 1 else ""
-    return f"{len(plan.stages)} stage{'s' if len(plan.stages) > 1 else ''}: {stages}{routes}"
+    return f"{len(plan.stages)} stage{'s' if len(plan.stages) > 1 else ''}: {stages}{_describe_keeping(plan)}{routes}"
+
+
+def _describe_keeping(plan: Plan) -> str:
+    """Who keeps less than usual."""
+    ways = [(node, way) for stage in plan.stages for node, way in zip(stage.replicas, stage.keeping, strict=False)]
+    again = [node for node, way in ways if way.checkpointing is Checkpointing.LAYER]
+    hosted = [node for node, way in ways if way.optimizer_state is OptimizerState.HOST]
+    return (f"; layers are computed again on {name_nodes(again)}" if again else "") + (
+        f"; optimizer state is in the host's memory of {name_nodes(hosted)}" if hosted else ""
+    )
 
 
 def describe_routes(plan: Plan) -> str:

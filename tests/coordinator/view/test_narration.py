@@ -7,7 +7,7 @@ import pytest
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.view.narration import describe_gap, describe_plan, describe_seconds, narrate, seconds_in_words
 from dtfm.scheduler.model.plan import Plan, Stage, from_routes
-from tests.coordinator.every_event import EVERY_EVENT, PLAN
+from tests.coordinator.every_event import EVERY_EVENT, KEPT, PLAN
 
 
 def test_a_plan_is_described_by_its_stages_last_layers_included() -> None:
@@ -17,6 +17,9 @@ def test_a_plan_is_described_by_its_stages_last_layers_included() -> None:
         "2 stages: layers 0-4 on a, b; layers 5-9 on c, d; heaviest routes: a -> c 1 micro-batch, b -> d 1"
     )
     assert describe_plan(Plan(1, (Stage((0, 10), ("a",), (1,)),), ())) == "1 stage: layers 0-9 on a"
+    assert describe_plan(KEPT) == (
+        "1 stage: layers 0-0 on a; layers are computed again on a; optimizer state is in the host's memory of a"
+    )
 
 
 def test_of_a_large_plan_some_replicas_and_the_heaviest_routes_are_named() -> None:
