@@ -205,10 +205,12 @@ def _most_passes(t: Tables, sketch: Sketch, stage: int, first: int, past_last: i
 
 @compiled
 def nearly_fitting_cuts(t: Tables, sketch: Sketch, stages: int, cuts: Ints) -> None:
-    """Sets the cuts that fit the sketch's members with the least memory added to every device, and to its host.
+    """Sets the cuts that fit the sketch's members with the least memory added to every device, and to its host. There are at
+    least as many layers as stages.
 
     A bisection. Each of its tests is exact: taking as many layers as fit from the front leaves the fewest to the rest.
     """
+    assert stages < len(t.layer)
     _survey(t, sketch, stages)
     for stage in range(stages):
         sketch.stage[stage].work = sketch.stage[stage].gradients = np.inf
