@@ -6,7 +6,7 @@ import numpy as np
 
 from dtfm.scheduler.cost.pace import FREE
 from dtfm.scheduler.model.compiled import compiled
-from dtfm.scheduler.model.keeping import ENOUGH, chosen, first_need, lacking, least_lacking
+from dtfm.scheduler.model.keeping import ENOUGH, every_need, first_need, lacking
 from dtfm.scheduler.model.problem import Ints
 from dtfm.scheduler.model.sketch import Sketch
 from dtfm.scheduler.model.sums import BYTES_BACK, BYTES_THERE, SLOWEST_LINK, SPEED
@@ -196,10 +196,15 @@ def _most_passes(t: Tables, sketch: Sketch, stage: int, first: int, past_last: i
     passes = cheapest.passes
     if cheapest.host == 0.0 and lacking(cheapest, held, sketch.stage[stage].memory, np.inf) < ENOUGH:
         return passes
+    ways = every_need(t, first, past_last)
     for node in sketch.members[sketch.stage[stage].first : sketch.stage[stage + 1].first]:
-        if least_lacking(t, cheapest, first, past_last, held, node) >= ENOUGH + extra:
+        memory, host_memory, least, own = t.node[node].memory, t.node[node].host_memory, np.inf, 0.0
+        for way in ways:
+            if least >= ENOUGH:
+                least, own = min(least, lacking(way, held, memory, host_memory)), way.passes
+        if least >= ENOUGH + extra:
             return -1.0
-        passes = max(passes, chosen(t, cheapest, first, past_last, held, node).passes)
+        passes = max(passes, own)
     return passes
 
 

@@ -87,6 +87,17 @@ def first_need(t: Tables, first: int, past_last: int) -> Need:
 
 
 @compiled
+def every_need(t: Tables, first: int, past_last: int) -> tuple[Need, Need, Need, Need]:
+    """What layers [first, past_last) need in each way of memory.LADDER, with the one before, or the first one, in place of a way
+    that the workload does not allow: for loops over nodes that ask for all of them."""
+    one = need(t, t.first_way, first, past_last)
+    two = need(t, 1, first, past_last) if (t.ways >> 1) & 1 else one
+    three = need(t, 2, first, past_last) if (t.ways >> 2) & 1 else two
+    four = need(t, 3, first, past_last) if (t.ways >> 3) & 1 else three
+    return one, two, three, four
+
+
+@compiled
 def is_first(ways: int, cheapest: Need, held: float, memory: float, host_memory: float) -> bool:
     """Whether a node with these memories takes the first way, whose need is the ``cheapest``, of the ``ways`` of Tables.
 
