@@ -15,6 +15,9 @@ from dtfm.node.model.loss import Scored, loss_of_part
 from dtfm.node.model.model import Model, canonical_names
 from dtfm.scheduler.model.memory import Checkpointing, Keeping, OptimizerState
 
+ADDED_AT_ONCE = 1 << 18
+"""Elements of a gradient that a CPU adds up at a time."""
+
 
 class Stage:
     """Layers [first, past_last) of a model, made by `build_stage`.
@@ -172,7 +175,15 @@ def initialise(model: Model, bucket: Bucket, seed: int) -> None:
 
 
 def _add(total: torch.Tensor, parameter: torch.Tensor) -> None:
-    """A hook for when the gradient of a micro-batch is whole."""
-    assert parameter.grad is not None
-    total.add_(parameter.grad)
-    parameter.grad = None
+    """A hook for when the gradient of a micro-batch is whole. A CPU adds some rows at a time: it makes a copy of what it adds in
+    the sum's dtype."""
+    gradient, parameter.grad = parameter.grad, None
+    assert gradient is not None
+    rows = (
+        max(1, ADDED_AT_ONCE * len(gradient) // max(1, gradient.numel())) if gradient.ndim and not total.is_cuda else 0
+    )
+    if rows:
+        for part, added in zip(torch.split(total, rows), torch.split(gradient, rows), strict=True):
+            part.add_(added)
+    else:
+        total.add_(gradient)

@@ -33,9 +33,6 @@ LEAST_TIMED = 3
 """The fewest timed passes, unless the first takes longer than MOST_EXPECTED_SECONDS."""
 MOST_EXPECTED_SECONDS = 2.0
 """A pass that should take longer than this, by the speed of matrix products, is not timed."""
-KEPT_IN_LAYER = 64
-"""Upper bound on what a layer keeps for its backward pass, in multiples of its output, without attention scores (17 in a
-transformer layer, arXiv 2205.05198, section 4)."""
 
 
 def workload(model: Model, run: plan_pb2.Run) -> plan_pb2.Workload:
@@ -86,11 +83,11 @@ def layer_flops(model: Model, run: plan_pb2.Run, device: torch.device, products:
     number = max(range(len(of_layers)), key=lambda layer: alike[of_layers[layer]] * of_layers[layer])
     micro_batch, dtype = run.train.micro_batch, run_dtype(run)
     flops = 3 * micro_batch * model.layers[number].flops
-    state = sum(4 * spec.size * dtype.itemsize for spec in model.buckets if number in spec.layers)
-    within = KEPT_IN_LAYER * math.prod(model.activation_shape(number, micro_batch)) * dtype.itemsize
     if not flops or flops > MOST_EXPECTED_SECONDS * products.flops:
         return None
-    if state + within > min(products.memory_bytes, free_memory(device)):
+    state = sum(5 * spec.size * dtype.itemsize for spec in model.buckets if number in spec.layers)
+    memory = layer_memory(model, micro_batch, compute_dtype(run), dtype)[number]
+    if state + memory.kept + memory.working > min(products.memory_bytes, free_memory(device)):
         return None
     try:
         return flops / _pass_seconds(model, number, run, device)

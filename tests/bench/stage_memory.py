@@ -2,7 +2,7 @@
 
 Layers of 1.1 billion parameters' width. Every way to keep memory, at every place in the pipeline. Measured is the most that
 torch's allocator has given out (its profiler's record), from nothing to the end of a step: state, gradients, and all that both
-passes and AdamW take. What libraries take within one operation, and the process itself, are not in it.
+passes take. What libraries take within one operation, and the process itself, are not in it.
 """
 
 from __future__ import annotations

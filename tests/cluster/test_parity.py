@@ -38,11 +38,12 @@ def assert_equal_losses(cluster: Cluster, tolerance: float, allowed: tuple[str, 
 
 
 SHAPES = {"2x2": [2, 2], "4x1": [1, 1, 1, 1], "1x4": [4], "2+1+1": [2, 1, 1]}
-TOLERANCES = {"fp64": 1e-9, "fp32": 1e-4}
+TOLERANCES = {"fp64": 1e-9, "fp32": 1e-4, "bf16": 2e-2}
 
 
 def cases() -> Iterator[ParameterSet]:
-    """fp64, whose tolerance is tight, in all shapes; fp32 in one, and in the others when there is time."""
+    """fp64, whose tolerance is tight, in all shapes; the others in one, and in the rest when there is time. The one process
+    computes bf16's losses in fp32."""
     for precision, (name, stages) in itertools.product(TOLERANCES, SHAPES.items()):
         marks = [] if precision == "fp64" or name == "2+1+1" else [pytest.mark.soak]
         yield pytest.param(stages, precision, id=f"{precision}-{name}", marks=marks)

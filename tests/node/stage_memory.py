@@ -8,7 +8,6 @@ import torch
 
 from dtfm.kernels.codec import DTYPE_NUMBERS, Codec
 from dtfm.node.model.model import Model
-from dtfm.node.model.optimizer import adamw
 from dtfm.node.model.placement import Placement, placement_of
 from dtfm.node.model.precision import compute_dtype, run_dtype
 from dtfm.node.model.stage import Stage, build_stage
@@ -44,16 +43,13 @@ def measured_bytes(
     model: Model, run: Run, stage: int, layers: tuple[int, int], keeping: Keeping, in_flight: int
 ) -> int:
     """The most that tensors of stage ``stage`` (0 to 2, of 3) with these ``layers`` take while it trains a step of ``in_flight``
-    + 2 micro-batches, with as many in flight as may be."""
+    + 2 micro-batches, with as many in flight as may be. (AdamW, which follows, works in small chunks when these are done.)"""
     placement = _placement(model, run, stage, layers, keeping, in_flight)
 
     def work() -> None:
         built = build_stage(model, *layers, CPU, run_dtype(run), computes_in=compute_dtype(run), keeping=keeping)
         feed = _Feed(built, placement, run)
         train_step(placement, Progress(1, 1), feed.compute, Neighbours(feed.queue, feed.sent), lambda: None)
-        for index, bucket in built.buckets.items():
-            adamw(run.train, 1, 1.0, bucket, bucket.gradients)
-            built.refresh(index)
 
     return most_allocated(work)
 
