@@ -7,14 +7,34 @@ from collections.abc import Callable
 import pytest
 
 from dtfm.coordinator.core.messages import plan_message
+from dtfm.node.model.placement import placement_of
 from dtfm.node.model.received_plan import MOST_TAKEOVERS, read_plan
 from dtfm.protos import plan_pb2
+from dtfm.scheduler.model.memory import Checkpointing, Keeping, OptimizerState
 from tests.coordinator.every_event import CARRIED_ON, PLAN
 
 
 def test_a_plan_is_read_as_it_was_sent() -> None:
     for sent in (PLAN, CARRIED_ON):
         assert read_plan(plan_pb2.Plan.FromString(plan_message(sent).SerializeToString()), 3, 8) == sent
+
+
+def test_each_node_learns_how_it_keeps_what_it_needs() -> None:
+    message = plan_message(PLAN)
+    for stage in message.stages:
+        del stage.keeping[:]
+        for number in range(len(stage.replicas)):
+            stage.keeping.add(
+                activation_checkpointing=plan_pb2.CHECKPOINTING_LAYER,
+                optimizer_state=plan_pb2.OPTIMIZER_STATE_HOST if number else plan_pb2.OPTIMIZER_STATE_DEVICE,
+            )
+    plan = read_plan(message, 3, 8)
+    for read in plan.stages:
+        for number, node in enumerate(read.replicas):
+            placement = placement_of(plan, node, 0)
+            assert placement is not None
+            state = OptimizerState.HOST if number else OptimizerState.DEVICE
+            assert placement.keeping == Keeping(Checkpointing.LAYER, state)
 
 
 def add_takeovers(message: plan_pb2.Plan) -> None:
@@ -57,6 +77,19 @@ def inflate(message: plan_pb2.Plan) -> None:
     message.stages[0].loads[0] = (1 << 32) - 1
 
 
+def keep_in_one_way_more(message: plan_pb2.Plan) -> None:
+    usual = plan_pb2.Plan.Keeping(
+        activation_checkpointing=plan_pb2.CHECKPOINTING_NONE, optimizer_state=plan_pb2.OPTIMIZER_STATE_DEVICE
+    )
+    del message.stages[0].keeping[:]
+    message.stages[0].keeping.extend([usual, usual])
+
+
+def leave_open_how_to_keep(message: plan_pb2.Plan) -> None:
+    del message.stages[0].keeping[:]
+    message.stages[0].keeping.add(activation_checkpointing=plan_pb2.CHECKPOINTING_AUTO)
+
+
 def clear(message: plan_pb2.Plan) -> None:
     message.Clear()
 
@@ -74,6 +107,8 @@ def clear(message: plan_pb2.Plan) -> None:
         (drop_boundary, "there are flows for 0 boundaries; 2 stages have one fewer"),
         (drop_loads, "stage 1 has 0 loads; it has 1 replicas"),
         (inflate, "stage 0's loads add up to 4294967295; a step has 8 micro-batches"),
+        (keep_in_one_way_more, "stage 0 says of 2 .* how they keep"),
+        (leave_open_how_to_keep, "the plan has a node keep its memory in way 0, which does not exist"),
         (clear, "the plan has no stages"),
     ],
 )
