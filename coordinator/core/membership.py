@@ -20,6 +20,7 @@ from dtfm.coordinator.core.validation import (
     shorten,
 )
 from dtfm.coordinator.log import events as ev
+from dtfm.coordinator.log.ledger import Ledger
 from dtfm.protos import control_pb2 as wire
 from dtfm.protos.credentials import CERTIFICATE_LIFETIME
 
@@ -100,7 +101,11 @@ def prepared(transition: Transition, session: Session, message: wire.Prepared) -
         transition.emit(ev.RunDescribed(described, session.node))
     else:
         check_agrees(described, ledger.described)
-        if message.data_read and session.node != ledger.described_by and not ledger.data_confirmed:
+        if (
+            message.data_read
+            and not ledger.data_confirmed
+            and not _one_users(ledger, session.node, ledger.described_by)
+        ):
             transition.emit(ev.DataConfirmed(session.node))
     if message.flops and message.flops != transition.state.ledger.members[session.node].device.flops:
         transition.emit(ev.DeviceTimed(session.node, message.flops))
@@ -112,6 +117,12 @@ def prepared(transition: Transition, session: Session, message: wire.Prepared) -
         transition.set_session(replace(session, standing=Standing.PROBING, probe_until=due))
     else:
         _arrive(transition, session)
+
+
+def _one_users(ledger: Ledger, one: str, other: str) -> bool:
+    """Whether the two names belong to one key, so that they are no two opinions."""
+    first, second = ledger.access.get(one), ledger.access.get(other)
+    return one == other or (first is not None and second is not None and first.key == second.key)
 
 
 def links_measured(transition: Transition, session: Session, report: wire.LinkReport) -> None:

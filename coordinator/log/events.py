@@ -198,7 +198,7 @@ class RunDescribed:
 
 @dataclass(frozen=True, slots=True)
 class DataConfirmed:
-    """A second node has read the data and found the same. Later ones may believe its fingerprint."""
+    """A second node, of somebody else, has read the data and found the same. Later ones may believe its fingerprint."""
 
     node: str
     event: Literal["data_confirmed"] = "data_confirmed"

@@ -10,7 +10,7 @@ from tests.cluster.runs import CORPUS, GPT2, run_file
 
 def test_a_newcomer_fetches_the_tokens_that_two_others_agree_on(tmp_path: Path) -> None:
     text = run_file(model=GPT2, stages=[1, 1], steps=10_000, checkpoint_every=0)
-    with Cluster(tmp_path, text, nodes="ab") as cluster:
+    with Cluster(tmp_path, text, nodes="ab", invited=True) as cluster:
         cluster.wait_for("data_confirmed")
         cluster.wait_for("step_committed")
         publisher = next(node for node in cluster.nodes.values() if "layers 0-" in node.errors)

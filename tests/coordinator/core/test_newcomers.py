@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -10,6 +11,7 @@ from dtfm.coordinator.core import transition as t
 from dtfm.coordinator.core.state import Standing
 from dtfm.coordinator.core.timeouts import TOGETHER_LEASES
 from dtfm.coordinator.log import events as ev
+from dtfm.coordinator.log.ledger import Holder
 from dtfm.protos import control_pb2 as wire
 from tests.coordinator.answers import links
 from tests.coordinator.script import LEASE, World, fresh_state, prepared, refusal_of, training
@@ -43,6 +45,17 @@ def test_newcomers_are_told_what_the_data_is_once_two_nodes_have_read_it() -> No
     assert world.events(ev.DataConfirmed) == [ev.DataConfirmed("b")]
     assert told_of_the_data(world, "latest") == b"fingerprint"
     assert world.heard_by("latest")[0].welcome.unigram_entropy == 3.0
+
+
+def test_two_names_of_one_key_are_one_opinion_on_the_data() -> None:
+    world = World()
+    access = {name: Holder(key, "node", "") for name, key in (("a", "one"), ("a-2", "one"), ("b", "another"))}
+    world.state = replace(world.state, ledger=replace(world.state.ledger, access=access))
+    world.prepare("a", prepared(data_read=True))
+    world.prepare("a-2", prepared(data_read=True))
+    assert not world.events(ev.DataConfirmed)
+    world.prepare("b", prepared(data_read=True))
+    assert world.events(ev.DataConfirmed) == [ev.DataConfirmed("b")]
 
 
 def test_a_nodes_speed_is_what_it_measured_on_this_runs_layers() -> None:
