@@ -119,7 +119,9 @@ class Data(Table):
         default="text",
         min_length=1,
         max_length=256,
-        description="For .jsonl files and data sets of the hub: the field that holds the text.",
+        description='For .jsonl files and data sets of the hub: the field that holds the text. "messages" holds conversations '
+        '(messages with "role" and "content"): the tokenizer\'s chat template renders them, and only what the assistant says is '
+        "learnt. The loss of a sample is then the mean over its learnt tokens, and that of a step the mean over its samples.",
     )
     evaluation_fraction: float = Field(
         default=0.05,

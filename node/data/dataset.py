@@ -8,7 +8,7 @@ import tempfile
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
@@ -22,9 +22,9 @@ from numpy.typing import NDArray
 
 from dtfm.node.data.cache import is_usable, shared
 from dtfm.node.data.published import TokenIndex, fetch, find, index_of, publish
-from dtfm.node.data.samples import Sample, held_out, held_out_count
-from dtfm.node.data.sources import Document, documents, state_of
-from dtfm.node.data.tokenizer import Tokenizer, load_tokenizer
+from dtfm.node.data.samples import NOT_LEARNT, Sample, held_out, held_out_count
+from dtfm.node.data.sources import MESSAGES, Document, conversations, documents, state_of
+from dtfm.node.data.tokenizer import Piece, Tokenizer, load_tokenizer
 from dtfm.node.data.user_code import import_allowed
 from dtfm.protos import plan_pb2
 
@@ -32,6 +32,7 @@ log = logging.getLogger(__name__)
 Indices = NDArray[np.int64]
 Batch = tuple[torch.Tensor, torch.Tensor]
 _PROGRESS_SECONDS = 2.0  # between two log lines while reading
+_WINDOWS_AT_ONCE = 1 << 14
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +97,11 @@ class Data(ABC):
 
 class TokenWindows(Data):
     """Windows of sequence_length + 1 consecutive tokens. Each begins with the last token of the one before, so that every token
-    except the first is predicted once."""
+    except the first is predicted once.
+
+    In conversations, only answers are learnt: a token that is not is stored as its id plus the tokenizer's size. Its label is
+    NOT_LEARNT, and windows without anything to learn are left out.
+    """
 
     def __init__(
         self, index: TokenIndex, tokens: Callable[[], NDArray[Any]], tokenizer: Tokenizer, agreed: Agreed | None = None
@@ -104,7 +109,7 @@ class TokenWindows(Data):
         """``tokens`` returns those of ``index``, and is called when they are first needed: at once, unless the run's members have
         ``agreed`` on the data before."""
         length = index.sequence_length
-        super().__init__((index.tokens - 1) // length, index.evaluation_fraction)
+        super().__init__(index.windows - len(index.left_out), index.evaluation_fraction)
         self.sample = Sample((length,), torch.int64, tokenizer.size)
         self.tokens_per_sample = length
         self.tokenizer = tokenizer
@@ -121,6 +126,7 @@ class TokenWindows(Data):
         with self._lock:
             if self._opened is None:
                 self._opened = self._open()
+        _ = self._parts  # what takes time is done now
 
     def publish(self, place: str) -> None:
         publish(place, self._index, self._tokens)
@@ -132,15 +138,27 @@ class TokenWindows(Data):
         return self._opened
 
     def _take(self, numbers: Indices) -> Batch:
-        windows = self._tokens[numbers[:, None] * self.tokens_per_sample + self._window].astype(np.int64)
-        both = torch.from_numpy(windows)
-        return both[:, :-1].contiguous(), both[:, 1:].contiguous()
+        assert self.tokenizer is not None
+        if self._numbers is not None:
+            numbers = self._numbers[numbers]
+        stored = self._tokens[numbers[:, None] * self.tokens_per_sample + self._window].astype(np.int64)
+        is_learnt = stored[:, 1:] < self.tokenizer.size
+        both = stored % self.tokenizer.size
+        labels = np.where(is_learnt, both[:, 1:], NOT_LEARNT)
+        return torch.from_numpy(both[:, :-1].copy()), torch.from_numpy(labels)
+
+    @cached_property
+    def _numbers(self) -> Indices | None:
+        """By a sample's number, that of its window; None: the same."""
+        left_out = self._index.left_out
+        return np.delete(np.arange(self._index.windows), left_out) if left_out else None
 
     def _labels_counted(self, size: int) -> Indices:
         counts = np.zeros(size, dtype=np.int64)
         evaluation = self._parts[1]
         for part in np.array_split(evaluation, math.ceil(len(evaluation) / 1024)):
-            counts += np.bincount(self._take(part)[1].flatten().numpy(), minlength=size)
+            labels = self._take(part)[1].numpy()
+            counts += np.bincount(labels[labels != NOT_LEARNT], minlength=size)
         return counts
 
 
@@ -197,12 +215,28 @@ def load_data(
         published = index
         return TokenWindows(index, lambda: _fetched(run, published, tokenizer, cache), tokenizer, agreed)
     tokens = _read(data, tokenizer, cache)
-    if (len(tokens) - 1) // data.sequence_length < 2:
+    index = _indexed(data, tokenizer, tokens)
+    if index.windows - len(index.left_out) < 2:
         raise ValueError(
             f"data.source: {data.source!r} has {len(tokens)} tokens, too few for two windows of data.sequence_length "
-            f"{data.sequence_length} (one to train on, one held out); give more text or a shorter length"
+            f"{data.sequence_length} with something to learn (one to train on, one held out); give more text or a shorter length"
         )
-    return TokenWindows(index_of(tokens, data.sequence_length, data.evaluation_fraction), lambda: tokens, tokenizer)
+    return TokenWindows(index, lambda: tokens, tokenizer)
+
+
+def _indexed(data: plan_pb2.Run.Data, tokenizer: Tokenizer, tokens: NDArray[Any]) -> TokenIndex:
+    left_out = _nothing_learnt(tokens, data.sequence_length, tokenizer.size) if _talks(data) else ()
+    return index_of(tokens, data.sequence_length, data.evaluation_fraction, left_out)
+
+
+def _nothing_learnt(tokens: NDArray[Any], length: int, size: int) -> tuple[int, ...]:
+    """The windows of which no label is learnt."""
+    windows, found = (len(tokens) - 1) // length, list[int]()
+    for first in range(0, windows, _WINDOWS_AT_ONCE):
+        count = min(_WINDOWS_AT_ONCE, windows - first)
+        labels = tokens[first * length + 1 : (first + count) * length + 1].reshape(count, length)
+        found += (first + np.flatnonzero((labels >= size).all(axis=1))).tolist()
+    return tuple(found)
 
 
 def _read(data: plan_pb2.Run.Data, tokenizer: Tokenizer, cache: Path | None) -> NDArray[Any]:
@@ -210,7 +244,7 @@ def _read(data: plan_pb2.Run.Data, tokenizer: Tokenizer, cache: Path | None) -> 
     try:
         if cache is not None and (tokens := _shared(data, tokenizer, cache)) is not None:
             return tokens
-        return tokenize(documents(data.source, data.text_field), tokenizer)
+        return _in_temporary_file(_dtype(tokenizer, _talks(data)), lambda file: _write_source(data, tokenizer, file))
     except OSError as problem:
         raise ValueError(
             f"data.source: {data.source!r} could not be read, or its tokens not stored: {problem}"
@@ -231,7 +265,7 @@ def _fetched(run: plan_pb2.Run, index: TokenIndex, tokenizer: Tokenizer, cache: 
     except Exception as problem:  # whatever the file system raises
         log.warning("the published tokens cannot be used (%s); reading %s instead", problem, run.data.source)
     tokens = _read(run.data, tokenizer, cache)
-    if index_of(tokens, index.sequence_length, index.evaluation_fraction) != index:
+    if _indexed(run.data, tokenizer, tokens) != index:
         raise ValueError(
             f"data.source: {run.data.source!r} has other text here than where the run began, and the tokens that were published "
             f"beside {run.checkpoint.uri} cannot be used; give this node the same files"
@@ -248,17 +282,40 @@ def _shared(data: plan_pb2.Run.Data, tokenizer: Tokenizer, cache: Path) -> NDArr
     name.update(tokenizer.identity)
 
     def make(file: BinaryIO) -> blake3:
-        digest = _write(documents(data.source, data.text_field), tokenizer, file)
+        digest = _write_source(data, tokenizer, file)
         if state_of(data.source) != before:
             raise ValueError(f"data.source: {data.source!r} changed while it was read; start again when it does not")
         return digest
 
-    return shared(cache, name.hexdigest(16), dtype_of(tokenizer), make, lasting=before != "")
+    return shared(cache, name.hexdigest(16), _dtype(tokenizer, _talks(data)), make, lasting=before != "")
+
+
+def _talks(data: plan_pb2.Run.Data) -> bool:
+    """Whether the source holds conversations."""
+    return str(data.text_field) == MESSAGES
+
+
+def _write_source(data: plan_pb2.Run.Data, tokenizer: Tokenizer, file: BinaryIO) -> blake3:
+    return _write(_pieces(data, tokenizer), tokenizer, file, talks=_talks(data))
+
+
+def _pieces(data: plan_pb2.Run.Data, tokenizer: Tokenizer) -> Iterator[Iterable[Piece]]:
+    """The documents of the source, in pieces that are learnt or not."""
+    if not _talks(data):
+        for document in documents(data.source, data.text_field):
+            yield ((piece, True) for piece in document)
+        return
+    for messages, where in conversations(data.source):
+        try:
+            yield tokenizer.render(messages)
+        except ValueError as problem:
+            raise ValueError(f"{problem} ({where})") from problem
 
 
 def tokenize(texts: Iterable[Document], tokenizer: Tokenizer) -> NDArray[Any]:
     """All tokens in order (1-D, of the narrowest unsigned dtype that fits, mapped from a temporary file)."""
-    return _in_temporary_file(dtype_of(tokenizer), lambda file: _write(texts, tokenizer, file))
+    pieces = (((piece, True) for piece in document) for document in texts)
+    return _in_temporary_file(_dtype(tokenizer, False), lambda file: _write(pieces, tokenizer, file, talks=False))
 
 
 def _in_temporary_file(dtype: np.dtype[Any], make: Callable[[BinaryIO], object]) -> NDArray[Any]:
@@ -269,22 +326,25 @@ def _in_temporary_file(dtype: np.dtype[Any], make: Callable[[BinaryIO], object])
         return np.memmap(file, dtype, "r", shape=(size // dtype.itemsize,)) if size else np.empty(0, dtype)
 
 
-def dtype_of(tokenizer: Tokenizer) -> np.dtype[Any]:
-    """The narrowest unsigned one."""
-    return np.dtype("<u1" if tokenizer.size <= 1 << 8 else "<u2" if tokenizer.size <= 1 << 16 else "<u4")
+def _dtype(tokenizer: Tokenizer, talks: bool) -> np.dtype[Any]:
+    """Of stored tokens: the narrowest unsigned one."""
+    values = 2 * tokenizer.size if talks else tokenizer.size
+    return np.dtype("<u1" if values <= 1 << 8 else "<u2" if values <= 1 << 16 else "<u4")
 
 
-def _write(texts: Iterable[Document], tokenizer: Tokenizer, file: BinaryIO) -> blake3:
-    """Returns the digest of what it has written."""
-    dtype = dtype_of(tokenizer)
-    separator = np.asarray(tokenizer.separator, dtype=dtype).tobytes()
+def _write(documents: Iterable[Iterable[Piece]], tokenizer: Tokenizer, file: BinaryIO, *, talks: bool) -> blake3:
+    """Writes the tokens of the documents in order; ``talks``: they are conversations, of which not all is learnt (see
+    TokenWindows). Returns the digest of what it has written."""
+    dtype = _dtype(tokenizer, talks)
     digest, size, said = blake3(), 0, time.monotonic()
-    for number, document in enumerate(texts):
-        pieces = (tokenizer.encode(piece).astype(dtype, copy=False).tobytes() for piece in document)
-        for piece in chain([separator] if number else [], pieces):
-            file.write(piece)
-            digest.update(piece)
-            size += len(piece)
+    for number, document in enumerate(documents):
+        pieces = ((tokenizer.encode(text), is_learnt) for text, is_learnt in document)
+        for ids, is_learnt in chain([(np.asarray(tokenizer.separator), not talks)] if number else [], pieces):
+            stored = ids if is_learnt else ids.astype(np.int64) + tokenizer.size
+            content = stored.astype(dtype, copy=False).tobytes()
+            file.write(content)
+            digest.update(content)
+            size += len(content)
             if time.monotonic() - said > _PROGRESS_SECONDS:
                 said = time.monotonic()
                 log.info("reading the data: %.1f million tokens so far", size / dtype.itemsize / 1e6)

@@ -30,13 +30,19 @@ _DTYPES = ("<u1", "<u2", "<u4")
 @dataclass(frozen=True, slots=True)
 class TokenIndex:
     """All that decides which samples there are. ``tokens`` is their number, and ``shards`` are the BLAKE3 (hex) of each
-    SHARD_BYTES of them."""
+    SHARD_BYTES of them. ``left_out`` are windows in which there is nothing to learn."""
 
     dtype: str
     tokens: int
     shards: tuple[str, ...]
     sequence_length: int
     evaluation_fraction: float
+    left_out: tuple[int, ...] = ()
+
+    @property
+    def windows(self) -> int:
+        """The number of windows of sequence_length + 1 tokens, each of which begins with the last token of the one before."""
+        return (self.tokens - 1) // self.sequence_length
 
     @property
     def content(self) -> bytes:
@@ -53,11 +59,15 @@ class TokenIndex:
         return start, min(SHARD_BYTES, self.tokens * np.dtype(self.dtype).itemsize - start)
 
 
-def index_of(tokens: NDArray[Any], sequence_length: int, evaluation_fraction: float) -> TokenIndex:
+def index_of(
+    tokens: NDArray[Any], sequence_length: int, evaluation_fraction: float, left_out: tuple[int, ...] = ()
+) -> TokenIndex:
     content = tokens.view(np.uint8).data
     shards = (content[start : start + SHARD_BYTES] for start in range(0, len(content), SHARD_BYTES))
     digests = tuple(blake3(shard, max_threads=blake3.AUTO).hexdigest() for shard in shards)
-    return TokenIndex(tokens.dtype.str.replace("|", "<"), len(tokens), digests, sequence_length, evaluation_fraction)
+    return TokenIndex(
+        tokens.dtype.str.replace("|", "<"), len(tokens), digests, sequence_length, evaluation_fraction, left_out
+    )
 
 
 def publish(place: str, index: TokenIndex, tokens: NDArray[Any]) -> None:
@@ -83,7 +93,7 @@ def find(place: str, fingerprint: bytes) -> TokenIndex | None:
         if blake3(content).digest() != fingerprint:
             raise ValueError("it is not the index that the run's members agree on")
         fields = json.loads(content)
-        fields["shards"] = tuple(fields["shards"])
+        fields |= {"shards": tuple(fields["shards"]), "left_out": tuple(fields["left_out"])}
         if fields.pop("format") != FORMAT or fields["dtype"] not in _DTYPES:
             raise ValueError("it has another format")
         return TokenIndex(**fields)

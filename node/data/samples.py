@@ -14,6 +14,10 @@ from numpy.typing import NDArray
 _HELD_OUT, _EVALUATION_ORDER = 2**64 - 1, 2**64 - 2
 
 
+NOT_LEARNT = -100
+"""In place of a label that is not learnt."""
+
+
 @dataclass(frozen=True, slots=True)
 class Sample:
     """Shape (without the batch) and dtype of one input of the model; ``vocabulary`` is the number of token ids, for text."""

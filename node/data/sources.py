@@ -17,6 +17,28 @@ LONGEST_LINE = 1 << 26
 _NOT_LIBRARY = frozenset({"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__", "lib-dynload"})
 
 Document = Iterable[str]
+Conversation = tuple[list[dict[str, str]], str]
+"""The messages, and where they are, for errors."""
+
+MESSAGES = "messages"
+"""As a run's text_field: the field holds a conversation."""
+
+
+def conversations(source: str) -> Iterator[Conversation]:
+    """The conversations of a glob of .jsonl files, or of a data set on the hub.
+
+    Raises:
+        ValueError: as `documents`, or a record is no conversation.
+    """
+    if source.startswith("hf:"):
+        found = _hub(source.removeprefix("hf:"))
+    elif wrong := next((f for f in _matching(source) if f.suffix != ".jsonl"), None):
+        raise ValueError(
+            f"data.source: {wrong} cannot hold conversations; give .jsonl files, or leave out data.text_field"
+        )
+    else:
+        found = chain.from_iterable(map(_json_lines, _matching(source)))
+    return ((_messages_of(record, where), where) for record, where in found)
 
 
 def documents(source: str, text_field: str) -> Iterator[Document]:
@@ -30,7 +52,7 @@ def documents(source: str, text_field: str) -> Iterator[Document]:
     if source == "python-stdlib":
         return standard_library()
     if source.startswith("hf:"):
-        return _hub(source.removeprefix("hf:"), text_field)
+        return _texts(_hub(source.removeprefix("hf:")), text_field)
     return _files(source, text_field)
 
 
@@ -71,7 +93,8 @@ def _library_files() -> list[tuple[str, Path]]:
 
 def _files(pattern: str, text_field: str) -> Iterator[Document]:
     return chain.from_iterable(
-        _text_file(file) if file.suffix == ".txt" else _json_lines(file, text_field) for file in _matching(pattern)
+        _text_file(file) if file.suffix == ".txt" else _texts(_json_lines(file), text_field)
+        for file in _matching(pattern)
     )
 
 
@@ -93,7 +116,12 @@ def _text_file(file: Path) -> Iterator[Document]:
         yield _decoded(_pieces(text), file)
 
 
-def _json_lines(file: Path, text_field: str) -> Iterator[Document]:
+def _texts(records: Iterable[tuple[Any, str]], text_field: str) -> Iterator[Document]:
+    return (_cut(_text_of(record, text_field, where)) for record, where in records)
+
+
+def _json_lines(file: Path) -> Iterator[tuple[Any, str]]:
+    """The records, and where each is."""
     with file.open(encoding="utf-8") as text:
         for number, line in enumerate(_decoded(iter(lambda: text.readline(LONGEST_LINE), ""), file), start=1):
             where = f"data.source: {file}, line {number}"
@@ -105,10 +133,11 @@ def _json_lines(file: Path, text_field: str) -> Iterator[Document]:
                 record = json.loads(line)
             except (json.JSONDecodeError, RecursionError) as problem:
                 raise ValueError(f"{where} is not JSON ({problem}); .jsonl files have one object per line") from None
-            yield _cut(_text_of(record, text_field, where))
+            yield record, where
 
 
-def _hub(name: str, text_field: str) -> Iterator[Document]:
+def _hub(name: str) -> Iterator[tuple[Any, str]]:
+    """The records, and where each is."""
     try:
         import datasets
     except ImportError:
@@ -123,7 +152,7 @@ def _hub(name: str, text_field: str) -> Iterator[Document]:
     try:
         rows: Any = datasets.load_dataset(path, config or None, split="train", streaming=True)
         for number, record in enumerate(rows, start=1):
-            yield _cut(_text_of(record, text_field, f"data.source: hf:{name}, record {number}"))
+            yield record, f"data.source: hf:{name}, record {number}"
     except ValueError as problem:
         if str(problem).startswith("data.source:"):
             raise
@@ -149,6 +178,22 @@ def _text_of(record: Any, text_field: str, where: str) -> str:
         kind = type(record[text_field]).__name__
         raise ValueError(f"{where}: field {text_field!r} holds {kind}, not text; set data.text_field to one that does")
     return record[text_field]  # type: ignore[no-any-return]
+
+
+def _messages_of(record: Any, where: str) -> list[dict[str, str]]:
+    messages = record.get(MESSAGES) if isinstance(record, dict) else None
+    if not isinstance(messages, list) or not messages:
+        raise ValueError(
+            f"{where} has no list called {MESSAGES!r}; set data.text_field to the field that holds the text"
+        )
+    for message in messages:
+        if not isinstance(message, dict) or not all(isinstance(message.get(key), str) for key in ("role", "content")):
+            raise ValueError(f'{where}: each message must have a "role" and a "content", both text')
+    if not any(message["role"] == "assistant" for message in messages):
+        raise ValueError(
+            f'{where} has no message of the role "assistant", so that there is nothing to learn; leave it out'
+        )
+    return [{"role": message["role"], "content": message["content"]} for message in messages]
 
 
 def _pieces(text: TextIO) -> Iterator[str]:

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+
+Messages = Sequence[Mapping[str, str]]
+"""A conversation: each message has a "role" and a "content"."""
+
+Piece = tuple[str, bool]
+"""Text, and whether a model learns to write it."""
 
 
 class Tokenizer(Protocol):
@@ -28,6 +35,9 @@ class Tokenizer(Protocol):
 
     def decode(self, ids: NDArray[np.integer[Any]]) -> str: ...
 
+    def render(self, messages: Messages) -> list[Piece]:
+        """A conversation as the model is to read it. Raises ValueError if there is no way to tell."""
+
     def save(self, folder: Path) -> None:
         """Writes the files that transformers' AutoTokenizer loads, if any, into a local folder."""
 
@@ -44,6 +54,9 @@ class Bytes:
 
     def decode(self, ids: NDArray[np.integer[Any]]) -> str:
         return ids.astype(np.uint8).tobytes().decode("utf-8", errors="replace")
+
+    def render(self, messages: Messages) -> list[Piece]:
+        raise ValueError('data.tokenizer: "bytes" has no chat template; name a tokenizer that has one')
 
     def save(self, folder: Path) -> None:
         pass
@@ -64,7 +77,7 @@ class Pretrained:
         if inner is None:
             return b""
         packages = [version(package) for package in ("tokenizers", "transformers")]
-        return f"{packages}\n{inner.to_str()}".encode()
+        return f"{packages}\n{inner.to_str()}\n{self._tokenizer.chat_template}".encode()
 
     def encode(self, text: str) -> NDArray[np.int64]:
         text = text.encode("utf-8", errors="replace").decode("utf-8")  # JSON may contain halves of surrogate pairs
@@ -73,6 +86,35 @@ class Pretrained:
 
     def decode(self, ids: NDArray[np.integer[Any]]) -> str:
         return str(self._tokenizer.decode(ids.tolist()))
+
+    def render(self, messages: Messages) -> list[Piece]:
+        pieces: list[Piece] = []
+        so_far = ""
+        for number, message in enumerate(messages):
+            if message["role"] == "assistant":
+                asked = self._rendered(messages[:number], so_far, add_generation_prompt=True)
+                answered = self._rendered(messages[: number + 1], asked)
+                pieces += [(asked[len(so_far) :], False), (answered[len(asked) :], True)]
+                so_far = answered
+        rest = self._rendered(messages, so_far)[len(so_far) :]
+        return [piece for piece in (*pieces, (rest, False)) if piece[0]]
+
+    def _rendered(self, messages: Messages, begins: str, *, add_generation_prompt: bool = False) -> str:
+        try:
+            text = str(
+                self._tokenizer.apply_chat_template(
+                    list(messages), tokenize=False, add_generation_prompt=add_generation_prompt
+                )
+            )
+        except Exception as problem:  # whatever a template raises
+            why = " ".join(str(problem).split())[:300] or type(problem).__name__
+            raise ValueError(f"data.tokenizer: its chat template does not take the conversation ({why})") from problem
+        if not text.startswith(begins):
+            raise ValueError(
+                "data.tokenizer: its chat template renders earlier turns differently when others follow, so that answers "
+                "cannot be told from what they answer; split such conversations after each answer, or use another template"
+            )
+        return text
 
     def save(self, folder: Path) -> None:
         self._tokenizer.save_pretrained(folder)

@@ -16,6 +16,8 @@ from typing import Any
 import torch
 from torch.nn import functional
 
+from dtfm.node.data.samples import NOT_LEARNT
+from dtfm.node.model.label_weights import label_weights
 from dtfm.node.model.model import Forward, Part
 
 MOST_LOGITS_BYTES = 64 << 20
@@ -27,7 +29,8 @@ LEAST_TOKENS = 256
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """``mean`` is a micro-batch's mean loss in nats: a scalar, detached, float32 (float64 for float64 logits). ``weighted`` is
+    """``mean`` is a micro-batch's loss in nats, the mean over its samples of each one's mean over its learnt labels (see
+    label_weights): a scalar, detached, float32 (float64 for float64 logits). ``weighted`` is
     the same times its weight in the loss that is trained, with its graph: the backward pass starts there, with gradient 1."""
 
     mean: torch.Tensor
@@ -37,7 +40,7 @@ class Scored:
 def score(logits: torch.Tensor, labels: torch.Tensor, weight: float = 1.0) -> Scored:
     """The loss of ``logits`` [b, ..., classes] for ``labels`` int64 [b, ...]: [b, s, V] and [b, s] for language models, and
     [b, C] and [b] for classifiers."""
-    mean = functional.cross_entropy(_wide(logits).flatten(0, -2), labels.flatten())
+    mean = _mean(logits.flatten(0, -2), labels.flatten(), label_weights(labels, _wide_dtype(logits)).flatten())
     return Scored(mean.detach(), mean * weight)
 
 
@@ -73,11 +76,13 @@ def score_in_chunks(
     those of all chunks but the last are added to the parameters' ``.grad`` here: call the backward pass exactly once.
     """
     flat, targets = hidden.flatten(0, -2), labels.flatten()
+    counts = label_weights(labels, _wide_dtype(hidden)).flatten()
     size = chunk_tokens(len(flat), classes)
     if size == len(flat):
-        return score(head(flat), targets, weight)
+        whole = _mean(head(flat), targets, counts)
+        return Scored(whole.detach(), whole * weight)
     settings = (head, size, weight, torch.is_grad_enabled())
-    mean, weighted = _InChunks.apply(flat, targets, *settings, *parameters)  # type: ignore[no-untyped-call]
+    mean, weighted = _InChunks.apply(flat, targets, counts, *settings, *parameters)  # type: ignore[no-untyped-call]
     return Scored(mean, weighted)
 
 
@@ -95,6 +100,7 @@ class _InChunks(torch.autograd.Function):
         ctx: Any,
         hidden: torch.Tensor,
         labels: torch.Tensor,
+        counts: torch.Tensor,
         head: Forward,
         size: int,
         weight: float,
@@ -108,7 +114,7 @@ class _InChunks(torch.autograd.Function):
             chunk = slice(start, start + size)
             with torch.set_grad_enabled(wanted):
                 given = hidden[chunk].detach().requires_grad_(wanted)
-                loss = functional.cross_entropy(_wide(head(given)), labels[chunk], reduction="sum") / len(hidden)
+                loss = _mean(head(given), labels[chunk], counts[chunk])
                 weighted = loss * weight
             total = loss.detach() if total is None else total + loss.detach()
             if gradient is None:
@@ -131,8 +137,14 @@ class _InChunks(torch.autograd.Function):
     def backward(ctx: Any, *_: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         gradient, last = ctx.gradient, ctx.last
         ctx.gradient = ctx.last = None
-        return gradient, None, None, None, None, None, *last[1:]
+        return gradient, None, None, None, None, None, None, *last[1:]
 
 
-def _wide(logits: torch.Tensor) -> torch.Tensor:
-    return logits if logits.dtype == torch.float64 else logits.float()
+def _mean(logits: torch.Tensor, labels: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+    """The part of the mean that these tokens make: ``logits`` [tokens, classes], ``labels`` and their weights [tokens]."""
+    wide = logits.to(_wide_dtype(logits))
+    return torch.dot(functional.cross_entropy(wide, labels, ignore_index=NOT_LEARNT, reduction="none"), counts)
+
+
+def _wide_dtype(tensor: torch.Tensor) -> torch.dtype:
+    return torch.promote_types(tensor.dtype, torch.float32)

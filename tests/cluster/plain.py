@@ -117,7 +117,9 @@ class LargestGradients:
 
 def mean_loss(output: Any, labels: torch.Tensor) -> torch.Tensor:
     logits = output if isinstance(output, torch.Tensor) else output.logits
-    return functional.cross_entropy(logits.reshape(-1, logits.shape[-1]), labels.reshape(-1))
+    if labels.ndim == 1:
+        return functional.cross_entropy(logits, labels)
+    return torch.stack([functional.cross_entropy(x, y) for x, y in zip(logits, labels, strict=True)]).mean()
 
 
 def plain_held_out_loss(run: Run, module: Any, count: int) -> float:

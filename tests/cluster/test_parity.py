@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from _pytest.mark import ParameterSet
 
 from tests.cluster.launch import Cluster
 from tests.cluster.runs import GPT2, losses_alone, run_file
+from tests.tokenizer import make_tokenizer
 
 STEPS = 12
 CONVNET = """
@@ -61,6 +63,26 @@ def test_llama(tmp_path: Path, stages: list[int], precision: str) -> None:
 def test_gpt2_with_its_tied_embedding_on_different_nodes(tmp_path: Path) -> None:
     text = run_file(model=GPT2, stages=[2, 1, 1], steps=STEPS)
     assert_equal_losses(train(tmp_path, text, 4), 1e-9)
+
+
+TALK = "{% for m in messages %}<{{m.role}}>{{m.content}}</>{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
+
+
+def test_answers_alone_are_learnt_and_each_sample_counts_alike(tmp_path: Path) -> None:
+    tokenizer = make_tokenizer(tmp_path / "tokenizer", "what is it? it is this, or that")
+    file = tmp_path / "tokenizer" / "tokenizer_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"chat_template": TALK}))
+    talks = [
+        [
+            {"role": "user", "content": "what is it?" * (n % 7)},
+            {"role": "assistant", "content": "it is this " * (n % 5)},
+        ]
+        for n in range(100)
+    ]
+    (tmp_path / "talks.jsonl").write_text("".join(json.dumps({"messages": talk}) + "\n" for talk in talks))
+    text = run_file(model=GPT2, stages=[1, 2], steps=STEPS, source=str(tmp_path / "talks.jsonl"))
+    text = text.replace("[data]\n", f'[data]\ntokenizer = "{tokenizer}"\ntext_field = "messages"\n')
+    assert_equal_losses(train(tmp_path, text, 3), 1e-9)
 
 
 def test_a_convolutional_network(tmp_path: Path) -> None:

@@ -28,9 +28,9 @@ from pathlib import Path
 from dtfm.node.data import dataset
 from tests.node.data.test_cache import load
 write = dataset._write
-def counted(*args):
+def counted(*args, **keywords):
     print("reads", flush=True)
-    return write(*args)
+    return write(*args, **keywords)
 dataset._write = counted
 data = load(sys.argv[1], Path(sys.argv[2]))
 print(data.fingerprint.hex(), flush=True)
@@ -61,9 +61,9 @@ def readings(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     counted: list[int] = []
     write = dataset._write
 
-    def count(*arguments: Any) -> Any:
+    def count(*arguments: Any, **keywords: Any) -> Any:
         counted.append(1)
-        return write(*arguments)
+        return write(*arguments, **keywords)
 
     monkeypatch.setattr(dataset, "_write", count)
     return counted

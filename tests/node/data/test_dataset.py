@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from dtfm.node.data import dataset as data_module
 from dtfm.node.data import sources
 from dtfm.node.data.dataset import Data, entropy, load_data
-from dtfm.node.data.tokenizer import load_tokenizer
+from dtfm.node.data.tokenizer import Piece, load_tokenizer
 from dtfm.protos import plan_pb2
 from tests import convnet
 from tests.convnet import SIDE
@@ -97,6 +97,9 @@ def test_tokens_are_stored_in_as_few_bytes_as_hold_them(size: int, dtype: str) -
             return np.array([int(text)])
 
         def decode(self, ids: object) -> str:
+            raise NotImplementedError
+
+        def render(self, messages: object) -> list[Piece]:
             raise NotImplementedError
 
         def save(self, folder: Path) -> None:

@@ -47,9 +47,9 @@ def readings(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     counted: list[int] = []
     write = dataset._write
 
-    def count(*arguments: Any) -> Any:
+    def count(*arguments: Any, **keywords: Any) -> Any:
         counted.append(1)
-        return write(*arguments)
+        return write(*arguments, **keywords)
 
     monkeypatch.setattr(dataset, "_write", count)
     return counted
@@ -121,7 +121,7 @@ def test_a_shard_that_lies_is_not_believed(run: plan_pb2.Run, founder: Data, rea
     assert len(readings) == (0 if lie == "longer" else 1)  # what is beyond its end is not read
 
 
-@pytest.mark.parametrize("change", [{"tokens": 1600}, {"shards": []}, {"sequence_length": 15}, None])
+@pytest.mark.parametrize("change", [{"tokens": 1600}, {"shards": []}, {"left_out": [3]}, {"sequence_length": 15}, None])
 def test_an_index_that_lies_is_not_believed(
     run: plan_pb2.Run, founder: Data, readings: list[int], change: dict[str, Any] | None
 ) -> None:
