@@ -213,20 +213,45 @@ def nearly_fitting_cuts(t: Tables, sketch: Sketch, stages: int, cuts: Ints) -> N
     """Sets the cuts that fit the sketch's members with the least memory added to every device, and to its host. There are at
     least as many layers as stages.
 
-    A bisection. Each of its tests is exact: taking as many layers as fit from the front leaves the fewest to the rest.
+    A bisection. Each of its tests is exact.
     """
     assert stages < len(t.layer)
     _survey(t, sketch, stages)
-    for stage in range(stages):
-        sketch.stage[stage].work = sketch.stage[stage].gradients = np.inf
     low, high = 0.0, 1.0
-    while not _fill_in_any_way(t, sketch, stages, high):
+    while not _fit(t, sketch, stages, high, cuts):
         low, high = high, 2 * high
-    _take(sketch, stages, cuts)
     while high - low > 1.0 + 1e-6 * low:
         middle = (low + high) / 2
-        if _fill_in_any_way(t, sketch, stages, middle):
+        if _fit(t, sketch, stages, middle, cuts):
             high = middle
-            _take(sketch, stages, cuts)
         else:
             low = middle
+
+
+@compiled
+def _fit(t: Tables, sketch: Sketch, stages: int, extra: float, cuts: Ints) -> bool:
+    """Sets cuts with which all members have room with ``extra`` bytes more. Returns False, and sets none, if there are none such.
+
+    Taking as many layers as fit from the front is not enough: the next stage must have room for one.
+    """
+    layers = len(t.layer) - 1
+    begins = np.full(
+        (stages + 1, layers + 1), -1
+    )  # by number of stages and the end of the last: where that one may begin
+    begins[0, 0] = 0
+    for stage in range(stages):
+        held, end = float(min(t.least_held[stages, stage], t.micro_batches)), 0
+        last = layers - (stages - 1 - stage)
+        for begin in range(stage, last):
+            if begins[stage, begin] < 0:
+                continue
+            end = max(end, begin)  # up to there layers fit from further ahead, and so from here
+            while end < last and _most_passes(t, sketch, stage, begin, end + 1, held, extra) >= 0:
+                end += 1
+            begins[stage + 1, begin + 1 : end + 1] = begin
+    if begins[stages, layers] < 0:
+        return False
+    cuts[stages] = layers
+    for stage in range(stages, 0, -1):
+        cuts[stage - 1] = begins[stage, cuts[stage]]
+    return True
