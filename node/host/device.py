@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 
+from dtfm.node.host.memory_limit import room_in_groups
 from dtfm.protos.control_pb2 import Device
 
 MEASURE_SECONDS = 0.1
@@ -85,9 +86,14 @@ def measure_device(device: torch.device) -> Device:
 
 
 def free_memory(device: torch.device) -> int:
-    """Free memory in bytes: the GPU's, or the host's for a CPU."""
+    """Free memory in bytes: the GPU's, or for a CPU the host's, or what a container may still take of it."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
+    room = room_in_groups()
+    return _available() if room is None else min(room, _available())
+
+
+def _available() -> int:
     try:
         for line in Path("/proc/meminfo").read_text().splitlines():
             if line.startswith("MemAvailable:"):
