@@ -11,15 +11,19 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import Any, TypeVar
 from unittest import mock
 
 import torch
+from torch import Tensor
 
 from dtfm.node import cli
 from dtfm.node.model import workload
+from dtfm.node.model.loss import Scored
 from dtfm.node.model.stage import Stage
 from dtfm.node.training import pipeline
+
+Result = TypeVar("Result")
 
 _BACKWARD = 2
 """FLOPs of a backward pass, in those of its forward pass."""
@@ -52,18 +56,27 @@ class SlowDevice:
 @contextmanager
 def slowed(device: SlowDevice) -> Iterator[None]:
     """A context in which this process computes on ``device``: passes through stages, and the products that a node times."""
-    forward, product = Stage.forward, torch.mm
+    forward, loss, product = Stage.forward, Stage.loss, torch.mm
 
-    def slow_forward(stage: Stage, x: torch.Tensor) -> torch.Tensor:
+    def queue_passes(
+        stage: Stage, x: torch.Tensor, compute: Callable[[], Result], root: Callable[[Result], Tensor]
+    ) -> Result:
+        """The forward pass now; the backward pass when it gets to ``root`` of what ``compute`` returns."""
         layers = stage.model.layers[stage.first : stage.past_last]
         flops = len(x) * sum(layer.flops for layer in layers)
         device.queue(flops)
-        y = forward(stage, x)
-        if y.requires_grad:
-            y.register_hook(lambda _: device.queue(_BACKWARD * flops))  # type: ignore[no-untyped-call]
-        return y
+        computed = compute()
+        if root(computed).requires_grad:
+            root(computed).register_hook(lambda _: device.queue(_BACKWARD * flops))  # type: ignore[no-untyped-call]
+        return computed
 
-    def slow_product(a: torch.Tensor, b: torch.Tensor, **options: Any) -> torch.Tensor:
+    def slow_forward(stage: Stage, x: Tensor) -> Tensor:
+        return queue_passes(stage, x, lambda: forward(stage, x), lambda y: y)
+
+    def slow_loss(stage: Stage, x: Tensor, labels: Tensor, weight: float = 1.0) -> Scored:
+        return queue_passes(stage, x, lambda: loss(stage, x, labels, weight), lambda scored: scored.weighted)
+
+    def slow_product(a: Tensor, b: Tensor, **options: Any) -> Tensor:
         device.queue(2.0 * a.shape[0] * a.shape[1] * b.shape[1])
         result = product(a, b, **options)
         device.wait()
@@ -74,6 +87,7 @@ def slowed(device: SlowDevice) -> Iterator[None]:
 
     with ExitStack() as patches:
         patches.enter_context(mock.patch.object(Stage, "forward", slow_forward))
+        patches.enter_context(mock.patch.object(Stage, "loss", slow_loss))
         patches.enter_context(mock.patch.object(torch, "mm", slow_product))
         for room in (pipeline, workload):
             patches.enter_context(mock.patch.object(room, "wait_until_computed", wait))
