@@ -17,7 +17,6 @@ def machines(ledger: Ledger) -> Mapping[str, str]:
     return keys if len(set(keys.values())) > 1 else {node: node for node in ledger.members}
 
 
-def machines_of(ledger: Ledger, nodes: Iterable[str]) -> frozenset[str]:
-    """The machines of these nodes."""
-    known = machines(ledger)
-    return frozenset(known.get(node, node) for node in nodes)
+def machines_of(machine: Mapping[str, str], nodes: Iterable[str]) -> frozenset[str]:
+    """The machines of these nodes; ``machine``: see `machines`, which looks at every member, so call it outside of loops."""
+    return frozenset(machine.get(node, node) for node in nodes)

@@ -231,14 +231,14 @@ def _continue_on_disks(transition: Transition, tally: SnapshotTally) -> None:
     if (holders := _all_on_disk(state, tally)) is None:
         _give_up(transition, tally, "some of it is on no disk")
         return
-    fetching = dict(tally.fetching)
+    fetching, machine = dict(tally.fetching), machines(state.ledger)
     coming = frozenset().union(*fetching.values())
     single = {
         bucket: nodes[0]
         for bucket, nodes in holders.items()
-        if len(machines_of(state.ledger, nodes)) == 1 and bucket not in coming
+        if len(machines_of(machine, nodes)) == 1 and bucket not in coming
     }
-    fetchers = _fetchers(state, tally, single)
+    fetchers = _fetchers(state, tally, single, machine)
     for node, (buckets, _) in fetchers.items():
         fetching[node] = fetching.get(node, frozenset()) | buckets
         to_keep = _to_fetch(state, tally, holders, fetching[node])
@@ -315,19 +315,19 @@ def _to_fetch(state: State, tally: SnapshotTally, holders: Holders, buckets: Col
 
 
 def _fetchers(
-    state: State, tally: SnapshotTally, single: Mapping[int, str]
+    state: State, tally: SnapshotTally, single: Mapping[int, str], machine: Mapping[str, str]
 ) -> Mapping[str, tuple[frozenset[int], float]]:
     """Who fetches which of the buckets that are on one machine alone (``single``: by bucket, a node there), and in how many
     seconds if nothing else fills the links. All of a node's buckets go to the one on another machine that will finish first,
-    given its link and its other fetches. Nobody fetches from `donors_at_work`."""
-    machine = machines(state.ledger)
+    given its link and its other fetches. Nobody fetches from `donors_at_work`. ``machine``: see `machines`."""
     fetchers: dict[str, tuple[frozenset[int], float]] = {}
     load: dict[str, float] = {}
+    staying = state.ledger.staying
     for holder in sorted(set(single.values()) - donors_at_work(state)):
         buckets = frozenset(bucket for bucket, node in single.items() if node == holder)
         size = sum(tally.parts[bucket].size_bytes for bucket in buckets)
         row = state.ledger.links.get(holder, {})
-        elsewhere = [n for n in state.ledger.staying if machine[n] != machine.get(holder, holder)]
+        elsewhere = [n for n in staying if machine[n] != machine.get(holder, holder)]
         links = {n: row[n].bandwidth for n in elsewhere if n in row and n not in tally.unable}
         seconds = {node: (load.get(node, 0.0) + size) / bandwidth for node, bandwidth in links.items() if bandwidth}
         if seconds:

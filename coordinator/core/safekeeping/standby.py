@@ -4,7 +4,7 @@ vote."""
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from dtfm.coordinator.core.messages import peer_message
@@ -98,10 +98,12 @@ def commit_waits_for(state: State) -> frozenset[str]:
     """The standbys that a commit waits for, once all have voted: for each stage whose new state only one machine would have,
     its standbys that have kept up. One of them is enough."""
     assert state.ledger.plan is not None
+    machine, standbys = machines(state.ledger), _by_layers(state)
     waits_for: set[str] = set()
     for stage in state.ledger.plan.stages:
-        with_next_step, kept_up = _with_next_step(state, stage), keeping_up(state, stage)
-        if not (useful := _outliving(state, stage, with_next_step | kept_up)) & with_next_step:
+        of_stage = standbys.get(stage.layers, {})
+        with_next_step, kept_up = _with_next_step(state, of_stage), keeping_up(state, of_stage)
+        if not (useful := _outliving(machine, stage, with_next_step | kept_up)) & with_next_step:
             waits_for |= useful & kept_up
     return frozenset(waits_for)
 
@@ -109,30 +111,20 @@ def commit_waits_for(state: State) -> frozenset[str]:
 def next_step_survives(state: State) -> bool:
     """Whether each stage's new state, once the step in hand is committed, is with a node that is here."""
     assert state.ledger.plan is not None
-    ready = set(state.ledger.ready)
-    return all(not ready.isdisjoint(s.replicas) or _with_next_step(state, s) for s in state.ledger.plan.stages)
+    ready, standbys = set(state.ledger.ready), _by_layers(state)
+    return all(
+        not ready.isdisjoint(stage.replicas) or _with_next_step(state, standbys.get(stage.layers, {}))
+        for stage in state.ledger.plan.stages
+    )
 
 
 def rests_on_one_machine(state: State) -> bool:
     """Whether some stage's state is on one machine alone: all its replicas are there, and no standby elsewhere keeps up."""
     assert state.ledger.plan is not None
+    machine, standbys = machines(state.ledger), _by_layers(state)
     return any(
-        len(machines_of(state.ledger, keeping_up(state, stage).union(stage.replicas))) == 1
+        len(machines_of(machine, keeping_up(state, standbys.get(stage.layers, {})).union(stage.replicas))) == 1
         for stage in state.ledger.plan.stages
-    )
-
-
-def keeping_up(state: State, stage: Stage) -> frozenset[str]:
-    """The standbys of ``stage`` that were in time with the last step: they reported it before it was committed, or before
-    the latest time at which it could have been. One that has just caught up is in time."""
-    return frozenset(
-        node
-        for node, standby in standbys_of(state).items()
-        if standby.layers == stage.layers
-        and standby.caught_up is not None
-        and not standby.ended
-        and step_of(standby, state.ledger) == state.ledger.step
-        and (standby.caught_up == state.ledger.step or _was_in_time(state, standby))
     )
 
 
@@ -181,53 +173,73 @@ def wanted_standbys(state: State) -> Mapping[str, Layers]:
     """The layers of which each node should be a standby: what it lacks for the chosen plan; otherwise, if it is idle, those of
     the stage whose replicas and standbys are on the fewest machines, its own not among them if possible; and for stages that are
     left on one machine alone, a neighbour whose link allows it."""
-    plan, chosen, machine = state.ledger.plan, state.planner.chosen, machines(state.ledger)
+    plan, chosen = state.ledger.plan, state.planner.chosen
+    machine, holders = machines(state.ledger), state.ledger.holders
     assert plan is not None
     wanted = _lacking(state, chosen.plan) if chosen is not None else {}
     copies = {stage.layers: list(stage.replicas) for stage in plan.stages}
     most = {layers: len(replicas) + MOST_IDLE_STANDBYS for layers, replicas in copies.items()}
-    on = {layers: set(machines_of(state.ledger, replicas)) for layers, replicas in copies.items()}
-    for node in state.ledger.staying:
-        if node in plan.nodes or node in wanted:
+    on = {layers: set(machines_of(machine, replicas)) for layers, replicas in copies.items()}
+    staying, trained = state.ledger.staying, {node: stage for stage in plan.stages for node in stage.replicas}
+    for node in staying:
+        if node in trained or node in wanted:
             continue
-        fitting = [
-            layers
+        at = machine[node]
+        order = sorted(
+            (at in on[layers], len(on[layers]), len(copies[layers]), layers)
             for layers in copies
             if len(copies[layers]) < most[layers]
-            and _has_room(state, node, layers, None)
-            and _can_follow(state, node, layers)
-        ]
-        if fitting:
-            wanted[node] = layers = min(
-                fitting, key=lambda layers: (machine[node] in on[layers], len(on[layers]), len(copies[layers]), layers)
-            )
-            copies[layers].append(node)
-            on[layers].add(machine[node])
+        )
+        for *_, layers in order:
+            if _has_room(state, node, layers, None) and _can_follow(state, holders, node, layers):
+                wanted[node] = layers
+                copies[layers].append(node)
+                on[layers].add(at)
+                break
     if chosen is None:
+        free = {node: trained[node] for node in staying if node in trained and node not in wanted}
         for stage in plan.stages:
-            if len(on[stage.layers]) == 1 and (neighbour := _neighbour(state, plan, stage, wanted)):
+            if len(on[stage.layers]) == 1 and (neighbour := _neighbour(state, stage, free, machine)):
                 wanted[neighbour] = stage.layers
+                del free[neighbour]
     return wanted
 
 
-def _outliving(state: State, stage: Stage, standbys: frozenset[str]) -> frozenset[str]:
+def _by_layers(state: State) -> Mapping[Layers, Mapping[str, Standby]]:
+    """`standbys_of`, by the layers of which they are standbys."""
+    made: dict[Layers, dict[str, Standby]] = {}
+    for node, standby in standbys_of(state).items():
+        made.setdefault(standby.layers, {})[node] = standby
+    return made
+
+
+def _outliving(machine: Mapping[str, str], stage: Stage, standbys: frozenset[str]) -> frozenset[str]:
     """Those of the ``standbys`` of ``stage`` that keep its state if its only machine is lost, or, if none does, its only replica.
-    None is needed where its replicas are on several machines."""
-    here = machines_of(state.ledger, stage.replicas)
+    None is needed where its replicas are on several machines. ``machine``: see `machines`."""
+    here = machines_of(machine, stage.replicas)
     if len(here) > 1:
         return frozenset()
-    elsewhere = frozenset(node for node in standbys if here.isdisjoint(machines_of(state.ledger, [node])))
+    elsewhere = frozenset(node for node in standbys if here.isdisjoint(machines_of(machine, [node])))
     return elsewhere or (standbys if len(stage.replicas) == 1 else frozenset())
 
 
-def _with_next_step(state: State, stage: Stage) -> frozenset[str]:
-    """The standbys of ``stage`` that have the gradients of the step in hand, as voted in this generation."""
-    next_step = (state.ledger.step, state.ledger.generation)
+def keeping_up(state: State, standbys: Mapping[str, Standby]) -> frozenset[str]:
+    """Those of the ``standbys`` that were in time with the last step: they reported it before it was committed, or before
+    the latest time at which it could have been. One that has just caught up is in time."""
     return frozenset(
         node
-        for node, standby in standbys_of(state).items()
-        if standby.layers == stage.layers and (standby.step, standby.voted) == next_step
+        for node, standby in standbys.items()
+        if standby.caught_up is not None
+        and not standby.ended
+        and step_of(standby, state.ledger) == state.ledger.step
+        and (standby.caught_up == state.ledger.step or _was_in_time(state, standby))
     )
+
+
+def _with_next_step(state: State, standbys: Mapping[str, Standby]) -> frozenset[str]:
+    """Those of the ``standbys`` that have the gradients of the step in hand, as voted in this generation."""
+    next_step = (state.ledger.step, state.ledger.generation)
+    return frozenset(node for node, standby in standbys.items() if (standby.step, standby.voted) == next_step)
 
 
 def _was_in_time(state: State, standby: Standby) -> bool:
@@ -239,27 +251,32 @@ def _was_in_time(state: State, standby: Standby) -> bool:
     return committed_by is not None and standby.reported <= committed_by
 
 
-def _neighbour(state: State, plan: Plan, stage: Stage, busy: Container[str]) -> str:
+def _neighbour(state: State, stage: Stage, free: Mapping[str, Stage], machine: Mapping[str, str]) -> str:
     """The node that becomes a standby of ``stage``, whose replicas are on one machine, beside its own work: of the nodes on other
     machines the one to which a replica has the fastest link, if that link carries a step's gradients in COMMIT_WAIT_FRACTION of a
     step, and half the node's memory is enough for both. For a single replica also one on its own machine, if there is no other.
-    Empty: there is none."""
+    Empty: there is none.
+
+    ``free`` are the nodes that are no standbys yet, with the stages that they train; ``machine``: see `machines`.
+    """
     ledger = state.ledger
     if ledger.step_seconds is None:
         return ""
-    here = machines_of(ledger, stage.replicas)
+    here = machines_of(machine, stage.replicas)
     slowest = parameter_bytes(state, stage.layers) / (COMMIT_WAIT_FRACTION * max(ledger.step_seconds, 1e-3))
+    fastest: dict[str, float] = {}
+    for replica in stage.replicas:
+        for node, link in ledger.links.get(replica, {}).items():
+            if link.bandwidth >= slowest and node in free:
+                fastest[node] = max(link.bandwidth, fastest.get(node, 0.0))
     candidates = []
-    for other in plan.stages:
-        for node in other.replicas:
-            beside = machines_of(ledger, [node]) == here
-            if other is stage or node in busy or node not in ledger.staying or (beside and len(stage.replicas) > 1):
-                continue
-            rows = (ledger.links.get(replica, {}) for replica in stage.replicas)
-            fastest = max((row[node].bandwidth for row in rows if node in row), default=0.0)
-            if fastest >= slowest and _has_room(state, node, stage.layers, other, fraction=0.5):
-                candidates.append((beside, -fastest, node))
-    return min(candidates)[2] if candidates else ""
+    for node, bandwidth in fastest.items():
+        beside = machine[node] in here
+        if free[node] is not stage and not (beside and len(stage.replicas) > 1):
+            candidates.append((beside, -bandwidth, node))
+    return next(
+        (node for *_, node in sorted(candidates) if _has_room(state, node, stage.layers, free[node], fraction=0.5)), ""
+    )
 
 
 def _has_room(state: State, node: str, layers: Layers, trained: Stage | None, fraction: float = 1.0) -> bool:
@@ -293,18 +310,19 @@ def _lacking(state: State, plan: Plan) -> dict[str, Layers]:
         if holders
         and any(node not in holders[layer] for layer in range(*stage.layers))
         and _has_room(state, node, stage.layers, trained.get(node))
-        and _can_follow(state, node, stage.layers)
+        and _can_follow(state, holders, node, stage.layers)
     }
 
 
-def _can_follow(state: State, node: str, layers: Layers) -> bool:
-    """Whether the links from the donors carry a step's gradients in FOLLOW_FRACTION of a step; true while that is not known."""
+def _can_follow(state: State, holders: Sequence[tuple[str, ...]], node: str, layers: Layers) -> bool:
+    """Whether the links from the donors carry a step's gradients in FOLLOW_FRACTION of a step; true while that is not known.
+    ``holders``: Ledger.holders, which looks at every member."""
     ledger = state.ledger
-    if not ledger.step_seconds or not ledger.holders:
+    if not ledger.step_seconds or not holders:
         return True
     sizes: dict[tuple[str, ...], float] = {}
     for layer in range(*layers):
-        donors = ledger.holders[layer]
+        donors = holders[layer]
         if node not in donors:
             sizes[donors] = sizes.get(donors, 0.0) + parameter_bytes(state, (layer, layer + 1))
     for donors, size in sizes.items():
