@@ -129,7 +129,7 @@ class Capacities:
         """``fits`` [depths, kinds, nodes]; ``same`` [depths, kinds]: as at the depth before."""
         problem, kinds = self.problem, self.kinds
         held = np.array([min(in_flight(0, int(depth)), problem.workload.micro_batches) for depth in self.depths])
-        need = kinds.parameters * problem.least_state_factor + held[:, None] * kinds.kept
+        need = kinds.parameters * problem.workload.least_device_bytes_per_parameter_byte + held[:, None] * kinds.kept
         possible = kinds.last == (self.depths == 1)[:, None]
         self.fits = (need[:, :, None] <= problem.memory + 1.0) & possible[:, :, None]
         self.same = np.zeros(need.shape, dtype=bool)

@@ -49,7 +49,7 @@ def setting(problem: Problem, kinds: Kinds, seconds: float) -> Setting:
     records = np.zeros(len(kinds.work), KIND)
     for name in ("work", "parameters", "kept", "entering", "leaving", "first", "last"):
         records[name] = getattr(kinds, name)
-    records["state"] = kinds.parameters * problem.least_state_factor
+    records["state"] = kinds.parameters * problem.workload.least_device_bytes_per_parameter_byte
     return Setting(problem.up / ratio.min(axis=1), problem.down / ratio.min(axis=0), records, seconds)
 
 

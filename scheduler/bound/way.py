@@ -45,7 +45,7 @@ class _Conditions:
         work = problem.flops_before[self.past_last] - problem.flops_before[self.first]
         parameters = problem.parameters_before[self.past_last] - problem.parameters_before[self.first]
         self.pace = np.maximum(work[:, None], 1e-300) / problem.flops  # seconds per forward pass
-        self.fits = parameters[:, None] * problem.least_state_factor <= problem.memory + 1.0
+        self.fits = parameters[:, None] * problem.workload.least_device_bytes_per_parameter_byte <= problem.memory + 1.0
         one_way, exchange = _shortest(problem)
         before = problem.flops_before[self.first] / fastest
         self.arrival = (before + one_way[self.first])[:, None]

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from dtfm.scheduler.model.chains import flow_matrix, places, settled
 from dtfm.scheduler.model.cluster import Cluster
-from dtfm.scheduler.model.memory import Checkpointing, Keeping, OptimizerState
+from dtfm.scheduler.model.memory import Checkpointing, Keeping
 from dtfm.scheduler.model.plan import Flow, Plan, Stage, unless_usual
 from dtfm.scheduler.model.workload import Workload
 
@@ -91,17 +91,6 @@ class Problem:
         }
         for name, value in values.items():
             object.__setattr__(self, name, value)
-
-    @property
-    def least_state_factor(self) -> float:
-        """The least bytes of memory that a layer's state needs on any device in any way that the workload allows, per byte of the
-        layer's parameters."""
-        workload = self.workload
-        needs = {
-            OptimizerState.DEVICE: workload.bytes_kept_per_parameter_byte,
-            OptimizerState.HOST: workload.bytes_beside_host_per_parameter_byte,
-        }
-        return min(needs[way.optimizer_state] for way in workload.ways)
 
     @property
     def least_kept_before(self) -> Floats:

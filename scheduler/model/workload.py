@@ -121,6 +121,15 @@ class Workload:
         return (self.copy_bytes_per_parameter_byte or 1.0) + 1.0 + self.own_bytes_per_parameter_byte
 
     @property
+    def least_device_bytes_per_parameter_byte(self) -> float:
+        """The least that a layer's state needs on any device, in any way that the workload allows."""
+        needs = {
+            OptimizerState.DEVICE: self.bytes_kept_per_parameter_byte,
+            OptimizerState.HOST: self.bytes_beside_host_per_parameter_byte,
+        }
+        return min(needs[way.optimizer_state] for way in self.ways)
+
+    @property
     def host_bytes_per_parameter_byte(self) -> float:
         """The host's memory that the state then needs: weights in full precision, and optimizer state."""
         return 1.0 + self.optimizer_bytes_per_parameter_byte

@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from dtfm.scheduler.assemble.evaluate import memory_shortfall, missing_links
-from dtfm.scheduler.model.keeping import held_by
+from dtfm.scheduler.model.keeping import held_by, shortest
 from dtfm.scheduler.model.memory import Keeping, in_flight
 from dtfm.scheduler.model.plan import Plan, Stage, Takeover, unless_usual
 from dtfm.scheduler.model.problem import Problem, draft_of
@@ -19,9 +19,10 @@ from dtfm.scheduler.model.problem import Problem, draft_of
 def rerouted(plan: Plan, problem: Problem, holders: Sequence[Collection[str]]) -> Plan | None:
     """``plan`` on those of its nodes that the cluster still has, or None where that is impossible.
 
-    An idle node that holds the stage's state replaces a missing node, the fastest first. ``holders`` are the nodes that hold
-    each layer. Without such a node, the missing node's micro-batches go to the other replicas of its stage, each to the one
-    that finishes its own earliest. Returns None when a stage has no replica left, or when a link or memory would be missing.
+    An idle node that holds the stage's state and has room to train it replaces a missing node, the fastest first. ``holders``
+    are the nodes that hold each layer. Without such a node, the missing node's micro-batches go to the other replicas of its
+    stage, each to the one that finishes its own earliest. Returns None when a stage has no replica left, or when a link or memory
+    would be missing.
     Whoever stays keeps what it needs as before; a newcomer does as a new plan would have it do.
     """
     speed = {node.id: node.flops for node in problem.cluster.nodes}
@@ -31,9 +32,10 @@ def rerouted(plan: Plan, problem: Problem, holders: Sequence[Collection[str]]) -
         for gone in [node for node in stage.replicas if node not in speed]:
             taken = plan.seats(index)  # a node that was lost here and is back cannot have a second seat under its name
             holding = [node for node in idle if all(node in holders[layer] for layer in range(*stage.layers))]
-            if able := [node for node in holding if node not in taken]:
-                repaired = _replaced(repaired, index, gone, able[0], problem)
-                idle.remove(able[0])
+            able = (node for node in holding if node not in taken and _has_room(problem, plan, index, node))
+            if (new := next(able, None)) is not None:
+                repaired = _replaced(repaired, index, gone, new, problem)
+                idle.remove(new)
     for index, stage in enumerate(repaired.stages):
         left = {node: speed[node] for node in stage.replicas if node in speed}
         if not left:
@@ -44,6 +46,12 @@ def rerouted(plan: Plan, problem: Problem, holders: Sequence[Collection[str]]) -
     draft = draft_of(repaired, problem.cluster)
     possible = not missing_links(problem, draft) and not memory_shortfall(problem, draft.groups, draft.cuts)
     return repaired if possible else None
+
+
+def _has_room(problem: Problem, plan: Plan, index: int, node: str) -> bool:
+    """Whether the node has memory for stage ``index``. A copy of its state may lie where it could not be trained."""
+    fewest = min(in_flight(index, len(plan.stages)), problem.workload.micro_batches)
+    return shortest(problem, plan.stages[index].layers, fewest, problem.cluster.ids.index(node)).bytes == 0
 
 
 def _replaced(plan: Plan, index: int, gone: str, new: str, problem: Problem) -> Plan:

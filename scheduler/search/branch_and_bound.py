@@ -163,7 +163,11 @@ class _Bounds:
         kept = np.diff(problem.least_kept_before[stage], axis=1)[:, 0]
         most = problem.workload.micro_batches
         held = np.where(past_last == layers, in_flight(0, 1), min(in_flight(0, 2), most))
-        need = np.diff(problem.parameters_before[stage], axis=1)[:, 0] * problem.least_state_factor + held * kept
+        need = (
+            np.diff(problem.parameters_before[stage], axis=1)[:, 0]
+            * problem.workload.least_device_bytes_per_parameter_byte
+            + held * kept
+        )
         per_flop, alone = _alone(tables(problem), 0 if keep_idle_hands else 1)
         rooms = np.where(member, problem.memory, np.inf).min(axis=1)
         fits = np.zeros((masks, layers + 1, layers + 1), dtype=bool)

@@ -111,6 +111,18 @@ def test_an_idle_node_replaces_a_lost_one_only_if_it_holds_the_state() -> None:
     assert rerouted(TWO_BY_TWO, problem("n0", "n1", "n4"), NOBODY) is None
 
 
+def test_a_holder_without_room_to_train_is_passed_over() -> None:
+    present = problem("n0", "n1", "n3", "n4", "n5", speeds={"n4": 3e10})
+    small = [replace(node, memory_bytes=1e8) if node.id == "n4" else node for node in present.cluster.nodes]
+    present = Problem(replace(present.cluster, nodes=tuple(small)), present.workload)
+    by_another = rerouted(TWO_BY_TWO, present, (("n4", "n5"),) * LAYERS)
+    assert by_another is not None
+    assert by_another.stages[1].replicas == ("n5", "n3")
+    by_a_replica = rerouted(TWO_BY_TWO, present, (("n4",),) * LAYERS)
+    assert by_a_replica is not None
+    assert (by_a_replica.stages[1].replicas, by_a_replica.idle) == (("n3",), ("n4", "n5"))
+
+
 def test_a_node_that_was_lost_and_is_back_gets_no_second_seat_in_its_stage() -> None:
     everybody_holds = (("n0", "n1", "n2", "n3"),) * LAYERS
     three = plan(("n0",), ("n1", "n2", "n3"), routes=((("n0", "n1"), 4), (("n0", "n2"), 2), (("n0", "n3"), 2)))

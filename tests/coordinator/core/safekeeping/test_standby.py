@@ -142,7 +142,17 @@ def test_beside_a_gpu_copies_lie_in_the_hosts_memory(host_memory: int, is_standb
     """Weights and two moments of two layers of 1 MiB each."""
     world = training("a", "b", train={"steps": 20, "evaluate_every": 0})
     world.stick_to_plan()
-    gpu = wire.Device(kind="cuda", name="a gpu", memory_bytes=1 << 20, flops=1e11, host_memory_bytes=host_memory)
+    gpu = wire.Device(kind="cuda", name="a gpu", memory_bytes=1 << 30, flops=1e11, host_memory_bytes=host_memory)
+    world.join("c", device=gpu)
+    assert ("standby" in world.kinds_to("c")) == is_standby
+
+
+@pytest.mark.parametrize(("memory", "is_standby"), [(2 * 2 * 2**20, True), (2 * 2 * 2**20 - 1, False)])
+def test_an_idle_gpu_is_no_standby_of_a_stage_that_it_could_not_train(memory: int, is_standby: bool) -> None:
+    """With the moments in the host's memory: weights and gradients of two layers of 1 MiB each."""
+    world = training("a", "b", train={"steps": 20, "evaluate_every": 0})
+    world.stick_to_plan()
+    gpu = wire.Device(kind="cuda", name="a gpu", memory_bytes=memory, flops=1e11, host_memory_bytes=1 << 33)
     world.join("c", device=gpu)
     assert ("standby" in world.kinds_to("c")) == is_standby
 
