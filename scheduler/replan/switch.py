@@ -10,7 +10,8 @@ from dtfm.scheduler.model.problem import Draft, Problem
 
 def short_of_memory(problem: Problem, plan: Plan, draft: Draft) -> tuple[str, float] | None:
     """The node that lacks most to hold its stage of ``plan`` and its new one at the same time, and the bytes; None if all have
-    room. Layers that are in both count once; nothing is in flight then."""
+    room. Nothing is in flight then. Layers that are in both count once, on the device and in the host's memory, as far as their
+    state is there both before and after: what is kept elsewhere from now on is there besides."""
     numbers = {name: number for number, name in enumerate(problem.cluster.ids)}
     old = {
         numbers[name]: (stage.layers, stage.keeping[place] if stage.keeping else Keeping())
@@ -34,8 +35,8 @@ def _lacking(
 ) -> float:
     both = max(0, min(old[1], new[1]) - max(old[0], new[0]))
     shared = (max(old[0], new[0]), max(old[0], new[0]) + both)
-    held = _state(problem, old, before)
-    added, known = _state(problem, new, after), _state(problem, shared, after)
+    held, added = _state(problem, old, before), _state(problem, new, after)
+    known = map(min, _state(problem, shared, before), _state(problem, shared, after))
     device, host = (one + other - same for one, other, same in zip(held, added, known, strict=True))
     own = float(problem.host_memory[node])
     if own == 0.0:
