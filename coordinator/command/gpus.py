@@ -1,9 +1,10 @@
 """GPUs that people rent: what is known of them without one at hand.
 
-Memory is in GiB, as nvidia-smi reports it (with error correction where that is on by default). Speed is the peak of dense bf16
-matrix products summed in 32 bits, in TFLOP/s, from NVIDIA's papers on the architectures (Volta, Turing, Ampere GA100 and GA102,
-Ada, Hopper, Blackwell) and data sheets. Figures there "with sparsity" are halved; GeForce cards sum in 32 bits at half the speed
-at which they sum in 16, and that half counts.
+Memory is in GiB, as nvidia-smi reports it (with error correction where that is on by default). Speeds are the peaks of dense
+matrix products in fp32 and in bf16 summed in 32 bits, in TFLOP/s, from NVIDIA's papers on the architectures (Volta, Turing,
+Ampere GA100 and GA102, Ada, Hopper, Blackwell) and data sheets. Figures there "with sparsity" are halved; GeForce cards sum bf16
+in 32 bits at half the speed at which they sum in 16, and that half counts. The speed in fp32 is that without tensor cores: with
+them products are of TF32, with 10 bits of each number's mantissa, which PyTorch uses only when told to, and nodes do not tell it.
 """
 
 from __future__ import annotations
@@ -19,17 +20,17 @@ RESERVED_GIB, RESERVED = 0.6, 0.03
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """``has_bf16`` is False where the peak is of fp32, because the device computes in no bf16."""
+    """``bf16_tflops`` is None where the device computes in no bf16: such a run computes in fp32 there."""
 
     name: str
     memory_gib: float
-    peak_tflops: float
-    has_bf16: bool = True
+    fp32_tflops: float
+    bf16_tflops: float | None = None
 
-    @property
-    def flops(self) -> float:
-        """Sustained FLOP/s."""
-        return SUSTAINED * self.peak_tflops * 1e12
+    def flops(self, in_bf16: bool) -> float:
+        """Sustained FLOP/s of a run that computes in bf16, or in fp32."""
+        peak = self.bf16_tflops if in_bf16 and self.bf16_tflops is not None else self.fp32_tflops
+        return SUSTAINED * peak * 1e12
 
     @property
     def memory_bytes(self) -> float:
@@ -38,45 +39,45 @@ class Gpu:
 
 
 GPUS = (
-    Gpu("RTX 3060", 12, 25.5),
-    Gpu("RTX 3060 Ti", 8, 32.4),
-    Gpu("RTX 3070", 8, 40.6),
-    Gpu("RTX 3070 Ti", 8, 43.5),
-    Gpu("RTX 3080", 10, 59.5),
-    Gpu("RTX 3080 Ti", 12, 68.2),
-    Gpu("RTX 3090", 24, 71.0),
-    Gpu("RTX 3090 Ti", 24, 80.0),
-    Gpu("RTX 4060 Ti", 16, 44.1),
-    Gpu("RTX 4070", 12, 58.3),
-    Gpu("RTX 4070 Ti", 12, 80.2),
-    Gpu("RTX 4080", 16, 97.5),
-    Gpu("RTX 4080 SUPER", 16, 104.4),
-    Gpu("RTX 4090", 24, 165.2),
-    Gpu("RTX 5070 Ti", 16, 87.9),
-    Gpu("RTX 5080", 16, 112.6),
-    Gpu("RTX 5090", 32, 209.5),
-    Gpu("RTX A4000", 16, 76.7),
-    Gpu("RTX A4500", 20, 94.6),
-    Gpu("RTX A5000", 24, 111.1),
-    Gpu("RTX A6000", 48, 154.8),
-    Gpu("RTX 4000 Ada", 20, 106.9),
-    Gpu("RTX 5000 Ada", 32, 261.1),
-    Gpu("RTX 6000 Ada", 48, 364.2),
-    Gpu("RTX PRO 6000", 96, 503.8),
-    Gpu("T4", 15, 8.1, has_bf16=False),
-    Gpu("V100 16GB", 16, 15.7, has_bf16=False),
-    Gpu("V100 32GB", 32, 15.7, has_bf16=False),
-    Gpu("A10", 22.5, 125.0),
-    Gpu("A30", 24, 165.0),
-    Gpu("A40", 45, 149.7),
-    Gpu("L4", 22.5, 121.0),
-    Gpu("L40", 45, 181.0),
-    Gpu("L40S", 45, 362.0),
-    Gpu("A100 40GB", 40, 312.0),
-    Gpu("A100 80GB", 80, 312.0),
-    Gpu("H100 PCIe", 79.6, 756.0),
-    Gpu("H100 SXM", 79.6, 989.4),
-    Gpu("H100 NVL", 93.6, 835.5),
-    Gpu("H200", 140.4, 989.4),
-    Gpu("B200", 179, 2250.0),
+    Gpu("RTX 3060", 12, 12.7, 25.5),
+    Gpu("RTX 3060 Ti", 8, 16.2, 32.4),
+    Gpu("RTX 3070", 8, 20.3, 40.6),
+    Gpu("RTX 3070 Ti", 8, 21.7, 43.5),
+    Gpu("RTX 3080", 10, 29.8, 59.5),
+    Gpu("RTX 3080 Ti", 12, 34.1, 68.2),
+    Gpu("RTX 3090", 24, 35.6, 71.0),
+    Gpu("RTX 3090 Ti", 24, 40.0, 80.0),
+    Gpu("RTX 4060 Ti", 16, 22.1, 44.1),
+    Gpu("RTX 4070", 12, 29.1, 58.3),
+    Gpu("RTX 4070 Ti", 12, 40.1, 80.2),
+    Gpu("RTX 4080", 16, 48.7, 97.5),
+    Gpu("RTX 4080 SUPER", 16, 52.2, 104.4),
+    Gpu("RTX 4090", 24, 82.6, 165.2),
+    Gpu("RTX 5070 Ti", 16, 43.9, 87.9),
+    Gpu("RTX 5080", 16, 56.3, 112.6),
+    Gpu("RTX 5090", 32, 104.8, 209.5),
+    Gpu("RTX A4000", 16, 19.2, 76.7),
+    Gpu("RTX A4500", 20, 23.7, 94.6),
+    Gpu("RTX A5000", 24, 27.8, 111.1),
+    Gpu("RTX A6000", 48, 38.7, 154.8),
+    Gpu("RTX 4000 Ada", 20, 26.7, 106.9),
+    Gpu("RTX 5000 Ada", 32, 65.3, 261.1),
+    Gpu("RTX 6000 Ada", 48, 91.1, 364.2),
+    Gpu("RTX PRO 6000", 96, 126.0, 503.8),
+    Gpu("T4", 15, 8.1),
+    Gpu("V100 16GB", 16, 15.7),
+    Gpu("V100 32GB", 32, 15.7),
+    Gpu("A10", 22.5, 31.2, 125.0),
+    Gpu("A30", 24, 10.3, 165.0),
+    Gpu("A40", 45, 37.4, 149.7),
+    Gpu("L4", 22.5, 30.3, 121.0),
+    Gpu("L40", 45, 90.5, 181.0),
+    Gpu("L40S", 45, 91.6, 362.0),
+    Gpu("A100 40GB", 40, 19.5, 312.0),
+    Gpu("A100 80GB", 80, 19.5, 312.0),
+    Gpu("H100 PCIe", 79.6, 51.2, 756.0),
+    Gpu("H100 SXM", 79.6, 66.9, 989.4),
+    Gpu("H100 NVL", 93.6, 60.0, 835.5),
+    Gpu("H200", 140.4, 66.9, 989.4),
+    Gpu("B200", 179, 75.0, 2250.0),
 )

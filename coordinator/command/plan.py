@@ -20,6 +20,7 @@ from dtfm.coordinator.command.gpus import RESERVED, RESERVED_GIB, SUSTAINED
 from dtfm.coordinator.command.options import Json, Where
 from dtfm.coordinator.command.rented import (
     HOST_MEMORY,
+    computes_in_bf16,
     parse_gpus,
     parse_links,
     parse_size,
@@ -35,6 +36,7 @@ from dtfm.scheduler.formats import decision_document, gap, parse_any_network, pa
 from dtfm.scheduler.model.cluster import Cluster
 from dtfm.scheduler.model.decision import Decision, Infeasible, Objective
 from dtfm.scheduler.model.problem import Problem
+from dtfm.scheduler.model.workload import Workload
 from dtfm.scheduler.schedule import schedule
 from dtfm.scheduler.warm_up import warm_up
 
@@ -53,8 +55,8 @@ def plan(
         str | None,
         typer.Option(
             help='Instead of --network: GPUs that you may rent, each a machine of its own, like "8x RTX 4090, 2x A100 80GB". '
-            f"Their speed counts as {SUSTAINED:.0%} of the data sheet's, their memory less {RESERVED_GIB} GiB and {RESERVED:.0%} "
-            "for the driver and fragmentation."
+            f"Their speed counts as {SUSTAINED:.0%} of the data sheet's in the precision of the workload, their memory less "
+            f"{RESERVED_GIB} GiB and {RESERVED:.0%} for the driver and fragmentation."
         ),
     ] = None,
     links: Annotated[
@@ -104,8 +106,9 @@ def plan(
 
     Exit codes: 0 a plan was found, 1 no plan is possible, 2 bad input.
     """
-    cluster = _cluster(network, gpus, links, host_memory)
+    _check_source(network, gpus, links)
     work, tokens = _parsed(workload, lambda text: (parse_workload(text), parse_tokens(text)))
+    cluster = _cluster(network, gpus, links, host_memory, work)
     current = _parsed(incumbent, parse_plan) if incumbent is not None else None
     console = Console(stderr=True)
     _compile(console)
@@ -147,8 +150,8 @@ def plan(
         print(f"{decision.sentence}\n{describe_plan(decision.plan)}")
         if problem is not None:
             print(describe_holdings(problem, decision, tokens))
-        if gpus is not None and work.copy_bytes_per_parameter_byte and (old := without_bf16(gpus)):
-            print(f"{old} cannot compute in bf16, which this workload does: its speed here is that of fp32.")
+        if gpus is not None:
+            print(_speeds(gpus, work))
         print(f"{decision.evaluations:,} plans were tried in {elapsed:.1f} s.")
         if (times := gap(decision, objective)) is not None:
             print(describe_gap(decision.lower_bound_seconds, times))
@@ -167,21 +170,37 @@ def plan_now(where: Where = "", json_lines: Json = False) -> None:
         print(f"{'A new plan' if reply.changed else 'No change'} (generation {reply.generation}): {reply.reason}")
 
 
-def _cluster(network: Path | None, gpus: str | None, links: str | None, host_memory: str) -> Cluster | CompactCluster:
+def _speeds(gpus: str, work: Workload) -> str:
+    """The precision that the GPUs' speeds are for."""
+    if not computes_in_bf16(work):
+        return 'The GPUs\' speed is that of fp32, in which this workload computes; precision = "bf16" in the run file is faster.'
+    if old := without_bf16(gpus):
+        return f"The GPUs' speed is that of bf16; {old} cannot compute in it, so its speed here is that of fp32."
+    return "The GPUs' speed is that of bf16, in which this workload computes."
+
+
+def _check_source(network: Path | None, gpus: str | None, links: str | None) -> None:
     if (network is None) == (gpus is None):
         raise ValueError(
             'give either --network NETWORK.json or --gpus, like --gpus "8x RTX 4090" --links 500Mbit/s,40ms'
         )
-    if network is not None:
-        if links is not None:
-            raise ValueError("--links goes with --gpus; a NETWORK.json has its own links")
-        return _parsed(network, parse_any_network)
-    if links is None:
+    if network is not None and links is not None:
+        raise ValueError("--links goes with --gpus; a NETWORK.json has its own links")
+    if gpus is not None and links is None:
         raise ValueError(
             "--gpus needs --links too: bandwidth and latency between the machines, like --links 500Mbit/s,40ms"
         )
+
+
+def _cluster(
+    network: Path | None, gpus: str | None, links: str | None, host_memory: str, work: Workload
+) -> Cluster | CompactCluster:
+    """Of options that `_check_source` has checked."""
+    if network is not None:
+        return _parsed(network, parse_any_network)
     assert gpus is not None
-    return rented_cluster(parse_gpus(gpus), *parse_links(links), parse_size(host_memory))
+    assert links is not None
+    return rented_cluster(parse_gpus(gpus), *parse_links(links), parse_size(host_memory), computes_in_bf16(work))
 
 
 def _compile(console: Console) -> None:

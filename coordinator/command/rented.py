@@ -14,6 +14,7 @@ import numpy as np
 from dtfm.coordinator.command.gpus import GPUS, Gpu
 from dtfm.coordinator.core.validation import MAX_NODES
 from dtfm.scheduler.model.cluster import Cluster, Node
+from dtfm.scheduler.model.workload import Workload
 
 HOST_MEMORY = "32GiB"
 """Of a node, by default: little, because not every landlord gives a rented GPU its share of a large machine."""
@@ -43,7 +44,12 @@ def parse_gpus(text: str) -> list[Gpu]:
 
 def without_bf16(text: str) -> str:
     """The first of the GPUs that cannot compute in bf16; empty: there is none."""
-    return next((gpu.name for gpu in parse_gpus(text) if not gpu.has_bf16), "")
+    return next((gpu.name for gpu in parse_gpus(text) if gpu.bf16_tflops is None), "")
+
+
+def computes_in_bf16(workload: Workload) -> bool:
+    """Whether the run computes with copies of its weights: in bf16. Otherwise it computes in the precision of its parameters."""
+    return workload.copy_bytes_per_parameter_byte > 0
 
 
 def _gpu(name: str) -> Gpu:
@@ -88,13 +94,16 @@ def parse_quantity(text: str, what: str, units: Mapping[str, float], most: float
     return number * units[unit]
 
 
-def rented_cluster(gpus: list[Gpu], bandwidth: float, latency: float, host_memory: float) -> Cluster:
-    """Each GPU a machine of its own, whose connection carries as much up, and down, as any of its links."""
+def rented_cluster(gpus: list[Gpu], bandwidth: float, latency: float, host_memory: float, in_bf16: bool) -> Cluster:
+    """Each GPU a machine of its own, whose connection carries as much up, and down, as any of its links.
+
+    Speeds are those of a run that computes in bf16, or in fp32: see `computes_in_bf16`.
+    """
     count = len(gpus)
     nodes = tuple(
         Node(
             f"{gpu.name.lower().replace(' ', '-')}-{number}",
-            gpu.flops,
+            gpu.flops(in_bf16),
             gpu.memory_bytes,
             gpu.name,
             up=bandwidth,
