@@ -73,22 +73,32 @@ class TensorBoard:
 
 
 class WeightsAndBiases:
-    """Sends a run to a project, by the account with which `wandb login` was called."""
+    """Sends a run to a project, by the account with which `wandb login` was called. A run that the project has already gets what
+    it lacks."""
 
     def __init__(self, project: str) -> None:
         self._wandb = _package("wandb", "pip install wandb")
         self._project = project
         self._run: Any = None
+        self._sent = 0
 
     def add(self, record: Record) -> None:
         if isinstance(record.event, ev.RunStarted):
             run = record.event.run
+            config = {
+                table: run[table] for table in ("model", "train") if table in run
+            }  # the rest names machines and places
             self._run = self._wandb.init(
-                project=self._project, name=run.get("name"), config=dict(run), id=record.event.run_id, resume="allow"
+                project=self._project, name=run.get("name"), config=config, id=record.event.run_id, resume="allow"
             )
             self._run.define_metric("*", step_metric="step")  # W&B's own steps never go back, while a run's may
-        if self._run is not None and (found := points(record.event)):
-            self._run.log({"step": record.event.step, **found})  # type: ignore[union-attr]
+            self._sent = self._run.step  # its own steps count the calls of log, which are the same each time
+        if self._run is None or not (found := points(record.event)):
+            return
+        if self._sent:
+            self._sent -= 1
+            return
+        self._run.log({"step": record.event.step, **found})  # type: ignore[union-attr]
 
     def close(self) -> None:
         if self._run is not None:

@@ -131,6 +131,20 @@ def test_a_network_gets_the_same_table(tmp_path: Path, monkeypatch: pytest.Monke
     assert "tokens per second" not in printed
 
 
+def test_nodes_that_hold_the_same_in_equal_memories_share_a_row_wherever_they_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    cluster, places = uniform_cluster(3), ("Ohio", "Paris", "Tokyo")
+    nodes = tuple(replace(node, region=place) for node, place in zip(cluster.nodes, places, strict=True))
+    (tmp_path / "n.json").write_text(dump_network(replace(cluster, nodes=nodes)))
+    (tmp_path / "w.json").write_text(dump_workload(even_workload()))
+    files = "--network", str(tmp_path / "n.json"), "--workload", str(tmp_path / "w.json")
+    assert run(monkeypatch, "plan", *files, "--stages", "1", "--deadline", "0.2") == 0
+    rows = [line for line in capsys.readouterr().out.splitlines() if re.match(r"0 +0-11 ", line)]
+    assert len(rows) == 1
+    assert all(name in rows[0] for name in cluster.ids)
+
+
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
