@@ -32,8 +32,8 @@ MOST_FILE_BYTES = 1 << 20
 """As the coordinator's largest run file."""
 
 DEFAULTS: dict[str, dict[str, Any]] = {
-    "model": {"family": "llama", "config": None, "module": ""},
-    "data": {"source": "python-stdlib", "tokenizer": "bytes", "sequence_length": 256},
+    "model": {"pretrained": "", "family": "", "config": None, "module": ""},
+    "data": {"source": "python-stdlib", "tokenizer": "", "sequence_length": 256},
     "train": {
         "micro_batch": 4,
         "global_batch": 32,
@@ -43,7 +43,8 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     },
     "network": {"compression": "auto", "reduction": None},
 }
-"""The keys of a run file that its workload depends on. The coordinator judges the whole file; docs/run-file.md describes it."""
+"""The keys of a run file that its workload depends on; family, config, tokenizer and reduction have defaults that follow from
+others. The coordinator judges the whole file; docs/run-file.md describes it."""
 
 DEFAULT_LLAMA = {"hidden_size": 128, "num_hidden_layers": 8, "num_attention_heads": 4, "intermediate_size": 384}
 
@@ -65,9 +66,9 @@ def read_run(path: Path) -> Run:
     except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ValueError(f"{path} is not valid TOML: {error}") from None
     model, data, train, network = (_table(document, name) for name in DEFAULTS)
-    config = model["config"]
+    family, config = model["family"] or ("" if model["pretrained"] else "llama"), model["config"]
     if config is None:
-        config = DEFAULT_LLAMA if model["family"] == "llama" else {}
+        config = DEFAULT_LLAMA if family == "llama" else {}
     if not isinstance(config, dict):
         raise ValueError(f"model.config is {config!r:.80}; it must be a table")
     if train["micro_batch"] < 1 or train["global_batch"] < 1 or train["global_batch"] % train["micro_batch"]:
@@ -77,9 +78,15 @@ def read_run(path: Path) -> Run:
         )
     if not 2 <= data["sequence_length"] <= 1 << 20:
         raise ValueError(f"data.sequence_length is {data['sequence_length']}; it must be from 2 to {1 << 20}")
+    data["tokenizer"] = data["tokenizer"] or model["pretrained"].partition("@")[0] or "bytes"
     reduction = network["reduction"] or network["compression"]
     return Run(
-        model=Run.Model(family=model["family"], config_json=json.dumps(config, default=str), module=model["module"]),
+        model=Run.Model(
+            family=family,
+            config_json=json.dumps(config, default=str),
+            module=model["module"],
+            pretrained=model["pretrained"],
+        ),
         data=Run.Data(**data),
         train=Run.Train(
             micro_batch=train["micro_batch"],
@@ -96,15 +103,15 @@ def read_run(path: Path) -> Run:
 
 def describe(run: Run, allowed_modules: Sequence[str] = ()) -> str:
     """WORKLOAD.json of a run, as scheduler/formats.py reads it. Of its data, only a tokenizer is loaded, or what a user's own
-    function makes. Raises ValueError."""
+    function makes; of pretrained weights, only what they say of the model. Raises ValueError."""
     if run.model.family == "module":
         run.data.evaluation_fraction = 0.5
         data = load_data(run, allowed_modules)
-        sample, tokens = data.sample, data.tokens_per_sample
+        sample, tokens, tokenizer = data.sample, data.tokens_per_sample, data.tokenizer
     else:
-        length = run.data.sequence_length
-        sample, tokens = Sample((length,), torch.int64, load_tokenizer(run.data.tokenizer).size), length
-    costs = workload(load_model(run.model, sample, allowed_modules), run)
+        length, tokenizer = run.data.sequence_length, load_tokenizer(run.data.tokenizer)
+        sample, tokens = Sample((length,), torch.int64, tokenizer.size), length
+    costs = workload(load_model(run.model, sample, allowed_modules, tokenizer), run)
     document = {
         "layers": [
             {

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
+from transformers import AutoConfig, AutoModelForCausalLM
 from typer.testing import CliRunner
 
 from dtfm.coordinator.config.run_file import read_run_file
+from dtfm.coordinator.config.run_file_tables import DEFAULT_LLAMA, Data, Model, Network, Table, Train
+from dtfm.node import workload_file
 from dtfm.node.cli import app
-from dtfm.node.workload_file import read_run
+from dtfm.node.workload_file import DEFAULTS, read_run
+from tests.tokenizer import make_tokenizer
 
 SMALL = """
 [model]
@@ -31,6 +36,8 @@ precision = "bf16"
         SMALL,
         '[model]\nfamily = "gpt2"\n[network]\ncompression = "off"\nreduction = "topk"',
         '[network]\ncompression = "raw16"\n[train]\nprecision = "fp64"',
+        '[model]\npretrained = "some/name@main"',
+        '[model]\npretrained = "/a/folder"\nfamily = "gpt2"\n[data]\ntokenizer = "bytes"',
         '[model]\nfamily = "module"\nmodule = "a.b:c"\n[data]\nsource = "module:a.b:d"',
     ],
 )
@@ -44,6 +51,32 @@ def test_it_reads_what_the_coordinator_reads(tmp_path: Path, text: str) -> None:
     for key in ("micro_batch", "global_batch", "precision", "activation_checkpointing", "optimizer_state"):
         assert getattr(mine.train, key) == getattr(run.train, key)
     assert mine.network.reduction == run.network.reduction
+
+
+def test_its_keys_and_their_defaults_are_the_coordinators() -> None:
+    tables: dict[str, type[Table]] = {"model": Model, "data": Data, "train": Train, "network": Network}
+    assert DEFAULTS.keys() == tables.keys()
+    assert DEFAULTS["model"].keys() == Model.model_fields.keys()
+    for name, defaults in DEFAULTS.items():
+        for key, default in defaults.items():
+            field = tables[name].model_fields[key]
+            if field.default_factory is None:  # otherwise it follows from other keys, as the test above reads it
+                assert default == field.default, (name, key)
+    assert workload_file.DEFAULT_LLAMA == DEFAULT_LLAMA
+
+
+def test_pretrained_weights_say_what_the_model_is(tmp_path: Path) -> None:
+    make_tokenizer(tmp_path / "model", "some text to learn tokens from")
+    sizes = {"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "vocab_size": 300}
+    config = AutoConfig.for_model("gpt2", **sizes)
+    module: Any = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
+    module.save_pretrained(tmp_path / "model")
+    (tmp_path / "run.toml").write_text(f"[model]\npretrained = '{tmp_path / 'model'}'\n[data]\nsequence_length = 16")
+    printed = CliRunner().invoke(app, ["workload", str(tmp_path / "run.toml")])
+    assert printed.exit_code == 0, printed.output
+    layers = json.loads(printed.stdout)["layers"]
+    assert [layer["name"] for layer in layers] == ["embedding", "layer 1", "layer 2", "layer 3", "head"]
+    assert layers[1]["activation_bytes"] == 4 * 16 * 32 * 4
 
 
 def test_it_prints_or_writes_what_each_layer_takes(tmp_path: Path) -> None:
