@@ -31,17 +31,22 @@ class Gathered:
             await self.flush()
 
     async def flush(self) -> None:
-        """Returns, also when cancelled, when all that has arrived is taken: nothing is written behind the caller's back."""
+        """Returns, also when cancelled, when all that has arrived is taken: nothing is written behind the caller's back. Raises
+        what ``take`` raises, even when cancelled: whoever only timed out must not go on behind a hole."""
         if not self._pieces:
             return
-        pieces, offset = self._pieces, self._taken
-        self._pieces, self._taken = bytearray(), offset + len(pieces)
-        taking = asyncio.ensure_future(asyncio.to_thread(self._take, memoryview(pieces), offset))
-        try:
-            await asyncio.shield(taking)
-        except asyncio.CancelledError:
-            await asyncio.wait([taking])
-            raise
+        pieces, self._pieces = self._pieces, bytearray()
+        taking = asyncio.ensure_future(asyncio.to_thread(self._take, memoryview(pieces), self._taken))
+        cancelled: asyncio.CancelledError | None = None
+        while not taking.done():
+            try:
+                await asyncio.wait([taking])
+            except asyncio.CancelledError as again:
+                cancelled = again
+        taking.result()
+        self._taken += len(pieces)
+        if cancelled is not None:
+            raise cancelled
 
     def begin_again(self) -> None:
         """The whole comes again, from its first byte."""

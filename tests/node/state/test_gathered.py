@@ -54,22 +54,50 @@ async def test_what_comes_again_begins_at_the_first_byte() -> None:
     assert whole.bytes == b"right!"
 
 
-async def test_who_is_cancelled_has_nothing_written_behind_his_back() -> None:
-    started, go_on, done = threading.Event(), threading.Event(), threading.Event()
+class Slowly:
+    """A thread's work that waits to be let go on, and may fail then."""
 
-    def slowly(_: memoryview, _offset: int) -> None:
-        started.set()
-        go_on.wait(20)
-        done.set()
+    def __init__(self, error: Exception | None = None) -> None:
+        self.started, self.go_on, self.done = threading.Event(), threading.Event(), threading.Event()
+        self._error = error
 
-    come = Gathered(slowly)
+    def take(self, _: memoryview, _offset: int) -> None:
+        self.started.set()
+        self.go_on.wait(20)
+        self.done.set()
+        if self._error is not None:
+            raise self._error
+
+
+@pytest.mark.parametrize("times", [1, 2])
+async def test_who_is_cancelled_has_nothing_written_behind_his_back(times: int) -> None:
+    slowly = Slowly()
+    come = Gathered(slowly.take)
     await come.add(memoryview(b"x"))
     flushing = asyncio.create_task(come.flush())
-    await asyncio.to_thread(started.wait, 20)
-    flushing.cancel()
-    await asyncio.sleep(0)  # the cancellation arrives
-    assert not flushing.done()
-    go_on.set()
+    await asyncio.to_thread(slowly.started.wait, 20)
+    for _ in range(times):
+        flushing.cancel()
+        await asyncio.sleep(0)  # the cancellation arrives
+        await asyncio.sleep(0)
+        assert not flushing.done()
+    slowly.go_on.set()
     with pytest.raises(asyncio.CancelledError):
         await flushing
-    assert done.is_set()
+    assert slowly.done.is_set()
+    assert come.have == 1
+
+
+async def test_who_is_cancelled_while_taking_fails_hears_of_the_failure() -> None:
+    """Else the next donor would be asked for what follows the bytes that are missing."""
+    slowly = Slowly(OSError("the disk is full"))
+    come = Gathered(slowly.take)
+    await come.add(memoryview(b"x"))
+    flushing = asyncio.create_task(come.flush())
+    await asyncio.to_thread(slowly.started.wait, 20)
+    flushing.cancel()
+    await asyncio.sleep(0)
+    slowly.go_on.set()
+    with pytest.raises(OSError, match="the disk is full"):
+        await flushing
+    assert come.have == 0
