@@ -115,12 +115,18 @@ class Slice:
             self._decoded = _with_hidden(decoded, self._hidden.new_empty(0))
         return decoded
 
-    def _enter(self, _layer: nn.Module, args: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
-        if not self._enters:
+    def _enter(self, layer: nn.Module, args: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+        """What the first decoder layer gets: the hidden states that came in; or the embedding's in the layers' own dtype, as they
+        are where the model is cut there. A family that adds a buffer to them, its table of positions, has made them float32."""
+        if self._enters:
+            hidden = self._hidden
+        elif self._past_last > 1:
+            hidden = (args[0] if args else keywords["hidden_states"]).to(next(layer.parameters()).dtype)
+        else:
             return None
         if args:
-            return (self._hidden, *args[1:]), keywords
-        return args, keywords | {"hidden_states": self._hidden}
+            return (hidden, *args[1:]), keywords
+        return args, keywords | {"hidden_states": hidden}
 
     def _leave(self, _layer: nn.Module, _args: object, output: Any) -> None:
         if self._leaves:
