@@ -19,18 +19,23 @@ from dtfm.node.model.model import Layer, Model, Part, computed_again, parameters
 
 
 class SequentialModel(Model):
-    """``path`` is the "package.module:function" that returned it."""
+    """``path`` is the "package.module:function" that returned it. ``changing`` are the layers that change their input in place:
+    they get a copy, since it may be what another stage has sent, or be wanted again by a layer that is computed again."""
 
-    def __init__(self, module: nn.Sequential, sample: Sample, layers: tuple[Layer, ...], path: str) -> None:
+    def __init__(
+        self, module: nn.Sequential, sample: Sample, layers: tuple[Layer, ...], path: str, changing: frozenset[int]
+    ) -> None:
         super().__init__(module, sample, layers)
         self.path = path
+        self._changing = changing
 
     def cut(self, module: nn.Module, first: int, past_last: int, checkpointed: bool = False) -> Part:
         assert isinstance(module, nn.Sequential)
-        if checkpointed:
-            # Not the last one, whose backward pass follows at once.
-            for part in list(module.children())[first : min(past_last, len(self.layers) - 1)]:
-                part.forward = computed_again(part.forward)
+        for number in range(first, past_last):
+            if number in self._changing:
+                module[number].forward = _with_copy(module[number].forward)
+            if checkpointed and number < len(self.layers) - 1:  # after the last one its backward pass follows at once
+                module[number].forward = computed_again(module[number].forward)
         if past_last == len(self.layers) and isinstance(module[-1], nn.Linear):
             return Part(module[first:-1], module[-1])
         return Part(module[first:past_last])
@@ -64,7 +69,8 @@ def load_sequential(make: Callable[[], Any], path: str, sample: Sample) -> Seque
         raise ValueError(f"model.module: {path} returned {type(module).__name__}, not an nn.Sequential with children")
     for name, part in module.named_modules():
         _check(name, part, path)
-    return SequentialModel(module, sample, _trace(module, sample, path), path)
+    layers, changing = _trace(module, sample, path)
+    return SequentialModel(module, sample, layers, path, changing)
 
 
 def _check(name: str, part: nn.Module, path: str) -> None:
@@ -87,13 +93,17 @@ def _reset(part: nn.Module) -> Callable[[], None] | None:
     return getattr(part, "reset_parameters", None) or getattr(part, "_reset_parameters", None)
 
 
-def _trace(module: nn.Sequential, sample: Sample, path: str) -> tuple[Layer, ...]:
-    """The layers, found by running two samples through the model on the meta device."""
+def _with_copy(forward: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[torch.Tensor], torch.Tensor]:
+    return lambda x: forward(x.clone())
+
+
+def _trace(module: nn.Sequential, sample: Sample, path: str) -> tuple[tuple[Layer, ...], frozenset[int]]:
+    """The layers, and which change their input, found by running two samples through the model on the meta device."""
     batch = 2
     x = torch.empty(batch, *sample.shape, dtype=sample.dtype, device="meta")
-    layers = []
+    layers, changing = list[Layer](), set[int]()
     for name, child in copy.deepcopy(module).to("meta").named_children():
-        given = tuple(x.shape)
+        given, before, version = tuple(x.shape), x, x._version
         try:
             with FlopCounterMode(display=False) as counter:
                 x = child(x)
@@ -101,6 +111,8 @@ def _trace(module: nn.Sequential, sample: Sample, path: str) -> tuple[Layer, ...
             raise ValueError(
                 f"model.module: layer {name!r} of {path} does not take an input of shape {given}: {problem}"
             ) from problem
+        if before._version != version:
+            changing.add(len(layers))
         if not (isinstance(x, torch.Tensor) and x.is_floating_point() and x.ndim and x.shape[0] == batch):
             raise ValueError(
                 f"model.module: layer {name!r} of {path} must return one floating-point tensor with the batch first, "
@@ -109,4 +121,4 @@ def _trace(module: nn.Sequential, sample: Sample, path: str) -> tuple[Layer, ...
         parameters = tuple(f"{name}.{p}" for p, _ in child.named_parameters(remove_duplicate=False))
         flops = counter.get_total_flops() / batch
         layers.append(Layer(name, parameters, (name,), tuple(x.shape[1:]), flops))
-    return tuple(layers)
+    return tuple(layers), frozenset(changing)

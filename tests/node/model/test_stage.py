@@ -9,11 +9,13 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from dtfm.node.data.samples import Sample
 from dtfm.node.model.bucket import BucketSpec
 from dtfm.node.model.load import load_model
 from dtfm.node.model.model import Model
+from dtfm.node.model.sequential import load_sequential
 from dtfm.node.model.stage import Stage, build_stage
 from dtfm.protos import plan_pb2
 from dtfm.scheduler.model.memory import Checkpointing, Keeping, OptimizerState
@@ -284,6 +286,29 @@ def test_every_family_computes_in_bfloat16(name: str) -> None:
     whole = stage_of(model, 0, len(model.layers), dtype=exact)
     assert train(stages, inputs, labels) == pytest.approx(train([whole], inputs, labels), rel=0.02)
     assert stages[0].forward(inputs).dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("cut", [[0, 5], [0, 1, 5], [0, 3, 5]])
+@pytest.mark.parametrize("checkpointing", Checkpointing)
+def test_layers_may_change_their_input_in_place(checkpointing: Checkpointing, cut: list[int]) -> None:
+    """Wherever the model is cut, and though the layer before is computed again."""
+
+    def gradients(in_place: bool, cut: list[int], checkpointing: Checkpointing) -> dict[int, torch.Tensor]:
+        def make() -> nn.Sequential:
+            deeper = nn.Sequential(nn.SiLU(inplace=in_place), nn.Linear(6, 6))
+            return nn.Sequential(nn.Linear(4, 6), nn.SiLU(inplace=in_place), nn.Linear(6, 6), deeper, nn.Linear(6, 3))
+
+        model = load_sequential(make, "a.b:c", Sample((4,), torch.float32))
+        keeping = Keeping(checkpointing)
+        stages = [build_stage(model, *ends, CPU, torch.float64, keeping=keeping) for ends in itertools.pairwise(cut)]
+        for stage in stages:
+            stage.initialise(5)
+        train(stages, torch.arange(12.0, dtype=torch.float64).view(3, 4), torch.tensor([0, 1, 2]))
+        return {index: bucket.gradients for stage in stages for index, bucket in stage.buckets.items()}
+
+    expected = gradients(False, [0, 5], Checkpointing.NONE)
+    for index, mine in gradients(True, cut, checkpointing).items():
+        torch.testing.assert_close(mine, expected[index], rtol=1e-12, atol=0)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
