@@ -48,11 +48,13 @@ def set_up(
     ``earlier``, its part in the last plan, is closed and released; its stage, and its progress on an interrupted step, are
     taken over if they still count. Raises what `acquire_stage` and `Sender.connect` raise, and Closed when called off.
     """
+    stage = earlier.stage if earlier is not None and inventory.still_has(earlier.stage, placement) else None
     progress = None
-    if earlier is not None and inventory.still_has(earlier.stage, placement):
-        stage = earlier.stage
-        progress = _usable_progress(earlier.progress, placement, assignment)
-    else:
+    if earlier is not None:
+        progress = _usable_progress(earlier.progress, placement, assignment) if stage is not None else None
+        if progress is None:
+            earlier.progress.discard()  # its graphs hold the old stage's weights, and memory that the new one needs
+    if stage is None:
         stage = acquire_stage(loaded, equipment.device, placement, assignment, inventory, equipment.snapshots, wait)
     links = [link for link in assignment.links if link.source == placement.node]
     speed = Speed(equipment.hardware, {link.destination: link.bandwidth for link in links if link.bandwidth})

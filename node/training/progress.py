@@ -87,6 +87,12 @@ class Progress:
         self.unreduced.clear()
         note_memory(ExtraMemory.RETRY, 0)
 
+    def discard(self) -> None:
+        """Frees all that it holds, since no other attempt will build on it."""
+        self.spoil()
+        for mine in (self.inputs, self.outputs, self.gradients):
+            mine.clear()
+
     def fits(self, placement: Placement) -> bool:
         """Whether it can go on as ``placement``, of the same stage: no other node has been given what is summed here."""
         return not self._spoilt and self.finished <= set(placement.micro_batches)

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 import torch
+from torch.autograd.graph import get_gradient_edge
 
 from dtfm.node.model.placement import Placement, placement_of
+from dtfm.node.training import generation_setup
 from dtfm.node.training.memory_budget import LEAST_EARLY_BYTES, early_bytes, free_bytes, is_short, retry_bytes
 from dtfm.node.training.progress import Progress
-from dtfm.protos.control_pb2 import Device
+from dtfm.node.transport.topic_queue import Closed
+from dtfm.protos.control_pb2 import Assignment, Device
 from dtfm.protos.frame import Kind
 from dtfm.scheduler.model.plan import Stage, from_routes
 
@@ -89,3 +95,23 @@ def test_a_step_that_is_called_off_after_spoiling_keeps_nothing() -> None:
     progress.keep_unreduced(7, TENSOR)
     progress.keep(Kind.ACTIVATION, 1, TENSOR, TENSOR.nbytes)
     assert (progress.sent, progress.unreduced) == ({}, {})
+
+
+def test_nothing_of_a_step_is_held_while_another_stage_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    progress = Progress(1, 5, inputs={0: TENSOR}, gradients={0: TENSOR})
+    progress.outputs[0] = get_gradient_edge(TENSOR.clone().requires_grad_() * 2)
+    progress.keep(Kind.ACTIVATION, 0, TENSOR, TENSOR.nbytes)
+    progress.keep_unreduced(7, TENSOR)
+
+    def acquire(*_: object) -> None:
+        held = (progress.inputs, progress.outputs, progress.gradients, progress.sent, progress.unreduced)
+        assert not any(held)
+        raise Closed("a newer plan")
+
+    monkeypatch.setattr(generation_setup, "acquire_stage", acquire)
+    anything: Any = SimpleNamespace(device=None, snapshots=None)
+    earlier: Any = SimpleNamespace(stage=None, progress=progress)
+    inventory: Any = SimpleNamespace(still_has=lambda *_: False)
+    with pytest.raises(Closed):
+        generation_setup.set_up(anything, middle(2), Assignment(step=4), inventory, earlier, anything, anything)
+    assert not progress.fits(middle(2))  # the newer plan may want the old stage again
