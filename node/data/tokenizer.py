@@ -92,7 +92,8 @@ class Pretrained:
         so_far = ""
         for number, message in enumerate(messages):
             if message["role"] == "assistant":
-                asked = self._rendered(messages[:number], so_far, add_generation_prompt=True)
+                # Some templates take no conversation without messages.
+                asked = self._rendered(messages[:number], so_far, add_generation_prompt=True) if number else ""
                 answered = self._rendered(messages[: number + 1], asked)
                 pieces += [(asked[len(so_far) :], False), (answered[len(asked) :], True)]
                 so_far = answered

@@ -146,6 +146,16 @@ def test_a_template_that_cannot_tell_the_answers_is_refused(tmp_path: Path) -> N
         load(tmp_path, forgetful, TALK)
 
 
+def test_a_conversation_may_begin_with_an_answer(tmp_path: Path) -> None:
+    strict = "{% if not messages %}{{ raise_exception('no messages') }}{% endif %}" + TEMPLATE
+    talk = [message("assistant", "hello"), message("user", "hi"), message("assistant", "how are you?")]
+    assert load_tokenizer(folder_with(tmp_path, strict)).render(talk) == [
+        ("<assistant>hello</>\n", True),
+        ("<user>hi</>\n<assistant>", False),
+        ("how are you?</>\n", True),
+    ]
+
+
 def test_a_tokenizer_without_a_template_is_refused(tmp_path: Path) -> None:
     for name in ("bytes", folder_with(tmp_path / "none", None)):
         with pytest.raises(ValueError, match=r"data.tokenizer: .*template"):
