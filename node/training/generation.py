@@ -78,7 +78,7 @@ class Generation:
         self._retry_bytes = retry_bytes(free)
         self._is_short = is_short(on_device + on_host, speed.hardware)
         self.progress = inherited.progress or Progress(placement.generation, applied + 1, self._retry_bytes)
-        self.progress.generation = placement.generation
+        self.progress.generation, self.progress.room = placement.generation, self._retry_bytes
         self._sizes = tensor_sizes(stage, loaded.run.train.micro_batch)
         self.codecs = self._choose_codecs(inherited.codecs)
         self._queue: TopicQueue[Topic, Arrival] = TopicQueue()

@@ -8,9 +8,10 @@ micro-batches are computed again.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from threading import RLock
 
 import torch
 from torch.autograd.graph import GradientEdge
@@ -35,7 +36,7 @@ class Progress:
     on the last stage; ``sent``, what was sent to the neighbours.
 
     ``unreduced`` has, by bucket, this node's sum of gradients (flat, on the CPU), from before the group's sum replaced it.
-    ``room`` is the number of bytes of ``sent`` and ``unreduced`` that may still be kept.
+    ``room`` is the most bytes of ``sent`` and ``unreduced`` that may be kept. These two are for any thread, by the methods.
     """
 
     generation: int
@@ -49,7 +50,8 @@ class Progress:
     sent: dict[tuple[Kind, int], Sent] = field(default_factory=dict)
     unreduced: dict[int, torch.Tensor] = field(default_factory=dict)
     _spoilt: bool = False
-    _kept: int = 0
+    _kept: dict[tuple[Kind, int] | int, int] = field(default_factory=dict)  # bytes of what is in sent and unreduced
+    _lock: RLock = field(default_factory=RLock)
 
     def __post_init__(self) -> None:
         note_memory(ExtraMemory.RETRY, 0)
@@ -66,26 +68,33 @@ class Progress:
 
     def keep(self, kind: Kind, number: int, sent: Sent, size: int) -> None:
         """Keeps a tensor of ``size`` bytes in ``sent``, or replaces it there."""
-        if (kind, number) in self.sent or self._make_room(size):
-            self.sent[kind, number] = sent
+        with self._lock:
+            if self._make_room((kind, number), size):
+                self.sent[kind, number] = sent
 
     def keep_unreduced(self, bucket: int, gradients: torch.Tensor) -> None:
         """To be called before the group's sum replaces ``gradients``."""
-        if self._make_room(gradients.nbytes):
-            self.unreduced[bucket] = gradients.to("cpu", copy=True)
+        if not self._make_room(bucket, gradients.nbytes):
+            return
+        copy = gradients.to("cpu", copy=True)
+        with self._lock:
+            if not self._spoilt:
+                self.unreduced[bucket] = copy
 
     def take_unreduced(self) -> dict[int, torch.Tensor]:
         """Each bucket's gradients from before they were replaced, for another attempt."""
-        taken, self.unreduced = self.unreduced, {}
-        self._make_room(-sum(gradients.nbytes for gradients in taken.values()))
-        return taken
+        with self._lock:
+            taken, self.unreduced = self.unreduced, {}
+            self._give_back(taken)
+            return taken
 
     def spoil(self) -> None:
         """This attempt may still succeed, but another one cannot build on it."""
-        self._spoilt, self._kept = True, 0
-        self.sent.clear()
-        self.unreduced.clear()
-        note_memory(ExtraMemory.RETRY, 0)
+        with self._lock:
+            self._spoilt = True
+            for mine in (self.sent, self.unreduced, self._kept):
+                mine.clear()
+            note_memory(ExtraMemory.RETRY, 0)
 
     def discard(self) -> None:
         """Frees all that it holds, since no other attempt will build on it."""
@@ -102,7 +111,11 @@ class Progress:
         for mine in (self.inputs, self.outputs, self.gradients):
             for number in mine.keys() - set(placement.micro_batches):
                 del mine[number]
-        self.sent = {what: sent for what, sent in self.sent.items() if what[1] in placement.micro_batches}
+        with self._lock:
+            others = [what for what in self.sent if what[1] not in placement.micro_batches]
+            for what in others:
+                del self.sent[what]
+            self._give_back(others)
 
     def report(self, placement: Placement) -> control_pb2.Progress:
         """The message to the coordinator, which passes it on to the neighbours."""
@@ -113,13 +126,20 @@ class Progress:
             finished=sorted(self.finished),
         )
 
-    def _make_room(self, size: int) -> bool:
-        if self._spoilt:
-            return False
-        self.room -= size
-        if self.room < 0:
-            self.spoil()
-            return False
-        self._kept += size
-        note_memory(ExtraMemory.RETRY, self._kept)
-        return True
+    def _make_room(self, key: tuple[Kind, int] | int, size: int) -> bool:
+        """Whether ``size`` bytes may be kept under ``key``, instead of what is there."""
+        with self._lock:
+            if self._spoilt:
+                return False
+            self._kept[key] = size
+            kept = sum(self._kept.values())
+            if kept > self.room:
+                self.spoil()
+                return False
+            note_memory(ExtraMemory.RETRY, kept)
+            return True
+
+    def _give_back(self, keys: Iterable[tuple[Kind, int] | int]) -> None:
+        for key in keys:
+            self._kept.pop(key, None)
+        note_memory(ExtraMemory.RETRY, sum(self._kept.values()))

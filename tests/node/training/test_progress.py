@@ -69,6 +69,26 @@ def test_unreduced_gradients_are_copies_and_taking_them_frees_their_room() -> No
     assert progress.fits(middle(1))
 
 
+def test_what_others_send_now_frees_its_room() -> None:
+    progress = Progress(1, 5, room=2 * TENSOR.nbytes)
+    progress.keep(Kind.ACTIVATION, 0, TENSOR, TENSOR.nbytes)
+    progress.keep(Kind.ACTIVATION, 1, TENSOR, TENSOR.nbytes)
+    progress.narrow(middle(1))
+    assert list(progress.sent) == [(Kind.ACTIVATION, 0)]
+    progress.keep_unreduced(7, TENSOR)
+    assert progress.fits(middle(1))
+
+
+def test_the_next_generation_has_room_of_its_own() -> None:
+    progress = Progress(1, 5, room=TENSOR.nbytes)
+    progress.keep(Kind.ACTIVATION, 0, TENSOR, TENSOR.nbytes)
+    progress.room = 2 * TENSOR.nbytes
+    progress.keep(Kind.ACTIVATION, 1, TENSOR, TENSOR.nbytes)
+    assert progress.fits(middle(2))
+    progress.keep(Kind.ACTIVATION, 2, TENSOR, TENSOR.nbytes)
+    assert not progress.fits(middle(2))
+
+
 @pytest.mark.parametrize(("memory", "room"), [(1300 + 400, 200), (1300, 0), (1000, 0), (1300 + (1 << 40), 1 << 39)])
 def test_half_of_what_training_leaves_free_may_be_kept(memory: int, room: int) -> None:
     hardware = Device(kind="cpu", memory_bytes=memory)
