@@ -104,17 +104,23 @@ class TokenWindows(Data):
     """
 
     def __init__(
-        self, index: TokenIndex, tokens: Callable[[], NDArray[Any]], tokenizer: Tokenizer, agreed: Agreed | None = None
+        self,
+        index: TokenIndex,
+        tokens: Callable[[], NDArray[Any]],
+        tokenizer: Tokenizer,
+        agreed: Agreed | None = None,
+        *,
+        talks: bool,
     ) -> None:
         """``tokens`` returns those of ``index``, and is called when they are first needed: at once, unless the run's members have
-        ``agreed`` on the data before."""
+        ``agreed`` on the data before. ``talks``: they are conversations."""
         length = index.sequence_length
         super().__init__(index.windows - len(index.left_out), index.evaluation_fraction)
         self.sample = Sample((length,), torch.int64, tokenizer.size)
         self.tokens_per_sample = length
         self.tokenizer = tokenizer
         self.fingerprint = index.fingerprint
-        self._index, self._open, self._lock = index, tokens, threading.Lock()
+        self._index, self._open, self._lock, self._talks = index, tokens, threading.Lock(), talks
         self._opened: NDArray[Any] | None = None
         self._window = np.arange(length + 1)
         self.was_read = agreed is None
@@ -142,6 +148,8 @@ class TokenWindows(Data):
         if self._numbers is not None:
             numbers = self._numbers[numbers]
         stored = self._tokens[numbers[:, None] * self.tokens_per_sample + self._window].astype(np.int64)
+        if not self._talks:
+            return torch.from_numpy(stored[:, :-1].copy()), torch.from_numpy(stored[:, 1:].copy())
         is_learnt = stored[:, 1:] < self.tokenizer.size
         both = stored % self.tokenizer.size
         labels = np.where(is_learnt, both[:, 1:], NOT_LEARNT)
@@ -213,7 +221,9 @@ def load_data(
     tokenizer = load_tokenizer(data.tokenizer)
     if agreed is not None and (index := find(run.checkpoint.uri, agreed.fingerprint)) is not None:
         published = index
-        return TokenWindows(index, lambda: _fetched(run, published, tokenizer, cache), tokenizer, agreed)
+        return TokenWindows(
+            index, lambda: _fetched(run, published, tokenizer, cache), tokenizer, agreed, talks=_talks(data)
+        )
     tokens = _read(data, tokenizer, cache)
     index = _indexed(data, tokenizer, tokens)
     if index.windows - len(index.left_out) < 2:
@@ -221,7 +231,7 @@ def load_data(
             f"data.source: {data.source!r} has {len(tokens)} tokens, too few for two windows of data.sequence_length "
             f"{data.sequence_length} with something to learn (one to train on, one held out); give more text or a shorter length"
         )
-    return TokenWindows(index, lambda: tokens, tokenizer)
+    return TokenWindows(index, lambda: tokens, tokenizer, talks=_talks(data))
 
 
 def _indexed(data: plan_pb2.Run.Data, tokenizer: Tokenizer, tokens: NDArray[Any]) -> TokenIndex:
@@ -334,12 +344,17 @@ def _dtype(tokenizer: Tokenizer, talks: bool) -> np.dtype[Any]:
 
 def _write(documents: Iterable[Iterable[Piece]], tokenizer: Tokenizer, file: BinaryIO, *, talks: bool) -> blake3:
     """Writes the tokens of the documents in order; ``talks``: they are conversations, of which not all is learnt (see
-    TokenWindows). Returns the digest of what it has written."""
+    TokenWindows). Returns the digest of what it has written. Raises ValueError for an id that the tokenizer should not make."""
     dtype = _dtype(tokenizer, talks)
     digest, size, said = blake3(), 0, time.monotonic()
     for number, document in enumerate(documents):
         pieces = ((tokenizer.encode(text), is_learnt) for text, is_learnt in document)
         for ids, is_learnt in chain([(np.asarray(tokenizer.separator), not talks)] if number else [], pieces):
+            if ids.size and ids.max() >= tokenizer.size:
+                raise ValueError(
+                    f"data.tokenizer: it makes the id {ids.max()}, but has only {tokenizer.size} tokens, so that ids from "
+                    f"{tokenizer.size} on are no tokens; use a tokenizer whose vocabulary has no gaps"
+                )
             stored = ids if is_learnt else ids.astype(np.int64) + tokenizer.size
             content = stored.astype(dtype, copy=False).tobytes()
             file.write(content)

@@ -84,30 +84,39 @@ def test_the_standard_library_is_text_that_every_machine_has() -> None:
     assert data.fingerprint == load("python-stdlib", length=256).fingerprint
 
 
+class Numbers:
+    """A tokenizer whose tokens are numbers, of which it says that there are ``size``."""
+
+    separator = (0,)
+    identity = b""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    def encode(self, text: str) -> np.ndarray:
+        return np.array([int(text)])
+
+    def decode(self, ids: object) -> str:
+        raise NotImplementedError
+
+    def render(self, messages: object) -> list[Piece]:
+        raise NotImplementedError
+
+    def save(self, folder: Path) -> None:
+        raise NotImplementedError
+
+
 @pytest.mark.parametrize(("size", "dtype"), [(256, "u1"), (257, "u2"), (65536, "u2"), (65537, "u4")])
 def test_tokens_are_stored_in_as_few_bytes_as_hold_them(size: int, dtype: str) -> None:
-    class Numbers:
-        separator = (0,)
-        identity = b""
-
-        def __init__(self) -> None:
-            self.size = size
-
-        def encode(self, text: str) -> np.ndarray:
-            return np.array([int(text)])
-
-        def decode(self, ids: object) -> str:
-            raise NotImplementedError
-
-        def render(self, messages: object) -> list[Piece]:
-            raise NotImplementedError
-
-        def save(self, folder: Path) -> None:
-            raise NotImplementedError
-
-    tokens = data_module.tokenize([["3", str(size - 1)]], Numbers())
+    tokens = data_module.tokenize([["3", str(size - 1)]], Numbers(size))
     assert tokens.tolist() == [3, size - 1]
     assert tokens.dtype == np.dtype(dtype)
+
+
+def test_an_id_that_the_tokenizer_should_not_make_is_refused() -> None:
+    """Such an id would be trained on as another token's."""
+    with pytest.raises(ValueError, match=r"data.tokenizer: it makes the id 300, but has only 300 tokens"):
+        data_module.tokenize([["3", "300"]], Numbers(300))
 
 
 def test_a_local_tokenizer(tmp_path: Path) -> None:
