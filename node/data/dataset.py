@@ -219,11 +219,12 @@ def load_data(
         inputs, labels = _checked(made, data.source)
         return TensorPairs(inputs, labels, data.evaluation_fraction)
     tokenizer = load_tokenizer(data.tokenizer)
-    if agreed is not None and (index := find(run.checkpoint.uri, agreed.fingerprint)) is not None:
-        published = index
-        return TokenWindows(
-            index, lambda: _fetched(run, published, tokenizer, cache), tokenizer, agreed, talks=_talks(data)
-        )
+    if agreed is not None:
+        published = find(run.checkpoint.uri, agreed.fingerprint, data.sequence_length, data.evaluation_fraction)
+        if published is not None:
+            return TokenWindows(
+                published, lambda: _fetched(run, published, tokenizer, cache), tokenizer, agreed, talks=_talks(data)
+            )
     tokens = _read(data, tokenizer, cache)
     index = _indexed(data, tokenizer, tokens)
     if index.windows - len(index.left_out) < 2:

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from typing import Any, BinaryIO
 
 import fsspec
@@ -71,7 +73,13 @@ def index_of(
 
 
 def publish(place: str, index: TokenIndex, tokens: NDArray[Any]) -> None:
-    """Writes what is not there yet. ``place`` is the run's folder for checkpoints. Raises what the file system raises."""
+    """Writes what is not there yet. ``place`` is the run's folder for checkpoints. Raises ValueError
+    if the index is larger than others read, and what the file system raises."""
+    if len(index.content) > _MOST_INDEX_BYTES:
+        raise ValueError(
+            f"their index would have {len(index.content)} bytes, of which others read at most {_MOST_INDEX_BYTES}; "
+            f"{len(index.left_out)} windows are left out, fewer with a longer data.sequence_length"
+        )
     folder = _folder(place, index.fingerprint)
     fs, path = fsspec.core.url_to_fs(folder)
     if fs.exists(f"{path}/{INDEX}"):
@@ -84,8 +92,8 @@ def publish(place: str, index: TokenIndex, tokens: NDArray[Any]) -> None:
     log.info("the data's %d tokens are in %s for others", index.tokens, folder)
 
 
-def find(place: str, fingerprint: bytes) -> TokenIndex | None:
-    """The index with this fingerprint; None if there is none that can be read."""
+def find(place: str, fingerprint: bytes, sequence_length: int, evaluation_fraction: float) -> TokenIndex | None:
+    """The index with this fingerprint, of samples as the run wants them; None if there is none that can be used."""
     folder = _folder(place, fingerprint)
     try:
         fs, path = fsspec.core.url_to_fs(folder)
@@ -96,12 +104,33 @@ def find(place: str, fingerprint: bytes) -> TokenIndex | None:
         fields |= {"shards": tuple(fields["shards"]), "left_out": tuple(fields["left_out"])}
         if fields.pop("format") != FORMAT or fields["dtype"] not in _DTYPES:
             raise ValueError("it has another format")
-        return TokenIndex(**fields)
+        index = TokenIndex(**fields)
+        _check(index, sequence_length, evaluation_fraction)
+        return index
     except FileNotFoundError:
         return None
     except Exception as problem:  # whatever the file system raises
         log.warning("%s/%s cannot be used: %s", folder, INDEX, problem)
         return None
+
+
+def _check(index: TokenIndex, sequence_length: int, evaluation_fraction: float) -> None:
+    """Raises ValueError for what no index of the run's data says: its fingerprint tells only that one member has made it."""
+    if (index.sequence_length, index.evaluation_fraction) != (sequence_length, evaluation_fraction):
+        raise ValueError(
+            f"it is of sequence_length {index.sequence_length!r:.40} and evaluation_fraction {index.evaluation_fraction!r:.40}, "
+            f"the run's are {sequence_length} and {evaluation_fraction}"
+        )
+    if type(index.tokens) is not int or index.tokens < 1:
+        raise ValueError(f"tokens is {index.tokens!r:.40}; it must be a whole number above 0")
+    shards = math.ceil(index.tokens * np.dtype(index.dtype).itemsize / SHARD_BYTES)
+    if len(index.shards) != shards or not all(isinstance(digest, str) for digest in index.shards):
+        raise ValueError(f"shards has {len(index.shards)} entries; {index.tokens} tokens need the digests of {shards}")
+    left_out = index.left_out
+    if not all(type(window) is int and 0 <= window < index.windows for window in left_out):
+        raise ValueError(f"left_out has entries that are no numbers of its {index.windows} windows")
+    if any(one >= other for one, other in pairwise(left_out)):
+        raise ValueError("left_out is not in ascending order")
 
 
 def fetch(place: str, index: TokenIndex, file: BinaryIO) -> blake3:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import torch
 from dtfm.node.data import dataset, published
 from dtfm.node.data.dataset import Agreed, Data, load_data
 from dtfm.node.data.published import TokenIndex, find, index_of, publish
+from dtfm.node.data.storage import write
 from dtfm.protos import plan_pb2
 
 TEXT = "the quick brown fox jumps over the lazy dog\n" * 40
@@ -30,7 +32,8 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[plan_pb2.Ru
         source=str(tmp_path / "corpus.txt"), tokenizer="bytes", sequence_length=16, evaluation_fraction=0.1
     )
     yield plan_pb2.Run(data=data, checkpoint=plan_pb2.Run.Checkpoint(uri=PLACE))
-    fsspec.filesystem("memory").rm("/run", recursive=True)
+    if files():
+        fsspec.filesystem("memory").rm("/run", recursive=True)
 
 
 @pytest.fixture
@@ -128,9 +131,44 @@ def test_an_index_that_lies_is_not_believed(
     fs = fsspec.filesystem("memory")
     (index,) = [name for name in files() if name.endswith("index.json")]
     fs.pipe_file(index, b"{" if change is None else json.dumps(json.loads(fs.cat_file(index)) | change).encode())
-    assert find(PLACE, founder.fingerprint) is None
+    assert find(PLACE, founder.fingerprint, 16, 0.1) is None
     assert_equal(newcomer(run, founder), founder)
     assert readings == [1]
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"sequence_length": 15}, "it is of sequence_length 15"),
+        ({"evaluation_fraction": 0.2}, "evaluation_fraction 0.2"),
+        ({"tokens": 0}, "tokens is 0"),
+        ({"tokens": 1e99}, "tokens is 1e"),
+        ({"tokens": 1 << 60}, "shards has 4 entries"),
+        ({"shards": ("00",) * 5}, "shards has 5 entries"),
+        ({"shards": (1, 2, 3, 4)}, "shards has 4 entries"),
+        ({"left_out": (3, 110)}, "left_out has entries"),
+        ({"left_out": (-1,)}, "left_out has entries"),
+        ({"left_out": ("3",)}, "left_out has entries"),
+        ({"left_out": (3, 3)}, "left_out is not in ascending order"),
+    ],
+)
+def test_an_index_that_agrees_with_its_fingerprint_and_not_with_the_run_is_not_used(
+    run: plan_pb2.Run, caplog: pytest.LogCaptureFixture, change: dict[str, Any], named: str
+) -> None:
+    good = index_of(np.frombuffer(TEXT.encode(), dtype=np.uint8), 16, 0.1)
+    bad = replace(good, **change)
+    write(f"{PLACE}/data-{bad.fingerprint.hex()[:32]}", "index.json", bad.content)
+    assert find(PLACE, bad.fingerprint, 16, 0.1) is None
+    assert named in caplog.text
+
+
+def test_an_index_that_others_would_not_read_is_not_published(
+    run: plan_pb2.Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(published, "_MOST_INDEX_BYTES", 200)
+    with pytest.raises(ValueError, match="others read at most 200"):
+        load_data(run).publish(PLACE)
+    assert not files()
 
 
 def test_what_was_published_and_is_wrong_does_not_make_up_for_another_source(run: plan_pb2.Run, founder: Data) -> None:
@@ -145,7 +183,7 @@ def test_tokens_of_every_width_come_back(run: plan_pb2.Run, dtype: str) -> None:
     tokens = np.arange(700).astype(dtype)
     index = index_of(tokens, 10, 0.1)
     publish(PLACE, index, tokens)
-    assert find(PLACE, index.fingerprint) == index
+    assert find(PLACE, index.fingerprint, 10, 0.1) == index
     with fsspec.open("memory://run/whole", "wb") as file:
         published.fetch(PLACE, index, file)
     assert np.array_equal(np.frombuffer(fsspec.filesystem("memory").cat_file("/run/whole"), dtype), tokens)
