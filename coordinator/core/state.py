@@ -278,8 +278,8 @@ class SnapshotTally:
     """A snapshot under way of the state after ``step``, begun at ``since``.
 
     ``writers``, each with its layers, have still to report what they wrote. ``parts`` are reported, by bucket. ``fetching``: by
-    node, the buckets that it copies from other disks; ``unable``: nodes that could not keep a part. Nodes are waited for until
-    ``due``; ``heard`` is when one last reported.
+    node, the buckets that it copies from other disks; ``unable``: nodes that could not keep a part. ``disputed``: replicas wrote
+    different files of a bucket. Nodes are waited for until ``due``; ``heard`` is when one last reported.
     """
 
     step: int
@@ -291,6 +291,7 @@ class SnapshotTally:
     parts: Mapping[int, SnapshotPart] = field(default_factory=dict)
     fetching: Mapping[str, frozenset[int]] = field(default_factory=dict)
     unable: frozenset[str] = frozenset()
+    disputed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -307,12 +308,14 @@ class Arrangement:
 @dataclass(frozen=True, slots=True)
 class Safekeeping:
     """``standby_number`` is that of the last standby request; ``arranged``: for what standbys were last chosen. ``snapshots`` are
-    under way. No snapshot on disks begins before ``next_on_disks``; None: not known yet."""
+    under way. No snapshot on disks begins before ``next_on_disks``; None: not known yet. ``unfinished``: the steps whose
+    checkpoints this process began, and that are not whole, under way or given up."""
 
     standby_number: int = 0
     arranged: Arrangement | None = None
     snapshots: tuple[SnapshotTally, ...] = ()
     next_on_disks: float | None = None
+    unfinished: frozenset[int] = frozenset()
 
     def snapshot(self, destination: Destination, step: int | None = None) -> SnapshotTally | None:
         """The one under way to ``destination``, of ``step`` if that is given."""

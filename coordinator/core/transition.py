@@ -181,13 +181,15 @@ class WriteManifest:
 
 @dataclass(frozen=True, slots=True)
 class TidyCheckpoints:
-    """The checkpoint of ``newest`` is whole, and the log says so: of the whole ones up to it, the ``keep`` last stay. What was
-    never finished goes with the others, except ``under_way``."""
+    """The checkpoint of ``newest`` is whole, and the log says so: of the run's whole ones up to it, the ``keep`` last stay. What
+    there is of those ``given_up`` goes with the others, those ``under_way`` stay."""
 
     uri: str
+    run_id: str
     newest: int
     keep: int
     under_way: frozenset[int]
+    given_up: frozenset[int]
 
 
 @dataclass(frozen=True, slots=True)

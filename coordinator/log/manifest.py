@@ -101,20 +101,29 @@ def read_manifest(folder: str) -> Manifest:
     return manifest
 
 
-def tidy(uri: str, newest: int, keep: int, under_way: Collection[int] = ()) -> None:
-    """Deletes the checkpoints before the ``keep`` last whole ones up to step ``newest``, and what was never finished before
-    ``newest``, but for the steps ``under_way``. Raises CheckpointError if something cannot be deleted; the rest is."""
+def tidy(
+    uri: str, run_id: str, newest: int, keep: int, *, under_way: Collection[int] = (), given_up: Collection[int] = ()
+) -> None:
+    """Deletes the run's checkpoints before its ``keep`` last whole ones up to step ``newest``, and what there is of those
+    ``given_up`` before ``newest``, but for the steps ``under_way``. Other runs may share the folder: a whole checkpoint is this
+    run's if its manifest says so, one without a manifest is not touched unless it was given up. Raises CheckpointError if
+    something cannot be deleted; the rest is."""
     problems: list[str] = []
     try:
         filesystem, path = fsspec.url_to_fs(uri)
         steps = [step for step in _steps(filesystem, path) if step <= newest]
-        whole = [step for step in steps if filesystem.exists(f"{path}/step-{step:08d}/manifest.json")]
-        kept = {newest, *whole[:keep], *under_way}
+        whole = {step for step in steps if filesystem.exists(f"{path}/step-{step:08d}/manifest.json")}
     except (OSError, ValueError) as error:
         raise CheckpointError(f"cannot look into {uri} for older checkpoints: {error}") from None
+    mine = []
     for step in steps:
-        if step in kept:
-            continue
+        try:
+            if step in whole and read_manifest(step_folder(uri, step)).run_id == run_id:
+                mine.append(step)
+        except CheckpointError as error:
+            problems.append(f"it is not known whose checkpoint this is: {error}")
+    kept = {newest, *mine[:keep], *under_way}
+    for step in sorted({*mine, *(set(given_up).intersection(steps) - whole)} - kept, reverse=True):
         folder = f"{path}/step-{step:08d}"
         try:
             if step in whole:

@@ -269,9 +269,19 @@ class Server:
 
     async def _tidy_checkpoints(self, command: t.TidyCheckpoints) -> None:
         try:
-            await asyncio.to_thread(tidy, command.uri, command.newest, command.keep, command.under_way)
+            await asyncio.to_thread(
+                tidy,
+                command.uri,
+                command.run_id,
+                command.newest,
+                command.keep,
+                under_way=command.under_way,
+                given_up=command.given_up,
+            )
         except CheckpointError as error:
             log.warning("%s", error)
+        except Exception:  # a storage's driver may raise anything
+            log.exception("older checkpoints in %s could not be deleted", command.uri)
 
     async def _beat(self) -> None:
         while True:

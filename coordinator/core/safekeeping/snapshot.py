@@ -62,7 +62,8 @@ def begin(transition: Transition, step: int, checkpoint: bool) -> wire.SnapshotD
             _give_up(transition, min(pending, key=lambda s: s.step), reason)
         due = transition.now + state.patience
         tally = SnapshotTally(step, Destination.CHECKPOINT, transition.now, writers, due, heard=transition.now)
-        transition.set_safekeeping(transition.state.safekeeping.with_snapshot(tally))
+        safekeeping = transition.state.safekeeping.with_snapshot(tally)
+        transition.set_safekeeping(replace(safekeeping, unfinished=safekeeping.unfinished | {step}))
         return wire.CHECKPOINT
     under_way = state.safekeeping.snapshot(Destination.DISKS)
     if next_on_disks is None or under_way or transition.now < next_on_disks or not rests_on_one_machine(state):
@@ -119,6 +120,7 @@ def reported(transition: Transition, session: Session, message: wire.SnapshotPar
         heard=transition.now,
         parts=parts,
         unable=tally.unable | {node} if unable else tally.unable,
+        disputed=tally.disputed or len(mine) < len(told),
     )
     transition.set_safekeeping(transition.state.safekeeping.with_snapshot(tally))
     if tally.destination is Destination.CHECKPOINT:
@@ -136,13 +138,21 @@ def manifest_done(transition: Transition, step: int, problem: str) -> None:
     if problem:
         _give_up(transition, tally, problem)
         return
-    transition.set_safekeeping(transition.state.safekeeping.without_snapshot(tally))
+    safekeeping = transition.state.safekeeping.without_snapshot(tally)
+    unfinished = safekeeping.unfinished - {step}
+    transition.set_safekeeping(replace(safekeeping, unfinished=unfinished))
     target = transition.state.run.checkpoint
     transition.emit(ev.CheckpointWritten(step, step_folder(target.uri, step)))
+    if tally.disputed:
+        return  # this one may be of no use, so the older ones stay
     others = transition.state.safekeeping.snapshots
     under_way = frozenset(other.step for other in others if other.destination is Destination.CHECKPOINT)
-    newest = transition.state.ledger.checkpoint_step
-    transition.commands.append(TidyCheckpoints(target.uri, newest, target.keep, under_way))
+    ledger = transition.state.ledger
+    transition.commands.append(
+        TidyCheckpoints(
+            target.uri, ledger.run_id, ledger.checkpoint_step, target.keep, under_way, unfinished - under_way
+        )
+    )
 
 
 def node_left(transition: Transition, node: str) -> None:

@@ -54,7 +54,9 @@ def test_a_checkpoint_is_whole_when_all_its_buckets_are_written() -> None:
     assert not world.tidied  # the older ones may still be needed
     world.feed(t.ManifestDone(2, ""))
     assert world.state.ledger.checkpoints == {2: "memory://checkpoints/step-00000002"}
-    assert world.tidied == [t.TidyCheckpoints("memory://checkpoints", 2, 3, frozenset())]
+    assert world.tidied == [
+        t.TidyCheckpoints("memory://checkpoints", world.state.ledger.run_id, 2, 3, frozenset(), frozenset())
+    ]
 
 
 @pytest.mark.parametrize(
@@ -85,6 +87,20 @@ def test_a_checkpoint_does_not_wait_for_replicas_that_write_nothing() -> None:
     assert world.state.ledger.checkpoint_step == 2
 
 
+def test_a_disputed_checkpoint_replaces_no_older_one() -> None:
+    """a and b train the same layers; b wrote another file of a bucket that a writes too."""
+    world = training("a", "b", "c")
+    world.step()
+    world.step()
+    world.write_checkpoint("a")
+    other = wire.Part(bucket=0, size_bytes=10, digest=bytes([1]) * 32)
+    world.hear("b", snapshot_parts=wire.SnapshotParts(step=2, destination=wire.CHECKPOINT, parts=[other]))
+    world.write_checkpoint("c")
+    world.feed(t.ManifestDone(2, ""))
+    assert world.state.ledger.checkpoint_step == 2
+    assert not world.tidied
+
+
 def test_a_checkpoint_whose_parts_do_not_come_is_given_up() -> None:
     world = training("a", "b", train={"steps": 100, "evaluate_every": 0}, checkpoint={"every": 3})
     for _ in range(3):
@@ -94,6 +110,11 @@ def test_a_checkpoint_whose_parts_do_not_come_is_given_up() -> None:
         world.step()
         world.wait(seconds, beating="ab")
     assert "b did not write its part within" in world.events(ev.CheckpointFailed)[-1].reason
+    while world.state.ledger.step % 3:
+        world.step()
+    world.save()
+    (tidied,) = world.tidied
+    assert tidied.given_up == {3}  # what there is of it goes, as nobody will finish it
 
 
 @pytest.mark.parametrize(("held_out", "expected"), [(1, "c"), (2, "cd"), (8, "cd")])

@@ -83,10 +83,23 @@ def many(tmp_path: Path) -> Path:
 def test_older_checkpoints_are_deleted(
     many: Path, newest_step: int, keep: int, under_way: tuple[int, ...], left: list[int]
 ) -> None:
-    tidy(many.as_uri(), newest_step, keep, under_way)
+    tidy(many.as_uri(), "run-id", newest_step, keep, under_way=under_way, given_up=(15, 45, 60))
     assert steps_in(many) == left
     assert (many / "data-ab12").exists()
     assert newest(many.as_uri()) == step_folder(many.as_uri(), 50)
+
+
+def test_what_another_run_wrote_stays_and_does_not_count(many: Path) -> None:
+    """Two runs share the folder: the other wrote 35, and began 45 and 48."""
+    parts = write_buckets(folder := many / "step-00000035")
+    write_manifest(folder.as_uri(), {"name": "other"}, "other", 35, parts)
+    write_buckets(many / "step-00000048")
+    tidy(many.as_uri(), "run-id", 50, 3, given_up=(15, 35))
+    assert steps_in(many) == [30, 35, 40, 45, 48, 50]
+    (many / "step-00000035" / "manifest.json").write_text("{")
+    with pytest.raises(CheckpointError, match=r"not known whose checkpoint this is: .*step-00000035"):
+        tidy(many.as_uri(), "run-id", 50, 1)
+    assert steps_in(many) == [35, 45, 48, 50]
 
 
 def test_one_that_cannot_be_deleted_is_no_checkpoint_any_more_and_hinders_no_other(
@@ -102,7 +115,7 @@ def test_one_that_cannot_be_deleted_is_no_checkpoint_any_more_and_hinders_no_oth
 
     monkeypatch.setattr(filesystem, "rm", fail)
     with pytest.raises(CheckpointError, match=r"step-00000010 could not be deleted: busy"):
-        tidy(many.as_uri(), 50, 2)
+        tidy(many.as_uri(), "run-id", 50, 2, given_up=(15, 45))
     assert steps_in(many) == [10, 40, 50]
     with pytest.raises(CheckpointError, match="no whole checkpoint"):
         read_manifest((many / "step-00000010").as_uri())
