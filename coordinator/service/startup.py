@@ -97,7 +97,7 @@ def _from_checkpoint(store: Store, run: RunFile) -> list[ev.Event]:
 
 def _check_same(before: RunFile, now: RunFile) -> None:
     """Raises ValueError if resuming would train something else."""
-    old, new = dict(_flat(before.model_dump(mode="json"))), dict(_flat(now.model_dump(mode="json")))
+    old, new = _keys(before), _keys(now)
     changed = sorted(k for k in old.keys() | new.keys() if old.get(k) != new.get(k) and not k.startswith(CHANGEABLE))
     if changed:
         key = changed[0]
@@ -105,6 +105,12 @@ def _check_same(before: RunFile, now: RunFile) -> None:
             f"{key} is {new.get(key)!r} in the run file, and was {old.get(key)!r} when the run started; put it back, or "
             f"start a new run"
         )
+
+
+def _keys(run: RunFile) -> dict[str, Any]:
+    """By dotted key. The tokenizer is the one that nodes use: whether its default was written out, as older logs have it, makes
+    no difference."""
+    return {**dict(_flat(run.model_dump(mode="json"))), "data.tokenizer": run.message("").data.tokenizer}
 
 
 def _flat(table: dict[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from dtfm.coordinator.config.run_file import parse_run
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.store import Store
 from tests.coordinator.fake_node import no_vote_for
@@ -65,3 +66,14 @@ async def test_a_run_cannot_be_resumed_with_another_training_setup(tmp_path: Pat
             pass
     async with serving(tmp_path, run_in(tmp_path, cluster={"nodes": 3}), resume=True) as served:
         assert served.server.state.run.cluster.nodes == 3
+
+
+async def test_a_default_that_an_older_log_has_written_out_is_the_same_training_setup(tmp_path: Path) -> None:
+    run = run_in(tmp_path).model_dump(mode="json")
+    with Store(store_url(tmp_path), write=True) as store:
+        store.append([ev.RunStarted("id", {**run, "data": {"tokenizer": "bytes"}})])
+    async with serving(tmp_path, run_in(tmp_path), resume=True) as served:
+        assert served.ledger.run_id == "id"
+    with pytest.raises(ValueError, match=r"data.tokenizer is 'gpt2' in the run file, and was 'bytes'"):
+        async with serving(tmp_path, parse_run({**run, "data": {"tokenizer": "gpt2"}}, "the test"), resume=True):
+            pass
