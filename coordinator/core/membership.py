@@ -17,6 +17,7 @@ from dtfm.coordinator.core.validation import (
     check_candidates,
     check_hello,
     check_prepared,
+    is_older,
     shorten,
 )
 from dtfm.coordinator.log import events as ev
@@ -90,8 +91,8 @@ def greeted(transition: Transition, stream: int, message: wire.NodeMessage, call
 
 
 def prepared(transition: Transition, session: Session, message: wire.Prepared) -> None:
-    """The node has read the run. The first one defines the model and the data; the others must agree. Then it measures its
-    links."""
+    """The node has read the run. The first one defines the model and the data; the others must agree. A run that an older
+    version described is described again. Then the node measures its links."""
     if session.standing is not Standing.JOINED:
         transition.log(f"ignored a second Prepared of {session.node}")
         return
@@ -101,7 +102,9 @@ def prepared(transition: Transition, session: Session, message: wire.Prepared) -
         transition.emit(ev.RunDescribed(described, session.node))
     else:
         check_agrees(described, ledger.described)
-        if (
+        if is_older(ledger.described):
+            transition.emit(ev.RunDescribed(described, session.node))
+        elif (
             message.data_read
             and not ledger.data_confirmed
             and not _one_users(ledger, session.node, ledger.described_by)

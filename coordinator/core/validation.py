@@ -8,6 +8,7 @@ import re
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from ipaddress import ip_address
+from typing import Any
 
 from dtfm.coordinator.config.run_file import CHECKPOINTING, OPTIMIZER_STATE, RunFile
 from dtfm.coordinator.core.state import Dialled
@@ -170,7 +171,7 @@ def check_prepared(prepared: wire.Prepared, run: RunFile) -> Described:
                 x.forward_flops,
                 float(x.parameter_bytes),
                 float(x.activation_bytes),
-                float(x.kept_bytes) or None,
+                float(x.kept_bytes),
                 float(x.working_bytes),
             )
             for x in layers
@@ -212,10 +213,19 @@ def check_agrees(mine: Described, run: Described) -> None:
         )
     if mine.buckets != run.buckets or len(mine.workload.layers) != len(run.workload.layers):
         raise _workload_differs("layers", len(mine.workload.layers), len(run.workload.layers))
+    costs: dict[str, Any] = {"kept_bytes": None, "working_bytes": 0.0}
+    if is_older(run):
+        costs |= {"forward_flops": 0.0, "activation_bytes": 0.0}
     for ours, theirs in zip(mine.workload.layers, run.workload.layers, strict=True):
-        mine_of, run_of = (replace(layer, kept_bytes=None, working_bytes=0.0) for layer in (ours, theirs))
+        mine_of, run_of = (replace(layer, **costs) for layer in (ours, theirs))
         if mine_of != run_of:
             raise _workload_differs(f"layer {theirs.name}", mine_of, run_of)
+
+
+def is_older(run: Described) -> bool:
+    """Whether an older version described the run (protocol 8 and before): it does not say what layers keep, and counted what
+    they send in other ways."""
+    return any(layer.kept_bytes is None for layer in run.workload.layers)
 
 
 def check_links(report: wire.LinkReport, reporter: str, known: Collection[str]) -> tuple[Link, ...]:

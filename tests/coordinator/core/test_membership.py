@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -224,6 +225,35 @@ def test_a_node_that_would_train_something_else_is_refused(changes: dict[str, An
     assert refusal_of(world, stream).reason == reason
     assert set(world.state.members.sessions) == {"a"}
     assert world.names()[-2:] == ["node_refused", "node_left"]
+
+
+def test_a_run_that_an_older_version_described_is_described_again() -> None:
+    """That version took bf16 activations for twice as large, and said nothing of what layers keep."""
+    first = World()
+    first.join("a")
+    described = first.state.ledger.described
+    assert described is not None
+    older = [
+        replace(layer, activation_bytes=2.0 * layer.activation_bytes, kept_bytes=None)
+        for layer in described.workload.layers
+    ]
+    logged = replace(described, workload=replace(described.workload, layers=tuple(older)))
+    world = World()
+    world.state = replace(world.state, ledger=replace(world.state.ledger, described=logged, described_by="a"))
+    other = prepared().prepared.workload
+    other.layers[0].parameter_bytes += 4
+    refused = world.prepare("c", prepared(workload=other))
+    assert refusal_of(world, refused).reason == wire.WORKLOAD_DIFFERS
+    world.prepare("b", prepared())
+    assert world.state.ledger.described == described
+    assert world.events(ev.RunDescribed) == [ev.RunDescribed(described, "b")]
+
+
+def test_layers_that_keep_nothing_count_as_such() -> None:
+    world = World()
+    world.join("a")
+    assert world.state.ledger.described is not None
+    assert {layer.kept for layer in world.state.ledger.described.workload.layers} == {0.0}
 
 
 def test_what_layers_keep_and_work_with_may_differ_between_nodes() -> None:
