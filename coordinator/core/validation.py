@@ -30,6 +30,11 @@ SENTENCE_CHARACTERS = 500
 MOST_FLOPS = 1e21
 MOST_BANDWIDTH = 1e13
 
+MOST_APART = 2
+LEAST_COMPARED = 1 << 20
+"""Nodes may count what a layer keeps and works with at up to MOST_APART times what others do; bytes below LEAST_COMPARED count
+as that."""
+
 _CODEC = re.compile(r"[a-z0-9]{1,16}")
 _TENSORS = ("activations", "gradients", "reduction")
 _WAYS = ("", "loopback", "lan", "public")
@@ -196,8 +201,8 @@ def check_prepared(prepared: wire.Prepared, run: RunFile) -> Described:
 
 
 def check_agrees(mine: Described, run: Described) -> None:
-    """Raises Refused if a node would train something else than the first one that prepared. What its layers keep and work with
-    may differ: that depends on the device and on versions, and changes no result."""
+    """Raises Refused if a node would train something else than the first one that prepared, or counts memory otherwise. What its
+    layers keep and work with may differ somewhat: that depends on versions, and changes no result."""
     for name in ("data_fingerprint", "training_samples", "evaluation_samples", "tokens_per_sample"):
         if getattr(mine, name) != getattr(run, name):
             raise Refused(
@@ -220,6 +225,18 @@ def check_agrees(mine: Described, run: Described) -> None:
         mine_of, run_of = (replace(layer, **costs) for layer in (ours, theirs))
         if mine_of != run_of:
             raise _workload_differs(f"layer {theirs.name}", mine_of, run_of)
+    if is_older(run):
+        return
+    for part in ("optimizer", "own", "copy"):
+        ratio = f"{part}_bytes_per_parameter_byte"
+        if getattr(mine.workload, ratio) != getattr(run.workload, ratio):
+            raise _workload_differs(ratio, getattr(mine.workload, ratio), getattr(run.workload, ratio))
+    for ours, theirs in zip(mine.workload.layers, run.workload.layers, strict=True):
+        for field in ("kept_bytes", "working_bytes"):
+            small, large = sorted((getattr(ours, field), getattr(theirs, field)))
+            if large > MOST_APART * max(small, LEAST_COMPARED):
+                name = f"{field} of layer {theirs.name}"
+                raise _workload_differs(name, getattr(ours, field), getattr(theirs, field))
 
 
 def is_older(run: Described) -> bool:

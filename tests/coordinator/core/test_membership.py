@@ -23,12 +23,11 @@ BIG = plan_pb2.Workload(
 )
 
 
-def measured(kept_bytes: int = 1 << 20, **changes: Any) -> plan_pb2.Workload:
-    """The workload that all nodes prepare, as one measured it that computes in bf16."""
+def measured(kept_bytes: int = 4 << 20, working_bytes: int = 1 << 10, **changes: Any) -> plan_pb2.Workload:
+    """The workload that all nodes prepare, with what layers keep."""
     made = prepared().prepared.workload
     for layer in made.layers:
-        layer.kept_bytes, layer.working_bytes = kept_bytes, 1 << 10
-    made.copy_bytes_per_parameter_byte = 0.5
+        layer.kept_bytes, layer.working_bytes = kept_bytes, working_bytes
     made.MergeFrom(plan_pb2.Workload(**changes))
     return made
 
@@ -207,8 +206,14 @@ def test_the_same_process_replaces_its_old_stream() -> None:
         ({"weights_fingerprint": b"otherwise"}, wire.WORKLOAD_DIFFERS),
         ({"weights_fingerprint": b"short"}, wire.MALFORMED),
         ({"buckets": 5}, wire.WORKLOAD_DIFFERS),
-        ({"micro_batches": 5}, wire.MALFORMED),
+        ({"workload": measured(micro_batches=5)}, wire.MALFORMED),
         ({"workload": BIG}, wire.MALFORMED),
+        ({"workload": measured(optimizer_bytes_per_parameter_byte=1)}, wire.WORKLOAD_DIFFERS),
+        ({"workload": measured(own_bytes_per_parameter_byte=1)}, wire.WORKLOAD_DIFFERS),
+        ({"workload": measured(copy_bytes_per_parameter_byte=0.5)}, wire.WORKLOAD_DIFFERS),
+        ({"workload": measured(kept_bytes=(8 << 20) + 1)}, wire.WORKLOAD_DIFFERS),
+        ({"workload": measured(kept_bytes=(2 << 20) - 1)}, wire.WORKLOAD_DIFFERS),
+        ({"workload": measured(working_bytes=(2 << 20) + 1)}, wire.WORKLOAD_DIFFERS),
         ({"workload": measured(kept_bytes=1 << 51)}, wire.MALFORMED),
         ({"workload": measured(activation_checkpointing="CHECKPOINTING_NONE")}, wire.MALFORMED),
         ({"buckets": 3}, wire.MALFORMED),
@@ -220,8 +225,9 @@ def test_the_same_process_replaces_its_old_stream() -> None:
 )
 def test_a_node_that_would_train_something_else_is_refused(changes: dict[str, Any], reason: wire.RefusalReason) -> None:
     world = World()
-    world.join("a")
-    stream = world.prepare("b", prepared(**changes))
+    world.greet("a")
+    world.prepare("a", prepared(workload=measured()))
+    stream = world.prepare("b", prepared(**{"workload": measured(), **changes}))
     assert refusal_of(world, stream).reason == reason
     assert set(world.state.members.sessions) == {"a"}
     assert world.names()[-2:] == ["node_refused", "node_left"]
@@ -257,21 +263,24 @@ def test_layers_that_keep_nothing_count_as_such() -> None:
 
 
 def test_what_layers_keep_and_work_with_may_differ_between_nodes() -> None:
+    """By a factor of two, and below a mebibyte by any."""
     world = World()
-    world.join("a")
-    world.prepare("b", prepared(workload=measured()))
-    assert set(world.state.members.sessions) == {"a", "b"}
+    world.greet("a")
+    world.prepare("a", prepared(workload=measured()))
+    for node, kept, working in (("b", 2 << 20, 1 << 20), ("c", 8 << 20, 0)):
+        world.prepare(node, prepared(workload=measured(kept_bytes=kept, working_bytes=working)))
+    assert set(world.state.members.sessions) == {"a", "b", "c"}
 
 
 def test_the_run_says_how_nodes_may_keep_what_they_need() -> None:
     world = World(fresh_state(train={"optimizer_state": "host"}))
-    workload = measured(optimizer_state="OPTIMIZER_STATE_HOST")
+    workload = measured(copy_bytes_per_parameter_byte=0.5, optimizer_state="OPTIMIZER_STATE_HOST")
     world.greet("a")
     world.prepare("a", prepared(workload=workload))
     assert world.state.ledger.described is not None
     described = world.state.ledger.described.workload
     assert (described.checkpointing, described.optimizer_state) == (None, OptimizerState.HOST)
-    assert (described.layers[0].kept_bytes, described.layers[0].working_bytes) == (1 << 20, 1 << 10)
+    assert (described.layers[0].kept_bytes, described.layers[0].working_bytes) == (4 << 20, 1 << 10)
     assert described.copy_bytes_per_parameter_byte == 0.5
 
 
