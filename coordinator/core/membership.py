@@ -107,7 +107,7 @@ def prepared(transition: Transition, session: Session, message: wire.Prepared) -
         elif (
             message.data_read
             and not ledger.data_confirmed
-            and not _one_users(ledger, session.node, ledger.described_by)
+            and _are_two_users(ledger, session.node, ledger.described_by)
         ):
             transition.emit(ev.DataConfirmed(session.node))
     if message.flops and message.flops != transition.state.ledger.members[session.node].device.flops:
@@ -122,10 +122,11 @@ def prepared(transition: Transition, session: Session, message: wire.Prepared) -
         _arrive(transition, session)
 
 
-def _one_users(ledger: Ledger, one: str, other: str) -> bool:
-    """Whether the two names belong to one key, so that they are no two opinions."""
+def _are_two_users(ledger: Ledger, one: str, other: str) -> bool:
+    """Whether the two names are known to belong to two keys, so that they are two opinions. Whose a revoked name was is not
+    known any more, nor who described the run in older logs."""
     first, second = ledger.access.get(one), ledger.access.get(other)
-    return one == other or (first is not None and second is not None and first.key == second.key)
+    return first is not None and second is not None and first.key != second.key
 
 
 def links_measured(transition: Transition, session: Session, report: wire.LinkReport) -> None:

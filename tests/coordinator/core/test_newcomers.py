@@ -31,9 +31,27 @@ def told_of_the_data(world: World, node: str) -> bytes:
     return world.heard_by(node)[0].welcome.data_fingerprint
 
 
+def with_keys(**keys: str) -> World:
+    """By name, whose it is."""
+    world = World()
+    access = {name: Holder(key, "node", "") for name, key in keys.items()}
+    world.state = replace(world.state, ledger=replace(world.state.ledger, access=access))
+    return world
+
+
+@pytest.mark.parametrize("described_by", ["", "revoked"])
+def test_a_reader_whose_key_is_not_known_is_no_other_one(described_by: str) -> None:
+    """Older logs do not say who described the run, and of a revoked name no key is left: it may have been this one's."""
+    world = with_keys(a="one", b="another")
+    world.prepare("a", prepared(data_read=True))
+    world.state = replace(world.state, ledger=replace(world.state.ledger, described_by=described_by))
+    world.prepare("b", prepared(data_read=True))
+    assert not world.events(ev.DataConfirmed)
+
+
 def test_newcomers_are_told_what_the_data_is_once_two_nodes_have_read_it() -> None:
     """One node alone could make a run learn what it likes: nobody would look at the source again."""
-    world = World()
+    world = with_keys(a="one", b="another", c="a third")
     world.prepare("a", prepared(data_read=True))
     assert told_of_the_data(world, "believes") == b""
     assert told_of_the_data(world, "believes too") == b""
@@ -48,9 +66,7 @@ def test_newcomers_are_told_what_the_data_is_once_two_nodes_have_read_it() -> No
 
 
 def test_two_names_of_one_key_are_one_opinion_on_the_data() -> None:
-    world = World()
-    access = {name: Holder(key, "node", "") for name, key in (("a", "one"), ("a-2", "one"), ("b", "another"))}
-    world.state = replace(world.state, ledger=replace(world.state.ledger, access=access))
+    world = with_keys(**{"a": "one", "a-2": "one", "b": "another"})
     world.prepare("a", prepared(data_read=True))
     world.prepare("a-2", prepared(data_read=True))
     assert not world.events(ev.DataConfirmed)
