@@ -1,8 +1,9 @@
-"""The planner's input: the cluster, as the nodes measured it."""
+"""The planner's input: the cluster, as the nodes measured it, and the workload, as the run file allows it to be kept."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,6 +11,8 @@ from numpy.typing import NDArray
 from dtfm.coordinator.config.run_file import RunFile
 from dtfm.coordinator.log.ledger import Carried, Ledger
 from dtfm.scheduler.model.cluster import Cluster, Node, Relay
+from dtfm.scheduler.model.memory import Checkpointing, OptimizerState
+from dtfm.scheduler.model.workload import Workload
 
 DEFAULT_LATENCY_SECONDS = 0.02
 DEFAULT_BANDWIDTH = 12.5e6
@@ -29,6 +32,16 @@ def bytes_ratio(run: RunFile) -> float:
     return max(
         min(1.0, BITS_PER_ELEMENT.get(codec, width) / width)
         for codec, width in ((network.activations, sent), (network.gradients, sent), (network.reduction, summed))
+    )
+
+
+def as_the_run_allows(workload: Workload, run: RunFile) -> Workload:
+    """``workload`` with what the run file says nodes may do to keep what they need: it may change when a run goes on."""
+    checkpointing, optimizer_state = run.train.activation_checkpointing, run.train.optimizer_state
+    return replace(
+        workload,
+        checkpointing=None if checkpointing == "auto" else Checkpointing(checkpointing),
+        optimizer_state=None if optimizer_state == "auto" else OptimizerState(optimizer_state),
     )
 
 

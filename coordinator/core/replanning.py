@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from dtfm.coordinator.core.ending import fail
 from dtfm.coordinator.core.plan_adoption import adopt, answer
-from dtfm.coordinator.core.planner_input import bytes_ratio, measured_cluster
+from dtfm.coordinator.core.planner_input import as_the_run_allows, bytes_ratio, measured_cluster
 from dtfm.coordinator.core.safekeeping import standby
 from dtfm.coordinator.core.safekeeping.availability import availability
 from dtfm.coordinator.core.safekeeping.returning_nodes import Return, worth_waiting
@@ -207,7 +207,7 @@ def _carried_on(state: State) -> Plan | None:
         return None
     holders = availability(state).in_memory(ledger.step) or [frozenset[str]() for _ in described.workload.layers]
     cluster = measured_cluster(ledger, present, bytes_ratio(state.run))
-    return rerouted(plan, Problem(cluster, described.workload), holders)
+    return rerouted(plan, Problem(cluster, as_the_run_allows(described.workload, state.run)), holders)
 
 
 def _too_few(state: State, phase: Gathering, now: float) -> str:
@@ -266,7 +266,7 @@ def _ask(transition: Transition, question: Question, hasty: bool, tickets: Seque
         PlanWanted(
             number=asked.number,
             cluster=measured_cluster(state.ledger, nodes, bytes_ratio(state.run)),
-            workload=state.ledger.described.workload,
+            workload=as_the_run_allows(state.ledger.described.workload, state.run),
             incumbent=state.ledger.plan,
             stages=pinned,
             seed=state.run.seed,

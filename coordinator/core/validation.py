@@ -11,6 +11,7 @@ from ipaddress import ip_address
 from typing import Any
 
 from dtfm.coordinator.config.run_file import CHECKPOINTING, OPTIMIZER_STATE, RunFile
+from dtfm.coordinator.core.planner_input import as_the_run_allows
 from dtfm.coordinator.core.state import Dialled
 from dtfm.coordinator.log.events import Codecs, Described, DeviceSeen, Link
 from dtfm.protos import PROTOCOL_VERSION
@@ -18,7 +19,6 @@ from dtfm.protos import control_pb2 as wire
 from dtfm.protos.access import NAME
 from dtfm.protos.candidates import MOST_CANDIDATES, read_candidate, write_candidate
 from dtfm.scheduler.model.chains import micro_batches_of
-from dtfm.scheduler.model.memory import Checkpointing, OptimizerState
 from dtfm.scheduler.model.plan import Plan
 from dtfm.scheduler.model.workload import Layer, Workload
 
@@ -185,11 +185,9 @@ def check_prepared(prepared: wire.Prepared, run: RunFile) -> Described:
         optimizer_bytes_per_parameter_byte=prepared.workload.optimizer_bytes_per_parameter_byte,
         own_bytes_per_parameter_byte=prepared.workload.own_bytes_per_parameter_byte,
         copy_bytes_per_parameter_byte=prepared.workload.copy_bytes_per_parameter_byte,
-        checkpointing=None if wanted[0] == "auto" else Checkpointing(wanted[0]),
-        optimizer_state=None if wanted[1] == "auto" else OptimizerState(wanted[1]),
     )
     return Described(
-        workload=workload,
+        workload=as_the_run_allows(workload, run),
         data_fingerprint=prepared.data_fingerprint.hex(),
         training_samples=prepared.training_samples,
         evaluation_samples=prepared.evaluation_samples,

@@ -19,7 +19,15 @@ from dtfm.coordinator.log.manifest import newest, read_manifest
 from dtfm.coordinator.log.store import Store
 from dtfm.coordinator.service.server import Server
 
-CHANGEABLE = ("cluster.", "network.", "checkpoint.", "train.evaluate_every", "train.evaluation_samples")
+CHANGEABLE = (
+    "cluster.",
+    "network.",
+    "checkpoint.",
+    "train.activation_checkpointing",
+    "train.optimizer_state",
+    "train.evaluate_every",
+    "train.evaluation_samples",
+)
 """Keys that may change when a run is resumed: they do not change what is learned."""
 
 

@@ -3,10 +3,13 @@ test_decide.py)."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from dtfm.coordinator.core import transition as t
 from dtfm.coordinator.core.state import Gathering, Pausing, Stepping, Switching
 from dtfm.coordinator.log import events as ev
 from dtfm.protos import control_pb2 as wire
+from dtfm.scheduler.model.memory import OptimizerState
 from tests.coordinator.script import LEASE, World, fresh_state, training, two_stages
 
 
@@ -113,3 +116,14 @@ def test_a_hasty_search_that_finds_no_plan_is_followed_by_a_thorough_one() -> No
     assert not any("too little" in event.reason for event in world.events(ev.Waiting))
     world.plan()
     assert "too little memory" in world.events(ev.Waiting)[-1].reason
+
+
+def test_what_nodes_may_do_to_keep_what_they_need_is_asked_of_the_run_file_and_not_of_the_log() -> None:
+    """It may have changed when the run went on."""
+    world = training()
+    world.step()
+    world.state = replace(world.state, run=fresh_state(train={"optimizer_state": "host"}).run)
+    world.automatic_planning = False
+    world.feed(t.PlanNow(1))
+    workload = world.wanted[-1].workload
+    assert (workload.checkpointing, workload.optimizer_state) == (None, OptimizerState.HOST)

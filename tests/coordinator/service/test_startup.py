@@ -64,8 +64,10 @@ async def test_a_run_cannot_be_resumed_with_another_training_setup(tmp_path: Pat
     with pytest.raises(ValueError, match=r"train.learning_rate is 0.5 in the run file, and was 0.003"):
         async with serving(tmp_path, run_in(tmp_path, train={"learning_rate": 0.5}), resume=True):
             pass
-    async with serving(tmp_path, run_in(tmp_path, cluster={"nodes": 3}), resume=True) as served:
+    sparing = {"activation_checkpointing": "layer", "optimizer_state": "host"}  # as a run that fits nowhere is advised
+    async with serving(tmp_path, run_in(tmp_path, cluster={"nodes": 3}, train=sparing), resume=True) as served:
         assert served.server.state.run.cluster.nodes == 3
+        assert served.server.state.run.train.optimizer_state == "host"
 
 
 async def test_a_default_that_an_older_log_has_written_out_is_the_same_training_setup(tmp_path: Path) -> None:
