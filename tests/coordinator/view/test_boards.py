@@ -18,7 +18,7 @@ from dtfm.coordinator.view.boards import TensorBoard, WeightsAndBiases, points
 
 STEP = ev.StepCommitted(1, 1, 2.5, 8192, 0.5, 2.0, 32, {}, {})
 LOG: list[ev.Event] = [
-    ev.RunStarted("ab12", {"name": "demo"}),
+    ev.RunStarted("ab12", {"name": "demo", "train": {"steps": 2}, "checkpoint": {"uri": "file:///home/me"}}),
     ev.NodeLeft("a", "why"),
     STEP,
     ev.StepCommitted(2, 1, 2.25, 8192, 0.5, 2.0, 32, {}, {}, resumed=True),
@@ -73,13 +73,17 @@ def test_an_earlier_projection_is_not_mixed_with_a_new_one(tmp_path: Path) -> No
         TensorBoard(tmp_path)
 
 
-def test_wandb_gets_the_same_points_under_the_runs_own_id(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("before", [0, 2])
+def test_wandb_gets_each_point_once_under_the_runs_own_id(before: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has the first points ``before``: W&B counts them."""
     asked: dict[str, Any] = {}
     sent: list[dict[str, float]] = []
 
     def init(**keywords: Any) -> Any:
         asked.update(keywords)
-        return SimpleNamespace(define_metric=lambda *_, **__: None, log=sent.append, finish=lambda: sent.append({}))
+        return SimpleNamespace(
+            step=before, define_metric=lambda *_, **__: None, log=sent.append, finish=lambda: sent.append({})
+        )
 
     monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=init))
     board = WeightsAndBiases("stories")
@@ -87,9 +91,11 @@ def test_wandb_gets_the_same_points_under_the_runs_own_id(monkeypatch: pytest.Mo
         board.add(record)
     board.close()
     assert (asked["project"], asked["name"], asked["id"], asked["resume"]) == ("stories", "demo", "ab12", "allow")
+    assert asked["config"] == {"train": {"steps": 2}}  # and nothing that names machines or places
     steps = [1, 2, 2]
     expected = [points(event) for event in LOG if points(event)]
-    assert sent == [{"step": step, **found} for step, found in zip(steps, expected, strict=True)] + [{}]
+    every = [{"step": step, **found} for step, found in zip(steps, expected, strict=True)]
+    assert sent == [*every[before:], {}]
 
 
 @pytest.mark.parametrize(("package", "make"), [("tensorboardX", TensorBoard), ("wandb", WeightsAndBiases)])
