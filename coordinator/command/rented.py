@@ -34,6 +34,10 @@ def parse_gpus(text: str) -> list[Gpu]:
     """One for each that ``text`` names, like "8x RTX 4090, 2x A100 80GB, H200"."""
     made: list[Gpu] = []
     for part in text.split(","):
+        if re.fullmatch(r"\s*([0-9]+\s*[xX*×])?\s*", part):
+            raise ValueError(
+                f"--gpus is {text!r:.80}, in which {part.strip()!r:.80} names no GPU; write it like 8x RTX 4090, H200"
+            )
         found = _MANY.fullmatch(part)
         number, name = (found[1] or found[3], found[2] or found[4]) if found else ("1", part.strip())
         made += [_gpu(name)] * int(number)
