@@ -81,7 +81,7 @@ def step_ready(transition: Transition, node: str, vote: wire.StepReady) -> None:
 
 
 def commit_if_due(transition: Transition) -> None:
-    """Commits a step that all have voted for, if the votes agree: once each stage's new state will be with two nodes, or at
+    """Commits a step that all have voted for, if the votes agree: once each stage's new state will be on two machines, or at
     ``commit_by`` (see `standby.commit_waits_for`)."""
     phase = transition.state.phase
     if transition.state.stopped or not isinstance(phase, Stepping) or phase.commit_by is None:

@@ -169,7 +169,7 @@ def node_left(transition: Transition, node: str) -> None:
 
 def end_overdue(transition: Transition) -> None:
     """Ends waiting for nodes that have not done their part of a snapshot in time, and for those that fetch from nodes whose
-    links are needed for the state itself. On disks, buckets on one disk stay there alone."""
+    links are needed for the state itself. On disks, buckets on one machine stay there alone."""
     if transition.state.stopped:
         return
     for tally in transition.state.safekeeping.snapshots:
