@@ -109,7 +109,6 @@ def rented_cluster(gpus: list[Gpu], bandwidth: float, latency: float, host_memor
             f"{gpu.name.lower().replace(' ', '-')}-{number}",
             gpu.flops(in_bf16),
             gpu.memory_bytes,
-            gpu.name,
             up=bandwidth,
             down=bandwidth,
             host_memory_bytes=host_memory,

@@ -29,7 +29,6 @@ class Holding:
     computes in the host's own memory."""
 
     node: str
-    kind: str
     stage: int
     layers: tuple[int, int]
     held: Held
@@ -60,9 +59,7 @@ def holdings(problem: Problem, plan: Plan) -> list[Holding]:
             most = min(stage.in_flight[place], problem.workload.micro_batches) if stage.in_flight else fewest
             node = problem.cluster.nodes[numbers[name]]
             held = held_by(problem, stage.layers, fewest, max(most, fewest), numbers[name])
-            made.append(
-                Holding(name, node.region, index, stage.layers, held, node.memory_bytes, node.host_memory_bytes)
-            )
+            made.append(Holding(name, index, stage.layers, held, node.memory_bytes, node.host_memory_bytes))
     return made
 
 
@@ -84,7 +81,8 @@ def plan_documents(problem: Problem, decision: Decision, tokens: int | None) -> 
 
 
 def describe_holdings(problem: Problem, decision: Decision, tokens: int | None) -> str:
-    """A table with a row for each group of nodes that hold the same in the same way, and a sentence on speed and limits."""
+    """A table with a row for each group of nodes that hold the same in the same way, in equal memories, and a sentence on speed
+    and limits."""
     rows = [
         ("stage", "layers", "nodes", "memory planned / available", "host memory", "checkpointing", "optimizer state")
     ]
@@ -119,7 +117,7 @@ _STATE = {OptimizerState.DEVICE: "on the device", OptimizerState.HOST: "in the h
 
 def _alike(holding: Holding) -> tuple[object, ...]:
     planned = _gib(holding.held.device_bytes), _gib(holding.held.host_bytes)
-    return holding.stage, holding.kind, holding.held.keeping, planned, holding.available, holding.host_available
+    return holding.stage, holding.held.keeping, planned, holding.available, holding.host_available
 
 
 def _columns(rows: Iterable[Sequence[str]]) -> str:
