@@ -73,7 +73,7 @@ def index_of(
 
 
 def publish(place: str, index: TokenIndex, tokens: NDArray[Any]) -> None:
-    """Writes what is not there yet. ``place`` is the run's folder for checkpoints. Raises ValueError
+    """Writes what is not there yet, or not in its size. ``place`` is the run's folder for checkpoints. Raises ValueError
     if the index is larger than others read, and what the file system raises."""
     if len(index.content) > _MOST_INDEX_BYTES:
         raise ValueError(
@@ -82,14 +82,25 @@ def publish(place: str, index: TokenIndex, tokens: NDArray[Any]) -> None:
         )
     folder = _folder(place, index.fingerprint)
     fs, path = fsspec.core.url_to_fs(folder)
-    if fs.exists(f"{path}/{INDEX}"):
-        return
-    content = tokens.view(np.uint8).data
+    content, written = tokens.view(np.uint8).data, 0
     for number in range(len(index.shards)):
         start, size = index.shard(number)
-        write(folder, _name(number), content[start : start + size])
-    write(folder, INDEX, index.content)
-    log.info("the data's %d tokens are in %s for others", index.tokens, folder)
+        if _size(fs, f"{path}/{_name(number)}") != size:
+            write(folder, _name(number), content[start : start + size])
+            written += 1
+    if _size(fs, f"{path}/{INDEX}") != len(index.content):
+        write(folder, INDEX, index.content)
+        written += 1
+    if written:
+        log.info("the data's %d tokens are in %s for others", index.tokens, folder)
+
+
+def _size(fs: fsspec.AbstractFileSystem, path: str) -> int | None:
+    """In bytes; None if there is no such file."""
+    try:
+        return int(fs.info(path)["size"])
+    except FileNotFoundError:
+        return None
 
 
 def find(place: str, fingerprint: bytes, sequence_length: int, evaluation_fraction: float) -> TokenIndex | None:

@@ -110,6 +110,42 @@ def test_it_is_written_once(founder: Data) -> None:
     assert {name: fsspec.filesystem("memory").modified(name) for name in files()} == before
 
 
+@pytest.mark.parametrize("number", range(5))
+def test_a_file_of_another_size_is_written_again(run: plan_pb2.Run, founder: Data, number: int) -> None:
+    fs = fsspec.filesystem("memory")
+    good = {name: fs.cat_file(name) for name in files()}
+    damaged = files()[number]
+    fs.pipe_file(damaged, good[damaged][:-1])
+    founder.publish(PLACE)
+    assert {name: fs.cat_file(name) for name in files()} == good
+
+
+def test_two_that_write_the_same_file_do_not_disturb_each_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fs = fsspec.filesystem("file")
+    move, other = fs.mv, [b"the same"]
+
+    def meanwhile(*arguments: Any) -> None:
+        if other:
+            write(str(tmp_path), "name", other.pop())
+        move(*arguments)
+
+    monkeypatch.setattr(type(fs), "mv", lambda _, *arguments: meanwhile(*arguments))
+    write(str(tmp_path), "name", b"the same")
+    assert [(file.name, file.read_bytes()) for file in tmp_path.iterdir()] == [("name", b"the same")]
+
+
+def test_of_a_file_that_cannot_be_written_nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise OSError("gone")
+
+    monkeypatch.setattr(type(fsspec.filesystem("file")), "mv", fail)
+    with pytest.raises(OSError, match="gone"):
+        write(str(tmp_path), "name", b"content")
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize("lie", ["other bytes", "cut off", "longer", "missing"])
 def test_a_shard_that_lies_is_not_believed(run: plan_pb2.Run, founder: Data, readings: list[int], lie: str) -> None:
     fs = fsspec.filesystem("memory")

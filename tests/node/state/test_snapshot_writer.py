@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from blake3 import blake3
 
+from dtfm.node.data import storage
 from dtfm.node.model.bucket import Bucket
 from dtfm.node.state import bucket_files, disk, snapshot_writer
 from dtfm.node.state.snapshot_files import file_name, to_file
@@ -73,9 +74,17 @@ async def test_a_node_with_nothing_to_write_into_a_checkpoint_answers_with_no_pa
     assert (told.step, told.destination, list(told.parts), told.problem) == (STEP, CHECKPOINT, [], "")
 
 
-async def test_the_files_before_one_that_cannot_be_written_are_told(nodes: Three, tmp_path: Path) -> None:
+async def test_the_files_before_one_that_cannot_be_written_are_told(
+    nodes: Three, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     a, _, _ = nodes
-    (tmp_path / "run" / f"step-{STEP:08d}" / f"{file_name(1)}.part").mkdir(parents=True)
+
+    def put_first(folder: str, name: str, content: bytes) -> None:
+        if name == file_name(1):
+            raise IsADirectoryError(name)
+        storage.write(folder, name, content)
+
+    monkeypatch.setattr(snapshot_writer, "write", put_first)
     write(a, CHECKPOINT, tmp_path / "run")
     told = await a.reports.get()
     assert [part.bucket for part in told.parts] == [0]
