@@ -10,6 +10,8 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, TextIO
 
+from dtfm.node.data.problems import in_one_line
+
 # Characters per piece, which a tokenizer gets at once.
 PIECE = 1 << 16
 # Longest JSON line, in characters.
@@ -162,7 +164,7 @@ def _hub(name: str) -> Iterator[tuple[Any, str]]:
 
 
 def _unloadable(name: str, problem: Exception) -> ValueError:
-    why = " ".join(str(problem).split())[:300] or type(problem).__name__
+    why = in_one_line(problem)
     return ValueError(
         f"data.source: 'hf:{name}' cannot be loaded ({why}); give the name of a data set with a split \"train\" on the "
         "Hugging Face hub, or hf:/path/to/a/folder"

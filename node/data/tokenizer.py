@@ -10,6 +10,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from dtfm.node.data.problems import in_one_line
+
 Messages = Sequence[Mapping[str, str]]
 """A conversation: each message has a "role" and a "content"."""
 
@@ -108,7 +110,7 @@ class Pretrained:
                 )
             )
         except Exception as problem:  # whatever a template raises
-            why = " ".join(str(problem).split())[:300] or type(problem).__name__
+            why = in_one_line(problem)
             raise ValueError(f"data.tokenizer: its chat template does not take the conversation ({why})") from problem
         if not text.startswith(begins):
             raise ValueError(
@@ -164,7 +166,7 @@ def load_tokenizer(name: str) -> Tokenizer:
         load: Any = AutoTokenizer.from_pretrained
         return Pretrained(load(str(local) if local.is_dir() else name, trust_remote_code=False))
     except Exception as problem:
-        why = " ".join(str(problem).split())[:300] or type(problem).__name__
+        why = in_one_line(problem)
         raise ValueError(
             f'data.tokenizer: {name!r} cannot be loaded ({why}); give "bytes", a folder with a tokenizer\'s files, or the '
             "name of one on the Hugging Face hub"

@@ -15,7 +15,7 @@ HOST = torch.device("cpu")
 """The host's memory, as a place for state."""
 
 LOADED_AT_ONCE = 1 << 20
-"""Bytes that are copied at a time while loading: torch.frombuffer wants writable memory."""
+"""Bytes of read-only memory that are copied at a time while loading: torch.frombuffer wants writable memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,8 +118,9 @@ class Bucket:
             begin, end = max(offset, number * each), min(offset + len(source), (number + 1) * each)
             for start in range(begin, end, LOADED_AT_ONCE):
                 stop = min(start + LOADED_AT_ONCE, end)
-                piece = torch.frombuffer(bytearray(source[start - offset : stop - offset]), dtype=torch.uint8)
-                tensor.view(torch.uint8)[start - number * each : stop - number * each].copy_(piece)
+                piece = source[start - offset : stop - offset]
+                loaded = torch.frombuffer(bytearray(piece) if piece.readonly else piece, dtype=torch.uint8)
+                tensor.view(torch.uint8)[start - number * each : stop - number * each].copy_(loaded)
 
 
 def _bytes(tensor: torch.Tensor) -> memoryview:

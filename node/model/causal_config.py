@@ -12,6 +12,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
+from dtfm.node.data.problems import in_one_line
 from dtfm.node.data.samples import Sample
 from dtfm.node.model.model import parameters_on_meta
 
@@ -100,10 +101,6 @@ def build(config: PretrainedConfig) -> PreTrainedModel:
             if "attention" not in str(problem):
                 raise
             return make(config, attn_implementation="eager", trust_remote_code=False)
-
-
-def in_one_line(problem: Exception) -> str:
-    return " ".join(str(problem).split())[:300] or type(problem).__name__
 
 
 def _settings(family: str, config_json: str) -> dict[str, Any]:

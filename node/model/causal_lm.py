@@ -15,10 +15,11 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from dtfm.node.data.problems import in_one_line
 from dtfm.node.data.samples import Sample
 from dtfm.node.data.tokenizer import Tokenizer, check_vocabulary
 from dtfm.node.model.bucket import BucketSpec
-from dtfm.node.model.causal_config import build, configure, in_one_line
+from dtfm.node.model.causal_config import build, configure
 from dtfm.node.model.causal_slice import Slice, documents_not_looked_for, has_separate_head
 from dtfm.node.model.causal_trace import Anatomy, NotSeparable, dissect
 from dtfm.node.model.model import Model, Part

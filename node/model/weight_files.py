@@ -18,6 +18,8 @@ import fsspec
 import torch
 from blake3 import blake3
 
+from dtfm.node.data.problems import in_one_line
+
 log = logging.getLogger(__name__)
 
 CONFIG = "config.json"
@@ -66,7 +68,7 @@ class WeightFiles:
         except Exception as problem:  # whatever the file system raises
             if isinstance(problem, ValueError) and str(problem).startswith("model.pretrained:"):
                 raise
-            raise self._wrong(f"cannot be read ({_in_one_line(problem)})", "is it there on this node?") from problem
+            raise self._wrong(f"cannot be read ({in_one_line(problem)})", "is it there on this node?") from problem
         self.digest = digest.digest()
 
     def read(self, name: str) -> torch.Tensor:
@@ -76,7 +78,7 @@ class WeightFiles:
             content = self._fs.cat_file(f"{self._path}/{stored.file}", start=stored.begin, end=stored.end)
         except Exception as problem:
             raise self._wrong(
-                f"{stored.file} cannot be read ({_in_one_line(problem)})", "is it there on this node?"
+                f"{stored.file} cannot be read ({in_one_line(problem)})", "is it there on this node?"
             ) from problem
         self.bytes_read += len(content)
         if len(content) != stored.end - stored.begin:
@@ -179,7 +181,3 @@ def _on_hub(name: str) -> str:
 
     repository, _, revision = name.partition("@")
     return f"hf://{repository}@{HfApi().model_info(repository, revision=revision or None).sha}"
-
-
-def _in_one_line(problem: Exception) -> str:
-    return " ".join(str(problem).split())[:300] or type(problem).__name__

@@ -80,3 +80,14 @@ def test_loading_takes_little_memory_beside_the_bucket() -> None:
     _, most = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert most < 3 * LOADED_AT_ONCE < len(state) / STATE_TENSORS
+
+
+def test_what_lies_in_writable_memory_is_loaded_without_another_copy() -> None:
+    bucket = Bucket(BucketSpec(0, (0,), (("w", (1 << 18,)),)), torch.device("cpu"), torch.float32)
+    state = bytearray(range(256)) * (bucket_bytes(bucket.spec, torch.float32) // 256)
+    tracemalloc.start()
+    bucket.load(memoryview(state))
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most < 1 << 16
+    assert b"".join(bucket.export()) == state
