@@ -73,8 +73,10 @@ def index_of(
 
 
 def publish(place: str, index: TokenIndex, tokens: NDArray[Any]) -> None:
-    """Writes what is not there yet, or not in its size. ``place`` is the run's folder for checkpoints. Raises ValueError
-    if the index is larger than others read, and what the file system raises."""
+    """Writes the files that are missing, or have another size than they should. ``place`` is the run's folder for checkpoints.
+
+    Raises ValueError if the index is larger than others read, and what the file system raises.
+    """
     if len(index.content) > _MOST_INDEX_BYTES:
         raise ValueError(
             f"their index would have {len(index.content)} bytes, of which others read at most {_MOST_INDEX_BYTES}; "

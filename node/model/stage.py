@@ -115,8 +115,8 @@ class Stage:
     def _fill(self, module: nn.Module) -> dict[int, tuple[nn.Parameter, ...]]:
         """Replaces meta parameters by views into the weights, under every name, and moves buffers to the device.
 
-        Gradients of the buckets' dtype are added to the buckets' by autograd, in place. Others are made anew by each backward
-        pass, added when one is whole, and freed.
+        Where weights and bucket have one dtype, autograd adds each gradient to the bucket's, in place. Elsewhere each backward
+        pass makes a gradient of its own, and a hook adds it to the bucket's and frees it.
         """
         real: dict[str, nn.Parameter] = {}
         for index, bucket in self.buckets.items():

@@ -46,7 +46,7 @@ class StandbyRole:
                 tell(StandbyStatus(0))  # everything wanted is trained here
                 return
             try:
-                # In a thread: it takes a while to get so much memory.
+                # In a thread, because so much memory takes a while to allocate.
                 copied = await asyncio.to_thread(_empty_buckets, loaded, donors)
                 self._copies = StandbyCopies(loaded.run, copied, loaded.dialler, tell)
             except Exception as error:  # out of memory, for one: the coordinator waits for an answer

@@ -41,7 +41,7 @@ def cut_model(t: Tables, sketch: Sketch, stages: int, cuts: Ints) -> bool:
         for stage in range(stages):
             sketch.stage[stage].work = _most_work(t, sketch, stage, seconds)
             sketch.stage[stage].gradients = np.inf
-        if not (_fill_usually(t, sketch, stages, 0.0) if usual else _fill_in_any_way(t, sketch, stages, 0.0)):
+        if not (_fill_usually(t, sketch, stages) if usual else _fill_in_any_way(t, sketch, stages)):
             seconds *= step
             continue
         if step == FASTER:
@@ -66,7 +66,7 @@ def cut_model(t: Tables, sketch: Sketch, stages: int, cuts: Ints) -> bool:
                 sketch.stage[stage].gradients = (
                     middle / sketch.stage[stage].slowness if sketch.stage[stage].slowness > 0 else np.inf
                 )
-            if _fill_usually(t, sketch, stages, 0.0) if usual else _fill_in_any_way(t, sketch, stages, 0.0):
+            if _fill_usually(t, sketch, stages) if usual else _fill_in_any_way(t, sketch, stages):
                 high = middle
                 if seconds + high < best:
                     best = seconds + high
@@ -138,9 +138,9 @@ def _most_work(t: Tables, sketch: Sketch, stage: int, seconds: float) -> float:
 
 
 @compiled
-def _fill_usually(t: Tables, sketch: Sketch, stages: int, extra: float) -> bool:
-    """Gives each stage as many layers as its ``work``, ``gradients`` and its members' memories allow, when each of these has
-    ``extra`` bytes more. True when all layers have a stage.
+def _fill_usually(t: Tables, sketch: Sketch, stages: int) -> bool:
+    """Gives each stage as many layers as its ``work``, ``gradients`` and its members' memories allow. True when all layers have
+    a stage.
 
     Only for where all nodes keep what they need as Keeping() says: then the smallest memory of a stage decides. As it passes no
     arrays on, it is compiled into its callers, which makes these twice as fast.
@@ -152,7 +152,7 @@ def _fill_usually(t: Tables, sketch: Sketch, stages: int, extra: float) -> bool:
         held = min(t.least_held[stages, stage], t.micro_batches)
         flops = t.layer[begin].flops_before + sketch.stage[stage].work
         most = t.layer[begin].gradients_before + sketch.stage[stage].gradients
-        room = sketch.stage[stage].memory + extra + t.layer[begin].state_before + held * t.layer[begin].kept_before
+        room = sketch.stage[stage].memory + t.layer[begin].state_before + held * t.layer[begin].kept_before
         working = 0.0
         while end < last and t.layer[end + 1].flops_before <= flops and t.layer[end + 1].gradients_before <= most:
             working = max(working, t.layer[end].working)
@@ -166,7 +166,7 @@ def _fill_usually(t: Tables, sketch: Sketch, stages: int, extra: float) -> bool:
 
 
 @compiled
-def _fill_in_any_way(t: Tables, sketch: Sketch, stages: int, extra: float) -> bool:
+def _fill_in_any_way(t: Tables, sketch: Sketch, stages: int) -> bool:
     """The same where nodes may differ in how they keep what they need. A stage in which some member computes layers again counts
     as if all did."""
     layers, end = len(t.layer) - 1, 0
@@ -177,7 +177,7 @@ def _fill_in_any_way(t: Tables, sketch: Sketch, stages: int, extra: float) -> bo
         flops = t.layer[begin].flops_before + sketch.stage[stage].work
         most = t.layer[begin].gradients_before + sketch.stage[stage].gradients
         while end < last and t.layer[end + 1].flops_before <= flops and t.layer[end + 1].gradients_before <= most:
-            passes = _most_passes(t, sketch, stage, begin, end + 1, held, extra)
+            passes = _most_passes(t, sketch, stage, begin, end + 1, held, 0.0)
             work = t.layer[end + 1].flops_before - t.layer[begin].flops_before
             if passes < 0 or work * (passes / 3) > sketch.stage[stage].work:  # which is reckoned with 3
                 break

@@ -41,9 +41,10 @@ def exchange(t: Tables, a: int, b: int, size: float) -> float:
 
 @compiled
 def depth_of(stages: int, stage: int, started: float, possible: float, micro_batches: int) -> int:
-    """The micro-batches in flight on a node of the stage that has room for so many ``possible`` ones.
+    """The number of micro-batches in flight on a node of the stage.
 
-    ``started`` is the number of micro-batches that it starts while one travels to the last stage and back.
+    ``possible`` is the number for which it has room. ``started`` is the number that it starts while one travels to the last stage
+    and back.
     """
     least = _least_in_flight(stage, stages)
     if stage == stages - 1:
