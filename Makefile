@@ -43,14 +43,14 @@ demo: $(READY)  ## Train a small Llama with a coordinator and four nodes on this
 
 # tests/cluster and tests/wan start many processes and depend on time, so nothing runs beside them.
 test: lint  ## Lint, then all tests
-	$(BIN)/python -m pytest -n 2 --durations=15 --ignore=tests/cluster --ignore=tests/wan
-	$(BIN)/python -m pytest --durations=15 tests/cluster tests/wan
+	$(BIN)/python -m pytest -n 2 --durations=15 --ignore=tests/cluster --ignore=tests/wan --ignore=tests/attacks
+	$(BIN)/python -m pytest --durations=15 tests/cluster tests/wan tests/attacks
 
 docker-test: $(READY)  ## Build the images of docker/ and train by compose (root; apt-get install docker.io docker-compose mmdebstrap)
 	$(BIN)/python -m pytest -s --durations=5 -m docker tests/docker
 
 soak: $(READY)  ## The long versions of tests: ten minutes of chaos, every fault at every node, every precision (20 minutes)
-	$(BIN)/python -m pytest --durations=15 -m soak tests/cluster tests/wan
+	$(BIN)/python -m pytest --durations=15 -m soak tests/cluster tests/wan tests/attacks
 
 lint: $(READY)  ## ruff, mypy, import-linter
 	$(BIN)/ruff check .

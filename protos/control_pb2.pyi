@@ -496,7 +496,7 @@ class Begin(_message.Message):
     def __init__(self, generation: _Optional[int] = ..., step: _Optional[int] = ..., activations: _Optional[_Iterable[int]] = ..., gradients: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class StepReady(_message.Message):
-    __slots__ = ("generation", "step", "squared_gradient_norm", "loss_sum", "samples", "state_digest", "compute_seconds", "wait_seconds", "arrived")
+    __slots__ = ("generation", "step", "squared_gradient_norm", "loss_sum", "samples", "state_digest", "compute_seconds", "wait_seconds", "arrived", "clipped")
     class Arrived(_message.Message):
         __slots__ = ("source", "bytes", "seconds")
         SOURCE_FIELD_NUMBER: _ClassVar[int]
@@ -506,6 +506,15 @@ class StepReady(_message.Message):
         bytes: int
         seconds: float
         def __init__(self, source: _Optional[str] = ..., bytes: _Optional[int] = ..., seconds: _Optional[float] = ...) -> None: ...
+    class Clipped(_message.Message):
+        __slots__ = ("node", "pieces", "worst")
+        NODE_FIELD_NUMBER: _ClassVar[int]
+        PIECES_FIELD_NUMBER: _ClassVar[int]
+        WORST_FIELD_NUMBER: _ClassVar[int]
+        node: str
+        pieces: int
+        worst: float
+        def __init__(self, node: _Optional[str] = ..., pieces: _Optional[int] = ..., worst: _Optional[float] = ...) -> None: ...
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     SQUARED_GRADIENT_NORM_FIELD_NUMBER: _ClassVar[int]
@@ -515,6 +524,7 @@ class StepReady(_message.Message):
     COMPUTE_SECONDS_FIELD_NUMBER: _ClassVar[int]
     WAIT_SECONDS_FIELD_NUMBER: _ClassVar[int]
     ARRIVED_FIELD_NUMBER: _ClassVar[int]
+    CLIPPED_FIELD_NUMBER: _ClassVar[int]
     generation: int
     step: int
     squared_gradient_norm: float
@@ -524,7 +534,8 @@ class StepReady(_message.Message):
     compute_seconds: float
     wait_seconds: float
     arrived: _containers.RepeatedCompositeFieldContainer[StepReady.Arrived]
-    def __init__(self, generation: _Optional[int] = ..., step: _Optional[int] = ..., squared_gradient_norm: _Optional[float] = ..., loss_sum: _Optional[float] = ..., samples: _Optional[int] = ..., state_digest: _Optional[bytes] = ..., compute_seconds: _Optional[float] = ..., wait_seconds: _Optional[float] = ..., arrived: _Optional[_Iterable[_Union[StepReady.Arrived, _Mapping]]] = ...) -> None: ...
+    clipped: _containers.RepeatedCompositeFieldContainer[StepReady.Clipped]
+    def __init__(self, generation: _Optional[int] = ..., step: _Optional[int] = ..., squared_gradient_norm: _Optional[float] = ..., loss_sum: _Optional[float] = ..., samples: _Optional[int] = ..., state_digest: _Optional[bytes] = ..., compute_seconds: _Optional[float] = ..., wait_seconds: _Optional[float] = ..., arrived: _Optional[_Iterable[_Union[StepReady.Arrived, _Mapping]]] = ..., clipped: _Optional[_Iterable[_Union[StepReady.Clipped, _Mapping]]] = ...) -> None: ...
 
 class StepFailed(_message.Message):
     __slots__ = ("generation", "step", "problem", "peer", "sentence")

@@ -48,7 +48,7 @@ OPTIMIZER_STATE_DEVICE: OptimizerState
 OPTIMIZER_STATE_HOST: OptimizerState
 
 class Run(_message.Message):
-    __slots__ = ("name", "id", "seed", "model", "data", "train", "network", "lease_seconds", "checkpoint")
+    __slots__ = ("name", "id", "seed", "model", "data", "train", "network", "lease_seconds", "checkpoint", "trust")
     class Model(_message.Message):
         __slots__ = ("family", "config_json", "module", "pretrained")
         FAMILY_FIELD_NUMBER: _ClassVar[int]
@@ -130,6 +130,17 @@ class Run(_message.Message):
         every: int
         keep: int
         def __init__(self, uri: _Optional[str] = ..., every: _Optional[int] = ..., keep: _Optional[int] = ...) -> None: ...
+    class Trust(_message.Message):
+        __slots__ = ("mode",)
+        class Mode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+            __slots__ = ()
+            TRUSTED: _ClassVar[Run.Trust.Mode]
+            OPEN: _ClassVar[Run.Trust.Mode]
+        TRUSTED: Run.Trust.Mode
+        OPEN: Run.Trust.Mode
+        MODE_FIELD_NUMBER: _ClassVar[int]
+        mode: Run.Trust.Mode
+        def __init__(self, mode: _Optional[_Union[Run.Trust.Mode, str]] = ...) -> None: ...
     NAME_FIELD_NUMBER: _ClassVar[int]
     ID_FIELD_NUMBER: _ClassVar[int]
     SEED_FIELD_NUMBER: _ClassVar[int]
@@ -139,6 +150,7 @@ class Run(_message.Message):
     NETWORK_FIELD_NUMBER: _ClassVar[int]
     LEASE_SECONDS_FIELD_NUMBER: _ClassVar[int]
     CHECKPOINT_FIELD_NUMBER: _ClassVar[int]
+    TRUST_FIELD_NUMBER: _ClassVar[int]
     name: str
     id: str
     seed: int
@@ -148,7 +160,8 @@ class Run(_message.Message):
     network: Run.Network
     lease_seconds: float
     checkpoint: Run.Checkpoint
-    def __init__(self, name: _Optional[str] = ..., id: _Optional[str] = ..., seed: _Optional[int] = ..., model: _Optional[_Union[Run.Model, _Mapping]] = ..., data: _Optional[_Union[Run.Data, _Mapping]] = ..., train: _Optional[_Union[Run.Train, _Mapping]] = ..., network: _Optional[_Union[Run.Network, _Mapping]] = ..., lease_seconds: _Optional[float] = ..., checkpoint: _Optional[_Union[Run.Checkpoint, _Mapping]] = ...) -> None: ...
+    trust: Run.Trust
+    def __init__(self, name: _Optional[str] = ..., id: _Optional[str] = ..., seed: _Optional[int] = ..., model: _Optional[_Union[Run.Model, _Mapping]] = ..., data: _Optional[_Union[Run.Data, _Mapping]] = ..., train: _Optional[_Union[Run.Train, _Mapping]] = ..., network: _Optional[_Union[Run.Network, _Mapping]] = ..., lease_seconds: _Optional[float] = ..., checkpoint: _Optional[_Union[Run.Checkpoint, _Mapping]] = ..., trust: _Optional[_Union[Run.Trust, _Mapping]] = ...) -> None: ...
 
 class Workload(_message.Message):
     __slots__ = ("layers", "micro_batches", "optimizer_bytes_per_parameter_byte", "own_bytes_per_parameter_byte", "copy_bytes_per_parameter_byte", "activation_checkpointing", "optimizer_state")

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 from pydantic import Field, ValidationError
 
 from dtfm.coordinator.config.run_file_errors import RunFileError, describe_errors
-from dtfm.coordinator.config.run_file_tables import Checkpoint, Cluster, Data, Model, Network, Table, Train
+from dtfm.coordinator.config.run_file_tables import Checkpoint, Cluster, Data, Model, Network, Table, Train, Trust
 from dtfm.protos import plan_pb2
 
 Name = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
@@ -25,6 +25,7 @@ _SCHEDULES = {
     "linear": plan_pb2.LINEAR,
     "warmup-stable-decay": plan_pb2.WARMUP_STABLE_DECAY,
 }
+_TRUST_MODES = {"trusted": plan_pb2.Run.Trust.TRUSTED, "open": plan_pb2.Run.Trust.OPEN}
 CHECKPOINTING = {
     "auto": plan_pb2.CHECKPOINTING_AUTO,
     "none": plan_pb2.CHECKPOINTING_NONE,
@@ -51,6 +52,7 @@ class RunFile(Table):
     network: Network = Field(default_factory=Network)
     cluster: Cluster = Field(default_factory=Cluster)
     checkpoint: Checkpoint = Field(default_factory=Checkpoint)
+    trust: Trust = Field(default_factory=Trust)
 
     def message(self, run_id: str) -> plan_pb2.Run:
         """The run as the coordinator sends it to nodes."""
@@ -80,6 +82,7 @@ class RunFile(Table):
             network=plan_pb2.Run.Network(**self.network.model_dump(exclude={"compression"})),
             lease_seconds=self.cluster.lease,
             checkpoint=plan_pb2.Run.Checkpoint(**self.checkpoint.model_dump()),
+            trust=plan_pb2.Run.Trust(mode=_TRUST_MODES[self.trust.mode]),
         )
 
 

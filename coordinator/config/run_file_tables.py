@@ -362,3 +362,13 @@ class Checkpoint(Table):
         except (ValueError, ImportError) as error:
             raise ValueError(f"names a kind of storage that is not installed here: {error}") from None
         return uri.rstrip("/")
+
+
+class Trust(Table):
+    """What members may believe of each other."""
+
+    mode: Literal["trusted", "open"] = Field(
+        default="trusted",
+        description='"trusted": the members know each other. "open": they are strangers. Each replica then holds what others add '
+        "to the gradients within a bound, so that none can drown the rest; the log says when it did.",
+    )

@@ -7,6 +7,7 @@ with pause; Stepping -> Switching by an abort; Stepping -> Gathering when a node
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 
 from dtfm.coordinator.core import drift, post_commit
@@ -25,6 +26,9 @@ from dtfm.scheduler.model.plan import Plan
 
 NORM_TOLERANCE = 1e-4
 """Replicas of a stage hold the same reduced gradient, but devices of different kinds may sum its squares in another order."""
+
+MOST_TIMES = 1e9
+"""The log says of clipped gradients that they were at most so many times over the bound."""
 
 
 def plan_ready(transition: Transition, node: str, ready: wire.PlanReady) -> None:
@@ -186,8 +190,20 @@ def _commit(transition: Transition, phase: Stepping) -> None:
             resumed=phase.resumed,
         )
     )
+    if clipped := _clipped(plan, phase.votes):
+        transition.emit(ev.GradientsClipped(phase.step, plan.generation, clipped))
     drift.committed(transition, phase.votes)
     _announce(transition, phase.step, plan, math.sqrt(squared_norm))
+
+
+def _clipped(plan: Plan, votes: Mapping[str, wire.StepReady]) -> dict[str, dict[str, float]]:
+    """What nodes of the plan say of each other's gradients, as in the event."""
+    nodes = set(plan.nodes)
+    told = {
+        by: {c.node: min(c.worst, MOST_TIMES) for c in vote.clipped if c.node in nodes - {by}}
+        for by, vote in votes.items()
+    }
+    return {by: whose for by, whose in sorted(told.items()) if whose}
 
 
 def _announce(transition: Transition, step: int, plan: Plan, gradient_norm: float) -> None:

@@ -283,6 +283,11 @@ def check_vote(vote: wire.StepReady) -> None:
     for arrived in vote.arrived:
         _number("arrived.seconds", arrived.seconds, 0, 1e7)
         _number("arrived.bytes", arrived.bytes, 1, 1e15)
+    if len(vote.clipped) > MAX_NODES:
+        raise malformed("clipped", len(vote.clipped), f"at most {MAX_NODES} entries")
+    for clipped in vote.clipped:
+        if not clipped.worst > 1:
+            raise malformed("clipped.worst", clipped.worst, "above 1")
 
 
 def check_progress(progress: wire.Progress, plan: Plan, node: str) -> None:

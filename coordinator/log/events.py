@@ -286,6 +286,17 @@ class StepCommitted:
 
 
 @dataclass(frozen=True, slots=True)
+class GradientsClipped:
+    """In an open run, replicas found the gradients of others too large for ``step``, and clipped them before they added them up.
+    ``times``: by who did it, then by whose they were, how many times over the bound the worst piece was, at most 1e9."""
+
+    step: int
+    generation: int
+    times: dict[str, dict[str, float]]
+    event: Literal["gradients_clipped"] = "gradients_clipped"
+
+
+@dataclass(frozen=True, slots=True)
 class StepAborted:
     """``problem`` is the name of the wire's StepProblem, ``node`` the node that reported it or was lost."""
 
@@ -462,6 +473,7 @@ Event = (
     | PlanFailed
     | CodecsChosen
     | StepCommitted
+    | GradientsClipped
     | StepAborted
     | DigestMismatch
     | Evaluated

@@ -281,7 +281,7 @@ def apply(ledger: Ledger, event: ev.Event) -> Ledger:
             return replace(ledger, outcome=Outcome(True, event.reason))
         case ev.RunFailed():
             return replace(ledger, outcome=Outcome(False, event.reason))
-        case ev.NodeRefused() | ev.Waiting() | ev.DigestMismatch() | ev.CheckpointFailed():
+        case ev.NodeRefused() | ev.Waiting() | ev.DigestMismatch() | ev.GradientsClipped() | ev.CheckpointFailed():
             return ledger
 
 

@@ -80,6 +80,11 @@ def narrate(event: ev.Event) -> str:
             speed = event.tokens_per_second
             rate = f", {speed:,.0f} tokens/s" if speed is not None else ""
             return f"step {event.step}: loss {event.loss:.4f}, gradient norm {event.gradient_norm:.3f}{rate}"
+        case ev.GradientsClipped():
+            told = [item for whose in event.times.values() for item in whose.items()]
+            worst = {node: max(times for n, times in told if n == node) for node, _ in told}
+            whose = ", ".join(f"{node} ({worst[node]:.3g} times the bound)" for node in sorted(worst)[:MOST_NAMED])
+            return f"step {event.step}: gradients were clipped of {whose}"
         case ev.StepAborted():
             return f"step {event.step} was aborted: {event.problem} on {event.node}: {event.reason}"
         case ev.DigestMismatch():

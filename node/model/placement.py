@@ -19,11 +19,14 @@ class Group:
     """The nodes that hold one bucket, in pipeline order: they reduce its gradients together.
 
     A layer's bucket is held by the replicas of its stage, a tied parameter's by the replicas of every stage that uses it.
-    ``counted_by`` are the replicas of the first of these stages; only they count the bucket in the gradient norm.
+    ``counted_by`` are the replicas of the first of these stages; only they count the bucket in the gradient norm. ``stages`` and
+    ``loads`` are by member: its stage, and the number of a step's micro-batches that it computes.
     """
 
     members: tuple[str, ...]
     counted_by: tuple[str, ...]
+    stages: tuple[int, ...]
+    loads: tuple[int, ...]
 
     def checkpoint_writer(self, bucket: int) -> str:
         """The member that writes the bucket into a checkpoint."""
@@ -104,9 +107,14 @@ def placement_of(
 
 def group_of(plan: Plan, layers: Collection[int]) -> Group:
     """The group of a bucket that ``layers`` use."""
-    stages = [s for s in plan.stages if any(s.layers[0] <= layer < s.layers[1] for layer in layers)]
+    stages = [(i, s) for i, s in enumerate(plan.stages) if any(s.layers[0] <= layer < s.layers[1] for layer in layers)]
     assert stages, f"no stage of the plan has layers {sorted(layers)}"
-    return Group(tuple(n for s in stages for n in s.replicas), stages[0].replicas)
+    return Group(
+        members=tuple(node for _, stage in stages for node in stage.replicas),
+        counted_by=stages[0][1].replicas,
+        stages=tuple(index for index, stage in stages for _ in stage.replicas),
+        loads=tuple(load for _, stage in stages for load in stage.loads),
+    )
 
 
 def _micro_batches(ways: Chains, node: str, stage: int) -> tuple[int, ...]:

@@ -23,6 +23,7 @@ from dtfm.node.model.precision import compute_dtype, run_dtype
 from dtfm.node.model.stage import Stage
 from dtfm.node.training import pipeline
 from dtfm.node.training.compression import Codecs, choose_codecs
+from dtfm.node.training.contribution_bound import ContributionBound
 from dtfm.node.training.memory_budget import computing_bytes, early_bytes, free_bytes, is_short, retry_bytes
 from dtfm.node.training.pipeline import Compute, Neighbours, NonFinite, Outcome, Topic
 from dtfm.node.training.progress import Progress
@@ -33,6 +34,7 @@ from dtfm.node.transport.sender import Sender, What
 from dtfm.node.transport.topic_queue import Closed, TopicQueue
 from dtfm.protos.control_pb2 import Device
 from dtfm.protos.frame import Kind
+from dtfm.protos.plan_pb2 import Run
 
 log = logging.getLogger(__name__)
 
@@ -47,10 +49,12 @@ class Speed:
 
 @dataclass(frozen=True, slots=True)
 class Inherited:
-    """What a generation takes over from the one before: progress on the next step with the same stage, and the codecs."""
+    """What a generation takes over from the one before: progress on the next step with the same stage, the codecs, and
+    what is usual of this stage's gradients."""
 
     progress: Progress | None = None
     codecs: Codecs | None = None
+    bound: ContributionBound | None = None
 
 
 class Generation:
@@ -84,7 +88,9 @@ class Generation:
         self._queue: TopicQueue[Topic, Arrival] = TopicQueue()
         early = early_bytes(free, len(self.codecs.replicas))
         self.receiver = Receiver(Expectations(placement, self._sizes), applied, self._deliver, early)
-        self.reducer = Reducer(placement, sender.send_encoded, self.receiver.let_go)
+        is_open = loaded.run.trust.mode == Run.Trust.OPEN
+        bound = inherited.bound or ContributionBound() if is_open else None
+        self.reducer = Reducer(placement, sender.send_encoded, self.receiver.let_go, bound=bound)
         # During the last backward: the number of parameters of each bucket that still get gradients.
         self._unfinished: dict[int, int] = {}
         # Tensors of an interrupted step that the neighbours have from an earlier generation.

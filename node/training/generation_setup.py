@@ -58,7 +58,11 @@ def set_up(
         stage = acquire_stage(loaded, equipment.device, placement, assignment, inventory, equipment.snapshots, wait)
     links = [link for link in assignment.links if link.source == placement.node]
     speed = Speed(equipment.hardware, {link.destination: link.bandwidth for link in links if link.bandwidth})
-    inherited = Inherited(progress, earlier.codecs if earlier is not None else None)
+    inherited = Inherited(
+        progress,
+        earlier.codecs if earlier is not None else None,
+        earlier.reducer.bound if earlier is not None and stage is earlier.stage else None,
+    )
     generation = Generation(loaded, placement, stage, assignment.step, equipment.sender, speed, inherited)
     dialler = loaded.dialler
     targets = {p.node: dialler.target(p) for p in assignment.peers if p.node in placement.peers}

@@ -26,7 +26,8 @@ from dtfm.kernels.feedback import encode_with_feedback
 from dtfm.node.host.trace import Activity, span
 from dtfm.node.model.bucket import BucketSpec
 from dtfm.node.model.pieces import pieces
-from dtfm.node.model.placement import Placement
+from dtfm.node.model.placement import Group, Placement
+from dtfm.node.training.contribution_bound import Clipped, ContributionBound
 from dtfm.node.transport.receiver import Arrival
 from dtfm.node.transport.sender import What
 from dtfm.node.transport.topic_queue import Closed, TopicQueue
@@ -54,11 +55,15 @@ class _Bucket:
 
     index: int
     gradients: torch.Tensor
-    members: tuple[str, ...]
+    group: Group
     rank: int
     final: bool = False
     addends: dict[int, dict[int, Arrival]] = field(default_factory=dict)
     missing: set[int] = field(init=False)
+
+    @property
+    def members(self) -> tuple[str, ...]:
+        return self.group.members
 
     def __post_init__(self) -> None:
         ranges = pieces(self.gradients.numel(), len(self.members))
@@ -74,17 +79,24 @@ class _Bucket:
     def summable(self, piece: int) -> bool:
         return self.final and piece in self.missing and len(self.addends.get(piece, ())) == len(self.members) - 1
 
-    def add_up(self, number: int) -> None:
-        """Replaces an owned piece by the sum of all members'. What comes before this node's in the group's order is added up in
-        the memory of the first addend."""
-        own, addends = self.piece(number), self.addends[number]
+    def add_up(self, number: int, bound: ContributionBound | None) -> None:
+        """Replaces an owned piece by the sum of all members', held within the ``bound``. What comes before this node's in the
+        group's order is added up in the memory of the first addend."""
+        own, arrivals = self.piece(number), self.addends[number]
+        addends: Iterable[torch.Tensor] = (
+            own if rank == self.rank else _decoded(arrivals[rank], own.device) for rank in range(len(self.members))
+        )
+        if bound is not None:  # it compares them, so that all are decoded at once
+            addends = list(addends)
+            bound.hold(self.index, self.group, self.rank, addends)
         total = own
-        for rank in range(len(self.members)):
-            if rank == self.rank:
-                total = own if rank == 0 else own.add_(total)
+        for rank, addend in enumerate(addends):
+            if rank == 0:
+                total = addend
+            elif rank == self.rank:
+                total = own.add_(total)
             else:
-                addend = _decoded(addends[rank], own.device)
-                total = addend if rank == 0 else total.add_(addend)
+                total = total.add_(addend)
 
 
 def sending_order(buckets: Iterable[BucketSpec]) -> list[int]:
@@ -96,7 +108,7 @@ class Reducer:
     """The reductions of one generation, in two threads of its own.
 
     ``queue`` takes, by step, `Final` for each bucket and the tensors that peers send. ``let_go`` is called with each tensor
-    when it is used up. ``carried`` are the residuals to begin with.
+    when it is used up. ``carried`` are the residuals to begin with. ``bound`` limits what other members add; None: nothing does.
     """
 
     def __init__(
@@ -105,8 +117,10 @@ class Reducer:
         send: Send,
         let_go: Callable[[Arrival], None] = lambda _: None,
         carried: Residuals | None = None,
+        bound: ContributionBound | None = None,
     ) -> None:
         self.placement = placement
+        self.bound = bound
         self.queue: TopicQueue[int, Arrival | Final] = TopicQueue()
         self.carried: Residuals = carried or {}
         """Residuals of the committed steps."""
@@ -131,11 +145,20 @@ class Reducer:
         Before that, each is passed to ``keep``, so that the reduction can be repeated with other nodes. Messages are encoded
         with ``codec``. Returns when every bucket is complete. Raises Closed, and what sending raises.
         """
+        if self.bound is not None:
+            self.bound.begin()
         self.left_out = _Reduction(self, step, gradients, codec, keep).run()
+
+    @property
+    def clipped(self) -> Mapping[str, Clipped]:
+        """By member, what was clipped in the step last reduced."""
+        return self.bound.clipped if self.bound is not None else {}
 
     def commit(self, step: int) -> None:
         """``step``, the one last reduced, is committed. An aborted step leaves no residuals."""
         self.carried = self.left_out
+        if self.bound is not None:
+            self.bound.commit()
         self.queue.forget(step)
 
     def close(self) -> None:
@@ -163,7 +186,7 @@ class _Reduction:
         self._left_out: dict[tuple[int, int], torch.Tensor] = {}
         groups = self._placement.groups
         self._buckets = {
-            index: _Bucket(index, flat, groups[index].members, groups[index].members.index(self._placement.node))
+            index: _Bucket(index, flat, groups[index], groups[index].members.index(self._placement.node))
             for index, flat in gradients.items()
             if len(groups[index].members) > 1
         }
@@ -219,7 +242,7 @@ class _Reduction:
 
     def _add_up(self, bucket: _Bucket, number: int) -> None:
         with span(Activity.REDUCE, self._step, bucket.index):
-            bucket.add_up(number)
+            bucket.add_up(number, self._reducer.bound)
         bucket.missing.discard(number)
         for addend in bucket.addends.pop(number).values():
             self._reducer.let_go(addend)

@@ -459,6 +459,10 @@ class Trainer:
                     StepReady.Arrived(source=source, bytes=size, seconds=seconds)
                     for source, (size, seconds) in sorted(generation.receiver.take_paces().items())
                 ],
+                clipped=[
+                    StepReady.Clipped(node=node, pieces=clipped.pieces, worst=clipped.worst)
+                    for node, clipped in sorted(generation.reducer.clipped.items())
+                ],
             )
             self._report(NodeMessage(step_ready=ready))
 

@@ -37,6 +37,23 @@ def test_a_commit_carries_the_whole_models_norm_and_mean_loss() -> None:
     assert world.last_to("a", "commit") == world.last_to("b", "commit") == commit
 
 
+def test_the_log_says_whose_gradients_were_clipped_by_whom() -> None:
+    world = training()
+    clipped = [wire.StepReady.Clipped(node=node, pieces=2, worst=math.inf) for node in ("a", "b", "stranger")]
+    world.vote("a", clipped=clipped)
+    world.vote("b")
+    assert world.events(ev.GradientsClipped) == [ev.GradientsClipped(1, 1, {"a": {"b": 1e9}})]
+    world.step()
+    assert len(world.events(ev.GradientsClipped)) == 1
+
+
+@pytest.mark.parametrize("worst", [math.nan, 0.5, -1.0])
+def test_a_vote_that_calls_small_gradients_too_large_is_refused(worst: float) -> None:
+    world = training()
+    world.vote("a", clipped=[wire.StepReady.Clipped(node="b", pieces=1, worst=worst)])
+    assert world.last_to("a", "refusal").reason == wire.MALFORMED
+
+
 def test_votes_of_another_step_or_generation_do_not_count() -> None:
     world = training()
     world.vote("a", step=2)

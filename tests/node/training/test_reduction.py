@@ -42,6 +42,11 @@ def _small_pieces() -> Iterator[None]:
     pieces.cache_clear()
 
 
+def group(*nodes: str) -> Group:
+    """All in one stage, each with a micro-batch."""
+    return Group(nodes, nodes, (0,) * len(nodes), (1,) * len(nodes))
+
+
 def placed(node: str, groups: dict[int, Group]) -> Placement:
     """A placement that has these groups."""
     placement = placement_of(Plan(1, (Stage((0, 1), (node,), (1,)),), ()), node, 0)
@@ -92,8 +97,7 @@ def test_all_members_end_with_the_sum_bit_for_bit(members: int, sizes: list[int]
     nodes = [f"n{i}" for i in range(members)]
     gradients = {n: {b: torch.randn(size, generator=generator) for b, size in enumerate(sizes)} for n in nodes}
     sums = {b: torch.stack([gradients[n][b].double() for n in nodes]).sum(0) for b in range(len(sizes))}
-    group = Group(tuple(nodes), tuple(nodes))
-    reduce_together(gradients, dict.fromkeys(range(len(sizes)), group))
+    reduce_together(gradients, dict.fromkeys(range(len(sizes)), group(*nodes)))
     for b, expected in sums.items():
         torch.testing.assert_close(gradients[nodes[0]][b].double(), expected, rtol=1e-5, atol=1e-5)
         assert all(torch.equal(gradients[n][b], gradients[nodes[0]][b]) for n in nodes)
@@ -105,7 +109,7 @@ def test_under_a_lossy_codec_members_still_hold_the_same_bits_near_the_sum(codec
     generator = torch.Generator().manual_seed(1)
     gradients = {n: {0: torch.randn(5000, generator=generator)} for n in nodes}
     expected = torch.stack([gradients[n][0] for n in nodes]).sum(0)
-    reduce_together(gradients, {0: Group(nodes, nodes)}, codec)
+    reduce_together(gradients, {0: group(*nodes)}, codec)
     assert all(torch.equal(gradients[n][0], gradients["a"][0]) for n in nodes)
     assert not torch.equal(gradients["a"][0], expected)
     torch.testing.assert_close(gradients["a"][0], expected, rtol=0, atol=0.12)
@@ -125,7 +129,7 @@ def test_what_topk_leaves_out_is_carried_until_it_is_sent(
     """Over any number of steps, the sums and the residuals still carried add up to the gradients."""
     generator = torch.Generator().manual_seed(seed)
     nodes = [f"n{i}" for i in range(members)]
-    groups = dict.fromkeys(range(len(sizes)), Group(tuple(nodes), tuple(nodes)))
+    groups = dict.fromkeys(range(len(sizes)), group(*nodes))
     put_in = [torch.zeros(size, dtype=torch.float64) for size in sizes]
     arrived = [torch.zeros(size, dtype=torch.float64) for size in sizes]
     carried: dict[str, Residuals] = {node: {} for node in nodes}
@@ -150,23 +154,23 @@ def test_what_topk_leaves_out_is_carried_until_it_is_sent(
 def test_topk_sends_little_and_what_it_carries_is_not_changed_in_place() -> None:
     nodes = ("a", "b")
     gradients = {n: {0: torch.linspace(-1, 1, 2048)} for n in nodes}  # two pieces for each
-    first = reduce_together(gradients, {0: Group(nodes, nodes)}, Codec.TOPK)
+    first = reduce_together(gradients, {0: group(*nodes)}, Codec.TOPK)
     assert int(gradients["a"][0].count_nonzero()) == 2048 * 8 // 256
     assert {n: set(residuals) for n, residuals in first.items()} == {n: {(0, 0), (0, 1), (0, 2), (0, 3)} for n in nodes}
     before = {at: residual.clone() for at, residual in first["a"].items()}
-    reduce_together({n: {0: torch.ones(2048)} for n in nodes}, {0: Group(nodes, nodes)}, Codec.TOPK, first)
+    reduce_together({n: {0: torch.ones(2048)} for n in nodes}, {0: group(*nodes)}, Codec.TOPK, first)
     assert all(torch.equal(first["a"][at], residual) for at, residual in before.items())
 
 
 def test_other_codecs_carry_nothing() -> None:
     nodes = ("a", "b")
     gradients = {n: {0: torch.randn(600, generator=torch.Generator().manual_seed(1))} for n in nodes}
-    assert reduce_together(gradients, {0: Group(nodes, nodes)}, Codec.I8B256) == {"a": {}, "b": {}}
+    assert reduce_together(gradients, {0: group(*nodes)}, Codec.I8B256) == {"a": {}, "b": {}}
 
 
 def test_a_tied_bucket_is_summed_across_stages_and_the_others_within_them() -> None:
-    first, last = Group(("a", "b"), ("a", "b")), Group(("c",), ("c",))
-    tied = Group(("a", "b", "c"), ("a", "b"))
+    first, last = group("a", "b"), group("c")
+    tied = Group(("a", "b", "c"), ("a", "b"), (0, 0, 1), (1, 1, 2))
     gradients = {
         "a": {0: torch.ones(10), 9: torch.full((600,), 1.0)},
         "b": {0: torch.ones(10), 9: torch.full((600,), 10.0)},
@@ -179,7 +183,7 @@ def test_a_tied_bucket_is_summed_across_stages_and_the_others_within_them() -> N
 
 
 def test_a_reduction_that_is_called_off_ends() -> None:
-    reducer = Reducer(placed("a", {0: Group(("a", "b"), ("a", "b"))}), lambda *_: None)
+    reducer = Reducer(placed("a", {0: group("a", "b")}), lambda *_: None)
     waiting = reducer.start(STEP, {0: torch.ones(4)}, Codec.OFF, lambda *_: None)
     reducer.queue.close("b left")
     with pytest.raises(Closed, match="b left"):

@@ -1,0 +1,163 @@
+"""How much one replica can add to its group's gradients, where the members are strangers (trust.mode = "open").
+
+An addend is compared with what is to be expected of it: with those of the other replicas of its stage, and with what was usual
+for the bucket in earlier steps. An honest one may be several times as large, but not step after step. So each member has an
+allowance that large addends use up: over some twenty steps it adds at most AVERAGE times what is expected. What goes beyond is
+clipped, and an addend that is not finite is left out. So no replica can drown the others before it is found out. Bounding norms
+is the simplest of the robust aggregations (Karimireddy et al., arXiv 2012.10333). It does not find a liar who keeps to the norm:
+audits do.
+
+The micro-batches of one replica add up to something between the square root of their number and their number: the first where
+they are mostly noise, the second where they agree. The comparison allows for both, so that a replica with another share of the
+step is not mistaken for a liar.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from dtfm.node.model.placement import Group
+
+MOST = 10.0
+"""An addend may be this many times as large as expected at the most. Honest ones of single samples were seen to reach 6."""
+
+AVERAGE = 1.5
+"""It may be this many times as large on average."""
+
+NEWCOMER = 1.0
+"""The average with which a member begins."""
+
+NEW_SHARE = 0.05
+"""The share of the newest step in the averages."""
+
+
+@dataclass(frozen=True, slots=True)
+class Addend:
+    """What a replica of ``stage`` adds to a piece: ``size`` is the root mean square of its elements, ``load`` the number of
+    micro-batches that it comes from."""
+
+    stage: int
+    load: int
+    size: float
+
+    @property
+    def counts(self) -> bool:
+        """Whether others can be compared with it."""
+        return self.load > 0 and math.isfinite(self.size)
+
+    def at(self, load: int) -> float:
+        """The largest size to be expected of ``load`` micro-batches like these."""
+        ratio = load / self.load
+        return self.size * max(ratio, math.sqrt(ratio))
+
+
+@dataclass(frozen=True, slots=True)
+class Clipped:
+    """A member's addends that were clipped: the number of ``pieces``, and how many times larger than allowed the ``worst`` was
+    (infinite: it was not finite, or should have been nothing)."""
+
+    pieces: int = 0
+    worst: float = 0.0
+
+    def and_another(self, times: float) -> Clipped:
+        return Clipped(self.pieces + 1, max(self.worst, times))
+
+
+def expected(addends: Sequence[Addend], rank: int, own: int, usual: Mapping[int, Addend]) -> float | None:
+    """The size to be expected of the addend with the number ``rank``; None if nothing is known: others may be zero by chance, as
+    where a part of the vocabulary does not occur.
+
+    This node believes its ``own`` addend. Of the others' it takes the median, the lower one of two. ``usual``: by stage, an
+    addend as they were in earlier steps.
+    """
+    judged = addends[rank]
+    if judged.load == 0:
+        return 0.0
+    others = [a.at(judged.load) for i, a in enumerate(addends) if i != rank and a.stage == judged.stage and a.counts]
+    known = [statistics.median_low(others)] if others else []
+    if own != rank and addends[own].stage == judged.stage and addends[own].counts:
+        known.append(addends[own].at(judged.load))
+    if judged.stage in usual:
+        known.append(usual[judged.stage].at(judged.load))
+    return max(known, default=0.0) or None
+
+
+def allowance(average: float) -> float:
+    """How many times as large as expected an addend may be, of a member whose addends were so large on ``average``."""
+    return min(MOST, (AVERAGE - (1 - NEW_SHARE) * average) / NEW_SHARE)
+
+
+def moved(average: float, newest: float) -> float:
+    """The average after another step."""
+    return (1 - NEW_SHARE) * average + NEW_SHARE * newest
+
+
+class ContributionBound:
+    """Holds other members' addends within the bound, and remembers what is usual. For one thread."""
+
+    def __init__(self) -> None:
+        self._usual: dict[int, dict[int, Addend]] = {}  # by bucket and stage
+        self._averages: dict[tuple[int, str], float] = {}  # by bucket and member
+        self.begin()
+
+    def begin(self) -> None:
+        """A step is reduced, perhaps once more: the last one was not committed."""
+        self._seen: dict[tuple[int, int], list[Addend]] = {}
+        self._times: dict[tuple[int, str], list[float]] = {}
+        self._clipped: dict[str, Clipped] = {}
+
+    @property
+    def clipped(self) -> Mapping[str, Clipped]:
+        """By member, what was clipped in the present step."""
+        return self._clipped
+
+    def hold(self, bucket: int, group: Group, own: int, pieces: Sequence[torch.Tensor]) -> None:
+        """Clips ``pieces`` in place: the members' addends to one piece of ``bucket`` (1-D), in the group's order. This node's has
+        the number ``own``."""
+        usual = self._usual.get(bucket, {})
+        addends = [
+            Addend(stage, load, (torch.linalg.vector_norm(piece) / math.sqrt(piece.numel())).item())
+            for stage, load, piece in zip(group.stages, group.loads, pieces, strict=True)
+        ]
+        for rank, (member, piece) in enumerate(zip(group.members, pieces, strict=True)):
+            addend, size = addends[rank], expected(addends, rank, own, usual)
+            if rank != own:
+                kept = self._clip(bucket, member, piece, addend, size)
+                addend = Addend(addend.stage, addend.load, kept)
+            believed = rank == own or group.stages[own] != addend.stage or not addends[own].counts
+            if believed and addend.counts:
+                self._seen.setdefault((bucket, addend.stage), []).append(addend)
+
+    def commit(self) -> None:
+        """The step is committed: what was seen in it is remembered."""
+        for key, times in self._times.items():
+            self._averages[key] = moved(self._averages.get(key, NEWCOMER), statistics.fmean(times))
+        for (bucket, stage), addends in self._seen.items():
+            load = max(addend.load for addend in addends)
+            size = math.sqrt(statistics.fmean(addend.at(load) ** 2 for addend in addends))
+            before = self._usual.setdefault(bucket, {}).get(stage)
+            if before is not None:
+                size = moved(before.at(load), size)
+            self._usual[bucket][stage] = Addend(stage, load, size)
+        self.begin()
+
+    def _clip(self, bucket: int, member: str, piece: torch.Tensor, addend: Addend, size: float | None) -> float:
+        """Returns the size of what is left."""
+        if addend.size == 0 or (size is None and math.isfinite(addend.size)):
+            return addend.size
+        allowed = allowance(self._averages.get((bucket, member), NEWCOMER)) * (size or 0.0)
+        if not addend.size <= allowed:
+            times = addend.size / allowed if allowed and math.isfinite(addend.size) else math.inf
+            self._clipped[member] = self._clipped.get(member, Clipped()).and_another(times)
+            if times == math.inf:
+                piece.zero_()
+                return 0.0
+            piece.mul_(1 / times)
+        if size:
+            self._times.setdefault((bucket, member), []).append(min(addend.size, allowed) / size)
+        return min(addend.size, allowed)
