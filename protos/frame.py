@@ -86,11 +86,16 @@ class Header:
 
 
 def frames(header: Header, encoded: memoryview) -> Iterator[bytes]:
-    """Yields the frames of ``encoded`` (uint8, contiguous) in order, each at most MAX_FRAME_BYTES long."""
-    assert len(encoded) == header.total
+    """Yields the frames of ``encoded`` (uint8, contiguous) in order, each at most MAX_FRAME_BYTES long.
+
+    ``encoded`` is the tensor from ``header.offset`` on, to its end or for a whole number of frames.
+    """
     chunk = _chunk_bytes(header.kind)
-    for offset in range(0, max(header.total, 1), chunk):
-        payload = encoded[offset : offset + chunk]
+    begin, end = header.offset, header.offset + len(encoded)
+    assert begin % chunk == 0, (begin, chunk)
+    assert end == header.total or (end < header.total and end % chunk == 0), (end, header.total)
+    for offset in range(begin, max(end, begin + 1), chunk):
+        payload = encoded[offset - begin : offset - begin + chunk]
         yield b"".join((_pack(replace(header, offset=offset), crc32c(payload)), payload))
 
 

@@ -4,36 +4,85 @@ from __future__ import annotations
 
 import os
 import uuid
+from collections.abc import Iterator
 from contextlib import suppress
+from types import TracebackType
 
 import fsspec
+
+PIECE_BYTES = 4 << 20
+"""Bytes of a large file that are in memory at a time."""
+
+UPLOAD_BYTES = 16 << 20
+"""Bytes that an object store is sent at a time. S3 takes at most 10,000 such parts of a file."""
 
 # File systems that may show a half-written file under its final name, and rename cheaply. Object stores show whole objects only.
 _RENAMING = frozenset({"file", "local", "sftp", "ssh", "smb", "hdfs", "webhdfs"})
 
 
-def write(folder: str, name: str, content: bytes | memoryview) -> None:
-    """Writes a file so that it is there in whole or not at all, also where two nodes write the same one at once.
+class NewFile:
+    """A file that is written piece by piece: after `finish` it is there in whole, and without it not at all, also where two nodes
+    write the same one at once.
 
-    Raises:
-        OSError, or another exception of the file system: not written.
+    A context, at whose end it is discarded unless it is finished. All methods raise OSError, or another exception of the file
+    system, for what cannot be written.
     """
+
+    def __init__(self, folder: str, name: str) -> None:
+        self._fs, path = fsspec.core.url_to_fs(folder)
+        self._fs.makedirs(path, exist_ok=True)
+        protocols = {self._fs.protocol} if isinstance(self._fs.protocol, str) else set(self._fs.protocol)
+        self._is_local, self._renames = "file" in protocols, bool(protocols & _RENAMING)
+        self._final = f"{path.rstrip('/')}/{name}"
+        self._target = f"{self._final}.{uuid.uuid4().hex}.part" if self._renames else self._final
+        self._file = self._fs.open(self._target, "wb", block_size=UPLOAD_BYTES)
+        self._open = True
+
+    def write(self, piece: bytes | memoryview) -> None:
+        self._file.write(piece)
+
+    def finish(self) -> None:
+        if self._is_local:
+            self._file.flush()
+            os.fsync(self._file.fileno())
+        self._file.close()
+        if self._renames:
+            self._fs.mv(self._target, self._final)
+        self._open = False
+
+    def discard(self) -> None:
+        """Removes what is written, unless it is finished. Raises nothing."""
+        if not self._open:
+            return
+        self._open = False
+        with suppress(Exception):
+            if self._renames:
+                with suppress(Exception):  # closing writes what is buffered
+                    self._file.close()
+                self._fs.rm_file(self._target)
+            else:  # to close it would make the object
+                self._file.discard()
+                self._file.closed = True
+
+    def __enter__(self) -> NewFile:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.discard()
+
+
+def write(folder: str, name: str, content: bytes | memoryview) -> None:
+    """Writes a small file; see NewFile."""
+    with NewFile(folder, name) as file:
+        file.write(content)
+        file.finish()
+
+
+def read_pieces(folder: str, name: str) -> Iterator[bytes]:
+    """The file's content, PIECE_BYTES at a time. Raises OSError, or another exception of the file system."""
     fs, path = fsspec.core.url_to_fs(folder)
-    fs.makedirs(path, exist_ok=True)
-    protocols = {fs.protocol} if isinstance(fs.protocol, str) else set(fs.protocol)
-    renames = bool(protocols & _RENAMING)
-    final = f"{path.rstrip('/')}/{name}"
-    target = f"{final}.{uuid.uuid4().hex}.part" if renames else final
-    try:
-        with fs.open(target, "wb") as file:
-            file.write(content)
-            if "file" in protocols:
-                file.flush()
-                os.fsync(file.fileno())
-        if renames:
-            fs.mv(target, final)
-    except BaseException:
-        if renames:
-            with suppress(Exception):
-                fs.rm_file(target)
-        raise
+    with fs.open(f"{path.rstrip('/')}/{name}", "rb", block_size=PIECE_BYTES) as file:
+        while piece := file.read(PIECE_BYTES):
+            yield piece

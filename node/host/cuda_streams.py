@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache
+from typing import Any
 
 import torch
 
@@ -20,20 +20,26 @@ def wait_until_computed(device: torch.device) -> None:
 def after(tensor: torch.Tensor) -> AbstractContextManager[object]:
     """A context in which GPU work waits for ``tensor`` only, on a side stream, not for whatever else is being computed.
 
-    Call it in the thread that computes ``tensor``; enter it in the thread that reads it.
+    Call it in the thread that computes ``tensor``; enter it in the thread that reads it, as often as that wants to.
     """
     if not tensor.is_cuda:
         return nullcontext()
-    stream = _side_stream(tensor.device)
-    computed = torch.cuda.current_stream(tensor.device).record_event()
+    return _OnSideStream(tensor.device)
 
-    @contextmanager
-    def on_side_stream() -> Iterator[None]:
-        with torch.cuda.stream(stream):
-            stream.wait_event(computed)
-            yield
 
-    return on_side_stream()
+class _OnSideStream(AbstractContextManager[object]):
+    def __init__(self, device: torch.device) -> None:
+        self._side = _side_stream(device)
+        self._computed = torch.cuda.current_stream(device).record_event()
+        self._entered: AbstractContextManager[object] = nullcontext()
+
+    def __enter__(self) -> None:
+        self._entered = torch.cuda.stream(self._side)
+        self._entered.__enter__()  # type: ignore[no-untyped-call]
+        self._side.wait_event(self._computed)
+
+    def __exit__(self, *raised: Any) -> None:
+        self._entered.__exit__(*raised)
 
 
 @cache

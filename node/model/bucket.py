@@ -100,6 +100,18 @@ class Bucket:
         parameters, exp_avg, exp_avg_sq = (_bytes(tensor.detach().cpu()) for tensor in self.state)
         return parameters, exp_avg, exp_avg_sq
 
+    def read(self, begin: int = 0, end: int | None = None) -> memoryview:
+        """A copy, in the host's memory, of bytes [begin, end) of what `export` returns, by default of all of them."""
+        each = self.parameters.nbytes
+        end = STATE_TENSORS * each if end is None else end
+        copied = torch.empty(end - begin, dtype=torch.uint8)
+        for number, tensor in enumerate(self.state):
+            start, stop = max(begin, number * each), min(end, (number + 1) * each)
+            if start < stop:
+                part = tensor.detach().view(torch.uint8)[start - number * each : stop - number * each]
+                copied[start - begin : stop - begin].copy_(part)
+        return _bytes(copied)
+
     def load(self, data: bytes | bytearray | memoryview, offset: int = 0) -> None:
         """Writes ``data`` into the state, starting at byte ``offset`` of what `export` returns.
 

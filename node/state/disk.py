@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
+import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import BinaryIO, cast
 
 from blake3 import blake3
 
-from dtfm.node.data.storage import write
+from dtfm.node.data.storage import PIECE_BYTES, NewFile
 from dtfm.node.state.snapshot_files import file_name, step_folder
-from dtfm.node.state.state_store import Tensor
+from dtfm.node.state.state_store import Donation
 from dtfm.protos.frame import Header, Kind
 from dtfm.protos.peer_pb2 import StateRequest
 
@@ -51,10 +54,18 @@ class Disk:
         """The sizes of the files in bytes, by step and bucket."""
         return {step: dict(_files(folder)) for step, folder in self._steps()}
 
-    def write(self, step: int, bucket: int, content: bytes) -> None:
-        """Raises OSError if it cannot be written, or would leave too little free space."""
-        self.check_room(len(content))
-        write(str(self._step(step)), file_name(bucket), content)
+    def new_file(self, step: int, bucket: int, size_bytes: int) -> NewFile:
+        """A file of ``size_bytes`` to be written. Raises OSError if it cannot be, or would leave too little free space."""
+        self.check_room(size_bytes)
+        return NewFile(str(self._step(step)), file_name(bucket))
+
+    def scratch(self, size_bytes: int) -> BinaryIO:
+        """A file without a name for ``size_bytes`` that will be read back: whatever ends this process also ends the file.
+
+        Raises as `new_file` does.
+        """
+        self.check_room(size_bytes)
+        return cast(BinaryIO, tempfile.TemporaryFile(dir=self._root))
 
     def check_room(self, size_bytes: int) -> None:
         """Raises OSError if ``size_bytes`` would leave too little free space."""
@@ -65,26 +76,39 @@ class Disk:
                 f"{self._root} has {free} bytes free; a snapshot takes at most {FREE_SPACE_FRACTION:.0%} of that"
             )
 
-    def read(self, step: int, bucket: int) -> bytes:
-        """The file's content. Raises LookupError."""
+    def read(self, step: int, bucket: int, offset: int = 0) -> tuple[int, Iterator[memoryview]]:
+        """The number of the file's bytes from ``offset`` on, and these, PIECE_BYTES at a time. Raises LookupError."""
         try:
-            return (self._step(step) / file_name(bucket)).read_bytes()
+            file = (self._step(step) / file_name(bucket)).open("rb")
+            size = os.fstat(file.fileno()).st_size
         except OSError:
             raise LookupError(f"NOT_HELD: bucket {bucket} as of step {step} is in no snapshot on this disk") from None
+        begin = min(offset, size)
 
-    def find(self, step: int, bucket: int, digest: bytes) -> bytes | None:
-        """The file's content, if the file is there with that BLAKE3."""
+        def pieces() -> Iterator[memoryview]:
+            with file:
+                file.seek(begin)
+                while piece := file.read(PIECE_BYTES):
+                    yield memoryview(piece)
+
+        return size - begin, pieces()
+
+    def has(self, step: int, bucket: int, digest: bytes) -> bool:
+        """Whether the file is there with that BLAKE3."""
         try:
-            content = self.read(step, bucket)
+            _, pieces = self.read(step, bucket)
         except LookupError:
-            return None
-        return content if blake3(content).digest() == digest else None
+            return False
+        found = blake3()
+        for piece in pieces:
+            found.update(piece)
+        return found.digest() == digest
 
-    def donate(self, request: StateRequest) -> Tensor:
+    def donate(self, request: StateRequest) -> Donation:
         """The requested file, from the requested byte on. Raises LookupError."""
-        left = memoryview(self.read(request.step, request.bucket))[request.offset :]
-        size = len(left)
-        return Header(Kind.STATE, 0, 0, request.generation, request.step, request.bucket, 0, size, size), left
+        size, pieces = self.read(request.step, request.bucket, request.offset)
+        header = Header(Kind.STATE, 0, 0, request.generation, request.step, request.bucket, 0, size, size)
+        return header, pieces if size else iter((memoryview(b""),))
 
     def keep(self, whole: int, under_way: int) -> None:
         """Removes all snapshots but those of these two steps."""

@@ -1,29 +1,33 @@
-"""The files of a snapshot: a bucket as a safetensors file and back, written to and read from any fsspec URL.
+"""The files of a snapshot: a bucket as a safetensors file and back, piece by piece, written to and read from any fsspec URL.
 
-A bucket's file has the parameters under their state-dict names, then the two moments as flat tensors. A checkpoint is whole
-when its manifest.json exists, which the coordinator writes last.
+A bucket's file has the parameters under their state-dict names, then the two moments as flat tensors: a header, and after it the
+bytes of `Bucket.read`. A checkpoint is whole when its manifest.json exists, which the coordinator writes last.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import fsspec
-import safetensors.torch
 import torch
 from blake3 import blake3
 
 from dtfm.node.data.dataset import Data
-from dtfm.node.data.storage import write
+from dtfm.node.data.storage import read_pieces, write
 from dtfm.node.model.bucket import Bucket, BucketSpec, bucket_bytes
 from dtfm.node.model.model import Model
 
 MANIFEST = "manifest.json"
 FORMAT = 1
 _MOMENTS = ("optimizer.exp_avg", "optimizer.exp_avg_sq")
+_DTYPES = {torch.float32: "F32", torch.float64: "F64"}
+"""By the state's dtype, its name in a file."""
+_LENGTH_BYTES = 8
+"""Of the header's length, little-endian, with which a safetensors file begins."""
 # Bounds on what is read: on the header of a bucket's file, and on a manifest.
 _MOST_HEADER_BYTES = 1 << 20
 _MOST_MANIFEST_BYTES = 1 << 24
@@ -38,44 +42,127 @@ def step_folder(root: str, step: int) -> str:
     return f"{root.rstrip('/')}/step-{step:08d}"
 
 
-def to_file(bucket: Bucket) -> bytes:
-    """The content of the file with the bucket's state."""
-    tensors = {name: view.contiguous() for name, view in bucket.views(bucket.parameters.detach().cpu()).items()}
-    tensors |= dict(zip(_MOMENTS, (bucket.exp_avg.cpu(), bucket.exp_avg_sq.cpu()), strict=True))
-    return safetensors.torch.save(tensors, metadata={"format": "pt"})
-
-
-def load_file(content: bytes, bucket: Bucket, where: str) -> None:
-    """Inverse of `to_file`, into ``bucket``, which keeps its device.
-
-    Raises:
-        ValueError: of another model or precision; the message begins with ``where``.
-    """
-    tensors = safetensors.torch.load(content)
-    size = (bucket.spec.size,)
-    expected = dict(bucket.spec.parameters) | dict.fromkeys(_MOMENTS, size)
-    found = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-    if found != expected:
-        name = next(name for name in (*expected, *found) if found.get(name) != expected.get(name))
-        raise ValueError(
-            f"{where}: {name} has shape {found.get(name, 'missing')}, but the run's model says "
-            f"{expected.get(name, 'no such parameter')}; resume with the model that the checkpoint was made with"
-        )
-    for name, tensor in tensors.items():
-        if tensor.dtype != bucket.parameters.dtype:
-            raise ValueError(
-                f"{where}: {name} is {tensor.dtype}, but the run computes in {bucket.parameters.dtype}; resume with the "
-                "train.precision that the checkpoint was made with"
-            )
-    for name, view in bucket.views(bucket.parameters).items():
-        view.copy_(tensors[name])
-    bucket.exp_avg.copy_(tensors[_MOMENTS[0]])
-    bucket.exp_avg_sq.copy_(tensors[_MOMENTS[1]])
+def file_header(spec: BucketSpec, dtype: torch.dtype) -> bytes:
+    """What a bucket's file begins with, before the state. The format is described in the README of safetensors."""
+    entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    begin = 0
+    for name, shape in _tensors(spec).items():
+        end = begin + math.prod(shape) * dtype.itemsize
+        entries[name] = {"dtype": _DTYPES[dtype], "shape": shape, "data_offsets": (begin, end)}
+        begin = end
+    text = json.dumps(entries, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)  # so that the tensors are aligned
+    return len(text).to_bytes(_LENGTH_BYTES, "little") + text
 
 
 def most_bytes(spec: BucketSpec, dtype: torch.dtype) -> int:
     """An upper bound on the size of the bucket's file."""
     return bucket_bytes(spec, dtype) + _MOST_HEADER_BYTES
+
+
+class Loading:
+    """A bucket's file, piece by piece from its first byte on, on its way into ``bucket``, which keeps its device.
+
+    What it brings counts only when `finish` has raised nothing, and when the digest of the whole is as it should be, which is for
+    the caller to see: until then the bucket must not be used.
+    """
+
+    def __init__(self, bucket: Bucket, where: str) -> None:
+        """What `finish` raises begins with ``where``."""
+        self._bucket = bucket
+        self._where = where
+        self._header: bytearray | None = bytearray()  # None once it is read
+        self._places: list[tuple[int, int, int]] = []  # begin and end after the header, and where that is in the state
+        self._at = 0  # bytes that have come after the header
+        self._problem = ""
+
+    def take(self, piece: bytes | memoryview) -> None:
+        """The next piece."""
+        piece = memoryview(piece)
+        if self._problem:
+            return
+        if self._header is not None:
+            piece = self._take_header(self._header, piece)
+        while len(piece) and not self._problem:
+            if not self._places:
+                self._problem = "it is longer than its header says"
+                return
+            begin, end, start = self._places[0]
+            fits = piece[: end - self._at]
+            self._bucket.load(fits, start + self._at - begin)
+            self._at += len(fits)
+            piece = piece[len(fits) :]
+            if self._at == end:
+                self._places.pop(0)
+
+    def finish(self) -> None:
+        """To be called after the last piece.
+
+        Raises:
+            ValueError: it is not a bucket's file, or of another model or precision.
+        """
+        if not self._problem and (self._header is not None or self._places):
+            self._problem = f"it ends after {self._at} bytes of the state"
+        if self._problem:
+            raise ValueError(f"{self._where}: {self._problem}")
+
+    def _take_header(self, header: bytearray, piece: memoryview) -> memoryview:
+        """Returns what follows the header in ``piece``."""
+        before = len(header)
+        header += piece[: _LENGTH_BYTES + _MOST_HEADER_BYTES - before]
+        if len(header) < _LENGTH_BYTES:
+            return memoryview(b"")
+        length = _LENGTH_BYTES + int.from_bytes(header[:_LENGTH_BYTES], "little")
+        if length > _LENGTH_BYTES + _MOST_HEADER_BYTES:
+            self._problem = "it is no safetensors file"
+        elif len(header) >= length:
+            try:
+                self._places = _places(header[_LENGTH_BYTES:length], self._bucket)
+            except ValueError as problem:
+                self._problem = str(problem)
+            self._header = None
+            return piece[length - before :]
+        return memoryview(b"")
+
+
+def _places(header: bytes | bytearray, bucket: Bucket) -> list[tuple[int, int, int]]:
+    """Where each tensor begins and ends in the file, after its header, and where it begins in the bucket's state; in the file's
+    order. Raises ValueError."""
+    try:
+        found = json.loads(header)
+        found.pop("__metadata__", None)
+        shapes = {name: tuple(entry["shape"]) for name, entry in found.items()}
+        dtypes = {name: str(entry["dtype"]) for name, entry in found.items()}
+        ranges = {
+            name: (int(begin), int(end)) for name, entry in found.items() for begin, end in [entry["data_offsets"]]
+        }
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        raise ValueError("it is no safetensors file") from None
+    expected, dtype = _tensors(bucket.spec), bucket.parameters.dtype
+    if shapes != expected:
+        name = next(name for name in (*expected, *shapes) if shapes.get(name) != expected.get(name))
+        raise ValueError(
+            f"{name:.200} has shape {shapes.get(name, 'missing')}, but the run's model says "
+            f"{expected.get(name, 'no such parameter')}; resume with the model that the checkpoint was made with"
+        )
+    if other := next(((name, kind) for name, kind in dtypes.items() if kind != _DTYPES[dtype]), None):
+        known = {name: str(kind) for kind, name in _DTYPES.items()}
+        raise ValueError(
+            f"{other[0]} is {known.get(other[1], other[1]):.50}, but the run computes in {dtype}; resume with the "
+            "train.precision that the checkpoint was made with"
+        )
+    places, start = [], 0
+    for name, shape in expected.items():
+        size = math.prod(shape) * dtype.itemsize
+        places.append((*ranges[name], start))
+        start += size
+        if ranges[name][1] - ranges[name][0] != size:
+            raise ValueError(f"its header gives {name} {ranges[name][1] - ranges[name][0]} bytes instead of {size}")
+    places.sort()
+    ends = [0, *(end for _, end, _ in places)]
+    if [begin for begin, _, _ in places] != ends[:-1]:
+        raise ValueError("the tensors that its header names do not follow one another")
+    return [place for place in places if place[0] < place[1]]
 
 
 def write_model_files(folder: str, model: Model, data: Data, dtype: torch.dtype = torch.float32) -> None:
@@ -92,24 +179,30 @@ def write_model_files(folder: str, model: Model, data: Data, dtype: torch.dtype 
 
 
 def read_bucket(folder: str, bucket: Bucket) -> None:
-    """Reads a bucket's state from the checkpoint at ``folder`` into ``bucket``, which keeps its device.
+    """Reads a bucket's state from the checkpoint at ``folder`` into ``bucket``, which keeps its device. After an error the bucket
+    may have anything in it.
 
     Raises:
         ValueError: no whole checkpoint there, of another model or precision, or damaged.
         OSError, or another exception of the file system: not readable.
     """
-    index, where = bucket.spec.index, f"checkpoint {folder}, bucket {bucket.spec.index}"
+    index = bucket.spec.index
+    where = f"checkpoint {folder}, bucket {index}"
     entry = _manifest_entry(folder, index)
-    content = _read(folder, file_name(index), most_bytes(bucket.spec, bucket.parameters.dtype))
-    if len(content) != entry["bytes"] or blake3(content).hexdigest() != entry["blake3"]:
+    loading, digest, size = Loading(bucket, where), blake3(), 0
+    for piece in _bounded(folder, file_name(index), most_bytes(bucket.spec, bucket.parameters.dtype)):
+        digest.update(piece)
+        size += len(piece)
+        loading.take(piece)
+    if (size, digest.hexdigest()) != (entry["bytes"], entry["blake3"]):
         raise ValueError(f"{where}: {file_name(index)} is damaged (its BLAKE3 differs); use an older checkpoint")
-    load_file(content, bucket, where)
+    loading.finish()
 
 
 def _manifest_entry(folder: str, index: int) -> dict[str, Any]:
     """The bucket's entry in the manifest: {"index", "file", "bytes", "blake3"}."""
     try:
-        manifest = json.loads(_read(folder, MANIFEST, _MOST_MANIFEST_BYTES))
+        manifest = json.loads(b"".join(_bounded(folder, MANIFEST, _MOST_MANIFEST_BYTES)))
     except FileNotFoundError:
         raise ValueError(f"checkpoint {folder} has no {MANIFEST}: it was never finished; use an older one") from None
     except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as problem:
@@ -126,11 +219,15 @@ def _manifest_entry(folder: str, index: int) -> dict[str, Any]:
     return entries[0]
 
 
-def _read(folder: str, name: str, most: int) -> bytes:
-    """The file's content. Raises ValueError if it is longer than ``most`` bytes."""
-    fs, path = fsspec.core.url_to_fs(folder)
-    with fs.open(f"{path.rstrip('/')}/{name}", "rb") as file:
-        content: bytes = file.read(most + 1)
-    if len(content) > most:
-        raise ValueError(f"checkpoint {folder}: {name} is longer than {most} bytes, the most that the bucket can need")
-    return content
+def _bounded(folder: str, name: str, most: int) -> Iterator[bytes]:
+    """The file's pieces. Raises ValueError if it is longer than ``most`` bytes."""
+    for piece in read_pieces(folder, name):
+        most -= len(piece)
+        if most < 0:
+            raise ValueError(f"checkpoint {folder}: {name} is longer than the bucket can need")
+        yield piece
+
+
+def _tensors(spec: BucketSpec) -> dict[str, tuple[int, ...]]:
+    """The shapes of a file's tensors by name, in the order in which their bytes are in the state."""
+    return dict(spec.parameters) | dict.fromkeys(_MOMENTS, (spec.size,))

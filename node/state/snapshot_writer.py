@@ -7,24 +7,19 @@ from collections.abc import Callable, Collection
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
-import torch
 from blake3 import blake3
 
-from dtfm.node.data.storage import write
-from dtfm.node.host.device import free_memory
+from dtfm.node.data.storage import NewFile
 from dtfm.node.model.bucket import Bucket, bucket_bytes
 from dtfm.node.model.loaded_run import LoadedRun
 from dtfm.node.model.precision import run_dtype
-from dtfm.node.state.bucket_files import BucketFiles
+from dtfm.node.state.bucket_files import BucketFile, BucketFiles
 from dtfm.node.state.disk import Disk
 from dtfm.node.state.snapshot_files import file_name, step_folder, write_model_files
 from dtfm.protos.control_pb2 import CHECKPOINT, DISKS, NodeMessage, Part, SnapshotDestination, SnapshotParts
 
 log = logging.getLogger(__name__)
 Result = TypeVar("Result")
-
-FREE_MEMORY_FRACTION = 0.5
-"""Copies for a snapshot on disks take at most this fraction of the host's free memory."""
 
 MOST_PROBLEM_CHARACTERS = 1000
 
@@ -50,7 +45,7 @@ class SnapshotWriter:
         if not buckets:
             self.tell(SnapshotParts(step=step, destination=destination))
             return
-        files = BucketFiles(buckets)
+        files = BucketFiles(buckets, self._disk.scratch)
         try:
             self._check_room(destination, sum(bucket_bytes(b.spec, b.parameters.dtype) for b in buckets))
             self._under_way[destination] = files
@@ -61,9 +56,9 @@ class SnapshotWriter:
             self.tell(SnapshotParts(step=step, destination=destination, problem=in_one_sentence(error)))
 
     def before_change(self) -> None:
-        """To be called before the state changes."""
+        """To be called before the state changes, by the thread that changes it."""
         for files in list(self._under_way.values()):
-            files.finish()
+            files.keep()
 
     def submit(self, work: Callable[[], Result]) -> Future[Result]:
         """Runs ``work`` in the writer's thread, so that it never meets a file being written."""
@@ -78,14 +73,13 @@ class SnapshotWriter:
         self._thread.shutdown()
 
     def _check_room(self, destination: SnapshotDestination, size_bytes: int) -> None:
-        """Raises OSError if ``size_bytes`` cannot be copied and written now."""
+        """Raises OSError if ``size_bytes`` cannot be written now."""
         if CHECKPOINT in self._under_way:
             advice = "; raise checkpoint.every" if destination == CHECKPOINT else ""
             raise OSError(f"the one before is still being written{advice}")
         if destination == DISKS:
             if DISKS in self._under_way:
                 raise OSError("the one before is still being written")
-            check_memory(size_bytes, FREE_MEMORY_FRACTION)
             self._disk.check_room(size_bytes)
 
     def _write(self, loaded: LoadedRun, step: int, destination: SnapshotDestination, files: BucketFiles) -> None:
@@ -95,16 +89,13 @@ class SnapshotWriter:
             if destination == DISKS:
                 self._disk.begin(step)
             while not (self._closed and destination == DISKS) and (file := files.take()) is not None:
-                bucket, content = file
-                if isinstance(content, Exception):
-                    raise content
                 if destination == DISKS:
-                    self._disk.write(step, bucket, content)
+                    part = _written(file, self._disk.new_file(step, file.bucket, file.size_bytes))
                 else:
-                    write(folder, file_name(bucket), content)
-                    if bucket == 0:
+                    part = _written(file, NewFile(folder, file_name(file.bucket)))
+                    if file.bucket == 0:
                         write_model_files(folder, loaded.model, loaded.data, run_dtype(loaded.run))
-                told.parts.append(Part(bucket=bucket, size_bytes=len(content), digest=blake3(content).digest()))
+                told.parts.append(part)
         except Exception as error:
             log.exception("the snapshot of step %d cannot be written", step)
             told.problem = in_one_sentence(error)
@@ -113,11 +104,15 @@ class SnapshotWriter:
         self.tell(told)
 
 
-def check_memory(size_bytes: int, fraction: float) -> None:
-    """Raises OSError if that is more than ``fraction`` of the host's free memory."""
-    free = free_memory(torch.device("cpu"))
-    if size_bytes > fraction * free:
-        raise OSError(f"copies of {size_bytes} bytes are too much for {free} bytes of free memory")
+def _written(file: BucketFile, target: NewFile) -> Part:
+    """Writes ``file`` to ``target``."""
+    digest = blake3()
+    with target:
+        for piece in file.pieces:
+            digest.update(piece)
+            target.write(piece)
+        target.finish()
+    return Part(bucket=file.bucket, size_bytes=file.size_bytes, digest=digest.digest())
 
 
 def in_one_sentence(error: Exception) -> str:

@@ -29,6 +29,9 @@ MOST_WAITING_BYTES = 512 << 20
 Tensor = tuple[Header, memoryview]
 """A tensor to send: its header and its bytes, not yet cut into frames."""
 
+Donation = tuple[Header, Iterator[memoryview]]
+"""The same, piece by piece. All pieces but the last are whole numbers of frames; there is at least one."""
+
 
 @dataclass(frozen=True, slots=True)
 class HeldState:
@@ -224,7 +227,7 @@ class StateStore:
                 self._send_gradients(bucket, [subscription])
             return state
 
-    def donate(self, request: StateRequest) -> Tensor:
+    def donate(self, request: StateRequest) -> Donation:
         """A copy of the bucket's state as of the requested step, from the requested byte on.
 
         Raises LookupError that says what is held instead.
@@ -234,7 +237,8 @@ class StateStore:
                 raise LookupError(
                     f"NOT_HELD: state as of step {request.step} is not held here, but of {self._held.step}"
                 )
-            return self._copy(request.bucket, request.offset, request.generation)
+            header, state = self._copy(request.bucket, request.offset, request.generation)
+            return header, iter((state,))
 
     @contextmanager
     def _read(self) -> Iterator[None]:
@@ -267,13 +271,10 @@ class StateStore:
     def _copy(self, bucket: int, offset: int, generation: int) -> Tensor:
         if bucket not in self._held.buckets:
             raise LookupError(f"NOT_HELD: bucket {bucket} is not held here, but {sorted(self._held.buckets)}")
-        parts = []
-        for part in self._held.buckets[bucket].export():
-            parts.append(part[min(offset, len(part)) :])
-            offset -= min(offset, len(part))
-        state = b"".join(parts)
-        step = self._held.step
-        return _header(Kind.STATE, generation, step, bucket, step, len(state)), memoryview(state)
+        held, step = self._held.buckets[bucket], self._held.step
+        total = bucket_bytes(held.spec, held.parameters.dtype)
+        state = held.read(min(offset, total), total)
+        return _header(Kind.STATE, generation, step, bucket, step, len(state)), state
 
     def _send_gradients(self, bucket: int, subscriptions: Sequence[Subscription]) -> None:
         gradients = self._held.buckets[bucket].gradients

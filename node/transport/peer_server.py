@@ -8,6 +8,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -39,8 +40,8 @@ GiveWay = Callable[[float], Awaitable[None]]
 
 
 MOST_CALLS = 16
-"""Most calls of each method from one peer at a time; a call for state takes the memory of a bucket. A node that recovers makes
-two calls to each donor, and more if it has lost other donors."""
+"""Most calls of each method from one peer at a time; a call for state in memory takes a bucket's. A node that recovers makes two
+calls to each donor, and more if it has lost other donors."""
 
 
 class PeerServer:
@@ -155,15 +156,17 @@ class PeerServer:
             try:
                 wanted = StateRequest.FromString(request)
                 source = self._disk if wanted.from_snapshot else self._store
-                header, state = await asyncio.to_thread(source.donate, wanted)
+                header, pieces = await asyncio.to_thread(source.donate, wanted)
             except DecodeError:
                 await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "MALFORMED: not a StateRequest")
             except LookupError as error:
                 await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
-            for frame in frames(header, state):
-                began = time.monotonic()
-                yield frame
-                await self._give_way(time.monotonic() - began)
+            while (piece := await asyncio.to_thread(next, pieces, None)) is not None:
+                for frame in frames(header, piece):
+                    began = time.monotonic()
+                    yield frame
+                    await self._give_way(time.monotonic() - began)
+                header = replace(header, offset=header.offset + len(piece))
 
     async def _standby(self, request: bytes, context: Context) -> AsyncIterator[bytes]:
         async with self._place("Standby", context):

@@ -14,6 +14,9 @@ And the state, per byte of parameters, by where it is (memory.OptimizerState):
 - HOST: on the device the weights to compute with, gradients and the node's own; in the host's memory weights and optimizer state.
   Where the device computes in the host's own memory, both are there.
 
+Nothing is reserved for snapshots: a node writes and reads them a few MiB at a time, and copies what training is about to change
+to memory only where the host has some to spare, else to its disk (node/state/bucket_files.py).
+
 Each node takes the first way of memory.LADDER, among those that the workload allows, with which the fewest micro-batches in
 flight fit (memory.in_flight, and never more than a step has). Everything that makes or judges plans asks here.
 """

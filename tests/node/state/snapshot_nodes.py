@@ -15,7 +15,7 @@ from dtfm.node.model.bucket import Bucket, BucketSpec
 from dtfm.node.model.loaded_run import LoadedRun
 from dtfm.node.model.model import Model
 from dtfm.node.state.disk import Disk
-from dtfm.node.state.snapshot_files import file_name
+from dtfm.node.state.snapshot_files import file_header, file_name
 from dtfm.node.state.snapshots import Snapshots
 from dtfm.node.state.state_store import StateStore
 from dtfm.node.transport.peer_server import PeerServer
@@ -157,6 +157,21 @@ async def restore(node: Node, parts: list[Part], *donors: Node) -> Mapping[int, 
     wanted = {p.bucket: (mine[p.bucket], p) for p in parts}
     await node.snapshots.restore(STEP, wanted, [donor.peer for donor in donors])
     return mine
+
+
+def content_of(bucket: Bucket) -> bytes:
+    """Its file's."""
+    return file_header(bucket.spec, bucket.parameters.dtype) + bytes(bucket.read())
+
+
+def put(disk: Disk, step: int, bucket: int, content: bytes) -> None:
+    with disk.new_file(step, bucket, len(content)) as file:
+        file.write(content)
+        file.finish()
+
+
+def get(disk: Disk, step: int, bucket: int) -> bytes:
+    return b"".join(disk.read(step, bucket)[1])
 
 
 def frames_of(part: Part) -> int:

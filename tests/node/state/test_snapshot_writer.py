@@ -6,17 +6,32 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import BinaryIO
 
 import pytest
+import torch
 from blake3 import blake3
 
-from dtfm.node.data import storage
-from dtfm.node.model.bucket import Bucket
+from dtfm.node.data.storage import NewFile
+from dtfm.node.model.bucket import Bucket, bucket_bytes
 from dtfm.node.state import bucket_files, disk, snapshot_writer
-from dtfm.node.state.snapshot_files import file_name, to_file
+from dtfm.node.state.disk import Disk
+from dtfm.node.state.snapshot_files import file_name
 from dtfm.protos.control_pb2 import CHECKPOINT, DISKS, KeepSnapshots, SnapshotDestination
 from dtfm.protos.plan_pb2 import Run
-from tests.node.state.snapshot_nodes import RUN, STEP, Node, Three, buckets, loaded, restore, same, three_nodes
+from tests.node.state.snapshot_nodes import (
+    RUN,
+    STEP,
+    Node,
+    Three,
+    buckets,
+    content_of,
+    loaded,
+    put,
+    restore,
+    same,
+    three_nodes,
+)
 
 
 @pytest.fixture
@@ -36,7 +51,7 @@ def write(node: Node, destination: SnapshotDestination, folder: Path, step: int 
 async def test_what_is_written_is_the_state_at_the_commit_and_named_by_its_digest(nodes: Three) -> None:
     a, _, _ = nodes
     live = buckets()
-    contents = {index: to_file(bucket) for index, bucket in live.items()}
+    contents = {index: content_of(bucket) for index, bucket in live.items()}
     a.begin_write(STEP, live)
     a.snapshots.writer.before_change()
     for bucket in live.values():
@@ -79,12 +94,12 @@ async def test_the_files_before_one_that_cannot_be_written_are_told(
 ) -> None:
     a, _, _ = nodes
 
-    def put_first(folder: str, name: str, content: bytes) -> None:
+    def only_the_first(folder: str, name: str) -> NewFile:
         if name == file_name(1):
             raise IsADirectoryError(name)
-        storage.write(folder, name, content)
+        return NewFile(folder, name)
 
-    monkeypatch.setattr(snapshot_writer, "write", put_first)
+    monkeypatch.setattr(snapshot_writer, "NewFile", only_the_first)
     write(a, CHECKPOINT, tmp_path / "run")
     told = await a.reports.get()
     assert [part.bucket for part in told.parts] == [0]
@@ -149,8 +164,8 @@ async def test_a_new_process_tells_what_is_on_disk_and_a_finished_run_leaves_not
 async def test_only_the_newest_of_what_cannot_be_removed_is_told(nodes: Three) -> None:
     a, _, _ = nodes
     for step in range(1, 10):
-        a.disk.write(step, 0, b"state")
-    a.disk.write(9, 8, b"of a bucket that the model does not have")
+        put(a.disk, step, 0, b"state")
+    put(a.disk, 9, 8, b"of a bucket that the model does not have")
     a.snapshots.writer.close()
     a.snapshots = a.process()
     assert a.earlier == {6: [0], 7: [0], 8: [0], 9: [0]}
@@ -168,14 +183,91 @@ async def test_a_disk_without_room_is_not_filled(nodes: Three, monkeypatch: pyte
     assert same(await restore(me, parts, a))  # it can use what it cannot keep
 
 
-async def test_without_memory_for_copies_nothing_is_written_to_disk(
+async def held_up(node: Node, destination: SnapshotDestination, folder: Path) -> tuple[str, int]:
+    """What is said of a snapshot that is not begun when the state changes, and the number of its parts."""
+    go_on, live = threading.Event(), buckets()
+    node.snapshots.writer.submit(go_on.wait)
+    node.snapshots.writer.write(loaded(node.name, with_checkpoints(folder)), STEP, destination, [*live.values()])
+    node.snapshots.writer.before_change()
+    for bucket in live.values():
+        bucket.parameters.fill_(9)  # the next step
+    go_on.set()
+    told = await node.reports.get()
+    for part in told.parts:
+        part.nodes.append(node.name)
+    if destination == DISKS and not told.problem:
+        assert same(await restore(node, list(told.parts)))
+    return told.problem, len(told.parts)
+
+
+async def test_without_memory_for_copies_they_go_to_the_nodes_disk_and_do_not_stay_there(
+    nodes: Three, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a, _, _ = nodes
+    monkeypatch.setattr(bucket_files, "free_memory", lambda device: 1000)  # enough for the second bucket
+    sizes, scratch = list[int](), Disk.scratch
+
+    def noted(disk: Disk, size_bytes: int) -> BinaryIO:
+        sizes.append(size_bytes)
+        return scratch(disk, size_bytes)
+
+    monkeypatch.setattr(Disk, "scratch", noted)
+    for destination in (DISKS, CHECKPOINT):
+        assert await held_up(a, destination, tmp_path / "run") == ("", 2)
+    first = bucket_bytes(buckets()[0].spec, torch.float32)
+    assert sizes == [first, first]
+    assert {file.name for file in a.folder.rglob("*") if file.is_file()} == {file_name(0), file_name(1)}
+
+
+async def test_without_memory_and_disk_for_copies_the_snapshot_fails_and_says_why(
+    nodes: Three, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a, _, _ = nodes
+    with monkeypatch.context() as patched:
+        patched.setattr(bucket_files, "free_memory", lambda device: 1000)
+        patched.setattr(disk, "FREE_SPACE_FRACTION", 1e-12)
+        problem, parts = await held_up(a, CHECKPOINT, tmp_path / "run")
+    assert parts == 0
+    first = bucket_bytes(buckets()[0].spec, torch.float32)
+    assert f"the state of bucket 0 was about to change before it was written, and {first} bytes of it" in problem
+    assert "of which 500 bytes may be used, nor on this node's disk" in problem
+    assert "give the node more memory or --snapshots on a larger disk" in problem
+    assert not list((tmp_path / "run").rglob("bucket-*"))
+    await a.write(STEP + 1)
+
+
+async def test_state_that_changes_while_its_file_is_written_is_written_as_it_was(
     nodes: Three, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     a, _, _ = nodes
-    monkeypatch.setattr(snapshot_writer, "free_memory", lambda device: 1 << 20)
-    a.begin_write()
-    assert "too much for 1048576 bytes of free memory" in (await a.reports.get()).problem
-    assert a.contents == {}
+    live, asked, changed = buckets(), threading.Event(), threading.Event()
+    monkeypatch.setattr(bucket_files, "PIECE_BYTES", 1 << 20)
+    read = Bucket.read
+
+    def slow(bucket: Bucket, begin: int = 0, end: int | None = None) -> memoryview:
+        if begin == 2 << 20 and threading.current_thread() is not threading.main_thread():
+            asked.set()
+        return read(bucket, begin, end)
+
+    monkeypatch.setattr(Bucket, "read", slow)
+    write_piece = NewFile.write
+
+    def wait_for_the_change(file: NewFile, piece: bytes | memoryview) -> None:
+        write_piece(file, piece)
+        if asked.is_set():
+            assert changed.wait(10)
+
+    monkeypatch.setattr(NewFile, "write", wait_for_the_change)
+    a.begin_write(STEP, live)
+    assert await asyncio.to_thread(asked.wait, 10)
+    a.snapshots.writer.before_change()
+    for bucket in live.values():
+        bucket.parameters.fill_(9)
+        bucket.exp_avg.fill_(9)
+        bucket.exp_avg_sq.fill_(9)
+    changed.set()
+    told = await a.reports.get()
+    assert same(await restore(a, list(told.parts)))
 
 
 @pytest.mark.parametrize("changes", [False, True], ids=["state stays", "state changes"])
@@ -187,11 +279,11 @@ async def test_state_that_cannot_be_copied_costs_the_snapshot_but_no_step(
     if changes:
         a.snapshots.writer.submit(go_on.wait)
 
-    def no_memory(_: Bucket) -> bytes:
+    def no_memory(*_: object) -> memoryview:
         raise RuntimeError("can't allocate memory")
 
     with monkeypatch.context() as patched:
-        patched.setattr(bucket_files, "to_file", no_memory)
+        patched.setattr(Bucket, "read", no_memory)
         a.begin_write()
         if changes:
             a.snapshots.writer.before_change()

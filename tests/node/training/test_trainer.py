@@ -18,7 +18,7 @@ from dtfm.coordinator.config.run_file import read_run_file
 from dtfm.coordinator.core.messages import plan_message
 from dtfm.node.model.bucket import Bucket
 from dtfm.node.state.disk import Disk
-from dtfm.node.state.snapshot_files import file_name, load_file
+from dtfm.node.state.snapshot_files import Loading, file_name
 from dtfm.node.state.snapshots import Snapshots
 from dtfm.node.state.state_store import StateStore
 from dtfm.node.training import trainer
@@ -223,7 +223,9 @@ async def test_a_commit_may_ask_for_a_snapshot_of_the_state_that_it_makes(
     for part in parts.parts:
         content = (folder / file_name(part.bucket)).read_bytes()
         assert blake3(content).digest() == part.digest
-        load_file(content, copy[part.bucket], "the snapshot")
+        loading = Loading(copy[part.bucket], "the snapshot")
+        loading.take(content)
+        loading.finish()
         assert torch.equal(copy[part.bucket].exp_avg_sq, held[part.bucket].exp_avg_sq)  # not of step 0, where it is 0
     assert (folder / "config.json").exists() == (destination == CHECKPOINT)
 
