@@ -1,15 +1,16 @@
 """A Llama of 1.1 billion parameters on two nodes that may take 10.5 GiB of memory each: ``python -m tests.bench.large_model
 [--gib 10.5] [--sequence 256] [--json]``.
 
-It trains two steps in bfloat16 and is then interrupted; one process does the same in float32, for which it needs 19 GiB. The
-nodes are in memory groups of their own, so Linux ends one that takes more (root; some minutes). No checkpoint is written: that
-takes a bucket's state once more, 0.8 GiB, which plans do not count yet.
+It trains in bfloat16, writes a checkpoint after two steps (13 GB, and for a while as much again on the nodes' disks), takes one
+more step, and is then interrupted; one process does the first two in float32, for which it needs 19 GiB. The nodes are in memory
+groups of their own, so Linux ends one that takes more (root; some minutes).
 """
 
 from __future__ import annotations
 
 import argparse
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -19,6 +20,8 @@ from tests.cluster.launch import Cluster
 from tests.cluster.runs import losses_alone
 
 NODES = ("a", "b")
+CHECKPOINT = 2
+"""The step of the checkpoint, which is written while the next one is trained."""
 MINUTES = 25
 
 
@@ -50,7 +53,7 @@ evaluation_samples = 1
 nodes = {len(NODES)}
 lease = 60.0
 [checkpoint]
-every = 0
+every = {CHECKPOINT}
 """
 
 
@@ -87,15 +90,25 @@ def measure(limit: int, sequence: int) -> Iterator[Row]:
 
         with Cluster(folder, run_text(sequence), place=confined, nodes=NODES) as cluster:
             plan = cluster.wait_for("plan_adopted", timeout=60 * MINUTES)["plan"]
-            cluster.wait_for("step_committed", where=lambda e: e["step"] == 2, timeout=60 * MINUTES)
+            cluster.wait_for("step_committed", where=lambda e: e["step"] == CHECKPOINT, timeout=60 * MINUTES)
+            before = {name: peak_bytes(node.running.pid) for name, node in cluster.nodes.items()}
+            began = time.monotonic()
+            cluster.wait_for("checkpoint_written", timeout=60 * MINUTES)
+            seconds = time.monotonic() - began
+            cluster.wait_for("step_committed", where=lambda e: e["step"] > CHECKPOINT, timeout=60 * MINUTES)
             peaks = {name: peak_bytes(node.running.pid) for name, node in cluster.nodes.items()}
-            losses = cluster.losses[:2]
+            losses = cluster.losses[:CHECKPOINT]
+            written = sum(file.stat().st_size for file in folder.glob("checkpoints/step-*/bucket-*"))
+            assert not cluster.of("node_left")
         for stage in plan["stages"]:
             for name, keeping in zip(stage["replicas"], stage.get("keeping") or ["as usual"], strict=False):
                 measured = peaks[name]
                 what = f"peak of {name}, layers {stage['layers']}, kept {keeping}"
                 yield Row(what, measured / 2**30, "GiB", f"its limit of {limit / 2**30:.1f} GiB", measured / limit)
-        alone = losses_alone(cluster.run_file, steps=2)
+                grown = (measured - before[name]) / 2**20
+                yield Row(f"of which with the checkpoint, {name}", grown, "MiB", "", None)
+        yield Row("checkpoint", written / 1e9 / seconds, "GB/s", f"{written / 1e9:.1f} GB in {seconds:.0f} s", None)
+        alone = losses_alone(cluster.run_file, steps=CHECKPOINT)
         for step, (mine, plain) in enumerate(zip(losses, alone, strict=True), start=1):
             yield Row(f"loss of step {step}", mine, "nats", f"one process in float32: {plain:.4f}", mine / plain)
 
