@@ -7,6 +7,9 @@ import math
 from dataclasses import dataclass
 
 import torch
+from blake3 import blake3
+
+from dtfm.kernels.digest import digest
 
 STATE_TENSORS = 3
 """A bucket's state: the parameters and AdamW's two moments, all of one size."""
@@ -87,21 +90,19 @@ class Bucket:
     def state(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         return self.parameters, self.exp_avg, self.exp_avg_sq
 
+    def digest(self) -> bytes:
+        """BLAKE3 of the BLAKE3 of each tensor of the state, which are taken where it lies."""
+        return blake3(b"".join(map(digest, self.state))).digest()
+
     def views(self, flat: torch.Tensor) -> dict[str, torch.Tensor]:
         """``flat`` ([spec.size]) cut into the bucket's parameters by name, sharing its memory."""
         pieces = torch.split(flat, [math.prod(shape) for _, shape in self.spec.parameters])
         return {name: piece.view(shape) for (name, shape), piece in zip(self.spec.parameters, pieces, strict=True)}
 
-    def export(self) -> tuple[memoryview, memoryview, memoryview]:
-        """The state's bytes, little-endian: parameters, exp_avg, exp_avg_sq.
-
-        On a CPU they are the live tensors, not copies: read them before the next step is applied.
-        """
-        parameters, exp_avg, exp_avg_sq = (_bytes(tensor.detach().cpu()) for tensor in self.state)
-        return parameters, exp_avg, exp_avg_sq
-
     def read(self, begin: int = 0, end: int | None = None) -> memoryview:
-        """A copy, in the host's memory, of bytes [begin, end) of what `export` returns, by default of all of them."""
+        """A copy, in the host's memory, of bytes [begin, end) of the state, by default of all of them: the parameters, exp_avg,
+        exp_avg_sq, little-endian.
+        """
         each = self.parameters.nbytes
         end = STATE_TENSORS * each if end is None else end
         copied = torch.empty(end - begin, dtype=torch.uint8)
@@ -110,10 +111,10 @@ class Bucket:
             if start < stop:
                 part = tensor.detach().view(torch.uint8)[start - number * each : stop - number * each]
                 copied[start - begin : stop - begin].copy_(part)
-        return _bytes(copied)
+        return copied.numpy().data if len(copied) else memoryview(b"")
 
     def load(self, data: bytes | bytearray | memoryview, offset: int = 0) -> None:
-        """Writes ``data`` into the state, starting at byte ``offset`` of what `export` returns.
+        """Writes ``data`` into the state, starting at byte ``offset`` of what `read` returns.
 
         Raises:
             ValueError: ``data`` extends past the state.
@@ -133,8 +134,3 @@ class Bucket:
                 piece = source[start - offset : stop - offset]
                 loaded = torch.frombuffer(bytearray(piece) if piece.readonly else piece, dtype=torch.uint8)
                 tensor.view(torch.uint8)[start - number * each : stop - number * each].copy_(loaded)
-
-
-def _bytes(tensor: torch.Tensor) -> memoryview:
-    """A contiguous CPU tensor's memory."""
-    return tensor.view(torch.uint8).numpy().data if tensor.numel() else memoryview(b"")

@@ -13,7 +13,9 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
+from dtfm.kernels.digest import prepare as prepare_digests
 from dtfm.node.data.dataset import Agreed, Data, load_data
+from dtfm.node.host.cuda_streams import after
 from dtfm.node.host.dialling import Dialler
 from dtfm.node.host.long_parts import long_part
 from dtfm.node.host.trace import Activity, span
@@ -22,6 +24,7 @@ from dtfm.node.model.load import load_model
 from dtfm.node.model.loaded_run import LoadedRun
 from dtfm.node.model.placement import Placement, placement_of
 from dtfm.node.model.received_plan import read_plan
+from dtfm.node.model.stage import Stage
 from dtfm.node.model.workload import layer_flops, workload
 from dtfm.node.state.recovery import Inventory, take_inventory
 from dtfm.node.state.standby_role import StandbyRole
@@ -237,6 +240,7 @@ class Trainer:
 
     def _prepare(self, run: Run, dialler: Dialler, agreed: Agreed | None) -> None:
         device = self._equipment.device
+        prepare_digests(device)
         if compresses(run):
             self._compiling = asyncio.run_coroutine_threadsafe(compile_codecs(device), self._loop)
         if self._loaded is not None and self._loaded.run.id == run.id:
@@ -403,7 +407,7 @@ class Trainer:
         self._generation, self._earlier = generation, None
         # Until the generation begins, this node still donates what it held before.
         self._store.replace(HeldState(assignment.step, {**self._store.held.buckets, **generation.stage.buckets}))
-        self._digest = self._digester.submit(generation.stage.digest)
+        self._begin_digest(generation.stage)
         ready = PlanReady(
             generation=generation.number,
             progress=generation.progress.report(placement),
@@ -505,7 +509,17 @@ class Trainer:
         with span(Activity.APPLY, commit.step):
             update = partial(generation.apply, commit.step, commit.gradient_norm)
             self._store.apply(commit.step, commit.gradient_norm, update)
-        self._digest = self._digester.submit(generation.stage.digest)
+        self._begin_digest(generation.stage)
+
+    def _begin_digest(self, stage: Stage) -> None:
+        """Takes the digest of the state as it is now, beside the next step, whose vote waits for it."""
+        changed = after(next(iter(stage.buckets.values())).parameters)
+
+        def digest() -> bytes:
+            with changed:
+                return stage.digest()
+
+        self._digest = self._digester.submit(digest)
 
     def _write_snapshot(self, generation: Generation, commit: Commit) -> None:
         """Has this node's part written: everything that it trains to its own disk, or each bucket by one node into a

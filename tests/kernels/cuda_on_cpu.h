@@ -1,6 +1,6 @@
-// Enough of CUDA for g++ to compile codecs.cu, and to run its kernels: the 32 lanes of a warp are contexts of one thread, which
-// take turns. A lane runs until it exchanges something with its warp, then the next does. Lanes of a warp that meet at different
-// operations, or that wait for a lane that has returned, end the launch: on a GPU they would hang, or read nonsense.
+// Enough of CUDA for g++ to compile codecs.cu and digest.cu, and to run their kernels: the 32 lanes of a warp are contexts of one
+// thread, which take turns. A lane runs until it exchanges something with its warp, then the next does. Lanes of a warp that meet
+// at different operations, or that wait for a lane that has returned, end the launch: on a GPU they would hang, or read nonsense.
 //
 // Warps run one after another; hence no __syncthreads. Denormals are flushed to zero, as CuPy has it.
 
@@ -105,7 +105,7 @@ extern "C" int launch(void* kernel, unsigned thread_blocks, unsigned threads, co
     return met;
 }
 
-// ---- What codecs.cu uses of CUDA's own functions. Compiled with -ffp-contract=off, plain operators round one by one.
+// ---- What they use of CUDA's own functions. Compiled with -ffp-contract=off, plain operators round one by one.
 
 inline unsigned __float_as_uint(float x) {
     unsigned bits;

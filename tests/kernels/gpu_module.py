@@ -1,4 +1,4 @@
-"""kernels/gpu.py on something other than CuPy."""
+"""What of kernels/ needs CuPy, on something else."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ import pytest
 
 
 @contextmanager
-def gpu_with(cupy: Any) -> Iterator[ModuleType]:
-    """A fresh kernels/gpu.py, for which ``cupy`` is the module CuPy."""
-    spec = importlib.util.find_spec("dtfm.kernels.gpu")
+def gpu_with(cupy: Any, name: str = "dtfm.kernels.gpu") -> Iterator[ModuleType]:
+    """A fresh module ``name``, for which ``cupy`` is the module CuPy."""
+    spec = importlib.util.find_spec(name)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)

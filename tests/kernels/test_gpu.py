@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from dtfm.kernels import reference
 from dtfm.kernels.codec import DTYPES, Codec, decode, encode, encoded_bytes
+from dtfm.kernels.digest import digest
 from dtfm.kernels.feedback import encode_with_feedback
 from tests.kernels.arrays import FINITE, NOT_FINITE, float32
 
@@ -151,3 +152,17 @@ def test_feedback_stays_on_the_gpu() -> None:
     assert there.residual.device == there.decoded.device == GPU
     assert bytes(here.encoded.data) == bytes(there.encoded.data)
     assert torch.equal(here.residual, there.residual.cpu())
+
+
+@pytest.mark.parametrize("size", [0, 1, 1024, 1025, 2048, 3072, 1 << 20, (1 << 27) + 1, 300_000_001])
+def test_a_digest_is_that_of_the_same_bytes_on_the_host(size: int) -> None:
+    x = torch.randint(0, 256, (size,), dtype=torch.uint8, device=GPU)
+    assert digest(x) == digest(x.cpu())
+
+
+def test_a_digest_is_taken_on_the_callers_stream(stream: torch.cuda.Stream) -> None:
+    x = torch.zeros(MANY, device=GPU)
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(CYCLES)  # type: ignore[no-untyped-call]
+        x.fill_(1)
+        assert digest(x) == digest(torch.ones(MANY))

@@ -31,7 +31,7 @@ class Nvrtc:
     def compile(self, text: str, options: tuple[str, ...]) -> bytes:
         """The machine code of ``text``. Raises RuntimeError with the compiler's log."""
         program = ctypes.c_void_p()
-        self._call("nvrtcCreateProgram", ctypes.byref(program), text.encode(), b"codecs.cu", 0, None, None)
+        self._call("nvrtcCreateProgram", ctypes.byref(program), text.encode(), b"kernels.cu", 0, None, None)
         try:
             flags = (ctypes.c_char_p * len(options))(*(option.encode() for option in options))
             try:
@@ -71,23 +71,26 @@ class Asked:
         self.kernels.add(name)
 
 
-@pytest.fixture(scope="module")
-def asked() -> Asked:
+def asked_by(name: str) -> Asked:
+    """What this module of kernels/ has compiled."""
     cupy = SimpleNamespace(RawModule=Asked, cuda=SimpleNamespace(Device=nullcontext))
-    with gpu_with(cupy) as gpu:
+    with gpu_with(cupy, f"dtfm.kernels.{name}") as gpu:
         gpu.prepare(torch.device("cuda", 0))
         made: Asked = gpu._module()
         return made
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_compiles_every_kernel(nvrtc: Nvrtc, asked: Asked, architecture: int) -> None:
+@pytest.mark.parametrize(("name", "kernels"), [("gpu", 2 * 2 * (len(Codec) - 1)), ("gpu_digest", 2)])
+def test_compiles_every_kernel(nvrtc: Nvrtc, name: str, kernels: int, architecture: int) -> None:
+    asked = asked_by(name)
     code = nvrtc.compile(asked.code, (*asked.options, *AS_CUPY, f"-arch=sm_{architecture}"))
-    assert len(asked.kernels) == 2 * 2 * (len(Codec) - 1)
+    assert len(asked.kernels) == kernels
     assert {kernel for kernel in asked.kernels if f".text.{kernel}\0".encode() in code} == asked.kernels
 
 
-def test_a_mistake_is_shown_with_the_compilers_words(nvrtc: Nvrtc, asked: Asked) -> None:
+def test_a_mistake_is_shown_with_the_compilers_words(nvrtc: Nvrtc) -> None:
+    asked = asked_by("gpu")
     broken = asked.code + "\n__device__ int broken() { return undefined_name; }\n"
     with pytest.raises(RuntimeError, match='identifier "undefined_name" is undefined'):
         nvrtc.compile(broken, (*asked.options, "-arch=sm_90"))

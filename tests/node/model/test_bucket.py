@@ -33,41 +33,56 @@ def test_views_share_the_flat_memory() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_export_is_the_live_memory_in_order(dtype: torch.dtype) -> None:
+def test_any_bytes_of_the_state_can_be_copied(dtype: torch.dtype) -> None:
     bucket = bucket_with(1, dtype)
-    parts = bucket.export()
-    assert sum(len(part) for part in parts) == bucket_bytes(SPEC, dtype) == 3 * 16 * dtype.itemsize
-    for part, tensor in zip(parts, bucket.state, strict=True):
-        assert part.tobytes() == tensor.numpy().tobytes()
+    state = b"".join(tensor.numpy().tobytes() for tensor in bucket.state)
+    copied = bucket.read()
     bucket.exp_avg.fill_(7)
-    assert parts[1].tobytes() == bucket.exp_avg.numpy().tobytes()
+    assert copied == state
+    assert len(state) == bucket_bytes(SPEC, dtype) == 3 * 16 * dtype.itemsize
+    bucket = bucket_with(1, dtype)
+    for begin, end in itertools.combinations(range(0, len(state) + 1, 8), 2):
+        assert bucket.read(begin, end) == state[begin:end]
+
+
+def test_a_digest_tells_of_every_tensor_of_the_state_and_of_their_order() -> None:
+    one, digests = bucket_with(1), set()
+    digests.add(one.digest())
+    for tensor in one.state:
+        tensor[3] += 1
+        digests.add(one.digest())
+        tensor[3] -= 1
+    one.exp_avg, one.exp_avg_sq = one.exp_avg_sq, one.exp_avg
+    digests.add(one.digest())
+    assert len(digests) == 5
+    assert bucket_with(1).digest() in digests
 
 
 @given(cuts=st.lists(st.integers(0, bucket_bytes(SPEC, torch.float32)), max_size=6), shuffled=st.randoms())
 @settings(max_examples=50, deadline=None)
 def test_state_loads_from_any_pieces_in_any_order(cuts: list[int], shuffled: object) -> None:
     source, target = bucket_with(1), bucket_with(2)
-    data = b"".join(source.export())
+    data = bytes(source.read())
     edges = sorted({0, len(data), *cuts})
     pieces = list(itertools.pairwise(edges))
     shuffled.shuffle(pieces)  # type: ignore[attr-defined]
     for begin, end in pieces:
         target.load(data[begin:end], begin)
-    assert b"".join(target.export()) == data
+    assert target.read() == data
 
 
 @pytest.mark.parametrize(("offset", "size"), [(-1, 1), (0, 193), (192, 1), (180, 16)])
 def test_bytes_outside_the_state_are_refused(offset: int, size: int) -> None:
     bucket = bucket_with(1)
-    before = b"".join(bucket.export())
+    before = bytes(bucket.read())
     with pytest.raises(ValueError, match="bucket 2 has 192 bytes"):
         bucket.load(bytes(size), offset)
-    assert b"".join(bucket.export()) == before
+    assert bucket.read() == before
 
 
 def test_a_layer_without_parameters_has_an_empty_bucket() -> None:
     bucket = Bucket(BucketSpec(1, (1,), ()), CPU, torch.float32)
-    assert [len(part) for part in bucket.export()] == [0, 0, 0]
+    assert len(bucket.read()) == 0
     bucket.load(b"")
     assert bucket.views(bucket.parameters) == {}
 
@@ -90,4 +105,4 @@ def test_what_lies_in_writable_memory_is_loaded_without_another_copy() -> None:
     _, most = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert most < 1 << 16
-    assert b"".join(bucket.export()) == state
+    assert bucket.read() == state

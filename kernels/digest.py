@@ -1,0 +1,59 @@
+"""BLAKE3 of tensors, computed where they lie, and the same everywhere.
+
+On a CPU the library blake3 reads the tensor's memory, in one thread: the others are training. On a GPU our own kernel does, and
+32 bytes cross to the host.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from types import ModuleType
+
+import torch
+from blake3 import blake3
+
+from dtfm.kernels.transfer import to_host
+
+log = logging.getLogger(__name__)
+
+DIGEST_BYTES = 32
+
+COPIED_AT_ONCE = 64 << 20
+"""Bytes that are copied from a GPU at a time where CuPy is not installed."""
+
+
+def digest(tensor: torch.Tensor) -> bytes:
+    """BLAKE3 (DIGEST_BYTES) of the bytes of ``tensor`` (contiguous, little-endian), on any device.
+
+    On a GPU it runs on the current stream, for which it waits without spinning.
+    """
+    data = tensor.detach().view(-1).view(torch.uint8)
+    if not data.is_cuda:
+        return blake3(data.numpy().data if data.numel() else b"").digest()
+    if (gpu := _gpu(data.device)) is not None and data.numel() > gpu.CHUNK_BYTES and data.data_ptr() % 16 == 0:
+        computed: bytes = gpu.digest(data)
+        return computed
+    copied = blake3()
+    for part in torch.split(data, COPIED_AT_ONCE):
+        copied.update(to_host(part).numpy().data)
+    return copied.digest()
+
+
+def prepare(device: torch.device) -> None:
+    """Compiles what `digest` needs on ``device``, which otherwise the first of them does."""
+    if device.type == "cuda":
+        _gpu(device)
+
+
+@functools.cache
+def _gpu(device: torch.device) -> ModuleType | None:
+    """The kernels for tensors on ``device``, a GPU; None, with a warning in the log, when CuPy cannot be used."""
+    try:
+        from dtfm.kernels import gpu_digest
+
+        gpu_digest.prepare(device)
+    except (ImportError, RuntimeError) as error:
+        log.warning("the state on %s is copied to the host for its digest: CuPy cannot be used (%s)", device, error)
+        return None
+    return gpu_digest
