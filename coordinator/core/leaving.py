@@ -9,7 +9,7 @@ from dtfm.coordinator.core import links, post_commit, steps, ways
 from dtfm.coordinator.core.replanning import drop_stale_choice
 from dtfm.coordinator.core.safekeeping import snapshot
 from dtfm.coordinator.core.safekeeping.returning_nodes import worth_waiting
-from dtfm.coordinator.core.state import Destination, Gathering, Pausing, Session, Standing, Stepping
+from dtfm.coordinator.core.state import Admission, Destination, Gathering, Pausing, Session, Stepping
 from dtfm.coordinator.core.transition import HangUp, Transition
 from dtfm.coordinator.core.validation import MAX_NODES, shorten
 from dtfm.coordinator.log import events as ev
@@ -62,7 +62,7 @@ def let_go(transition: Transition) -> None:
 def _is_needed(transition: Transition, session: Session) -> bool:
     """Whether the others would lose something if this node went now."""
     state, node = transition.state, session.node
-    if session.standing is not Standing.READY:
+    if session.admission is not Admission.READY:
         return False
     checkpoints = [s for s in state.safekeeping.snapshots if s.destination is Destination.CHECKPOINT]
     if any(node in snapshot.writers for snapshot in checkpoints):

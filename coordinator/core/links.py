@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from dtfm.coordinator.core import ways
 from dtfm.coordinator.core.messages import peer_message
-from dtfm.coordinator.core.state import RememberedLinks, Retry, Session, Standing
+from dtfm.coordinator.core.state import Admission, RememberedLinks, Retry, Session
 from dtfm.coordinator.core.timeouts import PROBE_LEASES, REMEMBERED_LEASES, SIGN_OF_LIFE_LEASES
 from dtfm.coordinator.core.transition import Transition
 from dtfm.coordinator.core.validation import MAX_NODES, check_connection, check_links
@@ -23,15 +23,15 @@ MOST_PROBED = 64
 links count as average."""
 
 
-_NO_PEERS = (Standing.JOINED, Standing.RELAY)
-"""Nodes in these standings exchange no tensors, or not yet."""
+_NO_PEERS = (Admission.JOINED, Admission.RELAY)
+"""Nodes at these stages of their admission exchange no tensors, or not yet."""
 
 
 def probe_from(transition: Transition, session: Session) -> bool:
     """Has a newcomer measure its links to earlier nodes, except links that are remembered. Returns whether to wait for its
     report."""
     others = sorted(
-        (s for s in transition.state.members.sessions.values() if s.standing not in _NO_PEERS),
+        (s for s in transition.state.members.sessions.values() if s.admission not in _NO_PEERS),
         key=lambda s: s.node,
     )
     if known := _remembered(transition, session):
@@ -76,9 +76,9 @@ def measure_relays(transition: Transition) -> None:
     members, ledger = transition.state.members, transition.state.ledger
     used = {way.relay for row in ledger.ways.values() for way in row.values()}
     dialled = {other for row in members.dialled.values() for other, known in row.items() if known.way}
-    peers = [s for s in members.sessions.values() if s.node in dialled and s.standing not in _NO_PEERS]
+    peers = [s for s in members.sessions.values() if s.node in dialled and s.admission not in _NO_PEERS]
     for session in members.sessions.values() if peers else ():
-        if session.standing is Standing.RELAY and session.node in used and not session.probe_until:
+        if session.admission is Admission.RELAY and session.node in used and not session.probe_until:
             _probe(transition, session.node, sorted(peers, key=lambda s: s.node)[:MEASURED_TOGETHER])
             transition.set_session(replace(session, probe_until=transition.now))
 
@@ -119,7 +119,7 @@ def _remembered(transition: Transition, session: Session) -> tuple[ev.Link, ...]
     old = members.links.get(session.node)
     if old is None or transition.now > old.until or old.hosts[session.node] != _host(session):
         return ()
-    others = [other for other in members.sessions.values() if other.standing not in _NO_PEERS]
+    others = [other for other in members.sessions.values() if other.admission not in _NO_PEERS]
     here = {other.node for other in others if old.hosts.get(other.node) == _host(other)}
     usable = [link for link in old.links if link.bandwidth > 0 and here & {link.source, link.destination}]
     both = Counter(frozenset((link.source, link.destination)) for link in usable)

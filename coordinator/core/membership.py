@@ -7,7 +7,7 @@ from dataclasses import replace
 from dtfm.coordinator.core import links, ways
 from dtfm.coordinator.core.leaving import leave
 from dtfm.coordinator.core.safekeeping import snapshot
-from dtfm.coordinator.core.state import Contender, Session, Standing
+from dtfm.coordinator.core.state import Admission, Contender, Session
 from dtfm.coordinator.core.timeouts import LONGEST_WAVE_LEASES, PROBE_LEASES, SIGN_OF_LIFE_LEASES, TOGETHER_LEASES
 from dtfm.coordinator.core.transition import Admit, Certify, HangUp, Transition
 from dtfm.coordinator.core.validation import (
@@ -71,7 +71,7 @@ def greeted(transition: Transition, stream: int, message: wire.NodeMessage, call
         hello.incarnation,
         candidates,
         transition.now,
-        standing=Standing.RELAY if only else Standing.JOINED,
+        admission=Admission.RELAY if only else Admission.JOINED,
         certified=transition.now,
         relay=bool(hello.relay),
     )
@@ -93,7 +93,7 @@ def greeted(transition: Transition, stream: int, message: wire.NodeMessage, call
 def prepared(transition: Transition, session: Session, message: wire.Prepared) -> None:
     """The node has read the run. The first one defines the model and the data; the others must agree. A run that an older
     version described is described again. Then the node measures its links."""
-    if session.standing is not Standing.JOINED:
+    if session.admission is not Admission.JOINED:
         transition.log(f"ignored a second Prepared of {session.node}")
         return
     described = check_prepared(message, transition.state.run)
@@ -117,7 +117,7 @@ def prepared(transition: Transition, session: Session, message: wire.Prepared) -
     if links.probe_from(transition, session):
         due = transition.now + PROBE_LEASES * transition.state.lease
         session = transition.state.members.sessions[session.node]  # it says whose word is awaited
-        transition.set_session(replace(session, standing=Standing.PROBING, probe_until=due))
+        transition.set_session(replace(session, admission=Admission.PROBING, probe_until=due))
     else:
         _arrive(transition, session)
 
@@ -157,16 +157,16 @@ def lapse(transition: Transition) -> None:
         if transition.now - max(session.heard, transition.state.members.hearing) > transition.state.lease:
             transition.commands.append(HangUp(session.stream))
             leave(transition, session, f"no sign of life for {transition.state.lease:g} seconds")
-        elif session.standing is Standing.PROBING and transition.now > session.probe_until:
+        elif session.admission is Admission.PROBING and transition.now > session.probe_until:
             transition.log(f"{session.node} did not report its links in time; they count as average")
             _arrive(transition, session)
-        elif session.standing is Standing.PROBING:
+        elif session.admission is Admission.PROBING:
             _arrive_if_known(transition, session.node)
     _decide_contests(transition)
     if transition.state.stopped:
         return
     _renew_certificates(transition)
-    arrived = [s.arrived for s in transition.state.members.sessions.values() if s.standing is Standing.ARRIVED]
+    arrived = [s.arrived for s in transition.state.members.sessions.values() if s.admission is Admission.ARRIVED]
     lease = transition.state.lease
     if arrived and (
         transition.now - max(arrived) >= TOGETHER_LEASES * lease
@@ -208,7 +208,7 @@ def _arrive_if_known(transition: Transition, node: str) -> None:
     that have left meanwhile."""
     members = transition.state.members
     session = members.sessions.get(node)
-    if session is None or session.standing is not Standing.PROBING:
+    if session is None or session.admission is not Admission.PROBING:
         return
     if not (session.probing | session.reaching) & members.sessions.keys():
         _arrive(transition, session)
@@ -218,18 +218,18 @@ def _arrive(transition: Transition, session: Session) -> None:
     """The node can be planned with: at once if it is the last that the run waits for, otherwise with others that arrive at
     about the same time."""
     ways.arrived(transition, session.node)
-    transition.set_session(replace(session, standing=Standing.ARRIVED, arrived=transition.now))
+    transition.set_session(replace(session, admission=Admission.ARRIVED, arrived=transition.now))
     links.measure_relays(transition)
     state = transition.state
-    here = sum(s.standing in (Standing.ARRIVED, Standing.READY) for s in state.members.sessions.values())
+    here = sum(s.admission in (Admission.ARRIVED, Admission.READY) for s in state.members.sessions.values())
     if not state.planner.has_planned and here >= state.run.cluster.nodes:
         _let_in(transition)
 
 
 def _let_in(transition: Transition) -> None:
     for session in sorted(transition.state.members.sessions.values(), key=lambda s: s.node):
-        if session.standing is Standing.ARRIVED:
-            transition.set_session(replace(session, standing=Standing.READY))
+        if session.admission is Admission.ARRIVED:
+            transition.set_session(replace(session, admission=Admission.READY))
             transition.emit(ev.NodeReady(session.node))
 
 

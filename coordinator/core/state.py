@@ -25,7 +25,7 @@ Layers = tuple[int, int]
 """[first, past_last)."""
 
 
-class Standing(enum.Enum):
+class Admission(enum.Enum):
     """How far a node has come since its stream opened."""
 
     JOINED = "joined"
@@ -70,7 +70,7 @@ class Session:
     incarnation: int
     candidates: tuple[str, ...]
     heard: float
-    standing: Standing = Standing.JOINED
+    admission: Admission = Admission.JOINED
     probe_until: float = 0.0
     arrived: float = 0.0
     standby: Standby | None = None

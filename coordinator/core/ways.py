@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from dtfm.coordinator.core.messages import peer_message
-from dtfm.coordinator.core.state import Dialled, Session, Standing
+from dtfm.coordinator.core.state import Admission, Dialled, Session
 from dtfm.coordinator.core.transition import Transition
 from dtfm.coordinator.core.validation import check_reached
 from dtfm.coordinator.log import events as ev
@@ -194,7 +194,7 @@ def _pick(transition: Transition, pair: Pair) -> str | None:
 def _measure(transition: Transition, node: str, other: str) -> None:
     """Measures the links of a pair over its new way. A newcomer is not planned with before that is done."""
     session = transition.state.members.sessions[node]
-    if session.standing is Standing.PROBING:
+    if session.admission is Admission.PROBING:
         transition.set_session(replace(session, probing=session.probing | {other}))
     candidates = transition.state.members.sessions[other].candidates
     probe = wire.Probe(peers=[peer_message(other, candidates)])

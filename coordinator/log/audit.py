@@ -34,27 +34,27 @@ class Audit:
 def audit(records: Iterable[Record]) -> Audit:
     """Reads a whole log. It uses the events alone, and not the ledger that the coordinator itself uses."""
     records = list(records)
-    standing: dict[int, ev.StepCommitted] = {}
+    counting: dict[int, ev.StepCommitted] = {}
     redone = aborted = generations = 0
     for record in records:
         match record.event:
             case ev.StepCommitted() as committed:
-                standing[committed.step] = committed
+                counting[committed.step] = committed
             case ev.RolledBack(step=step):
-                gone = [s for s in standing if s > step]
+                gone = [s for s in counting if s > step]
                 redone += len(gone)
                 for s in gone:
-                    del standing[s]
+                    del counting[s]
             case ev.StepAborted():
                 aborted += 1
             case ev.PlanAdopted():
                 generations += 1
     return Audit(
-        steps=len(standing),
+        steps=len(counting),
         redone=redone,
         aborted=aborted,
-        samples=sum(step.samples for step in standing.values()),
-        tokens=sum(step.tokens for step in standing.values()),
+        samples=sum(step.samples for step in counting.values()),
+        tokens=sum(step.tokens for step in counting.values()),
         generations=generations,
         findings=tuple(_findings(records)),
     )

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from dtfm.coordinator.config.run_file import parse_run
 from dtfm.coordinator.core import transition as t
 from dtfm.coordinator.core.messages import plan_message
-from dtfm.coordinator.core.state import Gathering, PlanChosen, Standing, State
+from dtfm.coordinator.core.state import Admission, Gathering, PlanChosen, State
 from dtfm.coordinator.core.tick import tick
 from dtfm.coordinator.core.timeouts import TOGETHER_LEASES
 from dtfm.coordinator.core.validation import Refused
@@ -229,7 +229,7 @@ class World:
         for node in nodes:
             self.prepare(node, **changes)
             self.report_links(node)
-        if any(session.standing is Standing.ARRIVED for session in self.state.members.sessions.values()):
+        if any(session.admission is Admission.ARRIVED for session in self.state.members.sessions.values()):
             self.now += self.state.lease * TOGETHER_LEASES
             self.feed(t.TimePassed())
 

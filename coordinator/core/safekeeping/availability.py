@@ -7,7 +7,7 @@ import enum
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from dtfm.coordinator.core.state import Layers, Session, Standby, Standing, State
+from dtfm.coordinator.core.state import Admission, Layers, Session, Standby, State
 from dtfm.coordinator.log.ledger import Ledger
 
 
@@ -133,7 +133,7 @@ def _replica(state: State, node: str, process: str) -> Copy | None:
     session = state.members.sessions.get(node)
     if session is not None and session.process != process:
         return None
-    here = session is not None and session.standing is Standing.READY
+    here = session is not None and session.admission is Admission.READY
     return Copy(Kind.REPLICA, node, state.ledger.step, here)
 
 
@@ -154,7 +154,7 @@ def _files(state: State) -> tuple[tuple[Copy, ...], ...]:
 
 
 def _has_reported_its_disk(session: Session | None) -> bool:
-    return session is not None and session.standing is not Standing.JOINED
+    return session is not None and session.admission is not Admission.JOINED
 
 
 def _of(kind: Kind, table: tuple[tuple[Copy, ...], ...]) -> tuple[tuple[Copy, ...], ...]:

@@ -17,7 +17,7 @@ from dtfm.coordinator.core.safekeeping.availability import on_disk, parameter_by
 from dtfm.coordinator.core.safekeeping.donors import donors_at_work
 from dtfm.coordinator.core.safekeeping.machines import machines, machines_of
 from dtfm.coordinator.core.safekeeping.standby import rests_on_one_machine
-from dtfm.coordinator.core.state import Destination, Layers, Session, SnapshotTally, Standing, State
+from dtfm.coordinator.core.state import Admission, Destination, Layers, Session, SnapshotTally, State
 from dtfm.coordinator.core.transition import TidyCheckpoints, Transition, WriteManifest
 from dtfm.coordinator.core.validation import check_own_layers, check_parts, shorten
 from dtfm.coordinator.log import events as ev
@@ -305,7 +305,7 @@ def _tidy(transition: Transition) -> None:
     for session in [s for s in sessions.values() if s.on_disk]:
         kept = {step: buckets for step, buckets in session.on_disk.items() if step == to_keep.whole}
         transition.set_session(replace(session, on_disk=kept))
-    joined = [s.node for s in sessions.values() if s.standing is not Standing.JOINED]
+    joined = [s.node for s in sessions.values() if s.admission is not Admission.JOINED]
     transition.send(joined, wire.CoordinatorMessage(keep_snapshots=to_keep))
 
 

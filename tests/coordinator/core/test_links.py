@@ -9,7 +9,7 @@ import pytest
 from dtfm.coordinator.core import leaving
 from dtfm.coordinator.core import links as core_links
 from dtfm.coordinator.core.links import MOST_PROBED
-from dtfm.coordinator.core.state import Standing
+from dtfm.coordinator.core.state import Admission
 from dtfm.coordinator.core.timeouts import REMEMBERED_LEASES
 from dtfm.protos import control_pb2 as wire
 from tests.coordinator.answers import links, reached
@@ -35,7 +35,7 @@ def test_a_node_that_never_reports_its_links_becomes_ready_anyway() -> None:
     world.join("a")
     world.prepare("b")
     world.wait(7 * LEASE, beating=["a", "b"])
-    assert world.state.members.sessions["b"].standing is Standing.READY
+    assert world.state.members.sessions["b"].admission is Admission.READY
 
 
 def test_a_newcomer_among_many_probes_some_of_them() -> None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from dtfm.coordinator.core import transition as t
-from dtfm.coordinator.core.state import Standing
+from dtfm.coordinator.core.state import Admission
 from dtfm.coordinator.core.timeouts import TOGETHER_LEASES
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.ledger import Holder
@@ -22,7 +22,7 @@ def test_the_first_prepared_node_defines_the_run_and_probes_nobody() -> None:
     world.prepare("a")
     assert world.state.ledger.described is not None
     assert world.state.ledger.described.workload.micro_batches == 4
-    assert world.state.members.sessions["a"].standing is Standing.ARRIVED
+    assert world.state.members.sessions["a"].admission is Admission.ARRIVED
     assert world.kinds_to("a") == ["welcome"]
 
 

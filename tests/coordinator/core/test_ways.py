@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from dtfm.coordinator.core.planner_input import measured_cluster
-from dtfm.coordinator.core.state import Standing
+from dtfm.coordinator.core.state import Admission
 from dtfm.coordinator.core.ways import NO_RELAY
 from dtfm.coordinator.log import events as ev
 from dtfm.protos import control_pb2 as wire
@@ -56,8 +56,8 @@ def holders_of(world: World, node: str) -> list[str]:
     return [peer.node for peer in told.holders]
 
 
-def standing(world: World, node: str) -> Standing:
-    return world.state.members.sessions[node].standing
+def admission(world: World, node: str) -> Admission:
+    return world.state.members.sessions[node].admission
 
 
 def way(world: World, source: str, destination: str) -> str:
@@ -75,9 +75,9 @@ def test_it_is_planned_with_once_both_sides_have_spoken() -> None:
     world = world_with("a")
     world.prepare("b")
     world.hear("b", measured("b", "a", way="lan"))
-    assert standing(world, "b") is Standing.PROBING
+    assert admission(world, "b") is Admission.PROBING
     world.hear("a", reached("b", way="public"))
-    assert standing(world, "b") is Standing.READY
+    assert admission(world, "b") is Admission.READY
     assert (way(world, "b", "a"), way(world, "a", "b")) == ("lan", "public")
     assert ways_of(world, "a") == ways_of(world, "b") == {}
 
@@ -87,7 +87,7 @@ def test_one_who_never_answers_delays_it_no_longer_than_a_measurement_may_take()
     world.prepare("b")
     world.hear("b", measured("b", "a"))
     world.wait(6.5 * LEASE, beating=["a", "b"])
-    assert standing(world, "b") is Standing.READY
+    assert admission(world, "b") is Admission.READY
 
 
 def test_one_who_leaves_before_it_answers_does_not_delay_it() -> None:
@@ -97,7 +97,7 @@ def test_one_who_leaves_before_it_answers_does_not_delay_it() -> None:
     world.hear("c", reached("b"))
     world.lose("a")
     world.wait(LEASE / 10, beating=["b", "c"])
-    assert standing(world, "b") is not Standing.PROBING
+    assert admission(world, "b") is not Admission.PROBING
 
 
 def test_a_newcomer_behind_nat_lends_to_those_that_cannot_dial_it() -> None:
@@ -107,7 +107,7 @@ def test_a_newcomer_behind_nat_lends_to_those_that_cannot_dial_it() -> None:
     assert holders_of(world, "b") == ["a"]
     assert ways_of(world, "b") == {}
     assert way(world, "a", "b") == "dial-back"
-    assert standing(world, "b") is Standing.READY, "it has measured the link in both directions"
+    assert admission(world, "b") is Admission.READY, "it has measured the link in both directions"
 
 
 def test_a_member_behind_nat_lends_to_a_newcomer_which_then_measures_that_way() -> None:
@@ -115,10 +115,10 @@ def test_a_member_behind_nat_lends_to_a_newcomer_which_then_measures_that_way() 
     comes(world, "b", "a", dials=False, is_dialled=True)
     assert ways_of(world, "b") == {"a": ""}
     assert holders_of(world, "a") == ["b"]
-    assert standing(world, "b") is Standing.PROBING
+    assert admission(world, "b") is Admission.PROBING
     assert world.kinds_to("b")[-2:] == ["ways", "probe"]
     world.hear("b", links("b", ["a"]))
-    assert standing(world, "b") is Standing.READY
+    assert admission(world, "b") is Admission.READY
     assert world.state.ledger.broken == frozenset()
     assert way(world, "b", "a") == "dial-back"
 
@@ -129,7 +129,7 @@ def test_where_neither_can_dial_the_other_both_lend_to_a_relay() -> None:
     assert (ways_of(world, "a"), ways_of(world, "b")) == ({"b": "r"}, {"a": "r"})
     assert (holders_of(world, "a"), holders_of(world, "b")) == (["r"], ["r"])
     world.hear("b", links("b", ["a"]))
-    assert standing(world, "b") is Standing.READY
+    assert admission(world, "b") is Admission.READY
     assert (way(world, "a", "b"), way(world, "b", "a")) == ("relay r", "relay r")
 
 
@@ -157,7 +157,7 @@ def test_a_relay_that_does_not_work_is_replaced_by_one_that_was_not_tried() -> N
     assert ways_of(world, "b") == {}
     assert world.state.ledger.broken == {("a", "b")}
     assert world.state.ledger.links["a"]["b"].problem == NO_RELAY
-    assert standing(world, "b") is Standing.READY, "others may reach it"
+    assert admission(world, "b") is Admission.READY, "others may reach it"
 
 
 def test_a_dial_back_that_does_not_work_is_replaced_by_a_relay() -> None:
