@@ -149,6 +149,14 @@ def closed(transition: Transition, stream: int, reason: str) -> None:
         leave(transition, session, reason)
 
 
+def rejected(transition: Transition, stream: int, refused: Refused) -> None:
+    """What came on this stream cannot be taken in: it ends, and with it the membership of its node, if it has one."""
+    session = transition.state.members.session_of(stream)
+    transition.refuse(stream, session.node if session else "", refused.reason, str(refused))
+    if session is not None:
+        leave(transition, session, f"refused: {refused}")
+
+
 def lapse(transition: Transition) -> None:
     """Ends leases that ran out and link reports that are overdue, decides contested identities, and lets newcomers in that have
     waited long enough for others to come with them."""

@@ -24,6 +24,7 @@ from dtfm.coordinator.core.transition import (
     Planned,
     PlanNow,
     Ready,
+    Rejected,
     RevokeAsked,
     StopAsked,
     StreamClosed,
@@ -31,6 +32,7 @@ from dtfm.coordinator.core.transition import (
     Transition,
 )
 from dtfm.coordinator.core.validation import Refused, shorten
+from dtfm.protos import control_pb2 as wire
 
 MOST_ROUNDS = 1000
 """If rules still change the state after this many rounds, they undo each other: a bug."""
@@ -55,6 +57,8 @@ def _take_in(transition: Transition, event: Input) -> None:
             _heard(transition, event, over)
         case StreamClosed():
             membership.closed(transition, event.stream, event.reason)
+        case Rejected():
+            membership.rejected(transition, event.stream, Refused(wire.MALFORMED, event.sentence))
         case StopAsked():
             stop(transition, event.reason, event.dismiss)
         case InviteAsked():
@@ -122,8 +126,7 @@ def _heard(transition: Transition, event: Heard, over: bool) -> None:
         elif not over:
             _dispatch(transition, session, event)
     except Refused as refused:
-        transition.refuse(session.stream, session.node, refused.reason, str(refused))
-        leaving.leave(transition, session, f"refused: {refused}")
+        membership.rejected(transition, session.stream, refused)
 
 
 def _dispatch(transition: Transition, session: Session, event: Heard) -> None:

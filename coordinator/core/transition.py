@@ -43,6 +43,14 @@ class StreamClosed:
 
 
 @dataclass(frozen=True, slots=True)
+class Rejected:
+    """What came on this stream cannot be taken in: its sender is refused, by this sentence."""
+
+    stream: int
+    sentence: str
+
+
+@dataclass(frozen=True, slots=True)
 class Planned:
     """The answer to the PlanWanted of this number. A string says why no plan is possible; ``hopeless``: with any nodes."""
 
@@ -113,6 +121,7 @@ Input = (
     Greeted
     | Heard
     | StreamClosed
+    | Rejected
     | Planned
     | ManifestDone
     | PlanNow

@@ -18,6 +18,7 @@ import grpc.aio
 from dtfm.coordinator.core import transition as t
 from dtfm.coordinator.core.invitations import check_enrolment
 from dtfm.coordinator.core.state import PlanChosen, State
+from dtfm.coordinator.core.stumbling import after_an_error
 from dtfm.coordinator.core.tick import tick
 from dtfm.coordinator.core.timeouts import TOGETHER_LEASES
 from dtfm.coordinator.core.validation import Refused
@@ -191,7 +192,14 @@ class Server:
         return await self._inputs.get()
 
     async def _handle(self, event: t.Input) -> None:
-        self.state, ready = tick(self.state, event, self._clock())
+        now = self._clock()
+        try:
+            self.state, ready = tick(self.state, event, now)
+        except Exception:
+            log.exception(
+                "a bug in dtfm: the coordinator stumbled over %s, and goes on without it", type(event).__name__
+            )
+            self.state, ready = after_an_error(self.state, event, now)
         if ready.entries:
             await self._log.append(ready.entries)
         for command in ready.commands:
