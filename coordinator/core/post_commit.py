@@ -13,7 +13,7 @@ from dtfm.coordinator.core.ending import fail, finish
 from dtfm.coordinator.core.plan_adoption import adopt, again
 from dtfm.coordinator.core.state import Destination, Evaluation, Pausing, State
 from dtfm.coordinator.core.transition import Transition
-from dtfm.coordinator.core.validation import malformed
+from dtfm.coordinator.core.validation import check_digest, is_finite, malformed
 from dtfm.coordinator.log import events as ev
 from dtfm.protos import control_pb2 as wire
 from dtfm.scheduler.model.chains import held_out_chains
@@ -40,7 +40,7 @@ def evaluated(transition: Transition, node: str, report: wire.Evaluated) -> None
         return
     if report.samples > transition.state.run.train.evaluation_samples:
         raise malformed("samples", report.samples, "at most the number that was asked for")
-    if not math.isfinite(report.loss_sum):
+    if not is_finite(report.loss_sum):
         evaluation_lost(transition, report.step, f"{node} says it is {report.loss_sum}")
         return
     evaluation = replace(evaluation, reports={**evaluation.reports, node: report})
@@ -70,6 +70,7 @@ def applied(transition: Transition, node: str, message: wire.Applied) -> None:
     if not isinstance(phase, Pausing) or plan is None or node not in plan.nodes:
         return
     if (message.generation, message.step) == (plan.generation, transition.state.ledger.step):
+        check_digest(message.state_digest)
         transition.enter(replace(phase, applied={**phase.applied, node: message.state_digest}))
 
 

@@ -18,7 +18,7 @@ from dtfm.coordinator.core.replanning import leaver_is_stuck
 from dtfm.coordinator.core.safekeeping import snapshot, standby
 from dtfm.coordinator.core.state import ATTEMPTS, Destination, Pausing, Stepping, Switching
 from dtfm.coordinator.core.transition import Transition
-from dtfm.coordinator.core.validation import check_codecs, check_progress, check_vote, shorten
+from dtfm.coordinator.core.validation import check_codecs, check_progress, check_vote, is_finite, shorten
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.ledger import NODE_LEFT, PEER_LOST
 from dtfm.protos import control_pb2 as wire
@@ -75,7 +75,7 @@ def step_ready(transition: Transition, node: str, vote: wire.StepReady) -> None:
     if node in phase.votes:
         transition.log(f"ignored a second vote of {node} for step {vote.step}")
         return
-    if not (math.isfinite(vote.squared_gradient_norm) and math.isfinite(vote.loss_sum)):
+    if not is_finite(vote.squared_gradient_norm, vote.loss_sum):
         _abort(transition, wire.NON_FINITE, node, "its loss or gradient norm is NaN or infinite")
         return
     phase = replace(phase, votes={**phase.votes, node: vote})

@@ -29,6 +29,8 @@ MOST_SNAPSHOTS = 4
 SENTENCE_CHARACTERS = 500
 MOST_FLOPS = 1e21
 MOST_BANDWIDTH = 1e13
+MOST_SUMMED = 1e300
+"""Losses and squared norms up to here can be summed over all nodes."""
 
 MOST_APART = 2
 LEAST_COMPARED = 1 << 20
@@ -273,9 +275,10 @@ def check_flops(flops: float, field: str = "device.flops") -> None:
 
 
 def check_vote(vote: wire.StepReady) -> None:
-    """Raises Refused for a vote that cannot be counted. NaN and infinity pass: the caller judges them."""
-    if not 8 <= len(vote.state_digest) <= 64:
-        raise malformed("state_digest", vote.state_digest.hex(), "a digest of 8 to 64 bytes")
+    """Raises Refused for a vote that cannot be counted. Numbers that are not finite pass: see `is_finite`."""
+    check_digest(vote.state_digest)
+    if vote.squared_gradient_norm < 0:
+        raise malformed("squared_gradient_norm", vote.squared_gradient_norm, "0 or more")
     _number("compute_seconds", vote.compute_seconds, 0, 1e7)
     _number("wait_seconds", vote.wait_seconds, 0, 1e7)
     if len(vote.arrived) > MAX_NODES:
@@ -288,6 +291,17 @@ def check_vote(vote: wire.StepReady) -> None:
     for clipped in vote.clipped:
         if not clipped.worst > 1:
             raise malformed("clipped.worst", clipped.worst, "above 1")
+
+
+def check_digest(digest: bytes) -> None:
+    """Raises Refused for what is no digest of a state."""
+    if not 8 <= len(digest) <= 64:
+        raise malformed("state_digest", digest[:80].hex(), "a digest of 8 to 64 bytes")
+
+
+def is_finite(*values: float) -> bool:
+    """Whether sums over all nodes of a plan cannot overflow: larger values count as infinite."""
+    return all(abs(value) <= MOST_SUMMED for value in values)
 
 
 def check_progress(progress: wire.Progress, plan: Plan, node: str) -> None:

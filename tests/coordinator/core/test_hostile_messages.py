@@ -1,0 +1,100 @@
+"""Whatever a member or a stranger says, in whatever phase: nothing raises, and what is logged can be read again."""
+
+from __future__ import annotations
+
+import json
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dtfm.coordinator.core import transition as t
+from dtfm.coordinator.core.state import Gathering, Pausing, Stepping, Switching
+from dtfm.coordinator.log import events as ev
+from dtfm.protos import control_pb2 as wire
+from tests.coordinator.hostile import fill, hostile
+from tests.coordinator.script import LEASE, World, fresh_state
+
+HONEST = ("a", "b", "c")
+HOSTILE = "d"
+
+
+def attacked(seed: int, messages: int) -> World:
+    """A run of three honest nodes and one that says, so many times, whatever may harm."""
+    random = Random(seed)
+    stages = random.choice(("auto", 1, 2))
+    world = World(fresh_state(cluster={"nodes": 2, "stages": stages}, train={"steps": random.choice((2, 6, 1000))}))
+    first = [*HONEST, HOSTILE]
+    random.shuffle(first)
+    for node in first:
+        world.join(node)
+    for _ in range(messages):
+        if world.exit_code is not None:
+            break
+        _one_of_the_others_acts(world, random)
+        logged = len(world.log)
+        _attack(world, random)
+        for event in world.log[logged:]:
+            assert ev.from_json(json.loads(json.dumps(ev.to_json(event), allow_nan=False))) == event
+    return world
+
+
+def _attack(world: World, random: Random) -> None:
+    ledger = world.state.ledger
+    message = hostile(random, ledger.generation, ledger.step + 1)
+    session = world.state.members.sessions.get(HOSTILE)
+    chance = random.random()
+    if chance < 0.05:
+        world.feed(t.Greeted(10**6 + random.randrange(10**6), message, random.choice(("d", "e", "x y"))))
+    elif chance < 0.1:
+        enrolment, invitation = wire.EnrolRequest(), wire.InviteRequest()
+        fill(enrolment, random)
+        fill(invitation, random)
+        world.feed(t.EnrolAsked(1, enrolment, 0.0))
+        world.feed(t.InviteAsked(2, "0" * 12, "ab", invitation, "d", 0.0))
+    elif session is None:
+        world.prepare(HOSTILE, message if random.random() < 0.2 else None, incarnation=random.randrange(2**64))
+    else:
+        world.hear(HOSTILE, message)
+
+
+def _one_of_the_others_acts(world: World, random: Random) -> None:
+    """The honest ones do what they would, HOSTILE sometimes does too, and time passes."""
+    acting = [node for node in (*HONEST, *(HOSTILE,) * random.randrange(2)) if node in world.state.members.sessions]
+    chance = random.random()
+    if chance < 0.05 or not acting:
+        world.join(random.choice(HONEST))
+    elif chance < 0.08:
+        world.lose(random.choice(acting))
+    elif chance < 0.2:
+        world.wait(random.choice((1.0, LEASE * 0.6, LEASE * 7)), beating=acting)
+    elif chance < 0.6 and world.state.ledger.plan is not None:
+        for node in set(acting) & set(world.plan_in_force.nodes):
+            match world.state.phase:
+                case Switching():
+                    world.plan_ready(node)
+                case Stepping():
+                    world.vote(node)
+                case Pausing():
+                    applied = wire.Applied(generation=world.plan_in_force.generation, step=world.state.ledger.step)
+                    applied.state_digest = b"state at some step"
+                    world.hear(node, applied=applied)
+                case Gathering():
+                    world.feed(t.TimePassed())
+            if world.state.ledger.plan is None:
+                break
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 2**32))
+def test_no_message_raises(seed: int) -> None:
+    attacked(seed, 40)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+@settings(max_examples=10_000, deadline=None)
+@given(st.integers(0, 2**32))
+def test_no_message_of_a_million_raises(seed: int) -> None:
+    attacked(seed, 100)
