@@ -26,6 +26,11 @@ _THIS_NETWORK = ip_network("0.0.0.0/8")
 Address = IPv4Address | IPv6Address
 
 
+def plain(address: Address) -> Address:
+    """IPv4 that is written as IPv6, as IPv4."""
+    return getattr(address, "ipv4_mapped", None) or address
+
+
 def read_candidate(text: str) -> tuple[Address, int]:
     """The address and the port. Raises ValueError for one that no node may have."""
     host, port = read_address(text)
@@ -35,7 +40,7 @@ def read_candidate(text: str) -> tuple[Address, int]:
         raise ValueError(
             f"{text!r} is no candidate: give the IP address, as names mean other things elsewhere"
         ) from None
-    address = _plain(address)
+    address = plain(address)
     if address.is_link_local or address.is_multicast or address.is_unspecified or _is_reserved(address):
         raise ValueError(f"{text!r} is no candidate: other machines cannot reach a node at {address}")
     if port < LEAST_PORT and port != HTTPS:
@@ -60,7 +65,7 @@ def seen_at(peer: str) -> Address | None:
     if family not in ("ipv4", "ipv6"):
         return None
     try:
-        return _plain(ip_address(read_address(rest)[0].partition("%")[0]))
+        return plain(ip_address(read_address(rest)[0].partition("%")[0]))
     except ValueError:
         return None
 
@@ -84,11 +89,6 @@ def target_of(candidates: Iterable[str], *, loopback: bool) -> str:
     # A target has one family. An IPv4 address mapped into IPv6 is dialled as IPv4 where there is no IPv6.
     mapped = (f"::ffff:{address}" if address.version == 4 else str(address) for address, _ in known)
     return "ipv6:" + ",".join(f"[{text}]:{port}" for text, (_, port) in zip(mapped, known, strict=True))
-
-
-def _plain(address: Address) -> Address:
-    """IPv4 that is written as IPv6, as IPv4."""
-    return getattr(address, "ipv4_mapped", None) or address
 
 
 def _is_reserved(address: Address) -> bool:

@@ -14,6 +14,27 @@ Way = tuple[grpc.ChannelCredentials, tuple[tuple[str, str], ...]]
 LOOKAHEAD_BYTES = 16 << 20
 """Bytes that a sender may be ahead of what the receiver has read, per stream: fills 1 Gbit/s at a round trip of 130 ms."""
 
+CONTROL_LOOKAHEAD_BYTES = 64 << 10
+"""The same for what nodes tell the coordinator."""
+
+HANDSHAKE_SECONDS = 10.0
+"""How long a connection may take from TCP's to the end of HTTP/2's greeting: a few round trips of up to half a second."""
+MOST_CALLS_OF_A_CONNECTION = 1024
+"""Calls at a time. A node makes some tens."""
+MOST_CONNECTIONS = 2048
+"""To one node. A member has about four for each of its peers, and strangers HANDSHAKE_SECONDS each."""
+MOST_METADATA_BYTES = 8 << 10
+"""A call's headers; a token has some hundred bytes."""
+
+_CAREFUL = (
+    ("grpc.server_handshake_timeout_ms", int(HANDSHAKE_SECONDS * 1000)),
+    ("grpc.max_concurrent_streams", MOST_CALLS_OF_A_CONNECTION),
+    ("grpc.max_metadata_size", MOST_METADATA_BYTES),
+    ("grpc.absolute_max_metadata_size", MOST_METADATA_BYTES),
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", 100),
+    ("grpc.http2.max_ping_strikes", 0),
+)
+
 _COMMON = (
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
@@ -42,13 +63,26 @@ def channel_options(lease: float) -> tuple[tuple[str, int], ...]:
 
 
 def server_options() -> tuple[tuple[str, int], ...]:
-    """Options of a server: bounded messages, room for a fast and far link, pings allowed, a port in use refused and
-    not shared."""
+    """Options of a node's server: bounded messages, room for a fast and far link, pings allowed, a port in use refused and not
+    shared. A connection that has not shown a certificate in time is closed, and so is each that is one too many."""
     return (
         *_COMMON,
+        *_CAREFUL,
         ("grpc.so_reuseport", 0),
-        ("grpc.http2.min_recv_ping_interval_without_data_ms", 100),
-        ("grpc.http2.max_ping_strikes", 0),
+        ("grpc.max_allowed_incoming_connections", MOST_CONNECTIONS),
+    )
+
+
+def coordinator_options() -> tuple[tuple[str, int], ...]:
+    """Options of the coordinator's server, whose callers may be strangers, and say little: what nobody reads yet stays with the
+    sender. It listens behind its front, on no port."""
+    return (
+        ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+        ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+        ("grpc.http2.lookahead_bytes", CONTROL_LOOKAHEAD_BYTES),
+        ("grpc.http2.bdp_probe", 0),  # it would widen the window
+        ("grpc.max_connection_idle_ms", 300_000),
+        *_CAREFUL,
     )
 
 

@@ -33,11 +33,19 @@ _DENIED = (wire.ROLE, wire.REVOKED)
 
 
 class Gate:
-    """``pin``: of the authority; ``ledger`` returns the present one."""
+    """``pin``: of the authority; ``ledger`` returns the present one. ``let_in(peer, name)`` is told which connections are no
+    strangers', and says whether this name may have another one."""
 
-    def __init__(self, pin: bytes, ledger: Callable[[], Ledger], clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        pin: bytes,
+        ledger: Callable[[], Ledger],
+        let_in: Callable[[str, str], bool],
+        clock: Callable[[], float] = time.time,
+    ) -> None:
         self._pin = pin
         self._ledger = ledger
+        self._let_in = let_in
         self._clock = clock
 
     async def admit(self, context: Context, method: str) -> str:
@@ -49,6 +57,7 @@ class Gate:
                 raise self._unknown(name)
             self._check(token, base64.b64decode(holder.key))
             self.check_role(name, method)
+            self.let_in(context, name)
             return name
         except Refused as refused:
             await refuse(context, refused)
@@ -66,6 +75,11 @@ class Gate:
             await refuse(context, refused)
         except ProofError as error:
             await refuse(context, Refused(wire.MALFORMED, str(error)))
+
+    def let_in(self, context: Context, name: str) -> None:
+        """The caller has shown that it is ``name``, which may be here. Raises Refused if it has too many connections."""
+        if not self._let_in(context.peer(), name):
+            raise Refused(wire.BUSY, f"{name} has as many connections open as it may; close some")
 
     def check_role(self, name: str, method: str) -> None:
         """Raises Refused unless ``name`` may call ``method`` now."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any, NoReturn, Protocol
 
 import grpc
@@ -22,7 +22,7 @@ from dtfm.coordinator.view.members import member_documents
 from dtfm.coordinator.view.published import published
 from dtfm.protos import control_pb2 as wire
 from dtfm.protos import control_pb2_grpc
-from dtfm.protos.candidates import seen_at
+from dtfm.protos.candidates import Address
 from dtfm.protos.proof import LET_IN
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -46,7 +46,10 @@ class Asked(Protocol):
 
 
 class Joins(control_pb2_grpc.CoordinatorServicer):
-    def __init__(self, streams: Streams, asked: Asked, gate: Gate) -> None:
+    """``seen`` returns the address of who calls (context.peer())."""
+
+    def __init__(self, streams: Streams, asked: Asked, gate: Gate, seen: Callable[[str], Address | None]) -> None:
+        self._seen = seen
         self._streams = streams
         self._asked = asked
         self._gate = gate
@@ -54,14 +57,16 @@ class Joins(control_pb2_grpc.CoordinatorServicer):
     async def Join(self, requests: AsyncIterator[wire.NodeMessage], context: Context) -> None:
         caller = await self._gate.admit(context, "Join")
         await context.send_initial_metadata(LET_IN)  # the caller sends nothing before
-        address = seen_at(context.peer())
+        address = self._seen(context.peer())
         seen = "" if address is None or address.is_loopback else str(address)
         await self._streams.serve(requests, context.write, caller, seen)
 
     async def Enrol(self, request: wire.EnrolRequest, context: Context) -> wire.EnrolReply:
         await self._gate.check_enrolment(context, request)
         try:
-            return await self._asked.enrol(request)
+            reply = await self._asked.enrol(request)
+            self._gate.let_in(context, request.name)
+            return reply
         except Refused as refused:
             await refuse(context, refused)
 
@@ -70,7 +75,8 @@ class Joins(control_pb2_grpc.CoordinatorServicer):
         try:
             check_enrolment(self._asked.ledger, request.enrolment, time.time())
             name = request.enrolment.name
-            return await knock(name, request.candidates, request.token, seen_at(context.peer()))
+            self._gate.let_in(context, name)
+            return await knock(name, request.candidates, request.token, self._seen(context.peer()))
         except Refused as refused:
             await refuse(context, refused)
 

@@ -27,16 +27,19 @@ from dtfm.coordinator.log.ledger import Ledger, fold
 from dtfm.coordinator.log.manifest import CheckpointError, tidy, write_manifest
 from dtfm.coordinator.log.store import Record, Store
 from dtfm.coordinator.service.compiling import compile_scheduler
+from dtfm.coordinator.service.front import Front
 from dtfm.coordinator.service.gate import Gate
 from dtfm.coordinator.service.grpc_services import Joins, Observers
 from dtfm.coordinator.service.log_writer import LogWriter
 from dtfm.coordinator.service.planner import choose
+from dtfm.coordinator.service.strangers import Limits
 from dtfm.coordinator.service.streams import MAX_WAITING, Streams
 from dtfm.protos import control_pb2 as wire
 from dtfm.protos import control_pb2_grpc
-from dtfm.protos.connection import server_options
+from dtfm.protos.connection import coordinator_options
 from dtfm.protos.credentials import coordinator_credentials, issue, make_authority, pin_of, read_public_key
 from dtfm.protos.invitation import Invitation, new_secret, secret_digest
+from dtfm.protos.open_files import raise_limit
 
 log = logging.getLogger(__name__)
 
@@ -59,7 +62,6 @@ class Server:
         self._authority = make_authority(authority_key, datetime.now(UTC))
         self.pin = pin_of(self._authority.certificate)
         self.addresses: tuple[str, ...] = ()
-        self._gate = Gate(self.pin, lambda: self.state.ledger)
         self._clock = clock
         self._inputs: asyncio.Queue[t.Input] = asyncio.Queue(MAX_WAITING)
         self._streams = Streams(self._inputs, state.lease)
@@ -80,24 +82,28 @@ class Server:
     async def bind(self, host: str, port: int) -> int:
         """Takes the port (0: one that the system chooses), and returns it. Nobody is answered before ``start``. Raises
         ValueError."""
-        self._grpc = grpc.aio.server(options=server_options())
-        joins, observers = Joins(self._streams, self, self._gate), Observers(self, self._gate)
+        self._front = front = Front(Limits.within(raise_limit()))
+        self._grpc = grpc.aio.server(options=coordinator_options())
+        gate = Gate(self.pin, lambda: self.state.ledger, front.let_in)
+        joins, observers = Joins(self._streams, self, gate, front.seen), Observers(self, gate)
         control_pb2_grpc.add_CoordinatorServicer_to_server(joins, self._grpc)  # type: ignore[no-untyped-call]
         control_pb2_grpc.add_ObserverServicer_to_server(observers, self._grpc)  # type: ignore[no-untyped-call]
-        address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        self._grpc.add_secure_port(front.inner, coordinator_credentials(self._authority))
         try:
-            bound = self._grpc.add_secure_port(address, coordinator_credentials(self._authority))
-        except RuntimeError:
+            return front.bind(host, port)
+        except OSError as error:
             await self._grpc.stop(None)
+            await front.close()
+            address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
             raise ValueError(
-                f"cannot listen on {address}: the port is in use, or the address is not this machine's; choose another with "
-                f"--listen HOST:PORT (port 0: any free one)"
+                f"cannot listen on {address} ({error.strerror}): the port is in use, or the address is not this machine's; "
+                f"choose another with --listen HOST:PORT (port 0: any free one)"
             ) from None
-        return bound
 
     async def start(self) -> None:
         """Begins to answer."""
         await self._grpc.start()
+        self._front.start()
 
     async def run(self, events: Sequence[Event] = ()) -> int:
         """Runs until the run is over or `ask_to_stop` is called; returns the exit code. ``events``, which the state already
@@ -124,6 +130,7 @@ class Server:
             answer.cancel()
         await self._log.close()
         await self._grpc.stop(grace=0.5)
+        await self._front.close()
 
     def ask_to_stop(self, reason: str, *, dismiss: bool) -> None:
         """``dismiss``: the nodes are told to stop too; otherwise they return once a coordinator answers again."""

@@ -1,0 +1,337 @@
+"""The coordinator's port. What comes here is passed on to gRPC's server, byte by byte, over a socket that only this user can
+reach.
+
+gRPC's server cannot tell a member's connection from a stranger's before a call is made on it: it bounds neither connections by
+address nor what they send until then. So this does. A stranger's connection has HELLO_SECONDS for the first bytes of TLS,
+STRANGER_SECONDS and MOST_STRANGE_BYTES until a call on it is let in, and is one of few of its origin (strangers.py). It reaches
+gRPC only once it has begun with TLS. What a member sends is bounded by gRPC and by streams.py.
+
+It has a thread of its own, so that connections stay alive while the coordinator is busy, and the other way round.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import os
+import shutil
+import socket
+import struct
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Coroutine
+from ipaddress import ip_address
+from pathlib import Path
+
+from dtfm.coordinator.service.strangers import Limits, Strangers, origin_of
+from dtfm.protos.candidates import Address, plain
+
+log = logging.getLogger(__name__)
+
+HELLO_SECONDS = 5.0
+STRANGER_SECONDS = 15.0
+"""Both from the connection on. Who is far away (a round trip of half a second) needs two or three until a call is let in."""
+MOST_STRANGE_BYTES = 16 << 10
+"""TLS's greeting has at most 2 KiB, a call's headers with its token as much, the largest request of a stranger 4."""
+MOST_OF_A_NAME = 64
+"""Connections that one member may have open at a time."""
+CLOSING_SECONDS = 0.5
+"""How long what gRPC's server has said last may take, once it has ended."""
+BACKLOG = 1024
+ACCEPTED_AT_ONCE = 64
+"""So many are taken before those that are open get their turn."""
+PAUSE_SECONDS = 1.0
+"""After the system had no more files to give."""
+GONE_MILLISECONDS = 20_000
+"""A connection whose other side acknowledges nothing for so long is dead: as gRPC has it on its own sockets."""
+
+_FOLDER = "dtfm-front-"
+_SOCKET = "grpc"
+_RESET = struct.pack("ii", 1, 0)
+_TLS_HEAD = 6
+
+
+class Front:
+    """Listens in place of gRPC's server, which listens at ``inner``."""
+
+    def __init__(self, limits: Limits) -> None:
+        _remove_left_behind()
+        self._folder = Path(tempfile.mkdtemp(prefix=_FOLDER))  # of mode 0700
+        self.inner = f"unix:{self._folder / _SOCKET}"
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="front", daemon=True)
+        self._sockets: list[socket.socket] = []
+        self._numbers = itertools.count(1)
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._lock = threading.Lock()  # guards what follows
+        self._strangers = Strangers(limits)
+        self._passed_on: dict[str, _Caller] = {}
+        self._open: set[_Caller] = set()
+        self._names: Counter[str] = Counter()
+
+    def bind(self, host: str, port: int) -> int:
+        """Takes the port (0: one that the system chooses), and returns it. Raises OSError."""
+        infos = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        for family, kind, protocol, _, address in dict.fromkeys(infos):
+            listening = socket.socket(family, kind, protocol)
+            self._sockets.append(listening)
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:
+                listening.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, int(host != "::"))
+            listening.bind((address[0], port, *address[2:]))
+            listening.listen(BACKLOG)
+            listening.setblocking(False)
+            port = listening.getsockname()[1]
+        return port
+
+    def start(self) -> None:
+        """Begins to take connections. gRPC's server must listen."""
+        self._thread.start()
+        for listening in self._sockets:
+            self._loop.call_soon_threadsafe(self._loop.add_reader, listening, self._accept, listening)
+
+    async def close(self) -> None:
+        """Frees the port, and ends all connections. gRPC's server has ended."""
+        if self._thread.is_alive():
+            await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self._end(), self._loop))
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            await asyncio.to_thread(self._thread.join)
+        for listening in self._sockets:
+            listening.close()
+        self._loop.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def seen(self, peer: str) -> Address | None:
+        """Where the caller is whom gRPC's server sees as ``peer`` (context.peer()); None once it is gone."""
+        with self._lock:
+            caller = self._passed_on.get(peer)
+        return None if caller is None else caller.address
+
+    def let_in(self, peer: str, name: str) -> bool:
+        """A call of ``name`` is let in on the connection that gRPC's server sees as ``peer``: it is no stranger's any more. False
+        if this name has too many."""
+        with self._lock:
+            caller = self._passed_on.get(peer)
+            if caller is None or caller.name:
+                return True
+            if self._names[name] >= MOST_OF_A_NAME:
+                return False
+            self._names[name] += 1
+            self._strangers.go(caller.origin, member=True)
+            caller.name = name
+        self._loop.call_soon_threadsafe(caller.no_deadline)
+        return True
+
+    def _accept(self, listening: socket.socket) -> None:
+        for _ in range(ACCEPTED_AT_ONCE):
+            try:
+                accepted, where = listening.accept()
+            except (BlockingIOError, InterruptedError, ConnectionError):
+                return
+            except OSError as error:
+                log.warning("no connection can be taken for %.0f s: %s", PAUSE_SECONDS, error)
+                self._loop.remove_reader(listening)
+                self._loop.call_later(PAUSE_SECONDS, self._loop.add_reader, listening, self._accept, listening)
+                return
+            address = plain(ip_address(where[0].partition("%")[0]))
+            with self._lock:
+                taken = self._strangers.come(origin_of(address), time.monotonic())
+            if not taken:
+                # A reset leaves nothing behind, neither here nor in the system.
+                accepted.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+                accepted.close()
+                continue
+            accepted.setblocking(False)
+            _notice_death(accepted)
+            caller = _Caller(self, address)
+            with self._lock:
+                self._open.add(caller)
+            self.run(self._take(caller, accepted))
+
+    async def _take(self, caller: _Caller, accepted: socket.socket) -> None:
+        try:
+            await self._loop.connect_accepted_socket(lambda: caller, accepted)
+        except OSError:
+            accepted.close()
+            self.ended(caller)
+
+    def run(self, work: Coroutine[object, object, None]) -> None:
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def pass_on(self, caller: _Caller) -> None:
+        """Connects the caller with gRPC's server."""
+        inner = socket.socket(socket.AF_UNIX)
+        try:
+            inner.setblocking(False)
+            path = self._folder / str(next(self._numbers))
+            inner.bind(str(path))  # the name by which gRPC's server sees it
+            caller.peer = f"unix:{path}"
+            with self._lock:
+                self._passed_on[caller.peer] = caller
+            try:
+                await self._loop.sock_connect(inner, str(self._folder / _SOCKET))
+            finally:
+                path.unlink(missing_ok=True)
+            await self._loop.create_connection(lambda: caller.inner, sock=inner)
+        except OSError as error:  # gRPC's server has ended, or is behind with accepting
+            log.info("a connection could not be passed on: %s", error)
+            inner.close()
+            caller.cut_off()
+
+    def ended(self, caller: _Caller) -> None:
+        with self._lock:
+            self._open.discard(caller)
+            self._passed_on.pop(caller.peer, None)
+            if caller.name:
+                self._names[caller.name] -= 1
+                if not self._names[caller.name]:
+                    del self._names[caller.name]
+            else:
+                self._strangers.go(caller.origin, member=False)
+
+    async def _end(self) -> None:
+        for listening in self._sockets:
+            self._loop.remove_reader(listening)
+        callers = list(self._open)
+        for caller in callers:
+            if caller.name:
+                self._loop.call_later(CLOSING_SECONDS, caller.cut_off)
+            else:
+                caller.cut_off()
+        await asyncio.gather(*(caller.over.wait() for caller in callers), *self._tasks - {asyncio.current_task()})
+
+
+class _Side(asyncio.Protocol):
+    """One of two sockets that are joined. What one hears the other says, no faster than that is read."""
+
+    def __init__(self) -> None:
+        self.transport: asyncio.Transport | None = None
+        self.other: _Side = self
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self.transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        if self.other.transport is not None:
+            self.other.transport.write(data)
+
+    def pause_writing(self) -> None:
+        if self.other.transport is not None:
+            self.other.transport.pause_reading()
+
+    def resume_writing(self) -> None:
+        if self.other.transport is not None:
+            self.other.transport.resume_reading()
+
+    def connection_lost(self, _error: Exception | None) -> None:
+        if self.other.transport is not None:
+            self.other.transport.close()
+
+
+class _Inner(_Side):
+    """The side of gRPC's server."""
+
+    def __init__(self, caller: _Caller) -> None:
+        super().__init__()
+        self._caller = self.other = caller
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        self._caller.joined()
+
+
+class _Caller(_Side):
+    """The side of who connects: a stranger until it has a ``name``. ``peer`` is what gRPC's server calls it."""
+
+    def __init__(self, front: Front, address: Address) -> None:
+        super().__init__()
+        self.address = address
+        self.origin = origin_of(address)
+        self.name = ""
+        self.peer = ""
+        self.over = asyncio.Event()
+        self.inner = self.other = _Inner(self)
+        self._front = front
+        self._heard = 0
+        self._first = b""
+        self._deadline: asyncio.TimerHandle | None = None
+        self._passed_on = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        self._end_after(HELLO_SECONDS)
+
+    def data_received(self, data: bytes) -> None:
+        if not self.name:
+            self._heard += len(data)
+            if self._heard > MOST_STRANGE_BYTES:
+                self.cut_off()
+                return
+        if self.inner.transport is not None:
+            super().data_received(data)
+            return
+        self._first += data
+        if not _may_be_tls(self._first):
+            self.cut_off()
+        elif not self._passed_on and len(self._first) >= _TLS_HEAD:
+            self._passed_on = True
+            self._end_after(STRANGER_SECONDS - HELLO_SECONDS)
+            self._front.run(self._front.pass_on(self))
+
+    def joined(self) -> None:
+        """gRPC's server hears from now on."""
+        assert self.inner.transport is not None
+        if self.over.is_set():
+            self.inner.transport.abort()
+        else:
+            self.inner.transport.write(self._first)
+            self._first = b""
+
+    def no_deadline(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+
+    def cut_off(self) -> None:
+        for side in (self, self.inner):
+            if side.transport is not None:
+                side.transport.abort()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.over.set()
+        self.no_deadline()
+        self._front.ended(self)
+        super().connection_lost(error)
+
+    def _end_after(self, seconds: float) -> None:
+        self.no_deadline()
+        self._deadline = asyncio.get_running_loop().call_later(seconds, self.cut_off)
+
+
+def _may_be_tls(first: bytes) -> bool:
+    """Whether TLS may begin so: with a handshake record (22), version 3.x, that begins with a ClientHello (1); RFC 8446, 4
+    and 5.1."""
+    return all(first[at : at + 1] in (b"", wanted) for at, wanted in ((0, b"\x16"), (1, b"\x03"), (5, b"\x01")))
+
+
+def _notice_death(accepted: socket.socket) -> None:
+    accepted.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    if hasattr(socket, "TCP_USER_TIMEOUT"):
+        accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, GONE_MILLISECONDS)
+
+
+def _remove_left_behind() -> None:
+    """Removes the folders of this user's processes that were killed: nobody listens there any more."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{_FOLDER}*"):
+        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as probe:
+            if folder.stat().st_uid == os.getuid():
+                try:
+                    probe.connect(str(folder / _SOCKET))
+                except ConnectionRefusedError:
+                    shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,92 @@
+"""How many connections strangers may have, before it is known who makes them. Pure: the time is passed in."""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from dataclasses import dataclass
+from ipaddress import IPv6Address, ip_network
+
+from dtfm.protos.candidates import Address
+from dtfm.protos.token_bucket import TokenBucket
+
+MOST_REMEMBERED = 4096
+"""Origins of members that are remembered."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """``open``: connections of strangers at a time; ``rate`` and ``burst``: new ones a second, and at once. Those of one origin,
+    and those of all. A TLS handshake takes about a millisecond of a core, and a household, a university or a rack that comes
+    back at once is one origin."""
+
+    open_of_one: int = 256
+    rate_of_one: float = 32.0
+    burst_of_one: float = 512.0
+    open: int = 1024
+    rate: float = 256.0
+    burst: float = 2048.0
+
+    @classmethod
+    def within(cls, files: int) -> Limits:
+        """For a process that may have so many files open: a connection takes three, so that five eighths are left to members."""
+        usual = cls()
+        most = min(usual.open, files // 8)
+        return cls(open=most, open_of_one=min(usual.open_of_one, most))
+
+
+class Strangers:
+    """Counts the connections of those who have not shown yet who they are, by origin."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._open: Counter[str] = Counter()
+        self._all = TokenBucket(limits.rate, limits.burst)
+        self._each: OrderedDict[str, TokenBucket] = OrderedDict()  # the one that was used last is last
+        self._members: OrderedDict[str, None] = OrderedDict()
+
+    def come(self, origin: str, now: float) -> bool:
+        """Whether another connection from there is taken. Each that is must be followed by `go`. An origin from which a member
+        has come has its own bounds alone."""
+        limits = self._limits
+        if self._open[origin] >= limits.open_of_one or self._open.total() >= limits.open:
+            return False
+        bucket = self._each.get(origin)
+        if bucket is not None and not bucket.take(now):
+            return False
+        if origin not in self._members and not self._all.take(now):
+            return False
+        if bucket is None:
+            bucket = self._each[origin] = TokenBucket(limits.rate_of_one, limits.burst_of_one)
+            bucket.take(now)
+        self._each.move_to_end(origin)
+        self._forget(now)
+        self._open[origin] += 1
+        return True
+
+    def go(self, origin: str, *, member: bool) -> None:
+        """A connection from there has ended, or turned out to be a ``member``'s."""
+        self._open[origin] -= 1
+        if not self._open[origin]:
+            del self._open[origin]
+        if member:
+            self._members[origin] = None
+            self._members.move_to_end(origin)
+            if len(self._members) > MOST_REMEMBERED:
+                self._members.popitem(last=False)
+
+    def _forget(self, now: float) -> None:
+        """Drops what says nothing any more. The rest was used within the seconds in which a bucket fills, and `_all` bounds how
+        many origins that are."""
+        while self._each:
+            origin, bucket = next(iter(self._each.items()))
+            if not bucket.is_full(now):
+                return
+            del self._each[origin]
+
+
+def origin_of(address: Address) -> str:
+    """Whose connections are counted together: an IPv4 address, or the /64 of an IPv6 address, which one household has at
+    least (RFC 6177)."""
+    if isinstance(address, IPv6Address) and not address.is_loopback:
+        return str(ip_network((int(address) >> 64 << 64, 64)))
+    return str(address)

@@ -1,0 +1,74 @@
+"""How many connections strangers may have: `service/strangers.py`."""
+
+from __future__ import annotations
+
+from ipaddress import ip_address
+
+import pytest
+
+from dtfm.coordinator.service.strangers import Limits, Strangers, origin_of
+
+LIMITS = Limits(open_of_one=2, rate_of_one=1, burst_of_one=4, open=5, rate=1, burst=10)
+
+
+def test_one_origin_has_few_at_a_time_and_others_are_not_hurt() -> None:
+    strangers = Strangers(LIMITS)
+    assert [strangers.come("a", 0) for _ in range(3)] == [True, True, False]
+    assert strangers.come("b", 0)
+    strangers.go("a", member=False)
+    assert strangers.come("a", 0)
+
+
+def test_all_together_have_a_bound_too() -> None:
+    strangers = Strangers(LIMITS)
+    assert [strangers.come(str(origin), 0) for origin in range(6)] == [True] * 5 + [False]
+
+
+def test_one_origin_comes_no_faster_than_its_rate() -> None:
+    strangers = Strangers(LIMITS)
+    taken = 0
+    for _ in range(10):
+        if strangers.come("a", 0):
+            strangers.go("a", member=False)
+            taken += 1
+    assert taken == 4
+    assert [strangers.come("a", 1), strangers.come("a", 1)] == [True, False]
+
+
+def test_many_origins_that_come_fast_do_not_keep_out_where_a_member_is() -> None:
+    strangers = Strangers(LIMITS)
+    strangers.come("rack", 0)
+    strangers.go("rack", member=True)
+    for origin in range(20):
+        if strangers.come(str(origin), 0):
+            strangers.go(str(origin), member=False)
+    assert not strangers.come("another", 0)
+    assert strangers.come("rack", 0)
+
+
+def test_nothing_is_remembered_of_those_that_are_gone() -> None:
+    strangers = Strangers(LIMITS)
+    for second in range(1000):
+        if strangers.come(str(second), second):
+            strangers.go(str(second), member=False)
+    assert len(strangers._each) < 5
+    assert not strangers._open
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        ("192.0.2.1", "192.0.2.1", True),
+        ("192.0.2.1", "192.0.2.2", False),
+        ("2001:db8::1", "2001:db8::ffff:ffff:ffff:ffff", True),
+        ("2001:db8::1", "2001:db8:0:1::1", False),
+    ],
+)
+def test_one_origin_is_an_address_or_a_household_of_ipv6(one: str, other: str, same: bool) -> None:
+    assert (origin_of(ip_address(one)) == origin_of(ip_address(other))) == same
+
+
+def test_a_process_that_may_open_few_files_keeps_most_of_them_for_members() -> None:
+    assert Limits.within(1 << 20) == Limits()
+    few = Limits.within(1024)
+    assert (few.open, few.open_of_one) == (128, 128)
