@@ -19,8 +19,8 @@ CONTROL_LOOKAHEAD_BYTES = 64 << 10
 
 HANDSHAKE_SECONDS = 10.0
 """How long a connection may take from TCP's to the end of HTTP/2's greeting: a few round trips of up to half a second."""
-MOST_CALLS_OF_A_CONNECTION = 1024
-"""Calls at a time. A node makes some tens."""
+MOST_CALLS_OF_A_CONNECTION = 256
+"""Calls at a time from a node to another one. It makes some tens."""
 MOST_CONNECTIONS = 2048
 """To one node. A member has about four for each of its peers, and strangers HANDSHAKE_SECONDS each."""
 MOST_METADATA_BYTES = 8 << 10
@@ -28,7 +28,6 @@ MOST_METADATA_BYTES = 8 << 10
 
 _CAREFUL = (
     ("grpc.server_handshake_timeout_ms", int(HANDSHAKE_SECONDS * 1000)),
-    ("grpc.max_concurrent_streams", MOST_CALLS_OF_A_CONNECTION),
     ("grpc.max_metadata_size", MOST_METADATA_BYTES),
     ("grpc.absolute_max_metadata_size", MOST_METADATA_BYTES),
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 100),
@@ -69,6 +68,7 @@ def server_options() -> tuple[tuple[str, int], ...]:
         *_COMMON,
         *_CAREFUL,
         ("grpc.so_reuseport", 0),
+        ("grpc.max_concurrent_streams", MOST_CALLS_OF_A_CONNECTION),
         ("grpc.max_allowed_incoming_connections", MOST_CONNECTIONS),
     )
 
@@ -82,6 +82,7 @@ def coordinator_options() -> tuple[tuple[str, int], ...]:
         ("grpc.http2.lookahead_bytes", CONTROL_LOOKAHEAD_BYTES),
         ("grpc.http2.bdp_probe", 0),  # it would widen the window
         ("grpc.max_connection_idle_ms", 300_000),
+        ("grpc.max_concurrent_streams", 32),  # those of strangers cost as much as members'
         *_CAREFUL,
     )
 

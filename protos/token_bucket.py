@@ -30,6 +30,9 @@ class TokenBucket:
         self._left -= tokens
         return max(0.0, -self._left / self.rate)
 
+    def give_back(self, tokens: float) -> None:
+        self._left = min(self.most, self._left + tokens)
+
     def is_full(self, now: float) -> bool:
         """Whether it says nothing that a new one would not."""
         self._fill(now)

@@ -3,8 +3,8 @@ reach.
 
 gRPC's server cannot tell a member's connection from a stranger's before a call is made on it: it bounds neither connections by
 address nor what they send until then. So this does. A stranger's connection has HELLO_SECONDS for the first bytes of TLS,
-STRANGER_SECONDS and MOST_STRANGE_BYTES until a call on it is let in, and is one of few of its origin (strangers.py). It reaches
-gRPC only once it has begun with TLS. What a member sends is bounded by gRPC and by streams.py.
+STRANGER_SECONDS, MOST_STRANGE_BYTES and MOST_STRANGE_CALLS until a call on it is let in, and is one of few of its origin
+(strangers.py). It reaches gRPC only once it has begun with TLS. What a member sends is bounded by gRPC and by streams.py.
 
 It has a thread of its own, so that connections stay alive while the coordinator is busy, and the other way round.
 """
@@ -37,6 +37,8 @@ STRANGER_SECONDS = 15.0
 """Both from the connection on. Who is far away (a round trip of half a second) needs two or three until a call is let in."""
 MOST_STRANGE_BYTES = 16 << 10
 """TLS's greeting has at most 2 KiB, a call's headers with its token as much, the largest request of a stranger 4."""
+MOST_STRANGE_CALLS = 4
+"""A call costs more than its bytes. A newcomer makes one or two until it is let in, or refused."""
 MOST_OF_A_NAME = 64
 """Connections that one member may have open at a time."""
 CLOSING_SECONDS = 0.5
@@ -125,6 +127,17 @@ class Front:
             caller.name = name
         self._loop.call_soon_threadsafe(caller.no_deadline)
         return True
+
+    def called(self, peer: str) -> None:
+        """A call was made on the connection that gRPC's server sees as ``peer``."""
+        with self._lock:
+            caller = self._passed_on.get(peer)
+            if caller is None or caller.name:
+                return
+            caller.calls += 1
+            if caller.calls <= MOST_STRANGE_CALLS:
+                return
+        self._loop.call_soon_threadsafe(caller.cut_off)
 
     def _accept(self, listening: socket.socket) -> None:
         for _ in range(ACCEPTED_AT_ONCE):
@@ -256,6 +269,7 @@ class _Caller(_Side):
         self.origin = origin_of(address)
         self.name = ""
         self.peer = ""
+        self.calls = 0
         self.over = asyncio.Event()
         self.inner = self.other = _Inner(self)
         self._front = front

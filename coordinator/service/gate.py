@@ -12,6 +12,7 @@ import grpc.aio
 
 from dtfm.coordinator.core.validation import Refused, shorten
 from dtfm.coordinator.log.ledger import Ledger
+from dtfm.coordinator.service.front import Front
 from dtfm.protos import control_pb2 as wire
 from dtfm.protos.access import Role
 from dtfm.protos.credentials import read_public_key
@@ -33,23 +34,23 @@ _DENIED = (wire.ROLE, wire.REVOKED)
 
 
 class Gate:
-    """``pin``: of the authority; ``ledger`` returns the present one. ``let_in(peer, name)`` is told which connections are no
-    strangers', and says whether this name may have another one."""
+    """``pin``: of the authority; ``ledger`` returns the present one."""
 
     def __init__(
         self,
         pin: bytes,
         ledger: Callable[[], Ledger],
-        let_in: Callable[[str, str], bool],
+        front: Front,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._pin = pin
         self._ledger = ledger
-        self._let_in = let_in
+        self._front = front
         self._clock = clock
 
     async def admit(self, context: Context, method: str) -> str:
         """The caller's name. Ends the call if its maker's role does not include ``method``."""
+        self._front.called(context.peer())
         try:
             name, token = claimed_name(context.invocation_metadata())
             holder = self._ledger().access.get(name)
@@ -66,6 +67,7 @@ class Gate:
 
     async def check_enrolment(self, context: Context, request: wire.EnrolRequest) -> None:
         """Ends the call unless the owner of the key that is to be enrolled makes it, under the name that it wishes."""
+        self._front.called(context.peer())
         try:
             name, token = claimed_name(context.invocation_metadata())
             if name != request.name:
@@ -78,7 +80,7 @@ class Gate:
 
     def let_in(self, context: Context, name: str) -> None:
         """The caller has shown that it is ``name``, which may be here. Raises Refused if it has too many connections."""
-        if not self._let_in(context.peer(), name):
+        if not self._front.let_in(context.peer(), name):
             raise Refused(wire.BUSY, f"{name} has as many connections open as it may; close some")
 
     def check_role(self, name: str, method: str) -> None:

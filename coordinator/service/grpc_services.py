@@ -123,6 +123,20 @@ class Observers(control_pb2_grpc.ObserverServicer):
             await _answer(context, refused)
 
 
+class OtherMethods(grpc.GenericRpcHandler):
+    """Refuses every method that there is not, and counts such calls too. ``called`` is told who calls."""
+
+    def __init__(self, called: Callable[[str], None]) -> None:
+        self._called = called
+
+    def service(self, _details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[bytes, bytes]:
+        return grpc.stream_stream_rpc_method_handler(self._refuse)  # reads nothing
+
+    async def _refuse(self, _requests: AsyncIterator[bytes], context: Context) -> None:
+        self._called(context.peer())
+        await context.abort(grpc.StatusCode.UNIMPLEMENTED, "there is no such method; is one side of another version?")
+
+
 async def _answer(context: Context, refused: Refused) -> NoReturn:
     """A refusal of what was asked, not of who asks."""
     await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(refused))

@@ -29,11 +29,11 @@ from dtfm.coordinator.log.store import Record, Store
 from dtfm.coordinator.service.compiling import compile_scheduler
 from dtfm.coordinator.service.front import Front
 from dtfm.coordinator.service.gate import Gate
-from dtfm.coordinator.service.grpc_services import Joins, Observers
+from dtfm.coordinator.service.grpc_services import Joins, Observers, OtherMethods
 from dtfm.coordinator.service.log_writer import LogWriter
 from dtfm.coordinator.service.planner import choose
 from dtfm.coordinator.service.strangers import Limits
-from dtfm.coordinator.service.streams import MAX_WAITING, Streams
+from dtfm.coordinator.service.streams import Inputs, Streams
 from dtfm.protos import control_pb2 as wire
 from dtfm.protos import control_pb2_grpc
 from dtfm.protos.connection import coordinator_options
@@ -63,7 +63,7 @@ class Server:
         self.pin = pin_of(self._authority.certificate)
         self.addresses: tuple[str, ...] = ()
         self._clock = clock
-        self._inputs: asyncio.Queue[t.Input] = asyncio.Queue(MAX_WAITING)
+        self._inputs = Inputs()
         self._streams = Streams(self._inputs, state.lease)
         self._log = LogWriter(store)
         self._tickets = itertools.count(1)
@@ -84,10 +84,11 @@ class Server:
         ValueError."""
         self._front = front = Front(Limits.within(raise_limit()))
         self._grpc = grpc.aio.server(options=coordinator_options())
-        gate = Gate(self.pin, lambda: self.state.ledger, front.let_in)
+        gate = Gate(self.pin, lambda: self.state.ledger, front)
         joins, observers = Joins(self._streams, self, gate, front.seen), Observers(self, gate)
         control_pb2_grpc.add_CoordinatorServicer_to_server(joins, self._grpc)  # type: ignore[no-untyped-call]
         control_pb2_grpc.add_ObserverServicer_to_server(observers, self._grpc)  # type: ignore[no-untyped-call]
+        self._grpc.add_generic_rpc_handlers((OtherMethods(front.called),))
         self._grpc.add_secure_port(front.inner, coordinator_credentials(self._authority))
         try:
             return front.bind(host, port)
@@ -182,7 +183,7 @@ class Server:
         ticket = next(self._tickets)
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._answers[ticket] = future
-        await self._inputs.put(question(ticket))
+        self._inputs.put_nowait(question(ticket))
         answer = await future
         if isinstance(answer, Refused):
             raise answer
@@ -267,7 +268,7 @@ class Server:
         except Exception as error:
             log.exception("the planner failed")
             outcome, hopeless = f"the planner failed ({type(error).__name__}: {error}); this is a bug in dtfm", True
-        await self._inputs.put(t.Planned(wanted.number, outcome, hopeless))
+        self._inputs.put_nowait(t.Planned(wanted.number, outcome, hopeless))
 
     async def _write_manifest(self, command: t.WriteManifest) -> None:
         ledger, problem = self.ledger, ""
@@ -280,7 +281,7 @@ class Server:
         except Exception as error:
             log.exception("the manifest of step %d could not be written", command.step)
             problem = f"{type(error).__name__}: {error}"
-        await self._inputs.put(t.ManifestDone(command.step, problem))
+        self._inputs.put_nowait(t.ManifestDone(command.step, problem))
 
     async def _tidy_checkpoints(self, command: t.TidyCheckpoints) -> None:
         try:
@@ -301,7 +302,7 @@ class Server:
     async def _beat(self) -> None:
         while True:
             await asyncio.sleep(self.state.lease * TOGETHER_LEASES / 2)
-            await self._inputs.put(t.TimePassed())
+            self._inputs.put_nowait(t.TimePassed())
 
     async def _let_nodes_go(self) -> None:
         """The nodes hear why, and hang up. After a lease, the server hangs up on the rest."""

@@ -11,6 +11,8 @@ from dtfm.protos.token_bucket import TokenBucket
 
 MOST_REMEMBERED = 4096
 """Origins of members that are remembered."""
+CONNECTIONS_OF_A_MEMBER = 2
+"""Who comes looks at the certificate over one, and calls over the next."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +22,7 @@ class Limits:
     back at once is one origin."""
 
     open_of_one: int = 256
-    rate_of_one: float = 32.0
+    rate_of_one: float = 8.0
     burst_of_one: float = 512.0
     open: int = 1024
     rate: float = 256.0
@@ -69,6 +71,8 @@ class Strangers:
         if not self._open[origin]:
             del self._open[origin]
         if member:
+            if (bucket := self._each.get(origin)) is not None:
+                bucket.give_back(CONNECTIONS_OF_A_MEMBER)
             self._members[origin] = None
             self._members.move_to_end(origin)
             if len(self._members) > MOST_REMEMBERED:

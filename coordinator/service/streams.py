@@ -1,22 +1,102 @@
-"""The nodes' open streams: what nodes say goes into one queue of inputs, what they are told waits in a queue for each stream."""
+"""The nodes' open streams: what nodes say goes into one queue of inputs, of which each stream has a small share; what they are
+told waits in a queue for each stream."""
 
 from __future__ import annotations
 
 import asyncio
 import itertools
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 import grpc.aio
 
 from dtfm.coordinator.core import transition as t
 from dtfm.protos import control_pb2 as wire
+from dtfm.protos.token_bucket import TokenBucket
 
 MAX_WAITING = 10_000
-"""The number of messages that may wait for a slow reader, in either direction."""
+"""The number of messages that may wait for a slow reader."""
+
+MOST_INPUTS, MOST_INPUT_BYTES = 16, 1 << 20
+"""What may wait of one stream for the core. Who says more is not read until there is room, so that HTTP/2 stops the sender. A
+message that is larger than all of this waits alone."""
+MOST_WAITING_BYTES = 64 << 20
+"""The same for all streams together."""
+
+MESSAGES_PER_SECOND, MESSAGES_AT_ONCE = 500.0, 2500.0
+BYTES_PER_SECOND, BYTES_AT_ONCE = float(1 << 20), float(16 << 20)
+"""What one stream may say over a while, and at once; who says more is read more slowly. A node says a handful at each step."""
+
+COSTLY = {"prepared": 25.0, "links": 25.0, "reached": 25.0, "snapshot_parts": 25.0, "plan_ready": 25.0, "leaving": 25.0}
+"""How many messages one of these counts as: they go into the log, or have the planner look."""
 
 
 LAST_WORDS_SECONDS = 1.0
 """How long a stream that ends waits for the node to read what it was told before."""
+
+
+class Inputs:
+    """What the core is to take, in order. What the coordinator itself puts is bounded by what it has begun."""
+
+    def __init__(self) -> None:
+        self._waiting: asyncio.Queue[tuple[t.Input, Place | None, int]] = asyncio.Queue()
+        self._crowded_out: set[Place] = set()  # those that wait until there is room in what all have together
+        self._bytes = 0
+
+    def put_nowait(self, event: t.Input) -> None:
+        self._waiting.put_nowait((event, None, 0))
+
+    async def put_from(self, place: Place, event: t.Input, size: int) -> None:
+        """Waits until there is room for ``size`` bytes more of this stream's. To be awaited once at a time for each place."""
+        while not (place.has_room(size) and self._has_room(size)):
+            if place.has_room(size):
+                self._crowded_out.add(place)
+            place.room.clear()
+            await place.room.wait()
+        place.count += 1
+        place.bytes += size
+        self._bytes += size
+        self._waiting.put_nowait((event, place, size))
+
+    def _has_room(self, size: int) -> bool:
+        return not self._bytes or self._bytes + size <= MOST_WAITING_BYTES
+
+    async def get(self) -> t.Input:
+        event, place, size = await self._waiting.get()
+        if place is not None:
+            place.count -= 1
+            place.bytes -= size
+            self._bytes -= size
+            place.room.set()
+            for waiting in self._crowded_out:
+                waiting.room.set()
+            self._crowded_out.clear()
+        return event
+
+
+class Place:
+    """How much of one stream waits."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.bytes = 0
+        self.room = asyncio.Event()
+
+    def has_room(self, size: int) -> bool:
+        return not self.count or (self.count < MOST_INPUTS and self.bytes + size <= MOST_INPUT_BYTES)
+
+
+class Budget:
+    """What one stream may still say now."""
+
+    def __init__(self) -> None:
+        self._messages = TokenBucket(MESSAGES_PER_SECOND, MESSAGES_AT_ONCE)
+        self._bytes = TokenBucket(BYTES_PER_SECOND, BYTES_AT_ONCE)
+
+    def spend(self, message: wire.NodeMessage, now: float) -> float:
+        """Seconds to wait before the next one is read."""
+        cost = COSTLY.get(message.WhichOneof("message") or "", 1.0)
+        return max(self._messages.draw(now, cost), self._bytes.draw(now, message.ByteSize()))
 
 
 class _Outgoing:
@@ -46,7 +126,7 @@ class _Outgoing:
 class Streams:
     """Streams are numbered from 1. A stream whose first message does not come within ``first_message_seconds`` is refused."""
 
-    def __init__(self, inputs: asyncio.Queue[t.Input], first_message_seconds: float) -> None:
+    def __init__(self, inputs: Inputs, first_message_seconds: float) -> None:
         self._inputs = inputs
         self._first_message_seconds = first_message_seconds
         self._numbers = itertools.count(1)
@@ -79,7 +159,7 @@ class Streams:
             for task in (reader, writer, ended):
                 task.cancel()
             del self._outgoing[stream]
-            await self._inputs.put(t.StreamClosed(stream, "its connection broke"))
+            self._inputs.put_nowait(t.StreamClosed(stream, "its connection broke"))
 
     def put(self, stream: int, message: wire.CoordinatorMessage | None) -> None:
         """Sends the message; None ends the stream after what was sent before. A stream that has ended is ignored."""
@@ -87,18 +167,21 @@ class Streams:
             outgoing.put(message)
 
     async def _read(self, stream: int, requests: AsyncIterator[wire.NodeMessage], caller: str, seen: str) -> None:
-        reason = "it closed its stream"
+        reason, place, budget = "it closed its stream", Place(), Budget()
         try:
             first = await asyncio.wait_for(anext(requests, None), self._first_message_seconds)
-            await self._inputs.put(t.Greeted(stream, first or wire.NodeMessage(), caller, seen))
+            first = first or wire.NodeMessage()
+            await self._inputs.put_from(place, t.Greeted(stream, first, caller, seen), first.ByteSize())
             async for message in requests:
-                await self._inputs.put(t.Heard(stream, message))
+                if pause := budget.spend(message, time.monotonic()):
+                    await asyncio.sleep(pause)
+                await self._inputs.put_from(place, t.Heard(stream, message), message.ByteSize())
         except TimeoutError:
-            await self._inputs.put(t.Greeted(stream, wire.NodeMessage(), caller))
+            self._inputs.put_nowait(t.Greeted(stream, wire.NodeMessage(), caller))
             return  # it is refused, and hung up on
         except grpc.aio.AioRpcError as error:
             reason = f"its connection broke ({error.code().name})"
         except Exception as error:
             reason = f"its connection broke ({type(error).__name__})"
-        await self._inputs.put(t.StreamClosed(stream, reason))
+        self._inputs.put_nowait(t.StreamClosed(stream, reason))
         self.put(stream, None)

@@ -135,6 +135,22 @@ async def test_huge_metadata_are_cut_off(tmp_path: Path) -> None:
             assert code in (grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNAVAILABLE)
 
 
+@pytest.mark.parametrize("method", ["/dtfm.Coordinator/Join", "/dtfm.Coordinator/None"])
+async def test_calls_without_a_token_are_few_on_each_connection(tmp_path: Path, method: str) -> None:
+    async with with_a_member(tmp_path) as served:
+        credentials, named = to_coordinator(served.server.authority)
+        options = (*named, ("grpc.use_local_subchannel_pool", 1))
+        before = next(served.server._front._numbers)
+        async with grpc.aio.secure_channel(served.address, credentials, options=options) as channel:
+            codes = {await channel.stream_stream(method)().code() for _ in range(3 * (front.MOST_STRANGE_CALLS + 1))}
+        assert next(served.server._front._numbers) - before > 2  # it had to connect anew
+    assert codes <= {
+        grpc.StatusCode.UNAUTHENTICATED,
+        grpc.StatusCode.UNIMPLEMENTED,
+        grpc.StatusCode.UNAVAILABLE,
+    }
+
+
 async def test_a_member_is_no_stranger_however_long_it_stays_and_whatever_it_sends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import resource
 import ssl
 import statistics
 import subprocess
@@ -123,7 +122,9 @@ def rows(seconds: float) -> Iterator[Row]:
                                 time.sleep(2)
                             taken[phase] += steps_in(cluster, seconds)
                 middle = {phase: statistics.median(steps) for phase, steps in taken.items()}
-                label = f"{SILENT} silent connections" if what == "silent" else f"{GREETINGS_PER_SECOND} greetings a second"
+                label = (
+                    f"{SILENT} silent connections" if what == "silent" else f"{GREETINGS_PER_SECOND} greetings a second"
+                )
                 yield Row(f"step, nobody else (before: {label})", middle["quiet"], "s")
                 yield Row(f"step, {label} at a decoy", middle["decoy"], "s", "quiet", middle["decoy"] / middle["quiet"])
                 ratio = middle["attack"] / middle["decoy"]

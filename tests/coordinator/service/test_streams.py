@@ -12,7 +12,7 @@ import pytest
 
 from dtfm.coordinator.core import transition as t
 from dtfm.coordinator.log import events as ev
-from dtfm.coordinator.service.streams import Streams
+from dtfm.coordinator.service.streams import MOST_INPUT_BYTES, MOST_INPUTS, Budget, Inputs, Place, Streams
 from dtfm.protos import control_pb2 as wire
 from dtfm.protos import control_pb2_grpc
 from dtfm.protos.connection import MAX_MESSAGE_BYTES
@@ -40,7 +40,7 @@ async def test_refusals_name_their_reason_and_end_the_stream(
 
 
 async def test_a_stream_that_is_to_end_does_not_wait_for_a_node_that_reads_no_more() -> None:
-    inputs: asyncio.Queue[t.Input] = asyncio.Queue()
+    inputs = Inputs()
     streams, told = Streams(inputs, first_message_seconds=10), asyncio.Event()
 
     async def said() -> AsyncIterator[wire.NodeMessage]:
@@ -57,8 +57,71 @@ async def test_a_stream_that_is_to_end_does_not_wait_for_a_node_that_reads_no_mo
     await told.wait()
     streams.put(stream, None)
     await asyncio.wait_for(serving, 10)
-    assert inputs.get_nowait() == t.StreamClosed(stream, "its connection broke")
+    assert await inputs.get() == t.StreamClosed(stream, "its connection broke")
     assert not streams.any_open
+
+
+async def test_who_says_much_fills_its_own_place_alone() -> None:
+    inputs = Inputs()
+    streams, read = Streams(inputs, first_message_seconds=10), 0
+
+    async def much() -> AsyncIterator[wire.NodeMessage]:
+        nonlocal read
+        yield hello("a")
+        while True:
+            read += 1
+            yield heartbeat
+
+    async def little() -> AsyncIterator[wire.NodeMessage]:
+        yield hello("b")
+        yield heartbeat
+        await asyncio.Event().wait()
+
+    async def write(message: wire.CoordinatorMessage) -> None:
+        pass
+
+    heartbeat = wire.NodeMessage(heartbeat=wire.Heartbeat())
+    tasks = [asyncio.create_task(streams.serve(said, write, "")) for said in (much(), little())]
+    heard: list[t.Input] = []
+    async with asyncio.timeout(10):
+        while sum(isinstance(event, t.Heard) and event.stream == 2 for event in heard) < 1:
+            await asyncio.sleep(0)
+            assert read <= len(heard) + MOST_INPUTS + 1
+            heard.append(await inputs.get())
+    for task in tasks:
+        task.cancel()
+    assert len(heard) < 4 * MOST_INPUTS
+
+
+async def test_a_large_message_waits_alone() -> None:
+    inputs, place = Inputs(), Place()
+    large = t.Heard(1, wire.NodeMessage())
+    await inputs.put_from(place, large, 10 * MOST_INPUT_BYTES)
+    second = asyncio.create_task(inputs.put_from(place, large, 1))
+    await asyncio.sleep(0)
+    assert not second.done()
+    await inputs.get()
+    await asyncio.wait_for(second, 10)
+
+
+async def test_what_all_say_together_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dtfm.coordinator.service.streams.MOST_WAITING_BYTES", 250)
+    inputs = Inputs()
+    puts = [asyncio.create_task(inputs.put_from(Place(), t.Heard(n, wire.NodeMessage()), 100)) for n in range(5)]
+    await asyncio.sleep(0)
+    assert [put.done() for put in puts] == [True, True, False, False, False]
+    taken = [await asyncio.wait_for(inputs.get(), 10) for _ in range(5)]
+    assert {event.stream for event in taken if isinstance(event, t.Heard)} == {0, 1, 2, 3, 4}
+
+
+def test_who_says_more_than_a_node_has_to_say_is_read_more_slowly() -> None:
+    heartbeat, links = wire.NodeMessage(heartbeat=wire.Heartbeat()), wire.NodeMessage(links=wire.LinkReport())
+    long = wire.NodeMessage(goodbye=wire.Goodbye(reason="x" * (1 << 20)))
+    quick, reports, bytes_ = Budget(), Budget(), Budget()
+    assert not any(quick.spend(heartbeat, now / 100) for now in range(10_000))  # a hundred a second
+    assert sum(reports.spend(links, 0.0) == 0 for _ in range(1000)) == 100
+    assert quick.spend(heartbeat, 100.0) == 0
+    assert max(bytes_.spend(long, 0.0) for _ in range(26)) == pytest.approx(10, rel=0.01)
 
 
 async def test_two_nodes_cannot_share_an_identity(tmp_path: Path) -> None:
