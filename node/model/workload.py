@@ -29,8 +29,8 @@ RESIDUAL_BYTES = 8
 
 TIMED_SECONDS = 0.3
 """Seconds of timed passes through a layer."""
-LEAST_TIMED = 3
-"""The fewest timed passes, unless the first takes longer than MOST_EXPECTED_SECONDS."""
+LEAST_TIMED, MOST_TIMED = 3, 30
+"""The fewest timed passes, unless the first takes longer than MOST_EXPECTED_SECONDS, and the most, however small the layer is."""
 MOST_EXPECTED_SECONDS = 2.0
 """A pass that should take longer than this, by the speed of matrix products, is not timed."""
 
@@ -130,6 +130,6 @@ def _pass_seconds(model: Model, number: int, run: plan_pb2.Run, device: torch.de
         return first
     seconds: list[float] = []
     until = time.perf_counter() + TIMED_SECONDS
-    while len(seconds) < LEAST_TIMED or time.perf_counter() < until:
+    while len(seconds) < LEAST_TIMED or (len(seconds) < MOST_TIMED and time.perf_counter() < until):
         seconds.append(timed())
     return min(seconds)
