@@ -6,7 +6,7 @@ environment, working folder, session and standard streams; exit codes and signal
 child has the nursery's sys.path and seed of string hashes. At its end it calls exit handlers and then leaves at once, as
 finalising a thousand modules would take as long as a short run. So some tests still start fresh interpreters.
 
-The nursery never has more than one thread, as forking is safe from no other state: it imports modules, but computes nothing and
+The nursery has one thread when it forks, as that is safe from no other state: it imports modules and warms up (warm_up.py), and
 opens no connection. When the process that started it closes its socket, the nursery ends, and its children with it.
 """
 
@@ -44,6 +44,7 @@ MODULES = (
 PRELOADED = (
     *MODULES,
     "tests.cluster.faults",
+    "tests.cluster.warm_up",
     "dtfm.kernels.cpu",
     "dtfm.node.model.causal_lm",
     "dtfm.node.session",
@@ -258,8 +259,10 @@ def _assert_single_threaded() -> None:
 
 
 def _preload(modules: Sequence[str]) -> None:
-    for module in modules:
-        importlib.import_module(module)
+    """Imports them, and calls those ``warm_up`` that have one."""
+    imported = [importlib.import_module(module) for module in modules]
+    for module in imported:
+        getattr(module, "warm_up", lambda: None)()
     _assert_single_threaded()
     gc.collect()
     gc.freeze()  # a child's garbage collector does not write to these pages, so they stay shared
