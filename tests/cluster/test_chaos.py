@@ -14,7 +14,7 @@ SEED = 1
 @pytest.mark.parametrize(
     ("seconds", "period", "coordinator_kib", "node_kib"),
     [
-        pytest.param(30.0, 10.0, 8.0, 100.0, id="short"),
+        pytest.param(20.0, 10.0, 8.0, 100.0, id="short"),
         pytest.param(600.0, PERIOD, 4.0, 8.0, id="long", marks=[pytest.mark.soak, pytest.mark.timeout(800)]),
     ],
 )
