@@ -1,8 +1,11 @@
-"""Waiting for a GPU, and running work beside its main stream. On a CPU all of this is a no-op."""
+"""Waiting for a GPU, timing it, and running work beside its main stream. A CPU is never waited for."""
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
 from typing import Any
 
@@ -15,6 +18,38 @@ def wait_until_computed(device: torch.device) -> None:
         done = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
         done.record(torch.cuda.current_stream(device))
         done.synchronize()
+
+
+class DeviceWork:
+    """What one thread queues on its stream of ``device``, piece by piece: how long the device takes for it, and how far it is
+    behind. A CPU is never behind."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._queued: deque[tuple[torch.cuda.Event, torch.cuda.Event]] = deque()
+        self.seconds = 0.0
+        """That the device took for the pieces that are done; on a GPU, those that were waited for."""
+
+    @contextmanager
+    def piece(self) -> Iterator[None]:
+        """A context in which a piece is queued, or on a CPU done."""
+        if self._device.type != "cuda":
+            began = time.perf_counter()
+            yield
+            self.seconds += time.perf_counter() - began
+            return
+        stream = torch.cuda.current_stream(self._device)
+        begin = stream.record_event(torch.cuda.Event(enable_timing=True))  # type: ignore[no-untyped-call]
+        yield
+        end = stream.record_event(torch.cuda.Event(enable_timing=True, blocking=True))  # type: ignore[no-untyped-call]
+        self._queued.append((begin, end))
+
+    def wait(self, but: int = 0) -> None:
+        """Returns when all pieces but the last ``but`` are done. Does not spin."""
+        while len(self._queued) > but:
+            begin, end = self._queued.popleft()
+            end.synchronize()
+            self.seconds += begin.elapsed_time(end) / 1000
 
 
 def after(tensor: torch.Tensor) -> AbstractContextManager[object]:

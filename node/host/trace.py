@@ -18,7 +18,7 @@ from types import TracebackType
 
 
 class Activity(enum.Enum):
-    """What a span measures. On a GPU, FORWARD and BACKWARD end when the work is done, REDUCE and APPLY when it is queued."""
+    """What a span measures. On a GPU, FORWARD, BACKWARD, REDUCE and APPLY end when the work is queued."""
 
     ADOPT = "adopt"  # setting up a plan: state and streams
     FETCH = "fetch"  # one bucket's state from donors

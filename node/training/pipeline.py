@@ -8,7 +8,7 @@ from __future__ import annotations
 import enum
 import math
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -16,7 +16,7 @@ import torch
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from dtfm.kernels.codec import DTYPES, Codec, decode
-from dtfm.node.host.cuda_streams import wait_until_computed
+from dtfm.node.host.cuda_streams import DeviceWork
 from dtfm.node.host.trace import Activity, span
 from dtfm.node.model.loss import Scored
 from dtfm.node.model.placement import Placement
@@ -24,6 +24,10 @@ from dtfm.node.training.progress import Progress
 from dtfm.node.transport.receiver import Arrival
 from dtfm.node.transport.topic_queue import TopicQueue
 from dtfm.protos.frame import Kind
+
+QUEUED = 1
+"""Passes that a GPU may have before it while the next one is chosen, so that it goes on meanwhile. What is chosen early may be a
+forward pass although a gradient arrives right after."""
 
 #: What arrives for the pipeline, by kind of work and step.
 Topic = tuple[Literal["train", "evaluate"], int]
@@ -57,7 +61,8 @@ class NonFinite(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """``loss_sum`` over this node's samples if it is of the last stage, else 0; seconds of wall time."""
+    """``loss_sum`` over this node's samples if it is of the last stage, else 0; the seconds in which the device computed, and in
+    which this thread waited for peers, while a GPU may have had something to do."""
 
     loss_sum: float
     samples: int
@@ -126,10 +131,11 @@ class _TrainingStep:
     _before_last_backward: Callable[[], None]
     _waiting: dict[int, None] = field(init=False)
     _left: int = field(init=False)
-    _busy: float = 0.0
+    _work: DeviceWork = field(init=False)
     _waited: float = 0.0
 
     def __post_init__(self) -> None:
+        self._work = DeviceWork(self._compute.device)
         self._waiting = dict.fromkeys(self._progress.waiting(self._placement))
         self._left = len(set(self._placement.micro_batches) - self._progress.finished)
 
@@ -137,13 +143,14 @@ class _TrainingStep:
         placement, progress, queue = self._placement, self._progress, self._neighbours.queue
         topic: Topic = ("train", progress.step)
         while self._left:
+            self._work.wait(but=QUEUED)
             while (arrival := queue.get_nowait(topic)) is not None:
                 self._take(arrival)
             # A gradient may come again before its forward is done again.
             ready = progress.gradients.keys() & progress.outputs.keys()
             task = next_task(self._waiting, ready, len(progress.outputs), placement.in_flight)
-            began = time.perf_counter()
             if task is None:
+                began = time.perf_counter()
                 with span(Activity.WAIT, progress.step):
                     arrival = queue.get(topic)
                 self._waited += time.perf_counter() - began
@@ -156,12 +163,18 @@ class _TrainingStep:
                 self._forward_and_backward(number)
             else:
                 self._forward(number)
-            self._busy += time.perf_counter() - began
-        if not placement.last:
-            return Outcome(0.0, 0, self._busy, self._waited)
-        micro_batch = self._compute.micro_batch
-        loss_sum = sum(progress.losses[number] for number in placement.micro_batches) * micro_batch
-        return Outcome(loss_sum, len(placement.micro_batches) * micro_batch, self._busy, self._waited)
+        self._work.wait()
+        loss_sum, samples = self._loss() if placement.last else (0.0, 0)
+        return Outcome(loss_sum, samples, self._work.seconds, self._waited)
+
+    def _loss(self) -> tuple[float, int]:
+        """(the sum of the losses, samples). Raises NonFinite."""
+        numbers, micro_batch = self._placement.micro_batches, self._compute.micro_batch
+        means = _read([self._progress.losses[number] for number in numbers])
+        wrong = [f"{number} is {mean}" for number, mean in zip(numbers, means, strict=True) if not math.isfinite(mean)]
+        if wrong:
+            raise NonFinite(f"the loss of micro-batch {', of micro-batch '.join(wrong)}")
+        return sum(means) * micro_batch, len(numbers) * micro_batch
 
     def _take(self, arrival: Arrival) -> None:
         kind, number = arrival.header.kind, arrival.header.index
@@ -178,9 +191,8 @@ class _TrainingStep:
     def _forward(self, number: int) -> None:
         placement, progress, compute = self._placement, self._progress, self._compute
         del self._waiting[number]
-        with span(Activity.FORWARD, progress.step, number):
+        with span(Activity.FORWARD, progress.step, number), self._work.piece():
             y = compute.forward(self._input(number))
-            wait_until_computed(compute.device)  # before deciding what comes next
         # The graph alone: the output is needed for sending, and not for the backward pass.
         progress.outputs[number] = get_gradient_edge(y)
         self._hand_on(Kind.ACTIVATION, placement.next[number], number, y.detach())
@@ -189,13 +201,10 @@ class _TrainingStep:
         """On the last stage: nothing is gained by holding the graph, and with the loss come some gradients (Stage.loss)."""
         progress, compute = self._progress, self._compute
         del self._waiting[number]
-        with span(Activity.FORWARD, progress.step, number):
+        with span(Activity.FORWARD, progress.step, number), self._work.piece():
             weight = compute.micro_batch / compute.global_batch
             scored = compute.loss(self._input(number), compute.labels(number), weight)
-            value = scored.mean.item()
-        if not math.isfinite(value):
-            raise NonFinite(f"the loss of micro-batch {number} is {value}")
-        progress.losses[number] = value
+        progress.losses[number] = scored.mean
         root = scored.weighted
         del scored
         self._backward(number, root, None)
@@ -208,9 +217,8 @@ class _TrainingStep:
         self._left -= 1
         if self._left == 0:
             self._before_last_backward()
-        with span(Activity.BACKWARD, progress.step, number):
+        with span(Activity.BACKWARD, progress.step, number), self._work.piece():
             torch.autograd.backward(root, gradient)
-            wait_until_computed(self._compute.device)
         progress.finished.add(number)
         if not placement.first:
             entered = progress.inputs.pop(number).grad
@@ -221,14 +229,13 @@ class _TrainingStep:
         """Sending waits while the link is full, which does not count as computing."""
         began = time.perf_counter()
         self._neighbours.send(kind, destination, number, tensor)
-        seconds = time.perf_counter() - began
-        self._busy, self._waited = self._busy - seconds, self._waited + seconds
+        self._waited += time.perf_counter() - began
 
 
 @torch.no_grad()
 def evaluate(placement: Placement, step: int, compute: Compute, neighbours: Neighbours) -> tuple[float, int]:
     """(sum of the losses, samples) over this node's held-out micro-batches; (0, 0) unless on the last stage. Raises Closed."""
-    loss_sum, numbers = 0.0, placement.evaluation_micro_batches
+    losses, numbers = list[torch.Tensor](), placement.evaluation_micro_batches
     for number in numbers:
         if placement.first:
             x = compute.inputs(number)
@@ -236,7 +243,13 @@ def evaluate(placement: Placement, step: int, compute: Compute, neighbours: Neig
             arrival = neighbours.queue.get(("evaluate", step))
             number, x = arrival.header.index, compute.decode(arrival).view(compute.input_shape)
         if placement.last:
-            loss_sum += compute.loss(x, compute.labels(number), 1.0).mean.item() * compute.micro_batch
+            losses.append(compute.loss(x, compute.labels(number), 1.0).mean)
         else:
             neighbours.send(Kind.EVALUATION, placement.evaluation_next[number], number, compute.forward(x))
+    loss_sum = sum((mean * compute.micro_batch for mean in _read(losses)), 0.0)
     return loss_sum, len(numbers) * compute.micro_batch if placement.last else 0
+
+
+def _read(scalars: Sequence[torch.Tensor]) -> list[float]:
+    """Their values, for which the host waits once."""
+    return [float(value) for value in torch.stack(list(scalars)).tolist()] if scalars else []

@@ -32,8 +32,8 @@ class Progress:
 
     By micro-batch: ``inputs`` of the stage that have come, until their backward pass is done (none on the first stage);
     ``outputs`` in flight, their graphs alone (none on the last stage); ``gradients`` of outputs that have come and are not used
-    yet; ``finished``, those whose backward pass is done, with their gradients added to the buckets'; ``losses``, the means,
-    on the last stage; ``sent``, what was sent to the neighbours.
+    yet; ``finished``, those whose backward pass is done, or queued on the device, with their gradients added to the buckets';
+    ``losses``, the means (scalars on the device), on the last stage; ``sent``, what was sent to the neighbours.
 
     ``unreduced`` has, by bucket, this node's sum of gradients (flat, on the CPU), from before the group's sum replaced it.
     ``room`` is the most bytes of ``sent`` and ``unreduced`` that may be kept. These two are for any thread, by the methods.
@@ -46,7 +46,7 @@ class Progress:
     outputs: dict[int, GradientEdge] = field(default_factory=dict)
     gradients: dict[int, torch.Tensor] = field(default_factory=dict)
     finished: set[int] = field(default_factory=set)
-    losses: dict[int, float] = field(default_factory=dict)
+    losses: dict[int, torch.Tensor] = field(default_factory=dict)
     sent: dict[tuple[Kind, int], Sent] = field(default_factory=dict)
     unreduced: dict[int, torch.Tensor] = field(default_factory=dict)
     _spoilt: bool = False

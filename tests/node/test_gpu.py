@@ -9,6 +9,7 @@ import torch
 
 from dtfm.coordinator.config.run_file import read_run_file
 from dtfm.node.data.dataset import load_data
+from dtfm.node.host.cuda_streams import DeviceWork, after
 from dtfm.node.model.load import load_model
 from tests.cluster.runs import losses_alone, run_file, write_corpus
 from tests.node.in_process import InProcess, even_plan
@@ -31,3 +32,28 @@ def test_nodes_on_a_gpu_train_what_one_process_on_a_cpu_does(
     with InProcess(run, plan, model, data, bandwidth=1e9, flops=1e12, device=gpu) as nodes:
         losses = [nodes.train() for _ in range(4)]
     assert losses == pytest.approx(losses_alone(tmp_path / "run.toml"), rel=tolerance, abs=0)
+
+
+def test_work_on_a_gpu_is_timed_and_only_so_much_of_it_is_ahead() -> None:
+    gpu = torch.device("cuda", 0)
+    work, cycles = DeviceWork(gpu), 100_000_000
+    for _ in range(3):
+        with work.piece():
+            torch.cuda._sleep(cycles)  # type: ignore[no-untyped-call]
+    assert work.seconds == 0.0
+    work.wait(but=1)
+    two = work.seconds
+    work.wait()
+    assert 0 < two < work.seconds
+    assert work.seconds == pytest.approx(1.5 * two, rel=0.2)
+
+
+def test_what_waits_for_a_tensor_does_not_wait_for_what_comes_after_it() -> None:
+    x = torch.ones(1000, device="cuda:0")
+    ready = after(x)
+    torch.cuda._sleep(1_000_000_000)  # type: ignore[no-untyped-call]
+    busy = torch.cuda.current_stream(x.device)
+    for _ in range(2):
+        with ready:
+            assert x.cpu().eq(1).all()
+    assert not busy.query()

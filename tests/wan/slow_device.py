@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from dtfm.node import cli
+from dtfm.node.host.cuda_streams import DeviceWork
 from dtfm.node.model import workload
 from dtfm.node.model.loss import Scored
 from dtfm.node.model.stage import Stage
@@ -85,12 +86,19 @@ def slowed(device: SlowDevice) -> Iterator[None]:
     def wait(_: torch.device) -> None:
         device.wait()
 
+    class SlowWork(DeviceWork):
+        @contextmanager
+        def piece(self) -> Iterator[None]:
+            with super().piece():
+                yield
+                device.wait()
+
     with ExitStack() as patches:
         patches.enter_context(mock.patch.object(Stage, "forward", slow_forward))
         patches.enter_context(mock.patch.object(Stage, "loss", slow_loss))
         patches.enter_context(mock.patch.object(torch, "mm", slow_product))
-        for room in (pipeline, workload):
-            patches.enter_context(mock.patch.object(room, "wait_until_computed", wait))
+        patches.enter_context(mock.patch.object(workload, "wait_until_computed", wait))
+        patches.enter_context(mock.patch.object(pipeline, "DeviceWork", SlowWork))
         yield
 
 
