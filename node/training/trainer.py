@@ -14,7 +14,8 @@ from functools import partial
 from typing import Any, TypeVar
 
 from dtfm.kernels.digest import prepare as prepare_digests
-from dtfm.node.data.dataset import Agreed, Data, load_data
+from dtfm.node.data.dataset import Agreed, load_data
+from dtfm.node.data.holding import Holding
 from dtfm.node.host.cuda_streams import after
 from dtfm.node.host.dialling import Dialler
 from dtfm.node.host.long_parts import long_part
@@ -104,7 +105,7 @@ class Trainer:
         self._committed_in = 0  # the generation whose commit made the held state; 0: none did
         self._digest: Future[bytes] | None = None
         self._compiling: Future[None] | None = None
-        self._published: Data | None = None
+        self._data = Holding()
         self._logged = 0.0
         self._digester = ThreadPoolExecutor(1, "digest")
         self._thread = threading.Thread(target=self._run, name="trainer", daemon=True)
@@ -188,7 +189,7 @@ class Trainer:
         """Before this node gets these layers: it has the samples, if it will need them, while nobody waits for it."""
         if first == 0 or past_last == len(loaded.model.layers):
             try:
-                await asyncio.to_thread(loaded.data.hold)
+                await asyncio.wrap_future(self._data.begin(loaded.data))
             except (OSError, ValueError) as problem:  # it comes again when the plan is adopted
                 log.error("%s", problem)
 
@@ -336,6 +337,7 @@ class Trainer:
         elif placement is None:
             log.info("idle in generation %d: %s", number, assignment.reason)
             self._earlier = None
+            self._data.begin_early(self._loaded.data)  # should another node be lost, nobody is to wait for it
             deliver_to(None)
         else:
             self._enter(placement, assignment, inventory, deliver_to)
@@ -390,18 +392,20 @@ class Trainer:
         equipment = replace(self._equipment, hardware=self.hardware)
         try:
             with span(Activity.ADOPT, assignment.step), long_part(f"setting up generation {placement.generation}"):
-                if placement.first or placement.last:
-                    self._loaded.data.hold()
+                held = self._data.begin(self._loaded.data) if placement.first or placement.last else None
                 generation = set_up(
                     self._loaded, placement, assignment, inventory, self._earlier, equipment, self._await
                 )
+                if held is not None:
+                    self._await_data(held, generation)
         except Closed:
             raise
         except Exception as problem:
             log.error("generation %d could not be adopted: %s", placement.generation, problem)
             self._report(NodeMessage(plan_failed=plan_failed(placement.generation, problem)))
             return
-        self._publish_data(self._loaded, placement)
+        if placement.first and placement.replicas[0] == placement.node:
+            self._data.publish(self._loaded.data, self._loaded.run.checkpoint.uri)
         log.info("compression: %s", generation.codecs)
         deliver_to(generation.receiver)
         self._generation, self._earlier = generation, None
@@ -415,18 +419,18 @@ class Trainer:
         )
         self._report(NodeMessage(plan_ready=ready))
 
-    def _publish_data(self, loaded: LoadedRun, placement: Placement) -> None:
-        """One of the nodes that have the data writes it beside the checkpoints, for those that come later."""
+    def _await_data(self, held: Future[None], generation: Generation) -> None:
+        """Returns when this node has the samples; if it cannot have them, or is called off, ``generation`` is released."""
 
-        def publish() -> None:
-            try:
-                loaded.data.publish(loaded.run.checkpoint.uri)
-            except Exception as problem:  # whatever the file system raises
-                log.warning("the tokens could not be written beside the checkpoints: %s", problem)
+        async def have() -> None:
+            await asyncio.wrap_future(held)
 
-        if placement.first and placement.replicas[0] == placement.node and self._published is not loaded.data:
-            self._published = loaded.data
-            threading.Thread(target=publish, name="publish", daemon=True).start()
+        try:
+            self._await(have())
+        except Exception as problem:
+            generation.close(f"this node does not have the data: {problem}")
+            generation.release()
+            raise
 
     # Training
 

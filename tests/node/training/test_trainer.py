@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import threading
+import time
 import weakref
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ from blake3 import blake3
 
 from dtfm.coordinator.config.run_file import read_run_file
 from dtfm.coordinator.core.messages import plan_message
+from dtfm.node.data.dataset import TokenWindows
 from dtfm.node.model.bucket import Bucket
 from dtfm.node.state.disk import Disk
 from dtfm.node.state.snapshot_files import Loading, file_name
@@ -193,6 +196,68 @@ async def test_a_plan_that_replaces_one_being_adopted_does_not_wait_for_that_one
     node.adopt(even_plan(LAYERS, 1, 2, MICRO_BATCHES))  # n1 cannot be reached, which is known after a lease
     async with asyncio.timeout(LEASE / 2):
         assert (await node.reports.get()).plan_ready.generation == 2
+
+
+@pytest.fixture
+def data_comes(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """The samples are on this machine when it is set."""
+    comes, hold = threading.Event(), TokenWindows.hold
+
+    def late(data: TokenWindows) -> None:
+        assert comes.wait(10)
+        hold(data)
+
+    monkeypatch.setattr(TokenWindows, "hold", late)
+    yield comes
+    comes.set()
+
+
+async def test_a_node_takes_its_place_when_it_has_the_data(
+    node: Node, data_comes: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wait_for_work = Trainer._await
+
+    def it_comes_when_waited_for(of: Trainer, work: Coroutine[Any, Any, Any]) -> Any:
+        if "_await_data" in str(work):
+            data_comes.set()
+        return wait_for_work(of, work)
+
+    monkeypatch.setattr(Trainer, "_await", it_comes_when_waited_for)
+    node.adopt(even_plan(LAYERS, 1, 1, MICRO_BATCHES))
+    assert (await node.reports.get()).plan_ready.generation == 1
+    assert data_comes.is_set()
+
+
+async def test_a_plan_that_is_replaced_does_not_wait_for_its_data(node: Node, data_comes: threading.Event) -> None:
+    node.adopt(even_plan(LAYERS, 1, 1, MICRO_BATCHES))
+    node.adopt(replace(WITHOUT_N0, generation=2))
+    assert await node.receivers.get() is None  # it is idle
+    began = time.monotonic()
+    await asyncio.to_thread(node.trainer.stop)
+    assert time.monotonic() - began < trainer.STOP_SECONDS / 2
+    assert not data_comes.is_set()
+
+
+async def test_an_idle_node_gets_the_data_before_it_is_needed(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    held, loop = asyncio.Event(), asyncio.get_running_loop()
+    monkeypatch.setattr(TokenWindows, "hold", lambda _: loop.call_soon_threadsafe(held.set))
+    node.adopt(WITHOUT_N0)
+    assert await node.receivers.get() is None
+    await held.wait()
+
+
+async def test_a_node_that_cannot_have_the_data_says_so_and_may_try_again(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_: TokenWindows) -> None:
+        raise ValueError("data.source: gone")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(TokenWindows, "hold", fail)
+        node.adopt(even_plan(LAYERS, 1, 1, MICRO_BATCHES))
+        assert (await node.reports.get()).plan_failed == PlanFailed(generation=1, problem="data.source: gone")
+    node.adopt(replace(even_plan(LAYERS, 1, 1, MICRO_BATCHES), generation=2))
+    assert (await node.reports.get()).plan_ready.generation == 2
 
 
 def snapshot_in(root: Path) -> Path:

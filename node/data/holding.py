@@ -1,0 +1,70 @@
+"""Bringing the run's samples to this machine, and to others, beside everything else that the node does."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+
+from dtfm.node.data.dataset import Data
+
+log = logging.getLogger(__name__)
+
+
+class Holding:
+    """Has samples fetched, or read and tokenized, and published, in threads for which a node that stops does not wait. Methods
+    are called from any thread, and return at once."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._held: tuple[Data, Future[None]] | None = None
+        self._published: Data | None = None
+
+    def begin(self, data: Data) -> Future[None]:
+        """Done when ``data``'s samples are on this machine; has what `Data.hold` raises. What has failed is tried again."""
+        with self._lock:
+            if self._held is not None and self._held[0] is data:
+                future = self._held[1]
+                if not future.done() or future.exception() is None:
+                    return future
+            future = _apart("hold data", data.hold)
+            self._held = data, future
+            return future
+
+    def begin_early(self, data: Data) -> None:
+        """As `begin`, before it is known whether they are needed: what fails comes again when they are."""
+        self.begin(data).add_done_callback(
+            lambda done: log.warning("the data cannot be had yet: %s", done.exception()) if done.exception() else None
+        )
+
+    def publish(self, data: Data, place: str) -> None:
+        """Writes ``data`` to ``place``, once, for those that come later."""
+        with self._lock:
+            if self._published is data:
+                return
+            self._published = data
+        _apart("publish data", lambda: data.publish(place)).add_done_callback(
+            lambda done: (
+                log.warning("the tokens could not be written beside the checkpoints: %s", done.exception())
+                if done.exception()  # whatever the file system raises
+                else None
+            )
+        )
+
+
+def _apart(name: str, work: Callable[[], None]) -> Future[None]:
+    """Runs ``work`` in a daemon thread: those of an executor would be waited for at the process's end."""
+    future: Future[None] = Future()
+    future.set_running_or_notify_cancel()  # whoever waits for it may give up; others may not
+
+    def run() -> None:
+        try:
+            work()
+        except BaseException as problem:
+            future.set_exception(problem)
+        else:
+            future.set_result(None)
+
+    threading.Thread(target=run, name=name, daemon=True).start()
+    return future
