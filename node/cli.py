@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from pydantic import ByteSize, Field, TypeAdapter, ValidationError
 
+from dtfm.node.data.allowed import read_allowed
 from dtfm.node.host.addresses import identity_ports
 from dtfm.node.host.identity import take_name
 from dtfm.node.host.long_parts import long_part
@@ -124,6 +125,14 @@ def join(
         list[str] | None,
         typer.Option(help="Let the run name code in this installed package.module (may be given several times)."),
     ] = None,
+    allow_data: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Let the run name this local file or folder, or what matches, like '/data/*.txt', for its data, tokenizer, "
+            "pretrained weights or checkpoints (may be given several times). Not needed for names on the hub and URLs like "
+            "s3://, nor by the user who runs the coordinator."
+        ),
+    ] = None,
     notices: Annotated[
         bool,
         typer.Option(
@@ -168,6 +177,7 @@ def join(
             open_port=open_port,
             give_up_after=give_up_after,
             allow_module=allow_module,
+            allow_data=allow_data,
             notices=notices,
             snapshots=snapshots,
             health=health,
@@ -340,6 +350,7 @@ def _settings(
     run: str = "",
     open_port: bool = True,
     allow_module: list[str] | None = None,
+    allow_data: list[str] | None = None,
     notices: bool = False,
     snapshots: Path | None = None,
 ) -> Callable[[torch.device], Settings]:
@@ -348,6 +359,7 @@ def _settings(
     facing, behind_nat = _place_on_the_net(coordinator)
     listens = _nth_port(listen, number) if listen else _usual_listen(facing, number)
     read_address(listens)
+    allowed = read_allowed(allow_data or ())
     advertised = tuple(_nth_port(_resolved(each), number) for each in advertise or ())
 
     def settings(opened: torch.device) -> Settings:
@@ -365,6 +377,7 @@ def _settings(
             device=opened,
             give_up_after=give_up_after,
             allowed_modules=tuple(allow_module or ()),
+            allowed_data=allowed,
             leave_on_preemption=notices,
             snapshots=(snapshots or _cache() / "snapshots").absolute(),
             tokens=_cache() / "tokens",

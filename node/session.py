@@ -41,6 +41,7 @@ from dtfm.node.transport.send_priority import Rank
 from dtfm.node.transport.sender import Sender
 from dtfm.node.transport.ways import Ways
 from dtfm.protos import PROTOCOL_VERSION, control_pb2_grpc
+from dtfm.protos.access import runs_it
 from dtfm.protos.connection import DEFAULT_LEASE
 from dtfm.protos.control_pb2 import (
     CoordinatorMessage,
@@ -79,9 +80,10 @@ class Settings:
     through this node. With ``open_port`` it asks the home router to open its port.
 
     ``coordinator`` is the way to it. ``give_up_after`` is the number of seconds without a coordinator after
-    which the node exits. With ``leave_on_preemption`` it leaves when the cloud host gives notice. ``snapshots`` is the folder
-    for its part in snapshots on disks, ``tokens`` the one in which this machine's nodes share the data that they have read, and
-    ``health`` the one in which this one answers how it is (see answering).
+    which the node exits. ``allowed_modules`` and ``allowed_data`` are the code and the local files that the run may name (see
+    import_allowed and check_places). With ``leave_on_preemption`` it leaves when the cloud host gives notice. ``snapshots`` is
+    the folder for its part in snapshots on disks, ``tokens`` the one in which this machine's nodes share the data that they have
+    read, and ``health`` the one in which this one answers how it is (see answering).
     """
 
     coordinator: Entry
@@ -95,6 +97,7 @@ class Settings:
     device: torch.device
     give_up_after: float
     allowed_modules: tuple[str, ...]
+    allowed_data: tuple[str, ...]
     leave_on_preemption: bool
     snapshots: Path
     tokens: Path
@@ -129,6 +132,7 @@ class Session:
         self._opened = ""
         self._identity: Identity | None = None  # None until the first welcome
         self._key = b""  # of the name, from the first connection on
+        self._own = False  # whether this user runs the coordinator
         self._lease = DEFAULT_LEASE  # until the first welcome
         self._hang_up: Callable[[], object] = lambda: None
         self._sender = Sender(settings.node, self._peer_lost)
@@ -254,6 +258,7 @@ class Session:
             with long_part("asking the home router for a port"):
                 self._opened = await self._opening
         self._key = opened.access.key
+        self._own = await asyncio.to_thread(runs_it, opened.access.pin)
         self._outgoing = asyncio.Queue()
         self._send(
             NodeMessage(
@@ -314,7 +319,9 @@ class Session:
                 if self._settings.relay != Hello.ONLY:
                     known = welcome.data_fingerprint
                     agreed = Agreed(known, welcome.unigram_entropy) if known else None
-                    self._trainer.prepare(welcome.run, dialler, agreed)
+                    # Who runs the coordinator has named the paths, and may use them anyway.
+                    allowed = ("/",) if self._own else self._settings.allowed_data
+                    self._trainer.prepare(welcome.run, dialler, allowed, agreed)
                 if self._leaving.is_set():  # this may not have been sent before
                     self._send(NodeMessage(leaving=Leaving(reason=self._leave_reason)))
             case "refusal":

@@ -35,7 +35,8 @@ class Role(enum.StrEnum):
 @dataclass(frozen=True, slots=True)
 class Access:
     """``addresses`` and ``pin`` are the coordinator's (see Invitation). ``enrolled``: the coordinator knows the ``key`` (PEM) as
-    this name's; the key is on disk before, so that it is not lost together with the answer."""
+    this name's; the key is on disk before, so that it is not lost together with the answer. ``own``: this user runs the
+    coordinator."""
 
     addresses: tuple[str, ...]
     pin: bytes
@@ -43,6 +44,7 @@ class Access:
     role: Role
     key: bytes = field(repr=False)
     enrolled: bool = False
+    own: bool = False
 
 
 def keep(access: Access) -> None:
@@ -54,6 +56,7 @@ def keep(access: Access) -> None:
         "role": access.role.value,
         "key": access.key.decode(),
         "enrolled": access.enrolled,
+        "own": access.own,
     }
     write_private(_file(access), json.dumps(fields, indent=1).encode())
 
@@ -99,6 +102,12 @@ def kept(roles: Collection[Role], pin: bytes | None = None, name: str = "") -> l
     return found
 
 
+def runs_it(pin: bytes) -> bool:
+    """Whether this user runs the coordinator with this authority, and is not only one of its operators. Raises ValueError as
+    `kept` does."""
+    return any(access.own for access in kept([Role.OPERATOR], pin))
+
+
 def _folder() -> Path:
     return state_folder() / "access"
 
@@ -114,7 +123,13 @@ def _read(path: Path) -> Access:
         if not is_key(key):
             raise ValueError("its key is none")
         return Access(
-            addresses, pin, str(fields["name"]), Role(fields["role"]), key, enrolled=fields["enrolled"] is True
+            addresses,
+            pin,
+            str(fields["name"]),
+            Role(fields["role"]),
+            key,
+            enrolled=fields["enrolled"] is True,
+            own=fields.get("own") is True,
         )
     except (KeyError, TypeError, AttributeError, ValueError) as problem:
         raise ValueError(f"{path} is damaged ({problem}); remove it, and join again with an invitation") from None

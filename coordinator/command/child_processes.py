@@ -63,6 +63,7 @@ class Children:
             *(sys.executable, "-P", "-m", "dtfm.node.cli", "join", "--id", node),
             *("--threads", str(self._threads), "--give-up-after", str(GIVE_UP_SECONDS), "--verbose"),
             *("--snapshots", str(self._folder / "snapshots")),
+            *("--allow-data", "/"),  # whoever wrote the run file has started the demo
             stdin=asyncio.subprocess.DEVNULL,
             stdout=output,
             stderr=output,

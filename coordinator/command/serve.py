@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import shlex
 import sys
 import time
 from contextlib import nullcontext
@@ -34,6 +35,7 @@ from dtfm.protos.connection import read_address
 from dtfm.protos.enrolment import DEFAULT_ADDRESS
 from dtfm.protos.health import answering
 from dtfm.protos.invitation import MOST_ADDRESSES, MOST_CHARACTERS, PREFIX, Invitation, read_invitation
+from dtfm.protos.places import local_places, path_of
 from dtfm.protos.private_files import read_private, write_private
 
 
@@ -150,7 +152,7 @@ async def _serve(
                 events.append(Revoked("", (old.id,), time.time(), "the coordinator"))
     server.begin_with(events[begun:])
     await server.start()
-    _tell(state.run.name, host, port, text, paths.invitation, json_lines=json_lines)
+    _tell(state.run, host, port, text, paths.invitation, json_lines=json_lines)
     announced = announcing(state.run.name, server.pin, host, port) if announce else nullcontext()
     async with answering(paths.health, "coordinator", lambda: _health(server)), announced:
         return await serve_until_over(server, events)
@@ -189,18 +191,22 @@ def _health(server: Server) -> tuple[bool, str]:
     return True, f"run {ledger.run.get('name')!r}, step {ledger.step}, {len(ledger.members)} members"
 
 
-def _tell(run: str, host: str, port: int, invitation: str, file: Path | None, *, json_lines: bool) -> None:
+def _tell(run: RunFile, host: str, port: int, invitation: str, file: Path | None, *, json_lines: bool) -> None:
     if file is not None:
         invitation = ""
+    places = local_places(run.data.source, run.message("").data.tokenizer, run.model.pretrained, run.checkpoint.uri)
+    allow = "".join(f" --allow-data {shlex.quote(path_of(place))}" for _, place in places)
     if json_lines:
         print(json.dumps({"event": "listening", "address": _here(host, port), "invitation": invitation}), flush=True)
         return
-    print(f"Run {run!r}, listening on {f'[{host}]' if ':' in host else host}:{port}.")
+    print(f"Run {run.name!r}, listening on {f'[{host}]' if ':' in host else host}:{port}.")
     if file is not None:
-        print(f"To take part, on each machine: dtfm-node join, with the invitation in {file}.")
+        print(f"To take part, on each machine: dtfm-node join{allow}, with the invitation in {file}.")
     elif invitation:
         print(f"To take part, on each machine (up to {FIRST_USES}, within {FIRST_SECONDS / 86400:.0f} days):")
-        print(f"    dtfm-node join {invitation}")
+        print(f"    dtfm-node join {invitation}{allow}")
+        if allow:
+            print("  (the run names these files of each machine, and only its operator can allow that)")
     else:
         print("Nodes that were here come back by themselves. To let others in: dtfm-coordinator invite")
     if host in LOOPBACK:

@@ -23,11 +23,11 @@ def local_operator(ledger: Ledger, addresses: tuple[str, ...], pin: bytes) -> li
     for access in kept([Role.OPERATOR], pin):
         holder = ledger.access.get(access.name)
         if holder is not None and holder.key == _written(access.key):
-            keep(replace(access, addresses=addresses))  # it is the newest now
+            keep(replace(access, addresses=addresses, own=True))  # it is the newest now
             return []
     key = make_key()
     name = f"operator-{os.urandom(4).hex()}"
-    keep(Access(addresses, pin, name, Role.OPERATOR, key, enrolled=True))
+    keep(Access(addresses, pin, name, Role.OPERATOR, key, enrolled=True, own=True))
     return [Enrolled(name, Role.OPERATOR.value, _written(key), "")]
 
 

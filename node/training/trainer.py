@@ -7,13 +7,14 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
 from dtfm.kernels.digest import prepare as prepare_digests
+from dtfm.node.data.allowed import check_places
 from dtfm.node.data.dataset import Agreed, load_data
 from dtfm.node.data.holding import Holding
 from dtfm.node.host.cuda_streams import after
@@ -113,9 +114,10 @@ class Trainer:
 
     # Called on the event loop
 
-    def prepare(self, run: Run, dialler: Dialler, agreed: Agreed | None = None) -> None:
-        """Loads the run's data, on which its members may have ``agreed``, and its model, and reports Prepared."""
-        self._commands.put(lambda: self._prepare(run, dialler, agreed))
+    def prepare(self, run: Run, dialler: Dialler, allowed: Sequence[str], agreed: Agreed | None = None) -> None:
+        """Loads the run's data, on which its members may have ``agreed``, and its model, and reports Prepared. ``allowed``: what
+        of this machine's files the run may use (see check_places)."""
+        self._commands.put(lambda: self._prepare(run, dialler, allowed, agreed))
 
     def renew(self, dialler: Dialler) -> None:
         """Makes later connections with this one, which shows a renewed certificate."""
@@ -239,7 +241,8 @@ class Trainer:
         finally:
             self._waiting = None
 
-    def _prepare(self, run: Run, dialler: Dialler, agreed: Agreed | None) -> None:
+    def _prepare(self, run: Run, dialler: Dialler, allowed: Sequence[str], agreed: Agreed | None) -> None:
+        check_places(run, allowed)
         device = self._equipment.device
         prepare_digests(device)
         if compresses(run):

@@ -91,6 +91,7 @@ class Newcomer:
                 **{name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"},
                 "PYTHONPATH": str(ROOT),
                 "DTFM_INVITATION": invitation,
+                "DTFM_ALLOW_DATA": str(folder),
                 "HF_HUB_OFFLINE": "1",
                 "OMP_NUM_THREADS": "1",
                 "XDG_STATE_HOME": str(folder / f"state-{name}"),

@@ -255,7 +255,11 @@ class Cluster:
         """The environment of whoever starts the node."""
         if not self._invited:
             return {}
-        return {"XDG_STATE_HOME": str(self.folder / f"state-{name}"), "DTFM_INVITATION": self.invitation}
+        return {
+            "XDG_STATE_HOME": str(self.folder / f"state-{name}"),
+            "DTFM_INVITATION": self.invitation,
+            "DTFM_ALLOW_DATA": str(self.folder),
+        }
 
     def inject(self, fault: Fault) -> None:
         """From now on ``fault`` waits for its moment, in the process of its name that runs now or in a later one."""

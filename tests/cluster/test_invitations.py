@@ -51,7 +51,8 @@ def invite(cluster: Cluster, *options: str) -> str:
 
 def machine(cluster: Cluster, name: str, invitation: str = "") -> dict[str, str]:
     """The environment of a node on a machine of its own, with the invitation in it."""
-    return {**elsewhere(cluster.folder / f"machine-{name}"), "DTFM_INVITATION": invitation}
+    allowed = {"DTFM_ALLOW_DATA": str(cluster.folder)}
+    return {**elsewhere(cluster.folder / f"machine-{name}"), "DTFM_INVITATION": invitation, **allowed}
 
 
 def join(cluster: Cluster, name: str, invitation: str, *, on: str = "") -> Process:

@@ -36,6 +36,7 @@ def join(net: Internet, cluster: Cluster, invitation: str = "") -> Process:
     """``dtfm-node join``, without an address."""
     line = [sys.executable, "-m", "dtfm.node.cli", "join", "--threads", "1", "--device", "cpu", "--no-open-port"]
     environment = {"XDG_STATE_HOME": str(cluster.folder / "state-n"), "DTFM_INVITATION": invitation}
+    environment["DTFM_ALLOW_DATA"] = str(cluster.folder)
     process = Process(net.inside("n", line), cluster.folder, environment=environment)
     cluster._started.append(("n", process))
     return process

@@ -93,7 +93,7 @@ async def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator
     write_corpus(tmp_path)
     (tmp_path / "run.toml").write_text(run_file(stages=[1], steps=4, lease=LEASE))
     node = Node(tmp_path / "snapshots")
-    node.trainer.prepare(read_run_file(tmp_path / "run.toml").message("test"), dialler("n0"))
+    node.trainer.prepare(read_run_file(tmp_path / "run.toml").message("test"), dialler("n0"), ["/"])
     assert (await node.reports.get()).prepared.flops > 0  # the run's layers were timed
     yield node
     await asyncio.to_thread(node.trainer.stop)
@@ -127,7 +127,7 @@ async def test_a_node_is_prepared_when_nothing_is_left_to_compile_that_a_plan_ma
     monkeypatch.setattr(trainer, "layer_flops", layer_flops)
     monkeypatch.setattr(Trainer, "_await_codecs", await_them)
     node = Node(tmp_path / "snapshots")
-    node.trainer.prepare(read_run_file(tmp_path / "run.toml").message("test"), dialler("n0"))
+    node.trainer.prepare(read_run_file(tmp_path / "run.toml").message("test"), dialler("n0"), ["/"])
     assert (await node.reports.get()).prepared.flops == 1e9
     # The device is timed when nothing else is going on.
     assert done == (["compiled", "timed"] if compression == "auto" else ["timed"])

@@ -1,0 +1,78 @@
+"""What this machine's operator lets a run read and write here. The run file comes from the coordinator, and so do its paths."""
+
+from __future__ import annotations
+
+import glob
+import os
+import re
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+from dtfm.protos.places import local_places, path_of
+from dtfm.protos.plan_pb2 import Run
+
+ALLOW = "--allow-data"
+_MAGIC = re.compile(r"[*?\[]")
+
+
+def read_allowed(globs: Sequence[str]) -> tuple[str, ...]:
+    """What ALLOW was given, as absolute paths without links, but for what follows the first wildcard. Raises ValueError."""
+    for text in globs:
+        if "**" in text:
+            raise ValueError(f"{ALLOW} {text!r}: leave out **; what is allowed is so with all that is in it")
+        if not text:
+            raise ValueError(f"{ALLOW} is empty; name a file, a folder or a pattern, like '/data/*.txt'")
+    return tuple(map(_resolved, globs))
+
+
+def check_places(run: Run, allowed: Sequence[str]) -> None:
+    """Raises ValueError unless all files of this machine that the run may read or write are ``allowed`` (see `read_allowed`), or
+    in a folder that is."""
+    places = local_places(run.data.source, run.data.tokenizer, run.model.pretrained, run.checkpoint.uri)
+    for key, place in places:
+        _check(key, place, allowed)
+
+
+def _check(key: str, place: str, allowed: Sequence[str]) -> None:
+    path = path_of(place)
+    pattern = key == "data.source" and _MAGIC.search(path) is not None
+    named = _resolved(path) if pattern else os.path.realpath(Path(path).expanduser())
+    if ".." in Path(named).parts or not _is_allowed(named, allowed):
+        raise ValueError(
+            f"{key}: this node's operator does not let a run use {place!r} here; to allow it, start the node with "
+            f"{ALLOW} '{named}'{_slash(key, place)}"
+        )
+    if not pattern:
+        return
+    for file in glob.iglob(str(Path(path).expanduser()), recursive=True):
+        if not _is_allowed(os.path.realpath(file), allowed):
+            raise ValueError(
+                f"{key}: {file} leads out of what this node's operator lets a run use; to allow it, name the file that it leads "
+                f"to with {ALLOW} too"
+            )
+
+
+def _slash(key: str, place: str) -> str:
+    looks_like_a_name = key == "data.source" and place.replace("_", "").isalnum()
+    return f"; or, if a data set of the hub is meant, by its whole name, hf:OWNER/{place}" if looks_like_a_name else ""
+
+
+def _is_allowed(path: str, allowed: Sequence[str]) -> bool:
+    """``path`` is absolute and without links, or a pattern that begins so."""
+    parts = Path(path).parts
+    return any(
+        len(wanted) <= len(parts) and all(map(_matches, parts, wanted))
+        for wanted in (Path(text).parts for text in allowed)
+    )
+
+
+def _matches(part: str, wanted: str) -> bool:
+    return part == wanted or (not _MAGIC.search(part) and fnmatchcase(part, wanted))
+
+
+def _resolved(pattern: str) -> str:
+    """Absolute, and without links before the first part with a wildcard."""
+    parts = Path(pattern).expanduser().parts
+    fixed = next((index for index, part in enumerate(parts) if _MAGIC.search(part)), len(parts))
+    return str(Path(os.path.realpath(Path(*parts[:fixed])), *parts[fixed:]))

@@ -1,0 +1,114 @@
+"""A run uses only those files of a machine that its operator allows: `data/allowed.py` and `protos/places.py`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from dtfm.node.data.allowed import check_places, read_allowed
+from dtfm.protos.plan_pb2 import Run
+
+
+def run(
+    source: str = "python-stdlib", tokenizer: str = "bytes", pretrained: str = "", uri: str = "s3://bucket/x"
+) -> Run:
+    return Run(
+        data=Run.Data(source=source, tokenizer=tokenizer),
+        model=Run.Model(pretrained=pretrained),
+        checkpoint=Run.Checkpoint(uri=uri),
+    )
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Holds data/a.txt and, beside the data, secret.txt. It is the working directory."""
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "a.txt").write_text("a")
+    (tmp_path / "secret.txt").write_text("s")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    "elsewhere",
+    [
+        run(),
+        run(source="module:mine:make"),
+        run(source="hf:owner/set:config"),
+        run(tokenizer="gpt2"),
+        run(tokenizer="owner/name", pretrained="owner/name@main"),
+        run(pretrained="https://example.org/weights"),
+        run(uri="gs://bucket/x"),
+    ],
+    ids=lambda each: each.data.source,
+)
+def test_what_is_not_on_this_machine_need_not_be_allowed(elsewhere: Run) -> None:
+    check_places(elsewhere, ())
+
+
+@pytest.mark.parametrize(
+    ("here", "key"),
+    [
+        (run(source="/etc/*.txt"), "data.source"),
+        (run(source="secret.txt"), "data.source"),
+        (run(source="~/x.jsonl"), "data.source"),
+        (run(source="hf:/etc"), "data.source"),
+        (run(source="hf:data"), "data.source"),
+        (run(source="hf:csv"), "data.source"),
+        (run(tokenizer="/etc"), "data.tokenizer"),
+        (run(tokenizer="data"), "data.tokenizer"),
+        (run(pretrained="data"), "model.pretrained"),
+        (run(pretrained="file:///etc"), "model.pretrained"),
+        (run(pretrained="sftp://host/etc"), "model.pretrained"),
+        (run(pretrained="simplecache::file:///etc"), "model.pretrained"),
+        (run(uri="/root/.ssh"), "checkpoint.uri"),
+        (run(uri="file:///root/.ssh"), "checkpoint.uri"),
+        (run(uri="local:///root/.ssh"), "checkpoint.uri"),
+        (run(uri="zip://x::file:///root/.ssh"), "checkpoint.uri"),
+    ],
+)
+def test_what_may_be_on_this_machine_is_refused_by_its_name_and_the_option(folder: Path, here: Run, key: str) -> None:
+    with pytest.raises(ValueError, match=f"^{key}: .* --allow-data '/"):
+        check_places(here, read_allowed([str(folder / "elsewhere")]))
+
+
+@pytest.mark.parametrize("allow", ["{}/data", "{}/data/*.txt", "{}/da*", "data", "{}", "/"])
+@pytest.mark.parametrize("source", ["{}/data/*.txt", "{}/data/a.txt", "data/*.txt", "{}/secret.txt/../data/*.txt"])
+def test_a_folder_or_a_pattern_allows_what_is_in_it(folder: Path, allow: str, source: str) -> None:
+    check_places(run(source=source.format(folder)), read_allowed([allow.format(folder)]))
+
+
+def test_checkpoints_go_only_to_folders_that_are_allowed(folder: Path) -> None:
+    allowed = read_allowed([str(folder / "data")])
+    check_places(run(uri=(folder / "data" / "new").as_uri()), allowed)
+    for uri in (f"file://{folder}/data/../.ssh", f"{folder}/data2", folder.as_uri()):
+        with pytest.raises(ValueError, match=r"checkpoint\.uri"):
+            check_places(run(uri=uri), allowed)
+
+
+def test_links_and_dots_lead_nowhere_else(folder: Path) -> None:
+    allowed = read_allowed(["data"])
+    (folder / "data" / "link.txt").symlink_to(folder / "secret.txt")
+    (folder / "data" / "up").symlink_to(folder)
+    for source in ("data/link.txt", "data/../secret.txt", "data/up/secret.txt", "data/*/../../secret.txt"):
+        with pytest.raises(ValueError, match="does not let a run use"):
+            check_places(run(source=source), allowed)
+    for source in ("data/*.txt", "data/*/secret.txt", "data/**/*.txt"):
+        with pytest.raises(ValueError, match="leads out of what"):
+            check_places(run(source=source), allowed)
+
+
+def test_a_refusal_does_not_tell_whether_a_file_is_there(folder: Path) -> None:
+    def refusal(source: str) -> str:
+        with pytest.raises(ValueError, match="does not let") as refused:
+            check_places(run(source=source), read_allowed(["data"]))
+        return str(refused.value)
+
+    there, missing = refusal(f"{folder}/sec*.txt"), refusal(f"{folder}/zec*.txt")
+    assert there.replace("sec*", "zec*") == missing
+
+
+def test_a_pattern_without_bounds_is_refused_where_it_is_given() -> None:
+    with pytest.raises(ValueError, match=r"leave out \*\*"):
+        read_allowed(["/data/**/*.txt"])
