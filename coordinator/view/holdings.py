@@ -11,7 +11,7 @@ from dtfm.coordinator.view.narration import name_nodes
 from dtfm.scheduler.cost.limits import Limit, limits
 from dtfm.scheduler.model.decision import Decision
 from dtfm.scheduler.model.keeping import Held, held_by
-from dtfm.scheduler.model.memory import Checkpointing, OptimizerState, in_flight
+from dtfm.scheduler.model.memory import Checkpointing, Keeping, OptimizerState, in_flight
 from dtfm.scheduler.model.plan import Plan
 from dtfm.scheduler.model.problem import Problem, draft_of
 
@@ -58,7 +58,8 @@ def holdings(problem: Problem, plan: Plan) -> list[Holding]:
         for place, name in enumerate(stage.replicas):
             most = min(stage.in_flight[place], problem.workload.micro_batches) if stage.in_flight else fewest
             node = problem.cluster.nodes[numbers[name]]
-            held = held_by(problem, stage.layers, fewest, max(most, fewest), numbers[name])
+            keeping = stage.keeping[place] if stage.keeping else Keeping()
+            held = held_by(problem, stage.layers, fewest, max(most, fewest), numbers[name], keeping)
             made.append(Holding(name, index, stage.layers, held, node.memory_bytes, node.host_memory_bytes))
     return made
 

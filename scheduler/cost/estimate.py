@@ -8,7 +8,7 @@ from dtfm.scheduler.cost.in_flight import SLACK, depth_of
 from dtfm.scheduler.cost.pace import with_waiting
 from dtfm.scheduler.cost.reduction import reduced
 from dtfm.scheduler.model.compiled import compiled
-from dtfm.scheduler.model.keeping import chosen, first_need, is_first, room
+from dtfm.scheduler.model.keeping import chosen, first_need, is_first, room, update_seconds
 from dtfm.scheduler.model.problem import Ints
 from dtfm.scheduler.model.sketch import Sketch
 from dtfm.scheduler.model.tables import Tables
@@ -22,13 +22,13 @@ def estimated_seconds(t: Tables, sketch: Sketch, stages: int, cuts: Ints) -> flo
     the step takes at least the first micro-batch's way to it, its whole load, and the last micro-batch's way from it back to
     the first stage. A node that holds few micro-batches in flight completes at most that number per round trip. What makes a
     node late makes those late whom it feeds. Then every stage reduces its gradients link by link, the last stages earlier than
-    the first.
+    the first, and the slowest update of state in a host's memory follows.
 
     Fills in the times of the sketch, and what decides.
     """
     _ways_forward(t, sketch, stages, cuts)
     busiest = _ways_back(t, sketch, stages, cuts)
-    top, node = _alone(t, sketch, stages, cuts, busiest)
+    top, node, update = _alone(t, sketch, stages, cuts, busiest)
     node, peer = _links(t, sketch, stages, cuts, top, node)
     _late_for_each_other(t, sketch, stages, cuts)
     stage = 0
@@ -51,7 +51,7 @@ def estimated_seconds(t: Tables, sketch: Sketch, stages: int, cuts: Ints) -> flo
         if done > finished:
             finished = done
             decides[3], decides[4], decides[5] = a, b, stage
-    return finished
+    return finished + update
 
 
 @compiled
@@ -131,9 +131,10 @@ def _ways_back(t: Tables, sketch: Sketch, stages: int, cuts: Ints) -> float:
 
 
 @compiled
-def _alone(t: Tables, sketch: Sketch, stages: int, cuts: Ints, busiest: float) -> tuple[float, int]:
-    """Fills in own, and returns when the last micro-batch of the latest node is home, and that node."""
-    top, at = -1.0, -1
+def _alone(t: Tables, sketch: Sketch, stages: int, cuts: Ints, busiest: float) -> tuple[float, int, float]:
+    """Fills in own, and returns when the last micro-batch of the latest node is home, that node, and the seconds of the slowest
+    update (keeping.update_seconds)."""
+    top, at, update = -1.0, -1, 0.0
     for stage in range(stages):
         cheapest = first_need(t, cuts[stage], cuts[stage + 1])
         fewest = float(min(t.least_held[stages, stage], t.micro_batches))
@@ -144,6 +145,7 @@ def _alone(t: Tables, sketch: Sketch, stages: int, cuts: Ints, busiest: float) -
             memory, host_memory, wanted = t.node[node].memory, t.node[node].host_memory, cheapest
             if not is_first(t.ways, cheapest, fewest, memory, host_memory):
                 wanted = chosen(t, cheapest, cuts[stage], cuts[stage + 1], fewest, node)
+            update = max(update, update_seconds(t, wanted, host_memory))
             free = room(wanted, memory, host_memory)
             depth = float(depth_of(stages, stage, started, free / max(wanted.each, 1.0), t.micro_batches))
             sketch.node[node].own = 0.0
@@ -161,7 +163,7 @@ def _alone(t: Tables, sketch: Sketch, stages: int, cuts: Ints, busiest: float) -
             sketch.node[node].own = sketch.node[node].arrival + busy
             if sketch.node[node].own + sketch.node[node].homeward > top:
                 top, at = sketch.node[node].own + sketch.node[node].homeward, node
-    return top, at
+    return top, at, update
 
 
 @compiled

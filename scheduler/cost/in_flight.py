@@ -7,7 +7,7 @@ from itertools import pairwise
 import numpy as np
 
 from dtfm.scheduler.model.compiled import compiled
-from dtfm.scheduler.model.keeping import chosen, first_need, room
+from dtfm.scheduler.model.keeping import as_kept, first_need, room, update_seconds
 from dtfm.scheduler.model.memory import in_flight
 from dtfm.scheduler.model.problem import Draft, Floats, Ints, Problem
 from dtfm.scheduler.model.tables import Seats, Tables, seats, tables
@@ -68,7 +68,7 @@ def depths_of_seats(t: Tables, s: Seats) -> Ints:
         first, past_last = s.cuts[stage], s.cuts[stage + 1]
         cheapest, fewest = first_need(t, first, past_last), float(min(t.least_held[stages, stage], t.micro_batches))
         for seat in range(s.first[stage], s.first[stage + 1]):
-            wanted = chosen(t, cheapest, first, past_last, fewest, s.node[seat])
+            wanted = as_kept(t, s.way[seat], cheapest, first, past_last, fewest, s.node[seat])
             node = t.node[s.node[seat]]
             possible = room(wanted, node.memory, node.host_memory) / max(wanted.each, 1.0)
             result[seat] = depth_of(stages, stage, ways[seat] * s.load[seat] / busiest, possible, t.micro_batches)
@@ -84,8 +84,22 @@ def passes_of_seats(t: Tables, s: Seats) -> Floats:
         first, past_last = s.cuts[stage], s.cuts[stage + 1]
         cheapest, fewest = first_need(t, first, past_last), float(min(t.least_held[stages, stage], t.micro_batches))
         for seat in range(s.first[stage], s.first[stage + 1]):
-            result[seat] = chosen(t, cheapest, first, past_last, fewest, s.node[seat]).passes
+            result[seat] = as_kept(t, s.way[seat], cheapest, first, past_last, fewest, s.node[seat]).passes
     return result
+
+
+@compiled
+def slowest_update(t: Tables, s: Seats) -> float:
+    """Seconds for which the slowest seat's bus is busy once gradients are reduced: see keeping.update_seconds."""
+    slowest = 0.0
+    stages = len(s.cuts) - 1
+    for stage in range(stages):
+        first, past_last = s.cuts[stage], s.cuts[stage + 1]
+        cheapest, fewest = first_need(t, first, past_last), float(min(t.least_held[stages, stage], t.micro_batches))
+        for seat in range(s.first[stage], s.first[stage + 1]):
+            wanted = as_kept(t, s.way[seat], cheapest, first, past_last, fewest, s.node[seat])
+            slowest = max(slowest, update_seconds(t, wanted, t.node[s.node[seat]].host_memory))
+    return slowest
 
 
 @compiled

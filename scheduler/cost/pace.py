@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from dtfm.scheduler.model.compiled import compiled
-from dtfm.scheduler.model.keeping import chosen, first_need, is_first, room
+from dtfm.scheduler.model.keeping import chosen, first_need, is_first, room, update_seconds
 from dtfm.scheduler.model.problem import Ints
 from dtfm.scheduler.model.sketch import Sketch
 from dtfm.scheduler.model.sums import BYTES_BACK, BYTES_THERE, EXCHANGE, LATENCY, SLOWEST_LINK, SPEED
@@ -82,7 +82,7 @@ def _stage(t: Tables, sketch: Sketch, stages: int, stage: int, cuts: Ints, onwar
     """Fills in forward, passes, alone and pace of the stage's members.
 
     Returns the micro-batches per second that they compute together, the seconds of a micro-batch's way from here to the last
-    stage and back, and the seconds of their reduction. ``onward`` is the way from the stage behind.
+    stage and back, and the seconds of their reduction and slowest update. ``onward`` is the way from the stage behind.
     """
     first, past_last = sketch.stage[stage].first, sketch.stage[stage + 1].first
     members, sums = sketch.members, sketch.sums
@@ -96,7 +96,7 @@ def _stage(t: Tables, sketch: Sketch, stages: int, stage: int, cuts: Ints, onwar
     peers_behind = sketch.stage[min(stage + 2, stages)].first - past_last
     cheapest = first_need(t, cuts[stage], cuts[stage + 1])
     fewest = float(min(t.least_held[stages, stage], t.micro_batches))
-    rate, freely, ways, connection = 0.0, 0.0, 0.0, 0.0
+    rate, freely, ways, connection, update = 0.0, 0.0, 0.0, 0.0, 0.0
     for at in range(first, past_last):
         node = members[at]
         per_up, per_down = t.node[node].per_up, t.node[node].per_down
@@ -104,6 +104,7 @@ def _stage(t: Tables, sketch: Sketch, stages: int, stage: int, cuts: Ints, onwar
         memory, host_memory, wanted = t.node[node].memory, t.node[node].host_memory, cheapest
         if not is_first(t.ways, cheapest, fewest, memory, host_memory):
             wanted = chosen(t, cheapest, cuts[stage], cuts[stage + 1], fewest, node)
+        update = max(update, update_seconds(t, wanted, host_memory))
         both = wanted.passes * forward
         links, way, sent, received = 0.0, both + onward, 0.0, 0.0
         if stage > 0:
@@ -144,7 +145,7 @@ def _stage(t: Tables, sketch: Sketch, stages: int, stage: int, cuts: Ints, onwar
         if slowest.one >= 0:
             one, other = slowest.one, slowest.other
             reduction += 2 * max(t.link[one, other].latency, t.link[other, one].latency)
-    return rate, ways / max(freely, 1e-300), reduction
+    return rate, ways / max(freely, 1e-300), reduction + update
 
 
 @compiled

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from dtfm.scheduler.cost.beginning import LINK, connect, empty_queues, idle_devices, most_events, shard_bytes
+from dtfm.scheduler.cost.in_flight import slowest_update
 from dtfm.scheduler.cost.places import seats_passed
 from dtfm.scheduler.cost.queues import EVENT, drop_first_event, put_event, put_number, take_number
 from dtfm.scheduler.model.compiled import compiled
@@ -33,7 +34,8 @@ _FORWARD, _BACKWARD = _KINDS[:2]
 
 
 def simulate(problem: Problem, draft: Draft) -> float:
-    """Seconds from the first forward pass to the last sum of gradients; infinite when a link that is needed does not exist."""
+    """Seconds from the first forward pass to the last sum of gradients, and then for the slowest update of state in a host's
+    memory; infinite when a link that is needed does not exist."""
     return float(simulated(tables(problem), seats(draft)))
 
 
@@ -88,7 +90,7 @@ def simulated(t: Tables, s: Seats) -> float:
     for device in devices:
         # Shards that gave way after their time was reckoned: no connection has carried more than it can.
         summed_until = max(summed_until, device.shards_sent_until, device.shards_received_until)
-    return max(now, summed_until)
+    return max(now, summed_until) + slowest_update(t, s)
 
 
 @compiled

@@ -11,24 +11,27 @@ For layers [a, b) with h micro-batches in flight, by what the device keeps of ea
 And the state, per byte of parameters, by where it is (memory.OptimizerState):
 
 - DEVICE: weights, a copy of them to compute with if there is one, gradients, optimizer state, and the node's own.
-- HOST: on the device the weights to compute with, gradients and the node's own; in the host's memory weights and optimizer state.
-  Where the device computes in the host's own memory, both are there.
+- HOST: on the device weights to compute with, gradients and its own; in the host's memory weights and optimizer state. Where
+  the device computes in the host's own memory, both are there. Otherwise gradients pass the bus at the end of each step, and
+  weights to compute with come back: `update_seconds`.
 
 Nothing is reserved for snapshots: a node writes and reads them a few MiB at a time, and copies what training is about to change
 to memory only where the host has some to spare, else to its disk (node/state/bucket_files.py).
 
 Each node takes the first way of memory.LADDER, among those that the workload allows, with which the fewest micro-batches in
-flight fit (memory.in_flight, and never more than a step has). Everything that makes or judges plans asks here.
+flight fit (memory.in_flight, and never more than a step has), unless the draft says how it keeps what it needs (Draft.keeping).
+Everything that makes or judges plans asks here.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from dtfm.scheduler.model.compiled import compiled
 from dtfm.scheduler.model.memory import LADDER, Keeping
+from dtfm.scheduler.model.plan import Plan
 from dtfm.scheduler.model.problem import Draft, Problem
 from dtfm.scheduler.model.tables import Tables, tables
 
@@ -84,6 +87,13 @@ def room(wanted: Need, memory: float, host_memory: float) -> float:
 
 
 @compiled
+def update_seconds(t: Tables, wanted: Need, host_memory: float) -> float:
+    """Seconds of each step for which the bus of such a node is busy with gradients and weights; 0 where the device keeps all, or
+    computes in the host's own memory."""
+    return 0.0 if host_memory == 0.0 else wanted.host * t.update_seconds_per_byte
+
+
+@compiled
 def first_need(t: Tables, first: int, past_last: int) -> Need:
     """What layers [first, past_last) need in the first way that the workload allows: all nodes of a stage have it in common."""
     return need(t, t.first_way, first, past_last)
@@ -128,6 +138,12 @@ def chosen(t: Tables, cheapest: Need, first: int, past_last: int, held: float, n
 
 
 @compiled
+def as_kept(t: Tables, way: int, cheapest: Need, first: int, past_last: int, held: float, node: int) -> Need:
+    """What layers [first, past_last) need in this way, or, where it is -1, as the node chooses: see `chosen`."""
+    return chosen(t, cheapest, first, past_last, held, node) if way < 0 else need(t, way, first, past_last)
+
+
+@compiled
 def least_lacking(t: Tables, cheapest: Need, first: int, past_last: int, held: float, node: int) -> float:
     """The bytes that the node lacks in the way in which it lacks least; below ENOUGH where it has room. Arguments as for
     `chosen`."""
@@ -149,11 +165,14 @@ class Held(NamedTuple):
     host_bytes: float
 
 
-def held_by(problem: Problem, layers: tuple[int, int], in_flight: int, held: int, node: int) -> Held:
+def held_by(
+    problem: Problem, layers: tuple[int, int], in_flight: int, held: int, node: int, keeping: Keeping | None = None
+) -> Held:
     """What the node keeps for ``layers`` with ``held`` micro-batches in flight, when ``in_flight`` are the fewest that it may
-    have."""
+    have; in the way ``keeping``, or in that which it chooses."""
     t = tables(problem)
-    wanted = chosen(t, first_need(t, *layers), *layers, float(in_flight), node)
+    way = -1 if keeping is None else LADDER.index(keeping)
+    wanted = as_kept(t, way, first_need(t, *layers), *layers, float(in_flight), node)
     return Held(LADDER[wanted.way], wanted.fixed + held * wanted.each, wanted.host)
 
 
@@ -189,10 +208,61 @@ def shortest(problem: Problem, layers: Sequence[int], held: int, node: int) -> S
 
 def keepings(problem: Problem, draft: Draft) -> tuple[tuple[Keeping, ...], ...]:
     """How each node of the draft keeps what it needs: by stage, by replica."""
-    t, stages = tables(problem), len(draft.groups)
-    made = []
-    for stage, group in enumerate(draft.groups):
-        first, past_last = draft.cuts[stage], draft.cuts[stage + 1]
-        cheapest, held = first_need(t, first, past_last), float(min(t.least_held[stages, stage], t.micro_batches))
+    if draft.keeping is not None:
+        return draft.keeping
+    t, made = tables(problem), []
+    for group, first, past_last, held in _stages(problem, draft):
+        cheapest = first_need(t, first, past_last)
         made.append(tuple(LADDER[chosen(t, cheapest, first, past_last, held, node).way] for node in group))
     return tuple(made)
+
+
+def has_room(problem: Problem, draft: Draft) -> bool:
+    """Whether every node has memory for what the draft gives it, in the way in which it keeps that."""
+    return all(
+        _fits(problem, way, first, past_last, held, node)
+        for (group, first, past_last, held), ways in zip(_stages(problem, draft), keepings(problem, draft), strict=True)
+        for node, way in zip(group, ways, strict=True)
+    )
+
+
+def kept_as_before(problem: Problem, plan: Plan, draft: Draft) -> Draft:
+    """The draft, where nodes that have the same layers in ``plan`` keep what they need as they do there, if they have room for
+    that; all others as they choose."""
+    before = {
+        name: (stage.layers, stage.keeping[place] if stage.keeping else Keeping())
+        for stage in plan.stages
+        for place, name in enumerate(stage.replicas)
+    }
+    made = []
+    for (group, first, past_last, held), usual in zip(
+        _stages(problem, draft), keepings(problem, replace(draft, keeping=None)), strict=True
+    ):
+        had = [before.get(problem.cluster.nodes[node].id) for node in group]
+        made.append(
+            tuple(
+                known[1]
+                if known is not None
+                and known[0] == (first, past_last)
+                and known[1] in problem.workload.ways
+                and _fits(problem, known[1], first, past_last, held, node)
+                else way
+                for node, known, way in zip(group, had, usual, strict=True)
+            )
+        )
+    return replace(draft, keeping=tuple(made))
+
+
+def _fits(problem: Problem, way: Keeping, first: int, past_last: int, held: float, node: int) -> bool:
+    """Whether the node has room for layers [first, past_last) in this way."""
+    wanted = need(tables(problem), LADDER.index(way), first, past_last)
+    return lacking(wanted, held, float(problem.memory[node]), float(problem.host_memory[node])) < ENOUGH
+
+
+def _stages(problem: Problem, draft: Draft) -> list[tuple[tuple[int, ...], int, int, float]]:
+    """By stage: its nodes, its first layer and the one past its last, and the fewest micro-batches in flight."""
+    t, stages = tables(problem), len(draft.groups)
+    return [
+        (group, draft.cuts[stage], draft.cuts[stage + 1], float(min(t.least_held[stages, stage], t.micro_batches)))
+        for stage, group in enumerate(draft.groups)
+    ]

@@ -33,10 +33,14 @@ class Keeping:
 LADDER = tuple(Keeping(checkpointing, where) for where in OptimizerState for checkpointing in Checkpointing)
 """The ways to keep what a node needs, in the order in which they are tried; a node takes the first for which it has room.
 
-The cheapest come first. To compute each layer again is a third more work, which the scheduler's times contain. To keep the state
-in the host's memory moves gradients and weights over its bus and has its processor compute AdamW, once per step: that is in no
-time of the scheduler, and the host's memory may serve several devices, so checkpointing comes before it.
+The cheapest come first. To compute each layer again is a third more work. To keep state in the host's memory moves gradients and
+weights over its bus, and has its processor compute AdamW, once per step. The scheduler's times contain all but the last, which
+depends on the processor; and the host's memory may serve several devices. So checkpointing comes before it.
 """
+
+BUS_BYTES_PER_SECOND = 12e9
+"""What copies between a device and pinned memory of its host are assumed to carry: three quarters of what 16 lanes of PCI
+Express 3.0 do (8 GT/s each, 128b/130b), the least that a rented GPU usually has."""
 
 
 KEPT_PER_OUTPUT_BYTE = 16.0

@@ -114,13 +114,15 @@ class Draft:
     """A plan by numbers. Stage s has layers [cuts[s], cuts[s + 1]) on the nodes groups[s].
 
     ``loads[s]`` is int64 [len(groups[s])], the micro-batches of each node; ``flows[s]`` is int64 [len(groups[s]),
-    len(groups[s + 1])], the micro-batches on each link to the next stage.
+    len(groups[s + 1])], the micro-batches on each link to the next stage. ``keeping`` says how each node keeps what it needs, by
+    stage and replica; None leaves that to model/keeping.py.
     """
 
     groups: Groups
     cuts: tuple[int, ...]
     loads: tuple[Ints, ...]
     flows: tuple[Ints, ...]
+    keeping: tuple[tuple[Keeping, ...], ...] | None = None
 
     @cached_property
     def chains(self) -> Ints:
@@ -181,6 +183,7 @@ def draft_of(plan: Plan, cluster: Cluster) -> Draft:
             flow_matrix(flows, before.replicas, after.replicas)
             for flows, before, after in zip(now.flows, now.stages, now.stages[1:], strict=False)
         ),
+        keeping=tuple(stage.keeping or (Keeping(),) * len(stage.replicas) for stage in now.stages),
     )
 
 

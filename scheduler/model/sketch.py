@@ -207,7 +207,7 @@ def seats_of_sketch(sketch: Sketch, stages: int, cuts: Ints) -> Seats:
             edge = sketch.edge[at]
             row, column = seat_of[edge.sender] - first[stage], seat_of[edge.receiver] - first[stage + 1]
             flow[flow_at[stage] + row * (first[stage + 2] - first[stage + 1]) + column] = edge.count
-    return Seats(node, load, first, cuts[: stages + 1].copy(), flow, flow_at)
+    return Seats(node, load, first, cuts[: stages + 1].copy(), flow, flow_at, np.full(count, -1))
 
 
 def draft_of_sketch(sketch: Sketch, cuts: tuple[int, ...]) -> Draft:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from dtfm.scheduler.model.cluster import Relay
-from dtfm.scheduler.model.memory import LADDER, in_flight
+from dtfm.scheduler.model.memory import BUS_BYTES_PER_SECOND, LADDER, in_flight
 from dtfm.scheduler.model.problem import Draft, Floats, Ints, Problem, Records
 from dtfm.scheduler.model.request import MOST_STAGES
 from dtfm.scheduler.model.workload import Workload
@@ -37,7 +37,8 @@ class Tables(NamedTuple):
     layer k. There is a row more than layers.
     ``working[level, k, checkpointed]`` is the most working bytes among layers [k, k + 2 ** level): keeping.need.
     ``ways`` are those that the workload allows, a bit for each of memory.LADDER, and ``first_way`` is the first of them.
-    ``least_held[s, k]`` is the least number of micro-batches in flight at stage k of s.
+    ``least_held[s, k]`` is the least number of micro-batches in flight at stage k of s. ``update_seconds_per_byte`` are those of
+    keeping.update_seconds per byte that is kept in the host's memory.
     """
 
     node: Records
@@ -52,6 +53,7 @@ class Tables(NamedTuple):
     micro_batches: int
     copies: int
     relayed: int
+    update_seconds_per_byte: float
 
 
 class Seats(NamedTuple):
@@ -69,6 +71,8 @@ class Seats(NamedTuple):
     """All the micro-batches on links: a matrix [senders, receivers] per boundary, one after another, row by row."""
     flow_at: Ints
     """[stages]: where each boundary's matrix begins in ``flow``."""
+    way: Ints
+    """[seats]: the place in memory.LADDER of how it keeps what it needs; -1 where that is for model/keeping.py to say."""
 
 
 @lru_cache(REMEMBERED)
@@ -126,6 +130,9 @@ def tables(problem: Problem) -> Tables:
         micro_batches=int(workload.micro_batches),
         copies=int(problem.cluster.copies),
         relayed=int((problem.via >= 0).sum()),
+        update_seconds_per_byte=float(
+            workload.bytes_over_bus_per_parameter_byte / workload.host_bytes_per_parameter_byte / BUS_BYTES_PER_SECOND
+        ),
     )
 
 
@@ -162,13 +169,16 @@ def seats(draft: Draft) -> Seats:
     """The draft's arrays."""
     sizes = [len(group) for group in draft.groups]
     matrices = [flow.ravel() for flow in draft.flows]
+    nodes = [node for group in draft.groups for node in group]
+    given = None if draft.keeping is None else [LADDER.index(way) for ways in draft.keeping for way in ways]
     return Seats(
-        node=np.array([node for group in draft.groups for node in group], dtype=np.int64),
+        node=np.array(nodes, dtype=np.int64),
         load=np.concatenate(draft.loads, dtype=np.int64),
         first=np.cumsum([0, *sizes], dtype=np.int64),
         cuts=np.array(draft.cuts, dtype=np.int64),
         flow=np.concatenate([np.empty(0, dtype=np.int64), *matrices], dtype=np.int64),
         flow_at=np.cumsum([0, *(len(matrix) for matrix in matrices)], dtype=np.int64),
+        way=np.array([-1] * len(nodes) if given is None else given, dtype=np.int64),
     )
 
 

@@ -135,6 +135,11 @@ class Workload:
         return 1.0 + self.optimizer_bytes_per_parameter_byte
 
     @property
+    def bytes_over_bus_per_parameter_byte(self) -> float:
+        """What then passes the host's bus each step: gradients, and weights to compute with."""
+        return 1.0 + (self.copy_bytes_per_parameter_byte or 1.0)
+
+    @property
     def bytes_moved_per_parameter_byte(self) -> float:
         """Bytes transferred to a node that takes over a layer: weights and optimizer state."""
         return 1.0 + self.optimizer_bytes_per_parameter_byte

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
-from dtfm.scheduler.assemble.evaluate import memory_shortfall, missing_links
-from dtfm.scheduler.model.keeping import held_by, shortest
+from dtfm.scheduler.assemble.evaluate import missing_links
+from dtfm.scheduler.model.keeping import has_room, held_by, shortest
 from dtfm.scheduler.model.memory import Keeping, in_flight
 from dtfm.scheduler.model.plan import Plan, Stage, Takeover, unless_usual
 from dtfm.scheduler.model.problem import Problem, draft_of
@@ -44,7 +44,7 @@ def rerouted(plan: Plan, problem: Problem, holders: Sequence[Collection[str]]) -
             repaired = _taken_over(repaired, index, gone, left)
     repaired = replace(repaired, idle=tuple(name for name in problem.cluster.ids if name in idle))
     draft = draft_of(repaired, problem.cluster)
-    possible = not missing_links(problem, draft) and not memory_shortfall(problem, draft.groups, draft.cuts)
+    possible = not missing_links(problem, draft) and has_room(problem, draft)
     return repaired if possible else None
 
 

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, replace
 
-from dtfm.scheduler.assemble.evaluate import Evaluator, memory_shortfall, missing_links
+from dtfm.scheduler.assemble.evaluate import Evaluator, missing_links
 from dtfm.scheduler.assemble.infeasible import size_in_words
 from dtfm.scheduler.cost.bounds import work_bound
 from dtfm.scheduler.cost.in_flight import depths
 from dtfm.scheduler.cost.simulate import simulate
 from dtfm.scheduler.cost.state_transfer import Holdings
 from dtfm.scheduler.model.decision import Decision, Objective, PaperSeconds, Predicted, Reason
-from dtfm.scheduler.model.keeping import keepings
+from dtfm.scheduler.model.keeping import has_room, keepings, kept_as_before
 from dtfm.scheduler.model.plan import Plan, validate
 from dtfm.scheduler.model.problem import Draft, Problem, draft_of
 from dtfm.scheduler.model.request import Shape
@@ -59,9 +60,10 @@ def _obstacle(problem: Problem, incumbent: Plan, shape: Shape) -> Reason | None:
     except ValueError:
         return Reason.REQUESTED
     draft = draft_of(incumbent, problem.cluster)
-    if not shape.admits(draft.groups):
+    ways = set(itertools.chain.from_iterable(keepings(problem, draft)))
+    if not shape.admits(draft.groups) or not ways.issubset(problem.workload.ways):
         return Reason.REQUESTED
-    works = not missing_links(problem, draft) and not memory_shortfall(problem, draft.groups, draft.cuts)
+    works = not missing_links(problem, draft) and has_room(problem, draft)
     return None if works else Reason.INFEASIBLE
 
 
@@ -85,6 +87,8 @@ def decide(
 
     ``bound`` is the decision's lower bound, ``spent`` the number of evaluations.
     """
+    if incumbent is not None:
+        draft = _steady(problem, incumbent.plan, draft)
     plan = draft.plan(problem.cluster, depths(problem, draft), keepings(problem, draft), generation)
     validate(plan, problem.cluster.ids, problem.workload)
     if incumbent is None:
@@ -126,9 +130,16 @@ def decide(
     return Decision(plan, predicted, bound, reason, sentence + _summary(plan, predicted, objective), spent, transfers)
 
 
+def _steady(problem: Problem, incumbent: Plan, draft: Draft) -> Draft:
+    """The draft in the incumbent's ways to keep what nodes need, as far as it has them and they fit, unless the ways that nodes
+    would choose now are faster by more than MARGIN: to change the way, a node sets its stage up anew."""
+    steady = kept_as_before(problem, incumbent, draft)
+    return steady if simulate(problem, steady) * (1 - MARGIN) <= simulate(problem, draft) else draft
+
+
 _OBSTACLES = {
     Reason.NODE_LOST: "The plan used a node that has left.",
-    Reason.REQUESTED: "The plan did not have the requested stages, or was for another workload.",
+    Reason.REQUESTED: "The plan did not have the requested stages or ways to keep what nodes need, or was for another workload.",
     Reason.INFEASIBLE: "The plan needed a link or memory that is gone.",
 }
 

@@ -24,7 +24,7 @@ def short_of_memory(problem: Problem, plan: Plan, draft: Draft) -> tuple[str, fl
         draft.groups, keepings(problem, draft), draft.cuts, draft.cuts[1:], strict=False
     ):
         for node, way in zip(group, ways, strict=True):
-            if node in old and old[node][0] != (first, past_last):
+            if node in old and old[node] != ((first, past_last), way):
                 lacking.append((_lacking(problem, node, *old[node], (first, past_last), way), node))
     worst, node = max(lacking, default=(0.0, -1))
     return (problem.cluster.ids[node], worst) if worst >= ENOUGH else None

@@ -21,6 +21,8 @@ class Kept:
     each: float
     host: float
     passes: int
+    update: float
+    """Seconds of each step in which gradients and weights pass the bus of a node with a host's memory beside its own."""
 
     def lacking(self, problem: Problem, node: int, held: int) -> float:
         """Bytes that are missing in the memory that is shortest."""
@@ -59,15 +61,16 @@ def kept(workload: Workload, first: int, past_last: int, keeping: Keeping) -> Ke
         16.0 * layer.activation_bytes if layer.kept_bytes is None else layer.kept_bytes for layer in workload.layers
     ][first:past_last]
     if keeping.optimizer_state is OptimizerState.DEVICE:
-        state, host = parameters + copy + parameters + optimizer + own, 0.0
+        state, host, update = parameters + copy + parameters + optimizer + own, 0.0, 0.0
     else:
         state, host = (copy if copy else parameters) + parameters + own, parameters + optimizer
+        update = (parameters + (copy if copy else parameters)) / 12e9
     if keeping.checkpointing is Checkpointing.NONE:
         working = max(layer.working_bytes for layer in layers)
-        return Kept(keeping, state + working, sum(outputs), host, 3)
+        return Kept(keeping, state + working, sum(outputs), host, 3, update)
     again = max(layer.working_bytes + output for layer, output in zip(layers, outputs, strict=True))
     inputs = sum(workload.layers[number - 1].activation_bytes for number in range(first, past_last) if number > 0)
-    return Kept(keeping, state + again, inputs, host, 4)
+    return Kept(keeping, state + again, inputs, host, 4, update)
 
 
 def allowed(problem: Problem, first: int, past_last: int) -> list[Kept]:
@@ -81,10 +84,22 @@ def allowed(problem: Problem, first: int, past_last: int) -> list[Kept]:
 
 
 def chosen(problem: Problem, draft: Draft, stage: int, node: int) -> Kept:
-    """The first way with which the fewest in flight fit; otherwise the last."""
+    """The draft's way, if it says one; the first with which the fewest in flight fit; otherwise the last."""
+    if draft.keeping is not None:
+        own = draft.keeping[stage][draft.groups[stage].index(node)]
+        return kept(problem.workload, draft.cuts[stage], draft.cuts[stage + 1], own)
     ways = allowed(problem, draft.cuts[stage], draft.cuts[stage + 1])
     held = min(in_flight(stage, len(draft.groups)), problem.workload.micro_batches)
     return next((way for way in ways if way.lacking(problem, node, held) < 1.0), ways[-1])
+
+
+def slowest_update(problem: Problem, draft: Draft) -> float:
+    """The seconds of the slowest node; none for those that compute in their host's own memory."""
+    return max(
+        chosen(problem, draft, stage, node).update if problem.host_memory[node] else 0.0
+        for stage, group in enumerate(draft.groups)
+        for node in group
+    )
 
 
 def shortfall(problem: Problem, draft: Draft) -> float:

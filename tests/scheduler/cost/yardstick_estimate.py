@@ -10,14 +10,16 @@ from dtfm.scheduler.cost.pace import WAITING
 from dtfm.scheduler.cost.reduction import EXACT_GROUP
 from dtfm.scheduler.model.memory import in_flight
 from dtfm.scheduler.model.problem import Draft, Floats, Problem
-from tests.scheduler.yardstick_keeping import chosen
+from tests.scheduler.yardstick_keeping import chosen, slowest_update
 
 
 def estimated(problem: Problem, draft: Draft) -> float:
-    """Seconds for one step: when the last node of the first stage ends, or the last reduction if that is later."""
+    """Seconds for one step: when the last node of the first stage ends, or the last reduction if that is later; then the slowest
+    update of state in a host's memory."""
     plan = _Plan(problem, draft)
     end = _ends(plan, {node: _own_end(plan, node) for node in plan.stage})
-    return max(*(end[node] for node in draft.groups[0]), *(_reduced(plan, stage, end) for stage in range(plan.stages)))
+    reduced = max(_reduced(plan, stage, end) for stage in range(plan.stages))
+    return max(*(end[node] for node in draft.groups[0]), reduced) + slowest_update(problem, draft)
 
 
 class _Plan:

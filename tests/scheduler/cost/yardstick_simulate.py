@@ -11,7 +11,7 @@ import numpy as np
 from dtfm.scheduler.cost.in_flight import depths
 from dtfm.scheduler.cost.reduction import EXACT_GROUP
 from dtfm.scheduler.model.problem import Draft, Ints, Problem
-from tests.scheduler.yardstick_keeping import chosen
+from tests.scheduler.yardstick_keeping import chosen, slowest_update
 
 
 @dataclass(slots=True)
@@ -72,7 +72,8 @@ class _Network:
 
 
 def simulated_in_python(problem: Problem, draft: Draft) -> float:
-    """Seconds from the first forward pass to the last sum of gradients; infinite when a link that is needed does not exist."""
+    """Seconds from the first forward pass to the last sum of gradients, and for the slowest update of state in a host's memory;
+    infinite when a link that is needed does not exist."""
     stages = len(draft.groups)
     work = np.diff(problem.flops_before[list(draft.cuts)])
     outputs = problem.activation[np.array(draft.cuts[1:]) - 1].tolist()
@@ -187,7 +188,7 @@ def simulated_in_python(problem: Problem, draft: Draft) -> float:
         if now == float("inf"):
             return now
         action(now, *arguments)
-    return max(now, summed_until, *network.sent_all, *network.received_all)
+    return max(now, summed_until, *network.sent_all, *network.received_all) + slowest_update(problem, draft)
 
 
 class _Reduction:

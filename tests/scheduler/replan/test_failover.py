@@ -76,14 +76,24 @@ def test_heirs_keep_what_they_need_as_before_and_a_newcomer_as_a_new_plan_would_
     assert usual.stages[0].keeping == ()
     # 480 MB of state, and 6 x 16 MB that layers keep, or 6 x 1 MB of inputs and 16 MB.
     for memory, own in ((7e8, Keeping()), (5.5e8, by_layer)):
-        some = problem("n0", "n1", "n3", "n4", memory=memory)
-        auto = Problem(some.cluster, replace(some.workload, checkpointing=None))
+        some = problem("n0", "n1", "n3", "n4")
+        *others, n4 = some.cluster.nodes
+        cluster = replace(some.cluster, nodes=(*others, replace(n4, memory_bytes=memory)))
+        auto = Problem(cluster, replace(some.workload, checkpointing=None))
         replaced = rerouted(before, auto, (("n4",),) * LAYERS)
         assert replaced is not None
         assert (replaced.stages[1].replicas, replaced.stages[1].keeping) == (
             ("n4", "n3"),
             () if own == Keeping() else (own, Keeping()),
         )
+
+
+def test_a_plan_in_whose_ways_those_who_stay_have_no_room_any_more_cannot_go_on() -> None:
+    some = problem("n1", "n2", "n3", memory=5.5e8)
+    auto = Problem(some.cluster, replace(some.workload, checkpointing=None))
+    assert rerouted(TWO_BY_TWO, auto, NOBODY) is None
+    by_layer = tuple(replace(stage, keeping=(Keeping(Checkpointing.LAYER),) * 2) for stage in TWO_BY_TWO.stages)
+    assert rerouted(replace(TWO_BY_TWO, stages=by_layer), auto, NOBODY) is not None
 
 
 def test_heirs_that_are_lost_in_turn_hand_on_all_that_they_had_and_are_replaced_as_others_are() -> None:

@@ -4,19 +4,26 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from dtfm.scheduler.assemble.evaluate import memory_shortfall
+from dtfm.scheduler.cost.simulate import simulate
 from dtfm.scheduler.cost.state_transfer import Holdings, fetching_seconds
 from dtfm.scheduler.model.cluster import Cluster, Node
 from dtfm.scheduler.model.decision import Reason, Why
-from dtfm.scheduler.model.keeping import held_by
-from dtfm.scheduler.model.plan import Plan, Stage, from_routes, validate
-from dtfm.scheduler.model.problem import Floats, Problem
+from dtfm.scheduler.model.keeping import has_room, held_by, keepings, kept_as_before
+from dtfm.scheduler.model.memory import BUS_BYTES_PER_SECOND, Checkpointing, Keeping, OptimizerState, in_flight
+from dtfm.scheduler.model.plan import Plan, Stage, from_routes, unless_usual, validate
+from dtfm.scheduler.model.problem import Draft, Floats, Problem
 from dtfm.scheduler.model.sketch import position_of
+from dtfm.scheduler.model.workload import Layer, Workload
 from dtfm.scheduler.schedule import schedule
+from tests.scheduler import yardstick_keeping as yardstick
 from tests.scheduler.clusters import any_problem, even_workload, uniform_cluster
+from tests.scheduler.cost.yardstick_simulate import simulated_in_python
+from tests.scheduler.drafts import drafts
 from tests.scheduler.plans import random_draft
 
 STATE = 2e7 * 3  # weights and optimizer state of a layer of even_workload
@@ -170,6 +177,89 @@ def test_repeated_replanning_under_noise_keeps_the_plan() -> None:
         noisy = Cluster(nodes, cluster.latency, cluster.bandwidth * noise)
         decision = schedule(noisy, workload, plan, seed=generation, generation=generation, evaluations=200)
         assert (decision.reason, decision.plan) == (Reason.KEPT, plan)
+
+
+@settings(max_examples=40, deadline=None)
+@given(drafts(), st.data())
+def test_who_has_the_same_layers_keeps_them_as_before_unless_that_does_not_fit(
+    drawn: tuple[Problem, Draft], data: st.DataObject
+) -> None:
+    problem, draft = drawn
+    assume(not memory_shortfall(problem, draft.groups, draft.cuts))
+    ways = st.sampled_from(problem.workload.ways)
+    before = replace(draft, keeping=tuple(tuple(data.draw(ways) for _ in group) for group in draft.groups))
+    assert before.keeping is not None
+    plan = before.plan(problem.cluster, [()] * len(draft.groups), before.keeping, 1)
+    again = kept_as_before(problem, plan, draft)
+    assert again.keeping is not None
+    assert has_room(problem, again)
+    assert not has_room(problem, before) or again.keeping == before.keeping
+    for stage, (had, has, usual) in enumerate(
+        zip(before.keeping, again.keeping, keepings(problem, draft), strict=True)
+    ):
+        for node, one, other, chosen in zip(draft.groups[stage], had, has, usual, strict=True):
+            fewest = min(in_flight(stage, len(draft.groups)), problem.workload.micro_batches)
+            kept = yardstick.kept(problem.workload, draft.cuts[stage], draft.cuts[stage + 1], one)
+            assert other == (one if kept.lacking(problem, node, fewest) < 1.0 else chosen)
+    assert simulate(problem, again) == pytest.approx(simulated_in_python(problem, again), rel=1e-9)
+
+
+NONE, LAYER = map(Keeping, Checkpointing)
+HOSTED = Keeping(Checkpointing.NONE, OptimizerState.HOST)
+
+
+def alone(memory: float, *, flops: float = 1e12, host: float | None = None) -> Cluster:
+    node = Node("a", flops, memory, host_memory_bytes=host)
+    return Cluster((node,), np.zeros((1, 1)), np.zeros((1, 1)))
+
+
+def kept_by(keeping: Keeping) -> Plan:
+    return from_routes(1, [Stage((0, 3), ("a",), (), keeping=unless_usual((keeping,)))], [(("a",), 4)])
+
+
+ANY_WAY = Workload(
+    tuple(Layer(f"layer{i}", 1e9, 100.0, 10.0, 60.0, 5.0) for i in range(3)),
+    4,
+    checkpointing=None,
+    optimizer_state=None,
+)
+# On the device 1200 bytes of state, and 185 of activations, or 85 by layer. With the state in the host's memory 600 and 900.
+
+
+@pytest.mark.parametrize(
+    ("memory", "before", "reason", "after"),
+    [
+        (1386.0, NONE, Reason.KEPT, NONE),
+        (1286.0, NONE, Reason.INFEASIBLE, LAYER),
+        (1286.0, LAYER, Reason.KEPT, LAYER),
+        (1386.0, LAYER, Reason.FASTER, NONE),  # a quarter of the step
+        (1386.0, HOSTED, Reason.KEPT, HOSTED),
+        (784.0, HOSTED, Reason.INFEASIBLE, Keeping(Checkpointing.LAYER, OptimizerState.HOST)),
+    ],
+)
+def test_the_plan_in_force_is_judged_by_its_own_ways(
+    memory: float, before: Keeping, reason: Reason, after: Keeping
+) -> None:
+    decision = schedule(alone(memory, host=1e4), ANY_WAY, kept_by(before), generation=2)
+    assert decision.reason is reason
+    assert (decision.plan.stages[0].keeping or (NONE,)) == (after,)
+    passes = 4 if after.checkpointing is Checkpointing.LAYER else 3
+    bus = 600.0 / BUS_BYTES_PER_SECOND if after.optimizer_state is OptimizerState.HOST else 0.0
+    assert decision.predicted.iteration_seconds == pytest.approx(passes * 4 * 3e9 / 1e12 + bus, rel=1e-9)
+
+
+def test_ways_that_the_run_no_longer_allows_are_given_up() -> None:
+    device = replace(ANY_WAY, optimizer_state=OptimizerState.DEVICE)
+    decision = schedule(alone(1386.0, host=1e4), device, kept_by(HOSTED), generation=2)
+    assert (decision.reason, decision.plan.stages[0].keeping) == (Reason.REQUESTED, ())
+
+
+def test_state_comes_back_from_the_host_where_its_way_over_the_bus_takes_long() -> None:
+    """Layers of 1e9 bytes pass the bus in half a second, in which the device could compute the micro-batches twice."""
+    heavy = replace(ANY_WAY, layers=tuple(replace(layer, parameter_bytes=1e9) for layer in ANY_WAY.layers))
+    decision = schedule(alone(1e11, flops=1e11, host=1e11), heavy, kept_by(HOSTED), generation=2)
+    assert (decision.reason, decision.plan.stages[0].keeping) == (Reason.FASTER, ())
+    assert decision.predicted.iteration_seconds == pytest.approx(3 * 4 * 3e9 / 1e11, rel=1e-9)
 
 
 def test_a_workload_of_another_length_gets_a_new_plan() -> None:
