@@ -131,6 +131,7 @@ def describe(run: Run, allowed_modules: Sequence[str] = ()) -> str:
         "checkpointing": _name(costs.activation_checkpointing, _CHECKPOINTING),
         "optimizer_state": _name(costs.optimizer_state, _OPTIMIZER_STATE),
         "tokens_per_micro_batch": tokens * run.train.micro_batch,
+        "precision": _name(run.train.precision, _PRECISIONS),
     }
     return json.dumps(document, indent=1)
 

@@ -24,6 +24,7 @@ Choice = TypeVar("Choice", Checkpointing, OptimizerState)
 
 _RATIOS = {"optimizer": 2.0, "own": 0.0, "copy": 0.0}
 """What Workload has of bytes per parameter byte, with what counts where WORKLOAD.json does not say."""
+PRECISIONS = ("fp32", "bf16", "fp64")
 BYTES_PER_GIGABIT = 1e9 / 8
 """Converts Gbit/s to bytes per second."""
 
@@ -152,11 +153,11 @@ def parse_workload(text: str) -> Workload:
 
     Optional, of a layer: ``kept_bytes`` and ``working_bytes``. Of the workload: ``optimizer_bytes_per_parameter_byte`` (default
     2), ``own_bytes_per_parameter_byte`` and ``copy_bytes_per_parameter_byte`` (default 0); ``checkpointing``, "auto",
-    "none" (the default) or "layer"; ``optimizer_state``, "auto", "device" (the default) or "host"; ``paper``; and
-    ``tokens_per_micro_batch``, which no plan depends on: see parse_tokens.
+    "none" (the default) or "layer"; ``optimizer_state``, "auto", "device" (the default) or "host"; ``paper``; and what no plan
+    depends on: ``tokens_per_micro_batch`` (see parse_tokens) and ``precision`` (see parse_precision).
     """
     ratios = {f"{part}_bytes_per_parameter_byte": default for part, default in _RATIOS.items()}
-    words = ("checkpointing", "optimizer_state", "tokens_per_micro_batch")
+    words = ("checkpointing", "optimizer_state", "tokens_per_micro_batch", "precision")
     document = _document(text, {"layers", "micro_batches", *ratios, *words, "paper"})
     sizes, optional = ("forward_flops", "parameter_bytes", "activation_bytes"), ("kept_bytes", "working_bytes")
     layers = []
@@ -177,6 +178,8 @@ def parse_workload(text: str) -> Workload:
         )
     if "tokens_per_micro_batch" in document:
         _integer(document, "tokens_per_micro_batch", "")
+    if "precision" in document and document["precision"] not in PRECISIONS:
+        raise ValueError(f"precision is {document['precision']!r:.80}; it must be one of {', '.join(PRECISIONS)}")
     return Workload(
         layers=tuple(layers),
         micro_batches=_integer(document, "micro_batches", ""),
@@ -191,6 +194,14 @@ def parse_tokens(text: str) -> int | None:
     """The tokens of a micro-batch, ``tokens_per_micro_batch`` in a text that parse_workload reads; None where it does not say."""
     document: dict[str, int] = json.loads(text)
     return document.get("tokens_per_micro_batch")
+
+
+def parse_precision(text: str) -> str:
+    """The precision that is computed in, ``precision`` in a text that parse_workload reads: one of PRECISIONS. A text that does
+    not say it is of a run in bf16 if it has copies of weights to compute with, otherwise in fp32."""
+    document: dict[str, Any] = json.loads(text)
+    copies = document.get("copy_bytes_per_parameter_byte", 0.0)
+    return str(document.get("precision") or ("bf16" if copies else "fp32"))
 
 
 def _choice(document: dict[str, Any], key: str, choices: Iterable[Choice], default: Choice) -> Choice | None:

@@ -5,6 +5,7 @@ matrix products in fp32 and in bf16 summed in 32 bits, in TFLOP/s, from NVIDIA's
 Ampere GA100 and GA102, Ada, Hopper, Blackwell) and data sheets. Figures there "with sparsity" are halved; GeForce cards sum bf16
 in 32 bits at half the speed at which they sum in 16, and that half counts. The speed in fp32 is that without tensor cores: with
 them products are of TF32, with 10 bits of each number's mantissa, which PyTorch uses only when told to, and nodes do not tell it.
+In fp64, tensor cores count where there are any for it. The same papers say how many times slower than fp32 that is.
 """
 
 from __future__ import annotations
@@ -20,16 +21,22 @@ RESERVED_GIB, RESERVED = 0.6, 0.03
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """``bf16_tflops`` is None where the device computes in no bf16: such a run computes in fp32 there."""
+    """``bf16_tflops`` is None where the device computes in no bf16: such a run computes in fp32 there. ``fp64_slower``: how many
+    times slower than in fp32 it computes in fp64."""
 
     name: str
     memory_gib: float
     fp32_tflops: float
     bf16_tflops: float | None = None
+    fp64_slower: float = 64
 
-    def flops(self, in_bf16: bool) -> float:
-        """Sustained FLOP/s of a run that computes in bf16, or in fp32."""
-        peak = self.bf16_tflops if in_bf16 and self.bf16_tflops is not None else self.fp32_tflops
+    def flops(self, precision: str) -> float:
+        """Sustained FLOP/s of a run that computes in this one of scheduler.formats.PRECISIONS."""
+        peak = self.fp32_tflops
+        if precision == "fp64":
+            peak /= self.fp64_slower
+        elif precision == "bf16" and self.bf16_tflops is not None:
+            peak = self.bf16_tflops
         return SUSTAINED * peak * 1e12
 
     @property
@@ -64,20 +71,20 @@ GPUS = (
     Gpu("RTX 5000 Ada", 32, 65.3, 261.1),
     Gpu("RTX 6000 Ada", 48, 91.1, 364.2),
     Gpu("RTX PRO 6000", 96, 126.0, 503.8),
-    Gpu("T4", 15, 8.1),
-    Gpu("V100 16GB", 16, 15.7),
-    Gpu("V100 32GB", 32, 15.7),
+    Gpu("T4", 15, 8.1, fp64_slower=32),
+    Gpu("V100 16GB", 16, 15.7, fp64_slower=2),
+    Gpu("V100 32GB", 32, 15.7, fp64_slower=2),
     Gpu("A10", 22.5, 31.2, 125.0),
-    Gpu("A30", 24, 10.3, 165.0),
+    Gpu("A30", 24, 10.3, 165.0, fp64_slower=1),
     Gpu("A40", 45, 37.4, 149.7),
     Gpu("L4", 22.5, 30.3, 121.0),
     Gpu("L40", 45, 90.5, 181.0),
     Gpu("L40S", 45, 91.6, 362.0),
-    Gpu("A100 40GB", 40, 19.5, 312.0),
-    Gpu("A100 80GB", 80, 19.5, 312.0),
-    Gpu("H100 PCIe", 79.6, 51.2, 756.0),
-    Gpu("H100 SXM", 79.6, 66.9, 989.4),
-    Gpu("H100 NVL", 93.6, 60.0, 835.5),
-    Gpu("H200", 140.4, 66.9, 989.4),
-    Gpu("B200", 179, 75.0, 2250.0),
+    Gpu("A100 40GB", 40, 19.5, 312.0, fp64_slower=1),
+    Gpu("A100 80GB", 80, 19.5, 312.0, fp64_slower=1),
+    Gpu("H100 PCIe", 79.6, 51.2, 756.0, fp64_slower=1),
+    Gpu("H100 SXM", 79.6, 66.9, 989.4, fp64_slower=1),
+    Gpu("H100 NVL", 93.6, 60.0, 835.5, fp64_slower=1),
+    Gpu("H200", 140.4, 66.9, 989.4, fp64_slower=1),
+    Gpu("B200", 179, 75.0, 2250.0, fp64_slower=2),
 )

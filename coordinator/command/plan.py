@@ -20,7 +20,6 @@ from dtfm.coordinator.command.gpus import RESERVED, RESERVED_GIB, SUSTAINED
 from dtfm.coordinator.command.options import Json, Where
 from dtfm.coordinator.command.rented import (
     HOST_MEMORY,
-    computes_in_bf16,
     parse_gpus,
     parse_links,
     parse_size,
@@ -32,11 +31,18 @@ from dtfm.coordinator.view.narration import describe_gap, describe_plan
 from dtfm.coordinator.view.search_progress import QUIET_SECONDS, SearchProgress
 from dtfm.protos import control_pb2 as wire
 from dtfm.scheduler.assemble.compact import CompactCluster
-from dtfm.scheduler.formats import decision_document, gap, parse_any_network, parse_plan, parse_tokens, parse_workload
+from dtfm.scheduler.formats import (
+    decision_document,
+    gap,
+    parse_any_network,
+    parse_plan,
+    parse_precision,
+    parse_tokens,
+    parse_workload,
+)
 from dtfm.scheduler.model.cluster import Cluster
 from dtfm.scheduler.model.decision import Decision, Infeasible, Objective
 from dtfm.scheduler.model.problem import Problem
-from dtfm.scheduler.model.workload import Workload
 from dtfm.scheduler.schedule import schedule
 from dtfm.scheduler.warm_up import warm_up
 
@@ -107,8 +113,10 @@ def plan(
     Exit codes: 0 a plan was found, 1 no plan is possible, 2 bad input.
     """
     _check_source(network, gpus, links)
-    work, tokens = _parsed(workload, lambda text: (parse_workload(text), parse_tokens(text)))
-    cluster = _cluster(network, gpus, links, host_memory, work)
+    work, tokens, precision = _parsed(
+        workload, lambda text: (parse_workload(text), parse_tokens(text), parse_precision(text))
+    )
+    cluster = _cluster(network, gpus, links, host_memory, precision)
     current = _parsed(incumbent, parse_plan) if incumbent is not None else None
     console = Console(stderr=True)
     _compile(console)
@@ -145,13 +153,15 @@ def plan(
     problem = Problem(cluster, work) if isinstance(cluster, Cluster) else None  # a miniature's nodes stand for several
     if json_lines:
         more = {} if problem is None else plan_documents(problem, decision, tokens)
+        if gpus is not None:
+            more |= {"precision": precision, "without_bf16": without_bf16(gpus) if precision == "bf16" else []}
         print(json.dumps(decision_document(decision, elapsed, objective) | more))
     else:
         print(f"{decision.sentence}\n{describe_plan(decision.plan)}")
         if problem is not None:
             print(describe_holdings(problem, decision, tokens))
         if gpus is not None:
-            print(_speeds(gpus, work))
+            print(_speeds(gpus, precision))
         print(f"{decision.evaluations:,} plans were tried in {elapsed:.1f} s.")
         if (times := gap(decision, objective)) is not None:
             print(describe_gap(decision.lower_bound_seconds, times))
@@ -170,13 +180,14 @@ def plan_now(where: Where = "", json_lines: Json = False) -> None:
         print(f"{'A new plan' if reply.changed else 'No change'} (generation {reply.generation}): {reply.reason}")
 
 
-def _speeds(gpus: str, work: Workload) -> str:
+def _speeds(gpus: str, precision: str) -> str:
     """The precision that the GPUs' speeds are for."""
-    if not computes_in_bf16(work):
-        return 'The GPUs\' speed is that of fp32, in which this workload computes; precision = "bf16" in the run file is faster.'
+    told = f"The GPUs' speed is that of {precision}"
+    if precision != "bf16":
+        return f'{told}, in which this workload computes; precision = "bf16" in the run file is faster.'
     if old := without_bf16(gpus):
-        return f"The GPUs' speed is that of bf16; {old} cannot compute in it, so its speed here is that of fp32."
-    return "The GPUs' speed is that of bf16, in which this workload computes."
+        return f"{told}; {old[0]} cannot compute in it, so its speed here is that of fp32."
+    return f"{told}, in which this workload computes."
 
 
 def _check_source(network: Path | None, gpus: str | None, links: str | None) -> None:
@@ -193,14 +204,14 @@ def _check_source(network: Path | None, gpus: str | None, links: str | None) -> 
 
 
 def _cluster(
-    network: Path | None, gpus: str | None, links: str | None, host_memory: str, work: Workload
+    network: Path | None, gpus: str | None, links: str | None, host_memory: str, precision: str
 ) -> Cluster | CompactCluster:
     """Of options that `_check_source` has checked."""
     if network is not None:
         return _parsed(network, parse_any_network)
     assert gpus is not None
     assert links is not None
-    return rented_cluster(parse_gpus(gpus), *parse_links(links), parse_size(host_memory), computes_in_bf16(work))
+    return rented_cluster(parse_gpus(gpus), *parse_links(links), parse_size(host_memory), precision)
 
 
 def _compile(console: Console) -> None:

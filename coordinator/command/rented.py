@@ -14,7 +14,6 @@ import numpy as np
 from dtfm.coordinator.command.gpus import GPUS, Gpu
 from dtfm.coordinator.core.validation import MAX_NODES
 from dtfm.scheduler.model.cluster import Cluster, Node
-from dtfm.scheduler.model.workload import Workload
 
 HOST_MEMORY = "32GiB"
 """Of a node, by default: little, because not every landlord gives a rented GPU its share of a large machine."""
@@ -46,14 +45,9 @@ def parse_gpus(text: str) -> list[Gpu]:
     return made
 
 
-def without_bf16(text: str) -> str:
-    """The first of the GPUs that cannot compute in bf16; empty: there is none."""
-    return next((gpu.name for gpu in parse_gpus(text) if gpu.bf16_tflops is None), "")
-
-
-def computes_in_bf16(workload: Workload) -> bool:
-    """Whether the run computes with copies of its weights: in bf16. Otherwise it computes in the precision of its parameters."""
-    return workload.copy_bytes_per_parameter_byte > 0
+def without_bf16(text: str) -> list[str]:
+    """Which of the GPUs cannot compute in bf16, each name once."""
+    return list(dict.fromkeys(gpu.name for gpu in parse_gpus(text) if gpu.bf16_tflops is None))
 
 
 def _gpu(name: str) -> Gpu:
@@ -98,16 +92,16 @@ def parse_quantity(text: str, what: str, units: Mapping[str, float], most: float
     return number * units[unit]
 
 
-def rented_cluster(gpus: list[Gpu], bandwidth: float, latency: float, host_memory: float, in_bf16: bool) -> Cluster:
+def rented_cluster(gpus: list[Gpu], bandwidth: float, latency: float, host_memory: float, precision: str) -> Cluster:
     """Each GPU a machine of its own, whose connection carries as much up, and down, as any of its links.
 
-    Speeds are those of a run that computes in bf16, or in fp32: see `computes_in_bf16`.
+    Speeds are those of a run that computes in this precision.
     """
     count = len(gpus)
     nodes = tuple(
         Node(
             f"{gpu.name.lower().replace(' ', '-')}-{number}",
-            gpu.flops(in_bf16),
+            gpu.flops(precision),
             gpu.memory_bytes,
             up=bandwidth,
             down=bandwidth,

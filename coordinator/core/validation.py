@@ -19,6 +19,7 @@ from dtfm.protos import control_pb2 as wire
 from dtfm.protos.access import NAME
 from dtfm.protos.candidates import MOST_CANDIDATES, read_candidate, write_candidate
 from dtfm.scheduler.model.chains import micro_batches_of
+from dtfm.scheduler.model.memory import KEPT_PER_OUTPUT_BYTE
 from dtfm.scheduler.model.plan import Plan
 from dtfm.scheduler.model.workload import Layer, Workload
 
@@ -202,7 +203,8 @@ def check_prepared(prepared: wire.Prepared, run: RunFile) -> Described:
 
 def check_agrees(mine: Described, run: Described) -> None:
     """Raises Refused if a node would train something else than the first one that prepared, or counts memory otherwise. What its
-    layers keep and work with may differ somewhat: that depends on versions, and changes no result."""
+    layers keep and work with may differ somewhat, as that depends on versions, and at will where either node could only guess:
+    it changes no result, and the run goes by what the first one said."""
     for name in ("data_fingerprint", "training_samples", "evaluation_samples", "tokens_per_sample"):
         if getattr(mine, name) != getattr(run, name):
             raise Refused(
@@ -231,6 +233,8 @@ def check_agrees(mine: Described, run: Described) -> None:
         ratio = f"{part}_bytes_per_parameter_byte"
         if getattr(mine.workload, ratio) != getattr(run.workload, ratio):
             raise _workload_differs(ratio, getattr(mine.workload, ratio), getattr(run.workload, ratio))
+    if _is_guessed(mine) or _is_guessed(run):
+        return
     for ours, theirs in zip(mine.workload.layers, run.workload.layers, strict=True):
         for field in ("kept_bytes", "working_bytes"):
             small, large = sorted((getattr(ours, field), getattr(theirs, field)))
@@ -243,6 +247,14 @@ def is_older(run: Described) -> bool:
     """Whether an older version described the run (protocol 8 and before): it does not say what layers keep, and counted what
     they send in other ways."""
     return any(layer.kept_bytes is None for layer in run.workload.layers)
+
+
+def _is_guessed(described: Described) -> bool:
+    """Whether a node could not follow the model's code, and told what is usual: no layer that is measured works with nothing."""
+    return all(
+        layer.kept_bytes == KEPT_PER_OUTPUT_BYTE * layer.activation_bytes and not layer.working_bytes
+        for layer in described.workload.layers
+    )
 
 
 def check_links(report: wire.LinkReport, reporter: str, known: Collection[str]) -> tuple[Link, ...]:

@@ -118,6 +118,10 @@ def test_a_broken_network_is_refused_with_field_and_value(change: dict[str, Any]
         ('{"layers": [], "micro_batches": 1.5}', r"micro_batches is 1\.5; it must be a whole number"),
         ('{"layers": [], "micro_batches": 1, "optimizer_state": "hoist"}', r"is 'hoist'; .* of auto, device, host"),
         ('{"layers": [], "micro_batches": 1, "tokens_per_micro_batch": "2k"}', r"tokens_per_micro_batch is '2k'"),
+        (
+            '{"layers": [], "micro_batches": 1, "precision": "fp16"}',
+            r"precision is 'fp16'; it must be one of fp32, bf16, fp64",
+        ),
     ],
 )
 def test_a_broken_workload_is_refused_with_field_and_value(text: str, message: str) -> None:

@@ -20,7 +20,7 @@ DEVICE, HOST = OptimizerState
 
 def rented(count: int, memory: str = "32") -> Cluster:
     """GPUs of 24 GiB on connections of 500 Mbit/s, 40 ms apart."""
-    return rented_cluster(parse_gpus(f"{count}x RTX 4090"), 62.5e6, 0.04, float(memory) * 2**30, in_bf16=True)
+    return rented_cluster(parse_gpus(f"{count}x RTX 4090"), 62.5e6, 0.04, float(memory) * 2**30, "bf16")
 
 
 def planned(cluster: Cluster, workload: Workload) -> Decision:
@@ -76,7 +76,7 @@ def test_a_fix_in_the_run_file_comes_first() -> None:
 
 
 def test_a_layer_larger_than_any_device_is_named() -> None:
-    small = rented_cluster(parse_gpus("90x RTX 3080"), 62.5e6, 0.04, 8 * 2**30, in_bf16=True)
+    small = rented_cluster(parse_gpus("90x RTX 3080"), 62.5e6, 0.04, 8 * 2**30, "bf16")
     sentence = r"layer 1 \(decoder\) is larger than any device: alone, .* of host memory, .* more than rtx-3080-0 has"
     with pytest.raises(Infeasible, match=sentence):
         planned(small, llama("70B"))
@@ -85,4 +85,4 @@ def test_a_layer_larger_than_any_device_is_named() -> None:
 def test_every_gpu_in_the_table_has_room_for_something() -> None:
     assert len({gpu.name for gpu in GPUS}) == len(GPUS)
     assert all(0 < gpu.memory_bytes < gpu.memory_gib * 2**30 for gpu in GPUS)
-    assert all(0 < gpu.flops(False) <= gpu.flops(True) for gpu in GPUS)
+    assert all(0 < gpu.flops("fp64") <= gpu.flops("fp32") <= gpu.flops("bf16") for gpu in GPUS)

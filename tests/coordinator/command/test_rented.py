@@ -67,34 +67,50 @@ def test_units_are_what_they_say() -> None:
 
 
 def test_each_gpu_is_a_machine_whose_links_share_its_connection() -> None:
-    cluster = rented_cluster(parse_gpus("2x L4, T4"), 1e8, 0.01, 1e10, in_bf16=True)
+    cluster = rented_cluster(parse_gpus("2x L4, T4"), 1e8, 0.01, 1e10, "bf16")
     assert cluster.ids == ("l4-0", "l4-1", "t4-2")
     assert {(node.up, node.down, node.host_memory_bytes) for node in cluster.nodes} == {(1e8, 1e8, 1e10)}
 
 
 def test_a_gpu_is_as_fast_as_the_runs_precision_allows() -> None:
-    """TF32 does not count: nodes do not use it. A T4 computes in no bf16."""
+    """TF32 does not count: nodes do not use it. A T4 computes in no bf16. An A100 has tensor cores for fp64."""
     gpus = parse_gpus("RTX 4090, A100 80GB, T4")
-    for in_bf16, peaks in ((False, [82.6, 19.5, 8.1]), (True, [165.2, 312.0, 8.1])):
-        cluster = rented_cluster(gpus, 1e8, 0.01, 1e10, in_bf16)
+    for precision, peaks in (
+        ("fp32", [82.6, 19.5, 8.1]),
+        ("bf16", [165.2, 312.0, 8.1]),
+        ("fp64", [82.6 / 64, 19.5, 8.1 / 32]),
+    ):
+        cluster = rented_cluster(gpus, 1e8, 0.01, 1e10, precision)
         assert [node.flops for node in cluster.nodes] == pytest.approx([SUSTAINED * peak * 1e12 for peak in peaks])
 
 
 @pytest.mark.parametrize(
-    ("copy", "gpus", "sentence"),
+    ("copy", "said", "gpus", "precision", "sentence"),
     [
-        (0.0, "3x RTX 4090", "speed is that of fp32, in which this workload computes"),
-        (0.5, "3x RTX 4090", "speed is that of bf16, in which this workload computes"),
-        (0.5, "3x RTX 4090, T4", "speed is that of bf16; T4 cannot compute in it"),
+        (0.0, {}, "3x RTX 4090", "fp32", "speed is that of fp32, in which this workload computes"),
+        (0.5, {}, "3x RTX 4090", "bf16", "speed is that of bf16, in which this workload computes"),
+        (0.5, {}, "3x RTX 4090, T4", "bf16", "speed is that of bf16; T4 cannot compute in it"),
+        (0.0, {"precision": "fp64"}, "3x A100 80GB", "fp64", "speed is that of fp64, in which this workload computes"),
     ],
 )
 def test_plan_says_which_precision_the_speed_is_for(
-    copy: float, gpus: str, sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+    copy: float,
+    said: dict[str, str],
+    gpus: str,
+    precision: str,
+    sentence: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: Capture,
 ) -> None:
-    (tmp_path / "w.json").write_text(dump_workload(replace(even_workload(), copy_bytes_per_parameter_byte=copy)))
-    options = "--links", "500Mbit/s,40ms", "--workload", str(tmp_path / "w.json"), "--deadline", "0.2"
+    workload = dump_workload(replace(even_workload(), copy_bytes_per_parameter_byte=copy))
+    (tmp_path / "w.json").write_text(json.dumps(json.loads(workload) | said))
+    options = "--links", "500Mbit/s,40ms", "--workload", str(tmp_path / "w.json"), "--deadline", "0.1"
     assert run(monkeypatch, "plan", "--gpus", gpus, *options) == 0
     assert sentence in " ".join(capsys.readouterr().out.split())
+    assert run(monkeypatch, "plan", "--gpus", gpus, *options, "--json") == 0
+    document = json.loads(capsys.readouterr().out)
+    assert (document["precision"], document["without_bf16"]) == (precision, ["T4"] if "T4" in gpus else [])
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from dtfm.coordinator.core.state import Switching
 from dtfm.coordinator.log import events as ev
 from dtfm.protos import PROTOCOL_VERSION, plan_pb2
 from dtfm.protos import control_pb2 as wire
-from dtfm.scheduler.model.memory import OptimizerState
+from dtfm.scheduler.model.memory import KEPT_PER_OUTPUT_BYTE, OptimizerState
 from tests.coordinator.script import LAYERS, LEASE, World, fresh_state, prepared, refusal_of, training
 
 BIG = plan_pb2.Workload(
@@ -270,6 +270,21 @@ def test_what_layers_keep_and_work_with_may_differ_between_nodes() -> None:
     for node, kept, working in (("b", 2 << 20, 1 << 20), ("c", 8 << 20, 0)):
         world.prepare(node, prepared(workload=measured(kept_bytes=kept, working_bytes=working)))
     assert set(world.state.members.sessions) == {"a", "b", "c"}
+
+
+def test_a_node_that_could_only_guess_what_layers_keep_is_welcome_whoever_comes_first() -> None:
+    guessed = measured(working_bytes=0)
+    for layer in guessed.layers:
+        layer.kept_bytes = int(KEPT_PER_OUTPUT_BYTE * layer.activation_bytes)
+    apart = measured(kept_bytes=guessed.layers[0].kept_bytes * 4, working_bytes=8 << 20)
+    for first, second in ((guessed, apart), (apart, guessed)):
+        world = World()
+        for node, workload in (("a", first), ("b", second)):
+            world.greet(node)
+            world.prepare(node, prepared(workload=workload))
+        assert set(world.state.members.sessions) == {"a", "b"}
+        assert world.state.ledger.described is not None
+        assert world.state.ledger.described.workload.layers[0].kept_bytes == first.layers[0].kept_bytes
 
 
 def test_the_run_says_how_nodes_may_keep_what_they_need() -> None:
