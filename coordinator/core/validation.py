@@ -212,11 +212,11 @@ def check_agrees(mine: Described, run: Described) -> None:
                 f"{name} is {getattr(mine, name)} here and {getattr(run, name)} on the other nodes; all nodes need the same "
                 f"files (for python-stdlib: the same Python version, for tokenizers and hub data: the same revision)",
             )
-    if mine.weights_fingerprint != run.weights_fingerprint:
+    if differs := _weights_differ(mine.weights_fingerprint, run.weights_fingerprint):
         raise Refused(
             wire.WORKLOAD_DIFFERS,
-            "model.pretrained: the weights here are not those that the other nodes have (their config.json, or the names, types "
-            "and shapes of their tensors, differ); all nodes need the same files: copy the folder here again, or name a revision",
+            f"model.pretrained: the weights here are not those that the other nodes have ({differs}); all nodes need the same "
+            "files: copy the folder here again, or name a revision",
         )
     if mine.buckets != run.buckets or len(mine.workload.layers) != len(run.workload.layers):
         raise _workload_differs("layers", len(mine.workload.layers), len(run.workload.layers))
@@ -247,6 +247,15 @@ def is_older(run: Described) -> bool:
     """Whether an older version described the run (protocol 8 and before): it does not say what layers keep, and counted what
     they send in other ways."""
     return any(layer.kept_bytes is None for layer in run.workload.layers)
+
+
+def _weights_differ(mine: str, run: str) -> str:
+    """In what weights differ by their fingerprints (control.proto, Prepared), or empty. What an older version says ends before
+    the values."""
+    if mine[:64] != run[:64]:
+        return "their config.json, or the names, types and shapes of their tensors, differ"
+    both = mine[64:] and run[64:]
+    return "their values differ: those of another revision, or of another training" if both and mine != run else ""
 
 
 def _is_guessed(described: Described) -> bool:

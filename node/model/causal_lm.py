@@ -33,7 +33,6 @@ class CausalLM(Model):
     def __init__(self, module: PreTrainedModel, sample: Sample, anatomy: Anatomy, files: WeightFiles | None) -> None:
         super().__init__(module, sample, anatomy.layers)
         self._files, self._pretrained = files, Pretrained(files, module) if files is not None else None
-        self.weights_digest = files.digest if files is not None else b""
         self._anatomy = anatomy
 
     def cut(self, module: nn.Module, first: int, past_last: int, checkpointed: bool = False) -> Part:
@@ -51,6 +50,9 @@ class CausalLM(Model):
     def _part(self, slice_: Slice, past_last: int) -> Part:
         separate = self._anatomy.separate_head and past_last == len(self.layers)
         return Part(slice_.body, slice_.head if separate else None)
+
+    def weights_fingerprint(self, seed: int) -> bytes:
+        return b"" if self._files is None else self._files.digest + self._files.digest_of_values(seed)
 
     def buffer_dtype(self, computes_in: torch.dtype) -> torch.dtype:
         """Rotary frequencies stay in float32, as transformers keeps them."""

@@ -53,8 +53,6 @@ class Model(ABC):
         self.sample = sample
         self.layers = layers
         self.buckets = _buckets(module, layers)
-        self.weights_digest = b""
-        """Of the weights that it begins with; empty if these follow from the seed."""
 
     @abstractmethod
     def cut(self, module: nn.Module, first: int, past_last: int, checkpointed: bool = False) -> Part:
@@ -65,6 +63,11 @@ class Model(ABC):
     def layerwise(self, module: nn.Module) -> Iterator[Part]:
         """The computation of each layer of ``module``, a copy of ``self.module``, one at a time: use each before the next. May
         change the copy."""
+
+    def weights_fingerprint(self, seed: int) -> bytes:
+        """Of the weights that it begins with: 32 bytes of their description, and 32 of values that ``seed`` picks. Empty if the
+        weights follow from the seed. Raises ValueError if they cannot be read."""
+        return b""
 
     def buffer_dtype(self, computes_in: torch.dtype) -> torch.dtype:
         """The dtype of buffers with floating-point numbers in a stage that computes in ``computes_in``."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,12 @@ MOST_HEADER_BYTES = 100 << 20
 """As in the safetensors library."""
 MOST_JSON_BYTES = 64 << 20
 MOST_FILES = 4096
+PIECE_BYTES = 4096
+"""That a fingerprint takes of a tensor, at most."""
+MOST_PIECES = 4096
+"""In a fingerprint. Models with a tensor for each expert may have more tensors, of which it takes some."""
+READERS = 16
+"""Pieces that are read at the same time: on the hub, each costs a round trip."""
 _DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
@@ -45,7 +52,7 @@ class StoredTensor:
 
 class WeightFiles:
     """``config`` is the content of config.json. ``digest`` is of the config, and of all that the files say about the tensors; not
-    of the values, which would have to be read for that."""
+    of the values: see `digest_of_values`."""
 
     def __init__(self, name: str) -> None:
         """Reads config.json and the files' headers.
@@ -70,22 +77,52 @@ class WeightFiles:
                 raise
             raise self._wrong(f"cannot be read ({in_one_line(problem)})", "is it there on this node?") from problem
         self.digest = digest.digest()
+        self._of_values: dict[int, bytes] = {}
+
+    def digest_of_values(self, seed: int) -> bytes:
+        """A digest of some bytes of every tensor, or of MOST_PIECES of them, from where ``seed`` says: it tells other weights of
+        the same shapes, such as another revision or another fine-tuning, but not a single byte that is wrong. Read once. Raises
+        ValueError if a file cannot be read."""
+        if seed not in self._of_values:
+            chance = {name: _number(f"{seed} {name}") for name in self.tensors}
+            chosen = sorted(sorted(chance, key=chance.__getitem__)[:MOST_PIECES])
+            with ThreadPoolExecutor(READERS, "weights") as readers:
+                pieces = readers.map(lambda name: self._piece(name, chance[name]), chosen)
+                digest = blake3()
+                for name, piece in zip(chosen, pieces, strict=True):
+                    digest.update(f"{name} {len(piece)} ".encode()).update(piece)
+            self._of_values[seed] = digest.digest()
+        return self._of_values[seed]
+
+    def _piece(self, name: str, chance: int) -> bytes:
+        stored = self.tensors[name]
+        size = min(PIECE_BYTES, stored.end - stored.begin)
+        begin = stored.begin + chance % (stored.end - stored.begin - size + 1)
+        return self._bytes(name, begin, begin + size)
 
     def read(self, name: str) -> torch.Tensor:
         """The tensor on the CPU, as it is stored. Raises ValueError if the file is cut off or cannot be read."""
         stored = self.tensors[name]
-        try:
-            content = self._fs.cat_file(f"{self._path}/{stored.file}", start=stored.begin, end=stored.end)
-        except Exception as problem:
-            raise self._wrong(
-                f"{stored.file} cannot be read ({in_one_line(problem)})", "is it there on this node?"
-            ) from problem
+        content = self._bytes(name, stored.begin, stored.end)
         self.bytes_read += len(content)
-        if len(content) != stored.end - stored.begin:
-            raise self._wrong(f"{stored.file} is cut off: {name} is missing", "copy it again")
         if not content:
             return torch.empty(stored.shape, dtype=stored.dtype)
         return torch.frombuffer(bytearray(content), dtype=stored.dtype).view(stored.shape)
+
+    def _bytes(self, name: str, begin: int, end: int) -> bytes:
+        """Bytes [begin, end) of the tensor's file, which are of it."""
+        if begin == end:
+            return b""
+        file = self.tensors[name].file
+        try:
+            content: bytes = self._fs.cat_file(f"{self._path}/{file}", start=begin, end=end)
+        except Exception as problem:
+            raise self._wrong(
+                f"{file} cannot be read ({in_one_line(problem)})", "is it there on this node?"
+            ) from problem
+        if len(content) != end - begin:
+            raise self._wrong(f"{file} is cut off: {name} is missing", "copy it again")
+        return content
 
     def _headers(self, digest: blake3) -> dict[str, StoredTensor]:
         if not self._fs.exists(f"{self._path}/{INDEX}"):
@@ -156,6 +193,10 @@ class WeightFiles:
 
     def _wrong(self, what: str, fix: str) -> ValueError:
         return ValueError(f"model.pretrained: {self.name}: {what}; {fix}")
+
+
+def _number(text: str) -> int:
+    return int.from_bytes(blake3(text.encode()).digest(), "big")
 
 
 def _open(name: str) -> tuple[Any, str]:

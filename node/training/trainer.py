@@ -267,7 +267,7 @@ class Trainer:
         prepared = Prepared(
             workload=workload(loaded.model, run),
             data_fingerprint=loaded.data.fingerprint,
-            weights_fingerprint=loaded.model.weights_digest,
+            weights_fingerprint=loaded.model.weights_fingerprint(run.seed),
             data_read=loaded.data.was_read,
             training_samples=loaded.data.training_count,
             evaluation_samples=loaded.data.evaluation_count,

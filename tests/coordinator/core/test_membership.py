@@ -272,6 +272,26 @@ def test_what_layers_keep_and_work_with_may_differ_between_nodes() -> None:
     assert set(world.state.members.sessions) == {"a", "b", "c"}
 
 
+@pytest.mark.parametrize(
+    ("second", "differs"),
+    [
+        (b"d" * 32 + b"v" * 32, ""),
+        (b"d" * 32, ""),  # of an older version
+        (b"D" * 32 + b"v" * 32, "their config.json, or the names, types and shapes of their tensors, differ"),
+        (b"d" * 32 + b"V" * 32, "their values differ: those of another revision, or of another training"),
+        (b"", "their config.json"),
+    ],
+)
+def test_all_nodes_begin_with_the_same_pretrained_weights(second: bytes, differs: str) -> None:
+    world = World()
+    world.greet("a")
+    world.prepare("a", prepared(weights_fingerprint=b"d" * 32 + b"v" * 32))
+    stream = world.prepare("b", prepared(weights_fingerprint=second))
+    assert ("b" in world.state.members.sessions) == (not differs)
+    if differs:
+        assert differs in refusal_of(world, stream).sentence
+
+
 def test_a_node_that_could_only_guess_what_layers_keep_is_welcome_whoever_comes_first() -> None:
     guessed = measured(working_bytes=0)
     for layer in guessed.layers:

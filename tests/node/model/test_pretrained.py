@@ -16,6 +16,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from dtfm.node.data.samples import Sample
 from dtfm.node.data.tokenizer import Bytes, load_tokenizer
+from dtfm.node.model import weight_files
 from dtfm.node.model.load import load_model
 from dtfm.node.model.model import Model
 from dtfm.node.model.weight_files import WeightFiles
@@ -111,18 +112,53 @@ def test_any_place_that_fsspec_knows_will_do(llama: Path) -> None:
     for file in llama.iterdir():
         fs.pipe_file(f"/weights/{file.name}", file.read_bytes())
     there, here = load("memory://weights"), load(llama)
-    assert there.weights_digest == here.weights_digest != b""
+    assert there.weights_fingerprint(7) == here.weights_fingerprint(7) != b""
     bucket = here.buckets[2]
     for name, value in here.initial_parameters(bucket, 1).items():
         assert torch.equal(value, there.initial_parameters(bucket, 1)[name])
 
 
-def test_the_digest_tells_weights_of_another_kind(copied: Path, llama: Path, tmp_path: Path) -> None:
-    digest = load(llama).weights_digest
-    assert load(copied).weights_digest == digest
+def test_the_fingerprint_tells_weights_of_another_kind(copied: Path, llama: Path, tmp_path: Path) -> None:
+    fingerprint = load(llama).weights_fingerprint(7)
+    assert load(copied).weights_fingerprint(7) == fingerprint
     change_config(copied, rms_norm_eps=1e-3)
     save(tmp_path / "bf16", dtype=torch.bfloat16)
-    assert len({digest, load(copied).weights_digest, load(tmp_path / "bf16").weights_digest}) == 3
+    described = {load(folder).weights_fingerprint(7)[:32] for folder in (llama, copied, tmp_path / "bf16")}
+    assert len(described) == 3
+
+
+def test_the_fingerprint_tells_other_values_of_any_tensor(copied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of each tensor it takes a piece, whose place depends on the seed, and no more."""
+    monkeypatch.setattr(weight_files, "PIECE_BYTES", 16)
+    files = WeightFiles(str(copied))
+    before = load(copied).weights_fingerprint(7)
+    assert load(copied).weights_fingerprint(8)[:32] == before[:32]
+    assert load(copied).weights_fingerprint(8)[32:] != before[32:]
+    for name, stored in files.tensors.items():
+        path = copied / stored.file
+        content = path.read_bytes()
+        negated = (-files.read(name)).contiguous().view(torch.uint8).numpy().tobytes()
+        path.write_bytes(content[: stored.begin] + negated + content[stored.end :])
+        changed = load(copied).weights_fingerprint(7)
+        assert (changed[:32], changed[32:] == before[32:]) == (before[:32], False), name
+        path.write_bytes(content)
+    assert load(copied).weights_fingerprint(7) == before
+    reads: list[int] = []
+    fs = type(fsspec.filesystem("file"))
+    cat = fs.cat_file
+
+    def counted(self: Any, path: str, start: int, end: int) -> bytes:
+        reads.append(end - start)
+        return bytes(cat(self, path, start=start, end=end))
+
+    monkeypatch.setattr(fs, "cat_file", counted)
+    files.digest_of_values(7)
+    files.digest_of_values(7)
+    assert reads == [16] * len(files.tensors)
+    reads.clear()
+    monkeypatch.setattr(weight_files, "MOST_PIECES", 5)
+    files.digest_of_values(9)
+    assert len(reads) == 5
 
 
 @pytest.mark.parametrize(
