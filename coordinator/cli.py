@@ -9,7 +9,7 @@ import typer
 from dtfm.coordinator.command.audit import audit
 from dtfm.coordinator.command.demo import demo
 from dtfm.coordinator.command.export import export
-from dtfm.coordinator.command.invite import invite, revoke
+from dtfm.coordinator.command.invite import expel, forgive, invite, revoke
 from dtfm.coordinator.command.observe import events, members, watch
 from dtfm.coordinator.command.plan import plan, plan_now
 from dtfm.coordinator.command.serve import serve
@@ -23,7 +23,7 @@ app = typer.Typer(
 )
 # Every option of `serve` can come from the environment, as containers need it: DTFM_LISTEN for --listen.
 app.command(context_settings={"auto_envvar_prefix": "DTFM"})(serve)
-for command in (demo, invite, revoke, members, events, watch, plan_now, plan, export, audit):
+for command in (demo, invite, revoke, expel, forgive, members, events, watch, plan_now, plan, export, audit):
     app.command()(command)
 
 

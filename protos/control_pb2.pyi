@@ -28,6 +28,7 @@ class RefusalReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ROLE: _ClassVar[RefusalReason]
     UNKNOWN_KEY: _ClassVar[RefusalReason]
     BUSY: _ClassVar[RefusalReason]
+    QUARANTINED: _ClassVar[RefusalReason]
 
 class SnapshotDestination(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -60,6 +61,7 @@ WRONG_CLOCK: RefusalReason
 ROLE: RefusalReason
 UNKNOWN_KEY: RefusalReason
 BUSY: RefusalReason
+QUARANTINED: RefusalReason
 NO_SNAPSHOT: SnapshotDestination
 CHECKPOINT: SnapshotDestination
 DISKS: SnapshotDestination
@@ -737,6 +739,32 @@ class RevokeRequest(_message.Message):
     def __init__(self, what: _Optional[str] = ...) -> None: ...
 
 class RevokeReply(_message.Message):
+    __slots__ = ("sentence",)
+    SENTENCE_FIELD_NUMBER: _ClassVar[int]
+    sentence: str
+    def __init__(self, sentence: _Optional[str] = ...) -> None: ...
+
+class ExpelRequest(_message.Message):
+    __slots__ = ("node", "reason")
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    node: str
+    reason: str
+    def __init__(self, node: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class ExpelReply(_message.Message):
+    __slots__ = ("sentence",)
+    SENTENCE_FIELD_NUMBER: _ClassVar[int]
+    sentence: str
+    def __init__(self, sentence: _Optional[str] = ...) -> None: ...
+
+class ForgiveRequest(_message.Message):
+    __slots__ = ("node",)
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    node: str
+    def __init__(self, node: _Optional[str] = ...) -> None: ...
+
+class ForgiveReply(_message.Message):
     __slots__ = ("sentence",)
     SENTENCE_FIELD_NUMBER: _ClassVar[int]
     sentence: str

@@ -221,6 +221,16 @@ class ObserverStub:
                 request_serializer=dtfm_dot_protos_dot_control__pb2.RevokeRequest.SerializeToString,
                 response_deserializer=dtfm_dot_protos_dot_control__pb2.RevokeReply.FromString,
                 _registered_method=True)
+        self.Expel = channel.unary_unary(
+                '/dtfm.Observer/Expel',
+                request_serializer=dtfm_dot_protos_dot_control__pb2.ExpelRequest.SerializeToString,
+                response_deserializer=dtfm_dot_protos_dot_control__pb2.ExpelReply.FromString,
+                _registered_method=True)
+        self.Forgive = channel.unary_unary(
+                '/dtfm.Observer/Forgive',
+                request_serializer=dtfm_dot_protos_dot_control__pb2.ForgiveRequest.SerializeToString,
+                response_deserializer=dtfm_dot_protos_dot_control__pb2.ForgiveReply.FromString,
+                _registered_method=True)
 
 
 class ObserverServicer:
@@ -260,6 +270,20 @@ class ObserverServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Expel(self, request, context):
+        """Quarantines a node: it takes no part until it is forgiven, nor does any other of its key.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Forgive(self, request, context):
+        """Ends a quarantine.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ObserverServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -287,6 +311,16 @@ def add_ObserverServicer_to_server(servicer, server):
                     servicer.Revoke,
                     request_deserializer=dtfm_dot_protos_dot_control__pb2.RevokeRequest.FromString,
                     response_serializer=dtfm_dot_protos_dot_control__pb2.RevokeReply.SerializeToString,
+            ),
+            'Expel': grpc.unary_unary_rpc_method_handler(
+                    servicer.Expel,
+                    request_deserializer=dtfm_dot_protos_dot_control__pb2.ExpelRequest.FromString,
+                    response_serializer=dtfm_dot_protos_dot_control__pb2.ExpelReply.SerializeToString,
+            ),
+            'Forgive': grpc.unary_unary_rpc_method_handler(
+                    servicer.Forgive,
+                    request_deserializer=dtfm_dot_protos_dot_control__pb2.ForgiveRequest.FromString,
+                    response_serializer=dtfm_dot_protos_dot_control__pb2.ForgiveReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -425,6 +459,60 @@ class Observer:
             '/dtfm.Observer/Revoke',
             dtfm_dot_protos_dot_control__pb2.RevokeRequest.SerializeToString,
             dtfm_dot_protos_dot_control__pb2.RevokeReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Expel(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/dtfm.Observer/Expel',
+            dtfm_dot_protos_dot_control__pb2.ExpelRequest.SerializeToString,
+            dtfm_dot_protos_dot_control__pb2.ExpelReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Forgive(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/dtfm.Observer/Forgive',
+            dtfm_dot_protos_dot_control__pb2.ForgiveRequest.SerializeToString,
+            dtfm_dot_protos_dot_control__pb2.ForgiveReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -1,4 +1,4 @@
-"""``dtfm-coordinator invite`` and ``revoke``: who may take part, look, or direct."""
+"""``dtfm-coordinator invite``, ``revoke``, ``expel`` and ``forgive``: who may take part, look, or direct."""
 
 from __future__ import annotations
 
@@ -56,6 +56,31 @@ def revoke(
     """Ends an invitation, or cuts off a node or a user at once."""
     reply: wire.RevokeReply = asyncio.run(ask(where, lambda stub: stub.Revoke, wire.RevokeRequest(what=what)))
     print(json.dumps({"revoked": what, "sentence": reply.sentence}) if json_lines else f"{reply.sentence}.")
+
+
+def expel(
+    node: Annotated[str, typer.Argument(metavar="NODE", help="Its name, as `members` shows it.")],
+    where: Where = "",
+    reason: Annotated[str, typer.Option(help="Why, for people to read.")] = "",
+    json_lines: Json = False,
+) -> None:
+    """Quarantines a node: training goes on without it, and it may not come back until it is forgiven.
+
+    So do all other nodes of its key, which are those of its user on that machine.
+    """
+    request = wire.ExpelRequest(node=node, reason=reason)
+    reply: wire.ExpelReply = asyncio.run(ask(where, lambda stub: stub.Expel, request))
+    print(json.dumps({"expelled": node, "sentence": reply.sentence}) if json_lines else f"{reply.sentence}.")
+
+
+def forgive(
+    node: Annotated[str, typer.Argument(metavar="NODE", help="Its name, as the event node_quarantined has it.")],
+    where: Where = "",
+    json_lines: Json = False,
+) -> None:
+    """Ends the quarantine of a node: it may come back."""
+    reply: wire.ForgiveReply = asyncio.run(ask(where, lambda stub: stub.Forgive, wire.ForgiveRequest(node=node)))
+    print(json.dumps({"forgiven": node, "sentence": reply.sentence}) if json_lines else f"{reply.sentence}.")
 
 
 def read_duration(text: str) -> float:

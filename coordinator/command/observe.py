@@ -99,6 +99,8 @@ async def _events(where: str, store: str, after: int, follow: bool, json_lines: 
 
 
 def _member_line(document: dict[str, Any]) -> str:
+    if (why := document["quarantine"]) is not None:
+        return f"{document['node']:<20} quarantined since step {why['step']}: {why['charge']}: {why['reason']}"
     stage, device = document["stage"], document["device"]
     work = f"stage {stage}, layers {document['layers'][0]}-{document['layers'][1] - 1}" if stage is not None else ""
     sent = [

@@ -34,7 +34,7 @@ MOST_NAMES = 10_000
 def invite(transition: Transition, asked: InviteAsked) -> None:
     request = asked.request
     try:
-        _check_operator(transition.state.ledger, asked.by)
+        check_operator(transition.state.ledger, asked.by)
         if request.role not in tuple(Role):
             raise malformed("role", request.role, f"one of {', '.join(Role)}")
         if not 1 <= request.uses <= MOST_USES:
@@ -76,6 +76,10 @@ def check_enrolment(ledger: Ledger, request: wire.EnrolRequest, at: float) -> Ho
     check_name(request.name)
     key = base64.b64encode(request.public_key).decode()
     holder = ledger.access.get(request.name)
+    if (why := ledger.quarantined.get(key)) is not None:
+        raise Refused(
+            wire.QUARANTINED, f"the key is that of {why.node}, which is quarantined: {why.charge}: {why.reason}"
+        )
     if holder is None or holder.key != key:
         role, came_by = _same_machine(ledger, request, key) or _shown(ledger, request, at)
         _check_free(ledger, request.name, holder)
@@ -94,7 +98,7 @@ def revoke(transition: Transition, asked: RevokeAsked) -> None:
     those that it made: who has one of these could come again under another name."""
     ledger, what = transition.state.ledger, asked.what
     try:
-        _check_operator(ledger, asked.by)
+        check_operator(ledger, asked.by)
     except Refused as refused:
         transition.commands.append(AnswerAccess(asked.ticket, refused))
         return
@@ -142,7 +146,7 @@ def _listed(names: Sequence[str]) -> str:
     return ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
 
 
-def _check_operator(ledger: Ledger, by: str) -> None:
+def check_operator(ledger: Ledger, by: str) -> None:
     """Whether it is one still: its call may have waited while it was revoked. Raises Refused."""
     holder = ledger.access.get(by)
     if holder is None:

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from dtfm.coordinator.core import links, ways
 from dtfm.coordinator.core.leaving import leave
+from dtfm.coordinator.core.quarantine import refusal_of
 from dtfm.coordinator.core.safekeeping import snapshot
 from dtfm.coordinator.core.state import Admission, Contender, Session
 from dtfm.coordinator.core.timeouts import LONGEST_WAVE_LEASES, PROBE_LEASES, SIGN_OF_LIFE_LEASES, TOGETHER_LEASES
@@ -46,6 +47,9 @@ def greeted(transition: Transition, stream: int, message: wire.NodeMessage, call
         return
     if caller in state.ledger.revoked:  # since it made the call
         transition.refuse(stream, named, wire.REVOKED, f"the access of {caller!r} was revoked")
+        return
+    if (quarantined := refusal_of(state.ledger, caller)) is not None:
+        transition.refuse(stream, named, quarantined.reason, str(quarantined))
         return
     if state.ledger.outcome is not None:
         transition.refuse(stream, named, wire.RUN_OVER, f"the run is over: {state.ledger.outcome.reason}")

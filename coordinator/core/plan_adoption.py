@@ -9,14 +9,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from dtfm.coordinator.core.charging import quarantine
 from dtfm.coordinator.core.ending import fail, finish
 from dtfm.coordinator.core.messages import assignments
 from dtfm.coordinator.core.safekeeping import snapshot, standby
 from dtfm.coordinator.core.safekeeping.availability import Kind, ResumePoint, availability
 from dtfm.coordinator.core.state import ATTEMPTS, Gathering, PlanChosen, State, Switching
 from dtfm.coordinator.core.transition import AnswerPlanNow, Transition
-from dtfm.coordinator.core.validation import check_lost, shorten
+from dtfm.coordinator.core.trust.standing import is_alone, party_of, weakest
+from dtfm.coordinator.core.trust.verdict import Against, OfTheRun, Unsettled, against_one, blame
+from dtfm.coordinator.core.validation import check_lost, name_some, shorten
 from dtfm.coordinator.log import events as ev
+from dtfm.coordinator.log.charges import Charge
+from dtfm.coordinator.log.ledger import Ledger
 from dtfm.protos import control_pb2 as wire
 
 
@@ -84,9 +89,14 @@ def plan_failed(
     snapshot_damaged: bool = False,
     lost: Sequence[int] = (),
 ) -> None:
-    """A node could not take its part. After ATTEMPTS in a row the run fails; the last attempt goes back to a snapshot, if there
-    is one. ``snapshot_damaged`` and ``lost`` as in the event."""
-    if not isinstance(transition.state.phase, Switching) or generation != transition.state.ledger.generation:
+    """A node could not take its part, or has not what it should give others. After ATTEMPTS in a row it is settled against it, or
+    the run fails, if others cannot either; the last attempt goes back to a snapshot then, if there is one. ``snapshot_damaged``
+    and ``lost`` as in the event."""
+    ledger = transition.state.ledger
+    if not isinstance(transition.state.phase, Switching) or generation != ledger.generation:
+        return
+    if not _is_due(ledger, node, lost):
+        transition.log(f"ignored that {node} cannot take its part in plan {generation}: it has none")
         return
     problem = shorten(problem)
     if lost:
@@ -95,27 +105,62 @@ def plan_failed(
         transition.set_session(replace(session, standby=None))  # its copy may be what was lost
     transition.emit(ev.PlanFailed(generation, node, problem, snapshot_damaged, tuple(lost)))
     ledger = transition.state.ledger
-    if ledger.plan_failures >= ATTEMPTS:
-        fail(transition, f"{ATTEMPTS} plans in a row could not start; the last because of {node}: {problem}")
-        return
-    newest = _newest_snapshot(transition.state)
-    if ledger.plan_failures == ATTEMPTS - 1 and newest.step and ledger.state_is_held:
-        _roll_back(
-            transition, newest, "the nodes could not take up the state that they hold; the last attempt goes without it"
-        )
+    match blame(ledger, ledger.plan_failures):
+        case OfTheRun():
+            fail(transition, f"{ATTEMPTS} plans in a row could not start; the last because of {node}: {problem}")
+            return
+        case Against() as verdict:
+            reason = f"{ATTEMPTS} plans in a row could not start because of it alone; the last: {problem}"
+            quarantine(transition, verdict, Charge.PLAN_FAILED, reason)
+        case Unsettled():
+            newest = _newest_snapshot(transition.state)
+            several = is_alone(ledger) or len(set(map(party_of(ledger), ledger.plan_failures))) > 1
+            if several and len(ledger.plan_failures) == ATTEMPTS - 1 and newest.step and ledger.state_is_held:
+                _roll_back(
+                    transition,
+                    newest,
+                    "the nodes could not take up the state that they hold; the last attempt goes without it",
+                )
     regroup(transition, f"{node} could not take its part")
 
 
 def overdue(transition: Transition, phase: Switching) -> None:
-    """Nodes have not become ready for the plan in time."""
-    problem = f"not ready within {transition.state.patience:g} seconds"
-    plan_failed(transition, min(phase.awaiting), transition.state.ledger.generation, problem)
+    """Nodes have not become ready for the plan in time, though heartbeats came. After ATTEMPTS in a row, it is settled against
+    one of them."""
+    ledger = transition.state.ledger
+    accused = weakest(ledger, phase.awaiting)
+    problem = (
+        f"{name_some(phase.awaiting)} not ready within {transition.state.patience:g} seconds, though heartbeats came"
+    )
+    transition.emit(ev.PlanFailed(ledger.generation, accused, problem, silent=True))
+    if transition.state.ledger.overdue >= ATTEMPTS:
+        verdict = against_one(ledger, phase.awaiting)
+        quarantine(transition, verdict, Charge.STALLED, f"{ATTEMPTS} attempts waited for it; the last: {problem}")
+    regroup(transition, problem)
+
+
+def back_before(transition: Transition, step: int, reason: str) -> None:
+    """Training goes back to the newest snapshot of a step before ``step``, or to the start."""
+    ledger = transition.state.ledger
+    if ledger.step == 0:
+        return
+    on_disks = ledger.on_disks if ledger.on_disks is not None and ledger.on_disks.step < step else None
+    checkpoints = {number: folder for number, folder in ledger.checkpoints.items() if number < step}
+    earlier = replace(transition.state, ledger=replace(ledger, on_disks=on_disks, checkpoints=checkpoints))
+    _roll_back(transition, _newest_snapshot(earlier), reason)
 
 
 def answer(transition: Transition, tickets: Sequence[int], changed: bool, reason: str) -> None:
     """Answers those who asked for a new plan. A change comes under the next generation, with the next commit."""
     generation = transition.state.ledger.generation + changed
     transition.commands.extend(AnswerPlanNow(ticket, changed, generation, reason) for ticket in tickets)
+
+
+def _is_due(ledger: Ledger, node: str, lost: Sequence[int]) -> bool:
+    """Whether the node has a part in the plan, or is said to have what it has lost."""
+    assert ledger.plan is not None
+    held = {layer for layer, holders in enumerate(ledger.held) if any(holder == node for holder, _ in holders)}
+    return node in ledger.plan.nodes or bool(held.intersection(lost))
 
 
 def _newest_snapshot(state: State) -> ResumePoint:

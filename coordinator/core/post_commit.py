@@ -6,15 +6,21 @@ Pausing -> Switching, with the chosen plan or with the same one again; Pausing -
 from __future__ import annotations
 
 import math
+import operator
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 
+from dtfm.coordinator.core.charging import quarantine
 from dtfm.coordinator.core.ending import fail, finish
-from dtfm.coordinator.core.plan_adoption import adopt, again
+from dtfm.coordinator.core.plan_adoption import adopt, again, back_before, regroup
 from dtfm.coordinator.core.state import Destination, Evaluation, Pausing, State
 from dtfm.coordinator.core.transition import Transition
-from dtfm.coordinator.core.validation import check_digest, is_finite, malformed
+from dtfm.coordinator.core.trust.standing import is_alone, party_of
+from dtfm.coordinator.core.trust.verdict import Against, settle
+from dtfm.coordinator.core.validation import check_digest, is_finite, malformed, name_some
 from dtfm.coordinator.log import events as ev
+from dtfm.coordinator.log.charges import Charge
 from dtfm.protos import control_pb2 as wire
 from dtfm.scheduler.model.chains import held_out_chains
 from dtfm.scheduler.model.plan import Plan
@@ -29,7 +35,8 @@ def expect_evaluation(transition: Transition, step: int, plan: Plan) -> None:
     if len(pending) >= MOST_EVALUATIONS:
         evaluation_lost(transition, min(pending), f"it was not done when that of step {step} began")
     held_out = held_out_chains(plan, train.evaluation_samples // train.micro_batch)
-    evaluation = Evaluation(plan.generation, frozenset(chain[-1] for chain in held_out))
+    ends = Counter(chain[-1] for chain in held_out)
+    evaluation = Evaluation(plan.generation, {node: count * train.micro_batch for node, count in ends.items()})
     _set_evaluation(transition, step, evaluation)
 
 
@@ -38,19 +45,16 @@ def evaluated(transition: Transition, node: str, report: wire.Evaluated) -> None
     if evaluation is None or evaluation.generation != report.generation or node not in evaluation.expected:
         transition.log(f"ignored an evaluation of step {report.step} from {node}: none is awaited")
         return
-    if report.samples > transition.state.run.train.evaluation_samples:
-        raise malformed("samples", report.samples, "at most the number that was asked for")
+    if report.samples != (due := evaluation.expected[node]):
+        raise malformed("samples", report.samples, f"{due}, as the plan has it")
     if not is_finite(report.loss_sum):
         evaluation_lost(transition, report.step, f"{node} says it is {report.loss_sum}")
         return
     evaluation = replace(evaluation, reports={**evaluation.reports, node: report})
     _set_evaluation(transition, report.step, evaluation)
-    if evaluation.reports.keys() != evaluation.expected:
+    if evaluation.reports.keys() != evaluation.expected.keys():
         return
     samples = sum(r.samples for r in evaluation.reports.values())
-    if samples == 0:
-        evaluation_lost(transition, report.step, "no node has evaluated a sample")
-        return
     described = transition.state.ledger.described
     assert described is not None
     loss = math.fsum(r.loss_sum for r in evaluation.reports.values()) / samples
@@ -77,7 +81,7 @@ def applied(transition: Transition, node: str, message: wire.Applied) -> None:
 def node_left(transition: Transition, node: str) -> None:
     """The node's part of the held-out loss will not come."""
     for step, evaluation in transition.state.evaluations.items():
-        if node in evaluation.expected - evaluation.reports.keys():
+        if node in evaluation.expected.keys() - evaluation.reports.keys():
             evaluation_lost(transition, step, f"{node} left before its part was evaluated")
 
 
@@ -90,9 +94,12 @@ def end_pause(transition: Transition) -> None:
     assert ledger.plan is not None
     for index, stage in enumerate(ledger.plan.stages):
         digests = {node: phase.applied[node].hex() for node in stage.replicas if node in phase.applied}
-        if not digests_agree(transition, ledger.step + 1, index, digests):
+        if (verdict := settle(ledger, digests, operator.eq)) is not None:
+            _settled(transition, verdict, index, digests)
             return
-    if ledger.step >= transition.state.run.train.steps:
+    if ledger.step >= transition.state.run.train.steps and ledger.step not in ledger.checkpoints:
+        again(transition, "the last checkpoint failed")
+    elif ledger.step >= transition.state.run.train.steps:
         finish(transition, f"all {ledger.step} steps are trained; the checkpoint is {ledger.checkpoints[ledger.step]}")
     elif transition.state.planner.chosen is not None:
         adopt(transition, transition.state.planner.chosen, "")
@@ -105,7 +112,8 @@ def awaits(state: State, phase: Pausing) -> str:
     ledger = state.ledger
     assert ledger.plan is not None
     silent = sorted((set(ledger.plan.nodes) & state.members.sessions.keys()) - phase.applied.keys())
-    if ledger.step == state.run.train.steps and ledger.step not in ledger.checkpoints:
+    last = ledger.step == state.run.train.steps
+    if last and state.safekeeping.snapshot(Destination.CHECKPOINT, ledger.step) is not None:
         return "the last checkpoint"
     if phase.for_leaver and state.safekeeping.snapshot(Destination.CHECKPOINT, ledger.step) is not None:
         return "the checkpoint"
@@ -115,19 +123,36 @@ def awaits(state: State, phase: Pausing) -> str:
 
 
 def overdue(transition: Transition, phase: Pausing) -> None:
-    """The pause exceeded its deadline."""
-    step = transition.state.ledger.step
+    """The pause exceeded its deadline, though heartbeats came. Each node does by itself what is awaited, so it is settled against
+    those that have not, unless these are all. A held-out loss is given up: it takes whole chains of nodes."""
+    state, ledger = transition.state, transition.state.ledger
+    assert ledger.plan is not None
+    step, party = ledger.step, party_of(ledger)
+    if step in state.evaluations:
+        evaluation_lost(transition, step, f"it did not come within {state.patience:g} seconds")
+    tally = state.safekeeping.snapshot(Destination.CHECKPOINT, step)
+    late = {node for node in ledger.plan.nodes if node in state.members.sessions and node not in phase.applied}
+    late |= tally.writers.keys() if tally is not None else set()
+    everybody = {party(node) for node in ledger.plan.nodes}
     awaited = awaits(transition.state, phase)
-    fail(transition, f"step {step} is trained, but {awaited} did not come within {transition.state.patience:g} seconds")
+    reason = f"step {step} is trained, but {awaited} did not come within {state.patience:g} seconds"
+    of_the_run = is_alone(ledger) or (len(everybody) > 1 and {party(node) for node in late} == everybody)
+    if late and not of_the_run:
+        verdict = Against(tuple({party(node): node for node in sorted(late, reverse=True)}.values()))
+        quarantine(transition, verdict, Charge.STALLED, reason)
+    elif awaited:
+        fail(transition, reason)
 
 
-def digests_agree(transition: Transition, step: int, stage: int, digests: Mapping[str, str]) -> bool:
-    """Whether the replicas of a stage (digests by node) hold the same state before ``step``; otherwise the run has failed."""
-    if len(set(digests.values())) <= 1:
-        return True
-    transition.emit(ev.DigestMismatch(step, transition.state.ledger.generation, stage, dict(digests)))
-    fail(transition, f"before step {step} the replicas of stage {stage} hold different state; this is a bug in dtfm")
-    return False
+def _settled(transition: Transition, verdict: Against, stage: int, digests: Mapping[str, str]) -> None:
+    """After a commit the replicas of a stage (digests by node) hold different state."""
+    ledger = transition.state.ledger
+    transition.emit(ev.DigestMismatch(ledger.step + 1, ledger.generation, stage, dict(digests)))
+    reason = f"after step {ledger.step} its state differs from that of the other replicas of stage {stage}"
+    quarantine(transition, verdict, Charge.DIGEST, reason)
+    regroup(transition, f"{name_some(verdict.members)}: {reason}")
+    if verdict.undecided:
+        back_before(transition, ledger.step, reason)
 
 
 def _set_evaluation(transition: Transition, step: int, evaluation: Evaluation) -> None:

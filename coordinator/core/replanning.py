@@ -15,6 +15,7 @@ from dtfm.coordinator.core.safekeeping.returning_nodes import Return, worth_wait
 from dtfm.coordinator.core.state import ATTEMPTS, Answer, Asked, Gathering, PlanChosen, Question, State, Stepping
 from dtfm.coordinator.core.timeouts import GRACE_LEASES, HASTE_LEASES, LAST_REPORT_LEASES, PLANNING_LEASES
 from dtfm.coordinator.core.transition import Planned, PlanWanted, Transition
+from dtfm.coordinator.core.validation import name_some
 from dtfm.coordinator.log import events as ev
 from dtfm.scheduler.model.plan import Plan
 from dtfm.scheduler.model.problem import Problem
@@ -200,7 +201,7 @@ def _carried_on(state: State) -> Plan | None:
     """The plan that trained until now, without its nodes that are gone; None if that is not possible."""
     ledger = state.ledger
     plan, described = ledger.plan, ledger.described
-    if plan is None or described is None or not state.planner.has_planned or ledger.plan_failures == ATTEMPTS - 1:
+    if plan is None or described is None or not state.planner.has_planned or len(ledger.plan_failures) == ATTEMPTS - 1:
         return None  # the last attempt is made with another plan
     present = [node for node in ledger.ready if node in plan.nodes or node in ledger.staying]
     if not present:
@@ -233,6 +234,9 @@ def _wait(transition: Transition, phase: Gathering, reason: WaitReason, sentence
     """Logs the wait once, and drops the planner's question, which is out of date."""
     if reason is WaitReason.NODES_MAY_RETURN and phase.waiting is None:
         phase = replace(phase, waiting=transition.now)
+    if quarantined := transition.state.ledger.quarantined.values():
+        names = name_some(why.node for why in quarantined)
+        sentence = f"{sentence}; quarantined: {names} (`dtfm-coordinator forgive NODE` lets one come back)"
     if phase.said != sentence:
         transition.emit(ev.Waiting(f"{phase.reason}: {sentence}" if phase.reason else sentence))
         phase = replace(phase, said=sentence)

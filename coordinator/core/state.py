@@ -233,7 +233,8 @@ class Switching:
 @dataclass(frozen=True, slots=True)
 class Stepping:
     """``resumed``: part of the step was done in an earlier generation. ``commit_by``: all votes are in, and the step is
-    committed at the latest then. ``committed_by``: ``commit_by`` of the previous step."""
+    committed at the latest then. ``committed_by``: ``commit_by`` of the previous step. ``stalled``: at whom it stood when it was
+    last interrupted."""
 
     step: int
     since: float
@@ -241,6 +242,7 @@ class Stepping:
     resumed: bool = False
     commit_by: float | None = None
     committed_by: float = -math.inf
+    stalled: frozenset[str] = frozenset()
     votes: Mapping[str, wire.StepReady] = field(default_factory=dict)
 
 
@@ -259,10 +261,10 @@ Phase = Gathering | Switching | Stepping | Pausing
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """Reports of the held-out loss, from the nodes that are ``expected`` to send one."""
+    """Reports of the held-out loss, from the nodes that are ``expected`` to send one, each over so many samples."""
 
     generation: int
-    expected: frozenset[str]
+    expected: Mapping[str, int]
     reports: Mapping[str, wire.Evaluated] = field(default_factory=dict)
 
 
@@ -345,8 +347,8 @@ class Speeds:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """``speeds`` are by (node, "") for devices and by (source, destination) for links. Once ``stopped``, nothing but farewells
-    happens."""
+    """``speeds`` are by (node, "") for devices and by (source, destination) for links. ``also``: nodes that have said, too, that
+    the step in hand failed, after it was aborted because of another. Once ``stopped``, nothing but farewells happens."""
 
     run: RunFile
     message: plan_pb2.Run
@@ -357,6 +359,7 @@ class State:
     evaluations: Mapping[int, Evaluation] = field(default_factory=dict)
     safekeeping: Safekeeping = field(default_factory=Safekeeping)
     speeds: Mapping[tuple[str, str], Speeds] = field(default_factory=dict)
+    also: tuple[str, ...] = ()
     stopped: bool = False
 
     @property
@@ -370,7 +373,7 @@ class State:
 
     @property
     def patience(self) -> float:
-        """Seconds for a step, or for loading state."""
+        """Seconds for loading state, or for a step of which little is known."""
         return self.lease * PATIENCE_LEASES
 
     @property

@@ -7,20 +7,36 @@ with pause; Stepping -> Switching by an abort; Stepping -> Gathering when a node
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Mapping
 from dataclasses import replace
 
 from dtfm.coordinator.core import drift, post_commit
+from dtfm.coordinator.core.charging import quarantine
 from dtfm.coordinator.core.ending import fail
 from dtfm.coordinator.core.messages import beginnings
-from dtfm.coordinator.core.plan_adoption import again, regroup
+from dtfm.coordinator.core.plan_adoption import again, back_before, regroup
 from dtfm.coordinator.core.replanning import leaver_is_stuck
 from dtfm.coordinator.core.safekeeping import snapshot, standby
 from dtfm.coordinator.core.state import ATTEMPTS, Destination, Pausing, Stepping, Switching
+from dtfm.coordinator.core.timeouts import step_patience
 from dtfm.coordinator.core.transition import Transition
-from dtfm.coordinator.core.validation import check_codecs, check_progress, check_vote, is_finite, shorten
+from dtfm.coordinator.core.trust.stalls import stalled
+from dtfm.coordinator.core.trust.standing import weakest
+from dtfm.coordinator.core.trust.verdict import (
+    Against,
+    OfTheLink,
+    OfTheRun,
+    Unsettled,
+    against_one,
+    blame,
+    blame_for_losses,
+    settle,
+)
+from dtfm.coordinator.core.validation import check_codecs, check_progress, check_vote, is_finite, name_some, shorten
 from dtfm.coordinator.log import events as ev
-from dtfm.coordinator.log.ledger import NODE_LEFT, PEER_LOST
+from dtfm.coordinator.log.charges import Charge
+from dtfm.coordinator.log.ledger import NODE_LEFT, OVERDUE, PEER_LOST, SETTLED
 from dtfm.protos import control_pb2 as wire
 from dtfm.scheduler.model.plan import Plan
 
@@ -57,7 +73,10 @@ def plan_ready(transition: Transition, node: str, ready: wire.PlanReady) -> None
         _announce(transition, ledger.step, ledger.plan, ledger.last.gradient_norm)
         return
     resumed = any(p.activations or p.gradients or p.finished for p in phase.progress.values())
-    transition.enter(Stepping(step, transition.now, transition.now + transition.state.patience, resumed=resumed))
+    again = ledger.overdue > 0
+    at = stalled(ledger.plan, phase.progress) if again else frozenset[str]()
+    deadline = transition.now + _patience(transition, usual=again)
+    transition.enter(Stepping(step, transition.now, deadline, resumed=resumed, stalled=at))
     for nodes, begin in beginnings(ledger.plan, step, phase.progress):
         transition.send(nodes, wire.CoordinatorMessage(begin=begin))
 
@@ -65,6 +84,8 @@ def plan_ready(transition: Transition, node: str, ready: wire.PlanReady) -> None
 def step_ready(transition: Transition, node: str, vote: wire.StepReady) -> None:
     """A node's vote. After the last one the step can be committed, see `commit_if_due`."""
     phase, plan = transition.state.phase, transition.state.ledger.plan
+    if not is_finite(vote.squared_gradient_norm, vote.loss_sum) and _said_before(transition, node, vote):
+        return
     if not _is_current(transition, vote.generation, vote.step) or plan is None or node not in plan.nodes:
         transition.log(
             f"ignored a vote of {node} for step {vote.step} of generation {vote.generation}: not in progress"
@@ -74,6 +95,10 @@ def step_ready(transition: Transition, node: str, vote: wire.StepReady) -> None:
     check_vote(vote)
     if node in phase.votes:
         transition.log(f"ignored a second vote of {node} for step {vote.step}")
+        return
+    if vote.samples != (due := _due_samples(transition, plan, node)):
+        reason = f"in step {vote.step} it counted {vote.samples} samples; its part in plan {plan.generation} is {due}"
+        _settled(transition, Against((node,)), Charge.SAMPLE_COUNT, reason)
         return
     if not is_finite(vote.squared_gradient_norm, vote.loss_sum):
         _abort(transition, wire.NON_FINITE, node, "its loss or gradient norm is NaN or infinite")
@@ -104,6 +129,8 @@ def step_failed(transition: Transition, node: str, message: wire.StepFailed) -> 
         if ledger.step in transition.state.evaluations:
             post_commit.evaluation_lost(transition, ledger.step, f"{node}: {sentence}")
         return
+    if message.problem != wire.PEER_LOST and _said_before(transition, node, message):
+        return
     if not _is_current(transition, message.generation, message.step) or plan is None or node not in plan.nodes:
         transition.log(
             f"ignored a failure of {node} in step {message.step} of generation {message.generation}: not in progress"
@@ -111,8 +138,10 @@ def step_failed(transition: Transition, node: str, message: wire.StepFailed) -> 
         return
     known = message.problem in wire.StepProblem.values()
     problem = message.problem if known and message.problem else wire.INTERNAL
-    if problem == wire.PEER_LOST:
-        _peer_lost(transition, node, shorten(message.peer, 64), sentence)
+    if problem == wire.PEER_LOST and message.peer in plan.nodes and message.peer != node:
+        _peer_lost(transition, node, message.peer, sentence)
+    elif problem == wire.PEER_LOST:
+        _abort(transition, wire.INTERNAL, node, f"it lost {shorten(repr(message.peer), 64)}, which is no peer of its")
     else:
         _abort(transition, problem, node, sentence)
 
@@ -137,14 +166,27 @@ def node_lost(transition: Transition, node: str, reason: str) -> None:
 
 
 def overdue(transition: Transition, phase: Stepping) -> None:
-    """A step exceeded its deadline."""
-    plan = transition.state.ledger.plan
+    """A step exceeded its deadline, though heartbeats came. It is tried again, from where it stands. After ATTEMPTS in a row, it
+    is settled against one of those at whom it stood."""
+    ledger = transition.state.ledger
+    plan = ledger.plan
     assert plan is not None
     if phase.commit_by is not None:
         return  # the commit comes
-    silent = sorted(set(plan.nodes) - phase.votes.keys())
-    sentence = f"no vote from {', '.join(silent)} within {transition.state.patience:g} seconds, though heartbeats came"
-    _abort(transition, wire.INTERNAL, silent[0], sentence)
+    silent = set(plan.nodes) - phase.votes.keys()
+    suspects = phase.stalled & silent or silent
+    accused = weakest(ledger, suspects)
+    sentence = (
+        f"no vote from {name_some(silent)} within {phase.deadline - phase.since:g} seconds, though heartbeats came"
+    )
+    transition.emit(ev.StepAborted(phase.step, ledger.generation, OVERDUE, accused, sentence))
+    reason = f"step {phase.step}: {sentence}"
+    _send_abort(transition, phase.step, reason)
+    if transition.state.ledger.overdue < ATTEMPTS:
+        again(transition, reason)
+        return
+    quarantine(transition, against_one(ledger, suspects), Charge.STALLED, f"{ATTEMPTS} attempts stood at it; {reason}")
+    regroup(transition, reason)
 
 
 def _commit(transition: Transition, phase: Stepping) -> None:
@@ -156,26 +198,22 @@ def _commit(transition: Transition, phase: Stepping) -> None:
     for index, stage in enumerate(plan.stages):
         votes = {node: phase.votes[node] for node in stage.replicas}
         digests = {node: vote.state_digest.hex() for node, vote in votes.items()}
-        if not post_commit.digests_agree(transition, phase.step, index, digests):
+        if (verdict := settle(state.ledger, digests, operator.eq)) is not None:
+            transition.emit(ev.DigestMismatch(phase.step, plan.generation, index, digests))
+            reason = f"before step {phase.step} its state differs from that of the other replicas of stage {index}"
+            _settled(transition, verdict, Charge.DIGEST, reason)
+            if verdict.undecided:
+                back_before(transition, phase.step - 1, reason)
             return
-        norms = [vote.squared_gradient_norm for vote in votes.values()]
-        if max(norms) - min(norms) > NORM_TOLERANCE * max(norms):
-            fail(
-                transition,
-                f"in step {phase.step} the replicas of stage {index} have different gradients; this is a bug in dtfm",
-            )
+        norms = {node: vote.squared_gradient_norm for node, vote in votes.items()}
+        if (verdict := settle(state.ledger, norms, _same_norm)) is not None:
+            reason = f"in step {phase.step} its gradient differs from that of the other replicas of stage {index}"
+            _settled(transition, verdict, Charge.GRADIENT_NORM, reason)
             return
-        squared_norm += norms[0]
+        squared_norm += next(iter(norms.values()))
     last = [phase.votes[node] for node in plan.stages[-1].replicas]
     samples = sum(vote.samples for vote in last)
-    if samples != state.run.train.global_batch:
-        wanted = state.run.train.global_batch
-        fail(transition, f"step {phase.step} counted {samples} samples, not {wanted}; this is a bug in dtfm")
-        return
     loss = math.fsum(vote.loss_sum for vote in last) / samples
-    if not (math.isfinite(loss) and 0 <= squared_norm < math.inf):
-        _abort(transition, wire.NON_FINITE, plan.stages[-1].replicas[0], "the sum over all nodes is infinite")
-        return
     transition.emit(
         ev.StepCommitted(
             step=phase.step,
@@ -192,6 +230,7 @@ def _commit(transition: Transition, phase: Stepping) -> None:
     )
     if clipped := _clipped(plan, phase.votes):
         transition.emit(ev.GradientsClipped(phase.step, plan.generation, clipped))
+    transition.state = replace(transition.state, also=())
     drift.committed(transition, phase.votes)
     _announce(transition, phase.step, plan, math.sqrt(squared_norm))
 
@@ -223,12 +262,15 @@ def _announce(transition: Transition, step: int, plan: Plan, gradient_norm: floa
     transition.send(plan.nodes, wire.CoordinatorMessage(commit=commit))
     if evaluate:
         post_commit.expect_evaluation(transition, step, plan)
-    deadline, phase = transition.now + state.patience, transition.state.phase
+    state, phase = transition.state, transition.state.phase
     if commit.pause:
-        transition.enter(Pausing(deadline, for_leaver=stuck and not switch and not last))
+        transition.enter(Pausing(transition.now + state.patience, for_leaver=stuck and not switch and not last))
     else:
         assert isinstance(phase, Stepping)
         assert phase.commit_by is not None
+        copying = any(s.standby and s.standby.caught_up is None for s in state.members.sessions.values())
+        alone = not (state.evaluations or state.safekeeping.snapshots or copying)
+        deadline = transition.now + _patience(transition, usual=alone)
         transition.enter(Stepping(step + 1, transition.now, deadline, committed_by=phase.commit_by))
 
 
@@ -240,28 +282,78 @@ def _abort(transition: Transition, problem: wire.StepProblem, node: str, sentenc
     transition.emit(ev.StepAborted(phase.step, ledger.generation, name, node, sentence))
     reason = f"step {phase.step}: {name} on {node}: {sentence}"
     _send_abort(transition, phase.step, reason)
-    if transition.state.ledger.failures >= ATTEMPTS:
-        fail(transition, f"{ATTEMPTS} attempts in a row failed at {reason}{_advice(problem)}")
-    else:
-        again(transition, reason, afresh=True)  # what is wrong may have reached other nodes
+    advice = _advice(problem)
+    match blame(transition.state.ledger, transition.state.ledger.failures, transition.state.also):
+        case OfTheRun():
+            fail(transition, f"{ATTEMPTS} attempts in a row failed at {reason}{advice}")
+        case Against() as verdict:
+            attempts = f"{ATTEMPTS} attempts failed because of it alone; the last at {reason}"
+            quarantine(transition, verdict, _CHARGES[problem], f"{attempts}{advice}")
+            regroup(transition, reason)
+        case Unsettled():
+            again(transition, reason, afresh=True)  # what is wrong may have reached other nodes
 
 
 def _peer_lost(transition: Transition, node: str, peer: str, sentence: str) -> None:
     """A stream between two nodes broke. If the peer is dead, its own stream tells soon. If the link is, planning goes on without
-    it after some attempts."""
+    it after some attempts; if one of them loses others as well, without that one."""
     phase, ledger = transition.state.phase, transition.state.ledger
     assert isinstance(phase, Stepping)
-    transition.emit(ev.StepAborted(phase.step, ledger.generation, PEER_LOST, node, f"lost {peer}: {sentence}"))
+    transition.emit(ev.StepAborted(phase.step, ledger.generation, PEER_LOST, node, f"lost {peer}: {sentence}", peer))
     reason = f"step {phase.step}: {node} lost {peer}"
     _send_abort(transition, phase.step, reason)
-    known = peer in transition.state.members.sessions and peer != node
-    if transition.state.ledger.peer_losses < ATTEMPTS or not known:
-        again(transition, reason)
-        return
-    problem = f"broke {ATTEMPTS} times in a row"
-    dead = (ev.Link(node, peer, 0.0, 0.0, problem), ev.Link(peer, node, 0.0, 0.0, problem))
-    transition.emit(ev.LinksMeasured(node, dead))
-    regroup(transition, f"the link between {node} and {peer} {problem}")
+    match blame_for_losses(transition.state.ledger):
+        case Against() as verdict:
+            losses = transition.state.ledger.peer_losses
+            quarantine(
+                transition, verdict, Charge.PEER_LOST, f"in {len(losses)} attempts in a row nodes lost others; {reason}"
+            )
+            regroup(transition, reason)
+        case OfTheLink():
+            problem = f"broke {ATTEMPTS} times in a row"
+            dead = (ev.Link(node, peer, 0.0, 0.0, problem), ev.Link(peer, node, 0.0, 0.0, problem))
+            transition.emit(ev.LinksMeasured(node, dead))
+            regroup(transition, f"the link between {node} and {peer} {problem}")
+        case Unsettled():
+            again(transition, reason)
+
+
+def _settled(transition: Transition, verdict: Against, charge: Charge, reason: str) -> None:
+    """The votes of a step contradict each other, or the plan. It is aborted, and goes on without those who are wrong."""
+    phase, ledger = transition.state.phase, transition.state.ledger
+    assert isinstance(phase, Stepping)
+    transition.emit(ev.StepAborted(phase.step, ledger.generation, SETTLED, verdict.members[0], reason))
+    _send_abort(transition, phase.step, reason)
+    quarantine(transition, verdict, charge, reason)
+    regroup(transition, f"{name_some(verdict.members)}: {reason}")
+
+
+def _said_before(transition: Transition, node: str, said: wire.StepReady | wire.StepFailed) -> bool:
+    """Whether the step in hand was aborted already when the node says that it failed. Then that is noted."""
+    state, ledger, plan = transition.state, transition.state.ledger, transition.state.ledger.plan
+    if _is_current(transition, said.generation, said.step) or said.step != ledger.step + 1:
+        return False
+    if plan is None or node not in plan.nodes or said.generation not in (ledger.generation - 1, ledger.generation):
+        return False
+    if ledger.failures and ledger.failures[-1] != node and state.also.count(node) < len(ledger.failures):
+        transition.state = replace(state, also=(*state.also, node))
+    return True
+
+
+def _due_samples(transition: Transition, plan: Plan, node: str) -> int:
+    """The samples that the node counts in a step: those of its micro-batches, on the last stage."""
+    last, micro_batch = plan.stages[-1], transition.state.run.train.micro_batch
+    return sum(load for name, load in zip(last.replicas, last.loads, strict=True) if name == node) * micro_batch
+
+
+def _same_norm(one: float, other: float) -> bool:
+    return abs(one - other) <= NORM_TOLERANCE * max(one, other)
+
+
+def _patience(transition: Transition, *, usual: bool) -> float:
+    """Seconds for the step that begins."""
+    state = transition.state
+    return step_patience(state.lease, state.ledger.step_seconds, usual=usual, overdue=state.ledger.overdue)
 
 
 def _last_checkpoint_comes(transition: Transition) -> bool:
@@ -285,6 +377,13 @@ def _is_current(transition: Transition, generation: int, step: int) -> bool:
 
 def _is_due(step: int, every: int) -> bool:
     return every > 0 and step % every == 0
+
+
+_CHARGES = {
+    wire.NON_FINITE: Charge.NON_FINITE,
+    wire.OUT_OF_MEMORY: Charge.OUT_OF_MEMORY,
+    wire.INTERNAL: Charge.STEP_FAILED,
+}
 
 
 def _advice(problem: wire.StepProblem) -> str:

@@ -11,6 +11,8 @@ from dtfm.coordinator.core.transition import (
     AnswerAccess,
     AnswerPlanNow,
     EnrolAsked,
+    ExpelAsked,
+    ForgiveAsked,
     Greeted,
     HangUp,
     Heard,
@@ -38,7 +40,7 @@ def after_an_error(state: State, event: Input, now: float) -> tuple[State, Ready
             with contextlib.suppress(Exception):
                 return tick(state, Rejected(stream, SENTENCE), now)
             return state, Ready((), (HangUp(stream),))
-        case InviteAsked() | EnrolAsked() | RevokeAsked():
+        case InviteAsked() | EnrolAsked() | RevokeAsked() | ExpelAsked() | ForgiveAsked():
             return state, Ready((), (AnswerAccess(event.ticket, Refused(wire.MALFORMED, SENTENCE)),))
         case PlanNow():
             return state, Ready((), (AnswerPlanNow(event.ticket, False, state.ledger.generation, SENTENCE),))

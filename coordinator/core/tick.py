@@ -8,13 +8,25 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from dtfm.coordinator.core import drift, invitations, leaving, membership, plan_adoption, post_commit, replanning, steps
+from dtfm.coordinator.core import (
+    drift,
+    invitations,
+    leaving,
+    membership,
+    plan_adoption,
+    post_commit,
+    quarantine,
+    replanning,
+    steps,
+)
 from dtfm.coordinator.core.ending import stop
 from dtfm.coordinator.core.safekeeping import snapshot, standby
 from dtfm.coordinator.core.state import Gathering, Pausing, Session, State, Stepping, Switching
 from dtfm.coordinator.core.transition import (
     AnswerPlanNow,
     EnrolAsked,
+    ExpelAsked,
+    ForgiveAsked,
     Greeted,
     HangUp,
     Heard,
@@ -67,6 +79,10 @@ def _take_in(transition: Transition, event: Input) -> None:
             invitations.enrol(transition, event)
         case RevokeAsked():
             invitations.revoke(transition, event)
+        case ExpelAsked():
+            quarantine.expel(transition, event)
+        case ForgiveAsked():
+            quarantine.forgive(transition, event)
         case PlanNow() if over:
             transition.commands.append(
                 AnswerPlanNow(event.ticket, False, transition.state.ledger.generation, "the run is over")
@@ -76,7 +92,7 @@ def _take_in(transition: Transition, event: Input) -> None:
         case Planned() if not over:
             replanning.planned(transition, event)
         case ManifestDone() if not over:
-            snapshot.manifest_done(transition, event.step, event.problem)
+            snapshot.manifest_done(transition, event.step, event.problem, event.bucket)
         case TimePassed() if not over:
             membership.lapse(transition)
             _overdue(transition)
@@ -90,6 +106,7 @@ def _apply_rules(transition: Transition, event: Input) -> None:
     seen = None if isinstance(event, TimePassed) or (gathering and _is_standby_progress(event)) else transition.before
     for _ in range(MOST_ROUNDS):
         before = transition.state
+        quarantine.part_with_quarantined(transition)
         steps.commit_if_due(transition)
         post_commit.end_pause(transition)
         if not transition.state.stopped and (seen is None or _plan_may_change(seen, transition.state)):

@@ -38,8 +38,15 @@ GRACE_LEASES = 6
 PROBE_LEASES = 6
 """How long a newcomer may take to measure its links. After that the missing ones count as average."""
 
+STEP_LEASES = 12
+"""The least time for a usual step: see step_patience."""
+
 PATIENCE_LEASES = 100
-"""How long a node that still gives signs of life may take for a step, or for loading its state."""
+"""How long a node that still gives signs of life may take for loading its state, or for a step of which little is known: the
+first of a plan, which may compile and load, and one beside an evaluation, a snapshot or a copy of the state."""
+
+STEP_FACTOR = 20
+"""How many times as long as the last one a step may take."""
 
 REMEMBERED_LEASES = 100
 """How long the links of a node that left stay valid, should it return."""
@@ -63,9 +70,19 @@ LADDER = (
     Timeout("for newcomers that keep coming", LONGEST_WAVE_LEASES),
     Timeout("for nodes to return with state that nobody else has", GRACE_LEASES),
     Timeout("for measuring links", PROBE_LEASES),
-    Timeout("for a step, or for loading state", PATIENCE_LEASES),
+    Timeout("for a usual step", STEP_LEASES),
+    Timeout("for loading state, or for the first step of a plan", PATIENCE_LEASES),
 )
 """From the shortest to the longest: none may be longer than the next."""
+
+
+def step_patience(lease: float, last: float | None, *, usual: bool, overdue: int) -> float:
+    """Seconds for a step, of which the ``last`` one took so many (None: not known). ``usual``: nothing happens beside it.
+    ``overdue``: how often nodes were waited for in vain since the last commit; each time they get twice as long."""
+    if last is None:
+        return lease * PATIENCE_LEASES
+    least = STEP_LEASES * 2**overdue if usual else PATIENCE_LEASES
+    return max(lease * min(least, PATIENCE_LEASES), STEP_FACTOR * last)
 
 
 def check_ladder(ladder: Sequence[Timeout] = LADDER) -> None:

@@ -61,10 +61,11 @@ class Planned:
 
 @dataclass(frozen=True, slots=True)
 class ManifestDone:
-    """The answer to WriteManifest. ``problem`` is empty if the checkpoint is whole."""
+    """The answer to WriteManifest. ``problem`` is empty if the checkpoint is whole. ``bucket``: whose file is to blame."""
 
     step: int
     problem: str
+    bucket: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +106,25 @@ class RevokeAsked:
 
 
 @dataclass(frozen=True, slots=True)
+class ExpelAsked:
+    """``by`` wants a node quarantined, for this reason."""
+
+    ticket: int
+    node: str
+    reason: str
+    by: str
+
+
+@dataclass(frozen=True, slots=True)
+class ForgiveAsked:
+    """``by`` wants a quarantine ended."""
+
+    ticket: int
+    node: str
+    by: str
+
+
+@dataclass(frozen=True, slots=True)
 class TimePassed:
     pass
 
@@ -128,6 +148,8 @@ Input = (
     | InviteAsked
     | EnrolAsked
     | RevokeAsked
+    | ExpelAsked
+    | ForgiveAsked
     | TimePassed
     | StopAsked
 )
@@ -209,12 +231,15 @@ class AnswerPlanNow:
     reason: str
 
 
+Granted = wire.InviteReply | wire.EnrolReply | wire.RevokeReply | wire.ExpelReply | wire.ForgiveReply
+
+
 @dataclass(frozen=True, slots=True)
 class AnswerAccess:
-    """To InviteAsked, EnrolAsked or RevokeAsked."""
+    """To InviteAsked, EnrolAsked, RevokeAsked, ExpelAsked or ForgiveAsked."""
 
     ticket: int
-    answer: wire.InviteReply | wire.EnrolReply | wire.RevokeReply | Refused
+    answer: Granted | Refused
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,11 +323,14 @@ class Transition:
         self.commands.extend(Send(sessions[node].stream, message) for node in sorted(set(nodes) & sessions.keys()))
 
     def refuse(self, stream: int, node: str, reason: wire.RefusalReason, sentence: str) -> None:
-        """Ends the stream. A message that makes no sense leaves no entry unless it is a member's, so that nobody fills the log
-        with them."""
+        """Ends the stream. A message that makes no sense, or comes in vain, leaves no entry unless it is a member's, so that
+        nobody fills the log with them."""
         name = wire.RefusalReason.Name(reason)
         self.log(f"refused {node or 'a stranger'}: {name}: {sentence}")
-        if reason not in (wire.NAME_TAKEN, wire.MALFORMED) or self.state.members.session_of(stream) is not None:
+        if (
+            reason not in (wire.NAME_TAKEN, wire.MALFORMED, wire.QUARANTINED)
+            or self.state.members.session_of(stream) is not None
+        ):
             self.emit(NodeRefused(node, name, sentence))
         refusal = wire.Refusal(reason=reason, sentence=sentence)
         self.commands += [Send(stream, wire.CoordinatorMessage(refusal=refusal)), HangUp(stream)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from ipaddress import ip_address
 from typing import Any
@@ -59,6 +59,12 @@ def shorten(text: str, characters: int = SENTENCE_CHARACTERS) -> str:
     """``text`` as one printable line of at most ``characters``."""
     line = "".join(c if c.isprintable() else " " for c in text)
     return line if len(line) <= characters else line[: characters - 3] + "..."
+
+
+def name_some(names: Iterable[str]) -> str:
+    """The first eight of the names, in order, and how many more there are."""
+    listed = sorted(names)
+    return ", ".join(listed[:8]) + (f" and {len(listed) - 8} more" if len(listed) > 8 else "")
 
 
 def check_version(theirs: int) -> None:

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AliasChoices, BeforeValidator, Field, TypeAdapter, ValidationError
 
+from dtfm.coordinator.log.charges import Charge
 from dtfm.coordinator.log.older_plan import as_written_now
 from dtfm.scheduler.model.plan import Plan
 from dtfm.scheduler.model.workload import Workload
@@ -251,13 +252,15 @@ class CodecsChosen:
 @dataclass(frozen=True, slots=True)
 class PlanFailed:
     """A node could not take its part. ``snapshot_damaged``: a part of the snapshot that holds the state is damaged on every disk
-    that has it. ``lost``: layers whose state the node was expected to hold, and does not."""
+    that has it. ``lost``: layers whose state the node was expected to hold, and does not. ``silent``: it has not said so, it was
+    waited for in vain."""
 
     generation: int
     node: str
     reason: str
     snapshot_damaged: Annotated[bool, Field(validation_alias=AliasChoices("snapshot_damaged", "backup"))] = False
     lost: tuple[int, ...] = ()
+    silent: bool = False
     event: Literal["plan_failed"] = "plan_failed"
 
 
@@ -298,19 +301,21 @@ class GradientsClipped:
 
 @dataclass(frozen=True, slots=True)
 class StepAborted:
-    """``problem`` is the name of the wire's StepProblem, ``node`` the node that reported it or was lost."""
+    """``problem`` is the name of the wire's StepProblem, or NODE_LEFT, OVERDUE or SETTLED (ledger.py); ``node`` the node that
+    reported it, was lost, waited for or quarantined; ``peer`` whom it lost, for PEER_LOST."""
 
     step: int
     generation: int
     problem: str
     node: str
     reason: str
+    peer: str = ""
     event: Literal["step_aborted"] = "step_aborted"
 
 
 @dataclass(frozen=True, slots=True)
 class DigestMismatch:
-    """The replicas of a stage hold different state: a bug. The run ends."""
+    """The replicas of a stage hold different state before ``step``. That is settled against some of them: NodeQuarantined."""
 
     step: int
     generation: int
@@ -339,8 +344,11 @@ class CheckpointWritten:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointFailed:
+    """``node``: because of whom, if that is known."""
+
     step: int
     reason: str
+    node: str = ""
     event: Literal["checkpoint_failed"] = "checkpoint_failed"
 
 
@@ -432,6 +440,32 @@ class Revoked:
 
 
 @dataclass(frozen=True, slots=True)
+class NodeQuarantined:
+    """A member takes no part any more until somebody forgives it. ``step``: the last committed one. ``key``: whose names are all
+    bound by this (SubjectPublicKeyInfo in base64); empty: the name alone. ``undecided``: it was one word against another, that of
+    ``against``, so that it may be right."""
+
+    node: str
+    charge: Charge
+    reason: str
+    step: int
+    undecided: bool = False
+    against: tuple[str, ...] = ()
+    key: str = ""
+    event: Literal["node_quarantined"] = "node_quarantined"
+
+
+@dataclass(frozen=True, slots=True)
+class NodeForgiven:
+    """The quarantine of the node, or of its ``key``, has ended. ``by``: an operator."""
+
+    node: str
+    by: str
+    key: str = ""
+    event: Literal["node_forgiven"] = "node_forgiven"
+
+
+@dataclass(frozen=True, slots=True)
 class RunFinished:
     step: int
     reason: str
@@ -485,6 +519,8 @@ Event = (
     | InvitationMade
     | Enrolled
     | Revoked
+    | NodeQuarantined
+    | NodeForgiven
     | RunFinished
     | RunFailed
     | CoordinatorStopped

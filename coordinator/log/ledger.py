@@ -19,6 +19,24 @@ NODE_LEFT = "NODE_LEFT"
 PEER_LOST = "PEER_LOST"
 """StepAborted.problem when a node could not reach a peer. The link is at fault, not the step."""
 
+OVERDUE = "OVERDUE"
+"""StepAborted.problem when votes did not come in time."""
+
+SETTLED = "SETTLED"
+"""StepAborted.problem when votes contradicted each other, and somebody was quarantined for that."""
+
+_NOBODYS = frozenset((NODE_LEFT, PEER_LOST, OVERDUE, SETTLED))
+"""The problems of steps that were not at fault themselves."""
+
+MOST_QUARANTINED = 10_000
+"""The number of quarantines that are remembered. From then on the oldest is forgotten for each new one."""
+
+MOST_FAILURES = 100
+"""The number of checkpoints in a row that failed, and of whom it is remembered because of whom."""
+
+MOST_KNOWN = 20_000
+"""The number of nodes whose steps are remembered. From then on the one that came first is forgotten."""
+
 EXHAUSTED = 0.8
 """A connection limits its links if it carries less than this fraction of their sum."""
 
@@ -97,10 +115,13 @@ class Ledger:
     of ``step`` in memory. They still have it when they return, unless they say otherwise. ``step_seconds``: the time of the last
     step that began and ended under one plan. ``checkpoints`` maps the steps of whole checkpoints to their folders; ``on_disks``
     is the last whole snapshot on the nodes' disks.
-    Since the last commit, ``failures`` counts aborted steps that were at fault themselves, and ``peer_losses`` those aborted
-    because a node lost a peer. ``plan_failures`` counts since a plan last started.
+    Since the last commit: ``failures`` are the nodes that reported a step which was at fault itself, ``peer_losses`` who lost
+    whom, ``overdue`` how often nodes were waited for in vain. ``plan_failures`` are the nodes that could not take their part
+    since a plan last started, ``checkpoint_failures`` those because of which checkpoints failed since one was whole.
     ``invitations`` are by id, ``access`` by name. ``revoked``: names, the oldest first, and when they were
     revoked (seconds since 1970). They belong to nobody again: a connection that was opened before may outlive every certificate.
+    ``quarantined`` are by key, or by name where a name alone is bound, the oldest first. ``worked``: by node, in how many
+    committed steps it took part; in the order in which they first came.
     """
 
     run_id: str = ""
@@ -124,13 +145,17 @@ class Ledger:
     evaluated: ev.Evaluated | None = None
     checkpoints: Mapping[int, str] = field(default_factory=dict)
     on_disks: ev.SnapshotWritten | None = None
-    failures: int = 0
-    peer_losses: int = 0
-    plan_failures: int = 0
+    failures: tuple[str, ...] = ()
+    peer_losses: tuple[tuple[str, str], ...] = ()
+    overdue: int = 0
+    plan_failures: tuple[str, ...] = ()
+    checkpoint_failures: tuple[str, ...] = ()
     outcome: Outcome | None = None
     invitations: Mapping[str, Invited] = field(default_factory=dict)
     access: Mapping[str, Holder] = field(default_factory=dict)
     revoked: Mapping[str, float] = field(default_factory=dict)
+    quarantined: Mapping[str, ev.NodeQuarantined] = field(default_factory=dict)
+    worked: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def checkpoint_step(self) -> int:
@@ -146,6 +171,14 @@ class Ledger:
     def staying(self) -> tuple[str, ...]:
         """The nodes to plan with, by name: those that are ready and do not want to leave."""
         return tuple(sorted(node for node, member in self.members.items() if member.ready and not member.leaving))
+
+    def key_of(self, name: str) -> str:
+        """The key to which the name belongs; empty: none is known."""
+        return self.access[name].key if name in self.access else ""
+
+    def quarantine_of(self, name: str) -> ev.NodeQuarantined | None:
+        """Why the name may take no part, if it may not."""
+        return self.quarantined.get(name) or self.quarantined.get(self.key_of(name))
 
     @property
     def leaver_at_work(self) -> bool:
@@ -184,12 +217,15 @@ def apply(ledger: Ledger, event: ev.Event) -> Ledger:
         case ev.RunResumed():
             outcome = ledger.outcome if ledger.outcome and ledger.outcome.completed else None
             fresh = replace(_emptied(ledger), run=event.run, outcome=outcome)
-            return replace(fresh, failures=0, peer_losses=0, plan_failures=0)
+            return replace(fresh, failures=(), peer_losses=(), overdue=0, plan_failures=(), checkpoint_failures=())
         case ev.NodeJoined():
             member = Member(
                 event.address, event.device, event.incarnation, candidates=event.candidates, relay=event.relay
             )
-            return replace(ledger, members={**ledger.members, event.node: member})
+            worked = ledger.worked
+            if event.node not in worked:
+                worked = dict(list({**worked, event.node: 0}.items())[-MOST_KNOWN:])
+            return replace(ledger, members={**ledger.members, event.node: member}, worked=worked)
         case ev.NodeReady():
             member = replace(ledger.members[event.node], ready=True)
             return replace(ledger, members={**ledger.members, event.node: member})
@@ -209,7 +245,7 @@ def apply(ledger: Ledger, event: ev.Event) -> Ledger:
             broken = _broken(links, ledger.broken, event.links)
             surprise = bool(event.reason) or _concerns_ready(ledger, broken ^ ledger.broken)
             changes = ledger.changes + surprise
-            return replace(ledger, members=members, links=links, broken=broken, changes=changes, peer_losses=0)
+            return replace(ledger, members=members, links=links, broken=broken, changes=changes)
         case ev.WaysChosen():
             return _with_ways(ledger, event.ways)
         case ev.RunDescribed():
@@ -222,7 +258,7 @@ def apply(ledger: Ledger, event: ev.Event) -> Ledger:
             )
         case ev.PlanStarted():
             held = _held_by_plan(ledger)
-            return replace(ledger, held=held, plan_failures=0, codecs=event.codecs)
+            return replace(ledger, held=held, plan_failures=(), codecs=event.codecs)
         case ev.CodecsChosen():
             return replace(ledger, codecs={**ledger.codecs, event.node: event.codecs})
         case ev.PlanFailed():
@@ -230,22 +266,30 @@ def apply(ledger: Ledger, event: ev.Event) -> Ledger:
             # The first report alone does not condemn the snapshot: the reporter's own memory may be damaged.
             on_disks = None if event.snapshot_damaged and ledger.plan_failures else ledger.on_disks
             # With other state held the next plan differs, so this failure does not count.
-            failures = ledger.plan_failures + (held == ledger.held)
+            if event.silent:
+                return replace(ledger, overdue=ledger.overdue + 1)
+            failures = (*ledger.plan_failures, event.node) if held == ledger.held else ledger.plan_failures
             return replace(ledger, plan_failures=failures, held=held, on_disks=on_disks)
         case ev.StepCommitted():
             seconds = ledger.step_seconds if event.resumed else event.seconds
-            return replace(ledger, step=event.step, last=event, step_seconds=seconds, failures=0, peer_losses=0)
+            did = {node: ledger.worked[node] + 1 for node in event.compute_seconds if node in ledger.worked}
+            fresh = replace(ledger, failures=(), peer_losses=(), overdue=0, worked={**ledger.worked, **did})
+            return replace(fresh, step=event.step, last=event, step_seconds=seconds)
+        case ev.StepAborted(problem="PEER_LOST"):
+            return replace(ledger, peer_losses=(*ledger.peer_losses, (event.node, event.peer)))
+        case ev.StepAborted(problem="OVERDUE"):
+            return replace(ledger, overdue=ledger.overdue + 1)
         case ev.StepAborted():
-            lost_peer = event.problem == PEER_LOST
-            return replace(
-                ledger,
-                failures=ledger.failures + (event.problem not in (NODE_LEFT, PEER_LOST)),
-                peer_losses=ledger.peer_losses + lost_peer,
-            )
+            failures = ledger.failures if event.problem in _NOBODYS else (*ledger.failures, event.node)
+            return replace(ledger, failures=failures)
         case ev.Evaluated():
             return replace(ledger, evaluated=event)
         case ev.CheckpointWritten():
-            return replace(ledger, checkpoints={**ledger.checkpoints, event.step: event.folder})
+            checkpoints = {**ledger.checkpoints, event.step: event.folder}
+            return replace(ledger, checkpoints=checkpoints, checkpoint_failures=())
+        case ev.CheckpointFailed():
+            failures = (*ledger.checkpoint_failures, event.node)[-MOST_FAILURES:]
+            return replace(ledger, checkpoint_failures=failures if event.node else ledger.checkpoint_failures)
         case ev.StandbyPromoted():
             assert event.step == ledger.step
             mine = (event.node, event.incarnation)
@@ -277,11 +321,16 @@ def apply(ledger: Ledger, event: ev.Event) -> Ledger:
             return replace(fresh, invitations={**ledger.invitations, event.invitation: used})
         case ev.Revoked():
             return _revoked(ledger, event)
+        case ev.NodeQuarantined():
+            return _quarantined(ledger, event)
+        case ev.NodeForgiven():
+            kept = {who: why for who, why in ledger.quarantined.items() if who not in (event.node, event.key)}
+            return replace(ledger, quarantined=kept)
         case ev.RunFinished():
             return replace(ledger, outcome=Outcome(True, event.reason))
         case ev.RunFailed():
             return replace(ledger, outcome=Outcome(False, event.reason))
-        case ev.NodeRefused() | ev.Waiting() | ev.DigestMismatch() | ev.GradientsClipped() | ev.CheckpointFailed():
+        case ev.NodeRefused() | ev.Waiting() | ev.DigestMismatch() | ev.GradientsClipped():
             return ledger
 
 
@@ -302,6 +351,17 @@ def _revoked(ledger: Ledger, event: ev.Revoked) -> Ledger:
         },
         access={name: holder for name, holder in ledger.access.items() if name != event.name},
         revoked=dict(list(revoked.items())[-MOST_REVOKED:]),
+    )
+
+
+def _quarantined(ledger: Ledger, event: ev.NodeQuarantined) -> Ledger:
+    """What the node had in memory counts no more."""
+    names = {event.node, *(name for name, holder in ledger.access.items() if event.key and holder.key == event.key)}
+    quarantined = {**ledger.quarantined, event.key or event.node: event}
+    return replace(
+        ledger,
+        held=tuple(tuple(who for who in layer if who[0] not in names) for layer in ledger.held),
+        quarantined=dict(list(quarantined.items())[-MOST_QUARANTINED:]),
     )
 
 

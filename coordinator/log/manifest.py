@@ -19,7 +19,11 @@ _FILE = re.compile(r"bucket-[0-9]{5,9}\.safetensors")
 
 
 class CheckpointError(ValueError):
-    """The checkpoint cannot be used. The message says why, and what to do."""
+    """The checkpoint cannot be used. The message says why, and what to do. ``bucket``: whose file is to blame, if one is."""
+
+    def __init__(self, message: str, bucket: int | None = None) -> None:
+        super().__init__(message)
+        self.bucket = bucket
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +66,7 @@ def write_manifest(folder: str, run: Mapping[str, Any], run_id: str, step: int, 
         filesystem, path = fsspec.url_to_fs(folder)
         filesystem.invalidate_cache()
         for bucket in buckets:
-            _check_size(filesystem, f"{path}/{bucket.file}", bucket.bytes)
+            _check_size(filesystem, f"{path}/{bucket.file}", bucket)
         manifest = {"format": FORMAT, **asdict(Manifest(run, run_id, step, buckets))}
         text = json.dumps(manifest, indent=1).encode()
         temporary = f"{path}/manifest.json.part"
@@ -160,13 +164,14 @@ def _steps(filesystem: Any, path: str) -> list[int]:
     return sorted((int(match[1]) for name in names if (match := _STEP_FOLDER.fullmatch(name))), reverse=True)
 
 
-def _check_size(filesystem: Any, path: str, wanted: int) -> None:
+def _check_size(filesystem: Any, path: str, wanted: BucketFile) -> None:
     try:
         found = filesystem.size(path)
     except FileNotFoundError:
         raise CheckpointError(
             f"{path} is not there, though its node wrote it: checkpoint.uri must name storage that all machines share, like "
-            f"a network mount or s3://"
+            f"a network mount or s3://",
+            wanted.index,
         ) from None
-    if found != wanted:
-        raise CheckpointError(f"{path} has {found} bytes, though its node wrote {wanted}")
+    if found != wanted.bytes:
+        raise CheckpointError(f"{path} has {found} bytes, though its node wrote {wanted.bytes}", wanted.index)

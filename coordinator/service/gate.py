@@ -27,6 +27,8 @@ MAY_CALL: Mapping[str, frozenset[Role]] = {
     "PlanNow": frozenset({Role.OPERATOR}),
     "Invite": frozenset({Role.OPERATOR}),
     "Revoke": frozenset({Role.OPERATOR}),
+    "Expel": frozenset({Role.OPERATOR}),
+    "Forgive": frozenset({Role.OPERATOR}),
 }
 """Every method but Enrol and Knock, which are for those who have no role yet."""
 

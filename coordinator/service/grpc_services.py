@@ -44,6 +44,10 @@ class Asked(Protocol):
 
     async def revoke(self, what: str, by: str) -> wire.RevokeReply: ...
 
+    async def expel(self, node: str, reason: str, by: str) -> wire.ExpelReply: ...
+
+    async def forgive(self, node: str, by: str) -> wire.ForgiveReply: ...
+
 
 class Joins(control_pb2_grpc.CoordinatorServicer):
     """``seen`` returns the address of who calls (context.peer())."""
@@ -119,6 +123,20 @@ class Observers(control_pb2_grpc.ObserverServicer):
         caller = await self._gate.admit(context, "Revoke")
         try:
             return await self._asked.revoke(request.what, caller)
+        except Refused as refused:
+            await _answer(context, refused)
+
+    async def Expel(self, request: wire.ExpelRequest, context: Context) -> wire.ExpelReply:
+        caller = await self._gate.admit(context, "Expel")
+        try:
+            return await self._asked.expel(request.node, request.reason, caller)
+        except Refused as refused:
+            await _answer(context, refused)
+
+    async def Forgive(self, request: wire.ForgiveRequest, context: Context) -> wire.ForgiveReply:
+        caller = await self._gate.admit(context, "Forgive")
+        try:
+            return await self._asked.forgive(request.node, caller)
         except Refused as refused:
             await _answer(context, refused)
 

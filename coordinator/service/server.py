@@ -174,6 +174,16 @@ class Server:
         reply: wire.RevokeReply = await self._ask(lambda ticket: t.RevokeAsked(ticket, what, by, time.time()))
         return reply
 
+    async def expel(self, node: str, reason: str, by: str) -> wire.ExpelReply:
+        """Raises Refused."""
+        reply: wire.ExpelReply = await self._ask(lambda ticket: t.ExpelAsked(ticket, node, reason, by))
+        return reply
+
+    async def forgive(self, node: str, by: str) -> wire.ForgiveReply:
+        """Raises Refused."""
+        reply: wire.ForgiveReply = await self._ask(lambda ticket: t.ForgiveAsked(ticket, node, by))
+        return reply
+
     def invitation(self, id: str, secret: bytes) -> str:
         """The text to hand out."""
         return str(Invitation(self.addresses, self.pin, id, secret))
@@ -271,17 +281,17 @@ class Server:
         self._inputs.put_nowait(t.Planned(wanted.number, outcome, hopeless))
 
     async def _write_manifest(self, command: t.WriteManifest) -> None:
-        ledger, problem = self.ledger, ""
+        ledger, problem, bucket = self.ledger, "", None
         try:
             await asyncio.to_thread(
                 write_manifest, command.folder, ledger.run, ledger.run_id, command.step, command.parts
             )
         except CheckpointError as error:
-            problem = str(error)
+            problem, bucket = str(error), error.bucket
         except Exception as error:
             log.exception("the manifest of step %d could not be written", command.step)
             problem = f"{type(error).__name__}: {error}"
-        self._inputs.put_nowait(t.ManifestDone(command.step, problem))
+        self._inputs.put_nowait(t.ManifestDone(command.step, problem, bucket))
 
     async def _tidy_checkpoints(self, command: t.TidyCheckpoints) -> None:
         try:

@@ -20,6 +20,8 @@ _TOLD = (
     ev.StepAborted,
     ev.CheckpointWritten,
     ev.RolledBack,
+    ev.NodeQuarantined,
+    ev.NodeForgiven,
     ev.RunFinished,
     ev.RunFailed,
 )

@@ -5,14 +5,16 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
+from dtfm.coordinator.log.events import NodeQuarantined
 from dtfm.coordinator.log.ledger import Ledger
 
 
 def member_documents(ledger: Ledger) -> list[dict[str, Any]]:
-    """One JSON object per node, sorted by name: its address, device, status, stage and links.
+    """One JSON object per node, sorted by name: its address, device, status, stage and links; then one per quarantine.
 
     ``stage`` and ``layers`` are None while the node has none. A link's ``codecs`` names the tensors that the plan
-    sends over it and the codec of each.
+    sends over it and the codec of each. ``steps``: in how many committed ones it took part. ``quarantine``: for what, why and
+    since which step; None: it is not quarantined.
     """
     plan = ledger.plan
     documents = []
@@ -25,6 +27,8 @@ def member_documents(ledger: Ledger) -> list[dict[str, Any]]:
                 "candidates": list(member.candidates),
                 "relay": member.relay,
                 "status": status(ledger, node),
+                "steps": ledger.worked.get(node, 0),
+                "quarantine": None,
                 "stage": stage,
                 "layers": list(plan.stages[stage].layers) if plan is not None and stage is not None else None,
                 "device": asdict(member.device),
@@ -39,7 +43,17 @@ def member_documents(ledger: Ledger) -> list[dict[str, Any]]:
                 },
             }
         )
-    return documents
+    return documents + [_quarantine(ledger, why) for why in ledger.quarantined.values()]
+
+
+def _quarantine(ledger: Ledger, why: NodeQuarantined) -> dict[str, Any]:
+    """It is no member, so nothing is known of its device and links."""
+    return {
+        "node": why.node,
+        "status": "quarantined",
+        "steps": ledger.worked.get(why.node, 0),
+        "quarantine": {"charge": why.charge, "reason": why.reason, "step": why.step, "undecided": why.undecided},
+    }
 
 
 def status(ledger: Ledger, node: str) -> str:

@@ -119,6 +119,10 @@ def narrate(event: ev.Event) -> str:
             ended = [event.name] if event.name else []
             ended += [f"invitation {id}" for id in event.invitations]
             return f"{event.by} revoked {' and '.join(ended)}"
+        case ev.NodeQuarantined():
+            return f"{event.node} is quarantined: {event.charge}: {event.reason}"
+        case ev.NodeForgiven():
+            return f"{event.by} has forgiven {event.node}: it may come back"
         case ev.RunFinished():
             return f"run finished: {event.reason}"
         case ev.RunFailed():

@@ -26,6 +26,7 @@ RECENT_STEPS = 20
 RECENT_EVENTS = 7
 MOST_NODES = 10
 MOST_LINKS = 4
+MOST_QUARANTINED = 4
 _STYLES = ["cyan", "magenta", "green", "yellow", "blue", "red"]
 _SPARKS = "▁▂▃▄▅▆▇█"
 
@@ -126,6 +127,8 @@ def _nodes(ledger: Ledger) -> RenderableType:
         )
     if (more := len(ledger.members) - MOST_NODES) > 0:
         table.add_row(f"and {more} more", "", "", "", "")
+    for why in list(ledger.quarantined.values())[-MOST_QUARANTINED:]:
+        table.add_row(Text(why.node, style="red"), Text(f"quarantined: {why.charge}", style="red"), "", "", "")
     return table
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from dtfm.coordinator.log import events as ev
+from dtfm.coordinator.log.charges import Charge
 from dtfm.scheduler.model.memory import Checkpointing, Keeping, OptimizerState
 from dtfm.scheduler.model.plan import Flow, Plan, Stage, Takeover
 from dtfm.scheduler.model.workload import Layer, Workload
@@ -70,6 +71,8 @@ EVERY_EVENT: list[ev.Event] = [
     ev.InvitationMade("0123456789ab", "ab" * 32, "Bob's PC", "node", 1.7e9, 1.8e9, 3, "operator"),
     ev.Enrolled("a", "node", "MFkw", "0123456789ab"),
     ev.Revoked("a", ("0123456789ab",), 1.75e9, "operator"),
+    ev.NodeQuarantined("a", Charge.DIGEST, "why", 3, True, ("b",), "MFkw"),
+    ev.NodeForgiven("a", "operator", "MFkw"),
     ev.RunFinished(3, "why"),
     ev.RunFailed(3, "why"),
     ev.CoordinatorStopped("why"),

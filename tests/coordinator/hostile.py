@@ -7,7 +7,6 @@ from random import Random
 from typing import Any
 
 from google.protobuf.descriptor import FieldDescriptor as Field
-from google.protobuf.message import Message
 
 from dtfm.protos import control_pb2 as wire
 from tests.coordinator.answers import DIGEST, FILE_DIGEST, evaluated, links, reached, snapshot_parts
@@ -67,7 +66,7 @@ def hostile(random: Random, generation: int, step: int) -> wire.NodeMessage:
     return message
 
 
-def fill(message: Message, random: Random, depth: int = 0) -> None:
+def fill(message: Any, random: Random, depth: int = 0) -> None:
     """Sets some of its fields to anything."""
     for field in message.DESCRIPTOR.fields:
         if random.random() < 0.7:
@@ -96,14 +95,14 @@ def _right(kind: str, random: Random, generation: int, step: int) -> wire.NodeMe
             vote.samples = random.choice((0, 2, 4, 8))
             return wire.NodeMessage(step_ready=vote)
         case "step_failed":
-            problem = random.choice(wire.StepProblem.values())
+            problem = wire.StepProblem.Name(random.choice(wire.StepProblem.values()))
             return wire.NodeMessage(step_failed=wire.StepFailed(problem=problem, peer=random.choice("abcd")))
         case "plan_failed":
             return wire.NodeMessage(plan_failed=wire.PlanFailed(problem="x", lost=random.choice(((), (0,), (1, 2)))))
     return wire.NodeMessage()
 
 
-def _spoil(message: Message, random: Random) -> None:
+def _spoil(message: Any, random: Random) -> None:
     """Changes one field, at any depth."""
     field = random.choice(message.DESCRIPTOR.fields)
     value = getattr(message, field.name)
@@ -116,7 +115,7 @@ def _spoil(message: Message, random: Random) -> None:
     _set(message, field, random, 0)
 
 
-def _set(message: Message, field: Field, random: Random, depth: int) -> None:
+def _set(message: Any, field: Any, random: Random, depth: int) -> None:
     if field.type == Field.TYPE_MESSAGE:
         if depth > 3:
             return
@@ -129,7 +128,7 @@ def _set(message: Message, field: Field, random: Random, depth: int) -> None:
         setattr(message, field.name, _value(field, random))
 
 
-def _value(field: Field, random: Random) -> Any:
+def _value(field: Any, random: Random) -> Any:
     match field.type:
         case Field.TYPE_DOUBLE:
             return random.choice(DOUBLES)

@@ -12,6 +12,7 @@ answers, set ``planner``; to choose when, turn ``automatic_planning`` off and ca
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from dtfm.coordinator.config.run_file import parse_run
@@ -21,7 +22,7 @@ from dtfm.coordinator.core.state import Admission, Gathering, PlanChosen, State
 from dtfm.coordinator.core.tick import tick
 from dtfm.coordinator.core.timeouts import TOGETHER_LEASES
 from dtfm.coordinator.core.validation import Refused
-from dtfm.coordinator.log.events import Event, RunResumed, RunStarted
+from dtfm.coordinator.log.events import Enrolled, Event, RunResumed, RunStarted
 from dtfm.coordinator.log.ledger import Ledger, fold
 from dtfm.coordinator.log.store import Record
 from dtfm.protos import PROTOCOL_VERSION, plan_pb2
@@ -136,7 +137,7 @@ class World:
         self.hung_up: set[int] = set()
         self.certified: list[str] = []
         self.refusals: dict[int, Refused] = {}
-        self.granted: dict[int, wire.InviteReply | wire.EnrolReply | wire.RevokeReply] = {}
+        self.granted: dict[int, t.Granted] = {}
         self.said: dict[int, list[wire.CoordinatorMessage]] = {}
         self.streams: dict[str, int] = {}
         self._next_stream = 0
@@ -197,6 +198,12 @@ class World:
         found = self.planner(wanted.cluster.ids)
         outcome = found if isinstance(found, str) else PlanChosen(found, "as scripted", 1.0, 0.5)
         self.feed(t.Planned(wanted.number, outcome))
+
+    def belong_together(self, *nodes: str) -> None:
+        """These nodes have one key. Of others no key is known, so that each is a party of its own."""
+        events = [Enrolled(node, "node", "their key", "") for node in nodes]
+        self.state = replace(self.state, ledger=fold(events, self.state.ledger))
+        self.log += events
 
     def stick_to_plan(self) -> None:
         """From now on the planner answers with the plan in force, as long as all its nodes are there."""

@@ -147,7 +147,7 @@ def _files(state: State) -> tuple[tuple[Copy, ...], ...]:
         for bucket, nodes in on_disk(state, snapshot.step, range(len(files))).items():
             files[bucket] += [Copy(Kind.DISK, node, snapshot.step) for node in nodes]
         for node in snapshot.holders:
-            if not _has_reported_its_disk(sessions.get(node)):
+            if not _has_reported_its_disk(sessions.get(node)) and ledger.quarantine_of(node) is None:
                 for bucket in snapshot.buckets_of(node):
                     files[bucket].append(Copy(Kind.DISK, node, snapshot.step, here=False))
     return tuple(map(tuple, files))

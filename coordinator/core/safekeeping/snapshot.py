@@ -11,16 +11,20 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
+from dtfm.coordinator.core.charging import quarantine
 from dtfm.coordinator.core.ending import fail
 from dtfm.coordinator.core.messages import peer_message
 from dtfm.coordinator.core.safekeeping.availability import on_disk, parameter_bytes
 from dtfm.coordinator.core.safekeeping.donors import donors_at_work
 from dtfm.coordinator.core.safekeeping.machines import machines, machines_of
 from dtfm.coordinator.core.safekeeping.standby import rests_on_one_machine
-from dtfm.coordinator.core.state import Admission, Destination, Layers, Session, SnapshotTally, State
+from dtfm.coordinator.core.state import ATTEMPTS, Admission, Destination, Layers, Session, SnapshotTally, State
 from dtfm.coordinator.core.transition import TidyCheckpoints, Transition, WriteManifest
+from dtfm.coordinator.core.trust.standing import is_alone, weakest
+from dtfm.coordinator.core.trust.verdict import Against, OfTheRun, against_one, blame
 from dtfm.coordinator.core.validation import check_own_layers, check_parts, shorten
 from dtfm.coordinator.log import events as ev
+from dtfm.coordinator.log.charges import Charge
 from dtfm.coordinator.log.manifest import step_folder
 from dtfm.protos import control_pb2 as wire
 
@@ -131,12 +135,12 @@ def reported(transition: Transition, session: Session, message: wire.SnapshotPar
     _continue_on_disks(transition, tally)
 
 
-def manifest_done(transition: Transition, step: int, problem: str) -> None:
+def manifest_done(transition: Transition, step: int, problem: str, bucket: int | None) -> None:
     tally = transition.state.safekeeping.snapshot(Destination.CHECKPOINT, step)
     if tally is None:
         return
     if problem:
-        _give_up(transition, tally, problem)
+        _give_up(transition, tally, problem, () if bucket is None else _writers_of(transition.state, bucket))
         return
     safekeeping = transition.state.safekeeping.without_snapshot(tally)
     unfinished = safekeeping.unfinished - {step}
@@ -176,9 +180,8 @@ def end_overdue(transition: Transition) -> None:
         late = ", ".join(sorted(tally.writers.keys() | tally.fetching.keys()))
         if tally.destination is Destination.CHECKPOINT:
             if tally.writers and transition.now > tally.due:
-                _give_up(
-                    transition, tally, f"{late} did not write its part within {transition.state.patience:g} seconds"
-                )
+                problem = f"{late} did not write its part within {transition.state.patience:g} seconds"
+                _give_up(transition, tally, problem, tally.writers)
         elif transition.now > tally.due:
             transition.log(f"the snapshot of step {tally.step} does not wait any longer for {late}")
             if tally.writers:
@@ -228,9 +231,12 @@ def _continue_checkpoint(transition: Transition, tally: SnapshotTally, node: str
         parts = tuple(tally.parts[bucket] for bucket in sorted(tally.parts))
         transition.commands.append(WriteManifest(tally.step, folder, parts))
     elif problem:
-        _give_up(transition, tally, f"{node} could not write its part: {problem}")
+        _give_up(transition, tally, f"{node} could not write its part: {problem}", (node,))
     elif not tally.writers:
-        _give_up(transition, tally, "some of it was written by no node; this is a bug in dtfm")
+        assert transition.state.ledger.described is not None
+        missing = min(set(range(transition.state.ledger.described.buckets)) - tally.parts.keys())
+        problem = f"bucket {missing} was written by no node"
+        _give_up(transition, tally, problem, _writers_of(transition.state, missing))
 
 
 def _continue_on_disks(transition: Transition, tally: SnapshotTally) -> None:
@@ -275,17 +281,36 @@ def _end_with_what_there_is(transition: Transition, tally: SnapshotTally) -> Non
     _end_on_disks(transition, tally)
 
 
-def _give_up(transition: Transition, tally: SnapshotTally, reason: str) -> None:
-    """Abandons the snapshot; the previous one stays. Training goes on; but without the last checkpoint nothing would remain of
-    the run, so the run fails."""
+def _give_up(transition: Transition, tally: SnapshotTally, reason: str, suspects: Collection[str] = ()) -> None:
+    """Abandons the snapshot; the previous one stays. Training goes on, without one of the ``suspects``, if checkpoints failed
+    because of it again and again. Without the last checkpoint nothing would remain of the run: it is written again
+    (post_commit.py), unless nobody or everybody is to blame; then the run fails."""
     if tally.destination is Destination.DISKS:
         transition.log(f"no snapshot of step {tally.step} on disks: {reason}")
         _end_on_disks(transition, tally)
         return
     transition.set_safekeeping(transition.state.safekeeping.without_snapshot(tally))
-    transition.emit(ev.CheckpointFailed(tally.step, reason))
-    if tally.step == transition.state.run.train.steps:
-        fail(transition, f"all steps are trained, but the last checkpoint could not be written: {reason}")
+    ledger = transition.state.ledger
+    accused = weakest(ledger, suspects) if suspects else ""
+    transition.emit(ev.CheckpointFailed(tally.step, reason, accused))
+    failures = transition.state.ledger.checkpoint_failures
+    verdict = OfTheRun() if is_alone(ledger) or not accused else blame(ledger, failures)
+    match verdict:
+        case OfTheRun() if tally.step == transition.state.run.train.steps:
+            fail(transition, f"all steps are trained, but the last checkpoint could not be written: {reason}")
+        case Against():
+            why = f"{ATTEMPTS} checkpoints failed because of it; the last: {reason}"
+            quarantine(transition, against_one(ledger, suspects), Charge.SNAPSHOT, why)
+
+
+def _writers_of(state: State, bucket: int) -> frozenset[str]:
+    """Who writes the bucket into a checkpoint (Group.checkpoint_writer of the nodes). Which stages use one that several layers
+    share is not known here: it may be one of each."""
+    plan, described = state.ledger.plan, state.ledger.described
+    assert described is not None
+    shared = bucket >= len(described.workload.layers)
+    stages = [stage for stage in plan.stages if shared or bucket in range(*stage.layers)] if plan is not None else []
+    return frozenset(stage.replicas[bucket % len(stage.replicas)] for stage in stages)
 
 
 def _end_on_disks(transition: Transition, tally: SnapshotTally) -> None:

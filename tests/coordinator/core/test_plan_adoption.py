@@ -23,9 +23,10 @@ def test_a_plan_goes_to_every_ready_node_and_begins_when_its_nodes_are_ready() -
     assert world.last_to("a", "begin") == world.last_to("b", "begin") == wire.Begin(generation=1, step=1)
 
 
-def test_a_plan_that_cannot_start_is_adopted_again_and_the_third_failure_ends_the_run() -> None:
+def test_a_plan_that_cannot_start_is_adopted_again_and_the_third_failure_ends_a_run_of_one_party() -> None:
     world = World()
     world.join("a", "b")
+    world.belong_together("a", "b")
     for _ in range(3):
         world.fail_plan("b", "no memory")
     assert [event.generation for event in world.events(ev.PlanAdopted)] == [1, 2, 3]

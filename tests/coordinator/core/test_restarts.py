@@ -57,8 +57,8 @@ def test_a_plan_that_fails_after_a_crash_for_another_reason_does_not_send_traini
 
 def test_the_last_attempt_ignores_state_that_other_nodes_cannot_reach() -> None:
     world = back_after_a_crash("a", "b")
-    for _ in range(2):
-        world.fail_plan("a", "b cannot be reached")
+    for node, other in ("ab", "ba"):
+        world.fail_plan(node, f"{other} cannot be reached")
     assert [(back.step, back.from_step) for back in world.events(ev.RolledBack)] == [(2, 3)]
     assert world.last_to("a", "assignment").snapshot.folder == "memory://checkpoints/step-00000002"
     assert world.events(ev.RunFailed) == []

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from dtfm.coordinator.core import tick as core
 from dtfm.coordinator.core import transition as t
 from dtfm.coordinator.core.state import Gathering, State
 from dtfm.coordinator.core.stumbling import SENTENCE, after_an_error
@@ -90,7 +91,7 @@ def test_even_if_the_parting_stumbles_the_stream_ends(monkeypatch: pytest.Monkey
 async def test_a_message_that_the_core_stumbles_over_does_not_end_the_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real: Callable[[State, t.Input, float], Any] = server.tick
+    real: Callable[[State, t.Input, float], Any] = core.tick
 
     def tick(state: State, event: t.Input, now: float) -> Any:
         if isinstance(event, t.Heard) and event.message.leaving.reason == "odd":

@@ -121,8 +121,8 @@ def test_a_snapshot_is_stored_whole_or_not_at_all(tmp_path: Path) -> None:
 
 
 def test_a_change_of_the_ledgers_fields_needs_a_new_format() -> None:
-    """These are the fields of format 14. Once one is added, dropped or means something new, older snapshots must not be read."""
-    assert ledger_snapshot.FORMAT == 14
+    """These are the fields of format 15. Once one is added, dropped or means something new, older snapshots must not be read."""
+    assert ledger_snapshot.FORMAT == 15
     assert [field.name for field in fields(Ledger)] == [
         "run_id",
         "run",
@@ -147,9 +147,13 @@ def test_a_change_of_the_ledgers_fields_needs_a_new_format() -> None:
         "on_disks",
         "failures",
         "peer_losses",
+        "overdue",
         "plan_failures",
+        "checkpoint_failures",
         "outcome",
         "invitations",
         "access",
         "revoked",
+        "quarantined",
+        "worked",
     ]

@@ -60,6 +60,8 @@ CALLS: dict[str, Call] = {
     "PlanNow": unary("PlanNow", wire.PlanNowRequest()),
     "Invite": unary("Invite", wire.InviteRequest(role="node", seconds=60, uses=1)),
     "Revoke": unary("Revoke", wire.RevokeRequest(what="nobody")),
+    "Expel": unary("Expel", wire.ExpelRequest(node="nobody")),
+    "Forgive": unary("Forgive", wire.ForgiveRequest(node="nobody")),
 }
 
 

@@ -334,8 +334,8 @@ def test_a_standby_that_counts_as_keeping_up_loses_no_step_when_the_only_replica
                 heard = max(heard, len(offered) - 1 - how)
                 report(world, "c", step=offered[heard][0], voted=offered[heard][1])
             case "fail":
-                world.state = replace(world.state, ledger=replace(world.state.ledger, peer_losses=0))
-                world.fail_step(how, wire.PEER_LOST, peer="c")
+                world.state = replace(world.state, ledger=replace(world.state.ledger, peer_losses=()))
+                world.fail_step(how, wire.PEER_LOST, peer="b" if how == "a" else "a")
             case "wait":
                 pass_time(world, how)
     keeps_up = isinstance(world.state.phase, Stepping) and keeping_up(world.state, standbys_of(world.state)) == {"c"}

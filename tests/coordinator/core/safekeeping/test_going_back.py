@@ -90,6 +90,7 @@ def test_a_plan_that_fails_for_another_reason_leaves_the_snapshot_alone() -> Non
 def test_a_run_that_failed_because_no_holder_could_be_reached_still_has_its_snapshot() -> None:
     world = with_snapshot()
     plan_only_with(world, "b")
+    world.belong_together("a", "b")
     world.lose("a")
     for _ in range(ATTEMPTS):
         world.fail_plan("b")

@@ -1,0 +1,51 @@
+"""Parties, and what each has earned.
+
+A party is whoever holds a key: all names of the key speak with one voice, and are bound together.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+
+from dtfm.coordinator.log.ledger import Ledger
+
+
+def is_alone(ledger: Ledger) -> bool:
+    """Whether all nodes that ever came belong to one party: then there is nobody to be protected from it."""
+    return len({ledger.key_of(node) or node for node in ledger.worked}) <= 1
+
+
+def party_of(ledger: Ledger) -> Callable[[str], str]:
+    """By name, its party: its key, or the name itself where none is known. Of a party that is alone each name counts for itself,
+    so that one broken device does not speak for all."""
+    if is_alone(ledger):
+        return lambda name: name
+    return lambda name: ledger.key_of(name) or name
+
+
+def weakest(ledger: Ledger, names: Iterable[str]) -> str:
+    """The one of least standing among the names. Least is who was a party to an undecided quarantine before, then who took part
+    in the fewest committed steps of this run, then who came last."""
+    of = standing(ledger)
+    return min(sorted(names), key=of)
+
+
+def standing(ledger: Ledger) -> Callable[[str], tuple[int, int, int]]:
+    """By name, the standing of its party: larger is more. See `weakest`."""
+    party = party_of(ledger)
+    disputes = Counter(
+        who for why in ledger.quarantined.values() if why.undecided for who in {party(name) for name in why.against}
+    )
+    steps: dict[str, int] = {}
+    came: dict[str, int] = {}
+    for number, (node, worked) in enumerate(ledger.worked.items()):
+        who = party(node)
+        steps[who] = max(worked, steps.get(who, 0))
+        came.setdefault(who, number)
+
+    def of(name: str) -> tuple[int, int, int]:
+        who = party(name)
+        return -disputes[who], steps.get(who, 0), -came.get(who, len(ledger.worked))
+
+    return of

@@ -1,0 +1,105 @@
+"""Contradictions and failures, and against whom they are settled."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from dtfm.coordinator.core.state import ATTEMPTS
+from dtfm.coordinator.core.trust.standing import is_alone, party_of, standing, weakest
+from dtfm.coordinator.log.ledger import Ledger
+
+View = TypeVar("View")
+
+
+@dataclass(frozen=True, slots=True)
+class Against:
+    """These ``members`` are to be quarantined, a name for each party. ``undecided``: it is their word against that of the
+    ``others``, who had the better standing."""
+
+    members: tuple[str, ...]
+    others: tuple[str, ...] = ()
+    undecided: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class OfTheRun:
+    """Several who are independent of each other say so, or there is nobody else: the run itself is at fault."""
+
+
+@dataclass(frozen=True, slots=True)
+class OfTheLink:
+    """Two nodes lose each other and nobody else."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unsettled:
+    """Too little is known. It is tried again."""
+
+
+def settle(ledger: Ledger, views: Mapping[str, View], agree: Callable[[View, View], bool]) -> Against | None:
+    """Nodes say what should be the same, each its view. None: it is.
+
+    The view of more than half of the parties holds. If no view has so many, that of the most parties does, or of those of better
+    standing among as many, and the others are undecided. A party whose own names contradict each other supports no view.
+    """
+    if all(agree(one, other) for one in views.values() for other in views.values()):
+        return None
+    party, of = party_of(ledger), standing(ledger)
+    everybody = {party(node) for node in views}
+
+    def supporters(view: View) -> frozenset[str]:
+        against = {party(node) for node, other in views.items() if not agree(view, other)}
+        return frozenset(everybody - against)
+
+    def weight(node: str) -> tuple[int, tuple[int, int, int], str]:
+        held_by = supporters(views[node])
+        best = max((of(other) for other in views if party(other) in held_by), default=of(node))
+        return len(held_by), best, node
+
+    winners = supporters(views[max(sorted(views), key=weight)])
+    losers = {party(node): node for node in sorted(views, reverse=True) if party(node) not in winners}
+    others = {party(node): node for node in sorted(views, reverse=True) if party(node) in winners}
+    undecided = bool(others) and 2 * len(winners) <= len(everybody)
+    return Against(tuple(sorted(losers.values())), tuple(sorted(others.values())), undecided)
+
+
+def against_one(ledger: Ledger, suspects: Collection[str]) -> Against:
+    """One of them is at fault. If there are several, who of them has the least standing is quarantined, undecided."""
+    party, accused = party_of(ledger), weakest(ledger, suspects)
+    others = tuple(sorted(node for node in suspects if party(node) != party(accused)))
+    return Against((accused,), others, undecided=bool(others))
+
+
+def blame(ledger: Ledger, reports: Sequence[str], also: Collection[str] = ()) -> Against | OfTheRun | Unsettled:
+    """Attempts have failed in a row, and ``reports`` names who said so, an attempt each; ``also`` are others who said the same of
+    one of these attempts.
+
+    One party behind ATTEMPTS of them while no other has said so twice is at fault itself. Two parties that have said so twice are
+    believed: the run is at fault.
+    """
+    if len(reports) < ATTEMPTS:
+        return Unsettled()
+    if is_alone(ledger):
+        return OfTheRun()
+    party = party_of(ledger)
+    said = Counter(party(node) for node in (*reports, *also))
+    if sum(times >= 2 for times in said.values()) >= 2:
+        return OfTheRun()
+    return Against((reports[-1],)) if said[party(reports[-1])] >= ATTEMPTS else Unsettled()
+
+
+def blame_for_losses(ledger: Ledger) -> Against | OfTheLink | Unsettled:
+    """Nodes have lost each other (Ledger.peer_losses). A party that is common to the losses of several others, two of each or one
+    of ATTEMPTS of them, is at fault, or its connection; a pair that loses only each other has a bad link."""
+    party = party_of(ledger)
+    pairs = [(party(node), party(peer)) for node, peer in ledger.peer_losses]
+    last = frozenset(pairs[-1])
+    for node in ledger.peer_losses[-1]:
+        who = party(node)
+        peers = Counter(other for pair in pairs if who in pair for other in pair if other != who)
+        if len(peers) >= ATTEMPTS or sum(times >= 2 for times in peers.values()) >= 2:
+            return Against((node,), undecided=True)
+    return OfTheLink() if sum(frozenset(pair) == last for pair in pairs) >= ATTEMPTS else Unsettled()

@@ -1,0 +1,32 @@
+"""What members are quarantined for."""
+
+from __future__ import annotations
+
+import enum
+
+
+class Charge(enum.StrEnum):
+    """The event NodeQuarantined, and what people read, name one of these."""
+
+    SAMPLE_COUNT = "SAMPLE_COUNT"
+    """It counted other samples than those that its part in the plan gives it."""
+    DIGEST = "DIGEST"
+    """Its state differs from that of the other replicas of its stage."""
+    GRADIENT_NORM = "GRADIENT_NORM"
+    """Its reduced gradient differs from that of the other replicas of its stage."""
+    NON_FINITE = "NON_FINITE"
+    """It alone reported NaN or infinity, again and again."""
+    OUT_OF_MEMORY = "OUT_OF_MEMORY"
+    """Its device ran out of memory, again and again."""
+    STEP_FAILED = "STEP_FAILED"
+    """It alone could not do its part of a step, again and again."""
+    PLAN_FAILED = "PLAN_FAILED"
+    """It could not take its part in a plan, again and again."""
+    PEER_LOST = "PEER_LOST"
+    """It lost several peers, or several lost it."""
+    STALLED = "STALLED"
+    """It was waited for in vain, again and again, though its heartbeats came."""
+    SNAPSHOT = "SNAPSHOT"
+    """The last checkpoint failed because of it, again and again."""
+    OPERATOR = "OPERATOR"
+    """An operator has expelled it."""

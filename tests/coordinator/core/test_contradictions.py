@@ -1,0 +1,389 @@
+"""What members say against each other, or against the plan, is settled against one of them, and the run goes on: the parts of
+the core that use `core/trust`."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from dtfm.coordinator.core import transition as t
+from dtfm.coordinator.core.state import ATTEMPTS, Gathering, Stepping, Switching
+from dtfm.coordinator.core.timeouts import PATIENCE_LEASES, STEP_LEASES, step_patience
+from dtfm.coordinator.log import events as ev
+from dtfm.coordinator.log.charges import Charge
+from dtfm.protos import control_pb2 as wire
+from tests.coordinator.answers import DIGEST, FILE_DIGEST, snapshot_parts
+from tests.coordinator.script import LEASE, LONG, World, refusal_of, training
+
+LIE = b"something else"
+
+
+def verdicts(world: World) -> list[tuple[str, Charge, bool]]:
+    return [(why.node, why.charge, why.undecided) for why in world.events(ev.NodeQuarantined)]
+
+
+def goes_on_without(world: World, *nodes: str) -> None:
+    """These nodes are gone, and the others commit the next step."""
+    assert world.exit_code is None
+    assert not set(nodes) & world.state.members.sessions.keys()
+    if isinstance(world.state.phase, Switching):
+        world.settle()
+    step = world.state.ledger.step
+    world.step()
+    assert world.state.ledger.step == step + 1
+    assert world.refolded() == world.state.ledger
+
+
+def test_a_quarantined_node_is_told_why_and_who_can_let_it_come_back() -> None:
+    world = training("a", "b", "c", **LONG)
+    world.vote("c", samples=7)
+    refusal = refusal_of(world, world.streams["c"])
+    assert refusal.reason == wire.QUARANTINED
+    assert "SAMPLE_COUNT: in step 1 it counted 7 samples; its part in plan 1 is 8" in refusal.sentence
+    assert "dtfm-coordinator forgive c" in refusal.sentence
+
+
+@pytest.mark.parametrize("samples", [0, 7, 2**32 - 1])
+def test_who_counts_other_samples_than_its_own_is_quarantined(samples: int) -> None:
+    world = training("a", "b", "c", **LONG)
+    world.vote("c", samples=samples)
+    assert verdicts(world) == [("c", Charge.SAMPLE_COUNT, False)]
+    goes_on_without(world, "c")
+
+
+def test_who_counts_samples_without_being_on_the_last_stage_is_quarantined() -> None:
+    world = training("a", "b", "c", **LONG)
+    world.vote("a", samples=8)
+    assert verdicts(world) == [("a", Charge.SAMPLE_COUNT, False)]
+    goes_on_without(world, "a")
+
+
+def of_three_replicas(**changes: dict[str, object]) -> World:
+    """a, b and c train the first stage, d and e the second."""
+    return training(*"abcde", **{**LONG, **changes})
+
+
+def test_the_replica_whose_state_differs_from_that_of_two_others_is_quarantined() -> None:
+    world = of_three_replicas()
+    world.step()
+    for node in "abcde":
+        world.vote(node, **({"state_digest": LIE} if node == "b" else {}))
+    mismatch = world.events(ev.DigestMismatch)[-1]
+    assert (mismatch.step, mismatch.stage, set(mismatch.digests)) == (2, 0, set("abc"))
+    assert verdicts(world) == [("b", Charge.DIGEST, False)]
+    assert world.events(ev.RolledBack) == []
+    goes_on_without(world, "b")
+
+
+def test_the_names_of_one_key_do_not_outvote_another() -> None:
+    world = of_three_replicas()
+    world.belong_together("b", "c")
+    world.step()
+    for node in "abcde":
+        world.vote(node, **({"state_digest": LIE} if node in "bc" else {}))
+    assert verdicts(world) == [("b", Charge.DIGEST, True)]
+    assert set(world.state.members.sessions) == set("ade")
+
+
+def test_between_two_replicas_the_one_of_less_standing_is_suspended_and_all_go_back_to_what_both_agreed_on() -> None:
+    world = training("a", "b", "c", train=LONG["train"], checkpoint={"every": 2})
+    for _ in range(4):
+        world.step()
+        if world.state.ledger.step % 2 == 0:
+            world.save()
+    for node in "abc":
+        world.vote(node, **({"state_digest": LIE} if node == "a" else {}))
+    assert verdicts(world) == [("b", Charge.DIGEST, True)]  # it came after a
+    suspended = world.events(ev.NodeQuarantined)[-1]
+    assert suspended.against == ("a",)
+    assert "it may be right: `dtfm-coordinator forgive b`" in suspended.reason
+    back = world.events(ev.RolledBack)[-1]
+    assert (back.from_step, back.step) == (4, 2), "that of step 4 is of the state on which they differ"
+    assert world.state.ledger.checkpoints.keys() == {2}
+    goes_on_without(world, "b")
+
+
+def test_a_different_gradient_is_settled_too_and_nobody_goes_back() -> None:
+    world = of_three_replicas()
+    for node in "abcde":
+        world.vote(node, squared_gradient_norm=2.1 if node == "c" else 2.0)
+    assert verdicts(world) == [("c", Charge.GRADIENT_NORM, False)]
+    goes_on_without(world, "c")
+
+
+def test_gradients_of_other_kinds_of_devices_may_differ_in_the_last_digits() -> None:
+    world = of_three_replicas()
+    for node in "abcde":
+        world.vote(node, squared_gradient_norm=2.0001 if node == "c" else 2.0)
+    assert world.state.ledger.step == 1
+
+
+def test_a_digest_after_the_last_step_is_settled_too() -> None:
+    world = of_three_replicas(train={"steps": 1}, checkpoint={"every": 0})
+    world.step()
+    world.evaluate()
+    world.save()
+    for node in "abcde":
+        digest = LIE if node == "b" else DIGEST
+        world.hear(node, applied=wire.Applied(generation=1, step=1, state_digest=digest))
+    assert verdicts(world) == [("b", Charge.DIGEST, False)]
+    assert world.exit_code == 0  # its checkpoint is whole
+
+
+def test_three_nan_votes_of_one_alone_are_its_own_fault() -> None:
+    world = training("a", "b", "c", **LONG)
+    for _ in range(ATTEMPTS):
+        assert isinstance(world.state.phase, Stepping)
+        world.vote("b", loss_sum=math.nan)
+        world.settle()
+    assert verdicts(world) == [("b", Charge.NON_FINITE, False)]
+    assert "Lower train.learning_rate" in world.events(ev.NodeQuarantined)[-1].reason
+    goes_on_without(world, "b")
+
+
+def test_losses_whose_sum_overflows_are_no_different() -> None:
+    world = training("a", "b", "c", **LONG)
+    for _ in range(ATTEMPTS):
+        world.vote("c", loss_sum=1.7e308)
+        world.settle()
+    assert verdicts(world) == [("c", Charge.NON_FINITE, False)]
+    assert world.exit_code is None
+
+
+def test_nan_in_the_votes_of_two_parties_is_the_runs_own_fault() -> None:
+    """The second one comes too late to abort the step, and counts all the same."""
+    world = training("a", "b", "c", **LONG)
+    for _ in range(ATTEMPTS):
+        generation = world.state.ledger.generation
+        world.vote("b", squared_gradient_norm=math.nan)
+        world.vote("c", loss_sum=math.nan, generation=generation)
+        if world.exit_code is None:
+            world.settle()
+    assert verdicts(world) == []
+    assert "3 attempts in a row failed at step 1: NON_FINITE" in world.events(ev.RunFailed)[-1].reason
+
+
+def test_if_nobody_can_take_its_place_the_run_waits_and_says_for_whom() -> None:
+    world = training("a", "b", **LONG)
+    for _ in range(ATTEMPTS):
+        world.fail_step("b", wire.OUT_OF_MEMORY)
+        if isinstance(world.state.phase, Switching):
+            world.settle()
+    assert verdicts(world) == [("b", Charge.OUT_OF_MEMORY, False)]
+    assert world.exit_code is None
+    assert isinstance(world.state.phase, Gathering)
+    said = world.events(ev.Waiting)[-1].reason
+    assert "1 of 2 nodes are ready; quarantined: b (`dtfm-coordinator forgive NODE` lets one come back)" in said
+
+
+def test_who_cannot_take_its_part_three_times_is_left_out() -> None:
+    world = World()
+    world.join("a", "b", "c")
+    for _ in range(ATTEMPTS):
+        world.fail_plan("b", "no memory")
+    assert verdicts(world) == [("b", Charge.PLAN_FAILED, False)]
+    goes_on_without(world, "b")
+
+
+def test_an_idle_node_cannot_fail_a_plan() -> None:
+    world = World(planner=lambda ids: training("a", "b").plan_in_force if {"a", "b"} <= set(ids) else "too few")
+    world.join("a", "b", "c")
+    for _ in range(5):
+        world.fail_plan("c")
+        world.fail_plan("c", lost=[0])
+    assert world.events(ev.PlanFailed) == []
+    goes_on_without(world)
+
+
+def test_one_that_loses_several_others_is_left_out_and_not_their_links() -> None:
+    world = training(*"abcd", **LONG)
+    for peer in "bcbc":
+        world.fail_step("a", wire.PEER_LOST, peer=peer)
+        if isinstance(world.state.phase, Switching):
+            world.settle()
+    assert verdicts(world) == [("a", Charge.PEER_LOST, True)]
+    assert world.state.ledger.broken == frozenset()
+    goes_on_without(world, "a")
+
+
+@pytest.mark.parametrize("peer", ["a", "nobody", ""])
+def test_a_loss_of_who_is_no_peer_is_ones_own_failure(peer: str) -> None:
+    world = training("a", "b", "c", **LONG)
+    for _ in range(ATTEMPTS):
+        world.fail_step("a", wire.PEER_LOST, peer=peer)
+        if isinstance(world.state.phase, Switching):
+            world.settle()
+    assert verdicts(world) == [("a", Charge.STEP_FAILED, False)]
+    goes_on_without(world, "a")
+
+
+def wait_for_the_deadline(world: World) -> None:
+    assert isinstance(world.state.phase, Stepping | Switching)
+    world.wait(world.state.phase.deadline - world.now + 0.1, beating=world.state.members.sessions)
+
+
+def test_a_step_past_its_deadline_is_tried_again_from_where_it_stands() -> None:
+    world = training(**LONG)
+    world.vote("a")
+    wait_for_the_deadline(world)
+    aborted = world.events(ev.StepAborted)[-1]
+    assert (aborted.problem, aborted.node) == ("OVERDUE", "b")
+    assert "no vote from b within 1000 seconds, though heartbeats came" in aborted.reason
+    assert world.last_to("a", "assignment").counts_from == 0
+
+
+def test_who_does_not_deliver_what_it_has_all_for_is_left_out_after_three_attempts() -> None:
+    """c, on the last stage, gets all activations and does nothing. Nobody else can vote either."""
+    world = training("a", "b", "c", **LONG)
+    world.step()
+    for attempt in range(ATTEMPTS):
+        assert verdicts(world) == []
+        wait_for_the_deadline(world)
+        if attempt < ATTEMPTS - 1:
+            for node in world.plan_in_force.nodes:
+                has = wire.Progress(activations=range(4) if node == "c" else ())
+                world.plan_ready(node, progress=has)
+    assert verdicts(world) == [("c", Charge.STALLED, False)]
+    goes_on_without(world, "c")
+
+
+def test_who_says_that_nothing_has_come_is_weighed_against_who_should_have_sent_it() -> None:
+    world = training("a", "b", "c", **LONG)
+    world.step()
+    for attempt in range(ATTEMPTS):
+        wait_for_the_deadline(world)
+        if attempt < ATTEMPTS - 1:
+            world.settle()
+    assert verdicts(world) == [("c", Charge.STALLED, True)]
+    assert world.events(ev.NodeQuarantined)[-1].against == ("b",)
+    goes_on_without(world, "c")
+
+
+def test_who_does_not_become_ready_for_a_plan_is_left_out_after_three_attempts() -> None:
+    world = World()
+    world.join("a", "b", "c")
+    for _ in range(ATTEMPTS):
+        for node in set(world.plan_in_force.nodes) - {"b"}:
+            world.plan_ready(node)
+        wait_for_the_deadline(world)
+    assert verdicts(world) == [("b", Charge.STALLED, False)]
+    goes_on_without(world, "b")
+
+
+@pytest.mark.parametrize(
+    ("last", "usual", "overdue", "leases"),
+    [
+        (None, True, 0, PATIENCE_LEASES),
+        (0.1, True, 0, STEP_LEASES),
+        (0.1, True, 1, 2 * STEP_LEASES),
+        (0.1, True, 10, PATIENCE_LEASES),
+        (0.1, False, 0, PATIENCE_LEASES),
+        (20 * LEASE, True, 0, 400),
+        (20 * LEASE, False, 0, 400),
+    ],
+)
+def test_deadlines_follow_from_the_last_step(last: float | None, usual: bool, overdue: int, leases: float) -> None:
+    assert step_patience(LEASE, last, usual=usual, overdue=overdue) == leases * LEASE
+
+
+def after_the_last_step(*nodes: str) -> World:
+    world = training(*nodes, train={"steps": 1}, checkpoint={"every": 0})
+    world.step()
+    world.evaluate()
+    return world
+
+
+def test_who_does_not_confirm_the_last_commit_is_left_out() -> None:
+    world = after_the_last_step("a", "b", "c")
+    world.save()
+    for node in "ac":
+        world.hear(node, applied=wire.Applied(generation=1, step=1, state_digest=DIGEST))
+    world.wait(101 * LEASE, beating="abc")
+    assert verdicts(world) == [("b", Charge.STALLED, False)]
+    assert world.exit_code == 0
+
+
+def test_who_does_not_write_its_part_of_the_last_checkpoint_is_left_out_and_the_others_write_it() -> None:
+    world = after_the_last_step("a", "b", "c")
+    world.apply()
+    world.write_checkpoint("a", "b")
+    world.now += 100 * LEASE + 1
+    world.feed(t.TimePassed())
+    assert verdicts(world) == [("c", Charge.STALLED, False)]
+    assert world.exit_code is None
+    world.join("d")
+    assert isinstance(world.state.phase, Switching)
+
+
+def do_it_again(world: World) -> None:
+    """What follows the last commit, from the beginning, if the run is not over."""
+    if world.exit_code is None:
+        world.apply()
+        world.settle()
+        world.evaluate()
+
+
+def fail_last_checkpoint(world: World, node: str) -> None:
+    """This node could not write its part; then all are ready to do it again."""
+    world.hear(node, snapshot_parts(1, wire.CHECKPOINT, {}, "no room"))
+    do_it_again(world)
+
+
+def test_the_last_checkpoint_is_written_again_and_without_the_one_that_cannot() -> None:
+    world = after_the_last_step("a", "b", "c")
+    for _ in range(ATTEMPTS):
+        fail_last_checkpoint(world, "b")
+        assert world.exit_code is None
+    assert verdicts(world) == [("b", Charge.SNAPSHOT, False)]
+    world.apply()
+    world.save()
+    assert world.exit_code == 0
+
+
+def test_a_last_checkpoint_that_two_parties_cannot_write_fails_the_run() -> None:
+    world = after_the_last_step("a", "b", "c")
+    for node in "abab":
+        if world.exit_code is None:
+            fail_last_checkpoint(world, node)
+    assert "the last checkpoint could not be written: b could not write its part: no room" in (
+        world.events(ev.RunFailed)[-1].reason
+    )
+
+
+def test_who_says_that_it_wrote_what_is_not_there_is_found_by_the_bucket() -> None:
+    world = after_the_last_step("a", "b", "c")
+    for _ in range(ATTEMPTS):
+        world.write_checkpoint()
+        world.feed(t.ManifestDone(1, "bucket 3 is not there", bucket=3))
+        do_it_again(world)
+    assert verdicts(world) == [("c", Charge.SNAPSHOT, False)]
+
+
+def test_who_leaves_a_bucket_out_is_found_too() -> None:
+    world = after_the_last_step("a", "b", "c")
+    for _ in range(ATTEMPTS):
+        world.write_checkpoint("a", "b")
+        world.hear("c", snapshot_parts(1, wire.CHECKPOINT, {2: (10, FILE_DIGEST)}))
+        do_it_again(world)
+    assert verdicts(world) == [("c", Charge.SNAPSHOT, False)]
+
+
+def test_a_problem_of_an_idle_node_with_a_snapshot_changes_nothing() -> None:
+    world = training("a", "b", train={"steps": 1}, checkpoint={"every": 0})
+    world.stick_to_plan()
+    world.join("c")
+    world.step()
+    world.hear("c", snapshot_parts(1, wire.CHECKPOINT, {}, "no room"))
+    assert world.events(ev.CheckpointFailed) == []
+    world.evaluate()
+    world.apply()
+    world.save()
+    assert world.exit_code == 0
+
+
+def test_an_evaluation_over_other_samples_than_its_own_is_refused() -> None:
+    world = training("a", "b", train={"steps": 10, "evaluate_every": 1})
+    world.step()
+    world.hear("b", evaluated=wire.Evaluated(generation=1, step=1, loss_sum=1.0, samples=6))
+    assert refusal_of(world, world.streams["b"]).reason == wire.MALFORMED

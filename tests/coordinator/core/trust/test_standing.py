@@ -1,0 +1,48 @@
+"""Who is one party, and whose word weighs more: `core/trust/standing.py`."""
+
+from __future__ import annotations
+
+from dtfm.coordinator.core.trust.standing import is_alone, party_of, weakest
+from dtfm.coordinator.log.charges import Charge
+from dtfm.coordinator.log.events import NodeQuarantined
+from dtfm.coordinator.log.ledger import Holder, Ledger
+
+
+def ledger(keys: str, steps: tuple[int, ...] = (), *quarantined: NodeQuarantined) -> Ledger:
+    """Nodes n0, n1, ... came in this order with these ``keys``, a letter each ("-": none is known), and did so many ``steps``."""
+    nodes = [f"n{number}" for number in range(len(keys))]
+    access = {node: Holder(key, "node", "") for node, key in zip(nodes, keys, strict=True) if key != "-"}
+    worked = dict(zip(nodes, steps or (0,) * len(nodes), strict=True))
+    return Ledger(access=access, worked=worked, quarantined={why.key or why.node: why for why in quarantined})
+
+
+def undecided(node: str, against: str) -> NodeQuarantined:
+    return NodeQuarantined(node, Charge.DIGEST, "why", 1, undecided=True, against=(against,))
+
+
+def test_all_names_of_a_key_are_one_party() -> None:
+    party = party_of(ledger("kkx-"))
+    assert [party(f"n{number}") for number in range(4)] == ["k", "k", "x", "n3"]
+    assert party("a name that never came") == "a name that never came"
+
+
+def test_where_one_key_has_all_nodes_each_counts_for_itself() -> None:
+    assert is_alone(ledger("kkk"))
+    assert not is_alone(ledger("kk-"))
+    party = party_of(ledger("kkk"))
+    assert [party(f"n{number}") for number in range(3)] == ["n0", "n1", "n2"]
+
+
+def test_who_has_done_fewer_steps_is_weaker_and_then_who_came_later() -> None:
+    assert weakest(ledger("abc", (5, 3, 7)), ["n0", "n1", "n2"]) == "n1"
+    assert weakest(ledger("abc", (5, 5, 5)), ["n0", "n1", "n2"]) == "n2"
+
+
+def test_the_names_of_a_key_do_not_add_up_but_the_best_counts_for_all() -> None:
+    assert weakest(ledger("kkb", (4, 1, 5)), ["n1", "n2"]) == "n1"
+    assert weakest(ledger("kkb", (6, 1, 5)), ["n1", "n2"]) == "n2"
+
+
+def test_who_was_party_to_an_undecided_quarantine_is_weaker_than_all_others() -> None:
+    known = ledger("abc", (500, 1, 1), undecided("gone", against="n0"))
+    assert weakest(known, ["n0", "n1"]) == "n0"

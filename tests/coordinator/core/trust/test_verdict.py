@@ -1,0 +1,127 @@
+"""Against whom contradictions and failures are settled: `core/trust/verdict.py`."""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dtfm.coordinator.core.trust.verdict import (
+    Against,
+    OfTheLink,
+    OfTheRun,
+    Unsettled,
+    against_one,
+    blame,
+    blame_for_losses,
+    settle,
+)
+from tests.coordinator.core.trust.test_standing import ledger, undecided
+
+
+def views(said: str) -> dict[str, str]:
+    """n0 says the first letter, n1 the second, ..."""
+    return {f"n{number}": view for number, view in enumerate(said)}
+
+
+def test_there_is_nothing_to_settle_where_all_say_the_same() -> None:
+    assert settle(ledger("abc"), views("xxx"), operator.eq) is None
+    assert settle(ledger("abc"), {}, operator.eq) is None
+
+
+def test_more_than_half_of_the_parties_are_believed() -> None:
+    verdict = settle(ledger("abc", (0, 0, 99)), views("xxy"), operator.eq)
+    assert verdict == Against(("n2",), ("n0", "n1"))
+
+
+def test_a_party_with_many_names_has_one_voice() -> None:
+    """One that starts ten nodes does not outvote two others."""
+    verdict = settle(ledger("aaaabc"), views("yyyyxx"), operator.eq)
+    assert verdict == Against(("n0",), ("n4", "n5"))
+
+
+def test_a_party_that_contradicts_itself_is_not_believed() -> None:
+    assert settle(ledger("aab"), views("xyx"), operator.eq) == Against(("n0",), ("n2",), undecided=True)
+    assert settle(ledger("aab"), {"n0": "x", "n1": "y"}, operator.eq) == Against(("n0",))
+
+
+def test_one_word_against_another_is_undecided_and_the_one_of_less_standing_goes() -> None:
+    assert settle(ledger("ab", (7, 3)), views("xy"), operator.eq) == Against(("n1",), ("n0",), undecided=True)
+    assert settle(ledger("ab", (3, 7)), views("xy"), operator.eq) == Against(("n0",), ("n1",), undecided=True)
+
+
+def test_who_has_outlasted_one_undecided_contradiction_does_not_outlast_the_next() -> None:
+    """Or one of the best standing could have all newcomers suspended, one after the other."""
+    known = ledger("ab", (500, 1), undecided("before", against="n0"))
+    assert settle(known, views("xy"), operator.eq) == Against(("n0",), ("n1",), undecided=True)
+
+
+def test_without_a_majority_the_largest_group_is_believed_for_the_time_being() -> None:
+    verdict = settle(ledger("abcd", (0, 0, 9, 9)), views("xxyz"), operator.eq)
+    assert verdict == Against(("n2", "n3"), ("n0", "n1"), undecided=True)
+
+
+@given(st.lists(st.sampled_from("xyz"), min_size=1, max_size=7), st.text("abc", min_size=7, max_size=7))
+def test_whoever_remains_agrees_and_somebody_remains_unless_all_contradict_themselves(
+    said: list[str], keys: str
+) -> None:
+    known, told = ledger(keys), views("".join(said))
+    verdict = settle(known, told, operator.eq)
+    if verdict is None:
+        assert len(set(said)) == 1
+        return
+    gone = {keys[int(node[1:])] for node in verdict.members} if len(set(keys)) > 1 else set()
+    left = {view for node, view in told.items() if keys[int(node[1:])] not in gone and node not in verdict.members}
+    assert verdict.members
+    assert len(left) <= 1
+
+
+def test_three_failures_that_one_alone_reports_are_its_own() -> None:
+    known = ledger("abc")
+    assert blame(known, ["n0", "n0"]) == Unsettled()
+    assert blame(known, ["n0", "n0", "n0"]) == Against(("n0",))
+    assert blame(known, ["n0", "n0", "n0"], also=["n1"]) == Against(("n0",))
+
+
+def test_what_two_parties_have_reported_twice_is_the_runs_own_fault() -> None:
+    known = ledger("abc")
+    assert blame(known, ["n0", "n1", "n0"]) == Unsettled()
+    assert blame(known, ["n0", "n1", "n0", "n1"]) == OfTheRun()
+    assert blame(known, ["n0", "n0", "n0"], also=["n1", "n1"]) == OfTheRun()
+    assert blame(known, ["n0", "n0", "n0", "n1"]) == Unsettled(), "n0 is gone by now"
+    assert blame(known, ["n0", "n0", "n0", "n1", "n1"]) == OfTheRun()
+
+
+def test_two_names_of_one_key_do_not_end_a_run() -> None:
+    assert blame(ledger("aab"), ["n0", "n1", "n0"], also=["n1", "n1"]) == Against(("n0",))
+
+
+def test_a_run_of_one_party_is_its_own_to_end() -> None:
+    assert blame(ledger("aa"), ["n0", "n0", "n0"]) == OfTheRun()
+
+
+@pytest.mark.parametrize(
+    ("losses", "verdict"),
+    [
+        ([("n0", "n1")] * 2, Unsettled()),
+        ([("n0", "n1"), ("n1", "n0"), ("n0", "n1")], OfTheLink()),
+        ([("n0", "n1"), ("n2", "n3"), ("n0", "n1")], Unsettled()),
+        ([("n0", "n1"), ("n0", "n2"), ("n0", "n1")], Unsettled()),
+        ([("n0", "n1"), ("n0", "n2"), ("n0", "n1"), ("n0", "n2")], Against(("n0",), undecided=True)),
+        ([("n1", "n0"), ("n2", "n0"), ("n3", "n0")], Against(("n0",), undecided=True)),
+        ([("n0", "n1")] * 3 + [("n0", "n2")], Unsettled()),
+    ],
+)
+def test_who_loses_several_is_at_fault_and_two_that_lose_each_other_have_a_bad_link(
+    losses: list[tuple[str, str]], verdict: object
+) -> None:
+    assert blame_for_losses(replace(ledger("abcd"), peer_losses=tuple(losses))) == verdict
+
+
+def test_of_several_suspects_the_one_of_least_standing_goes_undecided() -> None:
+    known = ledger("abc", (4, 2, 9))
+    assert against_one(known, {"n1"}) == Against(("n1",))
+    assert against_one(known, {"n0", "n1", "n2"}) == Against(("n1",), ("n0", "n2"), undecided=True)
