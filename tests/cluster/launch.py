@@ -175,12 +175,14 @@ class Cluster:
         nodes: Sequence[str] = (),
         alike: bool = True,
         invited: bool = False,
+        liars: bool = False,
     ) -> None:
         """``place`` turns the command of "coordinator" or of a node into one that runs the same process elsewhere. Each of
         ``faults`` happens once, in whichever process of its name comes to its moment first; `inject` adds more, unless
         ``faults`` is None. ``fresh`` as for Process. ``nodes`` are added at once. ``alike``: the scheduler sees all nodes and
         links as equal (alike.py), so that plans do not follow what the nodes measure while they share cores. ``invited``: each
-        node is another user's, who has the coordinator's first invitation in the environment."""
+        node is another user's, who has the coordinator's first invitation in the environment. ``liars``: somebody deserves to be
+        quarantined; where all are honest, the end of the block fails if anybody was."""
         self.folder = folder
         self.run_file = folder / "run.toml"
         self.run_file.write_text(run)
@@ -199,6 +201,7 @@ class Cluster:
         self._fresh = fresh
         self._first = nodes
         self._invited = invited
+        self._liars = liars
         self._coordinator = "tests.cluster.alike" if alike else "dtfm.coordinator.cli"
         self.events: list[Event] = []
         self.nodes: dict[str, Process] = {}
@@ -222,6 +225,8 @@ class Cluster:
         if error is not None:
             for name, process in self._started:
                 print(f"--- {name}\n{process.errors[-3000:]}", file=sys.stderr)
+        elif not self._liars:
+            assert not self.of("node_quarantined")
 
     def start_coordinator(self, *options: str) -> None:
         """Starts the coordinator. A later call, after the first one has ended, uses the same store and address."""
