@@ -19,7 +19,7 @@ import torch
 
 from dtfm.kernels import codec, cpu
 from dtfm.kernels.layout import Codec
-from dtfm.node.bench import codec_calls
+from dtfm.node.command.measuring import codec_calls
 from dtfm.node.host.rows import Row, show
 
 ELEMENTS = 16 << 20

@@ -8,11 +8,7 @@ import socket
 import pytest
 from typer.testing import CliRunner
 
-from dtfm.node import cli
 from dtfm.node.cli import app
-from dtfm.protos.access import Role
-from dtfm.protos.enrolment import Entry
-from dtfm.protos.invitation import Invitation
 
 
 @pytest.mark.parametrize(
@@ -30,29 +26,6 @@ def test_bad_options(options: list[str], complaint: str) -> None:
     result = CliRunner().invoke(app, ["join", *options, "--id", "n"])
     assert result.exit_code == 2
     assert complaint in result.stderr
-
-
-@pytest.mark.parametrize(
-    ("addresses", "facing", "behind_nat"),
-    [
-        (["127.0.0.1"], "127.0.0.1", False),
-        (["127.0.0.1", "192.168.1.5"], "192.168.1.7", False),
-        (["10.9.9.9", "192.168.1.5"], "192.168.1.7", False),
-        (["192.168.1.5", "203.0.113.5"], "192.168.1.7", True),
-    ],
-    ids=["on loopback alone", "on loopback too", "elsewhere there is no way to", "behind NAT"],
-)
-def test_a_node_faces_its_coordinator_where_others_may_reach_them(
-    monkeypatch: pytest.MonkeyPatch, addresses: list[str], facing: str, behind_nat: bool
-) -> None:
-    def faces(host: str) -> tuple[str, str]:
-        if host.startswith("10."):
-            raise cli.NoWayThere(f"{host} cannot be reached")
-        return "127.0.0.1" if host == "127.0.0.1" else "192.168.1.7", host
-
-    monkeypatch.setattr(cli, "_facing", faces)
-    invitation = Invitation(tuple(f"{address}:7400" for address in addresses), bytes(32), "00" * 6, bytes(32))
-    assert cli._place_on_the_net(Entry(str(invitation), [Role.NODE], "n")) == (facing, behind_nat)
 
 
 def test_a_relay_needs_an_invitation_as_a_node_does() -> None:
@@ -115,22 +88,6 @@ def test_the_doctor_refuses_bad_input(options: list[str]) -> None:
 
 def test_a_crash_shows_no_variables_as_they_may_be_secrets() -> None:
     assert not app.pretty_exceptions_enable
-
-
-@pytest.mark.parametrize(
-    ("address", "number", "nth"),
-    [
-        ("0.0.0.0:7500", 0, "0.0.0.0:7500"),
-        ("0.0.0.0:7500", 2, "0.0.0.0:7502"),
-        ("0.0.0.0:0", 2, "0.0.0.0:0"),
-        ("[::]:7500", 1, "[::]:7501"),
-        ("203.0.113.5", 1, "203.0.113.5"),
-        ("2001:db8::1", 1, "2001:db8::1"),
-        ("[2001:db8::1]", 1, "[2001:db8::1]"),
-    ],
-)
-def test_each_of_several_nodes_has_a_port_of_its_own(address: str, number: int, nth: str) -> None:
-    assert cli._nth_port(address, number) == nth
 
 
 def test_a_bad_invitation_is_told_once_whatever_the_number_of_devices() -> None:

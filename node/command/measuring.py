@@ -117,7 +117,7 @@ def bench_disk(folder: Path) -> list[Row]:
     ]
 
 
-def bench(device: torch.device, folder: Path) -> Iterator[tuple[str, Callable[[], Sequence[Row]]]]:
+def measures(device: torch.device, folder: Path) -> Iterator[tuple[str, Callable[[], Sequence[Row]]]]:
     """What is measured, in order, by name."""
     yield f"matrix products on {device}", lambda: bench_device(device)
     yield "codecs, compiled first where that was not done before", lambda: bench_codecs(device)
@@ -135,7 +135,7 @@ def _member(authority: Identity, node: str) -> Identity:
 async def _other_process(identity: Identity) -> AsyncIterator[str]:
     """A process that serves as ``identity``; gives its address."""
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-P", "-m", "dtfm.node.bench"),
+        *(sys.executable, "-P", "-m", "dtfm.node.command.measuring"),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
     )

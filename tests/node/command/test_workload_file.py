@@ -12,9 +12,9 @@ from typer.testing import CliRunner
 
 from dtfm.coordinator.config.run_file import read_run_file
 from dtfm.coordinator.config.run_file_tables import DEFAULT_LLAMA, Data, Model, Network, Table, Train
-from dtfm.node import workload_file
 from dtfm.node.cli import app
-from dtfm.node.workload_file import DEFAULTS, read_run
+from dtfm.node.command import workload_file
+from dtfm.node.command.workload_file import DEFAULTS, read_run
 from tests.tokenizer import make_tokenizer
 
 SMALL = """

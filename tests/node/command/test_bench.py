@@ -9,15 +9,15 @@ import pytest
 from typer.testing import CliRunner
 
 from dtfm.kernels.layout import Codec
-from dtfm.node import bench
 from dtfm.node.cli import app
+from dtfm.node.command import measuring
 
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench, "DEVICE_SECONDS", 0.01)
-    monkeypatch.setattr(bench, "CODEC_ELEMENTS", 1 << 14)
-    monkeypatch.setattr(bench, "DISK_BYTES", 8 << 20)
+    monkeypatch.setattr(measuring, "DEVICE_SECONDS", 0.01)
+    monkeypatch.setattr(measuring, "CODEC_ELEMENTS", 1 << 14)
+    monkeypatch.setattr(measuring, "DISK_BYTES", 8 << 20)
 
 
 def test_every_row_says_what_it_is_compared_with(tmp_path: Path) -> None:

@@ -1,0 +1,1 @@
+"""What `dtfm-node` does, a file per command."""

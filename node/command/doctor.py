@@ -1,0 +1,69 @@
+"""`dtfm-node doctor`: what would stop this machine from joining a run."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from dtfm.node.command.options import mistakes
+from dtfm.node.host.cache_folder import cache
+from dtfm.node.host.place_on_the_net import NoWayThere, place_on_the_net, resolved, usual_listen
+from dtfm.protos.access import Role
+from dtfm.protos.connection import read_address
+from dtfm.protos.enrolment import Entry
+
+
+def doctor(
+    coordinator: Annotated[
+        str,
+        typer.Argument(
+            metavar="[INVITATION|HOST:PORT]",
+            envvar="DTFM_INVITATION",
+            help="The coordinator; it is not asked if left out. No invitation is used up.",
+            show_envvar=True,
+        ),
+    ] = "",
+    listen: Annotated[str, typer.Option(help="HOST:PORT that a node here would listen on.")] = "",
+    advertise: Annotated[list[str] | None, typer.Option(help="HOST[:PORT] at which peers would reach it.")] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
+    snapshots: Annotated[Path | None, typer.Option(help="The folder for parts of the run's state.")] = None,
+    json_lines: Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")] = False,
+) -> None:
+    """Says what would stop this machine from joining a run, or slow it down, and how to fix it.
+
+    Exit codes: 0 nothing needs fixing, 1 something does, 2 bad input.
+    """
+    from dtfm.node.host.doctor import Place, examine
+
+    with mistakes():
+        entry = Entry(coordinator, [Role.NODE], "doctor") if coordinator else None
+        try:
+            facing, behind_nat = place_on_the_net(entry) if entry is not None else ("", False)
+        except NoWayThere:
+            facing, behind_nat = "", False  # one of the findings
+        listen = listen or (usual_listen(facing) if facing else "0.0.0.0:0")
+        read_address(listen)
+        place = Place(
+            listen=listen,
+            device=device,
+            snapshots=(snapshots or cache() / "snapshots").absolute(),
+            advertise=tuple(map(resolved, advertise or ())),
+            facing=facing,
+            behind_nat=behind_nat,
+        )
+        found = asyncio.run(examine(entry, place))
+    for finding in found:
+        if json_lines:
+            print(json.dumps(asdict(finding)))
+        else:
+            print(f"{ {True: 'good', False: 'BAD ', None: 'hm  '}[finding.good] } {finding.check}: {finding.finding}")
+    for title, good in (("To fix:", False), ("What could be better:", None)):
+        fixes = [f"{finding.check}: {finding.fix}" for finding in found if finding.good is good and finding.fix]
+        if fixes and not json_lines:
+            print(f"\n{title}", *(f"  {number}. {fix}" for number, fix in enumerate(fixes, start=1)), sep="\n")
+    raise typer.Exit(1 if any(finding.good is False for finding in found) else 0)

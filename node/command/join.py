@@ -1,0 +1,191 @@
+"""`dtfm-node join`: this machine takes part in a run."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import nullcontext
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from pydantic import ByteSize, Field, TypeAdapter, ValidationError
+
+from dtfm.node.command.options import Health, InvitationArgument, log_to_stderr, mistakes
+from dtfm.node.command.taking_part import settings_for, take_part
+from dtfm.node.host.identity import take_name
+from dtfm.node.host.long_parts import long_part
+from dtfm.node.host.named_devices import devices_named, slots
+from dtfm.node.host.packages import require_extra
+from dtfm.node.host.trace import write_trace
+from dtfm.node.host.way_in import way_in
+from dtfm.node.supervisor import supervise
+from dtfm.protos.access import Role
+from dtfm.protos.connection import DEFAULT_LEASE
+from dtfm.protos.control_pb2 import Hello
+from dtfm.protos.enrolment import Entry
+
+if TYPE_CHECKING:  # PyTorch takes seconds to load; see _join
+    import torch
+
+    from dtfm.node.session import Settings
+
+
+def join(
+    invitation: InvitationArgument = "",
+    id: Annotated[
+        str,
+        typer.Option(
+            help="This node's name, kept across restarts. Default: the host name and a number, remembered; a second node on "
+            "this machine gets one of its own."
+        ),
+    ] = "",
+    run: Annotated[str, typer.Option(help="Join only if the coordinator's run has this name.")] = "",
+    listen: Annotated[
+        str,
+        typer.Option(
+            help="HOST:PORT to listen on for peers. Port 0 takes a free one; behind NAT give a forwarded one."
+        ),
+    ] = "",
+    advertise: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="HOST[:PORT] at which peers reach this node, beside the addresses that it finds by itself (may be given several "
+            "times)."
+        ),
+    ] = None,
+    relay: Annotated[
+        bool,
+        typer.Option(
+            "--relay", help="Let connections between nodes that cannot reach each other pass through this one."
+        ),
+    ] = False,
+    open_port: Annotated[
+        bool,
+        typer.Option(help="Ask the home router (UPnP) to open this node's port while it takes part."),
+    ] = True,
+    device: Annotated[
+        str,
+        typer.Option(
+            help="auto, cpu, cuda or cuda:N; or all, for a node on each GPU; or several, like cuda:0,cuda:2. Each of several has "
+            "its own name, and ports of --listen and --advertise count up."
+        ),
+    ] = "auto",
+    memory: Annotated[
+        str,
+        typer.Option(help="The most memory that work on this node may take, e.g. 6GiB. Default: what is free."),
+    ] = "",
+    threads: Annotated[int, typer.Option(min=0, help="CPU threads to compute with. 0: PyTorch's default.")] = 0,
+    give_up_after: Annotated[
+        float, typer.Option(min=0, help="Exit with 1 after this many seconds without a coordinator.")
+    ] = 300.0,
+    allow_module: Annotated[
+        list[str] | None,
+        typer.Option(help="Let the run name code in this installed package.module (may be given several times)."),
+    ] = None,
+    allow_data: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Let the run name this local file or folder, or what matches, like '/data/*.txt', for its data, tokenizer, "
+            "pretrained weights or checkpoints (may be given several times). Not needed for names on the hub and URLs like "
+            "s3://, nor by the user who runs the coordinator."
+        ),
+    ] = None,
+    notices: Annotated[
+        bool,
+        typer.Option(
+            help="Leave in order when the cloud host (AWS, Google, Azure) gives notice that it will take this machine away."
+        ),
+    ] = True,
+    trace: Annotated[
+        Path | None,
+        typer.Option(help="Write what this node does, and when, to this file, to be opened at ui.perfetto.dev."),
+    ] = None,
+    snapshots: Annotated[
+        Path | None,
+        typer.Option(
+            help="The folder for parts of the run's state, kept on this disk until the run is over, so that it survives the "
+            "loss of other nodes. Default: ~/.cache/dtfm/snapshots."
+        ),
+    ] = None,
+    health: Health = None,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log every message.")] = False,
+) -> None:
+    """Joins a run and takes part until it is over.
+
+    SIGTERM or Ctrl-C hands this node's part over to the others, which costs them no step, and exits 0; a second one exits at
+    once. Exit codes: 0 the run is complete or this node left in order, 1 the run failed or the coordinator is gone, 2 bad input
+    or a refusal.
+    """
+    log_to_stderr(verbose)
+
+    def member(number: int) -> int:
+        slot = slots(devices)[number] if several else ""
+        node = f"{id}-{slot}" if id and slot else id or take_name(slot)
+        entry = Entry(invitation, [Role.NODE], node)
+        settings = settings_for(
+            entry,
+            node,
+            listen,
+            advertise,
+            number=number,
+            run=run,
+            relay=Hello.ALSO if relay else Hello.NO,
+            open_port=open_port,
+            give_up_after=give_up_after,
+            allow_module=allow_module,
+            allow_data=allow_data,
+            notices=notices,
+            snapshots=snapshots,
+            health=health,
+        )
+        traced = trace.with_stem(f"{trace.stem}-{slot}") if trace and slot else trace
+        with write_trace(traced, node) if traced else nullcontext():
+            joined = _join(entry, settings, devices[number], threads, most_memory, supervised=len(devices) > 1)
+            return asyncio.run(joined)
+
+    with mistakes():
+        require_extra()
+        devices, most_memory = devices_named(device), _read_size(memory)
+        several = device == "all" or len(devices) > 1
+        invitation = invitation or asyncio.run(way_in("dtfm-node join"))
+        Entry(invitation, [Role.NODE], id)  # a mistake in it is told once
+        raise typer.Exit(supervise(slots(devices), member) if len(devices) > 1 else member(0))
+
+
+async def _join(
+    coordinator: Entry,
+    settings: Callable[[torch.device], Settings],
+    device: str,
+    threads: int,
+    most_memory: int | None,
+    *,
+    supervised: bool,
+) -> int:
+    coordinator.begin(DEFAULT_LEASE)
+    with long_part("loading PyTorch"):  # meanwhile this node enrols
+        torch = await asyncio.to_thread(import_module, "torch")
+        await asyncio.to_thread(import_module, "dtfm.node.session")
+    if threads:
+        torch.set_num_threads(threads)
+    from dtfm.node.host.device import measure_device, open_device
+
+    chosen = settings(open_device(device))
+    with long_part("measuring the device"):
+        measured = await asyncio.to_thread(measure_device, chosen.device)
+    measured.memory_bytes = min(measured.memory_bytes, most_memory or measured.memory_bytes)
+    memory, speed = measured.memory_bytes / 2**30, measured.flops / 1e9
+    power = f"{memory:.1f} GiB free, {speed:.0f} GFLOP/s in matrix products"
+    print(f"{chosen.node}: {measured.name} ({measured.kind}), {power}", flush=True)
+    return await take_part(chosen, measured, supervised=supervised)
+
+
+def _read_size(text: str) -> int | None:
+    """The size in bytes; None for an empty text."""
+    if not text:
+        return None
+    try:
+        return TypeAdapter(Annotated[ByteSize, Field(gt=0)]).validate_python(text)
+    except ValidationError:
+        raise ValueError(f"--memory {text!r} is not an amount of memory; give it like 6GiB or 500MB") from None

@@ -1,0 +1,45 @@
+"""What several commands of `dtfm-node` share: options, the log, how a mistake is told."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+InvitationArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="INVITATION",
+        envvar="DTFM_INVITATION",
+        help="What `dtfm-coordinator invite` printed, or a file with it. It is needed once. Later HOST:PORT will do, or "
+        "nothing, for the coordinator that was used or started last on this machine. Without any, runs on the local network are "
+        "listed.",
+        show_envvar=True,
+    ),
+]
+Health = Annotated[
+    Path | None,
+    typer.Option(
+        help="The folder for a socket on which this process answers how it is: `python -m dtfm.protos.health` asks."
+    ),
+]
+
+
+@contextmanager
+def mistakes() -> Iterator[None]:
+    """A context in which a ValueError is the user's mistake: it is told, and the command exits with 2."""
+    try:
+        yield
+    except ValueError as mistake:
+        print(mistake, file=sys.stderr)
+        raise typer.Exit(2) from None
+
+
+def log_to_stderr(verbose: bool) -> None:
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
+    logging.getLogger("dtfm").setLevel(logging.DEBUG if verbose else logging.INFO)

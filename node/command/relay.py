@@ -1,0 +1,42 @@
+"""`dtfm-node relay`: this machine passes on what others say."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated
+
+import typer
+
+from dtfm.node.command.options import Health, InvitationArgument, log_to_stderr, mistakes
+from dtfm.node.command.taking_part import settings_for, take_part
+from dtfm.node.host.identity import take_name
+from dtfm.node.host.packages import require_extra
+from dtfm.node.host.way_in import way_in
+from dtfm.protos.access import Role
+from dtfm.protos.control_pb2 import Device, Hello
+from dtfm.protos.enrolment import Entry
+
+
+def relay(
+    invitation: InvitationArgument = "",
+    id: Annotated[str, typer.Option(help="This relay's name, kept across restarts.")] = "",
+    listen: Annotated[str, typer.Option(help="HOST:PORT to listen on; others must reach it.")] = "",
+    advertise: Annotated[list[str] | None, typer.Option(help="HOST[:PORT] at which others reach it.")] = None,
+    give_up_after: Annotated[
+        float, typer.Option(min=0, help="Exit with 1 after this many seconds without a coordinator.")
+    ] = 300.0,
+    health: Health = None,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log every message.")] = False,
+) -> None:
+    """Passes on what nodes that cannot reach each other have to say, and sees ciphertext alone. It computes nothing."""
+    log_to_stderr(verbose)
+    with mistakes():
+        require_extra()
+        import torch
+
+        node = id or take_name()
+        entry = Entry(invitation or asyncio.run(way_in("dtfm-node relay")), [Role.NODE], node)
+        settings = settings_for(
+            entry, node, listen, advertise, relay=Hello.ONLY, give_up_after=give_up_after, health=health
+        )(torch.device("cpu"))
+        raise typer.Exit(asyncio.run(take_part(settings, Device(kind="cpu", name="relay", memory_bytes=1, flops=1.0))))

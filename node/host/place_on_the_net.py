@@ -1,0 +1,94 @@
+"""Where this machine is on the net, and on what it should listen there."""
+
+from __future__ import annotations
+
+import os
+import socket
+from ipaddress import ip_address
+
+from dtfm.node.host.addresses import identity_ports
+from dtfm.protos.candidates import way_to
+from dtfm.protos.connection import read_address
+from dtfm.protos.enrolment import Entry
+
+
+class NoWayThere(ValueError):
+    """The coordinator's name cannot be resolved, or nothing leads to its address."""
+
+
+def place_on_the_net(coordinator: Entry) -> tuple[str, bool]:
+    """This machine's address that faces the coordinator, and whether this one is behind NAT. The coordinator's first address
+    counts that there is a way to, one on loopback only if it has no other: then others are elsewhere. Sends nothing. Raises
+    NoWayThere."""
+    facing, problem = [], NoWayThere("the coordinator has no address")
+    for address in coordinator.leads_to[0]:
+        try:
+            facing.append(_facing(read_address(address)[0]))
+        except NoWayThere as error:
+            problem = error
+    if not facing:
+        raise problem
+    # The sort is stable.
+    facing.sort(key=lambda each: ip_address(each[0]).is_loopback)
+    return facing[0][0], any(_is_behind_nat(here, there) for here, there in facing)
+
+
+def _is_behind_nat(facing: str, there: str) -> bool:
+    """Whether this machine's address is private, and the coordinator's is not."""
+    return way_to(ip_address(facing)) == "lan" and way_to(ip_address(there)) == "public"
+
+
+def _facing(host: str) -> tuple[str, str]:
+    """The local address from which ``host`` is reached, and the host's own. Raises NoWayThere."""
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect(address)
+            local = probe.getsockname()[0]
+    except OSError as error:
+        raise NoWayThere(
+            f"{host!r} cannot be resolved or reached ({error}); is the coordinator's address right?"
+        ) from None
+    return str(local).partition("%")[0], str(address[0]).partition("%")[0]
+
+
+def usual_listen(facing: str, number: int = 0) -> str:
+    """Loopback for a coordinator on this machine; otherwise everywhere, on a port that a rented machine's host maps to itself, if
+    it does that, the one for the node with this ``number`` first, or any free one."""
+    if ip_address(facing).is_loopback:
+        return f"[{facing}]:0" if ":" in facing else f"{facing}:0"
+    ports = identity_ports(os.environ)
+    return f"0.0.0.0:{next(filter(_is_free, (*ports[number:], *ports[:number])), 0)}"
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        try:
+            probe.bind(("0.0.0.0", port))
+        except OSError:
+            return False
+    return True
+
+
+def nth_port(address: str, number: int) -> str:
+    """HOST:PORT of the node with this ``number`` among several, where ``address`` is the first one's: ports count up, but for 0,
+    any free one. A HOST alone stays as it is."""
+    host, colon, port = address.rpartition(":")
+    if not number or not colon or not port.isdecimal() or port == "0" or (":" in host and not host.endswith("]")):
+        return address
+    return f"{host}:{int(port) + number}"
+
+
+def resolved(advertise: str) -> str:
+    """HOST[:PORT] with the host's IP address. A name would mean something else elsewhere, so it is looked up here."""
+    bare = advertise if advertise.startswith("[") or advertise.count(":") < 2 else f"[{advertise}]"
+    has_port = ":" in bare.rpartition("]")[2]
+    host, port = read_address(bare if has_port else f"{bare}:1")
+    try:
+        address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][4][0]
+    except OSError as error:
+        raise ValueError(
+            f"--advertise {advertise}: {host!r} is not known here ({error}); give the IP address"
+        ) from None
+    shown = f"[{address}]" if ":" in str(address) else str(address)
+    return f"{shown}:{port}" if has_port else shown
