@@ -31,15 +31,9 @@ from dtfm.coordinator.view.narration import describe_gap, describe_plan
 from dtfm.coordinator.view.search_progress import QUIET_SECONDS, SearchProgress
 from dtfm.protos import control_pb2 as wire
 from dtfm.scheduler.assemble.compact import CompactCluster
-from dtfm.scheduler.formats import (
-    decision_document,
-    gap,
-    parse_any_network,
-    parse_plan,
-    parse_precision,
-    parse_tokens,
-    parse_workload,
-)
+from dtfm.scheduler.formats.network import parse_any_network
+from dtfm.scheduler.formats.plan import decision_document, gap, parse_plan
+from dtfm.scheduler.formats.workload import parse_precision, parse_tokens, parse_workload
 from dtfm.scheduler.model.cluster import Cluster
 from dtfm.scheduler.model.decision import Decision, Infeasible, Objective
 from dtfm.scheduler.model.problem import Problem

@@ -102,7 +102,7 @@ def read_run(path: Path) -> Run:
 
 
 def describe(run: Run, allowed_modules: Sequence[str] = ()) -> str:
-    """WORKLOAD.json of a run, as scheduler/formats.py reads it. Of its data, only a tokenizer is loaded, or what a user's own
+    """WORKLOAD.json of a run, see scheduler/formats/workload.py. Of its data, only a tokenizer is loaded, or what a user's own
     function makes; of pretrained weights, only what they say of the model. Raises ValueError."""
     if run.model.family == "module":
         run.data.evaluation_fraction = 0.5

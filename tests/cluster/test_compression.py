@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dtfm.scheduler.formats import parse_plan
+from dtfm.scheduler.formats.plan import parse_plan
 from dtfm.scheduler.model.chains import micro_batches_of
 from tests.cluster.launch import Cluster
 from tests.cluster.runs import losses_alone, losses_with_largest_gradients, run_file

@@ -5,16 +5,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dtfm.scheduler.formats import (
-    decision_document,
-    dump_network,
-    dump_workload,
-    parse_network,
-    parse_plan,
-    parse_tokens,
-    parse_workload,
-    plan_document,
-)
+from dtfm.scheduler.formats.network import dump_network, parse_network
+from dtfm.scheduler.formats.plan import decision_document, parse_plan, plan_document
+from dtfm.scheduler.formats.workload import dump_workload, parse_tokens, parse_workload
 from dtfm.scheduler.model.cluster import Relay
 from dtfm.scheduler.model.memory import Checkpointing, Keeping, OptimizerState
 from dtfm.scheduler.model.plan import Flow, Plan, Stage, Takeover, check

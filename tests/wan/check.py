@@ -16,7 +16,7 @@ from pathlib import Path
 from subprocess import PIPE, Popen
 from typing import Any
 
-from dtfm.scheduler.formats import parse_network
+from dtfm.scheduler.formats.network import parse_network
 from tests.scheduler.paper_networks import Network
 from tests.wan.networks import eight_nodes
 from tests.wan.wan import Wan, WanUnavailable

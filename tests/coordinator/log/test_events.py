@@ -11,7 +11,7 @@ import pytest
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.events import Event, PlanFailed, SnapshotWritten, StandbyPromoted, from_json, from_text
 from dtfm.coordinator.log.store import Record
-from dtfm.scheduler.formats import plan_document
+from dtfm.scheduler.formats.plan import plan_document
 from tests.coordinator.every_event import CARRIED_ON, DESCRIBED, EVERY_EVENT, KEPT, PLAN
 
 

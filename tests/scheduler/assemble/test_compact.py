@@ -9,7 +9,7 @@ import pytest
 
 from dtfm.scheduler.assemble.compact import DENSE, CompactCluster
 from dtfm.scheduler.cost.reduction import slowest_link
-from dtfm.scheduler.formats import parse_any_network, parse_network
+from dtfm.scheduler.formats.network import parse_any_network, parse_network
 from dtfm.scheduler.model.cluster import Cluster, Node
 from dtfm.scheduler.model.plan import validate
 from dtfm.scheduler.model.problem import Problem

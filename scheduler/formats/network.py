@@ -1,0 +1,157 @@
+"""NETWORK.json: a cluster."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from dtfm.scheduler.assemble.compact import DENSE, CompactCluster
+from dtfm.scheduler.formats.fields import check_keys, ids_of, list_of, number_of, read_document, text_of
+from dtfm.scheduler.model.cluster import Cluster, Node, Relay
+from dtfm.scheduler.model.problem import Floats, Ints
+
+BYTES_PER_GIGABIT = 1e9 / 8
+"""Converts Gbit/s to bytes per second."""
+
+
+def parse_network(text: str) -> Cluster:
+    """A cluster from NETWORK.json. As parse_any_network, but refuses networks too large for a link per pair of nodes."""
+    network = parse_any_network(text)
+    if isinstance(network, CompactCluster):
+        raise ValueError(
+            f"nodes has {len(network.nodes)} entries; in the compact form at most {DENSE} are possible here"
+        )
+    return network
+
+
+def parse_any_network(text: str) -> Cluster | CompactCluster:
+    """A cluster from NETWORK.json: ``{"nodes": [{"id", "region", "flops", "memory_bytes"}], "latency_ms", "bandwidth_gbps"}``.
+
+    Matrices are one way: row = source, column = destination. ``region``, ``up_gbps``, ``down_gbps``, ``host_memory_bytes``
+    and the matrix ``ratio`` are optional. ``host_memory_bytes`` are the host's, for optimizer state; without it the device
+    computes in the host's own memory. ``ratio`` is the number of encoded bytes per byte of activations and gradients on each link
+    (default 1).
+
+    ``"via"``, optional too, has by link the id of the node or relay that passes everything on, or null. ``"relays": [{"id",
+    "up_gbps", "down_gbps"}]`` are those that are no nodes.
+
+    The compact form, for thousands of nodes, adds ``"classes": ["eu", ...]``, and to each node ``"class": "eu"``. The matrices
+    then have a row and a column per class, their diagonals are the links between two nodes of one class, and ``ratio`` is not
+    possible. ``up_gbps`` and ``down_gbps`` limit what one node sends and receives in total. For up to compact.DENSE nodes the
+    result is a Cluster in this form too.
+    """
+    document = read_document(text, {"nodes", "latency_ms", "bandwidth_gbps", "ratio", "classes", "relays", "via"})
+    classes = ids_of(document, "classes", "") if "classes" in document else None
+    for key in ("ratio", "relays", "via"):
+        if classes is not None and key in document:
+            raise ValueError(f"{key} is not possible beside classes; it needs matrices with a row per node")
+    class_of = []
+    nodes = []
+    for index, entry in enumerate(list_of(document, "nodes", "")):
+        path = f"nodes[{index}]"
+        keys = {"id", "region", "flops", "memory_bytes", "host_memory_bytes", "up_gbps", "down_gbps"}
+        check_keys(entry, path, keys if classes is None else keys | {"class"})
+        if classes is not None:
+            name = text_of(entry, "class", path)
+            if name not in classes:
+                raise ValueError(f"{path}.class is {name!r:.80}; it must be one of classes: {', '.join(classes)}")
+            class_of.append(classes.index(name))
+        limits = {
+            name: number_of(entry, f"{name}_gbps", path) * BYTES_PER_GIGABIT if f"{name}_gbps" in entry else None
+            for name in ("up", "down")
+        }
+        region = text_of(entry, "region", path) if "region" in entry else ""
+        flops, memory = number_of(entry, "flops", path), number_of(entry, "memory_bytes", path)
+        host = number_of(entry, "host_memory_bytes", path) if "host_memory_bytes" in entry else None
+        nodes.append(Node(text_of(entry, "id", path), flops, memory, region, **limits, host_memory_bytes=host))
+    if classes is not None:
+        latency, bandwidth = (_matrix(document, key, classes, "classes") for key in ("latency_ms", "bandwidth_gbps"))
+        compact = CompactCluster(
+            tuple(nodes), classes, np.array(class_of), latency / 1e3, bandwidth * BYTES_PER_GIGABIT
+        )
+        return compact.of(list(range(len(nodes)))) if len(nodes) <= DENSE else compact
+    latency, bandwidth = (_matrix(document, key, nodes, "nodes") for key in ("latency_ms", "bandwidth_gbps"))
+    ratio = _matrix(document, "ratio", nodes, "nodes") if "ratio" in document else None
+    relays = tuple(
+        _relay(entry, f"relays[{i}]") for i, entry in enumerate(list_of({"relays": [], **document}, "relays", ""))
+    )
+    via = _via(document, nodes, relays) if "via" in document else None
+    return Cluster(tuple(nodes), latency / 1e3, bandwidth * BYTES_PER_GIGABIT, ratio, relays=relays, via=via)
+
+
+def _relay(entry: Any, path: str) -> Relay:
+    check_keys(entry, path, {"id", "up_gbps", "down_gbps"})
+    up, down = (number_of(entry, key, path) * BYTES_PER_GIGABIT for key in ("up_gbps", "down_gbps"))
+    return Relay(text_of(entry, "id", path), up, down)
+
+
+def _via(document: dict[str, Any], nodes: Sequence[Node], relays: Sequence[Relay]) -> Ints:
+    """See Cluster.via."""
+    names = [*(node.id for node in nodes), *(relay.id for relay in relays)]
+    numbers = {name: number for number, name in enumerate(names)}
+    rows = list_of(document, "via", "")
+    if len(rows) != len(nodes) or not all(isinstance(row, list) and len(row) == len(nodes) for row in rows):
+        raise ValueError(f"via is not a square matrix of {len(nodes)} rows; it needs a row and a column per node")
+    via = np.full((len(nodes), len(nodes)), -1)
+    for i, row in enumerate(rows):
+        for j, name in enumerate(row):
+            if name is not None and (not isinstance(name, str) or name not in numbers):
+                raise ValueError(f"via[{i}][{j}] is {name!r:.80}; it must be the id of a node or relay, or null")
+            via[i, j] = -1 if name is None or i == j else numbers[name]
+    return via
+
+
+def dump_network(cluster: Cluster) -> str:
+    """The text that parse_network reads back."""
+    nodes = []
+    for node in cluster.nodes:
+        entry: dict[str, Any] = {
+            "id": node.id,
+            "region": node.region,
+            "flops": node.flops,
+            "memory_bytes": node.memory_bytes,
+        }
+        entry |= {} if node.host_memory_bytes is None else {"host_memory_bytes": node.host_memory_bytes}
+        entry |= {} if node.up is None else {"up_gbps": node.up / BYTES_PER_GIGABIT}
+        entry |= {} if node.down is None else {"down_gbps": node.down / BYTES_PER_GIGABIT}
+        nodes.append(entry)
+    latency, bandwidth = cluster.latency * 1e3, cluster.bandwidth / BYTES_PER_GIGABIT
+    matrices = {"latency_ms": latency, "bandwidth_gbps": bandwidth}
+    matrices |= {} if cluster.ratio is None else {"ratio": cluster.ratio.copy()}
+    for matrix in matrices.values():
+        np.fill_diagonal(matrix, 0.0)
+    document: dict[str, Any] = {"nodes": nodes} | {key: matrix.tolist() for key, matrix in matrices.items()}
+    if cluster.relays:
+        document["relays"] = [
+            {"id": each.id, "up_gbps": each.up / BYTES_PER_GIGABIT, "down_gbps": each.down / BYTES_PER_GIGABIT}
+            for each in cluster.relays
+        ]
+    if cluster.via is not None:
+        names = [*cluster.ids, *(each.id for each in cluster.relays), None]
+        document["via"] = [[names[number] for number in row] for row in cluster.via.tolist()]
+    return json.dumps(document)
+
+
+def _matrix(document: dict[str, Any], key: str, names: Sequence[object], of: str) -> Floats:
+    """A square matrix with a row and a column per name. Between nodes the diagonal is ignored."""
+    size, diagonal = len(names), of != "nodes"
+    rows = list_of(document, key, "")
+    if len(rows) != size:
+        raise ValueError(f"{key} has {len(rows)} rows; there are {size} {of}")
+    for i, row in enumerate(rows):
+        if not isinstance(row, list) or len(row) != size:
+            shown = f"{len(row)} numbers" if isinstance(row, list) else f"{row!r:.80}"
+            raise ValueError(f"{key}[{i}] is {shown}; it must be a list of {size} numbers, as there are {of}")
+        for j, value in enumerate(row):
+            if isinstance(value, bool) or not isinstance(value, int | float):
+                raise ValueError(f"{key}[{i}][{j}] is {value!r:.80}; it must be a number")
+            if not (math.isfinite(value) and value >= 0) and (diagonal or i != j):
+                raise ValueError(f"{key}[{i}][{j}] is {value}; it must be a finite number, 0 or above")
+    matrix = np.array(rows, dtype=np.float64).reshape(size, size)
+    if not diagonal:
+        np.fill_diagonal(matrix, 0.0)
+    return matrix
