@@ -191,7 +191,7 @@ class _TrainingStep:
     def _forward(self, number: int) -> None:
         placement, progress, compute = self._placement, self._progress, self._compute
         del self._waiting[number]
-        with span(Activity.FORWARD, progress.step, number), self._work.piece():
+        with self._work.piece(), span(Activity.FORWARD, progress.step, number):
             y = compute.forward(self._input(number))
         # The graph alone: the output is needed for sending, and not for the backward pass.
         progress.outputs[number] = get_gradient_edge(y)
@@ -201,7 +201,7 @@ class _TrainingStep:
         """On the last stage: nothing is gained by holding the graph, and with the loss come some gradients (Stage.loss)."""
         progress, compute = self._progress, self._compute
         del self._waiting[number]
-        with span(Activity.FORWARD, progress.step, number), self._work.piece():
+        with self._work.piece(), span(Activity.FORWARD, progress.step, number):
             weight = compute.micro_batch / compute.global_batch
             scored = compute.loss(self._input(number), compute.labels(number), weight)
         progress.losses[number] = scored.mean
@@ -217,7 +217,7 @@ class _TrainingStep:
         self._left -= 1
         if self._left == 0:
             self._before_last_backward()
-        with span(Activity.BACKWARD, progress.step, number), self._work.piece():
+        with self._work.piece(), span(Activity.BACKWARD, progress.step, number):
             torch.autograd.backward(root, gradient)
         progress.finished.add(number)
         if not placement.first:
