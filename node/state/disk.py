@@ -95,13 +95,12 @@ class Disk:
 
     def has(self, step: int, bucket: int, digest: bytes) -> bool:
         """Whether the file is there with that BLAKE3."""
-        try:
-            _, pieces = self.read(step, bucket)
-        except LookupError:
-            return False
         found = blake3()
-        for piece in pieces:
-            found.update(piece)
+        try:
+            for piece in self.read(step, bucket)[1]:
+                found.update(piece)
+        except (LookupError, OSError):
+            return False
         return found.digest() == digest
 
     def donate(self, request: StateRequest) -> Donation:

@@ -85,7 +85,8 @@ class Snapshots:
             for part in wanted.missing:
                 here = await asyncio.to_thread(self.disk.has, step, part.bucket, part.digest)
                 (told.parts if here else missing).append(part)
-            await asyncio.to_thread(self.disk.check_room, sum(part.size_bytes for part in missing))
+            if missing:
+                await asyncio.to_thread(self.disk.check_room, sum(part.size_bytes for part in missing))
             files = [IncomingFile(part, partial(self._new_file, step, part), told.parts.append) for part in missing]
             await self._fetch(step, files, wanted.peers)
         except Exception as error:
@@ -98,7 +99,7 @@ class Snapshots:
         """Fills the buckets, by index, with their state as of ``step``: from this node's disk where it has the file with that
         digest, else from the disks of ``peers``.
 
-        A bucket that was asked for and is not returned to the caller, because of an error, may have anything in it.
+        After an error the buckets may have anything in them.
 
         Raises:
             SnapshotDamaged: a part is damaged on every disk that should have it.
@@ -136,14 +137,13 @@ class Snapshots:
 
     def _load(self, step: int, bucket: Bucket, part: Part) -> bool:
         """Whether the part is on this disk, and ``bucket`` now has its content. Raises ValueError if it is of another model."""
-        try:
-            _, pieces = self.disk.read(step, part.bucket)
-        except LookupError:
-            return False
         loading, digest = Loading(bucket, _where(step, part)), blake3()
-        for piece in pieces:
-            digest.update(piece)
-            loading.take(piece)
+        try:
+            for piece in self.disk.read(step, part.bucket)[1]:
+                digest.update(piece)
+                loading.take(piece)
+        except (LookupError, OSError):  # what cannot be read here may be on other disks
+            return False
         if digest.digest() != part.digest:
             return False
         loading.finish()
