@@ -185,7 +185,9 @@ class Train(Table):
         description="Norm to which the whole model's gradient is clipped. 0 disables clipping.",
     )
     precision: Literal["fp32", "bf16", "fp64"] = Field(
-        default="fp32", description='"bf16" computes in bfloat16 on devices that support it, with weights in 32 bits.'
+        default="fp32",
+        description='"bf16" computes in bfloat16, with weights in 32 bits; GPUs that cannot (compute capability below 8.0) are '
+        "refused.",
     )
     activation_checkpointing: Literal["auto", "none", "layer"] = Field(
         default="auto",

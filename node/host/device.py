@@ -62,6 +62,24 @@ def open_device(name: str) -> torch.device:
     return device
 
 
+LEAST_BF16_CAPABILITY = (8, 0)
+"""Older GPUs compute in bfloat16 by converting, more slowly than in float32."""
+
+
+def check_bf16(device: torch.device) -> None:
+    """Raises ValueError if ``device`` is a GPU without arithmetic in bfloat16; every CPU has it."""
+    if device.type != "cuda":
+        return
+    capability = torch.cuda.get_device_capability(device)
+    if capability < LEAST_BF16_CAPABILITY:
+        name = torch.cuda.get_device_name(device)
+        raise ValueError(
+            f"the run computes in bf16, which {name} (compute capability {'.'.join(map(str, capability))}) cannot: join with a "
+            f"GPU of {'.'.join(map(str, LEAST_BF16_CAPABILITY))} or more (A100, RTX 30 and newer), or give the run "
+            '[train] precision = "fp32"'
+        )
+
+
 def measure_device(device: torch.device) -> Device:
     """Name, memory in bytes and sustained FLOP/s of matrix products (fp32 on a CPU, bf16 on a GPU).
 

@@ -13,11 +13,14 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
+import torch
+
 from dtfm.kernels.digest import prepare as prepare_digests
 from dtfm.node.data.allowed import check_places
 from dtfm.node.data.dataset import Agreed, load_data
 from dtfm.node.data.holding import Holding
 from dtfm.node.host.cuda_streams import after
+from dtfm.node.host.device import check_bf16
 from dtfm.node.host.dialling import Dialler
 from dtfm.node.host.long_parts import long_part
 from dtfm.node.host.trace import Activity, span
@@ -25,6 +28,7 @@ from dtfm.node.model.bucket import Bucket
 from dtfm.node.model.load import load_model
 from dtfm.node.model.loaded_run import LoadedRun
 from dtfm.node.model.placement import Placement, placement_of
+from dtfm.node.model.precision import compute_dtype
 from dtfm.node.model.received_plan import read_plan
 from dtfm.node.model.stage import Stage
 from dtfm.node.model.workload import layer_flops, workload
@@ -244,6 +248,8 @@ class Trainer:
     def _prepare(self, run: Run, dialler: Dialler, allowed: Sequence[str], agreed: Agreed | None) -> None:
         check_places(run, allowed)
         device = self._equipment.device
+        if compute_dtype(run) is torch.bfloat16:
+            check_bf16(device)
         prepare_digests(device)
         if compresses(run):
             self._compiling = asyncio.run_coroutine_threadsafe(compile_codecs(device), self._loop)

@@ -30,6 +30,7 @@ from dtfm.node.training.generation_setup import Equipment, set_up
 from dtfm.node.training.trainer import Trainer
 from dtfm.node.transport.receiver import Receiver
 from dtfm.node.transport.sender import Sender
+from dtfm.node.transport.topic_queue import Closed
 from dtfm.protos.control_pb2 import (
     CHECKPOINT,
     DISKS,
@@ -101,6 +102,10 @@ async def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator
     await node.equipment.sender.close()
 
 
+def stop(*_: object) -> None:
+    raise Closed("this is enough")
+
+
 @pytest.mark.parametrize("compression", ["auto", "off"])
 async def test_a_node_is_prepared_when_nothing_is_left_to_compile_that_a_plan_may_need(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compression: str
@@ -134,6 +139,26 @@ async def test_a_node_is_prepared_when_nothing_is_left_to_compile_that_a_plan_ma
     await asyncio.to_thread(node.trainer.stop)
     node.equipment.snapshots.writer.close()
     await node.equipment.sender.close()
+
+
+async def test_a_device_that_cannot_compute_in_the_runs_precision_ends_the_node(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def cannot(_: torch.device) -> None:
+        raise ValueError("the run computes in bf16")
+
+    monkeypatch.setattr(trainer, "check_bf16", cannot)
+    for precision, said in (("bf16", ["the run computes in bf16"]), ("fp32", [])):
+        (tmp_path / "run.toml").write_text(run_file(stages=[1], steps=4, precision=precision))
+        run = read_run_file(tmp_path / "run.toml").message("test")
+        mistakes, node = list[str](), Node(tmp_path / "snapshots")
+        monkeypatch.setattr(trainer, "prepare_digests", stop)
+        node.trainer._fail = mistakes.append
+        node.trainer.prepare(run, dialler("n0"))
+        await asyncio.to_thread(node.trainer.stop)
+        node.equipment.snapshots.writer.close()
+        await node.equipment.sender.close()
+        assert mistakes == said
 
 
 async def test_an_idle_node_times_its_device_again_and_a_replica_does_not(node: Node) -> None:
