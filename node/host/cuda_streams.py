@@ -20,6 +20,11 @@ def wait_until_computed(device: torch.device) -> None:
         done.synchronize()
 
 
+def brought(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """``tensor``, which is in the host's memory, on ``device``; from pinned memory, or the host would wait for what is queued."""
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
+
+
 class DeviceWork:
     """What one thread queues on its stream of ``device``, piece by piece: how long the device takes for it, and how far it is
     behind. A CPU is never behind."""

@@ -15,6 +15,7 @@ from dtfm.kernels.codec import Encoded, encode
 from dtfm.kernels.memory import give_back
 from dtfm.node.data.dataset import Batch
 from dtfm.node.data.samples import evaluation_samples, training_samples
+from dtfm.node.host.cuda_streams import brought
 from dtfm.node.model.layer_memory import layer_memory
 from dtfm.node.model.loaded_run import LoadedRun
 from dtfm.node.model.optimizer import adamw, squared_norm
@@ -269,8 +270,8 @@ class Generation:
         return Compute(
             forward=stage.forward,
             loss=stage.loss,
-            inputs=lambda number: batch(number)[0].to(stage.device),
-            labels=lambda number: batch(number)[1].to(stage.device),
+            inputs=lambda number: brought(batch(number)[0], stage.device),
+            labels=lambda number: brought(batch(number)[1], stage.device),
             input_shape=shape(stage.first - 1, train.micro_batch) if stage.first else (),
             output_shape=shape(stage.past_last - 1, train.micro_batch),
             device=stage.device,
