@@ -13,34 +13,25 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
-import torch
-
-from dtfm.kernels.digest import prepare as prepare_digests
-from dtfm.node.data.allowed import check_places
-from dtfm.node.data.dataset import Agreed, load_data
+from dtfm.node.data.dataset import Agreed
 from dtfm.node.data.holding import Holding
 from dtfm.node.host.cuda_streams import after
-from dtfm.node.host.device import check_bf16
 from dtfm.node.host.dialling import Dialler
 from dtfm.node.host.long_parts import long_part
 from dtfm.node.host.trace import Activity, span
 from dtfm.node.model.bucket import Bucket
-from dtfm.node.model.load import load_model
 from dtfm.node.model.loaded_run import LoadedRun
 from dtfm.node.model.placement import Placement, placement_of
-from dtfm.node.model.precision import compute_dtype
 from dtfm.node.model.received_plan import read_plan
 from dtfm.node.model.stage import Stage
-from dtfm.node.model.workload import layer_flops, workload
 from dtfm.node.state.recovery import Inventory, take_inventory
 from dtfm.node.state.standby_role import StandbyRole
 from dtfm.node.state.state_store import HeldState
-from dtfm.node.training.compiling import compile_codecs
-from dtfm.node.training.compression import compresses
 from dtfm.node.training.failure import plan_failed, problem_of, sentence_of
 from dtfm.node.training.generation import Generation
 from dtfm.node.training.generation_setup import Equipment, set_up
 from dtfm.node.training.pipeline import Outcome
+from dtfm.node.training.preparation import Preparation
 from dtfm.node.transport.receiver import Receiver
 from dtfm.node.transport.topic_queue import Closed
 from dtfm.protos.control_pb2 import (
@@ -57,7 +48,6 @@ from dtfm.protos.control_pb2 import (
     NodeMessage,
     PlanFailed,
     PlanReady,
-    Prepared,
     Standby,
     StepFailed,
     StepProblem,
@@ -99,8 +89,7 @@ class Trainer:
         self._commands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._standby = StandbyRole(equipment.node, report)
         self._standby_wanted = Standby()
-        self._loaded: LoadedRun | None = None
-        self._layer_flops: float | None = None
+        self._preparation = Preparation(equipment, loop)
         self._generation: Generation | None = None
         self._earlier: Generation | None = None  # the last one, on which the next may build
         self._newest = 0  # the newest generation that the coordinator has announced
@@ -109,7 +98,6 @@ class Trainer:
         self._voted: int | None = None  # the step that this node is ready to commit
         self._committed_in = 0  # the generation whose commit made the held state; 0: none did
         self._digest: Future[bytes] | None = None
-        self._compiling: Future[None] | None = None
         self._data = Holding()
         self._logged = 0.0
         self._digester = ThreadPoolExecutor(1, "digest")
@@ -166,7 +154,7 @@ class Trainer:
         """This device, with the speed at which it computes the run's layers, if these were timed."""
         device = Device()
         device.CopyFrom(self._equipment.hardware)
-        device.flops = self._layer_flops or device.flops
+        device.flops = self._preparation.flops or device.flops
         return device
 
     @property
@@ -202,8 +190,7 @@ class Trainer:
     def stop(self) -> None:
         """Calls off the present work and ends the threads."""
         self.interrupt("the node is stopping")
-        if self._compiling is not None:
-            self._compiling.cancel()
+        self._preparation.cancel()
         self._commands.put(None)
         self._thread.join(timeout=STOP_SECONDS)
         self._digester.shutdown()
@@ -245,72 +232,24 @@ class Trainer:
         finally:
             self._waiting = None
 
+    @property
+    def _loaded(self) -> LoadedRun | None:
+        return self._preparation.loaded
+
     def _prepare(self, run: Run, dialler: Dialler, allowed: Sequence[str], agreed: Agreed | None) -> None:
-        check_places(run, allowed)
-        device = self._equipment.device
-        if compute_dtype(run) is torch.bfloat16:
-            check_bf16(device)
-        prepare_digests(device)
-        if compresses(run):
-            self._compiling = asyncio.run_coroutine_threadsafe(compile_codecs(device), self._loop)
-        if self._loaded is not None and self._loaded.run.id == run.id:
-            # A resumed run may differ in settings that do not change what is learned.
-            self._loaded = replace(self._loaded, run=run, dialler=dialler)
-        else:
-            log.info("run %r: loading its data (%s) and its model (%s)", run.name, run.data.source, run.model.family)
-            with long_part("reading the data"):
-                data = load_data(run, self._equipment.allowed_modules, self._equipment.tokens, agreed)
-            with long_part("loading the model"):
-                model = load_model(run.model, data.sample, self._equipment.allowed_modules, data.tokenizer)
-            self._await_codecs()
-            self._loaded = LoadedRun(run, model, data, dialler)
-            with long_part("timing the device"):
-                self._layer_flops = layer_flops(model, run, device, self._equipment.hardware)
+        if self._preparation.load(run, dialler, allowed, agreed):
             self._store.replace(HeldState(0, {}))
             self._voted, self._committed_in = None, 0
-        self._await_codecs()
-        loaded = self._loaded
-        prepared = Prepared(
-            workload=workload(loaded.model, run),
-            data_fingerprint=loaded.data.fingerprint,
-            weights_fingerprint=loaded.model.weights_fingerprint(run.seed),
-            data_read=loaded.data.was_read,
-            training_samples=loaded.data.training_count,
-            evaluation_samples=loaded.data.evaluation_count,
-            unigram_entropy=loaded.data.unigram_entropy,
-            tokens_per_sample=loaded.data.tokens_per_sample,
-            buckets=len(loaded.model.buckets),
-            on_disk=self._snapshots.open(loaded),
-            flops=self._layer_flops or 0.0,
-        )
-        self._report(NodeMessage(prepared=prepared))
-
-    def _await_codecs(self) -> None:
-        """Returns when nothing is left to compile that a plan may need. The device is timed after that, undisturbed. Raises
-        Closed."""
-        compiling = self._compiling
-        if compiling is None:
-            return
-        try:
-            with long_part("compiling the codecs, which are kept for the next start"):
-                compiling.result()
-        except CancelledError:
-            raise Closed("the node is stopping") from None
-        finally:
-            self._compiling = None
+        self._report(NodeMessage(prepared=self._preparation.message()))
 
     def _renew(self, dialler: Dialler) -> None:
-        if self._loaded is not None:
-            self._loaded = replace(self._loaded, dialler=dialler)
-            self._snapshots.renew(self._loaded)
-            self._standby.renew(dialler)
+        self._preparation.renew(dialler)
+        self._standby.renew(dialler)
 
     def _time_again(self) -> None:
-        loaded = self._loaded
-        if loaded is None or self._generation is not None or self._adopting < self._newest:
+        if self._loaded is None or self._generation is not None or self._adopting < self._newest:
             return
-        flops = layer_flops(loaded.model, loaded.run, self._equipment.device, self._equipment.hardware)
-        if flops is not None:
+        if (flops := self._preparation.time_device()) is not None:
             self._report(NodeMessage(heartbeat=Heartbeat(flops=flops)))
 
     # Adopting a plan

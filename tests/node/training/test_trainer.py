@@ -24,9 +24,10 @@ from dtfm.node.state.disk import Disk
 from dtfm.node.state.snapshot_files import Loading, file_name
 from dtfm.node.state.snapshots import Snapshots
 from dtfm.node.state.state_store import StateStore
-from dtfm.node.training import trainer
+from dtfm.node.training import preparation, trainer
 from dtfm.node.training.generation import Generation
 from dtfm.node.training.generation_setup import Equipment, set_up
+from dtfm.node.training.preparation import Preparation
 from dtfm.node.training.trainer import Trainer
 from dtfm.node.transport.receiver import Receiver
 from dtfm.node.transport.sender import Sender
@@ -114,13 +115,13 @@ async def test_a_node_is_prepared_when_nothing_is_left_to_compile_that_a_plan_ma
     write_corpus(tmp_path)
     (tmp_path / "run.toml").write_text(run_file(stages=[1], steps=4, compression=compression))
     loop, awaited, done = asyncio.get_running_loop(), asyncio.Event(), list[str]()
-    await_codecs = Trainer._await_codecs
+    await_codecs = Preparation._await_codecs
 
     async def compile_codecs(device: torch.device) -> None:
         await awaited.wait()
         done.append("compiled")
 
-    def await_them(of: Trainer) -> None:
+    def await_them(of: Preparation) -> None:
         loop.call_soon_threadsafe(awaited.set)
         await_codecs(of)
 
@@ -128,9 +129,9 @@ async def test_a_node_is_prepared_when_nothing_is_left_to_compile_that_a_plan_ma
         done.append("timed")
         return 1e9
 
-    monkeypatch.setattr(trainer, "compile_codecs", compile_codecs)
-    monkeypatch.setattr(trainer, "layer_flops", layer_flops)
-    monkeypatch.setattr(Trainer, "_await_codecs", await_them)
+    monkeypatch.setattr(preparation, "compile_codecs", compile_codecs)
+    monkeypatch.setattr(preparation, "layer_flops", layer_flops)
+    monkeypatch.setattr(Preparation, "_await_codecs", await_them)
     node = Node(tmp_path / "snapshots")
     node.trainer.prepare(read_run_file(tmp_path / "run.toml").message("test"), dialler("n0"), ["/"])
     assert (await node.reports.get()).prepared.flops == 1e9
@@ -147,12 +148,12 @@ async def test_a_device_that_cannot_compute_in_the_runs_precision_ends_the_node(
     def cannot(_: torch.device) -> None:
         raise ValueError("the run computes in bf16")
 
-    monkeypatch.setattr(trainer, "check_bf16", cannot)
+    monkeypatch.setattr(preparation, "check_bf16", cannot)
     for precision, said in (("bf16", ["the run computes in bf16"]), ("fp32", [])):
         (tmp_path / "run.toml").write_text(run_file(stages=[1], steps=4, precision=precision))
         run = read_run_file(tmp_path / "run.toml").message("test")
         mistakes, node = list[str](), Node(tmp_path / "snapshots")
-        monkeypatch.setattr(trainer, "prepare_digests", stop)
+        monkeypatch.setattr(preparation, "prepare_digests", stop)
         node.trainer._fail = mistakes.append
         node.trainer.prepare(run, dialler("n0"))
         await asyncio.to_thread(node.trainer.stop)

@@ -1,0 +1,127 @@
+"""From a run's description to a node that can be planned with: its data, its model, and how fast the device is with it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from concurrent.futures import CancelledError, Future
+from dataclasses import replace
+
+import torch
+
+from dtfm.kernels.digest import prepare as prepare_digests
+from dtfm.node.data.allowed import check_places
+from dtfm.node.data.dataset import Agreed, load_data
+from dtfm.node.host.device import check_bf16
+from dtfm.node.host.dialling import Dialler
+from dtfm.node.host.long_parts import long_part
+from dtfm.node.model.load import load_model
+from dtfm.node.model.loaded_run import LoadedRun
+from dtfm.node.model.precision import compute_dtype
+from dtfm.node.model.workload import layer_flops, workload
+from dtfm.node.training.compiling import compile_codecs
+from dtfm.node.training.compression import compresses
+from dtfm.node.training.generation_setup import Equipment
+from dtfm.node.transport.topic_queue import Closed
+from dtfm.protos.control_pb2 import Prepared
+from dtfm.protos.plan_pb2 import Run
+
+log = logging.getLogger(__name__)
+
+
+class Preparation:
+    """For the training thread, except `cancel`; any thread may read the attributes.
+
+    ``loaded`` is the run that this node has loaded, ``flops`` the speed at which the device computes its layers, if these were
+    timed.
+    """
+
+    def __init__(self, equipment: Equipment, loop: asyncio.AbstractEventLoop) -> None:
+        """``loop`` runs what compiles beside the loading."""
+        self.loaded: LoadedRun | None = None
+        self.flops: float | None = None
+        self._equipment = equipment
+        self._loop = loop
+        self._compiling: Future[None] | None = None
+
+    def load(self, run: Run, dialler: Dialler, allowed: Sequence[str], agreed: Agreed | None) -> bool:
+        """Loads the run's data, on which its members may have ``agreed``, and its model. ``allowed``: what the run may name of this
+        machine's files (see check_places). Returns whether it is another run than before.
+
+        Raises:
+            ValueError: a user's mistake in the run, what is not allowed, or a device that cannot take part in it.
+            Closed: called off.
+        """
+        check_places(run, allowed)
+        device = self._equipment.device
+        if compute_dtype(run) is torch.bfloat16:
+            check_bf16(device)
+        prepare_digests(device)
+        if compresses(run):
+            self._compiling = asyncio.run_coroutine_threadsafe(compile_codecs(device), self._loop)
+        is_new = self.loaded is None or self.loaded.run.id != run.id
+        if self.loaded is not None and not is_new:
+            # A resumed run may differ in settings that do not change what is learned.
+            self.loaded = replace(self.loaded, run=run, dialler=dialler)
+        else:
+            log.info("run %r: loading its data (%s) and its model (%s)", run.name, run.data.source, run.model.family)
+            with long_part("reading the data"):
+                data = load_data(run, self._equipment.allowed_modules, self._equipment.tokens, agreed)
+            with long_part("loading the model"):
+                model = load_model(run.model, data.sample, self._equipment.allowed_modules, data.tokenizer)
+            self._await_codecs()
+            self.loaded = LoadedRun(run, model, data, dialler)
+            with long_part("timing the device"):
+                self.flops = self.time_device()
+        self._await_codecs()
+        return is_new
+
+    def message(self) -> Prepared:
+        """What the coordinator is told of the loaded run, which this node can now take part in."""
+        assert self.loaded is not None
+        model, data = self.loaded.model, self.loaded.data
+        return Prepared(
+            workload=workload(model, self.loaded.run),
+            data_fingerprint=data.fingerprint,
+            weights_fingerprint=model.weights_fingerprint(self.loaded.run.seed),
+            data_read=data.was_read,
+            training_samples=data.training_count,
+            evaluation_samples=data.evaluation_count,
+            unigram_entropy=data.unigram_entropy,
+            tokens_per_sample=data.tokens_per_sample,
+            buckets=len(model.buckets),
+            on_disk=self._equipment.snapshots.open(self.loaded),
+            flops=self.flops or 0.0,
+        )
+
+    def renew(self, dialler: Dialler) -> None:
+        """Later connections are made by ``dialler``."""
+        if self.loaded is not None:
+            self.loaded = replace(self.loaded, dialler=dialler)
+            self._equipment.snapshots.renew(self.loaded)
+
+    def time_device(self) -> float | None:
+        """How fast the device computes the run's layers now, in FLOP/s; None where they cannot be timed."""
+        assert self.loaded is not None
+        model, run = self.loaded.model, self.loaded.run
+        return layer_flops(model, run, self._equipment.device, self._equipment.hardware)
+
+    def cancel(self) -> None:
+        """Calls off what `load` waits for."""
+        if self._compiling is not None:
+            self._compiling.cancel()
+
+    def _await_codecs(self) -> None:
+        """Returns when nothing is left to compile that a plan may need. The device is timed after that, undisturbed. Raises
+        Closed."""
+        compiling = self._compiling
+        if compiling is None:
+            return
+        try:
+            with long_part("compiling the codecs, which are kept for the next start"):
+                compiling.result()
+        except CancelledError:
+            raise Closed("the node is stopping") from None
+        finally:
+            self._compiling = None
