@@ -6,7 +6,7 @@ import asyncio
 import errno
 import time
 import tracemalloc
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -92,6 +92,25 @@ async def test_a_donor_whose_file_is_damaged_is_passed_over(nodes: Three) -> Non
         part.nodes.append("b")
     a.damage(0)
     assert same(await restore(me, parts, a, b))
+    assert not [*me.folder.rglob("*.part")]  # of what came first
+
+
+async def test_a_file_that_this_disk_cannot_read_comes_from_another(
+    nodes: Three, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a, _, me = nodes
+    parts = await a.write()
+    await me.write()
+
+    def broken(*_: int) -> tuple[int, Iterator[memoryview]]:
+        def pieces() -> Iterator[memoryview]:
+            yield memoryview(b"the beginning")
+            raise OSError(errno.EIO, "Input/output error")
+
+        return 1000, pieces()
+
+    monkeypatch.setattr(me.disk, "read", broken)
+    assert same(await restore(me, parts, a))
 
 
 async def test_if_two_donors_gave_a_damaged_file_together_the_one_that_broke_off_is_passed_over(
