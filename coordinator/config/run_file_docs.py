@@ -54,7 +54,7 @@ This file trains a Llama of eight layers on text files of your own:
 {EXAMPLE}```
 """
 _BOUNDS = {"ge": "≥ {}", "gt": "> {}", "le": "≤ {}", "lt": "< {}", "max_length": "at most {} characters"}
-_TYPES = {str: "string", int: "integer", float: "number", dict: "table", list: "list"}
+_TYPES = {str: "string", bool: "true or false", int: "integer", float: "number", dict: "table", list: "list"}
 
 
 def run_file_docs() -> str:

@@ -129,6 +129,21 @@ class Data(Table):
         lt=1,
         description="Fraction of the samples that is held out for evaluation and never trained on.",
     )
+    isolate_documents: bool = Field(
+        default=False,
+        description="Whether attention stops at the borders of documents that share a sample; positions begin anew there. For "
+        "families of which this is known to be right, and tokenizers with an end-of-text token; not for conversations. Every "
+        "node then keeps the tokens, not only those of the first and the last stage.",
+    )
+
+    @field_validator("isolate_documents")
+    @classmethod
+    def _isolation_fits(cls, isolated: bool, info: ValidationInfo) -> bool:
+        if isolated and info.data.get("text_field") == "messages":
+            raise ValueError(
+                "is for text: turns of conversations often end with the token that ends a document; leave it out"
+            )
+        return isolated
 
 
 class Train(Table):

@@ -33,7 +33,7 @@ MOST_FILE_BYTES = 1 << 20
 
 DEFAULTS: dict[str, dict[str, Any]] = {
     "model": {"pretrained": "", "family": "", "config": None, "module": ""},
-    "data": {"source": "python-stdlib", "tokenizer": "", "sequence_length": 256},
+    "data": {"source": "python-stdlib", "tokenizer": "", "sequence_length": 256, "isolate_documents": False},
     "train": {
         "micro_batch": 4,
         "global_batch": 32,
@@ -110,7 +110,7 @@ def describe(run: Run, allowed_modules: Sequence[str] = ()) -> str:
         sample, tokens, tokenizer = data.sample, data.tokens_per_sample, data.tokenizer
     else:
         length, tokenizer = run.data.sequence_length, load_tokenizer(run.data.tokenizer)
-        sample, tokens = Sample((length,), torch.int64, tokenizer.size), length
+        sample, tokens = Sample((length,), torch.int64, tokenizer.size, run.data.isolate_documents), length
     costs = workload(load_model(run.model, sample, allowed_modules, tokenizer), run)
     document = {
         "layers": [

@@ -10,7 +10,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from dtfm.node.data.cache import is_usable, shared
 from dtfm.node.data.published import TokenIndex, fetch, find, index_of, publish
-from dtfm.node.data.samples import NOT_LEARNT, Sample, held_out, held_out_count
+from dtfm.node.data.samples import NOT_LEARNT, Sample, held_out, held_out_count, positions_in_documents
 from dtfm.node.data.sources import MESSAGES, Document, conversations, documents, state_of
 from dtfm.node.data.tokenizer import Piece, Tokenizer, load_tokenizer
 from dtfm.node.data.user_code import import_allowed
@@ -82,6 +82,10 @@ class Data(ABC):
         """The same for held-out samples."""
         return self._take(self._parts[1][indices])
 
+    def positions(self, inputs: torch.Tensor) -> torch.Tensor | None:
+        """The positions of the tokens in their documents, where ``sample`` is isolated: int64, like ``inputs``; else None."""
+        return None
+
     @abstractmethod
     def hold(self) -> None:
         """Has all samples on this machine, which may take long. Raises ValueError or OSError. From any thread."""
@@ -111,12 +115,13 @@ class TokenWindows(Data):
         agreed: Agreed | None = None,
         *,
         talks: bool,
+        isolated: bool = False,
     ) -> None:
         """``tokens`` returns those of ``index``, and is called when they are first needed: at once, unless the run's members have
-        ``agreed`` on the data before. ``talks``: they are conversations."""
+        ``agreed`` on the data before. ``talks``: they are conversations; ``isolated``: see Sample."""
         length = index.sequence_length
         super().__init__(index.windows - len(index.left_out), index.evaluation_fraction)
-        self.sample = Sample((length,), torch.int64, tokenizer.size)
+        self.sample = Sample((length,), torch.int64, tokenizer.size, isolated)
         self.tokens_per_sample = length
         self.tokenizer = tokenizer
         self.fingerprint = index.fingerprint
@@ -127,6 +132,13 @@ class TokenWindows(Data):
         self.unigram_entropy = (
             agreed.unigram_entropy if agreed is not None else entropy(self._labels_counted(tokenizer.size))
         )
+
+    def positions(self, inputs: torch.Tensor) -> torch.Tensor | None:
+        if not self.sample.isolated:
+            return None
+        assert self.tokenizer is not None
+        assert self.tokenizer.end is not None
+        return positions_in_documents(inputs, self.tokenizer.end)
 
     def hold(self) -> None:
         with self._lock:
@@ -210,6 +222,8 @@ def load_data(
     """
     data = run.data
     if data.source.startswith("module:"):
+        if data.isolate_documents:
+            raise ValueError("data.isolate_documents: a function's samples are no documents; leave it out")
         path = data.source.removeprefix("module:")
         make = import_allowed(path, allowed_modules, "data.source")
         try:
@@ -219,12 +233,17 @@ def load_data(
         inputs, labels = _checked(made, data.source)
         return TensorPairs(inputs, labels, data.evaluation_fraction)
     tokenizer = load_tokenizer(data.tokenizer)
+    isolated = data.isolate_documents
+    if isolated and (tokenizer.end is None or _talks(data)):
+        raise ValueError(
+            "data.isolate_documents: the borders of documents cannot be told in conversations, nor with a data.tokenizer without "
+            f"an end-of-text token, like {data.tokenizer!r}; name one that has it, or leave isolate_documents out"
+        )
     if agreed is not None:
         published = find(run.checkpoint.uri, agreed.fingerprint, data.sequence_length, data.evaluation_fraction)
         if published is not None:
-            return TokenWindows(
-                published, lambda: _fetched(run, published, tokenizer, cache), tokenizer, agreed, talks=_talks(data)
-            )
+            tokens_later = partial(_fetched, run, published, tokenizer, cache)
+            return TokenWindows(published, tokens_later, tokenizer, agreed, talks=_talks(data), isolated=isolated)
     tokens = _read(data, tokenizer, cache)
     index = _indexed(data, tokenizer, tokens)
     if index.windows - len(index.left_out) < 2:
@@ -232,7 +251,7 @@ def load_data(
             f"data.source: {data.source!r} has {len(tokens)} tokens, too few for two windows of data.sequence_length "
             f"{data.sequence_length} with something to learn (one to train on, one held out); give more text or a shorter length"
         )
-    return TokenWindows(index, lambda: tokens, tokenizer, talks=_talks(data))
+    return TokenWindows(index, lambda: tokens, tokenizer, talks=_talks(data), isolated=isolated)
 
 
 def _indexed(data: plan_pb2.Run.Data, tokenizer: Tokenizer, tokens: NDArray[Any]) -> TokenIndex:

@@ -20,11 +20,23 @@ NOT_LEARNT = -100
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """Shape (without the batch) and dtype of one input of the model; ``vocabulary`` is the number of token ids, for text."""
+    """Shape (without the batch) and dtype of one input of the model; ``vocabulary`` is the number of token ids, for text.
+    ``isolated``: it holds several documents, which the model is to read each by itself (see `positions_in_documents`)."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
     vocabulary: int | None = None
+    isolated: bool = False
+
+
+def positions_in_documents(ids: torch.Tensor, end: int) -> torch.Tensor:
+    """The position of each token in its document: int64, like ``ids`` [b, s].
+
+    A document begins with the token ``end`` that ends the one before: as the last label of the one, and as the first input of the
+    other. A sample's first document goes on from the sample before, but its positions begin here.
+    """
+    places = torch.arange(ids.shape[-1], device=ids.device).expand_as(ids)
+    return places - torch.where(ids == end, places, 0).cummax(-1).values
 
 
 def training_samples(

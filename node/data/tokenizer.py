@@ -20,14 +20,17 @@ Piece = tuple[str, bool]
 
 
 class Tokenizer(Protocol):
-    """Ids are in [0, ``size``). ``separator`` are the ids between two documents. ``identity``: equal for two that make the same
-    ids of the same text; empty if that cannot be told."""
+    """Ids are in [0, ``size``). ``separator`` are the ids between two documents; ``end`` is the id that is nowhere else, if it is
+    such a one. ``identity``: equal for two that make the same ids of the same text; empty if that cannot be told."""
 
     @property
     def size(self) -> int: ...
 
     @property
     def separator(self) -> tuple[int, ...]: ...
+
+    @property
+    def end(self) -> int | None: ...
 
     @property
     def identity(self) -> bytes: ...
@@ -49,6 +52,7 @@ class Bytes:
 
     size = 256
     separator = (10,)
+    end: int | None = None
     identity = b"bytes"
 
     def encode(self, text: str) -> NDArray[np.uint8]:
@@ -70,8 +74,8 @@ class Pretrained:
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
         self.size = len(tokenizer)
-        end = tokenizer.eos_token_id
-        self.separator: tuple[int, ...] = (end,) if end is not None else tuple(self.encode("\n").tolist())
+        self.end: int | None = tokenizer.eos_token_id
+        self.separator: tuple[int, ...] = (self.end,) if self.end is not None else tuple(self.encode("\n").tolist())
 
     @property
     def identity(self) -> bytes:

@@ -20,7 +20,7 @@ from dtfm.node.data.samples import Sample
 from dtfm.node.data.tokenizer import Tokenizer, check_vocabulary
 from dtfm.node.model.bucket import BucketSpec
 from dtfm.node.model.causal_config import build, configure
-from dtfm.node.model.causal_slice import Slice, documents_not_looked_for, has_separate_head
+from dtfm.node.model.causal_slice import ISOLATING, Slice, documents_not_looked_for, has_separate_head
 from dtfm.node.model.causal_trace import Anatomy, NotSeparable, dissect
 from dtfm.node.model.model import Model, Part
 from dtfm.node.model.pretrained import Pretrained
@@ -42,7 +42,7 @@ class CausalLM(Model):
     def layerwise(self, module: nn.Module) -> Iterator[Part]:
         assert isinstance(module, PreTrainedModel)
         moving = Slice(module, self._anatomy, 0, 1)
-        with documents_not_looked_for():
+        with documents_not_looked_for(self.sample.isolated):
             for number in range(len(self.layers)):
                 moving.move(number, number + 1)
                 yield self._part(moving, number + 1)
@@ -94,6 +94,11 @@ def load_causal_lm(
     files = WeightFiles(pretrained) if pretrained else None
     config = configure(family, config_json, sample, files.config if files is not None else None)
     family = config.model_type
+    if sample.isolated and family not in ISOLATING:
+        raise ValueError(
+            f"data.isolate_documents: of model.family {family!r} it is not known that attention can stop at the borders of "
+            f"documents; leave it out, or choose one of {', '.join(sorted(ISOLATING))}"
+        )
     if tokenizer is not None and files is not None:
         check_vocabulary(pretrained, config.vocab_size, tokenizer)
     try:

@@ -65,12 +65,14 @@ class Slice:
         """Makes it the slice of these layers."""
         self._first, self._past_last = first, past_last
 
-    def body(self, x: torch.Tensor) -> torch.Tensor:
+    def body(self, x: torch.Tensor, positions: torch.Tensor | None = None) -> torch.Tensor:
         """Token ids [b, s] or hidden states to the hidden states after the slice's last layer, which are the head's input if
-        that has a head of its own, else to logits."""
+        that has a head of its own, else to logits. With ``positions`` [b, s], attention stops where they begin anew."""
         self._hidden = x
         # Not x itself: families may change it in place before the first decoder layer.
         given = {"inputs_embeds": torch.zeros_like(x)} if self._enters else {"input_ids": x}
+        if positions is not None:
+            given["position_ids"] = positions
         if self._leaves or self._anatomy.separate_head:
             self._module.base_model(**given, use_cache=False)
         else:
@@ -142,12 +144,36 @@ def _with_hidden(decoded: Any, hidden: torch.Tensor) -> Any:
     return other
 
 
+ISOLATING = frozenset(
+    (
+        *(
+            "gemma",
+            "gemma2",
+            "gemma3_text",
+            "gpt2",
+            "gpt_neo",
+            "gpt_neox",
+            "gptj",
+            "granite",
+            "llama",
+            "mistral",
+            "mixtral",
+        ),
+        *("olmo2", "olmo3", "olmoe", "phi", "phi3", "qwen2", "qwen3", "qwen3_moe", "smollm3", "stablelm", "starcoder2"),
+    )
+)
+"""The families in which attention stops where positions begin anew: transformers makes their masks so. In others it may not, and
+says nothing (opt, bloom, falcon, mpt and gpt_oss mix documents)."""
+
+
 @contextmanager
-def documents_not_looked_for() -> Iterator[None]:
+def documents_not_looked_for(isolated: bool = False) -> Iterator[None]:
     """In the block transformers takes each sample for one sequence, as it finds by reading the positions' values. Fake tensors
-    have none, for which it would make a mask of tokens by tokens that training never has."""
+    have none, for which it would make a mask of tokens by tokens that training never has; unless samples are ``isolated``."""
     found = masking_utils.find_packed_sequence_indices
-    masking_utils.find_packed_sequence_indices = lambda *_args, **_keywords: None
+    masking_utils.find_packed_sequence_indices = lambda ids, *_args, **_keywords: (
+        torch.zeros_like(ids) if isolated else None
+    )
     try:
         yield
     finally:

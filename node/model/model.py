@@ -23,10 +23,11 @@ Forward = Callable[[torch.Tensor], torch.Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A stage's computation. ``body`` maps token ids or hidden states to hidden states, batch first. On the last stage ``head``
-    maps hidden states [tokens, hidden] to logits, each token by itself; without one, the body's output are the logits."""
+    """A stage's computation. ``body`` maps token ids or hidden states to hidden states, batch first; where samples are isolated,
+    it also takes ``positions`` int64 [b, s] (Data.positions). On the last stage ``head`` maps hidden states [tokens, hidden] to
+    logits, each token by itself; without one, the body's output are the logits."""
 
-    body: Forward
+    body: Callable[..., torch.Tensor]
     head: Forward | None = None
 
 

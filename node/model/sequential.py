@@ -60,6 +60,10 @@ def load_sequential(make: Callable[[], Any], path: str, sample: Sample) -> Seque
         ValueError: it fails, or returns something that nodes cannot share: no nn.Sequential, running statistics, dropout,
             parameters without reset_parameters(), layers that do not map one batch of numbers to another.
     """
+    if sample.isolated:
+        raise ValueError(
+            'data.isolate_documents: a model of one\'s own (model.family = "module") gets no positions; leave it out'
+        )
     try:
         with parameters_on_meta():
             module = make()

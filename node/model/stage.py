@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -12,7 +13,7 @@ from torch import nn
 
 from dtfm.node.model.bucket import HOST, Bucket
 from dtfm.node.model.loss import Scored, loss_of_part
-from dtfm.node.model.model import Model, canonical_names
+from dtfm.node.model.model import Forward, Model, canonical_names
 from dtfm.scheduler.model.memory import Checkpointing, Keeping, OptimizerState
 
 ADDED_AT_ONCE = 1 << 18
@@ -51,25 +52,31 @@ class Stage:
         self.parameters = self._fill(module)
         self._part = model.cut(module, first, past_last, keeping.checkpointing is Checkpointing.LAYER)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, positions: torch.Tensor | None = None) -> torch.Tensor:
         """One micro-batch through the stage.
 
         ``x`` is the model's input (token ids: int64 [b, s]) for the first stage, else the hidden states of the layer before
-        ([b, ...], the stage's dtype). Returns logits from the last stage, else hidden states (see `Model.activation_shape`),
-        always in the stage's dtype. Not thread-safe.
+        ([b, ...], the stage's dtype). ``positions`` are Data.positions of the micro-batch. Returns logits from the last stage,
+        else hidden states (see `Model.activation_shape`), always in the stage's dtype. Not thread-safe.
         """
-        y = self._part.body(self._given(x))
+        y = self._body(positions)(self._given(x))
         if self._part.head is not None:
             logits = self._part.head(y.flatten(0, -2))
             y = logits.view(*y.shape[:-1], logits.shape[-1])
         return y.to(self.dtype)
 
-    def loss(self, x: torch.Tensor, labels: torch.Tensor, weight: float = 1.0) -> Scored:
-        """The loss of one micro-batch on the last stage; ``x`` as for `forward`, ``labels`` as for `score`. Unless gradients are
-        off, the backward pass must follow, once: see `score_in_chunks`. Not thread-safe."""
+    def loss(
+        self, x: torch.Tensor, labels: torch.Tensor, weight: float = 1.0, positions: torch.Tensor | None = None
+    ) -> Scored:
+        """The loss of one micro-batch on the last stage; ``x`` and ``positions`` as for `forward`, ``labels`` as for `score`.
+        Unless gradients are off, the backward pass must follow, once: see `score_in_chunks`. Not thread-safe."""
         last = self.past_last - 1
         read = [p for i, bucket in self.buckets.items() if last in bucket.spec.layers for p in self.parameters[i]]
-        return loss_of_part(self._part, self._given(x), labels, self.model.layers[last].output[-1], read, weight)
+        part = replace(self._part, body=self._body(positions))
+        return loss_of_part(part, self._given(x), labels, self.model.layers[last].output[-1], read, weight)
+
+    def _body(self, positions: torch.Tensor | None) -> Forward:
+        return self._part.body if positions is None else partial(self._part.body, positions=positions)
 
     def _given(self, x: torch.Tensor) -> torch.Tensor:
         return x.to(self.dtype) if x.is_floating_point() else x

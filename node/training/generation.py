@@ -267,11 +267,17 @@ class Generation:
     def _compute(self, batch: Callable[[int], Batch]) -> Compute:
         stage, train = self.stage, self._loaded.run.train
         shape = stage.model.activation_shape
+
+        def positions(number: int) -> torch.Tensor | None:
+            found = self._loaded.data.positions(batch(number)[0])
+            return None if found is None else brought(found, stage.device)
+
         return Compute(
             forward=stage.forward,
             loss=stage.loss,
             inputs=lambda number: brought(batch(number)[0], stage.device),
             labels=lambda number: brought(batch(number)[1], stage.device),
+            positions=positions if self._loaded.data.sample.isolated else lambda number: None,
             input_shape=shape(stage.first - 1, train.micro_batch) if stage.first else (),
             output_shape=shape(stage.past_last - 1, train.micro_batch),
             device=stage.device,

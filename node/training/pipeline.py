@@ -74,15 +74,17 @@ class Outcome:
 class Compute:
     """What the pipeline needs of the model and the data.
 
-    ``forward`` maps the stage's input to its output, ``loss`` (the last stage's input, labels, the loss's weight) to the mean
-    over samples; see Stage.loss. ``inputs`` and ``labels`` are those of a micro-batch. The shapes are of the stage's input and
+    ``forward`` maps the stage's input and positions to its output, ``loss`` (the last stage's input, labels, the loss's weight,
+    positions) to the mean over samples; see Stage.loss. ``inputs``, ``labels`` and ``positions`` (None unless documents are
+    isolated) are those of a micro-batch. The shapes are of the stage's input and
     output. ``micro_batch`` and ``global_batch`` are in samples.
     """
 
-    forward: Callable[[torch.Tensor], torch.Tensor]
-    loss: Callable[[torch.Tensor, torch.Tensor, float], Scored]
+    forward: Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor]
+    loss: Callable[[torch.Tensor, torch.Tensor, float, torch.Tensor | None], Scored]
     inputs: Callable[[int], torch.Tensor]
     labels: Callable[[int], torch.Tensor]
+    positions: Callable[[int], torch.Tensor | None]
     input_shape: tuple[int, ...]
     output_shape: tuple[int, ...]
     device: torch.device
@@ -192,7 +194,7 @@ class _TrainingStep:
         placement, progress, compute = self._placement, self._progress, self._compute
         del self._waiting[number]
         with self._work.piece(), span(Activity.FORWARD, progress.step, number):
-            y = compute.forward(self._input(number))
+            y = compute.forward(self._input(number), compute.positions(number))
         # The graph alone: the output is needed for sending, and not for the backward pass.
         progress.outputs[number] = get_gradient_edge(y)
         self._hand_on(Kind.ACTIVATION, placement.next[number], number, y.detach())
@@ -203,7 +205,7 @@ class _TrainingStep:
         del self._waiting[number]
         with self._work.piece(), span(Activity.FORWARD, progress.step, number):
             weight = compute.micro_batch / compute.global_batch
-            scored = compute.loss(self._input(number), compute.labels(number), weight)
+            scored = compute.loss(self._input(number), compute.labels(number), weight, compute.positions(number))
         progress.losses[number] = scored.mean
         root = scored.weighted
         del scored
@@ -243,9 +245,10 @@ def evaluate(placement: Placement, step: int, compute: Compute, neighbours: Neig
             arrival = neighbours.queue.get(("evaluate", step))
             number, x = arrival.header.index, compute.decode(arrival).view(compute.input_shape)
         if placement.last:
-            losses.append(compute.loss(x, compute.labels(number), 1.0).mean)
+            losses.append(compute.loss(x, compute.labels(number), 1.0, compute.positions(number)).mean)
         else:
-            neighbours.send(Kind.EVALUATION, placement.evaluation_next[number], number, compute.forward(x))
+            y = compute.forward(x, compute.positions(number))
+            neighbours.send(Kind.EVALUATION, placement.evaluation_next[number], number, y)
     loss_sum = sum((mean * compute.micro_batch for mean in _read(losses)), 0.0)
     return loss_sum, len(numbers) * compute.micro_batch if placement.last else 0
 

@@ -46,8 +46,8 @@ class Preparation:
         self._compiling: Future[None] | None = None
 
     def load(self, run: Run, dialler: Dialler, allowed: Sequence[str], agreed: Agreed | None) -> bool:
-        """Loads the run's data, on which its members may have ``agreed``, and its model. ``allowed``: what the run may name of this
-        machine's files (see check_places). Returns whether it is another run than before.
+        """Loads the run's data, on which its members may have ``agreed``, and its model. ``allowed``: what the run may name of
+        this machine's files (see check_places). Returns whether it is another run than before.
 
         Raises:
             ValueError: a user's mistake in the run, what is not allowed, or a device that cannot take part in it.

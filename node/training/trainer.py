@@ -181,7 +181,7 @@ class Trainer:
 
     async def _hold_data(self, loaded: LoadedRun, first: int, past_last: int) -> None:
         """Before this node gets these layers: it has the samples, if it will need them, while nobody waits for it."""
-        if first == 0 or past_last == len(loaded.model.layers):
+        if first == 0 or past_last == len(loaded.model.layers) or loaded.data.sample.isolated:
             try:
                 await asyncio.wrap_future(self._data.begin(loaded.data))
             except (OSError, ValueError) as problem:  # it comes again when the plan is adopted
@@ -340,7 +340,8 @@ class Trainer:
         equipment = replace(self._equipment, hardware=self.hardware)
         try:
             with span(Activity.ADOPT, assignment.step), long_part(f"setting up generation {placement.generation}"):
-                held = self._data.begin(self._loaded.data) if placement.first or placement.last else None
+                needs_data = placement.first or placement.last or self._loaded.data.sample.isolated
+                held = self._data.begin(self._loaded.data) if needs_data else None
                 generation = set_up(
                     self._loaded, placement, assignment, inventory, self._earlier, equipment, self._await
                 )

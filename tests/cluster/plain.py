@@ -62,7 +62,10 @@ def plain_losses(
             for number in numbers:
                 inputs, labels = batch(run, data, step, number)
                 inputs = inputs.to(dtype) if inputs.is_floating_point() else inputs
-                loss = mean_loss(module(inputs), labels) / count
+                positions = data.positions(inputs)
+                # With a cache, transformers would not look for documents.
+                more = {} if positions is None else {"position_ids": positions, "use_cache": False}
+                loss = mean_loss(module(inputs, **more), labels) / count
                 torch.autograd.backward(loss)
                 total += loss.item()
             if exchange is not None:

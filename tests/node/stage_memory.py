@@ -90,6 +90,7 @@ class _Feed:
             loss=stage.loss,
             inputs=lambda _: ids(),
             labels=lambda _: labels,
+            positions=lambda _: None,
             input_shape=self._input,
             output_shape=self._output,
             device=CPU,

@@ -124,6 +124,7 @@ def test_a_run_read_back_from_the_log_is_unchanged() -> None:
         ('[model]\nmodule = "a.b:c"', "model.module = 'a.b:c': needs family = \"module\""),
         ('[checkpoint]\nuri = "s4://bucket"', "checkpoint.uri = 's4://bucket': names a kind of storage"),
         ("[data]\nsequence_length = 1", "data.sequence_length = 1: must be at least 2"),
+        ('[data]\nisolate_documents = true\ntext_field = "messages"', "data.isolate_documents = True: is for text"),
     ],
 )
 def test_a_wrong_value_is_refused_with_what_would_be_right(text: str, sentence: str) -> None:

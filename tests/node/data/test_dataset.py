@@ -88,6 +88,7 @@ class Numbers:
     """A tokenizer whose tokens are numbers, of which it says that there are ``size``."""
 
     separator = (0,)
+    end = 0
     identity = b""
 
     def __init__(self, size: int) -> None:
@@ -130,6 +131,32 @@ def test_a_local_tokenizer(tmp_path: Path) -> None:
     assert tokens.dtype == np.uint16
     assert tokens.tolist().count(0) == 1  # <end>, between the two
     assert len(tokens) < len(TEXT)
+
+
+def test_documents_are_told_apart_by_the_token_that_ends_them(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text("".join(f'{{"text": "{"so many words " * n}"}}\n' for n in range(9)))
+    tokenizer = make_tokenizer(tmp_path / "tokenizer", TEXT)
+
+    def isolated(source: str, tokenizer: str, field: str = "text") -> Data:
+        described = plan_pb2.Run.Data(source=source, tokenizer=tokenizer, sequence_length=16, text_field=field)
+        described.evaluation_fraction, described.isolate_documents = 0.1, True
+        return load_data(plan_pb2.Run(data=described), ["tests.convnet"])
+
+    data, mixed = isolated(str(tmp_path / "a.jsonl"), tokenizer), load(str(tmp_path / "a.jsonl"), tokenizer)
+    inputs, labels = data.training_batch(np.arange(data.training_count))
+    assert all(map(torch.equal, (inputs, labels), mixed.training_batch(np.arange(data.training_count))))
+    positions = data.positions(inputs)
+    assert positions is not None
+    assert (positions[:, 1:] == torch.where(inputs[:, 1:] == 0, 0, positions[:, :-1] + 1)).all()
+    assert not positions[:, 0].any()
+    assert (mixed.positions(inputs), mixed.sample.isolated) == (None, False)
+    for source, name, field in (
+        (str(tmp_path / "a.jsonl"), "bytes", "text"),
+        (str(tmp_path / "a.jsonl"), tokenizer, "messages"),
+        ("module:tests.convnet:images", "bytes", "text"),
+    ):
+        with pytest.raises(ValueError, match=r"data.isolate_documents: .*leave (it|isolate_documents) out"):
+            isolated(source, name, field)
 
 
 @pytest.mark.parametrize("kind", ["bytes", "local"])

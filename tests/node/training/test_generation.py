@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
@@ -19,8 +20,9 @@ from dtfm.node.model.load import load_model
 from dtfm.node.training.progress import Progress
 from dtfm.scheduler.model.memory import Checkpointing, Keeping, OptimizerState
 from dtfm.scheduler.model.plan import Plan, Takeover, from_routes
-from tests.cluster.runs import losses_alone, run_file, write_corpus
+from tests.cluster.runs import GPT2, losses_alone, run_file, write_corpus
 from tests.node.in_process import InProcess, even_plan
+from tests.tokenizer import make_tokenizer
 
 LAYERS, MICRO_BATCHES = 6, 10
 
@@ -73,6 +75,31 @@ def digests(nodes: InProcess) -> list[bytes]:
 def test_nodes_train_what_one_process_does(tmp_path: Path, nodes: InProcess) -> None:
     losses = [nodes.train() for _ in range(4)]
     assert losses == pytest.approx(losses_alone(tmp_path / "run.toml"), rel=1e-9, abs=0)
+
+
+def test_documents_that_share_a_sample_are_learnt_each_by_itself(tmp_path: Path) -> None:
+    """A stage in the middle knows their borders too; so do evaluations."""
+    tokenizer = make_tokenizer(tmp_path / "tokenizer", "so many words, and so few letters")
+    documents = [{"text": "so many words, and so few letters " * (n % 5)} for n in range(300)]
+    (tmp_path / "documents.jsonl").write_text("".join(json.dumps(document) + "\n" for document in documents))
+    mixed = run_file(model=GPT2, stages=[1, 1, 1], steps=3, source=str(tmp_path / "documents.jsonl"))
+    mixed = mixed.replace("[data]\n", f'[data]\ntokenizer = "{tokenizer}"\n')
+    path = tmp_path / "run.toml"
+    path.write_text(mixed.replace("[data]\n", "[data]\nisolate_documents = true\n"))
+    run = read_run_file(path).message("test")
+    data = load_data(run)
+    model = load_model(run.model, data.sample)
+    plan = even_plan(len(model.layers), 3, 1, MICRO_BATCHES)
+    with InProcess(run, plan, model, data, bandwidth=1e9, flops=1e12) as nodes:
+        began = nodes.evaluate()
+        losses = [nodes.train() for _ in range(3)]
+    assert losses == pytest.approx(losses_alone(path), rel=1e-9, abs=0)
+    path.write_text(mixed)
+    assert losses != pytest.approx(losses_alone(path), rel=1e-4, abs=0)
+    run = read_run_file(path).message("test")
+    data = load_data(run)
+    with InProcess(run, plan, load_model(run.model, data.sample), data, bandwidth=1e9, flops=1e12) as nodes:
+        assert nodes.evaluate() != pytest.approx(began, rel=1e-6)
 
 
 HOST, LAYER = Keeping(optimizer_state=OptimizerState.HOST), Keeping(Checkpointing.LAYER)

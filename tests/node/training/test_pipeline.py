@@ -78,11 +78,18 @@ def compute(module: nn.Module) -> Compute:
     shape = (ROWS, WIDTH)
     total = ROWS * MICRO_BATCHES
 
-    def loss(x: torch.Tensor, labels: torch.Tensor, weight: float) -> Scored:
+    def forward(x: torch.Tensor, positions: torch.Tensor | None) -> torch.Tensor:
+        y: torch.Tensor = module(x)
+        return y
+
+    def loss(x: torch.Tensor, labels: torch.Tensor, weight: float, positions: torch.Tensor | None) -> Scored:
         mean = squared(module(x), labels)
         return Scored(mean.detach(), mean * weight)
 
-    return Compute(module, loss, rows, lambda n: rows(100 + n), shape, shape, torch.device("cpu"), ROWS, total)
+    def labels(number: int) -> torch.Tensor:
+        return rows(100 + number)
+
+    return Compute(forward, loss, rows, labels, lambda _: None, shape, shape, torch.device("cpu"), ROWS, total)
 
 
 def train_all(plan: Plan, modules: dict[str, nn.Module]) -> dict[str, Outcome]:

@@ -155,7 +155,7 @@ async def test_a_device_that_cannot_compute_in_the_runs_precision_ends_the_node(
         mistakes, node = list[str](), Node(tmp_path / "snapshots")
         monkeypatch.setattr(preparation, "prepare_digests", stop)
         node.trainer._fail = mistakes.append
-        node.trainer.prepare(run, dialler("n0"))
+        node.trainer.prepare(run, dialler("n0"), ("/",))
         await asyncio.to_thread(node.trainer.stop)
         node.equipment.snapshots.writer.close()
         await node.equipment.sender.close()
