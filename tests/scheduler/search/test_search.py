@@ -62,17 +62,23 @@ def test_all_groups_counts_ordered_partitions_of_every_subset() -> None:
     }
 
 
+TWELVE, TO_SHARE = uniform_cluster(12, flops=1e13), even_workload(layers=8, micro_batches=24)
+
+
+@pytest.fixture(scope="module")
+def alone() -> float:
+    """Seconds per step of twelve nodes."""
+    return schedule(TWELVE, TO_SHARE, evaluations=20_000).predicted.iteration_seconds
+
+
 @pytest.mark.parametrize("handicap", ["speed", "link"])
-def test_a_node_at_one_percent_stays_idle_and_slows_nobody_down(handicap: str) -> None:
-    cluster = uniform_cluster(12, flops=1e13)
-    workload = even_workload(layers=8, micro_batches=24)
-    alone = schedule(cluster, workload, evaluations=20_000).predicted.iteration_seconds
+def test_a_node_at_one_percent_stays_idle_and_slows_nobody_down(handicap: str, alone: float) -> None:
     snail = Node("snail", 1e11 if handicap == "speed" else 1e13, 8e9)
     bandwidth = np.full((13, 13), 1e8)
     if handicap == "link":
         bandwidth[12, :] = bandwidth[:, 12] = 1e6
     together = schedule(
-        Cluster((*cluster.nodes, snail), np.full((13, 13), 1e-3), bandwidth), workload, evaluations=20_000
+        Cluster((*TWELVE.nodes, snail), np.full((13, 13), 1e-3), bandwidth), TO_SHARE, evaluations=20_000
     )
     assert "snail" in together.plan.idle
     assert "snail" in together.sentence
