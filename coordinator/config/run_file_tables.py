@@ -347,6 +347,31 @@ class Cluster(Table):
         return tuple(self.stages) if isinstance(self.stages, list) else self.stages
 
 
+class Trust(Table):
+    """Who defines what is trained, and whether members are believed.
+
+    The model and the data follow from the run file, but nodes read them. Whoever comes first says what they are, and others who
+    find something else are refused. The coordinator prints the digests of what was said: pin them here, and you are who says it.
+    """
+
+    mode: Literal["trusted", "open"] = Field(
+        default="trusted",
+        description='"trusted": members know each other, and the first one says what the model and the data are. '
+        '"open": they are strangers. Two members with different keys have to say the same before the run begins, and each replica '
+        "holds what others add to the gradients within a bound, so that none can drown the rest; the log says when it did.",
+    )
+    data: str = Field(
+        default="",
+        pattern=r"^([0-9a-f]{64})?$",
+        description="Digest of the data that is trained on, 64 hex digits. Empty: as the first members say.",
+    )
+    workload: str = Field(
+        default="",
+        pattern=r"^([0-9a-f]{64})?$",
+        description="Digest of the model's layers and their sizes, 64 hex digits. Empty: as the first members say.",
+    )
+
+
 class Checkpoint(Table):
     """Where and how often the model and the optimizer's state are written."""
 
@@ -379,13 +404,3 @@ class Checkpoint(Table):
         except (ValueError, ImportError) as error:
             raise ValueError(f"names a kind of storage that is not installed here: {error}") from None
         return uri.rstrip("/")
-
-
-class Trust(Table):
-    """What members may believe of each other."""
-
-    mode: Literal["trusted", "open"] = Field(
-        default="trusted",
-        description='"trusted": the members know each other. "open": they are strangers. Each replica then holds what others add '
-        "to the gradients within a bound, so that none can drown the rest; the log says when it did.",
-    )

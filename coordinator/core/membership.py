@@ -8,7 +8,7 @@ from dtfm.coordinator.core import links, ways
 from dtfm.coordinator.core.leaving import leave
 from dtfm.coordinator.core.quarantine import refusal_of
 from dtfm.coordinator.core.safekeeping import snapshot
-from dtfm.coordinator.core.state import Admission, Contender, Session
+from dtfm.coordinator.core.state import Admission, Contender, Session, State
 from dtfm.coordinator.core.timeouts import LONGEST_WAVE_LEASES, PROBE_LEASES, SIGN_OF_LIFE_LEASES, TOGETHER_LEASES
 from dtfm.coordinator.core.transition import Admit, Certify, HangUp, Transition
 from dtfm.coordinator.core.validation import (
@@ -17,6 +17,7 @@ from dtfm.coordinator.core.validation import (
     check_agrees,
     check_candidates,
     check_hello,
+    check_pins,
     check_prepared,
     is_older,
     shorten,
@@ -95,12 +96,59 @@ def greeted(transition: Transition, stream: int, message: wire.NodeMessage, call
 
 
 def prepared(transition: Transition, session: Session, message: wire.Prepared) -> None:
-    """The node has read the run. The first one defines the model and the data; the others must agree. A run that an older
-    version described is described again. Then the node measures its links."""
-    if session.admission is not Admission.JOINED:
+    """The node has read the run. What the model and the data are, the run file pins, or the first node says, or the first two
+    that agree; the others must agree, too."""
+    if session.admission is not Admission.JOINED or session.prepared is not None:
         transition.log(f"ignored a second Prepared of {session.node}")
         return
-    described = check_prepared(message, transition.state.run)
+    state = transition.state
+    described = check_prepared(message, state.run)
+    check_pins(described, state.run.trust)
+    if state.ledger.described is not None or _is_believed(state):
+        _go_on(transition, session, message, described)
+        return
+    transition.set_session(replace(session, prepared=message))
+    second = next((s for s in _waiting(transition.state) if _agree(transition.state, s, session, described)), None)
+    if second is None:
+        return
+    transition.emit(ev.RunDescribed(described, second.node))
+    transition.emit(ev.DataConfirmed(session.node))
+    for waiting in _waiting(transition.state):
+        assert waiting.prepared is not None
+        said, waiting = waiting.prepared, replace(waiting, prepared=None)
+        transition.set_session(waiting)
+        try:
+            _go_on(transition, waiting, said, check_prepared(said, state.run))
+        except Refused as refused:
+            rejected(transition, waiting.stream, refused)
+
+
+def _is_believed(state: State) -> bool:
+    """Whether the first node that describes the run is believed."""
+    trust = state.run.trust
+    return trust.mode == "trusted" or bool(trust.data and trust.workload)
+
+
+def _waiting(state: State) -> list[Session]:
+    """Those who have said what they would train, while nobody was believed, by name."""
+    waiting = [session for session in state.members.sessions.values() if session.prepared is not None]
+    return sorted(waiting, key=lambda session: session.node)
+
+
+def _agree(state: State, one: Session, other: Session, described: ev.Described) -> bool:
+    """Whether two members with different keys would train the same, the ``other`` what is ``described``."""
+    if one.prepared is None or not _are_two_users(state.ledger, one.node, other.node):
+        return False
+    try:
+        check_agrees(check_prepared(one.prepared, state.run), described)
+    except Refused:
+        return False
+    return True
+
+
+def _go_on(transition: Transition, session: Session, message: wire.Prepared, described: ev.Described) -> None:
+    """The node agrees with the run, or is the first to describe it. A run that an older version described is described again.
+    Then the node measures its links."""
     ledger = transition.state.ledger
     if ledger.described is None:
         transition.emit(ev.RunDescribed(described, session.node))

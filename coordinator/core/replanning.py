@@ -15,6 +15,7 @@ from dtfm.coordinator.core.safekeeping.returning_nodes import Return, worth_wait
 from dtfm.coordinator.core.state import ATTEMPTS, Answer, Asked, Gathering, PlanChosen, Question, State, Stepping
 from dtfm.coordinator.core.timeouts import GRACE_LEASES, HASTE_LEASES, LAST_REPORT_LEASES, PLANNING_LEASES
 from dtfm.coordinator.core.transition import Planned, PlanWanted, Transition
+from dtfm.coordinator.core.trust.standing import is_alone
 from dtfm.coordinator.core.validation import name_some
 from dtfm.coordinator.log import events as ev
 from dtfm.scheduler.model.plan import Plan
@@ -103,7 +104,7 @@ def planned(transition: Transition, result: Planned) -> None:
         answer(transition, asked.tickets, False, "a node left meanwhile")
         return
     if isinstance(outcome, str):
-        if result.hopeless and isinstance(state.phase, Gathering):
+        if result.hopeless and isinstance(state.phase, Gathering) and _is_certain(state):
             fail(transition, f"no plan is possible: {outcome}")
         elif asked.hasty and not result.hopeless:
             transition.set_planner(replace(planner, answer=Answer(asked.question, True, None, outcome)))
@@ -122,6 +123,12 @@ def planned(transition: Transition, result: Planned) -> None:
     else:
         transition.set_planner(replace(planner, asked=None, answer=found, chosen=outcome))
         answer(transition, asked.tickets, True, outcome.reason)
+
+
+def _is_certain(state: State) -> bool:
+    """Whether it is certain what the run trains: otherwise whoever described it may have made planning impossible."""
+    ledger, trust = state.ledger, state.run.trust
+    return ledger.data_confirmed or bool(trust.data and trust.workload) or is_alone(ledger)
 
 
 def drop_stale_choice(transition: Transition) -> None:
@@ -219,7 +226,13 @@ def _too_few(state: State, phase: Gathering, now: float) -> str:
     waited = bool(state.ledger.generation) and now - phase.since >= GRACE_LEASES * state.lease
     if not state.planner.has_planned and not waited:
         least = cluster.nodes
-    return f"{ready} of {least} nodes are ready" if ready < least else ""
+    if ready >= least:
+        return ""
+    undescribed = state.ledger.described is None and any(
+        s.prepared is not None for s in state.members.sessions.values()
+    )
+    hint = "; two members with different keys have to say what the run is (trust.mode is open)" if undescribed else ""
+    return f"{ready} of {least} nodes are ready{hint}"
 
 
 def _return_sentence(awaited: Return, phase: Gathering, now: float) -> str:

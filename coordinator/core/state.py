@@ -63,7 +63,8 @@ class Session:
     ``arrived``: when it had everything that a plan needs; ``on_disk``: by step, the buckets of that snapshot on its disk;
     ``certified``: when it last got a certificate. ``candidates`` are where peers may reach it; ``relay``: connections of others
     may pass through it. While it is PROBING, ``probing`` are those whose links it still measures, ``reaching`` those who try to
-    dial it. ``told``: the ways and holders that it was last told (ways.py)."""
+    dial it. ``told``: the ways and holders that it was last told (ways.py). ``prepared``: what it would train, while it is JOINED
+    and nobody is believed yet who says what the run is."""
 
     node: str
     stream: int
@@ -80,6 +81,7 @@ class Session:
     probing: frozenset[str] = frozenset()
     reaching: frozenset[str] = frozenset()
     told: tuple[tuple[tuple[str, str], ...], tuple[str, ...]] = ((), ())
+    prepared: wire.Prepared | None = None
 
     @property
     def process(self) -> str:

@@ -11,6 +11,7 @@ from ipaddress import ip_address
 from typing import Any
 
 from dtfm.coordinator.config.run_file import CHECKPOINTING, OPTIMIZER_STATE, RunFile
+from dtfm.coordinator.config.run_file_tables import Trust
 from dtfm.coordinator.core.planner_input import as_the_run_allows
 from dtfm.coordinator.core.state import Dialled
 from dtfm.coordinator.log.events import Codecs, Described, DeviceSeen, Link
@@ -205,6 +206,20 @@ def check_prepared(prepared: wire.Prepared, run: RunFile) -> Described:
         buckets=prepared.buckets,
         weights_fingerprint=prepared.weights_fingerprint.hex(),
     )
+
+
+def check_pins(described: Described, trust: Trust) -> None:
+    """Raises Refused if a node would train something else than the run file pins."""
+    for what, mine, pinned, reason in (
+        ("data", described.data_digest, trust.data, wire.DATA_DIFFERS),
+        ("workload", described.workload_digest, trust.workload, wire.WORKLOAD_DIFFERS),
+    ):
+        if pinned not in ("", mine):
+            raise Refused(
+                reason,
+                f"what this node read has the digest {mine}, and the run file pins trust.{what} = {pinned}; all nodes need the "
+                f"same files and versions",
+            )
 
 
 def check_agrees(mine: Described, run: Described) -> None:

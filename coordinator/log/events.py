@@ -6,10 +6,12 @@ read under their old names, and plans with routes as plans with flows.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
+from blake3 import blake3
 from pydantic import AliasChoices, BeforeValidator, Field, TypeAdapter, ValidationError
 
 from dtfm.coordinator.log.charges import Charge
@@ -186,6 +188,20 @@ class Described:
     tokens_per_sample: int
     buckets: int
     weights_fingerprint: str = ""
+
+    @property
+    def data_digest(self) -> str:
+        """What the run file pins as trust.data (hex)."""
+        return _digest(self.data_fingerprint, self.training_samples, self.evaluation_samples, self.tokens_per_sample)
+
+    @property
+    def workload_digest(self) -> str:
+        """What the run file pins as trust.workload (hex): all that members must agree on exactly."""
+        workload = self.workload
+        layers = [[x.name, x.forward_flops, x.parameter_bytes, x.activation_bytes] for x in workload.layers]
+        optimizer, own = workload.optimizer_bytes_per_parameter_byte, workload.own_bytes_per_parameter_byte
+        copy = workload.copy_bytes_per_parameter_byte
+        return _digest(layers, optimizer, own, copy, self.buckets, self.weights_fingerprint)
 
 
 @dataclass(frozen=True, slots=True)
@@ -527,6 +543,10 @@ Event = (
 )
 
 _ADAPTER: TypeAdapter[Event] = TypeAdapter(Annotated[Event, Field(discriminator="event")])
+
+
+def _digest(*values: object) -> str:
+    return blake3(json.dumps(values).encode()).hexdigest()
 
 
 def to_json(event: Event) -> dict[str, Any]:

@@ -277,7 +277,7 @@ class Server:
             outcome, hopeless = str(error), True
         except Exception as error:
             log.exception("the planner failed")
-            outcome, hopeless = f"the planner failed ({type(error).__name__}: {error}); this is a bug in dtfm", True
+            outcome, hopeless = f"the planner failed ({type(error).__name__}: {error}); this is a bug in dtfm", False
         self._inputs.put_nowait(t.Planned(wanted.number, outcome, hopeless))
 
     async def _write_manifest(self, command: t.WriteManifest) -> None:

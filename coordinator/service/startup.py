@@ -23,6 +23,7 @@ CHANGEABLE = (
     "cluster.",
     "network.",
     "checkpoint.",
+    "trust.",
     "train.activation_checkpointing",
     "train.optimizer_state",
     "train.evaluate_every",
@@ -50,6 +51,8 @@ def open_run(store: Store, run: RunFile | None, *, resume: bool | None) -> tuple
         before = parse_run(ledger.run, store.url)
         now = run or before
         _check_same(before, now)
+        if ledger.described is not None:
+            _check_pinned(ledger.described, ledger.described_by, now)
         reason = f"from the log, after step {ledger.step}"
         events = [ev.RunResumed(reason, now.model_dump(mode="json"))]
     ledger = fold(events, ledger)
@@ -113,6 +116,19 @@ def _check_same(before: RunFile, now: RunFile) -> None:
             f"{key} is {new.get(key)!r} in the run file, and was {old.get(key)!r} when the run started; put it back, or "
             f"start a new run"
         )
+
+
+def _check_pinned(described: ev.Described, by: str, run: RunFile) -> None:
+    """Raises ValueError if the log says that something else was trained than the run file pins."""
+    for what, said, pinned in (
+        ("data", described.data_digest, run.trust.data),
+        ("workload", described.workload_digest, run.trust.workload),
+    ):
+        if pinned not in ("", said):
+            raise ValueError(
+                f"trust.{what} pins {pinned}, and this run has trained on {said}, as {by or 'a node'} said; correct the run "
+                f"file, or start a new run"
+            )
 
 
 def _keys(run: RunFile) -> dict[str, Any]:

@@ -53,7 +53,8 @@ def narrate(event: ev.Event) -> str:
             size = sum(layer.parameter_bytes for layer in workload.layers)
             return (
                 f"the model has {len(workload.layers)} layers, {size / 2**20:.1f} MiB of parameters; the data has "
-                f"{event.described.training_samples} samples"
+                f"{event.described.training_samples} samples (to pin both in the run file: [trust] data = "
+                f'"{event.described.data_digest}", workload = "{event.described.workload_digest}")'
             )
         case ev.DataConfirmed():
             return f"{event.node} has read the same data; nodes that join later may fetch its tokens from beside the checkpoints"

@@ -63,7 +63,7 @@ LONG: dict[str, dict[str, Any]] = {
 
 def run_table(**changes: dict[str, Any]) -> dict[str, Any]:
     """RUN with some keys of its tables changed."""
-    return {name: {**table, **changes.get(name, {})} for name, table in RUN.items()}
+    return {name: {**RUN.get(name, {}), **changes.get(name, {})} for name in RUN.keys() | changes.keys()}
 
 
 def fresh_state(ledger: Ledger | None = None, /, **changes: dict[str, Any]) -> State:
@@ -199,9 +199,9 @@ class World:
         outcome = found if isinstance(found, str) else PlanChosen(found, "as scripted", 1.0, 0.5)
         self.feed(t.Planned(wanted.number, outcome))
 
-    def belong_together(self, *nodes: str) -> None:
+    def belong_together(self, *nodes: str, key: str = "their key") -> None:
         """These nodes have one key. Of others no key is known, so that each is a party of its own."""
-        events = [Enrolled(node, "node", "their key", "") for node in nodes]
+        events = [Enrolled(node, "node", key, "") for node in nodes]
         self.state = replace(self.state, ledger=fold(events, self.state.ledger))
         self.log += events
 

@@ -40,6 +40,7 @@ def test_a_run_that_no_nodes_could_train_fails() -> None:
     world = World()
     world.automatic_planning = False
     world.join("a", "b")
+    world.belong_together("a", "b")
     world.feed(t.Planned(world.wanted[-1].number, "stages is 9; the model has 4 layers", hopeless=True))
     assert world.exit_code == 1
 
