@@ -41,16 +41,16 @@ $(READY): pyproject.toml constraints.txt
 demo: $(READY)  ## Train a small Llama with a coordinator and four nodes on this machine
 	@$(BIN)/dtfm-coordinator demo
 
-# tests/cluster and tests/wan start many processes and depend on time, so nothing runs beside them.
+# tests/cluster, tests/attacks and tests/wan start many processes and depend on time, so nothing runs beside them.
 test: lint  ## Lint, then all tests
-	$(BIN)/python -m pytest -n 2 --durations=15 --ignore=tests/cluster --ignore=tests/wan --ignore=tests/attacks
-	$(BIN)/python -m pytest --durations=15 tests/cluster tests/wan tests/attacks
+	$(BIN)/python -m pytest -n 2 --durations=15 --ignore=tests/cluster --ignore=tests/attacks --ignore=tests/wan
+	$(BIN)/python -m pytest --durations=15 tests/cluster tests/attacks tests/wan
 
 docker-test: $(READY)  ## Build the images of docker/ and train by compose (root; apt-get install docker.io docker-compose mmdebstrap)
 	$(BIN)/python -m pytest -s --durations=5 -m docker tests/docker
 
 soak: $(READY)  ## The long versions of tests: ten minutes of chaos, every fault at every node, every precision (20 minutes)
-	$(BIN)/python -m pytest --durations=15 -m soak tests/cluster tests/wan tests/attacks
+	$(BIN)/python -m pytest --durations=15 -m soak tests/coordinator tests/cluster tests/attacks tests/wan
 
 lint: $(READY)  ## ruff, mypy, import-linter
 	$(BIN)/ruff check .

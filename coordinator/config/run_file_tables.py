@@ -357,8 +357,8 @@ class Trust(Table):
     mode: Literal["trusted", "open"] = Field(
         default="trusted",
         description='"trusted": members know each other, and the first one says what the model and the data are. '
-        '"open": they are strangers. Two members with different keys have to say the same before the run begins, and each replica '
-        "holds what others add to the gradients within a bound, so that none can drown the rest; the log says when it did.",
+        '"open": they are strangers. Two members with different keys have to say the same before the run begins, and each '
+        "replica holds what others add to the gradients within a bound, so that none can drown the rest; the log says when it did.",
     )
     data: str = Field(
         default="",

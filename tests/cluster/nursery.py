@@ -33,6 +33,7 @@ from pathlib import Path
 MODULES = (
     "dtfm.node.cli",
     "dtfm.coordinator.cli",
+    "tests.attacks.twisted",
     "tests.cluster.alike",
     "tests.cluster.short_certificates",
     "tests.cluster.watched_loop",

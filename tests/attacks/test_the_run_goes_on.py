@@ -1,0 +1,86 @@
+"""One node of three says what would have ended the run: it is quarantined, and the others finish, with the losses of an honest
+run. Each node belongs to somebody else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+
+from tests.attacks.twisted import FROM, PEERS
+from tests.cluster.launch import Cluster
+from tests.cluster.runs import GPT2, losses_alone, run_file
+
+LIAR = "liar"
+STEPS = 6
+
+
+def twisted(twist: str, name: str, command: list[str]) -> list[str]:
+    """The command of the liar with its twist; those of others as they are."""
+    if name != LIAR:
+        return command
+    at = command.index("dtfm.node.cli")
+    return [*command[:at], "tests.attacks.twisted", twist, *command[at + 1 :]]
+
+
+def attacked(folder: Path, twist: str, names: Iterable[str], lease: float = 2.0, steps: int = STEPS) -> Cluster:
+    """A run of three replicas, with nodes of these names."""
+    return Cluster(
+        folder,
+        run_file(model=GPT2, stages=[3], steps=steps, lease=lease),
+        place=lambda name, command: twisted(twist, name, command),
+        nodes=list(names),
+        invited=True,
+    )
+
+
+def the_others_finish(cluster: Cluster, charge: str, steps: int = STEPS) -> None:
+    assert cluster.finish() == 0
+    assert [(e["node"], e["charge"]) for e in cluster.of("node_quarantined")] == [(LIAR, charge)]
+    assert "QUARANTINED" in cluster.nodes[LIAR].errors
+    assert len(cluster.losses) == steps
+    assert cluster.losses == pytest.approx(losses_alone(cluster.run_file), rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("twist", "charge"),
+    [
+        ("too_many_samples", "SAMPLE_COUNT"),
+        ("another_digest", "DIGEST"),
+        ("another_norm", "GRADIENT_NORM"),
+        ("nan", "NON_FINITE"),
+        ("huge_loss", "NON_FINITE"),
+        ("no_plan_suits", "PLAN_FAILED"),
+        ("loses_peers", "PEER_LOST"),
+    ],
+)
+def test_a_liar_among_three_replicas_is_quarantined_and_the_others_finish(
+    tmp_path: Path, twist: str, charge: str
+) -> None:
+    with attacked(tmp_path, twist, (*PEERS, LIAR)) as cluster:
+        the_others_finish(cluster, charge)
+        committed = [event["step"] for event in cluster.of("step_committed")]
+        assert committed == list(range(1, STEPS + 1)), "nobody went back"
+        assert not cluster.of("run_failed")
+        if twist != "no_plan_suits":
+            assert cluster.of("node_quarantined")[0]["step"] == FROM - 1
+
+
+def test_an_idle_node_that_meddles_is_ignored(tmp_path: Path) -> None:
+    with attacked(tmp_path, "meddles", (*PEERS, "c"), steps=60) as cluster:
+        cluster.wait_for("step_committed")
+        cluster.add(LIAR)
+        cluster.wait_for("node_ready", where=lambda event: event["node"] == LIAR)
+        assert cluster.finish() == 0
+        assert not cluster.of("step_aborted")
+        assert not cluster.of("checkpoint_failed")
+        assert not cluster.of("plan_failed")
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(300)
+def test_who_never_votes_while_its_heartbeats_come_is_left_out(tmp_path: Path) -> None:
+    with attacked(tmp_path, "votes_for_nothing", (*PEERS, LIAR), lease=0.5) as cluster:
+        cluster.wait_for("node_quarantined", timeout=200)
+        the_others_finish(cluster, "STALLED")

@@ -1,0 +1,129 @@
+"""The node's command with one twist: ``python -m tests.attacks.twisted TWIST join ...``. It does all that a node does, but for
+what it tells the coordinator."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from unittest import mock
+
+from dtfm.node import cli
+from dtfm.node.session import Session
+from dtfm.protos.control_pb2 import (
+    CHECKPOINT,
+    DISKS,
+    NodeMessage,
+    PlanFailed,
+    SnapshotParts,
+    StepFailed,
+    StepProblem,
+    StepReady,
+)
+
+Twist = Callable[[NodeMessage], Iterable[NodeMessage]]
+"""Makes of each message those that are sent in its place."""
+
+FROM = 3
+"""The step from which on a twist changes votes."""
+
+PEERS = ("a", "b")
+"""The honest ones. The twisted node is the one with another name."""
+
+
+def votes(change: Callable[[StepReady], None]) -> Twist:
+    """Changes each vote."""
+
+    def twist(message: NodeMessage) -> Iterator[NodeMessage]:
+        if message.step_ready.step >= FROM:
+            change(message.step_ready)
+        yield message
+
+    return twist
+
+
+def too_many_samples(vote: StepReady) -> None:
+    vote.samples += 2
+
+
+def another_digest(vote: StepReady) -> None:
+    vote.state_digest = bytes(32)
+
+
+def another_norm(vote: StepReady) -> None:
+    vote.squared_gradient_norm *= 1.01
+
+
+def nan(vote: StepReady) -> None:
+    vote.loss_sum = math.nan
+
+
+def huge_loss(vote: StepReady) -> None:
+    vote.loss_sum = 1.7e308
+
+
+def no_plan_suits(message: NodeMessage) -> Iterator[NodeMessage]:
+    if message.HasField("plan_ready"):
+        failed = PlanFailed(generation=message.plan_ready.generation, problem="it does not want to")
+        message = NodeMessage(plan_failed=failed)
+    yield message
+
+
+_turns = itertools.cycle(PEERS)
+
+
+def loses_peers(message: NodeMessage) -> Iterator[NodeMessage]:
+    """Takes turns with those that it says to have lost."""
+    if message.step_ready.step >= FROM:
+        vote, peer = message.step_ready, next(_turns)
+        failed = StepFailed(generation=vote.generation, step=vote.step, problem=StepProblem.PEER_LOST, peer=peer)
+        message = NodeMessage(step_failed=failed)
+    yield message
+
+
+def votes_for_nothing(message: NodeMessage) -> Iterator[NodeMessage]:
+    """It trains, and its heartbeats come."""
+    if message.step_ready.step < FROM:
+        yield message
+
+
+def meddles(message: NodeMessage) -> Iterator[NodeMessage]:
+    """An idle node that says with each heartbeat what it is not asked."""
+    yield message
+    if message.HasField("heartbeat"):
+        for step, generation in itertools.product(range(1, 9), range(1, 5)):
+            yield NodeMessage(plan_failed=PlanFailed(generation=generation, problem="no"))
+            yield NodeMessage(step_failed=StepFailed(generation=generation, step=step, problem=StepProblem.NON_FINITE))
+            yield NodeMessage(step_ready=StepReady(generation=generation, step=step, state_digest=bytes(32)))
+            for destination in (CHECKPOINT, DISKS):
+                yield NodeMessage(snapshot_parts=SnapshotParts(step=step, destination=destination, problem="no room"))
+
+
+TWISTS: dict[str, Twist] = {
+    "too_many_samples": votes(too_many_samples),
+    "another_digest": votes(another_digest),
+    "another_norm": votes(another_norm),
+    "nan": votes(nan),
+    "huge_loss": votes(huge_loss),
+    "no_plan_suits": no_plan_suits,
+    "loses_peers": loses_peers,
+    "votes_for_nothing": votes_for_nothing,
+    "meddles": meddles,
+}
+
+
+def main() -> None:
+    twist = TWISTS[sys.argv.pop(1)]
+    send = Session._send
+
+    def twisted(session: Session, message: NodeMessage) -> None:
+        for said in twist(message):
+            send(session, said)
+
+    with mock.patch.object(Session, "_send", twisted):
+        cli.main()
+
+
+if __name__ == "__main__":
+    main()
