@@ -9,7 +9,7 @@ from dtfm.coordinator.core.validation import shorten
 from dtfm.coordinator.log.charges import Charge
 from dtfm.coordinator.log.events import NodeQuarantined
 
-_UNDECIDED = "that is one word against another, so it may be right: `dtfm-coordinator forgive {}` lets it come back"
+_UNDECIDED = "it may not be at fault: `dtfm-coordinator forgive {}` lets it come back"
 
 
 def quarantine(transition: Transition, verdict: Against, charge: Charge, reason: str) -> None:

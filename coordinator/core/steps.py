@@ -288,6 +288,7 @@ def _abort(transition: Transition, problem: wire.StepProblem, node: str, sentenc
             fail(transition, f"{ATTEMPTS} attempts in a row failed at {reason}{advice}")
         case Against() as verdict:
             attempts = f"{ATTEMPTS} attempts failed because of it alone; the last at {reason}"
+            verdict = replace(verdict, undecided=problem == wire.NON_FINITE)  # that spreads
             quarantine(transition, verdict, _CHARGES[problem], f"{attempts}{advice}")
             regroup(transition, reason)
         case Unsettled():

@@ -458,8 +458,8 @@ class Revoked:
 @dataclass(frozen=True, slots=True)
 class NodeQuarantined:
     """A member takes no part any more until somebody forgives it. ``step``: the last committed one. ``key``: whose names are all
-    bound by this (SubjectPublicKeyInfo in base64); empty: the name alone. ``undecided``: it was one word against another, that of
-    ``against``, so that it may be right."""
+    bound by this (SubjectPublicKeyInfo in base64); empty: the name alone. ``undecided``: it may not be at fault, as it
+    was one word against another, that of ``against``, or something came from elsewhere."""
 
     node: str
     charge: Charge

@@ -16,8 +16,8 @@ View = TypeVar("View")
 
 @dataclass(frozen=True, slots=True)
 class Against:
-    """These ``members`` are to be quarantined, a name for each party. ``undecided``: it is their word against that of the
-    ``others``, who had the better standing."""
+    """These ``members`` are to be quarantined, a name for each party. ``undecided``: they may not be at fault; it is their word
+    against that of the ``others``, who had the better standing, or what they suffer from may have come from elsewhere."""
 
     members: tuple[str, ...]
     others: tuple[str, ...] = ()

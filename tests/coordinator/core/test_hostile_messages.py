@@ -21,8 +21,8 @@ HONEST = ("a", "b", "c")
 HOSTILE = "d"
 
 
-def attacked(seed: int, messages: int) -> World:
-    """A run of three honest nodes and one that says, so many times, whatever may harm."""
+def attacked(seed: int, messages: int, *, burst: int = 1) -> World:
+    """A run of three honest nodes and one that says, so many times and so often in a row, whatever may harm."""
     random = Random(seed)
     stages = random.choice(("auto", 1, 2))
     world = World(fresh_state(cluster={"nodes": 2, "stages": stages}, train={"steps": random.choice((2, 6, 1000))}))
@@ -30,11 +30,12 @@ def attacked(seed: int, messages: int) -> World:
     random.shuffle(first)
     for node in first:
         world.join(node)
-    for _ in range(messages):
+    for number in range(messages):
         assert world.exit_code != 1, world.log[-1]
         if world.exit_code is not None:
             break
-        _one_of_the_others_acts(world, random)
+        if number % burst == 0:
+            _one_of_the_others_acts(world, random)
         logged = len(world.log)
         _attack(world, random)
         for event in world.log[logged:]:
@@ -99,4 +100,4 @@ def test_no_message_raises_or_ends_the_run(seed: int) -> None:
 @settings(max_examples=10_000, deadline=None)
 @given(st.integers(0, 2**32))
 def test_no_message_of_a_million_raises_or_ends_the_run(seed: int) -> None:
-    attacked(seed, 100)
+    attacked(seed, 100, burst=4)
