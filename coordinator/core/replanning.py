@@ -210,7 +210,8 @@ def _carried_on(state: State) -> Plan | None:
     plan, described = ledger.plan, ledger.described
     if plan is None or described is None or not state.planner.has_planned or len(ledger.plan_failures) == ATTEMPTS - 1:
         return None  # the last attempt is made with another plan
-    present = [node for node in ledger.ready if node in plan.nodes or node in ledger.staying]
+    staying = set(ledger.staying)
+    present = [n for n in ledger.ready if n in staying or (n in plan.nodes and n not in ledger.benched)]
     if not present:
         return None
     holders = availability(state).in_memory(ledger.step) or [frozenset[str]() for _ in described.workload.layers]

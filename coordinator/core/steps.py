@@ -14,6 +14,7 @@ from dataclasses import replace
 from dtfm.coordinator.core import drift, post_commit
 from dtfm.coordinator.core.charging import quarantine
 from dtfm.coordinator.core.ending import fail
+from dtfm.coordinator.core.exclusion import found, try_without_another
 from dtfm.coordinator.core.messages import beginnings
 from dtfm.coordinator.core.plan_adoption import again, back_before, regroup
 from dtfm.coordinator.core.replanning import leaver_is_stuck
@@ -22,7 +23,7 @@ from dtfm.coordinator.core.state import ATTEMPTS, Destination, Pausing, Stepping
 from dtfm.coordinator.core.timeouts import step_patience
 from dtfm.coordinator.core.transition import Transition
 from dtfm.coordinator.core.trust.stalls import stalled
-from dtfm.coordinator.core.trust.standing import weakest
+from dtfm.coordinator.core.trust.standing import is_alone, weakest
 from dtfm.coordinator.core.trust.verdict import (
     Against,
     OfTheLink,
@@ -214,6 +215,7 @@ def _commit(transition: Transition, phase: Stepping) -> None:
     last = [phase.votes[node] for node in plan.stages[-1].replicas]
     samples = sum(vote.samples for vote in last)
     loss = math.fsum(vote.loss_sum for vote in last) / samples
+    benched = state.ledger.benched
     transition.emit(
         ev.StepCommitted(
             step=phase.step,
@@ -231,6 +233,7 @@ def _commit(transition: Transition, phase: Stepping) -> None:
     if clipped := _clipped(plan, phase.votes):
         transition.emit(ev.GradientsClipped(phase.step, plan.generation, clipped))
     transition.state = replace(transition.state, also=())
+    found(transition, benched)
     drift.committed(transition, phase.votes)
     _announce(transition, phase.step, plan, math.sqrt(squared_norm))
 
@@ -284,8 +287,10 @@ def _abort(transition: Transition, problem: wire.StepProblem, node: str, sentenc
     _send_abort(transition, phase.step, reason)
     advice = _advice(problem)
     match blame(transition.state.ledger, transition.state.ledger.failures, transition.state.also):
-        case OfTheRun():
+        case OfTheRun() if problem == wire.OUT_OF_MEMORY or is_alone(ledger):
             fail(transition, f"{ATTEMPTS} attempts in a row failed at {reason}{advice}")
+        case OfTheRun():
+            try_without_another(transition, f"{ATTEMPTS} attempts in a row failed at {reason}{advice}")
         case Against() as verdict:
             attempts = f"{ATTEMPTS} attempts failed because of it alone; the last at {reason}"
             verdict = replace(verdict, undecided=problem == wire.NON_FINITE)  # that spreads

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from dtfm.coordinator.core import (
     drift,
+    exclusion,
     invitations,
     leaving,
     membership,
@@ -112,6 +113,7 @@ def _apply_rules(transition: Transition, event: Input) -> None:
         if not transition.state.stopped and (seen is None or _plan_may_change(seen, transition.state)):
             seen = transition.state
             replanning.replan(transition)
+            exclusion.go_on_if_impossible(transition)
             standby.arrange(transition)
         snapshot.end_overdue(transition)
         leaving.let_go(transition)

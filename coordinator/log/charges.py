@@ -16,6 +16,8 @@ class Charge(enum.StrEnum):
     """Its reduced gradient differs from that of the other replicas of its stage."""
     NON_FINITE = "NON_FINITE"
     """It alone reported NaN or infinity, again and again."""
+    SPOILS = "SPOILS"
+    """Others could do a step without it, and reported NaN, infinity or failures with it."""
     OUT_OF_MEMORY = "OUT_OF_MEMORY"
     """Its device ran out of memory, again and again."""
     STEP_FAILED = "STEP_FAILED"

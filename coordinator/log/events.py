@@ -472,6 +472,16 @@ class NodeQuarantined:
 
 
 @dataclass(frozen=True, slots=True)
+class NodesBenched:
+    """The ``nodes``, which are one party's, take no part until the next step is committed: it is tried whether it can be done
+    without them. Then others take their part again."""
+
+    nodes: tuple[str, ...]
+    reason: str
+    event: Literal["nodes_benched"] = "nodes_benched"
+
+
+@dataclass(frozen=True, slots=True)
 class NodeForgiven:
     """The quarantine of the node, or of its ``key``, has ended. ``by``: an operator."""
 
@@ -536,6 +546,7 @@ Event = (
     | Enrolled
     | Revoked
     | NodeQuarantined
+    | NodesBenched
     | NodeForgiven
     | RunFinished
     | RunFailed

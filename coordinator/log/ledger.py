@@ -37,6 +37,8 @@ MOST_FAILURES = 100
 MOST_KNOWN = 20_000
 """The number of nodes whose steps are remembered. From then on the one that came first is forgotten."""
 
+_NO_TRIAL: dict[str, Any] = {"benched": (), "benched_for": "", "tried_without": ()}
+
 EXHAUSTED = 0.8
 """A connection limits its links if it carries less than this fraction of their sum."""
 
@@ -121,7 +123,8 @@ class Ledger:
     ``invitations`` are by id, ``access`` by name. ``revoked``: names, the oldest first, and when they were
     revoked (seconds since 1970). They belong to nobody again: a connection that was opened before may outlive every certificate.
     ``quarantined`` are by key, or by name where a name alone is bound, the oldest first. ``worked``: by node, in how many
-    committed steps it took part; in the order in which they first came.
+    committed steps it took part; in the order in which they first came. ``benched`` take no part until the next commit, and
+    ``benched_for`` says why; ``tried_without`` are all who were benched since the last one.
     """
 
     run_id: str = ""
@@ -156,6 +159,9 @@ class Ledger:
     revoked: Mapping[str, float] = field(default_factory=dict)
     quarantined: Mapping[str, ev.NodeQuarantined] = field(default_factory=dict)
     worked: Mapping[str, int] = field(default_factory=dict)
+    benched: tuple[str, ...] = ()
+    benched_for: str = ""
+    tried_without: tuple[str, ...] = ()
 
     @property
     def checkpoint_step(self) -> int:
@@ -169,8 +175,9 @@ class Ledger:
 
     @property
     def staying(self) -> tuple[str, ...]:
-        """The nodes to plan with, by name: those that are ready and do not want to leave."""
-        return tuple(sorted(node for node, member in self.members.items() if member.ready and not member.leaving))
+        """The nodes to plan with, by name: those that are ready, do not want to leave and are not benched."""
+        staying = (node for node, member in self.members.items() if member.ready and not member.leaving)
+        return tuple(sorted(node for node in staying if node not in self.benched))
 
     def key_of(self, name: str) -> str:
         """The key to which the name belongs; empty: none is known."""
@@ -217,7 +224,9 @@ def apply(ledger: Ledger, event: ev.Event) -> Ledger:
         case ev.RunResumed():
             outcome = ledger.outcome if ledger.outcome and ledger.outcome.completed else None
             fresh = replace(_emptied(ledger), run=event.run, outcome=outcome)
-            return replace(fresh, failures=(), peer_losses=(), overdue=0, plan_failures=(), checkpoint_failures=())
+            return replace(
+                fresh, failures=(), peer_losses=(), overdue=0, plan_failures=(), checkpoint_failures=(), **_NO_TRIAL
+            )
         case ev.NodeJoined():
             member = Member(
                 event.address, event.device, event.incarnation, candidates=event.candidates, relay=event.relay
@@ -273,7 +282,8 @@ def apply(ledger: Ledger, event: ev.Event) -> Ledger:
         case ev.StepCommitted():
             seconds = ledger.step_seconds if event.resumed else event.seconds
             did = {node: ledger.worked[node] + 1 for node in event.compute_seconds if node in ledger.worked}
-            fresh = replace(ledger, failures=(), peer_losses=(), overdue=0, worked={**ledger.worked, **did})
+            worked = {**ledger.worked, **did}
+            fresh = replace(ledger, failures=(), peer_losses=(), overdue=0, worked=worked, **_NO_TRIAL)
             return replace(fresh, step=event.step, last=event, step_seconds=seconds)
         case ev.StepAborted(problem="PEER_LOST"):
             return replace(ledger, peer_losses=(*ledger.peer_losses, (event.node, event.peer)))
@@ -323,6 +333,9 @@ def apply(ledger: Ledger, event: ev.Event) -> Ledger:
             return _revoked(ledger, event)
         case ev.NodeQuarantined():
             return _quarantined(ledger, event)
+        case ev.NodesBenched():
+            tried = (*ledger.tried_without, *event.nodes)
+            return replace(ledger, benched=event.nodes, benched_for=event.reason, tried_without=tried)
         case ev.NodeForgiven():
             kept = {who: why for who, why in ledger.quarantined.items() if who not in (event.node, event.key)}
             return replace(ledger, quarantined=kept)

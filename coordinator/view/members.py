@@ -61,4 +61,6 @@ def status(ledger: Ledger, node: str) -> str:
     if ledger.plan is not None and ledger.plan.stage_of(node) is not None:
         return "computing"
     member = ledger.members[node]
+    if node in ledger.benched:
+        return "benched"
     return "relays" if member.relay == "only" else "idle" if member.ready else "preparing"

@@ -122,6 +122,8 @@ def narrate(event: ev.Event) -> str:
             return f"{event.by} revoked {' and '.join(ended)}"
         case ev.NodeQuarantined():
             return f"{event.node} is quarantined: {event.charge}: {event.reason}"
+        case ev.NodesBenched():
+            return f"the step is tried without {name_nodes(event.nodes)}: {event.reason}"
         case ev.NodeForgiven():
             return f"{event.by} has forgiven {event.node}: it may come back"
         case ev.RunFinished():

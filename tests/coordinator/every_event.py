@@ -72,6 +72,7 @@ EVERY_EVENT: list[ev.Event] = [
     ev.Enrolled("a", "node", "MFkw", "0123456789ab"),
     ev.Revoked("a", ("0123456789ab",), 1.75e9, "operator"),
     ev.NodeQuarantined("a", Charge.DIGEST, "why", 3, True, ("b",), "MFkw"),
+    ev.NodesBenched(("a", "a-2"), "why"),
     ev.NodeForgiven("a", "operator", "MFkw"),
     ev.RunFinished(3, "why"),
     ev.RunFailed(3, "why"),

@@ -8,7 +8,7 @@ import math
 import pytest
 
 from dtfm.coordinator.core import transition as t
-from dtfm.coordinator.core.state import ATTEMPTS, Gathering, Stepping, Switching
+from dtfm.coordinator.core.state import ATTEMPTS, Gathering, Pausing, Stepping, Switching
 from dtfm.coordinator.core.timeouts import PATIENCE_LEASES, STEP_LEASES, step_patience
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.charges import Charge
@@ -27,6 +27,8 @@ def goes_on_without(world: World, *nodes: str) -> None:
     """These nodes are gone, and the others commit the next step."""
     assert world.exit_code is None
     assert not set(nodes) & world.state.members.sessions.keys()
+    if isinstance(world.state.phase, Pausing):
+        world.apply()
     if isinstance(world.state.phase, Switching):
         world.settle()
     step = world.state.ledger.step
@@ -151,17 +153,68 @@ def test_losses_whose_sum_overflows_are_no_different() -> None:
     assert world.exit_code is None
 
 
-def test_nan_in_the_votes_of_two_parties_is_the_runs_own_fault() -> None:
-    """The second one comes too late to abort the step, and counts all the same."""
-    world = training("a", "b", "c", **LONG)
-    for _ in range(ATTEMPTS):
-        generation = world.state.ledger.generation
-        world.vote("b", squared_gradient_norm=math.nan)
-        world.vote("c", loss_sum=math.nan, generation=generation)
-        if world.exit_code is None:
+def vote_nan(world: World, spoiler: str) -> None:
+    """All attempts at the next step, as long as they fail: every node of the plan votes NaN, if the ``spoiler`` is among them (or
+    is empty). The second vote comes too late to abort the step, and counts all the same."""
+    for _ in range(20):
+        if isinstance(world.state.phase, Switching):
             world.settle()
+        if world.exit_code is not None or not isinstance(world.state.phase, Stepping):
+            return
+        plan = world.plan_in_force
+        if spoiler and spoiler not in plan.nodes:
+            return
+        for node in plan.nodes:
+            world.vote(node, squared_gradient_norm=math.nan, generation=plan.generation)
+    raise AssertionError("it goes on for ever")
+
+
+def test_what_two_parties_report_is_tried_without_each_and_then_it_is_the_runs_own_fault() -> None:
+    world = training("a", "b", "c", **LONG)
+    vote_nan(world, spoiler="")
     assert verdicts(world) == []
-    assert "3 attempts in a row failed at step 1: NON_FINITE" in world.events(ev.RunFailed)[-1].reason
+    assert [benched.nodes for benched in world.events(ev.NodesBenched)] == [("c",), ("b",), ("a",)]
+    failed = world.events(ev.RunFailed)[-1].reason
+    assert "3 attempts in a row failed at step 1: NON_FINITE" in failed
+    assert "Lower train.learning_rate" in failed
+    assert world.refolded() == world.state.ledger
+
+
+@pytest.mark.parametrize("spoiler", ["a", "b", "c"])
+def test_who_makes_all_others_report_nan_is_found_by_trying_without_it(spoiler: str) -> None:
+    world = training("a", "b", "c", "d", **LONG)
+    world.step()
+    vote_nan(world, spoiler)
+    assert verdicts(world) == []
+    assert spoiler in world.state.ledger.benched
+    world.step()
+    assert verdicts(world) == [(spoiler, Charge.SPOILS, True)]
+    assert set(world.state.members.sessions) == set("abcd") - {spoiler}
+    assert not world.state.ledger.benched
+    goes_on_without(world, spoiler)
+
+
+def test_who_reported_what_another_did_is_forgiven() -> None:
+    world = training("a", "b", "c", "d", **LONG)
+    for node in ("b", "b", "b", "c", "c"):
+        world.fail_step(node, wire.NON_FINITE)
+        world.settle()
+    for _ in range(4):
+        plan = set(world.plan_in_force.nodes)
+        if "a" in plan:
+            world.fail_step(min(plan - {"a"}), wire.NON_FINITE)
+            world.settle()
+    world.step()
+    assert verdicts(world) == [("b", Charge.NON_FINITE, True), ("a", Charge.SPOILS, True)]
+    assert [forgiven.node for forgiven in world.events(ev.NodeForgiven)] == ["b"]
+    world.join("b", incarnation=2)
+
+
+def test_if_no_plan_is_possible_without_anybody_it_ends() -> None:
+    world = training("a", "b", **LONG)
+    vote_nan(world, spoiler="")
+    assert len(world.events(ev.NodesBenched)) == 2
+    assert world.exit_code == 1
 
 
 def test_if_nobody_can_take_its_place_the_run_waits_and_says_for_whom() -> None:

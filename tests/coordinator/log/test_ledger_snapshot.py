@@ -156,4 +156,7 @@ def test_a_change_of_the_ledgers_fields_needs_a_new_format() -> None:
         "revoked",
         "quarantined",
         "worked",
+        "benched",
+        "benched_for",
+        "tried_without",
     ]
