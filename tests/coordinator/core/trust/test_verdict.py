@@ -121,6 +121,12 @@ def test_who_loses_several_is_at_fault_and_two_that_lose_each_other_have_a_bad_l
     assert blame_for_losses(replace(ledger("abcd"), peer_losses=tuple(losses))) == verdict
 
 
+def test_a_party_that_is_alone_has_bad_links_only() -> None:
+    losses = (("n0", "n1"), ("n0", "n2")) * 2
+    assert blame_for_losses(replace(ledger("aaa"), peer_losses=losses)) == Unsettled()
+    assert blame_for_losses(replace(ledger("aaa"), peer_losses=(*losses, ("n2", "n0")))) == OfTheLink()
+
+
 def test_of_several_suspects_the_one_of_least_standing_goes_undecided() -> None:
     known = ledger("abc", (4, 2, 9))
     assert against_one(known, {"n1"}) == Against(("n1",))
