@@ -31,9 +31,8 @@ def refusal_of(ledger: Ledger, node: str) -> Refused | None:
 
 
 def part_with_quarantined(transition: Transition) -> None:
-    """Hangs up on all members that are quarantined. Training goes on without them."""
-    ledger = transition.state.ledger
-    if not ledger.quarantined:
+    """Hangs up on all members that have just been quarantined. Training goes on without them."""
+    if transition.state.ledger.quarantined is transition.before.ledger.quarantined:
         return
     for node in sorted(transition.state.members.sessions):
         session = transition.state.members.sessions.get(node)

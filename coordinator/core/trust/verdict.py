@@ -45,7 +45,8 @@ def settle(ledger: Ledger, views: Mapping[str, View], agree: Callable[[View, Vie
     The view of more than half of the parties holds. If no view has so many, that of the most parties does, or of those of better
     standing among as many, and the others are undecided. A party whose own names contradict each other supports no view.
     """
-    if all(agree(one, other) for one in views.values() for other in views.values()):
+    first = next(iter(views.values()), None)
+    if first is None or all(agree(first, other) for other in views.values()):
         return None
     party, of = party_of(ledger), standing(ledger)
     everybody = {party(node) for node in views}

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dtfm.coordinator.core.safekeeping.availability import standbys_of
@@ -310,6 +310,7 @@ MOVES = st.one_of(
 )
 
 
+@settings(deadline=None)
 @given(st.lists(MOVES, max_size=40))
 def test_a_standby_that_counts_as_keeping_up_loses_no_step_when_the_only_replica_dies(
     moves: list[tuple[str, Any]],
