@@ -59,6 +59,14 @@ def way_to(address: Address) -> str:
     return "lan" if any(address in network for network in _LAN) else "public"
 
 
+def origin_of(address: Address) -> str:
+    """Whose connections are counted together: an IPv4 address, or the /64 of an IPv6 address, which one household has at
+    least (RFC 6177)."""
+    if isinstance(address, IPv6Address) and not address.is_loopback:
+        return str(ip_network((int(address) >> 64 << 64, 64)))
+    return str(address)
+
+
 def seen_at(peer: str) -> Address | None:
     """The address in what gRPC calls a call's peer, like ``ipv4:192.0.2.1:4711`` or ``ipv6:%5B2001:db8::1%5D:4711``."""
     family, _, rest = peer.replace("%5B", "[").replace("%5D", "]").partition(":")

@@ -358,7 +358,7 @@ class Trust(Table):
         default="trusted",
         description='"trusted": members know each other, and the first one says what the model and the data are. '
         '"open": they are strangers. Two members with different keys have to say the same before the run begins, and each '
-        "replica holds what others add to the gradients within a bound, so that none can drown the rest; the log says when it did.",
+        "replica holds what others add to the gradients within a bound, so that none can drown the rest: the log tells.",
     )
     data: str = Field(
         default="",

@@ -27,8 +27,8 @@ from collections.abc import Coroutine
 from ipaddress import ip_address
 from pathlib import Path
 
-from dtfm.coordinator.service.strangers import Limits, Strangers, origin_of
-from dtfm.protos.candidates import Address, plain
+from dtfm.coordinator.service.strangers import Limits, Strangers
+from dtfm.protos.candidates import Address, origin_of, plain
 
 log = logging.getLogger(__name__)
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict
 from dataclasses import dataclass
-from ipaddress import IPv6Address, ip_network
 
-from dtfm.protos.candidates import Address
 from dtfm.protos.token_bucket import TokenBucket
 
 MOST_REMEMBERED = 4096
@@ -86,11 +84,3 @@ class Strangers:
             if not bucket.is_full(now):
                 return
             del self._each[origin]
-
-
-def origin_of(address: Address) -> str:
-    """Whose connections are counted together: an IPv4 address, or the /64 of an IPv6 address, which one household has at
-    least (RFC 6177)."""
-    if isinstance(address, IPv6Address) and not address.is_loopback:
-        return str(ip_network((int(address) >> 64 << 64, 64)))
-    return str(address)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections import defaultdict
+import time
+from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
@@ -13,6 +14,7 @@ import grpc
 import grpc.aio
 
 from dtfm.protos.credentials import certified_name, shown_name
+from dtfm.protos.token_bucket import TokenBucket
 
 log = logging.getLogger(__name__)
 
@@ -23,23 +25,35 @@ Answered = Callable[[Request, Context], Awaitable[Answer]]
 Streamed = Callable[[Request, Context], AsyncIterator[bytes]]
 
 REFUSAL = "REVOKED: the coordinator has revoked this node's access"
+CALLS_PER_SECOND, CALLS_AT_ONCE = 500.0, 2000.0
+"""What one peer may call over a while, and at once; who calls more often is answered later. A node that recovers makes a call for
+each bucket, and one that measures its links a dozen."""
+MOST_WAITING = 256
+"""Calls of one peer that wait for that. A further one is refused."""
+BUSY = f"BUSY: this peer has made more than {CALLS_PER_SECOND:.0f} calls a second, and {MOST_WAITING} of them wait"
 ABORT_SECONDS = 1.0
 """How long the refusal of a call in progress may take: it waits behind what the caller does not read."""
 
 
 class Callers:
-    """Wraps a server's methods. Their calls are refused from `revoke` on, and those in progress end."""
+    """Wraps a server's methods. A peer's calls are answered at a bounded rate. They are refused from `revoke` on, and those in
+    progress end. ``called`` has the connections on which a member has called (context.peer()), also those that are gone, until
+    somebody takes them out."""
 
     def __init__(self) -> None:
         self._revoked: frozenset[str] = frozenset()
         self._calls: defaultdict[str, dict[asyncio.Task[Any], Context]] = defaultdict(dict)
         self._ending: set[asyncio.Task[None]] = set()
+        self._budgets: dict[str, TokenBucket] = {}
+        self._waiting: Counter[str] = Counter()
+        self.called: set[str] = set()
 
     def answered(self, method: Answered[Request, Answer]) -> Answered[Request, Answer]:
         async def call(request: Request, context: Context) -> Answer:
             with self._admitted(context) as refused:
                 if refused:
                     await context.abort(grpc.StatusCode.PERMISSION_DENIED, REFUSAL)
+                await self._turn(context)
                 return await method(request, context)
 
         return call
@@ -49,6 +63,7 @@ class Callers:
             with self._admitted(context) as refused:
                 if refused:
                     await context.abort(grpc.StatusCode.PERMISSION_DENIED, REFUSAL)
+                await self._turn(context)
                 async for piece in method(request, context):
                     yield piece
 
@@ -63,12 +78,26 @@ class Callers:
                 self._ending.add(ending)
                 ending.add_done_callback(self._ending.discard)
 
+    async def _turn(self, context: Context) -> None:
+        """Waits until the caller may make another call. Ends the call if too many of its wait."""
+        caller = shown_name(context.auth_context())
+        budget = self._budgets.setdefault(caller, TokenBucket(CALLS_PER_SECOND, CALLS_AT_ONCE))
+        if self._waiting[caller] >= MOST_WAITING:
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, BUSY)
+        if pause := budget.draw(time.monotonic()):
+            self._waiting[caller] += 1
+            try:
+                await asyncio.sleep(pause)
+            finally:
+                self._waiting[caller] -= 1
+
     @contextlib.contextmanager
     def _admitted(self, context: Context) -> Iterator[bool]:
         """Whether the caller is to be refused."""
         caller, task = shown_name(context.auth_context()), asyncio.current_task()
         assert task is not None
         self._calls[caller][task] = context
+        self.called.add(context.peer())
         try:
             yield caller in self._revoked
         finally:

@@ -22,11 +22,13 @@ from dtfm.node.state.state_store import StateStore
 from dtfm.node.transport.callers import Callers
 from dtfm.node.transport.lent import Holder
 from dtfm.node.transport.receiver import Receiver
+from dtfm.node.transport.warden import Warden
 from dtfm.protos.connection import server_options
 from dtfm.protos.credentials import Identity, nobody, peer_credentials, shown_name, shows_certificate
 from dtfm.protos.frame import FrameError, FrameProblem, frames
 from dtfm.protos.peer_pb2 import StandbyRequest, StateRequest
 from dtfm.protos.streams import NODE_METADATA, SEEN_METADATA, connection_handlers, peer_handlers
+from dtfm.protos.token_bucket import TokenBucket
 
 log = logging.getLogger(__name__)
 # grpc logs every call that is cancelled when the server stops as an error.
@@ -44,6 +46,11 @@ MOST_CALLS = 16
 calls to each donor, and more if it has lost other donors."""
 
 
+STALE_BYTES_PER_SECOND, STALE_BYTES_AT_ONCE = float(16 << 20), float(256 << 20)
+"""Frames of steps and generations that are over are dropped. After a change of plans there may be as many as were on their way;
+who sends more is read more slowly."""
+
+
 class PeerServer:
     """Serves peers. Accepts nobody until ``become`` has given it an identity, and no tensors until ``deliver_to`` a receiver."""
 
@@ -59,6 +66,7 @@ class PeerServer:
         self._calls: Counter[tuple[str, str]] = Counter()
         self._server = grpc.aio.server(options=server_options())
         self._callers = Callers()
+        self._warden: Warden | None = None  # until it listens
         answered, streamed = self._callers.answered, self._callers.streamed
         handlers = peer_handlers(
             answered(self._tensors),
@@ -80,9 +88,12 @@ class PeerServer:
                 f"cannot listen on {listen}: {error}. Is the port in use? Give another with --listen HOST:PORT"
             ) from error
         await self._server.start()
+        self._warden = Warden(port, self._callers.called)
         return port
 
     async def stop(self) -> None:
+        if self._warden is not None:
+            self._warden.close()
         await self._server.stop(grace=0)
 
     def become(self, identity: Identity) -> None:
@@ -101,6 +112,11 @@ class PeerServer:
         source = _claimed(context)
         if not shows_certificate(context.auth_context(), source):
             return f"CERTIFICATE: the caller's does not name {source[:64]!r}".encode()
+        async with self._place("Tensors", context):
+            return await self._frames(source, requests)
+
+    async def _frames(self, source: str, requests: AsyncIterator[bytes]) -> bytes:
+        stale = TokenBucket(STALE_BYTES_PER_SECOND, STALE_BYTES_AT_ONCE)
         async for frame in requests:
             try:
                 receiver = self._receiver
@@ -110,6 +126,7 @@ class PeerServer:
             except FrameError as refusal:
                 if refusal.problem is FrameProblem.STALE:
                     log.debug("dropped a frame from %s: %s", source, refusal)
+                    await asyncio.sleep(stale.draw(time.monotonic(), len(frame)))
                     continue
                 log.warning("refused a frame from %s: %s", source, refusal)
                 return str(refusal).encode()

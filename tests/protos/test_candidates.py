@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from ipaddress import ip_address
 
 import grpc.aio
 import pytest
 
-from dtfm.protos.candidates import MOST_CANDIDATES, read_candidate, seen_at, target_of, way_to
+from dtfm.protos.candidates import MOST_CANDIDATES, origin_of, read_candidate, seen_at, target_of, way_to
 from dtfm.protos.connection import open_channel, server_options
 from dtfm.protos.credentials import peer_credentials, to_peer
 from tests.protos.members import member
@@ -96,3 +97,16 @@ async def test_silent_and_wrong_candidates_cost_a_moment_and_the_right_one_is_ke
             await asyncio.wait_for(channel.channel_ready(), 5)
     await right.stop(None)
     await wrong.stop(None)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        ("192.0.2.1", "192.0.2.1", True),
+        ("192.0.2.1", "192.0.2.2", False),
+        ("2001:db8::1", "2001:db8::ffff:ffff:ffff:ffff", True),
+        ("2001:db8::1", "2001:db8:0:1::1", False),
+    ],
+)
+def test_one_origin_is_an_address_or_a_household_of_ipv6(one: str, other: str, same: bool) -> None:
+    assert (origin_of(ip_address(one)) == origin_of(ip_address(other))) == same

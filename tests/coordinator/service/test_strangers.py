@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from ipaddress import ip_address
-
-import pytest
-
-from dtfm.coordinator.service.strangers import Limits, Strangers, origin_of
+from dtfm.coordinator.service.strangers import Limits, Strangers
 
 LIMITS = Limits(open_of_one=2, rate_of_one=1, burst_of_one=4, open=5, rate=1, burst=10)
 
@@ -53,19 +49,6 @@ def test_nothing_is_remembered_of_those_that_are_gone() -> None:
             strangers.go(str(second), member=False)
     assert len(strangers._each) < 5
     assert not strangers._open
-
-
-@pytest.mark.parametrize(
-    ("one", "other", "same"),
-    [
-        ("192.0.2.1", "192.0.2.1", True),
-        ("192.0.2.1", "192.0.2.2", False),
-        ("2001:db8::1", "2001:db8::ffff:ffff:ffff:ffff", True),
-        ("2001:db8::1", "2001:db8:0:1::1", False),
-    ],
-)
-def test_one_origin_is_an_address_or_a_household_of_ipv6(one: str, other: str, same: bool) -> None:
-    assert (origin_of(ip_address(one)) == origin_of(ip_address(other))) == same
 
 
 def test_a_process_that_may_open_few_files_keeps_most_of_them_for_members() -> None:

@@ -18,6 +18,9 @@ class Blocked:
     def auth_context(self) -> dict[str, list[bytes]]:
         return {"x509_subject_alternative_name": [certified_name("a").encode()]}
 
+    def peer(self) -> str:
+        return "ipv4:192.0.2.1:4711"
+
     async def abort(self, *_: Any) -> None:
         await asyncio.Event().wait()
 
