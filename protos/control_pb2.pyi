@@ -386,16 +386,18 @@ class StandbyProgress(_message.Message):
     def __init__(self, number: _Optional[int] = ..., step: _Optional[int] = ..., voted: _Optional[int] = ..., problem: _Optional[str] = ...) -> None: ...
 
 class Part(_message.Message):
-    __slots__ = ("bucket", "size_bytes", "digest", "nodes")
+    __slots__ = ("bucket", "size_bytes", "digest", "nodes", "nonce")
     BUCKET_FIELD_NUMBER: _ClassVar[int]
     SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     NODES_FIELD_NUMBER: _ClassVar[int]
+    NONCE_FIELD_NUMBER: _ClassVar[int]
     bucket: int
     size_bytes: int
     digest: bytes
     nodes: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, bucket: _Optional[int] = ..., size_bytes: _Optional[int] = ..., digest: _Optional[bytes] = ..., nodes: _Optional[_Iterable[str]] = ...) -> None: ...
+    nonce: str
+    def __init__(self, bucket: _Optional[int] = ..., size_bytes: _Optional[int] = ..., digest: _Optional[bytes] = ..., nodes: _Optional[_Iterable[str]] = ..., nonce: _Optional[str] = ...) -> None: ...
 
 class SnapshotParts(_message.Message):
     __slots__ = ("step", "destination", "parts", "problem")

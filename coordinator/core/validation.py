@@ -39,6 +39,7 @@ LEAST_COMPARED = 1 << 20
 """Nodes may count what a layer keeps and works with at up to MOST_APART times what others do; bytes below LEAST_COMPARED count
 as that."""
 
+_NONCE = re.compile(r"[0-9a-f]{32}")
 _CODEC = re.compile(r"[a-z0-9]{1,16}")
 _TENSORS = ("activations", "gradients", "reduction")
 _WAYS = ("", "loopback", "lan", "public")
@@ -386,6 +387,10 @@ def check_parts(message: wire.SnapshotParts, buckets: int, digest_bytes: int = 3
             raise malformed("parts.bucket", part.bucket, f"below {buckets}")
         if len(part.digest) != digest_bytes:
             raise malformed("parts.digest", part.digest.hex(), f"a digest of {digest_bytes} bytes")
+        if bool(part.nonce) != (message.destination == wire.CHECKPOINT) or (
+            part.nonce and not _NONCE.fullmatch(part.nonce)
+        ):
+            raise malformed("parts.nonce", part.nonce, "32 hexadecimal digits in a checkpoint, and nothing on disks")
         _number("parts.size_bytes", part.size_bytes, 0, 1 << 50)
 
 

@@ -382,10 +382,11 @@ class StandbyPromoted:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotPart:
-    """The file with one bucket's state. ``digest``: its BLAKE3 (hex)."""
+    """The file with one bucket's state. ``digest``: its BLAKE3 (hex); ``nonce``: what its name in a checkpoint has."""
 
     size_bytes: int
     digest: str
+    nonce: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from dtfm.coordinator.log.events import SnapshotPart
 FORMAT = 1
 MAX_MANIFEST_BYTES = 16 << 20
 _STEP_FOLDER = re.compile(r"step-([0-9]{8,9})")
-_FILE = re.compile(r"bucket-[0-9]{5,9}\.safetensors")
+_FILE = re.compile(r"bucket-[0-9]{5,9}(-[0-9a-f]{32})?\.safetensors")
 
 
 class CheckpointError(ValueError):
@@ -51,16 +51,17 @@ def step_folder(uri: str, step: int) -> str:
     return f"{uri.rstrip('/')}/step-{step:08d}"
 
 
-def file_name(bucket: int) -> str:
-    """The name of a bucket's file in the folder. Nodes derive it in the same way."""
-    return f"bucket-{bucket:05d}.safetensors"
+def file_name(bucket: int, nonce: str) -> str:
+    """The name of a bucket's file in the folder; ``nonce`` (hex) as its node has drawn it. Nodes name it in the same way."""
+    return f"bucket-{bucket:05d}-{nonce}.safetensors"
 
 
 def write_manifest(folder: str, run: Mapping[str, Any], run_id: str, step: int, parts: Sequence[SnapshotPart]) -> None:
     """Makes the checkpoint whole; ``parts`` are in order of bucket. Raises CheckpointError if a file is missing, or has another
     size than its node reported."""
     buckets = tuple(
-        BucketFile(index, file_name(index), part.size_bytes, part.digest) for index, part in enumerate(parts)
+        BucketFile(index, file_name(index, part.nonce), part.size_bytes, part.digest)
+        for index, part in enumerate(parts)
     )
     try:
         filesystem, path = fsspec.url_to_fs(folder)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,18 +24,28 @@ from dtfm.node.model.model import Model
 
 MANIFEST = "manifest.json"
 FORMAT = 1
+NONCE_BYTES = 16
 _MOMENTS = ("optimizer.exp_avg", "optimizer.exp_avg_sq")
 _DTYPES = {torch.float32: "F32", torch.float64: "F64"}
 """By the state's dtype, its name in a file."""
 _LENGTH_BYTES = 8
 """Of the header's length, little-endian, with which a safetensors file begins."""
+# Of a bucket's file in a checkpoint. Before protocol version 10 it had no nonce.
+_NAME = re.compile(r"bucket-([0-9]{5,9})(?:-[0-9a-f]{32})?\.safetensors")
 # Bounds on what is read: on the header of a bucket's file, and on a manifest.
 _MOST_HEADER_BYTES = 1 << 20
 _MOST_MANIFEST_BYTES = 1 << 24
 
 
 def file_name(bucket: int) -> str:
+    """In a snapshot on this node's own disk."""
     return f"bucket-{bucket:05d}.safetensors"
+
+
+def one_time_name(bucket: int, nonce: str) -> str:
+    """In a checkpoint; ``nonce`` (hex, NONCE_BYTES) is drawn for each file. So nobody writes other content under a name that a
+    manifest has, where the storage lets nobody overwrite."""
+    return f"bucket-{bucket:05d}-{nonce}.safetensors"
 
 
 def step_folder(root: str, step: int) -> str:
@@ -190,12 +201,12 @@ def read_bucket(folder: str, bucket: Bucket) -> None:
     where = f"checkpoint {folder}, bucket {index}"
     entry = _manifest_entry(folder, index)
     loading, digest, size = Loading(bucket, where), blake3(), 0
-    for piece in _bounded(folder, file_name(index), most_bytes(bucket.spec, bucket.parameters.dtype)):
+    for piece in _bounded(folder, entry["file"], most_bytes(bucket.spec, bucket.parameters.dtype)):
         digest.update(piece)
         size += len(piece)
         loading.take(piece)
     if (size, digest.hexdigest()) != (entry["bytes"], entry["blake3"]):
-        raise ValueError(f"{where}: {file_name(index)} is damaged (its BLAKE3 differs); use an older checkpoint")
+        raise ValueError(f"{where}: {entry['file']} is damaged (its BLAKE3 differs); use an older checkpoint")
     loading.finish()
 
 
@@ -214,9 +225,13 @@ def _manifest_entry(folder: str, index: int) -> dict[str, Any]:
     entries = (
         [e for e in buckets if isinstance(e, dict) and e.get("index") == index] if isinstance(buckets, list) else []
     )
-    if len(entries) != 1 or entries[0].get("file") != file_name(index):
-        raise ValueError(f"checkpoint {folder}: {MANIFEST} does not list bucket {index} as one file {file_name(index)}")
-    return entries[0]
+    if len(entries) != 1:
+        raise ValueError(f"checkpoint {folder}: {MANIFEST} does not list bucket {index} once")
+    (entry,) = entries
+    named = _NAME.fullmatch(str(entry.get("file")))
+    if named is None or int(named[1]) != index:
+        raise ValueError(f"checkpoint {folder}: {MANIFEST} names a file for bucket {index} that cannot be its")
+    return entry
 
 
 def _bounded(folder: str, name: str, most: int) -> Iterator[bytes]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import secrets
 from collections.abc import Callable, Collection
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
@@ -15,7 +16,7 @@ from dtfm.node.model.loaded_run import LoadedRun
 from dtfm.node.model.precision import run_dtype
 from dtfm.node.state.bucket_files import BucketFile, BucketFiles
 from dtfm.node.state.disk import Disk
-from dtfm.node.state.snapshot_files import file_name, step_folder, write_model_files
+from dtfm.node.state.snapshot_files import NONCE_BYTES, one_time_name, step_folder, write_model_files
 from dtfm.protos.control_pb2 import CHECKPOINT, DISKS, NodeMessage, Part, SnapshotDestination, SnapshotParts
 
 log = logging.getLogger(__name__)
@@ -92,7 +93,9 @@ class SnapshotWriter:
                 if destination == DISKS:
                     part = _written(file, self._disk.new_file(step, file.bucket, file.size_bytes))
                 else:
-                    part = _written(file, NewFile(folder, file_name(file.bucket)))
+                    nonce = secrets.token_hex(NONCE_BYTES)
+                    part = _written(file, NewFile(folder, one_time_name(file.bucket, nonce)))
+                    part.nonce = nonce
                     if file.bucket == 0:
                         write_model_files(folder, loaded.model, loaded.data, run_dtype(loaded.run))
                 told.parts.append(part)

@@ -82,6 +82,11 @@ def checkpoint_buckets(plan: plan_pb2.Plan, node: str) -> range:
     return range(stage.first_layer, stage.past_last_layer)
 
 
+def nonce(digest: bytes) -> str:
+    """Of a file with this digest."""
+    return digest.hex()[:32].ljust(32, "0")
+
+
 def snapshot_parts(
     step: int,
     destination: wire.SnapshotDestination,
@@ -89,7 +94,11 @@ def snapshot_parts(
     problem: str = "",
 ) -> wire.NodeMessage:
     """``files``: by bucket, the size in bytes and the digest."""
-    parts = [wire.Part(bucket=bucket, size_bytes=size, digest=digest) for bucket, (size, digest) in files.items()]
+    of = nonce if destination == wire.CHECKPOINT else lambda _: ""
+    parts = [
+        wire.Part(bucket=bucket, size_bytes=size, digest=digest, nonce=of(digest))
+        for bucket, (size, digest) in files.items()
+    ]
     return wire.NodeMessage(
         snapshot_parts=wire.SnapshotParts(step=step, destination=destination, parts=parts, problem=problem)
     )

@@ -20,7 +20,7 @@ from dtfm.protos.connection import open_channel
 from dtfm.protos.credentials import public_key, to_coordinator
 from dtfm.protos.invitation import Invitation
 from dtfm.protos.proof import proof
-from tests.coordinator.answers import answer, checkpoint_buckets, evaluated, last_busy, links, snapshot_parts
+from tests.coordinator.answers import answer, checkpoint_buckets, evaluated, last_busy, links, nonce, snapshot_parts
 from tests.coordinator.script import hello, prepared
 from tests.protos.members import key_of
 
@@ -133,8 +133,9 @@ class FakeNode:
         files = {}
         for bucket in checkpoint_buckets(self._assignment.plan, self.name):
             content = b"bucket %d" % bucket
-            (folder / f"bucket-{bucket:05d}.safetensors").write_bytes(content)
-            files[bucket] = len(content), blake3(content).digest()
+            digest = blake3(content)
+            (folder / f"bucket-{bucket:05d}-{nonce(digest.digest())}.safetensors").write_bytes(content)
+            files[bucket] = len(content), digest.digest()
         self._say(snapshot_parts(step, wire.CHECKPOINT, files))
 
 

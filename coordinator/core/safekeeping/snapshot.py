@@ -109,7 +109,7 @@ def reported(transition: Transition, session: Session, message: wire.SnapshotPar
         return
     if node in tally.writers:
         check_own_layers(message, tally.writers[node], len(described.workload.layers))
-    told = {part.bucket: ev.SnapshotPart(part.size_bytes, part.digest.hex()) for part in message.parts}
+    told = {part.bucket: ev.SnapshotPart(part.size_bytes, part.digest.hex(), part.nonce) for part in message.parts}
     parts = {**told, **tally.parts} if node in tally.writers else tally.parts
     mine = frozenset(bucket for bucket, part in told.items() if parts.get(bucket) == part)
     if len(mine) < len(told):

@@ -8,7 +8,15 @@ from pathlib import Path
 import fsspec
 import pytest
 
-from dtfm.coordinator.log.manifest import CheckpointError, newest, read_manifest, step_folder, tidy, write_manifest
+from dtfm.coordinator.log.manifest import (
+    CheckpointError,
+    file_name,
+    newest,
+    read_manifest,
+    step_folder,
+    tidy,
+    write_manifest,
+)
 from tests.coordinator.checkpoints import write_buckets, write_checkpoint
 
 
@@ -30,7 +38,7 @@ def test_a_manifest_names_every_bucket(checkpoint: Path) -> None:
 def test_a_missing_bucket_prevents_the_manifest(tmp_path: Path) -> None:
     folder = tmp_path / "step-00000005"
     written = write_buckets(folder)
-    (folder / "bucket-00001.safetensors").unlink()
+    (folder / file_name(1, written[1].nonce)).unlink()
     with pytest.raises(CheckpointError, match="must name storage that all machines share"):
         write_manifest(folder.as_uri(), {}, "run-id", 5, written)
     assert not (folder / "manifest.json").exists()
@@ -39,7 +47,7 @@ def test_a_missing_bucket_prevents_the_manifest(tmp_path: Path) -> None:
 def test_a_truncated_bucket_prevents_the_manifest(tmp_path: Path) -> None:
     folder = tmp_path / "step-00000005"
     written = write_buckets(folder)
-    (folder / "bucket-00001.safetensors").write_bytes(b"short")
+    (folder / file_name(1, written[1].nonce)).write_bytes(b"short")
     with pytest.raises(CheckpointError, match="has 5 bytes, though its node wrote"):
         write_manifest(folder.as_uri(), {}, "run-id", 5, written)
 

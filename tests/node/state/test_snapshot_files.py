@@ -23,7 +23,7 @@ from dtfm.node.model.generate_text import main as sample_command
 from dtfm.node.model.load import load_model
 from dtfm.node.model.model import Model
 from dtfm.node.model.stage import Stage, build_stage
-from dtfm.node.state.snapshot_files import Loading, file_name, read_bucket, write_model_files
+from dtfm.node.state.snapshot_files import Loading, file_name, one_time_name, read_bucket, write_model_files
 from dtfm.protos import plan_pb2
 from tests.node.model.test_stage import CPU, SIZES, stage_of
 from tests.node.state.snapshot_nodes import content_of
@@ -45,16 +45,25 @@ def model_for(family: str, data: Data, **config: object) -> Model:
     return load_model(spec, data.sample)
 
 
-def write_checkpoint(folder: str, stages: list[Stage], **changes: object) -> None:
+def name_of(index: int, content: bytes) -> str:
+    return one_time_name(index, blake3(content).hexdigest()[:32])
+
+
+def write_checkpoint(
+    folder: str,
+    stages: list[Stage],
+    name_of: Callable[[int, bytes], str] = name_of,
+    **changes: object,
+) -> None:
     """As nodes and the coordinator do together."""
     written: dict[int, bytes] = {}
     for stage in stages:
         for index, bucket in stage.buckets.items():
             if index not in written:
                 written[index] = content_of(bucket)
-                write(folder, file_name(index), written[index])
+                write(folder, name_of(index, written[index]), written[index])
     entries = [
-        {"index": index, "file": file_name(index), "bytes": len(content), "blake3": blake3(content).hexdigest()}
+        {"index": index, "file": name_of(index, content), "bytes": len(content), "blake3": blake3(content).hexdigest()}
         for index, content in sorted(written.items())
     ]
     manifest = {"format": 1, "run": "test", "run_id": "00", "step": 3, "buckets": entries} | changes
@@ -104,7 +113,17 @@ def test_any_stage_reads_what_other_stages_wrote(scheme: str, tmp_path: Path) ->
     assert back.digest() == whole.digest()
     fs, path = fsspec.core.url_to_fs(folder)
     names = sorted(name.rpartition("/")[2] for name in fs.ls(path, detail=False))
-    assert names == [*(f"bucket-{index:05d}.safetensors" for index in range(count + 1)), "manifest.json"]
+    contents = [fs.cat_file(f"{path}/{name}") for name in names[:-1]]
+    assert names == [*(name_of(index, content) for index, content in enumerate(contents)), "manifest.json"]
+
+
+def test_a_checkpoint_of_before_files_had_one_time_names_is_read(tmp_path: Path) -> None:
+    model = model_for("gpt2", text_data(tmp_path))
+    stage = stage_of(model, 1, 2)
+    write_checkpoint(str(tmp_path / "old"), [stage], lambda index, _: file_name(index))
+    target = Bucket(model.buckets[1], CPU, torch.float64)
+    read_bucket(str(tmp_path / "old"), target)
+    assert torch.equal(target.parameters, stage.buckets[1].parameters)
 
 
 @pytest.mark.parametrize(("family", "tied"), [("llama", False), ("llama", True), ("gpt2", True)])
@@ -155,7 +174,8 @@ def test_the_sample_command_prints_text_and_names_what_is_wrong(
 
 def damage(file: str, change: Callable[[bytes], bytes]) -> Callable[[Path], None]:
     def apply(folder: Path) -> None:
-        (folder / file).write_bytes(change((folder / file).read_bytes()))
+        (found,) = folder.glob(file)
+        found.write_bytes(change(found.read_bytes()))
 
     return apply
 
@@ -164,8 +184,8 @@ def manifest_with(**changes: object) -> Callable[[Path], None]:
     return damage("manifest.json", lambda text: json.dumps(json.loads(text) | changes).encode())
 
 
-FILE = "bucket-00001.safetensors"
-ENTRY = {"index": 1, "file": FILE, "bytes": 0, "blake3": "00"}
+FILE = "bucket-00001-*"
+ENTRY = {"index": 1, "file": one_time_name(1, "00" * 16), "bytes": 0, "blake3": "00" * 32}
 
 
 @pytest.mark.parametrize(
@@ -178,9 +198,12 @@ ENTRY = {"index": 1, "file": FILE, "bytes": 0, "blake3": "00"}
         (manifest_with(format=2), "has format 2, this node reads 1"),
         (manifest_with(buckets=[]), "does not list bucket 1"),
         (manifest_with(buckets=None), "does not list bucket 1"),
-        (manifest_with(buckets=[ENTRY, ENTRY]), "does not list bucket 1 as one file"),
-        (manifest_with(buckets=[ENTRY | {"file": "../../secret"}]), "does not list bucket 1 as one file"),
-        (manifest_with(buckets=[ENTRY]), "is damaged"),
+        (manifest_with(buckets=[ENTRY, ENTRY]), "does not list bucket 1 once"),
+        (manifest_with(buckets=[ENTRY | {"file": "../../secret"}]), "names a file for bucket 1 that cannot be its"),
+        (
+            manifest_with(buckets=[ENTRY | {"file": "bucket-00000.safetensors"}]),
+            "names a file for bucket 1 that cannot be its",
+        ),
         (damage(FILE, lambda content: content[:-1] + bytes([content[-1] ^ 1])), "is damaged"),
         (damage(FILE, lambda content: content[:-8]), "is damaged"),
         (damage(FILE, lambda content: content + bytes(1 << 21)), "is longer than"),

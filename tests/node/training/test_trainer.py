@@ -21,7 +21,7 @@ from dtfm.coordinator.core.messages import plan_message
 from dtfm.node.data.dataset import TokenWindows
 from dtfm.node.model.bucket import Bucket
 from dtfm.node.state.disk import Disk
-from dtfm.node.state.snapshot_files import Loading, file_name
+from dtfm.node.state.snapshot_files import Loading, file_name, one_time_name
 from dtfm.node.state.snapshots import Snapshots
 from dtfm.node.state.state_store import StateStore
 from dtfm.node.training import preparation, trainer
@@ -288,7 +288,7 @@ async def test_a_node_that_cannot_have_the_data_says_so_and_may_try_again(
 
 def snapshot_in(root: Path) -> Path:
     """The folder of the only snapshot under ``root``."""
-    (file,) = root.rglob(file_name(0))
+    (file,) = root.rglob("bucket-00000*")
     return file.parent
 
 
@@ -312,7 +312,8 @@ async def test_a_commit_may_ask_for_a_snapshot_of_the_state_that_it_makes(
     folder = snapshot_in(tmp_path)
     copy = {index: Bucket(bucket.spec, torch.device("cpu"), torch.float64) for index, bucket in held.items()}
     for part in parts.parts:
-        content = (folder / file_name(part.bucket)).read_bytes()
+        name = one_time_name(part.bucket, part.nonce) if destination == CHECKPOINT else file_name(part.bucket)
+        content = (folder / name).read_bytes()
         assert blake3(content).digest() == part.digest
         loading = Loading(copy[part.bucket], "the snapshot")
         loading.take(content)
