@@ -1,9 +1,9 @@
-"""What strangers at its coordinator's port cost a run: ``python -m tests.bench.strangers [--json] [--seconds 15]``.
+"""What strangers at its coordinator's and a node's port cost a run: ``python -m tests.bench.strangers [--json] [--seconds 15]``.
 
 Two nodes train a small model in processes of their own. Strangers are one more process, which holds 2,000 silent connections, and
 opens those that are cut off again; or makes 1,000 connections a second and sends 4 MiB on each that gets through TLS. Since that
 process takes CPU time of its own on the machine that all share, it does the same, for comparison, to a port of nobody's: one that
-accepts, reads and closes. Phases alternate: quiet, at the decoy, at the coordinator.
+accepts, reads and closes. Phases alternate: quiet, at the decoy, at the coordinator, at a node.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from tests.cluster.runs import run_file
 SILENT = 2000
 GREETINGS_PER_SECOND = 1000
 LARGE = 4 << 20
-PHASES = ("quiet", "decoy", "attack")
+PHASES = ("quiet", "decoy", "coordinator", "node")
 ROUNDS = 3
 
 
@@ -110,6 +110,8 @@ def rows(seconds: float) -> Iterator[Row]:
         assert other.stdout is not None
         decoy_port = other.stdout.readline().decode().strip()
         with Cluster(Path(name), run_file(stages=[1, 1], steps=1_000_000), nodes=["a", "b"]) as cluster:
+            nobody = f"127.0.0.1:{decoy_port}"
+            node = cluster.wait_for("node_joined")["address"]
             cluster.wait_for("step_committed", where=lambda event: event["step"] == 20)
             for what in ("silent", "large"):
                 taken: dict[str, list[float]] = {phase: [] for phase in PHASES}
@@ -117,7 +119,7 @@ def rows(seconds: float) -> Iterator[Row]:
                     for phase in PHASES:
                         with contextlib.ExitStack() as stack:
                             if phase != "quiet":
-                                where = cluster.address if phase == "attack" else f"127.0.0.1:{decoy_port}"
+                                where = {"decoy": nobody, "coordinator": cluster.address, "node": node}[phase]
                                 stack.enter_context(process("--as", what, "--at", where))
                                 time.sleep(2)
                             taken[phase] += steps_in(cluster, seconds)
@@ -127,8 +129,9 @@ def rows(seconds: float) -> Iterator[Row]:
                 )
                 yield Row(f"step, nobody else (before: {label})", middle["quiet"], "s")
                 yield Row(f"step, {label} at a decoy", middle["decoy"], "s", "quiet", middle["decoy"] / middle["quiet"])
-                ratio = middle["attack"] / middle["decoy"]
-                yield Row(f"step, {label} at the coordinator", middle["attack"], "s", "decoy", ratio)
+                for phase in ("coordinator", "node"):
+                    ratio = middle[phase] / middle["decoy"]
+                    yield Row(f"step, {label} at the {phase}", middle[phase], "s", "decoy", ratio)
 
 
 def main() -> None:
@@ -144,7 +147,7 @@ def main() -> None:
     elif arguments.role is not None:
         asyncio.run({"silent": silent, "large": large}[arguments.role](*read_address(arguments.at)))
     else:
-        show("Strangers at the coordinator's port", list(rows(arguments.seconds)), arguments.json)
+        show("Strangers at the ports", list(rows(arguments.seconds)), arguments.json)
 
 
 if __name__ == "__main__":
