@@ -21,7 +21,7 @@ HANDSHAKE_SECONDS = 10.0
 """How long a connection may take from TCP's to the end of HTTP/2's greeting: a few round trips of up to half a second."""
 MOST_CALLS_OF_A_CONNECTION = 256
 """Calls at a time from a node to another one. It makes some tens."""
-MOST_CONNECTIONS = 2048
+MOST_CONNECTIONS = 4096
 """To one node. A member has about four for each of its peers, and strangers HANDSHAKE_SECONDS each."""
 MOST_METADATA_BYTES = 8 << 10
 """A call's headers; a token has some hundred bytes."""

@@ -1,8 +1,10 @@
 """Keeps strangers from filling the node's port: each address has few connections on which nobody has called.
 
 gRPC's server bounds how long a handshake may take and how many connections there are, but not how many come from one address. A
-front, like the coordinator's, would copy every tensor once more. So this looks at the process's own sockets every second or so,
-and shuts down what is too much: gRPC then sees them end.
+front, like the coordinator's, would copy every tensor once more. So when so many files are open that members could be kept out,
+this looks at the process's own sockets, and shuts down some of those on which nobody has called, where most of them come from:
+gRPC then sees them end. Fewer are left alone, as they cost next to nothing until the handshake's time is over, and whoever is
+shut out comes back at once.
 """
 
 from __future__ import annotations
@@ -18,15 +20,20 @@ from collections.abc import Iterator
 from ipaddress import ip_address
 
 from dtfm.protos.candidates import origin_of, plain, seen_at
+from dtfm.protos.connection import MOST_CONNECTIONS
+from dtfm.protos.open_files import raise_limit
 
 log = logging.getLogger(__name__)
 
-LOOK_SECONDS = 1.0
+LOOK_SECONDS = 2.0
+CROWDED = MOST_CONNECTIONS * 3 // 4
+"""Files. With fewer open there is nothing to look at."""
+LEFT = MOST_CONNECTIONS // 2
+"""Connections that may stay then."""
 MOST_OF_ONE = 64
-"""Connections of one address, or of one household's IPv6, on which nobody has called."""
-FEW_FILES = 128
-MOST_CALLED = 1024
-"""With so few files open, and so many connections that may be gone, there is nothing to look at."""
+"""Connections of one address, or of one household's IPv6, that are not shut down."""
+MOST_CALLED = 4096
+"""Members' connections that are remembered before those that are gone are forgotten."""
 
 
 class Warden:
@@ -36,6 +43,8 @@ class Warden:
     def __init__(self, port: int, called: set[str]) -> None:
         self._port = port
         self._called = called
+        files = raise_limit()
+        self._crowded, self._left = min(CROWDED, files * 3 // 4), min(LEFT, files // 2)
         self._since: dict[str, float] = {}  # when a stranger's connection was seen first
         self._task = asyncio.create_task(self._watch())
 
@@ -46,11 +55,11 @@ class Warden:
         while True:
             await asyncio.sleep(LOOK_SECONDS)
             with contextlib.suppress(OSError):
-                if len(os.listdir("/dev/fd")) > FEW_FILES or len(self._called) > MOST_CALLED:
+                if len(os.listdir("/dev/fd")) >= self._crowded or len(self._called) > MOST_CALLED:
                     self.look()
 
     def look(self) -> None:
-        """Shuts down what is too much now, those that came first first."""
+        """Shuts down what is too much now: of the addresses with most, those that were seen first."""
         now, present = time.monotonic(), set()
         strangers: defaultdict[str, list[tuple[float, str, socket.socket]]] = defaultdict(list)
         seen = {}
@@ -64,9 +73,11 @@ class Warden:
                         strangers[origin_of(address)].append((since, peer, connection))
             self._since = seen
             self._called &= present
-            for origin, theirs in strangers.items():
+            excess = len(present) - self._left
+            for origin, theirs in sorted(strangers.items(), key=lambda each: len(each[1]), reverse=True):
                 theirs.sort(key=lambda each: each[0])
-                too_many = theirs[: max(0, len(theirs) - MOST_OF_ONE)]
+                too_many = theirs[: max(0, min(excess, len(theirs) - MOST_OF_ONE))]
+                excess -= len(too_many)
                 if too_many:
                     log.info("%d connections from %s are shut down: nobody has called on them", len(too_many), origin)
                 for _, _, connection in too_many:

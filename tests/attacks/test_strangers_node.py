@@ -42,7 +42,8 @@ async def serving() -> AsyncIterator[int]:
 async def test_silent_connections_are_few_and_end_while_a_members_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection, "_CAREFUL", (("grpc.server_handshake_timeout_ms", int(HANDSHAKE * 1000)),))
     monkeypatch.setattr(warden, "LOOK_SECONDS", 0.05)
-    monkeypatch.setattr(warden, "FEW_FILES", 0)
+    monkeypatch.setattr(warden, "CROWDED", 0)
+    monkeypatch.setattr(warden, "LEFT", 6)  # the member's is one
     monkeypatch.setattr(warden, "MOST_OF_ONE", 5)
     async with serving() as port, open_channel(f"127.0.0.1:{port}", to_peer(member("b"), "a")) as channel:
         await ping_call(channel)(b"before")
