@@ -84,12 +84,14 @@ async def test_silent_connections_are_few_and_end_soon(
         assert most <= few.open_of_one + 2  # the member's are beside them
 
 
-async def test_who_does_not_begin_with_tls_is_cut_off_at_the_first_byte(tmp_path: Path) -> None:
+async def test_who_does_not_begin_with_tls_is_cut_off_and_does_not_reach_grpc(tmp_path: Path) -> None:
     async with with_a_member(tmp_path) as served:
+        passed_on = next(served.server._front._numbers)
         caller = await connect(served)
         caller[1].write(b"GET / HTTP/1.1\r\n")
         async with asyncio.timeout(front.HELLO_SECONDS / 2):
             assert await is_cut_off(caller)
+        assert next(served.server._front._numbers) == passed_on + 1
 
 
 async def test_a_slow_handshake_has_a_deadline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
