@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import time
 from collections.abc import Callable, Mapping
@@ -17,6 +18,7 @@ from dtfm.protos import control_pb2 as wire
 from dtfm.protos.access import Role
 from dtfm.protos.credentials import read_public_key
 from dtfm.protos.proof import ClockError, ProofError, check_proof, claimed_name
+from dtfm.protos.token_bucket import TokenBucket
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -31,6 +33,9 @@ MAY_CALL: Mapping[str, frozenset[Role]] = {
     "Forgive": frozenset({Role.OPERATOR}),
 }
 """Every method but Enrol and Knock, which are for those who have no role yet."""
+
+CALLS_PER_SECOND, CALLS_AT_ONCE = 20.0, 500.0
+"""What one name may call over a while, and at once; who calls more often is answered later."""
 
 _DENIED = (wire.ROLE, wire.REVOKED)
 
@@ -48,6 +53,7 @@ class Gate:
         self._pin = pin
         self._ledger = ledger
         self._front = front
+        self._budgets: dict[str, TokenBucket] = {}  # of enrolled names alone
         self._clock = clock
 
     async def admit(self, context: Context, method: str) -> str:
@@ -61,6 +67,10 @@ class Gate:
             self._check(token, base64.b64decode(holder.key))
             self.check_role(name, method)
             self.let_in(context, name)
+            budget = self._budgets.setdefault(name, TokenBucket(CALLS_PER_SECOND, CALLS_AT_ONCE))
+            if pause := budget.draw(time.monotonic()):
+                await asyncio.sleep(pause)
+                self.check_role(name, method)  # it may have been revoked since
             return name
         except Refused as refused:
             await refuse(context, refused)

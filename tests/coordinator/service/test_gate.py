@@ -12,6 +12,7 @@ import grpc.aio
 import pytest
 
 from dtfm.coordinator.log import events as ev
+from dtfm.coordinator.service import gate
 from dtfm.coordinator.service.gate import MAY_CALL
 from dtfm.protos import control_pb2 as wire
 from dtfm.protos import control_pb2_grpc
@@ -166,3 +167,17 @@ async def test_a_key_is_enrolled_by_its_owner_alone(served: Served) -> None:
             with pytest.raises(grpc.aio.AioRpcError, match="MALFORMED"):
                 await stub.Enrol(request, metadata=metadata)
     assert "new" not in served.ledger.access
+
+
+async def test_who_calls_all_the_time_is_answered_later_and_others_are_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gate, "CALLS_PER_SECOND", 0.01)
+    monkeypatch.setattr(gate, "CALLS_AT_ONCE", 3.0)
+    async with serving(tmp_path) as served, served.channel() as channel:
+        flood = await served.enrolled("flood")
+        for _ in range(3):
+            await join(channel, flood)
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(join(channel, flood), 0.2)
+        await asyncio.wait_for(join(channel, await served.enrolled("other")), 10)
