@@ -27,7 +27,7 @@ def invite(
     where: Where = "",
     name: Annotated[str, typer.Option(help="Who is invited, for people to read.")] = "",
     role: Annotated[
-        Role, typer.Option(help="node: trains; viewer: looks; operator: looks, plans, invites and revokes.")
+        Role, typer.Option(help="node: trains; viewer: looks; operator: looks, plans, invites, revokes and expels.")
     ] = Role.NODE,
     expires: Annotated[str, typer.Option(help="How long it can be used, like 30m, 12h or 7d.")] = "7d",
     uses: Annotated[int, typer.Option(min=1, help="How many may come by it.")] = 1,

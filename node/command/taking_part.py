@@ -17,7 +17,6 @@ from dtfm.node.host.place_on_the_net import nth_port, place_on_the_net, resolved
 from dtfm.protos.connection import read_address
 from dtfm.protos.control_pb2 import Device, Hello
 from dtfm.protos.enrolment import Entry
-from dtfm.protos.open_files import raise_limit
 
 if TYPE_CHECKING:  # PyTorch takes seconds to load
     import torch
@@ -81,7 +80,6 @@ def settings_for(
 async def take_part(settings: Settings, device: Device, *, supervised: bool = False) -> int:
     from dtfm.node.session import Session
 
-    raise_limit()
     session = Session(settings, device)
     signalled: float | None = None
 

@@ -67,6 +67,16 @@ def test_a_liar_among_three_replicas_is_quarantined_and_the_others_finish(
             assert cluster.of("node_quarantined")[0]["step"] == FROM - 1
 
 
+def test_who_sends_nan_and_says_that_all_is_well_is_found(tmp_path: Path) -> None:
+    """All others report NaN, from the first step on. Without it the step can be done."""
+    with attacked(tmp_path, "spoils", (*PEERS, LIAR)) as cluster:
+        assert cluster.finish() == 0
+        assert LIAR in [event["nodes"] for event in cluster.of("nodes_benched")][-1]
+        guilty = [event["node"] for event in cluster.of("node_quarantined") if event["charge"] == "SPOILS"]
+        assert guilty == [LIAR]
+        assert cluster.losses == pytest.approx(losses_alone(cluster.run_file), rel=1e-9)
+
+
 def test_an_idle_node_that_meddles_is_ignored(tmp_path: Path) -> None:
     with attacked(tmp_path, "meddles", (*PEERS, "c"), steps=60) as cluster:
         cluster.wait_for("step_committed")

@@ -7,9 +7,15 @@ import itertools
 import math
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from unittest import mock
 
+from torch import Tensor
+
 from dtfm.node import cli
+from dtfm.node.model.loss import Scored
+from dtfm.node.model.stage import Stage
 from dtfm.node.session import Session
 from dtfm.protos.control_pb2 import (
     CHECKPOINT,
@@ -32,11 +38,11 @@ PEERS = ("a", "b")
 """The honest ones. The twisted node is the one with another name."""
 
 
-def votes(change: Callable[[StepReady], None]) -> Twist:
-    """Changes each vote."""
+def votes(change: Callable[[StepReady], None], since: int = FROM) -> Twist:
+    """Changes each vote from this step on."""
 
     def twist(message: NodeMessage) -> Iterator[NodeMessage]:
-        if message.step_ready.step >= FROM:
+        if message.step_ready.step >= since:
             change(message.step_ready)
         yield message
 
@@ -61,6 +67,11 @@ def nan(vote: StepReady) -> None:
 
 def huge_loss(vote: StepReady) -> None:
     vote.loss_sum = 1.7e308
+
+
+def pretends(vote: StepReady) -> None:
+    """That all is well with its own gradients; see `spoiled`."""
+    vote.squared_gradient_norm = 1.0
 
 
 def no_plan_suits(message: NodeMessage) -> Iterator[NodeMessage]:
@@ -106,6 +117,7 @@ TWISTS: dict[str, Twist] = {
     "another_norm": votes(another_norm),
     "nan": votes(nan),
     "huge_loss": votes(huge_loss),
+    "spoils": votes(pretends, since=1),
     "no_plan_suits": no_plan_suits,
     "loses_peers": loses_peers,
     "votes_for_nothing": votes_for_nothing,
@@ -113,15 +125,29 @@ TWISTS: dict[str, Twist] = {
 }
 
 
+@contextmanager
+def spoiled() -> Iterator[None]:
+    """Inside, the gradients of this process are NaN, and so is what others get of them. The losses are not."""
+    loss = Stage.loss
+
+    def nan_gradients(stage: Stage, x: Tensor, labels: Tensor, weight: float = 1.0) -> Scored:
+        scored = loss(stage, x, labels, weight)
+        return replace(scored, weighted=scored.weighted * math.nan)
+
+    with mock.patch.object(Stage, "loss", nan_gradients):
+        yield
+
+
 def main() -> None:
-    twist = TWISTS[sys.argv.pop(1)]
+    name = sys.argv.pop(1)
+    twist = TWISTS[name]
     send = Session._send
 
     def twisted(session: Session, message: NodeMessage) -> None:
         for said in twist(message):
             send(session, said)
 
-    with mock.patch.object(Session, "_send", twisted):
+    with mock.patch.object(Session, "_send", twisted), spoiled() if name == "spoils" else nullcontext():
         cli.main()
 
 
