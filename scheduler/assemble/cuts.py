@@ -75,7 +75,8 @@ def cut_model(t: Tables, sketch: Sketch, stages: int, cuts: Ints) -> bool:
                 low = middle
         fitting += 1
         seconds *= 1.07
-    return best < np.inf
+    # Taking as many layers as possible from the front may leave a stage one that it has no room for.
+    return best < np.inf or _fit(t, sketch, stages, 0.0, cuts)
 
 
 @compiled

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from datetime import datetime, tzinfo
+from datetime import UTC, datetime, tzinfo
 from typing import Any
 
 import grpc
@@ -122,10 +122,11 @@ async def test_a_member_cannot_act_as_the_authority() -> None:
 
 
 async def test_an_expired_certificate_is_refused_and_one_from_a_clock_a_little_ahead_is_not() -> None:
+    now = datetime.now(UTC)
     async with serving(peers_of(member("b"))) as address:
-        assert await is_refused(address, to_peer(member("a", now=NOW - 2 * DAY), "b"))
-        assert await is_refused(address, to_peer(member("a", now=NOW + 3 * CLOCKS_APART), "b"))
-        assert await ask(address, to_peer(member("a", now=NOW + CLOCKS_APART), "b"), "a") == b"yes"
+        assert await is_refused(address, to_peer(member("a", now=now - 2 * DAY), "b"))
+        assert await is_refused(address, to_peer(member("a", now=now + 3 * CLOCKS_APART), "b"))
+        assert await ask(address, to_peer(member("a", now=now + CLOCKS_APART), "b"), "a") == b"yes"
 
 
 async def test_a_node_listens_before_it_is_certified_and_is_reached_from_then_on() -> None:
