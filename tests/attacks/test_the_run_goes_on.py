@@ -3,7 +3,7 @@ run. Each node belongs to somebody else."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -24,14 +24,17 @@ def twisted(twist: str, name: str, command: list[str]) -> list[str]:
     return [*command[:at], "tests.attacks.twisted", twist, *command[at + 1 :]]
 
 
-def attacked(folder: Path, twist: str, names: Iterable[str], lease: float = 2.0, steps: int = STEPS) -> Cluster:
-    """A run of three replicas, with nodes of these names."""
+def attacked(
+    folder: Path, twist: str, names: Sequence[str], lease: float = 2.0, steps: int = STEPS, mode: str = "trusted"
+) -> Cluster:
+    """A run of three replicas or more, with nodes of these names."""
     return Cluster(
         folder,
-        run_file(model=GPT2, stages=[3], steps=steps, lease=lease),
+        run_file(model=GPT2, stages=[max(3, len(names))], steps=steps, lease=lease) + f'[trust]\nmode = "{mode}"\n',
         place=lambda name, command: twisted(twist, name, command),
-        nodes=list(names),
+        nodes=names,
         invited=True,
+        liars=True,
     )
 
 
@@ -75,6 +78,19 @@ def test_who_sends_nan_and_says_that_all_is_well_is_found(tmp_path: Path) -> Non
         guilty = [event["node"] for event in cluster.of("node_quarantined") if event["charge"] == "SPOILS"]
         assert guilty == [LIAR]
         assert cluster.losses == pytest.approx(losses_alone(cluster.run_file), rel=1e-9)
+
+
+def test_what_one_of_four_adds_thirty_times_over_is_clipped_in_an_open_run_and_the_log_says_whose(
+    tmp_path: Path,
+) -> None:
+    with attacked(tmp_path, "poisons", (*PEERS, "c", LIAR), steps=20, mode="open") as cluster:
+        assert cluster.finish() == 0
+    clipped = cluster.of("gradients_clipped")
+    assert len(clipped) >= 19
+    for event in clipped:
+        honest = {by: whose for by, whose in event["times"].items() if by != LIAR}
+        assert set(honest) == {*PEERS, "c"}
+        assert all(set(whose) == {LIAR} for whose in honest.values())
 
 
 def test_an_idle_node_that_meddles_is_ignored(tmp_path: Path) -> None:

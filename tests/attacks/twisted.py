@@ -1,5 +1,5 @@
 """The node's command with one twist: ``python -m tests.attacks.twisted TWIST join ...``. It does all that a node does, but for
-what it tells the coordinator."""
+what it tells the coordinator, or for the gradients that it gives other replicas."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from typing import Any
 from unittest import mock
-
-from torch import Tensor
 
 from dtfm.node import cli
 from dtfm.node.model.loss import Scored
 from dtfm.node.model.stage import Stage
 from dtfm.node.session import Session
+from dtfm.node.training import reduction
 from dtfm.protos.control_pb2 import (
     CHECKPOINT,
     DISKS,
@@ -118,6 +118,7 @@ TWISTS: dict[str, Twist] = {
     "nan": votes(nan),
     "huge_loss": votes(huge_loss),
     "spoils": votes(pretends, since=1),
+    "poisons": votes(lambda _: None),
     "no_plan_suits": no_plan_suits,
     "loses_peers": loses_peers,
     "votes_for_nothing": votes_for_nothing,
@@ -130,12 +131,29 @@ def spoiled() -> Iterator[None]:
     """Inside, the gradients of this process are NaN, and so is what others get of them. The losses are not."""
     loss = Stage.loss
 
-    def nan_gradients(stage: Stage, x: Tensor, labels: Tensor, weight: float = 1.0) -> Scored:
-        scored = loss(stage, x, labels, weight)
+    def nan_gradients(*inputs: Any) -> Scored:
+        scored = loss(*inputs)
         return replace(scored, weighted=scored.weighted * math.nan)
 
     with mock.patch.object(Stage, "loss", nan_gradients):
         yield
+
+
+@contextmanager
+def poisoned() -> Iterator[None]:
+    """Inside, this process adds -30 times its gradients to the other replicas'."""
+    make_final = reduction._Reduction._make_final
+
+    def poison(self: reduction._Reduction, bucket: reduction._Bucket) -> None:
+        bucket.gradients.mul_(-30)
+        make_final(self, bucket)
+
+    with mock.patch.object(reduction._Reduction, "_make_final", poison):
+        yield
+
+
+GRADIENTS = {"spoils": spoiled, "poisons": poisoned}
+"""By twist, the context in which such a node runs."""
 
 
 def main() -> None:
@@ -147,7 +165,7 @@ def main() -> None:
         for said in twist(message):
             send(session, said)
 
-    with mock.patch.object(Session, "_send", twisted), spoiled() if name == "spoils" else nullcontext():
+    with mock.patch.object(Session, "_send", twisted), GRADIENTS.get(name, nullcontext)():
         cli.main()
 
 

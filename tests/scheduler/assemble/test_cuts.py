@@ -30,7 +30,9 @@ def cut(problem: Problem, groups: Groups) -> tuple[int, ...] | None:
 
 @settings(max_examples=150, deadline=None)
 @given(seed=st.integers(0, 10**6), count=st.integers(1, 8), layers=st.integers(1, 8))
-@example(seed=38156, count=8, layers=8)  # the second stage has no room for the layers behind those that the first could take
+@example(
+    seed=38156, count=8, layers=8
+)  # the second stage has no room for the layers behind those that the first could take
 def test_every_stage_gets_layers_that_fit_unless_no_cuts_do_or_a_group_cannot_reduce(
     seed: int, count: int, layers: int
 ) -> None:
