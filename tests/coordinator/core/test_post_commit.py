@@ -93,7 +93,7 @@ def test_a_disputed_checkpoint_replaces_no_older_one() -> None:
     world.step()
     world.step()
     world.write_checkpoint("a")
-    other = wire.Part(bucket=0, size_bytes=10, digest=bytes([1]) * 32)
+    other = wire.Part(bucket=0, size_bytes=10, digest=bytes([1]) * 32, nonce="1" * 32)
     world.hear("b", snapshot_parts=wire.SnapshotParts(step=2, destination=wire.CHECKPOINT, parts=[other]))
     world.write_checkpoint("c")
     world.feed(t.ManifestDone(2, ""))
