@@ -32,7 +32,8 @@ def vote(loss: float, samples: int) -> Maker:
 
 
 def part(number: int, destination: wire.SnapshotDestination) -> Maker:
-    only = wire.Part(bucket=number, size_bytes=1, digest=bytes(32))
+    nonce = "0" * 32 if destination == wire.CHECKPOINT else ""
+    only = wire.Part(bucket=number, size_bytes=1, digest=bytes(32), nonce=nonce)
     return lambda _, s: wire.NodeMessage(
         snapshot_parts=wire.SnapshotParts(destination=destination, step=max(0, s - 1), parts=[only])
     )
