@@ -55,8 +55,7 @@ class BucketFiles:
             if not self._left:
                 return None
             state = self._left[0]
-        header = file_header(state.bucket.spec, state.bucket.parameters.dtype)
-        return BucketFile(state.bucket.spec.index, len(header) + state.end, self._pieces(header, state))
+        return BucketFile(state.index, len(state.header) + state.end, self._pieces(state))
 
     def keep(self) -> None:
         """To be called before the state changes: copies what is not written yet. Raises nothing."""
@@ -78,8 +77,8 @@ class BucketFiles:
         while self._left:
             self._left.popleft().close()
 
-    def _pieces(self, header: bytes, state: _State) -> Iterator[bytes | memoryview]:
-        yield header
+    def _pieces(self, state: _State) -> Iterator[bytes | memoryview]:
+        yield state.header
         while True:
             with self._lock:
                 if self._error is not None:
@@ -91,11 +90,14 @@ class BucketFiles:
 
 
 class _State:
-    """One bucket's state, of which bytes [0, taken) are taken; the rest is in the bucket, or was kept."""
+    """One bucket's state, of which bytes [0, taken) are taken; the rest is in the bucket, or was kept. Then the bucket is let
+    go: the node may have another stage by now."""
 
     def __init__(self, bucket: Bucket, ready: AbstractContextManager[object]) -> None:
-        self.bucket = bucket
+        self.index = bucket.spec.index
+        self.header = file_header(bucket.spec, bucket.parameters.dtype)
         self.end = bucket_bytes(bucket.spec, bucket.parameters.dtype)
+        self._bucket: Bucket | None = bucket
         self._ready = ready  # to read it without waiting for what is computed meanwhile
         self._taken = 0
         self._kept: memoryview | BinaryIO | None = None
@@ -105,8 +107,9 @@ class _State:
         """The next piece; empty at the end."""
         stop = min(self._taken + PIECE_BYTES, self.end)
         if self._kept is None:
+            assert self._bucket is not None
             with self._ready:
-                piece = self.bucket.read(self._taken, stop)
+                piece = self._bucket.read(self._taken, stop)
         elif isinstance(self._kept, memoryview):
             piece = self._kept[self._taken - self._kept_from : stop - self._kept_from]
         else:
@@ -119,20 +122,22 @@ class _State:
 
         Raises OSError if there is no room on the disk either.
         """
-        left = self.end - self._taken
-        if self._kept is not None or not left:
+        left, bucket = self.end - self._taken, self._bucket
+        if self._kept is not None or bucket is None or not left:
             return 0
         if left <= room:
-            self._kept, self._kept_from = self.bucket.read(self._taken, self.end), self._taken
+            self._kept, self._kept_from = bucket.read(self._taken, self.end), self._taken
+            self._bucket = None
             return left
         try:
             file = self._kept = scratch(left)
             for begin in range(self._taken, self.end, PIECE_BYTES):
-                file.write(self.bucket.read(begin, min(begin + PIECE_BYTES, self.end)))
+                file.write(bucket.read(begin, min(begin + PIECE_BYTES, self.end)))
             file.seek(0)
+            self._bucket = None
         except OSError as error:
             raise OSError(
-                f"the state of bucket {self.bucket.spec.index} was about to change before it was written, and {left} bytes of "
+                f"the state of bucket {self.index} was about to change before it was written, and {left} bytes of "
                 f"it fit neither in memory, of which {max(0, room)} bytes may be used, nor on this node's disk ({error}); give "
                 "the node more memory or --snapshots on a larger disk, or write snapshots to a faster place"
             ) from error
@@ -141,5 +146,5 @@ class _State:
     def close(self) -> None:
         if self._kept is not None and not isinstance(self._kept, memoryview):
             self._kept.close()
-        self._kept = memoryview(b"")
+        self._kept, self._bucket = memoryview(b""), None
         self._taken = self.end

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import operator
 import re
 import tempfile
 from collections.abc import Iterator
@@ -145,7 +146,9 @@ def _places(header: bytes | bytearray, bucket: Bucket) -> list[tuple[int, int, i
         shapes = {name: tuple(entry["shape"]) for name, entry in found.items()}
         dtypes = {name: str(entry["dtype"]) for name, entry in found.items()}
         ranges = {
-            name: (int(begin), int(end)) for name, entry in found.items() for begin, end in [entry["data_offsets"]]
+            name: (operator.index(begin), operator.index(end))
+            for name, entry in found.items()
+            for begin, end in [entry["data_offsets"]]
         }
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         raise ValueError("it is no safetensors file") from None
@@ -231,6 +234,8 @@ def _manifest_entry(folder: str, index: int) -> dict[str, Any]:
     named = _NAME.fullmatch(str(entry.get("file")))
     if named is None or int(named[1]) != index:
         raise ValueError(f"checkpoint {folder}: {MANIFEST} names a file for bucket {index} that cannot be its")
+    if not isinstance(entry.get("bytes"), int) or not isinstance(entry.get("blake3"), str):
+        raise ValueError(f"checkpoint {folder}: {MANIFEST} does not say the size and the BLAKE3 of bucket {index}")
     return entry
 
 

@@ -55,7 +55,7 @@ async def fetch(wanted: Sequence[Wanted], step: int, generation: int, dialler: D
 
     Raises:
         ConnectionError: a bucket's donors are out of reach or do not have it; names the last problem.
-        ValueError: ``finish`` every donor of a bucket sent bad data.
+        ValueError: by what ``finish`` says, every donor of a bucket sent bad data.
         What a ``finish`` raises.
     """
     if alone := next((item for item in wanted if not item.donors), None):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import resource
 import tempfile
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
@@ -96,6 +98,20 @@ def test_nothing_is_copied_before_it_is_needed() -> None:
         before = reading.call_count
         files.keep()
         assert reading.call_count == before + 2
+
+
+@pytest.mark.parametrize("free", [0, 1 << 20])
+def test_what_is_copied_keeps_no_memory_of_the_stage(free: int) -> None:
+    """The node may be given another stage while a file of the old one is still being written."""
+    buckets = some_buckets()
+    references = [weakref.ref(bucket) for bucket in buckets]
+    files = BucketFiles(buckets, scratch)
+    with mock.patch.object(bucket_files, "free_memory", return_value=free):
+        files.keep()
+    buckets.clear()
+    gc.collect()
+    assert not any(reference() for reference in references)
+    assert read(files.take())[0] == 0
 
 
 @pytest.mark.parametrize("kept", [False, True])

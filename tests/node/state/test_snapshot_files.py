@@ -199,6 +199,8 @@ ENTRY = {"index": 1, "file": one_time_name(1, "00" * 16), "bytes": 0, "blake3": 
         (manifest_with(buckets=[]), "does not list bucket 1"),
         (manifest_with(buckets=None), "does not list bucket 1"),
         (manifest_with(buckets=[ENTRY, ENTRY]), "does not list bucket 1 once"),
+        (manifest_with(buckets=[ENTRY | {"bytes": None}]), "does not say the size and the BLAKE3"),
+        (manifest_with(buckets=[ENTRY | {"blake3": 3}]), "does not say the size and the BLAKE3"),
         (manifest_with(buckets=[ENTRY | {"file": "../../secret"}]), "names a file for bucket 1 that cannot be its"),
         (
             manifest_with(buckets=[ENTRY | {"file": "bucket-00000.safetensors"}]),
@@ -282,6 +284,8 @@ def with_entry(name: str, **changes: object) -> bytes:
         (with_entry("a", data_offsets=[8, 16]), "do not follow one another"),
         (with_entry("a", data_offsets=[-8, 0]), "do not follow one another"),
         (with_entry("a", data_offsets=[0]), "it is no safetensors file"),
+        (with_entry("a", data_offsets=[0, float("inf")]), "it is no safetensors file"),
+        (with_entry("a", data_offsets=[0, 8.0]), "it is no safetensors file"),
         (with_entry("a", shape=[3]), r"a has shape \(3,\), but the run's model says \(2,\)"),
         (with_entry("a", dtype="BF16"), "a is BF16, but the run computes in torch.float32"),
         (header_of(ENTRIES | {"b": ENTRIES["a"]}), r"b has shape \(2,\), but the run's model says no such parameter"),
