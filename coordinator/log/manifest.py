@@ -110,9 +110,9 @@ def tidy(
     uri: str, run_id: str, newest: int, keep: int, *, under_way: Collection[int] = (), given_up: Collection[int] = ()
 ) -> None:
     """Deletes the run's checkpoints before its ``keep`` last whole ones up to step ``newest``, and what there is of those
-    ``given_up`` before ``newest``, but for the steps ``under_way``. Other runs may share the folder: a whole checkpoint is this
-    run's if its manifest says so, one without a manifest is not touched unless it was given up. Raises CheckpointError if
-    something cannot be deleted; the rest is."""
+    ``given_up`` before ``newest``, but for the steps ``under_way``; and in the newest one's folder, what earlier attempts at it
+    left. Other runs may share the folder: a whole checkpoint is this run's if its manifest says so, one without a manifest is not
+    touched unless it was given up. Raises CheckpointError if something cannot be deleted; the rest is."""
     problems: list[str] = []
     try:
         filesystem, path = fsspec.url_to_fs(uri)
@@ -136,6 +136,14 @@ def tidy(
             filesystem.rm(folder, recursive=True)
         except (OSError, ValueError) as error:
             problems.append(f"{folder} could not be deleted: {error}")
+    if newest in mine and newest not in under_way:
+        named = {bucket.file for bucket in read_manifest(step_folder(uri, newest)).buckets}
+        for name in _names(filesystem, f"{path}/step-{newest:08d}"):
+            if _FILE.fullmatch(name) and name not in named:
+                try:
+                    filesystem.rm_file(f"{path}/step-{newest:08d}/{name}")
+                except (OSError, ValueError) as error:
+                    problems.append(f"{name} of step {newest} could not be deleted: {error}")
     if problems:
         raise CheckpointError("; ".join(problems))
 
@@ -160,9 +168,14 @@ def newest(uri: str) -> str | None:
 
 def _steps(filesystem: Any, path: str) -> list[int]:
     """The steps of which there is a folder, the newest first."""
-    filesystem.invalidate_cache()
-    names = [str(entry).rstrip("/").rsplit("/", 1)[-1] for entry in filesystem.ls(path, detail=False)]
+    names = _names(filesystem, path)
     return sorted((int(match[1]) for name in names if (match := _STEP_FOLDER.fullmatch(name))), reverse=True)
+
+
+def _names(filesystem: Any, path: str) -> list[str]:
+    """What is in a folder."""
+    filesystem.invalidate_cache()
+    return [str(entry).rstrip("/").rsplit("/", 1)[-1] for entry in filesystem.ls(path, detail=False)]
 
 
 def _check_size(filesystem: Any, path: str, wanted: BucketFile) -> None:

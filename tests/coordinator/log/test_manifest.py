@@ -97,6 +97,16 @@ def test_older_checkpoints_are_deleted(
     assert newest(many.as_uri()) == step_folder(many.as_uri(), 50)
 
 
+def test_what_an_earlier_attempt_at_the_newest_left_is_deleted(many: Path) -> None:
+    folder = many / "step-00000050"
+    before = set(folder.iterdir())
+    (folder / file_name(1, "ab" * 16)).write_bytes(b"of another node")
+    tidy(many.as_uri(), "run-id", 50, 3, under_way=(50,))
+    assert set(folder.iterdir()) > before
+    tidy(many.as_uri(), "run-id", 50, 3)
+    assert set(folder.iterdir()) == before
+
+
 def test_what_another_run_wrote_stays_and_does_not_count(many: Path) -> None:
     """Two runs share the folder: the other wrote 35, and began 45 and 48."""
     parts = write_buckets(folder := many / "step-00000035")
