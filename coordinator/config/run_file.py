@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, ValidationInfo, field_validator
 
 from dtfm.coordinator.config.run_file_errors import RunFileError, describe_errors
 from dtfm.coordinator.config.run_file_tables import Checkpoint, Cluster, Data, Model, Network, Table, Train, Trust
@@ -53,6 +53,17 @@ class RunFile(Table):
     cluster: Cluster = Field(default_factory=Cluster)
     checkpoint: Checkpoint = Field(default_factory=Checkpoint)
     trust: Trust = Field(default_factory=Trust)
+
+    @field_validator("trust")
+    @classmethod
+    def _trust_fits(cls, trust: Trust, info: ValidationInfo) -> Trust:
+        network = info.data.get("network")
+        if trust.mode == "open" and network is not None and network.reduction == "topk":
+            raise ValueError(
+                'mode = "open" compares the sizes of what replicas add up, which say nothing under network.reduction = "topk"; '
+                'set another codec, like "i4h64"'
+            )
+        return trust
 
     def message(self, run_id: str) -> plan_pb2.Run:
         """The run as the coordinator sends it to nodes."""

@@ -358,7 +358,7 @@ class Trust(Table):
         default="trusted",
         description='"trusted": members know each other, and the first one says what the model and the data are. '
         '"open": they are strangers. Two members with different keys have to say the same before the run begins, and each '
-        "replica holds what others add to the gradients within a bound, so that none can drown the rest: the log tells.",
+        "replica clips what others add to the gradients where it is many times too large; the log says when.",
     )
     data: str = Field(
         default="",

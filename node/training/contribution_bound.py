@@ -3,9 +3,9 @@
 An addend is compared with what is to be expected of it: with those of the other replicas of its stage, and with what was usual
 for the bucket in earlier steps. An honest one may be several times as large, but not step after step. So each member has an
 allowance that large addends use up: over some twenty steps it adds at most AVERAGE times what is expected. What goes beyond is
-clipped, and an addend that is not finite is left out. So no replica can drown the others before it is found out. Bounding norms
-is the simplest of the robust aggregations (Karimireddy et al., arXiv 2012.10333). It does not find a liar who keeps to the norm:
-audits do.
+clipped, and an addend that is not finite is left out. So no replica can drown the others by what it adds. This does not find a
+liar who keeps to the norm, nor does it hold back a member that sums its shard wrongly. Bounding norms is the simplest of the
+robust aggregations (Karimireddy et al., arXiv 2012.10333).
 
 The micro-batches of one replica add up to something between the square root of their number and their number: the first where
 they are mostly noise, the second where they agree. The comparison allows for both, so that a replica with another share of the
@@ -100,9 +100,12 @@ def moved(average: float, newest: float) -> float:
 class ContributionBound:
     """Holds other members' addends within the bound, and remembers what is usual. For one thread."""
 
-    def __init__(self) -> None:
+    def __init__(self, earlier: ContributionBound | None = None) -> None:
+        """``earlier``: of another stage of this node. How members used their allowances is remembered."""
         self._usual: dict[int, dict[int, Addend]] = {}  # by bucket and stage
-        self._averages: dict[tuple[int, str], float] = {}  # by bucket and member
+        self._averages: dict[tuple[int, str], float] = (
+            dict(earlier._averages) if earlier else {}
+        )  # by bucket and member
         self.begin()
 
     def begin(self) -> None:
@@ -142,7 +145,7 @@ class ContributionBound:
             size = math.sqrt(statistics.fmean(addend.at(load) ** 2 for addend in addends))
             before = self._usual.setdefault(bucket, {}).get(stage)
             if before is not None:
-                size = moved(before.at(load), size)
+                size = moved(before.size * math.sqrt(load / before.load), size)  # the same there and back
             self._usual[bucket][stage] = Addend(stage, load, size)
         self.begin()
 

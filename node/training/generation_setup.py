@@ -12,6 +12,7 @@ from dtfm.node.model.placement import Placement
 from dtfm.node.state.recovery import Inventory, Wait, acquire_stage
 from dtfm.node.state.snapshots import Snapshots
 from dtfm.node.state.state_store import StateStore
+from dtfm.node.training.contribution_bound import ContributionBound
 from dtfm.node.training.generation import Generation, Inherited, Speed
 from dtfm.node.training.progress import Progress
 from dtfm.node.transport.sender import Sender
@@ -58,11 +59,10 @@ def set_up(
         stage = acquire_stage(loaded, equipment.device, placement, assignment, inventory, equipment.snapshots, wait)
     links = [link for link in assignment.links if link.source == placement.node]
     speed = Speed(equipment.hardware, {link.destination: link.bandwidth for link in links if link.bandwidth})
-    inherited = Inherited(
-        progress,
-        earlier.codecs if earlier is not None else None,
-        earlier.reducer.bound if earlier is not None and stage is earlier.stage else None,
-    )
+    bound = earlier.reducer.bound if earlier is not None else None
+    if bound is not None and earlier is not None and stage is not earlier.stage:
+        bound = ContributionBound(bound)
+    inherited = Inherited(progress, earlier.codecs if earlier is not None else None, bound)
     generation = Generation(loaded, placement, stage, assignment.step, equipment.sender, speed, inherited)
     dialler = loaded.dialler
     targets = {p.node: dialler.target(p) for p in assignment.peers if p.node in placement.peers}

@@ -122,6 +122,7 @@ def test_a_run_read_back_from_the_log_is_unchanged() -> None:
         ("[model]\nconfig = { day = 2020-01-01 }", "must hold only numbers, strings"),
         ('[model]\nfamily = "module"', "model.module = '': with family = \"module\", must name a function"),
         ('[model]\nmodule = "a.b:c"', "model.module = 'a.b:c': needs family = \"module\""),
+        ('[network]\nreduction = "topk"\n[trust]\nmode = "open"', "compares the sizes of what replicas add up"),
         ('[checkpoint]\nuri = "s4://bucket"', "checkpoint.uri = 's4://bucket': names a kind of storage"),
         ("[data]\nsequence_length = 1", "data.sequence_length = 1: must be at least 2"),
         ('[data]\nisolate_documents = true\ntext_field = "messages"', "data.isolate_documents = True: is for text"),

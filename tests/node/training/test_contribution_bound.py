@@ -117,6 +117,27 @@ def test_a_step_that_is_done_again_counts_once() -> None:
     assert hold(twice, group(1, 1), 1, 20) == hold(once, group(1, 1), 1, 20)
 
 
+def test_what_is_usual_does_not_grow_by_changes_of_load() -> None:
+    bound = ContributionBound()
+    for load in (1, 16) * 20:
+        bound.begin()
+        hold(bound, group(load, load), math.sqrt(load), math.sqrt(load))
+        bound.commit()
+    bound.begin()
+    assert hold(bound, group(1, 1), 1, 1000)[1] <= MOST * 1.2
+
+
+def test_who_has_used_up_its_allowance_gets_no_other_with_a_new_stage() -> None:
+    bound = ContributionBound()
+    for _ in range(3):
+        bound.begin()
+        hold(bound, group(1, 1, 1), 1, 1, 50)
+        bound.commit()
+    again = ContributionBound(bound)
+    assert hold(again, group(1, 1, 1), 1, 1, 50)[2] <= 2
+    assert hold(ContributionBound(), group(1, 1, 1), 1, 1, 50)[2] > 5
+
+
 def test_a_tied_parameter_is_compared_within_each_stage() -> None:
     """The gradient of an embedding that is also the head is larger on the last stage."""
     who = Group(("a", "b", "c", "d"), ("a", "b"), (0, 0, 1, 1), (1, 1, 1, 1))
