@@ -7,8 +7,9 @@ parameters (masks, rotary embeddings) is computed by every stage; modules of oth
 from __future__ import annotations
 
 import copy
+import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -73,10 +74,11 @@ class Slice:
         given = {"inputs_embeds": torch.zeros_like(x)} if self._enters else {"input_ids": x}
         if positions is not None:
             given["position_ids"] = positions
-        if self._leaves or self._anatomy.separate_head:
-            self._module.base_model(**given, use_cache=False)
-        else:
-            self._hidden = self._module(**given, use_cache=False).logits
+        with documents_not_looked_for() if positions is None else nullcontext():
+            if self._leaves or self._anatomy.separate_head:
+                self._module.base_model(**given, use_cache=False)
+            else:
+                self._hidden = self._module(**given, use_cache=False).logits
         hidden, self._hidden = self._hidden, None
         assert hidden is not None
         return hidden
@@ -86,7 +88,8 @@ class Slice:
         self._chunk = hidden[None]
         try:
             ids = torch.zeros(self._chunk.shape[:2], dtype=torch.int64, device=hidden.device)
-            logits: torch.Tensor = self._module(input_ids=ids, use_cache=False).logits
+            with documents_not_looked_for():
+                logits: torch.Tensor = self._module(input_ids=ids, use_cache=False).logits
             return logits[0]
         finally:
             self._chunk = None
@@ -168,16 +171,25 @@ says nothing (opt, bloom, falcon, mpt and gpt_oss mix documents)."""
 
 @contextmanager
 def documents_not_looked_for(isolated: bool = False) -> Iterator[None]:
-    """In the block transformers takes each sample for one sequence, as it finds by reading the positions' values. Fake tensors
-    have none, for which it would make a mask of tokens by tokens that training never has; unless samples are ``isolated``."""
-    found = masking_utils.find_packed_sequence_indices
-    masking_utils.find_packed_sequence_indices = lambda ids, *_args, **_keywords: (
-        torch.zeros_like(ids) if isolated else None
-    )
+    """In the block, in this thread, transformers takes each sample for one sequence. Otherwise it reads the positions' values to
+    find out: a GPU would be waited for at each forward pass, and fake tensors have none, for which it would make a mask of tokens
+    by tokens that training never has; unless samples are ``isolated``."""
+    before = _answers.__dict__.get("borders")
+    _answers.borders = before or (torch.zeros_like if isolated else lambda _ids: None)
     try:
         yield
     finally:
-        masking_utils.find_packed_sequence_indices = found
+        _answers.borders = before
+
+
+def _find_packed_sequence_indices(ids: torch.Tensor, *arguments: Any, **keywords: Any) -> Any:
+    answer = _answers.__dict__.get("borders")
+    return _looked_for(ids, *arguments, **keywords) if answer is None else answer(ids)
+
+
+_answers = threading.local()
+_looked_for = masking_utils.find_packed_sequence_indices
+masking_utils.find_packed_sequence_indices = _find_packed_sequence_indices  # type: ignore[assignment]
 
 
 def has_separate_head(module: PreTrainedModel, anatomy: Anatomy, sample: Sample) -> bool:
