@@ -20,8 +20,8 @@ Piece = tuple[str, bool]
 
 
 class Tokenizer(Protocol):
-    """Ids are in [0, ``size``). ``separator`` are the ids between two documents; ``end`` is the id that is nowhere else, if it is
-    such a one. ``identity``: equal for two that make the same ids of the same text; empty if that cannot be told."""
+    """Ids are in [0, ``size``). ``separator`` are the ids between two documents; ``end`` is that id if it is a single
+    end-of-text token, else None. ``identity``: equal for two that make the same ids of the same text; empty if unknown."""
 
     @property
     def size(self) -> int: ...

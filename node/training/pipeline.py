@@ -61,8 +61,8 @@ class NonFinite(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """``loss_sum`` over this node's samples if it is of the last stage, else 0; the seconds in which the device computed, and in
-    which this thread waited for peers, while a GPU may have had something to do."""
+    """``loss_sum`` over this node's samples if it is of the last stage, else 0; the seconds in which the device computed, and
+    those in which this thread waited for peers. A GPU may compute meanwhile, so the two may overlap."""
 
     loss_sum: float
     samples: int
@@ -76,8 +76,8 @@ class Compute:
 
     ``forward`` maps the stage's input and positions to its output, ``loss`` (the last stage's input, labels, the loss's weight,
     positions) to the mean over samples; see Stage.loss. ``inputs``, ``labels`` and ``positions`` (None unless documents are
-    isolated) are those of a micro-batch. The shapes are of the stage's input and
-    output. ``micro_batch`` and ``global_batch`` are in samples.
+    isolated) are those of a micro-batch. The shapes are of the stage's input and output. ``micro_batch`` and ``global_batch``
+    are in samples.
     """
 
     forward: Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor]

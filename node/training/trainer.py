@@ -184,7 +184,7 @@ class Trainer:
         if first == 0 or past_last == len(loaded.model.layers) or loaded.data.sample.isolated:
             try:
                 await asyncio.wrap_future(self._data.begin(loaded.data))
-            except (OSError, ValueError) as problem:  # it comes again when the plan is adopted
+            except Exception as problem:  # whatever the file system raises comes again when the plan is adopted
                 log.error("%s", problem)
 
     def stop(self) -> None:
@@ -342,6 +342,8 @@ class Trainer:
             with span(Activity.ADOPT, assignment.step), long_part(f"setting up generation {placement.generation}"):
                 needs_data = placement.first or placement.last or self._loaded.data.sample.isolated
                 held = self._data.begin(self._loaded.data) if needs_data else None
+                if held is not None and held.done():
+                    held.result()  # no state is fetched for what cannot be
                 generation = set_up(
                     self._loaded, placement, assignment, inventory, self._earlier, equipment, self._await
                 )

@@ -34,8 +34,8 @@ LADDER = tuple(Keeping(checkpointing, where) for where in OptimizerState for che
 """The ways to keep what a node needs, in the order in which they are tried; a node takes the first for which it has room.
 
 The cheapest come first. To compute each layer again is a third more work. To keep state in the host's memory moves gradients and
-weights over its bus, and has its processor compute AdamW, once per step. The scheduler's times contain all but the last, which
-depends on the processor; and the host's memory may serve several devices. So checkpointing comes before it.
+weights over its bus, and has its processor compute AdamW, once per step. The scheduler's times leave out AdamW on the processor,
+whose speed is not known; and the host's memory may serve several devices. So checkpointing is tried before keeping state there.
 """
 
 BUS_BYTES_PER_SECOND = 12e9
