@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -11,11 +10,10 @@ from typing import Any
 import fsspec
 
 from dtfm.coordinator.log.events import SnapshotPart
+from dtfm.protos.checkpoint_names import bucket_file, bucket_of, step_folder, step_of
 
 FORMAT = 1
 MAX_MANIFEST_BYTES = 16 << 20
-_STEP_FOLDER = re.compile(r"step-([0-9]{8,9})")
-_FILE = re.compile(r"bucket-[0-9]{5,9}(-[0-9a-f]{32})?\.safetensors")
 
 
 class CheckpointError(ValueError):
@@ -46,21 +44,11 @@ class Manifest:
     buckets: tuple[BucketFile, ...]
 
 
-def step_folder(uri: str, step: int) -> str:
-    """The folder of the checkpoint of ``step``. Nodes derive it in the same way."""
-    return f"{uri.rstrip('/')}/step-{step:08d}"
-
-
-def file_name(bucket: int, nonce: str) -> str:
-    """The name of a bucket's file in the folder; ``nonce`` (hex) as its node has drawn it. Nodes name it in the same way."""
-    return f"bucket-{bucket:05d}-{nonce}.safetensors"
-
-
 def write_manifest(folder: str, run: Mapping[str, Any], run_id: str, step: int, parts: Sequence[SnapshotPart]) -> None:
     """Makes the checkpoint whole; ``parts`` are in order of bucket. Raises CheckpointError if a file is missing, or has another
     size than its node reported."""
     buckets = tuple(
-        BucketFile(index, file_name(index, part.nonce), part.size_bytes, part.digest)
+        BucketFile(index, bucket_file(index, part.nonce), part.size_bytes, part.digest)
         for index, part in enumerate(parts)
     )
     try:
@@ -101,7 +89,7 @@ def read_manifest(folder: str) -> Manifest:
         manifest = Manifest(dict(fields["run"]), str(fields["run_id"]), int(fields["step"]), buckets)
     except (KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{folder}/manifest.json is malformed ({error!r}); it is not one of ours") from None
-    if not all(_FILE.fullmatch(b.file) for b in buckets):
+    if any(bucket_of(b.file) is None for b in buckets):
         raise CheckpointError(f"{folder}/manifest.json names files outside the checkpoint; it is not one of ours")
     return manifest
 
@@ -139,7 +127,7 @@ def tidy(
     if newest in mine and newest not in under_way:
         named = {bucket.file for bucket in read_manifest(step_folder(uri, newest)).buckets}
         for name in _names(filesystem, f"{path}/step-{newest:08d}"):
-            if _FILE.fullmatch(name) and name not in named:
+            if bucket_of(name) is not None and name not in named:
                 try:
                     filesystem.rm_file(f"{path}/step-{newest:08d}/{name}")
                 except (OSError, ValueError) as error:
@@ -168,8 +156,8 @@ def newest(uri: str) -> str | None:
 
 def _steps(filesystem: Any, path: str) -> list[int]:
     """The steps of which there is a folder, the newest first."""
-    names = _names(filesystem, path)
-    return sorted((int(match[1]) for name in names if (match := _STEP_FOLDER.fullmatch(name))), reverse=True)
+    steps = (step_of(name) for name in _names(filesystem, path))
+    return sorted((step for step in steps if step is not None), reverse=True)
 
 
 def _names(filesystem: Any, path: str) -> list[str]:

@@ -14,8 +14,9 @@ from typing import BinaryIO, cast
 from blake3 import blake3
 
 from dtfm.node.data.storage import PIECE_BYTES, NewFile
-from dtfm.node.state.snapshot_files import file_name, step_folder
+from dtfm.node.state.snapshot_files import file_name
 from dtfm.node.state.state_store import Donation
+from dtfm.protos.checkpoint_names import step_folder
 from dtfm.protos.frame import Header, Kind
 from dtfm.protos.peer_pb2 import StateRequest
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import math
 import operator
-import re
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,17 +21,15 @@ from dtfm.node.data.dataset import Data
 from dtfm.node.data.storage import read_pieces, write
 from dtfm.node.model.bucket import Bucket, BucketSpec, bucket_bytes
 from dtfm.node.model.model import Model
+from dtfm.protos.checkpoint_names import bucket_of
 
 MANIFEST = "manifest.json"
 FORMAT = 1
-NONCE_BYTES = 16
 _MOMENTS = ("optimizer.exp_avg", "optimizer.exp_avg_sq")
 _DTYPES = {torch.float32: "F32", torch.float64: "F64"}
 """By the state's dtype, its name in a file."""
 _LENGTH_BYTES = 8
 """Of the header's length, little-endian, with which a safetensors file begins."""
-# Of a bucket's file in a checkpoint. Before protocol version 10 it had no nonce.
-_NAME = re.compile(r"bucket-([0-9]{5,9})(?:-[0-9a-f]{32})?\.safetensors")
 # Bounds on what is read: on the header of a bucket's file, and on a manifest.
 _MOST_HEADER_BYTES = 1 << 20
 _MOST_MANIFEST_BYTES = 1 << 24
@@ -41,17 +38,6 @@ _MOST_MANIFEST_BYTES = 1 << 24
 def file_name(bucket: int) -> str:
     """In a snapshot on this node's own disk."""
     return f"bucket-{bucket:05d}.safetensors"
-
-
-def one_time_name(bucket: int, nonce: str) -> str:
-    """In a checkpoint; ``nonce`` (hex, NONCE_BYTES) is drawn for each file. So nobody writes other content under a name that a
-    manifest has, where the storage lets nobody overwrite."""
-    return f"bucket-{bucket:05d}-{nonce}.safetensors"
-
-
-def step_folder(root: str, step: int) -> str:
-    """The folder (or URL) of a snapshot of ``step`` under ``root``."""
-    return f"{root.rstrip('/')}/step-{step:08d}"
 
 
 def file_header(spec: BucketSpec, dtype: torch.dtype) -> bytes:
@@ -231,8 +217,7 @@ def _manifest_entry(folder: str, index: int) -> dict[str, Any]:
     if len(entries) != 1:
         raise ValueError(f"checkpoint {folder}: {MANIFEST} does not list bucket {index} once")
     (entry,) = entries
-    named = _NAME.fullmatch(str(entry.get("file")))
-    if named is None or int(named[1]) != index:
+    if bucket_of(str(entry.get("file"))) != index:
         raise ValueError(f"checkpoint {folder}: {MANIFEST} names a file for bucket {index} that cannot be its")
     if not isinstance(entry.get("bytes"), int) or not isinstance(entry.get("blake3"), str):
         raise ValueError(f"checkpoint {folder}: {MANIFEST} does not say the size and the BLAKE3 of bucket {index}")

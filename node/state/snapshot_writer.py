@@ -16,7 +16,8 @@ from dtfm.node.model.loaded_run import LoadedRun
 from dtfm.node.model.precision import run_dtype
 from dtfm.node.state.bucket_files import BucketFile, BucketFiles
 from dtfm.node.state.disk import Disk
-from dtfm.node.state.snapshot_files import NONCE_BYTES, one_time_name, step_folder, write_model_files
+from dtfm.node.state.snapshot_files import write_model_files
+from dtfm.protos.checkpoint_names import NONCE_BYTES, bucket_file, step_folder
 from dtfm.protos.control_pb2 import CHECKPOINT, DISKS, NodeMessage, Part, SnapshotDestination, SnapshotParts
 
 log = logging.getLogger(__name__)
@@ -94,7 +95,7 @@ class SnapshotWriter:
                     part = _written(file, self._disk.new_file(step, file.bucket, file.size_bytes))
                 else:
                     nonce = secrets.token_hex(NONCE_BYTES)
-                    part = _written(file, NewFile(folder, one_time_name(file.bucket, nonce)))
+                    part = _written(file, NewFile(folder, bucket_file(file.bucket, nonce)))
                     part.nonce = nonce
                     if file.bucket == 0:
                         write_model_files(folder, loaded.model, loaded.data, run_dtype(loaded.run))

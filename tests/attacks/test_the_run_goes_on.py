@@ -3,6 +3,7 @@ run. Each node belongs to somebody else."""
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -28,9 +29,10 @@ def attacked(
     folder: Path, twist: str, names: Sequence[str], lease: float = 2.0, steps: int = STEPS, mode: str = "trusted"
 ) -> Cluster:
     """A run of three replicas or more, with nodes of these names."""
+    text = run_file(model=GPT2, stages=[max(3, len(names))], steps=steps, lease=lease)
     return Cluster(
         folder,
-        run_file(model=GPT2, stages=[max(3, len(names))], steps=steps, lease=lease) + f'[trust]\nmode = "{mode}"\n',
+        f'{text}[trust]\nmode = "{mode}"\n',
         place=lambda name, command: twisted(twist, name, command),
         nodes=names,
         invited=True,
@@ -94,11 +96,15 @@ def test_what_one_of_four_adds_thirty_times_over_is_clipped_in_an_open_run_and_t
 
 
 def test_an_idle_node_that_meddles_is_ignored(tmp_path: Path) -> None:
-    with attacked(tmp_path, "meddles", (*PEERS, "c"), steps=60) as cluster:
+    with attacked(tmp_path, "meddles", (*PEERS, "c"), steps=100_000) as cluster:
         cluster.wait_for("step_committed")
         cluster.add(LIAR)
         cluster.wait_for("node_ready", where=lambda event: event["node"] == LIAR)
-        assert cluster.finish() == 0
+        done = len(cluster.losses)
+        cluster.wait_for("step_committed", where=lambda event: event["step"] >= done + 30)
+        assert cluster.coordinator is not None
+        cluster.coordinator.send(signal.SIGINT)
+        assert cluster.finish() == 1
         assert not cluster.of("step_aborted")
         assert not cluster.of("checkpoint_failed")
         assert not cluster.of("plan_failed")

@@ -9,7 +9,8 @@ from blake3 import blake3
 from safetensors.numpy import save
 
 from dtfm.coordinator.log.events import SnapshotPart
-from dtfm.coordinator.log.manifest import file_name, write_manifest
+from dtfm.coordinator.log.manifest import write_manifest
+from dtfm.protos.checkpoint_names import bucket_file
 
 
 def write_buckets(folder: Path, count: int = 3) -> list[SnapshotPart]:
@@ -23,7 +24,7 @@ def write_buckets(folder: Path, count: int = 3) -> list[SnapshotPart]:
             {f"layer.{i}": weights, "optimizer.exp_avg": moments, "optimizer.exp_avg_sq": moments}, {"format": "pt"}
         )
         digest = blake3(content).hexdigest()
-        (folder / file_name(i, digest[:32])).write_bytes(content)
+        (folder / bucket_file(i, digest[:32])).write_bytes(content)
         written.append(SnapshotPart(len(content), digest, digest[:32]))
     (folder / "config.json").write_text('{"model_type": "llama"}')
     return written

@@ -25,8 +25,8 @@ from dtfm.coordinator.core.trust.verdict import Against, OfTheRun, against_one, 
 from dtfm.coordinator.core.validation import check_own_layers, check_parts, shorten
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.charges import Charge
-from dtfm.coordinator.log.manifest import step_folder
 from dtfm.protos import control_pb2 as wire
+from dtfm.protos.checkpoint_names import step_folder
 
 PAUSE_LEASES = 6
 """The least time between two snapshots on disks."""

@@ -10,13 +10,12 @@ import pytest
 
 from dtfm.coordinator.log.manifest import (
     CheckpointError,
-    file_name,
     newest,
     read_manifest,
-    step_folder,
     tidy,
     write_manifest,
 )
+from dtfm.protos.checkpoint_names import bucket_file, step_folder
 from tests.coordinator.checkpoints import write_buckets, write_checkpoint
 
 
@@ -38,7 +37,7 @@ def test_a_manifest_names_every_bucket(checkpoint: Path) -> None:
 def test_a_missing_bucket_prevents_the_manifest(tmp_path: Path) -> None:
     folder = tmp_path / "step-00000005"
     written = write_buckets(folder)
-    (folder / file_name(1, written[1].nonce)).unlink()
+    (folder / bucket_file(1, written[1].nonce)).unlink()
     with pytest.raises(CheckpointError, match="must name storage that all machines share"):
         write_manifest(folder.as_uri(), {}, "run-id", 5, written)
     assert not (folder / "manifest.json").exists()
@@ -47,7 +46,7 @@ def test_a_missing_bucket_prevents_the_manifest(tmp_path: Path) -> None:
 def test_a_truncated_bucket_prevents_the_manifest(tmp_path: Path) -> None:
     folder = tmp_path / "step-00000005"
     written = write_buckets(folder)
-    (folder / file_name(1, written[1].nonce)).write_bytes(b"short")
+    (folder / bucket_file(1, written[1].nonce)).write_bytes(b"short")
     with pytest.raises(CheckpointError, match="has 5 bytes, though its node wrote"):
         write_manifest(folder.as_uri(), {}, "run-id", 5, written)
 
@@ -100,7 +99,7 @@ def test_older_checkpoints_are_deleted(
 def test_what_an_earlier_attempt_at_the_newest_left_is_deleted(many: Path) -> None:
     folder = many / "step-00000050"
     before = set(folder.iterdir())
-    (folder / file_name(1, "ab" * 16)).write_bytes(b"of another node")
+    (folder / bucket_file(1, "ab" * 16)).write_bytes(b"of another node")
     tidy(many.as_uri(), "run-id", 50, 3, under_way=(50,))
     assert set(folder.iterdir()) > before
     tidy(many.as_uri(), "run-id", 50, 3)

@@ -23,8 +23,9 @@ from dtfm.node.model.generate_text import main as sample_command
 from dtfm.node.model.load import load_model
 from dtfm.node.model.model import Model
 from dtfm.node.model.stage import Stage, build_stage
-from dtfm.node.state.snapshot_files import Loading, file_name, one_time_name, read_bucket, write_model_files
+from dtfm.node.state.snapshot_files import Loading, file_name, read_bucket, write_model_files
 from dtfm.protos import plan_pb2
+from dtfm.protos.checkpoint_names import bucket_file
 from tests.node.model.test_stage import CPU, SIZES, stage_of
 from tests.node.state.snapshot_nodes import content_of
 from tests.tokenizer import make_tokenizer
@@ -46,7 +47,7 @@ def model_for(family: str, data: Data, **config: object) -> Model:
 
 
 def name_of(index: int, content: bytes) -> str:
-    return one_time_name(index, blake3(content).hexdigest()[:32])
+    return bucket_file(index, blake3(content).hexdigest()[:32])
 
 
 def write_checkpoint(
@@ -185,7 +186,7 @@ def manifest_with(**changes: object) -> Callable[[Path], None]:
 
 
 FILE = "bucket-00001-*"
-ENTRY = {"index": 1, "file": one_time_name(1, "00" * 16), "bytes": 0, "blake3": "00" * 32}
+ENTRY = {"index": 1, "file": bucket_file(1, "00" * 16), "bytes": 0, "blake3": "00" * 32}
 
 
 @pytest.mark.parametrize(

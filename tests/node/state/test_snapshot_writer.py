@@ -16,7 +16,8 @@ from dtfm.node.data.storage import NewFile
 from dtfm.node.model.bucket import Bucket, bucket_bytes
 from dtfm.node.state import bucket_files, disk, snapshot_writer
 from dtfm.node.state.disk import Disk
-from dtfm.node.state.snapshot_files import file_name, one_time_name
+from dtfm.node.state.snapshot_files import file_name
+from dtfm.protos.checkpoint_names import bucket_file
 from dtfm.protos.control_pb2 import CHECKPOINT, DISKS, KeepSnapshots, SnapshotDestination
 from dtfm.protos.plan_pb2 import Run
 from tests.node.state.snapshot_nodes import (
@@ -73,15 +74,15 @@ async def test_a_checkpoint_is_told_once_for_all_its_files_and_the_models_files_
     assert (told.step, told.destination, told.problem) == (STEP, CHECKPOINT, "")
     folder = tmp_path / "run" / f"step-{STEP:08d}"
     for part in told.parts:
-        content = (folder / one_time_name(part.bucket, part.nonce)).read_bytes()
+        content = (folder / bucket_file(part.bucket, part.nonce)).read_bytes()
         assert (part.size_bytes, part.digest, list(part.nodes)) == (len(content), blake3(content).digest(), [])
-    names = [one_time_name(part.bucket, part.nonce) for part in told.parts]
+    names = [bucket_file(part.bucket, part.nonce) for part in told.parts]
     assert sorted(file.name for file in folder.iterdir()) == [*sorted(names), "config.json"]
     assert a.contents == {}
     me.snapshots.writer.write(loaded("me", with_checkpoints(tmp_path / "other")), STEP, CHECKPOINT, [buckets()[1]])
     (part,) = (await me.reports.get()).parts
     assert part.bucket == 1
-    name = one_time_name(1, part.nonce)
+    name = bucket_file(1, part.nonce)
     assert [file.name for file in (tmp_path / "other" / f"step-{STEP:08d}").iterdir()] == [name]
 
 

@@ -21,7 +21,7 @@ from dtfm.coordinator.core.messages import plan_message
 from dtfm.node.data.dataset import TokenWindows
 from dtfm.node.model.bucket import Bucket
 from dtfm.node.state.disk import Disk
-from dtfm.node.state.snapshot_files import Loading, file_name, one_time_name
+from dtfm.node.state.snapshot_files import Loading, file_name
 from dtfm.node.state.snapshots import Snapshots
 from dtfm.node.state.state_store import StateStore
 from dtfm.node.training import preparation, trainer
@@ -32,6 +32,7 @@ from dtfm.node.training.trainer import Trainer
 from dtfm.node.transport.receiver import Receiver
 from dtfm.node.transport.sender import Sender
 from dtfm.node.transport.topic_queue import Closed
+from dtfm.protos.checkpoint_names import bucket_file
 from dtfm.protos.control_pb2 import (
     CHECKPOINT,
     DISKS,
@@ -312,7 +313,7 @@ async def test_a_commit_may_ask_for_a_snapshot_of_the_state_that_it_makes(
     folder = snapshot_in(tmp_path)
     copy = {index: Bucket(bucket.spec, torch.device("cpu"), torch.float64) for index, bucket in held.items()}
     for part in parts.parts:
-        name = one_time_name(part.bucket, part.nonce) if destination == CHECKPOINT else file_name(part.bucket)
+        name = bucket_file(part.bucket, part.nonce) if destination == CHECKPOINT else file_name(part.bucket)
         content = (folder / name).read_bytes()
         assert blake3(content).digest() == part.digest
         loading = Loading(copy[part.bucket], "the snapshot")

@@ -1,0 +1,33 @@
+"""What a checkpoint's folders and files are called: nodes write the files, and the coordinator's manifest names them."""
+
+from __future__ import annotations
+
+import re
+
+NONCE_BYTES = 16
+
+_BUCKET = re.compile(r"bucket-([0-9]{5,9})(?:-[0-9a-f]{32})?\.safetensors")
+_STEP = re.compile(r"step-([0-9]{8,9})")
+
+
+def step_folder(root: str, step: int) -> str:
+    """The folder (or URL) of the checkpoint of ``step`` under ``root``."""
+    return f"{root.rstrip('/')}/step-{step:08d}"
+
+
+def step_of(folder: str) -> int | None:
+    """The step of a folder of this name, without those above it; None: it is no checkpoint's."""
+    match = _STEP.fullmatch(folder)
+    return int(match[1]) if match else None
+
+
+def bucket_file(bucket: int, nonce: str) -> str:
+    """The name of a bucket's file; its node draws the ``nonce`` (hex, NONCE_BYTES) for it. So nobody writes other content under a
+    name that a manifest has, where the storage lets nobody overwrite."""
+    return f"bucket-{bucket:05d}-{nonce}.safetensors"
+
+
+def bucket_of(file: str) -> int | None:
+    """The bucket of a file of this name; None: it is no bucket's. Before protocol version 10 names had no nonce."""
+    match = _BUCKET.fullmatch(file)
+    return int(match[1]) if match else None
