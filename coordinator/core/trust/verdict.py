@@ -40,7 +40,8 @@ class Unsettled:
 
 
 def settle(ledger: Ledger, views: Mapping[str, View], agree: Callable[[View, View], bool]) -> Against | None:
-    """Nodes say what should be the same, each its view. None: it is.
+    """Nodes say what should be the same, each its view. None: it is, or there is one view with which all agree, though not all
+    agree with each other (``agree`` may allow for rounding).
 
     The view of more than half of the parties holds. If no view has so many, that of the most parties does, or of those of better
     standing among as many, and the others are undecided. A party whose own names contradict each other supports no view.
@@ -62,6 +63,8 @@ def settle(ledger: Ledger, views: Mapping[str, View], agree: Callable[[View, Vie
 
     winners = supporters(views[max(sorted(views), key=weight)])
     losers = {party(node): node for node in sorted(views, reverse=True) if party(node) not in winners}
+    if not losers:
+        return None
     others = {party(node): node for node in sorted(views, reverse=True) if party(node) in winners}
     undecided = bool(others) and 2 * len(winners) <= len(everybody)
     return Against(tuple(sorted(losers.values())), tuple(sorted(others.values())), undecided)

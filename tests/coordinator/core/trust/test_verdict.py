@@ -79,6 +79,23 @@ def test_whoever_remains_agrees_and_somebody_remains_unless_all_contradict_thems
     assert len(left) <= 1
 
 
+def close(one: float, other: float) -> bool:
+    return abs(one - other) <= 1
+
+
+@given(st.lists(st.integers(0, 4), max_size=6), st.text("abc", min_size=6, max_size=6))
+def test_a_verdict_is_always_against_somebody(said: list[int], keys: str) -> None:
+    """Also where the first agrees with the second and the second with the third, and yet not the first with the third."""
+    told = {f"n{number}": float(view) for number, view in enumerate(said)}
+    verdict = settle(ledger(keys), told, close)
+    assert verdict is None or verdict.members
+
+
+def test_who_agrees_with_the_one_in_the_middle_agrees() -> None:
+    assert settle(ledger("abc"), {"n0": 1.0, "n1": 2.0, "n2": 3.0}, close) is None
+    assert settle(ledger("abc"), {"n0": 1.0, "n1": 2.0, "n2": 4.0}, close) == Against(("n2",), ("n0", "n1"))
+
+
 def test_three_failures_that_one_alone_reports_are_its_own() -> None:
     known = ledger("abc")
     assert blame(known, ["n0", "n0"]) == Unsettled()
