@@ -17,7 +17,7 @@ from dtfm.coordinator.core.safekeeping.availability import Kind, ResumePoint, av
 from dtfm.coordinator.core.state import ATTEMPTS, Gathering, PlanChosen, State, Switching
 from dtfm.coordinator.core.transition import AnswerPlanNow, Transition
 from dtfm.coordinator.core.trust.standing import is_alone, party_of, weakest
-from dtfm.coordinator.core.trust.verdict import Against, OfTheRun, Unsettled, against_one, blame
+from dtfm.coordinator.core.trust.verdict import Against, OfTheRun, Unsettled, blame, blame_for_waiting
 from dtfm.coordinator.core.validation import check_lost, name_some, shorten
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.charges import Charge
@@ -126,16 +126,18 @@ def plan_failed(
 
 def overdue(transition: Transition, phase: Switching) -> None:
     """Nodes have not become ready for the plan in time, though heartbeats came. After ATTEMPTS in a row, it is settled against
-    one of them."""
+    one that was waited for each time, undecided: what it waits for itself may come slowly from others."""
     ledger = transition.state.ledger
-    accused = weakest(ledger, phase.awaiting)
+    suspects = phase.awaiting | _only_donors(ledger, phase.awaiting)
+    accused = weakest(ledger, suspects)
     problem = (
         f"{name_some(phase.awaiting)} not ready within {transition.state.patience:g} seconds, though heartbeats came"
     )
-    transition.emit(ev.PlanFailed(ledger.generation, accused, problem, silent=True))
-    if transition.state.ledger.overdue >= ATTEMPTS:
-        verdict = against_one(ledger, phase.awaiting)
-        quarantine(transition, verdict, Charge.STALLED, f"{ATTEMPTS} attempts waited for it; the last: {problem}")
+    transition.emit(ev.PlanFailed(ledger.generation, accused, problem, silent=True, suspects=tuple(sorted(suspects))))
+    match blame_for_waiting(transition.state.ledger):
+        case Against() as verdict:
+            reason = f"{ATTEMPTS} attempts waited for it; the last: {problem}"
+            quarantine(transition, replace(verdict, undecided=True), Charge.STALLED, reason)
     regroup(transition, problem)
 
 
@@ -161,6 +163,19 @@ def _is_due(ledger: Ledger, node: str, lost: Sequence[int]) -> bool:
     assert ledger.plan is not None
     held = {layer for layer, holders in enumerate(ledger.held) if any(holder == node for holder, _ in holders)}
     return node in ledger.plan.nodes or bool(held.intersection(lost))
+
+
+def _only_donors(ledger: Ledger, awaiting: frozenset[str]) -> frozenset[str]:
+    """The nodes of each party that alone can give one of those who are awaited its state. Where several parties can, it has a
+    choice, and none of them is to blame."""
+    if ledger.plan is None or ledger.step == 0:
+        return frozenset()  # at step 0 the state follows from the seed
+    party, donors = party_of(ledger), set[str]()
+    for stage in ledger.plan.stages:
+        for holders in map(frozenset, ledger.holders[slice(*stage.layers)]):
+            if (awaiting & frozenset(stage.replicas)) - holders and len(set(map(party, holders))) == 1:
+                donors |= holders
+    return frozenset(donors)
 
 
 def _newest_snapshot(state: State) -> ResumePoint:

@@ -29,9 +29,9 @@ from dtfm.coordinator.core.trust.verdict import (
     OfTheLink,
     OfTheRun,
     Unsettled,
-    against_one,
     blame,
     blame_for_losses,
+    blame_for_waiting,
     settle,
 )
 from dtfm.coordinator.core.validation import check_codecs, check_progress, check_vote, is_finite, name_some, shorten
@@ -74,7 +74,7 @@ def plan_ready(transition: Transition, node: str, ready: wire.PlanReady) -> None
         _announce(transition, ledger.step, ledger.plan, ledger.last.gradient_norm)
         return
     resumed = any(p.activations or p.gradients or p.finished for p in phase.progress.values())
-    again = ledger.overdue > 0
+    again = bool(ledger.waited_for)
     at = stalled(ledger.plan, phase.progress) if again else frozenset[str]()
     deadline = transition.now + _patience(transition, usual=again)
     transition.enter(Stepping(step, transition.now, deadline, resumed=resumed, stalled=at))
@@ -168,7 +168,7 @@ def node_lost(transition: Transition, node: str, reason: str) -> None:
 
 def overdue(transition: Transition, phase: Stepping) -> None:
     """A step exceeded its deadline, though heartbeats came. It is tried again, from where it stands. After ATTEMPTS in a row, it
-    is settled against one of those at whom it stood."""
+    is settled against one of those at whom it stood each time."""
     ledger = transition.state.ledger
     plan = ledger.plan
     assert plan is not None
@@ -180,14 +180,17 @@ def overdue(transition: Transition, phase: Stepping) -> None:
     sentence = (
         f"no vote from {name_some(silent)} within {phase.deadline - phase.since:g} seconds, though heartbeats came"
     )
-    transition.emit(ev.StepAborted(phase.step, ledger.generation, OVERDUE, accused, sentence))
+    transition.emit(
+        ev.StepAborted(phase.step, ledger.generation, OVERDUE, accused, sentence, suspects=tuple(sorted(suspects)))
+    )
     reason = f"step {phase.step}: {sentence}"
     _send_abort(transition, phase.step, reason)
-    if transition.state.ledger.overdue < ATTEMPTS:
-        again(transition, reason)
-        return
-    quarantine(transition, against_one(ledger, suspects), Charge.STALLED, f"{ATTEMPTS} attempts stood at it; {reason}")
-    regroup(transition, reason)
+    match blame_for_waiting(transition.state.ledger):
+        case Against() as verdict:
+            quarantine(transition, verdict, Charge.STALLED, f"{ATTEMPTS} attempts stood at it; {reason}")
+            regroup(transition, reason)
+        case Unsettled():
+            again(transition, reason)
 
 
 def _commit(transition: Transition, phase: Stepping) -> None:
@@ -359,7 +362,7 @@ def _same_norm(one: float, other: float) -> bool:
 def _patience(transition: Transition, *, usual: bool) -> float:
     """Seconds for the step that begins."""
     state = transition.state
-    return step_patience(state.lease, state.ledger.step_seconds, usual=usual, overdue=state.ledger.overdue)
+    return step_patience(state.lease, state.ledger.step_seconds, usual=usual, overdue=len(state.ledger.waited_for))
 
 
 def _last_checkpoint_comes(transition: Transition) -> bool:

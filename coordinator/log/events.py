@@ -269,7 +269,7 @@ class CodecsChosen:
 class PlanFailed:
     """A node could not take its part. ``snapshot_damaged``: a part of the snapshot that holds the state is damaged on every disk
     that has it. ``lost``: layers whose state the node was expected to hold, and does not. ``silent``: it has not said so, it was
-    waited for in vain."""
+    waited for in vain, and it was one of the ``suspects``."""
 
     generation: int
     node: str
@@ -277,6 +277,7 @@ class PlanFailed:
     snapshot_damaged: Annotated[bool, Field(validation_alias=AliasChoices("snapshot_damaged", "backup"))] = False
     lost: tuple[int, ...] = ()
     silent: bool = False
+    suspects: tuple[str, ...] = ()
     event: Literal["plan_failed"] = "plan_failed"
 
 
@@ -318,7 +319,8 @@ class GradientsClipped:
 @dataclass(frozen=True, slots=True)
 class StepAborted:
     """``problem`` is the name of the wire's StepProblem, or NODE_LEFT, OVERDUE or SETTLED (ledger.py); ``node`` the node that
-    reported it, was lost, waited for or quarantined; ``peer`` whom it lost, for PEER_LOST."""
+    reported it, was lost, waited for or quarantined; ``peer`` whom it lost, for PEER_LOST; ``suspects`` who all may be the cause,
+    for OVERDUE."""
 
     step: int
     generation: int
@@ -326,6 +328,7 @@ class StepAborted:
     node: str
     reason: str
     peer: str = ""
+    suspects: tuple[str, ...] = ()
     event: Literal["step_aborted"] = "step_aborted"
 
 

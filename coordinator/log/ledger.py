@@ -32,7 +32,7 @@ MOST_QUARANTINED = 10_000
 """The number of quarantines that are remembered. From then on the oldest is forgotten for each new one."""
 
 MOST_FAILURES = 100
-"""The number of checkpoints in a row that failed, and of whom it is remembered because of whom."""
+"""The number of failed checkpoints in a row of which it is remembered because of whom, and of attempts that waited in vain."""
 
 MOST_KNOWN = 20_000
 """The number of nodes whose steps are remembered. From then on the one that came first is forgotten."""
@@ -118,8 +118,9 @@ class Ledger:
     step that began and ended under one plan. ``checkpoints`` maps the steps of whole checkpoints to their folders; ``on_disks``
     is the last whole snapshot on the nodes' disks.
     Since the last commit: ``failures`` are the nodes that reported a step which was at fault itself, ``peer_losses`` who lost
-    whom, ``overdue`` how often nodes were waited for in vain. ``plan_failures`` are the nodes that could not take their part
-    since a plan last started, ``checkpoint_failures`` those because of which checkpoints failed since one was whole.
+    whom, ``waited_for`` the suspects of each attempt that waited in vain, the last MOST_FAILURES. Who leaves is in
+    neither. ``plan_failures`` are the nodes that could not take their part since a plan last started, ``checkpoint_failures``
+    those because of which checkpoints failed since one was whole.
     ``invitations`` are by id, ``access`` by name. ``revoked``: names, the oldest first, and when they were
     revoked (seconds since 1970). They belong to nobody again: a connection that was opened before may outlive every certificate.
     ``quarantined`` are by key, or by name where a name alone is bound, the oldest first. ``worked``: by node, in how many
@@ -150,7 +151,7 @@ class Ledger:
     on_disks: ev.SnapshotWritten | None = None
     failures: tuple[str, ...] = ()
     peer_losses: tuple[tuple[str, str], ...] = ()
-    overdue: int = 0
+    waited_for: tuple[frozenset[str], ...] = ()
     plan_failures: tuple[str, ...] = ()
     checkpoint_failures: tuple[str, ...] = ()
     outcome: Outcome | None = None
@@ -225,7 +226,7 @@ def apply(ledger: Ledger, event: ev.Event) -> Ledger:
             outcome = ledger.outcome if ledger.outcome and ledger.outcome.completed else None
             fresh = replace(_emptied(ledger), run=event.run, outcome=outcome)
             return replace(
-                fresh, failures=(), peer_losses=(), overdue=0, plan_failures=(), checkpoint_failures=(), **_NO_TRIAL
+                fresh, failures=(), peer_losses=(), waited_for=(), plan_failures=(), checkpoint_failures=(), **_NO_TRIAL
             )
         case ev.NodeJoined():
             member = Member(
@@ -276,19 +277,19 @@ def apply(ledger: Ledger, event: ev.Event) -> Ledger:
             on_disks = None if event.snapshot_damaged and ledger.plan_failures else ledger.on_disks
             # With other state held the next plan differs, so this failure does not count.
             if event.silent:
-                return replace(ledger, overdue=ledger.overdue + 1)
+                return _waited(ledger, event)
             failures = (*ledger.plan_failures, event.node) if held == ledger.held else ledger.plan_failures
             return replace(ledger, plan_failures=failures, held=held, on_disks=on_disks)
         case ev.StepCommitted():
             seconds = ledger.step_seconds if event.resumed else event.seconds
             did = {node: ledger.worked[node] + 1 for node in event.compute_seconds if node in ledger.worked}
             worked = {**ledger.worked, **did}
-            fresh = replace(ledger, failures=(), peer_losses=(), overdue=0, worked=worked, **_NO_TRIAL)
+            fresh = replace(ledger, failures=(), peer_losses=(), waited_for=(), worked=worked, **_NO_TRIAL)
             return replace(fresh, step=event.step, last=event, step_seconds=seconds)
         case ev.StepAborted(problem="PEER_LOST"):
             return replace(ledger, peer_losses=(*ledger.peer_losses, (event.node, event.peer)))
         case ev.StepAborted(problem="OVERDUE"):
-            return replace(ledger, overdue=ledger.overdue + 1)
+            return _waited(ledger, event)
         case ev.StepAborted():
             failures = ledger.failures if event.problem in _NOBODYS else (*ledger.failures, event.node)
             return replace(ledger, failures=failures)
@@ -368,14 +369,20 @@ def _revoked(ledger: Ledger, event: ev.Revoked) -> Ledger:
 
 
 def _quarantined(ledger: Ledger, event: ev.NodeQuarantined) -> Ledger:
-    """What the node had in memory counts no more."""
+    """What the node had in memory counts no more, and it may have been the cause of all the waiting until now."""
     names = {event.node, *(name for name, holder in ledger.access.items() if event.key and holder.key == event.key)}
     quarantined = {**ledger.quarantined, event.key or event.node: event}
     return replace(
         ledger,
         held=tuple(tuple(who for who in layer if who[0] not in names) for layer in ledger.held),
         quarantined=dict(list(quarantined.items())[-MOST_QUARANTINED:]),
+        waited_for=(),
     )
+
+
+def _waited(ledger: Ledger, event: ev.StepAborted | ev.PlanFailed) -> Ledger:
+    suspects = frozenset(event.suspects or (event.node,))
+    return replace(ledger, waited_for=(*ledger.waited_for, suspects)[-MOST_FAILURES:])
 
 
 def _emptied(ledger: Ledger) -> Ledger:
@@ -390,6 +397,8 @@ def _without(ledger: Ledger, node: str) -> Ledger:
         links={source: _but(row, node) for source, row in ledger.links.items() if source != node},
         broken=frozenset(pair for pair in ledger.broken if node not in pair),
         ways={source: _but(row, node) for source, row in ledger.ways.items() if source != node} if ledger.ways else {},
+        peer_losses=tuple(pair for pair in ledger.peer_losses if node not in pair),
+        waited_for=tuple(suspects - {node} for suspects in ledger.waited_for),
     )
 
 

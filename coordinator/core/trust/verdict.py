@@ -77,6 +77,17 @@ def against_one(ledger: Ledger, suspects: Collection[str]) -> Against:
     return Against((accused,), others, undecided=bool(others))
 
 
+def blame_for_waiting(ledger: Ledger) -> Against | Unsettled:
+    """Attempts have waited in vain (Ledger.waited_for). A party that may have been the cause of each of the last ATTEMPTS is at
+    fault; if there are several, one of them, undecided."""
+    if len(ledger.waited_for) < ATTEMPTS:
+        return Unsettled()
+    party, last = party_of(ledger), ledger.waited_for[-ATTEMPTS:]
+    always = frozenset.intersection(*(frozenset(map(party, suspects)) for suspects in last))
+    suspects = [node for node in last[-1] if party(node) in always]
+    return against_one(ledger, suspects) if suspects else Unsettled()
+
+
 def blame(ledger: Ledger, reports: Sequence[str], also: Collection[str] = ()) -> Against | OfTheRun | Unsettled:
     """Attempts have failed in a row, and ``reports`` names who said so, an attempt each; ``also`` are others who said the same of
     one of these attempts.

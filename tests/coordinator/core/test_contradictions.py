@@ -320,8 +320,35 @@ def test_who_does_not_become_ready_for_a_plan_is_left_out_after_three_attempts()
         for node in set(world.plan_in_force.nodes) - {"b"}:
             world.plan_ready(node)
         wait_for_the_deadline(world)
-    assert verdicts(world) == [("b", Charge.STALLED, False)]
+    assert verdicts(world) == [("b", Charge.STALLED, True)]
     goes_on_without(world, "b")
+
+
+def test_a_newcomer_that_is_given_its_state_too_slowly_is_weighed_against_who_alone_can_give_it() -> None:
+    world = training("a", "b", **LONG)
+    world.step()
+    world.join("c")
+    world.step()
+    world.apply()
+    for _ in range(ATTEMPTS):
+        for node in set(world.plan_in_force.nodes) - {"c"}:
+            world.plan_ready(node)
+        wait_for_the_deadline(world)
+    assert verdicts(world) == [("c", Charge.STALLED, True)]
+    assert world.events(ev.NodeQuarantined)[-1].against == ("b",), "b alone has what c needs"
+
+
+def test_who_has_survived_many_others_is_not_blamed_for_the_losses() -> None:
+    world = training("a", "b", "c", "d", **LONG)
+    for killed in "bc":
+        for _ in range(2):
+            world.fail_step("a", wire.PEER_LOST, peer=killed)
+            world.settle()
+        world.lose(killed)
+        world.settle()
+        assert world.state.ledger.peer_losses == ()
+    world.fail_step("a", wire.PEER_LOST, peer="d")
+    assert verdicts(world) == []
 
 
 @pytest.mark.parametrize(

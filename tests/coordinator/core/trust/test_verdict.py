@@ -17,8 +17,11 @@ from dtfm.coordinator.core.trust.verdict import (
     against_one,
     blame,
     blame_for_losses,
+    blame_for_waiting,
     settle,
 )
+from dtfm.coordinator.log.events import NodeLeft
+from dtfm.coordinator.log.ledger import Ledger, apply
 from tests.coordinator.core.trust.test_standing import ledger, undecided
 
 
@@ -142,6 +145,35 @@ def test_a_party_that_is_alone_has_bad_links_only() -> None:
     losses = (("n0", "n1"), ("n0", "n2")) * 2
     assert blame_for_losses(replace(ledger("aaa"), peer_losses=losses)) == Unsettled()
     assert blame_for_losses(replace(ledger("aaa"), peer_losses=(*losses, ("n2", "n0")))) == OfTheLink()
+
+
+def waited_for(*suspects: str) -> Ledger:
+    """Of n0 to n3; one string for each attempt, a digit for each suspect."""
+    return replace(ledger("abcc"), waited_for=tuple(frozenset(f"n{digit}" for digit in those) for those in suspects))
+
+
+def test_only_who_was_waited_for_each_time_is_accused() -> None:
+    assert blame_for_waiting(waited_for("0", "0")) == Unsettled()
+    assert blame_for_waiting(waited_for("0", "0", "0")) == Against(("n0",))
+    assert blame_for_waiting(waited_for("01", "02", "0")) == Against(("n0",))
+    assert blame_for_waiting(waited_for("0", "0", "1")) == Unsettled()
+    assert blame_for_waiting(waited_for("0", "0", "1", "1", "1")) == Against(("n1",))
+    assert blame_for_waiting(waited_for("01", "01", "012")) == Against(("n1",), ("n0",), undecided=True)
+    assert blame_for_waiting(waited_for("", "0", "0")) == Unsettled()
+
+
+def test_who_has_left_and_comes_again_begins_anew() -> None:
+    left = apply(waited_for("0", "01"), NodeLeft("n0", "why"))
+    assert left.waited_for == (frozenset(), frozenset({"n1"}))
+
+
+def test_once_somebody_is_quarantined_the_others_begin_anew() -> None:
+    gone = apply(waited_for("01", "01", "01"), undecided("n1", against="n0"))
+    assert gone.waited_for == ()
+
+
+def test_who_waits_with_one_name_after_the_other_is_accused_too() -> None:
+    assert blame_for_waiting(waited_for("2", "3", "2")) == Against(("n2",))
 
 
 def test_of_several_suspects_the_one_of_least_standing_goes_undecided() -> None:
