@@ -14,10 +14,10 @@ from dataclasses import replace
 from dtfm.coordinator.core.charging import quarantine
 from dtfm.coordinator.core.ending import fail, finish
 from dtfm.coordinator.core.plan_adoption import adopt, again, back_before, regroup
-from dtfm.coordinator.core.state import Destination, Evaluation, Pausing, State
+from dtfm.coordinator.core.state import ATTEMPTS, Destination, Evaluation, Pausing, State
 from dtfm.coordinator.core.transition import Transition
-from dtfm.coordinator.core.trust.standing import is_alone, party_of
-from dtfm.coordinator.core.trust.verdict import Against, settle
+from dtfm.coordinator.core.trust.standing import is_alone, party_of, weakest
+from dtfm.coordinator.core.trust.verdict import Against, Unsettled, blame_for_waiting, settle
 from dtfm.coordinator.core.validation import check_digest, is_finite, malformed, name_some
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.charges import Charge
@@ -123,25 +123,37 @@ def awaits(state: State, phase: Pausing) -> str:
 
 
 def overdue(transition: Transition, phase: Pausing) -> None:
-    """The pause exceeded its deadline, though heartbeats came. Each node does by itself what is awaited, so it is settled against
-    those that have not, unless these are all. A held-out loss is given up: it takes whole chains of nodes."""
+    """The pause exceeded its deadline, though heartbeats came. A held-out loss is given up, as it takes whole chains of nodes,
+    and a checkpoint by `snapshot.end_overdue`. Otherwise what was to be done is done again. Each node confirms by itself, so
+    after ATTEMPTS it is settled against one that never did. If nobody ever did, the run has failed."""
     state, ledger = transition.state, transition.state.ledger
     assert ledger.plan is not None
-    step, party = ledger.step, party_of(ledger)
+    step = ledger.step
     if step in state.evaluations:
         evaluation_lost(transition, step, f"it did not come within {state.patience:g} seconds")
     tally = state.safekeeping.snapshot(Destination.CHECKPOINT, step)
+    if tally is not None and tally.writers and transition.now > tally.due:
+        return
     late = {node for node in ledger.plan.nodes if node in state.members.sessions and node not in phase.applied}
-    late |= tally.writers.keys() if tally is not None else set()
-    everybody = {party(node) for node in ledger.plan.nodes}
     awaited = awaits(transition.state, phase)
     reason = f"step {step} is trained, but {awaited} did not come within {state.patience:g} seconds"
-    of_the_run = is_alone(ledger) or (len(everybody) > 1 and {party(node) for node in late} == everybody)
-    if late and not of_the_run:
-        verdict = Against(tuple({party(node): node for node in sorted(late, reverse=True)}.values()))
-        quarantine(transition, verdict, Charge.STALLED, reason)
-    elif awaited:
+    if not awaited:
+        return
+    if not late:
         fail(transition, reason)
+        return
+    suspects = tuple(sorted(late))
+    accused = weakest(ledger, late)
+    transition.emit(ev.PlanFailed(ledger.generation, accused, reason, silent=True, suspects=suspects))
+    party = party_of(ledger)
+    everybody = {party(node) for node in ledger.plan.nodes}
+    match blame_for_waiting(transition.state.ledger):
+        case Against(members, others) if is_alone(ledger) or {party(node) for node in (*members, *others)} == everybody:
+            fail(transition, f"{ATTEMPTS} attempts in a row: {reason}")
+        case Against() as verdict:
+            quarantine(transition, verdict, Charge.STALLED, f"{ATTEMPTS} attempts waited for it; the last: {reason}")
+        case Unsettled():
+            again(transition, reason)
 
 
 def _settled(transition: Transition, verdict: Against, stage: int, digests: Mapping[str, str]) -> None:

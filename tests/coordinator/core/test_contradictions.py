@@ -4,6 +4,7 @@ the core that use `core/trust`."""
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -374,23 +375,59 @@ def after_the_last_step(*nodes: str) -> World:
     return world
 
 
-def test_who_does_not_confirm_the_last_commit_is_left_out() -> None:
+def confirm(world: World, *nodes: str) -> None:
+    """These nodes have applied the last commit, and no other has when the pause is over."""
+    step, generation = world.state.ledger.step, world.state.ledger.generation
+    for node in nodes:
+        world.hear(node, applied=wire.Applied(generation=generation, step=step, state_digest=DIGEST))
+    assert isinstance(world.state.phase, Pausing)
+    world.wait(world.state.phase.deadline - world.now + 0.1, beating=world.state.members.sessions)
+
+
+def test_a_run_whose_last_checkpoint_is_whole_ends_well_without_a_word_that_does_not_come() -> None:
     world = after_the_last_step("a", "b", "c")
     world.save()
-    for node in "ac":
-        world.hear(node, applied=wire.Applied(generation=1, step=1, state_digest=DIGEST))
-    world.wait(101 * LEASE, beating="abc")
-    assert verdicts(world) == [("b", Charge.STALLED, False)]
+    confirm(world, "a", "c")
+    assert verdicts(world) == []
     assert world.exit_code == 0
+
+
+def before_another_plan() -> World:
+    world = training("a", "b", "c", **LONG)
+    world.step()
+    world.join("d")
+    world.step()
+    return world
+
+
+def test_who_does_not_confirm_a_commit_is_left_out_after_three_attempts() -> None:
+    world = before_another_plan()
+    confirm(world, "a", "c")
+    assert verdicts(world) == []
+    world.settle()
+    assert isinstance(world.state.phase, Stepping), "the next commit begins anew"
+    world = before_another_plan()
+    waited = (frozenset("b"),) * (ATTEMPTS - 1)
+    world.state = replace(world.state, ledger=replace(world.state.ledger, waited_for=waited))
+    confirm(world, "a", "c")
+    assert verdicts(world) == [("b", Charge.STALLED, False)]
+    assert world.exit_code is None
+    world.settle()
+    world.step()
 
 
 def test_who_does_not_write_its_part_of_the_last_checkpoint_is_left_out_and_the_others_write_it() -> None:
     world = after_the_last_step("a", "b", "c")
-    world.apply()
-    world.write_checkpoint("a", "b")
-    world.now += 100 * LEASE + 1
-    world.feed(t.TimePassed())
-    assert verdicts(world) == [("c", Charge.STALLED, False)]
+    for attempt in range(ATTEMPTS):
+        assert verdicts(world) == []
+        world.apply()
+        world.write_checkpoint("a", "b")
+        world.now += 100 * LEASE + 1
+        world.feed(t.TimePassed())
+        if attempt < ATTEMPTS - 1:
+            world.settle()
+            world.evaluate()
+    assert verdicts(world) == [("c", Charge.SNAPSHOT, False)]
     assert world.exit_code is None
     world.join("d")
     assert isinstance(world.state.phase, Switching)
