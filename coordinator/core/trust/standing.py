@@ -12,8 +12,9 @@ from dtfm.coordinator.log.ledger import Ledger
 
 
 def is_alone(ledger: Ledger) -> bool:
-    """Whether all nodes that ever came belong to one party: then there is nobody to be protected from it."""
-    return len({ledger.key_of(node) or node for node in ledger.worked}) <= 1
+    """Whether all members, and nodes of the plan, belong to one party: then there is nobody to be protected from it."""
+    nodes = (*ledger.members, *(ledger.plan.nodes if ledger.plan is not None else ()))
+    return len({ledger.key_of(node) or node for node in nodes}) <= 1
 
 
 def party_of(ledger: Ledger) -> Callable[[str], str]:

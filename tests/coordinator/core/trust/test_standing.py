@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from dtfm.coordinator.core.trust.standing import is_alone, party_of, weakest
 from dtfm.coordinator.log.charges import Charge
-from dtfm.coordinator.log.events import NodeQuarantined
-from dtfm.coordinator.log.ledger import Holder, Ledger
+from dtfm.coordinator.log.events import DeviceSeen, NodeLeft, NodeQuarantined
+from dtfm.coordinator.log.ledger import Holder, Ledger, Member, apply
+from dtfm.scheduler.model.plan import Stage, from_routes
 
 
 def ledger(keys: str, steps: tuple[int, ...] = (), *quarantined: NodeQuarantined) -> Ledger:
@@ -13,7 +16,10 @@ def ledger(keys: str, steps: tuple[int, ...] = (), *quarantined: NodeQuarantined
     nodes = [f"n{number}" for number in range(len(keys))]
     access = {node: Holder(key, "node", "") for node, key in zip(nodes, keys, strict=True) if key != "-"}
     worked = dict(zip(nodes, steps or (0,) * len(nodes), strict=True))
-    return Ledger(access=access, worked=worked, quarantined={why.key or why.node: why for why in quarantined})
+    members = {node: Member("", DeviceSeen("cpu", "", 1, 1.0), "") for node in nodes}
+    return Ledger(
+        members=members, access=access, worked=worked, quarantined={why.key or why.node: why for why in quarantined}
+    )
 
 
 def undecided(node: str, against: str) -> NodeQuarantined:
@@ -31,6 +37,12 @@ def test_where_one_key_has_all_nodes_each_counts_for_itself() -> None:
     assert not is_alone(ledger("kk-"))
     party = party_of(ledger("kkk"))
     assert [party(f"n{number}") for number in range(3)] == ["n0", "n1", "n2"]
+
+
+def test_who_is_gone_does_not_count() -> None:
+    known = apply(ledger("kkv"), NodeLeft("n2", "it was only visiting"))
+    assert is_alone(known)
+    assert not is_alone(replace(known, plan=from_routes(1, [Stage((0, 1), ("n0", "n2"), ())], [])))
 
 
 def test_who_has_done_fewer_steps_is_weaker_and_then_who_came_later() -> None:
