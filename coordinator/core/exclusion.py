@@ -1,7 +1,10 @@
 """When several say that a step cannot be done, one alone may make them say so: NaN spreads. So the step is tried without one
-party after the other. Who has none of them to blame for it is the run itself."""
+party after the other. If it was tried without each and failed, the run itself is at fault. Without whom no plan is possible, the
+step waits for more nodes, as nothing can be said of it before."""
 
 from __future__ import annotations
+
+from collections.abc import Collection
 
 from dtfm.coordinator.core.charging import quarantine
 from dtfm.coordinator.core.ending import fail
@@ -14,42 +17,62 @@ from dtfm.coordinator.core.trust.verdict import Against
 from dtfm.coordinator.core.validation import name_some
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.charges import Charge
+from dtfm.coordinator.log.ledger import Ledger
 
 
 def try_without_another(transition: Transition, reason: str) -> None:
-    """Tries the step in hand without the party of least standing with which alone it was not tried yet. If there is none, the run
-    has failed for this ``reason``."""
-    ledger, plan = transition.state.ledger, transition.state.ledger.plan
-    party = party_of(ledger)
-    tried = {party(node) for node in ledger.tried_without}
-    left = [node for node in ledger.ready if plan is not None and node in plan.nodes and party(node) not in tried]
-    if not left:
-        fail(transition, reason)
+    """The step in hand has failed, for this ``reason``. It is tried without the party of least standing with which alone it was
+    not tried yet; if there is none, without one for which no plan was possible, once there is. If it has failed without each of
+    them, the run has."""
+    ledger = transition.state.ledger
+    if left := _besides(ledger, ledger.tried_without) or _besides(ledger, ledger.failed_without):
+        _bench(transition, weakest(ledger, left), reason)
         return
-    node = weakest(ledger, left)
-    whole = tuple(name for name in ledger.ready if party(name) == party(node))
-    transition.emit(ev.NodesBenched(whole, reason))
-    regroup(transition, f"the step is tried without {name_some(whole)}")
+    _forgive(transition, ledger.step)
+    fail(transition, reason)
 
 
 def go_on_if_impossible(transition: Transition) -> None:
-    """The rule: if no plan is possible without those who are benched, the step is tried without others."""
+    """The rule: if no plan is possible without those who are benched, the step is tried without others. If none is without any
+    of them, it waits."""
     state = transition.state
     if state.stopped or not state.ledger.benched or not isinstance(state.phase, Gathering):
         return
+    left = _besides(state.ledger, state.ledger.tried_without)
     match decide(state, transition.now):
-        case Wait(WaitReason.TOO_FEW_NODES | WaitReason.NO_PLAN):
-            try_without_another(transition, state.ledger.benched_for)
+        case Wait(WaitReason.TOO_FEW_NODES | WaitReason.NO_PLAN) if left:
+            _bench(transition, weakest(state.ledger, left), state.ledger.benched_for)
 
 
-def found(transition: Transition, benched: tuple[str, ...]) -> None:
-    """A step is committed that could not be done with those who are ``benched``. Who was suspended for what they made others
-    report of this step is forgiven."""
+def found(transition: Transition, benched: tuple[str, ...], reporters: Collection[str]) -> None:
+    """A step is committed that could not be done with those who are ``benched``, as these ``reporters`` had said. Who was
+    suspended for what they made others report of this step is forgiven."""
     if not benched:
         return
-    step = transition.state.ledger.step
-    for why in transition.state.ledger.quarantined.values():
-        if why.charge is Charge.NON_FINITE and why.step == step - 1:
-            transition.emit(ev.NodeForgiven(why.node, "the coordinator", why.key))
+    step, party = transition.state.ledger.step, party_of(transition.state.ledger)
+    _forgive(transition, step - 1)
     reason = f"step {step} could not be done with it, and could without it"
-    quarantine(transition, Against(benched[:1], undecided=True), Charge.SPOILS, reason)
+    others = tuple(sorted(node for node in set(reporters) if party(node) != party(benched[0])))
+    quarantine(transition, Against(benched[:1], others, undecided=True), Charge.SPOILS, reason)
+
+
+def _besides(ledger: Ledger, those: Collection[str]) -> list[str]:
+    """The nodes of the plan that are ready, without the parties of those."""
+    party, plan = party_of(ledger), ledger.plan
+    parties = {party(node) for node in those}
+    return [node for node in ledger.ready if plan is not None and node in plan.nodes and party(node) not in parties]
+
+
+def _bench(transition: Transition, node: str, reason: str) -> None:
+    ledger = transition.state.ledger
+    party = party_of(ledger)
+    whole = tuple(name for name in ledger.ready if party(name) == party(node))
+    transition.emit(ev.NodesBenched(whole, reason))
+    regroup(transition, f"to find who is at fault, the step is tried without {name_some(whole)}")
+
+
+def _forgive(transition: Transition, step: int) -> None:
+    """Whoever was suspended after ``step`` for NaN, which another made."""
+    for why in transition.state.ledger.quarantined.values():
+        if why.charge is Charge.NON_FINITE and why.step == step:
+            transition.emit(ev.NodeForgiven(why.node, "the coordinator", why.key))

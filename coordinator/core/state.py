@@ -349,8 +349,9 @@ class Speeds:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """``speeds`` are by (node, "") for devices and by (source, destination) for links. ``also``: nodes that have said, too, that
-    the step in hand failed, after it was aborted because of another. Once ``stopped``, nothing but farewells happens."""
+    """``speeds`` are by (node, "") for devices and by (source, destination) for links. ``also``: reports that the step in hand
+    failed, as in Ledger.failures, which came after it was aborted because of another. Once ``stopped``, nothing but farewells
+    happens."""
 
     run: RunFile
     message: plan_pb2.Run
@@ -361,7 +362,7 @@ class State:
     evaluations: Mapping[int, Evaluation] = field(default_factory=dict)
     safekeeping: Safekeeping = field(default_factory=Safekeeping)
     speeds: Mapping[tuple[str, str], Speeds] = field(default_factory=dict)
-    also: tuple[str, ...] = ()
+    also: tuple[tuple[str, str], ...] = ()
     stopped: bool = False
 
     @property

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from dtfm.coordinator.core import drift, post_commit
@@ -23,7 +24,7 @@ from dtfm.coordinator.core.state import ATTEMPTS, Destination, Pausing, Stepping
 from dtfm.coordinator.core.timeouts import step_patience
 from dtfm.coordinator.core.transition import Transition
 from dtfm.coordinator.core.trust.stalls import stalled
-from dtfm.coordinator.core.trust.standing import is_alone, weakest
+from dtfm.coordinator.core.trust.standing import is_alone, party_of, weakest
 from dtfm.coordinator.core.trust.verdict import (
     Against,
     OfTheLink,
@@ -37,7 +38,7 @@ from dtfm.coordinator.core.trust.verdict import (
 from dtfm.coordinator.core.validation import check_codecs, check_progress, check_vote, is_finite, name_some, shorten
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.charges import Charge
-from dtfm.coordinator.log.ledger import NODE_LEFT, OVERDUE, PEER_LOST, SETTLED
+from dtfm.coordinator.log.ledger import NODE_LEFT, OVERDUE, PEER_LOST, SETTLED, Ledger
 from dtfm.protos import control_pb2 as wire
 from dtfm.scheduler.model.plan import Plan
 
@@ -137,8 +138,7 @@ def step_failed(transition: Transition, node: str, message: wire.StepFailed) -> 
             f"ignored a failure of {node} in step {message.step} of generation {message.generation}: not in progress"
         )
         return
-    known = message.problem in wire.StepProblem.values()
-    problem = message.problem if known and message.problem else wire.INTERNAL
+    problem = _known(message.problem)
     if problem == wire.PEER_LOST and message.peer in plan.nodes and message.peer != node:
         _peer_lost(transition, node, message.peer, sentence)
     elif problem == wire.PEER_LOST:
@@ -218,6 +218,7 @@ def _commit(transition: Transition, phase: Stepping) -> None:
     last = [phase.votes[node] for node in plan.stages[-1].replicas]
     samples = sum(vote.samples for vote in last)
     loss = math.fsum(vote.loss_sum for vote in last) / samples
+    reporters = [node for node, _ in (*state.ledger.failures, *state.also)]
     benched = state.ledger.benched
     transition.emit(
         ev.StepCommitted(
@@ -236,7 +237,7 @@ def _commit(transition: Transition, phase: Stepping) -> None:
     if clipped := _clipped(plan, phase.votes):
         transition.emit(ev.GradientsClipped(phase.step, plan.generation, clipped))
     transition.state = replace(transition.state, also=())
-    found(transition, benched)
+    found(transition, benched, reporters)
     drift.committed(transition, phase.votes)
     _announce(transition, phase.step, plan, math.sqrt(squared_norm))
 
@@ -289,8 +290,9 @@ def _abort(transition: Transition, problem: wire.StepProblem, node: str, sentenc
     reason = f"step {phase.step}: {name} on {node}: {sentence}"
     _send_abort(transition, phase.step, reason)
     advice = _advice(problem)
-    match blame(transition.state.ledger, transition.state.ledger.failures, transition.state.also):
-        case OfTheRun() if problem == wire.OUT_OF_MEMORY or is_alone(ledger):
+    failures, also = transition.state.ledger.failures, transition.state.also
+    match blame(transition.state.ledger, [who for who, _ in failures], [who for who, _ in also]):
+        case OfTheRun() if is_alone(ledger) or _lack_memory(ledger, (*failures, *also)):
             fail(transition, f"{ATTEMPTS} attempts in a row failed at {reason}{advice}")
         case OfTheRun():
             try_without_another(transition, f"{ATTEMPTS} attempts in a row failed at {reason}{advice}")
@@ -344,9 +346,23 @@ def _said_before(transition: Transition, node: str, said: wire.StepReady | wire.
         return False
     if plan is None or node not in plan.nodes or said.generation not in (ledger.generation - 1, ledger.generation):
         return False
-    if ledger.failures and ledger.failures[-1] != node and state.also.count(node) < len(ledger.failures):
-        transition.state = replace(state, also=(*state.also, node))
+    times = sum(who == node for who, _ in state.also)
+    if ledger.failures and ledger.failures[-1][0] != node and times < len(ledger.failures):
+        problem = said.problem if isinstance(said, wire.StepFailed) else wire.NON_FINITE
+        transition.state = replace(state, also=(*state.also, (node, wire.StepProblem.Name(_known(problem)))))
     return True
+
+
+def _known(problem: wire.StepProblem) -> wire.StepProblem:
+    return problem if problem in wire.StepProblem.values() and problem else wire.INTERNAL
+
+
+def _lack_memory(ledger: Ledger, reports: Collection[tuple[str, str]]) -> bool:
+    """Whether two parties have each said twice that their memory is too small: then it is no use to try without one of them."""
+    party, name = party_of(ledger), wire.StepProblem.Name(wire.OUT_OF_MEMORY)
+    return (
+        sum(times >= 2 for times in Counter(party(node) for node, problem in reports if problem == name).values()) >= 2
+    )
 
 
 def _due_samples(transition: Transition, plan: Plan, node: str) -> int:

@@ -37,7 +37,7 @@ MOST_FAILURES = 100
 MOST_KNOWN = 20_000
 """The number of nodes whose steps are remembered. From then on the one that came first is forgotten."""
 
-_NO_TRIAL: dict[str, Any] = {"benched": (), "benched_for": "", "tried_without": ()}
+_NO_TRIAL: dict[str, Any] = {"benched": (), "benched_for": "", "tried_without": (), "failed_without": ()}
 
 EXHAUSTED = 0.8
 """A connection limits its links if it carries less than this fraction of their sum."""
@@ -117,15 +117,16 @@ class Ledger:
     of ``step`` in memory. They still have it when they return, unless they say otherwise. ``step_seconds``: the time of the last
     step that began and ended under one plan. ``checkpoints`` maps the steps of whole checkpoints to their folders; ``on_disks``
     is the last whole snapshot on the nodes' disks.
-    Since the last commit: ``failures`` are the nodes that reported a step which was at fault itself, ``peer_losses`` who lost
-    whom, ``waited_for`` the suspects of each attempt that waited in vain, the last MOST_FAILURES. Who leaves is in
-    neither. ``plan_failures`` are the nodes that could not take their part since a plan last started, ``checkpoint_failures``
-    those because of which checkpoints failed since one was whole.
+    Since the last commit: ``failures`` are the reports of a step that was at fault itself, each a node and the problem,
+    ``peer_losses`` who lost whom, ``waited_for`` the suspects of each attempt that waited in vain, the last MOST_FAILURES. Who
+    leaves is in neither of these two. ``plan_failures`` are the nodes that could not take their part since a plan last started,
+    ``checkpoint_failures`` those because of which checkpoints failed since one was whole.
     ``invitations`` are by id, ``access`` by name. ``revoked``: names, the oldest first, and when they were
     revoked (seconds since 1970). They belong to nobody again: a connection that was opened before may outlive every certificate.
     ``quarantined`` are by key, or by name where a name alone is bound, the oldest first. ``worked``: by node, in how many
     committed steps it took part; in the order in which they first came. ``benched`` take no part until the next commit, and
-    ``benched_for`` says why; ``tried_without`` are all who were benched since the last one.
+    ``benched_for`` says why; ``tried_without`` are all who were benched since the last one, but those without whom no plan was
+    possible are tried again once another node is ready; ``failed_without`` are those without whom the step was tried and failed.
     """
 
     run_id: str = ""
@@ -149,7 +150,7 @@ class Ledger:
     evaluated: ev.Evaluated | None = None
     checkpoints: Mapping[int, str] = field(default_factory=dict)
     on_disks: ev.SnapshotWritten | None = None
-    failures: tuple[str, ...] = ()
+    failures: tuple[tuple[str, str], ...] = ()
     peer_losses: tuple[tuple[str, str], ...] = ()
     waited_for: tuple[frozenset[str], ...] = ()
     plan_failures: tuple[str, ...] = ()
@@ -163,6 +164,7 @@ class Ledger:
     benched: tuple[str, ...] = ()
     benched_for: str = ""
     tried_without: tuple[str, ...] = ()
+    failed_without: tuple[str, ...] = ()
 
     @property
     def checkpoint_step(self) -> int:
@@ -238,7 +240,8 @@ def apply(ledger: Ledger, event: ev.Event) -> Ledger:
             return replace(ledger, members={**ledger.members, event.node: member}, worked=worked)
         case ev.NodeReady():
             member = replace(ledger.members[event.node], ready=True)
-            return replace(ledger, members={**ledger.members, event.node: member})
+            ready = {**ledger.members, event.node: member}
+            return replace(ledger, members=ready, tried_without=ledger.failed_without)
         case ev.NodeLeft():
             return _without(ledger, event.node)
         case ev.NodeLeaving():
@@ -291,8 +294,11 @@ def apply(ledger: Ledger, event: ev.Event) -> Ledger:
         case ev.StepAborted(problem="OVERDUE"):
             return _waited(ledger, event)
         case ev.StepAborted():
-            failures = ledger.failures if event.problem in _NOBODYS else (*ledger.failures, event.node)
-            return replace(ledger, failures=failures)
+            if event.problem in _NOBODYS:
+                return ledger
+            failed_without = tuple(dict.fromkeys((*ledger.failed_without, *ledger.benched)))
+            reports = (*ledger.failures, (event.node, event.problem))
+            return replace(ledger, failures=reports, failed_without=failed_without)
         case ev.Evaluated():
             return replace(ledger, evaluated=event)
         case ev.CheckpointWritten():

@@ -190,6 +190,7 @@ def test_who_makes_all_others_report_nan_is_found_by_trying_without_it(spoiler: 
     assert spoiler in world.state.ledger.benched
     world.step()
     assert verdicts(world) == [(spoiler, Charge.SPOILS, True)]
+    assert set(world.events(ev.NodeQuarantined)[-1].against) >= {"abcd".replace(spoiler, "")[0]}
     assert set(world.state.members.sessions) == set("abcd") - {spoiler}
     assert not world.state.ledger.benched
     goes_on_without(world, spoiler)
@@ -211,11 +212,96 @@ def test_who_reported_what_another_did_is_forgiven() -> None:
     world.join("b", incarnation=2)
 
 
-def test_if_no_plan_is_possible_without_anybody_it_ends() -> None:
+def test_if_no_plan_is_possible_without_anybody_it_waits_for_more_nodes_and_accuses_nobody() -> None:
+    world = training("a", "b", **LONG)
+    vote_nan(world, spoiler="b")
+    assert [benched.nodes for benched in world.events(ev.NodesBenched)] == [("b",), ("a",)]
+    assert (world.exit_code, verdicts(world)) == (None, [])
+    assert "to find who is at fault, the step is tried without a: 1 of 2 nodes are ready" in (
+        world.events(ev.Waiting)[-1].reason
+    )
+    world.join("c")
+    vote_nan(world, spoiler="b")
+    world.step()
+    assert verdicts(world) == [("b", Charge.SPOILS, True)]
+    assert world.exit_code is None
+
+
+def test_once_the_step_has_failed_without_each_of_them_it_ends_though_some_were_impossible_before() -> None:
     world = training("a", "b", **LONG)
     vote_nan(world, spoiler="")
-    assert len(world.events(ev.NodesBenched)) == 2
+    world.join("c")
+    vote_nan(world, spoiler="")
     assert world.exit_code == 1
+    assert verdicts(world) == []
+
+
+def needs(world: World, least: int, *nodes: str) -> None:
+    """From now on no plan is possible with fewer nodes than ``least``, or without these."""
+    able = world.planner
+    world.planner = lambda ids: able(ids) if len(set(ids)) >= least and set(nodes) <= set(ids) else "too few"
+
+
+def test_whom_no_plan_can_do_without_is_not_cleared_by_that() -> None:
+    world = training("a", "b", "c", **LONG)
+    needs(world, 2, "c")
+    vote_nan(world, spoiler="c")
+    assert world.state.ledger.benched == ("c",)
+    assert (world.exit_code, verdicts(world)) == (None, [])
+
+
+def test_another_node_lets_it_be_tried_without_whom_it_could_not_be_before() -> None:
+    world = training("a", "b", "c", **LONG)
+    needs(world, 3, "a")
+    vote_nan(world, spoiler="c")
+    assert world.state.ledger.benched == ("a",)
+    world.join("d")
+    vote_nan(world, spoiler="c")
+    world.step()
+    assert verdicts(world) == [("c", Charge.SPOILS, True)]
+
+
+def test_a_trial_during_which_a_node_leaves_does_not_count() -> None:
+    world = training(*"abcd", **LONG)
+    world.step()
+    for _ in range(2):
+        for node in world.plan_in_force.nodes[:2]:
+            world.fail_step(node, wire.NON_FINITE)
+            world.settle()
+    benched = world.state.ledger.benched
+    assert len(benched) == 1
+    world.lose(min(set("abcd") - set(benched)))
+    assert world.state.ledger.benched == benched
+    assert world.state.ledger.failed_without == ()
+
+
+def test_when_the_run_is_at_fault_who_was_suspended_for_its_nan_is_forgiven() -> None:
+    world = training(*"abcd", **LONG)
+    for _ in range(ATTEMPTS):
+        world.fail_step("b", wire.NON_FINITE)
+        world.settle()
+    assert verdicts(world) == [("b", Charge.NON_FINITE, True)]
+    vote_nan(world, spoiler="")
+    assert world.exit_code == 1
+    assert [forgiven.node for forgiven in world.events(ev.NodeForgiven)] == ["b"]
+
+
+def fail_in_turn(world: World, *said: tuple[str, wire.StepProblem]) -> None:
+    for node, problem in said:
+        assert world.exit_code is None
+        world.fail_step(node, problem)
+        if isinstance(world.state.phase, Switching):
+            world.settle()
+
+
+def test_only_if_two_parties_lack_memory_the_run_ends_for_that() -> None:
+    world = training(*"abcd", **LONG)
+    fail_in_turn(world, *[("a", wire.NON_FINITE), ("b", wire.OUT_OF_MEMORY)] * 2)
+    assert (world.exit_code, len(world.state.ledger.benched)) == (None, 1)
+    world = training(*"abcd", **LONG)
+    fail_in_turn(world, *[("a", wire.OUT_OF_MEMORY), ("b", wire.OUT_OF_MEMORY)] * 2)
+    assert world.exit_code == 1
+    assert "Lower train.micro_batch" in world.events(ev.RunFailed)[-1].reason
 
 
 def test_if_nobody_can_take_its_place_the_run_waits_and_says_for_whom() -> None:
