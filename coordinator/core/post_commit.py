@@ -36,7 +36,8 @@ def expect_evaluation(transition: Transition, step: int, plan: Plan) -> None:
         evaluation_lost(transition, min(pending), f"it was not done when that of step {step} began")
     held_out = held_out_chains(plan, train.evaluation_samples // train.micro_batch)
     ends = Counter(chain[-1] for chain in held_out)
-    evaluation = Evaluation(plan.generation, {node: count * train.micro_batch for node, count in ends.items()})
+    expected = {node: count * train.micro_batch for node, count in ends.items()}
+    evaluation = Evaluation(plan.generation, expected, frozenset(node for chain in held_out for node in chain))
     _set_evaluation(transition, step, evaluation)
 
 

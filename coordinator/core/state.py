@@ -263,10 +263,12 @@ Phase = Gathering | Switching | Stepping | Pausing
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """Reports of the held-out loss, from the nodes that are ``expected`` to send one, each over so many samples."""
+    """Reports of the held-out loss, from the nodes that are ``expected`` to send one, each over so many samples. ``nodes``: all
+    that have a part in it."""
 
     generation: int
     expected: Mapping[str, int]
+    nodes: frozenset[str] = frozenset()
     reports: Mapping[str, wire.Evaluated] = field(default_factory=dict)
 
 

@@ -128,7 +128,8 @@ def step_failed(transition: Transition, node: str, message: wire.StepFailed) -> 
         ledger.generation,
         ledger.step,
     ):
-        if ledger.step in transition.state.evaluations:
+        evaluation = transition.state.evaluations.get(ledger.step)
+        if evaluation is not None and node in evaluation.nodes:
             post_commit.evaluation_lost(transition, ledger.step, f"{node}: {sentence}")
         return
     if message.problem != wire.PEER_LOST and _said_before(transition, node, message):
@@ -194,7 +195,10 @@ def overdue(transition: Transition, phase: Stepping) -> None:
 
 
 def _commit(transition: Transition, phase: Stepping) -> None:
-    """All have voted: checks that the votes agree, then commits and announces the step."""
+    """All have voted: checks that the votes agree, then commits and announces the step.
+
+    Replicas that differ from a majority may not be at fault: one that reduces gradients can send another result to each.
+    """
     state, plan = transition.state, transition.state.ledger.plan
     assert plan is not None
     assert state.ledger.described is not None

@@ -42,6 +42,19 @@ def test_losing_a_peer_stream_during_the_last_evaluation_does_not_fail_the_run()
     assert not world.events(ev.StepAborted)
 
 
+def test_who_has_no_part_in_a_held_out_loss_cannot_end_it() -> None:
+    world = training()
+    world.stick_to_plan()
+    world.join("c")
+    for _ in range(3):
+        world.step()
+    assert 3 in world.state.evaluations
+    world.fail_step("c", wire.INTERNAL)
+    assert 3 in world.state.evaluations
+    world.fail_step("a", wire.INTERNAL)
+    assert 3 not in world.state.evaluations
+
+
 def test_a_checkpoint_is_whole_when_all_its_buckets_are_written() -> None:
     world = training()
     world.step()
