@@ -209,14 +209,14 @@ def _commit(transition: Transition, phase: Stepping) -> None:
         if (verdict := settle(state.ledger, digests, operator.eq)) is not None:
             transition.emit(ev.DigestMismatch(phase.step, plan.generation, index, digests))
             reason = f"before step {phase.step} its state differs from that of the other replicas of stage {index}"
-            _settled(transition, verdict, Charge.DIGEST, reason)
+            _settled(transition, replace(verdict, undecided=True), Charge.DIGEST, reason)
             if verdict.undecided:
                 back_before(transition, phase.step - 1, reason)
             return
         norms = {node: vote.squared_gradient_norm for node, vote in votes.items()}
         if (verdict := settle(state.ledger, norms, _same_norm)) is not None:
             reason = f"in step {phase.step} its gradient differs from that of the other replicas of stage {index}"
-            _settled(transition, verdict, Charge.GRADIENT_NORM, reason)
+            _settled(transition, replace(verdict, undecided=True), Charge.GRADIENT_NORM, reason)
             return
         squared_norm += next(iter(norms.values()))
     last = [phase.votes[node] for node in plan.stages[-1].replicas]
