@@ -8,14 +8,17 @@ from pathlib import Path
 
 REMOTE = frozenset(("abfs", "abfss", "adl", "az", "gcs", "gs", "hf", "http", "https", "oci", "oss", "r2", "s3", "s3a"))
 """The same wherever it is read. What these may read and write follows from the credentials that a process is given."""
+KNOWN = REMOTE | {"file", "local", "memory"}
+"""What a run may name. Any other scheme could lead back to this machine's files, as fsspec's "dir" does, or to hosts that its
+user has keys for, as "sftp" does. "memory" is a process's own."""
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):")
 
 
 def local_places(source: str, tokenizer: str, pretrained: str, checkpoint: str) -> Iterator[tuple[str, str]]:
-    """The run file's key, and the place, of each that may be on the local disk. Whatever is not known to be elsewhere may be: so
-    may data sets without a slash in their name, as `datasets` has builders of such names, like "csv", that read the working
-    directory."""
+    """The run file's key, and the path, of each place that may be on the local disk. Whatever is not known to be elsewhere may
+    be: so may data sets without a slash in their name, as `datasets` has builders of such names, like "csv", that read the
+    working directory. Raises ValueError for a place that no run may name (see `check_url`)."""
     if source.startswith("hf:"):
         whole = source.removeprefix("hf:")
         name = whole.partition(":")[0]
@@ -25,20 +28,43 @@ def local_places(source: str, tokenizer: str, pretrained: str, checkpoint: str) 
         yield "data.source", source
     if tokenizer not in ("", "bytes") and _is_local_name(tokenizer):
         yield "data.tokenizer", tokenizer
-    if pretrained and (_is_local_url(pretrained) if "://" in pretrained else _is_local_name(pretrained)):
+    if "://" in pretrained or "::" in pretrained:
+        _check_url("model.pretrained", pretrained)
+        if _is_local_url(pretrained):
+            yield "model.pretrained", _path_of(pretrained)
+    elif pretrained and _is_local_name(pretrained):
         yield "model.pretrained", pretrained
+    _check_url("checkpoint.uri", checkpoint)
     if _is_local_url(checkpoint):
-        yield "checkpoint.uri", checkpoint
+        yield "checkpoint.uri", _path_of(checkpoint)
 
 
-def path_of(place: str) -> str:
+def check_url(place: str) -> None:
+    """Raises ValueError, to follow the key's name, unless ``place`` is a path, or a URL of a KNOWN scheme that is not wrapped
+    into another ("::")."""
+    scheme = _SCHEME.match(place)
+    if "::" in place or (scheme is not None and scheme[1].lower() not in KNOWN):
+        raise ValueError(
+            f"names {place!r}, which no run may use; give a path, or a URL without :: of one of these kinds: "
+            + ", ".join(sorted(KNOWN))
+        )
+
+
+def _check_url(key: str, place: str) -> None:
+    try:
+        check_url(place)
+    except ValueError as problem:
+        raise ValueError(f"{key} {problem}") from None
+
+
+def _path_of(place: str) -> str:
     """Without the scheme of a local URL."""
-    return re.sub(r"\A(file|local):(//)?", "", place)
+    return re.sub(r"\A(file|local):(//)?", "", place, flags=re.IGNORECASE)
 
 
 def _is_local_url(place: str) -> bool:
     scheme = _SCHEME.match(place)
-    return scheme is None or "::" in place or scheme[1].lower() not in REMOTE
+    return scheme is None or scheme[1].lower() in ("file", "local")
 
 
 def _is_local_name(name: str) -> bool:

@@ -35,7 +35,7 @@ from dtfm.protos.connection import read_address
 from dtfm.protos.enrolment import DEFAULT_ADDRESS
 from dtfm.protos.health import answering
 from dtfm.protos.invitation import MOST_ADDRESSES, MOST_CHARACTERS, PREFIX, Invitation, read_invitation
-from dtfm.protos.places import local_places, path_of
+from dtfm.protos.places import local_places
 from dtfm.protos.private_files import read_private, write_private
 
 
@@ -195,7 +195,7 @@ def _tell(run: RunFile, host: str, port: int, invitation: str, file: Path | None
     if file is not None:
         invitation = ""
     places = local_places(run.data.source, run.message("").data.tokenizer, run.model.pretrained, run.checkpoint.uri)
-    allow = "".join(f" --allow-data {shlex.quote(path_of(place))}" for _, place in places)
+    allow = "".join(f" --allow-data {shlex.quote(path)}" for _, path in places)
     if json_lines:
         print(json.dumps({"event": "listening", "address": _here(host, port), "invitation": invitation}), flush=True)
         return

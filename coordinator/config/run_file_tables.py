@@ -14,6 +14,8 @@ from typing import Any, Literal
 import fsspec
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
+from dtfm.protos.places import KNOWN, check_url
+
 Codec = Literal["auto", "off", "raw16", "i8b256", "i4b64", "i4h64"]
 ReductionCodec = Literal["auto", "off", "raw16", "i8b256", "i4b64", "i4h64", "topk"]
 
@@ -34,7 +36,8 @@ class Model(Table):
         default="",
         max_length=4096,
         description="The weights to begin with, as transformers' save_pretrained writes them (config.json and safetensors): a "
-        'folder, any fsspec URL, or a name on the Hugging Face hub, like "NAME" or "NAME@REVISION". Each node reads only its own '
+        'folder, a URL (its kinds are those of `checkpoint.uri`), or a name on the Hugging Face hub, like "NAME" or '
+        '"NAME@REVISION". Each node reads only its own '
         "layers. Without it, the weights follow from `seed`.",
     )
     family: str = Field(
@@ -55,6 +58,13 @@ class Model(Table):
         description='With family "module": "package.module:function", a function that returns a torch.nn.Sequential. '
         "Every node must be able to import it.",
     )
+
+    @field_validator("pretrained")
+    @classmethod
+    def _pretrained_usable(cls, pretrained: str) -> str:
+        if "://" in pretrained or "::" in pretrained:
+            check_url(pretrained)
+        return pretrained
 
     @field_validator("family")
     @classmethod
@@ -379,7 +389,8 @@ class Checkpoint(Table):
         default="file:./checkpoints",
         min_length=1,
         max_length=4096,
-        description="Folder for checkpoints, a path or any fsspec URL. The coordinator and all nodes must reach it.",
+        description="Folder for checkpoints, a path or a URL. The coordinator and all nodes must reach it. Kinds of URL, as "
+        f"fsspec has them: {', '.join(sorted(KNOWN))}; not wrapped into each other (::).",
     )
     every: int = Field(
         default=100,
@@ -396,6 +407,7 @@ class Checkpoint(Table):
     @field_validator("uri")
     @classmethod
     def _uri_reachable(cls, uri: str) -> str:
+        check_url(uri)
         protocol, _, path = uri.partition(":") if re.match(r"[A-Za-z][\w+.-]*:", uri) else ("file", "", uri)
         if protocol == "file":
             return Path(path.removeprefix("//") or "/").expanduser().resolve().as_uri()

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from dtfm.protos.places import local_places, path_of
+from dtfm.protos.places import local_places
 from dtfm.protos.plan_pb2 import Run
 
 ALLOW = "--allow-data"
@@ -29,19 +29,17 @@ def read_allowed(globs: Sequence[str]) -> tuple[str, ...]:
 def check_places(run: Run, allowed: Sequence[str]) -> None:
     """Raises ValueError unless all files of this machine that the run may read or write are ``allowed`` (see `read_allowed`), or
     in a folder that is."""
-    places = local_places(run.data.source, run.data.tokenizer, run.model.pretrained, run.checkpoint.uri)
-    for key, place in places:
-        _check(key, place, allowed)
+    for key, path in local_places(run.data.source, run.data.tokenizer, run.model.pretrained, run.checkpoint.uri):
+        _check(key, path, allowed)
 
 
-def _check(key: str, place: str, allowed: Sequence[str]) -> None:
-    path = path_of(place)
+def _check(key: str, path: str, allowed: Sequence[str]) -> None:
     pattern = key == "data.source" and _MAGIC.search(path) is not None
     named = _resolved(path) if pattern else os.path.realpath(Path(path).expanduser())
     if ".." in Path(named).parts or not _is_allowed(named, allowed):
         raise ValueError(
-            f"{key}: this node's operator does not let a run use {place!r} here; to allow it, start the node with "
-            f"{ALLOW} '{named}'{_slash(key, place)}"
+            f"{key}: this node's operator does not let a run use {path!r} here; to allow it, start the node with "
+            f"{ALLOW} '{named}'{_slash(key, path)}"
         )
     if not pattern:
         return

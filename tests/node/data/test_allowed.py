@@ -60,17 +60,37 @@ def test_what_is_not_on_this_machine_need_not_be_allowed(elsewhere: Run) -> None
         (run(tokenizer="data"), "data.tokenizer"),
         (run(pretrained="data"), "model.pretrained"),
         (run(pretrained="file:///etc"), "model.pretrained"),
-        (run(pretrained="sftp://host/etc"), "model.pretrained"),
-        (run(pretrained="simplecache::file:///etc"), "model.pretrained"),
+        (run(pretrained="FILE:///etc"), "model.pretrained"),
         (run(uri="/root/.ssh"), "checkpoint.uri"),
         (run(uri="file:///root/.ssh"), "checkpoint.uri"),
         (run(uri="local:///root/.ssh"), "checkpoint.uri"),
-        (run(uri="zip://x::file:///root/.ssh"), "checkpoint.uri"),
+        (run(uri="Local:/root/.ssh"), "checkpoint.uri"),
     ],
 )
 def test_what_may_be_on_this_machine_is_refused_by_its_name_and_the_option(folder: Path, here: Run, key: str) -> None:
     with pytest.raises(ValueError, match=f"^{key}: .* --allow-data '/"):
         check_places(here, read_allowed([str(folder / "elsewhere")]))
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "simplecache::file:///root/.ssh",
+        "dir::file:///etc",
+        "dir::/etc",
+        "zip://x::file:///root/.ssh",
+        "s3://bucket/x::file:///etc",
+        "sftp://host/x",
+        "DIR://x",
+        "github://owner:name@/x",
+    ],
+)
+def test_what_could_lead_elsewhere_is_refused_whatever_is_allowed(folder: Path, url: str) -> None:
+    everything = read_allowed([str(folder), "/"])
+    with pytest.raises(ValueError, match=r"^checkpoint\.uri names .*, which no run may use"):
+        check_places(run(uri=url), everything)
+    with pytest.raises(ValueError, match=r"^model\.pretrained names .*, which no run may use"):
+        check_places(run(pretrained=url), everything)
 
 
 @pytest.mark.parametrize("allow", ["{}/data", "{}/data/*.txt", "{}/da*", "data", "{}", "/"])
