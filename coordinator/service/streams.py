@@ -14,8 +14,8 @@ from dtfm.coordinator.core import transition as t
 from dtfm.protos import control_pb2 as wire
 from dtfm.protos.token_bucket import TokenBucket
 
-MAX_WAITING = 10_000
-"""The number of messages that may wait for a slow reader."""
+MOST_UNREAD, MOST_UNREAD_BYTES = 10_000, 16 << 20
+"""What may wait for a slow reader: messages, and bytes, or a single message that is larger."""
 
 MOST_INPUTS, MOST_INPUT_BYTES = 16, 1 << 20
 """What may wait of one stream for the core. Who says more is not read until there is room, so that HTTP/2 stops the sender. A
@@ -104,22 +104,29 @@ class _Outgoing:
 
     def __init__(self) -> None:
         self.ended = asyncio.Event()
-        self._waiting: asyncio.Queue[wire.CoordinatorMessage | None] = asyncio.Queue(MAX_WAITING)
+        self._waiting: asyncio.Queue[wire.CoordinatorMessage | None] = asyncio.Queue()
+        self._bytes = 0
 
     def put(self, message: wire.CoordinatorMessage | None) -> None:
         """None ends it, after what was put before; so does a message too many, as the node does not read."""
-        try:
-            self._waiting.put_nowait(message)
-        except asyncio.QueueFull:
-            message = None
+        size = 0 if message is None else message.ByteSize()
+        if message is not None and not self._has_room(size):
+            message, size = None, 0
             while not self._waiting.empty():
                 self._waiting.get_nowait()
-            self._waiting.put_nowait(None)
+            self._bytes = 0
+        self._bytes += size
+        self._waiting.put_nowait(message)
         if message is None:
             self.ended.set()
 
+    def _has_room(self, size: int) -> bool:
+        waiting = self._waiting.qsize()
+        return not waiting or (waiting < MOST_UNREAD and self._bytes + size <= MOST_UNREAD_BYTES)
+
     async def write_all(self, write: Callable[[wire.CoordinatorMessage], Awaitable[None]]) -> None:
         while (message := await self._waiting.get()) is not None:
+            self._bytes -= message.ByteSize()
             await write(message)
 
 

@@ -12,7 +12,16 @@ import pytest
 
 from dtfm.coordinator.core import transition as t
 from dtfm.coordinator.log import events as ev
-from dtfm.coordinator.service.streams import MOST_INPUT_BYTES, MOST_INPUTS, Budget, Inputs, Place, Streams
+from dtfm.coordinator.service.streams import (
+    MOST_INPUT_BYTES,
+    MOST_INPUTS,
+    MOST_UNREAD,
+    MOST_UNREAD_BYTES,
+    Budget,
+    Inputs,
+    Place,
+    Streams,
+)
 from dtfm.protos import control_pb2 as wire
 from dtfm.protos import control_pb2_grpc
 from dtfm.protos.connection import MAX_MESSAGE_BYTES
@@ -59,6 +68,37 @@ async def test_a_stream_that_is_to_end_does_not_wait_for_a_node_that_reads_no_mo
     await asyncio.wait_for(serving, 10)
     assert await inputs.get() == t.StreamClosed(stream, "its connection broke")
     assert not streams.any_open
+
+
+@pytest.mark.parametrize(("size", "unread"), [(0, MOST_UNREAD), (MOST_UNREAD_BYTES // 4, 3)])
+async def test_a_node_that_does_not_read_is_hung_up_on_once_too_much_waits_for_it(size: int, unread: int) -> None:
+    inputs = Inputs()
+    streams, told, reads, heard = Streams(inputs, 10), asyncio.Event(), asyncio.Event(), list[int]()
+    message = wire.CoordinatorMessage(welcome=wire.Welcome(authority=bytes(size)))
+
+    async def said() -> AsyncIterator[wire.NodeMessage]:
+        yield hello("a")
+        await asyncio.Event().wait()
+
+    async def written(message: wire.CoordinatorMessage) -> None:
+        heard.append(message.ByteSize())
+        told.set()
+        await reads.wait()
+
+    serving = asyncio.create_task(streams.serve(said(), written, "a"))
+    stream = (await inputs.get()).stream  # type: ignore[union-attr]
+    streams.put(stream, message)
+    await told.wait()  # this one is being written
+    for _ in range(unread):
+        streams.put(stream, message)
+    outgoing = streams._outgoing[stream]
+    assert not outgoing.ended.is_set()
+    streams.put(stream, message)
+    assert outgoing.ended.is_set()
+    assert outgoing._waiting.qsize() == 1  # what waited is gone, but for the end
+    reads.set()
+    await asyncio.wait_for(serving, 10)
+    assert len(heard) == 1
 
 
 async def test_who_says_much_fills_its_own_place_alone() -> None:
