@@ -33,6 +33,12 @@ def check_places(run: Run, allowed: Sequence[str]) -> None:
         _check(key, path, allowed)
 
 
+def check_checkpoint(folder: str, allowed: Sequence[str]) -> None:
+    """Raises ValueError unless the run may read the checkpoint that the coordinator names: as if it were below checkpoint.uri. It
+    may be elsewhere, as a run that goes on may have another."""
+    check_places(Run(data=Run.Data(source="python-stdlib"), checkpoint=Run.Checkpoint(uri=folder)), allowed)
+
+
 def _check(key: str, path: str, allowed: Sequence[str]) -> None:
     pattern = key == "data.source" and _MAGIC.search(path) is not None
     named = _resolved(path) if pattern else os.path.realpath(Path(path).expanduser())

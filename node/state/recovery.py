@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from dtfm.node.data.allowed import check_checkpoint
 from dtfm.node.host.dialling import Dialler
 from dtfm.node.model.bucket import Bucket, BucketSpec, bucket_bytes
 from dtfm.node.model.loaded_run import LoadedRun
@@ -93,7 +94,7 @@ def acquire_stage(
     else, at step 0, from the seed.
 
     Raises:
-        ValueError: no source has a bucket, or the checkpoint is damaged or of another model.
+        ValueError: no source has a bucket, or the checkpoint is damaged, of another model or where the run may not read.
         SnapshotDamaged: a part of the snapshot is damaged on every disk.
         ConnectionError, OSError: a source is out of reach.
     """
@@ -122,6 +123,7 @@ def acquire_stage(
         elif index in parts:
             from_disks[index] = bucket, parts[index]
         elif assignment.snapshot.folder:
+            check_checkpoint(assignment.snapshot.folder, loaded.allowed)
             read_bucket(assignment.snapshot.folder, bucket)
         elif assignment.step == 0:
             initialise(loaded.model, bucket, run.seed)

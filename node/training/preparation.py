@@ -63,7 +63,7 @@ class Preparation:
         is_new = self.loaded is None or self.loaded.run.id != run.id
         if self.loaded is not None and not is_new:
             # A resumed run may differ in settings that do not change what is learned.
-            self.loaded = replace(self.loaded, run=run, dialler=dialler)
+            self.loaded = replace(self.loaded, run=run, dialler=dialler, allowed=allowed)
         else:
             log.info("run %r: loading its data (%s) and its model (%s)", run.name, run.data.source, run.model.family)
             with long_part("reading the data"):
@@ -71,7 +71,7 @@ class Preparation:
             with long_part("loading the model"):
                 model = load_model(run.model, data.sample, self._equipment.allowed_modules, data.tokenizer)
             self._await_codecs()
-            self.loaded = LoadedRun(run, model, data, dialler)
+            self.loaded = LoadedRun(run, model, data, dialler, allowed)
             with long_part("timing the device"):
                 self.flops = self.time_device()
         self._await_codecs()

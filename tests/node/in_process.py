@@ -84,7 +84,7 @@ class InProcess:
         memory: int = 1 << 30,
         device: torch.device = CPU,
     ) -> None:
-        self._loaded = LoadedRun(run, model, data, dialler("in process"))
+        self._loaded = LoadedRun(run, model, data, dialler("in process"), ("/",))
         self._speed_of_links = bandwidth
         self._hardware = Device(kind=device.type, memory_bytes=memory, host_memory_bytes=memory, flops=flops)
         self._receivers: dict[str, Receiver] = {}

@@ -46,7 +46,7 @@ class NoData:
 
 
 def loaded(node: str, run: Run = RUN, specs: Sequence[BucketSpec] = SPECS) -> LoadedRun:
-    return LoadedRun(run, cast(Model, SpecsOnly(specs)), cast(Data, NoData()), dialler(node))
+    return LoadedRun(run, cast(Model, SpecsOnly(specs)), cast(Data, NoData()), dialler(node), ("/",))
 
 
 class Node:

@@ -44,6 +44,7 @@ from dtfm.protos.control_pb2 import (
     Peer,
     PlanFailed,
     SnapshotDestination,
+    SnapshotSource,
 )
 from dtfm.scheduler.model.plan import Plan, Stage
 from tests.cluster.runs import run_file, write_corpus
@@ -321,6 +322,21 @@ async def test_a_commit_may_ask_for_a_snapshot_of_the_state_that_it_makes(
         loading.finish()
         assert torch.equal(copy[part.bucket].exp_avg_sq, held[part.bucket].exp_avg_sq)  # not of step 0, where it is 0
     assert (folder / "config.json").exists() == (destination == CHECKPOINT)
+
+
+@pytest.mark.parametrize("folder", ["/etc", "file:///etc", "dir::file:///etc", "{}/link"])
+async def test_a_checkpoint_that_the_coordinator_names_is_read_only_where_the_run_may_read(
+    node: Node, tmp_path: Path, folder: str
+) -> None:
+    (tmp_path / "link").symlink_to("/etc")
+    run = read_run_file(tmp_path / "run.toml").message("test")
+    node.trainer.prepare(run, dialler("n0"), [str(tmp_path)])
+    assert (await node.reports.get()).HasField("prepared")
+    plan = plan_message(even_plan(LAYERS, 1, 1, MICRO_BATCHES))
+    donors = [Assignment.Donors() for _ in range(LAYERS)]
+    source = SnapshotSource(folder=folder.format(tmp_path))
+    node.trainer.adopt(Assignment(plan=plan, step=1, donors=donors, snapshot=source), lambda _: None)
+    assert (await node.reports.get()).plan_failed.problem.startswith("checkpoint.uri")
 
 
 @pytest.mark.parametrize("generation", [1, 4])
