@@ -78,9 +78,8 @@ class Joins(control_pb2_grpc.CoordinatorServicer):
         await self._gate.check_enrolment(context, request.enrolment)
         try:
             check_enrolment(self._asked.ledger, request.enrolment, time.time())
-            name = request.enrolment.name
-            self._gate.let_in(context, name)
-            return await knock(name, request.candidates, request.token, self._seen(context.peer()))
+            # Its connection stays a stranger's: no invitation is used up, and the name is what the caller says.
+            return await knock(request.enrolment.name, request.candidates, request.token, self._seen(context.peer()))
         except Refused as refused:
             await refuse(context, refused)
 
