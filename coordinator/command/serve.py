@@ -188,6 +188,8 @@ def _leads_here(file: Path, shown: Invitation, server: Server) -> bool:
 
 def _health(server: Server) -> tuple[bool, str]:
     ledger = server.ledger
+    if server.is_deaf:
+        return False, "nobody can connect any more"
     return True, f"run {ledger.run.get('name')!r}, step {ledger.step}, {len(ledger.members)} members"
 
 

@@ -53,6 +53,9 @@ GONE_MILLISECONDS = 20_000
 
 _FOLDER = "dtfm-front-"
 _SOCKET = "grpc"
+_MOST_PARENT_BYTES = 70
+"""Of the path in which the folder is made. A Unix socket's may have 103 bytes where it is least (macOS), and below that are the
+folder's name (19) and a connection's number."""
 _RESET = struct.pack("ii", 1, 0)
 _TLS_HEAD = 6
 
@@ -62,7 +65,7 @@ class Front:
 
     def __init__(self, limits: Limits) -> None:
         _remove_left_behind()
-        self._folder = Path(tempfile.mkdtemp(prefix=_FOLDER))  # of mode 0700
+        self._folder = Path(tempfile.mkdtemp(prefix=_FOLDER, dir=_parent()))  # of mode 0700
         self.inner = f"unix:{self._folder / _SOCKET}"
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="front", daemon=True)
@@ -106,6 +109,11 @@ class Front:
             listening.close()
         self._loop.close()
         shutil.rmtree(self._folder, ignore_errors=True)
+
+    @property
+    def has_died(self) -> bool:
+        """Whether it takes no connections any more, though nobody has closed it."""
+        return self._thread.ident is not None and not self._thread.is_alive()
 
     def seen(self, peer: str) -> Address | None:
         """Where the caller is whom gRPC's server sees as ``peer`` (context.peer()); None once it is gone."""
@@ -155,11 +163,18 @@ class Front:
                 taken = self._strangers.come(origin_of(address), time.monotonic())
             if not taken:
                 # A reset leaves nothing behind, neither here nor in the system.
-                accepted.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+                with contextlib.suppress(OSError):
+                    accepted.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
                 accepted.close()
                 continue
-            accepted.setblocking(False)
-            _notice_death(accepted)
+            try:
+                accepted.setblocking(False)
+                _notice_death(accepted)
+            except OSError:  # it has ended already
+                accepted.close()
+                with self._lock:
+                    self._strangers.go(origin_of(address), member=False)
+                continue
             caller = _Caller(self, address)
             with self._lock:
                 self._open.add(caller)
@@ -340,9 +355,15 @@ def _notice_death(accepted: socket.socket) -> None:
         accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, GONE_MILLISECONDS)
 
 
+def _parent() -> str:
+    """The folder for temporary files, unless its path is too long for a socket's."""
+    usual = tempfile.gettempdir()
+    return usual if len(os.fsencode(usual)) <= _MOST_PARENT_BYTES else "/tmp"
+
+
 def _remove_left_behind() -> None:
     """Removes the folders of this user's processes that were killed: nobody listens there any more."""
-    for folder in Path(tempfile.gettempdir()).glob(f"{_FOLDER}*"):
+    for folder in Path(_parent()).glob(f"{_FOLDER}*"):
         with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as probe:
             if folder.stat().st_uid == os.getuid():
                 try:

@@ -79,6 +79,11 @@ class Server:
     def ledger(self) -> Ledger:
         return self.state.ledger
 
+    @property
+    def is_deaf(self) -> bool:
+        """Whether nobody can connect any more, though the server has not ended."""
+        return self._front.has_died
+
     async def bind(self, host: str, port: int) -> int:
         """Takes the port (0: one that the system chooses), and returns it. Nobody is answered before ``start``. Raises
         ValueError."""
@@ -89,12 +94,14 @@ class Server:
         control_pb2_grpc.add_CoordinatorServicer_to_server(joins, self._grpc)  # type: ignore[no-untyped-call]
         control_pb2_grpc.add_ObserverServicer_to_server(observers, self._grpc)  # type: ignore[no-untyped-call]
         self._grpc.add_generic_rpc_handlers((OtherMethods(front.called),))
-        self._grpc.add_secure_port(front.inner, coordinator_credentials(self._authority))
         try:
+            self._grpc.add_secure_port(front.inner, coordinator_credentials(self._authority))
             return front.bind(host, port)
-        except OSError as error:
+        except BaseException as error:
             await self._grpc.stop(None)
             await front.close()
+            if not isinstance(error, OSError):
+                raise
             address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
             raise ValueError(
                 f"cannot listen on {address} ({error.strerror}): the port is in use, or the address is not this machine's; "
@@ -108,7 +115,7 @@ class Server:
 
     async def run(self, events: Sequence[Event] = ()) -> int:
         """Runs until the run is over or `ask_to_stop` is called; returns the exit code. ``events``, which the state already
-        contains, go into the log first. Raises StoreError."""
+        contains, go into the log first. Raises StoreError, and RuntimeError when nobody can connect any more."""
         timer = asyncio.create_task(self._beat())
         self._compiling = asyncio.create_task(compile_scheduler())
         try:
@@ -116,6 +123,10 @@ class Server:
                 await self._log.append(events)
             while self.exit_code is None:
                 await self._handle(await self._next())
+                if self.is_deaf:  # seen at the next beat at the latest
+                    raise RuntimeError(
+                        "the thread that takes connections has ended, so that nobody can connect any more"
+                    )
             await self._let_nodes_go()
             await self._log.take_snapshot(self.ledger)
             return self.exit_code

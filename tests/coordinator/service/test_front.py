@@ -1,0 +1,70 @@
+"""The coordinator's port when something fails: `service/front.py`."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from dtfm.coordinator.service import front
+from tests.coordinator.serving import serving
+
+PATIENCE = 20
+
+
+async def test_a_connection_that_ends_while_it_is_taken_leaves_its_place_to_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def ended(_: socket.socket) -> None:
+        loop.call_soon_threadsafe(taken.set)
+        raise OSError("Invalid argument")
+
+    async with serving(tmp_path) as served:
+        monkeypatch.setattr(front, "_notice_death", ended)
+        _, writer = await asyncio.open_connection(*served.address.split(":"))
+        await asyncio.wait_for(taken.wait(), PATIENCE)
+        monkeypatch.undo()
+        await served.enrolled("n0")  # the port answers
+        at = served.server._front
+        with at._lock:
+            assert at._strangers._open.total() == sum(not caller.name for caller in at._open)
+        writer.close()
+
+
+async def test_a_coordinator_to_which_nobody_can_connect_ends_with_an_error(tmp_path: Path) -> None:
+    async with serving(tmp_path) as served:
+        assert not served.server.is_deaf
+        at = served.server._front
+        at._loop.call_soon_threadsafe(at._loop.stop)
+        with pytest.raises(RuntimeError, match="nobody can connect any more"):
+            await asyncio.wait_for(asyncio.shield(served.task), PATIENCE)
+
+
+async def test_a_long_folder_for_temporary_files_is_no_hindrance(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    long = tmp_path / ("x" * 100)
+    long.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(long))
+    async with serving(tmp_path) as served:
+        await served.enrolled("n0")
+
+
+async def test_a_server_that_cannot_listen_leaves_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object) -> int:
+        raise RuntimeError("Failed to bind")
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(front, "_MOST_PARENT_BYTES", 1000)
+    monkeypatch.setattr(front.Front, "bind", fails)
+    with pytest.raises(RuntimeError, match="Failed to bind"):
+        async with serving(tmp_path):
+            pass
+    assert not any(name.startswith("dtfm-front-") for name in os.listdir(tmp_path))
