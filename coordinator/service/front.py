@@ -39,8 +39,8 @@ MOST_STRANGE_BYTES = 16 << 10
 """TLS's greeting has at most 2 KiB, a call's headers with its token as much, the largest request of a stranger 4."""
 MOST_STRANGE_CALLS = 4
 """A call costs more than its bytes. A newcomer makes one or two until it is let in, or refused."""
-MOST_OF_A_NAME = 64
-"""Connections that one member may have open at a time."""
+MOST_OF_A_KEY = 128
+"""Connections that the members of one key may have open at a time. A machine has a key, and may have 32 members."""
 CLOSING_SECONDS = 0.5
 """How long what gRPC's server has said last may take, once it has ended."""
 BACKLOG = 1024
@@ -74,9 +74,10 @@ class Front:
         self._tasks: set[asyncio.Task[None]] = set()
         self._lock = threading.Lock()  # guards what follows
         self._strangers = Strangers(limits)
+        self._most_of_members = limits.members
         self._passed_on: dict[str, _Caller] = {}
         self._open: set[_Caller] = set()
-        self._names: Counter[str] = Counter()
+        self._keys: Counter[str] = Counter()  # how many connections members have, by key
 
     def bind(self, host: str, port: int) -> int:
         """Takes the port (0: one that the system chooses), and returns it. Raises OSError."""
@@ -121,18 +122,18 @@ class Front:
             caller = self._passed_on.get(peer)
         return None if caller is None else caller.address
 
-    def let_in(self, peer: str, name: str) -> bool:
-        """A call of ``name`` is let in on the connection that gRPC's server sees as ``peer``: it is no stranger's any more. False
-        if this name has too many."""
+    def let_in(self, peer: str, key: str) -> bool:
+        """A member who has this key has made a call on the connection that gRPC's server sees as ``peer``: it is no stranger's
+        any more. False if this key, or all members together, have too many."""
         with self._lock:
             caller = self._passed_on.get(peer)
-            if caller is None or caller.name:
+            if caller is None or caller.key:
                 return True
-            if self._names[name] >= MOST_OF_A_NAME:
+            if self._keys[key] >= MOST_OF_A_KEY or self._keys.total() >= self._most_of_members:
                 return False
-            self._names[name] += 1
+            self._keys[key] += 1
             self._strangers.go(caller.origin, member=True)
-            caller.name = name
+            caller.key = key
         self._loop.call_soon_threadsafe(caller.no_deadline)
         return True
 
@@ -140,7 +141,7 @@ class Front:
         """A call was made on the connection that gRPC's server sees as ``peer``."""
         with self._lock:
             caller = self._passed_on.get(peer)
-            if caller is None or caller.name:
+            if caller is None or caller.key:
                 return
             caller.calls += 1
             if caller.calls <= MOST_STRANGE_CALLS:
@@ -216,10 +217,10 @@ class Front:
         with self._lock:
             self._open.discard(caller)
             self._passed_on.pop(caller.peer, None)
-            if caller.name:
-                self._names[caller.name] -= 1
-                if not self._names[caller.name]:
-                    del self._names[caller.name]
+            if caller.key:
+                self._keys[caller.key] -= 1
+                if not self._keys[caller.key]:
+                    del self._keys[caller.key]
             else:
                 self._strangers.go(caller.origin, member=False)
 
@@ -228,7 +229,7 @@ class Front:
             self._loop.remove_reader(listening)
         callers = list(self._open)
         for caller in callers:
-            if caller.name:
+            if caller.key:
                 self._loop.call_later(CLOSING_SECONDS, caller.cut_off)
             else:
                 caller.cut_off()
@@ -276,13 +277,14 @@ class _Inner(_Side):
 
 
 class _Caller(_Side):
-    """The side of who connects: a stranger until it has a ``name``. ``peer`` is what gRPC's server calls it."""
+    """The side of who connects: a stranger until a call on it shows a ``key`` that is let in. ``peer`` is what gRPC's
+    server calls it."""
 
     def __init__(self, front: Front, address: Address) -> None:
         super().__init__()
         self.address = address
         self.origin = origin_of(address)
-        self.name = ""
+        self.key = ""
         self.peer = ""
         self.calls = 0
         self.over = asyncio.Event()
@@ -298,7 +300,7 @@ class _Caller(_Side):
         self._end_after(HELLO_SECONDS)
 
     def data_received(self, data: bytes) -> None:
-        if not self.name:
+        if not self.key:
             self._heard += len(data)
             if self._heard > MOST_STRANGE_BYTES:
                 self.cut_off()

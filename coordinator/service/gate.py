@@ -66,7 +66,7 @@ class Gate:
                 raise self._unknown(name)
             self._check(token, base64.b64decode(holder.key))
             self.check_role(name, method)
-            self.let_in(context, name)
+            self.let_in(context, holder.key)
             budget = self._budgets.setdefault(name, TokenBucket(CALLS_PER_SECOND, CALLS_AT_ONCE))
             if pause := budget.draw(time.monotonic()):
                 await asyncio.sleep(pause)
@@ -90,10 +90,13 @@ class Gate:
         except ProofError as error:
             await refuse(context, Refused(wire.MALFORMED, str(error)))
 
-    def let_in(self, context: Context, name: str) -> None:
-        """The caller has shown that it is ``name``, which may be here. Raises Refused if it has too many connections."""
-        if not self._front.let_in(context.peer(), name):
-            raise Refused(wire.BUSY, f"{name} has as many connections open as it may; close some")
+    def let_in(self, context: Context, key: str) -> None:
+        """The caller has shown that it has this key (base64), which may be here. Raises Refused if there are too many
+        connections."""
+        if not self._front.let_in(context.peer(), key):
+            raise Refused(
+                wire.BUSY, "this machine, or all together, have as many connections open as they may; close some"
+            )
 
     def check_role(self, name: str, method: str) -> None:
         """Raises Refused unless ``name`` may call ``method`` now."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import time
 from collections.abc import AsyncIterator, Callable
@@ -69,7 +70,7 @@ class Joins(control_pb2_grpc.CoordinatorServicer):
         await self._gate.check_enrolment(context, request)
         try:
             reply = await self._asked.enrol(request)
-            self._gate.let_in(context, request.name)
+            self._gate.let_in(context, base64.b64encode(request.public_key).decode())
             return reply
         except Refused as refused:
             await refuse(context, refused)

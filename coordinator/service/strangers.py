@@ -16,8 +16,8 @@ CONNECTIONS_OF_A_MEMBER = 2
 @dataclass(frozen=True, slots=True)
 class Limits:
     """``open``: connections of strangers at a time; ``rate`` and ``burst``: new ones a second, and at once. Those of one origin,
-    and those of all. A TLS handshake takes about a millisecond of a core, and a household, a university or a rack that comes
-    back at once is one origin."""
+    and those of all. ``members``: connections of members at a time. A TLS handshake takes about a millisecond of a core, and a
+    household, a university or a rack that comes back at once is one origin."""
 
     open_of_one: int = 256
     rate_of_one: float = 8.0
@@ -25,13 +25,15 @@ class Limits:
     open: int = 1024
     rate: float = 256.0
     burst: float = 2048.0
+    members: int = 16384
 
     @classmethod
     def within(cls, files: int) -> Limits:
-        """For a process that may have so many files open: a connection takes three, so that five eighths are left to members."""
+        """For a process that may have so many files open: a connection takes three, of which strangers have three eighths and
+        members a half. The rest is the coordinator's own."""
         usual = cls()
         most = min(usual.open, files // 8)
-        return cls(open=most, open_of_one=min(usual.open_of_one, most))
+        return cls(open=most, open_of_one=min(usual.open_of_one, most), members=min(usual.members, files // 6))
 
 
 class Strangers:

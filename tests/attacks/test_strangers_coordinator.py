@@ -176,17 +176,37 @@ async def test_an_invitation_that_is_not_used_up_makes_nobody_a_member(tmp_path:
         request = wire.KnockRequest(enrolment=enrolment("guest", served.invitation), token=bytes(TOKEN_BYTES))
         await stub.Knock(request, metadata=proof(key_of("guest"), "guest", served.server.pin))
         callers = served.server._front._open
-        assert [caller.name for caller in callers if caller.calls] == [""]
+        assert [caller.key for caller in callers if caller.calls] == [""]
 
 
-async def test_one_member_has_a_bounded_number_of_connections(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(front, "MOST_OF_A_NAME", 1)
+@pytest.mark.parametrize("bound", ["of one key", "of all"])
+async def test_members_have_a_bounded_number_of_connections(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bound: str
+) -> None:
     async with serving(tmp_path) as served:
+        at = served.server._front
         credentials, named = to_coordinator(served.server.authority)
-        metadata = await served.enrolled("member")
+        first = await served.enrolled("member")
+        if bound == "of one key":  # the same machine's second name
+            key = key_of("member")
+            second = proof(key, "member-2", served.server.pin)
+            request = enrolment("member-2", served.invitation)
+            request.public_key = public_key(key)
+        else:
+            second = proof(key_of("other"), "other", served.server.pin)
+            request = enrolment("other", served.invitation)
+        async with served.channel() as channel:
+            await control_pb2_grpc.CoordinatorStub(channel).Enrol(request, metadata=second)  # type: ignore[no-untyped-call]
+        async with asyncio.timeout(PATIENCE):
+            for caller in list(at._open):
+                await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(caller.over.wait(), at._loop))
+        if bound == "of one key":
+            monkeypatch.setattr(front, "MOST_OF_A_KEY", 1)
+        else:
+            monkeypatch.setattr(at, "_most_of_members", 1)
         codes = []
         async with contextlib.AsyncExitStack() as stack:
-            for _ in range(2):
+            for metadata in (first, second):
                 options = (*named, ("grpc.use_local_subchannel_pool", 1))
                 channel = grpc.aio.secure_channel(served.address, credentials, options=options)
                 await stack.enter_async_context(channel)
@@ -198,4 +218,4 @@ async def test_one_member_has_a_bounded_number_of_connections(tmp_path: Path, mo
                 else:
                     codes.append(await call.details())
         assert codes[0] == "let in"
-        assert codes[1].startswith("BUSY: member has as many connections open as it may")
+        assert codes[1].startswith("BUSY: this machine, or all together, have as many connections open as they may")

@@ -34,7 +34,7 @@ async def test_a_connection_that_ends_while_it_is_taken_leaves_its_place_to_othe
         await served.enrolled("n0")  # the port answers
         at = served.server._front
         with at._lock:
-            assert at._strangers._open.total() == sum(not caller.name for caller in at._open)
+            assert at._strangers._open.total() == sum(not caller.key for caller in at._open)
         writer.close()
 
 
