@@ -123,7 +123,6 @@ def test_a_run_read_back_from_the_log_is_unchanged() -> None:
         ('[model]\nfamily = "module"', "model.module = '': with family = \"module\", must name a function"),
         ('[model]\nmodule = "a.b:c"', "model.module = 'a.b:c': needs family = \"module\""),
         ('[network]\nreduction = "topk"\n[trust]\nmode = "open"', "compares the sizes of what replicas add up"),
-        ('[checkpoint]\nuri = "s4://bucket"', "checkpoint.uri = 's4://bucket': names a kind of storage"),
         (
             '[checkpoint]\nuri = "s4://bucket"',
             "checkpoint.uri = 's4://bucket': names 's4://bucket', which no run may use",
