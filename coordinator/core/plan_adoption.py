@@ -36,9 +36,9 @@ def regroup(transition: Transition, reason: str) -> None:
     transition.set_planner(replace(planner, asked=None, chosen=None))
 
 
-def adopt(transition: Transition, choice: PlanChosen, cause: str, *, afresh: bool = False) -> None:
+def adopt(transition: Transition, choice: PlanChosen, cause: str) -> None:
     """Gives the plan the next generation and sends it to everybody. If no node holds some stage's state any more, training goes
-    back to the newest snapshot, or to the start. ``afresh``: no work on the next step counts any more."""
+    back to the newest snapshot, or to the start."""
     ledger = transition.state.ledger
     if ledger.step >= transition.state.run.train.steps and ledger.step in ledger.checkpoints:
         finish(transition, f"all {ledger.step} steps are trained; the checkpoint is {ledger.checkpoints[ledger.step]}")
@@ -47,7 +47,6 @@ def adopt(transition: Transition, choice: PlanChosen, cause: str, *, afresh: boo
         standby.promote(transition)
     if not transition.state.ledger.state_is_held and (newest := _newest_snapshot(transition.state)).step < ledger.step:
         _roll_back(transition, newest, "no node holds all of the state as of the last step any more")
-        afresh = True
     ledger = transition.state.ledger
     reason = shorten(f"{cause}: {choice.reason}" if cause else choice.reason)
     plan = replace(choice.plan, generation=ledger.generation + 1)
@@ -59,7 +58,7 @@ def adopt(transition: Transition, choice: PlanChosen, cause: str, *, afresh: boo
             ledger.step,
             choice.predicted_seconds,
             choice.lower_bound_seconds,
-            plan.generation if afresh else ledger.counts_from,
+            ledger.counts_from,
         )
     )
     planner = transition.state.planner
@@ -74,11 +73,11 @@ def adopt(transition: Transition, choice: PlanChosen, cause: str, *, afresh: boo
         transition.send([node], wire.CoordinatorMessage(assignment=message))
 
 
-def again(transition: Transition, reason: str, *, afresh: bool = False) -> None:
-    """Adopts the same plan under the next generation. ``afresh`` as in `adopt`."""
+def again(transition: Transition, reason: str) -> None:
+    """Adopts the same plan under the next generation."""
     plan = transition.state.ledger.plan
     assert plan is not None
-    adopt(transition, PlanChosen(plan, "the same plan again"), reason, afresh=afresh)
+    adopt(transition, PlanChosen(plan, "the same plan again"), reason)
 
 
 def plan_failed(

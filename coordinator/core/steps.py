@@ -306,7 +306,7 @@ def _abort(transition: Transition, problem: wire.StepProblem, node: str, sentenc
             quarantine(transition, verdict, _CHARGES[problem], f"{attempts}{advice}")
             regroup(transition, reason)
         case Unsettled():
-            again(transition, reason, afresh=True)  # what is wrong may have reached other nodes
+            again(transition, reason)
 
 
 def _peer_lost(transition: Transition, node: str, peer: str, sentence: str) -> None:

@@ -25,9 +25,6 @@ OVERDUE = "OVERDUE"
 SETTLED = "SETTLED"
 """StepAborted.problem when votes contradicted each other, and somebody was quarantined for that."""
 
-_NOBODYS = frozenset((NODE_LEFT, PEER_LOST, OVERDUE, SETTLED))
-"""The problems of steps that were not at fault themselves."""
-
 MOST_QUARANTINED = 10_000
 """The number of quarantines that are remembered. From then on the oldest is forgotten for each new one."""
 
@@ -293,8 +290,12 @@ def apply(ledger: Ledger, event: ev.Event) -> Ledger:
             return replace(ledger, peer_losses=(*ledger.peer_losses, (event.node, event.peer)))
         case ev.StepAborted(problem="OVERDUE"):
             return _waited(ledger, event)
+        case ev.StepAborted(problem="NODE_LEFT"):
+            return ledger
         case ev.StepAborted():
-            if event.problem in _NOBODYS:
+            # What is wrong may have reached other nodes' work on the step.
+            ledger = replace(ledger, counts_from=ledger.generation + 1)
+            if event.problem == SETTLED:
                 return ledger
             failed_without = tuple(dict.fromkeys((*ledger.failed_without, *ledger.benched)))
             reports = (*ledger.failures, (event.node, event.problem))
@@ -319,7 +320,7 @@ def apply(ledger: Ledger, event: ev.Event) -> Ledger:
             checkpoints = {step: folder for step, folder in ledger.checkpoints.items() if step <= event.step}
             if event.folder:
                 checkpoints[event.step] = event.folder
-            fresh = replace(ledger, plan=None, held=(), last=None)
+            fresh = replace(ledger, plan=None, held=(), last=None, counts_from=ledger.generation + 1)
             on_disks = ledger.on_disks if ledger.on_disks and ledger.on_disks.step <= event.step else None
             return replace(fresh, step=event.step, checkpoints=checkpoints, on_disks=on_disks)
         case ev.SnapshotWritten():

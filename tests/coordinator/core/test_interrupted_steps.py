@@ -102,6 +102,15 @@ def test_nothing_counts_of_an_attempt_that_was_not_finite(world: World) -> None:
     assert world.events(ev.PlanAdopted)[-1].counts_from == 2
 
 
+def test_nothing_counts_of_an_attempt_whose_votes_contradict_each_other(world: World) -> None:
+    """Nor of one after which the step is tried without somebody: others keep what he sent them."""
+    world.vote("a", samples=99)
+    assert world.events(ev.StepAborted)[-1].problem == "SETTLED"
+    assert world.state.ledger.counts_from == 2
+    world.lose("d")
+    assert world.events(ev.PlanAdopted)[-1].counts_from >= 2
+
+
 def test_a_broken_stream_between_two_nodes_costs_no_work(world: World) -> None:
     world.fail_step("a", wire.PEER_LOST, peer="c")
     assert world.last_to("b", "assignment").counts_from == 0
