@@ -72,7 +72,7 @@ OUT_OF_MEMORY: StepProblem
 INTERNAL: StepProblem
 
 class NodeMessage(_message.Message):
-    __slots__ = ("hello", "prepared", "heartbeat", "links", "plan_ready", "plan_failed", "step_ready", "step_failed", "evaluated", "snapshot_parts", "applied", "goodbye", "leaving", "standby_progress", "codecs_chosen", "reached")
+    __slots__ = ("hello", "prepared", "heartbeat", "links", "plan_ready", "plan_failed", "step_ready", "step_failed", "evaluated", "snapshot_parts", "applied", "goodbye", "leaving", "standby_progress", "codecs_chosen", "reached", "audited")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     PREPARED_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
@@ -89,6 +89,7 @@ class NodeMessage(_message.Message):
     STANDBY_PROGRESS_FIELD_NUMBER: _ClassVar[int]
     CODECS_CHOSEN_FIELD_NUMBER: _ClassVar[int]
     REACHED_FIELD_NUMBER: _ClassVar[int]
+    AUDITED_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     prepared: Prepared
     heartbeat: Heartbeat
@@ -105,10 +106,11 @@ class NodeMessage(_message.Message):
     standby_progress: StandbyProgress
     codecs_chosen: CodecsChosen
     reached: Reached
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., prepared: _Optional[_Union[Prepared, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., links: _Optional[_Union[LinkReport, _Mapping]] = ..., plan_ready: _Optional[_Union[PlanReady, _Mapping]] = ..., plan_failed: _Optional[_Union[PlanFailed, _Mapping]] = ..., step_ready: _Optional[_Union[StepReady, _Mapping]] = ..., step_failed: _Optional[_Union[StepFailed, _Mapping]] = ..., evaluated: _Optional[_Union[Evaluated, _Mapping]] = ..., snapshot_parts: _Optional[_Union[SnapshotParts, _Mapping]] = ..., applied: _Optional[_Union[Applied, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., leaving: _Optional[_Union[Leaving, _Mapping]] = ..., standby_progress: _Optional[_Union[StandbyProgress, _Mapping]] = ..., codecs_chosen: _Optional[_Union[CodecsChosen, _Mapping]] = ..., reached: _Optional[_Union[Reached, _Mapping]] = ...) -> None: ...
+    audited: Audited
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., prepared: _Optional[_Union[Prepared, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., links: _Optional[_Union[LinkReport, _Mapping]] = ..., plan_ready: _Optional[_Union[PlanReady, _Mapping]] = ..., plan_failed: _Optional[_Union[PlanFailed, _Mapping]] = ..., step_ready: _Optional[_Union[StepReady, _Mapping]] = ..., step_failed: _Optional[_Union[StepFailed, _Mapping]] = ..., evaluated: _Optional[_Union[Evaluated, _Mapping]] = ..., snapshot_parts: _Optional[_Union[SnapshotParts, _Mapping]] = ..., applied: _Optional[_Union[Applied, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., leaving: _Optional[_Union[Leaving, _Mapping]] = ..., standby_progress: _Optional[_Union[StandbyProgress, _Mapping]] = ..., codecs_chosen: _Optional[_Union[CodecsChosen, _Mapping]] = ..., reached: _Optional[_Union[Reached, _Mapping]] = ..., audited: _Optional[_Union[Audited, _Mapping]] = ...) -> None: ...
 
 class CoordinatorMessage(_message.Message):
-    __slots__ = ("welcome", "refusal", "probe", "assignment", "begin", "commit", "abort", "finish", "standby", "links_changed", "keep_snapshots", "certificate", "revoked", "reach", "ways")
+    __slots__ = ("welcome", "refusal", "probe", "assignment", "begin", "commit", "abort", "finish", "standby", "links_changed", "keep_snapshots", "certificate", "revoked", "reach", "ways", "audit")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     REFUSAL_FIELD_NUMBER: _ClassVar[int]
     PROBE_FIELD_NUMBER: _ClassVar[int]
@@ -124,6 +126,7 @@ class CoordinatorMessage(_message.Message):
     REVOKED_FIELD_NUMBER: _ClassVar[int]
     REACH_FIELD_NUMBER: _ClassVar[int]
     WAYS_FIELD_NUMBER: _ClassVar[int]
+    AUDIT_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     refusal: Refusal
     probe: Probe
@@ -139,7 +142,8 @@ class CoordinatorMessage(_message.Message):
     revoked: Revoked
     reach: Reach
     ways: Ways
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., refusal: _Optional[_Union[Refusal, _Mapping]] = ..., probe: _Optional[_Union[Probe, _Mapping]] = ..., assignment: _Optional[_Union[Assignment, _Mapping]] = ..., begin: _Optional[_Union[Begin, _Mapping]] = ..., commit: _Optional[_Union[Commit, _Mapping]] = ..., abort: _Optional[_Union[Abort, _Mapping]] = ..., finish: _Optional[_Union[Finish, _Mapping]] = ..., standby: _Optional[_Union[Standby, _Mapping]] = ..., links_changed: _Optional[_Union[LinksChanged, _Mapping]] = ..., keep_snapshots: _Optional[_Union[KeepSnapshots, _Mapping]] = ..., certificate: _Optional[_Union[Certificate, _Mapping]] = ..., revoked: _Optional[_Union[Revoked, _Mapping]] = ..., reach: _Optional[_Union[Reach, _Mapping]] = ..., ways: _Optional[_Union[Ways, _Mapping]] = ...) -> None: ...
+    audit: Audit
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., refusal: _Optional[_Union[Refusal, _Mapping]] = ..., probe: _Optional[_Union[Probe, _Mapping]] = ..., assignment: _Optional[_Union[Assignment, _Mapping]] = ..., begin: _Optional[_Union[Begin, _Mapping]] = ..., commit: _Optional[_Union[Commit, _Mapping]] = ..., abort: _Optional[_Union[Abort, _Mapping]] = ..., finish: _Optional[_Union[Finish, _Mapping]] = ..., standby: _Optional[_Union[Standby, _Mapping]] = ..., links_changed: _Optional[_Union[LinksChanged, _Mapping]] = ..., keep_snapshots: _Optional[_Union[KeepSnapshots, _Mapping]] = ..., certificate: _Optional[_Union[Certificate, _Mapping]] = ..., revoked: _Optional[_Union[Revoked, _Mapping]] = ..., reach: _Optional[_Union[Reach, _Mapping]] = ..., ways: _Optional[_Union[Ways, _Mapping]] = ..., audit: _Optional[_Union[Audit, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("protocol_version", "package_version", "run", "node", "incarnation", "candidates", "device", "port", "relay")
@@ -500,7 +504,7 @@ class Begin(_message.Message):
     def __init__(self, generation: _Optional[int] = ..., step: _Optional[int] = ..., activations: _Optional[_Iterable[int]] = ..., gradients: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class StepReady(_message.Message):
-    __slots__ = ("generation", "step", "squared_gradient_norm", "loss_sum", "samples", "state_digest", "compute_seconds", "wait_seconds", "arrived", "clipped")
+    __slots__ = ("generation", "step", "squared_gradient_norm", "loss_sum", "samples", "state_digest", "compute_seconds", "wait_seconds", "arrived", "clipped", "sent", "received", "losses", "kept")
     class Arrived(_message.Message):
         __slots__ = ("source", "bytes", "seconds")
         SOURCE_FIELD_NUMBER: _ClassVar[int]
@@ -519,6 +523,19 @@ class StepReady(_message.Message):
         pieces: int
         worst: float
         def __init__(self, node: _Optional[str] = ..., pieces: _Optional[int] = ..., worst: _Optional[float] = ...) -> None: ...
+    class Passed(_message.Message):
+        __slots__ = ("peer", "kind", "indices", "parts", "digests")
+        PEER_FIELD_NUMBER: _ClassVar[int]
+        KIND_FIELD_NUMBER: _ClassVar[int]
+        INDICES_FIELD_NUMBER: _ClassVar[int]
+        PARTS_FIELD_NUMBER: _ClassVar[int]
+        DIGESTS_FIELD_NUMBER: _ClassVar[int]
+        peer: str
+        kind: int
+        indices: _containers.RepeatedScalarFieldContainer[int]
+        parts: _containers.RepeatedScalarFieldContainer[int]
+        digests: bytes
+        def __init__(self, peer: _Optional[str] = ..., kind: _Optional[int] = ..., indices: _Optional[_Iterable[int]] = ..., parts: _Optional[_Iterable[int]] = ..., digests: _Optional[bytes] = ...) -> None: ...
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     SQUARED_GRADIENT_NORM_FIELD_NUMBER: _ClassVar[int]
@@ -529,6 +546,10 @@ class StepReady(_message.Message):
     WAIT_SECONDS_FIELD_NUMBER: _ClassVar[int]
     ARRIVED_FIELD_NUMBER: _ClassVar[int]
     CLIPPED_FIELD_NUMBER: _ClassVar[int]
+    SENT_FIELD_NUMBER: _ClassVar[int]
+    RECEIVED_FIELD_NUMBER: _ClassVar[int]
+    LOSSES_FIELD_NUMBER: _ClassVar[int]
+    KEPT_FIELD_NUMBER: _ClassVar[int]
     generation: int
     step: int
     squared_gradient_norm: float
@@ -539,7 +560,73 @@ class StepReady(_message.Message):
     wait_seconds: float
     arrived: _containers.RepeatedCompositeFieldContainer[StepReady.Arrived]
     clipped: _containers.RepeatedCompositeFieldContainer[StepReady.Clipped]
-    def __init__(self, generation: _Optional[int] = ..., step: _Optional[int] = ..., squared_gradient_norm: _Optional[float] = ..., loss_sum: _Optional[float] = ..., samples: _Optional[int] = ..., state_digest: _Optional[bytes] = ..., compute_seconds: _Optional[float] = ..., wait_seconds: _Optional[float] = ..., arrived: _Optional[_Iterable[_Union[StepReady.Arrived, _Mapping]]] = ..., clipped: _Optional[_Iterable[_Union[StepReady.Clipped, _Mapping]]] = ...) -> None: ...
+    sent: _containers.RepeatedCompositeFieldContainer[StepReady.Passed]
+    received: _containers.RepeatedCompositeFieldContainer[StepReady.Passed]
+    losses: _containers.RepeatedScalarFieldContainer[float]
+    kept: bool
+    def __init__(self, generation: _Optional[int] = ..., step: _Optional[int] = ..., squared_gradient_norm: _Optional[float] = ..., loss_sum: _Optional[float] = ..., samples: _Optional[int] = ..., state_digest: _Optional[bytes] = ..., compute_seconds: _Optional[float] = ..., wait_seconds: _Optional[float] = ..., arrived: _Optional[_Iterable[_Union[StepReady.Arrived, _Mapping]]] = ..., clipped: _Optional[_Iterable[_Union[StepReady.Clipped, _Mapping]]] = ..., sent: _Optional[_Iterable[_Union[StepReady.Passed, _Mapping]]] = ..., received: _Optional[_Iterable[_Union[StepReady.Passed, _Mapping]]] = ..., losses: _Optional[_Iterable[float]] = ..., kept: _Optional[bool] = ...) -> None: ...
+
+class Audit(_message.Message):
+    __slots__ = ("number", "generation", "step", "node", "micro_batches", "bucket", "pieces")
+    class MicroBatch(_message.Message):
+        __slots__ = ("number", "previous", "next", "activation_in", "activation_out", "gradient_in", "gradient_out", "loss")
+        NUMBER_FIELD_NUMBER: _ClassVar[int]
+        PREVIOUS_FIELD_NUMBER: _ClassVar[int]
+        NEXT_FIELD_NUMBER: _ClassVar[int]
+        ACTIVATION_IN_FIELD_NUMBER: _ClassVar[int]
+        ACTIVATION_OUT_FIELD_NUMBER: _ClassVar[int]
+        GRADIENT_IN_FIELD_NUMBER: _ClassVar[int]
+        GRADIENT_OUT_FIELD_NUMBER: _ClassVar[int]
+        LOSS_FIELD_NUMBER: _ClassVar[int]
+        number: int
+        previous: str
+        next: str
+        activation_in: bytes
+        activation_out: bytes
+        gradient_in: bytes
+        gradient_out: bytes
+        loss: float
+        def __init__(self, number: _Optional[int] = ..., previous: _Optional[str] = ..., next: _Optional[str] = ..., activation_in: _Optional[bytes] = ..., activation_out: _Optional[bytes] = ..., gradient_in: _Optional[bytes] = ..., gradient_out: _Optional[bytes] = ..., loss: _Optional[float] = ...) -> None: ...
+    class Piece(_message.Message):
+        __slots__ = ("piece", "digest")
+        PIECE_FIELD_NUMBER: _ClassVar[int]
+        DIGEST_FIELD_NUMBER: _ClassVar[int]
+        piece: int
+        digest: bytes
+        def __init__(self, piece: _Optional[int] = ..., digest: _Optional[bytes] = ...) -> None: ...
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    MICRO_BATCHES_FIELD_NUMBER: _ClassVar[int]
+    BUCKET_FIELD_NUMBER: _ClassVar[int]
+    PIECES_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    generation: int
+    step: int
+    node: str
+    micro_batches: _containers.RepeatedCompositeFieldContainer[Audit.MicroBatch]
+    bucket: int
+    pieces: _containers.RepeatedCompositeFieldContainer[Audit.Piece]
+    def __init__(self, number: _Optional[int] = ..., generation: _Optional[int] = ..., step: _Optional[int] = ..., node: _Optional[str] = ..., micro_batches: _Optional[_Iterable[_Union[Audit.MicroBatch, _Mapping]]] = ..., bucket: _Optional[int] = ..., pieces: _Optional[_Iterable[_Union[Audit.Piece, _Mapping]]] = ...) -> None: ...
+
+class Audited(_message.Message):
+    __slots__ = ("number", "activations", "gradients", "addends", "losses", "problem", "withheld_by")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    ACTIVATIONS_FIELD_NUMBER: _ClassVar[int]
+    GRADIENTS_FIELD_NUMBER: _ClassVar[int]
+    ADDENDS_FIELD_NUMBER: _ClassVar[int]
+    LOSSES_FIELD_NUMBER: _ClassVar[int]
+    PROBLEM_FIELD_NUMBER: _ClassVar[int]
+    WITHHELD_BY_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    activations: float
+    gradients: float
+    addends: float
+    losses: float
+    problem: str
+    withheld_by: str
+    def __init__(self, number: _Optional[int] = ..., activations: _Optional[float] = ..., gradients: _Optional[float] = ..., addends: _Optional[float] = ..., losses: _Optional[float] = ..., problem: _Optional[str] = ..., withheld_by: _Optional[str] = ...) -> None: ...
 
 class StepFailed(_message.Message):
     __slots__ = ("generation", "step", "problem", "peer", "sentence")

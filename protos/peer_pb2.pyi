@@ -20,6 +20,20 @@ class StateRequest(_message.Message):
     from_snapshot: bool
     def __init__(self, generation: _Optional[int] = ..., step: _Optional[int] = ..., bucket: _Optional[int] = ..., offset: _Optional[int] = ..., from_snapshot: _Optional[bool] = ...) -> None: ...
 
+class KeptRequest(_message.Message):
+    __slots__ = ("generation", "step", "kind", "index", "part")
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    PART_FIELD_NUMBER: _ClassVar[int]
+    generation: int
+    step: int
+    kind: int
+    index: int
+    part: int
+    def __init__(self, generation: _Optional[int] = ..., step: _Optional[int] = ..., kind: _Optional[int] = ..., index: _Optional[int] = ..., part: _Optional[int] = ...) -> None: ...
+
 class StandbyRequest(_message.Message):
     __slots__ = ("buckets",)
     BUCKETS_FIELD_NUMBER: _ClassVar[int]

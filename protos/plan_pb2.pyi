@@ -133,7 +133,7 @@ class Run(_message.Message):
         keep: int
         def __init__(self, uri: _Optional[str] = ..., every: _Optional[int] = ..., keep: _Optional[int] = ...) -> None: ...
     class Trust(_message.Message):
-        __slots__ = ("mode",)
+        __slots__ = ("mode", "audit_rate")
         class Mode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
             __slots__ = ()
             TRUSTED: _ClassVar[Run.Trust.Mode]
@@ -141,8 +141,10 @@ class Run(_message.Message):
         TRUSTED: Run.Trust.Mode
         OPEN: Run.Trust.Mode
         MODE_FIELD_NUMBER: _ClassVar[int]
+        AUDIT_RATE_FIELD_NUMBER: _ClassVar[int]
         mode: Run.Trust.Mode
-        def __init__(self, mode: _Optional[_Union[Run.Trust.Mode, str]] = ...) -> None: ...
+        audit_rate: float
+        def __init__(self, mode: _Optional[_Union[Run.Trust.Mode, str]] = ..., audit_rate: _Optional[float] = ...) -> None: ...
     NAME_FIELD_NUMBER: _ClassVar[int]
     ID_FIELD_NUMBER: _ClassVar[int]
     SEED_FIELD_NUMBER: _ClassVar[int]

@@ -93,7 +93,7 @@ class RunFile(Table):
             network=plan_pb2.Run.Network(**self.network.model_dump(exclude={"compression"})),
             lease_seconds=self.cluster.lease,
             checkpoint=plan_pb2.Run.Checkpoint(**self.checkpoint.model_dump()),
-            trust=plan_pb2.Run.Trust(mode=_TRUST_MODES[self.trust.mode]),
+            trust=plan_pb2.Run.Trust(mode=_TRUST_MODES[self.trust.mode], audit_rate=self.trust.audits),
         )
 
 

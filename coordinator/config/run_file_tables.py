@@ -357,6 +357,10 @@ class Cluster(Table):
         return tuple(self.stages) if isinstance(self.stages, list) else self.stages
 
 
+USUAL_AUDIT_RATE = 0.02
+"""In mode "open"."""
+
+
 class Trust(Table):
     """Who defines what is trained, and whether members are believed.
 
@@ -380,6 +384,25 @@ class Trust(Table):
         pattern=r"^([0-9a-f]{64})?$",
         description="Digest of the model's layers and their sizes, 64 hex digits. Empty: as the first members say.",
     )
+    audit_rate: Literal["auto"] | float = Field(
+        default="auto",
+        description='Share of the work, 0 to 1, that another replica does again, to see whether it was done right. "auto": '
+        f'{USUAL_AUDIT_RATE} in mode "open", else 0. A stage with a single replica cannot be audited.',
+    )
+
+    @field_validator("audit_rate")
+    @classmethod
+    def _is_share(cls, rate: Literal["auto"] | float) -> Literal["auto"] | float:
+        if rate == "auto" or 0 <= rate <= 1:
+            return rate
+        raise ValueError('must be "auto", or between 0 and 1')
+
+    @property
+    def audits(self) -> float:
+        """The share of the work that is audited."""
+        if self.audit_rate == "auto":
+            return USUAL_AUDIT_RATE if self.mode == "open" else 0.0
+        return self.audit_rate
 
 
 class Checkpoint(Table):

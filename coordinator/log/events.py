@@ -476,6 +476,23 @@ class NodeQuarantined:
 
 
 @dataclass(frozen=True, slots=True)
+class WorkAudited:
+    """``by`` did work of ``node`` again, of ``step`` before it was committed. ``clean``: it came to the same within what rounding
+    explains. ``errors``: the largest relative ones, by what was compared ("activations", "gradients", "addends", "losses");
+    ``key``: the node's (SubjectPublicKeyInfo in base64), if it has one."""
+
+    step: int
+    generation: int
+    node: str
+    by: str
+    micro_batches: int
+    clean: bool
+    errors: dict[str, float]
+    key: str = ""
+    event: Literal["work_audited"] = "work_audited"
+
+
+@dataclass(frozen=True, slots=True)
 class NodesBenched:
     """The ``nodes``, which are one party's, take no part until the next step is committed: it is tried whether it can be done
     without them. Then others take their part again."""
@@ -551,6 +568,7 @@ Event = (
     | Revoked
     | NodeQuarantined
     | NodesBenched
+    | WorkAudited
     | NodeForgiven
     | RunFinished
     | RunFailed

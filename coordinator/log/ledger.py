@@ -98,6 +98,14 @@ class Holder:
 
 
 @dataclass(frozen=True, slots=True)
+class Audits:
+    """``clean``: how often in a row work was found right; ``last``: the step of the last such audit."""
+
+    clean: int = 0
+    last: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Outcome:
     completed: bool
     reason: str
@@ -121,9 +129,10 @@ class Ledger:
     ``invitations`` are by id, ``access`` by name. ``revoked``: names, the oldest first, and when they were
     revoked (seconds since 1970). They belong to nobody again: a connection that was opened before may outlive every certificate.
     ``quarantined`` are by key, or by name where a name alone is bound, the oldest first. ``worked``: by node, in how many
-    committed steps it took part; in the order in which they first came. ``benched`` take no part until the next commit, and
-    ``benched_for`` says why; ``tried_without`` are all who were benched since the last one, but those without whom no plan was
-    possible are tried again once another node is ready; ``failed_without`` are those without whom the step was tried and failed.
+    committed steps it took part; in the order in which they first came. ``audits``: what came of them, by key, or by name where
+    no key is known. ``benched`` take no part until the next commit, and ``benched_for`` says why; ``tried_without`` are all who
+    were benched since the last one, but those without whom no plan was possible are tried again once another node is ready;
+    ``failed_without`` are those without whom the step was tried and failed.
     """
 
     run_id: str = ""
@@ -158,6 +167,7 @@ class Ledger:
     revoked: Mapping[str, float] = field(default_factory=dict)
     quarantined: Mapping[str, ev.NodeQuarantined] = field(default_factory=dict)
     worked: Mapping[str, int] = field(default_factory=dict)
+    audits: Mapping[str, Audits] = field(default_factory=dict)
     benched: tuple[str, ...] = ()
     benched_for: str = ""
     tried_without: tuple[str, ...] = ()
@@ -341,6 +351,12 @@ def apply(ledger: Ledger, event: ev.Event) -> Ledger:
             return _revoked(ledger, event)
         case ev.NodeQuarantined():
             return _quarantined(ledger, event)
+        case ev.WorkAudited():
+            who = event.key or event.node
+            before = ledger.audits.get(who, Audits())
+            now = Audits(before.clean + 1, event.step) if event.clean else Audits(0, before.last)
+            audits = {**{each: kept for each, kept in ledger.audits.items() if each != who}, who: now}
+            return replace(ledger, audits=dict(list(audits.items())[-MOST_KNOWN:]))
         case ev.NodesBenched():
             tried = (*ledger.tried_without, *event.nodes)
             return replace(ledger, benched=event.nodes, benched_for=event.reason, tried_without=tried)

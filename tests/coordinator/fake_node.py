@@ -30,7 +30,7 @@ Twist = Callable[[wire.NodeMessage], wire.NodeMessage | None]
 
 class FakeNode:
     """Within its ``async with`` the node joins, and answers until its stream ends. ``welcome``, ``finish`` and ``refusal`` are
-    the last such messages that it got."""
+    the last such messages that it got; ``error`` is how its stream ended, if not in order."""
 
     def __init__(
         self,
@@ -40,15 +40,19 @@ class FakeNode:
         invitation: Invitation,
         twist: Twist | None = None,
         deaf: bool = False,
+        owner: str = "",
         **changes: object,
     ) -> None:
-        """It enrols by the ``invitation`` first. A ``deaf`` node sends heartbeats and ignores all messages."""
+        """It enrols by the ``invitation`` first, with its ``owner``'s key or its own. A ``deaf`` node sends heartbeats and
+        ignores all messages."""
         self.name = name
         self.finish: wire.Finish | None = None
         self.refusal: wire.Refusal | None = None
         self.welcome: wire.Welcome | None = None
+        self.error: grpc.aio.AioRpcError | None = None
         self._address = invitation.addresses[0]
         self._authority = authority
+        self._owner = owner or name
         self._invitation = invitation
         self._deaf = deaf
         self._twist = twist or (lambda message: message)
@@ -78,14 +82,14 @@ class FakeNode:
         async with open_channel(self._address, to_coordinator(self._authority)) as channel:
             stub = control_pb2_grpc.CoordinatorStub(channel)  # type: ignore[no-untyped-call]
             beat = asyncio.create_task(self._beat())
-            metadata = proof(key_of(self.name), self.name, self._invitation.pin)
+            metadata = proof(key_of(self._owner), self.name, self._invitation.pin)
             try:
-                await stub.Enrol(enrolment(self.name, self._invitation), metadata=metadata)
+                await stub.Enrol(enrolment(self.name, self._invitation, self._owner), metadata=metadata)
                 async for message in stub.Join(self._messages(), metadata=metadata):
                     if not self._deaf:
                         self._hear(message)
-            except grpc.aio.AioRpcError:
-                pass
+            except grpc.aio.AioRpcError as error:
+                self.error = error
             finally:
                 beat.cancel()
                 self.over.set()
@@ -139,14 +143,14 @@ class FakeNode:
         self._say(snapshot_parts(step, wire.CHECKPOINT, files))
 
 
-def enrolment(name: str, invitation: Invitation) -> wire.EnrolRequest:
-    """What a node asks for that shows this invitation."""
+def enrolment(name: str, invitation: Invitation, owner: str = "") -> wire.EnrolRequest:
+    """What a node asks for that shows this invitation, with its ``owner``'s key or its own."""
     return wire.EnrolRequest(
         protocol_version=PROTOCOL_VERSION,
         invitation=invitation.id,
         secret=invitation.secret,
         name=name,
-        public_key=public_key(key_of(name)),
+        public_key=public_key(key_of(owner or name)),
         roles=["node"],
     )
 

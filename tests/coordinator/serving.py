@@ -111,7 +111,15 @@ async def serving(folder: Path, run: RunFile | None = None, *, resume: bool = Fa
 
 
 async def train(served: Served, *nodes: FakeNode) -> int:
+    """Until the run is over; its exit code. Raises AssertionError, which says how far it came."""
     async with AsyncExitStack() as stack:
         for node in nodes:
             await stack.enter_async_context(node)
-        return await asyncio.wait_for(asyncio.shield(served.task), 30)
+        await asyncio.wait([served.task], timeout=30)
+        if not served.task.done():
+            ended = {node.name: (node.refusal, node.error) for node in nodes if node.over.is_set()}
+            last = [record.event for record in served.store.read()][-10:]
+            raise AssertionError(
+                f"not over after 30 s: {served.server.state.phase}; streams that ended: {ended}; {last}"
+            )
+        return served.task.result()

@@ -121,8 +121,8 @@ def test_a_snapshot_is_stored_whole_or_not_at_all(tmp_path: Path) -> None:
 
 
 def test_a_change_of_the_ledgers_fields_needs_a_new_format() -> None:
-    """These are the fields of format 17. Once one is added, dropped or means something new, older snapshots must not be read."""
-    assert ledger_snapshot.FORMAT == 17
+    """These are the fields of format 18. Once one is added, dropped or means something new, older snapshots must not be read."""
+    assert ledger_snapshot.FORMAT == 18
     assert [field.name for field in fields(Ledger)] == [
         "run_id",
         "run",
@@ -156,6 +156,7 @@ def test_a_change_of_the_ledgers_fields_needs_a_new_format() -> None:
         "revoked",
         "quarantined",
         "worked",
+        "audits",
         "benched",
         "benched_for",
         "tried_without",

@@ -61,9 +61,9 @@ async def test_a_run_trains_and_finishes(tmp_path: Path) -> None:
         assert "run_finished" in [event.event for event in served.events]
 
 
-async def test_three_nan_losses_in_a_row_end_the_run_and_say_why(tmp_path: Path) -> None:
+async def test_three_nan_losses_in_a_row_end_the_run_of_one_owner_and_say_why(tmp_path: Path) -> None:
     async with serving(tmp_path) as served:
-        nodes = served.node("a", twist=nan_at(2)), served.node("b", twist=nan_at(2))
+        nodes = [served.node(name, twist=nan_at(2), owner="owner") for name in ("a", "b")]
         assert await train(served, *nodes) == 1
         aborted = [event for event in served.events if isinstance(event, ev.StepAborted)]
         assert [(event.step, event.problem) for event in aborted] == [(2, "NON_FINITE")] * 3
