@@ -316,6 +316,7 @@ class Session:
                 self._problem = ""
                 dialler = self._become(Identity(welcome.authority, welcome.certificate, self._key))
                 self._server.revoke(welcome.revoked)
+                self._server.quarantine(welcome.quarantined)
                 if self._settings.relay != Hello.ONLY:
                     known = welcome.data_fingerprint
                     agreed = Agreed(known, welcome.unigram_entropy) if known else None
@@ -332,6 +333,8 @@ class Session:
                     self._trainer.renew(self._become(renewed))
             case "revoked":
                 self._server.revoke(message.revoked.names)
+            case "quarantined":
+                self._server.quarantine(message.quarantined.names)
             case "probe":
                 self._start(self._probe(message.probe))
             case "reach":

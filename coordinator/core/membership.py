@@ -87,8 +87,12 @@ def greeted(transition: Transition, stream: int, message: wire.NodeMessage, call
     transition.set_session(session)
     if session.relay:
         ways.relay_came(transition)
-    revoked = sorted(transition.state.ledger.revoked)
-    welcome = wire.Welcome(run=state.message, heartbeat_seconds=state.heartbeat, revoked=revoked)
+    welcome = wire.Welcome(
+        run=state.message,
+        heartbeat_seconds=state.heartbeat,
+        revoked=sorted(transition.state.ledger.revoked),
+        quarantined=transition.state.ledger.quarantined_names,
+    )
     if (described := state.ledger.described) is not None and state.ledger.data_confirmed:
         welcome.data_fingerprint = bytes.fromhex(described.data_fingerprint)
         welcome.unigram_entropy = described.unigram_entropy

@@ -1,4 +1,5 @@
-"""Those who are quarantined take no part: the rule that parts with them, and operators who expel and forgive."""
+"""Those who are quarantined take no part: the rule that parts with them, what their peers are told, and operators who expel and
+forgive."""
 
 from __future__ import annotations
 
@@ -43,6 +44,16 @@ def part_with_quarantined(transition: Transition) -> None:
         transition.send([node], wire.CoordinatorMessage(refusal=refusal))
         transition.commands.append(HangUp(session.stream))
         leave(transition, session, "it is quarantined", for_good=True)
+
+
+def tell_peers(transition: Transition) -> None:
+    """Tells all members who is quarantined now, if the tick has changed it: certificates outlast a quarantine's beginning."""
+    before, ledger = transition.before.ledger, transition.state.ledger
+    if ledger.quarantined is before.quarantined or transition.state.stopped:
+        return
+    if (names := ledger.quarantined_names) != before.quarantined_names:
+        told = wire.CoordinatorMessage(quarantined=wire.Quarantined(names=names))
+        transition.send(transition.state.members.sessions, told)
 
 
 def expel(transition: Transition, asked: ExpelAsked) -> None:

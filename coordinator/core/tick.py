@@ -56,6 +56,7 @@ def tick(state: State, event: Input, now: float) -> tuple[State, Ready]:
     transition = Transition(state, now)
     _take_in(transition, event)
     _apply_rules(transition, event)
+    quarantine.tell_peers(transition)
     return transition.state, transition.ready
 
 

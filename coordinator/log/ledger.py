@@ -198,6 +198,13 @@ class Ledger:
         return self.quarantined.get(name) or self.quarantined.get(self.key_of(name))
 
     @property
+    def quarantined_names(self) -> tuple[str, ...]:
+        """All names that may take no part, in order: those of keys, and those that are bound alone."""
+        of_keys = (name for name, holder in self.access.items() if holder.key in self.quarantined)
+        alone = (why.node for why in self.quarantined.values() if not why.key)
+        return tuple(sorted({*of_keys, *alone}))
+
+    @property
     def leaver_at_work(self) -> bool:
         """Whether a node that wants to leave has a part in the plan."""
         return self.plan is not None and any(

@@ -1,4 +1,4 @@
-"""The calls that peers make, by the name in their certificate, so that those of a revoked one end at once."""
+"""The calls that peers make, by the name in their certificate, so that those of a revoked or quarantined one end at once."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ Answer = TypeVar("Answer")
 Answered = Callable[[Request, Context], Awaitable[Answer]]
 Streamed = Callable[[Request, Context], AsyncIterator[bytes]]
 
-REFUSAL = "REVOKED: the coordinator has revoked this node's access"
+REVOKED = "REVOKED: the coordinator has revoked this node's access"
+QUARANTINED = "QUARANTINED: this node may take no part, until an operator forgives it"
 CALLS_PER_SECOND, CALLS_AT_ONCE = 500.0, 2000.0
 """What one peer may call over a while, and at once; who calls more often is answered later. A node that recovers makes a call for
 each bucket, and one that measures its links a dozen."""
@@ -36,12 +37,13 @@ ABORT_SECONDS = 1.0
 
 
 class Callers:
-    """Wraps a server's methods. A peer's calls are answered at a bounded rate. They are refused from `revoke` on, and those in
-    progress end. ``called`` has the connections on which a member has called (context.peer()), also those that are gone, until
-    somebody takes them out."""
+    """Wraps a server's methods. A peer's calls are answered at a bounded rate. Those of a revoked or quarantined one are refused,
+    and those in progress end. ``called`` has the connections on which a member has called (context.peer()), also those that are
+    gone, until somebody takes them out."""
 
     def __init__(self) -> None:
         self._revoked: frozenset[str] = frozenset()
+        self._quarantined: frozenset[str] = frozenset()
         self._calls: defaultdict[str, dict[asyncio.Task[Any], Context]] = defaultdict(dict)
         self._ending: set[asyncio.Task[None]] = set()
         self._budgets: dict[str, TokenBucket] = {}
@@ -52,7 +54,7 @@ class Callers:
         async def call(request: Request, context: Context) -> Answer:
             with self._admitted(context) as refused:
                 if refused:
-                    await context.abort(grpc.StatusCode.PERMISSION_DENIED, REFUSAL)
+                    await context.abort(grpc.StatusCode.PERMISSION_DENIED, refused)
                 await self._turn(context)
                 return await method(request, context)
 
@@ -62,7 +64,7 @@ class Callers:
         async def call(request: Request, context: Context) -> AsyncIterator[bytes]:
             with self._admitted(context) as refused:
                 if refused:
-                    await context.abort(grpc.StatusCode.PERMISSION_DENIED, REFUSAL)
+                    await context.abort(grpc.StatusCode.PERMISSION_DENIED, refused)
                 await self._turn(context)
                 async for piece in method(request, context):
                     yield piece
@@ -72,9 +74,21 @@ class Callers:
     def revoke(self, names: Iterable[str]) -> None:
         """From now on these may not call either. None may again: it could do so over a connection that it opened before."""
         self._revoked |= frozenset(certified_name(name) for name in names)
-        for name in self._revoked & self._calls.keys():
+        self._end_calls()
+
+    def quarantine(self, names: Iterable[str]) -> None:
+        """From now on these may not call, and who was named before may call again."""
+        self._quarantined = frozenset(certified_name(name) for name in names)
+        self._end_calls()
+
+    def _refusal(self, caller: str) -> str:
+        """Empty: the caller may call."""
+        return REVOKED if caller in self._revoked else QUARANTINED if caller in self._quarantined else ""
+
+    def _end_calls(self) -> None:
+        for name in (self._revoked | self._quarantined) & self._calls.keys():
             for task, context in list(self._calls[name].items()):
-                ending = asyncio.create_task(_end(task, context))
+                ending = asyncio.create_task(_end(task, context, self._refusal(name)))
                 self._ending.add(ending)
                 ending.add_done_callback(self._ending.discard)
 
@@ -92,25 +106,25 @@ class Callers:
                 self._waiting[caller] -= 1
 
     @contextlib.contextmanager
-    def _admitted(self, context: Context) -> Iterator[bool]:
-        """Whether the caller is to be refused."""
+    def _admitted(self, context: Context) -> Iterator[str]:
+        """The refusal, if the caller may not call."""
         caller, task = shown_name(context.auth_context()), asyncio.current_task()
         assert task is not None
         self._calls[caller][task] = context
         self.called.add(context.peer())
         try:
-            yield caller in self._revoked
+            yield self._refusal(caller)
         finally:
             del self._calls[caller][task]
             if not self._calls[caller]:
                 del self._calls[caller]
 
 
-async def _end(task: asyncio.Task[Any], context: Context) -> None:
+async def _end(task: asyncio.Task[Any], context: Context, refusal: str) -> None:
     # Cancelling the task alone would leave the call open at the other side.
     try:
         with contextlib.suppress(grpc.aio.AbortError, grpc.aio.UsageError, TimeoutError):
             async with asyncio.timeout(ABORT_SECONDS):
-                await context.abort(grpc.StatusCode.PERMISSION_DENIED, REFUSAL)
+                await context.abort(grpc.StatusCode.PERMISSION_DENIED, refusal)
     finally:
         task.cancel()

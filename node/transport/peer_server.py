@@ -104,6 +104,10 @@ class PeerServer:
         """Ends the calls of these peers, and accepts no more from them."""
         self._callers.revoke(names)
 
+    def quarantine(self, names: Iterable[str]) -> None:
+        """Ends the calls of these peers, and accepts none from them until they are not named any more."""
+        self._callers.quarantine(names)
+
     def deliver_to(self, receiver: Receiver | None) -> None:
         """Passes tensors to ``receiver`` from now on; None: refuses them."""
         self._receiver = receiver

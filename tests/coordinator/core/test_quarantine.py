@@ -70,6 +70,28 @@ def test_an_expelled_node_cannot_come_back_until_it_is_forgiven() -> None:
     assert operator.expel("b").startswith("b is quarantined;")
 
 
+def test_peers_are_told_who_is_quarantined_whenever_that_changes() -> None:
+    world = training("a", "b", "c", "d", **LONG)
+    world.belong_together("b", "b-2")
+    operator = Operator(world)
+    operator.expel("b")
+    for node in "acd":
+        assert list(world.last_to(node, "quarantined").names) == ["b", "b-2"]
+    world.settle()
+    world.vote("d", samples=7)
+    assert list(world.last_to("a", "quarantined").names) == ["b", "b-2", "d"]
+    world.join("e")
+    assert list(world.last_to("e", "welcome").quarantined) == ["b", "b-2", "d"]
+    operator.forgive("b-2")
+    assert list(world.last_to("a", "quarantined").names) == ["d"]
+    told = world.kinds_to("a").count("quarantined")
+    world.lose("e")
+    assert world.kinds_to("a").count("quarantined") == told == 3
+    after = restarted(world, **LONG)
+    after.greet("a")
+    assert list(after.last_to("a", "welcome").quarantined) == ["d"]
+
+
 def test_a_quarantine_outlives_the_coordinator() -> None:
     world = training("a", "b", "c", **LONG)
     Operator(world).expel("b")

@@ -420,6 +420,22 @@ async def test_a_revoked_peer_loses_its_calls_within_a_second_and_gets_no_others
             await ping_call(afresh)(b"")
 
 
+async def test_a_quarantined_peer_loses_its_calls_and_gets_others_once_it_is_forgiven(node: Node) -> None:
+    wanted = StandbyRequest(buckets=[SPEC.index]).SerializeToString()
+    async with channel_to(node, "a") as quarantined, channel_to(node, "b") as other:
+        standbys = [standby_call(channel)(wanted) for channel in (quarantined, other)]
+        for call in standbys:
+            await call.read()
+        node.server.quarantine(["a", "x"])
+        with pytest.raises(grpc.aio.AioRpcError, match="QUARANTINED"):
+            await asyncio.wait_for(everything(standbys[0]), 10)
+        with pytest.raises(grpc.aio.AioRpcError, match="QUARANTINED"):
+            await ping_call(quarantined)(b"")
+        assert not standbys[1].done()
+        node.server.quarantine(["x"])
+        assert await ping_call(quarantined)(b"here") == b"here"
+
+
 async def test_a_renewed_certificate_ends_nothing_and_channels_move_to_it_only_when_the_old_one_grows_old(
     node: Node,
 ) -> None:
