@@ -107,15 +107,15 @@ def blame(ledger: Ledger, reports: Sequence[str], also: Collection[str] = ()) ->
 
 
 def blame_for_losses(ledger: Ledger) -> Against | OfTheLink | Unsettled:
-    """Nodes have lost each other (Ledger.peer_losses). A party that is common to the losses of several others, two of each or one
-    of ATTEMPTS of them, is at fault, or its connection; a pair that loses only each other has a bad link. A party that is alone
-    has bad links only: they are measured again later, and none of its nodes gains by them."""
+    """Nodes have lost each other (Ledger.peer_losses). A pair that loses each other ATTEMPTS times has a bad link. A party that
+    is common to two such pairs, or to losses of ATTEMPTS others, is at fault, or its connection. A party that is alone has bad
+    links only: they are measured again later, and none of its nodes gains by them."""
     party = party_of(ledger)
     pairs = [(party(node), party(peer)) for node, peer in ledger.peer_losses]
     last = frozenset(pairs[-1])
     for node in () if is_alone(ledger) else ledger.peer_losses[-1]:
         who = party(node)
         peers = Counter(other for pair in pairs if who in pair for other in pair if other != who)
-        if len(peers) >= ATTEMPTS or sum(times >= 2 for times in peers.values()) >= 2:
+        if len(peers) >= ATTEMPTS or sum(times >= ATTEMPTS for times in peers.values()) >= 2:
             return Against((node,), undecided=True)
     return OfTheLink() if sum(frozenset(pair) == last for pair in pairs) >= ATTEMPTS else Unsettled()

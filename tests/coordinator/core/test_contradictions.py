@@ -337,14 +337,31 @@ def test_an_idle_node_cannot_fail_a_plan() -> None:
     goes_on_without(world)
 
 
-def test_one_that_loses_several_others_is_left_out_and_not_their_links() -> None:
-    world = training(*"abcd", **LONG)
-    for peer in "bcbc":
-        world.fail_step("a", wire.PEER_LOST, peer=peer)
+def lose_peers(world: World, *losses: str) -> None:
+    """The first of each pair of letters loses the second."""
+    for node, peer in map(tuple, losses):
+        world.fail_step(node, wire.PEER_LOST, peer=peer)
         if isinstance(world.state.phase, Switching):
             world.settle()
+
+
+def test_one_that_loses_several_others_is_left_out_and_not_their_links() -> None:
+    world = training(*"abcd", **LONG)
+    lose_peers(world, "ab", "ca", "da")
     assert verdicts(world) == [("a", Charge.PEER_LOST, True)]
     assert world.state.ledger.broken == frozenset()
+    goes_on_without(world, "a")
+
+
+def test_a_lossy_link_is_given_up_before_one_of_its_ends_is_blamed_for_it() -> None:
+    world = training(*"abcd", **LONG)
+    lose_peers(world, "ab", "ac", "ab", "ac")
+    assert verdicts(world) == []
+    lose_peers(world, "ba")
+    assert verdicts(world) == []
+    assert world.state.ledger.broken == {("a", "b")}
+    lose_peers(world, "ca")
+    assert verdicts(world) == [("a", Charge.PEER_LOST, True)]
     goes_on_without(world, "a")
 
 

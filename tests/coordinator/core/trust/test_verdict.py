@@ -130,12 +130,14 @@ def test_a_run_of_one_party_is_its_own_to_end() -> None:
         ([("n0", "n1"), ("n1", "n0"), ("n0", "n1")], OfTheLink()),
         ([("n0", "n1"), ("n2", "n3"), ("n0", "n1")], Unsettled()),
         ([("n0", "n1"), ("n0", "n2"), ("n0", "n1")], Unsettled()),
-        ([("n0", "n1"), ("n0", "n2"), ("n0", "n1"), ("n0", "n2")], Against(("n0",), undecided=True)),
+        ([("n0", "n1"), ("n0", "n2"), ("n0", "n1"), ("n0", "n2")], Unsettled()),
+        ([("n0", "n1"), ("n0", "n2"), ("n0", "n1"), ("n0", "n2"), ("n0", "n1")], OfTheLink()),
+        ([("n0", "n1"), ("n0", "n2")] * 3, Against(("n0",), undecided=True)),
         ([("n1", "n0"), ("n2", "n0"), ("n3", "n0")], Against(("n0",), undecided=True)),
         ([("n0", "n1")] * 3 + [("n0", "n2")], Unsettled()),
     ],
 )
-def test_who_loses_several_is_at_fault_and_two_that_lose_each_other_have_a_bad_link(
+def test_two_that_lose_each_other_have_a_bad_link_and_who_has_several_is_at_fault(
     losses: list[tuple[str, str]], verdict: object
 ) -> None:
     assert blame_for_losses(replace(ledger("abcd"), peer_losses=tuple(losses))) == verdict
