@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
@@ -32,7 +32,8 @@ MOST_FAILURES = 100
 """The number of failed checkpoints in a row of which it is remembered because of whom, and of attempts that waited in vain."""
 
 MOST_KNOWN = 20_000
-"""The number of nodes whose steps are remembered. From then on the one that came first is forgotten."""
+"""The number of nodes whose steps are remembered. From then on one that is no member is forgotten for each new one: that with the
+fewest steps, of several the one that came last. So nobody loses what it has earned by others' coming and going."""
 
 _NO_TRIAL: dict[str, Any] = {"benched": (), "benched_for": "", "tried_without": (), "failed_without": ()}
 
@@ -248,10 +249,8 @@ def apply(ledger: Ledger, event: ev.Event) -> Ledger:
             member = Member(
                 event.address, event.device, event.incarnation, candidates=event.candidates, relay=event.relay
             )
-            worked = ledger.worked
-            if event.node not in worked:
-                worked = dict(list({**worked, event.node: 0}.items())[-MOST_KNOWN:])
-            return replace(ledger, members={**ledger.members, event.node: member}, worked=worked)
+            joined = {**ledger.members, event.node: member}
+            return replace(ledger, members=joined, worked=_known(ledger.worked, event.node, joined))
         case ev.NodeReady():
             member = replace(ledger.members[event.node], ready=True)
             ready = {**ledger.members, event.node: member}
@@ -383,6 +382,15 @@ def _remembered(ledger: Ledger, at: float) -> Mapping[str, Invited]:
     if len(ledger.invitations) < MOST_INVITATIONS:
         return ledger.invitations
     return {id: invited for id, invited in ledger.invitations.items() if invited.is_usable(at)}
+
+
+def _known(worked: Mapping[str, int], node: str, members: Collection[str]) -> Mapping[str, int]:
+    """Whose steps are remembered once this node has come."""
+    if node in worked:
+        return worked
+    gone = [other for other in worked if other not in members] if len(worked) >= MOST_KNOWN else []
+    forgotten = min(reversed(gone), key=lambda other: worked[other], default=None)
+    return {**{other: steps for other, steps in worked.items() if other != forgotten}, node: 0}
 
 
 def _revoked(ledger: Ledger, event: ev.Revoked) -> Ledger:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from dtfm.coordinator.core.trust.standing import is_alone, party_of, weakest
+from dtfm.coordinator.log import ledger as fold
 from dtfm.coordinator.log.charges import Charge
-from dtfm.coordinator.log.events import DeviceSeen, NodeLeft, NodeQuarantined
+from dtfm.coordinator.log.events import DeviceSeen, NodeJoined, NodeLeft, NodeQuarantined
 from dtfm.coordinator.log.ledger import Holder, Ledger, Member, apply
 from dtfm.scheduler.model.plan import Stage, from_routes
 
@@ -53,6 +56,18 @@ def test_who_has_done_fewer_steps_is_weaker_and_then_who_came_later() -> None:
 def test_the_names_of_a_key_do_not_add_up_but_the_best_counts_for_all() -> None:
     assert weakest(ledger("kkb", (4, 1, 5)), ["n1", "n2"]) == "n1"
     assert weakest(ledger("kkb", (6, 1, 5)), ["n1", "n2"]) == "n2"
+
+
+def test_newcomers_do_not_crowd_out_what_others_have_earned(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fold, "MOST_KNOWN", 5)
+    known = apply(ledger("abcd", (9, 0, 0, 0)), NodeLeft("n0", "for the night"))
+    for number in range(4, 8):
+        known = apply(known, NodeJoined(f"n{number}", "new", "", DeviceSeen("cpu", "", 1, 1.0), "", "1"))
+        known = apply(known, NodeLeft(f"n{number}", "it was only visiting"))
+        assert known.worked == {"n0": 9, "n1": 0, "n2": 0, "n3": 0, f"n{number}": 0}
+    known = apply(known, NodeLeft("n2", "for the night"))
+    known = apply(known, NodeJoined("n8", "new", "", DeviceSeen("cpu", "", 1, 1.0), "", "1"))
+    assert list(known.worked) == ["n0", "n1", "n2", "n3", "n8"]
 
 
 def test_who_was_party_to_an_undecided_quarantine_is_weaker_than_all_others() -> None:
