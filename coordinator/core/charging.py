@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from dtfm.coordinator.core.transition import Transition
 from dtfm.coordinator.core.trust.standing import party_of
 from dtfm.coordinator.core.trust.verdict import Against
@@ -24,3 +26,5 @@ def quarantine(transition: Transition, verdict: Against, charge: Charge, reason:
         transition.emit(
             NodeQuarantined(node, charge, shorten(said), ledger.step, verdict.undecided, verdict.others, key)
         )
+    if not transition.state.ledger.failures:
+        transition.state = replace(transition.state, also=())

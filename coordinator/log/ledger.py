@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from dtfm.coordinator.log import events as ev
+from dtfm.coordinator.log.charges import Charge
 from dtfm.protos import MEASURED_TOGETHER
 from dtfm.protos.access import Role
 from dtfm.scheduler.model.plan import Plan
@@ -407,7 +408,11 @@ def _revoked(ledger: Ledger, event: ev.Revoked) -> Ledger:
 
 
 def _quarantined(ledger: Ledger, event: ev.NodeQuarantined) -> Ledger:
-    """What the node had in memory counts no more, and it may have been the cause of all the waiting until now."""
+    """What the node had in memory counts no more, and it may have been the cause of all the waiting until now. If an operator
+    expels it, or it goes while the step is tried without others, it may be the one who is looked for: the trial begins anew."""
+    anew: dict[str, Any] = (
+        {"failures": (), **_NO_TRIAL} if event.charge is Charge.OPERATOR or ledger.tried_without else {}
+    )
     names = {event.node, *(name for name, holder in ledger.access.items() if event.key and holder.key == event.key)}
     quarantined = {**ledger.quarantined, event.key or event.node: event}
     return replace(
@@ -415,6 +420,7 @@ def _quarantined(ledger: Ledger, event: ev.NodeQuarantined) -> Ledger:
         held=tuple(tuple(who for who in layer if who[0] not in names) for layer in ledger.held),
         quarantined=dict(list(quarantined.items())[-MOST_QUARANTINED:]),
         waited_for=(),
+        **anew,
     )
 
 
