@@ -149,7 +149,9 @@ def overdue(transition: Transition, phase: Pausing) -> None:
     party = party_of(ledger)
     everybody = {party(node) for node in ledger.plan.nodes}
     match blame_for_waiting(transition.state.ledger):
-        case Against(members, others) if is_alone(ledger) or {party(node) for node in (*members, *others)} == everybody:
+        case Against(members, others) if is_alone(ledger) or (
+            len(everybody) > 1 and {party(node) for node in (*members, *others)} == everybody
+        ):
             fail(transition, f"{ATTEMPTS} attempts in a row: {reason}")
         case Against() as verdict:
             quarantine(transition, verdict, Charge.STALLED, f"{ATTEMPTS} attempts waited for it; the last: {reason}")

@@ -200,6 +200,11 @@ class Ledger:
         return self.quarantined.get(name) or self.quarantined.get(self.key_of(name))
 
     @property
+    def is_open(self) -> bool:
+        """Whether the members are strangers to each other."""
+        return bool(self.run.get("trust", {}).get("mode") == "open")
+
+    @property
     def quarantined_names(self) -> tuple[str, ...]:
         """All names that may take no part, in order: those of keys, and those that are bound alone."""
         of_keys = (name for name, holder in self.access.items() if holder.key in self.quarantined)

@@ -12,8 +12,12 @@ from dtfm.coordinator.log.ledger import Ledger
 
 
 def is_alone(ledger: Ledger) -> bool:
-    """Whether all members, and nodes of the plan, belong to one party: then there is nobody to be protected from it."""
-    nodes = (*ledger.members, *(ledger.plan.nodes if ledger.plan is not None else ()))
+    """Whether all members, and nodes of the plan, belong to one party, and among strangers also all who ever took part in a step:
+    then there is nobody to be protected from it. Who shares a run with people it knows may so end it while they are away, as it
+    must be able to if it goes on with it alone. A stranger may not. Whose the revoked names were is not known any more."""
+    nodes = [*ledger.members, *(ledger.plan.nodes if ledger.plan is not None else ())]
+    if ledger.is_open:
+        nodes += [node for node, steps in ledger.worked.items() if steps and node not in ledger.revoked]
     return len({ledger.key_of(node) or node for node in nodes}) <= 1
 
 

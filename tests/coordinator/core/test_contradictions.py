@@ -15,7 +15,7 @@ from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.charges import Charge
 from dtfm.protos import control_pb2 as wire
 from tests.coordinator.answers import DIGEST, FILE_DIGEST, snapshot_parts
-from tests.coordinator.script import LEASE, LONG, World, refusal_of, training
+from tests.coordinator.script import LEASE, LONG, World, fresh_state, refusal_of, restarted, training
 
 LIE = b"something else"
 
@@ -316,6 +316,52 @@ def test_if_nobody_can_take_its_place_the_run_waits_and_says_for_whom() -> None:
     assert isinstance(world.state.phase, Gathering)
     said = world.events(ev.Waiting)[-1].reason
     assert "1 of 2 nodes are ready; quarantined: b (`dtfm-coordinator forgive NODE` lets one come back)" in said
+
+
+def of_strangers(*nodes: str, **changes: dict[str, object]) -> World:
+    """As `training`, in mode "open", each with a key of its own."""
+    world = World(
+        fresh_state(**{**LONG, "trust": {"mode": "open"}, "cluster": {"nodes": len(nodes), "stages": 1}, **changes})
+    )
+    for node in nodes:
+        world.belong_together(node, key=f"key of {node}")
+    world.join(*nodes)
+    world.settle()
+    return world
+
+
+@pytest.mark.parametrize("fault", ["NaN", "plans"])
+def test_a_stranger_that_is_left_alone_cannot_end_the_run(fault: str) -> None:
+    world = of_strangers("a", "b", "c")
+    world.step()
+    for node in "ac":
+        world.lose(node)
+    world.wait(20 * LEASE, beating="b")  # it goes on alone, from the start
+    for _ in range(ATTEMPTS):
+        if fault == "NaN":
+            world.settle()
+            world.vote("b", loss_sum=math.nan)
+        else:
+            world.fail_plan("b")
+    assert [why.node for why in world.events(ev.NodeQuarantined)] == ["b"]
+    assert world.exit_code is None
+    world.join("a", "c", incarnation=2)
+    world.settle()
+    goes_on_without(world, "b")
+
+
+def test_who_goes_on_alone_with_a_run_of_people_who_know_each_other_is_told_what_is_wrong() -> None:
+    changes = {**LONG, "cluster": {"nodes": 2, "stages": 1}}
+    before = training("a", "b", **changes)
+    before.step()
+    world = restarted(before, **changes)
+    world.join("b")
+    world.wait(20 * LEASE, beating="b")
+    for _ in range(ATTEMPTS):
+        world.settle()
+        world.vote("b", loss_sum=math.nan)
+    assert world.exit_code == 1
+    assert "Lower train.learning_rate" in world.events(ev.RunFailed)[-1].reason
 
 
 def test_who_cannot_take_its_part_three_times_is_left_out() -> None:

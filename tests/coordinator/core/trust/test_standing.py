@@ -9,7 +9,7 @@ import pytest
 from dtfm.coordinator.core.trust.standing import is_alone, party_of, weakest
 from dtfm.coordinator.log import ledger as fold
 from dtfm.coordinator.log.charges import Charge
-from dtfm.coordinator.log.events import DeviceSeen, NodeJoined, NodeLeft, NodeQuarantined
+from dtfm.coordinator.log.events import DeviceSeen, NodeJoined, NodeLeft, NodeQuarantined, Revoked
 from dtfm.coordinator.log.ledger import Holder, Ledger, Member, apply
 from dtfm.scheduler.model.plan import Stage, from_routes
 
@@ -46,6 +46,17 @@ def test_who_is_gone_does_not_count() -> None:
     known = apply(ledger("kkv"), NodeLeft("n2", "it was only visiting"))
     assert is_alone(known)
     assert not is_alone(replace(known, plan=from_routes(1, [Stage((0, 1), ("n0", "n2"), ())], [])))
+
+
+def test_among_strangers_who_is_gone_counts_if_it_has_done_a_step() -> None:
+    known = replace(ledger("kkvw", (5, 5, 1, 0)), run={"trust": {"mode": "open"}})
+    for node in ("n2", "n3"):
+        known = apply(known, NodeLeft(node, "for the night"))
+    assert not is_alone(known)
+    party = party_of(known)
+    assert party("n0") == party("n1")
+    assert is_alone(replace(known, worked={"n0": 5, "n1": 5, "n3": 0}))
+    assert is_alone(apply(known, Revoked("n2", (), 0.0, "an operator")))
 
 
 def test_who_has_done_fewer_steps_is_weaker_and_then_who_came_later() -> None:
