@@ -1,6 +1,6 @@
 """When several say that a step cannot be done, one alone may make them say so: NaN spreads. So the step is tried without one
-party after the other. If it was tried without each and failed, the run itself is at fault. Without whom no plan is possible, the
-step waits for more nodes, as nothing can be said of it before."""
+party after the other. If it was tried without each and failed, the run itself is at fault. Of those without whom no plan is
+possible nothing can be said: among strangers the step waits for more nodes, and people who know each other are told at once."""
 
 from __future__ import annotations
 
@@ -9,15 +9,19 @@ from collections.abc import Collection
 from dtfm.coordinator.core.charging import quarantine
 from dtfm.coordinator.core.ending import fail
 from dtfm.coordinator.core.plan_adoption import regroup
-from dtfm.coordinator.core.replanning import Wait, WaitReason, decide
-from dtfm.coordinator.core.state import Gathering
+from dtfm.coordinator.core.replanning import Decision, Wait, WaitReason, decide
+from dtfm.coordinator.core.state import Gathering, State
+from dtfm.coordinator.core.timeouts import GRACE_LEASES
 from dtfm.coordinator.core.transition import Transition
 from dtfm.coordinator.core.trust.standing import party_of, weakest
 from dtfm.coordinator.core.trust.verdict import Against
 from dtfm.coordinator.core.validation import name_some
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.charges import Charge
+from dtfm.coordinator.log.events import NodeQuarantined
 from dtfm.coordinator.log.ledger import Ledger
+
+NAN_ADVICE = ". Lower train.learning_rate, lengthen train.warmup_steps, or look at the data"
 
 
 def try_without_another(transition: Transition, reason: str) -> None:
@@ -34,14 +38,19 @@ def try_without_another(transition: Transition, reason: str) -> None:
 
 def go_on_if_impossible(transition: Transition) -> None:
     """The rule: if no plan is possible without those who are benched, the step is tried without others. If none is without any
-    of them, it waits."""
-    state = transition.state
-    if state.stopped or not state.ledger.benched or not isinstance(state.phase, Gathering):
+    of them, or without who was suspended for NaN, it waits among strangers, and else the run fails: then it is most likely at
+    fault itself, and its owners can do something about it. It waits for those who may return, though."""
+    state, ledger = transition.state, transition.state.ledger
+    reason = ledger.benched_for or _suspended_for(ledger)
+    if state.stopped or not reason or not isinstance(state.phase, Gathering):
         return
-    left = _besides(state.ledger, state.ledger.tried_without)
-    match decide(state, transition.now):
-        case Wait(WaitReason.TOO_FEW_NODES | WaitReason.NO_PLAN) if left:
-            _bench(transition, weakest(state.ledger, left), state.ledger.benched_for)
+    if not _is_impossible(decide(state, transition.now)):
+        return
+    if left := _besides(ledger, ledger.tried_without) if ledger.benched else []:
+        _bench(transition, weakest(ledger, left), reason)
+    elif not ledger.is_open and not _may_return(state, transition.now):
+        _forgive(transition, ledger.step)
+        fail(transition, reason)
 
 
 def found(transition: Transition, benched: tuple[str, ...], reporters: Collection[str]) -> None:
@@ -63,6 +72,30 @@ def _besides(ledger: Ledger, those: Collection[str]) -> list[str]:
     return [node for node in ledger.ready if plan is not None and node in plan.nodes and party(node) not in parties]
 
 
+def _is_impossible(decision: Decision) -> bool:
+    return isinstance(decision, Wait) and decision.reason in (WaitReason.TOO_FEW_NODES, WaitReason.NO_PLAN)
+
+
+def _may_return(state: State, now: float) -> bool:
+    """Whether somebody has just left who may come back."""
+    return any(now - at < GRACE_LEASES * state.lease for at in state.members.left.values())
+
+
+def _suspended_for(ledger: Ledger) -> str:
+    """Whether somebody was suspended for NaN since the last commit, as a sentence; empty: nobody was."""
+    names = [why.node for why in ledger.quarantined.values() if _is_of_the_step(why, ledger.step)]
+    return (
+        f"step {ledger.step + 1} is NaN, says {name_some(names)}, and no plan is possible without it{NAN_ADVICE}"
+        if names
+        else ""
+    )
+
+
+def _is_of_the_step(why: NodeQuarantined, step: int) -> bool:
+    """Whether it is for NaN in the step after this one, which may have come from another."""
+    return why.charge is Charge.NON_FINITE and why.step == step
+
+
 def _bench(transition: Transition, node: str, reason: str) -> None:
     ledger = transition.state.ledger
     party = party_of(ledger)
@@ -74,5 +107,5 @@ def _bench(transition: Transition, node: str, reason: str) -> None:
 def _forgive(transition: Transition, step: int) -> None:
     """Whoever was suspended after ``step`` for NaN, which another made."""
     for why in transition.state.ledger.quarantined.values():
-        if why.charge is Charge.NON_FINITE and why.step == step:
+        if _is_of_the_step(why, step):
             transition.emit(ev.NodeForgiven(why.node, "the coordinator", why.key))

@@ -15,7 +15,7 @@ from dataclasses import replace
 from dtfm.coordinator.core import drift, post_commit
 from dtfm.coordinator.core.charging import quarantine
 from dtfm.coordinator.core.ending import fail
-from dtfm.coordinator.core.exclusion import found, try_without_another
+from dtfm.coordinator.core.exclusion import NAN_ADVICE, found, try_without_another
 from dtfm.coordinator.core.messages import beginnings
 from dtfm.coordinator.core.plan_adoption import again, back_before, regroup
 from dtfm.coordinator.core.replanning import leaver_is_stuck
@@ -418,7 +418,7 @@ _CHARGES = {
 def _advice(problem: wire.StepProblem) -> str:
     match problem:
         case wire.NON_FINITE:
-            return ". Lower train.learning_rate, lengthen train.warmup_steps, or look at the data"
+            return NAN_ADVICE
         case wire.OUT_OF_MEMORY:
             return ". Lower train.micro_batch, or add nodes"
         case _:

@@ -10,7 +10,7 @@ import pytest
 
 from dtfm.coordinator.core import transition as t
 from dtfm.coordinator.core.state import ATTEMPTS, Gathering, Pausing, Stepping, Switching
-from dtfm.coordinator.core.timeouts import PATIENCE_LEASES, STEP_LEASES, step_patience
+from dtfm.coordinator.core.timeouts import GRACE_LEASES, PATIENCE_LEASES, STEP_LEASES, step_patience
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.charges import Charge
 from dtfm.protos import control_pb2 as wire
@@ -22,6 +22,17 @@ LIE = b"something else"
 
 def verdicts(world: World) -> list[tuple[str, Charge, bool]]:
     return [(why.node, why.charge, why.undecided) for why in world.events(ev.NodeQuarantined)]
+
+
+def of_strangers(*nodes: str, stages: int = 2) -> World:
+    """As `training`, in mode "open", each with a key of its own."""
+    cluster = {"nodes": len(nodes), "stages": stages}
+    world = World(fresh_state(**LONG, trust={"mode": "open"}, cluster=cluster))
+    for node in nodes:
+        world.belong_together(node, key=f"key of {node}")
+    world.join(*nodes)
+    world.settle()
+    return world
 
 
 def goes_on_without(world: World, *nodes: str) -> None:
@@ -213,8 +224,8 @@ def test_who_reported_what_another_did_is_forgiven() -> None:
     world.join("b", incarnation=2)
 
 
-def test_if_no_plan_is_possible_without_anybody_it_waits_for_more_nodes_and_accuses_nobody() -> None:
-    world = training("a", "b", **LONG)
+def test_if_no_plan_is_possible_without_anybody_it_waits_for_more_strangers_and_accuses_nobody() -> None:
+    world = of_strangers("a", "b")
     vote_nan(world, spoiler="b")
     assert [benched.nodes for benched in world.events(ev.NodesBenched)] == [("b",), ("a",)]
     assert (world.exit_code, verdicts(world)) == (None, [])
@@ -229,12 +240,49 @@ def test_if_no_plan_is_possible_without_anybody_it_waits_for_more_nodes_and_accu
 
 
 def test_once_the_step_has_failed_without_each_of_them_it_ends_though_some_were_impossible_before() -> None:
-    world = training("a", "b", **LONG)
+    world = of_strangers("a", "b")
     vote_nan(world, spoiler="")
     world.join("c")
     vote_nan(world, spoiler="")
     assert world.exit_code == 1
     assert verdicts(world) == []
+
+
+@pytest.mark.parametrize("both", [True, False], ids=["both", "one"])
+def test_two_who_know_each_other_are_told_at_once_when_their_loss_is_nan(both: bool) -> None:
+    """Whether both have said so, or the one who is first to know."""
+    world = training("a", "b", **LONG)
+    if both:
+        vote_nan(world, spoiler="")
+    else:
+        fail_in_turn(world, *[("b", wire.NON_FINITE)] * ATTEMPTS)
+    assert world.exit_code == 1
+    assert "Lower train.learning_rate" in world.events(ev.RunFailed)[-1].reason
+    assert world.state.ledger.quarantined == {}
+    assert world.refolded() == world.state.ledger
+
+
+def test_it_fails_only_once_it_is_tried_without_each_without_whom_it_can_be() -> None:
+    world = training("a", "b", "c", **LONG)
+    needs(world, 2, "c")
+    vote_nan(world, spoiler="")
+    assert [benched.nodes for benched in world.events(ev.NodesBenched)] == [("c",), ("b",), ("a",), ("c",)]
+    assert world.state.ledger.failed_without == ("b", "a")
+    assert world.exit_code == 1
+
+
+def test_it_does_not_fail_while_somebody_may_return() -> None:
+    world = training(*"abc", **LONG)
+    for node in "abab":
+        world.fail_step(node, wire.NON_FINITE)
+        if isinstance(world.state.phase, Switching):
+            world.settle()
+    world.lose("a")
+    assert (world.state.ledger.benched, world.exit_code) == (("b",), None)
+    world.wait(GRACE_LEASES * LEASE / 2, beating="bc")
+    assert world.exit_code is None
+    world.wait(GRACE_LEASES * LEASE, beating="bc")
+    assert world.exit_code == 1
 
 
 def needs(world: World, least: int, *nodes: str) -> None:
@@ -244,7 +292,7 @@ def needs(world: World, least: int, *nodes: str) -> None:
 
 
 def test_whom_no_plan_can_do_without_is_not_cleared_by_that() -> None:
-    world = training("a", "b", "c", **LONG)
+    world = of_strangers("a", "b", "c")
     needs(world, 2, "c")
     vote_nan(world, spoiler="c")
     assert world.state.ledger.benched == ("c",)
@@ -252,7 +300,7 @@ def test_whom_no_plan_can_do_without_is_not_cleared_by_that() -> None:
 
 
 def test_another_node_lets_it_be_tried_without_whom_it_could_not_be_before() -> None:
-    world = training("a", "b", "c", **LONG)
+    world = of_strangers("a", "b", "c")
     needs(world, 3, "a")
     vote_nan(world, spoiler="c")
     assert world.state.ledger.benched == ("a",)
@@ -318,21 +366,9 @@ def test_if_nobody_can_take_its_place_the_run_waits_and_says_for_whom() -> None:
     assert "1 of 2 nodes are ready; quarantined: b (`dtfm-coordinator forgive NODE` lets one come back)" in said
 
 
-def of_strangers(*nodes: str, **changes: dict[str, object]) -> World:
-    """As `training`, in mode "open", each with a key of its own."""
-    world = World(
-        fresh_state(**{**LONG, "trust": {"mode": "open"}, "cluster": {"nodes": len(nodes), "stages": 1}, **changes})
-    )
-    for node in nodes:
-        world.belong_together(node, key=f"key of {node}")
-    world.join(*nodes)
-    world.settle()
-    return world
-
-
 @pytest.mark.parametrize("fault", ["NaN", "plans"])
 def test_a_stranger_that_is_left_alone_cannot_end_the_run(fault: str) -> None:
-    world = of_strangers("a", "b", "c")
+    world = of_strangers("a", "b", "c", stages=1)
     world.step()
     for node in "ac":
         world.lose(node)
