@@ -151,7 +151,7 @@ class Session:
         self._trainer = Trainer(equipment, loop, report, _on_loop(loop, self._fail))
         give_way = partial(self._sender.priority.give_way, Rank.STATE)
         holder = Holder(relay=settings.relay != Hello.NO)
-        self._server = PeerServer(equipment.store, give_way, self._snapshots.disk, holder)
+        self._server = PeerServer(equipment.store, give_way, self._snapshots.disk, holder, equipment.kept)
         self._ways = Ways(settings.node, holder)
         self._dialler: Dialler | None = None  # None until the first welcome
 
@@ -351,6 +351,8 @@ class Session:
                 self._trainer.begin(message.begin)
             case "commit":
                 self._trainer.conclude(message.commit)
+            case "audit":
+                self._trainer.audit(message.audit)
             case "links_changed":
                 self._trainer.links_changed(message.links_changed)
             case "abort":

@@ -1,4 +1,4 @@
-"""The methods that nodes call on each other. Tensors travel as raw bytes; only the State and Standby requests are messages."""
+"""The methods that nodes call on each other. Tensors travel as raw bytes; only requests for them are messages."""
 
 from __future__ import annotations
 
@@ -32,6 +32,7 @@ def peer_handlers(
     download: StreamToStream,
     state: BytesToStream,
     standby: BytesToStream,
+    kept: BytesToStream,
 ) -> grpc.GenericRpcHandler:
     """The server side of the methods.
 
@@ -44,6 +45,7 @@ def peer_handlers(
     - ``state`` answers a StateRequest with STATE frames.
     - ``standby`` answers a StandbyRequest with STATE frames of each bucket and then, until the caller ends the call,
       with UPDATE and COMMITTED frames for each step.
+    - ``kept`` answers a KeptRequest with the frames of that tensor.
     """
     return grpc.method_handlers_generic_handler(
         SERVICE,
@@ -54,6 +56,7 @@ def peer_handlers(
             "Download": grpc.stream_stream_rpc_method_handler(download),
             "State": grpc.unary_stream_rpc_method_handler(state),
             "Standby": grpc.unary_stream_rpc_method_handler(standby),
+            "Kept": grpc.unary_stream_rpc_method_handler(kept),
         },
     )
 
@@ -101,6 +104,10 @@ def state_call(channel: grpc.aio.Channel) -> Any:
 
 def standby_call(channel: grpc.aio.Channel) -> Any:
     return channel.unary_stream(f"/{SERVICE}/Standby")
+
+
+def kept_call(channel: grpc.aio.Channel) -> Any:
+    return channel.unary_stream(f"/{SERVICE}/Kept")
 
 
 def lend_call(channel: grpc.aio.Channel) -> Any:

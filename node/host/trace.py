@@ -31,6 +31,7 @@ class Activity(enum.Enum):
     DECODE = "decode"
     REDUCE = "reduce"  # adding up one piece of a shard's gradients
     VOTE = "vote"
+    AUDIT = "audit"  # doing another replica's work again
     APPLY = "apply"
     EVALUATE = "evaluate"
 

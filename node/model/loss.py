@@ -51,13 +51,14 @@ def loss_of_part(
     classes: int,
     parameters: Sequence[torch.nn.Parameter],
     weight: float = 1.0,
+    apart: bool = False,
 ) -> Scored:
     """The loss of the last stage's ``part`` for its input ``x``; the rest as for `score_in_chunks`."""
     y = part.body(x)
     return (
         score(y, labels, weight)
         if part.head is None
-        else score_in_chunks(part.head, y, labels, classes, parameters, weight)
+        else score_in_chunks(part.head, y, labels, classes, parameters, weight, apart)
     )
 
 
@@ -68,12 +69,14 @@ def score_in_chunks(
     classes: int,
     parameters: Sequence[torch.nn.Parameter],
     weight: float = 1.0,
+    apart: bool = False,
 ) -> Scored:
     """The loss of ``head(hidden)``, for ``hidden`` [b, ..., h] and ``labels`` [b, ...].
 
     ``head`` maps [tokens, h] to logits [tokens, ``classes``], each token by itself. ``parameters`` are those that it reads, and
     may be more. If there is more than one chunk, and gradients are wanted,
-    those of all chunks but the last are added to the parameters' ``.grad`` here: call the backward pass exactly once.
+    those of all chunks but the last are added to the parameters' ``.grad`` here: call the backward pass exactly once. If
+    ``apart``, nothing is added to any ``.grad``: the backward pass is torch.autograd.grad, for the input and ``parameters``.
     """
     flat, targets = hidden.flatten(0, -2), labels.flatten()
     counts = label_weights(labels, _wide_dtype(hidden)).flatten()
@@ -81,7 +84,7 @@ def score_in_chunks(
     if size == len(flat):
         whole = _mean(head(flat), targets, counts)
         return Scored(whole.detach(), whole * weight)
-    settings = (head, size, weight, torch.is_grad_enabled())
+    settings = (head, size, weight, torch.is_grad_enabled(), apart)
     mean, weighted = _InChunks.apply(flat, targets, counts, *settings, *parameters)  # type: ignore[no-untyped-call]
     return Scored(mean, weighted)
 
@@ -105,11 +108,12 @@ class _InChunks(torch.autograd.Function):
         size: int,
         weight: float,
         wanted: bool,
+        apart: bool,
         *parameters: torch.nn.Parameter,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         gradient = torch.empty_like(hidden) if wanted else None
         total: torch.Tensor | None = None
-        last: Sequence[torch.Tensor] = ()
+        found: Sequence[torch.Tensor | None] = ()  # of the parameters
         for start in range(0, len(hidden), size):
             chunk = slice(start, start + size)
             with torch.set_grad_enabled(wanted):
@@ -119,25 +123,29 @@ class _InChunks(torch.autograd.Function):
             total = loss.detach() if total is None else total + loss.detach()
             if gradient is None:
                 continue
-            if start + size < len(hidden):
+            if start + size < len(hidden) and not apart:
                 torch.autograd.backward(weighted)
                 assert given.grad is not None
                 gradient[chunk] = given.grad
             else:
                 # These reach the parameters in the backward pass, so that hooks see when the gradients are final.
-                last = torch.autograd.grad(weighted, [given, *parameters], allow_unused=True)
-                gradient[chunk] = last[0]
+                gradient[chunk], *more = torch.autograd.grad(weighted, [given, *parameters], allow_unused=True)
+                found = [_sum(a, b) for a, b in zip(found, more, strict=True)] if found else more
             del given, loss, weighted
         assert total is not None
-        ctx.gradient, ctx.last = gradient, last
+        ctx.gradient, ctx.found = gradient, found
         ctx.mark_non_differentiable(total)
         return total, total * weight
 
     @staticmethod
     def backward(ctx: Any, *_: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        gradient, last = ctx.gradient, ctx.last
-        ctx.gradient = ctx.last = None
-        return gradient, None, None, None, None, None, None, *last[1:]
+        gradient, found = ctx.gradient, ctx.found
+        ctx.gradient = ctx.found = None
+        return gradient, None, None, None, None, None, None, None, *found
+
+
+def _sum(one: torch.Tensor | None, other: torch.Tensor | None) -> torch.Tensor | None:
+    return other if one is None else one if other is None else one + other
 
 
 def _mean(logits: torch.Tensor, labels: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:

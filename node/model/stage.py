@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -66,14 +66,22 @@ class Stage:
         return y.to(self.dtype)
 
     def loss(
-        self, x: torch.Tensor, labels: torch.Tensor, weight: float = 1.0, positions: torch.Tensor | None = None
+        self,
+        x: torch.Tensor,
+        labels: torch.Tensor,
+        weight: float = 1.0,
+        positions: torch.Tensor | None = None,
+        only: Sequence[nn.Parameter] | None = None,
     ) -> Scored:
         """The loss of one micro-batch on the last stage; ``x`` and ``positions`` as for `forward`, ``labels`` as for `score`.
-        Unless gradients are off, the backward pass must follow, once: see `score_in_chunks`. Not thread-safe."""
+        Unless gradients are off, the backward pass must follow, once: see `score_in_chunks`. With ``only``, it is one of
+        torch.autograd.grad for the input and some of these parameters, and nothing is added to any `.grad`. Not thread-safe."""
         last = self.past_last - 1
         read = [p for i, bucket in self.buckets.items() if last in bucket.spec.layers for p in self.parameters[i]]
-        part = replace(self._part, body=self._body(positions))
-        return loss_of_part(part, self._given(x), labels, self.model.layers[last].output[-1], read, weight)
+        if only is not None:
+            read = [parameter for parameter in read if any(parameter is wanted for wanted in only)]
+        part, classes = replace(self._part, body=self._body(positions)), self.model.layers[last].output[-1]
+        return loss_of_part(part, self._given(x), labels, classes, read, weight, apart=only is not None)
 
     def _body(self, positions: torch.Tensor | None) -> Forward:
         return self._part.body if positions is None else partial(self._part.body, positions=positions)

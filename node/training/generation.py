@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 
 import torch
 
-from dtfm.kernels.codec import Encoded, encode
+from dtfm.kernels.codec import Codec, Encoded, encode
 from dtfm.kernels.memory import give_back
 from dtfm.node.data.dataset import Batch
 from dtfm.node.data.samples import evaluation_samples, training_samples
@@ -25,15 +25,18 @@ from dtfm.node.model.stage import Stage
 from dtfm.node.training import pipeline
 from dtfm.node.training.compression import Codecs, choose_codecs
 from dtfm.node.training.contribution_bound import ContributionBound
+from dtfm.node.training.kept_work import KeptWork
 from dtfm.node.training.memory_budget import computing_bytes, early_bytes, free_bytes, is_short, retry_bytes
 from dtfm.node.training.pipeline import Compute, Neighbours, NonFinite, Outcome, Topic
 from dtfm.node.training.progress import Progress
 from dtfm.node.training.reduction import Final, Reducer, sending_order
+from dtfm.node.transport.commitments import COMMITTED_KINDS, Commitments
 from dtfm.node.transport.frame_validation import Expectations, tensor_sizes
+from dtfm.node.transport.kept import Offer
 from dtfm.node.transport.receiver import Arrival, Receiver
 from dtfm.node.transport.sender import Sender, What
 from dtfm.node.transport.topic_queue import Closed, TopicQueue
-from dtfm.protos.control_pb2 import Device
+from dtfm.protos.control_pb2 import Device, Peer
 from dtfm.protos.frame import Kind
 from dtfm.protos.plan_pb2 import Run
 
@@ -70,10 +73,12 @@ class Generation:
         sender: Sender,
         speed: Speed,
         inherited: Inherited,
+        members: Iterable[Peer] = (),
     ) -> None:
-        """``applied`` is the step that the stage's state is as of."""
+        """``applied`` is the step that the stage's state is as of, ``members`` are the plan's nodes."""
         self.placement = placement
         self.stage = stage
+        self.members = {peer.node: peer for peer in members}
         self._loaded = loaded
         self._sender = sender
         self._flops = speed.hardware.flops
@@ -84,14 +89,17 @@ class Generation:
         self._is_short = is_short(on_device + on_host, speed.hardware)
         self.progress = inherited.progress or Progress(placement.generation, applied + 1, self._retry_bytes)
         self.progress.generation, self.progress.room = placement.generation, self._retry_bytes
-        self._sizes = tensor_sizes(stage, loaded.run.train.micro_batch)
+        self.sizes = tensor_sizes(stage, loaded.run.train.micro_batch)
         self.codecs = self._choose_codecs(inherited.codecs)
         self._queue: TopicQueue[Topic, Arrival] = TopicQueue()
         early = early_bytes(free, len(self.codecs.replicas))
-        self.receiver = Receiver(Expectations(placement, self._sizes), applied, self._deliver, early)
+        self.receiver = Receiver(Expectations(placement, self.sizes), applied, self._deliver, early)
         is_open = loaded.run.trust.mode == Run.Trust.OPEN
         bound = inherited.bound or ContributionBound() if is_open else None
-        self.reducer = Reducer(placement, sender.send_encoded, self.receiver.let_go, bound=bound)
+        self.reducer = Reducer(placement, self._send_reduced, self.receiver.let_go, bound=bound, came=self._came)
+        self.commitments: Commitments | None = None
+        """Of the step last trained, where work is audited and this step began here."""
+        self._reduced_with = Codec.OFF  # in the step last trained
         # During the last backward: the number of parameters of each bucket that still get gradients.
         self._unfinished: dict[int, int] = {}
         # Tensors of an interrupted step that the neighbours have from an earlier generation.
@@ -107,6 +115,10 @@ class Generation:
     @property
     def number(self) -> int:
         return self.placement.generation
+
+    @property
+    def run(self) -> Run:
+        return self._loaded.run
 
     def links_changed(self, bandwidth: Mapping[str, float]) -> bool:
         """Between two steps: some links from here now have this ``bandwidth``. Returns whether the codecs have changed."""
@@ -125,6 +137,8 @@ class Generation:
         step is called off.
         """
         assert self.progress.step == step
+        begins = self.progress.is_fresh and not any(self._neighbours_have.values())
+        self.commitments = Commitments() if self._loaded.run.trust.audit_rate > 0 and begins else None
         gradients = self._gradients()
         self._restore(gradients)
         try:
@@ -133,8 +147,8 @@ class Generation:
             outcome = pipeline.train_step(
                 self.placement,
                 self.progress,
-                self._compute(partial(self._training_batch, step)),
-                Neighbours(self._queue, self._hand_on),
+                self.computing(step),
+                Neighbours(self._queue, self._hand_on, self._came),
                 self._expect_last_gradients,
             )
             # A node without micro-batches, or a parameter without a gradient, adds nothing: that is final too.
@@ -149,6 +163,15 @@ class Generation:
         finally:
             self._unfinished.clear()
         return outcome, self._counted_norm(gradients)
+
+    def computing(self, step: int) -> Compute:
+        """What it takes to compute any micro-batch of ``step``."""
+        return self._compute(partial(self._training_batch, step))
+
+    def offer(self, step: int) -> Offer:
+        """What was sent in ``step``, the one last trained, for the plan's members."""
+        work = KeptWork(self.placement, self.progress, self.sizes, self._reduced_with)
+        return Offer(self.number, step, frozenset(self.members), work.find)
 
     def apply(self, step: int, gradient_norm: float) -> None:
         """The optimizer's update with the reduced gradients. From now on what arrives for ``step`` is stale."""
@@ -186,13 +209,13 @@ class Generation:
         codecs = choose_codecs(
             self._loaded.run.network,
             self.placement,
-            self._sizes,
+            self.sizes,
             bandwidth=self._bandwidth,
             micro_batch_seconds=3 * forward_flops / self._flops,
             previous=previous,
         )
         for codec in codecs.all:  # whatever a codec loads or compiles, it does now
-            for dtype in {self._sizes.dtype, self._sizes.reduced}:
+            for dtype in {self.sizes.dtype, self.sizes.reduced}:
                 encode(codec, torch.zeros(1, dtype=dtype, device=self.stage.device))
         return codecs
 
@@ -210,7 +233,7 @@ class Generation:
 
     def _say_whether_steps_can_be_done_again(self) -> None:
         """Logs what another attempt at a step would need, where there is no room for it."""
-        groups, sizes = self.placement.groups, self._sizes
+        groups, sizes = self.placement.groups, self.sizes
         shared = [index for index in sizes.buckets if len(groups[index].members) > 1]
         gradients = sum(sizes.buckets[index] for index in shared) * sizes.reduced.itemsize
         each = (0 if self.placement.last else sizes.output) + sizes.input
@@ -245,6 +268,7 @@ class Generation:
         keeps = reduced <= self._retry_bytes  # keep all or none: if one is missing, a retry starts from scratch
         progress = self.progress
         keep = progress.keep_unreduced if keeps else lambda *_: progress.spoil()
+        self._reduced_with = self.codecs.reduction
         return self.reducer.start(step, gradients, self.codecs.reduction, keep)
 
     def _counted_norm(self, gradients: Mapping[int, torch.Tensor]) -> float:
@@ -314,6 +338,15 @@ class Generation:
             case Kind.REDUCE | Kind.GATHER:
                 self.reducer.queue.put(header.step, arrival)
 
+    def _came(self, arrival: Arrival) -> None:
+        if self.commitments is not None:
+            self.commitments.came(arrival)
+
+    def _send_reduced(self, destination: str, what: What, encoded: Encoded, elements: int, dtype: torch.dtype) -> None:
+        if self.commitments is not None:
+            self.commitments.sent(destination, what, encoded)
+        self._sender.send_encoded(destination, what, encoded, elements, dtype)
+
     def _send_again(self) -> None:
         """Sends what was computed here in an earlier generation and the neighbours lack."""
         progress, placement = self.progress, self.placement
@@ -326,7 +359,7 @@ class Generation:
                 progress.sent[kind, number] = self._send(progress.step, kind, destination, number, sent)
             else:
                 what = What(kind, self.number, progress.step, number)
-                elements = self._sizes.output if forward else self._sizes.input
+                elements = self.sizes.output if forward else self.sizes.input
                 self._sender.send_encoded(destination, what, sent.result(), elements, self.stage.dtype)
 
     def _hand_on(self, kind: Kind, destination: str, number: int, tensor: torch.Tensor) -> None:
@@ -338,4 +371,7 @@ class Generation:
 
     def _send(self, step: int, kind: Kind, destination: str, number: int, tensor: torch.Tensor) -> Future[Encoded]:
         what = What(kind, self.number, step, number)
-        return self._sender.send(destination, what, tensor, self.codecs.of(kind, destination))
+        encoded = self._sender.send(destination, what, tensor, self.codecs.of(kind, destination))
+        if self.commitments is not None and kind in COMMITTED_KINDS:
+            self.commitments.sends(destination, what, encoded)
+        return encoded

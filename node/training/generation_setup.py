@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -15,6 +15,7 @@ from dtfm.node.state.state_store import StateStore
 from dtfm.node.training.contribution_bound import ContributionBound
 from dtfm.node.training.generation import Generation, Inherited, Speed
 from dtfm.node.training.progress import Progress
+from dtfm.node.transport.kept import Kept
 from dtfm.node.transport.sender import Sender
 from dtfm.node.transport.topic_queue import Closed
 from dtfm.protos.control_pb2 import Assignment, Device
@@ -33,6 +34,7 @@ class Equipment:
     sender: Sender
     store: StateStore
     snapshots: Snapshots
+    kept: Kept = field(default_factory=Kept)
 
 
 def set_up(
@@ -63,7 +65,9 @@ def set_up(
     if bound is not None and earlier is not None and stage is not earlier.stage:
         bound = ContributionBound(bound)
     inherited = Inherited(progress, earlier.codecs if earlier is not None else None, bound)
-    generation = Generation(loaded, placement, stage, assignment.step, equipment.sender, speed, inherited)
+    planned = {node for part in assignment.plan.stages for node in part.replicas}
+    members = [peer for peer in assignment.peers if peer.node in planned]
+    generation = Generation(loaded, placement, stage, assignment.step, equipment.sender, speed, inherited, members)
     dialler = loaded.dialler
     targets = {p.node: dialler.target(p) for p in assignment.peers if p.node in placement.peers}
     in_transit = {link.destination: link.bandwidth * 2 * link.latency_seconds for link in links}

@@ -61,13 +61,15 @@ class NonFinite(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """``loss_sum`` over this node's samples if it is of the last stage, else 0; the seconds in which the device computed, and
-    those in which this thread waited for peers. A GPU may compute meanwhile, so the two may overlap."""
+    """``loss_sum`` over this node's samples if it is of the last stage, else 0, and ``losses``, the means of its micro-batches;
+    the seconds in which the device computed, and those in which this thread waited for peers. A GPU may compute meanwhile, so
+    the two may overlap."""
 
     loss_sum: float
     samples: int
     compute_seconds: float
     wait_seconds: float
+    losses: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,10 +101,12 @@ class Compute:
 
 @dataclass(frozen=True, slots=True)
 class Neighbours:
-    """How tensors come from the neighbouring stages and go to them."""
+    """How tensors come from the neighbouring stages and go to them. ``came`` is called with each that is trained on, before it
+    is used."""
 
     queue: TopicQueue[Topic, Arrival]
     send: Send
+    came: Callable[[Arrival], None] = lambda _: None
 
 
 def train_step(
@@ -166,22 +170,24 @@ class _TrainingStep:
             else:
                 self._forward(number)
         self._work.wait()
-        loss_sum, samples = self._loss() if placement.last else (0.0, 0)
-        return Outcome(loss_sum, samples, self._work.seconds, self._waited)
+        means = self._losses() if placement.last else ()
+        micro_batch = self._compute.micro_batch
+        return Outcome(sum(means, 0.0) * micro_batch, len(means) * micro_batch, self._work.seconds, self._waited, means)
 
-    def _loss(self) -> tuple[float, int]:
-        """(the sum of the losses, samples). Raises NonFinite."""
-        numbers, micro_batch = self._placement.micro_batches, self._compute.micro_batch
+    def _losses(self) -> tuple[float, ...]:
+        """By micro-batch, the mean loss. Raises NonFinite."""
+        numbers = self._placement.micro_batches
         means = _read([self._progress.losses[number] for number in numbers])
         wrong = [f"{number} is {mean}" for number, mean in zip(numbers, means, strict=True) if not math.isfinite(mean)]
         if wrong:
             raise NonFinite(f"the loss of micro-batch {', of micro-batch '.join(wrong)}")
-        return sum(means) * micro_batch, len(numbers) * micro_batch
+        return tuple(means)
 
     def _take(self, arrival: Arrival) -> None:
         kind, number = arrival.header.kind, arrival.header.index
         if self._progress.has(kind, number):
             return  # in an earlier generation
+        self._neighbours.came(arrival)
         with span(Activity.DECODE, self._progress.step, number):
             flat = self._compute.decode(arrival)
         if kind is Kind.ACTIVATION:

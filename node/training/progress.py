@@ -56,6 +56,16 @@ class Progress:
     def __post_init__(self) -> None:
         note_memory(ExtraMemory.RETRY, 0)
 
+    @property
+    def is_fresh(self) -> bool:
+        """Whether nothing of the step was done yet, in any generation."""
+        return not (self.inputs or self.outputs or self.gradients or self.finished or self.sent or self.unreduced)
+
+    @property
+    def keeps_all(self) -> bool:
+        """Whether nothing of ``sent`` and ``unreduced`` was given up for lack of room."""
+        return not self._spoilt
+
     def waiting(self, placement: Placement) -> Iterator[int]:
         """Micro-batches that can go forward."""
         for number in placement.micro_batches if placement.first else self.inputs:

@@ -107,8 +107,9 @@ def sending_order(buckets: Iterable[BucketSpec]) -> list[int]:
 class Reducer:
     """The reductions of one generation, in two threads of its own.
 
-    ``queue`` takes, by step, `Final` for each bucket and the tensors that peers send. ``let_go`` is called with each tensor
-    when it is used up. ``carried`` are the residuals to begin with. ``bound`` limits what other members add; None: nothing does.
+    ``queue`` takes, by step, `Final` for each bucket and the tensors that peers send. ``came`` is called with each tensor
+    before it is used, ``let_go`` when it is used up. ``carried`` are the residuals to begin with. ``bound`` limits what other
+    members add; None: nothing does.
     """
 
     def __init__(
@@ -118,6 +119,7 @@ class Reducer:
         let_go: Callable[[Arrival], None] = lambda _: None,
         carried: Residuals | None = None,
         bound: ContributionBound | None = None,
+        came: Callable[[Arrival], None] = lambda _: None,
     ) -> None:
         self.placement = placement
         self.bound = bound
@@ -128,6 +130,7 @@ class Reducer:
         """Residuals to carry if the step last reduced is committed."""
         self.send = send
         self.let_go = let_go
+        self.came = came
         self.sending = ThreadPoolExecutor(1, "reduce send")
         self._thread = ThreadPoolExecutor(1, "reduce")
 
@@ -217,7 +220,9 @@ class _Reduction:
             return  # held by this node alone
         if isinstance(item, Final):
             self._make_final(bucket)
-        elif item.header.kind is Kind.REDUCE:
+            return
+        self._reducer.came(item)
+        if item.header.kind is Kind.REDUCE:
             number = item.header.part
             bucket.addends.setdefault(number, {})[bucket.members.index(item.source)] = item
             if bucket.summable(number):

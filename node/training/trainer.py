@@ -27,17 +27,20 @@ from dtfm.node.model.stage import Stage
 from dtfm.node.state.recovery import Inventory, take_inventory
 from dtfm.node.state.standby_role import StandbyRole
 from dtfm.node.state.state_store import HeldState
+from dtfm.node.training.auditing import Auditing
 from dtfm.node.training.failure import plan_failed, problem_of, sentence_of
 from dtfm.node.training.generation import Generation
 from dtfm.node.training.generation_setup import Equipment, set_up
 from dtfm.node.training.pipeline import Outcome
 from dtfm.node.training.preparation import Preparation
+from dtfm.node.training.vote import vote_on
 from dtfm.node.transport.receiver import Receiver
 from dtfm.node.transport.topic_queue import Closed
 from dtfm.protos.control_pb2 import (
     CHECKPOINT,
     Applied,
     Assignment,
+    Audit,
     Begin,
     CodecsChosen,
     Commit,
@@ -51,7 +54,6 @@ from dtfm.protos.control_pb2 import (
     Standby,
     StepFailed,
     StepProblem,
-    StepReady,
 )
 from dtfm.protos.plan_pb2 import Run
 
@@ -90,6 +92,7 @@ class Trainer:
         self._standby = StandbyRole(equipment.node, report)
         self._standby_wanted = Standby()
         self._preparation = Preparation(equipment, loop)
+        self._auditing = Auditing(equipment.kept, loop, report)
         self._generation: Generation | None = None
         self._earlier: Generation | None = None  # the last one, on which the next may build
         self._newest = 0  # the newest generation that the coordinator has announced
@@ -126,7 +129,13 @@ class Trainer:
 
     def conclude(self, commit: Commit) -> None:
         """Applies a committed step, and trains the next one."""
+        self._auditing.call_off()
         self._commands.put(lambda: self._conclude(commit))
+
+    def audit(self, audit: Audit) -> None:
+        """Does another replica's work again, of the step that this node has voted on, unless that is over first."""
+        asked = self._auditing.ask()
+        self._commands.put(lambda: self._audit(audit, asked))
 
     def links_changed(self, links: LinksChanged) -> None:
         self._commands.put(lambda: self._links_changed(links))
@@ -143,6 +152,7 @@ class Trainer:
             generation.close(reason)
         if waiting is not None:
             waiting.cancel()
+        self._auditing.call_off()
         self._equipment.sender.interrupt(reason)
 
     def time_again(self) -> None:
@@ -299,7 +309,8 @@ class Trainer:
                 self._apply(generation, last_commit)
             generation.release()
             self._earlier = generation
-        self._generation, self._voted = None, None
+        self._generation = None
+        self._forget_vote()
 
     def _drop_other_history(self, assignment: Assignment) -> None:
         """Drops held state as of another step, or made by another commit of the same step: its memory may be needed."""
@@ -405,24 +416,8 @@ class Trainer:
         self._voted = step
         self._log(step, outcome)
         with span(Activity.VOTE, step):
-            ready = StepReady(
-                generation=generation.number,
-                step=step,
-                squared_gradient_norm=squared_norm,
-                loss_sum=outcome.loss_sum,
-                samples=outcome.samples,
-                state_digest=self._digest.result(),
-                compute_seconds=outcome.compute_seconds,
-                wait_seconds=outcome.wait_seconds,
-                arrived=[
-                    StepReady.Arrived(source=source, bytes=size, seconds=seconds)
-                    for source, (size, seconds) in sorted(generation.receiver.take_paces().items())
-                ],
-                clipped=[
-                    StepReady.Clipped(node=node, pieces=clipped.pieces, worst=clipped.worst)
-                    for node, clipped in sorted(generation.reducer.clipped.items())
-                ],
-            )
+            ready = vote_on(generation, step, outcome, squared_norm, self._digest.result())
+            self._auditing.begin(generation, step)
             self._report(NodeMessage(step_ready=ready))
 
     def _log(self, step: int, outcome: Outcome) -> None:
@@ -497,5 +492,10 @@ class Trainer:
             chosen = CodecsChosen(generation=generation.number, codecs=generation.codecs.report)
             self._report(NodeMessage(codecs_chosen=chosen))
 
+    def _audit(self, audit: Audit, asked: int) -> None:
+        assert self._loaded is not None
+        self._auditing.carry_out(audit, asked, self._generation, self._voted, self._loaded.dialler)
+
     def _forget_vote(self) -> None:
         self._voted = None
+        self._auditing.call_off()

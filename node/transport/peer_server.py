@@ -20,13 +20,14 @@ from dtfm.node.host.bandwidth_probe import MOST_BYTES, ProbeSender
 from dtfm.node.state.disk import Disk
 from dtfm.node.state.state_store import StateStore
 from dtfm.node.transport.callers import Callers
+from dtfm.node.transport.kept import Kept
 from dtfm.node.transport.lent import Holder
 from dtfm.node.transport.receiver import Receiver
 from dtfm.node.transport.warden import Warden
 from dtfm.protos.connection import server_options
 from dtfm.protos.credentials import Identity, nobody, peer_credentials, shown_name, shows_certificate
 from dtfm.protos.frame import FrameError, FrameProblem, frames
-from dtfm.protos.peer_pb2 import StandbyRequest, StateRequest
+from dtfm.protos.peer_pb2 import KeptRequest, StandbyRequest, StateRequest
 from dtfm.protos.streams import NODE_METADATA, SEEN_METADATA, connection_handlers, peer_handlers
 from dtfm.protos.token_bucket import TokenBucket
 
@@ -45,6 +46,9 @@ MOST_CALLS = 16
 """Most calls of each method from one peer at a time; a call for state in memory takes a bucket's. A node that recovers makes two
 calls to each donor, and more if it has lost other donors."""
 
+MOST_KEPT_CALLS = 4
+"""Most of them that hand out a tensor for an audit, which each may take a piece's memory. An auditor makes two at a time."""
+
 
 STALE_BYTES_PER_SECOND, STALE_BYTES_AT_ONCE = float(16 << 20), float(256 << 20)
 """Frames of steps and generations that are over are dropped. After a change of plans there may be as many as were on their way;
@@ -55,11 +59,17 @@ class PeerServer:
     """Serves peers. Accepts nobody until ``become`` has given it an identity, and no tensors until ``deliver_to`` a receiver."""
 
     def __init__(
-        self, store: StateStore, give_way: GiveWay, disk: Disk | None = None, holder: Holder | None = None
+        self,
+        store: StateStore,
+        give_way: GiveWay,
+        disk: Disk | None = None,
+        holder: Holder | None = None,
+        kept: Kept | None = None,
     ) -> None:
         self.holder = holder or Holder()
         self._store = store
         self._disk = disk or Disk(Path(), "")  # never opened, so empty
+        self._kept = kept or Kept()
         self._give_way = give_way
         self._receiver: Receiver | None = None
         self._identity = nobody(datetime.now(UTC))
@@ -75,6 +85,7 @@ class PeerServer:
             streamed(self._download),
             streamed(self._state),
             streamed(self._standby),
+            streamed(self._hand_out),
         )
         connections = connection_handlers(answered(self._lend), answered(self._borrow))
         self._server.add_generic_rpc_handlers((handlers, connections))
@@ -208,6 +219,19 @@ class PeerServer:
             finally:
                 subscription.close()
 
+    async def _hand_out(self, request: bytes, context: Context) -> AsyncIterator[bytes]:
+        """Nothing else is on its way then: all wait for the commit, so that no other stream has to be given way."""
+        async with self._place("Kept", context, MOST_KEPT_CALLS):
+            try:
+                wanted, caller = KeptRequest.FromString(request), shown_name(context.auth_context())
+                header, encoded = await asyncio.to_thread(self._kept.find, caller, wanted)
+            except DecodeError:
+                await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "MALFORMED: not a KeptRequest")
+            except LookupError as error:
+                await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
+            for frame in frames(header, encoded):
+                yield frame
+
     async def _lend(self, requests: AsyncIterator[bytes], context: Context) -> None:
         await self.holder.serve_lender(await self._member(context), requests, context)
 
@@ -223,11 +247,11 @@ class PeerServer:
         return name
 
     @asynccontextmanager
-    async def _place(self, method: str, context: Context) -> AsyncIterator[None]:
-        """Counts as one of the caller's MOST_CALLS; ends the call if all are taken."""
+    async def _place(self, method: str, context: Context, most: int = MOST_CALLS) -> AsyncIterator[None]:
+        """Counts as one of the caller's ``most``; ends the call if all are taken."""
         caller = shown_name(context.auth_context()), method
-        if self._calls[caller] >= MOST_CALLS:
-            busy = f"BUSY: this peer has {MOST_CALLS} calls of {method} running; wait for one to end"
+        if self._calls[caller] >= most:
+            busy = f"BUSY: this peer has {most} calls of {method} running; wait for one to end"
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, busy)
         self._calls[caller] += 1
         try:

@@ -51,7 +51,7 @@ class Receiver:
     async def start(self, address: str) -> dict[str, int]:
         """Returns the ports, by way."""
         self._server = grpc.aio.server(options=server_options())
-        handlers = peer_handlers(self._tensors, self._ping, self._unused, self._unused, self._unused, self._unused)
+        handlers = peer_handlers(self._tensors, self._ping, *[self._unused] * 5)
         self._server.add_generic_rpc_handlers((handlers,))
         ours = self._server.add_insecure_port(f"{address}:0")
         ours_secure = self._server.add_secure_port(f"{address}:0", peer_credentials(lambda: self._identity))

@@ -20,6 +20,7 @@ from dtfm.node.model.placement import Placement, placement_of
 from dtfm.node.model.precision import compute_dtype, run_dtype
 from dtfm.node.model.stage import Stage, build_stage
 from dtfm.node.training.generation import Generation, Inherited, Speed
+from dtfm.node.training.pipeline import Outcome
 from dtfm.node.training.progress import Progress
 from dtfm.node.transport.receiver import Receiver
 from dtfm.node.transport.sender import Sender, What
@@ -170,14 +171,22 @@ class InProcess:
 
     def train(self, *, commit: bool = True) -> float:
         """Trains the next step and returns its mean loss. Unless ``commit``, it is then aborted: nobody applies it."""
+        done = self.train_unfinished()
+        if commit:
+            self.commit(done)
+        return sum(outcome.loss_sum for outcome, _ in done.values()) / sum(o.samples for o, _ in done.values())
+
+    def train_unfinished(self) -> dict[str, tuple[Outcome, float]]:
+        """By node, what `Generation.train` returns for the next step, which is neither committed nor aborted yet."""
         step = self.step + 1
         done = self._all(lambda generation: generation.train(step))
-        if commit:
-            voted = dict(zip(self.generations, (squared for _, squared in done), strict=True))
-            norm = math.sqrt(sum(voted[stage.replicas[0]] for stage in self._plan.stages))
-            self._all(lambda generation: generation.apply(step, norm))
-            self.step = step
-        return sum(outcome.loss_sum for outcome, _ in done) / sum(outcome.samples for outcome, _ in done)
+        return dict(zip(self.generations, done, strict=True))
+
+    def commit(self, done: Mapping[str, tuple[Outcome, float]]) -> None:
+        step = self.step + 1
+        norm = math.sqrt(sum(done[stage.replicas[0]][1] for stage in self._plan.stages))
+        self._all(lambda generation: generation.apply(step, norm))
+        self.step = step
 
     def evaluate(self) -> float:
         """The mean held-out loss."""

@@ -71,9 +71,7 @@ async def test_the_first_call_to_the_other_side_of_the_world_succeeds() -> None:
     """A connection takes several round trips, and one attempt must have the time for them."""
     near = member("near")
     server = grpc.aio.server(options=server_options())
-    server.add_generic_rpc_handlers(
-        (peer_handlers(nothing, echo, nothing_at_all, nothing_at_all, nothing_at_all, nothing_at_all),)
-    )
+    server.add_generic_rpc_handlers((peer_handlers(nothing, echo, *[nothing_at_all] * 5),))
     port = server.add_secure_port("127.0.0.1:0", peer_credentials(lambda: near))
     await server.start()
     loop = asyncio.get_running_loop()

@@ -281,7 +281,9 @@ async def peer_that_sends(download: StreamToStream) -> AsyncIterator[Peer]:
     itself = Node().server
     itself.become(member("liar"))
     server = grpc.aio.server(options=server_options())
-    handlers = peer_handlers(itself._tensors, itself._ping, itself._upload, download, itself._state, itself._standby)
+    handlers = peer_handlers(
+        itself._tensors, itself._ping, itself._upload, download, itself._state, itself._standby, itself._hand_out
+    )
     server.add_generic_rpc_handlers((handlers,))
     port = server.add_secure_port("127.0.0.1:0", peer_credentials(lambda: member("liar")))
     await server.start()

@@ -1,0 +1,212 @@
+"""Doing another replica's work of a step again, to see whether it was done right.
+
+What went in comes from the neighbours that sent it, and what came out is compared with what the replica voted to have sent: first
+by digest, and only if that differs by its tensors. It happens after this node's own vote: nothing is added to any gradient, since
+the sums that were voted for are applied next. Beside them memory holds one micro-batch, and the gradients of one bucket.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from dtfm.kernels.codec import DTYPES, Codec, codec_named, decode, encode
+from dtfm.node.model.pieces import pieces
+from dtfm.node.training.compression import GENTLEST_FIRST
+from dtfm.node.training.generation import Generation
+from dtfm.node.training.pipeline import Compute
+from dtfm.node.transport.commitments import commitment
+from dtfm.node.transport.kept import Tensor, Wanted, Withheld
+from dtfm.protos.control_pb2 import Audit, Audited
+from dtfm.protos.frame import Kind
+
+#: fetch(tensors), all at once. Raises Withheld, and Closed when called off.
+Fetch = Callable[[Sequence[Wanted]], Sequence[Tensor]]
+
+LARGEST_ERROR = 1e9
+"""What is further off, or no number, counts as this far off."""
+
+NOTHING_COMPARED = -1.0
+
+
+def misfit(audit: Audit, generation: Generation | None, voted: int | None) -> str:
+    """Why this node cannot do the work again that ``audit`` names, having ``voted`` on that step; empty if it can try."""
+    if generation is None or voted is None or (audit.generation, audit.step) != (generation.number, voted):
+        at = f"step {voted} of generation {generation.number}" if generation is not None and voted else "no step"
+        return f"it is of step {audit.step} of generation {audit.generation}; this node has voted on {at}"
+    placement, train = generation.placement, generation.run.train
+    if generation.commitments is None:
+        return "nothing is audited in this step"
+    if audit.node == placement.node or audit.node not in placement.replicas:
+        return f"{audit.node[:64]!r} is no other replica of this stage"
+    numbers = [each.number for each in audit.micro_batches]
+    if not numbers or len(set(numbers)) < len(numbers) or max(numbers) >= train.global_batch // train.micro_batch:
+        return f"micro-batches {numbers[:8]}; a step has {train.global_batch // train.micro_batch}, each once"
+    for each in audit.micro_batches:
+        if (bool(each.previous), bool(each.next)) != (not placement.first, not placement.last):
+            return f"micro-batch {each.number} has other neighbours than one of stage {placement.stage}"
+    if audit.HasField("bucket") and audit.bucket not in generation.stage.buckets:
+        return f"bucket {audit.bucket} is not of this stage"
+    return ""
+
+
+def do_again(audit: Audit, generation: Generation, fetch: Fetch) -> Audited:
+    """The answer to ``audit``, which fits. In the thread that trains. Raises what ``fetch`` raises, but for Withheld."""
+    again = _Again(audit, generation, generation.computing(audit.step), fetch)
+    answer = Audited(number=audit.number)
+    try:
+        again.run()
+    except Withheld as withheld:
+        answer.problem, answer.withheld_by = f"WITHHELD: {withheld}", withheld.node
+    except Unusable as unusable:
+        answer.problem = f"UNUSABLE: {unusable}"
+    errors = again.errors
+    answer.activations, answer.gradients = errors[Kind.ACTIVATION], errors[Kind.GRADIENT]
+    answer.addends, answer.losses = errors[Kind.REDUCE], again.losses
+    return answer
+
+
+class Unusable(Exception):
+    """This cannot be audited, which is nobody's fault."""
+
+
+@dataclass(slots=True)
+class _Again:
+    """``errors`` are the largest so far, by kind of what was compared; ``losses`` is that of the losses."""
+
+    audit: Audit
+    generation: Generation
+    compute: Compute
+    fetch: Fetch
+    losses: float = NOTHING_COMPARED
+    errors: dict[Kind, float] = field(
+        default_factory=lambda: dict.fromkeys((Kind.ACTIVATION, Kind.GRADIENT, Kind.REDUCE), NOTHING_COMPARED)
+    )
+
+    def run(self) -> None:
+        if not self.audit.HasField("bucket"):
+            for each in self.audit.micro_batches:
+                self._micro_batch(each, (), ())
+            return
+        if self._codecs(Kind.REDUCE)[0].sparse:
+            raise Unusable("under a sparse codec, what a replica adds depends on earlier steps")
+        index = self.audit.bucket
+        bucket, parameters = self.generation.stage.buckets[index], self.generation.stage.parameters[index]
+        total = torch.zeros_like(bucket.gradients)
+        sums = tuple(bucket.views(total).values())
+        for each in self.audit.micro_batches:
+            self._micro_batch(each, parameters, sums)
+        for piece in self.audit.pieces:
+            self._piece(index, piece, total)
+
+    def _micro_batch(
+        self, each: Audit.MicroBatch, parameters: Sequence[torch.nn.Parameter], sums: Sequence[torch.Tensor]
+    ) -> None:
+        """Compares what it makes, and adds the gradients of ``parameters`` to ``sums``."""
+        placement, compute, stage = self.generation.placement, self.compute, self.generation.stage
+        x, given = self._inputs(each)
+        positions = compute.positions(each.number)
+        if placement.last:
+            weight = compute.micro_batch / compute.global_batch
+            scored = stage.loss(x, compute.labels(each.number), weight, positions, parameters)
+            root, mine = scored.weighted, float(scored.mean)
+            self.losses = max(self.losses, _error(each.loss - mine, mine))
+        else:
+            root = stage.forward(x, positions)
+            self._compare(Kind.ACTIVATION, each.number, 0, root.detach(), each.activation_out)
+        leaves = [*parameters] if placement.first else [x, *parameters]
+        if not leaves:
+            return
+        found = list(torch.autograd.grad(root, leaves, given, allow_unused=True))
+        del root
+        if not placement.first:
+            entered = found.pop(0)
+            self._compare(
+                Kind.GRADIENT,
+                each.number,
+                0,
+                entered if entered is not None else torch.zeros_like(x),
+                each.gradient_out,
+            )
+        for total, gradient in zip(sums, found, strict=True):
+            if gradient is not None:
+                total.add_(gradient)
+
+    def _inputs(self, each: Audit.MicroBatch) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """What the micro-batch enters with (a leaf that gets a gradient, unless it is of the data), and the gradient of what it
+        leaves with; None on the last stage."""
+        placement, compute, sizes = self.generation.placement, self.compute, self.generation.sizes
+        wanted = []
+        if not placement.first:
+            digest = each.activation_in
+            wanted.append(Wanted(each.previous, Kind.ACTIVATION, each.number, 0, digest, sizes.input, sizes.dtype))
+        if not placement.last:
+            digest = each.gradient_in
+            wanted.append(Wanted(each.next, Kind.GRADIENT, each.number, 0, digest, sizes.output, sizes.dtype))
+        came = [self._decoded(wanted, tensor) for wanted, tensor in zip(wanted, self.fetch(wanted), strict=True)]
+        given = None if placement.last else came.pop().view(compute.output_shape)
+        if placement.first:
+            return compute.inputs(each.number), given
+        return came.pop().view(compute.input_shape).requires_grad_(), given
+
+    def _piece(self, bucket: int, piece: Audit.Piece, total: torch.Tensor) -> None:
+        members = self.generation.placement.groups[bucket].members
+        ranges = pieces(total.numel(), len(members))
+        start, stop = ranges[piece.piece] if piece.piece < len(ranges) else (0, 0)
+        if stop == start or members[piece.piece % len(members)] == self.audit.node:
+            raise Unusable(f"piece {piece.piece} of bucket {bucket} is not sent by {self.audit.node}")
+        self._compare(Kind.REDUCE, bucket, piece.piece, total[start:stop], piece.digest)
+
+    def _compare(self, kind: Kind, index: int, part: int, mine: torch.Tensor, digest: bytes) -> None:
+        """Compares ``mine`` with the tensor of that digest that the audited node has sent."""
+        self.errors[kind] = max(self.errors[kind], self._difference(kind, index, part, mine, digest))
+
+    def _difference(self, kind: Kind, index: int, part: int, mine: torch.Tensor, digest: bytes) -> float:
+        for codec in self._codecs(kind):
+            encoded = encode(codec, mine)
+            if commitment(encoded.codec, encoded.data) == digest:
+                return 0.0
+        wanted = Wanted(self.audit.node, kind, index, part, digest, mine.numel(), mine.dtype)
+        (tensor,) = self.fetch([wanted])
+        encoded = encode(Codec(tensor[0].codec), mine)
+        ours = decode(encoded.codec, encoded.data, mine.numel(), mine.dtype, mine.device)
+        return relative_error(self._decoded(wanted, tensor), ours)
+
+    def _codecs(self, kind: Kind) -> tuple[Codec, ...]:
+        """Those that the audited node may have used: it has chosen by its own links."""
+        network = self.generation.run.network
+        settings = {
+            Kind.ACTIVATION: network.activations,
+            Kind.GRADIENT: network.gradients,
+            Kind.REDUCE: network.reduction,
+        }
+        return GENTLEST_FIRST if settings[kind] == "auto" else (codec_named(settings[kind]),)
+
+    def _decoded(self, wanted: Wanted, tensor: Tensor) -> torch.Tensor:
+        header, encoded = tensor
+        try:
+            return decode(
+                Codec(header.codec), encoded, header.elements, DTYPES[header.dtype], self.generation.stage.device
+            )
+        except ValueError as error:  # bytes that no encoder makes
+            raise Withheld(wanted.node, str(error)) from None
+
+
+def relative_error(its: torch.Tensor, mine: torch.Tensor) -> float:
+    """||its - mine|| / ||mine||, for flat tensors; at most LARGEST_ERROR."""
+    wide = torch.promote_types(mine.dtype, torch.float32)
+    difference, size = (
+        float(torch.linalg.vector_norm(tensor, dtype=torch.float64))
+        for tensor in (its.to(wide) - mine.to(wide), mine.to(wide))
+    )
+    return _error(difference, size)
+
+
+def _error(difference: float, size: float) -> float:
+    if difference == 0:
+        return 0.0
+    error = abs(difference / size) if size else math.inf
+    return min(error, LARGEST_ERROR) if not math.isnan(error) else LARGEST_ERROR

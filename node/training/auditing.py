@@ -1,0 +1,95 @@
+"""What a node does for audits, between its vote and the commit: it hands out what it sent, and does others' work again."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable, Coroutine, Sequence
+from concurrent.futures import CancelledError, Future
+from typing import Any, TypeVar
+
+from dtfm.node.host.dialling import Dialler
+from dtfm.node.host.trace import Activity, span
+from dtfm.node.training.audit import do_again, misfit
+from dtfm.node.training.generation import Generation
+from dtfm.node.transport.kept import Kept, Tensor, Wanted, Witnesses
+from dtfm.node.transport.topic_queue import Closed
+from dtfm.protos.control_pb2 import Audit, Audited, NodeMessage
+
+log = logging.getLogger(__name__)
+Result = TypeVar("Result")
+
+
+class Auditing:
+    """``begin`` and ``carry_out`` are for the training thread, ``ask`` for the event loop, ``call_off`` for both."""
+
+    def __init__(self, kept: Kept, loop: asyncio.AbstractEventLoop, report: Callable[[NodeMessage], None]) -> None:
+        self._kept = kept
+        self._loop = loop
+        self._report = report
+        self._lock = threading.Lock()
+        self._asked = 0
+        self._over = 0  # those asked for up to here are called off
+        self._waiting: Future[Any] | None = None
+
+    def begin(self, generation: Generation, step: int) -> None:
+        """Before this node votes on ``step``."""
+        if generation.commitments is not None:
+            self._kept.offer(generation.offer(step))
+
+    def ask(self) -> int:
+        """A number for an audit that has come; to be given to ``carry_out``."""
+        self._asked += 1
+        return self._asked
+
+    def call_off(self) -> None:
+        """The step is committed or aborted, so that nobody waits for the audits that have come so far."""
+        self._kept.withdraw()
+        with self._lock:
+            self._over = self._asked
+            if self._waiting is not None:
+                self._waiting.cancel()
+
+    def carry_out(
+        self, audit: Audit, asked: int, generation: Generation | None, voted: int | None, dialler: Dialler
+    ) -> None:
+        """Does the work again and reports what came of it, unless it is called off, or does not fit what this node does."""
+        if asked <= self._over:
+            return
+        if (wrong := misfit(audit, generation, voted)) or generation is None:
+            log.warning("MISFIT: an audit is not answered: %s", wrong)
+            return
+        lease = generation.run.lease_seconds
+        witnesses = Witnesses(generation.number, audit.step, generation.members, dialler, lease)
+
+        def fetch(wanted: Sequence[Wanted]) -> Sequence[Tensor]:
+            return self._await(witnesses.fetch(wanted), asked)
+
+        try:
+            with span(Activity.AUDIT, audit.step):
+                answer = do_again(audit, generation, fetch)
+        except Closed as closed:
+            log.info("an audit of %s is called off: %s", audit.node, closed)
+            return
+        except Exception as problem:  # whatever the device raises: this node's own work is done
+            log.exception("step %d of %s could not be done again", audit.step, audit.node)
+            answer = Audited(number=audit.number, problem=f"FAILED: {type(problem).__name__}: {problem}"[:1000])
+            answer.activations = answer.gradients = answer.addends = answer.losses = -1
+        finally:
+            asyncio.run_coroutine_threadsafe(witnesses.close(), self._loop)
+        self._report(NodeMessage(audited=answer))
+
+    def _await(self, work: Coroutine[Any, Any, Result], asked: int) -> Result:
+        with self._lock:
+            if asked <= self._over:
+                work.close()
+                raise Closed("the step is over")
+            self._waiting = waiting = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return waiting.result()
+        except CancelledError:
+            raise Closed("the step is over") from None
+        finally:
+            with self._lock:
+                self._waiting = None

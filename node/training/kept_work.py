@@ -1,0 +1,76 @@
+"""What a node has kept of the step that it has voted on: for audits, as it was sent."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from dataclasses import dataclass
+
+from dtfm.kernels.codec import DTYPE_NUMBERS, Codec, Encoded, encode
+from dtfm.node.model.pieces import pieces
+from dtfm.node.model.placement import Placement
+from dtfm.node.training.progress import Progress
+from dtfm.node.transport.frame_validation import TensorSizes
+from dtfm.node.transport.kept import Tensor
+from dtfm.protos.frame import Header, Kind
+from dtfm.protos.peer_pb2 import KeptRequest
+
+
+@dataclass(frozen=True, slots=True)
+class KeptWork:
+    """The work of ``progress``, whose gradients were sent to replicas with the codec ``reduction``."""
+
+    placement: Placement
+    progress: Progress
+    sizes: TensorSizes
+    reduction: Codec
+
+    def find(self, request: KeptRequest) -> Tensor:
+        """A tensor as it was sent; its memory is not written any more. From any thread. Raises LookupError."""
+        match request.kind:
+            case Kind.ACTIVATION | Kind.GRADIENT if not request.part:
+                encoded = self._passed_on(Kind(request.kind), request.index)
+                elements = self.sizes.output if request.kind == Kind.ACTIVATION else self.sizes.input
+                dtype = self.sizes.dtype
+            case Kind.REDUCE:
+                encoded, elements = self._addend(request.index, request.part)
+                dtype = self.sizes.reduced
+            case _:
+                raise LookupError(f"NOT_KEPT: tensors of kind {request.kind} are not kept")
+        return (
+            Header(
+                Kind(request.kind),
+                encoded.codec,
+                DTYPE_NUMBERS[dtype],
+                request.generation,
+                request.step,
+                request.index,
+                request.part,
+                elements,
+                len(encoded.data),
+            ),
+            encoded.data,
+        )
+
+    def _passed_on(self, kind: Kind, number: int) -> Encoded:
+        sent = self.progress.sent.get((kind, number))
+        if not isinstance(sent, Future) or not sent.done():
+            raise LookupError(f"NOT_KEPT: {kind.name} {number} is not kept here")
+        return sent.result()
+
+    def _addend(self, bucket: int, part: int) -> tuple[Encoded, int]:
+        """(what this node sent of its own gradients of a piece, elements)."""
+        if self.reduction.sparse:
+            raise LookupError(
+                f"SPARSE: under {self.reduction.name.lower()} a message depends on earlier ones, which are gone"
+            )
+        mine, group = self.progress.unreduced.get(bucket), self.placement.groups.get(bucket)
+        ranges = pieces(mine.numel(), len(group.members)) if mine is not None and group is not None else ()
+        start, stop = ranges[part] if part < len(ranges) else (0, 0)
+        if (
+            mine is None
+            or group is None
+            or stop == start
+            or group.members[part % len(group.members)] == self.placement.node
+        ):
+            raise LookupError(f"NOT_KEPT: piece {part} of bucket {bucket} was not sent from here, or is not kept")
+        return encode(self.reduction, mine[start:stop]), stop - start

@@ -1,0 +1,166 @@
+"""What nodes hand out for audits: the tensors of the step that they have voted on, as they were sent."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import grpc
+import grpc.aio
+import torch
+
+from dtfm.kernels.codec import DTYPES, Codec, encoded_bytes
+from dtfm.kernels.memory import MEMORY
+from dtfm.node.host.dialling import Dialler
+from dtfm.node.transport.commitments import commitment
+from dtfm.protos.assembly import Assembly
+from dtfm.protos.control_pb2 import Peer
+from dtfm.protos.credentials import certified_name
+from dtfm.protos.frame import FrameError, FrameProblem, Header, Kind, parse
+from dtfm.protos.peer_pb2 import KeptRequest
+from dtfm.protos.streams import kept_call
+
+#: A tensor as it was sent: its header and its encoded bytes, which do not change any more.
+Tensor = tuple[Header, memoryview]
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """The tensors of ``step``, for the plan's ``members``. ``find`` may be called in any thread. It raises LookupError, and what
+    it returns must not change, even after the step."""
+
+    generation: int
+    step: int
+    members: frozenset[str]
+    find: Callable[[KeptRequest], Tensor]
+
+
+class Kept:
+    """Hands them out from this node's vote until the step is committed or aborted. For any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._offer: Offer | None = None
+        self._callers: frozenset[str] = frozenset()
+
+    def offer(self, offer: Offer) -> None:
+        with self._lock:
+            self._offer = offer
+            self._callers = frozenset(certified_name(member) for member in offer.members)
+
+    def withdraw(self) -> None:
+        with self._lock:
+            self._offer, self._callers = None, frozenset()
+
+    def find(self, caller: str, request: KeptRequest) -> Tensor:
+        """For the ``caller`` with this name in its certificate. Raises LookupError, which says why not. It may encode, which is
+        nothing for an event loop."""
+        with self._lock:
+            offer, callers = self._offer, self._callers
+        if offer is None:
+            raise LookupError("NOTHING_KEPT: this node has not voted, or the step is over")
+        if caller not in callers:
+            raise LookupError("NOT_A_MEMBER: the caller is not in the plan")
+        if (request.generation, request.step) != (offer.generation, offer.step):
+            raise LookupError(
+                f"OTHER_STEP: step {request.step} of generation {request.generation} is asked for; this node has voted on "
+                f"step {offer.step} of generation {offer.generation}"
+            )
+        return offer.find(request)
+
+
+class Withheld(Exception):
+    """``node`` did not hand out what it had voted to have sent."""
+
+    def __init__(self, node: str, why: str) -> None:
+        super().__init__(f"{node}: {why}")
+        self.node = node
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A tensor that ``node`` has sent, of ``elements`` of ``dtype``. By ``digest`` is told whether it is the one."""
+
+    node: str
+    kind: Kind
+    index: int
+    part: int
+    digest: bytes
+    elements: int
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True, slots=True)
+class Witnesses:
+    """Asks ``peers`` for what they sent in ``step``, and waits at most ``patience`` seconds for each frame. Lives on one event
+    loop; close it."""
+
+    generation: int
+    step: int
+    peers: Mapping[str, Peer]
+    dialler: Dialler
+    patience: float
+    _channels: dict[str, grpc.aio.Channel] = field(default_factory=dict)
+
+    async def fetch(self, wanted: Sequence[Wanted]) -> list[Tensor]:
+        """All at once. Raises Withheld."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(self._fetch(each)) for each in wanted]
+        except* Withheld as problems:
+            raise problems.exceptions[0] from None
+        return [task.result() for task in tasks]
+
+    async def close(self) -> None:
+        await asyncio.gather(*(channel.close() for channel in self._channels.values()))
+
+    async def _fetch(self, wanted: Wanted) -> Tensor:
+        if (peer := self.peers.get(wanted.node)) is None:
+            raise Withheld(wanted.node, "it is not in the plan")
+        if peer.node not in self._channels:
+            self._channels[peer.node] = self.dialler.open(peer.node, self.dialler.target(peer), self.patience)
+        request = KeptRequest(
+            generation=self.generation, step=self.step, kind=wanted.kind, index=wanted.index, part=wanted.part
+        )
+        try:
+            header, encoded = await self._assemble(self._channels[peer.node], request, wanted)
+        except TimeoutError:
+            raise Withheld(wanted.node, f"it sent nothing for {self.patience:.0f} s") from None
+        except grpc.aio.AioRpcError as error:
+            raise Withheld(wanted.node, f"{error.code().name}: {error.details()}") from None
+        except FrameError as error:
+            raise Withheld(wanted.node, f"it sent a frame that is refused: {error}") from None
+        if await asyncio.to_thread(commitment, header.codec, encoded) != wanted.digest:
+            raise Withheld(
+                wanted.node, f"its {wanted.kind.name} {wanted.index} part {wanted.part} is not what it voted"
+            )
+        return header, encoded
+
+    async def _assemble(self, channel: grpc.aio.Channel, request: KeptRequest, wanted: Wanted) -> Tensor:
+        assembly: Assembly | None = None
+        async with asyncio.timeout(self.patience) as silence:
+            async for frame in kept_call(channel)(request.SerializeToString()):
+                silence.reschedule(asyncio.get_running_loop().time() + self.patience)
+                header, payload = parse(frame)
+                if assembly is None:
+                    _validate(header, request, wanted)
+                    assembly = Assembly(header, MEMORY.take(header.total).data)
+                if assembly.take(header, payload):
+                    return assembly.header, assembly.encoded
+        raise FrameError(FrameProblem.TRUNCATED, "it ended before the tensor did")
+
+
+def _validate(header: Header, request: KeptRequest, wanted: Wanted) -> None:
+    """Raises FrameError unless it begins the tensor that is asked for: before memory is taken for it."""
+    asked = (request.generation, request.step, wanted.kind, wanted.index, wanted.part, wanted.elements, wanted.dtype)
+    dtype = DTYPES.get(header.dtype)
+    if (header.generation, header.step, header.kind, header.index, header.part, header.elements, dtype) != asked:
+        raise FrameError(FrameProblem.UNEXPECTED, f"{header.kind.name} {header.index} part {header.part}")
+    try:
+        total = encoded_bytes(Codec(header.codec), wanted.elements, wanted.dtype)
+    except ValueError:
+        raise FrameError(FrameProblem.MALFORMED, f"codec {header.codec} does not exist") from None
+    if header.total != total:
+        raise FrameError(FrameProblem.MALFORMED, f"{header.total} bytes encoded; codec and elements make {total}")
