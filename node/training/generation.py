@@ -137,7 +137,7 @@ class Generation:
         step is called off.
         """
         assert self.progress.step == step
-        begins = self.progress.is_fresh and not any(self._neighbours_have.values())
+        begins = self.progress.reports_nothing and not any(self._neighbours_have.values())
         self.commitments = Commitments() if self._loaded.run.trust.audit_rate > 0 and begins else None
         gradients = self._gradients()
         self._restore(gradients)
@@ -360,6 +360,8 @@ class Generation:
             else:
                 what = What(kind, self.number, progress.step, number)
                 elements = self.sizes.output if forward else self.sizes.input
+                if self.commitments is not None:
+                    self.commitments.sends(destination, what, sent)
                 self._sender.send_encoded(destination, what, sent.result(), elements, self.stage.dtype)
 
     def _hand_on(self, kind: Kind, destination: str, number: int, tensor: torch.Tensor) -> None:

@@ -57,9 +57,9 @@ class Progress:
         note_memory(ExtraMemory.RETRY, 0)
 
     @property
-    def is_fresh(self) -> bool:
-        """Whether nothing of the step was done yet, in any generation."""
-        return not (self.inputs or self.outputs or self.gradients or self.finished or self.sent or self.unreduced)
+    def reports_nothing(self) -> bool:
+        """Whether there is nothing that a `report` would say: the coordinator takes the step for one that begins."""
+        return not (self.inputs or self.gradients or self.finished)
 
     @property
     def keeps_all(self) -> bool:

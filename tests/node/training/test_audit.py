@@ -17,6 +17,7 @@ from dtfm.node.data.dataset import load_data
 from dtfm.node.model import loss
 from dtfm.node.model.load import load_model
 from dtfm.node.training.audit import LARGEST_ERROR, misfit
+from dtfm.node.training.progress import Progress
 from dtfm.node.training.reduction import _Bucket, _Reduction
 from dtfm.protos.control_pb2 import Audit
 from dtfm.protos.frame import Kind
@@ -280,8 +281,27 @@ def test_what_was_not_sent_is_not_handed_out(trained: Nodes) -> None:
 
 def test_a_step_that_goes_on_in_another_generation_votes_nothing_of_it(trained: Nodes) -> None:
     with trained() as nodes:
-        nodes.interrupt(sent=12)
+        nodes.interrupt(sent=20)
         nodes.go_on(replace(even_plan(5, 3, 2, MICRO_BATCHES), generation=2))
-        assert not nodes.generations["n0"].progress.is_fresh
-        vote = Auditors(nodes).votes["n0"]
-        assert (len(vote.sent), len(vote.received), vote.kept) == (0, 0, False)
+        goes_on = [name for name, generation in nodes.generations.items() if not generation.progress.reports_nothing]
+        assert goes_on
+        votes = Auditors(nodes).votes
+        for name in goes_on:
+            assert (len(votes[name].sent), len(votes[name].received), votes[name].kept) == (0, 0, False)
+
+
+@pytest.mark.parametrize("sent", [1, 3])
+def test_what_is_sent_again_in_a_step_of_which_nobody_has_anything_is_committed_to(trained: Nodes, sent: int) -> None:
+    """The first stage alone has done something, and reports no progress: for the coordinator the step begins."""
+    with trained() as nodes:
+        nodes.interrupt(sent)
+        for name in (name for stage in STAGES[1:] for name in stage):
+            nodes.generations[name].progress = Progress(1, 1)
+        nodes.go_on(replace(even_plan(5, 3, 2, MICRO_BATCHES), generation=2))
+        assert any(nodes.generations[name].progress.sent for name in STAGES[0])
+        step = Auditors(nodes)
+        for name, passed in step.sent.items():
+            for (peer, kind, index, part), digest in passed.items():
+                assert step.received[peer][name, kind, index, part] == digest
+        assert errors(step.answer("n1", step.asked("n0"))) == (0, NOTHING, NOTHING, NOTHING)
+        assert errors(step.answer("n3", step.asked("n2")))[:2] == (0, 0)
