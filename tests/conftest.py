@@ -1,11 +1,24 @@
-"""What tests remember of coordinators is not mixed with what the developer's own commands do."""
+"""Before all tests: what they remember of coordinators is not mixed with what the developer's own commands do, and the scheduler
+is compiled."""
 
 from __future__ import annotations
 
+import asyncio
 import os
+import sys
 from collections.abc import Iterator
 
 import pytest
+
+from dtfm.compiled_code import compile_apart
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Has the scheduler compiled where a coordinator will plan. After a change to it that takes a minute, and several on a busy
+    machine: the first test in which a coordinator waits for it would run out of time, and end the compiler with it."""
+    planning = sys.modules.get("dtfm.scheduler.warm_up")
+    if planning is not None and not session.config.option.collectonly and not planning.is_compiled():
+        asyncio.run(compile_apart("dtfm.scheduler.warm_up"))
 
 
 @pytest.fixture(scope="session", autouse=True)
