@@ -29,6 +29,12 @@ from dtfm.protos import control_pb2 as wire
 SENTENCE = "the coordinator stumbled over this; its log has the trace, which is a bug in dtfm"
 
 
+def kind_of(event: Input) -> str:
+    """What it is, in a word or two; of a message, which one."""
+    kind = type(event).__name__
+    return f"{kind} {event.message.WhichOneof('message')}" if isinstance(event, Heard) else kind
+
+
 def after_an_error(state: State, event: Input, now: float) -> tuple[State, Ready]:
     """The state after ``event``, which `tick` raised for, and what is to be done. Raises nothing.
 

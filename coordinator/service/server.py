@@ -18,7 +18,7 @@ import grpc.aio
 from dtfm.coordinator.core import transition as t
 from dtfm.coordinator.core.invitations import check_enrolment
 from dtfm.coordinator.core.state import PlanChosen, State
-from dtfm.coordinator.core.stumbling import after_an_error
+from dtfm.coordinator.core.stumbling import after_an_error, kind_of
 from dtfm.coordinator.core.tick import tick
 from dtfm.coordinator.core.timeouts import TOGETHER_LEASES
 from dtfm.coordinator.core.validation import Refused
@@ -32,6 +32,7 @@ from dtfm.coordinator.service.gate import Gate
 from dtfm.coordinator.service.grpc_services import Joins, Observers, OtherMethods
 from dtfm.coordinator.service.log_writer import LogWriter
 from dtfm.coordinator.service.planner import choose
+from dtfm.coordinator.service.repeated import Repeated
 from dtfm.coordinator.service.strangers import Limits
 from dtfm.coordinator.service.streams import Inputs, Streams
 from dtfm.protos import control_pb2 as wire
@@ -69,6 +70,7 @@ class Server:
         self._tickets = itertools.count(1)
         self._answers: dict[int, asyncio.Future[Any]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self._stumbles = Repeated[tuple[str, type[Exception]]]()
 
     @property
     def authority(self) -> bytes:
@@ -224,11 +226,13 @@ class Server:
         now = self._clock()
         try:
             self.state, ready = tick(self.state, event, now)
-        except Exception:
-            log.exception(
-                "a bug in dtfm: the coordinator stumbled over %s, and goes on without it", type(event).__name__
-            )
+        except Exception as error:
+            what = kind_of(event)
+            if self._stumbles.is_new((what, type(error)), now):  # anybody may send the same again and again
+                log.exception("a bug in dtfm: the coordinator stumbled over %s, and goes on without it", what)
             self.state, ready = after_an_error(self.state, event, now)
+        for (what, kind), count in self._stumbles.ended(now):
+            log.error("the coordinator stumbled %d more times over %s (%s)", count, what, kind.__name__)
         if ready.entries:
             await self._log.append(ready.entries)
         for command in ready.commands:

@@ -104,3 +104,26 @@ async def test_a_message_that_the_core_stumbles_over_does_not_end_the_process(
         odd.say(leaving=wire.Leaving(reason="odd"))
         await served.until(lambda: any(isinstance(event, ev.NodeLeft) for event in served.events))
         assert await train(served, served.node("a"), served.node("b")) == 0
+
+
+async def test_what_the_core_stumbles_over_again_and_again_is_logged_once_and_then_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    real: Callable[[State, t.Input, float], Any] = core.tick
+
+    def tick(state: State, event: t.Input, now: float) -> Any:
+        if isinstance(event, t.PlanNow):
+            raise OverflowError
+        return real(state, event, now)
+
+    monkeypatch.setattr(server, "tick", tick)
+    async with serving(tmp_path) as served:
+        for _ in range(10):
+            assert (await served.server.plan_now()).reason == SENTENCE
+        monkeypatch.setattr("dtfm.coordinator.service.repeated.SECONDS", 0.0)
+        await served.server.plan_now()
+    said = [record.getMessage() for record in caplog.records if "stumbled" in record.getMessage()]
+    assert said == [
+        "a bug in dtfm: the coordinator stumbled over PlanNow, and goes on without it",
+        "the coordinator stumbled 10 more times over PlanNow (OverflowError)",
+    ]
