@@ -17,7 +17,7 @@ from dtfm.coordinator.core.safekeeping.availability import Kind, ResumePoint, av
 from dtfm.coordinator.core.state import ATTEMPTS, Gathering, PlanChosen, State, Switching
 from dtfm.coordinator.core.transition import AnswerPlanNow, Transition
 from dtfm.coordinator.core.trust.standing import is_alone, party_of, weakest
-from dtfm.coordinator.core.trust.verdict import Against, OfTheRun, Unsettled, blame, blame_for_waiting
+from dtfm.coordinator.core.trust.verdict import Against, OfTheRun, Unsettled, blame, blame_for_waiting, times_suspected
 from dtfm.coordinator.core.validation import check_lost, name_some, shorten
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.charges import Charge
@@ -135,7 +135,8 @@ def overdue(transition: Transition, phase: Switching) -> None:
     transition.emit(ev.PlanFailed(ledger.generation, accused, problem, silent=True, suspects=tuple(sorted(suspects))))
     match blame_for_waiting(transition.state.ledger):
         case Against() as verdict:
-            reason = f"{ATTEMPTS} attempts waited for it; the last: {problem}"
+            times = times_suspected(transition.state.ledger, verdict.members[0])
+            reason = f"{times} attempts waited for it; the last: {problem}"
             quarantine(transition, replace(verdict, undecided=True), Charge.STALLED, reason)
     regroup(transition, problem)
 

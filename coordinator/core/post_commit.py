@@ -17,7 +17,7 @@ from dtfm.coordinator.core.plan_adoption import adopt, again, back_before, regro
 from dtfm.coordinator.core.state import ATTEMPTS, Destination, Evaluation, Pausing, State
 from dtfm.coordinator.core.transition import Transition
 from dtfm.coordinator.core.trust.standing import is_alone, party_of, weakest
-from dtfm.coordinator.core.trust.verdict import Against, Unsettled, blame_for_waiting, settle
+from dtfm.coordinator.core.trust.verdict import Against, Unsettled, blame_for_waiting, settle, times_suspected
 from dtfm.coordinator.core.validation import check_digest, is_finite, malformed, name_some
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.charges import Charge
@@ -154,7 +154,8 @@ def overdue(transition: Transition, phase: Pausing) -> None:
         ):
             fail(transition, f"{ATTEMPTS} attempts in a row: {reason}")
         case Against() as verdict:
-            quarantine(transition, verdict, Charge.STALLED, f"{ATTEMPTS} attempts waited for it; the last: {reason}")
+            times = times_suspected(transition.state.ledger, verdict.members[0])
+            quarantine(transition, verdict, Charge.STALLED, f"{times} attempts waited for it; the last: {reason}")
         case Unsettled():
             again(transition, reason)
 

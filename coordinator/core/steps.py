@@ -34,6 +34,7 @@ from dtfm.coordinator.core.trust.verdict import (
     blame_for_losses,
     blame_for_waiting,
     settle,
+    times_suspected,
 )
 from dtfm.coordinator.core.validation import check_codecs, check_progress, check_vote, is_finite, name_some, shorten
 from dtfm.coordinator.log import events as ev
@@ -188,7 +189,8 @@ def overdue(transition: Transition, phase: Stepping) -> None:
     _send_abort(transition, phase.step, reason)
     match blame_for_waiting(transition.state.ledger):
         case Against() as verdict:
-            quarantine(transition, verdict, Charge.STALLED, f"{ATTEMPTS} attempts stood at it; {reason}")
+            times = times_suspected(transition.state.ledger, verdict.members[0])
+            quarantine(transition, verdict, Charge.STALLED, f"{times} attempts stood at it; {reason}")
             regroup(transition, reason)
         case Unsettled():
             again(transition, reason)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from dtfm.coordinator.core.state import ATTEMPTS
@@ -12,6 +12,10 @@ from dtfm.coordinator.core.trust.standing import is_alone, party_of, standing, w
 from dtfm.coordinator.log.ledger import Ledger
 
 View = TypeVar("View")
+
+WITHOUT_ONE_CAUSE = 3 * ATTEMPTS
+"""So many attempts at the same step may wait in vain while none may be the cause of ATTEMPTS of them in a row. Two who are silent
+in turn can do that, and so can two bad machines."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,13 +83,26 @@ def against_one(ledger: Ledger, suspects: Collection[str]) -> Against:
 
 def blame_for_waiting(ledger: Ledger) -> Against | Unsettled:
     """Attempts have waited in vain (Ledger.waited_for). A party that may have been the cause of each of the last ATTEMPTS is at
-    fault; if there are several, one of them, undecided."""
+    fault; if there are several, one of them, undecided. After WITHOUT_ONE_CAUSE attempts it is one of those who were suspected
+    most often, undecided: several may be silent in turn."""
     if len(ledger.waited_for) < ATTEMPTS:
         return Unsettled()
     party, last = party_of(ledger), ledger.waited_for[-ATTEMPTS:]
     always = frozenset.intersection(*(frozenset(map(party, suspects)) for suspects in last))
-    suspects = [node for node in last[-1] if party(node) in always]
-    return against_one(ledger, suspects) if suspects else Unsettled()
+    if suspects := [node for node in last[-1] if party(node) in always]:
+        return against_one(ledger, suspects)
+    if len(ledger.waited_for) < WITHOUT_ONE_CAUSE:
+        return Unsettled()
+    names = frozenset[str]().union(*ledger.waited_for)
+    times = {node: times_suspected(ledger, node) for node in names}
+    most = [node for node in names if times[node] == max(times.values())]
+    return replace(against_one(ledger, most), undecided=True) if most else Unsettled()
+
+
+def times_suspected(ledger: Ledger, node: str) -> int:
+    """In how many of the attempts that waited in vain its party was suspected."""
+    party = party_of(ledger)
+    return sum(party(node) in map(party, suspects) for suspects in ledger.waited_for)
 
 
 def blame(ledger: Ledger, reports: Sequence[str], also: Collection[str] = ()) -> Against | OfTheRun | Unsettled:

@@ -11,6 +11,7 @@ import pytest
 from dtfm.coordinator.core import transition as t
 from dtfm.coordinator.core.state import ATTEMPTS, Gathering, Pausing, Stepping, Switching
 from dtfm.coordinator.core.timeouts import GRACE_LEASES, PATIENCE_LEASES, STEP_LEASES, step_patience
+from dtfm.coordinator.core.trust.verdict import WITHOUT_ONE_CAUSE
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.charges import Charge
 from dtfm.protos import control_pb2 as wire
@@ -486,6 +487,27 @@ def test_who_does_not_deliver_what_it_has_all_for_is_left_out_after_three_attemp
                 world.plan_ready(node, progress=has)
     assert verdicts(world) == [("c", Charge.STALLED, False)]
     goes_on_without(world, "c")
+
+
+def test_two_who_are_silent_in_turn_are_found_one_after_the_other_and_no_honest_one_is_lost() -> None:
+    world = training(*"abcde", **LONG)
+    world.step()
+    deadlines = 0
+    while world.state.ledger.step == 1:
+        plan, colluding = world.plan_in_force.nodes, set("be") - {node for node, _, _ in verdicts(world)}
+        silent = sorted(colluding)[deadlines % len(colluding)] if colluding else ""
+        for node in plan:
+            if node != silent:
+                world.vote(node)
+        if silent:
+            wait_for_the_deadline(world)
+            deadlines += 1
+            world.settle()
+    assert verdicts(world) == [("b", Charge.STALLED, True), ("e", Charge.STALLED, False)]
+    assert deadlines == WITHOUT_ONE_CAUSE + ATTEMPTS
+    assert set(world.plan_in_force.nodes) == set("acd")
+    assert "5 attempts stood at it" in world.events(ev.NodeQuarantined)[0].reason
+    assert world.refolded() == world.state.ledger
 
 
 def test_who_says_that_nothing_has_come_is_weighed_against_who_should_have_sent_it() -> None:

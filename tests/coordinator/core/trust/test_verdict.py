@@ -19,6 +19,7 @@ from dtfm.coordinator.core.trust.verdict import (
     blame_for_losses,
     blame_for_waiting,
     settle,
+    times_suspected,
 )
 from dtfm.coordinator.log.events import NodeLeft
 from dtfm.coordinator.log.ledger import Ledger, apply
@@ -162,6 +163,15 @@ def test_only_who_was_waited_for_each_time_is_accused() -> None:
     assert blame_for_waiting(waited_for("0", "0", "1", "1", "1")) == Against(("n1",))
     assert blame_for_waiting(waited_for("01", "01", "012")) == Against(("n1",), ("n0",), undecided=True)
     assert blame_for_waiting(waited_for("", "0", "0")) == Unsettled()
+
+
+def test_of_those_who_are_silent_in_turn_one_goes_who_was_suspected_most_often() -> None:
+    in_turn = ("0123", "0", "1", "0", "1", "0", "1", "0", "12")
+    assert blame_for_waiting(waited_for(*in_turn[1:])) == Unsettled()
+    assert blame_for_waiting(waited_for(*in_turn)) == Against(("n1",), ("n0",), undecided=True)
+    assert blame_for_waiting(waited_for(*in_turn, "0")) == Against(("n0",), undecided=True)
+    assert times_suspected(waited_for(*in_turn), "n2") == 2
+    assert blame_for_waiting(waited_for(*[""] * 9)) == Unsettled()
 
 
 def test_who_has_left_and_comes_again_begins_anew() -> None:
