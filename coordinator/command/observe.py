@@ -108,8 +108,10 @@ def _member_line(document: dict[str, Any]) -> str:
         for destination, link in document["links"].items()
         if link["codecs"]
     ]
+    its = document["standing"]
+    standing = f"; {its['word']}: {its['reason']}" if its["word"] != "proven" or its["audits"] else ""
     return (
         f"{document['node']:<20} {document['status']:<10} {work:<24} {document['address']:<22} "
         f"{device['name']} ({device['memory_bytes'] / 2**30:.1f} GiB, {device['flops'] / 1e9:.0f} GFLOP/s)"
-        f"{'; sends ' if sent else ''}{', '.join(sent)}"
+        f"{'; sends ' if sent else ''}{', '.join(sent)}{standing}"
     )

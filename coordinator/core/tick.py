@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from dtfm.coordinator.core import (
     drift,
+    earning,
     exclusion,
     invitations,
     leaving,
@@ -57,6 +58,7 @@ def tick(state: State, event: Input, now: float) -> tuple[State, Ready]:
     _take_in(transition, event)
     _apply_rules(transition, event)
     quarantine.tell_peers(transition)
+    earning.tell(transition)
     return transition.state, transition.ready
 
 

@@ -493,6 +493,17 @@ class WorkAudited:
 
 
 @dataclass(frozen=True, slots=True)
+class StandingChanged:
+    """What audits have made of a member: "new", "suspected" or "proven" (log/standing.py), and why. It follows from their events;
+    this one tells people."""
+
+    node: str
+    standing: str
+    reason: str
+    event: Literal["standing_changed"] = "standing_changed"
+
+
+@dataclass(frozen=True, slots=True)
 class NodesBenched:
     """The ``nodes``, which are one party's, take no part until the next step is committed: it is tried whether it can be done
     without them. Then others take their part again."""
@@ -569,6 +580,7 @@ Event = (
     | NodeQuarantined
     | NodesBenched
     | WorkAudited
+    | StandingChanged
     | NodeForgiven
     | RunFinished
     | RunFailed

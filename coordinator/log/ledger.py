@@ -132,9 +132,10 @@ class Ledger:
     revoked (seconds since 1970). They belong to nobody again: a connection that was opened before may outlive every certificate.
     ``quarantined`` are by key, or by name where a name alone is bound, the oldest first. ``worked``: by node, in how many
     committed steps it took part; in the order in which they first came. ``audits``: what came of them, by key, or by name where
-    no key is known. ``benched`` take no part until the next commit, and ``benched_for`` says why; ``tried_without`` are all who
-    were benched since the last one, but those without whom no plan was possible are tried again once another node is ready;
-    ``failed_without`` are those without whom the step was tried and failed.
+    no key is known; whoever is quarantined begins anew. ``forgiven``: of those that were, for what the last time, by key or by
+    name, the oldest first. ``benched`` take no part until the next commit, and ``benched_for`` says why; ``tried_without`` are
+    all who were benched since the last one, but those without whom no plan was possible are tried again once another node is
+    ready; ``failed_without`` are those without whom the step was tried and failed.
     """
 
     run_id: str = ""
@@ -170,6 +171,7 @@ class Ledger:
     quarantined: Mapping[str, ev.NodeQuarantined] = field(default_factory=dict)
     worked: Mapping[str, int] = field(default_factory=dict)
     audits: Mapping[str, Audits] = field(default_factory=dict)
+    forgiven: Mapping[str, ev.NodeQuarantined] = field(default_factory=dict)
     benched: tuple[str, ...] = ()
     benched_for: str = ""
     tried_without: tuple[str, ...] = ()
@@ -374,12 +376,14 @@ def apply(ledger: Ledger, event: ev.Event) -> Ledger:
             return replace(ledger, benched=event.nodes, benched_for=event.reason, tried_without=tried)
         case ev.NodeForgiven():
             kept = {who: why for who, why in ledger.quarantined.items() if who not in (event.node, event.key)}
-            return replace(ledger, quarantined=kept)
+            ended = {who: why for who, why in ledger.quarantined.items() if who in (event.node, event.key)}
+            forgiven = list({**ledger.forgiven, **ended}.items())[-MOST_QUARANTINED:]
+            return replace(ledger, quarantined=kept, forgiven=dict(forgiven))
         case ev.RunFinished():
             return replace(ledger, outcome=Outcome(True, event.reason))
         case ev.RunFailed():
             return replace(ledger, outcome=Outcome(False, event.reason))
-        case ev.NodeRefused() | ev.Waiting() | ev.DigestMismatch() | ev.GradientsClipped():
+        case ev.NodeRefused() | ev.Waiting() | ev.DigestMismatch() | ev.GradientsClipped() | ev.StandingChanged():
             return ledger
 
 
@@ -419,9 +423,12 @@ def _quarantined(ledger: Ledger, event: ev.NodeQuarantined) -> Ledger:
         {"failures": (), **_NO_TRIAL} if event.charge is Charge.OPERATOR or ledger.tried_without else {}
     )
     names = {event.node, *(name for name, holder in ledger.access.items() if event.key and holder.key == event.key)}
-    quarantined = {**ledger.quarantined, event.key or event.node: event}
+    who = event.key or event.node
+    quarantined = {**ledger.quarantined, who: event}
     return replace(
         ledger,
+        audits={each: audits for each, audits in ledger.audits.items() if each != who},
+        forgiven={each: why for each, why in ledger.forgiven.items() if each != who},
         held=tuple(tuple(who for who in layer if who[0] not in names) for layer in ledger.held),
         quarantined=dict(list(quarantined.items())[-MOST_QUARANTINED:]),
         waited_for=(),

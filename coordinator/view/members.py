@@ -7,14 +7,16 @@ from typing import Any
 
 from dtfm.coordinator.log.events import NodeQuarantined
 from dtfm.coordinator.log.ledger import Ledger
+from dtfm.coordinator.log.standing import earned
 
 
 def member_documents(ledger: Ledger) -> list[dict[str, Any]]:
     """One JSON object per node, sorted by name: its address, device, status, stage and links; then one per quarantine.
 
     ``stage`` and ``layers`` are None while the node has none. A link's ``codecs`` names the tensors that the plan
-    sends over it and the codec of each. ``steps``: in how many committed ones it took part. ``quarantine``: for what, why and
-    since which step; None: it is not quarantined.
+    sends over it and the codec of each. ``steps``: in how many committed ones it took part. ``standing``: what it has earned, as
+    a ``word`` ("new", "proven", "suspected" or "quarantined"), with the ``reason``, and how many ``audits`` in a row have found
+    its work right. ``quarantine``: for what, why and since which step; None: it is not quarantined.
     """
     plan = ledger.plan
     documents = []
@@ -28,6 +30,7 @@ def member_documents(ledger: Ledger) -> list[dict[str, Any]]:
                 "relay": member.relay,
                 "status": status(ledger, node),
                 "steps": ledger.worked.get(node, 0),
+                "standing": earned(ledger, node).document,
                 "quarantine": None,
                 "stage": stage,
                 "layers": list(plan.stages[stage].layers) if plan is not None and stage is not None else None,
@@ -52,6 +55,7 @@ def _quarantine(ledger: Ledger, why: NodeQuarantined) -> dict[str, Any]:
         "node": why.node,
         "status": "quarantined",
         "steps": ledger.worked.get(why.node, 0),
+        "standing": earned(ledger, why.node).document,
         "quarantine": {"charge": why.charge, "reason": why.reason, "step": why.step, "undecided": why.undecided},
     }
 

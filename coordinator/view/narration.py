@@ -125,6 +125,8 @@ def narrate(event: ev.Event) -> str:
         case ev.WorkAudited():
             found = "found it right" if event.clean else "came to something else"
             return f"{event.by} did {event.micro_batches} micro-batches of {event.node} again in step {event.step}, and {found}"
+        case ev.StandingChanged():
+            return f"{event.node} is {event.standing}: {event.reason}"
         case ev.NodesBenched():
             return f"the step is tried without {name_nodes(event.nodes)}: {event.reason}"
         case ev.NodeForgiven():

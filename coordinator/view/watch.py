@@ -17,6 +17,7 @@ from rich.text import Text
 
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.ledger import Ledger, apply
+from dtfm.coordinator.log.standing import earned
 from dtfm.coordinator.log.store import Record
 from dtfm.coordinator.view.members import status
 from dtfm.coordinator.view.narration import describe_routes, describe_seconds, narrate
@@ -118,6 +119,8 @@ def _nodes(ledger: Ledger) -> RenderableType:
     for node, member in islice(sorted(ledger.members.items()), MOST_NODES):
         stage = ledger.plan.stage_of(node) if ledger.plan else None
         does = f"stage {stage}" if stage is not None else status(ledger, node)
+        if (its := earned(ledger, node)).is_earned:
+            does += f", {its.standing.word}"
         table.add_row(
             Text(node, style=_style(stage)),
             does,

@@ -74,6 +74,7 @@ EVERY_EVENT: list[ev.Event] = [
     ev.NodeQuarantined("a", Charge.DIGEST, "why", 3, True, ("b",), "MFkw"),
     ev.NodesBenched(("a", "a-2"), "why"),
     ev.WorkAudited(4, 2, "a", "b", 8, False, {"activations": 0.05, "addends": 0.0}, "a key"),
+    ev.StandingChanged("a", "proven", "3 audits in a row, the last at step 4"),
     ev.NodeForgiven("a", "operator", "MFkw"),
     ev.RunFinished(3, "why"),
     ev.RunFailed(3, "why"),

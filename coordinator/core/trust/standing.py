@@ -1,4 +1,4 @@
-"""Parties, and what each has earned.
+"""Parties, and whose word weighs more.
 
 A party is whoever holds a key: all names of the key speak with one voice, and are bound together.
 """
@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 
 from dtfm.coordinator.log.ledger import Ledger
+from dtfm.coordinator.log.standing import earned
 
 
 def is_alone(ledger: Ledger) -> bool:
@@ -30,13 +31,13 @@ def party_of(ledger: Ledger) -> Callable[[str], str]:
 
 
 def weakest(ledger: Ledger, names: Iterable[str]) -> str:
-    """The one of least standing among the names. Least is who was a party to an undecided quarantine before, then who took part
-    in the fewest committed steps of this run, then who came last."""
+    """The one of least standing among the names. Least is who has earned least (log/standing.py), then who was a party to an
+    undecided quarantine before, then who took part in the fewest committed steps of this run, then who came last."""
     of = standing(ledger)
     return min(sorted(names), key=of)
 
 
-def standing(ledger: Ledger) -> Callable[[str], tuple[int, int, int]]:
+def standing(ledger: Ledger) -> Callable[[str], tuple[int, int, int, int]]:
     """By name, the standing of its party: larger is more. See `weakest`."""
     party = party_of(ledger)
     disputes = Counter(
@@ -49,8 +50,8 @@ def standing(ledger: Ledger) -> Callable[[str], tuple[int, int, int]]:
         steps[who] = max(worked, steps.get(who, 0))
         came.setdefault(who, number)
 
-    def of(name: str) -> tuple[int, int, int]:
+    def of(name: str) -> tuple[int, int, int, int]:
         who = party(name)
-        return -disputes[who], steps.get(who, 0), -came.get(who, len(ledger.worked))
+        return earned(ledger, name).standing, -disputes[who], steps.get(who, 0), -came.get(who, len(ledger.worked))
 
     return of

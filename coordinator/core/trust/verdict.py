@@ -60,7 +60,7 @@ def settle(ledger: Ledger, views: Mapping[str, View], agree: Callable[[View, Vie
         against = {party(node) for node, other in views.items() if not agree(view, other)}
         return frozenset(everybody - against)
 
-    def weight(node: str) -> tuple[int, tuple[int, int, int], str]:
+    def weight(node: str) -> tuple[int, tuple[int, int, int, int], str]:
         held_by = supporters(views[node])
         best = max((of(other) for other in views if party(other) in held_by), default=of(node))
         return len(held_by), best, node

@@ -203,6 +203,11 @@ def test_members_show_who_is_quarantined_and_why() -> None:
         "node": "b",
         "status": "quarantined",
         "steps": 1,
+        "standing": {
+            "word": "quarantined",
+            "reason": "OPERATOR in step 1: operator expelled it: it was slow on purpose",
+            "audits": 0,
+        },
         "quarantine": {
             "charge": "OPERATOR",
             "reason": "operator expelled it: it was slow on purpose",

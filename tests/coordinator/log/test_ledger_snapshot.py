@@ -157,6 +157,7 @@ def test_a_change_of_the_ledgers_fields_needs_a_new_format() -> None:
         "quarantined",
         "worked",
         "audits",
+        "forgiven",
         "benched",
         "benched_for",
         "tried_without",

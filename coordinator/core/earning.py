@@ -1,0 +1,21 @@
+"""Says in the log when a member has earned another standing."""
+
+from __future__ import annotations
+
+from dtfm.coordinator.core.transition import Transition
+from dtfm.coordinator.log import events as ev
+from dtfm.coordinator.log.standing import earned
+
+
+def tell(transition: Transition) -> None:
+    """At the end of a tick: of whom audits have changed the standing. Quarantines and trials have events of their own."""
+    before, ledger = transition.before.ledger, transition.state.ledger
+    if ledger.audits is before.audits:
+        return
+    for node in sorted(ledger.members):
+        who = ledger.key_of(node) or node
+        if ledger.audits.get(who) is before.audits.get(who) or ledger.quarantine_of(node) is not None:
+            continue
+        now = earned(ledger, node)
+        if now.standing is not earned(before, node).standing:
+            transition.emit(ev.StandingChanged(node, now.standing.word, now.reason))

@@ -1,0 +1,86 @@
+"""What a member has earned: its standing, with the reason. It follows from the ledger alone.
+
+A standing is a party's: all names of a key share it.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from dtfm.coordinator.log.ledger import Audits, Ledger
+
+PROVEN_AFTER = 3
+"""The number of audits in a row that must have found a stranger's work right."""
+
+
+class Standing(enum.IntEnum):
+    """The larger, the more it is believed."""
+
+    QUARANTINED = 0
+    """It takes no part."""
+    SUSPECTED = 1
+    """Its work came out otherwise when it was done again, or an operator has forgiven it, or the step is tried without it."""
+    NEW = 2
+    """Nobody knows yet."""
+    PROVEN = 3
+    """Its work was found right often enough, or the run is among people who know each other."""
+
+    @property
+    def word(self) -> str:
+        """For people, and in the log."""
+        return self.name.lower()
+
+
+@dataclass(frozen=True, slots=True)
+class Earned:
+    """A standing, and the ``reason`` for it. ``audits``: how many in a row have found its work right."""
+
+    standing: Standing
+    reason: str
+    audits: int = 0
+
+    @property
+    def document(self) -> dict[str, Any]:
+        """As JSON shows it."""
+        return {"word": self.standing.word, "reason": self.reason, "audits": self.audits}
+
+    @property
+    def is_earned(self) -> bool:
+        """Whether there is something to say: it is not just one of those who know each other."""
+        return self.standing is not Standing.PROVEN or self.audits > 0
+
+
+def is_open(run: Mapping[str, Any]) -> bool:
+    """Whether the members of this run (the run file's content) are strangers."""
+    return bool(run.get("trust", {}).get("mode") == "open")
+
+
+def earned(ledger: Ledger, name: str) -> Earned:
+    """The standing of the party to which the name belongs."""
+    who = ledger.key_of(name) or name
+    audits, strangers = ledger.audits.get(who), is_open(ledger.run)
+    clean = 0 if audits is None else audits.clean
+    if (why := ledger.quarantine_of(name)) is not None:
+        return Earned(Standing.QUARANTINED, f"{why.charge} in step {why.step}: {why.reason}")
+    if any((ledger.key_of(node) or node) == who for node in ledger.benched):
+        return Earned(Standing.SUSPECTED, f"the step is tried without it: {ledger.benched_for}", clean)
+    if audits is not None and not clean:
+        return Earned(Standing.SUSPECTED, "its last audit came to something else")
+    if audits is not None and clean >= PROVEN_AFTER:
+        return Earned(Standing.PROVEN, said_of(audits), clean)
+    if not strangers:
+        return Earned(Standing.PROVEN, "members of this run know each other", clean)
+    so_far = "no audit of its work yet" if audits is None else f"{said_of(audits)}; {PROVEN_AFTER} prove it"
+    if (forgiven := ledger.forgiven.get(who)) is not None:
+        said = f"an operator has forgiven it, after {forgiven.charge} in step {forgiven.step}; {so_far}"
+        return Earned(Standing.SUSPECTED, said, clean)
+    return Earned(Standing.NEW, so_far, clean)
+
+
+def said_of(audits: Audits) -> str:
+    """The audits in a row that found work right, in words."""
+    many = f"{audits.clean} audits in a row" if audits.clean > 1 else "one audit"
+    return f"{many}, the last at step {audits.last}"

@@ -1,0 +1,79 @@
+"""What a member has earned, and why: `log/standing.py`."""
+
+from __future__ import annotations
+
+import pytest
+
+from dtfm.coordinator.log import events as ev
+from dtfm.coordinator.log.charges import Charge
+from dtfm.coordinator.log.ledger import Ledger, fold
+from dtfm.coordinator.log.standing import PROVEN_AFTER, Standing, earned
+
+NEW, PROVEN, SUSPECTED, QUARANTINED = Standing.NEW, Standing.PROVEN, Standing.SUSPECTED, Standing.QUARANTINED
+
+
+def run(mode: str, *events: ev.Event) -> Ledger:
+    enrolled = ev.Enrolled("a", "node", "its key", ""), ev.Enrolled("a-2", "node", "its key", "")
+    return fold([ev.RunStarted("id", {"trust": {"mode": mode}}), *enrolled, *events])
+
+
+def audits(*clean: bool, first: int = 1) -> list[ev.Event]:
+    """One audit of a's work per step, from the ``first`` on."""
+    return [ev.WorkAudited(step, 1, "a", "b", 8, each, {}, "its key") for step, each in enumerate(clean, first)]
+
+
+QUARANTINE = ev.NodeQuarantined("a", Charge.DIGEST, "why", 7, undecided=True, key="its key")
+FORGIVEN = ev.NodeForgiven("a", "operator", "its key")
+
+
+@pytest.mark.parametrize(
+    ("happened", "standing"),
+    [
+        ([], NEW),
+        (audits(*[True] * (PROVEN_AFTER - 1)), NEW),
+        (audits(*[True] * PROVEN_AFTER), PROVEN),
+        (audits(*[True] * PROVEN_AFTER, False), SUSPECTED),
+        (audits(True, False, True), NEW),
+        (audits(False, *[True] * PROVEN_AFTER), PROVEN),
+        ([*audits(*[True] * PROVEN_AFTER), QUARANTINE], QUARANTINED),
+        ([*audits(*[True] * PROVEN_AFTER), QUARANTINE, FORGIVEN], SUSPECTED),
+        ([QUARANTINE, FORGIVEN, *audits(*[True] * PROVEN_AFTER)], PROVEN),
+        ([*audits(*[True] * PROVEN_AFTER), ev.NodesBenched(("a-2",), "why")], SUSPECTED),
+    ],
+)
+def test_a_stranger_is_proven_by_audits_alone(happened: list[ev.Event], standing: Standing) -> None:
+    ledger = run("open", *happened)
+    assert earned(ledger, "a").standing is standing
+    assert earned(ledger, "a-2").standing is standing  # a machine has one standing
+    assert earned(ledger, "somebody else").standing is NEW
+
+
+@pytest.mark.parametrize(
+    ("happened", "standing"),
+    [
+        ([], PROVEN),
+        (audits(False), SUSPECTED),
+        (audits(False, True), PROVEN),
+        ([QUARANTINE], QUARANTINED),
+        ([QUARANTINE, FORGIVEN], PROVEN),
+        ([ev.NodesBenched(("a",), "why")], SUSPECTED),
+    ],
+)
+def test_members_who_know_each_other_are_proven_until_something_is_found(
+    happened: list[ev.Event], standing: Standing
+) -> None:
+    assert earned(run("trusted", *happened), "a").standing is standing
+
+
+def test_each_standing_says_why() -> None:
+    def sentence(*happened: ev.Event) -> str:
+        its = earned(run("open", *happened), "a")
+        return f"{its.standing.word}: {its.reason}"
+
+    assert sentence() == "new: no audit of its work yet"
+    assert sentence(*audits(True, first=9)) == "new: one audit, the last at step 9; 3 prove it"
+    assert sentence(*audits(*[True] * 12, first=329)) == "proven: 12 audits in a row, the last at step 340"
+    assert sentence(*audits(False)) == "suspected: its last audit came to something else"
+    assert sentence(QUARANTINE) == "quarantined: DIGEST in step 7: why"
+    forgiven = "suspected: an operator has forgiven it, after DIGEST in step 7; no audit of its work yet"
+    assert sentence(QUARANTINE, FORGIVEN) == forgiven
