@@ -446,14 +446,26 @@ class SnapshotSource(_message.Message):
     def __init__(self, folder: _Optional[str] = ..., parts: _Optional[_Iterable[_Union[Part, _Mapping]]] = ...) -> None: ...
 
 class PlanReady(_message.Message):
-    __slots__ = ("generation", "progress", "codecs")
+    __slots__ = ("generation", "progress", "codecs", "states")
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     PROGRESS_FIELD_NUMBER: _ClassVar[int]
     CODECS_FIELD_NUMBER: _ClassVar[int]
+    STATES_FIELD_NUMBER: _ClassVar[int]
     generation: int
     progress: Progress
     codecs: _containers.RepeatedCompositeFieldContainer[LinkCodec]
-    def __init__(self, generation: _Optional[int] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., codecs: _Optional[_Iterable[_Union[LinkCodec, _Mapping]]] = ...) -> None: ...
+    states: _containers.RepeatedCompositeFieldContainer[BucketState]
+    def __init__(self, generation: _Optional[int] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., codecs: _Optional[_Iterable[_Union[LinkCodec, _Mapping]]] = ..., states: _Optional[_Iterable[_Union[BucketState, _Mapping]]] = ...) -> None: ...
+
+class BucketState(_message.Message):
+    __slots__ = ("bucket", "digest", "donors")
+    BUCKET_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    DONORS_FIELD_NUMBER: _ClassVar[int]
+    bucket: int
+    digest: bytes
+    donors: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, bucket: _Optional[int] = ..., digest: _Optional[bytes] = ..., donors: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class LinkCodec(_message.Message):
     __slots__ = ("destination", "tensors", "codec")
@@ -691,14 +703,16 @@ class Evaluated(_message.Message):
     def __init__(self, generation: _Optional[int] = ..., step: _Optional[int] = ..., loss_sum: _Optional[float] = ..., samples: _Optional[int] = ...) -> None: ...
 
 class Applied(_message.Message):
-    __slots__ = ("generation", "step", "state_digest")
+    __slots__ = ("generation", "step", "state_digest", "states")
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     STATE_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    STATES_FIELD_NUMBER: _ClassVar[int]
     generation: int
     step: int
     state_digest: bytes
-    def __init__(self, generation: _Optional[int] = ..., step: _Optional[int] = ..., state_digest: _Optional[bytes] = ...) -> None: ...
+    states: _containers.RepeatedCompositeFieldContainer[BucketState]
+    def __init__(self, generation: _Optional[int] = ..., step: _Optional[int] = ..., state_digest: _Optional[bytes] = ..., states: _Optional[_Iterable[_Union[BucketState, _Mapping]]] = ...) -> None: ...
 
 class Leaving(_message.Message):
     __slots__ = ("reason",)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 
 from dtfm.coordinator.config.run_file import CHECKPOINTING, OPTIMIZER_STATE
+from dtfm.coordinator.core.trust.donations import believed_donors
 from dtfm.coordinator.log.events import Link
 from dtfm.coordinator.log.ledger import Ledger
 from dtfm.protos import control_pb2, plan_pb2
@@ -70,13 +71,17 @@ def assignments(
     ledger: Ledger, reason: str, nodes: Iterable[str], snapshot: control_pb2.SnapshotSource
 ) -> Iterator[tuple[str, control_pb2.Assignment]]:
     """The ledger's plan, for each of ``nodes``. The state as of the last committed step comes from the members that hold it in
-    memory, or, if part of it is held by none, all of it from the ``snapshot``. A node is told of the links that begin at it:
-    all links among hundreds of nodes would not fit into a message."""
+    memory, or, if part of it is held by none, all of it from the ``snapshot``. A node is told of the donors that it may believe,
+    and of the links that begin at it: all links among hundreds of nodes would not fit into a message."""
     common = _assignment(ledger, reason, snapshot)
     named = {peer.node for peer in common.peers}
     for node in nodes:
         message = control_pb2.Assignment()
         message.CopyFrom(common)
+        for donors in message.donors if ledger.refused else ():
+            believed = believed_donors(ledger, node, donors.nodes)
+            del donors.nodes[:]
+            donors.nodes.extend(believed)
         message.links.extend(
             link_message(link)
             for destination, link in sorted(ledger.links.get(node, {}).items())

@@ -14,7 +14,7 @@ from dtfm.coordinator.core.ending import fail, finish
 from dtfm.coordinator.core.messages import assignments
 from dtfm.coordinator.core.safekeeping import snapshot, standby
 from dtfm.coordinator.core.safekeeping.availability import Kind, ResumePoint, availability
-from dtfm.coordinator.core.state import ATTEMPTS, Gathering, PlanChosen, State, Switching
+from dtfm.coordinator.core.state import ATTEMPTS, Gathering, Pausing, PlanChosen, State, States, Switching
 from dtfm.coordinator.core.transition import AnswerPlanNow, Transition
 from dtfm.coordinator.core.trust.standing import is_alone, party_of, weakest
 from dtfm.coordinator.core.trust.verdict import Against, OfTheRun, Unsettled, blame, blame_for_waiting, times_suspected
@@ -43,6 +43,7 @@ def adopt(transition: Transition, choice: PlanChosen, cause: str) -> None:
     if ledger.step >= transition.state.run.train.steps and ledger.step in ledger.checkpoints:
         finish(transition, f"all {ledger.step} steps are trained; the checkpoint is {ledger.checkpoints[ledger.step]}")
         return
+    before = ledger.step
     if not ledger.state_is_held:
         standby.promote(transition)
     if not transition.state.ledger.state_is_held and (newest := _newest_snapshot(transition.state)).step < ledger.step:
@@ -66,7 +67,8 @@ def adopt(transition: Transition, choice: PlanChosen, cause: str) -> None:
         answer(transition, planner.asked.tickets, False, "the plan has just changed")
     transition.set_planner(replace(planner, asked=None, chosen=None, has_planned=True))
     transition.state = replace(transition.state, evaluations={})
-    transition.enter(Switching(frozenset(plan.nodes), transition.now + transition.state.patience))
+    known = _what_holders_told(transition.state) if ledger.step == before else {}
+    transition.enter(Switching(frozenset(plan.nodes), transition.now + transition.state.patience, states=known))
     for node, message in assignments(
         transition.state.ledger, reason, transition.state.ledger.ready, snapshot.source(transition.state)
     ):
@@ -176,6 +178,14 @@ def _only_donors(ledger: Ledger, awaiting: frozenset[str]) -> frozenset[str]:
             if (awaiting & frozenset(stage.replicas)) - holders and len(set(map(party, holders))) == 1:
                 donors |= holders
     return frozenset(donors)
+
+
+def _what_holders_told(state: State) -> States:
+    """Of the state after the last committed step: what they said in the phase that ends."""
+    if not isinstance(state.phase, Pausing | Switching):
+        return {}
+    holders = {node for layer in state.ledger.holders for node in layer}
+    return {node: told for node, told in state.phase.states.items() if node in holders}
 
 
 def _newest_snapshot(state: State) -> ResumePoint:

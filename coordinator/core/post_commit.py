@@ -18,7 +18,7 @@ from dtfm.coordinator.core.state import ATTEMPTS, Destination, Evaluation, Pausi
 from dtfm.coordinator.core.transition import Transition
 from dtfm.coordinator.core.trust.standing import is_alone, party_of, weakest
 from dtfm.coordinator.core.trust.verdict import Against, Unsettled, blame_for_waiting, settle, times_suspected
-from dtfm.coordinator.core.validation import check_digest, is_finite, malformed, name_some
+from dtfm.coordinator.core.validation import check_digest, check_states, is_finite, malformed, name_some
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.charges import Charge
 from dtfm.protos import control_pb2 as wire
@@ -76,7 +76,11 @@ def applied(transition: Transition, node: str, message: wire.Applied) -> None:
         return
     if (message.generation, message.step) == (plan.generation, transition.state.ledger.step):
         check_digest(message.state_digest)
-        transition.enter(replace(phase, applied={**phase.applied, node: message.state_digest}))
+        described = transition.state.ledger.described
+        assert described is not None
+        told = check_states(message.states, described.buckets, ())
+        applied = {**phase.applied, node: message.state_digest}
+        transition.enter(replace(phase, applied=applied, states={**phase.states, node: told}))
 
 
 def node_left(transition: Transition, node: str) -> None:

@@ -211,6 +211,19 @@ class Planner:
 
 
 @dataclass(frozen=True, slots=True)
+class StateTold:
+    """The digest (hex) of a bucket's state, as a node says to have it, and the ``donors`` that it says to have it from; none: it
+    has had it since before the plan, or has read or made it."""
+
+    digest: str
+    donors: tuple[str, ...] = ()
+
+
+States = Mapping[str, Mapping[int, StateTold]]
+"""By node and bucket, what nodes say of the state that they hold after the last committed step."""
+
+
+@dataclass(frozen=True, slots=True)
 class Gathering:
     """Nothing trains, for this ``reason``: too few nodes are ready, or a plan is being made. ``said``: the sentence of the last
     Waiting; ``waiting``: since when training waits for nodes to return with state."""
@@ -224,12 +237,13 @@ class Gathering:
 @dataclass(frozen=True, slots=True)
 class Switching:
     """A plan is adopted. ``awaiting`` are the nodes that do not hold their state yet. By node, ``progress`` is what the others
-    have of the next step, and ``codecs`` what they send."""
+    have of the next step, and ``codecs`` what they send. ``states``: what they and others hold."""
 
     awaiting: frozenset[str]
     deadline: float
     progress: Mapping[str, wire.Progress] = field(default_factory=dict)
     codecs: Mapping[str, Codecs] = field(default_factory=dict)
+    states: States = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,11 +265,13 @@ class Stepping:
 @dataclass(frozen=True, slots=True)
 class Pausing:
     """The last commit paused training: it was the run's last one, or a plan is chosen, or a node that nobody can replace wants
-    to leave (``for_leaver``). ``applied``: digests of the state, by node that has applied the commit."""
+    to leave (``for_leaver``). ``applied``: digests of the state, by node that has applied the commit; ``states``: by bucket as
+    well."""
 
     deadline: float
     for_leaver: bool = False
     applied: Mapping[str, bytes] = field(default_factory=dict)
+    states: States = field(default_factory=dict)
 
 
 Phase = Gathering | Switching | Stepping | Pausing

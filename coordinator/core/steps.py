@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 
-from dtfm.coordinator.core import drift, post_commit
+from dtfm.coordinator.core import drift, post_commit, same_state
 from dtfm.coordinator.core.charging import quarantine
 from dtfm.coordinator.core.ending import fail
 from dtfm.coordinator.core.exclusion import NAN_ADVICE, found, try_without_another
@@ -54,7 +54,11 @@ def plan_ready(transition: Transition, node: str, ready: wire.PlanReady) -> None
     """A node of the plan holds its state. Once all do, training goes on. If all steps are trained, the work after the last
     commit is repeated, since it was interrupted."""
     phase, ledger, run = transition.state.phase, transition.state.ledger, transition.state.run
-    if not isinstance(phase, Switching) or ready.generation != ledger.generation or node not in phase.awaiting:
+    if not isinstance(phase, Switching) or ready.generation != ledger.generation:
+        return
+    if node not in phase.awaiting:
+        if node not in phase.states:
+            transition.enter(same_state.told(transition.state, phase, node, ready.states))
         return
     assert ledger.plan is not None
     check_progress(ready.progress, ledger.plan, node)
@@ -65,8 +69,9 @@ def plan_ready(transition: Transition, node: str, ready: wire.PlanReady) -> None
         progress={**phase.progress, node: ready.progress},
         codecs={**phase.codecs, node: codecs} if codecs else phase.codecs,
     )
+    phase = same_state.told(transition.state, phase, node, ready.states)
     transition.enter(phase)
-    if phase.awaiting:
+    if phase.awaiting or not same_state.is_agreed(transition, phase):
         return
     step = ledger.step + 1
     finished = {number for progress in phase.progress.values() for number in progress.finished}

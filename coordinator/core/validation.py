@@ -13,7 +13,7 @@ from typing import Any
 from dtfm.coordinator.config.run_file import CHECKPOINTING, OPTIMIZER_STATE, RunFile
 from dtfm.coordinator.config.run_file_tables import Trust
 from dtfm.coordinator.core.planner_input import as_the_run_allows
-from dtfm.coordinator.core.state import Dialled
+from dtfm.coordinator.core.state import Dialled, StateTold
 from dtfm.coordinator.log.events import Codecs, Described, DeviceSeen, Link
 from dtfm.protos import PROTOCOL_VERSION
 from dtfm.protos import control_pb2 as wire
@@ -28,6 +28,8 @@ MAX_NODES = 1000
 MAX_LAYERS = 10_000
 MAX_BUCKETS = 20_000
 MOST_SNAPSHOTS = 4
+MOST_DONORS = 8
+"""Donors that a node may name for one bucket."""
 SENTENCE_CHARACTERS = 500
 MOST_FLOPS = 1e21
 MOST_BANDWIDTH = 1e13
@@ -336,10 +338,29 @@ def check_vote(vote: wire.StepReady) -> None:
             raise malformed("clipped.worst", clipped.worst, "above 1")
 
 
-def check_digest(digest: bytes) -> None:
+def check_digest(digest: bytes, field: str = "state_digest") -> None:
     """Raises Refused for what is no digest of a state."""
     if not 8 <= len(digest) <= 64:
-        raise malformed("state_digest", digest[:80].hex(), "a digest of 8 to 64 bytes")
+        raise malformed(field, digest[:80].hex(), "a digest of 8 to 64 bytes")
+
+
+def check_states(
+    states: Collection[wire.BucketState], buckets: int, nodes: Collection[str], due: Collection[int] = ()
+) -> dict[int, StateTold]:
+    """What a node says of the state that it holds, by bucket. Donors that are none of the ``nodes`` are left out. Raises Refused
+    for buckets that do not exist or come twice, or if one that is ``due`` is missing."""
+    if len({state.bucket for state in states}) < len(states):
+        raise malformed("states", len(states), "of different buckets")
+    told: dict[int, StateTold] = {}
+    for state in states:
+        if state.bucket >= buckets:
+            raise malformed("states.bucket", state.bucket, f"below {buckets}")
+        check_digest(state.digest, "states.digest")
+        donors = sorted({name for name in state.donors[:MOST_DONORS] if name in nodes})
+        told[state.bucket] = StateTold(state.digest.hex(), tuple(donors))
+    if missing := set(due) - told.keys():
+        raise malformed("states", f"nothing of bucket {min(missing)}", "the digest of every bucket of its stage")
+    return told
 
 
 def is_finite(*values: float) -> bool:

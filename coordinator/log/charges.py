@@ -12,6 +12,8 @@ class Charge(enum.StrEnum):
     """It counted other samples than those that its part in the plan gives it."""
     DIGEST = "DIGEST"
     """Its state differs from that of the other replicas of its stage."""
+    STATE = "STATE"
+    """It handed out other state than it has, as several say who got it."""
     GRADIENT_NORM = "GRADIENT_NORM"
     """Its reduced gradient differs from that of the other replicas of its stage."""
     NON_FINITE = "NON_FINITE"

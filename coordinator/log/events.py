@@ -476,6 +476,19 @@ class NodeQuarantined:
 
 
 @dataclass(frozen=True, slots=True)
+class StateRefused:
+    """Before ``generation`` began, ``node`` had other state of ``bucket`` after ``step`` than those who trained it. It says that
+    it has it from ``donors``: several, if one of them broke off. It gets it again from others."""
+
+    step: int
+    generation: int
+    node: str
+    donors: tuple[str, ...]
+    bucket: int
+    event: Literal["state_refused"] = "state_refused"
+
+
+@dataclass(frozen=True, slots=True)
 class WorkAudited:
     """``by`` did work of ``node`` again, of ``step`` before it was committed. ``clean``: it came to the same within what rounding
     explains. ``errors``: the largest relative ones, by what was compared ("activations", "gradients", "addends", "losses");
@@ -579,6 +592,7 @@ Event = (
     | Revoked
     | NodeQuarantined
     | NodesBenched
+    | StateRefused
     | WorkAudited
     | StandingChanged
     | NodeForgiven

@@ -135,7 +135,8 @@ class Ledger:
     no key is known; whoever is quarantined begins anew. ``forgiven``: of those that were, for what the last time, by key or by
     name, the oldest first. ``benched`` take no part until the next commit, and ``benched_for`` says why; ``tried_without`` are
     all who were benched since the last one, but those without whom no plan was possible are tried again once another node is
-    ready; ``failed_without`` are those without whom the step was tried and failed.
+    ready; ``failed_without`` are those without whom the step was tried and failed. ``refused``: who had
+    another state than those who trained it, and from which donors, the oldest first.
     """
 
     run_id: str = ""
@@ -172,6 +173,7 @@ class Ledger:
     worked: Mapping[str, int] = field(default_factory=dict)
     audits: Mapping[str, Audits] = field(default_factory=dict)
     forgiven: Mapping[str, ev.NodeQuarantined] = field(default_factory=dict)
+    refused: tuple[tuple[str, tuple[str, ...]], ...] = ()
     benched: tuple[str, ...] = ()
     benched_for: str = ""
     tried_without: tuple[str, ...] = ()
@@ -378,7 +380,10 @@ def apply(ledger: Ledger, event: ev.Event) -> Ledger:
             kept = {who: why for who, why in ledger.quarantined.items() if who not in (event.node, event.key)}
             ended = {who: why for who, why in ledger.quarantined.items() if who in (event.node, event.key)}
             forgiven = list({**ledger.forgiven, **ended}.items())[-MOST_QUARANTINED:]
-            return replace(ledger, quarantined=kept, forgiven=dict(forgiven))
+            refused = tuple((node, donors) for node, donors in ledger.refused if event.node not in donors)
+            return replace(ledger, quarantined=kept, forgiven=dict(forgiven), refused=refused)
+        case ev.StateRefused():
+            return replace(ledger, refused=(*ledger.refused, (event.node, event.donors))[-MOST_FAILURES:])
         case ev.RunFinished():
             return replace(ledger, outcome=Outcome(True, event.reason))
         case ev.RunFailed():

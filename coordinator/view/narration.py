@@ -122,6 +122,9 @@ def narrate(event: ev.Event) -> str:
             return f"{event.by} revoked {' and '.join(ended)}"
         case ev.NodeQuarantined():
             return f"{event.node} is quarantined: {event.charge}: {event.reason}"
+        case ev.StateRefused():
+            whose = f"from {name_nodes(event.donors)}" if event.donors else "that it has"
+            return f"the state of bucket {event.bucket} {whose} is refused on {event.node}: it differs from that of the others"
         case ev.WorkAudited():
             found = "found it right" if event.clean else "came to something else"
             return f"{event.by} did {event.micro_batches} micro-batches of {event.node} again in step {event.step}, and {found}"

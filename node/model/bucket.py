@@ -54,7 +54,7 @@ class Bucket:
 
     The state is in the memory of ``home``, the ``gradients`` on ``device``, where they are computed. Gradients are added in
     place: zero them by filling, never by replacing. They are allocated on first access, so that a copy of the state takes no
-    memory for them.
+    memory for them. ``donors``: the nodes that gave the state to this one, while nobody has found yet that it is right.
     """
 
     def __init__(
@@ -62,6 +62,7 @@ class Bucket:
     ) -> None:
         self.spec = spec
         self.device = device
+        self.donors: tuple[str, ...] = ()
         self.parameters = torch.zeros(spec.size, dtype=dtype, device=home or device)
         self.exp_avg = torch.zeros_like(self.parameters)
         self.exp_avg_sq = torch.zeros_like(self.parameters)

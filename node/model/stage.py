@@ -8,7 +8,6 @@ from dataclasses import replace
 from functools import partial
 
 import torch
-from blake3 import blake3
 from torch import nn
 
 from dtfm.node.model.bucket import HOST, Bucket
@@ -104,10 +103,6 @@ class Stage:
     def zero_gradients(self) -> None:
         for bucket in self.buckets.values():
             bucket.gradients.zero_()
-
-    def digest(self) -> bytes:
-        """BLAKE3 (32 bytes) of the digests of all buckets in ascending order, of their parameters and optimizer state."""
-        return blake3(b"".join(bucket.digest() for bucket in self.buckets.values())).digest()
 
     @property
     def state_bytes(self) -> tuple[int, int]:

@@ -52,11 +52,15 @@ class Inventory:
         return sorted(self.promised.intersection(layer for spec in self._missing for layer in spec.layers))
 
     @property
+    def expected(self) -> Mapping[int, Bucket]:
+        """The held buckets on which the coordinator counts."""
+        return {i: b for i, b in self.held.items() if not self.promised.isdisjoint(b.spec.layers)}
+
+    @property
     def usable(self) -> Mapping[int, Bucket]:
-        """The buckets that the next stage may take over as they are. Held ones only where the coordinator counts on them:
-        elsewhere the state comes from somewhere else."""
-        promised = {i: b for i, b in self.held.items() if not self.promised.isdisjoint(b.spec.layers)}
-        return {**self.copied, **promised}
+        """The buckets that the next stage may take over as they are. Held ones only if they are expected: otherwise the state
+        comes from somewhere else."""
+        return {**self.copied, **self.expected}
 
     def still_has(self, stage: Stage, placement: Placement) -> bool:
         """Whether ``stage``, of an earlier plan, can be used again as it is for ``placement``."""
@@ -141,9 +145,11 @@ def acquire_stage(
 async def fetch_states(
     wanted: Sequence[tuple[Bucket, Sequence[Peer]]], step: int, generation: int, dialler: Dialler, patience: float
 ) -> None:
-    """Fills buckets with their state as of ``step``, each from the memory of its own donors; see `fetch`."""
+    """Fills buckets with their state as of ``step``, each from the memory of its own donors, which it names; see `fetch`."""
     buckets = [
         Wanted(bucket.spec.index, bucket_bytes(bucket.spec, bucket.parameters.dtype), donors, bucket.load)
         for bucket, donors in wanted
     ]
-    await fetch(buckets, step, generation, dialler, patience)
+    gave = await fetch(buckets, step, generation, dialler, patience)
+    for bucket, _ in wanted:
+        bucket.donors = gave[bucket.spec.index]

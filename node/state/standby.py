@@ -231,7 +231,7 @@ class StandbyCopies:
         copy.have, whole, copy.received = 0, copy.received, bytearray()
         match header.kind:
             case Kind.STATE:
-                copy.step = None
+                copy.step, copy.bucket.donors = None, (copy.donor,)
                 await asyncio.to_thread(copy.bucket.load, whole)
                 copy.step, copy.started, copy.voted, copy.empty = step, True, None, False
             case Kind.UPDATE:

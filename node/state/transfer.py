@@ -46,12 +46,14 @@ class Wanted:
     from_snapshot: bool = False
 
 
-async def fetch(wanted: Sequence[Wanted], step: int, generation: int, dialler: Dialler, patience: float) -> None:
+async def fetch(
+    wanted: Sequence[Wanted], step: int, generation: int, dialler: Dialler, patience: float
+) -> Mapping[int, tuple[str, ...]]:
     """Fetches each bucket's state as of ``step`` from its own donors, all donors at once; an idle donor gets the next bucket.
 
     A broken transfer goes on at the next donor from the byte where it stopped. A donor is given up when nothing has come from
     anybody for ``patience`` seconds: the slow part may be the link that all share. A donor without the state is asked again
-    for as long, since it may still be applying ``step``.
+    for as long, since it may still be applying ``step``. Returns by bucket who gave it, more than one if a transfer broke.
 
     Raises:
         ConnectionError: a bucket's donors are out of reach or do not have it; names the last problem.
@@ -64,13 +66,14 @@ async def fetch(wanted: Sequence[Wanted], step: int, generation: int, dialler: D
     donors = {donor.node: donor for item in wanted for donor in item.donors}
     channels = {name: dialler.open(name, dialler.target(donor), patience) for name, donor in donors.items()}
     silence = _Silence(patience)
+    gave: dict[int, tuple[str, ...]] = {}
 
     async def serve(donor: Peer) -> None:
         while (item := next((item for item in left if donor in item.donors), None)) is not None:
             left.remove(item)
             order = [donor, *(other for other in item.donors if other != donor)]
             with span(Activity.FETCH, step, item.bucket, f"state from {donor.node}"):
-                await _fetch_one(item, step, generation, order, channels, silence)
+                gave[item.bucket] = await _fetch_one(item, step, generation, order, channels, silence)
 
     try:
         async with asyncio.TaskGroup() as group:
@@ -80,6 +83,7 @@ async def fetch(wanted: Sequence[Wanted], step: int, generation: int, dialler: D
         raise problems.exceptions[0] from None
     finally:
         await asyncio.gather(*(channel.close() for channel in channels.values()))
+    return gave
 
 
 class _Silence:
@@ -118,8 +122,8 @@ async def _fetch_one(
     donors: list[Peer],
     channels: Mapping[str, grpc.aio.Channel],
     silence: _Silence,
-) -> None:
-    """Fetches one bucket from the first of ``donors`` that has it."""
+) -> tuple[str, ...]:
+    """Fetches one bucket from the first of ``donors`` that has it. Returns who gave it."""
     come, until = Gathered(wanted.take), math.inf  # until: when to give up unless something comes before
     gave: list[Peer] = []  # the donors of the bytes received so far
     problem = "no node has it"
@@ -151,7 +155,7 @@ async def _fetch_one(
                     gave.clear()
                     break
                 else:
-                    return
+                    return tuple(donor.node for donor in gave)
             except TimeoutError:
                 problem = f"{donor.node} sent nothing for {silence.patience:.0f} s"
                 until = time.monotonic()

@@ -8,14 +8,13 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
 from dtfm.node.data.dataset import Agreed
 from dtfm.node.data.holding import Holding
-from dtfm.node.host.cuda_streams import after
 from dtfm.node.host.dialling import Dialler
 from dtfm.node.host.long_parts import long_part
 from dtfm.node.host.trace import Activity, span
@@ -23,7 +22,7 @@ from dtfm.node.model.bucket import Bucket
 from dtfm.node.model.loaded_run import LoadedRun
 from dtfm.node.model.placement import Placement, placement_of
 from dtfm.node.model.received_plan import read_plan
-from dtfm.node.model.stage import Stage
+from dtfm.node.state.digests import StateDigests
 from dtfm.node.state.recovery import Inventory, take_inventory
 from dtfm.node.state.standby_role import StandbyRole
 from dtfm.node.state.state_store import HeldState
@@ -100,10 +99,9 @@ class Trainer:
         self._waiting: Future[Any] | None = None  # for work on the event loop
         self._voted: int | None = None  # the step that this node is ready to commit
         self._committed_in = 0  # the generation whose commit made the held state; 0: none did
-        self._digest: Future[bytes] | None = None
+        self._digests = StateDigests()
         self._data = Holding()
         self._logged = 0.0
-        self._digester = ThreadPoolExecutor(1, "digest")
         self._thread = threading.Thread(target=self._run, name="trainer", daemon=True)
         self._thread.start()
 
@@ -203,7 +201,7 @@ class Trainer:
         self._preparation.cancel()
         self._commands.put(None)
         self._thread.join(timeout=STOP_SECONDS)
-        self._digester.shutdown()
+        self._digests.close()
 
     # In the training thread
 
@@ -295,6 +293,7 @@ class Trainer:
         elif placement is None:
             log.info("idle in generation %d: %s", number, assignment.reason)
             self._earlier = None
+            self._say_what_is_held(number, inventory)
             self._data.begin_early(self._loaded.data)  # should another node be lost, nobody is to wait for it
             deliver_to(None)
         else:
@@ -373,13 +372,21 @@ class Trainer:
         self._generation, self._earlier = generation, None
         # Until the generation begins, this node still donates what it held before.
         self._store.replace(HeldState(assignment.step, {**self._store.held.buckets, **generation.stage.buckets}))
-        self._begin_digest(generation.stage)
+        states = {**inventory.expected, **generation.stage.buckets}.values()
+        self._digests.begin(assignment.step, states)
         ready = PlanReady(
             generation=generation.number,
             progress=generation.progress.report(placement),
             codecs=generation.codecs.report,
+            states=self._digests.of(states),
         )
         self._report(NodeMessage(plan_ready=ready))
+
+    def _say_what_is_held(self, number: int, inventory: Inventory) -> None:
+        """Without a part in generation ``number``, this node vouches for the state that others may get from it."""
+        if held := inventory.expected.values():
+            self._digests.begin(inventory.step, held)
+            self._report(NodeMessage(plan_ready=PlanReady(generation=number, states=self._digests.of(held))))
 
     def _await_data(self, held: Future[None], generation: Generation) -> None:
         """Returns when this node has the samples; if it cannot have them, or is called off, ``generation`` is released."""
@@ -403,6 +410,8 @@ class Trainer:
             return
         assert begin.step == self._store.held.step + 1, (begin.step, self._store.held.step)
         generation.neighbours_have(begin.activations, begin.gradients)
+        for bucket in generation.stage.buckets.values():
+            bucket.donors = ()  # others have the same
         self._store.replace(HeldState(begin.step - 1, generation.stage.buckets))
         self._train(generation)
 
@@ -412,11 +421,10 @@ class Trainer:
         self._store.retract()
         outcome, squared_norm = generation.train(step)
         self._store.vote(generation.number)
-        assert self._digest is not None
         self._voted = step
         self._log(step, outcome)
         with span(Activity.VOTE, step):
-            ready = vote_on(generation, step, outcome, squared_norm, self._digest.result())
+            ready = vote_on(generation, step, outcome, squared_norm, self._digests.of_stage(generation.stage.buckets))
             self._auditing.begin(generation, step)
             self._report(NodeMessage(step_ready=ready))
 
@@ -440,8 +448,9 @@ class Trainer:
         if commit.snapshot:
             self._write_snapshot(generation, commit)
         if commit.pause:
-            assert self._digest is not None
-            applied = Applied(generation=commit.generation, step=commit.step, state_digest=self._digest.result())
+            buckets = generation.stage.buckets
+            digest, states = self._digests.of_stage(buckets), self._digests.of(buckets.values())
+            applied = Applied(generation=commit.generation, step=commit.step, state_digest=digest, states=states)
             self._report(NodeMessage(applied=applied))
         if commit.evaluate:
             with span(Activity.EVALUATE, commit.step):
@@ -459,17 +468,7 @@ class Trainer:
         with span(Activity.APPLY, commit.step):
             update = partial(generation.apply, commit.step, commit.gradient_norm)
             self._store.apply(commit.step, commit.gradient_norm, update)
-        self._begin_digest(generation.stage)
-
-    def _begin_digest(self, stage: Stage) -> None:
-        """Takes the digest of the state as it is now, beside the next step, whose vote waits for it."""
-        changed = after(next(iter(stage.buckets.values())).parameters)
-
-        def digest() -> bytes:
-            with changed:
-                return stage.digest()
-
-        self._digest = self._digester.submit(digest)
+        self._digests.begin(commit.step, generation.stage.buckets.values())  # the next step's vote waits for them
 
     def _write_snapshot(self, generation: Generation, commit: Commit) -> None:
         """Has this node's part written: everything that it trains to its own disk, or each bucket by one node into a

@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from tests.attacks.twisted import FROM, PEERS
-from tests.cluster.launch import Cluster
+from tests.cluster.launch import Cluster, Event
 from tests.cluster.runs import GPT2, losses_alone, run_file
 
 LIAR = "liar"
@@ -38,6 +39,14 @@ def attacked(
         invited=True,
         liars=True,
     )
+
+
+def is_of(name: str, event: Event) -> bool:
+    return bool(event["node"] == name)
+
+
+def has_part(name: str, committed: Event) -> bool:
+    return name in committed["compute_seconds"]
 
 
 def the_others_finish(cluster: Cluster, charge: str, steps: int = STEPS) -> None:
@@ -93,6 +102,35 @@ def test_what_one_of_four_adds_thirty_times_over_is_clipped_in_an_open_run_and_t
         honest = {by: whose for by, whose in event["times"].items() if by != LIAR}
         assert set(honest) == {*PEERS, "c"}
         assert all(set(whose) == {LIAR} for whose in honest.values())
+
+
+@pytest.mark.parametrize("lost", [1, 2])
+def test_who_hands_out_wrong_state_is_named_and_newcomers_get_it_from_others(tmp_path: Path, lost: int) -> None:
+    """One bit of each bucket is wrong, with the right checksum. If two newcomers say so, it is quarantined."""
+    dying = ("x", "y")[:lost]
+    with attacked(tmp_path, "gives_wrong_state", (*PEERS, LIAR, *dying), steps=100_000) as cluster:
+        cluster.wait_for("step_committed", where=lambda event: event["step"] >= 3)
+        for name in dying:
+            cluster.nodes[name].send(signal.SIGKILL)
+        for name in dying:
+            cluster.wait_for("node_left", where=partial(is_of, name))
+        newcomers = ("m", "n")[:lost]
+        for name in newcomers:
+            cluster.add(name)
+        for name in newcomers:
+            cluster.wait_for("step_committed", where=partial(has_part, name), timeout=100)
+        assert cluster.coordinator is not None
+        cluster.coordinator.send(signal.SIGINT)
+        assert cluster.finish() == 1
+    refused = cluster.of("state_refused")
+    assert {event["node"] for event in refused} <= set(newcomers)
+    assert {tuple(event["donors"]) for event in refused} == {(LIAR,)}
+    assert {event["node"] for event in cluster.of("node_quarantined")} <= {LIAR}
+    assert not cluster.of("digest_mismatch")
+    assert not cluster.of("rolled_back")
+    steps = [event["step"] for event in cluster.of("step_committed")]
+    assert steps == list(range(1, len(steps) + 1))
+    assert cluster.losses == pytest.approx(losses_alone(cluster.run_file, steps=len(steps)), rel=1e-8)
 
 
 def test_an_idle_node_that_meddles_is_ignored(tmp_path: Path) -> None:

@@ -1,5 +1,5 @@
 """The node's command with one twist: ``python -m tests.attacks.twisted TWIST join ...``. It does all that a node does, but for
-what it tells the coordinator, or for the gradients that it gives other replicas."""
+what it tells the coordinator, or for the gradients and the state that it gives other replicas."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from dtfm.node import cli
 from dtfm.node.model.loss import Scored
 from dtfm.node.model.stage import Stage
 from dtfm.node.session import Session
+from dtfm.node.state.state_store import StateStore, Tensor
 from dtfm.node.training import reduction
 from dtfm.protos.control_pb2 import (
     CHECKPOINT,
@@ -119,6 +120,7 @@ TWISTS: dict[str, Twist] = {
     "huge_loss": votes(huge_loss),
     "spoils": votes(pretends, since=1),
     "poisons": votes(lambda _: None),
+    "gives_wrong_state": votes(lambda _: None),
     "no_plan_suits": no_plan_suits,
     "loses_peers": loses_peers,
     "votes_for_nothing": votes_for_nothing,
@@ -152,7 +154,22 @@ def poisoned() -> Iterator[None]:
         yield
 
 
-GRADIENTS = {"spoils": spoiled, "poisons": poisoned}
+@contextmanager
+def giving_wrong_state() -> Iterator[None]:
+    """Inside, one bit is flipped in each bucket that this process gives others."""
+    copy = StateStore._copy
+
+    def flipped(self: StateStore, bucket: int, offset: int, generation: int) -> Tensor:
+        header, state = copy(self, bucket, offset, generation)
+        data = bytearray(state)
+        data[len(data) // 2] ^= 1
+        return header, memoryview(data)
+
+    with mock.patch.object(StateStore, "_copy", flipped):
+        yield
+
+
+INSIDE = {"spoils": spoiled, "poisons": poisoned, "gives_wrong_state": giving_wrong_state}
 """By twist, the context in which such a node runs."""
 
 
@@ -165,7 +182,7 @@ def main() -> None:
         for said in twist(message):
             send(session, said)
 
-    with mock.patch.object(Session, "_send", twisted), GRADIENTS.get(name, nullcontext)():
+    with mock.patch.object(Session, "_send", twisted), INSIDE.get(name, nullcontext)():
         cli.main()
 
 

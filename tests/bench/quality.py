@@ -87,7 +87,8 @@ def train(way: Way, seed: int, steps: int, whole: bool) -> Trained:
         for _ in range(steps):
             nodes.train()
         for stage in plan.stages:
-            digests = {nodes.generations[name].stage.digest() for name in stage.replicas}
+            replicas_of = [nodes.generations[name].stage.buckets.values() for name in stage.replicas]
+            digests = {tuple(bucket.digest() for bucket in buckets) for buckets in replicas_of}
             assert len(digests) == 1, f"the replicas {stage.replicas} differ"
         sent = sum(sender.sent_bytes for sender in nodes.senders.values())
         codecs = "; ".join(sorted({str(g.codecs) for g in nodes.generations.values()}))

@@ -24,7 +24,8 @@ def answer(
     match message.WhichOneof("message"):
         case "assignment" if stage_of(message.assignment.plan, node) is not None:
             generation = message.assignment.plan.generation
-            return wire.NodeMessage(plan_ready=wire.PlanReady(generation=generation))
+            states = states_of(message.assignment.plan, node)
+            return wire.NodeMessage(plan_ready=wire.PlanReady(generation=generation, states=states))
         case "standby" if message.standby.past_last_layer:
             caught_up = wire.StandbyProgress(number=message.standby.number, step=assignment.step)
             return wire.NodeMessage(standby_progress=caught_up)
@@ -40,6 +41,15 @@ def answer(
             return reached(*(peer.node for peer in message.reach.peers))
         case _:
             return None
+
+
+def states_of(
+    plan: plan_pb2.Plan, node: str, digest: bytes = DIGEST, donors: Iterable[str] = ()
+) -> list[wire.BucketState]:
+    """What the node says of the buckets of its stage; ``donors``: from whom it has them."""
+    stages = [stage for stage in plan.stages if node in stage.replicas]
+    layers = [layer for stage in stages for layer in range(stage.first_layer, stage.past_last_layer)]
+    return [wire.BucketState(bucket=layer, digest=digest, donors=donors) for layer in layers]
 
 
 def links(node: str, peers: Iterable[str]) -> wire.NodeMessage:

@@ -37,6 +37,7 @@ from tests.coordinator.answers import (
     last_busy,
     links,
     snapshot_parts,
+    states_of,
     vote,
 )
 
@@ -267,8 +268,10 @@ class World:
             self.plan_ready(node, generation=plan.generation)
 
     def plan_ready(self, node: str, **changes: Any) -> None:
-        """The node says that it is ready for the plan in force."""
-        self.hear(node, plan_ready=wire.PlanReady(**{"generation": self.state.ledger.generation, **changes}))
+        """The node says that it is ready for the plan in force, with some fields changed."""
+        states = states_of(plan_message(self.plan_in_force), node)
+        fields = {"generation": self.state.ledger.generation, "states": states, **changes}
+        self.hear(node, plan_ready=wire.PlanReady(**fields))
 
     def fail_plan(self, node: str, problem: str = "scripted", **changes: Any) -> None:
         """The node says that it cannot take its part in the plan in force."""

@@ -6,19 +6,21 @@ from collections.abc import Sequence
 
 from dtfm.coordinator.core.safekeeping.availability import standbys_of
 from dtfm.coordinator.core.state import State, Switching
+from dtfm.coordinator.core.trust.donations import believed_donors
 
 MOST_DONORS = 8
 """The number of donors that a standby is named for each layer: those with the fastest links to it."""
 
 
 def fastest_donors(state: State, node: str, holders: Sequence[str]) -> Sequence[str]:
-    """Of a layer's ``holders``, without ``node`` itself: those with the fastest links to it, the fastest first."""
+    """Of a layer's ``holders``, without ``node`` itself and those that it should not believe: those with the fastest links to it,
+    the fastest first."""
 
     def bandwidth(donor: str) -> float:
         link = state.ledger.links.get(donor, {}).get(node)
         return link.bandwidth if link is not None else 0.0
 
-    others = [holder for holder in holders if holder != node]
+    others = [holder for holder in believed_donors(state.ledger, node, holders) if holder != node]
     return sorted(others, key=lambda donor: (-bandwidth(donor), donor))[:MOST_DONORS]
 
 

@@ -158,6 +158,7 @@ def test_a_change_of_the_ledgers_fields_needs_a_new_format() -> None:
         "worked",
         "audits",
         "forgiven",
+        "refused",
         "benched",
         "benched_for",
         "tried_without",

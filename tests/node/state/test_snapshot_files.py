@@ -111,7 +111,7 @@ def test_any_stage_reads_what_other_stages_wrote(scheme: str, tmp_path: Path) ->
     back = build_stage(model, 0, count, CPU, torch.float64)
     for bucket in back.buckets.values():
         read_bucket(folder, bucket)
-    assert back.digest() == whole.digest()
+    assert all(back.buckets[index].digest() == bucket.digest() for index, bucket in whole.buckets.items())
     fs, path = fsspec.core.url_to_fs(folder)
     names = sorted(name.rpartition("/")[2] for name in fs.ls(path, detail=False))
     contents = [fs.cat_file(f"{path}/{name}") for name in names[:-1]]

@@ -68,8 +68,9 @@ def first_stage_swapped() -> Plan:
     return from_routes(2, (replace(first, replicas=("n1", "n0")), last), routes)
 
 
-def digests(nodes: InProcess) -> list[bytes]:
-    return [generation.stage.digest() for generation in nodes.generations.values()]
+def digests(nodes: InProcess) -> list[list[bytes]]:
+    stages = [generation.stage for generation in nodes.generations.values()]
+    return [[bucket.digest() for bucket in stage.buckets.values()] for stage in stages]
 
 
 def test_nodes_train_what_one_process_does(tmp_path: Path, nodes: InProcess) -> None:

@@ -1,0 +1,59 @@
+"""Digests of the state that this node holds, taken beside training: of each bucket, and of a stage's together."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager
+
+from blake3 import blake3
+
+from dtfm.node.host.cuda_streams import after
+from dtfm.node.model.bucket import Bucket
+from dtfm.protos.control_pb2 import BucketState
+
+
+class StateDigests:
+    """Digests of buckets as of one step, taken in a thread of their own. For the thread that changes the buckets, and only once
+    the digests of their last state are known."""
+
+    def __init__(self) -> None:
+        self._thread = ThreadPoolExecutor(1, "digest")
+        self._step = -1
+        self._known: dict[int, tuple[weakref.ref[Bucket], Future[bytes]]] = {}
+
+    def begin(self, step: int, buckets: Iterable[Bucket]) -> None:
+        """Begins to take the digests of the buckets as they are now, after ``step``. Those that are taken already are not taken
+        again."""
+        if step != self._step:
+            self._step, self._known = step, {}
+        for bucket in buckets:
+            if not self._knows(bucket):
+                begun = self._thread.submit(_digest, bucket, after(bucket.parameters))
+                self._known[bucket.spec.index] = weakref.ref(bucket), begun
+
+    def of(self, buckets: Iterable[Bucket]) -> list[BucketState]:
+        """As PlanReady has them, once they are taken, which has begun."""
+        return [
+            BucketState(
+                bucket=bucket.spec.index, digest=self._known[bucket.spec.index][1].result(), donors=bucket.donors
+            )
+            for bucket in buckets
+        ]
+
+    def of_stage(self, buckets: Mapping[int, Bucket]) -> bytes:
+        """BLAKE3 (32 bytes) of the digests of a stage's buckets in ascending order, once they are taken, which has begun."""
+        return blake3(b"".join(self._known[index][1].result() for index in buckets)).digest()
+
+    def close(self) -> None:
+        self._thread.shutdown()
+
+    def _knows(self, bucket: Bucket) -> bool:
+        known = self._known.get(bucket.spec.index)
+        return known is not None and known[0]() is bucket
+
+
+def _digest(bucket: Bucket, changed: AbstractContextManager[object]) -> bytes:
+    with changed:
+        return bucket.digest()

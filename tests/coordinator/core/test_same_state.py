@@ -1,0 +1,225 @@
+"""What nodes hold is compared before they train on it: `core/same_state.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+import pytest
+
+from dtfm.coordinator.core.messages import plan_message
+from dtfm.coordinator.core.state import Stepping, Switching
+from dtfm.coordinator.log import events as ev
+from dtfm.coordinator.log.charges import Charge
+from dtfm.coordinator.log.ledger import apply
+from dtfm.protos import control_pb2 as wire
+from dtfm.scheduler.model.plan import Plan, Stage, from_routes
+from tests.coordinator.answers import DIGEST, states_of
+from tests.coordinator.script import LAYERS, World, fresh_state, refusal_of
+
+WRONG = b"another state, with one bit flipped"
+
+
+def replicas(ids: Iterable[str]) -> Plan:
+    """All nodes hold all layers."""
+    names = sorted(ids)
+    shares = [((name,), 4 // len(names) + (number < 4 % len(names))) for number, name in enumerate(names)]
+    return from_routes(0, [Stage((0, LAYERS), tuple(names), ())], [share for share in shares if share[1]])
+
+
+def handing_over(old: Iterable[str], new: Iterable[str]) -> World:
+    """The ``new`` nodes are to get their state from the ``old`` ones, after step 1."""
+    names = list(old)
+    world = World(fresh_state(cluster={"nodes": len(names), "stages": 1}, train={"steps": 9}), planner=replicas)
+    world.join(*names)
+    world.settle()
+    world.join(*new)
+    world.step()
+    world.apply()
+    assert world.state.ledger.step == 1
+    assert isinstance(world.state.phase, Switching)
+    return world
+
+
+def say(world: World, node: str, digest: bytes = DIGEST, donors: Iterable[str] = ()) -> None:
+    world.plan_ready(node, states=states_of(plan_message(world.plan_in_force), node, digest, donors))
+
+
+def quarantined(world: World) -> list[tuple[str, Charge, bool]]:
+    return [(event.node, event.charge, event.undecided) for event in world.events(ev.NodeQuarantined)]
+
+
+def test_training_begins_when_all_hold_the_same() -> None:
+    world = handing_over("ab", "c")
+    say(world, "a")
+    say(world, "b")
+    say(world, "c", donors=["a"])
+    assert isinstance(world.state.phase, Stepping)
+    assert not world.events(ev.StateRefused)
+
+
+def test_who_gets_wrong_state_is_not_accused_and_gets_it_from_another() -> None:
+    world = handing_over("ab", "c")
+    say(world, "a")
+    say(world, "b")
+    say(world, "c", WRONG, ["a"])
+    assert world.events(ev.StateRefused) == [ev.StateRefused(1, 2, "c", ("a",), 0)]
+    assert world.state.ledger.generation == 3, "the plan comes again"
+    assert world.donors_to("c") == [["b"]] * LAYERS
+    assert world.donors_to("a") == [["a", "b"]] * LAYERS, "where the state is expected stays known"
+    say(world, "a")
+    say(world, "b")
+    say(world, "c", donors=["b"])
+    assert isinstance(world.state.phase, Stepping)
+    assert quarantined(world) == []
+
+
+def test_standbys_do_not_copy_from_who_has_handed_out_wrong_state() -> None:
+    world = handing_over("ab", "c")
+    for node in "ab":
+        say(world, node)
+    say(world, "c", WRONG, ["a"])
+    for node in "ab":
+        say(world, node)
+    say(world, "c", donors=["b"])
+    world.join("d")
+    assert {name for donors in world.last_to("d", "standby").donors for name in donors.nodes} == {"b", "c"}
+
+
+def test_of_whom_two_say_that_it_handed_out_wrong_state_is_quarantined() -> None:
+    world = handing_over("ab", "cd")
+    for node in "ab":
+        say(world, node)
+    say(world, "c", WRONG, ["a"])
+    say(world, "d", WRONG, ["a"])
+    assert quarantined(world) == [("a", Charge.STATE, False)]
+    assert world.plan_in_force.nodes == ("b", "c", "d")
+    assert world.donors_to("c") == [["b"]] * LAYERS
+
+
+def test_two_names_of_one_party_count_as_one() -> None:
+    world = handing_over("ab", "cd")
+    world.belong_together("c", "d")
+    for node in "ab":
+        say(world, node)
+    say(world, "c", WRONG, ["a"])
+    say(world, "d", WRONG, ["a"])
+    assert quarantined(world) == []
+
+
+def test_who_has_wrong_state_whoever_gives_it_is_quarantined() -> None:
+    world = handing_over("ab", "c")
+    for donor in "ab":
+        assert quarantined(world) == []
+        for node in "ab":
+            say(world, node)
+        say(world, "c", WRONG, [donor])
+    assert quarantined(world) == [("c", Charge.DIGEST, False)]
+    assert world.plan_in_force.nodes == ("a", "b")
+    assert not world.events(ev.RolledBack)
+
+
+def test_word_against_word_the_newcomer_goes_and_may_come_back() -> None:
+    world = handing_over("a", "c")
+    say(world, "a")
+    say(world, "c", WRONG, ["a"])
+    assert quarantined(world) == [("c", Charge.DIGEST, True)]
+
+
+@pytest.mark.parametrize("donors", [[], ["nobody"]])
+def test_wrong_state_that_nobody_gave_is_the_node_s_own_fault(donors: list[str]) -> None:
+    world = handing_over("ab", "c")
+    for node in "ab":
+        say(world, node)
+    say(world, "c", WRONG, donors)
+    assert quarantined(world) == [("c", Charge.DIGEST, True)]
+
+
+def test_those_who_trained_the_state_are_settled_by_majority() -> None:
+    world = handing_over("abc", "d")
+    for node in "ab":
+        say(world, node)
+    say(world, "c", WRONG)
+    say(world, "d", WRONG, ["c"])
+    assert [event[0] for event in quarantined(world)] == ["c"]
+    assert not world.events(ev.RolledBack)
+    assert not world.events(ev.StateRefused), "what it got from c is no news"
+
+
+def test_who_trained_the_state_and_names_donors_vouches_all_the_same() -> None:
+    world = handing_over("abc", "d")
+    for node in "ab":
+        say(world, node)
+    say(world, "c", WRONG, ["a"])
+    say(world, "d", donors=["a"])
+    assert [event[0] for event in quarantined(world)] == ["c"]
+    assert not world.events(ev.StateRefused)
+
+
+def handed_on() -> World:
+    """Stage (0, 2) goes from a and b to c, which alone trains it after step 1."""
+
+    def plan(ids: Iterable[str]) -> Plan:
+        first = ("c",) if "c" in ids else ("a", "b")
+        return from_routes(0, [Stage((0, LAYERS), first, ())], [((name,), 4 // len(first)) for name in first])
+
+    world = World(fresh_state(cluster={"nodes": 2, "stages": 1}, train={"steps": 9}), planner=plan)
+    world.join("a", "b")
+    world.settle()
+    world.join("c")
+    world.step()
+    plan_before = plan_message(world.plan_in_force)
+    for node in "ab":
+        states = states_of(plan_before, node)
+        applied = wire.Applied(generation=1, step=1, state_digest=DIGEST, states=states)
+        world.hear(node, applied=applied)
+    assert world.plan_in_force.nodes == ("c",)
+    return world
+
+
+def test_those_who_hand_all_of_it_on_vouch_by_what_they_had_when_they_paused() -> None:
+    world = handed_on()
+    say(world, "c", WRONG, ["a"])
+    assert [event.donors for event in world.events(ev.StateRefused)] == [("a",)]
+    assert world.donors_to("c") == [["b"]] * LAYERS
+    say(world, "c", donors=["b"])
+    assert isinstance(world.state.phase, Stepping)
+
+
+def test_those_without_a_part_vouch_when_they_hear_of_the_plan() -> None:
+    world = handed_on()
+    phase = world.state.phase
+    assert isinstance(phase, Switching)
+    world.state = replace(world.state, phase=replace(phase, states={}))  # as when a node was lost, and nobody paused
+    states = [wire.BucketState(bucket=layer, digest=DIGEST) for layer in range(LAYERS)]
+    world.plan_ready("b", states=states)
+    say(world, "c", WRONG, ["a"])
+    assert [event.donors for event in world.events(ev.StateRefused)] == [("a",)]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda states: states.pop(),
+        lambda states: states.append(states[0]),
+        lambda states: states.append(wire.BucketState(bucket=99, digest=DIGEST)),
+        lambda states: states[0].ClearField("digest"),
+    ],
+)
+def test_a_node_must_say_what_it_holds_of_each_bucket_of_its_stage_once(change) -> None:  # type: ignore[no-untyped-def]
+    world = handing_over("ab", "c")
+    states = states_of(plan_message(world.plan_in_force), "c")
+    change(states)
+    stream = world.streams["c"]
+    world.plan_ready("c", states=states)
+    assert "states" in refusal_of(world, stream).sentence
+
+
+def test_an_accusation_is_in_the_log_until_the_donor_is_forgiven() -> None:
+    world = handing_over("ab", "c")
+    for node in "ab":
+        say(world, node)
+    say(world, "c", WRONG, ["a"])
+    assert world.state.ledger.refused == (("c", ("a",)),)
+    assert world.refolded().refused == world.state.ledger.refused
+    assert apply(world.state.ledger, ev.NodeForgiven("a", "an operator")).refused == ()
