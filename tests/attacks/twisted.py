@@ -1,5 +1,5 @@
 """The node's command with one twist: ``python -m tests.attacks.twisted TWIST join ...``. It does all that a node does, but for
-what it tells the coordinator, or for the gradients and the state that it gives other replicas."""
+what it tells the coordinator, or for what it gives its peers."""
 
 from __future__ import annotations
 
@@ -7,17 +7,21 @@ import itertools
 import math
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 from unittest import mock
+
+import torch
 
 from dtfm.node import cli
 from dtfm.node.model.loss import Scored
 from dtfm.node.model.stage import Stage
 from dtfm.node.session import Session
-from dtfm.node.state.state_store import StateStore, Tensor
+from dtfm.node.state.state_store import StateStore
 from dtfm.node.training import reduction
+from dtfm.node.training.generation import Generation
+from dtfm.node.transport.kept import Kept, Tensor
 from dtfm.protos.control_pb2 import (
     CHECKPOINT,
     DISKS,
@@ -28,6 +32,7 @@ from dtfm.protos.control_pb2 import (
     StepProblem,
     StepReady,
 )
+from dtfm.protos.frame import Kind
 
 Twist = Callable[[NodeMessage], Iterable[NodeMessage]]
 """Makes of each message those that are sent in its place."""
@@ -48,6 +53,10 @@ def votes(change: Callable[[StepReady], None], since: int = FROM) -> Twist:
         yield message
 
     return twist
+
+
+def as_it_is(message: NodeMessage) -> Iterator[NodeMessage]:
+    yield message
 
 
 def too_many_samples(vote: StepReady) -> None:
@@ -73,6 +82,27 @@ def huge_loss(vote: StepReady) -> None:
 def pretends(vote: StepReady) -> None:
     """That all is well with its own gradients; see `spoiled`."""
     vote.squared_gradient_norm = 1.0
+
+
+def flatters(vote: StepReady) -> None:
+    """About its losses, with which the sum agrees."""
+    vote.loss_sum *= 0.9
+    vote.losses[:] = [0.9 * loss for loss in vote.losses]
+
+
+def denies(vote: StepReady) -> None:
+    """It commits to other tensors than it has sent."""
+    for passed in vote.sent:
+        passed.digests = bytes(255 - byte for byte in passed.digests)
+
+
+def accuses(message: NodeMessage) -> Iterator[NodeMessage]:
+    """It finds all work wrong that it is to do again."""
+    if message.HasField("audited"):
+        answer = message.audited
+        for kind in ("activations", "gradients", "addends", "losses"):
+            setattr(answer, kind, 1.0 if getattr(answer, kind) >= 0 else -1.0)
+    yield message
 
 
 def no_plan_suits(message: NodeMessage) -> Iterator[NodeMessage]:
@@ -119,13 +149,15 @@ TWISTS: dict[str, Twist] = {
     "nan": votes(nan),
     "huge_loss": votes(huge_loss),
     "spoils": votes(pretends, since=1),
-    "poisons": votes(lambda _: None),
-    "gives_wrong_state": votes(lambda _: None),
     "no_plan_suits": no_plan_suits,
     "loses_peers": loses_peers,
     "votes_for_nothing": votes_for_nothing,
     "meddles": meddles,
+    "flatters": votes(flatters, since=1),
+    "denies": votes(denies, since=1),
+    "accuses": accuses,
 }
+"""By name; a node with a twist of LIES says what it would say without."""
 
 
 @contextmanager
@@ -141,16 +173,19 @@ def spoiled() -> Iterator[None]:
         yield
 
 
+Change = Callable[[torch.Tensor], torch.Tensor]
+
+
 @contextmanager
-def poisoned() -> Iterator[None]:
-    """Inside, this process adds -30 times its gradients to the other replicas'."""
+def adding(change: Change) -> Iterator[None]:
+    """Inside, this process changes the gradients that it adds to the other replicas'."""
     make_final = reduction._Reduction._make_final
 
-    def poison(self: reduction._Reduction, bucket: reduction._Bucket) -> None:
-        bucket.gradients.mul_(-30)
+    def changed(self: reduction._Reduction, bucket: reduction._Bucket) -> None:
+        bucket.gradients.copy_(change(bucket.gradients))
         make_final(self, bucket)
 
-    with mock.patch.object(reduction._Reduction, "_make_final", poison):
+    with mock.patch.object(reduction._Reduction, "_make_final", changed):
         yield
 
 
@@ -169,20 +204,88 @@ def giving_wrong_state() -> Iterator[None]:
         yield
 
 
-INSIDE = {"spoils": spoiled, "poisons": poisoned, "gives_wrong_state": giving_wrong_state}
-"""By twist, the context in which such a node runs."""
+@contextmanager
+def passing_on(change: Change, kind: Kind = Kind.ACTIVATION) -> Iterator[None]:
+    """Inside, this process changes what it passes on to the next stage, or with GRADIENT to the one before."""
+    hand_on = Generation._hand_on
+
+    def changed(self: Generation, of: Kind, destination: str, number: int, tensor: torch.Tensor) -> None:
+        hand_on(self, of, destination, number, change(tensor) if of is kind else tensor)
+
+    with mock.patch.object(Generation, "_hand_on", changed):
+        yield
+
+
+@contextmanager
+def mislabelled() -> Iterator[None]:
+    """Inside, this process trains on the labels in their reverse order. It evaluates, and audits others, as it should."""
+    loss = Stage.loss
+
+    def reversed_labels(self: Stage, x: torch.Tensor, labels: torch.Tensor, *rest: Any) -> Scored:
+        trains = torch.is_grad_enabled() and len(rest) < 3
+        return loss(self, x, labels.flip(-1) if trains else labels, *rest)
+
+    with mock.patch.object(Stage, "loss", reversed_labels):
+        yield
+
+
+@contextmanager
+def withheld() -> Iterator[None]:
+    """Inside, this process hands out nothing for audits."""
+
+    def find(*_: object) -> Tensor:
+        raise LookupError("NOT_KEPT: so it says")
+
+    with mock.patch.object(Kept, "find", find):
+        yield
+
+
+def noise(like: torch.Tensor) -> torch.Tensor:
+    """Of the usual size."""
+    return torch.randn_like(like) * like.square().mean().sqrt()
+
+
+def first_again() -> Change:
+    """What was passed on first."""
+    first: list[torch.Tensor] = []
+
+    def again(tensor: torch.Tensor) -> torch.Tensor:
+        if not first or first[0].shape != tensor.shape:
+            first[:] = [tensor]
+        return first[0]
+
+    return again
+
+
+LIES: dict[str, Callable[[], AbstractContextManager[None]]] = {
+    "spoils": spoiled,
+    "poisons": lambda: adding(lambda mine: mine * -30),
+    "flips": lambda: adding(lambda mine: -mine),
+    "exaggerates": lambda: adding(lambda mine: mine * 30),
+    "adds_noise": lambda: adding(noise),
+    "adds_too_much": lambda: adding(lambda mine: mine * 1.05),
+    "biased_forward": lambda: passing_on(lambda mine: mine * 1.05),
+    "biased_back": lambda: passing_on(lambda mine: mine * 1.05, Kind.GRADIENT),
+    "noisy": lambda: passing_on(noise),
+    "sends_zeros": lambda: passing_on(torch.zeros_like),
+    "repeats": lambda: passing_on(first_again()),
+    "mislabels": mislabelled,
+    "withholds": withheld,
+    "gives_wrong_state": giving_wrong_state,
+}
+"""By name, the context in which a node runs that lies to its peers."""
 
 
 def main() -> None:
     name = sys.argv.pop(1)
-    twist = TWISTS[name]
+    twist = TWISTS.get(name, as_it_is)
     send = Session._send
 
     def twisted(session: Session, message: NodeMessage) -> None:
         for said in twist(message):
             send(session, said)
 
-    with mock.patch.object(Session, "_send", twisted), INSIDE.get(name, nullcontext)():
+    with mock.patch.object(Session, "_send", twisted), LIES.get(name, nullcontext)():
         cli.main()
 
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dtfm.node.host.rows import Row, show
-from tests.attacks.twisted import INSIDE
+from tests.attacks.twisted import LIES
 from tests.cluster.launch import Cluster
 from tests.cluster.nursery import close_nursery
 from tests.cluster.runs import run_file
@@ -88,9 +88,7 @@ def rows_of(twist: str, poisoned: list[Outcome], honest: list[Outcome]) -> list[
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--twists", nargs="*", default=sorted(INSIDE), help="what the poisoner does; default: everything"
-    )
+    parser.add_argument("--twists", nargs="*", default=sorted(LIES), help="what the poisoner does; default: everything")
     parser.add_argument("--seeds", type=int, default=3, help="runs of each")
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--rate", default='"auto"', help="[trust] audit_rate")

@@ -71,11 +71,11 @@ def slowed(device: SlowDevice) -> Iterator[None]:
             root(computed).register_hook(lambda _: device.queue(_BACKWARD * flops))  # type: ignore[no-untyped-call]
         return computed
 
-    def slow_forward(stage: Stage, x: Tensor) -> Tensor:
-        return queue_passes(stage, x, lambda: forward(stage, x), lambda y: y)
+    def slow_forward(stage: Stage, x: Tensor, *rest: Any) -> Tensor:
+        return queue_passes(stage, x, lambda: forward(stage, x, *rest), lambda y: y)
 
-    def slow_loss(stage: Stage, x: Tensor, labels: Tensor, weight: float = 1.0) -> Scored:
-        return queue_passes(stage, x, lambda: loss(stage, x, labels, weight), lambda scored: scored.weighted)
+    def slow_loss(stage: Stage, x: Tensor, labels: Tensor, *rest: Any) -> Scored:
+        return queue_passes(stage, x, lambda: loss(stage, x, labels, *rest), lambda scored: scored.weighted)
 
     def slow_product(a: Tensor, b: Tensor, **options: Any) -> Tensor:
         device.queue(2.0 * a.shape[0] * a.shape[1] * b.shape[1])
