@@ -61,7 +61,7 @@ class Auditing:
             log.warning("MISFIT: an audit is not answered: %s", wrong)
             return
         lease = generation.run.lease_seconds
-        witnesses = Witnesses(generation.number, audit.step, generation.members, dialler, lease)
+        witnesses = Witnesses(generation.number, audit.step, generation.around, dialler, lease)
 
         def fetch(wanted: Sequence[Wanted]) -> Sequence[Tensor]:
             return self._await(witnesses.fetch(wanted), asked)

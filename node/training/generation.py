@@ -73,12 +73,13 @@ class Generation:
         sender: Sender,
         speed: Speed,
         inherited: Inherited,
-        members: Iterable[Peer] = (),
+        around: Iterable[Peer] = (),
     ) -> None:
-        """``applied`` is the step that the stage's state is as of, ``members`` are the plan's nodes."""
+        """``applied`` is the step that the stage's state is as of; ``around`` are the nodes of its stage and of those beside
+        it."""
         self.placement = placement
         self.stage = stage
-        self.members = {peer.node: peer for peer in members}
+        self.around = {peer.node: peer for peer in around}
         self._loaded = loaded
         self._sender = sender
         self._flops = speed.hardware.flops
@@ -169,9 +170,9 @@ class Generation:
         return self._compute(partial(self._training_batch, step))
 
     def offer(self, step: int) -> Offer:
-        """What was sent in ``step``, the one last trained, for the plan's members."""
+        """What was sent in ``step``, the one last trained."""
         work = KeptWork(self.placement, self.progress, self.sizes, self._reduced_with)
-        return Offer(self.number, step, frozenset(self.members), work.find)
+        return Offer(self.number, step, frozenset(self.around), work.find)
 
     def apply(self, step: int, gradient_norm: float) -> None:
         """The optimizer's update with the reduced gradients. From now on what arrives for ``step`` is stale."""

@@ -65,9 +65,9 @@ def set_up(
     if bound is not None and earlier is not None and stage is not earlier.stage:
         bound = ContributionBound(bound)
     inherited = Inherited(progress, earlier.codecs if earlier is not None else None, bound)
-    planned = {node for part in assignment.plan.stages for node in part.replicas}
-    members = [peer for peer in assignment.peers if peer.node in planned]
-    generation = Generation(loaded, placement, stage, assignment.step, equipment.sender, speed, inherited, members)
+    near = assignment.plan.stages[max(0, placement.stage - 1) : placement.stage + 2]
+    around = [peer for peer in assignment.peers if any(peer.node in each.replicas for each in near)]
+    generation = Generation(loaded, placement, stage, assignment.step, equipment.sender, speed, inherited, around)
     dialler = loaded.dialler
     targets = {p.node: dialler.target(p) for p in assignment.peers if p.node in placement.peers}
     in_transit = {link.destination: link.bandwidth * 2 * link.latency_seconds for link in links}

@@ -28,12 +28,12 @@ Tensor = tuple[Header, memoryview]
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """The tensors of ``step``, for the plan's ``members``. ``find`` may be called in any thread. It raises LookupError, and what
+    """The tensors of ``step``, for the nodes ``around``. ``find`` may be called in any thread. It raises LookupError, and what
     it returns must not change, even after the step."""
 
     generation: int
     step: int
-    members: frozenset[str]
+    around: frozenset[str]
     find: Callable[[KeptRequest], Tensor]
 
 
@@ -48,7 +48,7 @@ class Kept:
     def offer(self, offer: Offer) -> None:
         with self._lock:
             self._offer = offer
-            self._callers = frozenset(certified_name(member) for member in offer.members)
+            self._callers = frozenset(certified_name(node) for node in offer.around)
 
     def withdraw(self) -> None:
         with self._lock:
@@ -62,7 +62,7 @@ class Kept:
         if offer is None:
             raise LookupError("NOTHING_KEPT: this node has not voted, or the step is over")
         if caller not in callers:
-            raise LookupError("NOT_A_MEMBER: the caller is not in the plan")
+            raise LookupError("NOT_AROUND: the caller is of no stage that this node exchanges tensors with")
         if (request.generation, request.step) != (offer.generation, offer.step):
             raise LookupError(
                 f"OTHER_STEP: step {request.step} of generation {request.generation} is asked for; this node has voted on "
@@ -105,11 +105,11 @@ class Witnesses:
     _channels: dict[str, grpc.aio.Channel] = field(default_factory=dict)
 
     async def fetch(self, wanted: Sequence[Wanted]) -> list[Tensor]:
-        """All at once. Raises Withheld."""
+        """All at once. Raises Withheld, and ConnectionError for a node that is none of the peers."""
         try:
             async with asyncio.TaskGroup() as group:
                 tasks = [group.create_task(self._fetch(each)) for each in wanted]
-        except* Withheld as problems:
+        except* Exception as problems:
             raise problems.exceptions[0] from None
         return [task.result() for task in tasks]
 
@@ -118,7 +118,7 @@ class Witnesses:
 
     async def _fetch(self, wanted: Wanted) -> Tensor:
         if (peer := self.peers.get(wanted.node)) is None:
-            raise Withheld(wanted.node, "it is not in the plan")
+            raise ConnectionError(f"{wanted.node} is of no stage that this node exchanges tensors with")
         if peer.node not in self._channels:
             self._channels[peer.node] = self.dialler.open(peer.node, self.dialler.target(peer), self.patience)
         request = KeptRequest(

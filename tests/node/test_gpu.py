@@ -13,6 +13,7 @@ from dtfm.node.host.cuda_streams import DeviceWork, after
 from dtfm.node.model.load import load_model
 from tests.cluster.runs import losses_alone, run_file, write_corpus
 from tests.node.in_process import InProcess, even_plan
+from tests.node.training.auditors import Auditors, errors
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
 
@@ -32,6 +33,25 @@ def test_nodes_on_a_gpu_train_what_one_process_on_a_cpu_does(
     with InProcess(run, plan, model, data, bandwidth=1e9, flops=1e12, device=gpu) as nodes:
         losses = [nodes.train() for _ in range(4)]
     assert losses == pytest.approx(losses_alone(tmp_path / "run.toml"), rel=tolerance, abs=0)
+
+
+@pytest.mark.parametrize("compression", ["off", "i8b256"])
+def test_replicas_on_a_gpu_do_each_others_work_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compression: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_corpus(tmp_path)
+    text = run_file(stages=[2, 2], steps=4, precision="bf16", compression=compression)
+    (tmp_path / "run.toml").write_text(f"{text}[trust]\naudit_rate = 1\n")
+    run = read_run_file(tmp_path / "run.toml").message("test")
+    data = load_data(run)
+    model = load_model(run.model, data.sample)
+    plan = even_plan(len(model.layers), 2, 2, run.train.global_batch // run.train.micro_batch)
+    with InProcess(run, plan, model, data, bandwidth=1e9, flops=1e12, device=torch.device("cuda", 0)) as nodes:
+        step = Auditors(nodes)
+        activations, _, addends, _ = errors(step.answer("n1", step.asked("n0", bucket=1)))
+        _, gradients, _, losses = errors(step.answer("n3", step.asked("n2")))
+    assert 0 <= max(activations, gradients, addends, losses) < 0.01
 
 
 def test_work_on_a_gpu_is_timed_and_only_so_much_of_it_is_ahead() -> None:

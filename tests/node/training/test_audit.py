@@ -22,6 +22,7 @@ from dtfm.node.training.reduction import _Bucket, _Reduction
 from dtfm.protos.control_pb2 import Audit
 from dtfm.protos.frame import Kind
 from dtfm.protos.peer_pb2 import KeptRequest
+from dtfm.scheduler.model.memory import Checkpointing, Keeping, OptimizerState
 from tests.cluster.runs import GPT2, LLAMA, run_file, write_corpus
 from tests.node.in_process import InProcess, even_plan
 from tests.node.training.auditors import Auditors, errors
@@ -40,7 +41,12 @@ def trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Nodes:
 
     @contextmanager
     def nodes(
-        model: str = GPT2, precision: str = "fp32", compression: str = "off", rate: float = 1, stages: int = 3
+        model: str = GPT2,
+        precision: str = "fp32",
+        compression: str = "off",
+        rate: float = 1,
+        stages: int = 3,
+        keeping: tuple[Keeping, ...] = (),
     ) -> Iterator[InProcess]:
         monkeypatch.chdir(tmp_path)
         write_corpus(tmp_path)
@@ -49,7 +55,7 @@ def trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Nodes:
         run = read_run_file(tmp_path / "run.toml").message("test")
         data = load_data(run)
         model_ = load_model(run.model, data.sample)
-        plan = even_plan(len(model_.layers), stages, 2, MICRO_BATCHES)
+        plan = even_plan(len(model_.layers), stages, 2, MICRO_BATCHES, *keeping)
         with InProcess(run, plan, model_, data, bandwidth=1e9, flops=1e12) as nodes:
             yield nodes
 
@@ -85,6 +91,7 @@ def test_a_run_that_is_not_audited_votes_nothing_of_it(trained: Nodes) -> None:
         (LLAMA, "bf16", "off"),
         (LLAMA, "fp32", "i8b256"),
     ],
+    ids=["gpt2-fp32-off", "gpt2-bf16-i4b64", "gpt2-fp32-auto", "llama-bf16-off", "llama-fp32-i8b256"],
 )
 def test_honest_work_comes_to_the_same_bits_in_every_stage(
     trained: Nodes, model: str, precision: str, compression: str
@@ -111,6 +118,16 @@ def test_honest_work_comes_to_the_same_bits_in_every_stage(
                 views = generation.stage.buckets[index].views(generation.stage.buckets[index].gradients).values()
                 for parameter, view in zip(parameters, views, strict=True):
                     assert parameter.grad is None or parameter.grad.data_ptr() == view.data_ptr()
+
+
+def test_replicas_that_keep_their_memory_in_other_ways_come_to_the_same_bits(trained: Nodes) -> None:
+    keeping = (Keeping(), Keeping(Checkpointing.LAYER, OptimizerState.HOST))
+    with trained(precision="bf16", keeping=keeping) as nodes:
+        step = Auditors(nodes)
+        for accused, by in (("n2", "n3"), ("n3", "n2")):
+            found = errors(step.answer(by, step.asked(accused, bucket=min(nodes.generations[by].stage.buckets))))
+            assert found[:2] == (0, 0)
+            assert 0 <= found[2] < 1e-6
 
 
 def test_the_loss_in_chunks_adds_nothing_to_the_voted_sums(trained: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:

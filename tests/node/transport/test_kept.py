@@ -52,8 +52,8 @@ class Node:
         return HEADER, DATA
 
     def offer(self) -> None:
-        members = frozenset({"a", "me"})
-        self.kept.offer(Offer(GENERATION, STEP, members, lambda request: self.find(request)))
+        around = frozenset({"a", "me"})
+        self.kept.offer(Offer(GENERATION, STEP, around, lambda request: self.find(request)))
 
     @contextlib.asynccontextmanager
     async def witnesses(self, patience: float = PATIENCE, by: str = "a") -> AsyncIterator[Witnesses]:
@@ -77,7 +77,7 @@ async def refusal(node: Node, request: bytes, by: str = "a") -> str:
         return f"{refused.value.code().name}: {refused.value.details()}"
 
 
-async def test_a_member_gets_what_was_sent_between_vote_and_commit_alone(node: Node) -> None:
+async def test_who_is_around_gets_what_was_sent_between_vote_and_commit_alone(node: Node) -> None:
     assert "NOTHING_KEPT" in await refusal(node, REQUEST.SerializeToString())
     node.offer()
     async with node.witnesses() as witnesses:
@@ -89,7 +89,7 @@ async def test_a_member_gets_what_was_sent_between_vote_and_commit_alone(node: N
 @pytest.mark.parametrize(
     ("request_", "by", "name"),
     [
-        (REQUEST, "stranger", "NOT_A_MEMBER"),
+        (REQUEST, "stranger", "NOT_AROUND"),
         (KeptRequest(generation=GENERATION, step=STEP - 1, kind=1, index=7), "a", "OTHER_STEP"),
         (KeptRequest(generation=GENERATION + 1, step=STEP, kind=1, index=7), "a", "OTHER_STEP"),
         (KeptRequest(generation=GENERATION, step=STEP, kind=1, index=8), "a", "NOT_KEPT"),
@@ -156,9 +156,9 @@ async def test_who_says_nothing_has_withheld_it_after_the_patience_for_a_frame(n
     over.set()
 
 
-async def test_who_is_not_in_the_plan_is_not_asked(node: Node) -> None:
+async def test_who_is_not_around_is_not_asked(node: Node) -> None:
     async with node.witnesses() as witnesses:
-        with pytest.raises(Withheld, match="b: it is not in the plan"):
+        with pytest.raises(ConnectionError, match="b is of no stage"):
             await witnesses.fetch([replace(WANTED, node="b")])
 
 
