@@ -132,7 +132,7 @@ class Front:
             if self._keys[key] >= MOST_OF_A_KEY or self._keys.total() >= self._most_of_members:
                 return False
             self._keys[key] += 1
-            self._strangers.go(caller.origin, member=True)
+            self._strangers.let_in(caller.origin, key, time.monotonic())
             caller.key = key
         self._loop.call_soon_threadsafe(caller.no_deadline)
         return True
@@ -174,7 +174,7 @@ class Front:
             except OSError:  # it has ended already
                 accepted.close()
                 with self._lock:
-                    self._strangers.go(origin_of(address), member=False)
+                    self._strangers.go(origin_of(address))
                 continue
             caller = _Caller(self, address)
             with self._lock:
@@ -222,7 +222,7 @@ class Front:
                 if not self._keys[caller.key]:
                     del self._keys[caller.key]
             else:
-                self._strangers.go(caller.origin, member=False)
+                self._strangers.go(caller.origin)
 
     async def _end(self) -> None:
         for listening in self._sockets:
