@@ -72,6 +72,7 @@ class Front:
         self._sockets: list[socket.socket] = []
         self._numbers = itertools.count(1)
         self._tasks: set[asyncio.Task[None]] = set()
+        self._closing: asyncio.Task[None] | None = None
         self._lock = threading.Lock()  # guards what follows
         self._strangers = Strangers(limits)
         self._most_of_members = limits.members
@@ -101,7 +102,12 @@ class Front:
             self._loop.call_soon_threadsafe(self._loop.add_reader, listening, self._accept, listening)
 
     async def close(self) -> None:
-        """Frees the port, and ends all connections. gRPC's server has ended."""
+        """Frees the port, and ends all connections. gRPC's server has ended. May be called more than once, also at a time."""
+        if self._closing is None:
+            self._closing = asyncio.create_task(self._close())
+        await asyncio.shield(self._closing)
+
+    async def _close(self) -> None:
         if self._thread.is_alive():
             await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self._end(), self._loop))
             self._loop.call_soon_threadsafe(self._loop.stop)

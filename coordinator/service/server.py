@@ -45,6 +45,10 @@ from dtfm.protos.open_files import raise_limit
 log = logging.getLogger(__name__)
 
 
+class Deaf(RuntimeError):
+    """Nobody can connect any more."""
+
+
 class Server:
     """The coordinator of one run. ``authority_key``: its authority's (PEM). ``clock``: seconds that never go back.
 
@@ -117,7 +121,7 @@ class Server:
 
     async def run(self, events: Sequence[Event] = ()) -> int:
         """Runs until the run is over or `ask_to_stop` is called; returns the exit code. ``events``, which the state already
-        contains, go into the log first. Raises StoreError, and RuntimeError when nobody can connect any more."""
+        contains, go into the log first. Raises StoreError, and Deaf."""
         timer = asyncio.create_task(self._beat())
         self._compiling = asyncio.create_task(compile_scheduler())
         try:
@@ -126,9 +130,7 @@ class Server:
             while self.exit_code is None:
                 await self._handle(await self._next())
                 if self.is_deaf:  # seen at the next beat at the latest
-                    raise RuntimeError(
-                        "the thread that takes connections has ended, so that nobody can connect any more"
-                    )
+                    raise Deaf("the thread that takes connections has ended, so that nobody can connect any more")
             await self._let_nodes_go()
             await self._log.take_snapshot(self.ledger)
             return self.exit_code

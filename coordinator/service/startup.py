@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import signal
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -17,7 +18,7 @@ from dtfm.coordinator.log.ledger import fold
 from dtfm.coordinator.log.ledger_snapshot import restore
 from dtfm.coordinator.log.manifest import newest, read_manifest
 from dtfm.coordinator.log.store import Store
-from dtfm.coordinator.service.server import Server
+from dtfm.coordinator.service.server import Deaf, Server
 
 CHANGEABLE = (
     "cluster.",
@@ -75,6 +76,9 @@ async def serve_until_over(server: Server, events: Sequence[ev.Event]) -> int:
     loop.add_signal_handler(signal.SIGTERM, lambda: server.ask_to_stop("it was terminated (SIGTERM)", dismiss=False))
     try:
         return await server.run(events)
+    except Deaf as died:
+        print(f"dtfm-coordinator: {died}; a new process goes on with the run (serve --resume)", file=sys.stderr)
+        return 1
     finally:
         loop.remove_signal_handler(signal.SIGINT)
         loop.remove_signal_handler(signal.SIGTERM)

@@ -10,7 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from dtfm.coordinator.cli import main
 from dtfm.coordinator.service import front
+from dtfm.coordinator.service.front import Front
+from dtfm.coordinator.service.server import Deaf
 from tests.coordinator.serving import serving
 
 PATIENCE = 20
@@ -43,8 +46,38 @@ async def test_a_coordinator_to_which_nobody_can_connect_ends_with_an_error(tmp_
         assert not served.server.is_deaf
         at = served.server._front
         at._loop.call_soon_threadsafe(at._loop.stop)
-        with pytest.raises(RuntimeError, match="nobody can connect any more"):
+        with pytest.raises(Deaf, match="nobody can connect any more"):
             await asyncio.wait_for(asyncio.shield(served.task), PATIENCE)
+
+
+def test_serve_says_so_in_a_sentence_and_ends_with_code_1(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    began = Front.start
+
+    def dies(self: Front) -> None:
+        began(self)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+
+    monkeypatch.setattr(Front, "start", dies)
+    (tmp_path / "run.toml").write_text(f"[cluster]\nlease = 1.0\n[checkpoint]\nuri = '{(tmp_path / 'c').as_uri()}'\n")
+    monkeypatch.setattr("sys.argv", ["dtfm-coordinator", "serve", str(tmp_path / "run.toml")])
+    monkeypatch.setenv("DTFM_LISTEN", "127.0.0.1:0")
+    monkeypatch.setenv("DTFM_STORE", f"sqlite:///{tmp_path / 'dtfm.db'}")
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 1
+    assert (
+        "so that nobody can connect any more; a new process goes on with the run (serve --resume)"
+        in capsys.readouterr().err
+    )
+
+
+async def test_two_may_close_it_at_a_time(tmp_path: Path) -> None:
+    async with serving(tmp_path) as served:
+        at = served.server._front
+        await asyncio.wait_for(asyncio.gather(*(served.server.close() for _ in range(3))), PATIENCE)
+        assert not at._thread.is_alive()
 
 
 async def test_a_long_folder_for_temporary_files_is_no_hindrance(
