@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
 
+LOCAL = frozenset(("file", "local"))
+"""On the disk of whoever reads it, where a file that is being written shows."""
 REMOTE = frozenset(("abfs", "abfss", "adl", "az", "gcs", "gs", "hf", "http", "https", "oci", "oss", "r2", "s3", "s3a"))
 """The same wherever it is read. What these may read and write follows from the credentials that a process is given."""
-KNOWN = REMOTE | {"file", "local", "memory"}
+KNOWN = REMOTE | LOCAL | {"memory"}
 """What a run may name. Any other scheme could lead back to this machine's files, as fsspec's "dir" does, or to hosts that its
 user has keys for, as "sftp" does. "memory" is a process's own."""
 
@@ -50,6 +53,16 @@ def check_url(place: str) -> None:
         )
 
 
+def expanded(path: str) -> Path:
+    """The path, with a user's home folder for a ~ at its start. Raises ValueError, to follow the key's name."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        raise ValueError(
+            f"names {path!r}, and no home folder of that user is known here; give the whole path"
+        ) from None
+
+
 def _check_url(key: str, place: str) -> None:
     try:
         check_url(place)
@@ -64,9 +77,9 @@ def _path_of(place: str) -> str:
 
 def _is_local_url(place: str) -> bool:
     scheme = _SCHEME.match(place)
-    return scheme is None or scheme[1].lower() in ("file", "local")
+    return scheme is None or scheme[1].lower() in LOCAL
 
 
 def _is_local_name(name: str) -> bool:
     """Whether this may be no name on the hub: it looks like a path, or there is one."""
-    return name.startswith(("/", ".", "~")) or name.count("/") > 1 or Path(name).expanduser().exists()
+    return name.startswith(("/", ".", "~")) or name.count("/") > 1 or os.path.exists(name)

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import json
 import re
-from pathlib import Path
 from typing import Any, Literal
 
 import fsspec
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
-from dtfm.protos.places import KNOWN, check_url
+from dtfm.protos.places import KNOWN, check_url, expanded
 
 Codec = Literal["auto", "off", "raw16", "i8b256", "i4b64", "i4h64"]
 ReductionCodec = Literal["auto", "off", "raw16", "i8b256", "i4b64", "i4h64", "topk"]
@@ -433,7 +432,7 @@ class Checkpoint(Table):
         check_url(uri)
         protocol, _, path = uri.partition(":") if re.match(r"[A-Za-z][\w+.-]*:", uri) else ("file", "", uri)
         if protocol == "file":
-            return Path(path.removeprefix("//") or "/").expanduser().resolve().as_uri()
+            return expanded(path.removeprefix("//") or "/").resolve().as_uri()
         try:
             fsspec.get_filesystem_class(protocol)
         except (ValueError, ImportError) as error:

@@ -9,10 +9,11 @@ from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from dtfm.protos.places import local_places
+from dtfm.protos.places import expanded, local_places
 from dtfm.protos.plan_pb2 import Run
 
 ALLOW = "--allow-data"
+EVERYTHING = ("/",)
 _MAGIC = re.compile(r"[*?\[]")
 
 
@@ -23,7 +24,10 @@ def read_allowed(globs: Sequence[str]) -> tuple[str, ...]:
             raise ValueError(f"{ALLOW} {text!r}: leave out **; what is allowed is so with all that is in it")
         if not text:
             raise ValueError(f"{ALLOW} is empty; name a file, a folder or a pattern, like '/data/*.txt'")
-    return tuple(map(_resolved, globs))
+    try:
+        return tuple(map(_resolved, globs))
+    except ValueError as problem:
+        raise ValueError(f"{ALLOW} {problem}") from None
 
 
 def check_places(run: Run, allowed: Sequence[str]) -> None:
@@ -41,7 +45,11 @@ def check_checkpoint(folder: str, allowed: Sequence[str]) -> None:
 
 def _check(key: str, path: str, allowed: Sequence[str]) -> None:
     pattern = key == "data.source" and _MAGIC.search(path) is not None
-    named = _resolved(path) if pattern else os.path.realpath(Path(path).expanduser())
+    try:
+        start = expanded(path)
+    except ValueError as problem:
+        raise ValueError(f"{key} {problem}") from None
+    named = _resolved(path) if pattern else os.path.realpath(start)
     if ".." in Path(named).parts or not _is_allowed(named, allowed):
         raise ValueError(
             f"{key}: this node's operator does not let a run use {path!r} here; to allow it, start the node with "
@@ -49,12 +57,18 @@ def _check(key: str, path: str, allowed: Sequence[str]) -> None:
         )
     if not pattern:
         return
-    for file in glob.iglob(str(Path(path).expanduser()), recursive=True):
-        if not _is_allowed(os.path.realpath(file), allowed):
-            raise ValueError(
-                f"{key}: {file} leads out of what this node's operator lets a run use; to allow it, name the file that it leads "
-                f"to with {ALLOW} too"
-            )
+    for file in glob.iglob(str(start), recursive=True):
+        check_match(key, file, allowed)
+
+
+def check_match(key: str, file: str, allowed: Sequence[str]) -> None:
+    """Raises ValueError unless the ``file``, which matches the pattern of the run file's ``key``, leads to one that is
+    ``allowed``."""
+    if not _is_allowed(os.path.realpath(file), allowed):
+        raise ValueError(
+            f"{key}: {file} leads out of what this node's operator lets a run use; to allow it, name the file that it leads to "
+            f"with {ALLOW} too"
+        )
 
 
 def _slash(key: str, place: str) -> str:
@@ -77,6 +91,6 @@ def _matches(part: str, wanted: str) -> bool:
 
 def _resolved(pattern: str) -> str:
     """Absolute, and without links before the first part with a wildcard."""
-    parts = Path(pattern).expanduser().parts
+    parts = expanded(pattern).parts
     fixed = next((index for index, part in enumerate(parts) if _MAGIC.search(part)), len(parts))
     return str(Path(os.path.realpath(Path(*parts[:fixed])), *parts[fixed:]))

@@ -20,6 +20,7 @@ import torch
 from blake3 import blake3
 from numpy.typing import NDArray
 
+from dtfm.node.data.allowed import EVERYTHING
 from dtfm.node.data.cache import is_usable, shared
 from dtfm.node.data.published import TokenIndex, fetch, find, index_of, publish
 from dtfm.node.data.samples import NOT_LEARNT, Sample, held_out, held_out_count, positions_in_documents
@@ -208,11 +209,16 @@ class TensorPairs(Data):
 
 
 def load_data(
-    run: plan_pb2.Run, allowed_modules: Sequence[str] = (), cache: Path | None = None, agreed: Agreed | None = None
+    run: plan_pb2.Run,
+    allowed_modules: Sequence[str] = (),
+    cache: Path | None = None,
+    agreed: Agreed | None = None,
+    allowed: Sequence[str] = EVERYTHING,
 ) -> Data:
     """Loads what the run trains on.
 
-    ``allowed_modules`` are the import paths that this node's operator lets a run name. Text is tokenized once, into a file, so
+    ``allowed_modules`` are the import paths that this node's operator lets a run name, and ``allowed`` the files (see
+    read_allowed). Text is tokenized once, into a file, so
     that it need not fit into memory: in the folder ``cache``, where the nodes of a machine share it; else into an unnamed
     temporary one. If the run's members have ``agreed`` on the data, and one of them has published its tokens, nothing is read
     before samples are needed, and then these are fetched.
@@ -242,9 +248,9 @@ def load_data(
     if agreed is not None:
         published = find(run.checkpoint.uri, agreed.fingerprint, data.sequence_length, data.evaluation_fraction)
         if published is not None:
-            tokens_later = partial(_fetched, run, published, tokenizer, cache)
+            tokens_later = partial(_fetched, run, published, tokenizer, cache, allowed)
             return TokenWindows(published, tokens_later, tokenizer, agreed, talks=_talks(data), isolated=isolated)
-    tokens = _read(data, tokenizer, cache)
+    tokens = _read(data, tokenizer, cache, allowed)
     index = _indexed(data, tokenizer, tokens)
     if index.windows - len(index.left_out) < 2:
         raise ValueError(
@@ -269,19 +275,23 @@ def _nothing_learnt(tokens: NDArray[Any], length: int, size: int) -> tuple[int, 
     return tuple(found)
 
 
-def _read(data: plan_pb2.Run.Data, tokenizer: Tokenizer, cache: Path | None) -> NDArray[Any]:
+def _read(data: plan_pb2.Run.Data, tokenizer: Tokenizer, cache: Path | None, allowed: Sequence[str]) -> NDArray[Any]:
     """All tokens of the source."""
     try:
-        if cache is not None and (tokens := _shared(data, tokenizer, cache)) is not None:
+        if cache is not None and (tokens := _shared(data, tokenizer, cache, allowed)) is not None:
             return tokens
-        return _in_temporary_file(_dtype(tokenizer, _talks(data)), lambda file: _write_source(data, tokenizer, file))
+        return _in_temporary_file(
+            _dtype(tokenizer, _talks(data)), lambda file: _write_source(data, tokenizer, file, allowed)
+        )
     except OSError as problem:
         raise ValueError(
             f"data.source: {data.source!r} could not be read, or its tokens not stored: {problem}"
         ) from problem
 
 
-def _fetched(run: plan_pb2.Run, index: TokenIndex, tokenizer: Tokenizer, cache: Path | None) -> NDArray[Any]:
+def _fetched(
+    run: plan_pb2.Run, index: TokenIndex, tokenizer: Tokenizer, cache: Path | None, allowed: Sequence[str]
+) -> NDArray[Any]:
     """The tokens of ``index`` as another node has published them; or, if these are not what all agree on, of the source."""
 
     def make(file: BinaryIO) -> blake3:
@@ -294,7 +304,7 @@ def _fetched(run: plan_pb2.Run, index: TokenIndex, tokenizer: Tokenizer, cache: 
         return _in_temporary_file(dtype, make)
     except Exception as problem:  # whatever the file system raises
         log.warning("the published tokens cannot be used (%s); reading %s instead", problem, run.data.source)
-    tokens = _read(run.data, tokenizer, cache)
+    tokens = _read(run.data, tokenizer, cache, allowed)
     if _indexed(run.data, tokenizer, tokens) != index:
         raise ValueError(
             f"data.source: {run.data.source!r} has other text here than where the run began, and the tokens that were published "
@@ -303,17 +313,17 @@ def _fetched(run: plan_pb2.Run, index: TokenIndex, tokenizer: Tokenizer, cache: 
     return tokens
 
 
-def _shared(data: plan_pb2.Run.Data, tokenizer: Tokenizer, cache: Path) -> NDArray[Any] | None:
+def _shared(data: plan_pb2.Run.Data, tokenizer: Tokenizer, cache: Path, allowed: Sequence[str]) -> NDArray[Any] | None:
     """The tokens that the nodes of this machine share; None if they cannot share these."""
     if not tokenizer.identity or not is_usable(cache):
         return None
-    before = state_of(data.source)
+    before = state_of(data.source, allowed)
     name = blake3(f"{data.source}\n{data.text_field}\n{before}\n{tokenizer.separator}\n".encode())
     name.update(tokenizer.identity)
 
     def make(file: BinaryIO) -> blake3:
-        digest = _write_source(data, tokenizer, file)
-        if state_of(data.source) != before:
+        digest = _write_source(data, tokenizer, file, allowed)
+        if state_of(data.source, allowed) != before:
             raise ValueError(f"data.source: {data.source!r} changed while it was read; start again when it does not")
         return digest
 
@@ -325,17 +335,17 @@ def _talks(data: plan_pb2.Run.Data) -> bool:
     return str(data.text_field) == MESSAGES
 
 
-def _write_source(data: plan_pb2.Run.Data, tokenizer: Tokenizer, file: BinaryIO) -> blake3:
-    return _write(_pieces(data, tokenizer), tokenizer, file, talks=_talks(data))
+def _write_source(data: plan_pb2.Run.Data, tokenizer: Tokenizer, file: BinaryIO, allowed: Sequence[str]) -> blake3:
+    return _write(_pieces(data, tokenizer, allowed), tokenizer, file, talks=_talks(data))
 
 
-def _pieces(data: plan_pb2.Run.Data, tokenizer: Tokenizer) -> Iterator[Iterable[Piece]]:
+def _pieces(data: plan_pb2.Run.Data, tokenizer: Tokenizer, allowed: Sequence[str]) -> Iterator[Iterable[Piece]]:
     """The documents of the source, in pieces that are learnt or not."""
     if not _talks(data):
-        for document in documents(data.source, data.text_field):
+        for document in documents(data.source, data.text_field, allowed):
             yield ((piece, True) for piece in document)
         return
-    for messages, where in conversations(data.source):
+    for messages, where in conversations(data.source, allowed):
         try:
             yield tokenizer.render(messages)
         except ValueError as problem:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import glob
 import json
 import sysconfig
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any, TextIO
 
+from dtfm.node.data.allowed import EVERYTHING, check_match
 from dtfm.node.data.problems import in_one_line
 
 # Characters per piece, which a tokenizer gets at once.
@@ -26,39 +27,40 @@ MESSAGES = "messages"
 """As a run's text_field: the field holds a conversation."""
 
 
-def conversations(source: str) -> Iterator[Conversation]:
-    """The conversations of a glob of .jsonl files, or of a data set on the hub.
+def conversations(source: str, allowed: Sequence[str] = EVERYTHING) -> Iterator[Conversation]:
+    """The conversations of a glob of .jsonl files, or of a data set on the hub. ``allowed``: see `documents`.
 
     Raises:
         ValueError: as `documents`, or a record is no conversation.
     """
     if source.startswith("hf:"):
         found = _hub(source.removeprefix("hf:"))
-    elif wrong := next((f for f in _matching(source) if f.suffix != ".jsonl"), None):
+    elif wrong := next((f for f in _matching(source, allowed) if f.suffix != ".jsonl"), None):
         raise ValueError(
             f"data.source: {wrong} cannot hold conversations; give .jsonl files, or leave out data.text_field"
         )
     else:
-        found = chain.from_iterable(map(_json_lines, _matching(source)))
+        found = chain.from_iterable(map(_json_lines, _matching(source, allowed)))
     return ((_messages_of(record, where), where) for record, where in found)
 
 
-def documents(source: str, text_field: str) -> Iterator[Document]:
+def documents(source: str, text_field: str, allowed: Sequence[str] = EVERYTHING) -> Iterator[Document]:
     """The documents of "python-stdlib", of a glob of .txt and .jsonl files, or of "hf:NAME" or "hf:NAME:CONFIG".
 
-    ``text_field`` is the field that holds the text, for JSON lines and hub data sets.
+    ``text_field`` is the field that holds the text, for JSON lines and hub data sets. ``allowed``: which files may be read (see
+    read_allowed), as those that match may be others by now than when the run was looked at.
 
     Raises:
-        ValueError: at once or while reading: no such files, not text, no such field, and so on.
+        ValueError: at once or while reading: no such files, one that is not allowed, not text, no such field, and so on.
     """
     if source == "python-stdlib":
         return standard_library()
     if source.startswith("hf:"):
         return _texts(_hub(source.removeprefix("hf:")), text_field)
-    return _files(source, text_field)
+    return _files(source, text_field, allowed)
 
 
-def state_of(source: str) -> str:
+def state_of(source: str, allowed: Sequence[str] = EVERYTHING) -> str:
     """What says whether the documents are still the same: the files, their sizes and the times of their last change; empty if
     nothing here does, as for a data set on the hub."""
     if source == "python-stdlib":
@@ -66,7 +68,7 @@ def state_of(source: str) -> str:
     elif source.startswith("hf:"):
         return ""
     else:
-        files = _matching(source)
+        files = _matching(source, allowed)
     states = ((file.absolute(), file.stat()) for file in files)
     return "\n".join(f"{file} {state.st_size} {state.st_mtime_ns}" for file, state in states)
 
@@ -93,15 +95,17 @@ def _library_files() -> list[tuple[str, Path]]:
     return files
 
 
-def _files(pattern: str, text_field: str) -> Iterator[Document]:
+def _files(pattern: str, text_field: str, allowed: Sequence[str]) -> Iterator[Document]:
     return chain.from_iterable(
         _text_file(file) if file.suffix == ".txt" else _texts(_json_lines(file), text_field)
-        for file in _matching(pattern)
+        for file in _matching(pattern, allowed)
     )
 
 
-def _matching(pattern: str) -> list[Path]:
+def _matching(pattern: str, allowed: Sequence[str]) -> list[Path]:
     names = sorted(glob.glob(str(Path(pattern).expanduser()), recursive=True))
+    for name in names:
+        check_match("data.source", name, allowed)
     files = [path for path in map(Path, names) if path.is_file()]
     if not files:
         raise ValueError(

@@ -10,14 +10,13 @@ from types import TracebackType
 
 import fsspec
 
+from dtfm.protos.places import LOCAL
+
 PIECE_BYTES = 4 << 20
 """Bytes of a large file that are in memory at a time."""
 
 UPLOAD_BYTES = 16 << 20
 """Bytes that an object store is sent at a time. S3 takes at most 10,000 such parts of a file."""
-
-# File systems that may show a half-written file under its final name, and rename cheaply. Object stores show whole objects only.
-_RENAMING = frozenset({"file", "local", "sftp", "ssh", "smb", "hdfs", "webhdfs"})
 
 
 class NewFile:
@@ -32,9 +31,9 @@ class NewFile:
         self._fs, path = fsspec.core.url_to_fs(folder)
         self._fs.makedirs(path, exist_ok=True)
         protocols = {self._fs.protocol} if isinstance(self._fs.protocol, str) else set(self._fs.protocol)
-        self._is_local, self._renames = "file" in protocols, bool(protocols & _RENAMING)
+        self._is_local = bool(protocols & LOCAL)  # else an object store, which shows whole objects only
         self._final = f"{path.rstrip('/')}/{name}"
-        self._target = f"{self._final}.{uuid.uuid4().hex}.part" if self._renames else self._final
+        self._target = f"{self._final}.{uuid.uuid4().hex}.part" if self._is_local else self._final
         self._file = self._fs.open(self._target, "wb", block_size=UPLOAD_BYTES)
         self._open = True
 
@@ -46,7 +45,7 @@ class NewFile:
             self._file.flush()
             os.fsync(self._file.fileno())
         self._file.close()
-        if self._renames:
+        if self._is_local:
             self._fs.mv(self._target, self._final)
         self._open = False
 
@@ -56,7 +55,7 @@ class NewFile:
             return
         self._open = False
         with suppress(Exception):
-            if self._renames:
+            if self._is_local:
                 with suppress(Exception):  # closing writes what is buffered
                     self._file.close()
                 self._fs.rm_file(self._target)

@@ -67,7 +67,7 @@ class Preparation:
         else:
             log.info("run %r: loading its data (%s) and its model (%s)", run.name, run.data.source, run.model.family)
             with long_part("reading the data"):
-                data = load_data(run, self._equipment.allowed_modules, self._equipment.tokens, agreed)
+                data = load_data(run, self._equipment.allowed_modules, self._equipment.tokens, agreed, allowed)
             with long_part("loading the model"):
                 model = load_model(run.model, data.sample, self._equipment.allowed_modules, data.tokenizer)
             self._await_codecs()

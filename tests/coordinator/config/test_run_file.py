@@ -127,6 +127,10 @@ def test_a_run_read_back_from_the_log_is_unchanged() -> None:
             '[checkpoint]\nuri = "s4://bucket"',
             "checkpoint.uri = 's4://bucket': names 's4://bucket', which no run may use",
         ),
+        (
+            '[checkpoint]\nuri = "file:~nobody-of-this-name/x"',
+            "names '~nobody-of-this-name/x', and no home folder of that user is known here",
+        ),
         ("[data]\nsequence_length = 1", "data.sequence_length = 1: must be at least 2"),
         ('[data]\nisolate_documents = true\ntext_field = "messages"', "data.isolate_documents = True: is for text"),
     ],

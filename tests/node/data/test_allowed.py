@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from dtfm.node.data.allowed import check_places, read_allowed
+from dtfm.node.data.dataset import load_data
 from dtfm.protos.plan_pb2 import Run
 
 
@@ -132,3 +133,40 @@ def test_a_refusal_does_not_tell_whether_a_file_is_there(folder: Path) -> None:
 def test_a_pattern_without_bounds_is_refused_where_it_is_given() -> None:
     with pytest.raises(ValueError, match=r"leave out \*\*"):
         read_allowed(["/data/**/*.txt"])
+
+
+@pytest.mark.parametrize(
+    ("here", "key"),
+    [
+        (run(source="~nobody-of-this-name/x.txt"), "data.source"),
+        (run(source="~nobody-of-this-name/*.txt"), "data.source"),
+        (run(source="hf:~nobody-of-this-name"), "data.source"),
+        (run(tokenizer="~nobody-of-this-name"), "data.tokenizer"),
+        (run(pretrained="~nobody-of-this-name"), "model.pretrained"),
+        (run(uri="~nobody-of-this-name"), "checkpoint.uri"),
+    ],
+)
+def test_a_home_folder_that_there_is_not_is_refused_like_other_places(here: Run, key: str) -> None:
+    with pytest.raises(ValueError, match=rf"^{key} names '~nobody-.*no home folder of that user"):
+        check_places(here, ["/"])
+
+
+def test_a_home_folder_that_there_is_not_cannot_be_allowed() -> None:
+    with pytest.raises(ValueError, match="--allow-data names '~nobody-of-this-name', and no home folder"):
+        read_allowed(["~nobody-of-this-name"])
+
+
+def test_a_name_that_is_too_long_for_a_file_is_one_on_the_hub() -> None:
+    check_places(run(tokenizer="a" * 5000), ())
+
+
+@pytest.mark.parametrize("text_field", ["text", "messages"])
+def test_what_leads_elsewhere_since_the_run_was_looked_at_is_not_read(folder: Path, text_field: str) -> None:
+    """The files are read later where a node's published tokens turn out to be of no use."""
+    data = Run.Data(source="data/*.jsonl", tokenizer="bytes", text_field=text_field, sequence_length=4)
+    allowed = read_allowed(["data"])
+    check_places(run(source=data.source), allowed)
+    (folder / "secret.jsonl").write_text('{"text": "the secret"}')
+    (folder / "data" / "link.jsonl").symlink_to(folder / "secret.jsonl")
+    with pytest.raises(ValueError, match=r"link\.jsonl leads out of what this node's operator lets a run use"):
+        load_data(Run(data=data), allowed=allowed)

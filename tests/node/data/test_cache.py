@@ -130,7 +130,7 @@ def test_what_nothing_here_tells_the_state_of_is_shared_only_while_it_is_used(
     corpus: Path, cache: Path, readings: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As a data set on the hub, which may change."""
-    monkeypatch.setattr(dataset, "state_of", lambda source: "")
+    monkeypatch.setattr(dataset, "state_of", lambda source, allowed: "")
     first = load(str(corpus), cache)
     again = load(str(corpus), cache)
     assert len(readings) == 1
@@ -143,7 +143,7 @@ def test_data_that_changes_while_it_is_read_is_refused(
     corpus: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     states = iter(["before", "after"])
-    monkeypatch.setattr(dataset, "state_of", lambda source: next(states))
+    monkeypatch.setattr(dataset, "state_of", lambda source, allowed: next(states))
     with pytest.raises(ValueError, match="changed while it was read"):
         load(str(corpus), cache)
     assert not list(cache.glob("*.tokens")) + list(cache.glob("*.part"))
