@@ -1,0 +1,113 @@
+"""Which work of a step is done again, and by whom.
+
+The draw is a pure function of chance, which the shell keys with a secret of its process, so that nobody can foresee it. Half of
+the work that is done again is whole shares: all of a node's micro-batches, and what it added to one bucket. The other half is a
+few micro-batches of each node. Both come to all nodes at once, and auditors work side by side: so most steps take no longer, and
+the others hardly more than what one node does again.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from random import Random
+
+from blake3 import blake3
+
+from dtfm.scheduler.model.chains import chains, micro_batches_of
+from dtfm.scheduler.model.plan import Plan
+
+LEAST_SHARE = 1 / 15
+"""The least share of a node's micro-batches in an audit: then a step in eight times the rate is audited. Where this is less
+than one micro-batch, one is drawn, more rarely."""
+
+MOST_EACH = 2
+"""Audits that a node does for one step."""
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """``by`` does these micro-batches of ``node`` again. ``whole``: they are all of its share, so that what it added to a bucket
+    can be compared as well."""
+
+    node: str
+    by: str
+    micro_batches: tuple[int, ...]
+    whole: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Odds:
+    """A node's whole share is done again with probability ``whole``, and this ``share`` of it with probability ``part``."""
+
+    whole: float
+    part: float
+    share: float
+
+
+def odds(rate: float, most: int) -> Odds:
+    """For the expected share ``rate`` (0 to 1) of the work, where nodes have at most ``most`` micro-batches."""
+    whole = rate / 2
+    part = min(whole / max(LEAST_SHARE, 1 / max(most, 1)), 1 - whole)
+    return Odds(whole, part, whole / part if part else 0.0)
+
+
+def chance(secret: bytes, generation: int, step: int) -> Random:
+    """``secret``: 32 bytes. Of the same arguments the same."""
+    said = generation.to_bytes(8, "big") + step.to_bytes(8, "big")
+    return Random(blake3(said, key=secret).digest())
+
+
+def draw(
+    plan: Plan,
+    rate: float,
+    random: Random,
+    party: Callable[[str], str],
+    kept: Collection[str],
+    weight: Callable[[str], float] = lambda _: 1.0,
+) -> tuple[Drawn, ...]:
+    """What is done again of a step under ``plan``: of each node the share ``rate`` times its ``weight``, at most all, in the long
+    run. ``kept``: the nodes that have what they sent. Only these audit, and only micro-batches that pass no other neighbour
+    can be done again. An auditor is a replica of the same stage, and of another party."""
+    share_of = micro_batches_of(plan)
+    most = max((len(mine) for mine in share_of.values()), default=0)
+    by_node = {node: odds(min(1.0, rate * weight(node)), most) for node in plan.nodes}
+    at = random.random()  # one for all, so that all are audited in the same steps
+    if all(at >= odd.whole + odd.part for odd in by_node.values()):
+        return ()
+    neighbours, has = _neighbours(plan), frozenset(kept)
+    busy: Counter[str] = Counter()
+    drawn = []
+    for stage in plan.stages:
+        ring = list(stage.replicas)
+        random.shuffle(ring)
+        for place, node in enumerate(ring):
+            odd, load, mine = (
+                by_node[node],
+                len(share_of[node]),
+                [n for n in share_of[node] if neighbours[node, n] <= has],
+            )
+            count = load if at < odd.whole else math.floor(odd.share * load + random.random())
+            able = [by for by in (*ring[place + 1 :], *ring[:place]) if by in has and party(by) != party(node)]
+            able = [by for by in able if busy[by] < MOST_EACH]
+            if at < odd.whole + odd.part and (count := min(count, len(mine))) and able:
+                by = min(able, key=busy.__getitem__)  # the next in the ring, of those who have least to do
+                busy[by] += 1
+                drawn.append(Drawn(node, by, tuple(sorted(random.sample(mine, count))), count == load))
+    return tuple(drawn)
+
+
+def cannot_be_audited(plan: Plan, party: Callable[[str], str]) -> list[int]:
+    """The stages all of whose replicas are one party's."""
+    return [index for index, stage in enumerate(plan.stages) if len(set(map(party, stage.replicas))) == 1]
+
+
+def _neighbours(plan: Plan) -> Mapping[tuple[str, int], frozenset[str]]:
+    """By node and micro-batch of its share: from whom it comes and to whom it goes."""
+    return {
+        (node, number): frozenset((*chain[max(place - 1, 0) : place], *chain[place + 1 : place + 2]))
+        for number, chain in enumerate(chains(plan))
+        for place, node in enumerate(chain)
+    }

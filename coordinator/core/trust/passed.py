@@ -1,0 +1,125 @@
+"""What votes say was passed from node to node, by digest: read, bounded, and compared at both ends of each hop.
+
+Who sends what between stages follows from the plan. How a bucket is cut into pieces does not, so that these are compared as the
+two ends have them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
+from itertools import pairwise
+
+from dtfm.coordinator.core.trust.audits import Hop, Passed
+from dtfm.coordinator.core.validation import malformed
+from dtfm.protos import control_pb2 as wire
+from dtfm.protos.frame import Kind
+from dtfm.scheduler.model.chains import REMEMBERED, chains
+from dtfm.scheduler.model.plan import Plan
+
+DIGEST_BYTES = 16
+
+MOST_PASSED = 100_000
+"""Tensors that a node may name in a vote, each way."""
+
+MOST_PIECES = 1 << 20
+"""Of a bucket."""
+
+
+def read_passed(vote: wire.StepReady, plan: Plan, node: str, buckets: int) -> Passed:
+    """What the node votes to have sent and got under this plan, of a model with so many ``buckets``. Raises Refused for tensors
+    that the plan does not have, or that are named twice."""
+    return Passed(
+        _read("sent", vote.sent, plan, node, buckets),
+        _read("received", vote.received, plan, node, buckets),
+    )
+
+
+def lacks(plan: Plan, node: str, passed: Passed) -> str:
+    """What the plan has this node send or get between stages, and it does not name: a sentence's part; empty: nothing."""
+    due = _between_stages(plan).get(node, _NOTHING)
+    for verb, wanted, named in (("sent", due.sent, passed.sent), ("got", due.received, passed.received)):
+        if missing := sorted(wanted.keys() - named.keys()):
+            sender, receiver, kind, index, _ = missing[0]
+            other = receiver if sender == node else sender
+            return f"{verb} {Kind(kind).name} {index}, which goes between it and {other}, among {len(missing)} tensors"
+    return ""
+
+
+def differing(passed: Mapping[str, Passed]) -> list[tuple[str, str, str]]:
+    """The pairs of nodes that do not say the same of what one of them sent to the other: sender, receiver and an example. Both
+    have to be among those who voted."""
+    found: dict[tuple[str, str], str] = {}
+    for hop in _disputed(passed):
+        sender, receiver, kind, index, part = hop
+        if sender in passed and receiver in passed:
+            found.setdefault((sender, receiver), f"{Kind(kind).name} {index}, part {part}")
+    return sorted((*pair, example) for pair, example in found.items())
+
+
+def _disputed(passed: Mapping[str, Passed]) -> Iterator[Hop]:
+    for mine in passed.values():
+        for hop, digest in mine.sent.items():
+            if (theirs := passed.get(hop[1])) is not None and theirs.received.get(hop) != digest:
+                yield hop
+        for hop in mine.received:
+            if (theirs := passed.get(hop[0])) is not None and hop not in theirs.sent:
+                yield hop
+
+
+def _read(
+    field: str, told: Sequence[wire.StepReady.Passed], plan: Plan, node: str, buckets: int
+) -> Mapping[Hop, bytes]:
+    number = sum(len(each.indices) for each in told)
+    if number > MOST_PASSED or len(told) > 4 * len(plan.nodes):
+        raise malformed(field, number, f"at most {MOST_PASSED} tensors, and an entry for each peer and kind")
+    due = _between_stages(plan).get(node, _NOTHING)
+    between = due.sent if field == "sent" else due.received
+    read: dict[Hop, bytes] = {}
+    for each in told:
+        if len(each.parts) != len(each.indices) or len(each.digests) != DIGEST_BYTES * len(each.indices):
+            raise malformed(f"{field}.digests", len(each.digests), f"{DIGEST_BYTES} bytes for each index and part")
+        if each.peer == node or each.peer not in plan.nodes:
+            raise malformed(f"{field}.peer", each.peer, "another node of the plan")
+        ends = (node, each.peer) if field == "sent" else (each.peer, node)
+        for place, (index, part) in enumerate(zip(each.indices, each.parts, strict=True)):
+            hop = (*ends, each.kind, index, part)
+            if hop in read or not (hop in between or _is_piece(hop, plan, buckets)):
+                raise malformed(field, hop, "tensors that the plan has, each once")
+            read[hop] = each.digests[DIGEST_BYTES * place : DIGEST_BYTES * (place + 1)]
+    return read
+
+
+def _is_piece(hop: Hop, plan: Plan, buckets: int) -> bool:
+    """Whether it may be a piece of a bucket. A layer's bucket (same number) is reduced by the replicas of its stage, and member
+    i % members sums piece i; a later bucket belongs to a parameter that is tied between layers."""
+    sender, receiver, kind, index, part = hop
+    if kind not in (Kind.REDUCE, Kind.GATHER) or index >= buckets or part >= MOST_PIECES:
+        return False
+    owner = receiver if kind == Kind.REDUCE else sender
+    for stage in plan.stages:
+        if index in range(*stage.layers):
+            members = stage.replicas
+            return sender in members and receiver in members and members[part % len(members)] == owner
+    return True
+
+
+@lru_cache(REMEMBERED)
+def _between_stages(plan: Plan) -> Mapping[str, Passed]:
+    """By node, the activations and gradients that the plan has it send and get, without digests."""
+    due = {node: _Due() for node in plan.nodes}
+    for number, chain in enumerate(chains(plan)):
+        for before, after in pairwise(chain):
+            for hop in ((before, after, Kind.ACTIVATION, number, 0), (after, before, Kind.GRADIENT, number, 0)):
+                due[hop[0]].sent[hop] = b""
+                due[hop[1]].received[hop] = b""
+    return {node: Passed(mine.sent, mine.received) for node, mine in due.items()}
+
+
+class _Due:
+    def __init__(self) -> None:
+        self.sent: dict[Hop, bytes] = {}
+        self.received: dict[Hop, bytes] = {}
+
+
+_NOTHING = Passed({}, {})

@@ -1,0 +1,75 @@
+"""What honest nodes vote to have sent and got, where work is audited, and what they answer to an audit."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+from blake3 import blake3
+
+from dtfm.protos import control_pb2 as wire
+from dtfm.protos.frame import Kind
+from dtfm.scheduler.model.chains import chains, micro_batches_of
+from dtfm.scheduler.model.plan import Plan
+
+Hop = tuple[str, str, int, int, int]
+
+
+def hops(plan: Plan) -> list[Hop]:
+    """All that is passed on in a step: a piece of each layer's bucket for each replica of its stage."""
+    found: list[Hop] = []
+    for number, chain in enumerate(chains(plan)):
+        for before, after in pairwise(chain):
+            found.append((before, after, Kind.ACTIVATION, number, 0))
+            found.append((after, before, Kind.GRADIENT, number, 0))
+    for stage in plan.stages:
+        for bucket in range(*stage.layers):
+            for piece, owner in enumerate(stage.replicas):
+                others = [node for node in stage.replicas if node != owner]
+                found += [(node, owner, Kind.REDUCE, bucket, piece) for node in others]
+                found += [(owner, node, Kind.GATHER, bucket, piece) for node in others]
+    return found
+
+
+def digest(hop: Hop, salt: str = "") -> bytes:
+    return blake3(f"{hop}{salt}".encode()).digest(16)
+
+
+def commitments(plan: Plan, node: str, loss: float = 0.5) -> dict[str, Any]:
+    """Fields of an honest vote; ``loss``: of each micro-batch."""
+    return {
+        "sent": passed([hop for hop in hops(plan) if hop[0] == node], at=1),
+        "received": passed([hop for hop in hops(plan) if hop[1] == node], at=0),
+        "losses": [loss] * len(micro_batches_of(plan)[node]) if node in plan.stages[-1].replicas else [],
+        "kept": True,
+    }
+
+
+def passed(mine: list[Hop], at: int, salt: str = "") -> list[wire.StepReady.Passed]:
+    """Of these tensors; ``at``: which end of the hop the peer is."""
+    told: dict[tuple[str, int], list[Hop]] = {}
+    for hop in mine:
+        told.setdefault((hop[1] if at else hop[0], hop[2]), []).append(hop)
+    return [
+        wire.StepReady.Passed(
+            peer=peer,
+            kind=kind,
+            indices=[hop[3] for hop in of],
+            parts=[hop[4] for hop in of],
+            digests=b"".join(digest(hop, salt) for hop in of),
+        )
+        for (peer, kind), of in told.items()
+    ]
+
+
+def audited(audit: wire.Audit, **changes: Any) -> wire.NodeMessage:
+    """The answer of an auditor that came to the same, with some fields changed."""
+    first = audit.micro_batches[0]
+    fields = {
+        "number": audit.number,
+        "activations": 0.0 if first.next else -1.0,
+        "gradients": 0.0 if first.previous else -1.0,
+        "addends": 0.0 if audit.HasField("bucket") else -1.0,
+        "losses": -1.0 if first.next else 0.0,
+    }
+    return wire.NodeMessage(audited=wire.Audited(**{**fields, **changes}))
