@@ -145,13 +145,17 @@ def overdue(transition: Transition, phase: Switching) -> None:
 
 def back_before(transition: Transition, step: int, reason: str) -> None:
     """Training goes back to the newest snapshot of a step before ``step``, or to the start."""
-    ledger = transition.state.ledger
-    if ledger.step == 0:
-        return
+    if transition.state.ledger.step:
+        _roll_back(transition, newest_before(transition.state, step), reason)
+
+
+def newest_before(state: State, step: int) -> ResumePoint:
+    """The newest snapshot of a step before ``step``, or the start. Of checkpoints, only the last that the run keeps are there."""
+    ledger = state.ledger
     on_disks = ledger.on_disks if ledger.on_disks is not None and ledger.on_disks.step < step else None
-    checkpoints = {number: folder for number, folder in ledger.checkpoints.items() if number < step}
-    earlier = replace(transition.state, ledger=replace(ledger, on_disks=on_disks, checkpoints=checkpoints))
-    _roll_back(transition, _newest_snapshot(earlier), reason)
+    there = sorted(ledger.checkpoints)[-state.run.checkpoint.keep :]
+    checkpoints = {number: ledger.checkpoints[number] for number in there if number < step}
+    return _newest_snapshot(replace(state, ledger=replace(ledger, on_disks=on_disks, checkpoints=checkpoints)))
 
 
 def answer(transition: Transition, tickets: Sequence[int], changed: bool, reason: str) -> None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from dtfm.coordinator.config.run_file import RunFile
 from dtfm.coordinator.core.timeouts import HEARTBEAT_LEASES, PATIENCE_LEASES
+from dtfm.coordinator.core.trust.audits import Audit, Auditing, Passed
 from dtfm.coordinator.log.events import Codecs, Link, SnapshotPart, Way
 from dtfm.coordinator.log.ledger import Ledger
 from dtfm.protos import control_pb2 as wire
@@ -249,8 +250,9 @@ class Switching:
 @dataclass(frozen=True, slots=True)
 class Stepping:
     """``resumed``: part of the step was done in an earlier generation. ``commit_by``: all votes are in, and the step is
-    committed at the latest then. ``committed_by``: ``commit_by`` of the previous step. ``stalled``: at whom it stood when it was
-    last interrupted."""
+    committed at the latest then, but for ``audits`` that wait. ``committed_by``: ``commit_by`` of the previous step. ``stalled``:
+    at whom it stood when it was last interrupted. ``passed``: by node, the tensors that it voted to have sent and got, where work
+    is audited."""
 
     step: int
     since: float
@@ -260,6 +262,8 @@ class Stepping:
     committed_by: float = -math.inf
     stalled: frozenset[str] = frozenset()
     votes: Mapping[str, wire.StepReady] = field(default_factory=dict)
+    passed: Mapping[str, Passed] = field(default_factory=dict)
+    audits: tuple[Audit, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -367,19 +371,21 @@ class Speeds:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """``speeds`` are by (node, "") for devices and by (source, destination) for links. ``also``: reports that the step in hand
-    failed, as in Ledger.failures, which came after it was aborted because of another. Once ``stopped``, nothing but farewells
-    happens."""
+    """``secret``: 32 random bytes of this process, so that nobody can foresee what is audited. ``speeds`` are by (node, "") for
+    devices and by (source, destination) for links. ``also``: reports that the step in hand failed, as in Ledger.failures, which
+    came after it was aborted because of another. Once ``stopped``, nothing but farewells happens."""
 
     run: RunFile
     message: plan_pb2.Run
     ledger: Ledger
     phase: Phase
+    secret: bytes = field(repr=False)
     members: Members = field(default_factory=Members)
     planner: Planner = field(default_factory=Planner)
     evaluations: Mapping[int, Evaluation] = field(default_factory=dict)
     safekeeping: Safekeeping = field(default_factory=Safekeeping)
     speeds: Mapping[tuple[str, str], Speeds] = field(default_factory=dict)
+    auditing: Auditing = field(default_factory=Auditing)
     also: tuple[tuple[str, str], ...] = ()
     stopped: bool = False
 
@@ -400,4 +406,7 @@ class State:
     @property
     def wakes_at(self) -> float | None:
         """When a tick is due even if nothing happens until then; None: not before the next beat."""
-        return self.phase.commit_by if isinstance(self.phase, Stepping) else None
+        if not isinstance(self.phase, Stepping):
+            return None
+        due = (request.until for audit in self.phase.audits for request in audit.awaited.values())
+        return min(due, default=self.phase.commit_by)

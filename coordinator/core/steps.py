@@ -7,12 +7,11 @@ with pause; Stepping -> Switching by an abort; Stepping -> Gathering when a node
 from __future__ import annotations
 
 import math
-import operator
 from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 
-from dtfm.coordinator.core import drift, post_commit, same_state
+from dtfm.coordinator.core import auditing, drift, post_commit, same_state
 from dtfm.coordinator.core.charging import quarantine
 from dtfm.coordinator.core.ending import fail
 from dtfm.coordinator.core.exclusion import NAN_ADVICE, found, try_without_another
@@ -23,6 +22,7 @@ from dtfm.coordinator.core.safekeeping import snapshot, standby
 from dtfm.coordinator.core.state import ATTEMPTS, Destination, Pausing, Stepping, Switching
 from dtfm.coordinator.core.timeouts import step_patience
 from dtfm.coordinator.core.transition import Transition
+from dtfm.coordinator.core.trust.agreement import contradiction
 from dtfm.coordinator.core.trust.stalls import stalled
 from dtfm.coordinator.core.trust.standing import is_alone, party_of, weakest
 from dtfm.coordinator.core.trust.verdict import (
@@ -33,7 +33,6 @@ from dtfm.coordinator.core.trust.verdict import (
     blame,
     blame_for_losses,
     blame_for_waiting,
-    settle,
     times_suspected,
 )
 from dtfm.coordinator.core.validation import check_codecs, check_progress, check_vote, is_finite, name_some, shorten
@@ -42,9 +41,6 @@ from dtfm.coordinator.log.charges import Charge
 from dtfm.coordinator.log.ledger import NODE_LEFT, OVERDUE, PEER_LOST, SETTLED, Ledger
 from dtfm.protos import control_pb2 as wire
 from dtfm.scheduler.model.plan import Plan
-
-NORM_TOLERANCE = 1e-4
-"""Replicas of a stage hold the same reduced gradient, but devices of different kinds may sum its squares in another order."""
 
 MOST_TIMES = 1e9
 """The log says of clipped gradients that they were at most so many times over the bound."""
@@ -111,19 +107,43 @@ def step_ready(transition: Transition, node: str, vote: wire.StepReady) -> None:
     if not is_finite(vote.squared_gradient_norm, vote.loss_sum):
         _abort(transition, wire.NON_FINITE, node, "its loss or gradient norm is NaN or infinite")
         return
-    phase = replace(phase, votes={**phase.votes, node: vote})
-    if phase.votes.keys() == set(plan.nodes):
-        phase = replace(phase, commit_by=transition.now + standby.commit_patience(transition.state))
+    passed = auditing.passed_in(transition.state, phase, node, vote)
+    phase = replace(phase, votes={**phase.votes, node: vote}, passed=passed)
     transition.enter(phase)
+    if phase.votes.keys() == set(plan.nodes):
+        _all_voted(transition, phase)
+
+
+def _all_voted(transition: Transition, phase: Stepping) -> None:
+    """Ends the step if the votes do not agree. Otherwise it waits for its commit, and for audits, if any are drawn."""
+    found = contradiction(transition.state.ledger, phase, transition.state.run.train.micro_batch)
+    if found is None:
+        by = transition.now + standby.commit_patience(transition.state)
+        transition.enter(replace(phase, commit_by=by, audits=auditing.drawn(transition, phase)))
+        return
+    verdict = found.verdict
+    if found.mismatch is not None:
+        transition.emit(found.mismatch)
+        verdict = replace(verdict, undecided=True)
+    _settled(transition, verdict, found.charge, found.reason)
+    if found.mismatch is not None and found.verdict.undecided:
+        back_before(transition, phase.step - 1, found.reason)
 
 
 def commit_if_due(transition: Transition) -> None:
-    """Commits a step that all have voted for, if the votes agree: once each stage's new state will be on two machines, or at
-    ``commit_by`` (see `standby.commit_waits_for`)."""
+    """Commits a step that all have voted for: once nobody is awaited who does work of it again, and each stage's new state will
+    be on two machines, or at ``commit_by`` (see `standby.commit_waits_for`)."""
     phase = transition.state.phase
     if transition.state.stopped or not isinstance(phase, Stepping) or phase.commit_by is None:
         return
-    if transition.now >= phase.commit_by or not standby.commit_waits_for(transition.state):
+    if (found := auditing.conclude(transition)) is not None:
+        _settled(transition, found.verdict, found.charge, found.reason)
+        if found.back_before is not None:
+            back_before(transition, found.back_before, f"what {name_some(found.verdict.members)} did is undone")
+        return
+    ripe, phase = transition.now >= phase.commit_by, transition.state.phase
+    assert isinstance(phase, Stepping)
+    if not phase.audits and (ripe or not standby.commit_waits_for(transition.state)):
         _commit(transition, phase)
 
 
@@ -157,7 +177,13 @@ def step_failed(transition: Transition, node: str, message: wire.StepFailed) -> 
 def node_lost(transition: Transition, node: str, reason: str) -> None:
     """A node of the plan has left. A step that all voted for counts, if every stage's new state is still here."""
     phase = transition.state.phase
-    if isinstance(phase, Stepping) and phase.commit_by is not None and standby.next_step_survives(transition.state):
+    evades = isinstance(phase, Stepping) and auditing.evades(phase, node)
+    if (
+        isinstance(phase, Stepping)
+        and phase.commit_by is not None
+        and not evades
+        and standby.next_step_survives(transition.state)
+    ):
         _commit(transition, phase)
         if transition.state.stopped:
             return
@@ -166,7 +192,8 @@ def node_lost(transition: Transition, node: str, reason: str) -> None:
     snapshot.node_left(transition, node)
     cause = f"{node} left ({reason})"
     if isinstance(phase, Stepping):
-        transition.emit(ev.StepAborted(phase.step, ledger.generation, NODE_LEFT, node, cause))
+        problem = SETTLED if evades else NODE_LEFT  # what it did counts no more
+        transition.emit(ev.StepAborted(phase.step, ledger.generation, problem, node, cause))
         _send_abort(transition, phase.step, cause)
         regroup(transition, cause)
     elif isinstance(phase, Switching) or not _last_checkpoint_comes(transition):
@@ -202,30 +229,11 @@ def overdue(transition: Transition, phase: Stepping) -> None:
 
 
 def _commit(transition: Transition, phase: Stepping) -> None:
-    """All have voted: checks that the votes agree, then commits and announces the step.
-
-    Replicas that differ from a majority may not be at fault: one that reduces gradients can send another result to each.
-    """
+    """Commits and announces a step for which all have voted, and of which nothing is known to be wrong."""
     state, plan = transition.state, transition.state.ledger.plan
     assert plan is not None
     assert state.ledger.described is not None
-    squared_norm = 0.0
-    for index, stage in enumerate(plan.stages):
-        votes = {node: phase.votes[node] for node in stage.replicas}
-        digests = {node: vote.state_digest.hex() for node, vote in votes.items()}
-        if (verdict := settle(state.ledger, digests, operator.eq)) is not None:
-            transition.emit(ev.DigestMismatch(phase.step, plan.generation, index, digests))
-            reason = f"before step {phase.step} its state differs from that of the other replicas of stage {index}"
-            _settled(transition, replace(verdict, undecided=True), Charge.DIGEST, reason)
-            if verdict.undecided:
-                back_before(transition, phase.step - 1, reason)
-            return
-        norms = {node: vote.squared_gradient_norm for node, vote in votes.items()}
-        if (verdict := settle(state.ledger, norms, _same_norm)) is not None:
-            reason = f"in step {phase.step} its gradient differs from that of the other replicas of stage {index}"
-            _settled(transition, replace(verdict, undecided=True), Charge.GRADIENT_NORM, reason)
-            return
-        squared_norm += next(iter(norms.values()))
+    squared_norm = math.fsum(phase.votes[stage.replicas[0]].squared_gradient_norm for stage in plan.stages)
     last = [phase.votes[node] for node in plan.stages[-1].replicas]
     samples = sum(vote.samples for vote in last)
     loss = math.fsum(vote.loss_sum for vote in last) / samples
@@ -380,10 +388,6 @@ def _due_samples(transition: Transition, plan: Plan, node: str) -> int:
     """The samples that the node counts in a step: those of its micro-batches, on the last stage."""
     last, micro_batch = plan.stages[-1], transition.state.run.train.micro_batch
     return sum(load for name, load in zip(last.replicas, last.loads, strict=True) if name == node) * micro_batch
-
-
-def _same_norm(one: float, other: float) -> bool:
-    return abs(one - other) <= NORM_TOLERANCE * max(one, other)
 
 
 def _patience(transition: Transition, *, usual: bool) -> float:

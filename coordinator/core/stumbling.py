@@ -23,6 +23,7 @@ from dtfm.coordinator.core.transition import (
     Rejected,
     RevokeAsked,
 )
+from dtfm.coordinator.core.trust.audits import Auditing
 from dtfm.coordinator.core.validation import Refused
 from dtfm.protos import control_pb2 as wire
 
@@ -68,6 +69,7 @@ def _forgetful(state: State, now: float) -> tuple[State, tuple[AnswerPlanNow, ..
         evaluations={},
         safekeeping=Safekeeping(standby_number=kept.standby_number, unfinished=kept.unfinished),
         speeds={},
+        auditing=Auditing(state.auditing.number),
     )
     generation = state.ledger.generation
     return fresh, tuple(

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from dtfm.coordinator.core import (
+    auditing,
     drift,
     earning,
     exclusion,
@@ -173,6 +174,8 @@ def _dispatch(transition: Transition, session: Session, event: Heard) -> None:
             )
         case "step_ready":
             steps.step_ready(transition, node, message.step_ready)
+        case "audited":
+            auditing.heard(transition, node, message.audited)
         case "step_failed":
             steps.step_failed(transition, node, message.step_failed)
         case "evaluated":
@@ -213,6 +216,7 @@ _FROM_READY_NODES = frozenset(
         "plan_failed",
         "step_ready",
         "step_failed",
+        "audited",
         "evaluated",
         "snapshot_parts",
         "applied",

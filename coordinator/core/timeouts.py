@@ -38,6 +38,12 @@ GRACE_LEASES = 6
 PROBE_LEASES = 6
 """How long a newcomer may take to measure its links. After that the missing ones count as average."""
 
+AUDIT_LEASES = 6
+"""The least time for the answer to an audit."""
+
+AUDIT_FACTOR = 5
+"""How many times as long as the last step an audit may take: at most it is one node's share of a step, done by a slower node."""
+
 STEP_LEASES = 12
 """The least time for a usual step: see step_patience."""
 
@@ -70,6 +76,7 @@ LADDER = (
     Timeout("for newcomers that keep coming", LONGEST_WAVE_LEASES),
     Timeout("for nodes to return with state that nobody else has", GRACE_LEASES),
     Timeout("for measuring links", PROBE_LEASES),
+    Timeout("for the answer to an audit", AUDIT_LEASES),
     Timeout("for a usual step", STEP_LEASES),
     Timeout("for loading state, or for the first step of a plan", PATIENCE_LEASES),
 )
@@ -83,6 +90,13 @@ def step_patience(lease: float, last: float | None, *, usual: bool, overdue: int
         return lease * PATIENCE_LEASES
     least = STEP_LEASES * 2**overdue if usual else PATIENCE_LEASES
     return max(lease * min(least, PATIENCE_LEASES), STEP_FACTOR * last)
+
+
+def audit_patience(lease: float, last: float | None) -> float:
+    """Seconds for the answer to an audit, where the last step took so many (None: not known). A step may take longer."""
+    return min(
+        max(lease * AUDIT_LEASES, AUDIT_FACTOR * (last or 0.0)), step_patience(lease, last, usual=True, overdue=0)
+    )
 
 
 def check_ladder(ladder: Sequence[Timeout] = LADDER) -> None:

@@ -27,6 +27,7 @@ from dtfm.scheduler.model.workload import Layer, Workload
 MAX_NODES = 1000
 MAX_LAYERS = 10_000
 MAX_BUCKETS = 20_000
+MOST_MICRO_BATCHES = 1 << 20
 MOST_SNAPSHOTS = 4
 MOST_DONORS = 8
 """Donors that a node may name for one bucket."""
@@ -333,6 +334,8 @@ def check_vote(vote: wire.StepReady) -> None:
         _number("arrived.bytes", arrived.bytes, 1, 1e15)
     if len(vote.clipped) > MAX_NODES:
         raise malformed("clipped", len(vote.clipped), f"at most {MAX_NODES} entries")
+    if len(vote.losses) > MOST_MICRO_BATCHES or not is_finite(*vote.losses):
+        raise malformed("losses", list(vote.losses[:20]), f"at most {MOST_MICRO_BATCHES} finite numbers")
     for clipped in vote.clipped:
         if not clipped.worst > 1:
             raise malformed("clipped.worst", clipped.worst, "above 1")

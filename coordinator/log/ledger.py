@@ -101,7 +101,8 @@ class Holder:
 
 @dataclass(frozen=True, slots=True)
 class Audits:
-    """``clean``: how often in a row work was found right; ``last``: the step of the last such audit."""
+    """``clean``: how often in a row work was found right; ``last``: the step of the last such audit; before there is one, that
+    before the first step in which it took part."""
 
     clean: int = 0
     last: int = 0
@@ -310,7 +311,10 @@ def apply(ledger: Ledger, event: ev.Event) -> Ledger:
             seconds = ledger.step_seconds if event.resumed else event.seconds
             did = {node: ledger.worked[node] + 1 for node in event.compute_seconds if node in ledger.worked}
             worked = {**ledger.worked, **did}
-            fresh = replace(ledger, failures=(), peer_losses=(), waited_for=(), worked=worked, **_NO_TRIAL)
+            audits = _begun(ledger, event, did)
+            fresh = replace(
+                ledger, failures=(), peer_losses=(), waited_for=(), worked=worked, audits=audits, **_NO_TRIAL
+            )
             return replace(fresh, step=event.step, last=event, step_seconds=seconds)
         case ev.StepAborted(problem="PEER_LOST"):
             return replace(ledger, peer_losses=(*ledger.peer_losses, (event.node, event.peer)))
@@ -348,7 +352,8 @@ def apply(ledger: Ledger, event: ev.Event) -> Ledger:
                 checkpoints[event.step] = event.folder
             fresh = replace(ledger, plan=None, held=(), last=None, counts_from=ledger.generation + 1)
             on_disks = ledger.on_disks if ledger.on_disks and ledger.on_disks.step <= event.step else None
-            return replace(fresh, step=event.step, checkpoints=checkpoints, on_disks=on_disks)
+            audits = {who: replace(of, last=min(of.last, event.step)) for who, of in ledger.audits.items()}
+            return replace(fresh, step=event.step, checkpoints=checkpoints, on_disks=on_disks, audits=audits)
         case ev.SnapshotWritten():
             return replace(ledger, on_disks=event)
         case ev.InvitationMade():
@@ -390,6 +395,13 @@ def apply(ledger: Ledger, event: ev.Event) -> Ledger:
             return replace(ledger, outcome=Outcome(False, event.reason))
         case ev.NodeRefused() | ev.Waiting() | ev.DigestMismatch() | ev.GradientsClipped() | ev.StandingChanged():
             return ledger
+
+
+def _begun(ledger: Ledger, event: ev.StepCommitted, nodes: Iterable[str]) -> Mapping[str, Audits]:
+    """The audits, with an entry for each of these nodes that has worked for the first time."""
+    new = {ledger.key_of(node) or node for node in nodes if not ledger.worked[node]} - ledger.audits.keys()
+    begun = {who: Audits(0, event.step - 1) for who in sorted(new)}
+    return dict(list({**ledger.audits, **begun}.items())[-MOST_KNOWN:]) if new else ledger.audits
 
 
 def _remembered(ledger: Ledger, at: float) -> Mapping[str, Invited]:

@@ -63,6 +63,7 @@ def open_run(store: Store, run: RunFile | None, *, resume: bool | None) -> tuple
         message=current.message(ledger.run_id),
         ledger=ledger,
         phase=Gathering(time.monotonic(), ""),
+        secret=secrets.token_bytes(32),
     )
     return state, events
 

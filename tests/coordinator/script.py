@@ -28,6 +28,7 @@ from dtfm.coordinator.log.store import Record
 from dtfm.protos import PROTOCOL_VERSION, plan_pb2
 from dtfm.protos import control_pb2 as wire
 from dtfm.scheduler.model.plan import Plan, Stage, from_routes
+from tests.coordinator import audits
 from tests.coordinator.answers import (
     DIGEST,
     FILE_DIGEST,
@@ -71,7 +72,9 @@ def fresh_state(ledger: Ledger | None = None, /, **changes: dict[str, Any]) -> S
     """The state of a coordinator that has just started, with an empty log or with this ledger; ``changes`` are of RUN."""
     run = parse_run(run_table(**changes), "the test")
     ledger = ledger or fold([RunStarted("run-id", run.model_dump(mode="json"))])
-    return State(run=run, message=run.message(ledger.run_id), ledger=ledger, phase=Gathering(START, ""))
+    return State(
+        run=run, message=run.message(ledger.run_id), ledger=ledger, phase=Gathering(START, ""), secret=bytes(32)
+    )
 
 
 def hello(node: str, /, **changes: Any) -> wire.NodeMessage:
@@ -131,6 +134,7 @@ class World:
         self.automatic_planning = True
         self.automatic_standbys = True
         self.automatic_dialling = True
+        self.automatic_audits = True
         self.wanted: list[t.PlanWanted] = []
         self.manifests: list[t.WriteManifest] = []
         self.tidied: list[t.TidyCheckpoints] = []
@@ -186,8 +190,11 @@ class World:
             self.plan()
 
     def _answer(self, send: t.Send) -> None:
-        """A node that was just asked to be a standby has the state at once, and one that is to dial others reaches them."""
+        """A node that was just asked to be a standby has the state at once, one that is to dial others reaches them, and one that
+        is to audit finds all right."""
         kind = send.message.WhichOneof("message")
+        if kind == "audit" and self.automatic_audits:
+            self.feed(t.Heard(send.stream, audits.audited(send.message.audit)))
         if (kind == "standby" and self.automatic_standbys) or (kind == "reach" and self.automatic_dialling):
             said = answer("", send.message, wire.Assignment(step=self.state.ledger.step))
             if said is not None:
@@ -282,12 +289,18 @@ class World:
         """The node votes for the step in hand, with some fields of its vote changed."""
         said = vote(plan_message(self.plan_in_force), node, self.state.ledger.step + 1)
         said.loss_sum = 0.5 * said.samples
+        if self.state.run.trust.audits:
+            said.MergeFrom(wire.StepReady(**audits.commitments(self.plan_in_force, node)))
         for field in changes:
             said.ClearField(field)
         said.MergeFrom(wire.StepReady(**changes))
         self.hear(node, step_ready=said)
         if self.automatic_standbys and self.state.wakes_at is not None:
             self.keep_up()
+
+    def audit(self, node: str, **changes: Any) -> None:
+        """The node answers the audit that it was asked for last: all is right, but for what is changed."""
+        self.hear(node, audits.audited(self.last_to(node, "audit"), **changes))
 
     def keep_up(self) -> None:
         """All standbys that have caught up report that they have the gradients of the step in hand."""

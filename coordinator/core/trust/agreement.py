@@ -1,0 +1,99 @@
+"""Whether the votes of a step agree: with each other, and with the plan."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from dtfm.coordinator.core.state import Stepping
+from dtfm.coordinator.core.trust.audits import Passed
+from dtfm.coordinator.core.trust.passed import differing, lacks
+from dtfm.coordinator.core.trust.standing import party_of
+from dtfm.coordinator.core.trust.verdict import Against, against_one, settle
+from dtfm.coordinator.log.charges import Charge
+from dtfm.coordinator.log.events import DigestMismatch
+from dtfm.coordinator.log.ledger import Ledger
+from dtfm.scheduler.model.plan import Plan
+
+NORM_TOLERANCE = 1e-4
+"""Replicas of a stage hold the same reduced gradient, but devices of different kinds may sum its squares in another order."""
+
+LOSS_TOLERANCE = 1e-4
+"""The losses of a node's micro-batches add up to the one that it votes, but for rounding."""
+
+
+@dataclass(frozen=True, slots=True)
+class Contradiction:
+    """``mismatch``: replicas hold different state, and if the ``verdict`` is undecided nobody knows whose is right."""
+
+    verdict: Against
+    charge: Charge
+    reason: str
+    mismatch: DigestMismatch | None = None
+
+
+def contradiction(ledger: Ledger, phase: Stepping, micro_batch: int) -> Contradiction | None:
+    """What is wrong with the votes of a step for which all have voted; None: nothing. ``micro_batch``: samples in one.
+
+    Replicas that differ from a majority may not be at fault: one that reduces gradients can send another result to each.
+    """
+    plan = ledger.plan
+    assert plan is not None
+    for index, stage in enumerate(plan.stages):
+        votes = {node: phase.votes[node] for node in stage.replicas}
+        digests = {node: vote.state_digest.hex() for node, vote in votes.items()}
+        if (verdict := settle(ledger, digests, operator.eq)) is not None:
+            mismatch = DigestMismatch(phase.step, plan.generation, index, digests)
+            reason = f"before step {phase.step} its state differs from that of the other replicas of stage {index}"
+            return Contradiction(verdict, Charge.DIGEST, reason, mismatch)
+        norms = {node: vote.squared_gradient_norm for node, vote in votes.items()}
+        if (verdict := settle(ledger, norms, _same_norm)) is not None:
+            reason = f"in step {phase.step} its gradient differs from that of the other replicas of stage {index}"
+            return Contradiction(replace(verdict, undecided=True), Charge.GRADIENT_NORM, reason)
+    if phase.passed:
+        return _of_hops(ledger, plan, phase.step, phase.passed) or _of_losses(plan, phase, micro_batch)
+    return None
+
+
+def _of_hops(ledger: Ledger, plan: Plan, step: int, passed: Mapping[str, Passed]) -> Contradiction | None:
+    for node in plan.nodes:
+        if what := lacks(plan, node, passed[node]):
+            return Contradiction(Against((node,)), Charge.HOP, f"in step {step} it does not say that it {what}")
+    if not (pairs := differing(passed)):
+        return None
+    sender, receiver, what = pairs[0]
+    reason = f"in step {step}, {sender} and {receiver} do not say the same of {what} between them"
+    return Contradiction(_blame_for_hops(ledger, [pair[:2] for pair in pairs]), Charge.HOP, reason)
+
+
+def _blame_for_hops(ledger: Ledger, pairs: list[tuple[str, str]]) -> Against:
+    """Against a party that is common to all pairs, and contradicted by several others, undecided as these could have agreed on
+    it; else against one of the first pair."""
+    party = party_of(ledger)
+    parties = {frozenset(map(party, pair)) for pair in pairs}
+    common = frozenset[str].intersection(*parties)
+    if len(parties) == 1 or len(common) != 1:
+        return against_one(ledger, pairs[0])
+    nodes = {node for pair in pairs for node in pair}
+    accused = min(node for node in nodes if party(node) in common)
+    others = tuple(sorted(node for node in nodes if party(node) not in common))
+    return Against((accused,), others, undecided=True)
+
+
+def _of_losses(plan: Plan, phase: Stepping, micro_batch: int) -> Contradiction | None:
+    for node, load in zip(plan.stages[-1].replicas, plan.stages[-1].loads, strict=True):
+        vote = phase.votes[node]
+        told = math.fsum(vote.losses) * micro_batch
+        if len(vote.losses) != load or abs(told - vote.loss_sum) > LOSS_TOLERANCE * max(1.0, abs(vote.loss_sum)):
+            reason = (
+                f"in step {phase.step} it votes a loss of {vote.loss_sum:g}, and {len(vote.losses)} losses of micro-batches "
+                f"that make {told:g}"
+            )
+            return Contradiction(Against((node,)), Charge.HOP, reason)
+    return None
+
+
+def _same_norm(one: float, other: float) -> bool:
+    return abs(one - other) <= NORM_TOLERANCE * max(one, other)

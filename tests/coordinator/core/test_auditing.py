@@ -1,0 +1,431 @@
+"""Work of a step is done again before its commit, and who is wrong goes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+
+from dtfm.coordinator.core.state import Stepping
+from dtfm.coordinator.log import events as ev
+from dtfm.coordinator.log.charges import Charge
+from dtfm.protos import control_pb2 as wire
+from dtfm.protos.frame import Kind
+from dtfm.scheduler.model.plan import Plan, Stage, from_routes
+from tests.coordinator.audits import audited, hops, passed
+from tests.coordinator.script import LAYERS, LEASE, LONG, World, fresh_state, refusal_of, restarted
+
+
+def replicas(nodes: Iterable[str]) -> Plan:
+    """One stage, the four micro-batches dealt out."""
+    names = sorted(nodes)
+    ways = [(names[number % len(names)],) for number in range(4)]
+    stage = Stage((0, LAYERS), tuple(names), ())
+    return from_routes(0, [stage], [(way, ways.count(way)) for way in dict.fromkeys(ways)])
+
+
+def squares(nodes: Iterable[str]) -> Plan:
+    """Two stages of equal size, the micro-batches dealt out."""
+    names = sorted(nodes)
+    half = len(names) // 2
+    groups = names[:half], names[half : 2 * half]
+    stages = [Stage((0, 2), tuple(groups[0]), ()), Stage((2, LAYERS), tuple(groups[1]), ())]
+    ways = [(groups[0][number % half], groups[1][number % half]) for number in range(4)]
+    return from_routes(0, stages, [(way, ways.count(way)) for way in dict.fromkeys(ways)])
+
+
+def auditing(*nodes: str, planner: Any = replicas, rate: float = 1.0, **changes: Any) -> World:
+    """A world whose nodes compute step 1, with auditors that answer as the test tells them to."""
+    tables = {**LONG, **changes, "trust": {"audit_rate": rate}, "cluster": {"nodes": len(nodes)}}
+    world = World(fresh_state(**tables), planner)
+    world.join(*nodes)
+    world.settle()
+    world.automatic_audits = False
+    return world
+
+
+def all_vote(world: World, **changes: Any) -> None:
+    for node in world.plan_in_force.nodes:
+        world.vote(node, **changes)
+
+
+def asked(world: World) -> dict[str, list[str]]:
+    """By node whose work is done again in the step in hand, who is to do it and has not answered."""
+    phase = world.state.phase
+    assert isinstance(phase, Stepping)
+    return {audit.order.node: sorted(audit.awaited) for audit in phase.audits}
+
+
+def all_find_it_right(world: World) -> None:
+    while any(by for by in asked(world).values()):
+        for by in [node for nodes in asked(world).values() for node in nodes]:
+            if "audit" in world.kinds_to(by):
+                world.audit(by)
+
+
+def quarantined(world: World) -> list[tuple[str, Charge, bool]]:
+    return [(event.node, event.charge, event.undecided) for event in world.events(ev.NodeQuarantined)]
+
+
+def auditor_of(world: World, node: str) -> str:
+    (by,) = asked(world)[node]
+    return by
+
+
+def test_the_commit_waits_until_all_audits_are_answered() -> None:
+    world = auditing("a", "b", "c")
+    all_vote(world)
+    assert world.state.ledger.step == 0
+    assert asked(world).keys() == {"a", "b", "c"}
+    for number, by in enumerate(sorted(node for nodes in asked(world).values() for node in nodes), 1):
+        assert world.state.ledger.step == 0
+        world.audit(by)
+        assert len(world.events(ev.WorkAudited)) == number
+    assert world.state.ledger.step == 1
+    assert {event.node for event in world.events(ev.WorkAudited) if event.clean} == {"a", "b", "c"}
+    assert all(world.state.ledger.audits[node].clean == 1 for node in "abc")
+    assert not quarantined(world)
+    assert world.refolded() == world.state.ledger
+
+
+def test_an_audit_names_what_the_accused_passed_on_by_digests_that_both_ends_voted() -> None:
+    world = auditing("a", "b", "c", "d", planner=squares)
+    all_vote(world)
+    plan = world.plan_in_force
+    told = {hop: digest for node in plan.nodes for hop, digest in world.state.phase.passed[node].sent.items()}  # type: ignore[union-attr]
+    first, last = world.last_to("b", "audit"), world.last_to("d", "audit")
+    assert (first.node, last.node) == ("a", "c")
+    for each in first.micro_batches:
+        assert (each.previous, each.next, each.activation_in, each.gradient_out) == ("", "c", b"", b"")
+        assert each.activation_out == told["a", "c", Kind.ACTIVATION, each.number, 0]
+        assert each.gradient_in == told["c", "a", Kind.GRADIENT, each.number, 0]
+    for each in last.micro_batches:
+        assert (each.previous, each.next, each.activation_out, each.gradient_in) == ("a", "", b"", b"")
+        assert each.activation_in == told["a", "c", Kind.ACTIVATION, each.number, 0]
+        assert each.gradient_out == told["c", "a", Kind.GRADIENT, each.number, 0]
+        assert each.loss == 0.5
+    assert [each.number for each in first.micro_batches] == [0, 2], "its whole share"
+    assert first.bucket in (0, 1)
+    assert [(p.piece, p.digest) for p in first.pieces] == [(1, told["a", "b", Kind.REDUCE, first.bucket, 1])]
+
+
+def test_what_was_added_under_a_sparse_codec_is_not_compared() -> None:
+    world = auditing("a", "b", network={"reduction": "topk"})
+    all_vote(world)
+    assert world.last_to("a", "audit").micro_batches
+    assert not world.last_to("a", "audit").HasField("bucket")
+
+
+def test_at_rate_nought_votes_are_taken_as_ever() -> None:
+    world = auditing("a", "b", rate=0.0)
+    world.step()
+    assert world.state.ledger.step == 1
+
+
+def test_a_small_difference_is_rounding() -> None:
+    world = auditing("a", "b", "c")
+    all_vote(world)
+    world.audit(auditor_of(world, "a"), losses=5e-4, addends=9e-4)
+    assert world.events(ev.WorkAudited)[0].clean
+    assert world.events(ev.WorkAudited)[0].errors == {"losses": 5e-4, "addends": 9e-4}
+
+
+def test_what_two_others_find_wrong_goes_and_the_step_goes_on_without_it() -> None:
+    world = auditing("a", "b", "c")
+    all_vote(world)
+    first = auditor_of(world, "a")
+    world.audit(first, addends=0.05)
+    assert not world.events(ev.WorkAudited), "the third is asked first"
+    (second,) = {"b", "c"} - {first}
+    while second not in asked(world)["a"]:
+        world.audit(second)  # it does one after the other
+    assert world.last_to(second, "audit").node == "a"
+    world.audit(second, addends=0.03)
+    assert quarantined(world) == [("a", Charge.AUDIT, False)]
+    assert [(event.node, event.clean) for event in world.events(ev.WorkAudited)][-1] == ("a", False)
+    assert world.events(ev.StepAborted)[-1].problem == "SETTLED"
+    assert "a" not in world.state.ledger.members
+    assert world.plan_in_force.nodes == ("b", "c")
+
+
+def test_who_says_that_right_work_is_wrong_goes_itself() -> None:
+    world = auditing("a", "b", "c")
+    all_vote(world)
+    liar = auditor_of(world, "a")
+    (third,) = {"b", "c"} - {liar}
+    world.audit(liar, addends=2.0)
+    while third not in asked(world)["a"]:
+        world.audit(third)
+    world.audit(third)
+    assert quarantined(world) == [(liar, Charge.AUDIT, False)]
+    assert [event.clean for event in world.events(ev.WorkAudited) if event.node == "a"] == [True]
+    assert "a" in world.plan_in_force.nodes
+
+
+def test_who_lies_by_just_as_much_as_one_auditor_finds_sets_no_two_against_each_other() -> None:
+    world = auditing("a", "b", "c")
+    all_vote(world)
+    first = auditor_of(world, "a")
+    (second,) = {"b", "c"} - {first}
+    world.audit(first, addends=1.01e-3)
+    while second not in asked(world)["a"]:
+        world.audit(second)
+    world.audit(second, addends=0.99e-3)
+    assert quarantined(world) == [("a", Charge.AUDIT, False)]
+
+
+def test_between_two_it_is_undecided_and_the_one_of_less_standing_goes() -> None:
+    world = auditing("a", "b")
+    all_vote(world)
+    world.audit("b", losses=1.0)
+    assert quarantined(world) == [("b", Charge.AUDIT, True)], "who came last"
+    assert not [event for event in world.events(ev.WorkAudited) if event.node == "a"]
+    assert not world.events(ev.RolledBack)
+
+
+def test_nobody_audits_its_own_party() -> None:
+    world = World(fresh_state(**LONG, trust={"audit_rate": 1.0}, cluster={"nodes": 4}), squares)
+    world.belong_together("a", "b")
+    world.join("a", "b", "c", "d")
+    world.settle()
+    world.automatic_audits = False
+    all_vote(world)
+    assert asked(world) == {"c": ["d"], "d": ["c"]}
+
+
+def test_an_audit_without_an_answer_counts_for_nothing_and_the_third_in_a_row_suspends_the_auditor() -> None:
+    world = auditing("a", "b", "c")
+    for step in range(1, 4):
+        all_vote(world)
+        assert world.state.ledger.step == step - 1
+        while (world.state.ledger.step < step) and not quarantined(world):
+            for by in [node for nodes in asked(world).values() for node in nodes]:
+                if by != "c":
+                    world.audit(by)
+            if world.state.ledger.step < step and not quarantined(world):
+                world.wait(world.state.wakes_at - world.now + 0.1, beating="abc")  # type: ignore[operator]
+    assert quarantined(world) == [("c", Charge.WITHHELD, True)]
+    assert all(event.clean for event in world.events(ev.WorkAudited))
+
+
+def test_the_answer_is_awaited_no_longer_than_a_few_steps_take() -> None:
+    world = auditing("a", "b", "c")
+    for _ in range(3):
+        all_vote(world)
+        all_find_it_right(world)
+    all_vote(world)
+    assert world.state.wakes_at == pytest.approx(world.now + 6 * LEASE)
+
+
+def test_who_withholds_what_audits_need_goes_once_two_others_have_said_so_three_times() -> None:
+    world = auditing("a", "b", "c")
+    for step in range(1, 8):
+        all_vote(world)
+        while world.state.ledger.step < step and not quarantined(world):
+            for accused, by in list(asked(world).items()):
+                for node in by:
+                    changes = {"withheld_by": "a"} if accused == "a" else {}
+                    world.audit(node, **changes)
+        if quarantined(world):
+            break
+    assert quarantined(world) == [("a", Charge.WITHHELD, True)]
+    assert world.events(ev.NodeQuarantined)[0].against
+    assert step >= 3
+    assert not [event for event in world.events(ev.WorkAudited) if event.node == "a"]
+
+
+@pytest.mark.parametrize("changes", [{"problem": "no memory"}, {"losses": -1.0}, {"withheld_by": "a"}])
+def test_what_could_not_be_compared_counts_neither_way(changes: dict[str, Any]) -> None:
+    world = auditing("a", "b", "c")
+    all_vote(world)
+    world.audit(auditor_of(world, "a"), **changes)
+    all_find_it_right(world)
+    assert world.state.ledger.step == 1
+    assert {event.node for event in world.events(ev.WorkAudited)} == {"b", "c"}
+
+
+def test_an_answer_counts_only_from_whom_it_is_due_and_once() -> None:
+    world = auditing("a", "b", "c")
+    all_vote(world)
+    by = auditor_of(world, "a")
+    order = world.last_to(by, "audit")
+    (other,) = {"b", "c"} - {by}
+    world.hear(other, audited(order, addends=2.0))
+    world.hear("a", audited(order))
+    world.audit(by, number=order.number + 100)
+    assert asked(world)["a"] == [by]
+    world.audit(by)
+    world.hear(by, audited(order, addends=2.0))
+    all_find_it_right(world)
+    world.hear(by, audited(order, addends=2.0))
+    assert world.state.ledger.step == 1
+    assert not quarantined(world)
+
+
+@pytest.mark.parametrize("changes", [{"losses": float("nan")}, {"addends": -0.5}, {"withheld_by": "z"}])
+def test_an_answer_that_nobody_can_mean_is_refused(changes: dict[str, Any]) -> None:
+    world = auditing("a", "b", "c")
+    all_vote(world)
+    by = auditor_of(world, "a")
+    world.audit(by, **changes)
+    assert refusal_of(world, world.streams[by]).reason == wire.MALFORMED
+
+
+def test_a_difference_at_the_two_ends_of_a_hop_is_settled_against_one_of_the_two() -> None:
+    world = auditing("a", "b", "c", "d", planner=squares)
+    mine = [hop for hop in hops(world.plan_in_force) if hop[1] == "c"]
+    received = passed([hop for hop in mine if hop[:3] != ("a", "c", Kind.ACTIVATION)], at=0)
+    received += passed([hop for hop in mine if hop[:3] == ("a", "c", Kind.ACTIVATION)], at=0, salt="another")
+    for node in "abd":
+        world.vote(node)
+    world.vote("c", received=received)
+    assert quarantined(world) == [("c", Charge.HOP, True)]
+    assert world.events(ev.NodeQuarantined)[0].against == ("a",)
+    assert not [kind for node in "abd" for kind in world.kinds_to(node) if kind == "audit"]
+
+
+def test_who_contradicts_several_is_the_one() -> None:
+    """The first to come has the best standing."""
+    world = auditing("a", "b", "c")
+    world.vote("a", sent=passed([hop for hop in hops(world.plan_in_force) if hop[0] == "a"], at=1, salt="another"))
+    world.vote("b")
+    world.vote("c")
+    assert quarantined(world) == [("a", Charge.HOP, True)]
+    assert world.events(ev.NodeQuarantined)[0].against == ("b", "c")
+
+
+@pytest.mark.parametrize(
+    "changes", [{"sent": [], "received": []}, {"losses": []}, {"losses": [0.1] * 2}, {"sent": [], "kept": False}]
+)
+def test_who_says_nothing_of_what_the_plan_has_or_another_loss_is_at_fault_alone(changes: dict[str, Any]) -> None:
+    world = auditing("a", "b", "c", "d", planner=squares)
+    for node in "abd":
+        world.vote(node)
+    world.vote("c", **changes)
+    assert quarantined(world) == [("c", Charge.HOP, False)]
+
+
+def test_votes_of_a_step_that_was_resumed_may_say_nothing_and_it_is_not_audited() -> None:
+    world = auditing("a", "b", "c")
+    all_find_it_right_in_one_step(world)
+    world.join("d")
+    world.lose("c")
+    world.plan_ready("a", progress=wire.Progress(finished=[0]))
+    for node in world.plan_in_force.nodes:
+        world.plan_ready(node)
+    before = world.state.ledger.step
+    all_vote(world, sent=[], received=[], losses=[])
+    assert world.state.ledger.step == before + 1
+
+
+def all_find_it_right_in_one_step(world: World) -> None:
+    all_vote(world)
+    all_find_it_right(world)
+
+
+def test_a_node_that_leaves_while_it_is_audited_takes_its_work_with_it() -> None:
+    world = auditing("a", "b", "c")
+    all_vote(world)
+    world.lose("a")
+    assert world.state.ledger.step == 0
+    assert world.events(ev.StepAborted)[-1].problem == "SETTLED"
+    assert world.state.ledger.counts_from == world.state.ledger.generation
+
+
+def test_an_auditor_that_leaves_holds_nobody_up() -> None:
+    world = auditing("a", "b", "c")
+    all_vote(world)
+    by = auditor_of(world, "a")
+    for node, who in list(asked(world).items()):
+        if node == by:
+            world.audit(*who)
+    world.lose(by)
+    assert world.state.ledger.step == 1, "all voted for it"
+    assert not quarantined(world)
+
+
+def test_a_restart_forgets_audits_that_wait() -> None:
+    world = auditing("a", "b", "c")
+    all_vote(world)
+    again = restarted(world, **{**LONG, "trust": {"audit_rate": 1.0}, "cluster": {"nodes": 3}})
+    again.planner = replicas
+    again.join("a", "b", "c")
+    assert again.state.ledger.step == 0
+    again.settle()
+    again.step()
+    assert again.state.ledger.step == 1
+
+
+def answer_all(world: World, **about_a: Any) -> None:
+    """All audits of the step in hand are answered: of a's work as given, of others' that it is right."""
+    all_vote(world)
+    step = world.state.ledger.step
+    while world.state.ledger.step == step and isinstance(world.state.phase, Stepping) and asked(world):
+        for accused, by in list(asked(world).items()):
+            for node in by:
+                if node in asked(world).get(accused, ()):
+                    world.audit(node, **(about_a if accused == "a" else {}))
+
+
+def with_checkpoints(world: World, steps: int, **about_a: Any) -> None:
+    """So many steps, each second one with a checkpoint."""
+    for _ in range(steps):
+        answer_all(world, **about_a)
+        if world.state.ledger.step % 2 == 0:
+            world.save()
+
+
+def test_a_liar_whose_work_was_found_right_in_the_last_committed_step_has_nothing_to_undo() -> None:
+    world = auditing("a", "b", "c")
+    for _ in range(3):
+        answer_all(world)
+    answer_all(world, addends=2.0)
+    assert quarantined(world) == [("a", Charge.AUDIT, False)]
+    assert not world.events(ev.RolledBack)
+    assert world.state.ledger.step == 3
+
+
+def test_what_a_liar_did_since_its_last_clean_audit_is_undone() -> None:
+    world = auditing("a", "b", "c", checkpoint={"every": 2, "keep": 3})
+    with_checkpoints(world, 3)
+    with_checkpoints(world, 3, problem="no memory")
+    answer_all(world, addends=2.0)
+    (back,) = world.events(ev.RolledBack)
+    assert (back.step, back.from_step) == (2, 6), "its last clean audit was of step 3"
+    assert "what a did is undone" in back.reason
+    assert world.state.ledger.step == 2
+    assert world.plan_in_force.nodes == ("b", "c")
+    assert world.refolded() == world.state.ledger
+
+
+def test_who_was_never_audited_is_undone_to_before_it_came() -> None:
+    world = auditing("b", "c", "d", checkpoint={"every": 2, "keep": 3})
+    with_checkpoints(world, 5)
+    world.join("a")
+    with_checkpoints(world, 1)
+    world.apply()
+    world.settle()
+    assert world.plan_in_force.nodes == ("a", "b", "c", "d")
+    with_checkpoints(world, 2, problem="no memory")
+    answer_all(world, addends=2.0)
+    assert [(back.step, back.from_step) for back in world.events(ev.RolledBack)] == [(6, 8)]
+
+
+def test_what_cannot_be_undone_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dtfm.coordinator.core.auditing.MOST_UNDONE", 3)
+    world = auditing("a", "b", "c")
+    for _ in range(5):
+        answer_all(world, problem="no memory")
+    answer_all(world, addends=2.0)
+    assert not world.events(ev.RolledBack)
+    assert "what it did since step 0 stays" in world.events(ev.NodeQuarantined)[0].reason
+    assert world.state.ledger.step == 5
+
+
+def test_checkpoints_that_are_deleted_by_now_are_no_way_back() -> None:
+    world = auditing("a", "b", "c", checkpoint={"every": 2, "keep": 1})
+    with_checkpoints(world, 3)
+    with_checkpoints(world, 3, problem="no memory")
+    answer_all(world, addends=2.0)
+    assert [back.step for back in world.events(ev.RolledBack)] == [0]
