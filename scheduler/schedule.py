@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from random import Random
 
 from dtfm.scheduler.assemble.compact import CompactCluster, shrink
@@ -19,12 +20,14 @@ from dtfm.scheduler.paper.bound import paper_bound
 from dtfm.scheduler.paper.search import search_paper
 from dtfm.scheduler.replan.replan import Incumbent, decide
 from dtfm.scheduler.replan.warm_start import repaired
+from dtfm.scheduler.search.proven import proven_alone, without_marks
 from dtfm.scheduler.search.rising_bound import RisingBound
 from dtfm.scheduler.search.search import Budget, TimeUsed, search
 from dtfm.scheduler.search.seeds import Start, dealt, seed_groups
 
 PAPER_EVALUATIONS = 60_000
 """Default budget with the paper's objective. An evaluation takes about 0.05 ms."""
+_ALL_EQUAL = " Proven nodes are too few, or have too little memory, for one in each stage: all nodes count as equal."
 HORIZON_SECONDS = 1800.0
 """Default seconds that a plan is expected to last before a node joins or leaves."""
 
@@ -65,6 +68,10 @@ def schedule(
     Without ``time_used`` the search waits for it. The paper objective has a bound of its own. All ends soon after ``stopped``
     returns True.
 
+    Where some nodes are proven and others are not, each stage gets a proven one, and an incumbent without them is replaced, if
+    proven nodes alone could train. If they could not, the sentence says that all count as equal. The paper objective looks at
+    speed alone.
+
     A compact cluster is planned in miniature: from scratch, with the iteration objective, and with ``stages`` None or a
     number.
 
@@ -94,11 +101,20 @@ def schedule(
         return small.expand(found)
     if not (math.isfinite(horizon) and horizon > 0):
         raise ValueError(f"horizon is {horizon}; it must be a finite number of seconds above 0")
+    if objective is Objective.PAPER:
+        cluster = without_marks(cluster)
     problem = Problem(cluster, workload)
     shape = requested_shape(problem, stages, objective)
+    starts = [] if incumbent is None else list(repaired(incumbent, problem))
+    note = ""
+    if problem.is_mixed:
+        witnesses = proven_alone(problem, shape, seed, time_used, evaluations, stopped)
+        if witnesses is None:
+            problem, note = Problem(without_marks(cluster), workload), _ALL_EQUAL
+        else:
+            starts.append(witnesses)
     evaluator = Evaluator(problem, keep_idle_hands=shape.sizes is not None, improved=improved)
     standing = None if incumbent is None else Incumbent.of(problem, incumbent, shape)
-    starts = [] if incumbent is None else list(repaired(incumbent, problem))
     rng = Random(seed)
     spent = 0
     if objective is Objective.PAPER:
@@ -120,7 +136,8 @@ def schedule(
         bound = rising.seconds
     if not best.feasible:
         raise Infeasible(shortfall(problem, best))
-    return decide(problem, standing, best.draft, generation, objective, bound, spent + evaluator.spent, horizon)
+    decision = decide(problem, standing, best.draft, generation, objective, bound, spent + evaluator.spent, horizon)
+    return replace(decision, sentence=decision.sentence + note) if note else decision
 
 
 def _paper_starts(problem: Problem, shape: Shape, starts: list[Start], rng: Random) -> list[Groups]:

@@ -117,7 +117,8 @@ class Miniature:
 
 
 def shrink(whole: CompactCluster, workload: Workload) -> Miniature:
-    """The miniature of a cluster: nodes of a class are bundled by speed, and a bundle is as good as its weakest node.
+    """The miniature of a cluster: nodes of a class are bundled by speed, and a bundle is as good as its weakest node, and
+    proven if any of its nodes is.
 
     Raises ValueError when no class is large enough for a bundle.
     """
@@ -158,4 +159,5 @@ def _weakest(nodes: list[Node]) -> Node:
         up=min(up, default=None),
         down=min(down, default=None),
         host_memory_bytes=min(hosts) if len(hosts) == len(nodes) else None,
+        proven=any(node.proven for node in nodes),
     )

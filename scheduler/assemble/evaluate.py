@@ -21,12 +21,14 @@ from dtfm.scheduler.model.problem import Draft, Groups, Ints, Problem
 from dtfm.scheduler.model.sketch import (
     NO_LINK,
     NO_ROOM,
+    NOT_PROVEN,
     Position,
     Sketch,
     draft_of_sketch,
     drop_idle,
     empty_sketch,
     gather_members,
+    not_proven,
     position_of,
 )
 from dtfm.scheduler.model.sums import add_up
@@ -38,7 +40,8 @@ Improved = Callable[[int, float], None]
 
 @compiled
 def price_of(t: Tables, position: Position, sketch: Sketch, keep_idle: bool) -> float:
-    """The estimated seconds per step of a position; NO_LINK or NO_ROOM and more when it does not work. Fills in the sketch.
+    """The estimated seconds per step of a position; NO_LINK, NOT_PROVEN or NO_ROOM and more when it does not work. Fills in the
+    sketch.
 
     With ``keep_idle`` a node without micro-batches stays in its stage. Otherwise the plan is as if it were idle: its links do not
     count when the others' loads are set.
@@ -49,6 +52,9 @@ def price_of(t: Tables, position: Position, sketch: Sketch, keep_idle: bool) -> 
     lacking = lacking_bytes(t, sketch, stages, cuts)
     if lacking >= ENOUGH:
         return NO_ROOM + lacking
+    bare = not_proven(t, sketch, stages)
+    if bare > 0:
+        return NOT_PROVEN + bare
     add_up(t, sketch.sums, position.place, stages)
     return price_of_members(t, sketch, stages, cuts, keep_idle)
 
@@ -100,7 +106,8 @@ class Candidate:
     """A draft with its price.
 
     ``shortfall_bytes`` is the memory that some device lacks, ``missing_links`` the number of links that the draft
-    needs and that do not exist. ``seconds`` is finite only where both are 0.
+    needs and that do not exist, ``not_proven`` that of stages which need a proven node and have none. ``seconds`` is finite only
+    where all are 0.
     """
 
     draft: Draft
@@ -109,11 +116,12 @@ class Candidate:
     seconds: float
     surcharge: float = 0.0
     """Cost of state transfer, in seconds per step until the next change of plan."""
+    not_proven: int = 0
 
     @property
-    def price(self) -> tuple[float, int, float]:
+    def price(self) -> tuple[float, int, int, float]:
         """A key for comparison: smaller is better. Feasible candidates come first, then those nearest to feasible."""
-        return self.shortfall_bytes, self.missing_links, self.seconds + self.surcharge
+        return self.shortfall_bytes, self.not_proven, self.missing_links, self.seconds + self.surcharge
 
     @property
     def feasible(self) -> bool:
@@ -189,6 +197,8 @@ class Evaluator:
         nothing = Draft(groups, cuts, (), ())
         if price >= NO_ROOM:
             return Candidate(nothing, price - NO_ROOM, 0, math.inf)
+        if price >= NOT_PROVEN:
+            return Candidate(nothing, 0.0, 0, math.inf, not_proven=int(price - NOT_PROVEN))
         return Candidate(nothing, 0.0, int(price - NO_LINK), math.inf)
 
 
@@ -209,3 +219,10 @@ def missing_links(problem: Problem, draft: Draft) -> int:
         there, back = unreachable[np.ix_(senders, receivers)], unreachable[np.ix_(receivers, senders)].T
         count += int(there[used].sum()) + int(back[used].sum())
     return count
+
+
+def bare_stages(problem: Problem, groups: Groups) -> tuple[int, ...]:
+    """The stages that need a proven node and have none."""
+    if not problem.is_mixed:
+        return ()
+    return tuple(stage for stage, group in enumerate(groups) if not problem.proven[list(group)].any())

@@ -17,6 +17,8 @@ def shortfall(problem: Problem, best: Candidate) -> str:
     ids, draft = problem.cluster.ids, best.draft
     if best.shortfall_bytes:
         return _too_large(problem) or _short(problem, draft)
+    if best.not_proven:
+        return "no plan that was found has a proven node in every stage"
     pairs = [(a, b) for group in draft.groups for a in group for b in group]
     pairs += [(a, b) for one, other in itertools.pairwise(draft.groups) for a in one for b in other]
     pairs += [(b, a) for a, b in pairs]

@@ -33,8 +33,9 @@ def parse_any_network(text: str) -> Cluster | CompactCluster:
 
     Matrices are one way: row = source, column = destination. ``region``, ``up_gbps``, ``down_gbps``, ``host_memory_bytes``
     and the matrix ``ratio`` are optional. ``host_memory_bytes`` are the host's, for optimizer state; without it the device
-    computes in the host's own memory. ``ratio`` is the number of encoded bytes per byte of activations and gradients on each link
-    (default 1).
+    computes in the host's own memory. ``"proven": false`` marks a node whose work nobody has checked yet (default true):
+    where there are others, each stage has one of them. ``ratio`` is the number of encoded bytes per byte of activations and
+    gradients on each link (default 1).
 
     ``"via"``, optional too, has by link the id of the node or relay that passes everything on, or null. ``"relays": [{"id",
     "up_gbps", "down_gbps"}]`` are those that are no nodes.
@@ -53,7 +54,7 @@ def parse_any_network(text: str) -> Cluster | CompactCluster:
     nodes = []
     for index, entry in enumerate(list_of(document, "nodes", "")):
         path = f"nodes[{index}]"
-        keys = {"id", "region", "flops", "memory_bytes", "host_memory_bytes", "up_gbps", "down_gbps"}
+        keys = {"id", "region", "flops", "memory_bytes", "host_memory_bytes", "up_gbps", "down_gbps", "proven"}
         check_keys(entry, path, keys if classes is None else keys | {"class"})
         if classes is not None:
             name = text_of(entry, "class", path)
@@ -67,7 +68,11 @@ def parse_any_network(text: str) -> Cluster | CompactCluster:
         region = text_of(entry, "region", path) if "region" in entry else ""
         flops, memory = number_of(entry, "flops", path), number_of(entry, "memory_bytes", path)
         host = number_of(entry, "host_memory_bytes", path) if "host_memory_bytes" in entry else None
-        nodes.append(Node(text_of(entry, "id", path), flops, memory, region, **limits, host_memory_bytes=host))
+        proven = entry.get("proven", True)
+        if not isinstance(proven, bool):
+            raise ValueError(f"{path}.proven is {proven!r:.80}; it must be true or false")
+        name = text_of(entry, "id", path)
+        nodes.append(Node(name, flops, memory, region, **limits, host_memory_bytes=host, proven=proven))
     if classes is not None:
         latency, bandwidth = (_matrix(document, key, classes, "classes") for key in ("latency_ms", "bandwidth_gbps"))
         compact = CompactCluster(
@@ -118,6 +123,7 @@ def dump_network(cluster: Cluster) -> str:
         entry |= {} if node.host_memory_bytes is None else {"host_memory_bytes": node.host_memory_bytes}
         entry |= {} if node.up is None else {"up_gbps": node.up / BYTES_PER_GIGABIT}
         entry |= {} if node.down is None else {"down_gbps": node.down / BYTES_PER_GIGABIT}
+        entry |= {} if node.proven else {"proven": False}
         nodes.append(entry)
     latency, bandwidth = cluster.latency * 1e3, cluster.bandwidth / BYTES_PER_GIGABIT
     matrices = {"latency_ms": latency, "bandwidth_gbps": bandwidth}

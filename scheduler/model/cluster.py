@@ -16,7 +16,8 @@ class Node:
     ``flops`` is its sustained FLOP/s. ``memory_bytes`` is the memory available to weights, gradients, optimizer state and
     activations together. ``host_memory_bytes`` is that of the host, for optimizer state alone; None means that the device
     computes in the host's own memory. ``up`` and ``down`` limit what it sends to and receives from all peers together, in bytes
-    per second; None means as much as its fastest link. Raises ValueError for a number that is not finite and above 0.
+    per second; None means as much as its fastest link. Where some nodes are ``proven`` and others not, each stage has a proven
+    one if that is possible. Raises ValueError for a number that is not finite and above 0.
     """
 
     id: str
@@ -26,6 +27,7 @@ class Node:
     up: float | None = None
     down: float | None = None
     host_memory_bytes: float | None = None
+    proven: bool = True
 
     def __post_init__(self) -> None:
         for field in ("flops", "memory_bytes", "up", "down", "host_memory_bytes"):

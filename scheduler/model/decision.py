@@ -26,6 +26,8 @@ class Reason(StrEnum):
     """The incumbent does not have the requested stages, or is for another workload."""
     INFEASIBLE = "infeasible"
     """The incumbent no longer works: a link is gone, or memory no longer suffices."""
+    NOT_PROVEN = "not_proven"
+    """A stage of the incumbent has no proven node, and each could have one."""
     FASTER = "faster"
     """The new plan saves more time than the transfer of state costs."""
     KEPT = "kept"

@@ -30,7 +30,8 @@ class Problem:
     ``slowness[i, j]`` is the seconds per byte of a tensor over the link, its codec included, and infinite where j cannot be
     reached from i. ``ratio[i, j]`` is the codec's bytes per byte. ``bandwidth[i, j]`` is the link's bytes per second (0 on the
     diagonal). ``via`` is Cluster.via. ``own_slowness[i]`` is the slowness among the nodes that node i stands for, 0 when it
-    stands for itself alone. ``host_memory[i]`` is 0 where the device computes in the host's own memory.
+    stands for itself alone. ``host_memory[i]`` is 0 where the device computes in the host's own memory. ``proven[i]`` is
+    Node.proven.
 
     ``*_before[k]`` is the sum over layers [0, k): the sum over layers [a, b) is ``before[b] - before[a]``.
     """
@@ -40,6 +41,7 @@ class Problem:
     flops: Floats = field(init=False)
     memory: Floats = field(init=False)
     host_memory: Floats = field(init=False)
+    proven: NDArray[np.bool_] = field(init=False)
     up: Floats = field(init=False)
     down: Floats = field(init=False)
     latency: Floats = field(init=False)
@@ -75,6 +77,7 @@ class Problem:
             "flops": np.array([node.flops for node in nodes], dtype=np.float64),
             "memory": np.array([node.memory_bytes for node in nodes], dtype=np.float64),
             "host_memory": np.array([node.host_memory_bytes or 0.0 for node in nodes], dtype=np.float64),
+            "proven": np.array([node.proven for node in nodes], dtype=np.bool_),
             "up": np.where(np.isnan(known_up), np.maximum(bandwidth.max(axis=1), own_bandwidth), known_up),
             "down": np.where(np.isnan(known_down), np.maximum(bandwidth.max(axis=0), own_bandwidth), known_down),
             "latency": latency,
@@ -91,6 +94,11 @@ class Problem:
         }
         for name, value in values.items():
             object.__setattr__(self, name, value)
+
+    @property
+    def is_mixed(self) -> bool:
+        """Whether some nodes are proven and others are not: then each stage needs a proven one."""
+        return bool(self.proven.any() and not self.proven.all())
 
     @property
     def least_kept_before(self) -> Floats:

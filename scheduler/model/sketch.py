@@ -16,6 +16,8 @@ from dtfm.scheduler.model.tables import Seats, Tables
 NO_LINK = 1e12
 """Price of a plan that lacks links, plus the number of those that its replica groups lack, or 1 when micro-batches have no way
 through. Plans that work cost less than this."""
+NOT_PROVEN = 1e13
+"""Price of a plan some stages of which have no proven node, plus their number."""
 NO_ROOM = 1e15
 """Price of a plan that lacks memory, plus the bytes that the worst node lacks."""
 
@@ -169,15 +171,45 @@ def gather_members(position: Position, sketch: Sketch) -> bool:
 
 
 @compiled
+def not_proven(t: Tables, sketch: Sketch, stages: int) -> int:
+    """The number of stages without a proven node, where each needs one."""
+    count = 0
+    for stage in range(stages if t.mixed else 0):
+        proven = 0
+        for at in range(sketch.stage[stage].first, sketch.stage[stage + 1].first):
+            proven += t.node[sketch.members[at]].proven
+        if proven == 0:
+            count += 1
+    return count
+
+
+@compiled
+def _witness(t: Tables, sketch: Sketch, begin: int, end: int) -> int:
+    """Of the members [begin, end) of a stage, the proven one that stays though it has no micro-batches, as no proven one has any;
+    -1 if there is none."""
+    stays = -1
+    for at in range(begin, end):
+        node = sketch.members[at]
+        if t.node[node].proven:
+            if sketch.node[node].load > 0:
+                return -1
+            if stays < 0:
+                stays = node
+    return stays
+
+
+@compiled
 def drop_idle(t: Tables, sketch: Sketch, stages: int) -> bool:
-    """Takes the nodes without micro-batches out of their stages and of the sums. Returns whether there was any."""
+    """Takes the nodes without micro-batches out of their stages and of the sums, but for the one proven node that a stage needs.
+    Returns whether there was any."""
     kept, before = 0, int(sketch.stage[stages].first)
     for stage in range(stages):
         begin = sketch.stage[stage].first
+        stays = _witness(t, sketch, begin, sketch.stage[stage + 1].first) if t.mixed else -1
         sketch.stage[stage].first = kept
         for at in range(begin, sketch.stage[stage + 1].first):
             node = sketch.members[at]
-            if sketch.node[node].load > 0:
+            if sketch.node[node].load > 0 or node == stays:
                 sketch.members[kept] = node
                 kept += 1
             else:

@@ -26,7 +26,8 @@ REMEMBERED = 4
 class Tables(NamedTuple):
     """A Problem by number of node and layer, in FLOP/s, bytes and seconds.
 
-    ``node[i]`` has flops, memory, host_memory, own_slowness, and per_up and per_down: the seconds per byte of its connection.
+    ``node[i]`` has flops, memory, host_memory, own_slowness, proven (0 or 1), and per_up and per_down: the seconds per byte of
+    its connection. With ``mixed``, each stage needs a proven node.
     Behind the nodes come the relays, of which only the connections count.
     ``link[i, j]`` has latency, slowness, ratio and via, the row in ``node`` of who relays it, or -1. ``relayed`` is the number of
     links that are relayed. ``toward[j, kind, i]`` has, of the link from i to j and back, what
@@ -53,6 +54,7 @@ class Tables(NamedTuple):
     micro_batches: int
     copies: int
     relayed: int
+    mixed: bool
     update_seconds_per_byte: float
 
 
@@ -103,6 +105,7 @@ def tables(problem: Problem) -> Tables:
             own_slowness=_padded(problem.own_slowness, relays),
             per_up=per_up,
             per_down=per_down,
+            proven=np.pad(problem.proven.astype(np.int64), (0, len(relays))),
         ),
         link=_records(
             latency=problem.latency,
@@ -130,6 +133,7 @@ def tables(problem: Problem) -> Tables:
         micro_batches=int(workload.micro_batches),
         copies=int(problem.cluster.copies),
         relayed=int((problem.via >= 0).sum()),
+        mixed=problem.is_mixed,
         update_seconds_per_byte=float(
             workload.bytes_over_bus_per_parameter_byte / workload.host_bytes_per_parameter_byte / BUS_BYTES_PER_SECOND
         ),

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
-from dtfm.scheduler.assemble.evaluate import missing_links
+from dtfm.scheduler.assemble.evaluate import bare_stages, missing_links
 from dtfm.scheduler.model.keeping import has_room, held_by, shortest
 from dtfm.scheduler.model.memory import Keeping, in_flight
 from dtfm.scheduler.model.plan import Plan, Stage, Takeover, unless_usual
@@ -19,20 +19,24 @@ from dtfm.scheduler.model.problem import Problem, draft_of
 def rerouted(plan: Plan, problem: Problem, holders: Sequence[Collection[str]]) -> Plan | None:
     """``plan`` on those of its nodes that the cluster still has, or None where that is impossible.
 
-    An idle node that holds the stage's state and has room to train it replaces a missing node, the fastest first. ``holders``
-    are the nodes that hold each layer. Without such a node, the missing node's micro-batches go to the other replicas of its
-    stage, each to the one that finishes its own earliest. Returns None when a stage has no replica left, or when a link or memory
-    would be missing.
+    An idle node that holds the stage's state and has room to train it replaces a missing node, a proven one first where the
+    stage needs one, then the fastest. ``holders`` are the nodes that hold each layer. Without such a node, the missing node's
+    micro-batches go to the other replicas of its stage, each to the one that finishes its own earliest. Returns None when a
+    stage has no replica left, when a link or memory would be missing, or when a stage that lost a node has no proven one while
+    there are as many of these as stages.
     Whoever stays keeps what it needs as before; a newcomer does as a new plan would have it do.
     """
     speed = {node.id: node.flops for node in problem.cluster.nodes}
+    proven = {node.id for node in problem.cluster.nodes if node.proven}
     idle = sorted(speed.keys() - set(plan.nodes), key=lambda node: (-speed[node], node))
     repaired = plan
     for index, stage in enumerate(plan.stages):
         for gone in [node for node in stage.replicas if node not in speed]:
             taken = plan.seats(index)  # a node that was lost here and is back cannot have a second seat under its name
             holding = [node for node in idle if all(node in holders[layer] for layer in range(*stage.layers))]
-            able = (node for node in holding if node not in taken and _has_room(problem, plan, index, node))
+            bare = proven.isdisjoint(repaired.stages[index].replicas)
+            first = sorted(holding, key=lambda node: node not in proven) if bare else holding
+            able = (node for node in first if node not in taken and _has_room(problem, plan, index, node))
             if (new := next(able, None)) is not None:
                 repaired = _replaced(repaired, index, gone, new, problem)
                 idle.remove(new)
@@ -44,8 +48,11 @@ def rerouted(plan: Plan, problem: Problem, holders: Sequence[Collection[str]]) -
             repaired = _taken_over(repaired, index, gone, left)
     repaired = replace(repaired, idle=tuple(name for name in problem.cluster.ids if name in idle))
     draft = draft_of(repaired, problem.cluster)
-    possible = not missing_links(problem, draft) and has_room(problem, draft)
-    return repaired if possible else None
+    if missing_links(problem, draft) or not has_room(problem, draft):
+        return None
+    lost = {index for index, stage in enumerate(plan.stages) if not speed.keys() >= set(stage.replicas)}
+    could_share = len(proven) >= len(plan.stages)
+    return None if could_share and lost.intersection(bare_stages(problem, draft.groups)) else repaired
 
 
 def _has_room(problem: Problem, plan: Plan, index: int, node: str) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from dataclasses import dataclass, replace
 
-from dtfm.scheduler.assemble.evaluate import Evaluator, missing_links
+from dtfm.scheduler.assemble.evaluate import Evaluator, bare_stages, missing_links
 from dtfm.scheduler.assemble.infeasible import size_in_words
 from dtfm.scheduler.cost.bounds import work_bound
 from dtfm.scheduler.cost.in_flight import depths
@@ -41,7 +41,7 @@ class Incumbent:
 
     def seconds_per_step(self, problem: Problem) -> float:
         """Seconds per step of the plan, or of about what is left of it."""
-        if self.obstacle is None:
+        if self.obstacle in (None, Reason.NOT_PROVEN):
             return simulate(problem, draft_of(self.plan, problem.cluster))
         left = tuple(group for group in survivors(self.plan, problem) if group)
         usable = left and len(left) <= len(problem.activation)
@@ -63,8 +63,9 @@ def _obstacle(problem: Problem, incumbent: Plan, shape: Shape) -> Reason | None:
     ways = set(itertools.chain.from_iterable(keepings(problem, draft)))
     if not shape.admits(draft.groups) or not ways.issubset(problem.workload.ways):
         return Reason.REQUESTED
-    works = not missing_links(problem, draft) and has_room(problem, draft)
-    return None if works else Reason.INFEASIBLE
+    if missing_links(problem, draft) or not has_room(problem, draft):
+        return Reason.INFEASIBLE
+    return Reason.NOT_PROVEN if bare_stages(problem, draft.groups) else None
 
 
 def _rest(problem: Problem, plan: Plan) -> tuple[str, ...]:
@@ -141,6 +142,7 @@ _OBSTACLES = {
     Reason.NODE_LOST: "The plan used a node that has left.",
     Reason.REQUESTED: "The plan did not have the requested stages or ways to keep what nodes need, or was for another workload.",
     Reason.INFEASIBLE: "The plan needed a link or memory that is gone.",
+    Reason.NOT_PROVEN: "The plan had stages without a proven node.",
 }
 
 

@@ -172,6 +172,8 @@ class _Bounds:
         rooms = np.where(member, problem.memory, np.inf).min(axis=1)
         fits = np.zeros((masks, layers + 1, layers + 1), dtype=bool)
         fits[:, first, past_last] = need < rooms[:, None] + 1.0
+        if problem.is_mixed:
+            fits[~member[:, problem.proven].any(axis=1)] = False
         alone[~fits] = np.inf
         fastest = float(problem.flops.max())
         computed, summed = _rest(work, per_flop, alone, fastest)

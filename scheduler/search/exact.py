@@ -44,7 +44,8 @@ def improve(
     if over():
         return best
     most = OPEN_PER_EVALUATION * (evaluations - evaluator.spent)
-    plans = promising(problem, shape, evaluator.keep_idle_hands, best.price[-1], most, expired)
+    may_idle = evaluator.keep_idle_hands or problem.is_mixed  # a proven node may stay in a stage that needs it
+    plans = promising(problem, shape, may_idle, best.price[-1], most, expired)
     prices, bounds = priced(evaluator.tables, plans, evaluator.keep_idle_hands)
     # Good plans first, so that many others are ruled out.
     for row in np.argsort(prices, kind="stable")[: np.count_nonzero(prices < NO_LINK)].tolist():

@@ -12,7 +12,17 @@ from dtfm.scheduler.cost.state_transfer import fetching_seconds
 from dtfm.scheduler.model.compiled import compiled
 from dtfm.scheduler.model.keeping import ENOUGH
 from dtfm.scheduler.model.problem import Floats
-from dtfm.scheduler.model.sketch import NO_LINK, NO_ROOM, Position, Sketch, copy, gather_members, seats_of_sketch
+from dtfm.scheduler.model.sketch import (
+    NO_LINK,
+    NO_ROOM,
+    NOT_PROVEN,
+    Position,
+    Sketch,
+    copy,
+    gather_members,
+    not_proven,
+    seats_of_sketch,
+)
 from dtfm.scheduler.model.sums import add_up, follow
 from dtfm.scheduler.model.tables import Tables
 from dtfm.scheduler.search.moves import Rules, change
@@ -64,9 +74,14 @@ def walk(
         if not gather_members(tried, sketch):
             continue
         anew = step > 0 and (stages != here.stages[0] or np.random.random() < NEW_CUTS)
+        bare = not_proven(t, sketch, stages) if t.mixed else 0
+        if anew and bare > 0:
+            continue
         lacking = 0.0 if anew else lacking_bytes(t, sketch, stages, tried.cuts)
         if lacking >= ENOUGH:
             limit, price = current, NO_ROOM + lacking
+        elif bare > 0:
+            limit, price = current, NOT_PROVEN + bare
         else:
             if step % SUMS_LAST == 0:
                 add_up(t, sketch.sums, tried.place, stages)

@@ -32,7 +32,8 @@ def test_a_network_is_read_in_seconds_and_bytes_row_to_column() -> None:
 def test_dumps_parse_back_to_the_same_values() -> None:
     cluster = random_cluster(1, 4)
     hosted_node = replace(cluster.nodes[0], host_memory_bytes=5e9)
-    cluster = replace(cluster, nodes=(hosted_node, *cluster.nodes[1:]))
+    newcomer = replace(cluster.nodes[1], proven=False)
+    cluster = replace(cluster, nodes=(hosted_node, newcomer, *cluster.nodes[2:]))
     again = parse_network(dump_network(cluster))
     assert again.nodes == cluster.nodes
     off_diagonal = ~np.eye(4, dtype=bool)
@@ -79,6 +80,10 @@ def test_a_decision_is_plain_json_with_the_documented_keys() -> None:
         ({"nodes": [{"id": "a", "flops": 0, "memory_bytes": 1}] * 2}, r"'a': flops is 0\.0; .* above 0"),
         ({"nodes": [{"id": "a", "flops": 1, "memory_bytes": 1}] * 2}, r"'a' appears more than once"),
         ({"nodes": [{"id": "a", "flops": 1, "memory_byte": 1}] * 2}, r"nodes\[0\]\.memory_byte is unknown"),
+        (
+            {"nodes": [{"id": "a", "flops": 1, "memory_bytes": 1, "proven": 1}] * 2},
+            r"nodes\[0\]\.proven is 1; .* true or",
+        ),
         ({"ratio": [[1, 0], [1, 1]]}, r"ratio from 'a' to 'b' is 0\.0; it must be a finite number, above 0"),
         ({"latency_ms": [[0, 1]]}, r"latency_ms has 1 rows; there are 2 nodes"),
         ({"latency_ms": [[0, 1], [1]]}, r"latency_ms\[1\] is 1 numbers; it must be a list of 2"),
