@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dtfm.coordinator.config.run_file import RunFile
+from dtfm.coordinator.core.trust.claims import are_proven, counted_bandwidth, counted_flops
 from dtfm.coordinator.log.ledger import Carried, Ledger
 from dtfm.scheduler.model.cluster import Cluster, Node, Relay
 from dtfm.scheduler.model.memory import Checkpointing, OptimizerState
@@ -46,8 +47,8 @@ def as_the_run_allows(workload: Workload, run: RunFile) -> Workload:
 
 
 def measured_cluster(ledger: Ledger, nodes: Sequence[str], ratio: float) -> Cluster:
-    """The nodes in the order given, with their links as measured. A link that was not measured gets the median of the others.
-    ``ratio``: see `bytes_ratio`."""
+    """The nodes in the order given, with their links as measured, as far as that counts (trust/claims.py). A link that was not
+    measured gets the median of the others. ``ratio``: see `bytes_ratio`."""
     size = len(nodes)
     latency, bandwidth = np.full((size, size), np.nan), np.full((size, size), np.nan)
     places = {node: place for place, node in enumerate(nodes)}
@@ -55,24 +56,27 @@ def measured_cluster(ledger: Ledger, nodes: Sequence[str], ratio: float) -> Clus
         for destination, link in ledger.links.get(source, {}).items():
             if (j := places.get(destination)) is not None:
                 latency[i, j], bandwidth[i, j] = link.latency_seconds, link.bandwidth
+    bandwidth = counted_bandwidth(ledger, nodes, bandwidth)
     reached = np.nan_to_num(bandwidth) > 0
     _fill(latency, latency[reached], DEFAULT_LATENCY_SECONDS)
     _fill(bandwidth, bandwidth[reached], DEFAULT_BANDWIDTH)
     members = [ledger.members[node] for node in nodes]
     ups = _connections([member.up for member in members], bandwidth)
     downs = _connections([member.down for member in members], bandwidth.T)
+    speeds, marks = counted_flops(ledger, nodes), are_proven(ledger, nodes)
     relays, via = _relays(ledger, places, bandwidth)
     return Cluster(
         tuple(
             Node(
                 name,
-                member.device.flops,
+                flops,
                 member.device.memory_bytes,
                 up=up,
                 down=down,
                 host_memory_bytes=member.device.host_memory_bytes or None,
+                proven=bool(proven),
             )
-            for name, member, up, down in zip(nodes, members, ups, downs, strict=True)
+            for name, member, flops, proven, up, down in zip(nodes, members, speeds, marks, ups, downs, strict=True)
         ),
         latency,
         bandwidth,

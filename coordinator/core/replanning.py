@@ -15,6 +15,7 @@ from dtfm.coordinator.core.safekeeping.returning_nodes import Return, worth_wait
 from dtfm.coordinator.core.state import ATTEMPTS, Answer, Asked, Gathering, PlanChosen, Question, State, Stepping
 from dtfm.coordinator.core.timeouts import GRACE_LEASES, HASTE_LEASES, LAST_REPORT_LEASES, PLANNING_LEASES
 from dtfm.coordinator.core.transition import Planned, PlanWanted, Transition
+from dtfm.coordinator.core.trust.claims import shown_by
 from dtfm.coordinator.core.trust.standing import is_alone
 from dtfm.coordinator.core.validation import name_some
 from dtfm.coordinator.log import events as ev
@@ -149,8 +150,9 @@ def leaver_is_stuck(state: State) -> bool:
 
 def question_of(state: State) -> Question:
     """What the planner would be asked now."""
-    members = state.ledger.members
-    return Question(frozenset((node, members[node].incarnation) for node in state.ledger.staying), state.ledger.changes)
+    members, staying = state.ledger.members, state.ledger.staying
+    nodes = frozenset((node, members[node].incarnation) for node in staying)
+    return Question(nodes, state.ledger.changes, shown_by(state.ledger, staying))
 
 
 def _decide_to_begin(state: State, phase: Gathering, now: float, asked_for: bool) -> Decision:
@@ -199,6 +201,7 @@ def _is_best(state: State, question: Question) -> bool:
     target = chosen.plan if chosen is not None else state.ledger.plan
     return (
         question.nodes <= found.question.nodes
+        and question.shown <= found.question.shown
         and _same_work(found.plan, target)
         and set(found.plan.nodes) <= {node for node, _ in question.nodes}
     )

@@ -164,10 +164,11 @@ class Members:
 @dataclass(frozen=True, slots=True)
 class Question:
     """What the planner is asked: the best plan for ``nodes`` (each with its process), as measured after ``changes`` surprises
-    (Ledger.changes)."""
+    (Ledger.changes). ``shown``: what each has shown of itself (trust/claims.py)."""
 
     nodes: frozenset[tuple[str, str]]
     changes: int
+    shown: frozenset[tuple[str, int]] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -372,8 +373,9 @@ class Speeds:
 @dataclass(frozen=True, slots=True)
 class State:
     """``secret``: 32 random bytes of this process, so that nobody can foresee what is audited. ``speeds`` are by (node, "") for
-    devices and by (source, destination) for links. ``also``: reports that the step in hand failed, as in Ledger.failures, which
-    came after it was aborted because of another. Once ``stopped``, nothing but farewells happens."""
+    devices, by (source, destination) for links, and by (node, node) for what a node delivers of what it claims (drift.py).
+    ``also``: reports that the step in hand failed, as in Ledger.failures, which came after it was aborted because of another.
+    Once ``stopped``, nothing but farewells happens."""
 
     run: RunFile
     message: plan_pb2.Run

@@ -4,16 +4,24 @@ from __future__ import annotations
 
 from typing import Any
 
+from dtfm.coordinator.core import transition as t
 from dtfm.coordinator.core.earning import tell
-from dtfm.coordinator.core.transition import Transition
+from dtfm.coordinator.core.state import Pausing, PlanChosen, State
 from dtfm.coordinator.log import events as ev
-from tests.coordinator.script import World, fresh_state
+from dtfm.protos import control_pb2 as wire
+from dtfm.scheduler.schedule import schedule
+from tests.coordinator.script import World, fresh_state, prepared
+
+
+def open_run(nodes: int, **changes: dict[str, Any]) -> State:
+    """The state at the start of a run of strangers, with these changes of RUN."""
+    cluster, trust = changes.pop("cluster", {}), changes.pop("trust", {})
+    return fresh_state(cluster={"nodes": nodes, **cluster}, trust={"mode": "open", **trust}, **changes)
 
 
 def strangers(*nodes: str, **changes: dict[str, Any]) -> World:
     """An open run in which these nodes compute step 1."""
-    changes = {**changes, "cluster": {"nodes": len(nodes), **changes.get("cluster", {})}}
-    world = World(fresh_state(**{**changes, "trust": {"mode": "open", **changes.get("trust", {})}}))
+    world = World(open_run(len(nodes), **changes))
     come(world, *nodes)
     world.settle()
     return world
@@ -28,10 +36,65 @@ def come(world: World, *nodes: str, **changes: Any) -> None:
 
 def audited(world: World, node: str, *clean: bool) -> list[ev.StandingChanged]:
     """In one tick so many audits of the node's work come to an end. Returns what is said of standings."""
-    transition = Transition(world.state, world.now)
+    transition = t.Transition(world.state, world.now)
     step, key = world.state.ledger.step + 1, world.state.ledger.key_of(node)
     for each in clean:
         transition.emit(ev.WorkAudited(step, world.state.ledger.generation, node, "another", 4, each, {}, key))
     tell(transition)
     world.state, world.log = transition.state, [*world.log, *transition.entries]
     return [event for event in transition.entries if isinstance(event, ev.StandingChanged)]
+
+
+class Planning(World):
+    """A world in which the scheduler itself plans."""
+
+    def plan(self) -> None:
+        wanted = self.wanted.pop(0)
+        found = schedule(
+            wanted.cluster,
+            wanted.workload,
+            wanted.incumbent,
+            stages=wanted.stages,
+            evaluations=400,
+            generation=wanted.generation,
+        )
+        self.feed(t.Planned(wanted.number, PlanChosen(found.plan, found.sentence, 1.0, 0.5)))
+
+    def prepare(self, node: str, said: wire.NodeMessage | None = None, /, **changes: Any) -> int:
+        train = self.state.run.train
+        return super().prepare(node, said or prepared(train.global_batch // train.micro_batch), **changes)
+
+    def switch(self) -> None:
+        """A plan that was chosen is adopted after a step, and begins."""
+        if self.state.planner.chosen is not None:
+            self.step()
+            self._begin()
+
+    def _begin(self) -> None:
+        if isinstance(self.state.phase, Pausing):
+            self.apply()
+            self.settle()
+
+    def timed_step(self, speeds: dict[str, float]) -> None:
+        """A step of two seconds, in which each node computes as fast as its FLOP/s say; 1e10 where there are none."""
+        self.now += 2.0
+        assert self.state.ledger.described is not None
+        layers = self.state.ledger.described.workload.layers
+        for stage in self.plan_in_force.stages:
+            work = 3 * sum(layer.forward_flops for layer in layers[slice(*stage.layers)])
+            for node, load in zip(stage.replicas, stage.loads, strict=True):
+                self.vote(node, compute_seconds=work * load / speeds.get(node, 1e10))
+        if (until := self.state.wakes_at) is not None:
+            self.now = until
+            self.feed(t.TimePassed())
+        self._begin()
+
+    def share_of(self, node: str) -> float:
+        """The part of a step's FLOPs that the plan gives the node."""
+        assert self.state.ledger.described is not None
+        layers = self.state.ledger.described.workload.layers
+        work = dict.fromkeys(self.plan_in_force.nodes, 0.0)
+        for stage in self.plan_in_force.stages:
+            for each, load in zip(stage.replicas, stage.loads, strict=True):
+                work[each] = load * sum(layer.forward_flops for layer in layers[slice(*stage.layers)])
+        return work.get(node, 0.0) / sum(work.values())
