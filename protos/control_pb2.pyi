@@ -438,12 +438,14 @@ class KeepSnapshots(_message.Message):
     def __init__(self, whole: _Optional[int] = ..., under_way: _Optional[int] = ..., missing: _Optional[_Iterable[_Union[Part, _Mapping]]] = ..., peers: _Optional[_Iterable[_Union[Peer, _Mapping]]] = ...) -> None: ...
 
 class SnapshotSource(_message.Message):
-    __slots__ = ("folder", "parts")
+    __slots__ = ("folder", "parts", "manifest")
     FOLDER_FIELD_NUMBER: _ClassVar[int]
     PARTS_FIELD_NUMBER: _ClassVar[int]
+    MANIFEST_FIELD_NUMBER: _ClassVar[int]
     folder: str
     parts: _containers.RepeatedCompositeFieldContainer[Part]
-    def __init__(self, folder: _Optional[str] = ..., parts: _Optional[_Iterable[_Union[Part, _Mapping]]] = ...) -> None: ...
+    manifest: bytes
+    def __init__(self, folder: _Optional[str] = ..., parts: _Optional[_Iterable[_Union[Part, _Mapping]]] = ..., manifest: _Optional[bytes] = ...) -> None: ...
 
 class PlanReady(_message.Message):
     __slots__ = ("generation", "progress", "codecs", "states")

@@ -97,7 +97,7 @@ def _take_in(transition: Transition, event: Input) -> None:
         case Planned() if not over:
             replanning.planned(transition, event)
         case ManifestDone() if not over:
-            snapshot.manifest_done(transition, event.step, event.problem, event.bucket)
+            snapshot.manifest_done(transition, event)
         case TimePassed() if not over:
             membership.lapse(transition)
             _overdue(transition)

@@ -61,11 +61,13 @@ class Planned:
 
 @dataclass(frozen=True, slots=True)
 class ManifestDone:
-    """The answer to WriteManifest. ``problem`` is empty if the checkpoint is whole. ``bucket``: whose file is to blame."""
+    """The answer to WriteManifest. ``problem`` is empty if the checkpoint is whole; ``digest`` is then the BLAKE3 (hex) of the
+    manifest. ``bucket``: whose file is to blame."""
 
     step: int
     problem: str
     bucket: int | None = None
+    digest: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -268,8 +268,8 @@ class CodecsChosen:
 @dataclass(frozen=True, slots=True)
 class PlanFailed:
     """A node could not take its part. ``snapshot_damaged``: a part of the snapshot that holds the state is damaged on every disk
-    that has it. ``lost``: layers whose state the node was expected to hold, and does not. ``silent``: it has not said so, it was
-    waited for in vain, and it was one of the ``suspects``."""
+    that has it; or the checkpoint is, or another one is in its place. ``lost``: layers whose state the node was expected to hold,
+    and does not. ``silent``: it has not said so, it was waited for in vain, and it was one of the ``suspects``."""
 
     generation: int
     node: str
@@ -356,8 +356,11 @@ class Evaluated:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointWritten:
+    """``manifest``: the BLAKE3 (hex) of its manifest; empty in logs of older versions."""
+
     step: int
     folder: str
+    manifest: str = ""
     event: Literal["checkpoint_written"] = "checkpoint_written"
 
 

@@ -123,8 +123,8 @@ class Ledger:
     plan: a device or link that drifted, a link that
     broke or works again. ``codecs`` are by source. ``held``: per layer, the processes (node, incarnation) that had its state as
     of ``step`` in memory. They still have it when they return, unless they say otherwise. ``step_seconds``: the time of the last
-    step that began and ended under one plan. ``checkpoints`` maps the steps of whole checkpoints to their folders; ``on_disks``
-    is the last whole snapshot on the nodes' disks.
+    step that began and ended under one plan. ``checkpoints`` maps the steps of whole checkpoints to their folders, ``manifests``
+    to the BLAKE3 (hex) of their manifests; ``on_disks`` is the last whole snapshot on the nodes' disks.
     Since the last commit: ``failures`` are the reports of a step that was at fault itself, each a node and the problem,
     ``peer_losses`` who lost whom, ``waited_for`` the suspects of each attempt that waited in vain, the last MOST_FAILURES. Who
     leaves is in neither of these two. ``plan_failures`` are the nodes that could not take their part since a plan last started,
@@ -160,6 +160,7 @@ class Ledger:
     step_seconds: float | None = None
     evaluated: ev.Evaluated | None = None
     checkpoints: Mapping[int, str] = field(default_factory=dict)
+    manifests: Mapping[int, str] = field(default_factory=dict)
     on_disks: ev.SnapshotWritten | None = None
     failures: tuple[tuple[str, str], ...] = ()
     peer_losses: tuple[tuple[str, str], ...] = ()
@@ -300,13 +301,12 @@ def apply(ledger: Ledger, event: ev.Event) -> Ledger:
             return replace(ledger, codecs={**ledger.codecs, event.node: event.codecs})
         case ev.PlanFailed():
             held = _but_lost(ledger, event)
-            # The first report alone does not condemn the snapshot: the reporter's own memory may be damaged.
-            on_disks = None if event.snapshot_damaged and ledger.plan_failures else ledger.on_disks
+            ledger = _but_damaged(ledger, event)
             # With other state held the next plan differs, so this failure does not count.
             if event.silent:
                 return _waited(ledger, event)
             failures = (*ledger.plan_failures, event.node) if held == ledger.held else ledger.plan_failures
-            return replace(ledger, plan_failures=failures, held=held, on_disks=on_disks)
+            return replace(ledger, plan_failures=failures, held=held)
         case ev.StepCommitted():
             seconds = ledger.step_seconds if event.resumed else event.seconds
             did = {node: ledger.worked[node] + 1 for node in event.compute_seconds if node in ledger.worked}
@@ -334,7 +334,8 @@ def apply(ledger: Ledger, event: ev.Event) -> Ledger:
             return replace(ledger, evaluated=event)
         case ev.CheckpointWritten():
             checkpoints = {**ledger.checkpoints, event.step: event.folder}
-            return replace(ledger, checkpoints=checkpoints, checkpoint_failures=())
+            manifests = {**ledger.manifests, event.step: event.manifest}
+            return replace(ledger, checkpoints=checkpoints, manifests=manifests, checkpoint_failures=())
         case ev.CheckpointFailed():
             failures = (*ledger.checkpoint_failures, event.node)[-MOST_FAILURES:]
             return replace(ledger, checkpoint_failures=failures if event.node else ledger.checkpoint_failures)
@@ -350,7 +351,10 @@ def apply(ledger: Ledger, event: ev.Event) -> Ledger:
             checkpoints = {step: folder for step, folder in ledger.checkpoints.items() if step <= event.step}
             if event.folder:
                 checkpoints[event.step] = event.folder
-            fresh = replace(ledger, plan=None, held=(), last=None, counts_from=ledger.generation + 1)
+            manifests = {step: digest for step, digest in ledger.manifests.items() if step <= event.step}
+            fresh = replace(
+                ledger, plan=None, held=(), last=None, counts_from=ledger.generation + 1, manifests=manifests
+            )
             on_disks = ledger.on_disks if ledger.on_disks and ledger.on_disks.step <= event.step else None
             audits = {who: replace(of, last=min(of.last, event.step)) for who, of in ledger.audits.items()}
             return replace(fresh, step=event.step, checkpoints=checkpoints, on_disks=on_disks, audits=audits)
@@ -473,6 +477,19 @@ def _without(ledger: Ledger, node: str) -> Ledger:
         peer_losses=tuple(pair for pair in ledger.peer_losses if node not in pair),
         waited_for=tuple(suspects - {node} for suspects in ledger.waited_for),
     )
+
+
+def _but_damaged(ledger: Ledger, failed: ev.PlanFailed) -> Ledger:
+    """Without the snapshot that is damaged. The first report alone does not condemn it: that node's own memory may be damaged.
+    One node alone does not condemn a checkpoint, which all read. The only one is not given up."""
+    if not failed.snapshot_damaged or not ledger.plan_failures:
+        return ledger
+    if ledger.on_disks is not None:
+        return replace(ledger, on_disks=None)
+    others = {step: folder for step, folder in ledger.checkpoints.items() if step != ledger.step}
+    if ledger.state_is_held or not others or {failed.node}.issuperset(ledger.plan_failures):
+        return ledger
+    return replace(ledger, checkpoints=others)
 
 
 def _but_lost(ledger: Ledger, failed: ev.PlanFailed) -> tuple[tuple[tuple[str, str], ...], ...]:

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import fsspec
+from blake3 import blake3
 
 from dtfm.coordinator.log.events import SnapshotPart
 from dtfm.protos.checkpoint_names import bucket_file, bucket_of, step_folder, step_of
@@ -44,9 +45,9 @@ class Manifest:
     buckets: tuple[BucketFile, ...]
 
 
-def write_manifest(folder: str, run: Mapping[str, Any], run_id: str, step: int, parts: Sequence[SnapshotPart]) -> None:
-    """Makes the checkpoint whole; ``parts`` are in order of bucket. Raises CheckpointError if a file is missing, or has another
-    size than its node reported."""
+def write_manifest(folder: str, run: Mapping[str, Any], run_id: str, step: int, parts: Sequence[SnapshotPart]) -> str:
+    """Makes the checkpoint whole; ``parts`` are in order of bucket. Returns the BLAKE3 (hex) of the manifest. Raises
+    CheckpointError if a file is missing, or has another size than its node reported."""
     buckets = tuple(
         BucketFile(index, bucket_file(index, part.nonce), part.size_bytes, part.digest)
         for index, part in enumerate(parts)
@@ -61,19 +62,26 @@ def write_manifest(folder: str, run: Mapping[str, Any], run_id: str, step: int, 
         temporary = f"{path}/manifest.json.part"
         filesystem.pipe_file(temporary, text)
         filesystem.mv(temporary, f"{path}/manifest.json")
+        return blake3(text).hexdigest()
     except OSError as error:
         raise CheckpointError(f"the manifest could not be written to {folder}: {error}") from None
 
 
 def read_manifest(folder: str) -> Manifest:
     """The manifest of a whole checkpoint. Raises CheckpointError."""
+    return manifest_and_digest(folder)[0]
+
+
+def manifest_and_digest(folder: str) -> tuple[Manifest, str]:
+    """The manifest of a whole checkpoint, and its BLAKE3 (hex). Raises CheckpointError."""
     try:
         filesystem, path = fsspec.url_to_fs(folder)
         if filesystem.size(f"{path}/manifest.json") > MAX_MANIFEST_BYTES:
             raise CheckpointError(
                 f"{folder}/manifest.json is larger than {MAX_MANIFEST_BYTES} bytes; it is not one of ours"
             )
-        fields = json.loads(filesystem.cat_file(f"{path}/manifest.json"))
+        text = filesystem.cat_file(f"{path}/manifest.json")
+        fields = json.loads(text)
     except FileNotFoundError:
         raise CheckpointError(f"{folder} holds no whole checkpoint (no manifest.json)") from None
     except (OSError, ValueError) as error:
@@ -91,7 +99,7 @@ def read_manifest(folder: str) -> Manifest:
         raise CheckpointError(f"{folder}/manifest.json is malformed ({error!r}); it is not one of ours") from None
     if any(bucket_of(b.file) is None for b in buckets):
         raise CheckpointError(f"{folder}/manifest.json names files outside the checkpoint; it is not one of ours")
-    return manifest
+    return manifest, blake3(text).hexdigest()
 
 
 def tidy(

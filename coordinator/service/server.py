@@ -298,9 +298,9 @@ class Server:
         self._inputs.put_nowait(t.Planned(wanted.number, outcome, hopeless))
 
     async def _write_manifest(self, command: t.WriteManifest) -> None:
-        ledger, problem, bucket = self.ledger, "", None
+        ledger, problem, bucket, digest = self.ledger, "", None, ""
         try:
-            await asyncio.to_thread(
+            digest = await asyncio.to_thread(
                 write_manifest, command.folder, ledger.run, ledger.run_id, command.step, command.parts
             )
         except CheckpointError as error:
@@ -308,7 +308,7 @@ class Server:
         except Exception as error:
             log.exception("the manifest of step %d could not be written", command.step)
             problem = f"{type(error).__name__}: {error}"
-        self._inputs.put_nowait(t.ManifestDone(command.step, problem, bucket))
+        self._inputs.put_nowait(t.ManifestDone(command.step, problem, bucket, digest))
 
     async def _tidy_checkpoints(self, command: t.TidyCheckpoints) -> None:
         try:

@@ -16,7 +16,7 @@ from dtfm.coordinator.core.timeouts import check_ladder
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.ledger import fold
 from dtfm.coordinator.log.ledger_snapshot import restore
-from dtfm.coordinator.log.manifest import newest, read_manifest
+from dtfm.coordinator.log.manifest import manifest_and_digest, newest
 from dtfm.coordinator.log.store import Store
 from dtfm.coordinator.service.server import Deaf, Server
 
@@ -101,12 +101,12 @@ def _from_checkpoint(store: Store, run: RunFile) -> list[ev.Event]:
             f"there is nothing to resume: {store.url} is empty, and {run.checkpoint.uri} holds no whole checkpoint; leave "
             f"--resume out to start"
         )
-    manifest = read_manifest(folder)
+    manifest, digest = manifest_and_digest(folder)
     _check_same(parse_run(manifest.run, f"{folder}/manifest.json"), run)
     step = manifest.step
     return [
         ev.RunStarted(manifest.run_id, run.model_dump(mode="json")),
-        ev.CheckpointWritten(step, folder),
+        ev.CheckpointWritten(step, folder, digest),
         ev.RolledBack(step, step, folder, f"this log begins with the checkpoint of step {step}"),
     ]
 

@@ -128,7 +128,7 @@ def acquire_stage(
             from_disks[index] = bucket, parts[index]
         elif assignment.snapshot.folder:
             check_checkpoint(assignment.snapshot.folder, loaded.allowed)
-            read_bucket(assignment.snapshot.folder, bucket)
+            read_bucket(assignment.snapshot.folder, bucket, assignment.snapshot.manifest)
         elif assignment.step == 0:
             initialise(loaded.model, bucket, run.seed)
         else:

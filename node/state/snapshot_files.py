@@ -35,6 +35,10 @@ _MOST_HEADER_BYTES = 1 << 20
 _MOST_MANIFEST_BYTES = 1 << 24
 
 
+class CheckpointDamaged(ValueError):
+    """The checkpoint is not as it was written, or not what the coordinator means: an older one may be."""
+
+
 def file_name(bucket: int) -> str:
     """In a snapshot on this node's own disk."""
     return f"bucket-{bucket:05d}.safetensors"
@@ -178,33 +182,42 @@ def write_model_files(folder: str, model: Model, data: Data, dtype: torch.dtype 
             write(folder, file.name, file.read_bytes())
 
 
-def read_bucket(folder: str, bucket: Bucket) -> None:
+def read_bucket(folder: str, bucket: Bucket, manifest: bytes = b"") -> None:
     """Reads a bucket's state from the checkpoint at ``folder`` into ``bucket``, which keeps its device. After an error the bucket
-    may have anything in it.
+    may have anything in it. ``manifest``: the BLAKE3 of the checkpoint's manifest, if that is known.
 
     Raises:
-        ValueError: no whole checkpoint there, of another model or precision, or damaged.
+        CheckpointDamaged: no whole checkpoint there, another one, or a damaged one.
+        ValueError: it is of another model or precision.
         OSError, or another exception of the file system: not readable.
     """
     index = bucket.spec.index
     where = f"checkpoint {folder}, bucket {index}"
-    entry = _manifest_entry(folder, index)
+    entry = _manifest_entry(folder, index, manifest)
     loading, digest, size = Loading(bucket, where), blake3(), 0
     for piece in _bounded(folder, entry["file"], most_bytes(bucket.spec, bucket.parameters.dtype)):
         digest.update(piece)
         size += len(piece)
         loading.take(piece)
     if (size, digest.hexdigest()) != (entry["bytes"], entry["blake3"]):
-        raise ValueError(f"{where}: {entry['file']} is damaged (its BLAKE3 differs); use an older checkpoint")
+        raise CheckpointDamaged(f"{where}: {entry['file']} is damaged (its BLAKE3 differs); use an older checkpoint")
     loading.finish()
 
 
-def _manifest_entry(folder: str, index: int) -> dict[str, Any]:
+def _manifest_entry(folder: str, index: int, digest: bytes) -> dict[str, Any]:
     """The bucket's entry in the manifest: {"index", "file", "bytes", "blake3"}."""
     try:
-        manifest = json.loads(b"".join(_bounded(folder, MANIFEST, _MOST_MANIFEST_BYTES)))
+        text = b"".join(_bounded(folder, MANIFEST, _MOST_MANIFEST_BYTES))
+        if digest and blake3(text).digest() != digest:
+            raise CheckpointDamaged(
+                f"checkpoint {folder}: {MANIFEST} is not the one that the coordinator wrote (its BLAKE3 differs); somebody has "
+                "replaced it. Use an older checkpoint, and look at who may write there"
+            )
+        manifest = json.loads(text)
     except FileNotFoundError:
-        raise ValueError(f"checkpoint {folder} has no {MANIFEST}: it was never finished; use an older one") from None
+        raise CheckpointDamaged(
+            f"checkpoint {folder} has no {MANIFEST}: it was never finished; use an older one"
+        ) from None
     except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as problem:
         raise ValueError(f"checkpoint {folder}: {MANIFEST} is not JSON ({problem}); use an older one") from None
     version = manifest.get("format") if isinstance(manifest, dict) else None

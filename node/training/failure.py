@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from dtfm.node.state.snapshot_files import CheckpointDamaged
 from dtfm.node.state.snapshots import SnapshotDamaged
 from dtfm.node.training.pipeline import NonFinite
 from dtfm.protos.control_pb2 import PlanFailed, StepProblem
@@ -22,7 +23,7 @@ def problem_of(error: Exception) -> StepProblem:
 
 
 def plan_failed(generation: int, error: Exception) -> PlanFailed:
-    damaged = isinstance(error, SnapshotDamaged)
+    damaged = isinstance(error, SnapshotDamaged | CheckpointDamaged)
     return PlanFailed(generation=generation, problem=sentence_of(error), snapshot_damaged=damaged)
 
 

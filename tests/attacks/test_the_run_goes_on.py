@@ -133,6 +133,32 @@ def test_who_hands_out_wrong_state_is_named_and_newcomers_get_it_from_others(tmp
     assert cluster.losses == pytest.approx(losses_alone(cluster.run_file, steps=len(steps)), rel=1e-8)
 
 
+def test_a_checkpoint_whose_manifest_was_replaced_is_refused_for_the_one_before(tmp_path: Path) -> None:
+    """By somebody who may write to the storage, while nobody has the state in memory."""
+    text = run_file(model=GPT2, stages=[1, 1], steps=60, checkpoint_every=10)
+    with Cluster(tmp_path, text, nodes=PEERS, invited=True) as cluster:
+        newest = cluster.wait_for("checkpoint_written", where=lambda event: event["step"] >= 30)["step"]
+        assert cluster.coordinator is not None
+        for process in (cluster.coordinator, *cluster.nodes.values()):
+            process.send(signal.SIGKILL)
+            process.wait(10)
+        newest = max(event["step"] for event in cluster.of("checkpoint_written"))
+        manifest = tmp_path / "checkpoints" / f"step-{newest:08d}" / "manifest.json"
+        manifest.write_text(manifest.read_text().replace("  ", " "))
+        resumed = len(cluster.events)
+        cluster.start_coordinator("--resume")
+        for name in PEERS:
+            cluster.add(name)
+        assert cluster.finish() == 0
+        assert [event["step"] for event in cluster.events[resumed:] if event["event"] == "rolled_back"][-1] < newest
+    damaged = [event for event in cluster.of("plan_failed") if event["snapshot_damaged"]]
+    assert {event["node"] for event in damaged} == set(PEERS)
+    assert "not the one that the coordinator wrote" in damaged[0]["reason"]
+    alone = losses_alone(cluster.run_file)
+    for event in cluster.of("step_committed"):
+        assert event["loss"] == pytest.approx(alone[event["step"] - 1], rel=1e-9, abs=0)
+
+
 def test_an_idle_node_that_meddles_is_ignored(tmp_path: Path) -> None:
     with attacked(tmp_path, "meddles", (*PEERS, "c"), steps=100_000) as cluster:
         cluster.wait_for("step_committed")

@@ -62,7 +62,7 @@ EVERY_EVENT: list[ev.Event] = [
     ev.StepAborted(2, 1, "NON_FINITE", "a", "why"),
     ev.DigestMismatch(2, 1, 0, {"a": "00", "b": "01"}),
     ev.Evaluated(1, 2.5, 64, 3.2),
-    ev.CheckpointWritten(1, "file:///x/step-00000001"),
+    ev.CheckpointWritten(1, "file:///x/step-00000001", "ab12"),
     ev.CheckpointFailed(1, "why"),
     ev.SnapshotWritten(
         1, (ev.SnapshotPart(10, "ab"), ev.SnapshotPart(20, "cd")), {"a": ((0, 2),), "b": ((1, 2),)}, 0.5

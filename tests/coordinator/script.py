@@ -46,6 +46,7 @@ E = TypeVar("E")
 
 LAYERS = 4
 BUCKETS = 4
+MANIFEST = "5a" * 32
 LEASE = 10.0
 START = 100.0
 
@@ -351,7 +352,7 @@ class World:
     def save(self) -> None:
         """The checkpoint of the last committed step becomes whole."""
         self.write_checkpoint()
-        self.feed(t.ManifestDone(self.manifests[-1].step, ""))
+        self.feed(t.ManifestDone(self.manifests[-1].step, "", digest=MANIFEST))
 
     def finish_run(self) -> None:
         """All that is left of the run, from a step in hand on."""

@@ -19,7 +19,7 @@ from dtfm.coordinator.core.safekeeping.donors import donors_at_work
 from dtfm.coordinator.core.safekeeping.machines import machines, machines_of
 from dtfm.coordinator.core.safekeeping.standby import rests_on_one_machine
 from dtfm.coordinator.core.state import ATTEMPTS, Admission, Destination, Layers, Session, SnapshotTally, State
-from dtfm.coordinator.core.transition import TidyCheckpoints, Transition, WriteManifest
+from dtfm.coordinator.core.transition import ManifestDone, TidyCheckpoints, Transition, WriteManifest
 from dtfm.coordinator.core.trust.standing import is_alone, weakest
 from dtfm.coordinator.core.trust.verdict import Against, OfTheRun, against_one, blame
 from dtfm.coordinator.core.validation import check_own_layers, check_parts, shorten
@@ -135,7 +135,8 @@ def reported(transition: Transition, session: Session, message: wire.SnapshotPar
     _continue_on_disks(transition, tally)
 
 
-def manifest_done(transition: Transition, step: int, problem: str, bucket: int | None) -> None:
+def manifest_done(transition: Transition, done: ManifestDone) -> None:
+    step, problem, bucket = done.step, done.problem, done.bucket
     tally = transition.state.safekeeping.snapshot(Destination.CHECKPOINT, step)
     if tally is None:
         return
@@ -146,7 +147,7 @@ def manifest_done(transition: Transition, step: int, problem: str, bucket: int |
     unfinished = safekeeping.unfinished - {step}
     transition.set_safekeeping(replace(safekeeping, unfinished=unfinished))
     target = transition.state.run.checkpoint
-    transition.emit(ev.CheckpointWritten(step, step_folder(target.uri, step)))
+    transition.emit(ev.CheckpointWritten(step, step_folder(target.uri, step), done.digest))
     if tally.disputed:
         return  # this one may be of no use, so the older ones stay
     others = transition.state.safekeeping.snapshots
@@ -213,7 +214,8 @@ def source(state: State) -> wire.SnapshotSource:
         holders = on_disk(state, whole.step, range(len(whole.parts)))
         if len(holders) == len(whole.parts):
             return wire.SnapshotSource(parts=[_part(b, whole.parts[b], nodes) for b, nodes in holders.items()])
-    return wire.SnapshotSource(folder=ledger.checkpoints.get(ledger.step, ""))
+    manifest = bytes.fromhex(ledger.manifests.get(ledger.step, ""))
+    return wire.SnapshotSource(folder=ledger.checkpoints.get(ledger.step, ""), manifest=manifest)
 
 
 def pause_after(seconds: float, lease: float) -> float:

@@ -7,7 +7,7 @@ import pytest
 from dtfm.coordinator.core.state import Gathering, Switching
 from dtfm.coordinator.log import events as ev
 from dtfm.protos import control_pb2 as wire
-from tests.coordinator.script import LEASE, World, restarted, training
+from tests.coordinator.script import LEASE, MANIFEST, World, restarted, training
 
 
 def test_a_restarted_coordinator_waits_for_its_nodes_and_loses_no_step() -> None:
@@ -42,6 +42,7 @@ def test_training_goes_back_to_the_checkpoint_when_nodes_lost_their_state_in_a_c
     world.fail_plan("a", "it is not here", lost=[0, 1])
     assert world.events(ev.RolledBack)[-1].step == 2
     assert world.last_to("a", "assignment").snapshot.folder == "memory://checkpoints/step-00000002"
+    assert world.last_to("a", "assignment").snapshot.manifest.hex() == MANIFEST
     world.settle()
     assert world.last_to("a", "begin") == wire.Begin(generation=3, step=3)
 

@@ -144,6 +144,7 @@ def test_a_change_of_the_ledgers_fields_needs_a_new_format() -> None:
         "step_seconds",
         "evaluated",
         "checkpoints",
+        "manifests",
         "on_disks",
         "failures",
         "peer_losses",

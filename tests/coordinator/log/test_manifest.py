@@ -10,6 +10,7 @@ import pytest
 
 from dtfm.coordinator.log.manifest import (
     CheckpointError,
+    manifest_and_digest,
     newest,
     read_manifest,
     tidy,
@@ -32,6 +33,15 @@ def test_a_manifest_names_every_bucket(checkpoint: Path) -> None:
     manifest = read_manifest(checkpoint.as_uri())
     assert (manifest.step, manifest.run_id, len(manifest.buckets)) == (5, "run-id", 3)
     assert not list(checkpoint.glob("*.part"))
+
+
+def test_a_manifest_is_named_by_its_digest(tmp_path: Path) -> None:
+    folder = tmp_path / "step-00000005"
+    digest = write_manifest(folder.as_uri(), {}, "run-id", 5, write_buckets(folder))
+    assert manifest_and_digest(folder.as_uri()) == (read_manifest(folder.as_uri()), digest)
+    text = (folder / "manifest.json").read_text()
+    (folder / "manifest.json").write_text(text.replace("run-id", "run-ie"))
+    assert manifest_and_digest(folder.as_uri())[1] != digest
 
 
 def test_a_missing_bucket_prevents_the_manifest(tmp_path: Path) -> None:

@@ -222,6 +222,24 @@ def test_a_damaged_checkpoint_is_refused(harm: Callable[[Path], None], complaint
         read_bucket(str(tmp_path / "checkpoint"), target)
 
 
+def test_another_manifest_than_the_coordinator_names_is_refused_whatever_it_says(tmp_path: Path) -> None:
+    """As whoever may write to the storage can make it, with files of their own."""
+    model = model_for("gpt2", text_data(tmp_path))
+    mine, theirs = tmp_path / "mine", tmp_path / "theirs"
+    stages = [with_moments(stage_of(model, 1, 2)), stage_of(model, 1, 2, seed=9)]
+    for folder, stage in zip((mine, theirs), stages, strict=True):
+        write_checkpoint(str(folder), [stage])
+    named = blake3((mine / "manifest.json").read_bytes()).digest()
+    target = Bucket(model.buckets[1], CPU, torch.float64)
+    read_bucket(str(mine), target, named)
+    assert target.digest() == stages[0].buckets[1].digest()
+    for file in theirs.iterdir():
+        (mine / file.name).write_bytes(file.read_bytes())
+    read_bucket(str(mine), target)
+    with pytest.raises(ValueError, match="not the one that the coordinator wrote"):
+        read_bucket(str(mine), target, named)
+
+
 @pytest.mark.parametrize(
     ("config", "dtype", "complaint"),
     [

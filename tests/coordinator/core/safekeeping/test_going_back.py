@@ -8,7 +8,7 @@ from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.ledger import fold
 from dtfm.protos import control_pb2 as wire
 from tests.coordinator.answers import links
-from tests.coordinator.script import BUCKETS, LEASE, LONG, prepared, restarted, training
+from tests.coordinator.script import BUCKETS, LEASE, LONG, World, prepared, restarted, training
 from tests.coordinator.snapshots import DIGESTS, PAUSE, claim, plan_only_with, with_snapshot, with_snapshot_in_halves
 
 
@@ -141,6 +141,46 @@ def test_losing_a_stage_sends_training_back_to_the_checkpoint() -> None:
     world.settle()
     world.step()
     assert [event.step for event in world.events(ev.StepCommitted)] == [1, 2, 3, 3]
+
+
+def back_at_the_second_checkpoint() -> World:
+    world = training("a", "b", "c", train={"steps": 10})
+    for step in range(1, 5):
+        world.step()
+        if step % 2 == 0:
+            world.save()
+    world.lose("c")
+    assert world.last_to("a", "assignment").snapshot.folder == "memory://checkpoints/step-00000004"
+    return world
+
+
+def test_a_checkpoint_that_two_find_damaged_or_replaced_is_given_up_for_the_one_before() -> None:
+    world = back_at_the_second_checkpoint()
+    world.fail_plan("a", "another manifest", snapshot_damaged=True)
+    world.fail_plan("b", "another manifest", snapshot_damaged=True)
+    assert world.last_to("a", "assignment").snapshot.folder == "memory://checkpoints/step-00000002"
+    world.settle()
+    world.step()
+    assert world.state.ledger.step == 3
+
+
+def test_one_node_alone_does_not_send_training_back_behind_a_checkpoint() -> None:
+    world = back_at_the_second_checkpoint()
+    for _ in range(2):
+        world.fail_plan("a", "another manifest", snapshot_damaged=True)
+    assert world.last_to("a", "assignment").snapshot.folder == "memory://checkpoints/step-00000004"
+
+
+def test_the_only_checkpoint_is_not_given_up() -> None:
+    world = training("a", "b", "c", train={"steps": 10})
+    world.step()
+    world.step()
+    world.save()
+    world.lose("c")
+    for node in "abab":
+        world.fail_plan(node, "another manifest", snapshot_damaged=True)
+    assert world.state.ledger.step == 2
+    assert world.exit_code == 1
 
 
 def test_losing_a_stage_without_a_checkpoint_starts_training_over() -> None:
