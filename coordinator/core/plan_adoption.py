@@ -24,6 +24,9 @@ from dtfm.coordinator.log.charges import Charge
 from dtfm.coordinator.log.ledger import Ledger
 from dtfm.protos import control_pb2 as wire
 
+BELIEVED = 2
+"""So many nodes that say that a checkpoint is damaged are believed."""
+
 
 def regroup(transition: Transition, reason: str) -> None:
     """Nothing trains any more. Replanning decides how to go on."""
@@ -93,8 +96,8 @@ def plan_failed(
     """A node could not take its part, or has not what it should give others. After ATTEMPTS in a row it is settled against it, or
     the run fails, if others cannot either; the last attempt goes back to a snapshot then, if there is one. ``snapshot_damaged``
     and ``lost`` as in the event."""
-    ledger = transition.state.ledger
-    if not isinstance(transition.state.phase, Switching) or generation != ledger.generation:
+    ledger, phase = transition.state.ledger, transition.state.phase
+    if not isinstance(phase, Switching) or generation != ledger.generation:
         return
     if not _is_due(ledger, node, lost):
         transition.log(f"ignored that {node} cannot take its part in plan {generation}: it has none")
@@ -104,7 +107,15 @@ def plan_failed(
         check_lost(lost, len(transition.state.ledger.held))
         session = transition.state.members.sessions[node]
         transition.set_session(replace(session, standby=None))  # its copy may be what was lost
-    transition.emit(ev.PlanFailed(generation, node, problem, snapshot_damaged, tuple(lost)))
+    problems = {node: problem}
+    if snapshot_damaged and snapshot.source(transition.state).folder:
+        phase = replace(phase, damaged={**phase.damaged, node: problem})
+        transition.enter(phase)
+        if len(phase.damaged) < BELIEVED and phase.awaiting - phase.damaged.keys():
+            return  # others read it too: whoever is the first to say so is not alone
+        problems = dict(phase.damaged)
+    for who, why in problems.items():
+        transition.emit(ev.PlanFailed(generation, who, why, snapshot_damaged, tuple(lost) if who == node else ()))
     ledger = transition.state.ledger
     match blame(ledger, ledger.plan_failures):
         case OfTheRun():

@@ -14,6 +14,7 @@ from dataclasses import replace
 from dtfm.coordinator.core.charging import quarantine
 from dtfm.coordinator.core.ending import fail, finish
 from dtfm.coordinator.core.plan_adoption import adopt, again, back_before, regroup
+from dtfm.coordinator.core.safekeeping.agreed_state import by_stage
 from dtfm.coordinator.core.state import ATTEMPTS, Destination, Evaluation, Pausing, State
 from dtfm.coordinator.core.transition import Transition
 from dtfm.coordinator.core.trust.standing import is_alone, party_of, weakest
@@ -102,6 +103,7 @@ def end_pause(transition: Transition) -> None:
         if (verdict := settle(ledger, digests, operator.eq)) is not None:
             _settled(transition, verdict, index, digests)
             return
+    by_stage(transition, _told(phase))
     if ledger.step >= transition.state.run.train.steps and ledger.step not in ledger.checkpoints:
         again(transition, "the last checkpoint failed")
     elif ledger.step >= transition.state.run.train.steps:
@@ -162,6 +164,15 @@ def overdue(transition: Transition, phase: Pausing) -> None:
             quarantine(transition, verdict, Charge.STALLED, f"{times} attempts waited for it; the last: {reason}")
         case Unsettled():
             again(transition, reason)
+
+
+def _told(phase: Pausing) -> Mapping[str, tuple[bytes, Mapping[int, str]]]:
+    """By node, the digest of its state, and those of its buckets."""
+    states = phase.states
+    return {
+        node: (whole, {bucket: said.digest for bucket, said in states.get(node, {}).items()})
+        for node, whole in phase.applied.items()
+    }
 
 
 def _settled(transition: Transition, verdict: Against, stage: int, digests: Mapping[str, str]) -> None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 from dtfm.coordinator.core.charging import quarantine
 from dtfm.coordinator.core.plan_adoption import again, back_before, regroup
+from dtfm.coordinator.core.safekeeping.agreed_state import by_bucket
 from dtfm.coordinator.core.state import State, StateTold, Switching
 from dtfm.coordinator.core.transition import Transition
 from dtfm.coordinator.core.trust.donations import accusers, has_accused
@@ -67,7 +68,9 @@ def is_agreed(transition: Transition, phase: Switching) -> bool:
                 wrong.setdefault((node, said.donors), _Wrong(node, bucket, said.donors, tuple(sorted(held))))
     if wrong:
         _get_again(transition, list(wrong.values()))
-    return not wrong
+        return False
+    by_bucket(transition, {bucket: next(iter(views.values())).digest for bucket, views in _by_bucket(phase).items()})
+    return True
 
 
 def _by_bucket(phase: Switching) -> Mapping[int, Mapping[str, StateTold]]:

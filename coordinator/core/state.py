@@ -239,13 +239,15 @@ class Gathering:
 @dataclass(frozen=True, slots=True)
 class Switching:
     """A plan is adopted. ``awaiting`` are the nodes that do not hold their state yet. By node, ``progress`` is what the others
-    have of the next step, and ``codecs`` what they send. ``states``: what they and others hold."""
+    have of the next step, and ``codecs`` what they send. ``states``: what they and others hold. ``damaged``: what nodes say is
+    wrong with the checkpoint that all read."""
 
     awaiting: frozenset[str]
     deadline: float
     progress: Mapping[str, wire.Progress] = field(default_factory=dict)
     codecs: Mapping[str, Codecs] = field(default_factory=dict)
     states: States = field(default_factory=dict)
+    damaged: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

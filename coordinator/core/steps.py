@@ -16,9 +16,9 @@ from dtfm.coordinator.core.charging import quarantine
 from dtfm.coordinator.core.ending import fail
 from dtfm.coordinator.core.exclusion import NAN_ADVICE, found, try_without_another
 from dtfm.coordinator.core.messages import beginnings
-from dtfm.coordinator.core.plan_adoption import again, back_before, regroup
+from dtfm.coordinator.core.plan_adoption import again, back_before, plan_failed, regroup
 from dtfm.coordinator.core.replanning import leaver_is_stuck
-from dtfm.coordinator.core.safekeeping import snapshot, standby
+from dtfm.coordinator.core.safekeeping import agreed_state, snapshot, standby
 from dtfm.coordinator.core.state import ATTEMPTS, Destination, Pausing, Stepping, Switching
 from dtfm.coordinator.core.timeouts import step_patience
 from dtfm.coordinator.core.transition import Transition
@@ -67,6 +67,10 @@ def plan_ready(transition: Transition, node: str, ready: wire.PlanReady) -> None
     )
     phase = same_state.told(transition.state, phase, node, ready.states)
     transition.enter(phase)
+    if phase.awaiting and phase.awaiting <= phase.damaged.keys():
+        who, why = next(iter(phase.damaged.items()))
+        plan_failed(transition, who, ledger.generation, why, snapshot_damaged=True)
+        return
     if phase.awaiting or not same_state.is_agreed(transition, phase):
         return
     step = ledger.step + 1
@@ -239,6 +243,7 @@ def _commit(transition: Transition, phase: Stepping) -> None:
     loss = math.fsum(vote.loss_sum for vote in last) / samples
     reporters = [node for node, _ in (*state.ledger.failures, *state.also)]
     benched = state.ledger.benched
+    agreed_state.by_stage(transition, agreed_state.told_in_votes(state, phase.votes))
     transition.emit(
         ev.StepCommitted(
             step=phase.step,

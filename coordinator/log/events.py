@@ -396,6 +396,16 @@ class SnapshotPart:
 
 
 @dataclass(frozen=True, slots=True)
+class StateAgreed:
+    """All who trained the state after ``step``, of which there is a snapshot or may soon be one, agree on its digests (hex, by
+    bucket; empty where it is not known)."""
+
+    step: int
+    digests: tuple[str, ...]
+    event: Literal["state_agreed"] = "state_agreed"
+
+
+@dataclass(frozen=True, slots=True)
 class SnapshotWritten:
     """The state after ``step`` is on the nodes' own disks. ``parts`` are in order of bucket. ``holders``: by node, the
     buckets on its disk, as ranges [first, past_last). ``seconds``: since the commit of ``step``."""
@@ -596,6 +606,7 @@ Event = (
     | NodeQuarantined
     | NodesBenched
     | StateRefused
+    | StateAgreed
     | WorkAudited
     | StandingChanged
     | NodeForgiven

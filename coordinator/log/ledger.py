@@ -32,6 +32,9 @@ MOST_QUARANTINED = 10_000
 MOST_FAILURES = 100
 """The number of failed checkpoints in a row of which it is remembered because of whom, and of attempts that waited in vain."""
 
+MOST_AGREED = 16
+"""The number of steps whose agreed digests are remembered, the last ones."""
+
 MOST_KNOWN = 20_000
 """The number of nodes whose steps are remembered. From then on one that is no member is forgotten for each new one: that with the
 fewest steps, of several the one that came last. So nobody loses what it has earned by others' coming and going."""
@@ -124,7 +127,8 @@ class Ledger:
     broke or works again. ``codecs`` are by source. ``held``: per layer, the processes (node, incarnation) that had its state as
     of ``step`` in memory. They still have it when they return, unless they say otherwise. ``step_seconds``: the time of the last
     step that began and ended under one plan. ``checkpoints`` maps the steps of whole checkpoints to their folders, ``manifests``
-    to the BLAKE3 (hex) of their manifests; ``on_disks`` is the last whole snapshot on the nodes' disks.
+    to the BLAKE3 (hex) of their manifests; ``on_disks`` is the last whole snapshot on the nodes' disks. ``agreed``: by step, the
+    digests of the state in its snapshots (see StateAgreed), the last MOST_AGREED.
     Since the last commit: ``failures`` are the reports of a step that was at fault itself, each a node and the problem,
     ``peer_losses`` who lost whom, ``waited_for`` the suspects of each attempt that waited in vain, the last MOST_FAILURES. Who
     leaves is in neither of these two. ``plan_failures`` are the nodes that could not take their part since a plan last started,
@@ -161,6 +165,7 @@ class Ledger:
     evaluated: ev.Evaluated | None = None
     checkpoints: Mapping[int, str] = field(default_factory=dict)
     manifests: Mapping[int, str] = field(default_factory=dict)
+    agreed: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
     on_disks: ev.SnapshotWritten | None = None
     failures: tuple[tuple[str, str], ...] = ()
     peer_losses: tuple[tuple[str, str], ...] = ()
@@ -301,7 +306,9 @@ def apply(ledger: Ledger, event: ev.Event) -> Ledger:
             return replace(ledger, codecs={**ledger.codecs, event.node: event.codecs})
         case ev.PlanFailed():
             held = _but_lost(ledger, event)
-            ledger = _but_damaged(ledger, event)
+            checkpoints, ledger = ledger.checkpoints, _but_damaged(ledger, event)
+            if ledger.checkpoints is not checkpoints:
+                return replace(ledger, plan_failures=())
             # With other state held the next plan differs, so this failure does not count.
             if event.silent:
                 return _waited(ledger, event)
@@ -352,12 +359,16 @@ def apply(ledger: Ledger, event: ev.Event) -> Ledger:
             if event.folder:
                 checkpoints[event.step] = event.folder
             manifests = {step: digest for step, digest in ledger.manifests.items() if step <= event.step}
-            fresh = replace(
-                ledger, plan=None, held=(), last=None, counts_from=ledger.generation + 1, manifests=manifests
-            )
+            agreed = {step: digests for step, digests in ledger.agreed.items() if step <= event.step}
+            fresh = replace(ledger, plan=None, held=(), last=None, counts_from=ledger.generation + 1)
+            fresh = replace(fresh, manifests=manifests, agreed=agreed)
             on_disks = ledger.on_disks if ledger.on_disks and ledger.on_disks.step <= event.step else None
             audits = {who: replace(of, last=min(of.last, event.step)) for who, of in ledger.audits.items()}
             return replace(fresh, step=event.step, checkpoints=checkpoints, on_disks=on_disks, audits=audits)
+        case ev.StateAgreed():
+            return replace(
+                ledger, agreed=dict(sorted({**ledger.agreed, event.step: event.digests}.items())[-MOST_AGREED:])
+            )
         case ev.SnapshotWritten():
             return replace(ledger, on_disks=event)
         case ev.InvitationMade():
@@ -484,7 +495,7 @@ def _but_damaged(ledger: Ledger, failed: ev.PlanFailed) -> Ledger:
     One node alone does not condemn a checkpoint, which all read. The only one is not given up."""
     if not failed.snapshot_damaged or not ledger.plan_failures:
         return ledger
-    if ledger.on_disks is not None:
+    if ledger.on_disks is not None and ledger.on_disks.step == ledger.step:
         return replace(ledger, on_disks=None)
     others = {step: folder for step, folder in ledger.checkpoints.items() if step != ledger.step}
     if ledger.state_is_held or not others or {failed.node}.issuperset(ledger.plan_failures):

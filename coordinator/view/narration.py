@@ -122,6 +122,8 @@ def narrate(event: ev.Event) -> str:
             return f"{event.by} revoked {' and '.join(ended)}"
         case ev.NodeQuarantined():
             return f"{event.node} is quarantined: {event.charge}: {event.reason}"
+        case ev.StateAgreed():
+            return f"the digests of the state after step {event.step} are agreed on"
         case ev.StateRefused():
             whose = f"from {name_nodes(event.donors)}" if event.donors else "that it has"
             return f"the state of bucket {event.bucket} {whose} is refused on {event.node}: it differs from that of the others"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,10 +16,10 @@ from dtfm.node.model.placement import Placement
 from dtfm.node.model.precision import compute_dtype, run_dtype
 from dtfm.node.model.stage import Stage, build_stage, initialise
 from dtfm.node.state.snapshot_files import read_bucket
-from dtfm.node.state.snapshots import Snapshots
+from dtfm.node.state.snapshots import SnapshotDamaged, Snapshots
 from dtfm.node.state.state_store import HeldState
 from dtfm.node.state.transfer import Wanted, fetch
-from dtfm.protos.control_pb2 import Assignment, Part, Peer
+from dtfm.protos.control_pb2 import Assignment, Part, Peer, SnapshotSource
 
 Wait = Callable[[Coroutine[Any, Any, None]], None]
 """Runs a coroutine on the event loop and returns when it is done."""
@@ -99,7 +99,7 @@ def acquire_stage(
 
     Raises:
         ValueError: no source has a bucket, or the checkpoint is damaged, of another model or where the run may not read.
-        SnapshotDamaged: a part of the snapshot is damaged on every disk.
+        SnapshotDamaged: a part of the snapshot is damaged on every disk, or not what was agreed on.
         ConnectionError, OSError: a source is out of reach.
     """
     run, usable = loaded.run, inventory.usable
@@ -129,6 +129,7 @@ def acquire_stage(
         elif assignment.snapshot.folder:
             check_checkpoint(assignment.snapshot.folder, loaded.allowed)
             read_bucket(assignment.snapshot.folder, bucket, assignment.snapshot.manifest)
+            check_agreed([bucket], assignment.snapshot)
         elif assignment.step == 0:
             initialise(loaded.model, bucket, run.seed)
         else:
@@ -137,9 +138,20 @@ def acquire_stage(
         wait(fetch_states(from_peers, assignment.step, assignment.plan.generation, loaded.dialler, run.lease_seconds))
     if from_disks:
         wait(snapshots.restore(assignment.step, from_disks, assignment.peers))
+        check_agreed((bucket for bucket, _ in from_disks.values()), assignment.snapshot)
     for index in stage.buckets:
         stage.refresh(index)
     return stage
+
+
+def check_agreed(buckets: Iterable[Bucket], snapshot: SnapshotSource) -> None:
+    """Raises SnapshotDamaged if the state of one that was read is not what those agreed on who trained it."""
+    agreed = {state.bucket: state.digest for state in snapshot.states}
+    for bucket in buckets:
+        index = bucket.spec.index
+        if index in agreed and bucket.digest() != agreed[index]:
+            where = f"checkpoint {snapshot.folder}" if snapshot.folder else "the snapshot on the disks"
+            raise SnapshotDamaged(f"{where}: bucket {index} is whole, but not the state that its trainers agreed on")
 
 
 async def fetch_states(

@@ -415,8 +415,8 @@ class Trainer:
         self._store.replace(HeldState(begin.step - 1, generation.stage.buckets))
         self._train(generation)
 
-    def _train(self, generation: Generation) -> None:
-        """Computes the next step and votes on it."""
+    def _train(self, generation: Generation, by_bucket: bool = False) -> None:
+        """Computes the next step and votes on it. ``by_bucket``: the vote also has the digest of each bucket."""
         step = self._store.held.step + 1
         self._store.retract()
         outcome, squared_norm = generation.train(step)
@@ -425,6 +425,8 @@ class Trainer:
         self._log(step, outcome)
         with span(Activity.VOTE, step):
             ready = vote_on(generation, step, outcome, squared_norm, self._digests.of_stage(generation.stage.buckets))
+            if by_bucket:
+                ready.states.extend(self._digests.of(generation.stage.buckets.values()))
             self._auditing.begin(generation, step)
             self._report(NodeMessage(step_ready=ready))
 
@@ -459,7 +461,7 @@ class Trainer:
             if generation.placement.last:
                 self._report(NodeMessage(evaluated=evaluated))
         if not commit.pause:
-            self._train(generation)
+            self._train(generation, by_bucket=bool(commit.snapshot))
 
     def _apply(self, generation: Generation, commit: Commit) -> None:
         self._voted = None  # if applying fails half-way, it must not be done again

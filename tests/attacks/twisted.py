@@ -3,10 +3,11 @@ what it tells the coordinator, or for what it gives its peers."""
 
 from __future__ import annotations
 
+import copy
 import itertools
 import math
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
@@ -15,9 +16,12 @@ from unittest import mock
 import torch
 
 from dtfm.node import cli
+from dtfm.node.model.bucket import Bucket
+from dtfm.node.model.loaded_run import LoadedRun
 from dtfm.node.model.loss import Scored
 from dtfm.node.model.stage import Stage
 from dtfm.node.session import Session
+from dtfm.node.state.snapshot_writer import SnapshotWriter
 from dtfm.node.state.state_store import StateStore
 from dtfm.node.training import reduction
 from dtfm.node.training.generation import Generation
@@ -27,6 +31,7 @@ from dtfm.protos.control_pb2 import (
     DISKS,
     NodeMessage,
     PlanFailed,
+    SnapshotDestination,
     SnapshotParts,
     StepFailed,
     StepProblem,
@@ -192,15 +197,32 @@ def adding(change: Change) -> Iterator[None]:
 @contextmanager
 def giving_wrong_state() -> Iterator[None]:
     """Inside, one bit is flipped in each bucket that this process gives others."""
-    copy = StateStore._copy
+    read = StateStore._copy
 
     def flipped(self: StateStore, bucket: int, offset: int, generation: int) -> Tensor:
-        header, state = copy(self, bucket, offset, generation)
+        header, state = read(self, bucket, offset, generation)
         data = bytearray(state)
         data[len(data) // 2] ^= 1
         return header, memoryview(data)
 
     with mock.patch.object(StateStore, "_copy", flipped):
+        yield
+
+
+@contextmanager
+def writing_wrong_state() -> Iterator[None]:
+    """Inside, this process writes other state into checkpoints, from step 30 on, and gives the right digests of the files."""
+    write = SnapshotWriter.write
+
+    def flipped(
+        self: SnapshotWriter, loaded: LoadedRun, step: int, to: SnapshotDestination, buckets: Collection[Bucket]
+    ) -> None:
+        written = [copy.deepcopy(bucket) for bucket in buckets]
+        for bucket in written if step >= 30 else ():
+            bucket.exp_avg.view(torch.uint8)[0] ^= 1
+        write(self, loaded, step, to, written)
+
+    with mock.patch.object(SnapshotWriter, "write", flipped):
         yield
 
 
@@ -272,6 +294,7 @@ LIES: dict[str, Callable[[], AbstractContextManager[None]]] = {
     "mislabels": mislabelled,
     "withholds": withheld,
     "gives_wrong_state": giving_wrong_state,
+    "writes_wrong_state": writing_wrong_state,
 }
 """By name, the context in which a node runs that lies to its peers."""
 

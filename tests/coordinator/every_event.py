@@ -73,6 +73,7 @@ EVERY_EVENT: list[ev.Event] = [
     ev.Revoked("a", ("0123456789ab",), 1.75e9, "operator"),
     ev.NodeQuarantined("a", Charge.DIGEST, "why", 3, True, ("b",), "MFkw"),
     ev.NodesBenched(("a", "a-2"), "why"),
+    ev.StateAgreed(1, ("ab12", "")),
     ev.StateRefused(1, 2, "c", ("a", "b"), 3),
     ev.WorkAudited(4, 2, "a", "b", 8, False, {"activations": 0.05, "addends": 0.0}, "a key"),
     ev.StandingChanged("a", "proven", "3 audits in a row, the last at step 4"),

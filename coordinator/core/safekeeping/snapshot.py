@@ -25,6 +25,7 @@ from dtfm.coordinator.core.trust.verdict import Against, OfTheRun, against_one, 
 from dtfm.coordinator.core.validation import check_own_layers, check_parts, shorten
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.charges import Charge
+from dtfm.coordinator.log.ledger import Ledger
 from dtfm.protos import control_pb2 as wire
 from dtfm.protos.checkpoint_names import step_folder
 
@@ -213,9 +214,11 @@ def source(state: State) -> wire.SnapshotSource:
     if (whole := ledger.on_disks) is not None and whole.step == ledger.step:
         holders = on_disk(state, whole.step, range(len(whole.parts)))
         if len(holders) == len(whole.parts):
-            return wire.SnapshotSource(parts=[_part(b, whole.parts[b], nodes) for b, nodes in holders.items()])
+            parts = [_part(b, whole.parts[b], nodes) for b, nodes in holders.items()]
+            return wire.SnapshotSource(parts=parts, states=_states(ledger))
     manifest = bytes.fromhex(ledger.manifests.get(ledger.step, ""))
-    return wire.SnapshotSource(folder=ledger.checkpoints.get(ledger.step, ""), manifest=manifest)
+    folder = ledger.checkpoints.get(ledger.step, "")
+    return wire.SnapshotSource(folder=folder, manifest=manifest, states=_states(ledger) if folder else ())
 
 
 def pause_after(seconds: float, lease: float) -> float:
@@ -401,6 +404,12 @@ def _due(transition: Transition, seconds: float) -> float:
 def _state_bytes(state: State, layers: Layers) -> float:
     assert state.ledger.described is not None
     return parameter_bytes(state, layers) * state.ledger.described.workload.bytes_moved_per_parameter_byte
+
+
+def _states(ledger: Ledger) -> list[wire.BucketState]:
+    """What is known of the state after the last committed step."""
+    agreed = enumerate(ledger.agreed.get(ledger.step, ()))
+    return [wire.BucketState(bucket=bucket, digest=bytes.fromhex(digest)) for bucket, digest in agreed if digest]
 
 
 def _part(bucket: int, part: ev.SnapshotPart, nodes: Sequence[str]) -> wire.Part:

@@ -145,6 +145,7 @@ def test_a_change_of_the_ledgers_fields_needs_a_new_format() -> None:
         "evaluated",
         "checkpoints",
         "manifests",
+        "agreed",
         "on_disks",
         "failures",
         "peer_losses",

@@ -23,9 +23,12 @@ from dtfm.node.model.generate_text import main as sample_command
 from dtfm.node.model.load import load_model
 from dtfm.node.model.model import Model
 from dtfm.node.model.stage import Stage, build_stage
+from dtfm.node.state.recovery import check_agreed
 from dtfm.node.state.snapshot_files import Loading, file_name, read_bucket, write_model_files
+from dtfm.node.state.snapshots import SnapshotDamaged
 from dtfm.protos import plan_pb2
 from dtfm.protos.checkpoint_names import bucket_file
+from dtfm.protos.control_pb2 import BucketState, SnapshotSource
 from tests.node.model.test_stage import CPU, SIZES, stage_of
 from tests.node.state.snapshot_nodes import content_of
 from tests.tokenizer import make_tokenizer
@@ -238,6 +241,19 @@ def test_another_manifest_than_the_coordinator_names_is_refused_whatever_it_says
     read_bucket(str(mine), target)
     with pytest.raises(ValueError, match="not the one that the coordinator wrote"):
         read_bucket(str(mine), target, named)
+
+
+def test_a_whole_file_with_other_state_than_was_agreed_on_is_refused(tmp_path: Path) -> None:
+    """Whoever wrote it wrote something else, under the right digest of the file."""
+    model = model_for("gpt2", text_data(tmp_path))
+    agreed, written = stage_of(model, 1, 2).buckets[1], stage_of(model, 1, 2, seed=9)
+    write_checkpoint(str(tmp_path / "checkpoint"), [written])
+    target = Bucket(model.buckets[1], CPU, torch.float64)
+    read_bucket(str(tmp_path / "checkpoint"), target)
+    check_agreed([target], SnapshotSource(states=[BucketState(bucket=1, digest=target.digest())]))
+    check_agreed([target], SnapshotSource(states=[BucketState(bucket=0, digest=agreed.digest())]))
+    with pytest.raises(SnapshotDamaged, match="bucket 1 is whole, but not the state"):
+        check_agreed([target], SnapshotSource(states=[BucketState(bucket=1, digest=agreed.digest())]))
 
 
 @pytest.mark.parametrize(

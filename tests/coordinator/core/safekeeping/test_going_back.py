@@ -166,9 +166,12 @@ def test_a_checkpoint_that_two_find_damaged_or_replaced_is_given_up_for_the_one_
 
 def test_one_node_alone_does_not_send_training_back_behind_a_checkpoint() -> None:
     world = back_at_the_second_checkpoint()
-    for _ in range(2):
+    for attempt in range(3):
         world.fail_plan("a", "another manifest", snapshot_damaged=True)
-    assert world.last_to("a", "assignment").snapshot.folder == "memory://checkpoints/step-00000004"
+        assert len(world.events(ev.PlanFailed)) == attempt, "b may say the same"
+        world.plan_ready("b")
+    assert [event.node for event in world.events(ev.NodeQuarantined)] == ["a"]
+    assert world.last_to("b", "assignment").snapshot.folder == "memory://checkpoints/step-00000004"
 
 
 def test_the_only_checkpoint_is_not_given_up() -> None:
