@@ -347,7 +347,8 @@ def _judged(transition: Transition, audit: Audit) -> Conclusion | None:
 def _with_undoing(state: State, found: Conclusion, node: str) -> Conclusion:
     """What the node did since its last clean audit is suspect: whether, and how far, the run goes back."""
     ledger = state.ledger
-    clean = ledger.audits.get(ledger.key_of(node) or node, Audits()).last
+    who = ledger.key_of(node) or node
+    clean = max(ledger.audits.get(who, Audits()).last, ledger.began.get(who, 0))
     if clean >= ledger.step:
         return found
     back = ledger.step - newest_before(state, clean + 1).step

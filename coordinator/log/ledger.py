@@ -104,8 +104,7 @@ class Holder:
 
 @dataclass(frozen=True, slots=True)
 class Audits:
-    """``clean``: how often in a row work was found right; ``last``: the step of the last such audit; before there is one, that
-    before the first step in which it took part."""
+    """``clean``: how often in a row work was found right; ``last``: the step of the last such audit."""
 
     clean: int = 0
     last: int = 0
@@ -137,10 +136,11 @@ class Ledger:
     revoked (seconds since 1970). They belong to nobody again: a connection that was opened before may outlive every certificate.
     ``quarantined`` are by key, or by name where a name alone is bound, the oldest first. ``worked``: by node, in how many
     committed steps it took part; in the order in which they first came. ``audits``: what came of them, by key, or by name where
-    no key is known; whoever is quarantined begins anew. ``forgiven``: of those that were, for what the last time, by key or by
-    name, the oldest first. ``benched`` take no part until the next commit, and ``benched_for`` says why; ``tried_without`` are
-    all who were benched since the last one, but those without whom no plan was possible are tried again once another node is
-    ready; ``failed_without`` are those without whom the step was tried and failed. ``refused``: who had
+    no key is known, and ``began`` the last step before their work; whoever is quarantined begins anew. ``forgiven``: of those
+    that were, for what the last time, by key or by name, the oldest first. ``benched`` take no part until the next commit, and
+    ``benched_for`` says why; ``tried_without`` are all who were benched since the last one, but those without whom no plan was
+    possible are tried again once another node is ready; ``failed_without`` are those without whom the step was tried and
+    failed. ``refused``: who had
     another state than those who trained it, and from which donors, the oldest first.
     """
 
@@ -179,6 +179,7 @@ class Ledger:
     quarantined: Mapping[str, ev.NodeQuarantined] = field(default_factory=dict)
     worked: Mapping[str, int] = field(default_factory=dict)
     audits: Mapping[str, Audits] = field(default_factory=dict)
+    began: Mapping[str, int] = field(default_factory=dict)
     forgiven: Mapping[str, ev.NodeQuarantined] = field(default_factory=dict)
     refused: tuple[tuple[str, tuple[str, ...]], ...] = ()
     benched: tuple[str, ...] = ()
@@ -318,10 +319,8 @@ def apply(ledger: Ledger, event: ev.Event) -> Ledger:
             seconds = ledger.step_seconds if event.resumed else event.seconds
             did = {node: ledger.worked[node] + 1 for node in event.compute_seconds if node in ledger.worked}
             worked = {**ledger.worked, **did}
-            audits = _begun(ledger, event, did)
-            fresh = replace(
-                ledger, failures=(), peer_losses=(), waited_for=(), worked=worked, audits=audits, **_NO_TRIAL
-            )
+            began = _begun(ledger, event, did)
+            fresh = replace(ledger, failures=(), peer_losses=(), waited_for=(), worked=worked, began=began, **_NO_TRIAL)
             return replace(fresh, step=event.step, last=event, step_seconds=seconds)
         case ev.StepAborted(problem="PEER_LOST"):
             return replace(ledger, peer_losses=(*ledger.peer_losses, (event.node, event.peer)))
@@ -364,7 +363,9 @@ def apply(ledger: Ledger, event: ev.Event) -> Ledger:
             fresh = replace(fresh, manifests=manifests, agreed=agreed)
             on_disks = ledger.on_disks if ledger.on_disks and ledger.on_disks.step <= event.step else None
             audits = {who: replace(of, last=min(of.last, event.step)) for who, of in ledger.audits.items()}
-            return replace(fresh, step=event.step, checkpoints=checkpoints, on_disks=on_disks, audits=audits)
+            began = {who: min(step, event.step) for who, step in ledger.began.items()}
+            fresh = replace(fresh, audits=audits, began=began)
+            return replace(fresh, step=event.step, checkpoints=checkpoints, on_disks=on_disks)
         case ev.StateAgreed():
             return replace(
                 ledger, agreed=dict(sorted({**ledger.agreed, event.step: event.digests}.items())[-MOST_AGREED:])
@@ -412,11 +413,10 @@ def apply(ledger: Ledger, event: ev.Event) -> Ledger:
             return ledger
 
 
-def _begun(ledger: Ledger, event: ev.StepCommitted, nodes: Iterable[str]) -> Mapping[str, Audits]:
-    """The audits, with an entry for each of these nodes that has worked for the first time."""
-    new = {ledger.key_of(node) or node for node in nodes if not ledger.worked[node]} - ledger.audits.keys()
-    begun = {who: Audits(0, event.step - 1) for who in sorted(new)}
-    return dict(list({**ledger.audits, **begun}.items())[-MOST_KNOWN:]) if new else ledger.audits
+def _begun(ledger: Ledger, event: ev.StepCommitted, nodes: Iterable[str]) -> Mapping[str, int]:
+    new = {ledger.key_of(node) or node for node in nodes} - ledger.began.keys()
+    began = {**ledger.began, **dict.fromkeys(sorted(new), event.step - 1)}
+    return dict(list(began.items())[-MOST_KNOWN:]) if new else ledger.began
 
 
 def _remembered(ledger: Ledger, at: float) -> Mapping[str, Invited]:
@@ -460,6 +460,7 @@ def _quarantined(ledger: Ledger, event: ev.NodeQuarantined) -> Ledger:
     return replace(
         ledger,
         audits={each: audits for each, audits in ledger.audits.items() if each != who},
+        began={each: step for each, step in ledger.began.items() if each != who},
         forgiven={each: why for each, why in ledger.forgiven.items() if each != who},
         held=tuple(tuple(who for who in layer if who[0] not in names) for layer in ledger.held),
         quarantined=dict(list(quarantined.items())[-MOST_QUARANTINED:]),
