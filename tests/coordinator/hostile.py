@@ -93,7 +93,16 @@ def _right(kind: str, random: Random, generation: int, step: int) -> wire.NodeMe
         case "step_ready":
             vote = wire.StepReady(squared_gradient_norm=2.0, loss_sum=4.0, state_digest=DIGEST)
             vote.samples = random.choice((0, 2, 4, 8))
+            if random.random() < 0.5:
+                peer, of = random.choice("abcd"), random.choice((1, 2, 4, 5))
+                vote.sent.add(peer=peer, kind=of, indices=[0], parts=[0], digests=bytes(16))
+                vote.losses.append(0.5)
             return wire.NodeMessage(step_ready=vote)
+        case "audited":
+            audited = wire.Audited(number=random.randrange(20), withheld_by=random.choice(("", "", *"abcd")))
+            for error in ("activations", "gradients", "addends", "losses"):
+                setattr(audited, error, random.choice(DOUBLES))
+            return wire.NodeMessage(audited=audited)
         case "step_failed":
             problem = wire.StepProblem.Name(random.choice(wire.StepProblem.values()))
             return wire.NodeMessage(step_failed=wire.StepFailed(problem=problem, peer=random.choice("abcd")))

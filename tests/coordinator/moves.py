@@ -51,6 +51,10 @@ MAKERS: st.SearchStrategy[Maker] = st.one_of(
                 step_failed=wire.StepFailed(generation=g, step=s, problem=wire.PEER_LOST, peer="b")
             ),
             lambda g, s: wire.NodeMessage(step_failed=wire.StepFailed(generation=g, step=s, problem=wire.INTERNAL)),
+            lambda _g, s: wire.NodeMessage(
+                audited=wire.Audited(number=s, activations=1.0, gradients=-1.0, addends=2.0)
+            ),
+            lambda _g, s: wire.NodeMessage(audited=wire.Audited(number=s, withheld_by="a")),
             lambda g, s: wire.NodeMessage(
                 evaluated=wire.Evaluated(generation=g, step=max(0, s - 1), loss_sum=1.0, samples=8)
             ),

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from dtfm.coordinator.core.state import Stepping
 from dtfm.coordinator.log import events as ev
@@ -355,6 +358,46 @@ def test_a_restart_forgets_audits_that_wait() -> None:
     again.settle()
     again.step()
     assert again.state.ledger.step == 1
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(2, 6), st.floats(0.01, 1.0), st.binary(min_size=32, max_size=32), st.booleans())
+def test_an_honest_run_accuses_nobody_whatever_is_drawn(count: int, rate: float, secret: bytes, several: bool) -> None:
+    world = World(
+        replace(fresh_state(**LONG, trust={"audit_rate": rate}, cluster={"nodes": count}), secret=secret),
+        squares if count in (4, 6) else replicas,
+    )
+    if several:
+        world.belong_together("a", "c")
+    world.join(*"abcdef"[:count])
+    world.settle()
+    for _ in range(12):
+        world.step()
+    assert world.state.ledger.step == 12
+    assert not quarantined(world)
+    assert all(event.clean for event in world.events(ev.WorkAudited))
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(3, 4), st.data())
+def test_a_single_liar_among_three_parties_or_more_is_found_once_it_is_audited_or_audits(
+    count: int, data: st.DataObject
+) -> None:
+    """Its work is wrong, or it accuses everybody, or both."""
+    names = "abcdef"[:count]
+    liar, spoils = data.draw(st.sampled_from(names)), data.draw(st.booleans())
+    accuses = data.draw(st.booleans()) or not spoils
+    world = auditing(*names)
+    all_vote(world)
+    for _ in range(10):
+        if quarantined(world):
+            break
+        for accused, by in list(asked(world).items()):
+            for node in data.draw(st.permutations(by)):
+                wrong = accuses if node == liar else accused == liar and spoils
+                if isinstance(world.state.phase, Stepping) and node in asked(world).get(accused, ()):
+                    world.audit(node, losses=2.0 if wrong else 0.0)
+    assert quarantined(world) == [(liar, Charge.AUDIT, False)]
 
 
 def answer_all(world: World, **about_a: Any) -> None:

@@ -14,6 +14,7 @@ from dtfm.coordinator.core import transition as t
 from dtfm.coordinator.core.state import Gathering, Pausing, Stepping, Switching
 from dtfm.coordinator.log import events as ev
 from dtfm.protos import control_pb2 as wire
+from tests.coordinator.core.test_auditing import replicas
 from tests.coordinator.hostile import fill, hostile
 from tests.coordinator.script import LEASE, World, fresh_state
 
@@ -25,7 +26,11 @@ def attacked(seed: int, messages: int, *, burst: int = 1) -> World:
     """A run of three honest nodes and one that says, so many times and so often in a row, whatever may harm."""
     random = Random(seed)
     stages = random.choice(("auto", 1, 2))
-    world = World(fresh_state(cluster={"nodes": 2, "stages": stages}, train={"steps": random.choice((2, 6, 1000))}))
+    train, trust = {"steps": random.choice((2, 6, 1000))}, {"audit_rate": random.choice((0.0, 0.3, 1.0))}
+    world = World(fresh_state(cluster={"nodes": 2, "stages": stages}, train=train, trust=trust))
+    world.automatic_audits = False
+    if random.random() < 0.5:
+        world.planner = replicas
     first = [*HONEST, HOSTILE]
     random.shuffle(first)
     for node in first:
@@ -77,6 +82,11 @@ def _one_of_the_others_acts(world: World, random: Random) -> None:
             match world.state.phase:
                 case Switching():
                     world.plan_ready(node)
+                case Stepping(audits=audits) if audits:
+                    for audit in audits:
+                        if node in audit.awaited:
+                            world.audit(node)
+                            break
                 case Stepping():
                     world.vote(node)
                 case Pausing():

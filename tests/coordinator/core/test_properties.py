@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from dtfm.coordinator.core.timeouts import GRACE_LEASES
 from dtfm.coordinator.log import events as ev
+from tests.coordinator.core.test_auditing import replicas
 from tests.coordinator.moves import MOVES, play
 from tests.coordinator.script import LEASE, World, fresh_state
 
@@ -19,12 +20,18 @@ from tests.coordinator.script import LEASE, World, fresh_state
     st.lists(MOVES, min_size=10, max_size=60),
     st.integers(1, 3),
     st.sampled_from(["auto", 1, 2]),
+    st.sampled_from([0.0, 1.0]),
+    st.booleans(),
 )
 def test_no_step_is_skipped_or_committed_twice_and_the_log_is_the_state(
-    moves: list[tuple[Any, ...]], nodes: int, stages: Any
+    moves: list[tuple[Any, ...]], nodes: int, stages: Any, audit_rate: float, answered: bool
 ) -> None:
     least = 1 if stages == "auto" else stages
-    world = World(fresh_state(cluster={"nodes": max(nodes, least), "stages": stages}, train={"steps": 5}))
+    cluster, trust = {"nodes": max(nodes, least), "stages": stages}, {"audit_rate": audit_rate}
+    world = World(fresh_state(cluster=cluster, train={"steps": 5}, trust=trust))
+    world.automatic_audits = answered
+    if stages != 2:
+        world.planner = replicas
     for node in ["a", "b", "c"][:nodes]:
         world.join(node)
     for move in moves:
@@ -68,7 +75,7 @@ def test_members_are_the_nodes_with_a_stream_and_silence_ends_a_membership(moves
 @given(st.lists(MOVES, min_size=5, max_size=40))
 def test_a_run_can_be_finished_from_any_state(moves: list[tuple[Any, ...]]) -> None:
     """With new nodes that do their part every run finishes, unless it has failed with a reason."""
-    world = World(fresh_state(cluster={"nodes": 2, "stages": 2}, train={"steps": 5}))
+    world = World(fresh_state(cluster={"nodes": 2, "stages": 2}, train={"steps": 5}, trust={"audit_rate": 1.0}))
     world.join("a", "b")
     for move in moves:
         play(world, move)
