@@ -1,0 +1,57 @@
+"""One of several strangers does its work wrong, or lies in audits. Its work is done again by others, it is quarantined, and the
+others finish. Each node belongs to somebody else."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from tests.attacks.test_the_run_goes_on import LIAR, STEPS, twisted
+from tests.cluster.launch import Cluster
+from tests.cluster.runs import GPT2, losses_alone, run_file
+
+HONEST = ("a", "b", "c", "d", "e")
+
+
+def audited(folder: Path, twist: str, stages: list[int], names: Sequence[str], rate: float = 1.0) -> Cluster:
+    text = run_file(model=GPT2, stages=stages, steps=STEPS, lease=2.0)
+    return Cluster(
+        folder,
+        f'{text}[trust]\nmode = "open"\naudit_rate = {rate}\n',
+        place=lambda name, command: twisted(twist, name, command),
+        nodes=names,
+        invited=True,
+        liars=LIAR in names,
+    )
+
+
+@pytest.mark.parametrize("stages", [[3], [2, 2]])
+def test_an_honest_run_in_which_all_work_is_done_again_has_the_losses_of_one_process(
+    tmp_path: Path, stages: list[int]
+) -> None:
+    with audited(tmp_path, "", stages, HONEST[: sum(stages)]) as cluster:
+        assert cluster.finish() == 0
+        audits = cluster.of("work_audited")
+        assert len(audits) == STEPS * sum(stages)
+        assert all(audit["clean"] and not any(audit["errors"].values()) for audit in audits)
+        assert not cluster.of("node_quarantined")
+        assert not cluster.of("step_aborted")
+        assert cluster.losses == pytest.approx(losses_alone(cluster.run_file), rel=1e-9)
+
+
+def the_liar_goes(cluster: Cluster, charge: str) -> None:
+    assert cluster.finish() == 0
+    found = [(event["node"], event["charge"], event["undecided"]) for event in cluster.of("node_quarantined")]
+    assert found == [(LIAR, charge, False)]
+    assert len(cluster.losses) == STEPS
+    assert cluster.losses == pytest.approx(losses_alone(cluster.run_file), rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    "twist", ["flips", "exaggerates", "adds_noise", "adds_too_much", "flatters", "mislabels", "accuses"]
+)
+def test_one_of_three_replicas_that_lies_is_found_by_the_two_others(tmp_path: Path, twist: str) -> None:
+    with audited(tmp_path, twist, [3], (*HONEST[:2], LIAR)) as cluster:
+        the_liar_goes(cluster, "AUDIT")
