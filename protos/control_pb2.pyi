@@ -595,7 +595,7 @@ class StepReady(_message.Message):
     def __init__(self, generation: _Optional[int] = ..., step: _Optional[int] = ..., squared_gradient_norm: _Optional[float] = ..., loss_sum: _Optional[float] = ..., samples: _Optional[int] = ..., state_digest: _Optional[bytes] = ..., compute_seconds: _Optional[float] = ..., wait_seconds: _Optional[float] = ..., arrived: _Optional[_Iterable[_Union[StepReady.Arrived, _Mapping]]] = ..., clipped: _Optional[_Iterable[_Union[StepReady.Clipped, _Mapping]]] = ..., sent: _Optional[_Iterable[_Union[StepReady.Passed, _Mapping]]] = ..., received: _Optional[_Iterable[_Union[StepReady.Passed, _Mapping]]] = ..., losses: _Optional[_Iterable[float]] = ..., kept: _Optional[bool] = ..., states: _Optional[_Iterable[_Union[BucketState, _Mapping]]] = ...) -> None: ...
 
 class Audit(_message.Message):
-    __slots__ = ("number", "generation", "step", "node", "micro_batches", "bucket", "pieces")
+    __slots__ = ("number", "generation", "step", "node", "micro_batches", "bucket", "pieces", "sums")
     class MicroBatch(_message.Message):
         __slots__ = ("number", "previous", "next", "activation_in", "activation_out", "gradient_in", "gradient_out", "loss")
         NUMBER_FIELD_NUMBER: _ClassVar[int]
@@ -622,6 +622,20 @@ class Audit(_message.Message):
         piece: int
         digest: bytes
         def __init__(self, piece: _Optional[int] = ..., digest: _Optional[bytes] = ...) -> None: ...
+    class Sum(_message.Message):
+        __slots__ = ("piece", "addends")
+        PIECE_FIELD_NUMBER: _ClassVar[int]
+        ADDENDS_FIELD_NUMBER: _ClassVar[int]
+        piece: int
+        addends: _containers.RepeatedCompositeFieldContainer[Audit.Addend]
+        def __init__(self, piece: _Optional[int] = ..., addends: _Optional[_Iterable[_Union[Audit.Addend, _Mapping]]] = ...) -> None: ...
+    class Addend(_message.Message):
+        __slots__ = ("node", "digest")
+        NODE_FIELD_NUMBER: _ClassVar[int]
+        DIGEST_FIELD_NUMBER: _ClassVar[int]
+        node: str
+        digest: bytes
+        def __init__(self, node: _Optional[str] = ..., digest: _Optional[bytes] = ...) -> None: ...
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
@@ -629,6 +643,7 @@ class Audit(_message.Message):
     MICRO_BATCHES_FIELD_NUMBER: _ClassVar[int]
     BUCKET_FIELD_NUMBER: _ClassVar[int]
     PIECES_FIELD_NUMBER: _ClassVar[int]
+    SUMS_FIELD_NUMBER: _ClassVar[int]
     number: int
     generation: int
     step: int
@@ -636,7 +651,8 @@ class Audit(_message.Message):
     micro_batches: _containers.RepeatedCompositeFieldContainer[Audit.MicroBatch]
     bucket: int
     pieces: _containers.RepeatedCompositeFieldContainer[Audit.Piece]
-    def __init__(self, number: _Optional[int] = ..., generation: _Optional[int] = ..., step: _Optional[int] = ..., node: _Optional[str] = ..., micro_batches: _Optional[_Iterable[_Union[Audit.MicroBatch, _Mapping]]] = ..., bucket: _Optional[int] = ..., pieces: _Optional[_Iterable[_Union[Audit.Piece, _Mapping]]] = ...) -> None: ...
+    sums: _containers.RepeatedCompositeFieldContainer[Audit.Sum]
+    def __init__(self, number: _Optional[int] = ..., generation: _Optional[int] = ..., step: _Optional[int] = ..., node: _Optional[str] = ..., micro_batches: _Optional[_Iterable[_Union[Audit.MicroBatch, _Mapping]]] = ..., bucket: _Optional[int] = ..., pieces: _Optional[_Iterable[_Union[Audit.Piece, _Mapping]]] = ..., sums: _Optional[_Iterable[_Union[Audit.Sum, _Mapping]]] = ...) -> None: ...
 
 class Audited(_message.Message):
     __slots__ = ("number", "activations", "gradients", "addends", "losses", "problem", "withheld_by")

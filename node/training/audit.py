@@ -22,6 +22,7 @@ from dtfm.node.transport.commitments import commitment
 from dtfm.node.transport.kept import Tensor, Wanted, Withheld
 from dtfm.protos.control_pb2 import Audit, Audited
 from dtfm.protos.frame import Kind
+from dtfm.protos.peer_pb2 import KeptRequest
 
 #: fetch(tensors), all at once. Raises Withheld, and Closed when called off.
 Fetch = Callable[[Sequence[Wanted]], Sequence[Tensor]]
@@ -101,6 +102,8 @@ class _Again:
             self._micro_batch(each, parameters, sums)
         for piece in self.audit.pieces:
             self._piece(index, piece, total)
+        for summed in self.audit.sums:
+            self._sum(index, summed, total)
 
     def _micro_batch(
         self, each: Audit.MicroBatch, parameters: Sequence[torch.nn.Parameter], sums: Sequence[torch.Tensor]
@@ -159,6 +162,42 @@ class _Again:
         if stop == start or members[piece.piece % len(members)] == self.audit.node:
             raise Unusable(f"piece {piece.piece} of bucket {bucket} is not sent by {self.audit.node}")
         self._compare(Kind.REDUCE, bucket, piece.piece, total[start:stop], piece.digest)
+
+    def _sum(self, bucket: int, wanted: Audit.Sum, total: torch.Tensor) -> None:
+        """Adds up a piece as its owner, which is audited, should have: in the group's order, with its own share out of ``total``.
+        This node has what the owner sent: it is what its gradients were replaced by."""
+        members, own = self.generation.placement.groups[bucket].members, self.generation.stage.buckets[bucket].gradients
+        ranges = pieces(total.numel(), len(members))
+        start, stop = ranges[wanted.piece] if wanted.piece < len(ranges) else (0, 0)
+        digests = {addend.node: addend.digest for addend in wanted.addends}
+        if members[wanted.piece % len(members)] != self.audit.node or digests.keys() != set(members) - {
+            self.audit.node
+        }:
+            raise Unusable(f"{self.audit.node} does not add up piece {wanted.piece} of bucket {bucket} of these nodes'")
+        mine = torch.zeros_like(own[start:stop])
+        for member in members:
+            if member == self.audit.node:
+                mine.add_(total[start:stop])
+                continue
+            addend = Wanted(member, Kind.REDUCE, bucket, wanted.piece, digests[member], stop - start, own.dtype)
+            tensor = self._own(addend) if member == self.generation.placement.node else self.fetch([addend])[0]
+            mine.add_(self._decoded(addend, tensor))
+        found = []
+        for codec in self._codecs(Kind.REDUCE):
+            encoded = encode(codec, mine)
+            decoded = decode(encoded.codec, encoded.data, mine.numel(), mine.dtype, mine.device)
+            found.append(relative_error(own[start:stop], decoded))
+        self.errors[Kind.REDUCE] = max(self.errors[Kind.REDUCE], min(found))
+
+    def _own(self, addend: Wanted) -> Tensor:
+        generation, step = self.generation, self.audit.step
+        request = KeptRequest(
+            generation=generation.number, step=step, kind=addend.kind, index=addend.index, part=addend.part
+        )
+        try:
+            return generation.offer(step).find(request)
+        except LookupError as error:
+            raise Unusable(f"this node has given up what it sent: {error}") from None
 
     def _compare(self, kind: Kind, index: int, part: int, mine: torch.Tensor, digest: bytes) -> None:
         """Compares ``mine`` with the tensor of that digest that the audited node has sent."""

@@ -76,7 +76,7 @@ class Generation:
         around: Iterable[Peer] = (),
     ) -> None:
         """``applied`` is the step that the stage's state is as of; ``around`` are the nodes of its stage and of those beside
-        it."""
+        it, and all that share a bucket with it."""
         self.placement = placement
         self.stage = stage
         self.around = {peer.node: peer for peer in around}

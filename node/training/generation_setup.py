@@ -66,7 +66,8 @@ def set_up(
         bound = ContributionBound(bound)
     inherited = Inherited(progress, earlier.codecs if earlier is not None else None, bound)
     near = assignment.plan.stages[max(0, placement.stage - 1) : placement.stage + 2]
-    around = [peer for peer in assignment.peers if any(peer.node in each.replicas for each in near)]
+    names = placement.peers.union(*(each.replicas for each in near))
+    around = [peer for peer in assignment.peers if peer.node in names]
     generation = Generation(loaded, placement, stage, assignment.step, equipment.sender, speed, inherited, around)
     dialler = loaded.dialler
     targets = {p.node: dialler.target(p) for p in assignment.peers if p.node in placement.peers}

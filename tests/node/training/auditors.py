@@ -64,6 +64,7 @@ class Auditors:
             node=node,
             bucket=bucket,
             pieces=[Audit.Piece(piece=part, digest=digest) for part, digest in sorted(pieces.items())],
+            sums=[] if bucket is None else self._sums(node, bucket),
             micro_batches=[
                 Audit.MicroBatch(
                     number=n,
@@ -78,6 +79,20 @@ class Auditors:
                 for n in (placement.micro_batches if numbers is None else numbers)
             ],
         )
+
+    def _sums(self, node: str, bucket: int) -> list[Audit.Sum]:
+        owned = {part for _, kind, index, part in self.sent[node] if (kind, index) == (Kind.GATHER, bucket)}
+        others = set(self.nodes.generations[node].placement.groups[bucket].members) - {node}
+        return [
+            Audit.Sum(
+                piece=part,
+                addends=[
+                    Audit.Addend(node=other, digest=self.sent[other][node, Kind.REDUCE, bucket, part])
+                    for other in sorted(others)
+                ],
+            )
+            for part in sorted(owned)
+        ]
 
     def answer(self, by: str, audit: Audit) -> Audited:
         generation = self.nodes.generations[by]

@@ -108,7 +108,9 @@ def test_honest_work_comes_to_the_same_bits_in_every_stage(
                 audit = step.asked(accused, bucket=bucket)
                 found = errors(step.answer(auditor, audit))
                 assert (found[0], found[1], found[3]) == (wanted[0], wanted[1], wanted[3])
-                if audit.pieces:  # of a bucket below 256 elements the accused may own all
+                if (
+                    audit.pieces or audit.sums
+                ):  # the bucket has fewer pieces than members, or one piece, below 256 elements
                     assert 0 <= found[2] < 1e-6, "the order in which micro-batches came may have been another"
             for index, gradients in before.items():
                 assert torch.equal(gradients, generation.stage.buckets[index].gradients), (
@@ -208,6 +210,30 @@ def test_a_bias_of_a_twentieth_comes_out_as_such(
         assert found[0] == pytest.approx(0.05, abs=1e-3 if compression == "off" else 5e-3)
         assert found[1] == 0
         assert found[2] == pytest.approx(0.05, abs=1e-3 if compression == "off" else 5e-3)
+
+
+@pytest.mark.parametrize("compression", ["off", "i8b256"])
+def test_what_an_owner_makes_of_the_addends_is_compared_too(
+    trained: Nodes, monkeypatch: pytest.MonkeyPatch, compression: str
+) -> None:
+    """Also its own share of the sum, which it sends to nobody."""
+    with trained(compression=compression) as nodes:
+        liar, add_up = nodes.generations["n2"], _Bucket.add_up
+
+        def twice(self: _Bucket, number: int, bound: Any) -> None:
+            add_up(self, number, bound)
+            if any(bucket.gradients is self.gradients for bucket in liar.stage.buckets.values()):
+                self.piece(number).mul_(2)
+
+        monkeypatch.setattr(_Bucket, "add_up", twice)
+        step, bucket = Auditors(nodes), min(liar.stage.buckets)
+        audit = step.asked("n2", bucket=bucket)
+        assert audit.sums
+        assert errors(step.answer("n3", audit))[2] == pytest.approx(1, rel=0.01)
+        audit.sums[0].addends[0].node = "n0"
+        assert step.answer("n3", audit).problem.startswith("UNUSABLE")
+        del audit.sums[:]
+        assert errors(step.answer("n3", audit))[2] < 1e-6
 
 
 def test_a_lie_about_the_loss_comes_out(trained: Nodes) -> None:
