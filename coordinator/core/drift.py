@@ -2,9 +2,7 @@
 
 Each is compared with itself under the same plan, when it does the same work beside the same others. So it does not matter that a
 device computes below its peak, or that a link is shared.
-
-That does not show a claim that was false from the beginning. So in an open run, what a member delivers of its FLOP/s is also
-compared with what others deliver of theirs.
+That does not show a claim that was false from the beginning: see showing.py.
 """
 
 from __future__ import annotations
@@ -14,14 +12,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from dtfm.coordinator.core.messages import link_message
-from dtfm.coordinator.core.state import Speeds, State, Switching
+from dtfm.coordinator.core.state import Speeds, Switching
 from dtfm.coordinator.core.transition import Transition
-from dtfm.coordinator.core.trust.claims import are_proven
 from dtfm.coordinator.core.validation import MOST_BANDWIDTH, MOST_FLOPS, check_codecs, check_flops
 from dtfm.coordinator.log import events as ev
-from dtfm.coordinator.log.standing import is_open
 from dtfm.protos import control_pb2 as wire
-from dtfm.scheduler.model.memory import Checkpointing, Keeping
 
 WINDOW = 5
 """The number of steps whose median counts: a single slow step is noise. A change must also last a lease, so that
@@ -81,42 +76,7 @@ def committed(transition: Transition, votes: Mapping[str, wire.StepReady]) -> No
                 if first is not None and first >= cap and ratio < 1:  # the first was capped: the ratio says too little
                     bandwidth = min(bandwidth, speed)
                 _link_drifted(transition, replace(link, bandwidth=bandwidth), ratio)
-    for node, delivers in sorted(_delivered(transition.state, votes).items()):
-        claim = (node, node)  # no link goes from a node to itself
-        known = speeds.get(claim, Speeds(first=1.0))
-        speeds[claim], ratio = compare(known, min(delivers, 1.0), transition.now, transition.state.lease)
-        if ratio is not None:
-            speeds[claim] = Speeds(first=1.0)
-            _disproved(transition, node, ratio)
     transition.state = replace(transition.state, speeds=speeds)
-
-
-def _delivered(state: State, votes: Mapping[str, wire.StepReady]) -> dict[str, float]:
-    """In an open run, by member: what it delivered of its FLOP/s in this step, as a multiple of what others delivered of theirs.
-
-    That is the median of the proven ones, or of all if nobody is proven. Two at least, so that no single one can make others look
-    slow; but one that is proven is enough for those who are not.
-    """
-    plan, described = state.ledger.plan, state.ledger.described
-    if plan is None or described is None or not is_open(state.ledger.run):
-        return {}
-    part: dict[str, float] = {}
-    for stage in plan.stages:
-        forward = sum(layer.forward_flops for layer in described.workload.layers[slice(*stage.layers)])
-        keeping = stage.keeping or (Keeping(),) * len(stage.replicas)
-        for node, load, kept in zip(stage.replicas, stage.loads, keeping, strict=True):
-            vote, member = votes.get(node), state.ledger.members.get(node)
-            if vote is None or member is None or not load or vote.compute_seconds < LEAST_SECONDS:
-                continue
-            passes = 4 if kept.checkpointing is Checkpointing.LAYER else 3
-            part[node] = passes * forward * load / vote.compute_seconds / member.device.flops
-    proven = {node for node, yes in zip(part, are_proven(state.ledger, tuple(part)), strict=True) if yes}
-    delivered = {}
-    for node in part:
-        others = [part[other] for other in (proven or part.keys()) - {node}]
-        if len(others) >= (1 if proven and node not in proven else 2):
-            delivered[node] = part[node] / statistics.median_low(others)
-    return delivered
 
 
 def timed_while_idle(transition: Transition, node: str, flops: float) -> None:
@@ -150,12 +110,6 @@ def _device_drifted(transition: Transition, node: str, flops: float, where: str)
     flops = min(max(flops, 1.0), MOST_FLOPS)
     before = transition.state.ledger.members[node].device.flops
     transition.emit(ev.DeviceDrifted(node, flops, f"{where} it is {_change(flops / before)} than before"))
-
-
-def _disproved(transition: Transition, node: str, ratio: float) -> None:
-    claimed = transition.state.ledger.members[node].device.flops
-    reason = f"in training it delivers {1 / ratio:.1f} times less than it claims, by what others deliver of theirs"
-    transition.emit(ev.DeviceDrifted(node, max(claimed * ratio, 1.0), reason))
 
 
 def _link_drifted(transition: Transition, link: ev.Link, ratio: float) -> None:

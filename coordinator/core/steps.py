@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 
-from dtfm.coordinator.core import auditing, drift, post_commit, same_state
+from dtfm.coordinator.core import auditing, drift, post_commit, same_state, showing
 from dtfm.coordinator.core.charging import quarantine
 from dtfm.coordinator.core.ending import fail
 from dtfm.coordinator.core.exclusion import NAN_ADVICE, found, try_without_another
@@ -263,6 +263,7 @@ def _commit(transition: Transition, phase: Stepping) -> None:
     transition.state = replace(transition.state, also=())
     found(transition, benched, reporters)
     drift.committed(transition, phase.votes)
+    showing.committed(transition, phase.votes)
     _announce(transition, phase.step, plan, math.sqrt(squared_norm))
 
 

@@ -163,6 +163,16 @@ class DeviceDrifted:
 
 
 @dataclass(frozen=True, slots=True)
+class DeviceShown:
+    """In an open run, by the coordinator's clock, the node's share of steps took at least so many ``flops`` (FLOP/s) to be done
+    in time. So more of what it claims counts from now on (core/trust/claims.py)."""
+
+    node: str
+    flops: float
+    event: Literal["device_shown"] = "device_shown"
+
+
+@dataclass(frozen=True, slots=True)
 class LinksMeasured:
     """``up`` and ``down``: bytes per second of the node's connection to, or from, several peers together; None: not measured this
     time. ``reason``: why, where training itself showed that a link has changed."""
@@ -581,6 +591,7 @@ Event = (
     | NodeLeft
     | DeviceTimed
     | DeviceDrifted
+    | DeviceShown
     | LinksMeasured
     | WaysChosen
     | RunDescribed

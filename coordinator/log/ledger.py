@@ -62,7 +62,8 @@ class Carried:
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """``up`` and ``down`` as last measured (see LinksMeasured). ``leaving``: why the node wants to leave, if it does."""
+    """``up`` and ``down`` as last measured (see LinksMeasured). ``leaving``: why the node wants to leave, if it does.
+    ``shown``: see DeviceShown."""
 
     address: str
     device: ev.DeviceSeen
@@ -73,6 +74,7 @@ class Member:
     leaving: str = ""
     candidates: tuple[str, ...] = ()
     relay: str = ""
+    shown: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,10 +106,12 @@ class Holder:
 
 @dataclass(frozen=True, slots=True)
 class Audits:
-    """``clean``: how often in a row work was found right; ``last``: the step of the last such audit."""
+    """``clean``: how often in a row work was found right; ``last``: the step of the last such audit. ``differed``: the last
+    audit of all came to something else."""
 
     clean: int = 0
     last: int = 0
+    differed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,6 +287,11 @@ def apply(ledger: Ledger, event: ev.Event) -> Ledger:
             member = replace(member, device=replace(member.device, flops=event.flops))
             changes = ledger.changes + (isinstance(event, ev.DeviceDrifted) and member.ready)
             return replace(ledger, members={**ledger.members, event.node: member}, changes=changes)
+        case ev.DeviceShown():
+            member = replace(ledger.members[event.node], shown=event.flops)
+            return replace(
+                ledger, members={**ledger.members, event.node: member}, changes=ledger.changes + member.ready
+            )
         case ev.LinksMeasured():
             links = _with_links(ledger.links, event.links)
             members = _with_connection(ledger.members, event)
@@ -391,7 +400,7 @@ def apply(ledger: Ledger, event: ev.Event) -> Ledger:
         case ev.WorkAudited():
             who = event.key or event.node
             before = ledger.audits.get(who, Audits())
-            now = Audits(before.clean + 1, event.step) if event.clean else Audits(0, before.last)
+            now = Audits(before.clean + 1, event.step) if event.clean else Audits(0, before.last, differed=True)
             audits = {**{each: kept for each, kept in ledger.audits.items() if each != who}, who: now}
             return replace(ledger, audits=dict(list(audits.items())[-MOST_KNOWN:]))
         case ev.NodesBenched():

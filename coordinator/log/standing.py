@@ -67,13 +67,15 @@ def earned(ledger: Ledger, name: str) -> Earned:
         return Earned(Standing.QUARANTINED, f"{why.charge} in step {why.step}: {why.reason}")
     if any((ledger.key_of(node) or node) == who for node in ledger.benched):
         return Earned(Standing.SUSPECTED, f"the step is tried without it: {ledger.benched_for}", clean)
-    if audits is not None and not clean:
+    if audits is not None and audits.differed:
         return Earned(Standing.SUSPECTED, "its last audit came to something else")
     if audits is not None and clean >= PROVEN_AFTER:
         return Earned(Standing.PROVEN, said_of(audits), clean)
     if not strangers:
         return Earned(Standing.PROVEN, "members of this run know each other", clean)
-    so_far = "no audit of its work yet" if audits is None else f"{said_of(audits)}; {PROVEN_AFTER} prove it"
+    so_far = (
+        "no audit of its work yet" if audits is None or not clean else f"{said_of(audits)}; {PROVEN_AFTER} prove it"
+    )
     if (forgiven := ledger.forgiven.get(who)) is not None:
         said = f"an operator has forgiven it, after {forgiven.charge} in step {forgiven.step}; {so_far}"
         return Earned(Standing.SUSPECTED, said, clean)

@@ -44,6 +44,8 @@ def narrate(event: ev.Event) -> str:
             return f"{event.node} computes this model's layers at {event.flops / 1e9:.0f} GFLOP/s"
         case ev.DeviceDrifted():
             return f"{event.node} changed its speed: {event.reason}"
+        case ev.DeviceShown():
+            return f"{event.node} has shown {event.flops / 1e9:,.0f} GFLOP/s in training: more of what it claims counts"
         case ev.LinksMeasured():
             return _measured(event)
         case ev.WaysChosen():

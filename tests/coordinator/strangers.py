@@ -76,14 +76,17 @@ class Planning(World):
             self.settle()
 
     def timed_step(self, speeds: dict[str, float]) -> None:
-        """A step of two seconds, in which each node computes as fast as its FLOP/s say; 1e10 where there are none."""
-        self.now += 2.0
+        """A step in which each node computes as fast as its FLOP/s say, 1e10 where there are none, and waits for the slowest."""
         assert self.state.ledger.described is not None
         layers = self.state.ledger.described.workload.layers
+        seconds: dict[str, float] = {}
         for stage in self.plan_in_force.stages:
             work = 3 * sum(layer.forward_flops for layer in layers[slice(*stage.layers)])
             for node, load in zip(stage.replicas, stage.loads, strict=True):
-                self.vote(node, compute_seconds=work * load / speeds.get(node, 1e10))
+                seconds[node] = work * load / speeds.get(node, 1e10)
+        self.now += max(seconds.values())
+        for node, computed in seconds.items():
+            self.vote(node, compute_seconds=computed)
         if (until := self.state.wakes_at) is not None:
             self.now = until
             self.feed(t.TimePassed())

@@ -1,12 +1,13 @@
 """What a member says of its device and its links, and what of that counts before it is shown.
 
-In an open run anybody may claim to be the fastest, to be given most of the model. So the claims of members that are not proven
-count only as far as proven ones, or most others, make them plausible; and once some are proven, others are given less than they
-could do, more with each audit that finds their work right.
+In an open run anybody may claim to be the fastest, to be given most of the model. So claims count only as far as proven members,
+most others, or steps (core/showing.py) make them plausible; and once some are proven, others are given less than they could do,
+more with each audit that finds their work right.
 """
 
 from __future__ import annotations
 
+import heapq
 import statistics
 from collections.abc import Sequence
 
@@ -16,8 +17,8 @@ from numpy.typing import NDArray
 from dtfm.coordinator.log.ledger import Ledger
 from dtfm.coordinator.log.standing import PROVEN_AFTER, Standing, earned, is_open
 
-MOST_TIMES_PROVEN = 2.0
-"""A claim counts for at most so many times the most that proven ones show."""
+MOST_TIMES_SHOWN = 2.0
+"""A claim counts for at most so many times what the node, or a proven one, has shown."""
 OUTLIER = 10.0
 """Where nobody is proven, a device that claims more than so many times the median counts as the median."""
 
@@ -29,54 +30,71 @@ def are_proven(ledger: Ledger, nodes: Sequence[str]) -> NDArray[np.bool_]:
 
 def shown_by(ledger: Ledger, nodes: Sequence[str]) -> frozenset[tuple[str, int]]:
     """What planning depends on, by node: how many audits have found its work right; PROVEN_AFTER if it is proven, -1 if it is
-    suspected. Empty where members know each other and nothing is audited."""
-    if not is_open(ledger.run) and not ledger.audits:
-        return frozenset()
+    suspected. Where members know each other, only of those who are suspected."""
+    strangers = is_open(ledger.run)
     made = []
     for node in nodes:
         its = earned(ledger, node)
         audits = {Standing.PROVEN: PROVEN_AFTER, Standing.SUSPECTED: -1}.get(its.standing, its.audits)
-        made.append((node, audits))
+        if strangers or its.standing is Standing.SUSPECTED:
+            made.append((node, audits))
     return frozenset(made)
 
 
 def counted_flops(ledger: Ledger, nodes: Sequence[str]) -> list[float]:
-    """By node, the FLOP/s with which it is planned: in an open run not always what it claims, if it is not proven.
+    """By node, the FLOP/s with which it is planned: of those that are believed, in an open run half at first for who is not
+    proven, once anybody is, and more with each audit. Not less: an idle node could show nothing."""
+    believed = believed_flops(ledger, nodes)
+    if not is_open(ledger.run):
+        return believed
+    its = [earned(ledger, node) for node in nodes]
+    if not any(each.standing is Standing.PROVEN for each in its):
+        return believed
+    return [
+        flops * (PROVEN_AFTER + min(each.audits, PROVEN_AFTER)) / (2 * PROVEN_AFTER)
+        if each.standing is not Standing.PROVEN
+        else flops
+        for flops, each in zip(believed, its, strict=True)
+    ]
 
-    Where some of its kind of device are proven, it counts for at most MOST_TIMES_PROVEN times the fastest of these. Else, if it
-    claims more than OUTLIER times the median of its kind, or of all if it is the only one, it counts as that median. And once
-    anybody is proven, half of that counts, and more with each audit: an idle one could show nothing.
+
+def believed_flops(ledger: Ledger, nodes: Sequence[str]) -> list[float]:
+    """By node, what of the FLOP/s that it claims is believed: all, where members know each other.
+
+    Else at most MOST_TIMES_SHOWN times the fastest proven one of its kind of device that is another party's. Where there is none,
+    all that is not more than OUTLIER times the median of its kind, or of all if it is the only one; what is more counts as that
+    median. In any case MOST_TIMES_SHOWN times what the node has shown itself (Member.shown). Audits show that work is right, and
+    not how fast it is done: so this holds for proven ones as well.
     """
-    devices = [ledger.members[node].device for node in nodes]
-    claimed = [device.flops for device in devices]
+    members = [ledger.members[node] for node in nodes]
+    claimed = [member.device.flops for member in members]
     if not is_open(ledger.run):
         return claimed
-    its = [earned(ledger, node) for node in nodes]
-    fastest: dict[str, float] = {}
     by_kind: dict[str, list[float]] = {}
-    for device, each in zip(devices, its, strict=True):
-        by_kind.setdefault(device.kind, []).append(device.flops)
-        if each.standing is Standing.PROVEN:
-            fastest[device.kind] = max(device.flops, fastest.get(device.kind, 0.0))
-    counted = []
-    for device, each in zip(devices, its, strict=True):
-        flops, others = device.flops, by_kind[device.kind]
-        if each.standing is not Standing.PROVEN:
-            median = statistics.median_low(others if len(others) > 1 else claimed)
-            if device.kind in fastest:
-                flops = min(flops, MOST_TIMES_PROVEN * fastest[device.kind])
-            elif flops > OUTLIER * median:
-                flops = median
-            if fastest:
-                flops *= (PROVEN_AFTER + min(each.audits, PROVEN_AFTER - 1)) / (2 * PROVEN_AFTER)
-        counted.append(flops)
-    return counted
+    fastest: dict[str, dict[str, float]] = {}  # by kind, then by party
+    party = [ledger.key_of(node) or node for node in nodes]
+    for member, who, proven in zip(members, party, are_proven(ledger, nodes), strict=True):
+        kind, flops = member.device.kind, member.device.flops
+        by_kind.setdefault(kind, []).append(flops)
+        if proven:
+            of = fastest.setdefault(kind, {})
+            of[who] = max(flops, of.get(who, 0.0))
+    median = {kind: statistics.median_low(of if len(of) > 1 else claimed) for kind, of in by_kind.items()}
+    two_fastest = {kind: heapq.nlargest(2, of.items(), key=lambda each: each[1]) for kind, of in fastest.items()}
+    believed = []
+    for member, who in zip(members, party, strict=True):
+        kind, flops = member.device.kind, member.device.flops
+        other = next((speed for each, speed in two_fastest.get(kind, ()) if each != who), None)
+        plausible = flops if flops <= OUTLIER * median[kind] else median[kind]
+        most = plausible if other is None else MOST_TIMES_SHOWN * other
+        believed.append(min(flops, max(most, MOST_TIMES_SHOWN * member.shown)))
+    return believed
 
 
 def counted_bandwidth(ledger: Ledger, nodes: Sequence[str], bandwidth: NDArray[np.float64]) -> NDArray[np.float64]:
     """The bytes per second with which links are planned, float64 [nodes, nodes] as ``bandwidth``, which may be NaN.
 
-    In an open run links of members that are not proven count for at most MOST_TIMES_PROVEN times the fastest one between proven
+    In an open run links of members that are not proven count for at most MOST_TIMES_SHOWN times the fastest one between proven
     members, where these have measured any.
     """
     proven = are_proven(ledger, nodes)
@@ -84,4 +102,4 @@ def counted_bandwidth(ledger: Ledger, nodes: Sequence[str], bandwidth: NDArray[n
         return bandwidth
     both = proven[:, None] & proven[None, :]
     most = np.nan_to_num(bandwidth[both]).max(initial=0.0)
-    return np.where(both, bandwidth, np.minimum(bandwidth, MOST_TIMES_PROVEN * most)) if most > 0 else bandwidth
+    return np.where(both, bandwidth, np.minimum(bandwidth, MOST_TIMES_SHOWN * most)) if most > 0 else bandwidth

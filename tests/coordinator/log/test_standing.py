@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from dtfm.coordinator.log import events as ev
@@ -63,6 +65,15 @@ def test_members_who_know_each_other_are_proven_until_something_is_found(
     happened: list[ev.Event], standing: Standing
 ) -> None:
     assert earned(run("trusted", *happened), "a").standing is standing
+
+
+def test_who_has_worked_and_was_not_audited_yet_is_no_suspect() -> None:
+    joined = ev.NodeJoined("a", "new", "", ev.DeviceSeen("cpu", "", 1, 1.0), "", "1")
+    step = ev.StepCommitted(1, 1, 0.5, 10, 1.0, 2.0, 8, {"a": 1.0}, {"a": 1.0})
+    ledger = fold([ev.RunStarted("id", {}), joined, step])
+    assert ledger.audits
+    assert earned(ledger, "a").standing is PROVEN
+    assert earned(replace(ledger, run={"trust": {"mode": "open"}}), "a").standing is NEW
 
 
 def test_each_standing_says_why() -> None:

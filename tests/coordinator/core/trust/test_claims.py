@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from dtfm.coordinator.core.planner_input import measured_cluster
@@ -44,10 +46,25 @@ def test_once_some_are_proven_a_claim_counts_for_twice_what_they_show_and_more_w
         assert proven == 1e11
         return share
 
-    assert [share(1e13, audits) for audits in range(4)] == pytest.approx([1e11, 4 / 3 * 1e11, 5 / 3 * 1e11, 1e13])
+    assert [share(1e13, audits) for audits in range(4)] == pytest.approx([1e11, 4 / 3 * 1e11, 5 / 3 * 1e11, 2e11])
     assert [share(1e11, audits) for audits in range(4)] == pytest.approx(
         [1 / 2 * 1e11, 2 / 3 * 1e11, 5 / 6 * 1e11, 1e11]
     )
+
+
+def test_a_proven_ones_claim_is_measured_by_other_proven_ones_as_audits_do_not_show_how_fast_it_is() -> None:
+    assert counted("open", a=("cpu", 1e11, PROVEN), b=("cpu", 1e13, PROVEN)) == [1e11, 2e11]
+    assert counted("open", a=("cpu", 1e11, PROVEN), b=("cpu", 1e13, PROVEN), c=("cpu", 1e13, PROVEN)) == [
+        1e11,
+        1e13,
+        1e13,
+    ]
+
+
+def test_twice_of_what_a_node_has_shown_counts_in_any_case() -> None:
+    known = ledger("open", a=("cpu", 1e11, PROVEN), b=("cpu", 1e13, PROVEN))
+    members = {**known.members, "b": replace(known.members["b"], shown=2e12)}
+    assert counted_flops(replace(known, members=members), ["a", "b"]) == [1e11, 4e12]
 
 
 def test_a_kind_of_device_of_which_none_is_proven_counts_for_its_own_median() -> None:
