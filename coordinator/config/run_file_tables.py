@@ -389,6 +389,15 @@ class Trust(Table):
         f'{USUAL_AUDIT_RATE} in mode "open", else 0. A stage with a single replica cannot be audited.',
     )
 
+    keys_per_address: int = Field(
+        default=8,
+        ge=1,
+        le=1_000_000,
+        description='In mode "open": keys that may be members at a time from one address (IPv4), or one /64 (IPv6), where one '
+        "household has many. A machine has one key, however many devices. Nodes on the coordinator's own machine do not "
+        "count; those behind one NAT or proxy do, together.",
+    )
+
     @field_validator("audit_rate")
     @classmethod
     def _is_share(cls, rate: Literal["auto"] | float) -> Literal["auto"] | float:

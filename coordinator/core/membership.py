@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import replace
+from ipaddress import ip_address
 
 from dtfm.coordinator.core import links, ways
 from dtfm.coordinator.core.leaving import leave
@@ -25,6 +27,7 @@ from dtfm.coordinator.core.validation import (
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.ledger import Ledger
 from dtfm.protos import control_pb2 as wire
+from dtfm.protos.candidates import origin_of
 from dtfm.protos.credentials import CERTIFICATE_LIFETIME
 
 
@@ -69,6 +72,9 @@ def greeted(transition: Transition, stream: int, message: wire.NodeMessage, call
     if transition.state.ledger.outcome is not None:  # the replaced stream may have ended the run
         transition.refuse(stream, named, wire.RUN_OVER, f"the run is over: {transition.state.ledger.outcome.reason}")
         return
+    if (crowded := _crowded(transition.state, caller, origin := _origin(seen))) is not None:
+        transition.refuse(stream, named, crowded.reason, str(crowded))
+        return
     only = hello.relay == wire.Hello.ONLY
     session = Session(
         hello.node,
@@ -79,6 +85,7 @@ def greeted(transition: Transition, stream: int, message: wire.NodeMessage, call
         admission=Admission.RELAY if only else Admission.JOINED,
         certified=transition.now,
         relay=bool(hello.relay),
+        origin=origin,
     )
     address = (*candidates, seen, "")[0]
     relays = "only" if only else "also" if hello.relay else ""
@@ -97,6 +104,30 @@ def greeted(transition: Transition, stream: int, message: wire.NodeMessage, call
         welcome.data_fingerprint = bytes.fromhex(described.data_fingerprint)
         welcome.unigram_entropy = described.unigram_entropy
     transition.commands.append(Admit(stream, hello.node, welcome))
+
+
+def _origin(seen: str) -> str:
+    """Where a call comes from, as far as it counts."""
+    with contextlib.suppress(ValueError):
+        address = ip_address(seen)
+        return "" if address.is_loopback else origin_of(address)
+    return ""
+
+
+def _crowded(state: State, node: str, origin: str) -> Refused | None:
+    """Among strangers, what the node is told if as many other keys as may be are members from where it comes: else who has many
+    invitations could be many members."""
+    if not origin or not state.ledger.is_open:
+        return None
+    most, mine = state.run.trust.keys_per_address, state.ledger.key_of(node) or node
+    there = {state.ledger.key_of(s.node) or s.node for s in state.members.sessions.values() if s.origin == origin}
+    if len(there - {mine}) < most:
+        return None
+    return Refused(
+        wire.FULL,
+        f"{most} keys from {origin} are members, as many as may come from one address ([trust] keys_per_address); come back when "
+        "one has left",
+    )
 
 
 def prepared(transition: Transition, session: Session, message: wire.Prepared) -> None:

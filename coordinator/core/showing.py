@@ -16,7 +16,6 @@ from dtfm.coordinator.core.state import Speeds, State
 from dtfm.coordinator.core.transition import Transition
 from dtfm.coordinator.core.trust.claims import MOST_TIMES_SHOWN, are_proven, believed_flops
 from dtfm.coordinator.log import events as ev
-from dtfm.coordinator.log.standing import is_open
 from dtfm.protos import control_pb2 as wire
 from dtfm.scheduler.model.memory import Checkpointing, Keeping
 
@@ -35,7 +34,7 @@ class _Part:
 def committed(transition: Transition, votes: Mapping[str, wire.StepReady]) -> None:
     """What a committed step, and those before it under this plan, show."""
     last = transition.state.ledger.last
-    if not is_open(transition.state.ledger.run) or last is None or last.resumed or last.seconds <= 0:
+    if not transition.state.ledger.is_open or last is None or last.resumed or last.seconds <= 0:
         return
     parts = _parts(transition.state, votes)
     speeds = dict(transition.state.speeds)

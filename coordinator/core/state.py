@@ -65,7 +65,8 @@ class Session:
     ``certified``: when it last got a certificate. ``candidates`` are where peers may reach it; ``relay``: connections of others
     may pass through it. While it is PROBING, ``probing`` are those whose links it still measures, ``reaching`` those who try to
     dial it. ``told``: the ways and holders that it was last told (ways.py). ``prepared``: what it would train, while it is JOINED
-    and nobody is believed yet who says what the run is."""
+    and nobody is believed yet who says what the run is. ``origin``: from where it came (candidates.origin_of); empty: not known,
+    or the coordinator's own machine."""
 
     node: str
     stream: int
@@ -83,6 +84,7 @@ class Session:
     reaching: frozenset[str] = frozenset()
     told: tuple[tuple[tuple[str, str], ...], tuple[str, ...]] = ((), ())
     prepared: wire.Prepared | None = None
+    origin: str = ""
 
     @property
     def process(self) -> str:

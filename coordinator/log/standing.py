@@ -6,7 +6,6 @@ A standing is a party's: all names of a key share it.
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,15 +52,10 @@ class Earned:
         return self.standing is not Standing.PROVEN or self.audits > 0
 
 
-def is_open(run: Mapping[str, Any]) -> bool:
-    """Whether the members of this run (the run file's content) are strangers."""
-    return bool(run.get("trust", {}).get("mode") == "open")
-
-
 def earned(ledger: Ledger, name: str) -> Earned:
     """The standing of the party to which the name belongs."""
     who = ledger.key_of(name) or name
-    audits, strangers = ledger.audits.get(who), is_open(ledger.run)
+    audits = ledger.audits.get(who)
     clean = 0 if audits is None else audits.clean
     if (why := ledger.quarantine_of(name)) is not None:
         return Earned(Standing.QUARANTINED, f"{why.charge} in step {why.step}: {why.reason}")
@@ -71,7 +65,7 @@ def earned(ledger: Ledger, name: str) -> Earned:
         return Earned(Standing.SUSPECTED, "its last audit came to something else")
     if audits is not None and clean >= PROVEN_AFTER:
         return Earned(Standing.PROVEN, said_of(audits), clean)
-    if not strangers:
+    if not ledger.is_open:
         return Earned(Standing.PROVEN, "members of this run know each other", clean)
     so_far = (
         "no audit of its work yet" if audits is None or not clean else f"{said_of(audits)}; {PROVEN_AFTER} prove it"

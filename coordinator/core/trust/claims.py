@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dtfm.coordinator.log.ledger import Ledger
-from dtfm.coordinator.log.standing import PROVEN_AFTER, Standing, earned, is_open
+from dtfm.coordinator.log.standing import PROVEN_AFTER, Standing, earned
 
 MOST_TIMES_SHOWN = 2.0
 """A claim counts for at most so many times what the node, or a proven one, has shown."""
@@ -31,7 +31,7 @@ def are_proven(ledger: Ledger, nodes: Sequence[str]) -> NDArray[np.bool_]:
 def shown_by(ledger: Ledger, nodes: Sequence[str]) -> frozenset[tuple[str, int]]:
     """What planning depends on, by node: how many audits have found its work right; PROVEN_AFTER if it is proven, -1 if it is
     suspected. Where members know each other, only of those who are suspected."""
-    strangers = is_open(ledger.run)
+    strangers = ledger.is_open
     made = []
     for node in nodes:
         its = earned(ledger, node)
@@ -45,7 +45,7 @@ def counted_flops(ledger: Ledger, nodes: Sequence[str]) -> list[float]:
     """By node, the FLOP/s with which it is planned: of those that are believed, in an open run half at first for who is not
     proven, once anybody is, and more with each audit. Not less: an idle node could show nothing."""
     believed = believed_flops(ledger, nodes)
-    if not is_open(ledger.run):
+    if not ledger.is_open:
         return believed
     its = [earned(ledger, node) for node in nodes]
     if not any(each.standing is Standing.PROVEN for each in its):
@@ -68,7 +68,7 @@ def believed_flops(ledger: Ledger, nodes: Sequence[str]) -> list[float]:
     """
     members = [ledger.members[node] for node in nodes]
     claimed = [member.device.flops for member in members]
-    if not is_open(ledger.run):
+    if not ledger.is_open:
         return claimed
     by_kind: dict[str, list[float]] = {}
     fastest: dict[str, dict[str, float]] = {}  # by kind, then by party
@@ -98,7 +98,7 @@ def counted_bandwidth(ledger: Ledger, nodes: Sequence[str], bandwidth: NDArray[n
     members, where these have measured any.
     """
     proven = are_proven(ledger, nodes)
-    if not is_open(ledger.run) or proven.all():
+    if not ledger.is_open or proven.all():
         return bandwidth
     both = proven[:, None] & proven[None, :]
     most = np.nan_to_num(bandwidth[both]).max(initial=0.0)
