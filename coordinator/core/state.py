@@ -308,9 +308,10 @@ class Destination(enum.Enum):
 class SnapshotTally:
     """A snapshot under way of the state after ``step``, begun at ``since``.
 
-    ``writers``, each with its layers, have still to report what they wrote. ``parts`` are reported, by bucket. ``fetching``: by
-    node, the buckets that it copies from other disks; ``unable``: nodes that could not keep a part. ``disputed``: replicas wrote
-    different files of a bucket. Nodes are waited for until ``due``; ``heard`` is when one last reported.
+    ``writers``, each with its layers, have still to report what they wrote. ``parts`` are reported, by bucket; ``written``: by
+    bucket and node, where replicas write it to their disks. ``fetching``: by node, the buckets that it copies from other disks;
+    ``unable``: nodes that could not keep a part. ``disputed``: two wrote different files of a bucket. Nodes are waited for until
+    ``due``; ``heard`` is when one last reported.
     """
 
     step: int
@@ -320,6 +321,7 @@ class SnapshotTally:
     due: float
     heard: float
     parts: Mapping[int, SnapshotPart] = field(default_factory=dict)
+    written: Mapping[int, Mapping[str, SnapshotPart]] = field(default_factory=dict)
     fetching: Mapping[str, frozenset[int]] = field(default_factory=dict)
     unable: frozenset[str] = frozenset()
     disputed: bool = False

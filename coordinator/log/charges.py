@@ -31,7 +31,8 @@ class Charge(enum.StrEnum):
     STALLED = "STALLED"
     """It was waited for in vain, again and again, though its heartbeats came."""
     SNAPSHOT = "SNAPSHOT"
-    """The last checkpoint failed because of it, again and again."""
+    """The last checkpoint failed because of it, again and again; or it wrote another file of the same state than other
+    replicas."""
     HOP = "HOP"
     """What it says to have sent to another node, or got from it, is not what that one says."""
     AUDIT = "AUDIT"

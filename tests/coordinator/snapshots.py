@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -10,7 +10,7 @@ from dtfm.coordinator.core.safekeeping.availability import Kind, availability
 from dtfm.coordinator.core.safekeeping.snapshot import PAUSE_LEASES
 from dtfm.protos import control_pb2 as wire
 from dtfm.scheduler.model.plan import Plan, Stage
-from tests.coordinator.script import BUCKETS, LAYERS, LEASE, LONG, World, fresh_state, training
+from tests.coordinator.script import BUCKETS, LAYERS, LEASE, LONG, World, fresh_state, two_stages
 
 PAUSE = PAUSE_LEASES * LEASE
 SIZE = 100
@@ -73,9 +73,12 @@ def snapshot_begins(world: World) -> bool:
     return begins.pop()
 
 
-def snapshot_due(*nodes: str, **changes: Any) -> World:
+def snapshot_due(*nodes: str, planner: Callable[[Iterable[str]], Plan | str] = two_stages, **changes: Any) -> World:
     """Nodes that train over links too slow for standbys; the next commit asks for a snapshot on disks."""
-    world = training(*nodes, **{**LONG, **changes})
+    cluster = {"nodes": len(nodes), **changes.get("cluster", {})}
+    world = World(fresh_state(**{**LONG, **changes, "cluster": cluster}), planner)
+    world.join(*nodes)
+    world.settle()
     world.automatic_standbys = False
     world.now += 0.001
     world.step()

@@ -16,6 +16,7 @@ from dtfm.coordinator.core.ending import fail
 from dtfm.coordinator.core.messages import peer_message
 from dtfm.coordinator.core.safekeeping.availability import on_disk, parameter_bytes
 from dtfm.coordinator.core.safekeeping.donors import donors_at_work
+from dtfm.coordinator.core.safekeeping.files import same_file, settle_files
 from dtfm.coordinator.core.safekeeping.machines import machines, machines_of
 from dtfm.coordinator.core.safekeeping.standby import rests_on_one_machine
 from dtfm.coordinator.core.state import ATTEMPTS, Admission, Destination, Layers, Session, SnapshotTally, State
@@ -111,8 +112,11 @@ def reported(transition: Transition, session: Session, message: wire.SnapshotPar
     if node in tally.writers:
         check_own_layers(message, tally.writers[node], len(described.workload.layers))
     told = {part.bucket: ev.SnapshotPart(part.size_bytes, part.digest.hex(), part.nonce) for part in message.parts}
+    if node in tally.writers and tally.destination is Destination.DISKS:
+        written = {bucket: {**tally.written.get(bucket, {}), node: part} for bucket, part in told.items()}
+        tally = replace(tally, written={**tally.written, **written})
     parts = {**told, **tally.parts} if node in tally.writers else tally.parts
-    mine = frozenset(bucket for bucket, part in told.items() if parts.get(bucket) == part)
+    mine = frozenset(bucket for bucket, part in told.items() if same_file(part, parts.get(bucket)))
     if len(mine) < len(told):
         transition.log(
             f"{node} has different files for {len(told) - len(mine)} buckets of step {message.step} than the other nodes"
@@ -142,7 +146,8 @@ def manifest_done(transition: Transition, done: ManifestDone) -> None:
     if tally is None:
         return
     if problem:
-        _give_up(transition, tally, problem, () if bucket is None else _writers_of(transition.state, bucket))
+        suspects = () if bucket is None else _writers_of(transition.state, bucket)
+        _give_up(transition, tally, problem, suspects, undecided=True)  # others may have removed the file
         return
     safekeeping = transition.state.safekeeping.without_snapshot(tally)
     unfinished = safekeeping.unfinished - {step}
@@ -246,9 +251,10 @@ def _continue_checkpoint(transition: Transition, tally: SnapshotTally, node: str
 
 def _continue_on_disks(transition: Transition, tally: SnapshotTally) -> None:
     """Once all is written: what is on one machine alone is fetched by others; once that is there, the snapshot is whole."""
-    state = transition.state
     if tally.writers:
         return
+    tally = settle_files(transition, tally)
+    state = transition.state
     if (holders := _all_on_disk(state, tally)) is None:
         _give_up(transition, tally, "some of it is on no disk")
         return
@@ -286,10 +292,12 @@ def _end_with_what_there_is(transition: Transition, tally: SnapshotTally) -> Non
     _end_on_disks(transition, tally)
 
 
-def _give_up(transition: Transition, tally: SnapshotTally, reason: str, suspects: Collection[str] = ()) -> None:
+def _give_up(
+    transition: Transition, tally: SnapshotTally, reason: str, suspects: Collection[str] = (), undecided: bool = False
+) -> None:
     """Abandons the snapshot; the previous one stays. Training goes on, without one of the ``suspects``, if checkpoints failed
-    because of it again and again. Without the last checkpoint nothing would remain of the run: it is written again
-    (post_commit.py), unless nobody or everybody is to blame; then the run fails."""
+    because of it again and again; ``undecided``: it may not be at fault. Without the last checkpoint nothing would remain of the
+    run: it is written again (post_commit.py), unless nobody or everybody is to blame; then the run fails."""
     if tally.destination is Destination.DISKS:
         transition.log(f"no snapshot of step {tally.step} on disks: {reason}")
         _end_on_disks(transition, tally)
@@ -305,7 +313,8 @@ def _give_up(transition: Transition, tally: SnapshotTally, reason: str, suspects
             fail(transition, f"all steps are trained, but the last checkpoint could not be written: {reason}")
         case Against():
             why = f"{ATTEMPTS} checkpoints failed because of it; the last: {reason}"
-            quarantine(transition, against_one(ledger, suspects), Charge.SNAPSHOT, why)
+            verdict = against_one(ledger, suspects)
+            quarantine(transition, replace(verdict, undecided=verdict.undecided or undecided), Charge.SNAPSHOT, why)
 
 
 def _writers_of(state: State, bucket: int) -> frozenset[str]:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterable
 from dataclasses import replace
 
 import pytest
 
+from dtfm.coordinator.core.safekeeping.availability import on_disk
 from dtfm.coordinator.core.safekeeping.snapshot import PATIENCE_FACTOR, TIME_FRACTION, pause_after
 from dtfm.coordinator.core.state import Destination, Switching
 from dtfm.coordinator.log import events as ev
+from dtfm.coordinator.log.charges import Charge
 from dtfm.protos import control_pb2 as wire
-from dtfm.scheduler.model.plan import Stage, from_routes
+from dtfm.scheduler.model.plan import Plan, Stage, from_routes
 from tests.coordinator.script import BUCKETS, LAYERS, LEASE, LONG, World, prepared, training
 from tests.coordinator.snapshots import (
     DIGESTS,
@@ -277,12 +280,41 @@ def test_a_writer_that_reconnects_is_not_waited_for() -> None:
     assert sorted(itertools.chain(*all_to_fetch(world).values())) == [0, 1, 2, 3]
 
 
-def test_a_replicas_file_with_another_digest_does_not_count() -> None:
+def three_and_one(nodes: Iterable[str]) -> Plan:
+    """The first half of the layers on all nodes but the last, which has the second half."""
+    *first, last = sorted(nodes)
+    half = LAYERS // 2
+    stages = [Stage((0, half), tuple(first), ()), Stage((half, LAYERS), (last,), ())]
+    return from_routes(0, stages, [([first[0], last], 4)])
+
+
+@pytest.mark.parametrize("first", ["a", "liar"])
+def test_a_file_that_differs_from_those_of_most_replicas_does_not_count_whoever_reports_first(first: str) -> None:
+    world = snapshot_due("a", "b", "liar", "z", planner=three_and_one)
+    world.step()
+    wrong = [b"x" * 32] * BUCKETS
+    for node in sorted(["a", "b", "liar"], key=lambda node: node != first):
+        if node == "liar":
+            report_files(world, node, 2, [0, 1], digests=wrong)
+        else:
+            report_files(world, node, 2, [0, 1])
+    report_written(world, "z")
+    assert [(e.node, e.charge, e.undecided) for e in world.events(ev.NodeQuarantined)] == [
+        ("liar", Charge.SNAPSHOT, False)
+    ]
+    tally = world.state.safekeeping.snapshot(Destination.DISKS)
+    assert tally is not None
+    assert [tally.parts[bucket].digest for bucket in (0, 1)] == [DIGESTS[bucket].hex() for bucket in (0, 1)]
+    assert on_disk(world.state, 2, [0, 1]) == {0: ("a", "b"), 1: ("a", "b")}
+
+
+def test_of_two_replicas_that_wrote_different_files_the_one_of_less_standing_goes_undecided() -> None:
     world = snapshot_due("a", "b", "c")
     world.step()
     report_written(world, "a", "c")
     report_files(world, "b", 2, [0, 1], digests=[b"x" * 32] * BUCKETS)
-    assert sorted(itertools.chain(*all_to_fetch(world).values())) == [0, 1, 2, 3]
+    assert [(e.node, e.charge, e.undecided) for e in world.events(ev.NodeQuarantined)] == [("b", Charge.SNAPSHOT, True)]
+    assert on_disk(world.state, 2, [0, 1]) == {0: ("a",), 1: ("a",)}
 
 
 @pytest.mark.parametrize(
