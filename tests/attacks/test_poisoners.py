@@ -55,3 +55,20 @@ def the_liar_goes(cluster: Cluster, charge: str) -> None:
 def test_one_of_three_replicas_that_lies_is_found_by_the_two_others(tmp_path: Path, twist: str) -> None:
     with audited(tmp_path, twist, [3], (*HONEST[:2], LIAR)) as cluster:
         the_liar_goes(cluster, "AUDIT")
+
+
+@pytest.mark.parametrize(
+    ("twist", "stages", "honest"),
+    [
+        ("biased_forward", [3, 1], "abc"),
+        ("sends_zeros", [3, 1], "abc"),
+        ("repeats", [3, 1], "abc"),
+        ("biased_back", [1, 3], "xyz"),
+    ],
+)
+def test_who_passes_wrong_tensors_to_the_next_stage_or_the_one_before_is_found(
+    tmp_path: Path, twist: str, stages: list[int], honest: str
+) -> None:
+    """The planner puts it on the stage with three replicas."""
+    with audited(tmp_path, twist, stages, (*honest, LIAR)) as cluster:
+        the_liar_goes(cluster, "AUDIT")
