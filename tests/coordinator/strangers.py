@@ -75,8 +75,9 @@ class Planning(World):
             self.apply()
             self.settle()
 
-    def timed_step(self, speeds: dict[str, float]) -> None:
-        """A step in which each node computes as fast as its FLOP/s say, 1e10 where there are none, and waits for the slowest."""
+    def timed_step(self, speeds: dict[str, float], votes: dict[str, float] | None = None) -> None:
+        """A step in which each node computes as fast as its FLOP/s say, 1e10 where there are none, and waits for the slowest.
+        ``votes``: FLOP/s of nodes that vote other times than they take."""
         assert self.state.ledger.described is not None
         layers = self.state.ledger.described.workload.layers
         seconds: dict[str, float] = {}
@@ -86,7 +87,8 @@ class Planning(World):
                 seconds[node] = work * load / speeds.get(node, 1e10)
         self.now += max(seconds.values())
         for node, computed in seconds.items():
-            self.vote(node, compute_seconds=computed)
+            told = (votes or {}).get(node, speeds.get(node, 1e10)) / speeds.get(node, 1e10)
+            self.vote(node, compute_seconds=computed / told)
         if (until := self.state.wakes_at) is not None:
             self.now = until
             self.feed(t.TimePassed())

@@ -93,3 +93,28 @@ def test_the_plan_is_made_anew_when_somebody_is_proven() -> None:
     audited(world, "a", True, True, True)
     world.wait(1, beating="ab")
     assert world.state.planner.number > asked
+
+
+def test_a_device_that_is_really_much_faster_is_given_more_each_time_that_it_shows_it() -> None:
+    world = run_of_two("a", "b")
+    come(world, "c", device=device(16 * HONEST))
+    audited(world, "c", True, True, True)
+    shares = []
+    for _ in range(40):
+        world.timed_step({"c": 16 * HONEST})
+        shares.append(world.share_of("c"))
+    shown = [event.flops for event in world.events(ev.DeviceShown)]
+    assert shown == sorted(set(shown))
+    assert world.events(ev.DeviceDrifted) == []
+    assert shares[2] <= 0.6
+    assert shares[-1] > 0.85  # 16/18 is what it can do
+
+
+def test_whoever_only_votes_that_it_is_fast_shows_nothing() -> None:
+    world = run_of_two("a", "b")
+    come(world, "c", device=device(16 * HONEST))
+    audited(world, "c", True, True, True)
+    for _ in range(40):
+        world.timed_step({}, votes={"c": 16 * HONEST})
+    assert world.share_of("c") <= 0.6
+    assert all(event.flops <= 1.1 * HONEST for event in world.events(ev.DeviceShown))
