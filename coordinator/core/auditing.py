@@ -18,7 +18,7 @@ from dtfm.coordinator.core.timeouts import audit_patience
 from dtfm.coordinator.core.transition import Transition
 from dtfm.coordinator.core.trust.audits import Audit, Passed, Request, Strike
 from dtfm.coordinator.core.trust.draw import Drawn, cannot_be_audited, chance, draw
-from dtfm.coordinator.core.trust.passed import read_passed
+from dtfm.coordinator.core.trust.passed import added_up, read_passed
 from dtfm.coordinator.core.trust.standing import party_of
 from dtfm.coordinator.core.trust.tolerance import tolerance
 from dtfm.coordinator.core.trust.verdict import Against, against_one, settle
@@ -99,7 +99,12 @@ def heard(transition: Transition, node: str, answer: wire.Audited) -> None:
         withheld = {**memory.withheld, who: (*memory.withheld.get(who, ()), strike)[-2 * ATTEMPTS :]}
     else:
         came = frozenset[str]() if answer.problem else needed
-        withheld = {each: strikes for each, strikes in memory.withheld.items() if each not in came}
+        withheld = {
+            # Whose own work is withheld is not cleared by what it hands out for others'.
+            each: tuple(strike for strike in strikes if each not in came or (strike.own and each != audit.order.node))
+            for each, strikes in memory.withheld.items()
+        }
+        withheld = {each: strikes for each, strikes in withheld.items() if strikes}
     memory = replace(memory, withheld=withheld, silent={n: c for n, c in memory.silent.items() if n != node})
     transition.state = replace(transition.state, auditing=memory)
 
@@ -152,14 +157,29 @@ def _order(state: State, phase: Stepping, plan: Plan, drawn: Drawn, random: Rand
             gradient_out=sent.get((node, previous, Kind.GRADIENT, number, 0), b""),
             loss=losses.get(number, 0.0),
         )
-    addends = sorted(hop[3:] for hop in sent if hop[2] == Kind.REDUCE)
-    if drawn.whole and addends and not _adds_sparsely(state, node):
-        bucket = order.bucket = random.choice(sorted({bucket for bucket, _ in addends}))
-        owners = {(hop[3], hop[4]): digest for hop, digest in sent.items() if hop[2] == Kind.REDUCE}
-        for index, piece in addends:
-            if index == bucket:
-                order.pieces.add(piece=piece, digest=owners[index, piece])
+    if drawn.whole and not _adds_sparsely(state, node):
+        kept = {each for each, its in phase.votes.items() if its.kept}
+        _order_addends(
+            order, phase.passed[node], added_up(phase.passed[node], kept) if not vote.clipped else {}, random
+        )
     return order
+
+
+def _order_addends(
+    order: wire.Audit, passed: Passed, summed: Mapping[tuple[int, int], Mapping[str, bytes]], random: Random
+) -> None:
+    """Of one bucket, what it sent to be added up, and one of the pieces that it added up itself."""
+    pieces = {(hop[3], hop[4]): digest for hop, digest in passed.sent.items() if hop[2] == Kind.REDUCE}
+    if not (buckets := sorted({bucket for bucket, _ in (*pieces, *summed)})):
+        return
+    bucket = order.bucket = random.choice(buckets)
+    for (index, piece), digest in sorted(pieces.items()):
+        if index == bucket:
+            order.pieces.add(piece=piece, digest=digest)
+    if owned := sorted(piece for index, piece in summed if index == bucket):
+        piece = random.choice(owned)
+        addends = [wire.Audit.Addend(node=each, digest=its) for each, its in sorted(summed[bucket, piece].items())]
+        order.sums.add(piece=piece, addends=addends)
 
 
 def _adds_sparsely(state: State, node: str) -> bool:
@@ -180,7 +200,7 @@ def _say_what_cannot_be_audited(transition: Transition, plan: Plan, party: Calla
 def _needed(order: wire.Audit) -> frozenset[str]:
     """Whose tensors the auditor may ask for."""
     around = {name for each in order.micro_batches for name in (each.previous, each.next) if name}
-    return frozenset({order.node, *around})
+    return frozenset({order.node, *around, *(addend.node for summed in order.sums for addend in summed.addends)})
 
 
 def _check(answer: wire.Audited, needed: Collection[str]) -> None:
@@ -190,7 +210,11 @@ def _check(answer: wire.Audited, needed: Collection[str]) -> None:
         if not (error == -1 or error >= 0):
             raise malformed(f"audited.{kind}", error, "-1, or 0 or more")
     if answer.withheld_by and answer.withheld_by not in needed:
-        raise malformed("audited.withheld_by", answer.withheld_by, "the node that is audited, or a neighbour of its")
+        raise malformed(
+            "audited.withheld_by",
+            answer.withheld_by,
+            "the node that is audited, a neighbour of its, or who sent it addends",
+        )
 
 
 def _ask(transition: Transition) -> None:

@@ -6,7 +6,7 @@ two ends have them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import pairwise
 
@@ -55,6 +55,16 @@ def differing(passed: Mapping[str, Passed]) -> list[tuple[str, str, str]]:
         if sender in passed and receiver in passed:
             found.setdefault((sender, receiver), f"{Kind(kind).name} {index}, part {part}")
     return sorted((*pair, example) for pair, example in found.items())
+
+
+def added_up(passed: Passed, kept: Collection[str]) -> dict[tuple[int, int], dict[str, bytes]]:
+    """By bucket and piece, what a node was sent to add up, by who sent it: of the pieces of which all are among those that have
+    ``kept`` it."""
+    found: dict[tuple[int, int], dict[str, bytes]] = {}
+    for (sender, _, kind, bucket, piece), digest in passed.received.items():
+        if kind == Kind.REDUCE:
+            found.setdefault((bucket, piece), {})[sender] = digest
+    return {piece: addends for piece, addends in found.items() if addends.keys() <= set(kept)}
 
 
 def _disputed(passed: Mapping[str, Passed]) -> Iterator[Hop]:

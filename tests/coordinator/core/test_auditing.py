@@ -111,6 +111,42 @@ def test_an_audit_names_what_the_accused_passed_on_by_digests_that_both_ends_vot
     assert [each.number for each in first.micro_batches] == [0, 2], "its whole share"
     assert first.bucket in (0, 1)
     assert [(p.piece, p.digest) for p in first.pieces] == [(1, told["a", "b", Kind.REDUCE, first.bucket, 1])]
+    (summed,) = first.sums
+    addends = [(addend.node, addend.digest) for addend in summed.addends]
+    assert (summed.piece, addends) == (0, [("b", told["b", "a", Kind.REDUCE, first.bucket, 0])])
+
+
+def test_a_sum_is_not_done_again_where_its_owner_clipped_or_somebody_no_longer_has_what_it_added() -> None:
+    clipped = wire.StepReady.Clipped(node="c", pieces=1, worst=31.0)
+    for of_a, of_c, sums in (({}, {}, 1), ({"clipped": [clipped]}, {}, 0), ({}, {"kept": False}, 0)):
+        world = auditing("a", "b", "c")
+        world.vote("a", **of_a)
+        world.vote("b")
+        world.vote("c", **of_c)
+        phase = world.state.phase
+        assert isinstance(phase, Stepping)
+        (order,) = [audit.order for audit in phase.audits if audit.order.node == "a"]
+        assert order.pieces
+        assert len(order.sums) == sums
+
+
+def test_who_withholds_its_own_work_is_not_cleared_by_what_it_hands_out_for_others() -> None:
+    world = auditing("a", "b", "c")
+    all_vote(world)
+    while world.state.ledger.step == 0:
+        for accused, by in list(asked(world).items()):
+            for node in by:
+                world.audit(node, **({"withheld_by": "a", "problem": "gone"} if accused == "a" else {}))
+    assert [strike.own for strike in world.state.auditing.withheld["a"]] == [True]
+
+
+def test_who_sent_an_addend_may_be_said_to_withhold_it() -> None:
+    world = auditing("a", "b", "c")
+    all_vote(world)
+    by = auditor_of(world, "a")
+    (other,) = {"b", "c"} - {by}
+    world.audit(by, withheld_by=other, problem="it is gone")
+    assert world.state.auditing.withheld.keys() == {other}
 
 
 def test_what_was_added_under_a_sparse_codec_is_not_compared() -> None:
