@@ -50,7 +50,8 @@ def the_liar_goes(cluster: Cluster, charge: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "twist", ["flips", "exaggerates", "adds_noise", "adds_too_much", "flatters", "mislabels", "accuses"]
+    "twist",
+    ["flips", "exaggerates", "adds_noise", "adds_too_much", "adds_up_wrong", "flatters", "mislabels", "accuses"],
 )
 def test_one_of_three_replicas_that_lies_is_found_by_the_two_others(tmp_path: Path, twist: str) -> None:
     with audited(tmp_path, twist, [3], (*HONEST[:2], LIAR)) as cluster:

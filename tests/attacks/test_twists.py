@@ -27,6 +27,7 @@ ACTIVATIONS, GRADIENTS, ADDENDS, LOSSES = range(4)
         ("exaggerates", "n2", "n3", ADDENDS, 29),
         ("adds_noise", "n2", "n3", ADDENDS, math.sqrt(2)),
         ("adds_too_much", "n2", "n3", ADDENDS, 0.05),
+        ("adds_up_wrong", "n2", "n3", ADDENDS, 2),
         ("biased_forward", "n0", "n1", ACTIVATIONS, 0.05),
         ("biased_back", "n4", "n5", GRADIENTS, 0.05),
         ("noisy", "n0", "n1", ACTIVATIONS, math.sqrt(2)),
@@ -40,7 +41,10 @@ def test_an_audit_sees_it(trained: Nodes, lie: str, accused: str, by: str, of: i
     """All nodes lie here, and the auditor does not."""
     with trained(model=GPT2) as nodes, LIES[lie]():
         step = Auditors(nodes)
-        found = errors(step.answer(by, step.asked(accused, bucket=_bucket(nodes, accused))))
+        audit = step.asked(accused, bucket=_bucket(nodes, accused))
+        if lie != "adds_up_wrong":
+            del audit.sums[:]  # they have what the accused added of its own, and are of another size
+        found = errors(step.answer(by, audit))
     if lie in ("repeats", "mislabels"):
         assert found[of] > size / 2
     else:

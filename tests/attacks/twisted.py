@@ -195,6 +195,19 @@ def adding(change: Change) -> Iterator[None]:
 
 
 @contextmanager
+def adding_up_wrong() -> Iterator[None]:
+    """Inside, this process turns the sign of the sums that it makes of all replicas' gradients."""
+    add_up = reduction._Bucket.add_up
+
+    def turned(self: reduction._Bucket, number: int, *rest: Any) -> None:
+        add_up(self, number, *rest)
+        self.piece(number).neg_()
+
+    with mock.patch.object(reduction._Bucket, "add_up", turned):
+        yield
+
+
+@contextmanager
 def giving_wrong_state() -> Iterator[None]:
     """Inside, one bit is flipped in each bucket that this process gives others."""
     read = StateStore._copy
@@ -286,6 +299,7 @@ LIES: dict[str, Callable[[], AbstractContextManager[None]]] = {
     "exaggerates": lambda: adding(lambda mine: mine * 30),
     "adds_noise": lambda: adding(noise),
     "adds_too_much": lambda: adding(lambda mine: mine * 1.05),
+    "adds_up_wrong": adding_up_wrong,
     "biased_forward": lambda: passing_on(lambda mine: mine * 1.05),
     "biased_back": lambda: passing_on(lambda mine: mine * 1.05, Kind.GRADIENT),
     "noisy": lambda: passing_on(noise),
