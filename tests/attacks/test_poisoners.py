@@ -51,11 +51,20 @@ def the_liar_goes(cluster: Cluster, charge: str) -> None:
 
 @pytest.mark.parametrize(
     "twist",
-    ["flips", "exaggerates", "adds_noise", "adds_too_much", "adds_up_wrong", "flatters", "mislabels", "accuses"],
+    ["flips", "exaggerates", "adds_noise", "adds_too_much", "flatters", "mislabels", "accuses"],
 )
 def test_one_of_three_replicas_that_lies_is_found_by_the_two_others(tmp_path: Path, twist: str) -> None:
     with audited(tmp_path, twist, [3], (*HONEST[:2], LIAR)) as cluster:
         the_liar_goes(cluster, "AUDIT")
+
+
+def test_who_makes_wrong_sums_is_found_once_one_of_them_is_drawn(tmp_path: Path) -> None:
+    """An audit has one sum of one bucket done again, so that wrong ones may be committed before, and stay."""
+    with audited(tmp_path, "adds_up_wrong", [3], (*HONEST[:2], LIAR)) as cluster:
+        assert cluster.finish() == 0
+        found = [(event["node"], event["charge"], event["undecided"]) for event in cluster.of("node_quarantined")]
+        assert found == [(LIAR, "AUDIT", False)]
+        assert len(cluster.losses) == STEPS
 
 
 @pytest.mark.parametrize(
