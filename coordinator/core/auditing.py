@@ -95,13 +95,13 @@ def heard(transition: Transition, node: str, answer: wire.Audited) -> None:
     _set_audit(transition, phase, audit, replace(audit, answers={**audit.answers, node: answer}))
     memory = state.auditing
     if (who := answer.withheld_by) != "":
-        strike = Strike(phase.step, node, own=who == audit.order.node)
+        strike = Strike(phase.step, node, audit.order.node)
         withheld = {**memory.withheld, who: (*memory.withheld.get(who, ()), strike)[-2 * ATTEMPTS :]}
     else:
-        came = frozenset[str]() if answer.problem else needed
+        of, came = audit.order.node, frozenset[str]() if answer.problem else needed
         withheld = {
-            # Whose own work is withheld is not cleared by what it hands out for others'.
-            each: tuple(strike for strike in strikes if each not in came or (strike.own and each != audit.order.node))
+            # Nobody is cleared of what audits of one node needed by what it hands out for those of others.
+            each: tuple(strike for strike in strikes if each not in came or strike.of != of)
             for each, strikes in memory.withheld.items()
         }
         withheld = {each: strikes for each, strikes in withheld.items() if strikes}
@@ -289,7 +289,7 @@ def _of_withholding(ledger: Ledger, strikes: Sequence[Strike], node: str) -> Con
     if len(by) > 1:
         verdict = Against((node,), tuple(sorted(by.values())), undecided=True)
         return Conclusion(verdict, Charge.WITHHELD, reason)
-    if all(strike.own for strike in strikes):
+    if all(strike.of == node for strike in strikes):
         return Conclusion(against_one(ledger, (node, *by.values())), Charge.WITHHELD, reason)
     return None
 

@@ -46,18 +46,18 @@ class Audit:
 
 @dataclass(frozen=True, slots=True)
 class Strike:
-    """In ``step``, ``by`` said that a node did not hand out what an audit needs, of its ``own`` work or as a neighbour."""
+    """In ``step``, ``by`` said that a node did not hand out what an audit ``of`` its own work or another node's needs."""
 
     step: int
     by: str
-    own: bool
+    of: str
 
 
 @dataclass(frozen=True, slots=True)
 class Auditing:
     """What is remembered from audit to audit. ``number`` is the last request's. ``silent``: by node, how many in a row it has not
-    answered. ``withheld``: by node, the last strikes, since it handed out what an audit needed. ``cannot``: the layers
-    [first, past_last) of the stages of which it was logged that their work cannot be audited."""
+    answered. ``withheld``: by node, the last strikes; it is rid of those for which audits of the same work could be done later.
+    ``cannot``: the layers [first, past_last) of the stages of which it was logged that their work cannot be audited."""
 
     number: int = 0
     silent: Mapping[str, int] = field(default_factory=dict)

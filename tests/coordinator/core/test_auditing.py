@@ -56,8 +56,7 @@ def all_vote(world: World, **changes: Any) -> None:
 def asked(world: World) -> dict[str, list[str]]:
     """By node whose work is done again in the step in hand, who is to do it and has not answered."""
     phase = world.state.phase
-    assert isinstance(phase, Stepping)
-    return {audit.order.node: sorted(audit.awaited) for audit in phase.audits}
+    return {audit.order.node: sorted(audit.awaited) for audit in phase.audits} if isinstance(phase, Stepping) else {}
 
 
 def all_find_it_right(world: World) -> None:
@@ -137,7 +136,7 @@ def test_who_withholds_its_own_work_is_not_cleared_by_what_it_hands_out_for_othe
         for accused, by in list(asked(world).items()):
             for node in by:
                 world.audit(node, **({"withheld_by": "a", "problem": "gone"} if accused == "a" else {}))
-    assert [strike.own for strike in world.state.auditing.withheld["a"]] == [True]
+    assert [strike.of for strike in world.state.auditing.withheld["a"]] == ["a"]
 
 
 def test_who_sent_an_addend_may_be_said_to_withhold_it() -> None:
@@ -272,6 +271,24 @@ def test_who_withholds_what_audits_need_goes_once_two_others_have_said_so_three_
     assert world.events(ev.NodeQuarantined)[0].against
     assert step >= 3
     assert not [event for event in world.events(ev.WorkAudited) if event.node == "a"]
+
+
+def test_between_two_who_withholds_its_own_work_is_weighed_against_who_says_so() -> None:
+    world = auditing("a", "b")
+    for _ in range(2):
+        answer_all(world)
+    for _ in range(3):
+        assert not quarantined(world)
+        answer_all(world, withheld_by="a")
+    assert quarantined(world) == [("b", Charge.WITHHELD, True)], "who came last"
+
+
+def test_who_hands_out_later_what_an_audit_of_the_same_work_needs_is_rid_of_it() -> None:
+    world = auditing("a", "b", "c")
+    for _ in range(4):
+        answer_all(world, withheld_by="a")
+        answer_all(world)
+    assert not quarantined(world)
 
 
 @pytest.mark.parametrize("changes", [{"problem": "no memory"}, {"losses": -1.0}, {"withheld_by": "a"}])
