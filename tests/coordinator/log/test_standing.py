@@ -71,7 +71,7 @@ def test_who_has_worked_and_was_not_audited_yet_is_no_suspect() -> None:
     joined = ev.NodeJoined("a", "new", "", ev.DeviceSeen("cpu", "", 1, 1.0), "", "1")
     step = ev.StepCommitted(1, 1, 0.5, 10, 1.0, 2.0, 8, {"a": 1.0}, {"a": 1.0})
     ledger = fold([ev.RunStarted("id", {}), joined, step])
-    assert ledger.audits
+    assert ledger.began == {"a": 0}
     assert earned(ledger, "a").standing is PROVEN
     assert earned(replace(ledger, run={"trust": {"mode": "open"}}), "a").standing is NEW
 
