@@ -27,7 +27,7 @@ from dtfm.scheduler.search.seeds import Start, dealt, seed_groups
 
 PAPER_EVALUATIONS = 60_000
 """Default budget with the paper's objective. An evaluation takes about 0.05 ms."""
-_ALL_EQUAL = " Proven nodes are too few, or have too little memory, for one in each stage: all nodes count as equal."
+ALL_EQUAL = " Proven nodes are too few, or have too little memory, for one in each stage: all nodes count as equal."
 HORIZON_SECONDS = 1800.0
 """Default seconds that a plan is expected to last before a node joins or leaves."""
 
@@ -68,9 +68,9 @@ def schedule(
     Without ``time_used`` the search waits for it. The paper objective has a bound of its own. All ends soon after ``stopped``
     returns True.
 
-    Where some nodes are proven and others are not, each stage gets a proven one, and an incumbent without them is replaced, if
-    proven nodes alone could train. If they could not, the sentence says that all count as equal. The paper objective looks at
-    speed alone.
+    Where some nodes are proven and others are not, each stage gets a proven one, if proven nodes alone could train, and an
+    incumbent in which a stage has none is replaced, if proven nodes are as many as its stages. If they could not, the sentence
+    says that all count as equal. The paper objective looks at speed alone.
 
     A compact cluster is planned in miniature: from scratch, with the iteration objective, and with ``stages`` None or a
     number.
@@ -110,7 +110,7 @@ def schedule(
     if problem.is_mixed:
         witnesses = proven_alone(problem, shape, seed, time_used, evaluations, stopped)
         if witnesses is None:
-            problem, note = Problem(without_marks(cluster), workload), _ALL_EQUAL
+            problem, note = Problem(without_marks(cluster), workload), ALL_EQUAL
         else:
             starts.append(witnesses)
     evaluator = Evaluator(problem, keep_idle_hands=shape.sizes is not None, improved=improved)

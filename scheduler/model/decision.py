@@ -27,7 +27,7 @@ class Reason(StrEnum):
     INFEASIBLE = "infeasible"
     """The incumbent no longer works: a link is gone, or memory no longer suffices."""
     NOT_PROVEN = "not_proven"
-    """A stage of the incumbent has no proven node, and each could have one."""
+    """A stage of the incumbent has no proven node, and proven nodes are as many as stages."""
     FASTER = "faster"
     """The new plan saves more time than the transfer of state costs."""
     KEPT = "kept"

@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from dtfm.scheduler.assemble.evaluate import Evaluator, bare_stages, missing_links
 from dtfm.scheduler.assemble.infeasible import size_in_words
 from dtfm.scheduler.cost.bounds import work_bound
@@ -65,7 +67,9 @@ def _obstacle(problem: Problem, incumbent: Plan, shape: Shape) -> Reason | None:
         return Reason.REQUESTED
     if missing_links(problem, draft) or not has_room(problem, draft):
         return Reason.INFEASIBLE
-    return Reason.NOT_PROVEN if bare_stages(problem, draft.groups) else None
+    # With fewer proven nodes than stages, the first to be proven would force a plan of fewer stages, however slow.
+    could_share = np.count_nonzero(problem.proven) >= len(draft.groups)
+    return Reason.NOT_PROVEN if could_share and bare_stages(problem, draft.groups) else None
 
 
 def _rest(problem: Problem, plan: Plan) -> tuple[str, ...]:
@@ -122,6 +126,8 @@ def decide(
                     f"The plan stays: another would gain {gain:.1%}, but {short[0]} lacks {size_in_words(short[1])} of memory to "
                     "hold its old stage and its new one while they change."
                 )
+            if bare := bare_stages(problem, draft_of(plan, problem.cluster).groups):
+                sentence += f" Proven nodes are too few for its {len(plan.stages)} stages: {len(bare)} have none."
         else:
             reason = Reason.FASTER
             sentence = f"Another plan takes {new:.3g} s per step instead of {old:.3g} s."

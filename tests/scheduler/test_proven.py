@@ -14,8 +14,8 @@ from dtfm.scheduler.model.plan import Plan, validate
 from dtfm.scheduler.model.problem import Problem
 from dtfm.scheduler.model.workload import Workload
 from dtfm.scheduler.replan.failover import rerouted
-from dtfm.scheduler.schedule import _ALL_EQUAL, schedule
-from tests.scheduler.clusters import even_workload, random_cluster
+from dtfm.scheduler.schedule import ALL_EQUAL, schedule
+from tests.scheduler.clusters import even_workload, random_cluster, uniform_cluster
 
 EVALUATIONS = 600
 
@@ -79,7 +79,7 @@ def test_each_stage_has_a_proven_node_if_these_could_train_alone_else_all_count_
         return
     validate(decision.plan, cluster.ids, workload)
     assert decision.predicted.iteration_seconds >= decision.lower_bound_seconds > 0
-    assert decision.sentence.endswith(_ALL_EQUAL) == (not possible)
+    assert decision.sentence.endswith(ALL_EQUAL) == (not possible)
     assert not possible or not bare(decision.plan, cluster)
 
 
@@ -97,10 +97,25 @@ def test_a_plan_from_before_anybody_was_proven_is_replaced_once_each_stage_can_h
     possible = is_possible(cluster, workload, None)
     decision = schedule(cluster, workload, incumbent, evaluations=EVALUATIONS, generation=2)
     if not possible:
-        assert decision.sentence.endswith(_ALL_EQUAL)
+        assert decision.sentence.endswith(ALL_EQUAL)
+        return
+    few = sum(node.proven for node in cluster.nodes) < len(incumbent.stages)
+    if decision.reason is Reason.KEPT and few:
+        assert ("Proven nodes are too few" in decision.sentence) == bool(bare(incumbent, cluster))
         return
     assert not bare(decision.plan, cluster)
-    assert (decision.reason is Reason.NOT_PROVEN) == bool(bare(incumbent, cluster))
+    assert (decision.reason is Reason.NOT_PROVEN) == bool(bare(incumbent, cluster) and not few)
+
+
+def test_the_first_who_is_proven_does_not_turn_a_pipeline_into_a_single_stage() -> None:
+    cluster, slow_links = uniform_cluster(4, bandwidth=1e6), Workload(even_workload().layers, 8)
+    incumbent = schedule(cluster, slow_links, stages=2, evaluations=EVALUATIONS, generation=1).plan
+    decision = schedule(marked(cluster, {0}), slow_links, incumbent, evaluations=EVALUATIONS, generation=2)
+    assert decision.reason in (Reason.KEPT, Reason.FASTER)
+    enough = {cluster.ids.index(node) for node in incumbent.stages[0].replicas}
+    decision = schedule(marked(cluster, enough), slow_links, incumbent, stages=2, evaluations=EVALUATIONS, generation=2)
+    assert decision.reason is Reason.NOT_PROVEN
+    assert not bare(decision.plan, marked(cluster, enough))
 
 
 def without(cluster: Cluster, lost: str) -> Problem:
