@@ -11,7 +11,8 @@ from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 
-from dtfm.coordinator.core import auditing, drift, post_commit, same_state, showing
+from dtfm.coordinator.core import drift, post_commit, same_state, showing
+from dtfm.coordinator.core.auditing import conduct
 from dtfm.coordinator.core.charging import quarantine
 from dtfm.coordinator.core.ending import fail
 from dtfm.coordinator.core.exclusion import NAN_ADVICE, found, try_without_another
@@ -111,7 +112,7 @@ def step_ready(transition: Transition, node: str, vote: wire.StepReady) -> None:
     if not is_finite(vote.squared_gradient_norm, vote.loss_sum):
         _abort(transition, wire.NON_FINITE, node, "its loss or gradient norm is NaN or infinite")
         return
-    passed = auditing.passed_in(transition.state, phase, node, vote)
+    passed = conduct.passed_in(transition.state, phase, node, vote)
     phase = replace(phase, votes={**phase.votes, node: vote}, passed=passed)
     transition.enter(phase)
     if phase.votes.keys() == set(plan.nodes):
@@ -123,7 +124,7 @@ def _all_voted(transition: Transition, phase: Stepping) -> None:
     found = contradiction(transition.state.ledger, phase, transition.state.run.train.micro_batch)
     if found is None:
         by = transition.now + standby.commit_patience(transition.state)
-        transition.enter(replace(phase, commit_by=by, audits=auditing.drawn(transition, phase)))
+        transition.enter(replace(phase, commit_by=by, audits=conduct.drawn(transition, phase)))
         return
     verdict = found.verdict
     if found.mismatch is not None:
@@ -140,7 +141,7 @@ def commit_if_due(transition: Transition) -> None:
     phase = transition.state.phase
     if transition.state.stopped or not isinstance(phase, Stepping) or phase.commit_by is None:
         return
-    if (found := auditing.conclude(transition)) is not None:
+    if (found := conduct.conclude(transition)) is not None:
         _settled(transition, found.verdict, found.charge, found.reason)
         if found.back_before is not None:
             back_before(transition, found.back_before, f"what {name_some(found.verdict.members)} did is undone")
@@ -181,7 +182,7 @@ def step_failed(transition: Transition, node: str, message: wire.StepFailed) -> 
 def node_lost(transition: Transition, node: str, reason: str) -> None:
     """A node of the plan has left. A step that all voted for counts, if every stage's new state is still here."""
     phase = transition.state.phase
-    evades = isinstance(phase, Stepping) and auditing.evades(phase, node)
+    evades = isinstance(phase, Stepping) and conduct.evades(phase, node)
     if (
         isinstance(phase, Stepping)
         and phase.commit_by is not None

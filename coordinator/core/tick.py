@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 from dtfm.coordinator.core import (
-    auditing,
     drift,
     earning,
     exclusion,
@@ -22,6 +21,7 @@ from dtfm.coordinator.core import (
     replanning,
     steps,
 )
+from dtfm.coordinator.core.auditing import conduct
 from dtfm.coordinator.core.ending import stop
 from dtfm.coordinator.core.safekeeping import snapshot, standby
 from dtfm.coordinator.core.state import Gathering, Pausing, Session, State, Stepping, Switching
@@ -175,7 +175,7 @@ def _dispatch(transition: Transition, session: Session, event: Heard) -> None:
         case "step_ready":
             steps.step_ready(transition, node, message.step_ready)
         case "audited":
-            auditing.heard(transition, node, message.audited)
+            conduct.heard(transition, node, message.audited)
         case "step_failed":
             steps.step_failed(transition, node, message.step_failed)
         case "evaluated":

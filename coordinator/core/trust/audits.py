@@ -7,6 +7,9 @@ from dataclasses import dataclass, field
 
 from dtfm.protos import control_pb2 as wire
 
+COMPARED = ("activations", "gradients", "addends", "losses")
+"""What an audit compares, as in the fields of its answer (control.proto, Audited)."""
+
 Hop = tuple[str, str, int, int, int]
 """Who sent a tensor to whom, its kind (frame.py), index and part."""
 

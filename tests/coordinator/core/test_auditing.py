@@ -509,7 +509,7 @@ def test_who_was_never_audited_is_undone_to_before_it_came() -> None:
 
 
 def test_what_cannot_be_undone_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dtfm.coordinator.core.auditing.MOST_UNDONE", 3)
+    monkeypatch.setattr("dtfm.coordinator.core.auditing.judgement.MOST_UNDONE", 3)
     world = auditing("a", "b", "c")
     for _ in range(5):
         answer_all(world, problem="no memory")

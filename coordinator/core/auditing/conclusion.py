@@ -1,0 +1,19 @@
+"""What audits come to for the step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dtfm.coordinator.core.trust.verdict import Against
+from dtfm.coordinator.log.charges import Charge
+
+
+@dataclass(frozen=True, slots=True)
+class Conclusion:
+    """The step is aborted, and goes on without those whom the verdict is against. ``back_before``: before this step, as what the
+    liar did since then is to be undone; None: the run does not go back."""
+
+    verdict: Against
+    charge: Charge
+    reason: str
+    back_before: int | None = None

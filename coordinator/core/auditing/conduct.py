@@ -1,0 +1,170 @@
+"""The audits of a step, from the draw to a conclusion: who is asked, and what is heard."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
+
+from dtfm.coordinator.core.auditing.conclusion import Conclusion
+from dtfm.coordinator.core.auditing.judgement import judged, referees
+from dtfm.coordinator.core.auditing.obstruction import obstruction
+from dtfm.coordinator.core.auditing.order import needed, order_for
+from dtfm.coordinator.core.state import ATTEMPTS, State, Stepping
+from dtfm.coordinator.core.timeouts import audit_patience
+from dtfm.coordinator.core.transition import Transition
+from dtfm.coordinator.core.trust.audits import COMPARED, Audit, Passed, Request, Strike
+from dtfm.coordinator.core.trust.draw import cannot_be_audited, chance, draw
+from dtfm.coordinator.core.trust.passed import read_passed
+from dtfm.coordinator.core.trust.standing import party_of
+from dtfm.coordinator.core.validation import malformed, name_some
+from dtfm.protos import control_pb2 as wire
+from dtfm.scheduler.model.plan import Plan
+
+
+def passed_in(state: State, phase: Stepping, node: str, vote: wire.StepReady) -> Mapping[str, Passed]:
+    """What those who voted until now say was passed on, where the step is one of which work may be audited. Raises Refused."""
+    plan, described = state.ledger.plan, state.ledger.described
+    if not state.run.trust.audits or phase.resumed:
+        return {}
+    assert plan is not None
+    assert described is not None
+    return {**phase.passed, node: read_passed(vote, plan, node, described.buckets)}
+
+
+def drawn(transition: Transition, phase: Stepping, weight: Callable[[str], float] = lambda _: 1.0) -> tuple[Audit, ...]:
+    """What is done again of a step for which all have voted. Nobody is asked yet: see `conclude`. ``weight``: how many times as
+    often as others a node is audited."""
+    state, plan = transition.state, transition.state.ledger.plan
+    assert plan is not None
+    if not phase.passed:
+        return ()
+    party = party_of(state.ledger)
+    _say_what_cannot_be_audited(transition, plan, party)
+    kept = {node for node, vote in phase.votes.items() if vote.kept}
+    random = chance(state.secret, plan.generation, phase.step)
+    found = draw(plan, state.run.trust.audits, random, party, kept, weight)
+    return tuple(Audit(order_for(state, phase, plan, each, random), (each.by,)) for each in found)
+
+
+def heard(transition: Transition, node: str, answer: wire.Audited) -> None:
+    """An auditor's answer. One that is not awaited is ignored."""
+    phase, state = transition.state.phase, transition.state
+    audits = phase.audits if isinstance(phase, Stepping) else ()
+    asked = [audit for audit in audits if node in audit.awaited and audit.awaited[node].number == answer.number]
+    if not asked:
+        transition.log(f"ignored the answer of {node} to audit {answer.number}: it is not awaited")
+        return
+    assert isinstance(phase, Stepping)
+    audit = asked[0]
+    around = needed(audit.order)
+    _check(answer, around)
+    _set_audit(transition, phase, audit, replace(audit, answers={**audit.answers, node: answer}))
+    memory = state.auditing
+    if (who := answer.withheld_by) != "":
+        strike = Strike(phase.step, node, audit.order.node)
+        withheld = {**memory.withheld, who: (*memory.withheld.get(who, ()), strike)[-2 * ATTEMPTS :]}
+    else:
+        of, came = audit.order.node, frozenset[str]() if answer.problem else around
+        withheld = {
+            # Nobody is cleared of what audits of one node needed by what it hands out for those of others.
+            each: tuple(strike for strike in strikes if each not in came or strike.of != of)
+            for each, strikes in memory.withheld.items()
+        }
+        withheld = {each: strikes for each, strikes in withheld.items() if strikes}
+    memory = replace(memory, withheld=withheld, silent={n: c for n, c in memory.silent.items() if n != node})
+    transition.state = replace(transition.state, auditing=memory)
+
+
+def conclude(transition: Transition) -> Conclusion | None:
+    """Asks whom there is to ask, gives up whom there is no answer from, and judges what is answered. Whether audits still wait
+    stands in the phase."""
+    _give_up_overdue(transition)
+    if (found := obstruction(transition)) is not None:
+        return found
+    phase = transition.state.phase
+    assert isinstance(phase, Stepping)
+    for audit in phase.audits:
+        if audit.answers.keys() >= set(audit.auditors):
+            if more := referees(transition.state, audit):
+                _set_audit(transition, phase, audit, replace(audit, auditors=(*audit.auditors, *more)))
+            else:
+                _set_audit(transition, phase, audit, None)
+                if (found := judged(transition, audit)) is not None:
+                    return found
+            phase = transition.state.phase
+            assert isinstance(phase, Stepping)
+    _ask(transition)
+    return None
+
+
+def evades(phase: Stepping, node: str) -> bool:
+    """Whether work of the node is being done again, which it would escape if the step were committed because it leaves."""
+    return any(audit.order.node == node for audit in phase.audits)
+
+
+def _say_what_cannot_be_audited(transition: Transition, plan: Plan, party: Callable[[str], str]) -> None:
+    layers = {plan.stages[index].layers for index in cannot_be_audited(plan, party)}
+    memory = transition.state.auditing
+    for first, past_last in sorted(layers - memory.cannot):
+        transition.log(f"nobody else than one party has layers {first}-{past_last - 1}: their work cannot be audited")
+    if layers != memory.cannot:
+        transition.state = replace(transition.state, auditing=replace(memory, cannot=frozenset(layers)))
+
+
+def _check(answer: wire.Audited, needed: Collection[str]) -> None:
+    """Raises Refused."""
+    for kind in COMPARED:
+        error = getattr(answer, kind)
+        if not (error == -1 or error >= 0):
+            raise malformed(f"audited.{kind}", error, "-1, or 0 or more")
+    if answer.withheld_by and answer.withheld_by not in needed:
+        raise malformed(
+            "audited.withheld_by",
+            answer.withheld_by,
+            "the node that is audited, a neighbour of its, or who sent it addends",
+        )
+
+
+def _ask(transition: Transition) -> None:
+    """Sends the requests that are due. A node does one after the other."""
+    state, phase = transition.state, transition.state.phase
+    assert isinstance(phase, Stepping)
+    busy = {node for audit in phase.audits for node in audit.awaited}
+    until = transition.now + audit_patience(state.lease, state.ledger.step_seconds)
+    for audit in phase.audits:
+        for node in audit.auditors:
+            if node in audit.requests or node in busy:
+                continue
+            busy.add(node)
+            memory = transition.state.auditing
+            number = memory.number + 1
+            transition.state = replace(transition.state, auditing=replace(memory, number=number))
+            asked = replace(audit, requests={**audit.requests, node: Request(number, until)})
+            phase = _set_audit(transition, phase, audit, asked)
+            audit = asked
+            message = wire.Audit()
+            message.CopyFrom(audit.order)
+            message.number = number
+            transition.send([node], wire.CoordinatorMessage(audit=message))
+
+
+def _give_up_overdue(transition: Transition) -> None:
+    phase = transition.state.phase
+    assert isinstance(phase, Stepping)
+    for audit in phase.audits:
+        late = [node for node, request in audit.awaited.items() if transition.now >= request.until]
+        if not late:
+            continue
+        phase = _set_audit(transition, phase, audit, replace(audit, answers={**audit.answers, **dict.fromkeys(late)}))
+        memory = transition.state.auditing
+        silent = {**memory.silent, **{node: memory.silent.get(node, 0) + 1 for node in late}}
+        transition.state = replace(transition.state, auditing=replace(memory, silent=silent))
+        transition.log(f"{name_some(late)} did not say in time what came of an audit of {audit.order.node}")
+
+
+def _set_audit(transition: Transition, phase: Stepping, before: Audit, after: Audit | None) -> Stepping:
+    """Replaces the audit, or drops it (None). Returns the phase as it is now."""
+    audits = tuple(after if each is before else each for each in phase.audits)
+    phase = replace(phase, audits=tuple(each for each in audits if each is not None))
+    transition.enter(phase)
+    return phase
