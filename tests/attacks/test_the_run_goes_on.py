@@ -108,12 +108,13 @@ def test_what_one_of_four_adds_thirty_times_over_is_clipped_in_an_open_run_and_t
 def test_who_hands_out_wrong_state_is_named_and_newcomers_get_it_from_others(tmp_path: Path, lost: int) -> None:
     """One bit of each bucket is wrong, with the right checksum. If two newcomers say so, it is quarantined."""
     dying = ("x", "y")[:lost]
-    with attacked(tmp_path, "gives_wrong_state", (*PEERS, LIAR, *dying), steps=100_000) as cluster:
+    with attacked(tmp_path, "gives_wrong_state", (*PEERS, LIAR, *dying), 5.0, steps=100_000) as cluster:
         cluster.wait_for("step_committed", where=lambda event: event["step"] >= 3)
         for name in dying:
             cluster.nodes[name].send(signal.SIGKILL)
         for name in dying:
             cluster.wait_for("node_left", where=partial(is_of, name))
+        cluster.wait_for("step_committed", where=lambda e: has_part(LIAR, e) and not any(has_part(n, e) for n in dying))
         newcomers = ("m", "n")[:lost]
         for name in newcomers:
             cluster.add(name)
