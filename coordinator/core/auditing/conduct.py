@@ -17,6 +17,7 @@ from dtfm.coordinator.core.trust.draw import cannot_be_audited, chance, draw
 from dtfm.coordinator.core.trust.passed import read_passed
 from dtfm.coordinator.core.trust.standing import party_of
 from dtfm.coordinator.core.validation import malformed, name_some
+from dtfm.coordinator.log.standing import Standing, earned
 from dtfm.protos import control_pb2 as wire
 from dtfm.scheduler.model.plan import Plan
 
@@ -31,9 +32,12 @@ def passed_in(state: State, phase: Stepping, node: str, vote: wire.StepReady) ->
     return {**phase.passed, node: read_passed(vote, plan, node, described.buckets)}
 
 
-def drawn(transition: Transition, phase: Stepping, weight: Callable[[str], float] = lambda _: 1.0) -> tuple[Audit, ...]:
-    """What is done again of a step for which all have voted. Nobody is asked yet: see `conclude`. ``weight``: how many times as
-    often as others a node is audited."""
+NEWCOMERS_WEIGHT = 5.0
+"""Among strangers, so much more of the work of who is not proven is done again: its lies may be of its first steps."""
+
+
+def drawn(transition: Transition, phase: Stepping) -> tuple[Audit, ...]:
+    """What is done again of a step for which all have voted. Nobody is asked yet: see `conclude`."""
     state, plan = transition.state, transition.state.ledger.plan
     assert plan is not None
     if not phase.passed:
@@ -42,7 +46,7 @@ def drawn(transition: Transition, phase: Stepping, weight: Callable[[str], float
     _say_what_cannot_be_audited(transition, plan, party)
     kept = {node for node, vote in phase.votes.items() if vote.kept}
     random = chance(state.secret, plan.generation, phase.step)
-    found = draw(plan, state.run.trust.audits, random, party, kept, weight)
+    found = draw(plan, state.run.trust.audits, random, party, kept, lambda node: _weight(state, node))
     return tuple(Audit(order_for(state, phase, plan, each, random), (each.by,)) for each in found)
 
 
@@ -100,6 +104,11 @@ def conclude(transition: Transition) -> Conclusion | None:
 def evades(phase: Stepping, node: str) -> bool:
     """Whether work of the node is being done again, which it would escape if the step were committed because it leaves."""
     return any(audit.order.node == node for audit in phase.audits)
+
+
+def _weight(state: State, node: str) -> float:
+    strange = state.ledger.is_open and earned(state.ledger, node).standing is not Standing.PROVEN
+    return NEWCOMERS_WEIGHT if strange else 1.0
 
 
 def _say_what_cannot_be_audited(transition: Transition, plan: Plan, party: Callable[[str], str]) -> None:

@@ -2,8 +2,8 @@
 
 The draw is a pure function of chance, which the shell keys with a secret of its process, so that nobody can foresee it. Half of
 the work that is done again is whole shares: all of a node's micro-batches, and what it added to one bucket. The other half is a
-few micro-batches of each node. Both come to all nodes at once, and auditors work side by side: so most steps take no longer, and
-the others hardly more than what one node does again.
+few micro-batches of each node. What is done again of some nodes beyond the rate is whole shares. All this comes to all nodes at
+once, and auditors work side by side: so most steps take no longer, and the others hardly more than what one node does again.
 """
 
 from __future__ import annotations
@@ -47,11 +47,15 @@ class Odds:
     share: float
 
 
-def odds(rate: float, most: int) -> Odds:
-    """For the expected share ``rate`` (0 to 1) of the work, where nodes have at most ``most`` micro-batches."""
-    whole = rate / 2
-    part = min(whole / max(LEAST_SHARE, 1 / max(most, 1)), 1 - whole)
-    return Odds(whole, part, whole / part if part else 0.0)
+def odds(rate: float, most: int, weight: float = 1.0) -> Odds:
+    """For the expected share ``rate`` (0 to 1) of the work, where nodes have at most ``most`` micro-batches; times ``weight``, at
+    most all. What is above the rate goes into whole shares: to be proven by a few micro-batches of each audit would say nothing
+    of what a node adds to the gradients."""
+    usual = rate * min(weight, 1.0)
+    more = min(rate * weight, 1.0) - usual
+    whole, rest = usual / 2 + more, usual / 2
+    part = min(rest / max(LEAST_SHARE, 1 / max(most, 1)), 1 - whole)
+    return Odds(whole, part, rest / part if part else 0.0)
 
 
 def chance(secret: bytes, generation: int, step: int) -> Random:
@@ -73,7 +77,7 @@ def draw(
     can be done again. An auditor is a replica of the same stage, and of another party."""
     share_of = micro_batches_of(plan)
     most = max((len(mine) for mine in share_of.values()), default=0)
-    by_node = {node: odds(min(1.0, rate * weight(node)), most) for node in plan.nodes}
+    by_node = {node: odds(rate, most, weight(node)) for node in plan.nodes}
     at = random.random()  # one for all, so that all are audited in the same steps
     if all(at >= odd.whole + odd.part for odd in by_node.values()):
         return ()

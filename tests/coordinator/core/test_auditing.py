@@ -13,11 +13,13 @@ from hypothesis import strategies as st
 from dtfm.coordinator.core.state import Stepping
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.charges import Charge
+from dtfm.coordinator.log.standing import PROVEN_AFTER, Standing, earned
 from dtfm.protos import control_pb2 as wire
 from dtfm.protos.frame import Kind
 from dtfm.scheduler.model.plan import Plan, Stage, from_routes
 from tests.coordinator.audits import audited, hops, passed
 from tests.coordinator.script import LAYERS, LEASE, LONG, World, fresh_state, refusal_of, restarted
+from tests.coordinator.strangers import come, open_run
 
 
 def replicas(nodes: Iterable[str]) -> Plan:
@@ -159,6 +161,19 @@ def test_at_rate_nought_votes_are_taken_as_ever() -> None:
     world = auditing("a", "b", rate=0.0)
     world.step()
     assert world.state.ledger.step == 1
+
+
+def test_of_strangers_five_times_as_much_is_done_again_until_they_are_proven() -> None:
+    world = World(open_run(3, **LONG, trust={"audit_rate": 0.2}), replicas)
+    come(world, "a", "b", "c")
+    world.settle()
+    for _ in range(PROVEN_AFTER):
+        world.step()
+    assert len(world.events(ev.WorkAudited)) == 3 * PROVEN_AFTER, "five times 0.2 is all"
+    assert {earned(world.state.ledger, node).standing for node in "abc"} == {Standing.PROVEN}
+    for _ in range(20):
+        world.step()
+    assert len(world.events(ev.WorkAudited)) < 3 * PROVEN_AFTER + 3 * 20 / 2
 
 
 def test_a_small_difference_is_rounding() -> None:

@@ -58,12 +58,18 @@ def test_only_other_parties_of_the_same_stage_audit_and_only_what_they_can(
     assert all(sum(each.by == by for each in drawn) <= MOST_EACH for by in plan.nodes)
 
 
-@given(RATES, st.integers(1, 1000))
-def test_the_odds_come_to_the_rate(rate: float, most: int) -> None:
-    odd = odds(rate, most)
-    assert odd.whole + odd.part * odd.share == pytest.approx(rate)
-    assert odd.whole + odd.part <= 1
+@given(RATES, st.integers(1, 1000), st.floats(0.0, 20.0))
+def test_the_odds_come_to_the_rate_times_the_weight_or_to_all(rate: float, most: int, weight: float) -> None:
+    odd = odds(rate, most, weight)
+    assert odd.whole + odd.part * odd.share == pytest.approx(min(rate * weight, 1.0))
+    assert odd.whole + odd.part <= 1 + 1e-9
     assert odd.share <= 1 + 1e-9
+
+
+def test_what_is_done_again_beyond_the_rate_is_whole_shares() -> None:
+    usual, more = odds(0.02, 15), odds(0.02, 15, 5.0)
+    assert (more.part, more.share) == pytest.approx((usual.part, usual.share))
+    assert more.whole == pytest.approx(0.09)
 
 
 @pytest.mark.parametrize("rate", [0.02, 0.1, 0.5, 1.0])
