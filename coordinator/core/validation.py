@@ -332,6 +332,8 @@ def check_vote(vote: wire.StepReady) -> None:
     for arrived in vote.arrived:
         _number("arrived.seconds", arrived.seconds, 0, 1e7)
         _number("arrived.bytes", arrived.bytes, 1, 1e15)
+    if len({arrived.source for arrived in vote.arrived}) < len(vote.arrived):
+        raise malformed("arrived.source", [arrived.source for arrived in vote.arrived[:20]], "each once")
     if len(vote.clipped) > MAX_NODES:
         raise malformed("clipped", len(vote.clipped), f"at most {MAX_NODES} entries")
     if len(vote.losses) > MOST_MICRO_BATCHES or not is_finite(*vote.losses):

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dtfm.coordinator.core.drift import compare
-from dtfm.coordinator.core.messages import link_message
 from dtfm.coordinator.core.state import Speeds
 from dtfm.coordinator.log import events as ev
+from dtfm.coordinator.log.ledger import fold
 from dtfm.protos import control_pb2 as wire
 from tests.coordinator.drifting import steady_run, timed_steps
 
@@ -86,7 +86,7 @@ def test_a_link_too_quick_to_be_timed_is_noticed_when_it_becomes_slow() -> None:
 def test_a_link_too_quick_to_be_timed_gets_the_bandwidth_it_shows_once_it_is_slow() -> None:
     world = steady_run()
     quick = replace(world.state.ledger.links["a"]["c"], bandwidth=1e12)
-    world.hear("c", links=wire.LinkReport(links=[link_message(quick)]))
+    world.state = replace(world.state, ledger=fold([ev.LinksMeasured("c", (quick,))], world.state.ledger))
     timed_steps(world, 10, seconds=1.0, arrived=0.001)
     timed_steps(world, 10, seconds=1.0, arrived=4.0)
     assert world.state.ledger.links["a"]["c"].bandwidth == pytest.approx(1e9 / 4)
@@ -128,3 +128,11 @@ def test_arrivals_of_zero_bytes_are_refused() -> None:
     world = steady_run()
     world.vote("a", arrived=[wire.StepReady.Arrived(source="b", bytes=0, seconds=1.0)])
     assert world.last_to("a", "refusal").reason == wire.MALFORMED
+
+
+def test_one_who_names_a_source_twice_in_a_vote_is_refused() -> None:
+    """Each entry counts as the speed of one step: several would fill the window by a single vote."""
+    world = steady_run()
+    world.vote("c", arrived=[wire.StepReady.Arrived(source="a", bytes=10**9, seconds=1.0)] * 2)
+    assert world.last_to("c", "refusal").reason == wire.MALFORMED
+    assert world.events(ev.LinksMeasured)[-1].reason == ""
