@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import replace
 
 from dtfm.coordinator.core import ways
-from dtfm.coordinator.core.messages import peer_message
 from dtfm.coordinator.core.state import Admission, RememberedLinks, Retry, Session
 from dtfm.coordinator.core.timeouts import PROBE_LEASES, REMEMBERED_LEASES, SIGN_OF_LIFE_LEASES
 from dtfm.coordinator.core.transition import Transition
@@ -47,7 +45,7 @@ def probe_from(transition: Transition, session: Session) -> bool:
     silent = [peer for peer in peers if peer not in lively]
     for group in (lively, silent):  # apart, so that nobody waits for the answer of a silent one
         if group:
-            _probe(transition, session.node, group)
+            ways.probe(transition, session.node, group)
     names = frozenset(peer.node for peer in lively)
     session = transition.state.members.sessions[session.node]
     transition.set_session(replace(session, probing=names, reaching=names))
@@ -56,7 +54,15 @@ def probe_from(transition: Transition, session: Session) -> bool:
 
 
 def measured(transition: Transition, session: Session, report: wire.LinkReport) -> None:
-    links = check_links(report, session.node, transition.state.members.sessions)
+    """A node's report. Links that it was not asked to measure count for nothing: each may change ways, and the plan."""
+    told = check_links(report, session.node, transition.state.members.sessions)
+    reported = {name for link in report.links for name in (link.source, link.destination)}
+    due = session.to_measure
+    links = tuple(link for link in told if due.get(link.destination if link.source == session.node else link.source))
+    if len(links) < len(told):
+        transition.log(f"ignored {len(told) - len(links)} links that {session.node} was not asked to measure")
+    left = {node: times - (node in reported) for node, times in due.items() if times > (node in reported)}
+    transition.set_session(replace(session, to_measure=left))
     for link in links:
         if link.problem:
             transition.log(f"link {link.source} to {link.destination}: {link.problem}")
@@ -64,7 +70,6 @@ def measured(transition: Transition, session: Session, report: wire.LinkReport) 
         up, down = check_connection(report)
         transition.emit(ev.LinksMeasured(session.node, links, up=up, down=down))
     # A newcomer's first report answers for all, later ones for those that it measures again over another way.
-    reported = {name for link in report.links for name in (link.source, link.destination)}
     session = transition.state.members.sessions[session.node]
     again = session.probing & transition.state.ledger.ways.get(session.node, {}).keys() - reported
     transition.set_session(replace(session, probing=frozenset(again)))
@@ -79,8 +84,8 @@ def measure_relays(transition: Transition) -> None:
     peers = [s for s in members.sessions.values() if s.node in dialled and s.admission not in _NO_PEERS]
     for session in members.sessions.values() if peers else ():
         if session.admission is Admission.RELAY and session.node in used and not session.probe_until:
-            _probe(transition, session.node, sorted(peers, key=lambda s: s.node)[:MEASURED_TOGETHER])
             transition.set_session(replace(session, probe_until=transition.now))
+            ways.probe(transition, session.node, sorted(peers, key=lambda s: s.node)[:MEASURED_TOGETHER])
 
 
 def measure_broken(transition: Transition) -> None:
@@ -92,7 +97,7 @@ def measure_broken(transition: Transition) -> None:
     for (node, peer), retry in sorted(retries.items()):
         if transition.now >= retry.due and {node, peer} <= ready:
             ways.try_again(transition, node, peer)
-            _probe(transition, node, [members.sessions[peer]])
+            ways.probe(transition, node, [members.sessions[peer]])
             retries[node, peer] = Retry(transition.now + retry.pause, 2 * retry.pause)
     if retries != members.retries:
         transition.set_members(replace(transition.state.members, retries=retries))
@@ -128,8 +133,3 @@ def _remembered(transition: Transition, session: Session) -> tuple[ev.Link, ...]
 
 def _host(session: Session) -> str:
     return " ".join(sorted(read_address(candidate)[0] for candidate in session.candidates))
-
-
-def _probe(transition: Transition, node: str, peers: Sequence[Session]) -> None:
-    named = [peer_message(s.node, s.candidates) for s in sorted(peers, key=lambda s: s.node)]
-    transition.send([node], wire.CoordinatorMessage(probe=wire.Probe(peers=named)))

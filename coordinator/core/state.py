@@ -64,7 +64,8 @@ class Session:
     ``arrived``: when it had everything that a plan needs; ``on_disk``: by step, the buckets of that snapshot on its disk;
     ``certified``: when it last got a certificate. ``candidates`` are where peers may reach it; ``relay``: connections of others
     may pass through it. While it is PROBING, ``probing`` are those whose links it still measures, ``reaching`` those who try to
-    dial it. ``told``: the ways and holders that it was last told (ways.py). ``prepared``: what it would train, while it is JOINED
+    dial it. ``to_measure``: by node, how often it was asked to measure its links to that one and has not answered. ``told``: the
+    ways and holders that it was last told (ways.py). ``prepared``: what it would train, while it is JOINED
     and nobody is believed yet who says what the run is. ``origin``: from where it came (candidates.origin_of); empty: not known,
     or the coordinator's own machine."""
 
@@ -82,6 +83,7 @@ class Session:
     relay: bool = False
     probing: frozenset[str] = frozenset()
     reaching: frozenset[str] = frozenset()
+    to_measure: Mapping[str, int] = field(default_factory=dict)
     told: tuple[tuple[tuple[str, str], ...], tuple[str, ...]] = ((), ())
     prepared: wire.Prepared | None = None
     origin: str = ""

@@ -295,6 +295,8 @@ def check_links(report: wire.LinkReport, reporter: str, known: Collection[str]) 
     """The measured links from and to the reporter. Those of nodes that have left meanwhile are dropped. Raises Refused."""
     if len(report.links) > 2 * MAX_NODES:
         raise malformed("links", len(report.links), f"at most {2 * MAX_NODES} of them")
+    if len({(link.source, link.destination) for link in report.links}) < len(report.links):
+        raise malformed("links", len(report.links), "each once")
     links = []
     for link in report.links:
         if link.source == link.destination or reporter not in (link.source, link.destination):

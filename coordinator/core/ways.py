@@ -33,24 +33,41 @@ def have_dialled(transition: Transition, session: Session, others: Iterable[Sess
     transition.send([other.node for other in others], message)
 
 
+def probe(transition: Transition, node: str, peers: Iterable[Session]) -> None:
+    """Has a node measure its links to the peers. What it reports of others counts for nothing."""
+    session, asked = transition.state.members.sessions[node], sorted(peers, key=lambda peer: peer.node)
+    due = Counter(session.to_measure) + Counter(peer.node for peer in asked)
+    transition.set_session(replace(session, to_measure=dict(due)))
+    named = [peer_message(peer.node, peer.candidates) for peer in asked]
+    transition.send([node], wire.CoordinatorMessage(probe=wire.Probe(peers=named)))
+
+
 def reached(transition: Transition, node: str, report: wire.Reached) -> None:
     """The answer of a node that was asked to dial others."""
+    before, new = transition.state.ledger.ways, list[Pair]()
     for other, known in check_reached(report, node, transition.state.members.sessions).items():
         session = transition.state.members.sessions[other]
+        if node not in session.reaching:
+            transition.log(f"ignored that {node} has dialled {other}: it was not asked to")
+            continue
         transition.set_session(replace(session, reaching=session.reaching - {node}))
-        _know(transition, node, other, known)
+        new += _know(transition, node, other, known)
+    _use(transition, before, new)
 
 
 def measured(transition: Transition, node: str, links: Iterable[ev.Link]) -> None:
     """What a node's measurements say about the ways to others."""
+    before, new = transition.state.ledger.ways, list[Pair]()
     for link in links:
         if link.source != node:
             continue
         failed = link.bandwidth == 0
         if (way := transition.state.ledger.ways.get(node, {}).get(link.destination)) is None:
-            _know(transition, node, link.destination, Dialled(link.way, link.problem if failed else ""))
+            new += _know(transition, node, link.destination, Dialled(link.way, link.problem if failed else ""))
         elif failed:
-            _relay(transition, node, link.destination, f"{way.name} did not work: {link.problem}", without=way.relay)
+            reason = f"{way.name} did not work: {link.problem}"
+            new += _relay(transition, node, link.destination, reason, without=way.relay)
+    _use(transition, before, new)
 
 
 def arrived(transition: Transition, node: str) -> None:
@@ -69,25 +86,25 @@ def remembered(transition: Transition, ways: Iterable[ev.Way]) -> None:
     """A node returned whose links are still known, and with them the ways that are not direct."""
     sessions = transition.state.members.sessions
     good = tuple(way for way in ways if not way.relay or way.relay in sessions)
+    before, new = transition.state.ledger.ways, list[Pair]()
     if good:
         transition.emit(ev.WaysChosen(good))
     for way in ways:
         if way not in good and way.source < way.destination:
-            _relay(transition, way.source, way.destination, f"relay {way.relay} is gone")
-    tell(transition)
+            new += _relay(transition, way.source, way.destination, f"relay {way.relay} is gone")
+    _use(transition, before, new)
 
 
 def left(transition: Transition, node: str, before: Mapping[str, Mapping[str, ev.Way]]) -> None:
     """A node is gone. What it relayed goes over others. ``before``: the ways while it was there."""
     members = transition.state.members
     transition.set_members(replace(members, dialled=_without(members.dialled, node)))
-    if not before:
-        return
+    new = list[Pair]()
     for source, row in sorted(before.items()):
         for destination, way in sorted(row.items()):
             if way.relay == node and source < destination and {source, destination} <= members.sessions.keys():
-                _relay(transition, source, destination, f"relay {node} is gone")
-    tell(transition)
+                new += _relay(transition, source, destination, f"relay {node} is gone")
+    _use(transition, before, new)
 
 
 def try_again(transition: Transition, node: str, peer: str) -> None:
@@ -100,6 +117,7 @@ def try_again(transition: Transition, node: str, peer: str) -> None:
         return
     if (relay := _pick(transition, pair)) is not None:
         _choose(transition, pair, relay, "neither can dial the other")
+        _tell(transition)
 
 
 def relay_came(transition: Transition) -> None:
@@ -110,10 +128,17 @@ def relay_came(transition: Transition) -> None:
             had = transition.state.ledger.ways.get(a, {}).get(b)
             try_again(transition, a, b)
             if transition.state.ledger.ways.get(a, {}).get(b) is not had:
-                _measure(transition, a, b)
+                _measure(transition, [(a, b)])
 
 
-def tell(transition: Transition) -> None:
+def _use(transition: Transition, before: Mapping[str, Mapping[str, ev.Way]], new: Iterable[Pair]) -> None:
+    """Tells nodes of ways that are others than ``before``, and then has the first of each ``new`` pair measure its links."""
+    if transition.state.ledger.ways is not before:
+        _tell(transition)
+    _measure(transition, new)
+
+
+def _tell(transition: Transition) -> None:
     """Tells every node how it reaches others, and to whom it lends, if that has changed."""
     ledger = transition.state.ledger
     holders: dict[str, set[str]] = {}
@@ -129,31 +154,29 @@ def tell(transition: Transition) -> None:
             transition.send([node], wire.CoordinatorMessage(ways=_message(ledger, told)))
 
 
-def _know(transition: Transition, node: str, other: str, known: Dialled) -> None:
-    """One end of a pair has dialled the other. Once both have, the pair gets its ways."""
+def _know(transition: Transition, node: str, other: str, known: Dialled) -> list[Pair]:
+    """One end of a pair has dialled the other. Once both have, the pair gets its ways. Returns it if it is to be measured."""
     members = transition.state.members
     row = {**members.dialled.get(node, {}), other: known}
     transition.set_members(replace(members, dialled={**members.dialled, node: row}))
     back = members.dialled.get(other, {}).get(node)
     if back is None or not (known.problem or back.problem):
-        return
+        return []
     if known.problem and back.problem:
-        _relay(transition, node, other, "neither can dial the other")
-        return
+        return _relay(transition, node, other, "neither can dial the other")
     source, destination = (node, other) if known.problem else (other, node)
     ways = transition.state.ledger.ways
     if destination in ways.get(source, {}):
-        return
+        return []
     reason = f"{source} cannot dial {destination}, which can dial {source}"
     transition.emit(ev.WaysChosen((ev.Way(source, destination, "dial-back", "", reason),)))
-    tell(transition)
     link = transition.state.ledger.links.get(source, {}).get(destination)
-    if link is None or link.bandwidth == 0:
-        _measure(transition, source, destination)
+    return [(source, destination)] if link is None or link.bandwidth == 0 else []
 
 
-def _relay(transition: Transition, node: str, other: str, reason: str, without: str = "") -> None:
-    """Has two nodes reach each other over a relay that they have not tried, if there is one."""
+def _relay(transition: Transition, node: str, other: str, reason: str, without: str = "") -> list[Pair]:
+    """Has two nodes reach each other over a relay that they have not tried, if there is one. Returns them if it is to be
+    measured."""
     pair, members = _pair(node, other), transition.state.members
     if without:
         tried = {**members.tried, pair: members.tried.get(pair, frozenset()) | {without}}
@@ -164,18 +187,16 @@ def _relay(transition: Transition, node: str, other: str, reason: str, without: 
         direct = tuple(ev.Way(a, b, "direct") for a, b in (pair, pair[::-1]) if b in ways.get(a, {}))
         if direct:
             transition.emit(ev.WaysChosen(direct))
-            tell(transition)
         unusable = tuple(ev.Link(a, b, 0.0, 0.0, NO_RELAY) for a, b in (pair, pair[::-1]))
         transition.emit(ev.LinksMeasured(node, unusable))
-        return
+        return []
     _choose(transition, pair, relay, reason)
-    _measure(transition, node, other)
+    return [(node, other)]
 
 
 def _choose(transition: Transition, pair: Pair, relay: str, reason: str) -> None:
     ways = tuple(ev.Way(a, b, "relay", relay, reason) for a, b in (pair, pair[::-1]))
     transition.emit(ev.WaysChosen(ways))
-    tell(transition)
 
 
 def _pick(transition: Transition, pair: Pair) -> str | None:
@@ -191,14 +212,16 @@ def _pick(transition: Transition, pair: Pair) -> str | None:
     return min(known, key=lambda node: (busy[node], node), default=None)
 
 
-def _measure(transition: Transition, node: str, other: str) -> None:
-    """Measures the links of a pair over its new way. A newcomer is not planned with before that is done."""
-    session = transition.state.members.sessions[node]
-    if session.admission is Admission.PROBING:
-        transition.set_session(replace(session, probing=session.probing | {other}))
-    candidates = transition.state.members.sessions[other].candidates
-    probe = wire.Probe(peers=[peer_message(other, candidates)])
-    transition.send([node], wire.CoordinatorMessage(probe=probe))
+def _measure(transition: Transition, pairs: Iterable[Pair]) -> None:
+    """Measures the links of pairs over their new ways. A newcomer is not planned with before that is done."""
+    peers: dict[str, list[str]] = {}
+    for node, other in pairs:
+        peers.setdefault(node, []).append(other)
+    for node, others in peers.items():
+        sessions = transition.state.members.sessions
+        if (session := sessions[node]).admission is Admission.PROBING:
+            transition.set_session(replace(session, probing=session.probing.union(others)))
+        probe(transition, node, [sessions[other] for other in others])
 
 
 def _message(ledger: Ledger, told: tuple[tuple[Pair, ...], tuple[str, ...]]) -> wire.Ways:

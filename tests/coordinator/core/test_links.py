@@ -11,6 +11,7 @@ from dtfm.coordinator.core import links as core_links
 from dtfm.coordinator.core.links import MOST_PROBED
 from dtfm.coordinator.core.state import Admission
 from dtfm.coordinator.core.timeouts import REMEMBERED_LEASES
+from dtfm.coordinator.log import events as ev
 from dtfm.protos import control_pb2 as wire
 from tests.coordinator.answers import links, reached
 from tests.coordinator.script import LEASE, World, fresh_state, refusal_of, training, two_stages
@@ -105,6 +106,39 @@ def test_a_node_cannot_report_the_links_of_others() -> None:
     world.join("a", "b", "c")
     world.hear("c", links("a", ["b"]))
     assert "c" not in world.state.members.sessions
+
+
+def test_a_report_that_nobody_asked_for_changes_nothing() -> None:
+    """Each link of a report may change ways, and the plan: unasked, a member could have the coordinator choose all day."""
+    world = World(fresh_state(cluster={"nodes": 4}))
+    world.join("a", "b", "c")
+    before = world.state.ledger
+    report = links("c", ["a", "b"])
+    for link in report.links.links:
+        link.bandwidth, link.problem = 0, "no answer"
+    world.hear("c", report)
+    assert world.state.ledger == before
+    assert "c" in world.state.members.sessions, "it may have been asked before its stream broke"
+
+
+def test_a_node_answers_each_time_that_it_is_asked_to_measure_and_once() -> None:
+    world = World(fresh_state(cluster={"nodes": 3}))
+    world.join("a")
+    world.prepare("b")
+    world.hear("b", links("b", ["a"]))
+    again = links("b", ["a"])
+    again.links.links[0].bandwidth = 1e3
+    world.hear("b", again)
+    assert world.state.ledger.links["b"]["a"].bandwidth == 1e9
+
+
+def test_a_report_that_names_a_link_twice_is_refused() -> None:
+    world = World(fresh_state(cluster={"nodes": 3}))
+    world.join("a")
+    stream = world.prepare("b")
+    world.hear("b", links("b", ["a"] * 1000))
+    assert refusal_of(world, stream).reason == wire.MALFORMED
+    assert world.events(ev.LinksMeasured) == []
 
 
 def test_a_node_that_returns_to_the_same_address_does_not_measure_its_links_again() -> None:

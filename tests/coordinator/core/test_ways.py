@@ -133,6 +133,27 @@ def test_where_neither_can_dial_the_other_both_lend_to_a_relay() -> None:
     assert (way(world, "a", "b"), way(world, "b", "a")) == ("relay r", "relay r")
 
 
+def test_one_report_of_many_links_is_answered_at_once() -> None:
+    """Not link by link: the ways of one node would be told to it as often as it has links."""
+    world = world_with("a", "c", "d", relays=["r"])
+    world.prepare("b")
+    for node in ("a", "c", "d"):
+        world.hear(node, reached("b", problem="no answer"))
+    before = len(world.heard_by("b"))
+    world.hear("b", measured("b", "a", "c", "d", problem="no answer"))
+    assert world.kinds_to("b")[before:] == ["ways", "probe"]
+    assert ways_of(world, "b") == dict.fromkeys(("a", "c", "d"), "r")
+    assert [peer.node for peer in world.last_to("b", "probe").peers] == ["a", "c", "d"]
+
+
+def test_one_who_was_not_asked_to_dial_another_has_nothing_to_say_of_it() -> None:
+    world = world_with("a", relays=["r"])
+    comes(world, "b", "a", dials=False, is_dialled=True)
+    before = world.state.ledger
+    world.hear("a", reached("b", problem="no answer"))
+    assert world.state.ledger == before
+
+
 def test_a_node_that_trains_may_relay_too() -> None:
     world = World(fresh_state(cluster={"nodes": 2}))
     world.join("a")
