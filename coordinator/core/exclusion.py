@@ -19,7 +19,7 @@ from dtfm.coordinator.core.validation import name_some
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.charges import Charge
 from dtfm.coordinator.log.events import NodeQuarantined
-from dtfm.coordinator.log.ledger import Ledger
+from dtfm.coordinator.log.ledger import CLEARED_BY, Ledger
 
 NAN_ADVICE = ". Lower train.learning_rate, lengthen train.warmup_steps, or look at the data"
 
@@ -108,4 +108,4 @@ def _forgive(transition: Transition, step: int) -> None:
     """Whoever was suspended after ``step`` for NaN, which another made."""
     for why in transition.state.ledger.quarantined.values():
         if _is_of_the_step(why, step):
-            transition.emit(ev.NodeForgiven(why.node, "the coordinator", why.key))
+            transition.emit(ev.NodeForgiven(why.node, CLEARED_BY, why.key))

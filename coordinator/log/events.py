@@ -551,7 +551,8 @@ class NodesBenched:
 
 @dataclass(frozen=True, slots=True)
 class NodeForgiven:
-    """The quarantine of the node, or of its ``key``, has ended. ``by``: an operator."""
+    """The quarantine of the node, or of its ``key``, has ended. ``by``: an operator, or the coordinator (ledger.CLEARED_BY), as
+    another was at fault."""
 
     node: str
     by: str

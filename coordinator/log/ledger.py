@@ -39,6 +39,9 @@ MOST_KNOWN = 20_000
 """The number of nodes whose steps are remembered. From then on one that is no member is forgotten for each new one: that with the
 fewest steps, of several the one that came last. So nobody loses what it has earned by others' coming and going."""
 
+CLEARED_BY = "the coordinator"
+"""NodeForgiven.by when another turned out to be at fault. No operator is called that: names have no spaces."""
+
 _NO_TRIAL: dict[str, Any] = {"benched": (), "benched_for": "", "tried_without": (), "failed_without": ()}
 
 EXHAUSTED = 0.8
@@ -140,12 +143,11 @@ class Ledger:
     revoked (seconds since 1970). They belong to nobody again: a connection that was opened before may outlive every certificate.
     ``quarantined`` are by key, or by name where a name alone is bound, the oldest first. ``worked``: by node, in how many
     committed steps it took part; in the order in which they first came. ``audits``: what came of them, by key, or by name where
-    no key is known, and ``began`` the last step before their work; whoever is quarantined begins anew. ``forgiven``: of those
-    that were, for what the last time, by key or by name, the oldest first. ``benched`` take no part until the next commit, and
-    ``benched_for`` says why; ``tried_without`` are all who were benched since the last one, but those without whom no plan was
-    possible are tried again once another node is ready; ``failed_without`` are those without whom the step was tried and
-    failed. ``refused``: who had
-    another state than those who trained it, and from which donors, the oldest first.
+    no key is known, and ``began`` the last step before their work. ``forgiven``: whom an operator let come back, for what it was
+    quarantined the last time, by key or by name, the oldest first; its audits begin anew. ``benched`` take no part until the next
+    commit, and ``benched_for`` says why; ``tried_without`` are all who were benched since the last one, but those without whom no
+    plan was possible are tried again once another node is ready; ``failed_without`` are those without whom the step was tried and
+    failed. ``refused``: who had another state than those who trained it, and from which donors, the oldest first.
     """
 
     run_id: str = ""
@@ -407,11 +409,7 @@ def apply(ledger: Ledger, event: ev.Event) -> Ledger:
             tried = (*ledger.tried_without, *event.nodes)
             return replace(ledger, benched=event.nodes, benched_for=event.reason, tried_without=tried)
         case ev.NodeForgiven():
-            kept = {who: why for who, why in ledger.quarantined.items() if who not in (event.node, event.key)}
-            ended = {who: why for who, why in ledger.quarantined.items() if who in (event.node, event.key)}
-            forgiven = list({**ledger.forgiven, **ended}.items())[-MOST_QUARANTINED:]
-            refused = tuple((node, donors) for node, donors in ledger.refused if event.node not in donors)
-            return replace(ledger, quarantined=kept, forgiven=dict(forgiven), refused=refused)
+            return _forgiven(ledger, event)
         case ev.StateRefused():
             return replace(ledger, refused=(*ledger.refused, (event.node, event.donors))[-MOST_FAILURES:])
         case ev.RunFinished():
@@ -447,7 +445,7 @@ def _known(worked: Mapping[str, int], node: str, members: Collection[str]) -> Ma
 def _revoked(ledger: Ledger, event: ev.Revoked) -> Ledger:
     revoked = {**ledger.revoked, event.name: event.at} if event.name else ledger.revoked
     return replace(
-        ledger,
+        _without_audits(ledger, {ledger.key_of(event.name) or event.name}),
         invitations={
             id: replace(invited, revoked=invited.revoked or id in event.invitations)
             for id, invited in ledger.invitations.items()
@@ -465,16 +463,37 @@ def _quarantined(ledger: Ledger, event: ev.NodeQuarantined) -> Ledger:
     )
     names = {event.node, *(name for name, holder in ledger.access.items() if event.key and holder.key == event.key)}
     who = event.key or event.node
-    quarantined = {**ledger.quarantined, who: event}
+    quarantined = dict(list({**ledger.quarantined, who: event}.items())[-MOST_QUARANTINED:])
     return replace(
-        ledger,
-        audits={each: audits for each, audits in ledger.audits.items() if each != who},
-        began={each: step for each, step in ledger.began.items() if each != who},
-        forgiven={each: why for each, why in ledger.forgiven.items() if each != who},
+        _without_audits(ledger, ledger.quarantined.keys() - quarantined.keys()),
         held=tuple(tuple(who for who in layer if who[0] not in names) for layer in ledger.held),
-        quarantined=dict(list(quarantined.items())[-MOST_QUARANTINED:]),
+        quarantined=quarantined,
         waited_for=(),
         **anew,
+    )
+
+
+def _forgiven(ledger: Ledger, event: ev.NodeForgiven) -> Ledger:
+    """Whom an operator forgives begins anew, as one who is suspected. Who was cleared is what it was before."""
+    of = (event.node, event.key)
+    ended = {who: why for who, why in ledger.quarantined.items() if who in of}
+    fresh = replace(
+        ledger,
+        quarantined={who: why for who, why in ledger.quarantined.items() if who not in of},
+        refused=tuple((node, donors) for node, donors in ledger.refused if event.node not in donors),
+    )
+    if event.by == CLEARED_BY:
+        return fresh
+    forgiven = {**{who: why for who, why in ledger.forgiven.items() if who not in of}, **ended}
+    return replace(_without_audits(fresh, ended), forgiven=dict(list(forgiven.items())[-MOST_QUARANTINED:]))
+
+
+def _without_audits(ledger: Ledger, whose: Collection[str]) -> Ledger:
+    """``whose``: keys, or names where no key is known."""
+    return replace(
+        ledger,
+        audits={who: audits for who, audits in ledger.audits.items() if who not in whose},
+        began={who: step for who, step in ledger.began.items() if who not in whose},
     )
 
 

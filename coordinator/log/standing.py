@@ -21,7 +21,8 @@ class Standing(enum.IntEnum):
     QUARANTINED = 0
     """It takes no part."""
     SUSPECTED = 1
-    """Its work came out otherwise when it was done again, or an operator has forgiven it, or the step is tried without it."""
+    """Something speaks against it: its last audit came to something else; or it was quarantined, and an operator let it come
+    back, which says nothing of its work; or the step in hand is tried without it, as without others, until the next commit."""
     NEW = 2
     """Nobody knows yet."""
     PROVEN = 3

@@ -8,7 +8,7 @@ import pytest
 
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.charges import Charge
-from dtfm.coordinator.log.ledger import Ledger, fold
+from dtfm.coordinator.log.ledger import CLEARED_BY, Ledger, fold
 from dtfm.coordinator.log.standing import PROVEN_AFTER, Standing, earned
 
 NEW, PROVEN, SUSPECTED, QUARANTINED = Standing.NEW, Standing.PROVEN, Standing.SUSPECTED, Standing.QUARANTINED
@@ -26,6 +26,8 @@ def audits(*clean: bool, first: int = 1) -> list[ev.Event]:
 
 QUARANTINE = ev.NodeQuarantined("a", Charge.DIGEST, "why", 7, undecided=True, key="its key")
 FORGIVEN = ev.NodeForgiven("a", "operator", "its key")
+CLEARED = ev.NodeForgiven("a", CLEARED_BY, "its key")
+REVOKED = ev.Revoked("a", (), 0.0, "operator")
 
 
 @pytest.mark.parametrize(
@@ -40,6 +42,9 @@ FORGIVEN = ev.NodeForgiven("a", "operator", "its key")
         ([*audits(*[True] * PROVEN_AFTER), QUARANTINE], QUARANTINED),
         ([*audits(*[True] * PROVEN_AFTER), QUARANTINE, FORGIVEN], SUSPECTED),
         ([QUARANTINE, FORGIVEN, *audits(*[True] * PROVEN_AFTER)], PROVEN),
+        ([QUARANTINE, CLEARED], NEW),
+        ([*audits(*[True] * PROVEN_AFTER), QUARANTINE, CLEARED], PROVEN),
+        ([QUARANTINE, FORGIVEN, *audits(True), QUARANTINE, CLEARED], SUSPECTED),
         ([*audits(*[True] * PROVEN_AFTER), ev.NodesBenched(("a-2",), "why")], SUSPECTED),
     ],
 )
@@ -74,6 +79,19 @@ def test_who_has_worked_and_was_not_audited_yet_is_no_suspect() -> None:
     assert ledger.began == {"a": 0}
     assert earned(ledger, "a").standing is PROVEN
     assert earned(replace(ledger, run={"trust": {"mode": "open"}}), "a").standing is NEW
+
+
+def test_a_key_that_is_let_in_again_after_it_was_revoked_begins_anew() -> None:
+    again = ev.Enrolled("a-3", "node", "its key", "another invitation")
+    ledger = run("open", *audits(*[True] * PROVEN_AFTER), REVOKED, again)
+    assert earned(ledger, "a-3").standing is NEW
+
+
+def test_who_is_cleared_is_answerable_for_all_since_its_last_clean_audit() -> None:
+    joined = ev.NodeJoined("a", "new", "", ev.DeviceSeen("cpu", "", 1, 1.0), "", "1")
+    step = ev.StepCommitted(1, 1, 0.5, 10, 1.0, 2.0, 8, {"a": 1.0}, {"a": 1.0})
+    ledger = run("open", joined, step, *audits(True), QUARANTINE, CLEARED)
+    assert (ledger.audits["its key"].last, ledger.began) == (1, {"its key": 0})
 
 
 def test_each_standing_says_why() -> None:
