@@ -96,7 +96,7 @@ def codecs_chosen(transition: Transition, node: str, message: wire.CodecsChosen)
         return  # its codecs under the next plan come with its PlanReady
     if plan is None or node not in plan.nodes:
         return
-    transition.emit(ev.CodecsChosen(node, check_codecs(message.codecs, plan, node)))
+    transition.emit(ev.CodecsChosen(node, check_codecs(message.codecs, plan, node, transition.state.run.network)))
     devices_and_others = {what: s for what, s in transition.state.speeds.items() if what[0] != node or not what[1]}
     transition.state = replace(transition.state, speeds=devices_and_others)
 

@@ -59,7 +59,7 @@ def plan_ready(transition: Transition, node: str, ready: wire.PlanReady) -> None
         return
     assert ledger.plan is not None
     check_progress(ready.progress, ledger.plan, node)
-    codecs = check_codecs(ready.codecs, ledger.plan, node)
+    codecs = check_codecs(ready.codecs, ledger.plan, node, run.network)
     phase = replace(
         phase,
         awaiting=phase.awaiting - {node},

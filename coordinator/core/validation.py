@@ -11,9 +11,10 @@ from ipaddress import ip_address
 from typing import Any
 
 from dtfm.coordinator.config.run_file import CHECKPOINTING, OPTIMIZER_STATE, RunFile
-from dtfm.coordinator.config.run_file_tables import Trust
+from dtfm.coordinator.config.run_file_tables import Network, Trust
 from dtfm.coordinator.core.planner_input import as_the_run_allows
 from dtfm.coordinator.core.state import Dialled, StateTold
+from dtfm.coordinator.core.trust.codecs import TENSORS, allowed_codecs
 from dtfm.coordinator.log.events import Codecs, Described, DeviceSeen, Link
 from dtfm.protos import PROTOCOL_VERSION
 from dtfm.protos import control_pb2 as wire
@@ -43,8 +44,6 @@ LEAST_COMPARED = 1 << 20
 as that."""
 
 _NONCE = re.compile(r"[0-9a-f]{32}")
-_CODEC = re.compile(r"[a-z0-9]{1,16}")
-_TENSORS = ("activations", "gradients", "reduction")
 _WAYS = ("", "loopback", "lan", "public")
 
 
@@ -390,18 +389,19 @@ def check_lost(lost: Sequence[int], layers: int) -> None:
         raise malformed("lost", list(lost[:20]), f"different layers below {layers}")
 
 
-def check_codecs(told: Collection[wire.LinkCodec], plan: Plan, node: str) -> Codecs:
-    """The codecs of what the node sends under the plan. Raises Refused for a destination outside the plan, or named twice."""
-    if len(told) > len(_TENSORS) * len(plan.nodes):
-        raise malformed("codecs", len(told), f"at most {len(_TENSORS)} for each node of the plan")
+def check_codecs(told: Collection[wire.LinkCodec], plan: Plan, node: str, network: Network) -> Codecs:
+    """The codecs of what the node sends under the plan. Raises Refused for a destination outside the plan, or named twice, and
+    for a codec that the run does not use."""
+    if len(told) > len(TENSORS) * len(plan.nodes):
+        raise malformed("codecs", len(told), f"at most {len(TENSORS)} for each node of the plan")
     codecs: dict[str, dict[str, str]] = {}
     for link in told:
         if link.destination == node or link.destination not in plan.nodes:
             raise malformed("codecs.destination", link.destination, "another node of the plan")
-        if link.tensors not in _TENSORS or link.tensors in codecs.setdefault(link.destination, {}):
-            raise malformed("codecs.tensors", link.tensors, f"one of {', '.join(_TENSORS)}, each once")
-        if not _CODEC.fullmatch(link.codec):
-            raise malformed("codecs.codec", link.codec, "up to 16 small letters and digits")
+        if link.tensors not in TENSORS or link.tensors in codecs.setdefault(link.destination, {}):
+            raise malformed("codecs.tensors", link.tensors, f"one of {', '.join(TENSORS)}, each once")
+        if link.codec not in (allowed := allowed_codecs(network, link.tensors)):
+            raise malformed("codecs.codec", link.codec, f"one that the run allows: {', '.join(allowed)}")
         codecs[link.destination][link.tensors] = link.codec
     return codecs
 

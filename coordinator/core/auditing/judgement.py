@@ -12,6 +12,7 @@ from dtfm.coordinator.core.plan_adoption import newest_before
 from dtfm.coordinator.core.state import State, Stepping
 from dtfm.coordinator.core.transition import Transition
 from dtfm.coordinator.core.trust.audits import COMPARED, Audit
+from dtfm.coordinator.core.trust.codecs import codec_in_use
 from dtfm.coordinator.core.trust.standing import party_of
 from dtfm.coordinator.core.trust.tolerance import tolerance
 from dtfm.coordinator.core.trust.verdict import settle
@@ -38,7 +39,8 @@ def _limits(state: State, order: wire.Audit) -> Mapping[str, float]:
     assert plan is not None
 
     def of(tensors: str, receivers: Collection[str]) -> float:
-        return max(tolerance(precision, codecs.get(to, {}).get(tensors, "off")) for to in receivers)
+        used = {codec_in_use(state.run.network, codecs.get(to, {}), tensors) for to in receivers}
+        return max(tolerance(precision, codec) for codec in used)
 
     limits = {}
     if onward := {each.next for each in order.micro_batches if each.next}:

@@ -7,6 +7,7 @@ from random import Random
 
 from dtfm.coordinator.core.state import State, Stepping
 from dtfm.coordinator.core.trust.audits import Passed
+from dtfm.coordinator.core.trust.codecs import adds_sparsely
 from dtfm.coordinator.core.trust.draw import Drawn
 from dtfm.coordinator.core.trust.passed import added_up
 from dtfm.protos import control_pb2 as wire
@@ -36,7 +37,7 @@ def order_for(state: State, phase: Stepping, plan: Plan, drawn: Drawn, random: R
             gradient_out=sent.get((node, previous, Kind.GRADIENT, number, 0), b""),
             loss=losses.get(number, 0.0),
         )
-    if drawn.whole and not _adds_sparsely(state, node):
+    if drawn.whole and not adds_sparsely(state.run.network):
         kept = {each for each, its in phase.votes.items() if its.kept}
         _order_addends(
             order, phase.passed[node], added_up(phase.passed[node], kept) if not vote.clipped else {}, random
@@ -59,12 +60,6 @@ def _order_addends(
         piece = random.choice(owned)
         addends = [wire.Audit.Addend(node=each, digest=its) for each, its in sorted(summed[bucket, piece].items())]
         order.sums.add(piece=piece, addends=addends)
-
-
-def _adds_sparsely(state: State, node: str) -> bool:
-    """What a node adds under a sparse codec depends on what it left out in earlier steps."""
-    codecs = state.ledger.codecs.get(node, {}).values()
-    return state.run.network.reduction == "topk" or any(of.get("reduction") == "topk" for of in codecs)
 
 
 def needed(order: wire.Audit) -> frozenset[str]:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from dtfm.coordinator.core.state import Stepping
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.charges import Charge
+from dtfm.coordinator.log.ledger import fold
 from dtfm.coordinator.log.standing import PROVEN_AFTER, Standing, earned
 from dtfm.protos import control_pb2 as wire
 from dtfm.protos.frame import Kind
@@ -155,6 +156,26 @@ def test_what_was_added_under_a_sparse_codec_is_not_compared() -> None:
     all_vote(world)
     assert world.last_to("a", "audit").micro_batches
     assert not world.last_to("a", "audit").HasField("bucket")
+
+
+@pytest.mark.parametrize("codec", ["topk", "zz"])
+def test_no_word_of_a_node_on_its_codecs_keeps_what_it_adds_from_being_compared_closely(codec: str) -> None:
+    """Not even one that is in the log of a coordinator that took it."""
+    world = auditing("a", "b", "c")
+    told = ev.CodecsChosen("a", {node: {"reduction": codec} for node in "bc"})
+    world.state = replace(world.state, ledger=fold([told], world.state.ledger))
+    all_vote(world)
+    by = auditor_of(world, "a")
+    assert world.last_to(by, "audit").HasField("bucket")
+    world.audit(by, addends=2e-3)
+    assert not [event for event in world.events(ev.WorkAudited) if event.node == "a"], "a third is asked"
+
+
+def test_what_a_codec_that_the_run_names_rounds_off_is_no_error() -> None:
+    world = auditing("a", "b", "c", network={"reduction": "i4b64"})
+    all_vote(world)
+    world.audit(auditor_of(world, "a"), addends=0.02)
+    assert [event.node for event in world.events(ev.WorkAudited) if event.clean] == ["a"]
 
 
 def test_at_rate_nought_votes_are_taken_as_ever() -> None:

@@ -1,0 +1,35 @@
+"""Which codecs a node may send with. The run file says; only where it leaves the choice, the node's word counts, among few."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from dtfm.coordinator.config.run_file_tables import Network
+
+TENSORS = ("activations", "gradients", "reduction")
+
+AUTO = ("off", "raw16", "i8b256")
+"""Those that a node chooses from by its links where the run file says "auto" (node/training/compression.py)."""
+
+
+def allowed_codecs(network: Network, tensors: str) -> tuple[str, ...]:
+    """The codecs with which ``tensors`` (one of TENSORS) may be sent, by their names in the run file."""
+    setting = _setting(network, tensors)
+    return AUTO if setting == "auto" else (setting,)
+
+
+def codec_in_use(network: Network, told: Mapping[str, str], tensors: str) -> str:
+    """The codec of these tensors on a link of which its sender has ``told`` the codecs: one that the run allows, whatever was
+    told."""
+    allowed = allowed_codecs(network, tensors)
+    said = told.get(tensors)
+    return said if said in allowed else allowed[0]
+
+
+def adds_sparsely(network: Network) -> bool:
+    """Whether what replicas add depends on what they left out in earlier steps."""
+    return _setting(network, "reduction") == "topk"
+
+
+def _setting(network: Network, tensors: str) -> str:
+    return {"activations": network.activations, "gradients": network.gradients, "reduction": network.reduction}[tensors]

@@ -1,0 +1,33 @@
+"""Which codecs a node may say that it uses."""
+
+from __future__ import annotations
+
+import pytest
+
+from dtfm.coordinator.config.run_file_tables import Network
+from dtfm.coordinator.core.trust.codecs import AUTO, TENSORS, adds_sparsely, allowed_codecs, codec_in_use
+from dtfm.node.training.compression import GENTLEST_FIRST
+
+
+def test_auto_is_what_nodes_choose_from() -> None:
+    assert tuple(codec.name.lower() for codec in GENTLEST_FIRST) == AUTO
+
+
+@pytest.mark.parametrize("tensors", TENSORS)
+def test_where_the_run_leaves_the_choice_the_word_of_a_node_counts_among_these(tensors: str) -> None:
+    network = Network()
+    assert allowed_codecs(network, tensors) == AUTO
+    assert codec_in_use(network, {tensors: "i8b256"}, tensors) == "i8b256"
+    assert codec_in_use(network, {tensors: "i4b64"}, tensors) == "off"
+    assert codec_in_use(network, {}, tensors) == "off"
+
+
+@pytest.mark.parametrize("tensors", TENSORS)
+def test_where_the_run_names_a_codec_it_is_that_one_whatever_a_node_says(tensors: str) -> None:
+    network = Network(compression="i4b64")
+    assert codec_in_use(network, {tensors: "i8b256"}, tensors) == "i4b64"
+
+
+def test_only_the_run_makes_sums_depend_on_earlier_steps() -> None:
+    assert adds_sparsely(Network(reduction="topk"))
+    assert not adds_sparsely(Network())
