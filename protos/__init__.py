@@ -1,6 +1,6 @@
 """The wire: messages and their generated stubs, how connections are opened, raw tensor streams."""
 
-PROTOCOL_VERSION = 11
+PROTOCOL_VERSION = 12
 """The version that Hello carries. Add 1 whenever an older version would misread the messages."""
 
 MEASURED_TOGETHER = 8

@@ -515,7 +515,9 @@ class StateRefused:
 class WorkAudited:
     """``by`` did work of ``node`` again, of ``step`` before it was committed. ``clean``: it came to the same within what rounding
     explains. ``errors``: the largest relative ones, by what was compared ("activations", "gradients", "addends", "losses");
-    ``key``: the node's (SubjectPublicKeyInfo in base64), if it has one."""
+    ``key``: the node's (SubjectPublicKeyInfo in base64), if it has one. ``why``: the work was "drawn", or it was "unusual": so
+    said ``raised_by``; if that is empty, its digests did. What was found right because of an alarm says nothing for the node:
+    whoever raised it chose the step."""
 
     step: int
     generation: int
@@ -525,6 +527,8 @@ class WorkAudited:
     clean: bool
     errors: dict[str, float]
     key: str = ""
+    why: Literal["drawn", "unusual"] = "drawn"
+    raised_by: str = ""
     event: Literal["work_audited"] = "work_audited"
 
 

@@ -399,6 +399,8 @@ def apply(ledger: Ledger, event: ev.Event) -> Ledger:
             return _revoked(ledger, event)
         case ev.NodeQuarantined():
             return _quarantined(ledger, event)
+        case ev.WorkAudited(clean=True, why="unusual"):
+            return ledger
         case ev.WorkAudited():
             who = event.key or event.node
             before = ledger.audits.get(who, Audits())

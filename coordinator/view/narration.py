@@ -131,7 +131,10 @@ def narrate(event: ev.Event) -> str:
             return f"the state of bucket {event.bucket} {whose} is refused on {event.node}: it differs from that of the others"
         case ev.WorkAudited():
             found = "found it right" if event.clean else "came to something else"
-            return f"{event.by} did {event.micro_batches} micro-batches of {event.node} again in step {event.step}, and {found}"
+            work = f"{event.micro_batches} micro-batches of {event.node}"
+            said = f"{event.raised_by} found them" if event.raised_by else "its digests are"
+            why = f", as {said} unusual" if event.why == "unusual" else ""
+            return f"{event.by} did {work} again in step {event.step}{why}, and {found}"
         case ev.StandingChanged():
             return f"{event.node} is {event.standing}: {event.reason}"
         case ev.NodesBenched():

@@ -12,6 +12,7 @@ from dtfm.coordinator.core.auditing.order import needed, order_for
 from dtfm.coordinator.core.state import ATTEMPTS, State, Stepping
 from dtfm.coordinator.core.timeouts import audit_patience
 from dtfm.coordinator.core.transition import Transition
+from dtfm.coordinator.core.trust.alarms import follow, read_alarms, refilled, repeats
 from dtfm.coordinator.core.trust.audits import COMPARED, Audit, Passed, Request, Strike
 from dtfm.coordinator.core.trust.draw import cannot_be_audited, chance, draw
 from dtfm.coordinator.core.trust.passed import read_passed
@@ -29,7 +30,9 @@ def passed_in(state: State, phase: Stepping, node: str, vote: wire.StepReady) ->
         return {}
     assert plan is not None
     assert described is not None
-    return {**phase.passed, node: read_passed(vote, plan, node, described.buckets)}
+    passed = read_passed(vote, plan, node, described.buckets)
+    read_alarms(vote, node, passed)
+    return {**phase.passed, node: passed}
 
 
 NEWCOMERS_WEIGHT = 5.0
@@ -37,7 +40,8 @@ NEWCOMERS_WEIGHT = 5.0
 
 
 def drawn(transition: Transition, phase: Stepping) -> tuple[Audit, ...]:
-    """What is done again of a step for which all have voted. Nobody is asked yet: see `conclude`."""
+    """What is done again of a step for which all have voted: what is drawn, and in an open run what somebody finds unusual.
+    Nobody is asked yet: see `conclude`."""
     state, plan = transition.state, transition.state.ledger.plan
     assert plan is not None
     if not phase.passed:
@@ -47,7 +51,17 @@ def drawn(transition: Transition, phase: Stepping) -> tuple[Audit, ...]:
     kept = {node for node, vote in phase.votes.items() if vote.kept}
     random = chance(state.secret, plan.generation, phase.step)
     found = draw(plan, state.run.trust.audits, random, party, kept, lambda node: _weight(state, node))
-    return tuple(Audit(order_for(state, phase, plan, each, random), (each.by,)) for each in found)
+    audits = [Audit(order_for(state, phase, plan, each, random), (each.by,)) for each in found]
+    if state.ledger.is_open:
+        alarms = [alarm for node, vote in phase.votes.items() for alarm in read_alarms(vote, node, phase.passed[node])]
+        alarms += repeats(phase.passed)
+        allowances = refilled(plan, state.run.trust.audits, party, state.auditing.allowances)
+        followed, left = follow(plan, alarms, allowances, random, party, kept, found)
+        transition.state = replace(transition.state, auditing=replace(transition.state.auditing, allowances=left))
+        for each in followed:
+            order = order_for(state, phase, plan, each.drawn, random)
+            audits.append(Audit(order, (each.drawn.by,), raised_by=each.alarm.by))
+    return tuple(audits)
 
 
 def heard(transition: Transition, node: str, answer: wire.Audited) -> None:

@@ -136,6 +136,8 @@ def _log_audit(transition: Transition, audit: Audit, by: str, *, clean: bool) ->
             clean=clean,
             errors=errors,
             key=transition.state.ledger.key_of(order.node),
+            why="drawn" if audit.raised_by is None else "unusual",
+            raised_by=audit.raised_by or "",
         )
     )
 

@@ -17,7 +17,7 @@ from dtfm.scheduler.model.plan import Plan
 
 
 def order_for(state: State, phase: Stepping, plan: Plan, drawn: Drawn, random: Random) -> wire.Audit:
-    """As votes have it. ``random`` chooses the bucket, and the sum, of a whole share."""
+    """As votes have it. ``random`` chooses the bucket of a whole share, unless one was drawn, and the sum."""
     node, stage = drawn.node, plan.stage_of(drawn.node)
     assert stage is not None
     sent, received, vote = phase.passed[node].sent, phase.passed[node].received, phase.votes[node]
@@ -39,20 +39,24 @@ def order_for(state: State, phase: Stepping, plan: Plan, drawn: Drawn, random: R
         )
     if drawn.whole and not adds_sparsely(state.run.network):
         kept = {each for each, its in phase.votes.items() if its.kept}
-        _order_addends(
-            order, phase.passed[node], added_up(phase.passed[node], kept) if not vote.clipped else {}, random
-        )
+        summed = added_up(phase.passed[node], kept) if not vote.clipped else {}
+        _order_addends(order, phase.passed[node], summed, random, drawn.bucket)
     return order
 
 
 def _order_addends(
-    order: wire.Audit, passed: Passed, summed: Mapping[tuple[int, int], Mapping[str, bytes]], random: Random
+    order: wire.Audit,
+    passed: Passed,
+    summed: Mapping[tuple[int, int], Mapping[str, bytes]],
+    random: Random,
+    wanted: int | None = None,
 ) -> None:
-    """Of one bucket, what it sent to be added up, and one of the pieces that it added up itself."""
+    """Of one bucket, the ``wanted`` one if it may be, what it sent to be added up, and one of the pieces that it added up
+    itself."""
     pieces = {(hop[3], hop[4]): digest for hop, digest in passed.sent.items() if hop[2] == Kind.REDUCE}
     if not (buckets := sorted({bucket for bucket, _ in (*pieces, *summed)})):
         return
-    bucket = order.bucket = random.choice(buckets)
+    bucket = order.bucket = wanted if wanted in buckets else random.choice(buckets)
     for (index, piece), digest in sorted(pieces.items()):
         if index == bucket:
             order.pieces.add(piece=piece, digest=digest)

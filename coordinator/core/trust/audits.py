@@ -34,12 +34,14 @@ class Request:
 class Audit:
     """Work of the step in hand that others do again: ``order`` is what they are asked, without a number. ``auditors`` are to
     answer it, the first of them the one that was drawn; the others are asked once that one came to something else. ``requests``
-    and ``answers`` are by auditor; None: no answer came."""
+    and ``answers`` are by auditor; None: no answer came. ``raised_by``: somebody's alarm led to it, nobody's if that is empty;
+    None: it was drawn."""
 
     order: wire.Audit
     auditors: tuple[str, ...]
     requests: Mapping[str, Request] = field(default_factory=dict)
     answers: Mapping[str, wire.Audited | None] = field(default_factory=dict)
+    raised_by: str | None = None
 
     @property
     def awaited(self) -> Mapping[str, Request]:
@@ -60,9 +62,11 @@ class Strike:
 class Auditing:
     """What is remembered from audit to audit. ``number`` is the last request's. ``silent``: by node, how many in a row it has not
     answered. ``withheld``: by node, the last strikes; it is rid of those for which audits of the same work could be done later.
-    ``cannot``: the layers [first, past_last) of the stages of which it was logged that their work cannot be audited."""
+    ``cannot``: the layers [first, past_last) of the stages of which it was logged that their work cannot be audited.
+    ``allowances``: by party, how much is done again for its alarms (alarms.py); who is not named has the whole allowance."""
 
     number: int = 0
     silent: Mapping[str, int] = field(default_factory=dict)
     withheld: Mapping[str, tuple[Strike, ...]] = field(default_factory=dict)
     cannot: frozenset[tuple[int, int]] = frozenset()
+    allowances: Mapping[str, float] = field(default_factory=dict)

@@ -30,12 +30,13 @@ MOST_EACH = 2
 @dataclass(frozen=True, slots=True)
 class Drawn:
     """``by`` does these micro-batches of ``node`` again. ``whole``: they are all of its share, so that what it added to a bucket
-    can be compared as well."""
+    can be compared as well; to this ``bucket``, or to any if that is None."""
 
     node: str
     by: str
     micro_batches: tuple[int, ...]
     whole: bool
+    bucket: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +82,7 @@ def draw(
     at = random.random()  # one for all, so that all are audited in the same steps
     if all(at >= odd.whole + odd.part for odd in by_node.values()):
         return ()
-    neighbours, has = _neighbours(plan), frozenset(kept)
+    neighbours, has = neighbours_of(plan), frozenset(kept)
     busy: Counter[str] = Counter()
     drawn = []
     for stage in plan.stages:
@@ -108,7 +109,7 @@ def cannot_be_audited(plan: Plan, party: Callable[[str], str]) -> list[int]:
     return [index for index, stage in enumerate(plan.stages) if len(set(map(party, stage.replicas))) == 1]
 
 
-def _neighbours(plan: Plan) -> Mapping[tuple[str, int], frozenset[str]]:
+def neighbours_of(plan: Plan) -> Mapping[tuple[str, int], frozenset[str]]:
     """By node and micro-batch of its share: from whom it comes and to whom it goes."""
     return {
         (node, number): frozenset((*chain[max(place - 1, 0) : place], *chain[place + 1 : place + 2]))
