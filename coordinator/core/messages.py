@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 
 from dtfm.coordinator.config.run_file import CHECKPOINTING, OPTIMIZER_STATE
-from dtfm.coordinator.core.trust.donations import believed_donors
+from dtfm.coordinator.core.trust.givers import Givers
 from dtfm.coordinator.log.events import Link
 from dtfm.coordinator.log.ledger import Ledger
 from dtfm.protos import control_pb2, plan_pb2
@@ -68,20 +68,23 @@ def peer_message(node: str, candidates: Iterable[str]) -> control_pb2.Peer:
 
 
 def assignments(
-    ledger: Ledger, reason: str, nodes: Iterable[str], snapshot: control_pb2.SnapshotSource
+    ledger: Ledger,
+    reason: str,
+    nodes: Iterable[str],
+    givers: Mapping[str, Givers],
+    snapshot: control_pb2.SnapshotSource,
 ) -> Iterator[tuple[str, control_pb2.Assignment]]:
-    """The ledger's plan, for each of ``nodes``. The state as of the last committed step comes from the members that hold it in
-    memory, or, if part of it is held by none, all of it from the ``snapshot``. A node is told of the donors that it may believe,
-    and of the links that begin at it: all links among hundreds of nodes would not fit into a message."""
-    common = _assignment(ledger, reason, snapshot)
+    """The ledger's plan, for each of ``nodes``. The state as of the last committed step comes from its ``givers`` (by node), or,
+    if there are none, all of it from the ``snapshot``. A node is told of the links that begin at it: all links among hundreds of
+    nodes would not fit into a message."""
+    assert ledger.described is not None
+    common = _assignment(ledger, reason, givers, snapshot)
     named = {peer.node for peer in common.peers}
+    nobody: Givers = ((),) * len(ledger.described.workload.layers)
     for node in nodes:
         message = control_pb2.Assignment()
         message.CopyFrom(common)
-        for donors in message.donors if ledger.refused else ():
-            believed = believed_donors(ledger, node, donors.nodes)
-            del donors.nodes[:]
-            donors.nodes.extend(believed)
+        message.donors.extend(control_pb2.Assignment.Donors(nodes=names) for names in givers.get(node, nobody))
         message.links.extend(
             link_message(link)
             for destination, link in sorted(ledger.links.get(node, {}).items())
@@ -106,20 +109,20 @@ def beginnings(
         )
 
 
-def _assignment(ledger: Ledger, reason: str, snapshot: control_pb2.SnapshotSource) -> control_pb2.Assignment:
+def _assignment(
+    ledger: Ledger, reason: str, givers: Mapping[str, Givers], snapshot: control_pb2.SnapshotSource
+) -> control_pb2.Assignment:
+    """What all are told."""
     assert ledger.plan is not None
-    assert ledger.described is not None
-    held = ledger.step > 0 and ledger.state_is_held
-    donors = ledger.holders if held else ((),) * len(ledger.described.workload.layers)
     last = ledger.last
-    source = control_pb2.SnapshotSource() if held else snapshot
+    source = control_pb2.SnapshotSource() if givers else snapshot
     on_disks = {node for part in source.parts for node in part.nodes}
-    named = {*ledger.plan.nodes, *(node for names in donors for node in names), *on_disks}
+    giving = {name for table in set(givers.values()) for layer in table for name in layer}
+    named = {*ledger.plan.nodes, *giving, *on_disks}
     return control_pb2.Assignment(
         plan=plan_message(ledger.plan),
         peers=[peer_message(node, ledger.members[node].candidates) for node in sorted(named) if node in ledger.members],
         step=ledger.step,
-        donors=[control_pb2.Assignment.Donors(nodes=names) for names in donors],
         snapshot=source,
         reason=reason,
         last_commit=control_pb2.Commit(generation=last.generation, step=last.step, gradient_norm=last.gradient_norm)

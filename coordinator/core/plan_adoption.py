@@ -16,6 +16,7 @@ from dtfm.coordinator.core.safekeeping import snapshot, standby
 from dtfm.coordinator.core.safekeeping.availability import Kind, ResumePoint, availability
 from dtfm.coordinator.core.state import ATTEMPTS, Gathering, Pausing, PlanChosen, State, States, Switching
 from dtfm.coordinator.core.transition import AnswerPlanNow, Transition
+from dtfm.coordinator.core.trust.givers import givers, only_givers
 from dtfm.coordinator.core.trust.standing import is_alone, party_of, weakest
 from dtfm.coordinator.core.trust.verdict import Against, OfTheRun, Unsettled, blame, blame_for_waiting, times_suspected
 from dtfm.coordinator.core.validation import check_lost, name_some, shorten
@@ -71,10 +72,10 @@ def adopt(transition: Transition, choice: PlanChosen, cause: str) -> None:
     transition.set_planner(replace(planner, asked=None, chosen=None, has_planned=True))
     transition.state = replace(transition.state, evaluations={})
     known = _what_holders_told(transition.state) if ledger.step == before else {}
-    transition.enter(Switching(frozenset(plan.nodes), transition.now + transition.state.patience, states=known))
-    for node, message in assignments(
-        transition.state.ledger, reason, transition.state.ledger.ready, snapshot.source(transition.state)
-    ):
+    ledger, deadline = transition.state.ledger, transition.now + transition.state.patience
+    named = givers(ledger, ledger.ready)
+    transition.enter(Switching(frozenset(plan.nodes), deadline, states=known, givers=named))
+    for node, message in assignments(ledger, reason, ledger.ready, named, snapshot.source(transition.state)):
         transition.send([node], wire.CoordinatorMessage(assignment=message))
 
 
@@ -140,7 +141,7 @@ def overdue(transition: Transition, phase: Switching) -> None:
     """Nodes have not become ready for the plan in time, though heartbeats came. After ATTEMPTS in a row, it is settled against
     one that was waited for each time, undecided: what it waits for itself may come slowly from others."""
     ledger = transition.state.ledger
-    suspects = phase.awaiting | _only_donors(ledger, phase.awaiting)
+    suspects = phase.awaiting | only_givers(ledger, phase.givers, phase.awaiting)
     accused = weakest(ledger, suspects)
     problem = (
         f"{name_some(phase.awaiting)} not ready within {transition.state.patience:g} seconds, though heartbeats came"
@@ -180,19 +181,6 @@ def _is_due(ledger: Ledger, node: str, lost: Sequence[int]) -> bool:
     assert ledger.plan is not None
     held = {layer for layer, holders in enumerate(ledger.held) if any(holder == node for holder, _ in holders)}
     return node in ledger.plan.nodes or bool(held.intersection(lost))
-
-
-def _only_donors(ledger: Ledger, awaiting: frozenset[str]) -> frozenset[str]:
-    """The nodes of each party that alone can give one of those who are awaited its state. Where several parties can, it has a
-    choice, and none of them is to blame."""
-    if ledger.plan is None or ledger.step == 0:
-        return frozenset()  # at step 0 the state follows from the seed
-    party, donors = party_of(ledger), set[str]()
-    for stage in ledger.plan.stages:
-        for holders in map(frozenset, ledger.holders[slice(*stage.layers)]):
-            if (awaiting & frozenset(stage.replicas)) - holders and len(set(map(party, holders))) == 1:
-                donors |= holders
-    return frozenset(donors)
 
 
 def _what_holders_told(state: State) -> States:

@@ -79,7 +79,7 @@ def applied(transition: Transition, node: str, message: wire.Applied) -> None:
         check_digest(message.state_digest)
         described = transition.state.ledger.described
         assert described is not None
-        told = check_states(message.states, described.buckets, ())
+        told = check_states(message.states, described.buckets)
         applied = {**phase.applied, node: message.state_digest}
         transition.enter(replace(phase, applied=applied, states={**phase.states, node: told}))
 

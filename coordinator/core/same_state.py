@@ -15,7 +15,7 @@ from dtfm.coordinator.core.plan_adoption import again, back_before, regroup
 from dtfm.coordinator.core.safekeeping.agreed_state import by_bucket
 from dtfm.coordinator.core.state import State, StateTold, Switching
 from dtfm.coordinator.core.transition import Transition
-from dtfm.coordinator.core.trust.donations import accusers, has_accused
+from dtfm.coordinator.core.trust.givers import accusers, could_name, has_accused, has_mixed
 from dtfm.coordinator.core.trust.standing import party_of
 from dtfm.coordinator.core.trust.verdict import Against, against_one, settle
 from dtfm.coordinator.core.validation import check_states, name_some
@@ -30,7 +30,8 @@ CONVINCING = 2
 
 @dataclass(frozen=True, slots=True)
 class _Wrong:
-    """``node`` has another state of ``bucket`` than its ``holders``."""
+    """``node`` has another state of ``bucket`` than its ``holders``. It says that it has it from ``donors``, who were named to
+    it."""
 
     node: str
     bucket: int
@@ -44,7 +45,11 @@ def told(state: State, phase: Switching, node: str, states: Collection[wire.Buck
     assert ledger.described is not None
     assert ledger.plan is not None
     due = [layer for stage in ledger.plan.stages if node in stage.replicas for layer in range(*stage.layers)]
-    mine = check_states(states, ledger.described.buckets, ledger.members, due)
+    named = phase.givers.get(node, ()), state.members.sessions[node].copies_from
+    layers = len(ledger.described.workload.layers)
+    mine = check_states(
+        states, ledger.described.buckets, lambda bucket: could_name(named, bucket, layers) - {node}, due
+    )
     if node not in ledger.plan.nodes:
         mine = {bucket: said for bucket, said in mine.items() if _holds(ledger, node, bucket, said)}
     return replace(phase, states={**phase.states, node: {**phase.states.get(node, {}), **mine}})
@@ -53,7 +58,7 @@ def told(state: State, phase: Switching, node: str, states: Collection[wire.Buck
 def is_agreed(transition: Transition, phase: Switching) -> bool:
     """Whether training can begin. Otherwise somebody is accused, and the plan comes again, with other donors or other nodes."""
     ledger = transition.state.ledger
-    wrong: dict[tuple[str, tuple[str, ...]], _Wrong] = {}
+    wrong: dict[str, _Wrong] = {}  # of each node one bucket, if possible one of which it says from whom alone it has it
     for bucket, views in sorted(_by_bucket(phase).items()):
         if len({said.digest for said in views.values()}) == 1:
             continue
@@ -64,8 +69,8 @@ def is_agreed(transition: Transition, phase: Switching) -> bool:
             return False
         right = next(iter(held.values()))
         for node, said in views.items():
-            if said.digest != right:
-                wrong.setdefault((node, said.donors), _Wrong(node, bucket, said.donors, tuple(sorted(held))))
+            if said.digest != right and (node not in wrong or len(said.donors) == 1 < len(wrong[node].donors)):
+                wrong[node] = _Wrong(node, bucket, said.donors, tuple(sorted(held)))
     if wrong:
         _get_again(transition, list(wrong.values()))
         return False
@@ -112,19 +117,18 @@ def _get_again(transition: Transition, wrong: Collection[_Wrong]) -> None:
         transition.emit(ev.StateRefused(ledger.step, ledger.generation, each.node, each.donors, each.bucket))
     accused = set[str]()
     for each in wrong:
-        for donor in each.donors:
-            if donor not in accused and (verdict := _against_donor(transition.state.ledger, donor, each)) is not None:
-                reason = f"several nodes got another state of bucket {each.bucket} from it than others hold"
-                quarantine(transition, verdict, Charge.STATE, reason)
-                accused.add(donor)
+        if accused.isdisjoint(each.donors) and (verdict := _against_donor(transition.state.ledger, each)) is not None:
+            reason = f"several nodes got another state of bucket {each.bucket} from it than others hold"
+            quarantine(transition, verdict, Charge.STATE, reason)
+            accused.update(verdict.members)
     for each in wrong:
         if (
             accused.isdisjoint(each.donors)
-            and (verdict := _against_receiver(transition.state.ledger, each)) is not None
+            and (verdict := _between_them(ledger, transition.state.ledger, each)) is not None
         ):
-            reason = f"after step {ledger.step} its state of bucket {each.bucket} differs, whoever gives it"
+            reason = f"after step {ledger.step} the state of bucket {each.bucket} that {each.node} has differs, whoever gives it"
             quarantine(transition, verdict, Charge.DIGEST, reason)
-            accused.add(each.node)
+            accused.update(verdict.members)
     first = next(iter(wrong))
     reason = f"{first.node} had another state of bucket {first.bucket} than {name_some(first.holders)}"
     if accused:
@@ -133,21 +137,27 @@ def _get_again(transition: Transition, wrong: Collection[_Wrong]) -> None:
         again(transition, reason)
 
 
-def _against_donor(ledger: Ledger, donor: str, wrong: _Wrong) -> Against | None:
-    against, party = accusers(ledger, donor), party_of(ledger)
-    if len(against) < CONVINCING or len({party(node) for node in wrong.holders}) < CONVINCING:
-        return None
-    return Against((donor,), (wrong.node,))
-
-
-def _against_receiver(ledger: Ledger, wrong: _Wrong) -> Against | None:
-    """Its word against that of all who could give it the state, once it has tried them all."""
+def _against_donor(ledger: Ledger, wrong: _Wrong) -> Against | None:
+    """Against the one donor, undecided, as those who accuse it may have agreed on that."""
     party = party_of(ledger)
-    givers = {party(node): node for node in reversed(wrong.holders) if party(node) != party(wrong.node)}
-    if not wrong.donors:
-        return Against((wrong.node,), tuple(sorted(givers.values())), undecided=True)
-    if givers.keys() - has_accused(ledger, wrong.node):
+    if len(set(map(party, wrong.donors))) != 1 or len(set(map(party, wrong.holders))) < CONVINCING:
         return None
-    if len(givers) >= CONVINCING:
-        return Against((wrong.node,), tuple(sorted(givers.values())))
-    return against_one(ledger, (wrong.node, *givers.values()))
+    against = accusers(ledger, wrong.donors[0])
+    return Against(wrong.donors[:1], against, undecided=True) if len(against) >= CONVINCING else None
+
+
+def _between_them(before: Ledger, ledger: Ledger, wrong: _Wrong) -> Against | None:
+    """Its word against that of all who could give it the state, once it has tried them all; against that of its donors, if it
+    says the same again, so that nobody is tried for ever. ``before``: the ledger without what it says now."""
+    party, node = party_of(ledger), wrong.node
+    holders = {party(holder): holder for holder in reversed(wrong.holders) if party(holder) != party(node)}
+    if not wrong.donors:
+        return Against((node,), tuple(sorted(holders.values())), undecided=True)
+    named = set(map(party, wrong.donors))
+    if named <= has_accused(before, node) if len(named) == 1 else has_mixed(before, node):
+        return replace(against_one(ledger, (node, *wrong.donors)), undecided=True)
+    if holders.keys() - has_accused(ledger, node):
+        return None
+    if len(holders) >= CONVINCING:
+        return Against((node,), tuple(sorted(holders.values())))
+    return against_one(ledger, (node, *holders.values()))

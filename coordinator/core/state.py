@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from dtfm.coordinator.config.run_file import RunFile
 from dtfm.coordinator.core.timeouts import HEARTBEAT_LEASES, PATIENCE_LEASES
 from dtfm.coordinator.core.trust.audits import Audit, Auditing, Passed
+from dtfm.coordinator.core.trust.givers import Givers
 from dtfm.coordinator.log.events import Codecs, Link, SnapshotPart, Way
 from dtfm.coordinator.log.ledger import Ledger
 from dtfm.protos import control_pb2 as wire
@@ -67,7 +68,7 @@ class Session:
     dial it. ``to_measure``: by node, how often it was asked to measure its links to that one and has not answered. ``told``: the
     ways and holders that it was last told (ways.py). ``prepared``: what it would train, while it is JOINED
     and nobody is believed yet who says what the run is. ``origin``: from where it came (candidates.origin_of); empty: not known,
-    or the coordinator's own machine."""
+    or the coordinator's own machine. ``copies_from``: who was named to it to copy from, as a standby of the same layers."""
 
     node: str
     stream: int
@@ -87,6 +88,7 @@ class Session:
     told: tuple[tuple[tuple[str, str], ...], tuple[str, ...]] = ((), ())
     prepared: wire.Prepared | None = None
     origin: str = ""
+    copies_from: Givers = ()
 
     @property
     def process(self) -> str:
@@ -244,7 +246,7 @@ class Gathering:
 class Switching:
     """A plan is adopted. ``awaiting`` are the nodes that do not hold their state yet. By node, ``progress`` is what the others
     have of the next step, and ``codecs`` what they send. ``states``: what they and others hold. ``damaged``: what nodes say is
-    wrong with the checkpoint that all read."""
+    wrong with the checkpoint that all read. ``givers``: who was named to each node to have the state."""
 
     awaiting: frozenset[str]
     deadline: float
@@ -252,6 +254,7 @@ class Switching:
     codecs: Mapping[str, Codecs] = field(default_factory=dict)
     states: States = field(default_factory=dict)
     damaged: Mapping[str, str] = field(default_factory=dict)
+    givers: Mapping[str, Givers] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

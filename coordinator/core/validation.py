@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from ipaddress import ip_address
 from typing import Any
@@ -351,10 +351,13 @@ def check_digest(digest: bytes, field: str = "state_digest") -> None:
 
 
 def check_states(
-    states: Collection[wire.BucketState], buckets: int, nodes: Collection[str], due: Collection[int] = ()
+    states: Collection[wire.BucketState],
+    buckets: int,
+    givers: Callable[[int], Collection[str]] = lambda _: (),
+    due: Collection[int] = (),
 ) -> dict[int, StateTold]:
-    """What a node says of the state that it holds, by bucket. Donors that are none of the ``nodes`` are left out. Raises Refused
-    for buckets that do not exist or come twice, or if one that is ``due`` is missing."""
+    """What a node says of the state that it holds, by bucket. Donors that are none of the bucket's ``givers`` are left out.
+    Raises Refused for buckets that do not exist or come twice, or if one that is ``due`` is missing."""
     if len({state.bucket for state in states}) < len(states):
         raise malformed("states", len(states), "of different buckets")
     told: dict[int, StateTold] = {}
@@ -362,7 +365,7 @@ def check_states(
         if state.bucket >= buckets:
             raise malformed("states.bucket", state.bucket, f"below {buckets}")
         check_digest(state.digest, "states.digest")
-        donors = sorted({name for name in state.donors[:MOST_DONORS] if name in nodes})
+        donors = sorted(set(state.donors[:MOST_DONORS]).intersection(givers(state.bucket)))
         told[state.bucket] = StateTold(state.digest.hex(), tuple(donors))
     if missing := set(due) - told.keys():
         raise malformed("states", f"nothing of bucket {min(missing)}", "the digest of every bucket of its stage")

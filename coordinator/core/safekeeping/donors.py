@@ -6,13 +6,13 @@ from collections.abc import Sequence
 
 from dtfm.coordinator.core.safekeeping.availability import standbys_of
 from dtfm.coordinator.core.state import State, Switching
-from dtfm.coordinator.core.trust.donations import believed_donors
+from dtfm.coordinator.core.trust.givers import believed
 
 MOST_DONORS = 8
 """The number of donors that a standby is named for each layer: those with the fastest links to it."""
 
 
-def fastest_donors(state: State, node: str, holders: Sequence[str]) -> Sequence[str]:
+def fastest_donors(state: State, node: str, holders: Sequence[str]) -> tuple[str, ...]:
     """Of a layer's ``holders``, without ``node`` itself and those that it should not believe: those with the fastest links to it,
     the fastest first."""
 
@@ -20,8 +20,8 @@ def fastest_donors(state: State, node: str, holders: Sequence[str]) -> Sequence[
         link = state.ledger.links.get(donor, {}).get(node)
         return link.bandwidth if link is not None else 0.0
 
-    others = [holder for holder in believed_donors(state.ledger, node, holders) if holder != node]
-    return sorted(others, key=lambda donor: (-bandwidth(donor), donor))[:MOST_DONORS]
+    others = [holder for holder in believed(state.ledger, node, holders) if holder != node]
+    return tuple(sorted(others, key=lambda donor: (-bandwidth(donor), donor))[:MOST_DONORS])
 
 
 def donors_at_work(state: State) -> frozenset[str]:

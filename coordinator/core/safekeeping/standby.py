@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import zip_longest
 
 from dtfm.coordinator.core.messages import peer_message
 from dtfm.coordinator.core.safekeeping.availability import (
@@ -20,6 +21,7 @@ from dtfm.coordinator.core.safekeeping.machines import machines, machines_of
 from dtfm.coordinator.core.state import Arrangement, Layers, Session, Standby, State, Stepping
 from dtfm.coordinator.core.timeouts import COMMIT_WAIT_LEASES
 from dtfm.coordinator.core.transition import Transition
+from dtfm.coordinator.core.trust.givers import Givers
 from dtfm.coordinator.core.validation import shorten
 from dtfm.coordinator.log import events as ev
 from dtfm.protos import control_pb2 as wire
@@ -64,8 +66,10 @@ def arrange(transition: Transition) -> None:
             same = before if before is not None and before.layers == layers else None
             caught_up_before = same is not None and (same.caught_up is not None or same.caught_up_before)
             standby = Standby(number, ledger.generation, layers, caught_up_before=caught_up_before)
-            transition.set_session(replace(session, standby=standby))
-            transition.send([node], wire.CoordinatorMessage(standby=_request(state, node, number, layers)))
+            named = _named(state, node, layers)
+            may_have = _both(named, session.copies_from) if same is not None else named
+            transition.set_session(replace(session, standby=standby, copies_from=may_have))
+            transition.send([node], wire.CoordinatorMessage(standby=_request(state, number, layers, named)))
 
 
 def reported(transition: Transition, session: Session, report: wire.StandbyProgress) -> None:
@@ -335,9 +339,21 @@ def _can_follow(state: State, holders: Sequence[tuple[str, ...]], node: str, lay
     return True
 
 
-def _request(state: State, node: str, number: int, layers: Layers) -> wire.Standby:
-    members, holders = state.ledger.members, state.ledger.holders
-    donors = [fastest_donors(state, node, holders[layer]) if layer >= layers[0] else () for layer in range(layers[1])]
+def _named(state: State, node: str, layers: Layers) -> Givers:
+    """From whom a standby of the layers is to copy them."""
+    holders = state.ledger.holders
+    return tuple(
+        fastest_donors(state, node, holders[layer]) if layer >= layers[0] else () for layer in range(layers[1])
+    )
+
+
+def _both(named: Givers, before: Givers) -> Givers:
+    """What it has copied from those named before it keeps, if one of those named now goes on with it."""
+    return tuple(tuple(sorted({*now, *then})) for now, then in zip_longest(named, before, fillvalue=()))
+
+
+def _request(state: State, number: int, layers: Layers, donors: Givers) -> wire.Standby:
+    members = state.ledger.members
     return wire.Standby(
         number=number,
         first_layer=layers[0],

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from dtfm.coordinator.core.messages import plan_message
 from dtfm.coordinator.core.state import Stepping, Switching
+from dtfm.coordinator.core.trust.givers import givers
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.charges import Charge
 from dtfm.coordinator.log.ledger import apply
+from dtfm.coordinator.log.standing import Standing, earned
 from dtfm.protos import control_pb2 as wire
 from dtfm.scheduler.model.plan import Plan, Stage, from_routes
 from tests.coordinator.answers import DIGEST, states_of
-from tests.coordinator.script import LAYERS, World, fresh_state, refusal_of
+from tests.coordinator.script import LAYERS, LONG, World, fresh_state, refusal_of
 
 WRONG = b"another state, with one bit flipped"
 
@@ -27,16 +30,22 @@ def replicas(ids: Iterable[str]) -> Plan:
     return from_routes(0, [Stage((0, LAYERS), tuple(names), ())], [share for share in shares if share[1]])
 
 
-def handing_over(old: Iterable[str], new: Iterable[str]) -> World:
-    """The ``new`` nodes are to get their state from the ``old`` ones, after step 1."""
+def handing_over(old: Iterable[str], new: Iterable[str], steps: int = 1, **changes: dict[str, Any]) -> World:
+    """The ``new`` nodes are to get their state from the ``old`` ones, after so many steps."""
     names = list(old)
-    world = World(fresh_state(cluster={"nodes": len(names), "stages": 1}, train={"steps": 9}), planner=replicas)
+    changes = {**LONG, "cluster": {"nodes": len(names), "stages": 1}, **changes}
+    world = World(fresh_state(**changes), planner=replicas)
+    for node in (*names, *new):
+        world.belong_together(node, key=f"key of {node}")
     world.join(*names)
     world.settle()
+    for _ in range(steps - 1):
+        world.step()
     world.join(*new)
     world.step()
+    if not world.last_to(names[0], "commit").pause:
+        world.step()  # newcomers were to copy the state before that
     world.apply()
-    assert world.state.ledger.step == 1
     assert isinstance(world.state.phase, Switching)
     return world
 
@@ -92,7 +101,7 @@ def test_of_whom_two_say_that_it_handed_out_wrong_state_is_quarantined() -> None
         say(world, node)
     say(world, "c", WRONG, ["a"])
     say(world, "d", WRONG, ["a"])
-    assert quarantined(world) == [("a", Charge.STATE, False)]
+    assert quarantined(world) == [("a", Charge.STATE, True)], "they may have agreed on it"
     assert world.plan_in_force.nodes == ("b", "c", "d")
     assert world.donors_to("c") == [["b"]] * LAYERS
 
@@ -126,13 +135,106 @@ def test_word_against_word_the_newcomer_goes_and_may_come_back() -> None:
     assert quarantined(world) == [("c", Charge.DIGEST, True)]
 
 
-@pytest.mark.parametrize("donors", [[], ["nobody"]])
-def test_wrong_state_that_nobody_gave_is_the_node_s_own_fault(donors: list[str]) -> None:
+@pytest.mark.parametrize("donors", [[], ["nobody"], ["c"], ["d"]])
+def test_wrong_state_that_nobody_gave_who_was_named_for_it_is_the_node_s_own_fault(donors: list[str]) -> None:
+    world = handing_over("ab", "cd")
+    for node in "ab":
+        say(world, node)
+    say(world, "d", donors=["a"])
+    say(world, "c", WRONG, donors)
+    assert quarantined(world) == [("c", Charge.DIGEST, True)]
+
+
+def test_a_donor_that_has_left_since_it_was_named_is_still_believed_to_have_given_it() -> None:
+    world = handed_on()
+    world.lose("a")
+    say(world, "c", WRONG, ["a"])
+    assert [event.donors for event in world.events(ev.StateRefused)] == [("a",)]
+    assert quarantined(world) == []
+
+
+def test_who_names_the_same_donor_again_has_tried_enough() -> None:
+    world = handing_over("ab", "c")
+    for _ in range(2):
+        for node in "ab":
+            say(world, node)
+        say(world, "c", WRONG, ["a"])
+    assert quarantined(world) == [("c", Charge.DIGEST, True)]
+
+
+def test_a_node_refuses_one_bucket_at_a_time_whatever_it_says_of_the_others() -> None:
+    world = handing_over("abd", "c")
+    for node in "abd":
+        say(world, node)
+    given = [["a", "b"], ["a", "d"], ["b"], ["d"]]
+    states = [wire.BucketState(bucket=bucket, digest=WRONG, donors=donors) for bucket, donors in enumerate(given)]
+    world.plan_ready("c", states=states)
+    assert [event.donors for event in world.events(ev.StateRefused)] == [("b",)], "the first that says which one it was"
+
+
+def test_two_newcomers_have_at_most_one_member_suspended() -> None:
+    world = handing_over("abcd", ["k1", "k2"])
+    targets = iter("abcd")
+    while isinstance(world.state.phase, Switching) and {"k1", "k2"} & set(world.plan_in_force.nodes):
+        target = next(targets)
+        for node in "abcd":
+            if node in world.plan_in_force.nodes:
+                say(world, node)
+        for node in ("k1", "k2"):
+            say(world, node, WRONG, [target])
+    assert quarantined(world)[0] == ("a", Charge.STATE, True)
+    assert {node for node, *_ in quarantined(world)} == {"a", "k1", "k2"}
+
+
+def test_newcomers_are_not_heard_against_who_has_earned_more() -> None:
+    world = handing_over("abd", ["k1", "k2"], trust={"mode": "open", "audit_rate": 1.0}, steps=5)
+    assert earned(world.state.ledger, "a").standing is Standing.PROVEN
+    for node in "abd":
+        say(world, node)
+    for node in ("k1", "k2"):
+        say(world, node, WRONG, ["a"])
+    assert quarantined(world) == []
+    assert world.donors_to("k1") == [["b", "d"]] * LAYERS
+
+
+def broken_off() -> World:
+    """c has wrong state that it got partly from a and partly from b."""
     world = handing_over("ab", "c")
     for node in "ab":
         say(world, node)
-    say(world, "c", WRONG, donors)
-    assert quarantined(world) == [("c", Charge.DIGEST, True)]
+    say(world, "c", WRONG, ["a", "b"])
+    return world
+
+
+def test_of_whom_a_donor_broke_off_is_not_accused_and_says_next_time_which_it_was() -> None:
+    world = broken_off()
+    assert quarantined(world) == []
+    [one] = {tuple(names) for names in world.donors_to("c")}
+    assert len(one) == 1, "it is named one alone"
+    for node in "ab":
+        say(world, node)
+    say(world, "c", WRONG, one)
+    assert quarantined(world) == []
+    [other] = {tuple(names) for names in world.donors_to("c")}
+    assert {*one, *other} == {"a", "b"}
+    for node in "ab":
+        say(world, node)
+    say(world, "c", donors=other)
+    assert isinstance(world.state.phase, Stepping)
+
+
+def test_whom_it_has_accused_alone_it_is_not_named_again_where_there_is_another() -> None:
+    ledger = replace(broken_off().state.ledger, refused=(("c", ("a", "b")), ("c", ("a",))))
+    for generation in (5, 6):
+        assert set(givers(replace(ledger, generation=generation), ["c"])["c"]) == {("b",)}
+
+
+def test_who_is_named_one_donor_alone_is_named_another_when_that_one_gives_nothing() -> None:
+    world = broken_off()
+    [one] = {tuple(names) for names in world.donors_to("c")}
+    world.fail_plan("c", f"bucket 0 could not be fetched: {one[0]} ended after 1 of 4 bytes")
+    [other] = {tuple(names) for names in world.donors_to("c")}
+    assert {*one, *other} == {"a", "b"}
 
 
 def test_those_who_trained_the_state_are_settled_by_majority() -> None:
