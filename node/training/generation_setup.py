@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -65,6 +65,8 @@ def set_up(
     if bound is not None and earlier is not None and stage is not earlier.stage:
         bound = ContributionBound(bound)
     inherited = Inherited(progress, earlier.codecs if earlier is not None else None, bound)
+    if earlier is not None and stage is earlier.stage:
+        inherited = replace(inherited, watch=earlier.watch, alignment=earlier.reducer.alignment)
     near = assignment.plan.stages[max(0, placement.stage - 1) : placement.stage + 2]
     names = placement.peers.union(*(each.replicas for each in near))
     around = [peer for peer in assignment.peers if peer.node in names]

@@ -101,12 +101,13 @@ class Compute:
 
 @dataclass(frozen=True, slots=True)
 class Neighbours:
-    """How tensors come from the neighbouring stages and go to them. ``came`` is called with each that is trained on, before it
-    is used."""
+    """How tensors come from the neighbouring stages and go to them. Before one that is trained on is used, ``came`` is called
+    with it, and ``decoded`` with what it was decoded to, in the shape of the stage's input or output."""
 
     queue: TopicQueue[Topic, Arrival]
     send: Send
     came: Callable[[Arrival], None] = lambda _: None
+    decoded: Callable[[Arrival, torch.Tensor], None] = lambda *_: None
 
 
 def train_step(
@@ -190,11 +191,13 @@ class _TrainingStep:
         self._neighbours.came(arrival)
         with span(Activity.DECODE, self._progress.step, number):
             flat = self._compute.decode(arrival)
+        tensor = flat.view(self._compute.input_shape if kind is Kind.ACTIVATION else self._compute.output_shape)
+        self._neighbours.decoded(arrival, tensor)
         if kind is Kind.ACTIVATION:
-            self._progress.inputs[number] = flat.view(self._compute.input_shape).requires_grad_()
+            self._progress.inputs[number] = tensor.requires_grad_()
             self._waiting[number] = None
         else:
-            self._progress.gradients[number] = flat.view(self._compute.output_shape)
+            self._progress.gradients[number] = tensor
 
     def _forward(self, number: int) -> None:
         placement, progress, compute = self._placement, self._progress, self._compute

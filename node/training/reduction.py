@@ -27,7 +27,9 @@ from dtfm.node.host.trace import Activity, span
 from dtfm.node.model.bucket import BucketSpec
 from dtfm.node.model.pieces import pieces
 from dtfm.node.model.placement import Group, Placement
+from dtfm.node.training.alignment import Alignment
 from dtfm.node.training.contribution_bound import Clipped, ContributionBound
+from dtfm.node.training.usual import Unusual
 from dtfm.node.transport.receiver import Arrival
 from dtfm.node.transport.sender import What
 from dtfm.node.transport.topic_queue import Closed, TopicQueue
@@ -79,9 +81,9 @@ class _Bucket:
     def summable(self, piece: int) -> bool:
         return self.final and piece in self.missing and len(self.addends.get(piece, ())) == len(self.members) - 1
 
-    def add_up(self, number: int, bound: ContributionBound | None) -> None:
-        """Replaces an owned piece by the sum of all members', held within the ``bound``. What comes before this node's in the
-        group's order is added up in the memory of the first addend."""
+    def add_up(self, number: int, bound: ContributionBound | None, alignment: Alignment | None) -> None:
+        """Replaces an owned piece by the sum of all members', held within the ``bound``; ``alignment`` looks at them. What comes
+        before this node's in the group's order is added up in the memory of the first addend."""
         own, arrivals = self.piece(number), self.addends[number]
         addends: Iterable[torch.Tensor] = (
             own if rank == self.rank else _decoded(arrivals[rank], own.device) for rank in range(len(self.members))
@@ -89,6 +91,8 @@ class _Bucket:
         if bound is not None:  # it compares them, so that all are decoded at once
             addends = list(addends)
             bound.hold(self.index, self.group, self.rank, addends)
+            if alignment is not None:
+                alignment.look(self.index, self.group, self.rank, addends)
         total = own
         for rank, addend in enumerate(addends):
             if rank == 0:
@@ -109,7 +113,7 @@ class Reducer:
 
     ``queue`` takes, by step, `Final` for each bucket and the tensors that peers send. ``came`` is called with each tensor
     before it is used, ``let_go`` when it is used up. ``carried`` are the residuals to begin with. ``bound`` limits what other
-    members add; None: nothing does.
+    members add; None: nothing does. With it, ``alignment`` may watch what they add.
     """
 
     def __init__(
@@ -120,9 +124,11 @@ class Reducer:
         carried: Residuals | None = None,
         bound: ContributionBound | None = None,
         came: Callable[[Arrival], None] = lambda _: None,
+        alignment: Alignment | None = None,
     ) -> None:
         self.placement = placement
         self.bound = bound
+        self.alignment = alignment
         self.queue: TopicQueue[int, Arrival | Final] = TopicQueue()
         self.carried: Residuals = carried or {}
         """Residuals of the committed steps."""
@@ -150,6 +156,8 @@ class Reducer:
         """
         if self.bound is not None:
             self.bound.begin()
+        if self.alignment is not None:
+            self.alignment.begin()
         self.left_out = _Reduction(self, step, gradients, codec, keep).run()
 
     @property
@@ -157,11 +165,18 @@ class Reducer:
         """By member, what was clipped in the step last reduced."""
         return self.bound.clipped if self.bound is not None else {}
 
+    @property
+    def unusual(self) -> list[Unusual]:
+        """What members added in the step last reduced that is."""
+        return self.alignment.unusual(self.clipped) if self.alignment is not None else []
+
     def commit(self, step: int) -> None:
         """``step``, the one last reduced, is committed. An aborted step leaves no residuals."""
         self.carried = self.left_out
         if self.bound is not None:
             self.bound.commit()
+        if self.alignment is not None:
+            self.alignment.commit()
         self.queue.forget(step)
 
     def close(self) -> None:
@@ -247,7 +262,7 @@ class _Reduction:
 
     def _add_up(self, bucket: _Bucket, number: int) -> None:
         with span(Activity.REDUCE, self._step, bucket.index):
-            bucket.add_up(number, self._reducer.bound)
+            bucket.add_up(number, self._reducer.bound, self._reducer.alignment)
         bucket.missing.discard(number)
         for addend in bucket.addends.pop(number).values():
             self._reducer.let_go(addend)

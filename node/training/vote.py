@@ -33,4 +33,8 @@ def vote_on(generation: Generation, step: int, outcome: Outcome, squared_norm: f
         received=received,
         losses=outcome.losses if commitments is not None else (),
         kept=commitments is not None and generation.progress.keeps_all,
+        unusual=[
+            StepReady.Unusual(node=each.node, kind=each.kind, index=each.index, deviations=each.deviations)
+            for each in generation.unusual()
+        ],
     )

@@ -67,6 +67,16 @@ def test_who_makes_wrong_sums_is_found_once_one_of_them_is_drawn(tmp_path: Path)
         assert len(cluster.losses) == STEPS
 
 
+@pytest.mark.parametrize("twist", ["sends_zeros", "repeats"])
+def test_what_is_unusual_is_done_again_at_once_though_next_to_nothing_is_drawn(tmp_path: Path, twist: str) -> None:
+    """The receiver notices zeros; digests show that the same bytes were sent twice."""
+    with audited(tmp_path, twist, [3, 1], ("a", "b", "c", LIAR), rate=1e-9) as cluster:
+        the_liar_goes(cluster, "AUDIT")
+        (found,) = (audit for audit in cluster.of("work_audited") if not audit["clean"])
+        assert (found["node"], found["step"], found["why"]) == (LIAR, 1, "unusual")
+        assert bool(found["raised_by"]) == (twist == "sends_zeros")
+
+
 @pytest.mark.parametrize(
     ("twist", "stages", "honest"),
     [

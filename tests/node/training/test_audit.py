@@ -220,8 +220,8 @@ def test_what_an_owner_makes_of_the_addends_is_compared_too(
     with trained(compression=compression) as nodes:
         liar, add_up = nodes.generations["n2"], _Bucket.add_up
 
-        def twice(self: _Bucket, number: int, bound: Any) -> None:
-            add_up(self, number, bound)
+        def twice(self: _Bucket, number: int, *rest: Any) -> None:
+            add_up(self, number, *rest)
             if any(bucket.gradients is self.gradients for bucket in liar.stage.buckets.values()):
                 self.piece(number).mul_(2)
 
