@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from dtfm.coordinator.core.charging import quarantine
-from dtfm.coordinator.core.ending import fail, finish
+from dtfm.coordinator.core.ending import fail, fail_or_suspend, finish
 from dtfm.coordinator.core.messages import assignments
 from dtfm.coordinator.core.safekeeping import snapshot, standby
 from dtfm.coordinator.core.safekeeping.availability import Kind, ResumePoint, availability
@@ -18,7 +18,15 @@ from dtfm.coordinator.core.state import ATTEMPTS, Gathering, Pausing, PlanChosen
 from dtfm.coordinator.core.transition import AnswerPlanNow, Transition
 from dtfm.coordinator.core.trust.givers import givers, only_givers
 from dtfm.coordinator.core.trust.standing import is_alone, party_of, weakest
-from dtfm.coordinator.core.trust.verdict import Against, OfTheRun, Unsettled, blame, blame_for_waiting, times_suspected
+from dtfm.coordinator.core.trust.verdict import (
+    Against,
+    OfTheRun,
+    Unsettled,
+    blame,
+    blame_for_waiting,
+    named_twice,
+    times_suspected,
+)
 from dtfm.coordinator.core.validation import check_lost, name_some, shorten
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.charges import Charge
@@ -120,8 +128,13 @@ def plan_failed(
     ledger = transition.state.ledger
     match blame(ledger, ledger.plan_failures):
         case OfTheRun():
-            fail(transition, f"{ATTEMPTS} plans in a row could not start; the last because of {node}: {problem}")
-            return
+            reason = f"{ATTEMPTS} plans in a row could not start; the last because of {node}: {problem}"
+            if is_alone(ledger):
+                fail(transition, reason)
+            else:
+                fail_or_suspend(transition, named_twice(ledger, ledger.plan_failures), Charge.PLAN_FAILED, reason)
+            if transition.state.stopped:
+                return
         case Against() as verdict:
             reason = f"{ATTEMPTS} plans in a row could not start because of it alone; the last: {problem}"
             quarantine(transition, verdict, Charge.PLAN_FAILED, reason)

@@ -253,7 +253,9 @@ def _wait(transition: Transition, phase: Gathering, reason: WaitReason, sentence
         phase = replace(phase, waiting=transition.now)
     if quarantined := transition.state.ledger.quarantined.values():
         names = name_some(why.node for why in quarantined)
+        *_, last = quarantined
         sentence = f"{sentence}; quarantined: {names} (`dtfm-coordinator forgive NODE` lets one come back)"
+        sentence = f"{sentence}; the last for {last.charge}: {last.reason}"
     if phase.said != sentence:
         transition.emit(ev.Waiting(f"{phase.reason}: {sentence}" if phase.reason else sentence))
         phase = replace(phase, said=sentence)

@@ -7,14 +7,13 @@ with pause; Stepping -> Switching by an abort; Stepping -> Gathering when a node
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from dtfm.coordinator.core import drift, post_commit, same_state, showing
 from dtfm.coordinator.core.auditing import conduct
 from dtfm.coordinator.core.charging import quarantine
-from dtfm.coordinator.core.ending import fail
+from dtfm.coordinator.core.ending import fail, fail_or_suspend
 from dtfm.coordinator.core.exclusion import NAN_ADVICE, found, try_without_another
 from dtfm.coordinator.core.messages import beginnings
 from dtfm.coordinator.core.plan_adoption import again, back_before, plan_failed, regroup
@@ -25,7 +24,7 @@ from dtfm.coordinator.core.timeouts import step_patience
 from dtfm.coordinator.core.transition import Transition
 from dtfm.coordinator.core.trust.agreement import contradiction
 from dtfm.coordinator.core.trust.stalls import stalled
-from dtfm.coordinator.core.trust.standing import is_alone, party_of, weakest
+from dtfm.coordinator.core.trust.standing import is_alone, weakest
 from dtfm.coordinator.core.trust.verdict import (
     Against,
     OfTheLink,
@@ -34,6 +33,7 @@ from dtfm.coordinator.core.trust.verdict import (
     blame,
     blame_for_losses,
     blame_for_waiting,
+    named_twice,
     times_suspected,
 )
 from dtfm.coordinator.core.validation import check_codecs, check_progress, check_vote, is_finite, name_some, shorten
@@ -42,6 +42,10 @@ from dtfm.coordinator.log.charges import Charge
 from dtfm.coordinator.log.ledger import NODE_LEFT, OVERDUE, PEER_LOST, SETTLED, Ledger
 from dtfm.protos import control_pb2 as wire
 from dtfm.scheduler.model.plan import Plan
+
+MEMORY_ADVICE = ". Lower train.micro_batch, or add nodes"
+
+_NO_MEMORY = wire.StepProblem.Name(wire.OUT_OF_MEMORY)
 
 MOST_TIMES = 1e9
 """The log says of clipped gradients that they were at most so many times over the bound."""
@@ -316,10 +320,17 @@ def _abort(transition: Transition, problem: wire.StepProblem, node: str, sentenc
     reason = f"step {phase.step}: {name} on {node}: {sentence}"
     _send_abort(transition, phase.step, reason)
     advice = _advice(problem)
-    failures, also = transition.state.ledger.failures, transition.state.also
+    failures = _unsettled(ledger, transition.state.ledger.failures)
+    also = _unsettled(ledger, transition.state.also)
+    lacking = _lack_memory(ledger, (*failures, *also))
     match blame(transition.state.ledger, [who for who, _ in failures], [who for who, _ in also]):
-        case OfTheRun() if is_alone(ledger) or _lack_memory(ledger, (*failures, *also)):
+        case OfTheRun() if is_alone(ledger):
             fail(transition, f"{ATTEMPTS} attempts in a row failed at {reason}{advice}")
+        case OfTheRun() if len(lacking) >= 2:  # it is no use to try without one of them
+            why = f"{ATTEMPTS} attempts in a row failed at {reason}{MEMORY_ADVICE}"
+            fail_or_suspend(transition, lacking, Charge.OUT_OF_MEMORY, why)
+            if not transition.state.stopped:
+                regroup(transition, reason)
         case OfTheRun():
             try_without_another(transition, f"{ATTEMPTS} attempts in a row failed at {reason}{advice}")
         case Against() as verdict:
@@ -383,12 +394,15 @@ def _known(problem: wire.StepProblem) -> wire.StepProblem:
     return problem if problem in wire.StepProblem.values() and problem else wire.INTERNAL
 
 
-def _lack_memory(ledger: Ledger, reports: Collection[tuple[str, str]]) -> bool:
-    """Whether two parties have each said twice that their memory is too small: then it is no use to try without one of them."""
-    party, name = party_of(ledger), wire.StepProblem.Name(wire.OUT_OF_MEMORY)
-    return (
-        sum(times >= 2 for times in Counter(party(node) for node, problem in reports if problem == name).values()) >= 2
-    )
+def _unsettled(ledger: Ledger, reports: Collection[tuple[str, str]]) -> list[tuple[str, str]]:
+    """The reports, but those for which strangers have been suspended: what they lack, others may have."""
+    settled = {node for node, problem in reports if problem == _NO_MEMORY and ledger.quarantine_of(node) is not None}
+    return [(node, problem) for node, problem in reports if not ledger.is_open or node not in settled]
+
+
+def _lack_memory(ledger: Ledger, reports: Collection[tuple[str, str]]) -> tuple[str, ...]:
+    """Of each party that has said twice that its memory is too small, a name."""
+    return named_twice(ledger, [node for node, problem in reports if problem == _NO_MEMORY])
 
 
 def _due_samples(transition: Transition, plan: Plan, node: str) -> int:
@@ -438,6 +452,6 @@ def _advice(problem: wire.StepProblem) -> str:
         case wire.NON_FINITE:
             return NAN_ADVICE
         case wire.OUT_OF_MEMORY:
-            return ". Lower train.micro_batch, or add nodes"
+            return MEMORY_ADVICE
         case _:
             return ""

@@ -471,6 +471,7 @@ def _quarantined(ledger: Ledger, event: ev.NodeQuarantined) -> Ledger:
         held=tuple(tuple(who for who in layer if who[0] not in names) for layer in ledger.held),
         quarantined=quarantined,
         waited_for=(),
+        plan_failures=tuple(node for node in ledger.plan_failures if not ledger.is_open or node not in names),
         **anew,
     )
 

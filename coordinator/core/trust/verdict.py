@@ -116,11 +116,19 @@ def blame(ledger: Ledger, reports: Sequence[str], also: Collection[str] = ()) ->
         return Unsettled()
     if is_alone(ledger):
         return OfTheRun()
-    party = party_of(ledger)
-    said = Counter(party(node) for node in (*reports, *also))
-    if sum(times >= 2 for times in said.values()) >= 2:
+    if len(named_twice(ledger, (*reports, *also))) >= 2:
         return OfTheRun()
-    return Against((reports[-1],)) if said[party(reports[-1])] >= ATTEMPTS else Unsettled()
+    party = party_of(ledger)
+    times = sum(party(node) == party(reports[-1]) for node in (*reports, *also))
+    return Against((reports[-1],)) if times >= ATTEMPTS else Unsettled()
+
+
+def named_twice(ledger: Ledger, reports: Collection[str]) -> tuple[str, ...]:
+    """Of each party that the reports name more than once, a name, in order."""
+    party = party_of(ledger)
+    said = Counter(map(party, reports))
+    names = {party(node): node for node in sorted(reports, reverse=True)}
+    return tuple(sorted(names[who] for who, times in said.items() if times >= 2))
 
 
 def blame_for_losses(ledger: Ledger) -> Against | OfTheLink | Unsettled:

@@ -354,6 +354,53 @@ def test_only_if_two_parties_lack_memory_the_run_ends_for_that() -> None:
     assert "Lower train.micro_batch" in world.events(ev.RunFailed)[-1].reason
 
 
+def test_two_strangers_who_lack_memory_are_suspended_and_the_others_go_on() -> None:
+    world = of_strangers(*"abcdkl")
+    fail_in_turn(world, *[("k", wire.OUT_OF_MEMORY), ("l", wire.OUT_OF_MEMORY)] * 2)
+    assert verdicts(world) == [("k", Charge.OUT_OF_MEMORY, True), ("l", Charge.OUT_OF_MEMORY, True)]
+    goes_on_without(world, "k", "l")
+
+
+def test_what_two_said_before_they_were_suspended_for_it_counts_against_nobody_else() -> None:
+    world = of_strangers(*"abcdkl")
+    fail_in_turn(world, *[("k", wire.OUT_OF_MEMORY), ("l", wire.OUT_OF_MEMORY)] * 2)
+    world.settle()
+    fail_in_turn(world, ("a", wire.OUT_OF_MEMORY), ("a", wire.OUT_OF_MEMORY))
+    assert world.state.ledger.benched == ()
+    goes_on_without(world, "k", "l")
+
+
+def test_two_strangers_who_cannot_take_their_parts_are_suspended_and_the_others_go_on() -> None:
+    world = of_strangers(*"abcdkl", stages=1)
+    world.step()
+    world.fail_step("a", wire.INTERNAL)
+    for node in "klkl":
+        world.fail_plan(node)
+    assert verdicts(world) == [("k", Charge.PLAN_FAILED, True), ("l", Charge.PLAN_FAILED, True)]
+    assert world.state.ledger.plan_failures == ()
+    goes_on_without(world, "k", "l")
+
+
+@pytest.mark.parametrize("fault", ["memory", "plans"])
+def test_where_it_is_too_much_for_all_strangers_the_run_waits_and_says_so(fault: str) -> None:
+    world = of_strangers(*"abcd", stages=1)
+    while world.state.ledger.ready:
+        if fault == "plans" and isinstance(world.state.phase, Stepping):
+            world.fail_step(world.plan_in_force.nodes[0], wire.INTERNAL)
+        elif fault == "memory" and isinstance(world.state.phase, Switching):
+            world.settle()
+        for node in world.plan_in_force.nodes[:2]:
+            if fault == "plans":
+                world.fail_plan(node, "no memory")
+            elif isinstance(world.state.phase, Stepping):
+                fail_in_turn(world, (node, wire.OUT_OF_MEMORY))
+    assert world.exit_code is None
+    assert {undecided for _, _, undecided in verdicts(world)[:2]} == {True}
+    said = world.events(ev.Waiting)[-1].reason
+    assert "0 of " in said
+    assert ("Lower train.micro_batch, or add nodes" if fault == "memory" else "no memory") in said
+
+
 def test_if_nobody_can_take_its_place_the_run_waits_and_says_for_whom() -> None:
     world = training("a", "b", **LONG)
     for _ in range(ATTEMPTS):
