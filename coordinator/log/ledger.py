@@ -44,6 +44,8 @@ CLEARED_BY = "the coordinator"
 
 _NO_TRIAL: dict[str, Any] = {"benched": (), "benched_for": "", "tried_without": (), "failed_without": ()}
 
+_NO_PLAN_FAILURES: dict[str, Any] = {"plan_failures": (), "losers": (), "damaged_by": ()}
+
 EXHAUSTED = 0.8
 """A connection limits its links if it carries less than this fraction of their sum."""
 
@@ -137,8 +139,9 @@ class Ledger:
     digests of the state in its snapshots (see StateAgreed), the last MOST_AGREED.
     Since the last commit: ``failures`` are the reports of a step that was at fault itself, each a node and the problem,
     ``peer_losses`` who lost whom, ``waited_for`` the suspects of each attempt that waited in vain, the last MOST_FAILURES. Who
-    leaves is in neither of these two. ``plan_failures`` are the nodes that could not take their part since a plan last started,
-    ``checkpoint_failures`` those because of which checkpoints failed since one was whole.
+    leaves is in neither of these two. Since a plan last started: ``plan_failures`` are the nodes that could not take their part,
+    ``losers`` those that have said once what state they have lost, ``damaged_by`` who said that the snapshot to go on from is
+    damaged. ``checkpoint_failures`` are the nodes because of which checkpoints failed since one was whole.
     ``invitations`` are by id, ``access`` by name. ``revoked``: names, the oldest first, and when they were
     revoked (seconds since 1970). They belong to nobody again: a connection that was opened before may outlive every certificate.
     ``quarantined`` are by key, or by name where a name alone is bound, the oldest first. ``worked``: by node, in how many
@@ -177,6 +180,8 @@ class Ledger:
     peer_losses: tuple[tuple[str, str], ...] = ()
     waited_for: tuple[frozenset[str], ...] = ()
     plan_failures: tuple[str, ...] = ()
+    losers: tuple[str, ...] = ()
+    damaged_by: tuple[str, ...] = ()
     checkpoint_failures: tuple[str, ...] = ()
     outcome: Outcome | None = None
     invitations: Mapping[str, Invited] = field(default_factory=dict)
@@ -266,9 +271,8 @@ def apply(ledger: Ledger, event: ev.Event) -> Ledger:
         case ev.RunResumed():
             outcome = ledger.outcome if ledger.outcome and ledger.outcome.completed else None
             fresh = replace(_emptied(ledger), run=event.run, outcome=outcome)
-            return replace(
-                fresh, failures=(), peer_losses=(), waited_for=(), plan_failures=(), checkpoint_failures=(), **_NO_TRIAL
-            )
+            fresh = replace(fresh, failures=(), peer_losses=(), waited_for=(), checkpoint_failures=())
+            return replace(fresh, **_NO_PLAN_FAILURES, **_NO_TRIAL)
         case ev.NodeJoined():
             member = Member(
                 event.address, event.device, event.incarnation, candidates=event.candidates, relay=event.relay
@@ -313,7 +317,7 @@ def apply(ledger: Ledger, event: ev.Event) -> Ledger:
             )
         case ev.PlanStarted():
             held = _held_by_plan(ledger)
-            return replace(ledger, held=held, plan_failures=(), codecs=event.codecs)
+            return replace(ledger, held=held, codecs=event.codecs, **_NO_PLAN_FAILURES)
         case ev.CodecsChosen():
             return replace(ledger, codecs={**ledger.codecs, event.node: event.codecs})
         case ev.PlanFailed():
@@ -321,11 +325,13 @@ def apply(ledger: Ledger, event: ev.Event) -> Ledger:
             checkpoints, ledger = ledger.checkpoints, _but_damaged(ledger, event)
             if ledger.checkpoints is not checkpoints:
                 return replace(ledger, plan_failures=())
-            # With other state held the next plan differs, so this failure does not count.
             if event.silent:
                 return _waited(ledger, event)
-            failures = (*ledger.plan_failures, event.node) if held == ledger.held else ledger.plan_failures
-            return replace(ledger, plan_failures=failures, held=held)
+            # With other state held the next plan differs, so the first such failure of a node does not count: it says all that it
+            # has lost at once.
+            if held != ledger.held and event.node not in ledger.losers:
+                return replace(ledger, losers=(*ledger.losers, event.node), held=held)
+            return replace(ledger, plan_failures=(*ledger.plan_failures, event.node), held=held)
         case ev.StepCommitted():
             seconds = ledger.step_seconds if event.resumed else event.seconds
             did = {node: ledger.worked[node] + 1 for node in event.compute_seconds if node in ledger.worked}
@@ -523,16 +529,27 @@ def _without(ledger: Ledger, node: str) -> Ledger:
 
 
 def _but_damaged(ledger: Ledger, failed: ev.PlanFailed) -> Ledger:
-    """Without the snapshot that is damaged. The first report alone does not condemn it: that node's own memory may be damaged.
-    One node alone does not condemn a checkpoint, which all read. The only one is not given up."""
-    if not failed.snapshot_damaged or not ledger.plan_failures:
+    """Without the snapshot that is damaged, once two parties have said so: the memory of the first may be damaged itself, or it
+    may lie. Where there is one party alone, it has to say so twice, and two of its nodes if it is a checkpoint, which all read.
+    The only checkpoint is not given up."""
+    if not failed.snapshot_damaged:
+        return ledger
+
+    def party(name: str) -> str:
+        return ledger.key_of(name) or name
+
+    said = {*ledger.damaged_by, failed.node}
+    is_alone = len(set(map(party, [*ledger.members, *said]))) == 1
+    several = is_alone or len(set(map(party, said))) > 1
+    before, ledger = ledger.damaged_by, replace(ledger, damaged_by=(*ledger.damaged_by, failed.node)[-MOST_FAILURES:])
+    if not before or not several:
         return ledger
     if ledger.on_disks is not None and ledger.on_disks.step == ledger.step:
-        return replace(ledger, on_disks=None)
+        return replace(ledger, on_disks=None, damaged_by=())
     others = {step: folder for step, folder in ledger.checkpoints.items() if step != ledger.step}
-    if ledger.state_is_held or not others or {failed.node}.issuperset(ledger.plan_failures):
+    if ledger.state_is_held or not others or len(said) == 1:
         return ledger
-    return replace(ledger, checkpoints=others)
+    return replace(ledger, checkpoints=others, damaged_by=())
 
 
 def _but_lost(ledger: Ledger, failed: ev.PlanFailed) -> tuple[tuple[tuple[str, str], ...], ...]:

@@ -109,9 +109,9 @@ def with_snapshot_in_halves() -> World:
     return world
 
 
-def plan_only_with(world: World, node: str) -> None:
-    """From now on the planner uses this node alone, and the run needs no other."""
-    world.planner = lambda ids: Plan(0, (Stage((0, LAYERS), (node,), (4,)),), ())
+def plan_only_with(world: World, *nodes: str) -> None:
+    """From now on the planner uses these one or two nodes alone, as replicas, and the run needs no others."""
+    world.planner = lambda ids: Plan(0, (Stage((0, LAYERS), nodes, (4 // len(nodes),) * len(nodes)),), ())
     world.state = replace(world.state, run=fresh_state(cluster={"nodes": 1, "stages": "auto"}).run)
 
 

@@ -84,6 +84,16 @@ def test_nodes_that_report_lost_state_one_after_the_other_do_not_end_the_run() -
     assert world.donors_to("a") == [["d"]] * 2 + [list("efgh")] * 2
 
 
+def test_who_loses_its_state_layer_by_layer_has_failed_each_time_but_the_first() -> None:
+    world = back_after_a_crash("a", "b", "c")
+    for layer in (0, 1):
+        world.fail_plan("a", "it is not here", lost=[layer])
+    assert world.state.ledger.plan_failures == ("a",)
+    world.settle()
+    assert world.state.ledger.losers == ()
+    assert world.refolded() == world.state.ledger
+
+
 @pytest.mark.parametrize("lost", [[4], [0, 0]])
 def test_an_impossible_list_of_lost_buckets_is_refused(lost: list[int]) -> None:
     world = back_after_a_crash("a", "b")

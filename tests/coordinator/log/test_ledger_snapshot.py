@@ -151,6 +151,8 @@ def test_a_change_of_the_ledgers_fields_needs_a_new_format() -> None:
         "peer_losses",
         "waited_for",
         "plan_failures",
+        "losers",
+        "damaged_by",
         "checkpoint_failures",
         "outcome",
         "invitations",

@@ -111,6 +111,46 @@ def test_a_snapshot_that_is_damaged_twice_is_not_tried_a_third_time() -> None:
     assert world.refolded() == world.state.ledger
 
 
+def test_one_party_alone_does_not_condemn_the_only_snapshot_on_disks() -> None:
+    world = with_snapshot()
+    world.join("c")
+    plan_only_with(world, "b")
+    world.lose("a")
+    world.fail_plan("b", snapshot_damaged=True)
+    plan_only_with(world, "b", "c")
+    world.fail_plan("b", snapshot_damaged=True)
+    assert world.last_to("c", "assignment").step == 3
+    world.fail_plan("c", snapshot_damaged=True)
+    assert world.last_to("c", "assignment").step == 0
+    assert world.refolded() == world.state.ledger
+
+
+def test_what_another_could_not_do_for_another_reason_condemns_no_snapshot() -> None:
+    world = with_snapshot()
+    world.join("c")
+    plan_only_with(world, "b", "c")
+    world.lose("a")
+    world.fail_plan("c", "b cannot be reached")
+    world.fail_plan("b", snapshot_damaged=True)
+    assert world.last_to("b", "assignment").step == 3
+
+
+def test_two_names_of_one_key_are_one_party_about_a_checkpoint() -> None:
+    world = training("a", "b", "c", "d", train={"steps": 10})
+    world.belong_together("a", "b")
+    for step in range(1, 5):
+        world.step()
+        if step % 2 == 0:
+            world.save()
+    for node in "cd":
+        world.lose(node)
+    world.join("e")
+    assert world.last_to("a", "assignment").step == 4
+    for node in "ab":
+        world.fail_plan(node, "another manifest", snapshot_damaged=True)
+    assert world.last_to("e", "assignment").step == 4
+
+
 def test_going_back_behind_a_snapshot_forgets_it() -> None:
     world = with_snapshot()
     world.now += PAUSE
