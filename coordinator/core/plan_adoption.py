@@ -102,52 +102,36 @@ def plan_failed(
     snapshot_damaged: bool = False,
     lost: Sequence[int] = (),
 ) -> None:
-    """A node could not take its part, or has not what it should give others. After ATTEMPTS in a row it is settled against it, or
-    the run fails, if others cannot either; the last attempt goes back to a snapshot then, if there is one. ``snapshot_damaged``
-    and ``lost`` as in the event."""
+    """A node could not take its part, or has not what it should give others. ``snapshot_damaged`` and ``lost``: as in the
+    event."""
     ledger, phase = transition.state.ledger, transition.state.phase
     if not isinstance(phase, Switching) or generation != ledger.generation:
         return
     if not _is_due(ledger, node, lost):
         transition.log(f"ignored that {node} cannot take its part in plan {generation}: it has none")
         return
-    problem = shorten(problem)
+    problems = {node: shorten(problem)}
     if lost:
-        check_lost(lost, len(transition.state.ledger.held))
+        check_lost(lost, len(ledger.held))
         session = transition.state.members.sessions[node]
         transition.set_session(replace(session, standby=None))  # its copy may be what was lost
-    problems = {node: problem}
     if snapshot_damaged and snapshot.source(transition.state).folder:
-        phase = replace(phase, damaged={**phase.damaged, node: problem})
+        phase = replace(phase, damaged={**phase.damaged, **problems})
         transition.enter(phase)
         if len(phase.damaged) < BELIEVED and phase.awaiting - phase.damaged.keys():
             return  # others read it too: whoever is the first to say so is not alone
         problems = dict(phase.damaged)
+    alone = () if lost or snapshot_damaged or is_alone(ledger) else only_givers(ledger, phase.givers, [node])
+    suspects = tuple(sorted({node, *alone})) if alone else ()
     for who, why in problems.items():
-        transition.emit(ev.PlanFailed(generation, who, why, snapshot_damaged, tuple(lost) if who == node else ()))
-    ledger = transition.state.ledger
-    match blame(ledger, ledger.plan_failures):
-        case OfTheRun():
-            reason = f"{ATTEMPTS} plans in a row could not start; the last because of {node}: {problem}"
-            if is_alone(ledger):
-                fail(transition, reason)
-            else:
-                fail_or_suspend(transition, named_twice(ledger, ledger.plan_failures), Charge.PLAN_FAILED, reason)
-            if transition.state.stopped:
-                return
-        case Against() as verdict:
-            reason = f"{ATTEMPTS} plans in a row could not start because of it alone; the last: {problem}"
-            quarantine(transition, verdict, Charge.PLAN_FAILED, reason)
-        case Unsettled():
-            newest = _newest_snapshot(transition.state)
-            several = is_alone(ledger) or len(set(map(party_of(ledger), ledger.plan_failures))) > 1
-            if several and len(ledger.plan_failures) == ATTEMPTS - 1 and newest.step and ledger.state_is_held:
-                _roll_back(
-                    transition,
-                    newest,
-                    "the nodes could not take up the state that they hold; the last attempt goes without it",
-                )
-    regroup(transition, f"{node} could not take its part")
+        its_loss = tuple(lost) if who == node else ()
+        transition.emit(ev.PlanFailed(generation, who, why, snapshot_damaged, its_loss, suspects=suspects))
+    if suspects:
+        _settle_between(transition, problems[node])
+    else:
+        _settle_failure(transition, node, problems[node])
+    if not transition.state.stopped:
+        regroup(transition, f"{node} could not take its part")
 
 
 def overdue(transition: Transition, phase: Switching) -> None:
@@ -187,6 +171,40 @@ def answer(transition: Transition, tickets: Sequence[int], changed: bool, reason
     """Answers those who asked for a new plan. A change comes under the next generation, with the next commit."""
     generation = transition.state.ledger.generation + changed
     transition.commands.extend(AnswerPlanNow(ticket, changed, generation, reason) for ticket in tickets)
+
+
+def _settle_between(transition: Transition, problem: str) -> None:
+    """After ATTEMPTS in a row that failed at a node to which one party alone could give its state, it is settled against one of
+    them, undecided. If that party goes, what it alone had is lost: see `adopt`."""
+    match blame_for_waiting(transition.state.ledger):
+        case Against() as verdict:
+            reason = f"{ATTEMPTS} plans in a row could not start because of it, or of whom it had to do with; the last: {problem}"
+            quarantine(transition, replace(verdict, undecided=True), Charge.PLAN_FAILED, reason)
+
+
+def _settle_failure(transition: Transition, node: str, problem: str) -> None:
+    """After ATTEMPTS in a row it is settled against a node. If others cannot take their part either, the last attempt goes
+    without the state that nodes hold: at once if there is a snapshot, else before the run fails. Not for two strangers, who could
+    send training back for ever."""
+    ledger, newest = transition.state.ledger, _newest_snapshot(transition.state)
+    said = ledger.plan_failures
+    held = ledger.step > 0 and ledger.state_is_held
+    without = "the nodes could not take up the state that they hold; the last attempt goes without it"
+    reason = f"{ATTEMPTS} plans in a row could not start; the last because of {node}: {problem}"
+    match blame(ledger, said):
+        case OfTheRun() if is_alone(ledger):
+            fail(transition, reason)
+        case OfTheRun() if held and not ledger.is_open:
+            _roll_back(transition, newest, without)
+        case OfTheRun():
+            fail_or_suspend(transition, named_twice(ledger, said), Charge.PLAN_FAILED, reason)
+        case Against() as verdict:
+            reason = f"{ATTEMPTS} plans in a row could not start because of it alone; the last: {problem}"
+            quarantine(transition, verdict, Charge.PLAN_FAILED, reason)
+        case Unsettled():
+            several = is_alone(ledger) or (len(set(map(party_of(ledger), said))) > 1 and not ledger.is_open)
+            if several and len(said) >= ATTEMPTS - 1 and newest.step and held:
+                _roll_back(transition, newest, without)
 
 
 def _is_due(ledger: Ledger, node: str, lost: Sequence[int]) -> bool:

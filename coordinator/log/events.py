@@ -279,7 +279,8 @@ class CodecsChosen:
 class PlanFailed:
     """A node could not take its part. ``snapshot_damaged``: a part of the snapshot that holds the state is damaged on every disk
     that has it; or the checkpoint is, or another one is in its place. ``lost``: layers whose state the node was expected to hold,
-    and does not. ``silent``: it has not said so, it was waited for in vain, and it was one of the ``suspects``."""
+    and does not. ``silent``: it has not said so, it was waited for in vain, and it was one of the ``suspects``. Otherwise these
+    are the node and those who alone could give it its state, if one party alone could."""
 
     generation: int
     node: str

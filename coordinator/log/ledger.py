@@ -325,7 +325,7 @@ def apply(ledger: Ledger, event: ev.Event) -> Ledger:
             checkpoints, ledger = ledger.checkpoints, _but_damaged(ledger, event)
             if ledger.checkpoints is not checkpoints:
                 return replace(ledger, plan_failures=())
-            if event.silent:
+            if event.silent or event.suspects:
                 return _waited(ledger, event)
             # With other state held the next plan differs, so the first such failure of a node does not count: it says all that it
             # has lost at once.
