@@ -139,9 +139,10 @@ class Ledger:
     digests of the state in its snapshots (see StateAgreed), the last MOST_AGREED.
     Since the last commit: ``failures`` are the reports of a step that was at fault itself, each a node and the problem,
     ``peer_losses`` who lost whom, ``waited_for`` the suspects of each attempt that waited in vain, the last MOST_FAILURES. Who
-    leaves is in neither of these two. Since a plan last started: ``plan_failures`` are the nodes that could not take their part,
-    ``losers`` those that have said once what state they have lost, ``damaged_by`` who said that the snapshot to go on from is
-    damaged. ``checkpoint_failures`` are the nodes because of which checkpoints failed since one was whole.
+    leaves is in neither of these two. ``evaded``: by node, how many of the last attempts in a row had waited for it when it left,
+    since it last took part in a committed step. Since a plan last started: ``plan_failures`` are the nodes that could not take
+    their part, ``losers`` those that have said once what state they have lost, ``damaged_by`` who said that the snapshot to go on
+    from is damaged. ``checkpoint_failures`` are the nodes because of which checkpoints failed since one was whole.
     ``invitations`` are by id, ``access`` by name. ``revoked``: names, the oldest first, and when they were
     revoked (seconds since 1970). They belong to nobody again: a connection that was opened before may outlive every certificate.
     ``quarantined`` are by key, or by name where a name alone is bound, the oldest first. ``worked``: by node, in how many
@@ -179,6 +180,7 @@ class Ledger:
     failures: tuple[tuple[str, str], ...] = ()
     peer_losses: tuple[tuple[str, str], ...] = ()
     waited_for: tuple[frozenset[str], ...] = ()
+    evaded: Mapping[str, int] = field(default_factory=dict)
     plan_failures: tuple[str, ...] = ()
     losers: tuple[str, ...] = ()
     damaged_by: tuple[str, ...] = ()
@@ -271,7 +273,7 @@ def apply(ledger: Ledger, event: ev.Event) -> Ledger:
         case ev.RunResumed():
             outcome = ledger.outcome if ledger.outcome and ledger.outcome.completed else None
             fresh = replace(_emptied(ledger), run=event.run, outcome=outcome)
-            fresh = replace(fresh, failures=(), peer_losses=(), waited_for=(), checkpoint_failures=())
+            fresh = replace(fresh, failures=(), peer_losses=(), waited_for=(), evaded={}, checkpoint_failures=())
             return replace(fresh, **_NO_PLAN_FAILURES, **_NO_TRIAL)
         case ev.NodeJoined():
             member = Member(
@@ -338,6 +340,8 @@ def apply(ledger: Ledger, event: ev.Event) -> Ledger:
             worked = {**ledger.worked, **did}
             began = _begun(ledger, event, did)
             fresh = replace(ledger, failures=(), peer_losses=(), waited_for=(), worked=worked, began=began, **_NO_TRIAL)
+            evaded = {node: times for node, times in ledger.evaded.items() if node not in event.compute_seconds}
+            fresh = replace(fresh, evaded=evaded)
             return replace(fresh, step=event.step, last=event, step_seconds=seconds)
         case ev.StepAborted(problem="PEER_LOST"):
             return replace(ledger, peer_losses=(*ledger.peer_losses, (event.node, event.peer)))
@@ -477,6 +481,7 @@ def _quarantined(ledger: Ledger, event: ev.NodeQuarantined) -> Ledger:
         held=tuple(tuple(who for who in layer if who[0] not in names) for layer in ledger.held),
         quarantined=quarantined,
         waited_for=(),
+        evaded={},
         plan_failures=tuple(node for node in ledger.plan_failures if not ledger.is_open or node not in names),
         **anew,
     )
@@ -525,7 +530,21 @@ def _without(ledger: Ledger, node: str) -> Ledger:
         ways={source: _but(row, node) for source, row in ledger.ways.items() if source != node} if ledger.ways else {},
         peer_losses=tuple(pair for pair in ledger.peer_losses if node not in pair),
         waited_for=tuple(suspects - {node} for suspects in ledger.waited_for),
+        evaded=_evaded(ledger, node),
     )
+
+
+def _evaded(ledger: Ledger, node: str) -> Mapping[str, int]:
+    """With the last attempts in a row that waited for this node, which leaves."""
+    times = next((n for n, suspects in enumerate(reversed(ledger.waited_for)) if node not in suspects), None)
+    if not (times := len(ledger.waited_for) if times is None else times):
+        return ledger.evaded
+    others = {other: before for other, before in ledger.evaded.items() if other != node}
+    return dict(list({**others, node: ledger.evaded.get(node, 0) + times}.items())[-MOST_KNOWN:])
+
+
+def _party(ledger: Ledger, name: str) -> str:
+    return ledger.key_of(name) or name
 
 
 def _but_damaged(ledger: Ledger, failed: ev.PlanFailed) -> Ledger:
@@ -535,12 +554,9 @@ def _but_damaged(ledger: Ledger, failed: ev.PlanFailed) -> Ledger:
     if not failed.snapshot_damaged:
         return ledger
 
-    def party(name: str) -> str:
-        return ledger.key_of(name) or name
-
     said = {*ledger.damaged_by, failed.node}
-    is_alone = len(set(map(party, [*ledger.members, *said]))) == 1
-    several = is_alone or len(set(map(party, said))) > 1
+    is_alone = len({_party(ledger, node) for node in (*ledger.members, *said)}) == 1
+    several = is_alone or len({_party(ledger, node) for node in said}) > 1
     before, ledger = ledger.damaged_by, replace(ledger, damaged_by=(*ledger.damaged_by, failed.node)[-MOST_FAILURES:])
     if not before or not several:
         return ledger

@@ -83,14 +83,17 @@ def against_one(ledger: Ledger, suspects: Collection[str]) -> Against:
 
 def blame_for_waiting(ledger: Ledger) -> Against | Unsettled:
     """Attempts have waited in vain (Ledger.waited_for). A party that may have been the cause of each of the last ATTEMPTS is at
-    fault; if there are several, one of them, undecided. After WITHOUT_ONE_CAUSE attempts it is one of those who were suspected
+    fault; if there are several, one of them, undecided. So is one, undecided, that has left meanwhile and come back, and has not
+    taken part in a committed step since. After WITHOUT_ONE_CAUSE attempts it is one of those who were suspected
     most often, undecided: several may be silent in turn."""
-    if len(ledger.waited_for) < ATTEMPTS:
+    if not ledger.waited_for:
         return Unsettled()
     party, last = party_of(ledger), ledger.waited_for[-ATTEMPTS:]
-    always = frozenset.intersection(*(frozenset(map(party, suspects)) for suspects in last))
-    if suspects := [node for node in last[-1] if party(node) in always]:
+    in_a_row = {party(node): _in_a_row(ledger, node) for node in last[-1]}
+    if suspects := [node for node in last[-1] if in_a_row[party(node)] >= ATTEMPTS]:
         return against_one(ledger, suspects)
+    if suspects := [node for node in last[-1] if in_a_row[party(node)] + _evaded(ledger, node) >= ATTEMPTS]:
+        return replace(against_one(ledger, suspects), undecided=True)
     if len(ledger.waited_for) < WITHOUT_ONE_CAUSE:
         return Unsettled()
     names = frozenset[str]().union(*ledger.waited_for)
@@ -102,7 +105,20 @@ def blame_for_waiting(ledger: Ledger) -> Against | Unsettled:
 def times_suspected(ledger: Ledger, node: str) -> int:
     """In how many of the attempts that waited in vain its party was suspected."""
     party = party_of(ledger)
-    return sum(party(node) in map(party, suspects) for suspects in ledger.waited_for)
+    return sum(party(node) in map(party, suspects) for suspects in ledger.waited_for) + _evaded(ledger, node)
+
+
+def _in_a_row(ledger: Ledger, node: str) -> int:
+    """In how many of the last attempts in a row its party was suspected."""
+    party = party_of(ledger)
+    suspected = [party(node) in map(party, suspects) for suspects in reversed(ledger.waited_for)]
+    return suspected.index(False) if False in suspected else len(suspected)
+
+
+def _evaded(ledger: Ledger, node: str) -> int:
+    """How many attempts had waited for its party when it left."""
+    party = party_of(ledger)
+    return sum(times for name, times in ledger.evaded.items() if party(name) == party(node))
 
 
 def blame(ledger: Ledger, reports: Sequence[str], also: Collection[str] = ()) -> Against | OfTheRun | Unsettled:

@@ -607,6 +607,49 @@ def test_who_has_survived_many_others_is_not_blamed_for_the_losses() -> None:
     assert verdicts(world) == []
 
 
+def waits_in_vain(world: World, node: str, times: int) -> None:
+    """All others are ready for the plan, so many times, and the node says nothing but that it is alive."""
+    assert isinstance(world.state.phase, Switching)
+    for _ in range(times):
+        for other in set(world.plan_in_force.nodes) - {node}:
+            world.plan_ready(other)
+        world.wait(PATIENCE_LEASES * LEASE + 1, beating=world.state.members.sessions)
+
+
+def comes_into_the_plan(world: World, node: str, incarnation: int) -> None:
+    world.join(node, incarnation=incarnation)
+    world.step()
+    if isinstance(world.state.phase, Pausing):
+        world.apply()
+    assert node in world.plan_in_force.nodes
+
+
+def test_who_leaves_before_it_is_found_and_comes_back_is_as_silent_as_before() -> None:
+    world = of_strangers("a", "b", stages=1)
+    comes_into_the_plan(world, "m", 1)
+    waits_in_vain(world, "m", ATTEMPTS - 1)
+    world.lose("m")
+    world.settle()
+    comes_into_the_plan(world, "m", 2)
+    assert world.state.ledger.waited_for == ()
+    waits_in_vain(world, "m", 1)
+    assert verdicts(world) == [("m", Charge.STALLED, True)]
+    goes_on_without(world, "m")
+
+
+def test_who_has_done_a_step_since_it_was_silent_begins_anew() -> None:
+    world = of_strangers("a", "b", stages=1)
+    comes_into_the_plan(world, "m", 1)
+    waits_in_vain(world, "m", ATTEMPTS - 1)
+    world.lose("m")
+    world.settle()
+    comes_into_the_plan(world, "m", 2)
+    world.settle()
+    world.step()
+    assert world.state.ledger.evaded == {}
+    assert world.refolded() == world.state.ledger
+
+
 @pytest.mark.parametrize(
     ("last", "usual", "overdue", "leases"),
     [

@@ -150,6 +150,7 @@ def test_a_change_of_the_ledgers_fields_needs_a_new_format() -> None:
         "failures",
         "peer_losses",
         "waited_for",
+        "evaded",
         "plan_failures",
         "losers",
         "damaged_by",

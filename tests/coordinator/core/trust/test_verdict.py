@@ -155,6 +155,14 @@ def waited_for(*suspects: str) -> Ledger:
     return replace(ledger("abcc"), waited_for=tuple(frozenset(f"n{digit}" for digit in those) for those in suspects))
 
 
+def test_what_somebody_was_waited_for_before_it_left_counts_once_it_is_waited_for_again() -> None:
+    before = replace(waited_for("0"), evaded={"n0": 2, "n1": 2})
+    assert blame_for_waiting(before) == Against(("n0",), undecided=True)
+    assert blame_for_waiting(replace(before, evaded={"n0": 1, "n1": 2})) == Unsettled()
+    names_of_one_key = replace(waited_for("2"), evaded={"n2": 1, "n3": 1})
+    assert blame_for_waiting(names_of_one_key) == Against(("n2",), undecided=True)
+
+
 def test_only_who_was_waited_for_each_time_is_accused() -> None:
     assert blame_for_waiting(waited_for("0", "0")) == Unsettled()
     assert blame_for_waiting(waited_for("0", "0", "0")) == Against(("n0",))
