@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from dtfm.coordinator.core.auditing.resumption import counts_from
 from dtfm.coordinator.core.charging import quarantine
 from dtfm.coordinator.core.ending import fail, fail_or_suspend, finish
 from dtfm.coordinator.core.messages import assignments
@@ -71,7 +72,7 @@ def adopt(transition: Transition, choice: PlanChosen, cause: str) -> None:
             ledger.step,
             choice.predicted_seconds,
             choice.lower_bound_seconds,
-            ledger.counts_from,
+            counts_from(transition.state, plan.generation),
         )
     )
     planner = transition.state.planner

@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from dtfm.coordinator.core import drift, post_commit, same_state, showing
-from dtfm.coordinator.core.auditing import conduct
+from dtfm.coordinator.core.auditing import conduct, resumption
 from dtfm.coordinator.core.charging import quarantine
 from dtfm.coordinator.core.ending import fail, fail_or_suspend
 from dtfm.coordinator.core.exclusion import NAN_ADVICE, found, try_without_another
@@ -67,7 +67,7 @@ def plan_ready(transition: Transition, node: str, ready: wire.PlanReady) -> None
     phase = replace(
         phase,
         awaiting=phase.awaiting - {node},
-        progress={**phase.progress, node: ready.progress},
+        progress={**phase.progress, node: resumption.counted(transition, node, ready.progress)},
         codecs={**phase.codecs, node: codecs} if codecs else phase.codecs,
     )
     phase = same_state.told(transition.state, phase, node, ready.states)
@@ -203,6 +203,7 @@ def node_lost(transition: Transition, node: str, reason: str) -> None:
     if isinstance(phase, Stepping):
         problem = SETTLED if evades else NODE_LEFT  # what it did counts no more
         transition.emit(ev.StepAborted(phase.step, ledger.generation, problem, node, cause))
+        resumption.interrupted(transition, phase, by_a_word=False)
         _send_abort(transition, phase.step, cause)
         regroup(transition, cause)
     elif isinstance(phase, Switching) or not _last_checkpoint_comes(transition):
@@ -226,6 +227,7 @@ def overdue(transition: Transition, phase: Stepping) -> None:
     transition.emit(
         ev.StepAborted(phase.step, ledger.generation, OVERDUE, accused, sentence, suspects=tuple(sorted(suspects)))
     )
+    resumption.interrupted(transition, phase, by_a_word=False)
     reason = f"step {phase.step}: {sentence}"
     _send_abort(transition, phase.step, reason)
     match blame_for_waiting(transition.state.ledger):
@@ -265,6 +267,7 @@ def _commit(transition: Transition, phase: Stepping) -> None:
     )
     if clipped := _clipped(plan, phase.votes):
         transition.emit(ev.GradientsClipped(phase.step, plan.generation, clipped))
+    resumption.committed(transition, phase)
     transition.state = replace(transition.state, also=())
     found(transition, benched, reporters)
     drift.committed(transition, phase.votes)
@@ -348,6 +351,7 @@ def _peer_lost(transition: Transition, node: str, peer: str, sentence: str) -> N
     phase, ledger = transition.state.phase, transition.state.ledger
     assert isinstance(phase, Stepping)
     transition.emit(ev.StepAborted(phase.step, ledger.generation, PEER_LOST, node, f"lost {peer}: {sentence}", peer))
+    resumption.interrupted(transition, phase, by_a_word=True)
     reason = f"step {phase.step}: {node} lost {peer}"
     _send_abort(transition, phase.step, reason)
     match blame_for_losses(transition.state.ledger):

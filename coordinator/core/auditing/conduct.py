@@ -9,6 +9,7 @@ from dtfm.coordinator.core.auditing.conclusion import Conclusion
 from dtfm.coordinator.core.auditing.judgement import judged, referees
 from dtfm.coordinator.core.auditing.obstruction import obstruction
 from dtfm.coordinator.core.auditing.order import needed, order_for
+from dtfm.coordinator.core.auditing.resumption import is_owed
 from dtfm.coordinator.core.state import ATTEMPTS, State, Stepping
 from dtfm.coordinator.core.timeouts import audit_patience
 from dtfm.coordinator.core.transition import Transition
@@ -50,7 +51,9 @@ def drawn(transition: Transition, phase: Stepping) -> tuple[Audit, ...]:
     _say_what_cannot_be_audited(transition, plan, party)
     kept = {node for node, vote in phase.votes.items() if vote.kept}
     random = chance(state.secret, plan.generation, phase.step)
-    found = draw(plan, state.run.trust.audits, random, party, kept, lambda node: _weight(state, node))
+    found = draw(
+        plan, state.run.trust.audits, random, party, kept, lambda node: _weight(state, node), certain=is_owed(state)
+    )
     audits = [Audit(order_for(state, phase, plan, each, random), (each.by,)) for each in found]
     if state.ledger.is_open:
         alarms = [alarm for node, vote in phase.votes.items() for alarm in read_alarms(vote, node, phase.passed[node])]

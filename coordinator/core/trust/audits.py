@@ -63,10 +63,13 @@ class Auditing:
     """What is remembered from audit to audit. ``number`` is the last request's. ``silent``: by node, how many in a row it has not
     answered. ``withheld``: by node, the last strikes; it is rid of those for which audits of the same work could be done later.
     ``cannot``: the layers [first, past_last) of the stages of which it was logged that their work cannot be audited.
-    ``allowances``: by party, how much is done again for its alarms (alarms.py); who is not named has the whole allowance."""
+    ``allowances``: by party, how much is done again for its alarms (alarms.py); who is not named has the whole allowance.
+    ``goes_on``: the step that may go on from where it was interrupted. ``resumed``: the last that was committed which did."""
 
     number: int = 0
     silent: Mapping[str, int] = field(default_factory=dict)
     withheld: Mapping[str, tuple[Strike, ...]] = field(default_factory=dict)
     cannot: frozenset[tuple[int, int]] = frozenset()
     allowances: Mapping[str, float] = field(default_factory=dict)
+    goes_on: int | None = None
+    resumed: int | None = None

@@ -72,14 +72,18 @@ def draw(
     party: Callable[[str], str],
     kept: Collection[str],
     weight: Callable[[str], float] = lambda _: 1.0,
+    *,
+    certain: bool = False,
 ) -> tuple[Drawn, ...]:
     """What is done again of a step under ``plan``: of each node the share ``rate`` times its ``weight``, at most all, in the long
     run. ``kept``: the nodes that have what they sent. Only these audit, and only micro-batches that pass no other neighbour
-    can be done again. An auditor is a replica of the same stage, and of another party."""
+    can be done again. An auditor is a replica of the same stage, and of another party. ``certain``: it is of each node."""
     share_of = micro_batches_of(plan)
     most = max((len(mine) for mine in share_of.values()), default=0)
     by_node = {node: odds(rate, most, weight(node)) for node in plan.nodes}
     at = random.random()  # one for all, so that all are audited in the same steps
+    if certain:
+        at *= min(odd.whole + odd.part for odd in by_node.values())
     if all(at >= odd.whole + odd.part for odd in by_node.values()):
         return ()
     neighbours, has = neighbours_of(plan), frozenset(kept)
@@ -94,7 +98,7 @@ def draw(
                 len(share_of[node]),
                 [n for n in share_of[node] if neighbours[node, n] <= has],
             )
-            count = load if at < odd.whole else math.floor(odd.share * load + random.random())
+            count = load if at < odd.whole else max(math.floor(odd.share * load + random.random()), int(certain))
             able = [by for by in (*ring[place + 1 :], *ring[:place]) if by in has and party(by) != party(node)]
             able = [by for by in able if busy[by] < MOST_EACH]
             if at < odd.whole + odd.part and (count := min(count, len(mine))) and able:
