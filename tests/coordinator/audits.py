@@ -32,7 +32,10 @@ def hops(plan: Plan) -> list[Hop]:
 
 
 def digest(hop: Hop, salt: str = "") -> bytes:
-    return blake3(f"{hop}{salt}".encode()).digest(16)
+    """A sum is the same for all who get it."""
+    sender, receiver, kind, index, part = hop
+    what = (sender, "" if kind == Kind.GATHER else receiver, kind, index, part)
+    return blake3(f"{what}{salt}".encode()).digest(16)
 
 
 def commitments(plan: Plan, node: str, loss: float = 0.5) -> dict[str, Any]:

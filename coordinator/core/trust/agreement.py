@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from dtfm.coordinator.core.state import Stepping
 from dtfm.coordinator.core.trust.audits import Passed
-from dtfm.coordinator.core.trust.passed import differing, lacks
+from dtfm.coordinator.core.trust.passed import differing, lacks, sent_several_sums
 from dtfm.coordinator.core.trust.standing import party_of
 from dtfm.coordinator.core.trust.verdict import Against, against_one, settle
 from dtfm.coordinator.log.charges import Charge
@@ -42,19 +42,19 @@ def contradiction(ledger: Ledger, phase: Stepping, micro_batch: int) -> Contradi
     plan = ledger.plan
     assert plan is not None
     for index, stage in enumerate(plan.stages):
-        votes = {node: phase.votes[node] for node in stage.replicas}
-        digests = {node: vote.state_digest.hex() for node, vote in votes.items()}
+        digests = {node: phase.votes[node].state_digest.hex() for node in stage.replicas}
         if (verdict := settle(ledger, digests, operator.eq)) is not None:
             mismatch = DigestMismatch(phase.step, plan.generation, index, digests)
             reason = f"before step {phase.step} its state differs from that of the other replicas of stage {index}"
             return Contradiction(verdict, Charge.DIGEST, reason, mismatch)
-        norms = {node: vote.squared_gradient_norm for node, vote in votes.items()}
+    if phase.passed and (found := _of_hops(ledger, plan, phase.step, phase.passed)) is not None:
+        return found  # it says whose fault it is that norms differ
+    for index, stage in enumerate(plan.stages):
+        norms = {node: phase.votes[node].squared_gradient_norm for node in stage.replicas}
         if (verdict := settle(ledger, norms, _same_norm)) is not None:
             reason = f"in step {phase.step} its gradient differs from that of the other replicas of stage {index}"
             return Contradiction(replace(verdict, undecided=True), Charge.GRADIENT_NORM, reason)
-    if phase.passed:
-        return _of_hops(ledger, plan, phase.step, phase.passed) or _of_losses(plan, phase, micro_batch)
-    return None
+    return _of_losses(plan, phase, micro_batch) if phase.passed else None
 
 
 def _of_hops(ledger: Ledger, plan: Plan, step: int, passed: Mapping[str, Passed]) -> Contradiction | None:
@@ -62,10 +62,21 @@ def _of_hops(ledger: Ledger, plan: Plan, step: int, passed: Mapping[str, Passed]
         if what := lacks(plan, node, passed[node]):
             return Contradiction(Against((node,)), Charge.HOP, f"in step {step} it does not say that it {what}")
     if not (pairs := differing(passed)):
-        return None
+        return _of_sums(plan, step, passed)
     sender, receiver, what = pairs[0]
     reason = f"in step {step}, {sender} and {receiver} do not say the same of {what} between them"
     return Contradiction(_blame_for_hops(ledger, [pair[:2] for pair in pairs]), Charge.HOP, reason)
+
+
+def _of_sums(plan: Plan, step: int, passed: Mapping[str, Passed]) -> Contradiction | None:
+    """Both ends of each hop say the same, so that who has sent several sums says so itself. Without this, those whom it gave
+    another one would differ from the others in the next step."""
+    several = {node: what for node in plan.nodes if (what := sent_several_sums(passed[node]))}
+    if not several:
+        return None
+    node, what = next(iter(several.items()))
+    reason = f"in step {step} it did not send the same sum of {what} to all other replicas"
+    return Contradiction(Against((node,)), Charge.HOP, reason)
 
 
 def _blame_for_hops(ledger: Ledger, pairs: list[tuple[str, str]]) -> Against:

@@ -57,6 +57,16 @@ def differing(passed: Mapping[str, Passed]) -> list[tuple[str, str, str]]:
     return sorted((*pair, example) for pair, example in found.items())
 
 
+def sent_several_sums(passed: Passed) -> str:
+    """A piece of which the node has not sent the same sum to all: a sentence's part; empty: none. It encodes a sum once, so that
+    whoever gets it has the same digest."""
+    sums: dict[tuple[int, int], bytes] = {}
+    for (_, _, kind, bucket, piece), digest in sorted(passed.sent.items()):
+        if kind == Kind.GATHER and sums.setdefault((bucket, piece), digest) != digest:
+            return f"bucket {bucket}, part {piece}"
+    return ""
+
+
 def added_up(passed: Passed, kept: Collection[str]) -> dict[tuple[int, int], dict[str, bytes]]:
     """By bucket and piece, what a node was sent to add up, by who sent it: of the pieces of which all are among those that have
     ``kept`` it."""

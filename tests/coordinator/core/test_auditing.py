@@ -475,6 +475,24 @@ def test_a_difference_at_the_two_ends_of_a_hop_is_settled_against_one_of_the_two
     assert not [kind for node in "abd" for kind in world.kinds_to(node) if kind == "audit"]
 
 
+@pytest.mark.parametrize("norm", [2.0, 3.0])
+def test_who_sends_different_sums_to_its_replicas_goes_and_none_of_these_though_it_differs(norm: float) -> None:
+    """Both ends of each hop say the same. If only a sign differs, the norms are equal."""
+    world = auditing("a", "b", "c")
+    odd = ("c", "b", Kind.GATHER)
+
+    def but_one(node: str, at: int) -> list[wire.StepReady.Passed]:
+        mine = [hop for hop in hops(world.plan_in_force) if hop[1 - at] == node]
+        honest = passed([hop for hop in mine if hop[:3] != odd], at=at)
+        return honest + passed([hop for hop in mine if hop[:3] == odd], at=at, salt="another")
+
+    world.vote("a")
+    world.vote("b", received=but_one("b", at=0), squared_gradient_norm=norm)
+    world.vote("c", sent=but_one("c", at=1))
+    assert quarantined(world) == [("c", Charge.HOP, False)]
+    assert world.plan_in_force.nodes == ("a", "b")
+
+
 def test_who_contradicts_several_is_the_one() -> None:
     """The first to come has the best standing."""
     world = auditing("a", "b", "c")
