@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from dtfm.coordinator.core import drift, post_commit, same_state, showing
 from dtfm.coordinator.core.auditing import conduct, resumption
+from dtfm.coordinator.core.auditing.conclusion import Conclusion, Unaudited
 from dtfm.coordinator.core.charging import quarantine
 from dtfm.coordinator.core.ending import fail, fail_or_suspend
 from dtfm.coordinator.core.exclusion import NAN_ADVICE, found, try_without_another
@@ -39,7 +40,7 @@ from dtfm.coordinator.core.trust.verdict import (
 from dtfm.coordinator.core.validation import check_codecs, check_progress, check_vote, is_finite, name_some, shorten
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.charges import Charge
-from dtfm.coordinator.log.ledger import NODE_LEFT, OVERDUE, PEER_LOST, SETTLED, Ledger
+from dtfm.coordinator.log.ledger import NODE_LEFT, OVERDUE, PEER_LOST, SETTLED, UNAUDITED, Ledger
 from dtfm.protos import control_pb2 as wire
 from dtfm.scheduler.model.plan import Plan
 
@@ -145,11 +146,16 @@ def commit_if_due(transition: Transition) -> None:
     phase = transition.state.phase
     if transition.state.stopped or not isinstance(phase, Stepping) or phase.commit_by is None:
         return
-    if (found := conduct.conclude(transition)) is not None:
-        _settled(transition, found.verdict, found.charge, found.reason)
-        if found.back_before is not None:
-            back_before(transition, found.back_before, f"what {name_some(found.verdict.members)} did is undone")
-        return
+    match conduct.conclude(transition):
+        case Conclusion() as found:
+            _settled(transition, found.verdict, found.charge, found.reason)
+            if found.back_before is not None:
+                back_before(transition, found.back_before, f"what {name_some(found.verdict.members)} did is undone")
+            return
+        case Unaudited() as found:
+            _unaudited(transition, found.node, found.reason)
+            again(transition, found.reason)
+            return
     ripe, phase = transition.now >= phase.commit_by, transition.state.phase
     assert isinstance(phase, Stepping)
     if not phase.audits and (ripe or not standby.commit_waits_for(transition.state)):
@@ -184,13 +190,13 @@ def step_failed(transition: Transition, node: str, message: wire.StepFailed) -> 
 
 
 def node_lost(transition: Transition, node: str, reason: str) -> None:
-    """A node of the plan has left. A step that all voted for counts, if every stage's new state is still here."""
+    """A node of the plan has left. A step that all voted for counts, if no audit is open, and every stage's new state is still
+    here."""
     phase = transition.state.phase
-    evades = isinstance(phase, Stepping) and conduct.evades(phase, node)
     if (
         isinstance(phase, Stepping)
         and phase.commit_by is not None
-        and not evades
+        and not phase.audits
         and standby.next_step_survives(transition.state)
     ):
         _commit(transition, phase)
@@ -201,10 +207,12 @@ def node_lost(transition: Transition, node: str, reason: str) -> None:
     snapshot.node_left(transition, node)
     cause = f"{node} left ({reason})"
     if isinstance(phase, Stepping):
-        problem = SETTLED if evades else NODE_LEFT  # what it did counts no more
-        transition.emit(ev.StepAborted(phase.step, ledger.generation, problem, node, cause))
-        resumption.interrupted(transition, phase, by_a_word=False)
-        _send_abort(transition, phase.step, cause)
+        if phase.audits:
+            _unaudited(transition, node, cause, leaver=node)
+        else:
+            transition.emit(ev.StepAborted(phase.step, ledger.generation, NODE_LEFT, node, cause))
+            resumption.interrupted(transition, phase, by_a_word=False)
+            _send_abort(transition, phase.step, cause)
         regroup(transition, cause)
     elif isinstance(phase, Switching) or not _last_checkpoint_comes(transition):
         regroup(transition, cause)  # otherwise the last checkpoint is under way: the others can finish it
@@ -318,6 +326,7 @@ def _abort(transition: Transition, problem: wire.StepProblem, node: str, sentenc
     """Nobody applies the step. It is tried again under the next generation, unless it failed too often."""
     phase, ledger = transition.state.phase, transition.state.ledger
     assert isinstance(phase, Stepping)
+    conduct.interrupted(transition, phase, node)
     name = wire.StepProblem.Name(problem)
     transition.emit(ev.StepAborted(phase.step, ledger.generation, name, node, sentence))
     reason = f"step {phase.step}: {name} on {node}: {sentence}"
@@ -350,6 +359,7 @@ def _peer_lost(transition: Transition, node: str, peer: str, sentence: str) -> N
     it after some attempts; if one of them loses others as well, without that one."""
     phase, ledger = transition.state.phase, transition.state.ledger
     assert isinstance(phase, Stepping)
+    conduct.interrupted(transition, phase, node)
     transition.emit(ev.StepAborted(phase.step, ledger.generation, PEER_LOST, node, f"lost {peer}: {sentence}", peer))
     resumption.interrupted(transition, phase, by_a_word=True)
     reason = f"step {phase.step}: {node} lost {peer}"
@@ -374,10 +384,21 @@ def _settled(transition: Transition, verdict: Against, charge: Charge, reason: s
     """The votes of a step contradict each other, or the plan. It is aborted, and goes on without those who are wrong."""
     phase, ledger = transition.state.phase, transition.state.ledger
     assert isinstance(phase, Stepping)
+    conduct.interrupted(transition, phase)
     transition.emit(ev.StepAborted(phase.step, ledger.generation, SETTLED, verdict.members[0], reason))
     _send_abort(transition, phase.step, reason)
     quarantine(transition, verdict, charge, reason)
     regroup(transition, f"{name_some(verdict.members)}: {reason}")
+
+
+def _unaudited(transition: Transition, node: str, reason: str, leaver: str = "") -> None:
+    """The step is aborted, and what was done of it counts no more: what ``node`` did could not be audited, or its leaving has
+    interrupted audits."""
+    phase, ledger = transition.state.phase, transition.state.ledger
+    assert isinstance(phase, Stepping)
+    conduct.interrupted(transition, phase, leaver)
+    transition.emit(ev.StepAborted(phase.step, ledger.generation, UNAUDITED, node, reason))
+    _send_abort(transition, phase.step, reason)
 
 
 def _said_before(transition: Transition, node: str, said: wire.StepReady | wire.StepFailed) -> bool:

@@ -329,9 +329,9 @@ class GradientsClipped:
 
 @dataclass(frozen=True, slots=True)
 class StepAborted:
-    """``problem`` is the name of the wire's StepProblem, or NODE_LEFT, OVERDUE or SETTLED (ledger.py); ``node`` the node that
-    reported it, was lost, waited for or quarantined; ``peer`` whom it lost, for PEER_LOST; ``suspects`` who all may be the cause,
-    for OVERDUE."""
+    """``problem`` is the name of the wire's StepProblem, or NODE_LEFT, OVERDUE, SETTLED or UNAUDITED (ledger.py); ``node`` the
+    node that reported it, was lost, waited for, quarantined or could not be audited; ``peer`` whom it lost, for PEER_LOST;
+    ``suspects`` who all may be the cause, for OVERDUE."""
 
     step: int
     generation: int

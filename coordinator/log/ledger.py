@@ -26,6 +26,9 @@ OVERDUE = "OVERDUE"
 SETTLED = "SETTLED"
 """StepAborted.problem when votes contradicted each other, and somebody was quarantined for that."""
 
+UNAUDITED = "UNAUDITED"
+"""StepAborted.problem when work of the step was being done again, and a node left, or withheld what it needed."""
+
 MOST_QUARANTINED = 10_000
 """The number of quarantines that are remembered. From then on the oldest is forgotten for each new one."""
 
@@ -352,7 +355,7 @@ def apply(ledger: Ledger, event: ev.Event) -> Ledger:
         case ev.StepAborted():
             # What is wrong may have reached other nodes' work on the step.
             ledger = replace(ledger, counts_from=ledger.generation + 1)
-            if event.problem == SETTLED:
+            if event.problem in (SETTLED, UNAUDITED):
                 return ledger
             failed_without = tuple(dict.fromkeys((*ledger.failed_without, *ledger.benched)))
             reports = (*ledger.failures, (event.node, event.problem))

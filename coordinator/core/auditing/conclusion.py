@@ -17,3 +17,11 @@ class Conclusion:
     charge: Charge
     reason: str
     back_before: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Unaudited:
+    """The step is aborted, and done again by the same nodes: what ``node`` did could not be audited, as it withheld it."""
+
+    node: str
+    reason: str

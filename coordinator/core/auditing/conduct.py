@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 
-from dtfm.coordinator.core.auditing.conclusion import Conclusion
-from dtfm.coordinator.core.auditing.judgement import judged, referees
+from dtfm.coordinator.core.auditing import memory
+from dtfm.coordinator.core.auditing.conclusion import Conclusion, Unaudited
+from dtfm.coordinator.core.auditing.judgement import View, judged, referees, views_of
 from dtfm.coordinator.core.auditing.obstruction import obstruction
 from dtfm.coordinator.core.auditing.order import needed, order_for
 from dtfm.coordinator.core.auditing.resumption import is_owed
-from dtfm.coordinator.core.state import ATTEMPTS, State, Stepping
+from dtfm.coordinator.core.state import State, Stepping
 from dtfm.coordinator.core.timeouts import audit_patience
 from dtfm.coordinator.core.transition import Transition
 from dtfm.coordinator.core.trust.alarms import follow, read_alarms, refilled, repeats
-from dtfm.coordinator.core.trust.audits import COMPARED, Audit, Passed, Request, Strike
+from dtfm.coordinator.core.trust.audits import COMPARED, Audit, Passed, Request
 from dtfm.coordinator.core.trust.draw import cannot_be_audited, chance, draw
 from dtfm.coordinator.core.trust.passed import read_passed
 from dtfm.coordinator.core.trust.standing import party_of
@@ -64,39 +65,48 @@ def drawn(transition: Transition, phase: Stepping) -> tuple[Audit, ...]:
         for each in followed:
             order = order_for(state, phase, plan, each.drawn, random)
             audits.append(Audit(order, (each.drawn.by,), raised_by=each.alarm.by))
+    memory.drawn_again(transition, {each.node for each in found})
     return tuple(audits)
 
 
 def heard(transition: Transition, node: str, answer: wire.Audited) -> None:
     """An auditor's answer. One that is not awaited is ignored."""
-    phase, state = transition.state.phase, transition.state
+    phase = transition.state.phase
     audits = phase.audits if isinstance(phase, Stepping) else ()
     asked = [audit for audit in audits if node in audit.awaited and audit.awaited[node].number == answer.number]
     if not asked:
-        transition.log(f"ignored the answer of {node} to audit {answer.number}: it is not awaited")
+        _heard_late(transition, node, answer)
         return
     assert isinstance(phase, Stepping)
     audit = asked[0]
     around = needed(audit.order)
     _check(answer, around)
     _set_audit(transition, phase, audit, replace(audit, answers={**audit.answers, node: answer}))
-    memory = state.auditing
-    if (who := answer.withheld_by) != "":
-        strike = Strike(phase.step, node, audit.order.node)
-        withheld = {**memory.withheld, who: (*memory.withheld.get(who, ()), strike)[-2 * ATTEMPTS :]}
-    else:
-        of, came = audit.order.node, frozenset[str]() if answer.problem else around
-        withheld = {
-            # Nobody is cleared of what audits of one node needed by what it hands out for those of others.
-            each: tuple(strike for strike in strikes if each not in came or strike.of != of)
-            for each, strikes in memory.withheld.items()
-        }
-        withheld = {each: strikes for each, strikes in withheld.items() if strikes}
-    memory = replace(memory, withheld=withheld, silent={n: c for n, c in memory.silent.items() if n != node})
-    transition.state = replace(transition.state, auditing=memory)
+    memory.answered(transition, node)
+    of, attempt = audit.order.node, (audit.order.generation, audit.order.step)
+    if answer.withheld_by not in ("", of):
+        memory.withheld(transition, answer.withheld_by, of, (node,), attempt)
+    elif not answer.problem:
+        memory.handed_out(transition, around - {of}, of)
 
 
-def conclude(transition: Transition) -> Conclusion | None:
+def _heard_late(transition: Transition, node: str, answer: wire.Audited) -> None:
+    """The node whose work was done again has left, or the answer is not due at all."""
+    remembered = transition.state.auditing
+    request = remembered.left.get(answer.number)
+    if request is None or request.by != node:
+        transition.log(f"ignored the answer of {node} to audit {answer.number}: it is not awaited")
+        return
+    left = {number: each for number, each in remembered.left.items() if number != answer.number}
+    transition.state = replace(transition.state, auditing=replace(remembered, left=left))
+    if answer.withheld_by == request.node:
+        memory.withheld(transition, request.node, request.node, (node,), (request.generation, request.step))
+        transition.log(
+            f"{request.node} left in step {request.step} when {node} came to something else and asked for its own"
+        )
+
+
+def conclude(transition: Transition) -> Conclusion | Unaudited | None:
     """Asks whom there is to ask, gives up whom there is no answer from, and judges what is answered. Whether audits still wait
     stands in the phase."""
     _give_up_overdue(transition)
@@ -110,31 +120,43 @@ def conclude(transition: Transition) -> Conclusion | None:
                 _set_audit(transition, phase, audit, replace(audit, auditors=(*audit.auditors, *more)))
             else:
                 _set_audit(transition, phase, audit, None)
-                if (found := judged(transition, audit)) is not None:
-                    return found
+                match judged(transition, audit):
+                    case Unaudited() as unaudited:
+                        return obstruction(transition) or unaudited
+                    case Conclusion() as concluded:
+                        return concluded
             phase = transition.state.phase
             assert isinstance(phase, Stepping)
     _ask(transition)
     return None
 
 
-def evades(phase: Stepping, node: str) -> bool:
-    """Whether work of the node is being done again, which it would escape if the step were committed because it leaves."""
-    return any(audit.order.node == node for audit in phase.audits)
+def interrupted(transition: Transition, phase: Stepping, leaver: str = "") -> None:
+    """The step ends while audits are open, as ``leaver`` went, or says that it cannot do it. What others have said already is
+    held against whom they said it of."""
+    party = party_of(transition.state.ledger)
+    for audit in phase.audits:
+        node, views = audit.order.node, views_of(transition.state, audit)
+        against = [by for by, view in views.items() if view in (View.WRONG, View.WITHHELD)]
+        if len(set(map(party, against))) > sum(view is View.RIGHT for view in views.values()):
+            memory.withheld(transition, node, node, against, (audit.order.generation, phase.step))
+    memory.put_off(transition, phase, leaver)
 
 
 def _weight(state: State, node: str) -> float:
+    if party_of(state.ledger)(node) in state.auditing.due:
+        return 1 / state.run.trust.audits
     strange = state.ledger.is_open and earned(state.ledger, node).standing is not Standing.PROVEN
     return NEWCOMERS_WEIGHT if strange else 1.0
 
 
 def _say_what_cannot_be_audited(transition: Transition, plan: Plan, party: Callable[[str], str]) -> None:
     layers = {plan.stages[index].layers for index in cannot_be_audited(plan, party)}
-    memory = transition.state.auditing
-    for first, past_last in sorted(layers - memory.cannot):
+    remembered = transition.state.auditing
+    for first, past_last in sorted(layers - remembered.cannot):
         transition.log(f"nobody else than one party has layers {first}-{past_last - 1}: their work cannot be audited")
-    if layers != memory.cannot:
-        transition.state = replace(transition.state, auditing=replace(memory, cannot=frozenset(layers)))
+    if layers != remembered.cannot:
+        transition.state = replace(transition.state, auditing=replace(remembered, cannot=frozenset(layers)))
 
 
 def _check(answer: wire.Audited, needed: Collection[str]) -> None:
@@ -162,9 +184,9 @@ def _ask(transition: Transition) -> None:
             if node in audit.requests or node in busy:
                 continue
             busy.add(node)
-            memory = transition.state.auditing
-            number = memory.number + 1
-            transition.state = replace(transition.state, auditing=replace(memory, number=number))
+            remembered = transition.state.auditing
+            number = remembered.number + 1
+            transition.state = replace(transition.state, auditing=replace(remembered, number=number))
             asked = replace(audit, requests={**audit.requests, node: Request(number, until)})
             phase = _set_audit(transition, phase, audit, asked)
             audit = asked
@@ -182,9 +204,8 @@ def _give_up_overdue(transition: Transition) -> None:
         if not late:
             continue
         phase = _set_audit(transition, phase, audit, replace(audit, answers={**audit.answers, **dict.fromkeys(late)}))
-        memory = transition.state.auditing
-        silent = {**memory.silent, **{node: memory.silent.get(node, 0) + 1 for node in late}}
-        transition.state = replace(transition.state, auditing=replace(memory, silent=silent))
+        for node in late:
+            memory.silent(transition, node, (audit.order.generation, phase.step))
         transition.log(f"{name_some(late)} did not say in time what came of an audit of {audit.order.node}")
 
 

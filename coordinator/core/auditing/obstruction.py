@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping
 
+from dtfm.coordinator.core.auditing import memory
 from dtfm.coordinator.core.auditing.conclusion import Conclusion
 from dtfm.coordinator.core.state import ATTEMPTS
 from dtfm.coordinator.core.transition import Transition
-from dtfm.coordinator.core.trust.audits import Strike
 from dtfm.coordinator.core.trust.standing import party_of
+from dtfm.coordinator.core.trust.strikes import Record
 from dtfm.coordinator.core.trust.verdict import Against, against_one
 from dtfm.coordinator.core.validation import name_some
 from dtfm.coordinator.log.charges import Charge
@@ -17,40 +17,40 @@ from dtfm.coordinator.log.ledger import Ledger
 
 
 def obstruction(transition: Transition) -> Conclusion | None:
-    """Whether audits come to nothing because of one node, again and again. What is remembered of it is forgotten then."""
-    memory = transition.state.auditing
-    for node in sorted(memory.silent.keys() | memory.withheld.keys()):
-        found = _of_silence(memory.silent.get(node, 0), node)
-        found = found or _of_withholding(transition.state.ledger, memory.withheld.get(node, ()), node)
+    """Whether audits come to nothing because of one party, too often. What is remembered of it is forgotten then."""
+    remembered, ledger = transition.state.auditing, transition.state.ledger
+    for who in sorted(remembered.silent.keys() | {who for who, _ in remembered.withheld}):
+        found = _of_silence(remembered.silent.get(who))
+        found = found or _of_withholding(
+            ledger, {of: record for (by, of), record in remembered.withheld.items() if by == who}, who
+        )
         if found is not None:
-            silent = {each: times for each, times in memory.silent.items() if each != node}
-            withheld = {each: strikes for each, strikes in memory.withheld.items() if each != node}
-            memory = replace(memory, silent=silent, withheld=withheld)
-            transition.state = replace(transition.state, auditing=memory)
+            memory.forgotten(transition, who)
             return found
     return None
 
 
-def _of_silence(times: int, node: str) -> Conclusion | None:
-    if times < ATTEMPTS:
+def _of_silence(record: Record | None) -> Conclusion | None:
+    if record is None or record.attempts < ATTEMPTS:
         return None
-    reason = f"it has not answered {times} audits in a row"
-    return Conclusion(Against((node,), undecided=True), Charge.WITHHELD, reason)
+    reason = f"it did not answer {record.attempts} audits, with few that it did in between"
+    return Conclusion(Against((record.strikes[-1].node,), undecided=True), Charge.WITHHELD, reason)
 
 
-def _of_withholding(ledger: Ledger, strikes: Sequence[Strike], node: str) -> Conclusion | None:
-    """Two other parties are believed. Of one it is its word against the node's, and that counts only where the node was audited
-    itself: it alone gains by withholding."""
+def _of_withholding(ledger: Ledger, records: Mapping[str, Record], who: str) -> Conclusion | None:
+    """``records``: by the party of the audited. Two other parties are believed. Of one it is its word against the accused's, and
+    that counts only where this one was audited itself: it alone gains by withholding."""
     party = party_of(ledger)
-    by = {party(strike.by): strike.by for strike in strikes if party(strike.by) != party(node)}
-    if len({strike.step for strike in strikes}) < ATTEMPTS or not by:
+    strikes = [strike for record in records.values() for strike in record.strikes]
+    by = {party(each): each for strike in strikes for each in strike.by if party(each) != who}
+    attempts = len({(strike.generation, strike.step) for strike in strikes})
+    if attempts < ATTEMPTS or not by:
         return None
-    reason = (
-        f"{ATTEMPTS} audits in a row could not be done, as it withheld what they need, said {name_some(by.values())}"
-    )
+    node = strikes[-1].node
+    reason = f"{attempts} audits could not be done, as it withheld what they need, said {name_some(by.values())}"
     if len(by) > 1:
         verdict = Against((node,), tuple(sorted(by.values())), undecided=True)
         return Conclusion(verdict, Charge.WITHHELD, reason)
-    if all(strike.of == node for strike in strikes):
+    if records.keys() == {who}:
         return Conclusion(against_one(ledger, (node, *by.values())), Charge.WITHHELD, reason)
     return None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from dtfm.coordinator.core.trust.strikes import Record
 from dtfm.protos import control_pb2 as wire
 
 COMPARED = ("activations", "gradients", "addends", "losses")
@@ -50,25 +51,30 @@ class Audit:
 
 
 @dataclass(frozen=True, slots=True)
-class Strike:
-    """In ``step``, ``by`` said that a node did not hand out what an audit ``of`` its own work or another node's needs."""
+class OpenRequest:
+    """``by`` was at work on an audit of ``node`` for this attempt at a step when that one left."""
 
-    step: int
     by: str
-    of: str
+    node: str
+    generation: int
+    step: int
 
 
 @dataclass(frozen=True, slots=True)
 class Auditing:
-    """What is remembered from audit to audit. ``number`` is the last request's. ``silent``: by node, how many in a row it has not
-    answered. ``withheld``: by node, the last strikes; it is rid of those for which audits of the same work could be done later.
-    ``cannot``: the layers [first, past_last) of the stages of which it was logged that their work cannot be audited.
-    ``allowances``: by party, how much is done again for its alarms (alarms.py); who is not named has the whole allowance.
-    ``goes_on``: the step that may go on from where it was interrupted. ``resumed``: the last that was committed which did."""
+    """What is remembered from audit to audit. ``number`` is the last request's. ``silent``: by party, the audits that it was to
+    do and did not answer. ``withheld``: by (party that did not hand out what audits need, party that was audited). ``due``: the
+    parties whose work is done again in any case when they next take part in a step. ``left``: by number, the last requests whose
+    answers may still come though the node has left. ``cannot``: the layers [first, past_last) of the stages of which it was
+    logged that their work cannot be audited. ``allowances``: by party, how much is done again for its alarms (alarms.py); who is
+    not named has the whole allowance. ``goes_on``: the step that may go on from where it was interrupted. ``resumed``: the last
+    that was committed which did."""
 
     number: int = 0
-    silent: Mapping[str, int] = field(default_factory=dict)
-    withheld: Mapping[str, tuple[Strike, ...]] = field(default_factory=dict)
+    silent: Mapping[str, Record] = field(default_factory=dict)
+    withheld: Mapping[tuple[str, str], Record] = field(default_factory=dict)
+    due: frozenset[str] = frozenset()
+    left: Mapping[int, OpenRequest] = field(default_factory=dict)
     cannot: frozenset[tuple[int, int]] = frozenset()
     allowances: Mapping[str, float] = field(default_factory=dict)
     goes_on: int | None = None

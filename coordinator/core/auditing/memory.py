@@ -1,0 +1,76 @@
+"""What is remembered of audits that came to nothing, and of those that came to something."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+
+from dtfm.coordinator.core.state import Stepping
+from dtfm.coordinator.core.transition import Transition
+from dtfm.coordinator.core.trust.audits import OpenRequest
+from dtfm.coordinator.core.trust.standing import party_of
+from dtfm.coordinator.core.trust.strikes import Strike, struck, worked_off
+
+MOST_LEFT = 256
+"""Requests whose answers may still come though the node that was audited has left."""
+
+
+def withheld(transition: Transition, node: str, of: str, by: Collection[str], attempt: tuple[int, int]) -> None:
+    """``by`` say that the node did not hand out what an audit ``of`` its own or another's work needs, in this ``attempt``
+    (generation, step). If it was its own, that is done again when it next takes part."""
+    memory, party = transition.state.auditing, party_of(transition.state.ledger)
+    strike = Strike(*attempt, node, tuple(sorted(by)))
+    records = struck(memory.withheld, (party(node), party(of)), strike)
+    due = memory.due | {party(node)} if node == of else memory.due
+    transition.state = replace(transition.state, auditing=replace(memory, withheld=records, due=due))
+
+
+def handed_out(transition: Transition, nodes: Collection[str], of: str) -> None:
+    """An audit ``of`` this node's work came to something, for which these nodes' tensors were needed. Nobody works off what
+    audits of one node needed by what it hands out for those of others."""
+    memory, party = transition.state.auditing, party_of(transition.state.ledger)
+    records = memory.withheld
+    for who in sorted({party(node) for node in nodes}):
+        records = worked_off(records, (who, party(of)))
+    transition.state = replace(transition.state, auditing=replace(memory, withheld=records))
+
+
+def silent(transition: Transition, node: str, attempt: tuple[int, int]) -> None:
+    """It was to do others' work again, and has not said in time what came of it."""
+    memory, party = transition.state.auditing, party_of(transition.state.ledger)
+    records = struck(memory.silent, party(node), Strike(*attempt, node))
+    transition.state = replace(transition.state, auditing=replace(memory, silent=records))
+
+
+def answered(transition: Transition, node: str) -> None:
+    memory, party = transition.state.auditing, party_of(transition.state.ledger)
+    records = worked_off(memory.silent, party(node))
+    transition.state = replace(transition.state, auditing=replace(memory, silent=records))
+
+
+def forgotten(transition: Transition, who: str) -> None:
+    """A verdict takes the place of what is remembered of this party."""
+    memory = transition.state.auditing
+    kept = {pair: record for pair, record in memory.withheld.items() if pair[0] != who}
+    heard = {each: record for each, record in memory.silent.items() if each != who}
+    transition.state = replace(transition.state, auditing=replace(memory, withheld=kept, silent=heard))
+
+
+def put_off(transition: Transition, phase: Stepping, leaver: str) -> None:
+    """The step ends while audits are open. Whose work they are of is audited when it next takes part. Of the ``leaver`` answers
+    may still come: who calls audits off by leaving when its tensors are asked for has had its work done again by then."""
+    memory, ledger = transition.state.auditing, transition.state.ledger
+    party, left = party_of(ledger), dict(memory.left)
+    for audit in phase.audits:
+        for by, request in audit.awaited.items() if audit.order.node == leaver else ():
+            left[request.number] = OpenRequest(by, leaver, ledger.generation, phase.step)
+    due = memory.due | {party(audit.order.node) for audit in phase.audits}
+    memory = replace(memory, due=due, left=dict(list(left.items())[-MOST_LEFT:]))
+    transition.state = replace(transition.state, auditing=memory)
+
+
+def drawn_again(transition: Transition, nodes: Collection[str]) -> None:
+    """These nodes' work is being done again."""
+    memory, party = transition.state.auditing, party_of(transition.state.ledger)
+    due = memory.due - {party(node) for node in nodes}
+    transition.state = replace(transition.state, auditing=replace(memory, due=due))

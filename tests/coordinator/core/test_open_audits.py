@@ -1,0 +1,282 @@
+"""Audits that come to nothing: nobody gets work past them by withholding, leaving or failing, and who is slow or lost by accident
+is not accused of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dtfm.coordinator.core.state import State, Stepping
+from dtfm.coordinator.core.trust.strikes import WORKED_OFF_BY
+from dtfm.coordinator.log import events as ev
+from dtfm.coordinator.log.charges import Charge
+from dtfm.protos import control_pb2 as wire
+from tests.coordinator.audits import audited
+from tests.coordinator.core.test_auditing import (
+    all_vote,
+    answer_all,
+    asked,
+    auditing,
+    auditor_of,
+    quarantined,
+    replicas,
+)
+from tests.coordinator.script import LONG, World, fresh_state
+
+ASKED_IN_VAIN = {"withheld_by": "c", "problem": "WITHHELD"}
+"""An auditor has come to another digest than c, which hands out nothing to compare with."""
+
+
+def asked_for(world: World, node: str) -> None:
+    """Other audits are answered until this node's own work is being done again."""
+    while not asked(world)[node] or world.last_to(auditor_of(world, node), "audit").node != node:
+        other, by = next((of, by[0]) for of, by in asked(world).items() if of != node and by)
+        assert world.last_to(by, "audit").node == other
+        world.audit(by)
+
+
+def trains_again(world: World) -> None:
+    """All plans that are adopted are taken up."""
+    while not isinstance(world.state.phase, Stepping):
+        if world.state.phase.__class__.__name__ == "Pausing":
+            world.apply()
+        world.settle()
+
+
+def aborts(world: World) -> list[str]:
+    return [event.problem for event in world.events(ev.StepAborted)]
+
+
+def test_a_step_of_which_the_audited_node_withholds_its_own_part_does_not_count_and_the_next_is_audited() -> None:
+    world = auditing("a", "b", "c", rate=0.02)
+    drawn(world, "c")
+    answer_all(world, of="c", **ASKED_IN_VAIN)
+    before = world.state.ledger.step
+    assert aborts(world) == ["UNAUDITED"]
+    assert not quarantined(world)
+    world.settle()
+    all_vote(world)
+    assert world.state.ledger.step == before
+    assert "c" in asked(world), "its next step is audited for certain"
+    answer_all(world)
+    assert world.state.ledger.step == before + 1
+
+
+def drawn(world: World, node: str) -> None:
+    """Steps pass until this node's work of one is done again."""
+    all_vote(world)
+    while node not in asked(world):
+        answer_all(world)
+        all_vote(world)
+
+
+def test_who_was_given_nothing_is_not_believed_against_somebody_who_finds_the_work_right() -> None:
+    world = auditing("a", "b", "c")
+    all_vote(world)
+    asked_for(world, "a")
+    first = auditor_of(world, "a")
+    world.audit(first, withheld_by="a", problem="WITHHELD")
+    answer_all(world)
+    assert world.state.ledger.step == 1
+    assert not world.state.auditing.withheld
+    assert not quarantined(world)
+
+
+def test_where_one_auditor_comes_to_nothing_another_party_is_asked() -> None:
+    world = auditing("a", "b", "c")
+    all_vote(world)
+    asked_for(world, "a")
+    first = auditor_of(world, "a")
+    world.audit(first, problem="no room")
+    (second,) = {"b", "c"} - {first}
+    asked_for(world, "a")
+    assert auditor_of(world, "a") == second
+    world.audit(second, addends=2.0)
+    assert quarantined(world) == [("c", Charge.AUDIT, True)], "their word against each other: who came last"
+
+
+def test_a_problem_does_not_hide_an_error() -> None:
+    world = auditing("a", "b", "c")
+    for _ in range(2):
+        if not quarantined(world):
+            answer_all(world, addends=2.0, problem="UNUSABLE: a piece")
+    assert quarantined(world) == [("a", Charge.AUDIT, False)]
+
+
+def test_two_parties_of_which_one_compared_and_one_was_given_nothing_go_against_the_liar_undecided() -> None:
+    world = auditing("a", "b", "c")
+    all_vote(world)
+    asked_for(world, "c")
+    world.audit(auditor_of(world, "c"), addends=2.0)
+    asked_for(world, "c")
+    world.audit(auditor_of(world, "c"), **ASKED_IN_VAIN)
+    assert quarantined(world) == [("c", Charge.AUDIT, True)]
+    assert world.events(ev.NodeQuarantined)[0].against == ("a", "b")
+
+
+def test_who_withholds_whenever_it_has_lied_and_behaves_in_between_is_suspended() -> None:
+    """It lies until it is asked for its tensors, behaves for a while, and lies again."""
+    world = auditing("a", "b", "c", "d", rate=0.02)
+    committed = behave = 0
+    while not quarantined(world) and world.state.ledger.step < 2000:
+        trains_again(world)
+        before, lying = world.state.ledger.step, not behave
+        behave = max(behave - 1, 0)
+        strikes = sum(record.attempts for record in world.state.auditing.withheld.values())
+        answer_all(world, of="c", **(ASKED_IN_VAIN if lying else {}))
+        committed += lying and world.state.ledger.step > before
+        if sum(record.attempts for record in world.state.auditing.withheld.values()) > strikes:
+            behave = 10
+    assert quarantined(world) == [("c", Charge.WITHHELD, True)]
+    assert committed < 200
+
+
+def test_a_strike_is_worked_off_by_many_audits_that_come_to_something() -> None:
+    world = auditing("a", "b", "c")
+    answer_all(world, of="c", **ASKED_IN_VAIN)
+    world.settle()
+    for _ in range(WORKED_OFF_BY - 1):
+        answer_all(world)
+        assert world.state.auditing.withheld
+    answer_all(world)
+    assert not world.state.auditing.withheld
+
+
+def test_who_leaves_while_its_work_is_done_again_is_audited_when_it_comes_back() -> None:
+    world = auditing("a", "b", "c", rate=0.02)
+    drawn(world, "c")
+    before = world.state.ledger.step
+    world.lose("c")
+    assert world.state.ledger.step == before
+    assert aborts(world) == ["UNAUDITED"]
+    come_back(world, "c")
+    world.automatic_audits = False
+    all_vote(world)
+    assert "c" in asked(world)
+
+
+def come_back(world: World, node: str) -> None:
+    """It joins again, and has its part again."""
+    world.automatic_audits = True
+    trains_again(world)
+    world.join(node)
+    while node not in world.plan_in_force.nodes or not isinstance(world.state.phase, Stepping):
+        if isinstance(world.state.phase, Stepping):
+            world.step()
+        trains_again(world)
+
+
+def test_who_leaves_whenever_it_is_asked_for_work_that_came_out_otherwise_is_suspended() -> None:
+    """Its auditor says so a moment after it has gone."""
+    world = auditing("a", "b", "c")
+    for times in range(1, 4):
+        assert not quarantined(world)
+        all_vote(world)
+        asked_for(world, "c")
+        by = auditor_of(world, "c")
+        order = world.last_to(by, "audit")
+        world.lose("c")
+        world.hear(by, audited(order, **ASKED_IN_VAIN))
+        assert sum(record.attempts for record in world.state.auditing.withheld.values()) == times
+        if times < 3:
+            come_back(world, "c")
+            world.automatic_audits = False
+    trains_again(world)
+    all_vote(world)
+    assert [(node, charge) for node, charge, _ in quarantined(world)] == [("c", Charge.WITHHELD)]
+
+
+def test_who_leaves_by_accident_while_it_is_audited_is_not_accused() -> None:
+    """Its auditors have come to the same, or are called off before they have come to anything."""
+    world = auditing("a", "b", "c")
+    for times in range(8):
+        all_vote(world)
+        asked_for(world, "c")
+        by = auditor_of(world, "c")
+        order = world.last_to(by, "audit")
+        world.lose("c")
+        if times % 2:
+            world.hear(by, audited(order))
+        come_back(world, "c")
+        world.automatic_audits = False
+    assert not quarantined(world)
+    assert not world.state.auditing.withheld
+
+
+def test_a_late_answer_counts_from_whom_it_is_due_once_and_of_who_has_left() -> None:
+    world = auditing("a", "b", "c")
+    all_vote(world)
+    asked_for(world, "c")
+    by = auditor_of(world, "c")
+    order = world.last_to(by, "audit")
+    (other,) = {"a", "b"} - {by}
+    world.lose("c")
+    world.hear(other, audited(order, **ASKED_IN_VAIN))
+    assert not world.state.auditing.withheld
+    for _ in range(2):
+        world.hear(by, audited(order, **ASKED_IN_VAIN))
+    assert [record.attempts for record in world.state.auditing.withheld.values()] == [1]
+    assert len(next(iter(world.state.auditing.withheld.values())).strikes) == 1
+
+
+@pytest.mark.parametrize("how", ["another leaves", "another fails", "it fails", "it loses another"])
+def test_what_was_found_wrong_is_not_forgotten_when_the_step_is_interrupted(how: str) -> None:
+    world = auditing("a", "b", "c", "d")
+    all_vote(world)
+    asked_for(world, "c")
+    by = auditor_of(world, "c")
+    world.audit(by, addends=2.0)
+    (accomplice,) = {"b", "d"} - {by} if by in "bd" else {"b"}
+    match how:
+        case "another leaves":
+            world.lose(accomplice)
+        case "another fails":
+            world.fail_step(accomplice, wire.INTERNAL)
+        case "it fails":
+            world.fail_step("c", wire.INTERNAL)
+        case "it loses another":
+            world.fail_step("c", wire.PEER_LOST, peer="a")
+    assert world.state.ledger.step == 0, "the step was not committed"
+    assert world.state.auditing.withheld["c", "c"].strikes[0].by == (by,)
+    trains_again(world)
+    all_vote(world)
+    assert "c" in asked(world)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(3, 5), st.binary(min_size=32, max_size=32), st.data())
+def test_honest_nodes_that_come_and_go_are_never_accused(count: int, secret: bytes, data: st.DataObject) -> None:
+    """Nor if a link between two of them is too slow for audits now and then."""
+    names = "abcdef"[:count]
+    state: State = fresh_state(**LONG, trust={"audit_rate": 0.3}, cluster={"nodes": count})
+    world = World(replace(state, secret=secret), replicas)
+    world.join(*names)
+    world.settle()
+    world.automatic_audits = False
+    for _ in range(20):
+        all_vote(world)
+        leaver = data.draw(st.sampled_from([None, None, None, *names]))
+        if leaver is not None:
+            world.lose(leaver)
+            come_back(world, leaver)
+            world.automatic_audits = False
+        else:
+            answers(world, data)
+        trains_again(world)
+    assert not quarantined(world)
+
+
+def answers(world: World, data: st.DataObject) -> None:
+    step = world.state.ledger.step
+    while world.state.ledger.step == step and isinstance(world.state.phase, Stepping) and asked(world):
+        for accused, by in list(asked(world).items()):
+            for node in by:
+                order = world.last_to(node, "audit")
+                slow = order.node == accused and data.draw(st.integers(0, 20)) == 0
+                changes: dict[str, Any] = {"problem": "SLOW: it took too long"} if slow else {}
+                if node in asked(world).get(accused, ()):
+                    world.audit(node, **changes)
