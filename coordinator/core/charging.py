@@ -24,7 +24,9 @@ def quarantine(transition: Transition, verdict: Against, charge: Charge, reason:
         key = party if party == ledger.key_of(node) else ""
         said = f"{reason}; {_UNDECIDED.format(node)}" if verdict.undecided else reason
         transition.emit(
-            NodeQuarantined(node, charge, shorten(said), ledger.step, verdict.undecided, verdict.others, key)
+            NodeQuarantined(
+                node, charge, shorten(said), ledger.step, verdict.undecided, verdict.others, key, verdict.weighed
+            )
         )
     if not transition.state.ledger.failures:
         transition.state = replace(transition.state, also=())

@@ -487,7 +487,8 @@ class Revoked:
 class NodeQuarantined:
     """A member takes no part any more until somebody forgives it. ``step``: the last committed one. ``key``: whose names are all
     bound by this (SubjectPublicKeyInfo in base64); empty: the name alone. ``undecided``: it may not be at fault, as it
-    was one word against another, that of ``against``, or something came from elsewhere."""
+    was one word against another, that of ``against``, or something came from elsewhere. ``weighed``: it went as those had the
+    better standing, which they have used up by that (trust/standing.py)."""
 
     node: str
     charge: Charge
@@ -496,6 +497,7 @@ class NodeQuarantined:
     undecided: bool = False
     against: tuple[str, ...] = ()
     key: str = ""
+    weighed: bool = False
     event: Literal["node_quarantined"] = "node_quarantined"
 
 

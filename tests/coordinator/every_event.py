@@ -71,7 +71,7 @@ EVERY_EVENT: list[ev.Event] = [
     ev.InvitationMade("0123456789ab", "ab" * 32, "Bob's PC", "node", 1.7e9, 1.8e9, 3, "operator"),
     ev.Enrolled("a", "node", "MFkw", "0123456789ab"),
     ev.Revoked("a", ("0123456789ab",), 1.75e9, "operator"),
-    ev.NodeQuarantined("a", Charge.DIGEST, "why", 3, True, ("b",), "MFkw"),
+    ev.NodeQuarantined("a", Charge.DIGEST, "why", 3, True, ("b",), "MFkw", True),
     ev.NodesBenched(("a", "a-2"), "why"),
     ev.StateAgreed(1, ("ab12", "")),
     ev.StateRefused(1, 2, "c", ("a", "b"), 3),

@@ -31,8 +31,8 @@ def party_of(ledger: Ledger) -> Callable[[str], str]:
 
 
 def weakest(ledger: Ledger, names: Iterable[str]) -> str:
-    """The one of least standing among the names. Least is who has earned least (log/standing.py), then who was a party to an
-    undecided quarantine before, then who took part in the fewest committed steps of this run, then who came last."""
+    """The one of least standing among the names. Least is who has earned least (log/standing.py), then whose standing has
+    had others quarantined more often, then who took part in the fewest committed steps of this run, then who came last."""
     of = standing(ledger)
     return min(sorted(names), key=of)
 
@@ -41,7 +41,7 @@ def standing(ledger: Ledger) -> Callable[[str], tuple[int, int, int, int]]:
     """By name, the standing of its party: larger is more. See `weakest`."""
     party = party_of(ledger)
     disputes = Counter(
-        who for why in ledger.quarantined.values() if why.undecided for who in {party(name) for name in why.against}
+        who for why in ledger.quarantined.values() if why.weighed for who in {party(name) for name in why.against}
     )
     steps: dict[str, int] = {}
     came: dict[str, int] = {}

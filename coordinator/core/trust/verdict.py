@@ -21,11 +21,13 @@ in turn can do that, and so can two bad machines."""
 @dataclass(frozen=True, slots=True)
 class Against:
     """These ``members`` are to be quarantined, a name for each party. ``undecided``: they may not be at fault; it is their word
-    against that of the ``others``, who had the better standing, or what they suffer from may have come from elsewhere."""
+    against that of the ``others``, or what they suffer from may have come from elsewhere. ``weighed``: the others had the better
+    standing, and nothing else speaks for them."""
 
     members: tuple[str, ...]
     others: tuple[str, ...] = ()
     undecided: bool = False
+    weighed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,15 +72,15 @@ def settle(ledger: Ledger, views: Mapping[str, View], agree: Callable[[View, Vie
     if not losers:
         return None
     others = {party(node): node for node in sorted(views, reverse=True) if party(node) in winners}
-    undecided = bool(others) and 2 * len(winners) <= len(everybody)
-    return Against(tuple(sorted(losers.values())), tuple(sorted(others.values())), undecided)
+    weighed = bool(others) and 2 * len(winners) <= len(everybody)
+    return Against(tuple(sorted(losers.values())), tuple(sorted(others.values())), undecided=weighed, weighed=weighed)
 
 
 def against_one(ledger: Ledger, suspects: Collection[str]) -> Against:
     """One of them is at fault. If there are several, who of them has the least standing is quarantined, undecided."""
     party, accused = party_of(ledger), weakest(ledger, suspects)
     others = tuple(sorted(node for node in suspects if party(node) != party(accused)))
-    return Against((accused,), others, undecided=bool(others))
+    return Against((accused,), others, undecided=bool(others), weighed=bool(others))
 
 
 def blame_for_waiting(ledger: Ledger) -> Against | Unsettled:

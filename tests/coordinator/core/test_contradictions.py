@@ -87,7 +87,9 @@ def test_the_replica_whose_state_differs_from_that_of_two_others_is_quarantined(
     mismatch = world.events(ev.DigestMismatch)[-1]
     assert (mismatch.step, mismatch.stage, set(mismatch.digests)) == (2, 0, set("abc"))
     assert verdicts(world) == [("b", Charge.DIGEST, True)]
-    assert world.events(ev.NodeQuarantined)[-1].against == ("a", "c"), "one of them may have sent it another result"
+    went = world.events(ev.NodeQuarantined)[-1]
+    assert went.against == ("a", "c"), "one of them may have sent it another result"
+    assert not went.weighed, "their number has decided, so neither has used up its standing"
     assert world.events(ev.RolledBack) == []
     goes_on_without(world, "b")
 
@@ -112,7 +114,7 @@ def test_between_two_replicas_the_one_of_less_standing_is_suspended_and_all_go_b
         world.vote(node, **({"state_digest": LIE} if node == "a" else {}))
     assert verdicts(world) == [("b", Charge.DIGEST, True)]  # it came after a
     suspended = world.events(ev.NodeQuarantined)[-1]
-    assert suspended.against == ("a",)
+    assert (suspended.against, suspended.weighed) == (("a",), True)
     assert "it may not be at fault: `dtfm-coordinator forgive b`" in suspended.reason
     back = world.events(ev.RolledBack)[-1]
     assert (back.from_step, back.step) == (4, 2), "that of step 4 is of the state on which they differ"

@@ -25,8 +25,8 @@ def ledger(keys: str, steps: tuple[int, ...] = (), *quarantined: NodeQuarantined
     )
 
 
-def undecided(node: str, against: str) -> NodeQuarantined:
-    return NodeQuarantined(node, Charge.DIGEST, "why", 1, undecided=True, against=(against,))
+def undecided(node: str, against: str, *, weighed: bool = True) -> NodeQuarantined:
+    return NodeQuarantined(node, Charge.DIGEST, "why", 1, undecided=True, against=(against,), weighed=weighed)
 
 
 def test_all_names_of_a_key_are_one_party() -> None:
@@ -81,6 +81,11 @@ def test_newcomers_do_not_crowd_out_what_others_have_earned(monkeypatch: pytest.
     assert list(known.worked) == ["n0", "n1", "n2", "n3", "n8"]
 
 
-def test_who_was_party_to_an_undecided_quarantine_is_weaker_than_all_others() -> None:
+def test_whose_standing_had_another_quarantined_is_weaker_than_all_others() -> None:
     known = ledger("abc", (500, 1, 1), undecided("gone", against="n0"))
     assert weakest(known, ["n0", "n1"]) == "n0"
+
+
+def test_to_be_one_of_those_who_outvoted_another_costs_nothing() -> None:
+    known = ledger("abc", (500, 1, 1), undecided("gone", against="n0", weighed=False))
+    assert weakest(known, ["n0", "n1"]) == "n1"

@@ -48,24 +48,28 @@ def test_a_party_with_many_names_has_one_voice() -> None:
 
 
 def test_a_party_that_contradicts_itself_is_not_believed() -> None:
-    assert settle(ledger("aab"), views("xyx"), operator.eq) == Against(("n0",), ("n2",), undecided=True)
+    assert settle(ledger("aab"), views("xyx"), operator.eq) == Against(("n0",), ("n2",), undecided=True, weighed=True)
     assert settle(ledger("aab"), {"n0": "x", "n1": "y"}, operator.eq) == Against(("n0",))
 
 
 def test_one_word_against_another_is_undecided_and_the_one_of_less_standing_goes() -> None:
-    assert settle(ledger("ab", (7, 3)), views("xy"), operator.eq) == Against(("n1",), ("n0",), undecided=True)
-    assert settle(ledger("ab", (3, 7)), views("xy"), operator.eq) == Against(("n0",), ("n1",), undecided=True)
+    assert settle(ledger("ab", (7, 3)), views("xy"), operator.eq) == Against(
+        ("n1",), ("n0",), undecided=True, weighed=True
+    )
+    assert settle(ledger("ab", (3, 7)), views("xy"), operator.eq) == Against(
+        ("n0",), ("n1",), undecided=True, weighed=True
+    )
 
 
 def test_who_has_outlasted_one_undecided_contradiction_does_not_outlast_the_next() -> None:
     """Or one of the best standing could have all newcomers suspended, one after the other."""
     known = ledger("ab", (500, 1), undecided("before", against="n0"))
-    assert settle(known, views("xy"), operator.eq) == Against(("n0",), ("n1",), undecided=True)
+    assert settle(known, views("xy"), operator.eq) == Against(("n0",), ("n1",), undecided=True, weighed=True)
 
 
 def test_without_a_majority_the_largest_group_is_believed_for_the_time_being() -> None:
     verdict = settle(ledger("abcd", (0, 0, 9, 9)), views("xxyz"), operator.eq)
-    assert verdict == Against(("n2", "n3"), ("n0", "n1"), undecided=True)
+    assert verdict == Against(("n2", "n3"), ("n0", "n1"), undecided=True, weighed=True)
 
 
 @given(st.lists(st.sampled_from("xyz"), min_size=1, max_size=7), st.text("abc", min_size=7, max_size=7))
@@ -169,14 +173,14 @@ def test_only_who_was_waited_for_each_time_is_accused() -> None:
     assert blame_for_waiting(waited_for("01", "02", "0")) == Against(("n0",))
     assert blame_for_waiting(waited_for("0", "0", "1")) == Unsettled()
     assert blame_for_waiting(waited_for("0", "0", "1", "1", "1")) == Against(("n1",))
-    assert blame_for_waiting(waited_for("01", "01", "012")) == Against(("n1",), ("n0",), undecided=True)
+    assert blame_for_waiting(waited_for("01", "01", "012")) == Against(("n1",), ("n0",), undecided=True, weighed=True)
     assert blame_for_waiting(waited_for("", "0", "0")) == Unsettled()
 
 
 def test_of_those_who_are_silent_in_turn_one_goes_who_was_suspected_most_often() -> None:
     in_turn = ("0123", "0", "1", "0", "1", "0", "1", "0", "12")
     assert blame_for_waiting(waited_for(*in_turn[1:])) == Unsettled()
-    assert blame_for_waiting(waited_for(*in_turn)) == Against(("n1",), ("n0",), undecided=True)
+    assert blame_for_waiting(waited_for(*in_turn)) == Against(("n1",), ("n0",), undecided=True, weighed=True)
     assert blame_for_waiting(waited_for(*in_turn, "0")) == Against(("n0",), undecided=True)
     assert times_suspected(waited_for(*in_turn), "n2") == 2
     assert blame_for_waiting(waited_for(*[""] * 9)) == Unsettled()
@@ -199,4 +203,4 @@ def test_who_waits_with_one_name_after_the_other_is_accused_too() -> None:
 def test_of_several_suspects_the_one_of_least_standing_goes_undecided() -> None:
     known = ledger("abc", (4, 2, 9))
     assert against_one(known, {"n1"}) == Against(("n1",))
-    assert against_one(known, {"n0", "n1", "n2"}) == Against(("n1",), ("n0", "n2"), undecided=True)
+    assert against_one(known, {"n0", "n1", "n2"}) == Against(("n1",), ("n0", "n2"), undecided=True, weighed=True)
