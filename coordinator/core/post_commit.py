@@ -132,7 +132,8 @@ def awaits(state: State, phase: Pausing) -> str:
 def overdue(transition: Transition, phase: Pausing) -> None:
     """The pause exceeded its deadline, though heartbeats came. A held-out loss is given up, as it takes whole chains of nodes,
     and a checkpoint by `snapshot.end_overdue`. Otherwise what was to be done is done again. Each node confirms by itself, so
-    after ATTEMPTS it is settled against one that never did. If nobody ever did, the run has failed."""
+    after ATTEMPTS it is settled against one that never did. If nobody ever did, the run has failed; but strangers, who could all
+    be one, go one after the other."""
     state, ledger = transition.state, transition.state.ledger
     assert ledger.plan is not None
     step = ledger.step
@@ -156,7 +157,7 @@ def overdue(transition: Transition, phase: Pausing) -> None:
     everybody = {party(node) for node in ledger.plan.nodes}
     match blame_for_waiting(transition.state.ledger):
         case Against(members, others) if is_alone(ledger) or (
-            len(everybody) > 1 and {party(node) for node in (*members, *others)} == everybody
+            not ledger.is_open and len(everybody) > 1 and {party(node) for node in (*members, *others)} == everybody
         ):
             fail(transition, f"{ATTEMPTS} attempts in a row: {reason}")
         case Against() as verdict:

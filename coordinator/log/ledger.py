@@ -477,6 +477,7 @@ def _quarantined(ledger: Ledger, event: ev.NodeQuarantined) -> Ledger:
         {"failures": (), **_NO_TRIAL} if event.charge is Charge.OPERATOR or ledger.tried_without else {}
     )
     names = {event.node, *(name for name, holder in ledger.access.items() if event.key and holder.key == event.key)}
+    settled = names if ledger.is_open else set[str]()  # what strangers said before is settled against them
     who = event.key or event.node
     quarantined = dict(list({**ledger.quarantined, who: event}.items())[-MOST_QUARANTINED:])
     return replace(
@@ -485,7 +486,8 @@ def _quarantined(ledger: Ledger, event: ev.NodeQuarantined) -> Ledger:
         quarantined=quarantined,
         waited_for=(),
         evaded={},
-        plan_failures=tuple(node for node in ledger.plan_failures if not ledger.is_open or node not in names),
+        plan_failures=tuple(node for node in ledger.plan_failures if node not in settled),
+        checkpoint_failures=tuple(node for node in ledger.checkpoint_failures if node not in settled),
         **anew,
     )
 

@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from dtfm.coordinator.core.charging import quarantine
-from dtfm.coordinator.core.ending import fail
+from dtfm.coordinator.core.ending import fail, fail_or_suspend
 from dtfm.coordinator.core.messages import peer_message
 from dtfm.coordinator.core.safekeeping.availability import on_disk, parameter_bytes
 from dtfm.coordinator.core.safekeeping.donors import donors_at_work
@@ -22,7 +22,7 @@ from dtfm.coordinator.core.safekeeping.standby import rests_on_one_machine
 from dtfm.coordinator.core.state import ATTEMPTS, Admission, Destination, Layers, Session, SnapshotTally, State
 from dtfm.coordinator.core.transition import ManifestDone, TidyCheckpoints, Transition, WriteManifest
 from dtfm.coordinator.core.trust.standing import is_alone, weakest
-from dtfm.coordinator.core.trust.verdict import Against, OfTheRun, against_one, blame
+from dtfm.coordinator.core.trust.verdict import Against, OfTheRun, against_one, blame, named_twice
 from dtfm.coordinator.core.validation import check_own_layers, check_parts, shorten
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.charges import Charge
@@ -310,7 +310,11 @@ def _give_up(
     verdict = OfTheRun() if is_alone(ledger) or not accused else blame(ledger, failures)
     match verdict:
         case OfTheRun() if tally.step == transition.state.run.train.steps:
-            fail(transition, f"all steps are trained, but the last checkpoint could not be written: {reason}")
+            why = f"all steps are trained, but the last checkpoint could not be written: {reason}"
+            if is_alone(ledger) or not accused:
+                fail(transition, why)
+            else:
+                fail_or_suspend(transition, named_twice(ledger, failures), Charge.SNAPSHOT, why)
         case Against():
             why = f"{ATTEMPTS} checkpoints failed because of it; the last: {reason}"
             verdict = against_one(ledger, suspects)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -25,10 +26,10 @@ def verdicts(world: World) -> list[tuple[str, Charge, bool]]:
     return [(why.node, why.charge, why.undecided) for why in world.events(ev.NodeQuarantined)]
 
 
-def of_strangers(*nodes: str, stages: int = 2) -> World:
+def of_strangers(*nodes: str, stages: int = 2, **changes: dict[str, Any]) -> World:
     """As `training`, in mode "open", each with a key of its own."""
     cluster = {"nodes": len(nodes), "stages": stages}
-    world = World(fresh_state(**LONG, trust={"mode": "open"}, cluster=cluster))
+    world = World(fresh_state(**{**LONG, **changes}, trust={"mode": "open"}, cluster=cluster))
     for node in nodes:
         world.belong_together(node, key=f"key of {node}")
     world.join(*nodes)
@@ -766,6 +767,38 @@ def test_a_last_checkpoint_that_two_parties_cannot_write_fails_the_run() -> None
     assert "the last checkpoint could not be written: b could not write its part: no room" in (
         world.events(ev.RunFailed)[-1].reason
     )
+
+
+def strangers_after_the_last_step(*nodes: str) -> World:
+    world = of_strangers(*nodes, train={"steps": 1})
+    world.step()
+    world.evaluate()
+    return world
+
+
+def test_two_strangers_who_cannot_write_the_last_checkpoint_are_suspended_and_the_others_write_it() -> None:
+    world = strangers_after_the_last_step(*"abklcd")
+    for node in "klkl":
+        fail_last_checkpoint(world, node)
+    assert verdicts(world) == [("k", Charge.SNAPSHOT, True), ("l", Charge.SNAPSHOT, True)]
+    assert world.state.ledger.checkpoint_failures == ()
+    world.settle()
+    world.evaluate()
+    world.apply()
+    world.save()
+    assert world.exit_code == 0
+
+
+def test_strangers_who_all_keep_silent_after_a_commit_do_not_end_the_run() -> None:
+    world = of_strangers("k", "l")
+    world.step()
+    world.join("c")
+    world.step()
+    waited = (frozenset("kl"),) * (ATTEMPTS - 1)
+    world.state = replace(world.state, ledger=replace(world.state.ledger, waited_for=waited))
+    confirm(world)
+    assert verdicts(world) == [("l", Charge.STALLED, True)]
+    goes_on_without(world, "l")
 
 
 def test_who_says_that_it_wrote_what_is_not_there_is_found_by_the_bucket() -> None:
