@@ -106,7 +106,9 @@ def step_ready(transition: Transition, node: str, vote: wire.StepReady) -> None:
         )
         return
     assert isinstance(phase, Stepping)
-    check_vote(vote)
+    described = transition.state.ledger.described
+    assert described is not None
+    check_vote(vote, described.buckets)
     if node in phase.votes:
         transition.log(f"ignored a second vote of {node} for step {vote.step}")
         return
@@ -258,7 +260,7 @@ def _commit(transition: Transition, phase: Stepping) -> None:
     loss = math.fsum(vote.loss_sum for vote in last) / samples
     reporters = [node for node, _ in (*state.ledger.failures, *state.also)]
     benched = state.ledger.benched
-    agreed_state.by_stage(transition, agreed_state.told_in_votes(state, phase.votes))
+    agreed_state.by_stage(transition, agreed_state.told_in_votes(phase.votes))
     transition.emit(
         ev.StepCommitted(
             step=phase.step,

@@ -30,6 +30,8 @@ MAX_LAYERS = 10_000
 MAX_BUCKETS = 20_000
 MOST_MICRO_BATCHES = 1 << 20
 MOST_SNAPSHOTS = 4
+DIGEST_BYTES = 32
+"""Of a BLAKE3."""
 MOST_DONORS = 8
 """Donors that a node may name for one bucket."""
 SENTENCE_CHARACTERS = 500
@@ -321,9 +323,11 @@ def check_flops(flops: float, field: str = "device.flops") -> None:
     _number(field, flops, 1.0, MOST_FLOPS)
 
 
-def check_vote(vote: wire.StepReady) -> None:
-    """Raises Refused for a vote that cannot be counted. Numbers that are not finite pass: see `is_finite`."""
+def check_vote(vote: wire.StepReady, buckets: int) -> None:
+    """Raises Refused for a vote that cannot be counted; ``buckets``: how many there are. Numbers that are not finite pass: see
+    `is_finite`."""
     check_digest(vote.state_digest)
+    check_states(vote.states, buckets)
     if vote.squared_gradient_norm < 0:
         raise malformed("squared_gradient_norm", vote.squared_gradient_norm, "0 or more")
     _number("compute_seconds", vote.compute_seconds, 0, 1e7)
@@ -345,9 +349,9 @@ def check_vote(vote: wire.StepReady) -> None:
 
 
 def check_digest(digest: bytes, field: str = "state_digest") -> None:
-    """Raises Refused for what is no digest of a state."""
-    if not 8 <= len(digest) <= 64:
-        raise malformed(field, digest[:80].hex(), "a digest of 8 to 64 bytes")
+    """Raises Refused for what is no digest of a state. Its length counts: several are hashed together, one after the other."""
+    if len(digest) != DIGEST_BYTES:
+        raise malformed(field, digest[:80].hex(), f"a digest of {DIGEST_BYTES} bytes")
 
 
 def check_states(
@@ -409,7 +413,7 @@ def check_codecs(told: Collection[wire.LinkCodec], plan: Plan, node: str, networ
     return codecs
 
 
-def check_parts(message: wire.SnapshotParts, buckets: int, digest_bytes: int = 32) -> None:
+def check_parts(message: wire.SnapshotParts, buckets: int, digest_bytes: int = DIGEST_BYTES) -> None:
     """Raises Refused for parts of a snapshot that do not exist, or come twice."""
     if len({part.bucket for part in message.parts}) < len(message.parts):
         raise malformed("parts", len(message.parts), "of different buckets")

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dtfm.protos import control_pb2 as wire
 from dtfm.protos import plan_pb2
 
-DIGEST = b"state at some step"
+DIGEST = b"state at some step".ljust(32)
 FILE_DIGEST = bytes(32)
 
 

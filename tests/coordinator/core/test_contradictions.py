@@ -19,7 +19,7 @@ from dtfm.protos import control_pb2 as wire
 from tests.coordinator.answers import DIGEST, FILE_DIGEST, snapshot_parts
 from tests.coordinator.script import LEASE, LONG, World, fresh_state, refusal_of, restarted, training
 
-LIE = b"something else"
+LIE = b"something else".ljust(32)
 
 
 def verdicts(world: World) -> list[tuple[str, Charge, bool]]:

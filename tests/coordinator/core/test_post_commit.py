@@ -14,7 +14,7 @@ from dtfm.coordinator.core.transition import ManifestDone
 from dtfm.coordinator.log import events as ev
 from dtfm.protos import control_pb2 as wire
 from dtfm.scheduler.model.plan import Plan, Stage, from_routes
-from tests.coordinator.answers import FILE_DIGEST
+from tests.coordinator.answers import DIGEST, FILE_DIGEST
 from tests.coordinator.script import LAYERS, LEASE, World, fresh_state, training
 
 
@@ -189,7 +189,7 @@ def test_losing_a_node_after_the_last_step_is_harmless_once_its_part_is_written(
     world.evaluate()
     world.write_checkpoint()
     world.lose("b")
-    world.hear("a", applied=wire.Applied(generation=1, step=1, state_digest=b"state at some step"))
+    world.hear("a", applied=wire.Applied(generation=1, step=1, state_digest=DIGEST))
     assert world.exit_code is None
     world.feed(ManifestDone(1, ""))
     assert world.exit_code == 0

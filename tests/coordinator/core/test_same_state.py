@@ -20,7 +20,7 @@ from dtfm.scheduler.model.plan import Plan, Stage, from_routes
 from tests.coordinator.answers import DIGEST, states_of
 from tests.coordinator.script import LAYERS, LONG, World, fresh_state, refusal_of
 
-WRONG = b"another state, with one bit flipped"
+WRONG = b"another state".ljust(32)
 
 
 def replicas(ids: Iterable[str]) -> Plan:

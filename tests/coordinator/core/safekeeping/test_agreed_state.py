@@ -9,7 +9,7 @@ from blake3 import blake3
 
 from dtfm.coordinator.log import events as ev
 from dtfm.protos import control_pb2 as wire
-from tests.coordinator.script import World, training
+from tests.coordinator.script import LEASE, World, fresh_state, prepared, refusal_of, training
 
 STATE = {bucket: blake3(bytes([bucket])).digest() for bucket in range(4)}
 HEX = tuple(digest.hex() for digest in STATE.values())
@@ -64,14 +64,54 @@ def test_without_a_snapshot_nothing_is_logged() -> None:
         told(FIRST, STATE | {1: bytes(32)}),
         told((0,)),
         told((*FIRST, *LAST)),
-        [*told(FIRST), wire.BucketState(bucket=99, digest=bytes(32))],
-        told((0, 0, 1)),
+        told((0, 2), STATE | {2: STATE[1]}),
     ],
 )
 def test_digests_that_do_not_make_up_what_all_agree_on_do_not_count(lie: list[wire.BucketState]) -> None:
     world = with_a_checkpoint_of_step_2()
     vote(world, a=lie, b=told(FIRST), c=told(LAST))
     assert agreed(world) == [(2, HEX)]
+
+
+@pytest.mark.parametrize(
+    "impossible",
+    [
+        [*told(FIRST), wire.BucketState(bucket=99, digest=bytes(32))],
+        told((0, 0, 1)),
+        [wire.BucketState(bucket=0, digest=STATE[0] + STATE[1])],
+        [wire.BucketState(bucket=0, digest=STATE[0] + STATE[1][:8]), wire.BucketState(bucket=1, digest=STATE[1][8:])],
+    ],
+)
+def test_impossible_digests_are_refused_though_they_make_up_what_all_agree_on(
+    impossible: list[wire.BucketState],
+) -> None:
+    world = with_a_checkpoint_of_step_2()
+    stream = world.streams["a"]
+    world.vote("a", state_digest=whole(FIRST), states=impossible)
+    assert "states" in refusal_of(world, stream).sentence
+    assert agreed(world) == []
+
+
+@pytest.mark.parametrize("as_bucket", [4, 5])
+def test_of_buckets_that_stages_share_it_counts_what_most_say(as_bucket: int) -> None:
+    world = World(fresh_state(cluster={"nodes": 3}, train={"steps": 10}))
+    for node in "abc":
+        world.prepare(node, prepared(buckets=6))
+        world.report_links(node)
+    world.wait(LEASE, beating="abc")
+    world.settle()
+    world.step()
+    world.step()
+    shared = STATE[0]
+
+    def says(node: str, own: tuple[int, ...], bucket: int) -> None:
+        digest = blake3(b"".join(STATE[layer] for layer in own) + shared).digest()
+        world.vote(node, state_digest=digest, states=told((*own, bucket), STATE | {bucket: shared}))
+
+    says("a", FIRST, as_bucket)
+    says("b", FIRST, 4)
+    says("c", LAST, 4)
+    assert [list(digests[4:]) for _, digests in agreed(world)] == [[shared.hex(), ""]]
 
 
 def test_what_nobody_says_stays_unknown() -> None:
