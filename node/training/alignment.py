@@ -65,15 +65,11 @@ class Leaning:
 def cosines(products: NDArray[np.float64]) -> list[float | None]:
     """Of each addend, its cosine to the sum of the others; None: there is none. ``products`` [members, members] are their inner
     products."""
-    found: list[float | None] = []
     with np.errstate(all="ignore"):
-        rows, everything = products.sum(axis=1), products.sum()
-        for rank, row in enumerate(rows):
-            own = products[rank, rank]
-            size = own * (everything - 2 * row + own)  # what rounding leaves of nothing may be below 0
-            cosine = (row - own) / math.sqrt(size) if size > 0 and math.isfinite(size) else math.nan
-            found.append(min(max(float(cosine), -1.0), 1.0) if math.isfinite(cosine) else None)
-    return found
+        rows, own = products.sum(axis=1), products.diagonal()
+        size = own * (rows.sum() - 2 * rows + own)  # what rounding leaves of nothing may be below 0
+        found = (rows - own) / np.sqrt(size)
+    return [min(max(cosine, -1.0), 1.0) if math.isfinite(cosine) else None for cosine in found.tolist()]
 
 
 def who_leans_away(leanings: Mapping[str, Leaning], own: str) -> dict[str, float]:
@@ -112,7 +108,7 @@ class Alignment:
             return
         size = addends[0].numel()
         start = random.randrange(max(1, size - SAMPLE + 1))
-        rows = torch.stack([addend[start : start + SAMPLE].double() for addend in addends])
+        rows = torch.stack([addend[start : start + SAMPLE] for addend in addends]).double()
         self._own = group.members[own]
         products = (rows @ rows.T).cpu().numpy()
         for member, cosine, product in zip(group.members, cosines(products), products.diagonal(), strict=True):
