@@ -88,7 +88,7 @@ class _Again:
     )
 
     def run(self) -> None:
-        if not self.audit.HasField("bucket"):
+        if not self.audit.HasField("bucket") or self._is_summed_roughly(self.audit.bucket):
             for each in self.audit.micro_batches:
                 self._micro_batch(each, (), ())
             return
@@ -104,6 +104,12 @@ class _Again:
             self._piece(index, piece, total)
         for summed in self.audit.sums:
             self._sum(index, summed, total)
+
+    def _is_summed_roughly(self, index: int) -> bool:
+        """Whether its gradients depend on the number of threads by more than is allowed. torch sums those of a norm in bfloat16
+        on a CPU: of 4096 tokens they differ by 8 %, which shows where a bucket has nothing else."""
+        vectors = all(len(shape) < 2 for _, shape in self.generation.stage.buckets[index].spec.parameters)
+        return vectors and self.generation.stage.dtype == torch.bfloat16
 
     def _micro_batch(
         self, each: Audit.MicroBatch, parameters: Sequence[torch.nn.Parameter], sums: Sequence[torch.Tensor]

@@ -108,7 +108,10 @@ def test_honest_work_comes_to_the_same_bits_in_every_stage(
                 audit = step.asked(accused, bucket=bucket)
                 found = errors(step.answer(auditor, audit))
                 assert (found[0], found[1], found[3]) == (wanted[0], wanted[1], wanted[3])
-                if (
+                of_a_norm = all(len(shape) < 2 for _, shape in generation.stage.buckets[bucket].spec.parameters)
+                if of_a_norm and precision == "bf16":
+                    assert found[2] == NOTHING, "its sum depends on the number of threads"
+                elif (
                     audit.pieces or audit.sums
                 ):  # the bucket has fewer pieces than members, or one piece, below 256 elements
                     assert 0 <= found[2] < 1e-6, "the order in which micro-batches came may have been another"
