@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 
@@ -100,10 +101,17 @@ class _Again:
         sums = tuple(bucket.views(total).values())
         for each in self.audit.micro_batches:
             self._micro_batch(each, parameters, sums)
-        for piece in self.audit.pieces:
-            self._piece(index, piece, total)
-        for summed in self.audit.sums:
-            self._sum(index, summed, total)
+        unusable: list[Unusable] = []  # which do not keep the rest from being compared
+        for compare in (
+            *(partial(self._piece, index, piece, total) for piece in self.audit.pieces),
+            *(partial(self._sum, index, summed, total) for summed in self.audit.sums),
+        ):
+            try:
+                compare()
+            except Unusable as why:
+                unusable.append(why)
+        if unusable:
+            raise unusable[0]
 
     def _is_summed_roughly(self, index: int) -> bool:
         """Whether its gradients depend on the number of threads by more than is allowed. torch sums those of a norm in bfloat16

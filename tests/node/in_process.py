@@ -89,7 +89,7 @@ class InProcess:
         self._speed_of_links = bandwidth
         self._hardware = Device(kind=device.type, memory_bytes=memory, host_memory_bytes=memory, flops=flops)
         self._receivers: dict[str, Receiver] = {}
-        self._plan = plan
+        self.plan = plan
         self.step = 0
         self.generations: dict[str, Generation] = {}
         self.senders = {name: DirectSender(name, self._receivers) for stage in plan.stages for name in stage.replicas}
@@ -109,7 +109,7 @@ class InProcess:
 
     def _placement(self, name: str) -> Placement:
         train, buckets = self._loaded.run.train, self._loaded.model.buckets
-        placement = placement_of(self._plan, name, train.evaluation_samples // train.micro_batch, buckets)
+        placement = placement_of(self.plan, name, train.evaluation_samples // train.micro_batch, buckets)
         assert placement is not None
         return placement
 
@@ -139,7 +139,7 @@ class InProcess:
 
     def go_on(self, plan: Plan) -> None:
         """The nodes of ``plan``, whose stages are as before, go on with the interrupted step."""
-        before, self.generations, self._plan = self.generations, {}, plan
+        before, self.generations, self.plan = self.generations, {}, plan
         for generation in before.values():
             generation.close("another plan")
             generation.release()
@@ -184,7 +184,7 @@ class InProcess:
 
     def commit(self, done: Mapping[str, tuple[Outcome, float]]) -> None:
         step = self.step + 1
-        norm = math.sqrt(sum(done[stage.replicas[0]][1] for stage in self._plan.stages))
+        norm = math.sqrt(sum(done[stage.replicas[0]][1] for stage in self.plan.stages))
         self._all(lambda generation: generation.apply(step, norm))
         self.step = step
 

@@ -1,7 +1,8 @@
 """What votes say was passed from node to node, by digest: read, bounded, and compared at both ends of each hop.
 
-Who sends what between stages follows from the plan. How a bucket is cut into pieces does not, so that these are compared as the
-two ends have them.
+Who sends what between stages follows from the plan. How a bucket is cut into pieces does not. But of a piece that a replica names
+at all it has to name all that goes to its owner and comes from there: so if the two ends of each hop say the same, all replicas
+name the same pieces.
 """
 
 from __future__ import annotations
@@ -36,14 +37,43 @@ def read_passed(vote: wire.StepReady, plan: Plan, node: str, buckets: int) -> Pa
 
 
 def lacks(plan: Plan, node: str, passed: Passed) -> str:
-    """What the plan has this node send or get between stages, and it does not name: a sentence's part; empty: nothing."""
-    due = _between_stages(plan).get(node, _NOTHING)
-    for verb, wanted, named in (("sent", due.sent, passed.sent), ("got", due.received, passed.received)):
-        if missing := sorted(wanted.keys() - named.keys()):
+    """What the plan has this node send or get, and it does not name: a sentence's part; empty: nothing. Of pieces of a layer's
+    bucket, what goes with those that it names. Who has a parameter that is tied between layers the plan does not say."""
+    between = _between_stages(plan).get(node, _NOTHING)
+    sent, received = _with_named_pieces(plan, node, passed)
+    for verb, wanted, named in (
+        ("sent", between.sent.keys() | sent, passed.sent),
+        ("got", between.received.keys() | received, passed.received),
+    ):
+        if missing := sorted(wanted - named.keys()):
             sender, receiver, kind, index, _ = missing[0]
             other = receiver if sender == node else sender
             return f"{verb} {Kind(kind).name} {index}, which goes between it and {other}, among {len(missing)} tensors"
     return ""
+
+
+def _with_named_pieces(plan: Plan, node: str, passed: Passed) -> tuple[set[Hop], set[Hop]]:
+    """What the node has to have (sent, got) of each piece of its layers' buckets that it names: if it is the owner, an addend
+    from each other replica, to whom it sends the sum; else an addend to the owner, and its sum."""
+    stage = plan.stages[plan.stage_of(node) or 0]
+    members, layers = stage.replicas, range(*stage.layers)
+    named = {
+        (bucket, part)
+        for _, _, kind, bucket, part in (*passed.sent, *passed.received)
+        if kind in (Kind.REDUCE, Kind.GATHER) and bucket in layers
+    }
+    sent, received = set[Hop](), set[Hop]()
+    for bucket, part in named:
+        owner = members[part % len(members)]
+        if owner != node:
+            sent.add((node, owner, Kind.REDUCE, bucket, part))
+            received.add((owner, node, Kind.GATHER, bucket, part))
+            continue
+        for other in members:
+            if other != node:
+                sent.add((node, other, Kind.GATHER, bucket, part))
+                received.add((other, node, Kind.REDUCE, bucket, part))
+    return sent, received
 
 
 def differing(passed: Mapping[str, Passed]) -> list[tuple[str, str, str]]:

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from dtfm.coordinator.config.run_file import read_run_file
+from dtfm.coordinator.core.trust.passed import differing, lacks, read_passed, sent_several_sums
 from dtfm.kernels.codec import Codec
 from dtfm.node.data.dataset import load_data
 from dtfm.node.model import loss
@@ -74,6 +75,16 @@ def test_the_two_ends_of_each_hop_vote_the_same_digests(trained: Nodes, compress
         assert kinds == {Kind.ACTIVATION, Kind.GRADIENT, Kind.REDUCE, Kind.GATHER}
         assert all(vote.kept for vote in step.votes.values())
         assert [len(vote.losses) for vote in step.votes.values()] == [0, 0, 0, 0, 5, 5]
+
+
+@pytest.mark.parametrize("model", [GPT2, LLAMA], ids=["gpt2", "llama"])
+def test_the_coordinator_finds_honest_votes_whole(trained: Nodes, model: str) -> None:
+    with trained(model=model) as nodes:
+        votes = Auditors(nodes).votes
+        told = {node: read_passed(vote, nodes.plan, node, 100) for node, vote in votes.items()}
+        assert not any(lacks(nodes.plan, node, passed) for node, passed in told.items())
+        assert not any(sent_several_sums(passed) for passed in told.values())
+        assert differing(told) == []
 
 
 def test_a_run_that_is_not_audited_votes_nothing_of_it(trained: Nodes) -> None:
@@ -237,6 +248,18 @@ def test_what_an_owner_makes_of_the_addends_is_compared_too(
         assert step.answer("n3", audit).problem.startswith("UNUSABLE")
         del audit.sums[:]
         assert errors(step.answer("n3", audit))[2] < 1e-6
+
+
+def test_a_piece_that_cannot_be_compared_hides_nothing_of_the_others(trained: Nodes) -> None:
+    with trained() as nodes:
+        with changed(nodes, "n2", 1.5):
+            step = Auditors(nodes)
+        audit = step.asked("n2", bucket=min(nodes.generations["n2"].stage.buckets))
+        audit.pieces.insert(0, Audit.Piece(piece=4002, digest=bytes(16)))
+        audit.sums[0].addends[0].node = "n0"
+        answer = step.answer("n3", audit)
+        assert answer.problem.startswith("UNUSABLE: piece 4002")
+        assert answer.addends > 0.1
 
 
 def test_a_lie_about_the_loss_comes_out(trained: Nodes) -> None:

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dtfm.coordinator.core.trust.audits import Passed
 from dtfm.coordinator.core.trust.passed import differing, lacks, read_passed
 from dtfm.coordinator.core.validation import Refused
 from dtfm.protos import control_pb2 as wire
@@ -59,6 +60,38 @@ def test_who_says_nothing_of_a_tensor_that_the_plan_has_between_stages_lacks_it(
     said.ClearField(field)
     getattr(said, field).extend(kept)
     assert kind.name in lacks(PLAN, node, read_passed(said, PLAN, node, BUCKETS))
+
+
+def without(node: str, omitted: Callable[[tuple[str, str, int, int, int]], bool], plan: Plan = PLAN) -> Passed:
+    told = read_passed(vote(plan, node), plan, node, BUCKETS)
+    sent, received = ({hop: its for hop, its in of.items() if not omitted(hop)} for of in (told.sent, told.received))
+    return Passed(sent, received)
+
+
+@pytest.mark.parametrize("kind", [Kind.REDUCE, Kind.GATHER])
+@pytest.mark.parametrize("node", ["0a", "0b"])
+def test_who_names_a_piece_names_all_that_is_passed_of_it(node: str, kind: Kind) -> None:
+    """Piece 0 is 0a's to sum, piece 1 is 0b's."""
+    said = without(node, lambda hop: hop[2:] == (kind, 0, 0))
+    assert f"{kind.name} 0, which goes between it and {'0b' if node == '0a' else '0a'}" in lacks(PLAN, node, said)
+
+
+def test_two_who_name_nothing_between_them_each_lack_something() -> None:
+    """Else what each of them added up could not be done again: an addend would be missing."""
+    plan = plan_of([4], 4)
+    for node in ("0b", "0c"):
+        assert lacks(plan, node, without(node, lambda hop: {*hop[:2]} == {"0b", "0c"}, plan))
+
+
+def test_a_piece_that_two_have_invented_is_one_of_which_the_others_name_nothing() -> None:
+    plan, told = plan_of([4], 4), {}
+    for node in plan.nodes:
+        told[node] = read_passed(vote(plan, node), plan, node, BUCKETS)
+    invented = ("0b", "0c", Kind.REDUCE, 0, 4002)
+    assert isinstance(told["0b"].sent, dict)
+    assert isinstance(told["0c"].received, dict)
+    told["0b"].sent[invented] = told["0c"].received[invented] = bytes(16)
+    assert [node for node in plan.nodes if lacks(plan, node, told[node])] == ["0b", "0c"]
 
 
 def one(**changes: object) -> Callable[[wire.StepReady], None]:
