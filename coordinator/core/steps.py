@@ -37,7 +37,15 @@ from dtfm.coordinator.core.trust.verdict import (
     named_twice,
     times_suspected,
 )
-from dtfm.coordinator.core.validation import check_codecs, check_progress, check_vote, is_finite, name_some, shorten
+from dtfm.coordinator.core.validation import (
+    check_clipped,
+    check_codecs,
+    check_progress,
+    check_vote,
+    is_finite,
+    name_some,
+    shorten,
+)
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.charges import Charge
 from dtfm.coordinator.log.ledger import NODE_LEFT, OVERDUE, PEER_LOST, SETTLED, UNAUDITED, Ledger
@@ -109,6 +117,7 @@ def step_ready(transition: Transition, node: str, vote: wire.StepReady) -> None:
     described = transition.state.ledger.described
     assert described is not None
     check_vote(vote, described.buckets)
+    check_clipped(vote, node, plan, is_open=transition.state.ledger.is_open)
     if node in phase.votes:
         transition.log(f"ignored a second vote of {node} for step {vote.step}")
         return
@@ -275,7 +284,7 @@ def _commit(transition: Transition, phase: Stepping) -> None:
             resumed=phase.resumed,
         )
     )
-    if clipped := _clipped(plan, phase.votes):
+    if clipped := _clipped(phase.votes):
         transition.emit(ev.GradientsClipped(phase.step, plan.generation, clipped))
     resumption.committed(transition, phase)
     transition.state = replace(transition.state, also=())
@@ -285,13 +294,9 @@ def _commit(transition: Transition, phase: Stepping) -> None:
     _announce(transition, phase.step, plan, math.sqrt(squared_norm))
 
 
-def _clipped(plan: Plan, votes: Mapping[str, wire.StepReady]) -> dict[str, dict[str, float]]:
+def _clipped(votes: Mapping[str, wire.StepReady]) -> dict[str, dict[str, float]]:
     """What nodes of the plan say of each other's gradients, as in the event."""
-    nodes = set(plan.nodes)
-    told = {
-        by: {c.node: min(c.worst, MOST_TIMES) for c in vote.clipped if c.node in nodes - {by}}
-        for by, vote in votes.items()
-    }
+    told = {by: {each.node: min(each.worst, MOST_TIMES) for each in vote.clipped} for by, vote in votes.items()}
     return {by: whose for by, whose in sorted(told.items()) if whose}
 
 

@@ -339,10 +339,18 @@ def check_vote(vote: wire.StepReady, buckets: int) -> None:
         _number("arrived.bytes", arrived.bytes, 1, 1e15)
     if len({arrived.source for arrived in vote.arrived}) < len(vote.arrived):
         raise malformed("arrived.source", [arrived.source for arrived in vote.arrived[:20]], "each once")
-    if len(vote.clipped) > MAX_NODES:
-        raise malformed("clipped", len(vote.clipped), f"at most {MAX_NODES} entries")
     if len(vote.losses) > MOST_MICRO_BATCHES or not is_finite(*vote.losses):
         raise malformed("losses", list(vote.losses[:20]), f"at most {MOST_MICRO_BATCHES} finite numbers")
+
+
+def check_clipped(vote: wire.StepReady, node: str, plan: Plan, *, is_open: bool) -> None:
+    """Raises Refused for what the node cannot have clipped: only where members are strangers does anybody clip, and only what
+    others add. What is said of this ends the audit of the node's own sums."""
+    if vote.clipped and not is_open:
+        raise malformed("clipped", len(vote.clipped), 'empty: only with trust.mode = "open" are gradients clipped')
+    named = [clipped.node for clipped in vote.clipped]
+    if len(set(named)) < len(named) or not set(named) <= set(plan.nodes) - {node}:
+        raise malformed("clipped.node", named[:20], "other nodes of the plan, each once")
     for clipped in vote.clipped:
         if not clipped.worst > 1:
             raise malformed("clipped.worst", clipped.worst, "above 1")

@@ -122,7 +122,10 @@ def test_an_audit_names_what_the_accused_passed_on_by_digests_that_both_ends_vot
 def test_a_sum_is_not_done_again_where_its_owner_clipped_or_somebody_no_longer_has_what_it_added() -> None:
     clipped = wire.StepReady.Clipped(node="c", pieces=1, worst=31.0)
     for of_a, of_c, sums in (({}, {}, 1), ({"clipped": [clipped]}, {}, 0), ({}, {"kept": False}, 0)):
-        world = auditing("a", "b", "c")
+        world = World(open_run(3, **LONG, trust={"audit_rate": 1.0}), replicas)
+        come(world, "a", "b", "c")
+        world.settle()
+        world.automatic_audits = False
         world.vote("a", **of_a)
         world.vote("b")
         world.vote("c", **of_c)

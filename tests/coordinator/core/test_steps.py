@@ -13,6 +13,7 @@ from dtfm.coordinator.log import events as ev
 from dtfm.protos import control_pb2 as wire
 from tests.coordinator.answers import DIGEST
 from tests.coordinator.script import training
+from tests.coordinator.strangers import strangers
 
 
 def test_a_commit_is_in_the_log_before_any_node_hears_of_it() -> None:
@@ -38,20 +39,34 @@ def test_a_commit_carries_the_whole_models_norm_and_mean_loss() -> None:
 
 
 def test_the_log_says_whose_gradients_were_clipped_by_whom() -> None:
-    world = training()
-    clipped = [wire.StepReady.Clipped(node=node, pieces=2, worst=math.inf) for node in ("a", "b", "stranger")]
-    world.vote("a", clipped=clipped)
+    world = strangers("a", "b")
+    world.vote("a", clipped=[wire.StepReady.Clipped(node="b", pieces=2, worst=math.inf)])
     world.vote("b")
     assert world.events(ev.GradientsClipped) == [ev.GradientsClipped(1, 1, {"a": {"b": 1e9}})]
     world.step()
     assert len(world.events(ev.GradientsClipped)) == 1
 
 
+@pytest.mark.parametrize("named", ["a", "ba", "bb", "z"])
+def test_a_vote_that_names_whom_it_cannot_have_clipped_is_refused(named: str) -> None:
+    """Sums of who has clipped are not done again: so nobody can say it of itself, which no log would show."""
+    world = strangers("a", "b")
+    world.vote("a", clipped=[wire.StepReady.Clipped(node=node, pieces=1, worst=2.0) for node in named])
+    refusal = world.last_to("a", "refusal")
+    assert (refusal.reason, "clipped" in refusal.sentence) == (wire.MALFORMED, True)
+
+
+def test_among_people_who_know_each_other_nobody_clips() -> None:
+    world = training()
+    world.vote("a", clipped=[wire.StepReady.Clipped(node="b", pieces=1, worst=2.0)])
+    assert world.last_to("a", "refusal").reason == wire.MALFORMED
+
+
 @pytest.mark.parametrize("worst", [math.nan, 0.5, -1.0])
 def test_a_vote_that_calls_small_gradients_too_large_is_refused(worst: float) -> None:
-    world = training()
+    world = strangers("a", "b")
     world.vote("a", clipped=[wire.StepReady.Clipped(node="b", pieces=1, worst=worst)])
-    assert world.last_to("a", "refusal").reason == wire.MALFORMED
+    assert "clipped.worst" in world.last_to("a", "refusal").sentence
 
 
 def test_votes_of_another_step_or_generation_do_not_count() -> None:
