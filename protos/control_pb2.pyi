@@ -608,7 +608,7 @@ class StepReady(_message.Message):
     def __init__(self, generation: _Optional[int] = ..., step: _Optional[int] = ..., squared_gradient_norm: _Optional[float] = ..., loss_sum: _Optional[float] = ..., samples: _Optional[int] = ..., state_digest: _Optional[bytes] = ..., compute_seconds: _Optional[float] = ..., wait_seconds: _Optional[float] = ..., arrived: _Optional[_Iterable[_Union[StepReady.Arrived, _Mapping]]] = ..., clipped: _Optional[_Iterable[_Union[StepReady.Clipped, _Mapping]]] = ..., sent: _Optional[_Iterable[_Union[StepReady.Passed, _Mapping]]] = ..., received: _Optional[_Iterable[_Union[StepReady.Passed, _Mapping]]] = ..., losses: _Optional[_Iterable[float]] = ..., kept: _Optional[bool] = ..., states: _Optional[_Iterable[_Union[BucketState, _Mapping]]] = ..., unusual: _Optional[_Iterable[_Union[StepReady.Unusual, _Mapping]]] = ...) -> None: ...
 
 class Audit(_message.Message):
-    __slots__ = ("number", "generation", "step", "node", "micro_batches", "bucket", "pieces", "sums")
+    __slots__ = ("number", "generation", "step", "node", "micro_batches", "bucket", "pieces", "sums", "seconds")
     class MicroBatch(_message.Message):
         __slots__ = ("number", "previous", "next", "activation_in", "activation_out", "gradient_in", "gradient_out", "loss")
         NUMBER_FIELD_NUMBER: _ClassVar[int]
@@ -657,6 +657,7 @@ class Audit(_message.Message):
     BUCKET_FIELD_NUMBER: _ClassVar[int]
     PIECES_FIELD_NUMBER: _ClassVar[int]
     SUMS_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
     number: int
     generation: int
     step: int
@@ -665,10 +666,11 @@ class Audit(_message.Message):
     bucket: int
     pieces: _containers.RepeatedCompositeFieldContainer[Audit.Piece]
     sums: _containers.RepeatedCompositeFieldContainer[Audit.Sum]
-    def __init__(self, number: _Optional[int] = ..., generation: _Optional[int] = ..., step: _Optional[int] = ..., node: _Optional[str] = ..., micro_batches: _Optional[_Iterable[_Union[Audit.MicroBatch, _Mapping]]] = ..., bucket: _Optional[int] = ..., pieces: _Optional[_Iterable[_Union[Audit.Piece, _Mapping]]] = ..., sums: _Optional[_Iterable[_Union[Audit.Sum, _Mapping]]] = ...) -> None: ...
+    seconds: float
+    def __init__(self, number: _Optional[int] = ..., generation: _Optional[int] = ..., step: _Optional[int] = ..., node: _Optional[str] = ..., micro_batches: _Optional[_Iterable[_Union[Audit.MicroBatch, _Mapping]]] = ..., bucket: _Optional[int] = ..., pieces: _Optional[_Iterable[_Union[Audit.Piece, _Mapping]]] = ..., sums: _Optional[_Iterable[_Union[Audit.Sum, _Mapping]]] = ..., seconds: _Optional[float] = ...) -> None: ...
 
 class Audited(_message.Message):
-    __slots__ = ("number", "activations", "gradients", "addends", "losses", "problem", "withheld_by")
+    __slots__ = ("number", "activations", "gradients", "addends", "losses", "problem", "withheld_by", "unreachable")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     ACTIVATIONS_FIELD_NUMBER: _ClassVar[int]
     GRADIENTS_FIELD_NUMBER: _ClassVar[int]
@@ -676,6 +678,7 @@ class Audited(_message.Message):
     LOSSES_FIELD_NUMBER: _ClassVar[int]
     PROBLEM_FIELD_NUMBER: _ClassVar[int]
     WITHHELD_BY_FIELD_NUMBER: _ClassVar[int]
+    UNREACHABLE_FIELD_NUMBER: _ClassVar[int]
     number: int
     activations: float
     gradients: float
@@ -683,7 +686,8 @@ class Audited(_message.Message):
     losses: float
     problem: str
     withheld_by: str
-    def __init__(self, number: _Optional[int] = ..., activations: _Optional[float] = ..., gradients: _Optional[float] = ..., addends: _Optional[float] = ..., losses: _Optional[float] = ..., problem: _Optional[str] = ..., withheld_by: _Optional[str] = ...) -> None: ...
+    unreachable: bool
+    def __init__(self, number: _Optional[int] = ..., activations: _Optional[float] = ..., gradients: _Optional[float] = ..., addends: _Optional[float] = ..., losses: _Optional[float] = ..., problem: _Optional[str] = ..., withheld_by: _Optional[str] = ..., unreachable: _Optional[bool] = ...) -> None: ...
 
 class StepFailed(_message.Message):
     __slots__ = ("generation", "step", "problem", "peer", "sentence")

@@ -259,15 +259,16 @@ class Switching:
 
 @dataclass(frozen=True, slots=True)
 class Stepping:
-    """``resumed``: part of the step was done in an earlier generation. ``commit_by``: all votes are in, and the step is
-    committed at the latest then, but for ``audits`` that wait. ``committed_by``: ``commit_by`` of the previous step. ``stalled``:
-    at whom it stood when it was last interrupted. ``passed``: by node, the tensors that it voted to have sent and got, where work
-    is audited."""
+    """``resumed``: part of the step was done in an earlier generation. ``commit_by``: all votes are in since ``voted``, and the
+    step is committed at the latest then, but for ``audits`` that wait. ``committed_by``: ``commit_by`` of the previous step.
+    ``stalled``: at whom it stood when it was last interrupted. ``passed``: by node, the tensors that it voted to have sent and
+    got, where work is audited."""
 
     step: int
     since: float
     deadline: float
     resumed: bool = False
+    voted: float = math.inf
     commit_by: float | None = None
     committed_by: float = -math.inf
     stalled: frozenset[str] = frozenset()

@@ -140,7 +140,7 @@ def _all_voted(transition: Transition, phase: Stepping) -> None:
     found = contradiction(transition.state.ledger, phase, transition.state.run.train.micro_batch)
     if found is None:
         by = transition.now + standby.commit_patience(transition.state)
-        transition.enter(replace(phase, commit_by=by, audits=conduct.drawn(transition, phase)))
+        transition.enter(replace(phase, voted=transition.now, commit_by=by, audits=conduct.drawn(transition, phase)))
         return
     verdict = found.verdict
     if found.mismatch is not None:

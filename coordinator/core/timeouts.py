@@ -42,7 +42,11 @@ AUDIT_LEASES = 6
 """The least time for the answer to an audit."""
 
 AUDIT_FACTOR = 5
-"""How many times as long as the last step an audit may take: at most it is one node's share of a step, done by a slower node."""
+"""How many times as long as the step until its last vote an audit may take: at most it is one node's share of a step, done by a
+slower node."""
+
+AUDITORS_FRACTION = 2 / 3
+"""Of that time the auditor's: then it says who kept it waiting, if anybody did, and is not taken for silent itself."""
 
 STEP_LEASES = 12
 """The least time for a usual step: see step_patience."""
@@ -92,11 +96,9 @@ def step_patience(lease: float, last: float | None, *, usual: bool, overdue: int
     return max(lease * min(least, PATIENCE_LEASES), STEP_FACTOR * last)
 
 
-def audit_patience(lease: float, last: float | None) -> float:
-    """Seconds for the answer to an audit, where the last step took so many (None: not known). A step may take longer."""
-    return min(
-        max(lease * AUDIT_LEASES, AUDIT_FACTOR * (last or 0.0)), step_patience(lease, last, usual=True, overdue=0)
-    )
+def audit_patience(lease: float, took: float) -> float:
+    """Seconds for the answer to an audit, where the step ``took`` so many until its last vote. A step may take longer."""
+    return min(max(lease * AUDIT_LEASES, AUDIT_FACTOR * took), step_patience(lease, took, usual=True, overdue=0))
 
 
 def check_ladder(ladder: Sequence[Timeout] = LADDER) -> None:

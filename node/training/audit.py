@@ -55,14 +55,18 @@ def misfit(audit: Audit, generation: Generation | None, voted: int | None) -> st
     return ""
 
 
-def do_again(audit: Audit, generation: Generation, fetch: Fetch) -> Audited:
-    """The answer to ``audit``, which fits. In the thread that trains. Raises what ``fetch`` raises, but for Withheld."""
-    again = _Again(audit, generation, generation.computing(audit.step), fetch)
+def do_again(
+    audit: Audit, generation: Generation, fetch: Fetch, is_late: Callable[[], bool] = lambda: False
+) -> Audited:
+    """The answer to ``audit``, which fits. In the thread that trains. Once it ``is_late``, what is left is not done. Raises what
+    ``fetch`` raises, but for Withheld."""
+    again = _Again(audit, generation, generation.computing(audit.step), fetch, is_late)
     answer = Audited(number=audit.number)
     try:
         again.run()
     except Withheld as withheld:
         answer.problem, answer.withheld_by = f"WITHHELD: {withheld}", withheld.node
+        answer.unreachable = withheld.unreachable
     except Unusable as unusable:
         answer.problem = f"UNUSABLE: {unusable}"
     errors = again.errors
@@ -83,6 +87,7 @@ class _Again:
     generation: Generation
     compute: Compute
     fetch: Fetch
+    is_late: Callable[[], bool]
     losses: float = NOTHING_COMPARED
     errors: dict[Kind, float] = field(
         default_factory=lambda: dict.fromkeys((Kind.ACTIVATION, Kind.GRADIENT, Kind.REDUCE), NOTHING_COMPARED)
@@ -123,6 +128,8 @@ class _Again:
         self, each: Audit.MicroBatch, parameters: Sequence[torch.nn.Parameter], sums: Sequence[torch.Tensor]
     ) -> None:
         """Compares what it makes, and adds the gradients of ``parameters`` to ``sums``."""
+        if self.is_late():
+            raise Unusable("this node is too slow for so much")
         placement, compute, stage = self.generation.placement, self.compute, self.generation.stage
         x, given = self._inputs(each)
         positions = compute.positions(each.number)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import threading
+import time
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import CancelledError, Future
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from dtfm.node.host.dialling import Dialler
 from dtfm.node.host.trace import Activity, span
@@ -18,7 +20,18 @@ from dtfm.node.transport.topic_queue import Closed
 from dtfm.protos.control_pb2 import Audit, Audited, NodeMessage
 
 log = logging.getLogger(__name__)
+
+PEER_FRACTION = 0.5
+"""Of the time for an audit, by which one peer may keep its auditor waiting in all. So the auditor can still say who it was."""
+
 Result = TypeVar("Result")
+
+
+class Asked(NamedTuple):
+    """The number of an audit that has come, and when (time.monotonic)."""
+
+    number: int
+    at: float
 
 
 class Auditing:
@@ -38,10 +51,10 @@ class Auditing:
         if generation.commitments is not None:
             self._kept.offer(generation.offer(step))
 
-    def ask(self) -> int:
-        """A number for an audit that has come; to be given to ``carry_out``."""
+    def ask(self) -> Asked:
+        """Of an audit that has come; to be given to ``carry_out``."""
         self._asked += 1
-        return self._asked
+        return Asked(self._asked, time.monotonic())
 
     def call_off(self) -> None:
         """The step is committed or aborted, so that nobody waits for the audits that have come so far."""
@@ -52,26 +65,36 @@ class Auditing:
                 self._waiting.cancel()
 
     def carry_out(
-        self, audit: Audit, asked: int, generation: Generation | None, voted: int | None, dialler: Dialler
+        self, audit: Audit, asked: Asked, generation: Generation | None, voted: int | None, dialler: Dialler
     ) -> None:
-        """Does the work again and reports what came of it, unless it is called off, or does not fit what this node does."""
-        if asked <= self._over:
+        """Does the work again and reports what came of it, unless it does not fit what this node does, or is called off. If it is
+        called off when it has come to something else and waits for the audited node's own tensor, that is reported: this may have
+        left because it was asked."""
+        if asked.number <= self._over:
             return
         if (wrong := misfit(audit, generation, voted)) or generation is None:
             log.warning("MISFIT: an audit is not answered: %s", wrong)
             return
         lease = generation.run.lease_seconds
-        witnesses = Witnesses(generation.number, audit.step, generation.around, dialler, lease)
+        seconds = audit.seconds or math.inf
+        witnesses = Witnesses(generation.number, audit.step, generation.around, dialler, lease, seconds * PEER_FRACTION)
+        came_out_otherwise = False
 
         def fetch(wanted: Sequence[Wanted]) -> Sequence[Tensor]:
-            return self._await(witnesses.fetch(wanted), asked)
+            nonlocal came_out_otherwise
+            came_out_otherwise = any(each.node == audit.node for each in wanted)
+            return self._await(witnesses.fetch(wanted), asked.number)
 
         try:
             with span(Activity.AUDIT, audit.step):
-                answer = do_again(audit, generation, fetch)
+                answer = do_again(audit, generation, fetch, lambda: time.monotonic() > asked.at + seconds)
         except Closed as closed:
             log.info("an audit of %s is called off: %s", audit.node, closed)
-            return
+            if not came_out_otherwise:
+                return
+            answer = Audited(number=audit.number, problem=f"CALLED_OFF: {closed}", withheld_by=audit.node)
+            answer.activations = answer.gradients = answer.addends = answer.losses = -1
+            answer.unreachable = True
         except Exception as problem:  # whatever the device raises: this node's own work is done
             log.exception("step %d of %s could not be done again", audit.step, audit.node)
             answer = Audited(number=audit.number, problem=f"FAILED: {type(problem).__name__}: {problem}"[:1000])

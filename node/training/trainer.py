@@ -26,7 +26,7 @@ from dtfm.node.state.digests import StateDigests
 from dtfm.node.state.recovery import Inventory, take_inventory
 from dtfm.node.state.standby_role import StandbyRole
 from dtfm.node.state.state_store import HeldState
-from dtfm.node.training.auditing import Auditing
+from dtfm.node.training.auditing import Asked, Auditing
 from dtfm.node.training.failure import plan_failed, problem_of, sentence_of
 from dtfm.node.training.generation import Generation
 from dtfm.node.training.generation_setup import Equipment, set_up
@@ -493,7 +493,7 @@ class Trainer:
             chosen = CodecsChosen(generation=generation.number, codecs=generation.codecs.report)
             self._report(NodeMessage(codecs_chosen=chosen))
 
-    def _audit(self, audit: Audit, asked: int) -> None:
+    def _audit(self, audit: Audit, asked: Asked) -> None:
         assert self._loaded is not None
         self._auditing.carry_out(audit, asked, self._generation, self._voted, self._loaded.dialler)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -72,11 +73,17 @@ class Kept:
 
 
 class Withheld(Exception):
-    """``node`` did not hand out what it had voted to have sent."""
+    """``node`` did not hand out what it had voted to have sent. ``unreachable``: it has not refused, and the link may be the
+    cause."""
 
-    def __init__(self, node: str, why: str) -> None:
+    def __init__(self, node: str, why: str, *, unreachable: bool = False) -> None:
         super().__init__(f"{node}: {why}")
         self.node = node
+        self.unreachable = unreachable
+
+
+_REFUSALS = (grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.INVALID_ARGUMENT)
+"""What the node itself says. Other codes come from connections as well, or pass."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,15 +101,17 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class Witnesses:
-    """Asks ``peers`` for what they sent in ``step``, and waits at most ``patience`` seconds for each frame. Lives on one event
-    loop; close it."""
+    """Asks ``peers`` for what they sent in ``step``, and waits at most ``patience`` seconds for each frame, and ``in_all`` for
+    each peer. Lives on one event loop; close it."""
 
     generation: int
     step: int
     peers: Mapping[str, Peer]
     dialler: Dialler
     patience: float
+    in_all: float = math.inf
     _channels: dict[str, grpc.aio.Channel] = field(default_factory=dict)
+    _waited: dict[str, float] = field(default_factory=dict)
 
     async def fetch(self, wanted: Sequence[Wanted]) -> list[Tensor]:
         """All at once. Raises Withheld, and ConnectionError for a node that is none of the peers."""
@@ -127,9 +136,11 @@ class Witnesses:
         try:
             header, encoded = await self._assemble(self._channels[peer.node], request, wanted)
         except TimeoutError:
-            raise Withheld(wanted.node, f"it sent nothing for {self.patience:.0f} s") from None
+            why = f"it sent nothing for {self.patience:.0f} s, or took more than {self.in_all:.0f} s in all"
+            raise Withheld(wanted.node, why, unreachable=True) from None
         except grpc.aio.AioRpcError as error:
-            raise Withheld(wanted.node, f"{error.code().name}: {error.details()}") from None
+            why = f"{error.code().name}: {error.details()}"
+            raise Withheld(wanted.node, why, unreachable=error.code() not in _REFUSALS) from None
         except FrameError as error:
             raise Withheld(wanted.node, f"it sent a frame that is refused: {error}") from None
         if await asyncio.to_thread(commitment, header.codec, encoded) != wanted.digest:
@@ -140,15 +151,21 @@ class Witnesses:
 
     async def _assemble(self, channel: grpc.aio.Channel, request: KeptRequest, wanted: Wanted) -> Tensor:
         assembly: Assembly | None = None
-        async with asyncio.timeout(self.patience) as silence:
-            async for frame in kept_call(channel)(request.SerializeToString()):
-                silence.reschedule(asyncio.get_running_loop().time() + self.patience)
-                header, payload = parse(frame)
-                if assembly is None:
-                    _validate(header, request, wanted)
-                    assembly = Assembly(header, MEMORY.take(header.total).data)
-                if assembly.take(header, payload):
-                    return assembly.header, assembly.encoded
+        loop = asyncio.get_running_loop()
+        since, waited = loop.time(), self._waited.get(wanted.node, 0.0)
+        last = since + max(self.in_all - waited, 0.0)
+        try:
+            async with asyncio.timeout_at(min(since + self.patience, last)) as silence:
+                async for frame in kept_call(channel)(request.SerializeToString()):
+                    silence.reschedule(min(loop.time() + self.patience, last))
+                    header, payload = parse(frame)
+                    if assembly is None:
+                        _validate(header, request, wanted)
+                        assembly = Assembly(header, MEMORY.take(header.total).data)
+                    if assembly.take(header, payload):
+                        return assembly.header, assembly.encoded
+        finally:
+            self._waited[wanted.node] = waited + loop.time() - since
         raise FrameError(FrameProblem.TRUNCATED, "it ended before the tensor did")
 
 

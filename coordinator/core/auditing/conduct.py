@@ -12,7 +12,7 @@ from dtfm.coordinator.core.auditing.obstruction import obstruction
 from dtfm.coordinator.core.auditing.order import needed, order_for
 from dtfm.coordinator.core.auditing.resumption import is_owed
 from dtfm.coordinator.core.state import State, Stepping
-from dtfm.coordinator.core.timeouts import audit_patience
+from dtfm.coordinator.core.timeouts import AUDITORS_FRACTION, audit_patience
 from dtfm.coordinator.core.transition import Transition
 from dtfm.coordinator.core.trust.alarms import follow, read_alarms, refilled, repeats
 from dtfm.coordinator.core.trust.audits import COMPARED, Audit, Passed, Request
@@ -85,7 +85,8 @@ def heard(transition: Transition, node: str, answer: wire.Audited) -> None:
     memory.answered(transition, node)
     of, attempt = audit.order.node, (audit.order.generation, audit.order.step)
     if answer.withheld_by not in ("", of):
-        memory.withheld(transition, answer.withheld_by, of, (node,), attempt)
+        if not answer.unreachable:
+            memory.withheld(transition, answer.withheld_by, of, (node,), attempt)
     elif not answer.problem:
         memory.handed_out(transition, around - {of}, of)
 
@@ -178,7 +179,10 @@ def _ask(transition: Transition) -> None:
     state, phase = transition.state, transition.state.phase
     assert isinstance(phase, Stepping)
     busy = {node for audit in phase.audits for node in audit.awaited}
-    until = transition.now + audit_patience(state.lease, state.ledger.step_seconds)
+    patience = audit_patience(
+        state.lease, phase.voted - phase.since
+    )  # not the last step's: it may have waited for audits, too
+    until = transition.now + patience
     for audit in phase.audits:
         for node in audit.auditors:
             if node in audit.requests or node in busy:
@@ -192,7 +196,7 @@ def _ask(transition: Transition) -> None:
             audit = asked
             message = wire.Audit()
             message.CopyFrom(audit.order)
-            message.number = number
+            message.number, message.seconds = number, AUDITORS_FRACTION * patience
             transition.send([node], wire.CoordinatorMessage(audit=message))
 
 

@@ -207,6 +207,59 @@ def test_who_leaves_by_accident_while_it_is_audited_is_not_accused() -> None:
     assert not world.state.auditing.withheld
 
 
+def test_an_auditor_is_told_how_long_it_has_so_that_it_can_say_who_kept_it_waiting() -> None:
+    world = auditing("a", "b", "c")
+    all_vote(world)
+    assert world.state.wakes_at is not None
+    assert world.last_to("a", "audit").seconds == pytest.approx((world.state.wakes_at - world.now) * 2 / 3)
+
+
+def test_neighbours_that_cannot_be_reached_or_are_slow_are_never_charged_nor_are_their_auditors() -> None:
+    world = auditing("a", "b", "c", "d")
+    for step in range(1, 13):
+        all_vote(world)
+        while world.state.ledger.step < step:
+            accused, by = next((of, by[0]) for of, by in asked(world).items() if by)
+            order = world.last_to(by, "audit")
+            others = sorted(addend.node for each in order.sums for addend in each.addends if addend.node != by)
+            assert order.node == accused
+            world.audit(by, withheld_by=others[0], problem="WITHHELD", unreachable=True)
+    assert not quarantined(world)
+    assert not world.state.auditing.withheld
+
+
+def test_an_auditor_that_takes_its_time_does_not_stretch_the_steps_that_come() -> None:
+    world = auditing("a", "b", "c")
+    waited = []
+    for _ in range(4):
+        all_vote(world)
+        assert world.state.wakes_at is not None
+        waited.append(world.state.wakes_at - world.now)
+        world.wait(waited[-1] - 1.0, beating="abc")
+        answer_all(world)
+    assert waited == [waited[0]] * 4
+
+
+def test_who_is_silent_twice_in_three_audits_is_suspended_though_it_answers_in_between() -> None:
+    world = auditing("a", "b", "c")
+    times = 0
+    while not quarantined(world) and times < 10:
+        trains_again(world)
+        all_vote(world)
+        step = world.state.ledger.step
+        while world.state.ledger.step == step and not quarantined(world):
+            honest = [by[0] for by in asked(world).values() if by and by[0] != "c"]
+            times += not honest
+            if honest:
+                world.audit(honest[0])
+            elif times % 3 == 0:
+                world.audit("c")
+            else:
+                assert world.state.wakes_at is not None
+                world.wait(world.state.wakes_at - world.now + 0.1, beating="abc")
+    assert quarantined(world) == [("c", Charge.WITHHELD, True)]
+
+
 def test_a_late_answer_counts_from_whom_it_is_due_once_and_of_who_has_left() -> None:
     world = auditing("a", "b", "c")
     all_vote(world)

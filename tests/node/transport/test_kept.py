@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 
@@ -56,8 +57,10 @@ class Node:
         self.kept.offer(Offer(GENERATION, STEP, around, lambda request: self.find(request)))
 
     @contextlib.asynccontextmanager
-    async def witnesses(self, patience: float = PATIENCE, by: str = "a") -> AsyncIterator[Witnesses]:
-        asking = Witnesses(GENERATION, STEP, {"me": self.peer}, dialler(by), patience)
+    async def witnesses(
+        self, patience: float = PATIENCE, by: str = "a", in_all: float = math.inf
+    ) -> AsyncIterator[Witnesses]:
+        asking = Witnesses(GENERATION, STEP, {"me": self.peer}, dialler(by), patience, in_all)
         yield asking
         await asking.close()
 
@@ -138,6 +141,39 @@ async def test_who_hands_out_something_else_has_withheld_it(node: Node, header: 
         with pytest.raises(Withheld) as withheld:
             await witnesses.fetch([WANTED])
     assert withheld.value.node == "me"
+    assert not withheld.value.unreachable
+
+
+async def test_a_refusal_is_told_from_a_node_that_cannot_be_reached(node: Node) -> None:
+    async with node.witnesses() as witnesses:
+        with pytest.raises(Withheld, match="NOTHING_KEPT") as refused:
+            await witnesses.fetch([WANTED])
+    await node.server.stop()
+    async with node.witnesses() as witnesses:
+        with pytest.raises(Withheld) as gone:
+            await witnesses.fetch([WANTED])
+    assert (refused.value.unreachable, gone.value.unreachable) == (False, True)
+
+
+async def test_a_node_may_keep_an_auditor_waiting_for_so_long_in_all(node: Node) -> None:
+    """Though each of its frames comes in time."""
+    node.offer()
+    async with node.witnesses(in_all=0.5) as witnesses:
+        await witnesses.fetch([WANTED])
+        witnesses._waited["me"] = 0.6
+        with pytest.raises(Withheld, match="in all") as withheld:
+            await witnesses.fetch([WANTED])
+    assert withheld.value.unreachable
+
+
+async def test_what_a_node_keeps_an_auditor_waiting_adds_up(node: Node) -> None:
+    node.offer()
+    waits: list[float] = []
+    async with node.witnesses() as witnesses:
+        for _ in range(3):
+            await witnesses.fetch([WANTED])
+            waits.append(witnesses._waited["me"])
+    assert 0 < waits[0] < waits[1] < waits[2]
 
 
 async def test_who_says_nothing_has_withheld_it_after_the_patience_for_a_frame(node: Node) -> None:
