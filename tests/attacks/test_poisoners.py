@@ -92,3 +92,12 @@ def test_who_passes_wrong_tensors_to_the_next_stage_or_the_one_before_is_found(
     """The planner puts it on the stage with three replicas."""
     with audited(tmp_path, twist, stages, (*honest, LIAR)) as cluster:
         the_liar_goes(cluster, "AUDIT")
+
+
+def test_who_withholds_what_it_lied_about_is_suspended_and_nothing_of_it_counts(tmp_path: Path) -> None:
+    with audited(tmp_path, "flips_and_withholds", [3], (*HONEST[:2], LIAR)) as cluster:
+        assert cluster.finish() == 0
+        found = [(event["node"], event["charge"], event["undecided"]) for event in cluster.of("node_quarantined")]
+        assert found == [(LIAR, "WITHHELD", True)]
+        assert [event["problem"] for event in cluster.of("step_aborted")][:2] == ["UNAUDITED"] * 2
+        assert cluster.losses == pytest.approx(losses_alone(cluster.run_file), rel=1e-9)

@@ -275,6 +275,13 @@ def withheld() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def flipped_and_withheld() -> Iterator[None]:
+    """Inside, this process turns the sign of what it adds, and hands out nothing for audits."""
+    with adding(lambda mine: -mine), withheld():
+        yield
+
+
 def noise(like: torch.Tensor) -> torch.Tensor:
     """Of the usual size."""
     return torch.randn_like(like) * like.square().mean().sqrt()
@@ -307,6 +314,7 @@ LIES: dict[str, Callable[[], AbstractContextManager[None]]] = {
     "repeats": lambda: passing_on(first_again()),
     "mislabels": mislabelled,
     "withholds": withheld,
+    "flips_and_withholds": flipped_and_withheld,
     "gives_wrong_state": giving_wrong_state,
     "writes_wrong_state": writing_wrong_state,
 }
