@@ -149,7 +149,8 @@ def _judged_unless_withheld(
     """Nobody says that the work is wrong. It does not count if more say that the node withheld it than find it right."""
     node, step = audit.order.node, audit.order.step
     if right and len(withheld) <= len(right):
-        memory.handed_out(transition, (node,), node)
+        if audit.raised_by is None:  # else a friend could have chosen the step
+            memory.handed_out(transition, (node,), node)
         _log_audit(transition, audit, right[0], clean=True)
     elif withheld:
         memory.withheld(transition, node, node, withheld, (audit.order.generation, step))

@@ -333,3 +333,17 @@ def answers(world: World, data: st.DataObject) -> None:
                 changes: dict[str, Any] = {"problem": "SLOW: it took too long"} if slow else {}
                 if node in asked(world).get(accused, ()):
                     world.audit(node, **changes)
+
+
+def test_strikes_are_not_worked_off_by_audits_that_a_friend_asked_for() -> None:
+    world = auditing("a", "b", "c")
+    answer_all(world, of="c", **ASKED_IN_VAIN)
+    world.settle()
+    for _ in range(WORKED_OFF_BY):
+        all_vote(world)
+        phase = world.state.phase
+        assert isinstance(phase, Stepping)
+        asked_by = tuple(replace(audit, raised_by="b") for audit in phase.audits)
+        world.state = replace(world.state, phase=replace(phase, audits=asked_by))
+        answer_all(world)
+    assert world.state.auditing.withheld.keys() == {("c", "c")}
