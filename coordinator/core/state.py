@@ -315,7 +315,8 @@ class SnapshotTally:
     """A snapshot under way of the state after ``step``, begun at ``since``.
 
     ``writers``, each with its layers, have still to report what they wrote. ``parts`` are reported, by bucket; ``written``: by
-    bucket and node, where replicas write it to their disks. ``fetching``: by node, the buckets that it copies from other disks;
+    bucket and node, where replicas write it to their disks. In a checkpoint ``due_from`` are those of whom one writes a bucket,
+    and ``told_by`` is who did, each by bucket. ``fetching``: by node, the buckets that it copies from other disks;
     ``unable``: nodes that could not keep a part. ``disputed``: two wrote different files of a bucket. Nodes are waited for until
     ``due``; ``heard`` is when one last reported.
     """
@@ -328,6 +329,8 @@ class SnapshotTally:
     heard: float
     parts: Mapping[int, SnapshotPart] = field(default_factory=dict)
     written: Mapping[int, Mapping[str, SnapshotPart]] = field(default_factory=dict)
+    due_from: Mapping[int, frozenset[str]] = field(default_factory=dict)
+    told_by: Mapping[int, str] = field(default_factory=dict)
     fetching: Mapping[str, frozenset[int]] = field(default_factory=dict)
     unable: frozenset[str] = frozenset()
     disputed: bool = False

@@ -6,7 +6,7 @@ steps.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from dtfm.protos import control_pb2 as wire
 from dtfm.protos import plan_pb2
@@ -84,12 +84,13 @@ def evaluated(generation: int, step: int) -> wire.NodeMessage:
     return wire.NodeMessage(evaluated=wire.Evaluated(generation=generation, step=step, loss_sum=16.0, samples=8))
 
 
-def checkpoint_buckets(plan: plan_pb2.Plan, node: str) -> range:
-    """The buckets that ``node`` writes into a checkpoint: those of its stage, if it is the first replica."""
+def checkpoint_buckets(plan: plan_pb2.Plan, node: str) -> Sequence[int]:
+    """The buckets that ``node`` writes into a checkpoint: those of its stage, dealt out to the replicas in turn."""
     stage = stage_of(plan, node)
-    if stage is None or stage.replicas[0] != node:
-        return range(0)
-    return range(stage.first_layer, stage.past_last_layer)
+    if stage is None:
+        return ()
+    layers = range(stage.first_layer, stage.past_last_layer)
+    return [layer for layer in layers if stage.replicas[layer % len(stage.replicas)] == node]
 
 
 def nonce(digest: bytes) -> str:

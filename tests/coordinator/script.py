@@ -341,11 +341,10 @@ class World:
             self.hear(node, applied=wire.Applied(generation=plan.generation, step=step, state_digest=DIGEST))
 
     def write_checkpoint(self, *nodes: str, problem: str = "") -> None:
-        """Each of the nodes, by default all of the plan, has written its part of the last commit's checkpoint: the first
-        replica of a stage writes all of it."""
+        """Each of the nodes, by default all of the plan, has written its part of the last commit's checkpoint."""
         plan, step = plan_message(self.plan_in_force), self.state.ledger.step
         for node in nodes or self.plan_in_force.nodes:
-            buckets = checkpoint_buckets(plan, node) if not problem else ()
+            buckets: Iterable[int] = checkpoint_buckets(plan, node) if not problem else ()
             files = dict.fromkeys(buckets, (10, FILE_DIGEST))
             self.hear(node, snapshot_parts(step, wire.CHECKPOINT, files, problem))
 

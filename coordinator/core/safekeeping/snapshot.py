@@ -68,6 +68,7 @@ def begin(transition: Transition, step: int, checkpoint: bool) -> wire.SnapshotD
             _give_up(transition, min(pending, key=lambda s: s.step), reason)
         due = transition.now + state.patience
         tally = SnapshotTally(step, Destination.CHECKPOINT, transition.now, writers, due, heard=transition.now)
+        tally = replace(tally, due_from=_writers(state))
         safekeeping = transition.state.safekeeping.with_snapshot(tally)
         transition.set_safekeeping(replace(safekeeping, unfinished=safekeeping.unfinished | {step}))
         return wire.CHECKPOINT
@@ -112,6 +113,9 @@ def reported(transition: Transition, session: Session, message: wire.SnapshotPar
     if node in tally.writers:
         check_own_layers(message, tally.writers[node], len(described.workload.layers))
     told = {part.bucket: ev.SnapshotPart(part.size_bytes, part.digest.hex(), part.nonce) for part in message.parts}
+    if tally.destination is Destination.CHECKPOINT:
+        told = _own_parts(transition, tally, node, told)
+        tally = replace(tally, told_by={**dict.fromkeys(told, node), **tally.told_by})
     if node in tally.writers and tally.destination is Destination.DISKS:
         written = {bucket: {**tally.written.get(bucket, {}), node: part} for bucket, part in told.items()}
         tally = replace(tally, written={**tally.written, **written})
@@ -146,7 +150,7 @@ def manifest_done(transition: Transition, done: ManifestDone) -> None:
     if tally is None:
         return
     if problem:
-        suspects = () if bucket is None else _writers_of(transition.state, bucket)
+        suspects = [who for number, who in tally.told_by.items() if number == bucket]
         _give_up(transition, tally, problem, suspects, undecided=True)  # others may have removed the file
         return
     safekeeping = transition.state.safekeeping.without_snapshot(tally)
@@ -246,7 +250,7 @@ def _continue_checkpoint(transition: Transition, tally: SnapshotTally, node: str
         assert transition.state.ledger.described is not None
         missing = min(set(range(transition.state.ledger.described.buckets)) - tally.parts.keys())
         problem = f"bucket {missing} was written by no node"
-        _give_up(transition, tally, problem, _writers_of(transition.state, missing))
+        _give_up(transition, tally, problem, tally.due_from[missing])
 
 
 def _continue_on_disks(transition: Transition, tally: SnapshotTally) -> None:
@@ -321,14 +325,34 @@ def _give_up(
             quarantine(transition, replace(verdict, undecided=verdict.undecided or undecided), Charge.SNAPSHOT, why)
 
 
-def _writers_of(state: State, bucket: int) -> frozenset[str]:
-    """Who writes the bucket into a checkpoint (Group.checkpoint_writer of the nodes). Which stages use one that several layers
+def _writers(state: State) -> Mapping[int, frozenset[str]]:
+    """By bucket, who writes it into a checkpoint (Group.checkpoint_writer of the nodes). Which stages use one that several layers
     share is not known here: it may be one of each."""
     plan, described = state.ledger.plan, state.ledger.described
+    assert plan is not None
     assert described is not None
-    shared = bucket >= len(described.workload.layers)
-    stages = [stage for stage in plan.stages if shared or bucket in range(*stage.layers)] if plan is not None else []
-    return frozenset(stage.replicas[bucket % len(stage.replicas)] for stage in stages)
+    layers = len(described.workload.layers)
+    return {
+        bucket: frozenset(
+            stage.replicas[bucket % len(stage.replicas)]
+            for stage in plan.stages
+            if bucket >= layers or bucket in range(*stage.layers)
+        )
+        for bucket in range(described.buckets)
+    }
+
+
+def _own_parts(
+    transition: Transition, tally: SnapshotTally, node: str, told: Mapping[int, ev.SnapshotPart]
+) -> dict[int, ev.SnapshotPart]:
+    """Of what the node ``told``, by bucket, the parts of a checkpoint that it is to write: who answers first for those of others
+    would write the checkpoint alone, and others would answer for its files."""
+    own = {bucket: part for bucket, part in told.items() if node in tally.due_from[bucket]}
+    if len(own) < len(told):
+        transition.log(
+            f"ignored {len(told) - len(own)} parts of step {tally.step} from {node}: others are to write them"
+        )
+    return own
 
 
 def _end_on_disks(transition: Transition, tally: SnapshotTally) -> None:

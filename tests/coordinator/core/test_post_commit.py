@@ -14,8 +14,8 @@ from dtfm.coordinator.core.transition import ManifestDone
 from dtfm.coordinator.log import events as ev
 from dtfm.protos import control_pb2 as wire
 from dtfm.scheduler.model.plan import Plan, Stage, from_routes
-from tests.coordinator.answers import DIGEST, FILE_DIGEST
-from tests.coordinator.script import LAYERS, LEASE, World, fresh_state, training
+from tests.coordinator.answers import DIGEST, FILE_DIGEST, snapshot_parts
+from tests.coordinator.script import BUCKETS, LAYERS, LEASE, World, fresh_state, prepared, training
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
@@ -88,10 +88,10 @@ def test_an_impossible_checkpoint_bucket_is_refused(changes: dict[str, object]) 
 
 
 def test_a_checkpoint_does_not_wait_for_replicas_that_write_nothing() -> None:
-    world = training("a", "b", "c")  # a writes what b trains too
+    world = training("a", "b", "b2", "c", "d", "e", cluster={"nodes": 6, "stages": 2})  # b2 and d have nothing to write
     world.step()
     world.step()
-    world.write_checkpoint("a", "c")
+    world.write_checkpoint("a", "b", "c", "e")
     assert [manifest.step for manifest in world.manifests] == [2]
     world.write_checkpoint("b")
     world.lose("b")
@@ -100,18 +100,49 @@ def test_a_checkpoint_does_not_wait_for_replicas_that_write_nothing() -> None:
     assert world.state.ledger.checkpoint_step == 2
 
 
+def with_a_shared_bucket() -> World:
+    """a trains the first half of the layers and b the second, and both bucket 4. A checkpoint of step 2 is under way."""
+    world = World()
+    for node in "ab":
+        world.prepare(node, prepared(buckets=LAYERS + 1))
+        world.report_links(node)
+    world.wait(LEASE, beating="ab")
+    world.settle()
+    world.step()
+    world.step()
+    return world
+
+
 def test_a_disputed_checkpoint_replaces_no_older_one() -> None:
-    """a and b train the same layers; b wrote another file of a bucket that a writes too."""
-    world = training("a", "b", "c")
-    world.step()
-    world.step()
-    world.write_checkpoint("a")
-    other = wire.Part(bucket=0, size_bytes=10, digest=bytes([1]) * 32, nonce="1" * 32)
-    world.hear("b", snapshot_parts=wire.SnapshotParts(step=2, destination=wire.CHECKPOINT, parts=[other]))
-    world.write_checkpoint("c")
+    """Either may be the one that writes what they share."""
+    world = with_a_shared_bucket()
+    for node, layers, digest in (("a", (0, 1), FILE_DIGEST), ("b", (2, 3), bytes([1]) * 32)):
+        files = {**dict.fromkeys(layers, (10, FILE_DIGEST)), LAYERS: (10, digest)}
+        world.hear(node, snapshot_parts(2, wire.CHECKPOINT, files))
     world.feed(t.ManifestDone(2, ""))
     assert world.state.ledger.checkpoint_step == 2
     assert not world.tidied
+
+
+def test_who_answers_first_does_not_write_the_parts_of_others_into_a_checkpoint() -> None:
+    """Of the first stage a writes bucket 0, and b bucket 1."""
+    world = training("a", "b", "c")
+    world.step()
+    world.step()
+    world.hear("a", snapshot_parts(2, wire.CHECKPOINT, {0: (10, FILE_DIGEST), 1: (10, bytes([1]) * 32)}))
+    world.write_checkpoint("b", "c")
+    assert [part.digest for part in world.manifests[-1].parts] == [FILE_DIGEST.hex()] * BUCKETS
+    world.feed(t.ManifestDone(2, ""))
+    assert world.tidied, "it is not disputed"
+
+
+def test_who_said_that_it_wrote_a_file_answers_for_it() -> None:
+    world = with_a_shared_bucket()
+    files = dict.fromkeys((2, 3, LAYERS), (10, FILE_DIGEST))
+    world.hear("b", snapshot_parts(2, wire.CHECKPOINT, files))
+    world.hear("a", snapshot_parts(2, wire.CHECKPOINT, dict.fromkeys((0, 1), (10, FILE_DIGEST))))
+    world.feed(t.ManifestDone(2, f"bucket {LAYERS} is not there", bucket=LAYERS))
+    assert world.events(ev.CheckpointFailed)[-1].node == "b"
 
 
 def test_a_checkpoint_whose_parts_do_not_come_is_given_up() -> None:
