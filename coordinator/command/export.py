@@ -22,8 +22,8 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save_file
 
 from dtfm.coordinator.command.options import DEFAULT_STORE, Json
-from dtfm.coordinator.log.ledger import fold
-from dtfm.coordinator.log.manifest import BucketFile, CheckpointError, newest, read_manifest
+from dtfm.coordinator.log.ledger import Ledger, fold
+from dtfm.coordinator.log.manifest import BucketFile, CheckpointError, Manifest, manifest_and_digest, newest
 from dtfm.coordinator.log.store import Store
 
 SHARD_BYTES = 1 << 30
@@ -34,48 +34,66 @@ MAX_MODEL_FILE_BYTES = 64 << 20
 Tensors = dict[str, NDArray[Any]]
 
 
+class NotTheLogs(CheckpointError):
+    """What lies in the storage is not what the run's log says of it."""
+
+
 def export(
     target: Annotated[Path, typer.Argument(metavar="DIR", help="The folder to write: a new or empty one.")],
     checkpoint: Annotated[
         str, typer.Option(help="URL (fsspec) of a checkpoint, or of a folder of checkpoints: the newest is exported.")
     ] = "",
     store: Annotated[
-        str, typer.Option(help="Without --checkpoint: the event log (a SQLAlchemy URL) that names the newest one.")
-    ] = DEFAULT_STORE,
+        str,
+        typer.Option(
+            help="The event log (a SQLAlchemy URL) by which the checkpoint is checked, and which names the newest one; "
+            f"without --checkpoint {DEFAULT_STORE}."
+        ),
+    ] = "",
     json_lines: Json = False,
 ) -> None:
     """Writes a checkpoint as a folder that transformers' from_pretrained loads."""
-    folder = (newest(checkpoint) or checkpoint) if checkpoint else _logged_checkpoint(store)
-    step = export_checkpoint(folder, target)
+    log = store or ("" if checkpoint else DEFAULT_STORE)
+    ledger = _ledger_of(log) if log else None
+    folder = (newest(checkpoint) or checkpoint) if checkpoint or ledger is None else _logged_checkpoint(ledger, log)
+    step = export_checkpoint(folder, target, ledger)
+    if ledger is None:
+        typer.echo(f"{folder} was not checked against a log: who wrote it is believed; give --store", err=True)
+    elif not all(ledger.agreed.get(step, ("",))):
+        typer.echo(f"The log does not have the digests of all state in {folder}: who wrote it is believed", err=True)
     if json_lines:
         print(json.dumps({"checkpoint": folder, "step": step, "folder": str(target)}))
     else:
         print(f"Step {step} of {folder} is in {target}.")
 
 
-def _logged_checkpoint(store: str) -> str:
+def _ledger_of(store: str) -> Ledger:
     with Store(store, write=False) as opened:
-        ledger = fold(record.event for record in opened.read())
+        return fold(record.event for record in opened.read())
+
+
+def _logged_checkpoint(ledger: Ledger, store: str) -> str:
     if not ledger.checkpoints:
         raise CheckpointError(f"{store} names no checkpoint; give one with --checkpoint")
     return ledger.checkpoints[ledger.checkpoint_step]
 
 
-def export_checkpoint(folder: str, target: Path) -> int:
+def export_checkpoint(folder: str, target: Path, ledger: Ledger | None = None) -> int:
     """Writes the checkpoint at ``folder`` (an fsspec URL) into the new folder ``target``; returns its step.
 
-    Leaves nothing behind when it fails. Raises CheckpointError for a checkpoint that is incomplete or damaged, and ValueError
-    for a target in use.
+    Leaves nothing behind when it fails. Raises CheckpointError for a checkpoint that is incomplete or damaged, NotTheLogs if it
+    is not the one of the run's ``ledger``, and ValueError for a target in use.
     """
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise ValueError(f"{target} exists and is not an empty folder; give a new one")
-    manifest = read_manifest(folder)
+    manifest, digest = manifest_and_digest(folder)
+    states = _agreed_states(folder, manifest, digest, ledger) if ledger is not None else ()
     target.parent.mkdir(parents=True, exist_ok=True)
     partial = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
     try:
         filesystem, path = fsspec.url_to_fs(folder)
         _copy_model_files(filesystem, path, partial)
-        _write_shards(_shards(filesystem, path, manifest.buckets), partial)
+        _write_shards(_shards(filesystem, path, manifest.buckets, states), partial)
         os.chmod(partial, 0o755)
         partial.replace(target)
     except OSError as error:
@@ -98,10 +116,26 @@ def _copy_model_files(filesystem: Any, path: str, target: Path) -> None:
         (target / name).write_bytes(filesystem.cat_file(entry["name"]))
 
 
-def _shards(filesystem: Any, path: str, buckets: tuple[BucketFile, ...]) -> Iterator[Tensors]:
+def _agreed_states(folder: str, manifest: Manifest, digest: str, ledger: Ledger) -> tuple[str, ...]:
+    """The digests (hex) of the checkpoint's state by bucket, as its trainers agreed on them; empty where the log does not say."""
+    logged = ledger.manifests.get(manifest.step)
+    if logged is None or manifest.run_id != ledger.run_id:
+        raise NotTheLogs(
+            f"the log names no checkpoint of step {manifest.step} of run {manifest.run_id}, which {folder} is"
+        )
+    if logged not in ("", digest):  # the log of an older version does not say
+        raise NotTheLogs(
+            f"{folder}/manifest.json is not the one that the log names (its BLAKE3 is {digest} instead of {logged}): somebody "
+            "has replaced it. Use an older checkpoint, and look at who may write there"
+        )
+    return ledger.agreed.get(manifest.step, ())
+
+
+def _shards(filesystem: Any, path: str, buckets: tuple[BucketFile, ...], states: tuple[str, ...]) -> Iterator[Tensors]:
     shard: Tensors = {}
     for bucket in buckets:
-        shard |= _read_weights(filesystem, path, bucket)
+        state = states[bucket.index] if bucket.index < len(states) else ""
+        shard |= _read_weights(filesystem, path, bucket, state)
         if sum(tensor.nbytes for tensor in shard.values()) >= SHARD_BYTES:
             yield shard
             shard = {}
@@ -109,7 +143,8 @@ def _shards(filesystem: Any, path: str, buckets: tuple[BucketFile, ...]) -> Iter
         yield shard
 
 
-def _read_weights(filesystem: Any, path: str, bucket: BucketFile) -> Tensors:
+def _read_weights(filesystem: Any, path: str, bucket: BucketFile, state: str) -> Tensors:
+    """``state``: the digest (hex) that the bucket's state should have; empty: not known."""
     content = filesystem.cat_file(f"{path}/{bucket.file}")
     if len(content) != bucket.bytes or blake3(content).hexdigest() != bucket.blake3:
         raise CheckpointError(f"{path}/{bucket.file} is damaged (its BLAKE3 differs); use an older checkpoint")
@@ -117,7 +152,24 @@ def _read_weights(filesystem: Any, path: str, bucket: BucketFile) -> Tensors:
         tensors = load(content)
     except SafetensorError as error:
         raise CheckpointError(f"{path}/{bucket.file} is not safetensors: {error}") from None
+    if state not in ("", _state_digest(content)):
+        raise NotTheLogs(
+            f"{path}/{bucket.file} is whole, but not the state that its trainers agreed on: its writer has made it up. Use an "
+            "older checkpoint"
+        )
     return {name: tensor for name, tensor in tensors.items() if not name.startswith("optimizer.")}
+
+
+def _state_digest(content: bytes) -> str:
+    """Of a bucket's file, whose header is sound: the BLAKE3 (hex) of those of its parameters and its two moments, as nodes take
+    it (Bucket.digest). Empty: they do not lie as nodes write them."""
+    begin = 8 + int.from_bytes(content[:8], "little")
+    header, data = json.loads(content[8:begin]), memoryview(content)[begin:]
+    each = len(data) // 3
+    moments = [header.get(f"optimizer.{name}", {}).get("data_offsets") for name in ("exp_avg", "exp_avg_sq")]
+    if moments != [[each, 2 * each], [2 * each, len(data)]]:
+        return ""
+    return blake3(b"".join(blake3(data[i * each : (i + 1) * each]).digest() for i in range(3))).hexdigest()
 
 
 def _write_shards(shards: Iterator[Tensors], target: Path) -> None:

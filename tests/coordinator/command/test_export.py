@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
+from blake3 import blake3
 from safetensors.numpy import load_file
 
 from dtfm.coordinator.command import export as export_module
-from dtfm.coordinator.command.export import export_checkpoint
+from dtfm.coordinator.command.export import NotTheLogs, export_checkpoint
+from dtfm.coordinator.log import events as ev
+from dtfm.coordinator.log.ledger import Ledger, fold
 from dtfm.coordinator.log.manifest import CheckpointError
+from dtfm.coordinator.log.store import Store
+from dtfm.node.model.bucket import Bucket, BucketSpec
+from dtfm.node.state.snapshot_files import file_header
 from tests.coordinator.checkpoints import write_checkpoint
+from tests.coordinator.stores import store_url
 
 
 @pytest.fixture
@@ -53,3 +64,72 @@ def test_a_damaged_bucket_is_not_exported(checkpoint: Path, tmp_path: Path) -> N
 def test_an_export_overwrites_nothing(checkpoint: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="exists and is not an empty folder"):
         export_checkpoint(checkpoint.as_uri(), tmp_path)
+
+
+def log_of(checkpoint: Path, agreed: Iterable[str]) -> Ledger:
+    """What the log says of the checkpoint, and of its state by bucket."""
+    digest = blake3((checkpoint / "manifest.json").read_bytes()).hexdigest()
+    written = ev.CheckpointWritten(5, checkpoint.as_uri(), digest)
+    return fold([ev.RunStarted("run-id", {}), written, ev.StateAgreed(5, tuple(agreed))])
+
+
+def state_of(number: int) -> str:
+    """The digest of the state of bucket ``number`` (see tests/coordinator/checkpoints.py)."""
+    tensors = [np.full((2, 3), number, np.float32), np.zeros(6, np.float32), np.zeros(6, np.float32)]
+    return blake3(b"".join(blake3(tensor.tobytes()).digest() for tensor in tensors)).hexdigest()
+
+
+def test_a_checkpoint_as_the_log_says_it_is_is_exported(checkpoint: Path, tmp_path: Path) -> None:
+    assert export_checkpoint(checkpoint.as_uri(), tmp_path / "all", log_of(checkpoint, map(state_of, range(3)))) == 5
+    assert export_checkpoint(checkpoint.as_uri(), tmp_path / "some", log_of(checkpoint, ["", state_of(1), ""])) == 5
+
+
+def test_a_manifest_that_the_log_does_not_name_is_not_exported(checkpoint: Path, tmp_path: Path) -> None:
+    ledger = log_of(checkpoint, ())
+    manifest = checkpoint / "manifest.json"
+    manifest.write_text(manifest.read_text().replace('"demo"', '"other"'))
+    with pytest.raises(NotTheLogs, match="is not the one that the log names"):
+        export_checkpoint(checkpoint.as_uri(), tmp_path / "model", ledger)
+
+
+def test_a_checkpoint_of_another_run_or_step_is_not_exported(checkpoint: Path, tmp_path: Path) -> None:
+    for ledger in (Ledger(run_id="run-id"), replace(log_of(checkpoint, ()), run_id="another")):
+        with pytest.raises(NotTheLogs, match="names no checkpoint of step 5"):
+            export_checkpoint(checkpoint.as_uri(), tmp_path / "model", ledger)
+
+
+def test_state_that_its_writer_has_made_up_is_not_exported(checkpoint: Path, tmp_path: Path) -> None:
+    with pytest.raises(NotTheLogs, match=r"bucket-00001.*not the state that its trainers agreed on"):
+        export_checkpoint(checkpoint.as_uri(), tmp_path / "model", log_of(checkpoint, ["", state_of(2), ""]))
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["checkpoints"]
+
+
+def test_who_exports_without_a_log_is_told_once_that_nothing_was_checked(
+    checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    export_module.export(tmp_path / "model", checkpoint.as_uri(), "")
+    assert capsys.readouterr().err.count("was not checked against a log") == 1
+
+
+def test_who_names_a_checkpoint_and_a_log_has_it_checked(
+    checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    url = store_url(tmp_path)
+    digest = blake3((checkpoint / "manifest.json").read_bytes()).hexdigest()
+    with Store(url, write=True) as store:
+        store.append([ev.RunStarted("run-id", {}), ev.CheckpointWritten(5, checkpoint.as_uri(), digest)])
+    export_module.export(tmp_path / "model", checkpoint.as_uri(), url)
+    assert "does not have the digests of all state" in capsys.readouterr().err
+    with Store(url, write=True) as store:
+        store.append([ev.StateAgreed(5, (state_of(2),) * 3)])
+    with pytest.raises(NotTheLogs):
+        export_module.export(tmp_path / "again", "", url)
+
+
+def test_the_digest_of_a_file_is_that_which_nodes_take_of_its_state() -> None:
+    spec = BucketSpec(2, (2,), (("z.weight", (3, 4)), ("a.bias", (3,)), ("scale", ())))
+    bucket = Bucket(spec, torch.device("cpu"), torch.float32)
+    for number, tensor in enumerate(bucket.state):
+        tensor.copy_(torch.arange(spec.size) + number)
+    content = file_header(spec, torch.float32) + bytes(bucket.read())
+    assert export_module._state_digest(content) == bucket.digest().hex()
