@@ -79,8 +79,8 @@ def who_leans_away(leanings: Mapping[str, Leaning], own: str) -> dict[str, float
     found = {}
     for member, cosine in known.items():
         least = min((other for name, other in known.items() if name != member), default=cosine)
-        # Of two, both have the same cosine to each other.
-        behind = least - cosine if len(known) > 2 else -cosine
+        # Of two, both have the same cosine to each other: what is honest varies more.
+        behind = least - cosine if len(known) > 2 else -cosine / 2
         if member != own and cosine < AGAINST and behind > BEHIND:
             found[member] = min(behind / DEVIATION, MOST_DEVIATIONS)
     return found
