@@ -77,6 +77,21 @@ def test_what_is_unusual_is_done_again_at_once_though_next_to_nothing_is_drawn(t
         assert bool(found["raised_by"]) == (twist == "sends_zeros")
 
 
+@pytest.mark.parametrize(("twist", "stages", "honest"), [("flips", [3], "ab"), ("noisy", [3, 1], "abc")])
+def test_who_is_unlike_the_others_on_average_is_found_once_it_is_known(
+    tmp_path: Path, twist: str, stages: list[int], honest: str
+) -> None:
+    """Averages need a few steps, which are undone."""
+    with audited(tmp_path, twist, stages, (*honest, LIAR), rate=1e-9) as cluster:
+        assert cluster.finish() == 0
+        found = [(event["node"], event["charge"], event["undecided"]) for event in cluster.of("node_quarantined")]
+        assert found == [(LIAR, "AUDIT", False)]
+        (wrong,) = (audit for audit in cluster.of("work_audited") if not audit["clean"])
+        assert wrong["why"] == "unusual"
+        assert len(cluster.losses) == STEPS + wrong["step"] - 1
+        assert cluster.losses[-STEPS:] == pytest.approx(losses_alone(cluster.run_file), rel=1e-9)
+
+
 @pytest.mark.parametrize(
     ("twist", "stages", "honest"),
     [
