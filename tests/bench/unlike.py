@@ -1,0 +1,53 @@
+"""The node's command with links of unlike speeds: ``python -m tests.bench.unlike join ...``.
+
+On loopback all links are so fast that ``compression = "auto"`` compresses nothing. Here a node believes to have measured, of each
+third of its links, a speed at which it chooses another codec: off, raw16 or i8b256. Which link is how fast follows from both
+names.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Collection, Mapping
+from unittest import mock
+
+from dtfm.node import cli
+from dtfm.node.model.placement import Placement
+from dtfm.node.training import generation
+from dtfm.node.training.compression import Codecs, choose_codecs
+from dtfm.node.transport.frame_validation import TensorSizes
+from dtfm.protos.plan_pb2 import Run
+
+MIDDLE = 0.75
+"""Of the bandwidth at which a tensor that is not compressed is just hidden: enough for half of its bytes."""
+
+
+def speeds(node: str, peers: Collection[str], hidden: float) -> Mapping[str, float]:
+    """Bytes per second by peer. ``hidden``: those at which a tensor that is not compressed is hidden."""
+    of_class = (float("inf"), MIDDLE * hidden, 1.0)
+    return {peer: of_class[zlib.crc32(f"{node} to {peer}".encode()) % len(of_class)] for peer in peers}
+
+
+def unlike(
+    network: Run.Network,
+    placement: Placement,
+    sizes: TensorSizes,
+    *,
+    bandwidth: Mapping[str, float],
+    micro_batch_seconds: float,
+    previous: Codecs | None,
+) -> Codecs:
+    elements = min(size for size in (sizes.input, sizes.output) if size)  # logits are larger, and stay
+    believed = speeds(placement.node, placement.peers, elements * sizes.dtype.itemsize / micro_batch_seconds)
+    return choose_codecs(
+        network, placement, sizes, bandwidth=believed, micro_batch_seconds=micro_batch_seconds, previous=previous
+    )
+
+
+def main() -> None:
+    with mock.patch.object(generation, "choose_codecs", unlike):
+        cli.main()
+
+
+if __name__ == "__main__":
+    main()
