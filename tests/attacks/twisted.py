@@ -3,18 +3,21 @@ what it tells the coordinator, or for what it gives its peers."""
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import itertools
 import math
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from typing import Any
 from unittest import mock
 
+import grpc.aio
 import torch
 
+from dtfm.kernels.codec import DTYPE_NUMBERS, Encoded
 from dtfm.node import cli
 from dtfm.node.model.bucket import Bucket
 from dtfm.node.model.loaded_run import LoadedRun
@@ -24,11 +27,15 @@ from dtfm.node.session import Session
 from dtfm.node.state.snapshot_writer import SnapshotWriter
 from dtfm.node.state.state_store import StateStore
 from dtfm.node.training import reduction
+from dtfm.node.training.audit import do_again
 from dtfm.node.training.generation import Generation
 from dtfm.node.transport.kept import Kept, Tensor
+from dtfm.node.transport.sender import Sender, What
 from dtfm.protos.control_pb2 import (
     CHECKPOINT,
     DISKS,
+    Audit,
+    Audited,
     NodeMessage,
     PlanFailed,
     SnapshotDestination,
@@ -37,7 +44,8 @@ from dtfm.protos.control_pb2 import (
     StepProblem,
     StepReady,
 )
-from dtfm.protos.frame import Kind
+from dtfm.protos.frame import Header, Kind, frames
+from dtfm.protos.streams import NODE_METADATA, tensors_call
 
 Twist = Callable[[NodeMessage], Iterable[NodeMessage]]
 """Makes of each message those that are sent in its place."""
@@ -299,6 +307,58 @@ def first_again() -> Change:
     return again
 
 
+FORGED = "of a forged frame it was said: "
+"""Followed by what the peer has answered, in the standard error of who forges."""
+
+
+@contextmanager
+def forging() -> Iterator[None]:
+    """Inside, this process sends its neighbours two more frames for each tensor, on streams of their own: one as if it were of
+    the stage on their other side, and one under another node's name."""
+    queue, turn = Sender._queue, asyncio.Lock()
+    turned = {Kind.ACTIVATION: Kind.GRADIENT, Kind.GRADIENT: Kind.ACTIVATION}
+
+    async def send(sender: Sender, peer: str, name: str, header: Header, data: memoryview) -> None:
+        async with turn:
+            call = tensors_call(sender._channels[peer])(metadata=((NODE_METADATA, name),))
+            with suppress(grpc.aio.AioRpcError, grpc.aio.UsageError, asyncio.InvalidStateError):
+                await call.write(next(frames(header, data)))
+                await call.done_writing()
+            print(FORGED + (await call).decode(), file=sys.stderr, flush=True)
+
+    def forge(self: Sender, lane: Any, what: What, encoded: Encoded, elements: int, dtype: torch.dtype) -> None:
+        queue(self, lane, what, encoded, elements, dtype)
+        if what.kind not in turned:
+            return
+        number, size, data = DTYPE_NUMBERS[dtype], len(encoded.data), memoryview(bytes(encoded.data))
+        for kind, name in ((turned[what.kind], self._node), (what.kind, "another")):
+            header = Header(
+                kind, encoded.codec, number, what.generation, what.step, what.index, what.part, elements, size
+            )
+            asyncio.run_coroutine_threadsafe(send(self, lane._node, name, header, data), self._loop)
+
+    with mock.patch.object(Sender, "_queue", forge):
+        yield
+
+
+FRIENDS = ("poisoner", "accomplice")
+"""Those who lie for each other."""
+
+
+@contextmanager
+def covering() -> Iterator[None]:
+    """Inside, this process finds all work of its friends right, and audits others as it should. (Nobody tells it who has found a
+    friend wrong, so it cannot take revenge.)"""
+
+    def right(audit: Audit, *rest: Any) -> Audited:
+        if audit.node not in FRIENDS:
+            return do_again(audit, *rest)
+        return Audited(number=audit.number, activations=0, gradients=0, addends=0, losses=0)
+
+    with mock.patch("dtfm.node.training.auditing.do_again", right):
+        yield
+
+
 LIES: dict[str, Callable[[], AbstractContextManager[None]]] = {
     "spoils": spoiled,
     "poisons": lambda: adding(lambda mine: mine * -30),
@@ -317,20 +377,24 @@ LIES: dict[str, Callable[[], AbstractContextManager[None]]] = {
     "flips_and_withholds": flipped_and_withheld,
     "gives_wrong_state": giving_wrong_state,
     "writes_wrong_state": writing_wrong_state,
+    "forges": forging,
+    "covers": covering,
 }
-"""By name, the context in which a node runs that lies to its peers."""
+"""By name, the context in which a node runs that lies to its peers. Several are given as one, with plus signs in between."""
 
 
 def main() -> None:
-    name = sys.argv.pop(1)
-    twist = TWISTS.get(name, as_it_is)
+    names = sys.argv.pop(1).split("+")
+    twist = next((TWISTS[name] for name in names if name in TWISTS), as_it_is)
     send = Session._send
 
     def twisted(session: Session, message: NodeMessage) -> None:
         for said in twist(message):
             send(session, said)
 
-    with mock.patch.object(Session, "_send", twisted), LIES.get(name, nullcontext)():
+    with mock.patch.object(Session, "_send", twisted), ExitStack() as lies:
+        for name in names:
+            lies.enter_context(LIES.get(name, nullcontext)())
         cli.main()
 
 
