@@ -112,6 +112,7 @@ def found_in(events: Iterable[Event]) -> Findings:
                 found.audits += 1
                 found.clean += event["clean"]
                 found.unequal += any(event["errors"].values())
+                found.suspicious["alarms"] += event.get("why") == "unusual"
                 for kind, error in event["errors"].items():
                     found.errors[kind] = max(found.errors[kind], error)
             case "node_quarantined":
