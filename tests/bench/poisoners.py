@@ -1,67 +1,87 @@
 """What a poisoner among strangers does to a run, and how soon it is found: ``python -m tests.bench.poisoners [--twists A B]
-[--seeds 3] [--steps 60] [--json]``.
+[--seeds 3] [--steps 60] [--colluding] [--json]``.
 
 Six nodes of six owners, two stages of three replicas, on this machine, in mode "open" with the audits of its default. One node is
 twisted (tests/attacks/twisted.py) from its first step on. Each run is compared with an honest one of the same seed, plan and
 steps: held-out loss after the last step, and the step after which the poisoner was quarantined. With ``--rate``, another share of
-the work is audited.
+the work is audited. With ``--colluding`` two of the six lie in the same way, and find each other's work right in audits: it says
+how many runs they lost (both are quarantined, and nobody else is), by whether the first plan had them on one stage. A run that
+does not finish has an infinite loss.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import statistics
+import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from dtfm.node.host.rows import Row, show
-from tests.attacks.twisted import LIES
+from tests.attacks.twisted import FRIENDS
 from tests.cluster.launch import Cluster
 from tests.cluster.nursery import close_nursery
 from tests.cluster.runs import run_file
 
 HONEST = ("a", "b", "c", "d", "e")
-POISONER = "poisoner"
+POISONER, ACCOMPLICE = FRIENDS
+TWISTS = (
+    "flips",
+    "exaggerates",
+    "adds_noise",
+    "adds_too_much",
+    "biased_forward",
+    "sends_zeros",
+    "repeats",
+    "mislabels",
+    "flatters",
+)
 STAGES = [3, 3]
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """``found``: the step after which the poisoner was quarantined; None: it was not. ``accused``: who else was."""
+    """``found``: the step after which the last poisoner was quarantined; None: not all were. ``accused``: who else was.
+    ``together``: the first plan had the poisoners on one stage."""
 
     held_out: float
     found: int | None
     accused: tuple[str, ...]
     seconds: float
+    together: bool
 
 
-def train(twist: str, seed: int, steps: int, rate: str) -> Outcome:
+def train(twist: str, seed: int, steps: int, rate: str, poisoners: Sequence[str] = (POISONER,)) -> Outcome:
     """One run; an empty ``twist``: all are honest."""
 
     def place(name: str, command: list[str]) -> list[str]:
-        if name != POISONER or not twist:
+        if name not in poisoners or not twist:
             return command
         at = command.index("dtfm.node.cli")
-        return [*command[:at], "tests.attacks.twisted", twist, *command[at + 1 :]]
+        lies = twist if len(poisoners) == 1 else f"{twist}+covers"
+        return [*command[:at], "tests.attacks.twisted", lies, *command[at + 1 :]]
 
     text = run_file(stages=STAGES, steps=steps, precision="fp32").replace("seed = 7", f"seed = {seed}")
     text += f'[trust]\nmode = "open"\naudit_rate = {rate}\n'
     with tempfile.TemporaryDirectory() as folder:
-        names = (*HONEST, POISONER)
+        names = (*HONEST[: sum(STAGES) - len(poisoners)], *poisoners)
         with Cluster(Path(folder), text, place=place, nodes=names, invited=True, liars=True) as cluster:
-            code = cluster.finish(timeout=600)
-            if code != 0:
-                raise RuntimeError(
-                    f"the run with {twist or 'nobody'} twisted, seed {seed}, ended with exit code {code}"
-                )
+            try:
+                finished = cluster.finish(timeout=600) == 0
+            except subprocess.TimeoutExpired:
+                finished = False
             quarantined = {event["node"]: event["step"] for event in cluster.of("node_quarantined")}
+            stages = cluster.of("plan_adopted")[0]["plan"]["stages"]
             return Outcome(
-                cluster.of("evaluated")[-1]["loss"],
-                quarantined.get(POISONER),
-                tuple(sorted(quarantined.keys() - {POISONER})),
+                cluster.of("evaluated")[-1]["loss"] if finished else math.inf,
+                max(quarantined[name] for name in poisoners) if quarantined.keys() >= set(poisoners) else None,
+                tuple(sorted(quarantined.keys() - set(poisoners))),
                 statistics.median(event["seconds"] for event in cluster.of("step_committed")),
+                any(set(stage["replicas"]) >= set(poisoners) for stage in stages),
             )
 
 
@@ -86,26 +106,41 @@ def rows_of(twist: str, poisoned: list[Outcome], honest: list[Outcome]) -> list[
     return [*rows, Row(f"{twist}: honest nodes that were quarantined", len(accused), "nodes")]
 
 
+def who_lost(twist: str, poisoned: list[Outcome]) -> list[Row]:
+    """Of two who collude."""
+    rows = []
+    for together, where in ((True, "on one stage"), (False, "on two stages")):
+        runs = [outcome for outcome in poisoned if outcome.together == together]
+        lost = sum(outcome.found is not None and not outcome.accused for outcome in runs)
+        if runs:
+            rows.append(Row(f"{twist}, two {where}: they lost", lost, "runs", "all", lost / len(runs)))
+    return rows
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--twists", nargs="*", default=sorted(LIES), help="what the poisoner does; default: everything")
+    parser.add_argument("--twists", nargs="*", default=TWISTS, help="what the poisoner does, names of twisted.py")
     parser.add_argument("--seeds", type=int, default=3, help="runs of each")
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--rate", default='"auto"', help="[trust] audit_rate")
+    parser.add_argument("--colluding", action="store_true", help="two poisoners, who lie for each other")
     parser.add_argument("--json", action="store_true", help="one JSON object per row")
     arguments = parser.parse_args()
+    poisoners = FRIENDS if arguments.colluding else (POISONER,)
     try:
         seeds = range(1, arguments.seeds + 1)
-        honest = [train("", seed, arguments.steps, arguments.rate) for seed in seeds]
+        honest = [train("", seed, arguments.steps, arguments.rate, poisoners) for seed in seeds]
         print(f"honest runs: {[round(outcome.held_out, 4) for outcome in honest]}", file=sys.stderr)
         rows = [Row("honest: nodes that were quarantined", sum(len(o.accused) for o in honest), "nodes")]
         for twist in arguments.twists:
             poisoned = []
             for seed in seeds:
-                poisoned.append(train(twist, seed, arguments.steps, arguments.rate))
-                print(f"{twist}, seed {seed}: {poisoned[-1]}", file=sys.stderr)
+                poisoned.append(train(twist, seed, arguments.steps, arguments.rate, poisoners))
+                print(f"{twist}, seed {seed}: {poisoned[-1]}", file=sys.stderr, flush=True)
             rows += rows_of(twist, poisoned, honest)
-        show(f"One poisoner of six nodes, {arguments.steps} steps", rows, arguments.json)
+            rows += who_lost(twist, poisoned) if arguments.colluding else []
+        who = "Two colluding poisoners" if arguments.colluding else "One poisoner"
+        show(f"{who} of six nodes, {arguments.steps} steps", rows, arguments.json)
     finally:
         close_nursery()
 
