@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.charges import Charge
+from dtfm.coordinator.log.rounding import Rounding, learned, without
 from dtfm.protos import MEASURED_TOGETHER
 from dtfm.protos.access import Role
 from dtfm.scheduler.model.plan import Plan
@@ -151,10 +152,11 @@ class Ledger:
     ``quarantined`` are by key, or by name where a name alone is bound, the oldest first. ``worked``: by node, in how many
     committed steps it took part; in the order in which they first came. ``audits``: what came of them, by key, or by name where
     no key is known, and ``began`` the last step before their work. ``forgiven``: whom an operator let come back, for what it was
-    quarantined the last time, by key or by name, the oldest first; its audits begin anew. ``benched`` take no part until the next
-    commit, and ``benched_for`` says why; ``tried_without`` are all who were benched since the last one, but those without whom no
-    plan was possible are tried again once another node is ready; ``failed_without`` are those without whom the step was tried and
-    failed. ``refused``: who had another state than those who trained it, and from which donors, the oldest first.
+    quarantined the last time, by key or by name, the oldest first; its audits begin anew. ``rounding``: what audits have shown
+    of how far apart honest devices are. ``benched`` take no part until the next commit, and ``benched_for`` says why;
+    ``tried_without`` are all who were benched since the last one, but those without whom no plan was possible are tried again
+    once another node is ready; ``failed_without`` are those without whom the step was tried and failed. ``refused``: who had
+    another state than those who trained it, and from which donors, the oldest first.
     """
 
     run_id: str = ""
@@ -196,6 +198,7 @@ class Ledger:
     worked: Mapping[str, int] = field(default_factory=dict)
     audits: Mapping[str, Audits] = field(default_factory=dict)
     began: Mapping[str, int] = field(default_factory=dict)
+    rounding: Rounding = field(default_factory=dict)
     forgiven: Mapping[str, ev.NodeQuarantined] = field(default_factory=dict)
     refused: tuple[tuple[str, tuple[str, ...]], ...] = ()
     benched: tuple[str, ...] = ()
@@ -419,7 +422,8 @@ def apply(ledger: Ledger, event: ev.Event) -> Ledger:
             before = ledger.audits.get(who, Audits())
             now = Audits(before.clean + 1, event.step) if event.clean else Audits(0, before.last, differed=True)
             audits = {**{each: kept for each, kept in ledger.audits.items() if each != who}, who: now}
-            return replace(ledger, audits=dict(list(audits.items())[-MOST_KNOWN:]))
+            audits = dict(list(audits.items())[-MOST_KNOWN:])
+            return replace(ledger, audits=audits, rounding=learned(ledger.rounding, event))
         case ev.NodesBenched():
             tried = (*ledger.tried_without, *event.nodes)
             return replace(ledger, benched=event.nodes, benched_for=event.reason, tried_without=tried)
@@ -484,6 +488,7 @@ def _quarantined(ledger: Ledger, event: ev.NodeQuarantined) -> Ledger:
         _without_audits(ledger, ledger.quarantined.keys() - quarantined.keys()),
         held=tuple(tuple(who for who in layer if who[0] not in names) for layer in ledger.held),
         quarantined=quarantined,
+        rounding=without(ledger.rounding, who),
         waited_for=(),
         evaded={},
         plan_failures=tuple(node for node in ledger.plan_failures if node not in settled),

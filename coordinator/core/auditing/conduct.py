@@ -7,10 +7,11 @@ from dataclasses import replace
 
 from dtfm.coordinator.core.auditing import memory
 from dtfm.coordinator.core.auditing.conclusion import Conclusion, Unaudited
-from dtfm.coordinator.core.auditing.judgement import View, judged, referees, views_of
+from dtfm.coordinator.core.auditing.judgement import judged, referees
 from dtfm.coordinator.core.auditing.obstruction import obstruction
 from dtfm.coordinator.core.auditing.order import needed, order_for
 from dtfm.coordinator.core.auditing.resumption import is_owed
+from dtfm.coordinator.core.auditing.views import View, views_of
 from dtfm.coordinator.core.state import State, Stepping
 from dtfm.coordinator.core.timeouts import AUDITORS_FRACTION, audit_patience
 from dtfm.coordinator.core.transition import Transition

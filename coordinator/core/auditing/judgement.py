@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import enum
 import math
 import operator
 from collections.abc import Collection, Mapping, Sequence
@@ -10,83 +9,24 @@ from dataclasses import replace
 
 from dtfm.coordinator.core.auditing import memory
 from dtfm.coordinator.core.auditing.conclusion import Conclusion, Unaudited
+from dtfm.coordinator.core.auditing.limits import codecs_compared, device_kinds, limits
+from dtfm.coordinator.core.auditing.views import View, is_gross, views_of
 from dtfm.coordinator.core.plan_adoption import newest_before
 from dtfm.coordinator.core.state import State, Stepping
 from dtfm.coordinator.core.transition import Transition
 from dtfm.coordinator.core.trust.audits import COMPARED, Audit
-from dtfm.coordinator.core.trust.codecs import codec_in_use
 from dtfm.coordinator.core.trust.standing import party_of
-from dtfm.coordinator.core.trust.tolerance import tolerance
 from dtfm.coordinator.core.trust.verdict import Against, settle
 from dtfm.coordinator.core.validation import name_some, shorten
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.charges import Charge
 from dtfm.coordinator.log.ledger import Audits, Ledger
-from dtfm.protos import control_pb2 as wire
 
 MOST_REFEREES = 4
 """Further parties that are asked when one has come to something else, or was given nothing to compare with."""
 
-REFEREE_FRACTION = 0.5
-"""Of the tolerance, from which on a referee counts as having come to something else as well. So nobody can lie by just so much
-that auditors, whose devices differ, fall out over it."""
-
 MOST_UNDONE = 1000
 """Steps by which the run may go back to undo what a liar did."""
-
-
-def _limits(state: State, order: wire.Audit) -> Mapping[str, float]:
-    """By what is to be compared, the largest relative error that is rounding's."""
-    precision, codecs, plan = state.run.train.precision, state.ledger.codecs.get(order.node, {}), state.ledger.plan
-    assert plan is not None
-
-    def of(tensors: str, receivers: Collection[str]) -> float:
-        used = {codec_in_use(state.run.network, codecs.get(to, {}), tensors) for to in receivers}
-        return max(tolerance(precision, codec) for codec in used)
-
-    limits = {}
-    if onward := {each.next for each in order.micro_batches if each.next}:
-        limits["activations"] = of("activations", onward)
-    else:
-        limits["losses"] = tolerance(precision)
-    if back := {each.previous for each in order.micro_batches if each.previous}:
-        limits["gradients"] = of("gradients", back)
-    if order.HasField("bucket"):
-        limits["addends"] = of("reduction", [node for node in plan.nodes if node != order.node])
-    return limits
-
-
-class View(enum.Enum):
-    """What an auditor has come to."""
-
-    RIGHT = "right"
-    WRONG = "wrong"
-    WITHHELD = (
-        "withheld"  # to something else than the node voted, or that is rounding: it was not given what to compare with
-    )
-    NOTHING = "nothing"
-
-
-def views_of(state: State, audit: Audit) -> Mapping[str, View]:
-    """By auditor. Once one has come to something else, half of the tolerance is the border for the others."""
-    views: dict[str, View] = {}
-    limits = _limits(state, audit.order)
-    for by in audit.auditors:
-        fraction = REFEREE_FRACTION if View.WRONG in views.values() else 1.0
-        views[by] = _view_of(audit.answers.get(by), audit.order.node, limits, fraction)
-    return views
-
-
-def _view_of(answer: wire.Audited | None, node: str, limits: Mapping[str, float], fraction: float) -> View:
-    if answer is None:
-        return View.NOTHING
-    if any(getattr(answer, kind) > fraction * limit for kind, limit in limits.items()):
-        return View.WRONG
-    if answer.withheld_by == node:
-        return View.WITHHELD
-    if answer.problem or answer.withheld_by or any(getattr(answer, kind) < 0 for kind in limits):
-        return View.NOTHING
-    return View.RIGHT
 
 
 def referees(state: State, audit: Audit) -> list[str]:
@@ -117,9 +57,15 @@ def judged(transition: Transition, audit: Audit) -> Conclusion | Unaudited | Non
         _say_what_came_to_nothing(transition, audit, views)
     if not by_view[View.WRONG]:
         return _judged_unless_withheld(transition, audit, by_view[View.RIGHT], by_view[View.WITHHELD])
-    verdict = _settled(state.ledger, node, views)
+    verdict, first = _settled(state.ledger, node, views), by_view[View.WRONG][0]
+    gross = is_gross(state, audit, first)
+    if verdict is not None and not gross:
+        verdict = _of_what_is_unusual(transition, audit, verdict, by_view[View.WRONG])
     wrong = verdict is not None and node in verdict.members
-    if agreeing := by_view[View.WRONG if wrong else View.RIGHT]:
+    agreeing = by_view[View.WRONG if wrong else View.RIGHT]
+    if verdict is None and not gross:
+        agreeing = agreeing or by_view[View.WRONG]  # honest devices may be as far apart: now it is known to happen
+    if agreeing:
         _log_audit(transition, audit, agreeing[0], clean=not wrong)
     if verdict is None:
         return None
@@ -131,6 +77,21 @@ def judged(transition: Transition, audit: Audit) -> Conclusion | Unaudited | Non
     if verdict.undecided:
         return Conclusion(verdict, Charge.AUDIT, reason)
     return _with_undoing(transition.state, Conclusion(verdict, Charge.AUDIT, reason), node)
+
+
+def _of_what_is_unusual(
+    transition: Transition, audit: Audit, verdict: Against, sayers: Sequence[str]
+) -> Against | None:
+    """Where the first of those who say that it is wrong found more than is usual, and no more than honest devices may be apart:
+    nobody goes unless more than half of the parties find the work wrong, and it is decided only if for all who do the usual is
+    known."""
+    state, node = transition.state, audit.order.node
+    if node not in verdict.members or verdict.undecided:
+        said = _said(audit, sayers[0])
+        transition.log(f"{sayers[0]} came to something else than {node} in step {audit.order.step}: {said}")
+        return None
+    known = all(each.learned for by in sayers for each in limits(state, audit.order, by).values())
+    return verdict if known else replace(verdict, undecided=True)
 
 
 def _settled(ledger: Ledger, node: str, views: Mapping[str, View]) -> Against | None:
@@ -185,6 +146,7 @@ def _log_audit(transition: Transition, audit: Audit, by: str, *, clean: bool) ->
     order, answer = audit.order, audit.answers[by]
     assert answer is not None
     errors = {kind: min(getattr(answer, kind), 1e9) for kind in COMPARED if getattr(answer, kind) >= 0}
+    kinds = device_kinds(transition.state, order.node, by)
     transition.emit(
         ev.WorkAudited(
             step=order.step,
@@ -195,6 +157,9 @@ def _log_audit(transition: Transition, audit: Audit, by: str, *, clean: bool) ->
             clean=clean,
             errors=errors,
             key=transition.state.ledger.key_of(order.node),
+            by_key=transition.state.ledger.key_of(by),
+            kinds=kinds if len(kinds) == 2 else (),
+            codecs=codecs_compared(transition.state, order),
             why="drawn" if audit.raised_by is None else "unusual",
             raised_by=audit.raised_by or "",
         )

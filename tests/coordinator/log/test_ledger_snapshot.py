@@ -163,6 +163,7 @@ def test_a_change_of_the_ledgers_fields_needs_a_new_format() -> None:
         "worked",
         "audits",
         "began",
+        "rounding",
         "forgiven",
         "refused",
         "benched",

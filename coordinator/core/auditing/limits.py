@@ -1,0 +1,56 @@
+"""How far what auditors come to may be from what they audit, by whose devices these are."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from dtfm.coordinator.core.state import State
+from dtfm.coordinator.core.trust.codecs import codec_in_use
+from dtfm.coordinator.core.trust.tolerance import Limit, limit, tolerance
+from dtfm.coordinator.log.rounding import kind_of, sort_of
+from dtfm.protos import control_pb2 as wire
+
+
+def limits(state: State, order: wire.Audit, by: str) -> Mapping[str, Limit]:
+    """By what is to be compared, the relative errors that are rounding's, where this node audits."""
+    kinds, rounding = device_kinds(state, order.node, by), state.ledger.rounding
+    return {
+        what: limit(
+            what,
+            state.run.train.precision,
+            codec,
+            rounding.get(sort_of(what, codec, kinds), ()) if len(kinds) == 2 else (),
+        )
+        for what, codec in codecs_compared(state, order).items()
+    }
+
+
+def exceeds(answer: wire.Audited, most: Mapping[str, float]) -> bool:
+    return any(getattr(answer, what) > error for what, error in most.items())
+
+
+def device_kinds(state: State, *nodes: str) -> tuple[str, ...]:
+    """Of the nodes' devices, without those of nodes that have left."""
+    members = state.ledger.members
+    return tuple(kind_of(members[node].device) for node in nodes if node in members)
+
+
+def codecs_compared(state: State, order: wire.Audit) -> Mapping[str, str]:
+    """By what is to be compared, the codec under which it was sent; of several the roughest."""
+    codecs, plan = state.ledger.codecs.get(order.node, {}), state.ledger.plan
+    assert plan is not None
+
+    def of(tensors: str, receivers: Collection[str]) -> str:
+        used = {codec_in_use(state.run.network, codecs.get(to, {}), tensors) for to in receivers}
+        return max(sorted(used), key=lambda codec: tolerance(state.run.train.precision, codec))
+
+    compared = {}
+    if onward := {each.next for each in order.micro_batches if each.next}:
+        compared["activations"] = of("activations", onward)
+    else:
+        compared["losses"] = "off"
+    if back := {each.previous for each in order.micro_batches if each.previous}:
+        compared["gradients"] = of("gradients", back)
+    if order.HasField("bucket"):
+        compared["addends"] = of("reduction", [node for node in plan.nodes if node != order.node])
+    return compared

@@ -1,0 +1,60 @@
+"""What each auditor has come to."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+
+from dtfm.coordinator.core.auditing.limits import exceeds, limits
+from dtfm.coordinator.core.state import State
+from dtfm.coordinator.core.trust.audits import Audit
+from dtfm.protos import control_pb2 as wire
+
+REFEREE_FRACTION = 0.5
+"""Of the tolerance, from which on a referee counts as having come to something else as well. So nobody can lie by just so much
+that auditors, whose devices differ, fall out over it."""
+
+
+class View(enum.Enum):
+    """What an auditor has come to. WITHHELD: to another digest than the node's, which did not hand out what to compare with."""
+
+    RIGHT = "right"
+    WRONG = "wrong"
+    WITHHELD = "withheld"
+    NOTHING = "nothing"
+
+
+def views_of(state: State, audit: Audit) -> Mapping[str, View]:
+    """By auditor. Once one has come to something else, the border for the others is REFEREE_FRACTION of their limits."""
+    views: dict[str, View] = {}
+    for by in audit.auditors:
+        first = next((each for each, view in views.items() if view is View.WRONG), None)
+        answer = audit.answers.get(by)
+        views[by] = View.NOTHING if answer is None else _view_of(state, audit, by, answer, first)
+    return views
+
+
+def is_gross(state: State, audit: Audit, by: str) -> bool:
+    """Whether what this auditor came to is rounding for no devices. Else it is at most more than usual."""
+    answer, its = audit.answers.get(by), limits(state, audit.order, by)
+    return answer is not None and exceeds(answer, {what: each.most for what, each in its.items()})
+
+
+def _view_of(state: State, audit: Audit, by: str, answer: wire.Audited, first: str | None) -> View:
+    """``first``: the auditor that came to something else before. If it found more than is usual between its device and the
+    audited one, and no more, a referee finds right only what is well within the first's limits, too: one whose device is always
+    further off cannot tell."""
+    its, strict = limits(state, audit.order, by), dict[str, float]()
+    if first is None:
+        border = {what: each.usual for what, each in its.items()}
+    elif is_gross(state, audit, first):
+        border = {what: REFEREE_FRACTION * each.most for what, each in its.items()}
+    else:
+        border = {what: REFEREE_FRACTION * each.usual for what, each in its.items()}
+        strict = {what: REFEREE_FRACTION * each.usual for what, each in limits(state, audit.order, first).items()}
+    if exceeds(answer, border):
+        return View.WRONG
+    if answer.withheld_by == audit.order.node:
+        return View.WITHHELD
+    incomplete = answer.problem or answer.withheld_by or any(getattr(answer, what) < 0 for what in its)
+    return View.NOTHING if incomplete or exceeds(answer, strict) else View.RIGHT
