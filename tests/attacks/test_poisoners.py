@@ -15,8 +15,16 @@ from tests.cluster.runs import GPT2, losses_alone, run_file
 HONEST = ("a", "b", "c", "d", "e")
 
 
-def audited(folder: Path, twist: str, stages: list[int], names: Sequence[str], rate: float = 1.0) -> Cluster:
-    text = run_file(model=GPT2, stages=stages, steps=STEPS, lease=2.0)
+def audited(
+    folder: Path,
+    twist: str,
+    stages: list[int],
+    names: Sequence[str],
+    rate: float = 1.0,
+    precision: str = "fp64",
+    steps: int = STEPS,
+) -> Cluster:
+    text = run_file(model=GPT2, stages=stages, steps=steps, lease=2.0, precision=precision)
     return Cluster(
         folder,
         f'{text}[trust]\nmode = "open"\naudit_rate = {rate}\n',
@@ -56,6 +64,21 @@ def the_liar_goes(cluster: Cluster, charge: str) -> None:
 def test_one_of_three_replicas_that_lies_is_found_by_the_two_others(tmp_path: Path, twist: str) -> None:
     with audited(tmp_path, twist, [3], (*HONEST[:2], LIAR)) as cluster:
         the_liar_goes(cluster, "AUDIT")
+
+
+def test_in_bf16_a_bias_that_is_rounding_between_others_is_found_once_equal_devices_have_shown_that_they_are(
+    tmp_path: Path,
+) -> None:
+    """It lies from the beginning, and what it does until then stays."""
+    steps = 12
+    with audited(tmp_path, "adds_too_much", [3], (*HONEST[:2], LIAR), precision="bf16", steps=steps) as cluster:
+        assert cluster.finish() == 0
+        found = [(event["node"], event["charge"], event["undecided"]) for event in cluster.of("node_quarantined")]
+        assert found == [(LIAR, "AUDIT", False)]
+        of_the_liar = [audit for audit in cluster.of("work_audited") if audit["node"] == LIAR]
+        assert [audit["clean"] for audit in of_the_liar] == [True] * (len(of_the_liar) - 1) + [False]
+        assert len(of_the_liar) > 1
+        assert len(cluster.losses) == steps
 
 
 def test_who_makes_wrong_sums_is_found_once_one_of_them_is_drawn(tmp_path: Path) -> None:
