@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from dtfm.coordinator.core.trust.tolerance import FLOORS, PRECISIONS
 from dtfm.coordinator.log import events as ev
@@ -49,14 +51,14 @@ def joins_the_plan(world: World, node: str, device: wire.Device) -> None:
     assert node in world.plan_in_force.nodes
 
 
-def finish_audits(world: World, error: Callable[[str, str], float]) -> None:
-    """All audits of the step in hand are answered. ``error``: how far an auditor finds a node's addends off."""
+def finish_audits(world: World, error: Callable[[str, str], float], what: str = "addends") -> None:
+    """All audits of the step in hand are answered. ``error``: how far an auditor finds this of a node off."""
     step = world.state.ledger.step
     while world.state.ledger.step == step and not quarantined(world) and any(asked(world).values()):
         for of, auditors in list(asked(world).items()):
             for by in auditors:
                 if by in asked(world).get(of, ()):
-                    world.audit(by, addends=error(by, of))
+                    world.audit(by, **{what: error(by, of)})
 
 
 def answer_about(world: World, accused: str, errors: Mapping[str, float]) -> None:
@@ -159,3 +161,22 @@ def test_who_claims_more_than_any_rounding_is_judged_as_ever(claim: float) -> No
     (third,) = {"b", "c"} - {liar}
     answer_about(world, "a", {liar: claim, third: ROUNDING})
     assert quarantined(world) == [(liar, Charge.AUDIT, False)]
+
+
+@settings(max_examples=12, deadline=None)
+@given(st.floats(0, PRECISIONS["bf16"]), st.data())
+def test_honest_devices_that_differ_accuse_nobody(apart: float, data: st.DataObject) -> None:
+    """Those of one kind round otherwise at times. Those of two are ``apart``, at times half as much."""
+    world = auditing("a", "b", "c", train=BF16)
+    joins_the_plan(world, "x", GPU)
+
+    def error(by: str, of: str) -> float:
+        if "x" in (by, of):
+            return data.draw(st.floats(apart / 2, apart))
+        return data.draw(st.sampled_from([0.0, 0.45 * FLOORS["bf16"]["losses"]]))
+
+    for _ in range(12):
+        all_vote(world)
+        finish_audits(world, error, "losses")
+    assert not quarantined(world)
+    assert len(world.state.ledger.rounding) > 2
