@@ -24,7 +24,7 @@ LEAST_SHARE = 1 / 15
 than one micro-batch, one is drawn, more rarely."""
 
 MOST_EACH = 2
-"""Audits that a node does for one step."""
+"""Audits that a node does for one step, unless one party has so many names in a stage that others could not be drawn for all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,7 @@ def draw(
     busy: Counter[str] = Counter()
     drawn = []
     for stage in plan.stages:
-        ring = list(stage.replicas)
+        ring, room = list(stage.replicas), _room(stage.replicas, party)
         random.shuffle(ring)
         for place, node in enumerate(ring):
             odd, load, mine = (
@@ -100,12 +100,18 @@ def draw(
             )
             count = load if at < odd.whole else max(math.floor(odd.share * load + random.random()), int(certain))
             able = [by for by in (*ring[place + 1 :], *ring[:place]) if by in has and party(by) != party(node)]
-            able = [by for by in able if busy[by] < MOST_EACH]
+            able = [by for by in able if busy[by] < room]
             if at < odd.whole + odd.part and (count := min(count, len(mine))) and able:
                 by = min(able, key=busy.__getitem__)  # the next in the ring, of those who have least to do
                 busy[by] += 1
                 drawn.append(Drawn(node, by, tuple(sorted(random.sample(mine, count))), count == load))
     return tuple(drawn)
+
+
+def _room(replicas: Collection[str], party: Callable[[str], str]) -> int:
+    """Audits that each of the replicas of a stage does for one step: enough for all names of each party, by those of others."""
+    others = [len(replicas) - names for names in Counter(map(party, replicas)).values()]
+    return max([MOST_EACH, *(math.ceil(len(replicas) / able) for able in others if able)])
 
 
 def cannot_be_audited(plan: Plan, party: Callable[[str], str]) -> list[int]:

@@ -55,7 +55,23 @@ def test_only_other_parties_of_the_same_stage_audit_and_only_what_they_can(
         for number in each.micro_batches:
             chain = chains(plan)[number]
             assert {*chain[max(0, at - 1) : at], *chain[at + 1 : at + 2]} <= kept
+
+
+@settings(max_examples=100, deadline=None)
+@given(PLANS, RATES, st.integers(0, 2**32))
+def test_nobody_does_more_than_two_audits_where_each_is_a_party_of_its_own(plan: Plan, rate: float, seed: int) -> None:
+    drawn = draw(plan, rate, Random(seed), itself, plan.nodes)
     assert all(sum(each.by == by for each in drawn) <= MOST_EACH for by in plan.nodes)
+
+
+@pytest.mark.parametrize("others", [1, 2])
+def test_a_party_gains_nothing_by_many_names_in_a_stage(others: int) -> None:
+    """Though few are there to do their work again."""
+    plan = plan_of([8])
+    strange = [f"0{letter}" for letter in "abcdefgh"[others:]]
+    for seed in range(200):
+        drawn = draw(plan, 1.0, Random(seed), lambda name: "many" if name in strange else name, plan.nodes)
+        assert {each.node for each in drawn} >= set(strange)
 
 
 @given(RATES, st.integers(1, 1000), st.floats(0.0, 20.0))
