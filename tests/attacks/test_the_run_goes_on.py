@@ -17,6 +17,8 @@ from tests.cluster.runs import GPT2, losses_alone, run_file
 LIAR = "liar"
 STEPS = 6
 
+OPEN = 'mode = "open"\naudit_rate = 0'
+
 
 def twisted(twist: str, name: str, command: list[str]) -> list[str]:
     """The command of the liar with its twist; those of others as they are."""
@@ -27,13 +29,18 @@ def twisted(twist: str, name: str, command: list[str]) -> list[str]:
 
 
 def attacked(
-    folder: Path, twist: str, names: Sequence[str], lease: float = 2.0, steps: int = STEPS, mode: str = "trusted"
+    folder: Path,
+    twist: str,
+    names: Sequence[str],
+    lease: float = 2.0,
+    steps: int = STEPS,
+    trust: str = 'mode = "trusted"',
 ) -> Cluster:
-    """A run of three replicas or more, with nodes of these names."""
+    """A run of three replicas or more, with nodes of these names. ``trust``: the run file's table."""
     text = run_file(model=GPT2, stages=[max(3, len(names))], steps=steps, lease=lease)
     return Cluster(
         folder,
-        f'{text}[trust]\nmode = "{mode}"\n',
+        f"{text}[trust]\n{trust}\n",
         place=lambda name, command: twisted(twist, name, command),
         nodes=names,
         invited=True,
@@ -94,7 +101,7 @@ def test_who_sends_nan_and_says_that_all_is_well_is_found(tmp_path: Path) -> Non
 def test_what_one_of_four_adds_thirty_times_over_is_clipped_in_an_open_run_and_the_log_says_whose(
     tmp_path: Path,
 ) -> None:
-    with attacked(tmp_path, "poisons", (*PEERS, "c", LIAR), steps=20, mode="open") as cluster:
+    with attacked(tmp_path, "poisons", (*PEERS, "c", LIAR), steps=20, trust=OPEN) as cluster:
         assert cluster.finish() == 0
     clipped = cluster.of("gradients_clipped")
     assert len(clipped) >= 19
