@@ -115,12 +115,34 @@ class Holder:
 
 @dataclass(frozen=True, slots=True)
 class Audits:
-    """``clean``: how often in a row work was found right; ``last``: the step of the last such audit. ``differed``: the last
-    audit of all came to something else."""
+    """``clean``: how often in a row work was found right; ``last``: the step of the last such audit, and ``last_of`` by name;
+    ``last_added`` by name that of the last one that has compared what the node adds to gradients. ``differed``: the last audit of
+    all came to something else."""
 
     clean: int = 0
     last: int = 0
     differed: bool = False
+    last_of: Mapping[str, int] = field(default_factory=dict)
+    last_added: Mapping[str, int] = field(default_factory=dict)
+
+    def and_another(self, event: ev.WorkAudited) -> Audits:
+        if not event.clean:
+            return replace(self, clean=0, differed=True)
+        done = {event.node: event.step}
+        added = done if "addends" in event.errors else {}
+        return Audits(
+            self.clean + 1, event.step, last_of={**self.last_of, **done}, last_added={**self.last_added, **added}
+        )
+
+    def until(self, step: int) -> Audits:
+        """Where the run has gone back to this step."""
+
+        def earlier(steps: Mapping[str, int]) -> Mapping[str, int]:
+            return {name: min(each, step) for name, each in steps.items()}
+
+        return replace(
+            self, last=min(self.last, step), last_of=earlier(self.last_of), last_added=earlier(self.last_added)
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -389,7 +411,7 @@ def apply(ledger: Ledger, event: ev.Event) -> Ledger:
             fresh = replace(ledger, plan=None, held=(), last=None, counts_from=ledger.generation + 1)
             fresh = replace(fresh, manifests=manifests, agreed=agreed)
             on_disks = ledger.on_disks if ledger.on_disks and ledger.on_disks.step <= event.step else None
-            audits = {who: replace(of, last=min(of.last, event.step)) for who, of in ledger.audits.items()}
+            audits = {who: of.until(event.step) for who, of in ledger.audits.items()}
             began = {who: min(step, event.step) for who, step in ledger.began.items()}
             fresh = replace(fresh, audits=audits, began=began)
             return replace(fresh, step=event.step, checkpoints=checkpoints, on_disks=on_disks)
@@ -419,8 +441,7 @@ def apply(ledger: Ledger, event: ev.Event) -> Ledger:
             return ledger
         case ev.WorkAudited():
             who = event.key or event.node
-            before = ledger.audits.get(who, Audits())
-            now = Audits(before.clean + 1, event.step) if event.clean else Audits(0, before.last, differed=True)
+            now = ledger.audits.get(who, Audits()).and_another(event)
             audits = {**{each: kept for each, kept in ledger.audits.items() if each != who}, who: now}
             audits = dict(list(audits.items())[-MOST_KNOWN:])
             return replace(ledger, audits=audits, rounding=learned(ledger.rounding, event))

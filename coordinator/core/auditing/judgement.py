@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from dtfm.coordinator.core.auditing import memory
 from dtfm.coordinator.core.auditing.conclusion import Conclusion, Unaudited
-from dtfm.coordinator.core.auditing.limits import codecs_compared, device_kinds, limits
+from dtfm.coordinator.core.auditing.limits import codecs_compared, device_kinds, exceeds, limits
 from dtfm.coordinator.core.auditing.views import View, is_gross, views_of
 from dtfm.coordinator.core.plan_adoption import newest_before
 from dtfm.coordinator.core.state import State, Stepping
@@ -76,7 +76,7 @@ def judged(transition: Transition, audit: Audit) -> Conclusion | Unaudited | Non
     reason = f"in step {step}, {sayers} did its work again and came to something else ({_said(audit, agreeing[0])})"
     if verdict.undecided:
         return Conclusion(verdict, Charge.AUDIT, reason)
-    return _with_undoing(transition.state, Conclusion(verdict, Charge.AUDIT, reason), node)
+    return _with_undoing(transition.state, Conclusion(verdict, Charge.AUDIT, reason), audit, agreeing[0])
 
 
 def _of_what_is_unusual(
@@ -128,11 +128,16 @@ def _say_what_came_to_nothing(transition: Transition, audit: Audit, came: Collec
             transition.log(f"{by} could not audit {audit.order.node} in step {audit.order.step}: {why}")
 
 
-def _with_undoing(state: State, found: Conclusion, node: str) -> Conclusion:
-    """What the node did since its last clean audit is suspect: whether, and how far, the run goes back."""
-    ledger = state.ledger
+def _with_undoing(state: State, found: Conclusion, audit: Audit, by: str) -> Conclusion:
+    """What the node did since its last clean audit is suspect: whether, and how far, the run goes back. Where it has added wrong
+    gradients, audits that compare none say nothing of that."""
+    ledger, node, answer = state.ledger, audit.order.node, audit.answers[by]
+    assert answer is not None
     who = ledger.key_of(node) or node
-    clean = max(ledger.audits.get(who, Audits()).last, ledger.began.get(who, 0))
+    others = {what: each.usual for what, each in limits(state, audit.order, by).items() if what != "addends"}
+    audits = ledger.audits.get(who, Audits())
+    last = audits.last_of if exceeds(answer, others) else audits.last_added
+    clean = max(last.get(node, 0), ledger.began.get(who, 0))
     if clean >= ledger.step:
         return found
     back = ledger.step - newest_before(state, clean + 1).step

@@ -14,7 +14,7 @@ from dtfm.coordinator.core.state import Stepping
 from dtfm.coordinator.core.trust.alarms import BURST
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.charges import Charge
-from dtfm.coordinator.log.ledger import fold
+from dtfm.coordinator.log.ledger import Audits, fold
 from dtfm.coordinator.log.standing import PROVEN_AFTER, Standing, earned
 from dtfm.protos import control_pb2 as wire
 from dtfm.protos.frame import Kind
@@ -668,3 +668,22 @@ def test_checkpoints_that_are_deleted_by_now_are_no_way_back() -> None:
     with_checkpoints(world, 3, problem="no memory")
     answer_all(world, addends=2.0)
     assert [back.step for back in world.events(ev.RolledBack)] == [0]
+
+
+@pytest.mark.parametrize(
+    ("found", "wrong", "back"),
+    [
+        (Audits(4, 5, last_of={"a": 5}, last_added={"a": 3}), {"addends": 2.0}, [2]),
+        (Audits(4, 5, last_of={"a": 5}, last_added={"a": 3}), {"addends": 2.0, "losses": 2.0}, []),
+        (Audits(4, 5, last_of={"a-2": 5}, last_added={"a-2": 5}), {"addends": 2.0}, [0]),
+    ],
+    ids=["that of a micro-batch says nothing of what it added", "of the same work", "not that of another of its names"],
+)
+def test_the_last_clean_audit_is_one_that_would_have_seen_it(
+    found: Audits, wrong: dict[str, float], back: list[int]
+) -> None:
+    world = auditing("a", "b", "c", checkpoint={"every": 2, "keep": 3})
+    with_checkpoints(world, 5, problem="no memory")
+    world.state = replace(world.state, ledger=replace(world.state.ledger, audits={"a": found}))
+    answer_all(world, **wrong)
+    assert [each.step for each in world.events(ev.RolledBack)] == back
