@@ -5,8 +5,8 @@ Six nodes of six owners, two stages of three replicas, on this machine, in mode 
 twisted (tests/attacks/twisted.py) from its first step on. Each run is compared with an honest one of the same seed, plan and
 steps: held-out loss after the last step, and the step after which the poisoner was quarantined. With ``--rate``, another share of
 the work is audited. With ``--colluding`` two of the six lie in the same way, and find each other's work right in audits: it says
-how many runs they lost (both are quarantined, and nobody else is), by whether the first plan had them on one stage. A run that
-does not finish has an infinite loss.
+how many runs they lost (both are quarantined, and nobody else is), by whether the first plan had them on one stage, as with odd
+seeds, or on two. A run that does not finish has an infinite loss.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ from tests.cluster.launch import Cluster
 from tests.cluster.nursery import close_nursery
 from tests.cluster.runs import run_file
 
-HONEST = ("a", "b", "c", "d", "e")
+BEFORE, AFTER = "abcde", "vwxyz"
+"""Names of honest nodes. The planner gives the stages to equal nodes in the order of their names."""
 POISONER, ACCOMPLICE = FRIENDS
 TWISTS = (
     "flips",
@@ -40,6 +41,8 @@ TWISTS = (
     "mislabels",
     "flatters",
 )
+FIRST_STAGE = ("biased_forward", "sends_zeros", "repeats", "noisy")
+"""What only a node can do that passes activations on. The other lies are the last stage's."""
 STAGES = [3, 3]
 
 
@@ -56,7 +59,7 @@ class Outcome:
 
 
 def train(twist: str, seed: int, steps: int, rate: str, poisoners: Sequence[str] = (POISONER,)) -> Outcome:
-    """One run; an empty ``twist``: all are honest."""
+    """One run; an empty ``twist``: all are honest. Two poisoners are on one stage if the seed is odd."""
 
     def place(name: str, command: list[str]) -> list[str]:
         if name not in poisoners or not twist:
@@ -68,7 +71,8 @@ def train(twist: str, seed: int, steps: int, rate: str, poisoners: Sequence[str]
     text = run_file(stages=STAGES, steps=steps, precision="fp32").replace("seed = 7", f"seed = {seed}")
     text += f'[trust]\nmode = "open"\naudit_rate = {rate}\n'
     with tempfile.TemporaryDirectory() as folder:
-        names = (*HONEST[: sum(STAGES) - len(poisoners)], *poisoners)
+        first = twist in FIRST_STAGE if len(poisoners) == 1 else seed % 2 == 1
+        names = (*(AFTER if first else BEFORE)[: sum(STAGES) - len(poisoners)], *poisoners)
         with Cluster(Path(folder), text, place=place, nodes=names, invited=True, liars=True) as cluster:
             try:
                 finished = cluster.finish(timeout=600) == 0
