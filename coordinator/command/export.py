@@ -22,7 +22,8 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save_file
 
 from dtfm.coordinator.command.options import DEFAULT_STORE, Json
-from dtfm.coordinator.log.ledger import Ledger, fold
+from dtfm.coordinator.log.fold import fold
+from dtfm.coordinator.log.ledger import Ledger
 from dtfm.coordinator.log.manifest import BucketFile, CheckpointError, Manifest, manifest_and_digest, newest
 from dtfm.coordinator.log.store import Store
 

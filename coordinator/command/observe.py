@@ -15,7 +15,7 @@ from rich.live import Live
 
 from dtfm.coordinator.command.client import LOOKING, ask, records
 from dtfm.coordinator.command.options import Json, StoreUrl, Where, print_record
-from dtfm.coordinator.log.ledger import fold
+from dtfm.coordinator.log.fold import fold
 from dtfm.coordinator.log.store import Store
 from dtfm.coordinator.view.boards import Board, TensorBoard, WeightsAndBiases
 from dtfm.coordinator.view.members import member_documents

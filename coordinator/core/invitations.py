@@ -19,7 +19,8 @@ from dtfm.coordinator.core.transition import (
 )
 from dtfm.coordinator.core.validation import Refused, check_name, check_version, malformed, shorten
 from dtfm.coordinator.log import events as ev
-from dtfm.coordinator.log.ledger import MOST_INVITATIONS, Holder, Ledger
+from dtfm.coordinator.log.fold import MOST_INVITATIONS
+from dtfm.coordinator.log.ledger import Holder, Ledger
 from dtfm.protos import control_pb2 as wire
 from dtfm.protos.access import MOST_NAMES_OF_A_KEY, Role
 from dtfm.protos.invitation import ID_BYTES, secret_digest

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from dtfm.coordinator.core.state import Members, Phase, PlanChosen, Planner, Safekeeping, Session, State
 from dtfm.coordinator.core.validation import Refused
 from dtfm.coordinator.log.events import Event, NodeRefused, SnapshotPart
-from dtfm.coordinator.log.ledger import apply
+from dtfm.coordinator.log.fold import apply
 from dtfm.protos import control_pb2 as wire
 from dtfm.scheduler.model.cluster import Cluster
 from dtfm.scheduler.model.plan import Plan

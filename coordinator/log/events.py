@@ -1,4 +1,4 @@
-"""The events of the log. Everything the coordinator keeps for good is a fold of them (ledger.py).
+"""The events of the log. Everything the coordinator keeps for good is a fold of them (fold.py).
 
 Their JSON is a contract: scripts read it from ``--json``, and the store keeps it. Events and fields that were renamed are still
 read under their old names, and plans with routes as plans with flows.

@@ -15,7 +15,8 @@ from blake3 import blake3
 from pydantic import TypeAdapter, ValidationError
 
 from dtfm.coordinator.log.events import Link
-from dtfm.coordinator.log.ledger import Ledger, fold
+from dtfm.coordinator.log.fold import fold
+from dtfm.coordinator.log.ledger import Ledger
 from dtfm.coordinator.log.store import LedgerSnapshot, Store
 
 log = logging.getLogger(__name__)

@@ -23,7 +23,8 @@ from dtfm.coordinator.core.tick import tick
 from dtfm.coordinator.core.timeouts import TOGETHER_LEASES
 from dtfm.coordinator.core.validation import Refused
 from dtfm.coordinator.log.events import Event
-from dtfm.coordinator.log.ledger import Ledger, fold
+from dtfm.coordinator.log.fold import fold
+from dtfm.coordinator.log.ledger import Ledger
 from dtfm.coordinator.log.manifest import CheckpointError, tidy, write_manifest
 from dtfm.coordinator.log.store import Record, Store
 from dtfm.coordinator.service.compiling import compile_scheduler

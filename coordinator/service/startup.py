@@ -14,7 +14,7 @@ from dtfm.coordinator.config.run_file import RunFile, parse_run
 from dtfm.coordinator.core.state import Gathering, State
 from dtfm.coordinator.core.timeouts import check_ladder
 from dtfm.coordinator.log import events as ev
-from dtfm.coordinator.log.ledger import fold
+from dtfm.coordinator.log.fold import fold
 from dtfm.coordinator.log.ledger_snapshot import restore
 from dtfm.coordinator.log.manifest import manifest_and_digest, newest
 from dtfm.coordinator.log.store import Store

@@ -16,7 +16,8 @@ from rich.table import Table
 from rich.text import Text
 
 from dtfm.coordinator.log import events as ev
-from dtfm.coordinator.log.ledger import Ledger, apply
+from dtfm.coordinator.log.fold import apply
+from dtfm.coordinator.log.ledger import Ledger
 from dtfm.coordinator.log.standing import earned
 from dtfm.coordinator.log.store import Record
 from dtfm.coordinator.view.members import status

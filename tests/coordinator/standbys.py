@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from dtfm.coordinator.log import events as ev
-from dtfm.coordinator.log.ledger import apply
+from dtfm.coordinator.log.fold import apply
 from dtfm.protos import control_pb2 as wire
 from tests.coordinator.script import LONG, World, training
 

@@ -14,7 +14,8 @@ from dtfm.coordinator.core.state import Stepping
 from dtfm.coordinator.core.trust.alarms import BURST
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.charges import Charge
-from dtfm.coordinator.log.ledger import Audits, fold
+from dtfm.coordinator.log.fold import fold
+from dtfm.coordinator.log.ledger import Audits
 from dtfm.coordinator.log.standing import PROVEN_AFTER, Standing, earned
 from dtfm.protos import control_pb2 as wire
 from dtfm.protos.frame import Kind
@@ -680,7 +681,7 @@ def test_checkpoints_that_are_deleted_by_now_are_no_way_back() -> None:
     ids=["that of a micro-batch says nothing of what it added", "of the same work", "not that of another of its names"],
 )
 def test_the_last_clean_audit_is_one_that_would_have_seen_it(
-    found: Audits, wrong: dict[str, float], back: list[int]
+    found: Audits, wrong: dict[str, Any], back: list[int]
 ) -> None:
     world = auditing("a", "b", "c", checkpoint={"every": 2, "keep": 3})
     with_checkpoints(world, 5, problem="no memory")

@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from dtfm.coordinator.log import events as ev
-from dtfm.coordinator.log.ledger import fold
+from dtfm.coordinator.log.fold import fold
 from dtfm.coordinator.view.members import member_documents
 from dtfm.coordinator.view.narration import narrate
 from dtfm.coordinator.view.watch import View, render

@@ -10,7 +10,8 @@ from dtfm.coordinator.core import transition as t
 from dtfm.coordinator.core.replanning import Adopt, Ask, Decision, Wait, WaitReason, decide
 from dtfm.coordinator.core.state import Gathering, Pausing, State, Stepping
 from dtfm.coordinator.log import events as ev
-from dtfm.coordinator.log.ledger import Ledger, apply
+from dtfm.coordinator.log.fold import apply
+from dtfm.coordinator.log.ledger import Ledger
 from dtfm.protos import control_pb2 as wire
 from tests.coordinator.script import LEASE, LONG, World, fresh_state, training
 from tests.coordinator.standbys import report, with_standbys

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from dtfm.coordinator.core.drift import compare
 from dtfm.coordinator.core.state import Speeds
 from dtfm.coordinator.log import events as ev
-from dtfm.coordinator.log.ledger import fold
+from dtfm.coordinator.log.fold import fold
 from dtfm.protos import control_pb2 as wire
 from tests.coordinator.drifting import steady_run, timed_steps
 

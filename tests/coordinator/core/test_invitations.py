@@ -12,8 +12,8 @@ from dtfm.coordinator.core import invitations
 from dtfm.coordinator.core import transition as t
 from dtfm.coordinator.core.state import Switching
 from dtfm.coordinator.log import events as ev
-from dtfm.coordinator.log import ledger
-from dtfm.coordinator.log.ledger import fold
+from dtfm.coordinator.log import fold as folding
+from dtfm.coordinator.log.fold import fold
 from dtfm.protos import PROTOCOL_VERSION
 from dtfm.protos import control_pb2 as wire
 from dtfm.protos.access import MOST_NAMES_OF_A_KEY
@@ -235,7 +235,7 @@ def test_a_wrong_invitation_is_not_made(door: Door, changes: dict[str, Any]) -> 
 
 
 def test_what_is_remembered_is_bounded(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (ledger, invitations):
+    for module in (folding, invitations):
         monkeypatch.setattr(module, "MOST_INVITATIONS", 3)
     ids = [f"{number:012x}" for number in range(4)]
     assert [door.invite(id, seconds=DAY) for id in ids] == [None, None, None, wire.FULL]
@@ -249,7 +249,7 @@ def test_what_is_remembered_is_bounded(door: Door, monkeypatch: pytest.MonkeyPat
 
 
 def test_those_that_are_not_good_any_more_make_room(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (ledger, invitations):
+    for module in (folding, invitations):
         monkeypatch.setattr(module, "MOST_INVITATIONS", 3)
     revoked, used_up, good, new = (f"{number:012x}" for number in range(4))
     for id in (revoked, used_up, good):
@@ -321,7 +321,7 @@ def test_a_revoked_name_is_never_free_again_and_peers_hear_of_it_ever_after(door
 
 
 def test_of_very_many_revoked_names_the_oldest_is_forgotten(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ledger, "MOST_REVOKED", 2)
+    monkeypatch.setattr(folding, "MOST_REVOKED", 2)
     for number, name in enumerate("zxya"):
         door.invite(f"{number:012x}")
         door.enrol(name, invitation=f"{number:012x}")

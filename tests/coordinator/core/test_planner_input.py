@@ -11,7 +11,8 @@ import torch
 from dtfm.coordinator.config.run_file import read_run_file
 from dtfm.coordinator.core.planner_input import BITS_PER_ELEMENT, bytes_ratio, measured_cluster
 from dtfm.coordinator.log import events as ev
-from dtfm.coordinator.log.ledger import Carried, Ledger, Member, fold
+from dtfm.coordinator.log.fold import fold
+from dtfm.coordinator.log.ledger import Carried, Ledger, Member
 from dtfm.kernels.codec import Codec, encoded_bytes
 from dtfm.scheduler.model.cluster import Relay
 

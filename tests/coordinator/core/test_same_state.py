@@ -13,7 +13,7 @@ from dtfm.coordinator.core.state import Stepping, Switching
 from dtfm.coordinator.core.trust.givers import givers
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.charges import Charge
-from dtfm.coordinator.log.ledger import apply
+from dtfm.coordinator.log.fold import apply
 from dtfm.coordinator.log.standing import Standing, earned
 from dtfm.protos import control_pb2 as wire
 from dtfm.scheduler.model.plan import Plan, Stage, from_routes

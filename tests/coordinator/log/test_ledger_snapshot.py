@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log import ledger_snapshot
-from dtfm.coordinator.log.ledger import Ledger, fold
+from dtfm.coordinator.log.fold import fold
+from dtfm.coordinator.log.ledger import Ledger
 from dtfm.coordinator.log.store import Store, StoreError
 from tests.coordinator.moves import MOVES, play
 from tests.coordinator.script import World, fresh_state, training

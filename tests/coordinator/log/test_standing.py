@@ -8,7 +8,8 @@ import pytest
 
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.charges import Charge
-from dtfm.coordinator.log.ledger import CLEARED_BY, Ledger, fold
+from dtfm.coordinator.log.fold import fold
+from dtfm.coordinator.log.ledger import CLEARED_BY, Ledger
 from dtfm.coordinator.log.standing import PROVEN_AFTER, Standing, earned
 
 NEW, PROVEN, SUSPECTED, QUARANTINED = Standing.NEW, Standing.PROVEN, Standing.SUSPECTED, Standing.QUARANTINED

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from dtfm.coordinator.log.events import Revoked
-from dtfm.coordinator.log.ledger import Ledger, fold
+from dtfm.coordinator.log.fold import fold
+from dtfm.coordinator.log.ledger import Ledger
 from dtfm.coordinator.service.first_access import FIRST_SECONDS, first_invitation, local_operator
 from dtfm.protos.access import Role, kept
 from tests.protos.members import PIN

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from dtfm.coordinator.log import ledger_snapshot
-from dtfm.coordinator.log.ledger import fold
+from dtfm.coordinator.log.fold import fold
 from dtfm.coordinator.log.store import LedgerSnapshot, StoreError
 from tests.coordinator.serving import serving, train
 

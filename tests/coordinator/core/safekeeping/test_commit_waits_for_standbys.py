@@ -17,7 +17,7 @@ from dtfm.coordinator.core.state import Gathering, Stepping, Switching
 from dtfm.coordinator.core.timeouts import COMMIT_WAIT_LEASES
 from dtfm.coordinator.core.transition import StopAsked, TimePassed
 from dtfm.coordinator.log import events as ev
-from dtfm.coordinator.log.ledger import apply
+from dtfm.coordinator.log.fold import apply
 from dtfm.protos import control_pb2 as wire
 from tests.coordinator.script import LEASE, World, training
 from tests.coordinator.standbys import caught_up, report, with_standbys

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dtfm.coordinator.core.state import ATTEMPTS, Destination, Stepping
 from dtfm.coordinator.core.timeouts import GRACE_LEASES
 from dtfm.coordinator.log import events as ev
-from dtfm.coordinator.log.ledger import fold
+from dtfm.coordinator.log.fold import fold
 from dtfm.protos import control_pb2 as wire
 from tests.coordinator.answers import links
 from tests.coordinator.script import BUCKETS, LEASE, LONG, World, prepared, restarted, training

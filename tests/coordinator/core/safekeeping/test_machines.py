@@ -10,7 +10,8 @@ import pytest
 from dtfm.coordinator.core.safekeeping.machines import machines, machines_of
 from dtfm.coordinator.core.safekeeping.standby import commit_waits_for, rests_on_one_machine, wanted_standbys
 from dtfm.coordinator.core.state import State
-from dtfm.coordinator.log.ledger import Member, fold
+from dtfm.coordinator.log.fold import fold
+from dtfm.coordinator.log.ledger import Member
 from dtfm.scheduler.model.plan import Stage, from_routes
 from tests.coordinator.script import LONG, World, training
 from tests.coordinator.snapshots import all_to_fetch, report_written, snapshot_due

@@ -7,10 +7,11 @@ from dataclasses import replace
 import pytest
 
 from dtfm.coordinator.core.trust.standing import is_alone, party_of, weakest
-from dtfm.coordinator.log import ledger as fold
+from dtfm.coordinator.log import fold
 from dtfm.coordinator.log.charges import Charge
 from dtfm.coordinator.log.events import DeviceSeen, NodeJoined, NodeLeft, NodeQuarantined, Revoked
-from dtfm.coordinator.log.ledger import Holder, Ledger, Member, apply
+from dtfm.coordinator.log.fold import apply
+from dtfm.coordinator.log.ledger import Holder, Ledger, Member
 from dtfm.scheduler.model.plan import Stage, from_routes
 
 

@@ -22,7 +22,8 @@ from dtfm.coordinator.core.trust.verdict import (
     times_suspected,
 )
 from dtfm.coordinator.log.events import NodeLeft
-from dtfm.coordinator.log.ledger import Ledger, apply
+from dtfm.coordinator.log.fold import apply
+from dtfm.coordinator.log.ledger import Ledger
 from tests.coordinator.core.trust.test_standing import ledger, undecided
 
 
