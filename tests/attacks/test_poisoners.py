@@ -69,7 +69,7 @@ def test_one_of_three_replicas_that_lies_is_found_by_the_two_others(tmp_path: Pa
 def test_in_bf16_a_bias_that_is_rounding_between_others_is_found_once_equal_devices_have_shown_that_they_are(
     tmp_path: Path,
 ) -> None:
-    """It lies from the beginning, and what it does until then stays."""
+    """It lies from the beginning. Its work until then was found right, and stays, but for that since the last audit."""
     steps = 12
     with audited(tmp_path, "adds_too_much", [3], (*HONEST[:2], LIAR), precision="bf16", steps=steps) as cluster:
         assert cluster.finish() == 0
@@ -78,7 +78,7 @@ def test_in_bf16_a_bias_that_is_rounding_between_others_is_found_once_equal_devi
         of_the_liar = [audit for audit in cluster.of("work_audited") if audit["node"] == LIAR]
         assert [audit["clean"] for audit in of_the_liar] == [True] * (len(of_the_liar) - 1) + [False]
         assert len(of_the_liar) > 1
-        assert len(cluster.losses) == steps
+        assert cluster.of("step_committed")[-1]["step"] == steps
 
 
 def test_who_makes_wrong_sums_is_found_once_one_of_them_is_drawn(tmp_path: Path) -> None:

@@ -11,20 +11,21 @@ from tests.cluster.chaos import PERIOD, run_chaos
 SEED = 1
 
 
-ONCE = {"coordinator": 4 * 2**20, "n0": 40 * 2**20}
-"""By process, the bytes that it may gain at first: memory that is freed and taken again looks like growth within seconds."""
 PER_STEP = {"coordinator": 4 * 2**10, "n0": 8 * 2**10}
-"""The bytes that it may gain with each step beside. A node's activations of one step have 160 KiB."""
+"""By process, the bytes of memory that it may gain with each step. A node's activations of one step have 160 KiB."""
+WARMING_UP = 60 * 2**20
+"""A short run cannot tell a leak from what a process gains at first, as it touches pages that it was forked with, or loads code:
+so many bytes may be that."""
 
 
 @pytest.mark.parametrize(
-    ("seconds", "period"),
+    ("seconds", "period", "once"),
     [
-        pytest.param(20.0, 10.0, id="short"),
-        pytest.param(600.0, PERIOD, id="long", marks=[pytest.mark.soak, pytest.mark.timeout(800)]),
+        pytest.param(20.0, 10.0, WARMING_UP, id="short"),
+        pytest.param(600.0, PERIOD, 0, id="long", marks=[pytest.mark.soak, pytest.mark.timeout(800)]),
     ],
 )
-def test_chaos_loses_nothing_and_leaks_nothing(tmp_path: Path, seconds: float, period: float) -> None:
+def test_chaos_loses_nothing_and_leaks_nothing(tmp_path: Path, seconds: float, period: float, once: int) -> None:
     report = run_chaos(tmp_path, seconds, SEED, period=period)
     assert len(report.recovery) == len(report.contribution) == seconds // period
     assert report.findings == ()
@@ -36,6 +37,6 @@ def test_chaos_loses_nothing_and_leaks_nothing(tmp_path: Path, seconds: float, p
     assert report.connections["coordinator"] <= 6
     assert report.connections["n0"] <= 2 * 5 + 1
     for name, slope in report.memory_slope.items():
-        assert slope * report.steps < ONCE[name] + PER_STEP[name] * report.steps, (name, slope, report.steps)
+        assert slope * report.steps < once + PER_STEP[name] * report.steps, (name, slope, report.steps)
     # The usual value is above 0.95. Where others use the machine, too, a short run cannot measure it more closely.
     assert report.rate / report.quiet_rate / report.presence > 0.7, report
