@@ -22,7 +22,7 @@ MOST_ROWS = 256
 """Rows of one sort. From then on the oldest of those with the fewest audits is forgotten for each new one."""
 
 LEAST_AUDITS = 16
-"""Clean audits of a sort, from which on something follows from them."""
+"""From so many clean audits of a sort on, something follows from them."""
 
 LEAST_PARTIES = 3
 """Parties that must have done these audits. So a liar and its friend cannot teach alone, whosever work it is."""
@@ -40,7 +40,7 @@ class Seen:
 
 
 Rounding = Mapping[str, tuple[Seen, ...]]
-"""By sort (see `sort_of`), that of which was last heard last; in each the rows, the newest last."""
+"""By sort (see `sort_of`), the one last heard of at the end; in each the rows, the newest at the end."""
 
 
 def kind_of(device: DeviceSeen) -> str:

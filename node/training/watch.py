@@ -156,7 +156,7 @@ class Watch:
             self._looks += [(look, self._deviations(look)) for look in looks]
 
     def _deviations(self, look: Look) -> float:
-        """Of its own sender, or of all others, whichever it is further from."""
+        """How unusual it is of its own sender, or of that other sender which it is most like: the larger of the two."""
         if not (look.size > 0 and math.isfinite(look.size)):
             return MOST_DEVIATIONS
         others = [

@@ -1,5 +1,5 @@
-"""Nobody takes another's place: not the coordinator's, not another node's in the plan, not another's name or invitation. Each is
-tried by a real client at a real coordinator or node, and refused by name; the others go on."""
+"""Nobody takes another's place: not the coordinator's, not another node's in the plan, not another's name or invitation. A real
+client tries each at a real coordinator or node. It is refused by name, and the others go on."""
 
 from __future__ import annotations
 

@@ -8,9 +8,10 @@ round has four runs that differ in ``[trust] audit_rate`` alone:
 - "digests": so small that nothing is done again; but votes commit to all that is sent
 - "often": 0.2, so that there are enough steps of each kind in one run
 
-Figures are medians over the rounds, of ratios within a round. Of a run the first steps do not count. As few steps of "default"
-are audited, what it comes to in the long run is also made up of its parts: from the times of steps in "often" of which nothing, a
-part or whole shares were done again, and how often that is drawn for members who are proven. (Of others more is done again.)
+Figures are medians over the rounds, of ratios within a round. Of a run the first steps do not count. Few steps of
+"default" are audited. So what it costs in the long run is also put together from its parts: the times of steps in "often" of
+which nothing, a part or whole shares were done again, and how often each is drawn for proven members. (Of others more is done
+again.)
 Bytes are those of the machine's loopback, so nothing else may use it.
 """
 

@@ -3,9 +3,9 @@
 Stages of several families, with weights that were trained for some steps, are computed forward and backward from the same inputs
 by processes that differ in what changes the order of sums: threads, instruction sets (as on older processors), with and without
 oneDNN, deterministic kernels, the precision of float32 products. For each, the largest relative error against the first is
-printed, as audits have it (node/training/audit.py), of what each stage passes on and back, of the losses, and of a share's
-gradients by piece, of two and of eight replicas. "2 threads" is what a restart may change, and the instruction
-sets are other kinds of processors.
+printed, as audits compute it (node/training/audit.py): of what each stage passes on and back, of the losses, and of the pieces of
+a share's gradients, with two and with eight replicas. "2 threads" stands for a restart, the instruction sets for other kinds of
+processors.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """The node's command with links of unlike speeds: ``python -m tests.bench.unlike join ...``.
 
-On loopback all links are so fast that ``compression = "auto"`` compresses nothing. Here a node believes to have measured, of each
-third of its links, a speed at which it chooses another codec: off, raw16 or i8b256. Which link is how fast follows from both
-names.
+On loopback all links are so fast that ``compression = "auto"`` compresses nothing. Here a node believes that its links have three
+speeds, at which it chooses three codecs: off, raw16 and i8b256. The speed of a link follows from the names of its two nodes.
 """
 
 from __future__ import annotations

@@ -10,8 +10,8 @@ from dtfm.coordinator.log.charges import Charge
 
 @dataclass(frozen=True, slots=True)
 class Conclusion:
-    """The step is aborted, and goes on without those whom the verdict is against. ``back_before``: before this step, as what the
-    liar did since then is to be undone; None: the run does not go back."""
+    """The step is aborted, and goes on without those whom the verdict is against. The run goes back to a state of before
+    the step ``back_before``, as what the liar did since then is to be undone; None: it does not go back."""
 
     verdict: Against
     charge: Charge

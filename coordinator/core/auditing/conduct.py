@@ -27,7 +27,8 @@ from dtfm.scheduler.model.plan import Plan
 
 
 def passed_in(state: State, phase: Stepping, node: str, vote: wire.StepReady) -> Mapping[str, Passed]:
-    """What those who voted until now say was passed on, where the step is one of which work may be audited. Raises Refused."""
+    """By node that has voted, this one included, what it says was passed on; empty if the step cannot be audited. Raises
+    Refused."""
     plan, described = state.ledger.plan, state.ledger.described
     if not state.run.trust.audits or phase.resumed:
         return {}
@@ -39,7 +40,7 @@ def passed_in(state: State, phase: Stepping, node: str, vote: wire.StepReady) ->
 
 
 NEWCOMERS_WEIGHT = 5.0
-"""Among strangers, so much more of the work of who is not proven is done again: its lies may be of its first steps."""
+"""Among strangers, so many times more is done again of who is not proven: it may lie from its first step on."""
 
 
 def drawn(transition: Transition, phase: Stepping) -> tuple[Audit, ...]:
@@ -109,8 +110,8 @@ def _heard_late(transition: Transition, node: str, answer: wire.Audited) -> None
 
 
 def conclude(transition: Transition) -> Conclusion | Unaudited | None:
-    """Asks whom there is to ask, gives up whom there is no answer from, and judges what is answered. Whether audits still wait
-    stands in the phase."""
+    """Asks auditors, gives up on those that are overdue, and judges the audits that are answered. The phase has those that still
+    wait."""
     _give_up_overdue(transition)
     if (found := obstruction(transition)) is not None:
         return found
@@ -134,8 +135,8 @@ def conclude(transition: Transition) -> Conclusion | Unaudited | None:
 
 
 def interrupted(transition: Transition, phase: Stepping, leaver: str = "") -> None:
-    """The step ends while audits are open, as ``leaver`` went, or says that it cannot do it. What others have said already is
-    held against whom they said it of."""
+    """The step ends while audits are open, as ``leaver`` went, or says that it cannot do it. Where more parties have found a
+    node's work wrong or withheld than right, that is a strike against it."""
     party = party_of(transition.state.ledger)
     for audit in phase.audits:
         node, views = audit.order.node, views_of(transition.state, audit)

@@ -30,8 +30,8 @@ MOST_UNDONE = 1000
 
 
 def referees(state: State, audit: Audit) -> list[str]:
-    """Who else is to be asked: other parties that hold the stage. Once somebody has come to something else, or was given nothing
-    to compare with, several; one, if the first has come to nothing."""
+    """Who else is to be asked: other parties that hold the stage. Several, once an auditor has come to something else or was
+    given nothing to compare with; one, if the first auditor has come to nothing."""
     plan, phase, party = state.ledger.plan, state.phase, party_of(state.ledger)
     assert plan is not None
     assert isinstance(phase, Stepping)
@@ -49,7 +49,7 @@ def referees(state: State, audit: Audit) -> list[str]:
 
 
 def judged(transition: Transition, audit: Audit) -> Conclusion | Unaudited | None:
-    """All have answered. What they came to goes into the log; the conclusion is about who is wrong, if anybody is."""
+    """All have answered. What they came to goes into the log. The conclusion says who is wrong; None: nobody is."""
     state, node, step = transition.state, audit.order.node, audit.order.step
     views = {by: view for by, view in views_of(state, audit).items() if view is not View.NOTHING}
     by_view = {view: [by for by, its in views.items() if its is view] for view in View}
@@ -82,9 +82,9 @@ def judged(transition: Transition, audit: Audit) -> Conclusion | Unaudited | Non
 def _of_what_is_unusual(
     transition: Transition, audit: Audit, verdict: Against, sayers: Sequence[str]
 ) -> Against | None:
-    """Where the first of those who say that it is wrong found more than is usual, and no more than honest devices may be apart:
-    nobody goes unless more than half of the parties find the work wrong, and it is decided only if for all who do the usual is
-    known."""
+    """The verdict where the first who finds the work wrong found more than is usual, but no more than honest devices may ever be
+    apart. Nobody goes unless more than half of the parties find it wrong. It is decided only if what is usual is known for each
+    of these."""
     state, node = transition.state, audit.order.node
     if node not in verdict.members or verdict.undecided:
         said = _said(audit, sayers[0])
@@ -95,7 +95,8 @@ def _of_what_is_unusual(
 
 
 def _settled(ledger: Ledger, node: str, views: Mapping[str, View]) -> Against | None:
-    """Who was given nothing to compare with has come to something else as well. It is undecided if that turns the scale."""
+    """Who was given nothing to compare with counts as having found the work wrong. If that turns the scale, the verdict is
+    undecided."""
     right = {node: True, **{by: view is View.RIGHT for by, view in views.items()}}
     verdict = settle(ledger, right, operator.eq)
     compared = settle(ledger, {by: its for by, its in right.items() if views.get(by) is not View.WITHHELD}, operator.eq)
@@ -107,7 +108,7 @@ def _settled(ledger: Ledger, node: str, views: Mapping[str, View]) -> Against | 
 def _judged_unless_withheld(
     transition: Transition, audit: Audit, right: Sequence[str], withheld: Sequence[str]
 ) -> Unaudited | None:
-    """Nobody says that the work is wrong. It does not count if more say that the node withheld it than find it right."""
+    """Nobody says that the work is wrong. If more say that the node withheld it than find it right, it does not count."""
     node, step = audit.order.node, audit.order.step
     if right and len(withheld) <= len(right):
         if audit.raised_by is None:  # else a friend could have chosen the step
@@ -129,8 +130,8 @@ def _say_what_came_to_nothing(transition: Transition, audit: Audit, came: Collec
 
 
 def _with_undoing(state: State, found: Conclusion, audit: Audit, by: str) -> Conclusion:
-    """What the node did since its last clean audit is suspect: whether, and how far, the run goes back. Where it has added wrong
-    gradients, audits that compare none say nothing of that."""
+    """The conclusion, with how far the run goes back: what the node did since its last clean audit is suspect. If only what it
+    adds was wrong, that is the last audit that compared what it adds."""
     ledger, node, answer = state.ledger, audit.order.node, audit.answers[by]
     assert answer is not None
     who = ledger.key_of(node) or node

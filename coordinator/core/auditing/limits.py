@@ -1,4 +1,4 @@
-"""How far what auditors come to may be from what they audit, by whose devices these are."""
+"""How far an auditor's result may be from the audited one, by the kinds of the two devices."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dtfm.protos import control_pb2 as wire
 
 
 def limits(state: State, order: wire.Audit, by: str) -> Mapping[str, Limit]:
-    """By what is to be compared, the relative errors that are rounding's, where this node audits."""
+    """By what is to be compared, the relative errors that count as rounding if ``by`` is the auditor."""
     kinds, rounding = device_kinds(state, order.node, by), state.ledger.rounding
     return {
         what: limit(
@@ -30,7 +30,7 @@ def exceeds(answer: wire.Audited, most: Mapping[str, float]) -> bool:
 
 
 def device_kinds(state: State, *nodes: str) -> tuple[str, ...]:
-    """Of the nodes' devices, without those of nodes that have left."""
+    """The kinds of the nodes' devices. Nodes that have left are passed over."""
     members = state.ledger.members
     return tuple(kind_of(members[node].device) for node in nodes if node in members)
 

@@ -12,7 +12,7 @@ from dtfm.coordinator.core.trust.standing import party_of
 from dtfm.coordinator.core.trust.strikes import Strike, struck, worked_off
 
 MOST_LEFT = 256
-"""Requests whose answers may still come though the node that was audited has left."""
+"""So many requests are remembered whose answers may still come though the audited node has left."""
 
 
 def withheld(transition: Transition, node: str, of: str, by: Collection[str], attempt: tuple[int, int]) -> None:
@@ -26,8 +26,8 @@ def withheld(transition: Transition, node: str, of: str, by: Collection[str], at
 
 
 def handed_out(transition: Transition, nodes: Collection[str], of: str) -> None:
-    """An audit ``of`` this node's work came to something, for which these nodes' tensors were needed. Nobody works off what
-    audits of one node needed by what it hands out for those of others."""
+    """An audit ``of`` this node's work came to something, for which these nodes' tensors were needed. What is handed
+    out for audits of one party works off no strikes in audits of another."""
     memory, party = transition.state.auditing, party_of(transition.state.ledger)
     records = memory.withheld
     for who in sorted({party(node) for node in nodes}):
@@ -57,8 +57,8 @@ def forgotten(transition: Transition, who: str) -> None:
 
 
 def put_off(transition: Transition, phase: Stepping, leaver: str) -> None:
-    """The step ends while audits are open. Whose work they are of is audited when it next takes part. Of the ``leaver`` answers
-    may still come: who calls audits off by leaving when its tensors are asked for has had its work done again by then."""
+    """The step ends while audits are open. Those whose work they are of are audited when they next take part. Answers
+    about the ``leaver`` may still come: it may have left because an auditor asked for its tensors."""
     memory, ledger = transition.state.auditing, transition.state.ledger
     party, left = party_of(ledger), dict(memory.left)
     for audit in phase.audits:

@@ -17,7 +17,7 @@ from dtfm.coordinator.log.ledger import Ledger
 
 
 def obstruction(transition: Transition) -> Conclusion | None:
-    """Whether audits come to nothing because of one party, too often. What is remembered of it is forgotten then."""
+    """The conclusion if audits came to nothing too often because of one party, whose strikes are forgotten then."""
     remembered, ledger = transition.state.auditing, transition.state.ledger
     for who in sorted(remembered.silent.keys() | {who for who, _ in remembered.withheld}):
         found = _of_silence(remembered.silent.get(who))
@@ -38,8 +38,9 @@ def _of_silence(record: Record | None) -> Conclusion | None:
 
 
 def _of_withholding(ledger: Ledger, records: Mapping[str, Record], who: str) -> Conclusion | None:
-    """``records``: by the party of the audited. Two other parties are believed. Of one it is its word against the accused's, and
-    that counts only where this one was audited itself: it alone gains by withholding."""
+    """``records``: by the party that was audited. Two other parties that accuse this one are believed. If there is only one, it
+    is one's word against the other's. That counts only where the accused's own work was audited: only then it gains by
+    withholding."""
     party = party_of(ledger)
     strikes = [strike for record in records.values() for strike in record.strikes]
     by = {party(each): each for strike in strikes for each in strike.by if party(each) != who}

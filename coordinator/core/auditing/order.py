@@ -17,7 +17,7 @@ from dtfm.scheduler.model.plan import Plan
 
 
 def order_for(state: State, phase: Stepping, plan: Plan, drawn: Drawn, random: Random) -> wire.Audit:
-    """As votes have it. ``random`` chooses the bucket of a whole share, unless one was drawn, and the sum."""
+    """With the digests that votes have. ``random`` chooses the bucket of a whole share, unless one was drawn, and the sum."""
     node, stage = drawn.node, plan.stage_of(drawn.node)
     assert stage is not None
     sent, received, vote = phase.passed[node].sent, phase.passed[node].received, phase.votes[node]

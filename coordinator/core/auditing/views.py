@@ -11,8 +11,8 @@ from dtfm.coordinator.core.trust.audits import Audit
 from dtfm.protos import control_pb2 as wire
 
 REFEREE_FRACTION = 0.5
-"""Of the tolerance, from which on a referee counts as having come to something else as well. So nobody can lie by just so much
-that auditors, whose devices differ, fall out over it."""
+"""A referee finds work wrong from this fraction of the tolerance on. So nobody can lie by just so much that auditors, whose
+devices differ, fall out over it."""
 
 
 class View(enum.Enum):
@@ -35,15 +35,14 @@ def views_of(state: State, audit: Audit) -> Mapping[str, View]:
 
 
 def is_gross(state: State, audit: Audit, by: str) -> bool:
-    """Whether what this auditor came to is rounding for no devices. Else it is at most more than usual."""
+    """Whether this auditor found a larger error than honest devices may ever be apart. A smaller one may still be unusual."""
     answer, its = audit.answers.get(by), limits(state, audit.order, by)
     return answer is not None and exceeds(answer, {what: each.most for what, each in its.items()})
 
 
 def _view_of(state: State, audit: Audit, by: str, answer: wire.Audited, first: str | None) -> View:
-    """``first``: the auditor that came to something else before. If it found more than is usual between its device and the
-    audited one, and no more, a referee finds right only what is well within the first's limits, too: one whose device is always
-    further off cannot tell."""
+    """``first``: the auditor that came to something else before. If its error is unusual and not gross, a referee finds right
+    only what is within REFEREE_FRACTION of the first's limits, too: one whose device is always further off cannot tell."""
     its, strict = limits(state, audit.order, by), dict[str, float]()
     if first is None:
         border = {what: each.usual for what, each in its.items()}

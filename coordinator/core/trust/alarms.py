@@ -1,7 +1,7 @@
 """What members find unusual in each other's work, and which of it is done again at once.
 
-An alarm proves nothing, and costs nobody any standing: it directs an audit. What an alarm can cost is bounded by an allowance of
-who raised it, as many micro-batches in the long run as the draw has done again anyway, shared by all parties.
+An alarm proves nothing, and costs nobody any standing: it directs an audit. What alarms can cost is bounded by an allowance
+of each party. In the long run all parties together have as many micro-batches done again as the draw has.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def read_alarms(vote: wire.StepReady, node: str, passed: Passed) -> tuple[Alarm,
 
 
 def repeats(passed: Mapping[str, Passed]) -> Iterator[Alarm]:
-    """By node that sent the same bytes for two micro-batches, though what it got for them differs."""
+    """An alarm for each node that sent the same bytes for two micro-batches, though what it got for them differs."""
     for node, its in sorted(passed.items()):
         came = {(hop[2], hop[3]): digest for hop, digest in its.received.items() if hop[2] in _KINDS[:2]}
         first: dict[tuple[int, bytes], int] = {}
@@ -105,9 +105,10 @@ def follow(
 ) -> tuple[list[Followed], dict[str, float]]:
     """What is done again because of ``alarms``, beside what is ``drawn``, and the allowances that are left.
 
-    ``kept``: the nodes that have what they sent; as with the draw, only these audit, and only what passes no other neighbour can
-    be done again. An auditor is a replica of the same stage and of another party, if possible not of the one that raised the
-    alarm, and one that has little else to audit. Who has the most left of its allowance is heard first.
+    ``kept``: the nodes that have what they sent; as with the draw, only these audit, and only micro-batches all of
+    whose neighbours are among them can be done again. An auditor is a replica of the same stage and of another party, if
+    possible not of the one that raised the alarm, and one that has little else to audit. Who has the most left of its
+    allowance is heard first.
     """
     share_of, neighbours, has, left = micro_batches_of(plan), neighbours_of(plan), frozenset(kept), dict(allowances)
     whole = _whole(plan)

@@ -1,4 +1,4 @@
-"""Which codecs a node may send with. The run file says; only where it leaves the choice, the node's word counts, among few."""
+"""Which codecs a node may send with: what the run file says, or where that is "auto", one of a few that the node chooses."""
 
 from __future__ import annotations
 
@@ -19,8 +19,7 @@ def allowed_codecs(network: Network, tensors: str) -> tuple[str, ...]:
 
 
 def codec_in_use(network: Network, told: Mapping[str, str], tensors: str) -> str:
-    """The codec of these tensors on a link of which its sender has ``told`` the codecs: one that the run allows, whatever was
-    told."""
+    """The codec of these tensors on a link. Its sender has ``told`` which it uses; only one that the run allows counts."""
     allowed = allowed_codecs(network, tensors)
     said = told.get(tensors)
     return said if said in allowed else allowed[0]

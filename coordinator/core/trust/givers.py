@@ -1,7 +1,7 @@
 """Who gives state to whom: the one table that assignments name, and by which what comes of them is judged.
 
-A node is believed only about those whom it was named. Who gave it something else than those have who trained it is in the
-ledger (Ledger.refused): it, and others, are named somebody else then, where there is somebody.
+A node is believed only about the givers that were named to it. The ledger has who got other state than those hold who trained
+it, and from whom (Ledger.refused). Then that node, and others, are named other givers, where there are any.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from dtfm.coordinator.log.ledger import Ledger
 from dtfm.coordinator.log.standing import Standing, earned
 
 Givers = tuple[tuple[str, ...], ...]
-"""By layer, the nodes that a node was told to have its state, itself among them if it has. Empty: nobody has, and it comes from a
-snapshot or follows from the seed."""
+"""By layer, the nodes of which a node was told that they have its state; itself among them, if it has it. Empty: nobody has it,
+and it comes from a snapshot or follows from the seed."""
 
 
 def givers(ledger: Ledger, nodes: Iterable[str]) -> Mapping[str, Givers]:

@@ -11,10 +11,10 @@ WORKED_OFF_BY = 20
 however well it behaves in between."""
 
 MOST_STRIKES = 8
-"""That are remembered of one party; the last ones."""
+"""So many strikes of a record are remembered, the last ones."""
 
 MOST_RECORDS = 10_000
-"""From then on the oldest is forgotten for each new one."""
+"""From so many records on the oldest is forgotten for each new one."""
 
 Key = TypeVar("Key")
 
