@@ -134,9 +134,17 @@ def _agreed_states(folder: str, manifest: Manifest, digest: str, ledger: Ledger)
 
 def _shards(filesystem: Any, path: str, buckets: tuple[BucketFile, ...], states: tuple[str, ...]) -> Iterator[Tensors]:
     shard: Tensors = {}
+    whose: dict[str, str] = {}  # by tensor, the file that has it
     for bucket in buckets:
         state = states[bucket.index] if bucket.index < len(states) else ""
-        shard |= _read_weights(filesystem, path, bucket, state)
+        weights = _read_weights(filesystem, path, bucket, state)
+        if twice := sorted(weights.keys() & whose.keys()):
+            raise CheckpointError(
+                f"{path}/{bucket.file} and {whose[twice[0]]} both have a tensor {twice[0]!r}: one of their writers has given "
+                "it another's name. Use an older checkpoint"
+            )
+        whose |= dict.fromkeys(weights, bucket.file)
+        shard |= weights
         if sum(tensor.nbytes for tensor in shard.values()) >= SHARD_BYTES:
             yield shard
             shard = {}

@@ -97,8 +97,8 @@ def step_patience(lease: float, last: float | None, *, usual: bool, overdue: int
 
 
 def audit_patience(lease: float, took: float) -> float:
-    """Seconds for the answer to an audit, where the step ``took`` so many until its last vote. A step may take longer."""
-    return min(max(lease * AUDIT_LEASES, AUDIT_FACTOR * took), step_patience(lease, took, usual=True, overdue=0))
+    """Seconds for the answer to an audit, where the step ``took`` so many until its last vote."""
+    return max(lease * AUDIT_LEASES, AUDIT_FACTOR * took)
 
 
 def check_ladder(ladder: Sequence[Timeout] = LADDER) -> None:

@@ -255,8 +255,10 @@ def _known(worked: Mapping[str, int], node: str, members: Collection[str]) -> Ma
 
 def _revoked(ledger: Ledger, event: ev.Revoked) -> Ledger:
     revoked = {**ledger.revoked, event.name: event.at} if event.name else ledger.revoked
+    who = ledger.key_of(event.name) or event.name
     return replace(
-        _without_audits(ledger, {ledger.key_of(event.name) or event.name}),
+        _without_audits(ledger, {who}),
+        rounding=without(ledger.rounding, who),
         invitations={
             id: replace(invited, revoked=invited.revoked or id in event.invitations)
             for id, invited in ledger.invitations.items()

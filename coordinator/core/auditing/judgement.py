@@ -15,6 +15,7 @@ from dtfm.coordinator.core.plan_adoption import newest_before
 from dtfm.coordinator.core.state import State, Stepping
 from dtfm.coordinator.core.transition import Transition
 from dtfm.coordinator.core.trust.audits import COMPARED, Audit
+from dtfm.coordinator.core.trust.draw import chance
 from dtfm.coordinator.core.trust.standing import party_of
 from dtfm.coordinator.core.trust.verdict import Against, settle
 from dtfm.coordinator.core.validation import name_some, shorten
@@ -31,7 +32,8 @@ MOST_UNDONE = 1000
 
 def referees(state: State, audit: Audit) -> list[str]:
     """Who else is to be asked: other parties that hold the stage. Several, once an auditor has come to something else or was
-    given nothing to compare with; one, if the first auditor has come to nothing."""
+    given nothing to compare with; one, if the first auditor has come to nothing. By chance, so that nobody can choose a name that
+    comes first."""
     plan, phase, party = state.ledger.plan, state.phase, party_of(state.ledger)
     assert plan is not None
     assert isinstance(phase, Stepping)
@@ -41,7 +43,8 @@ def referees(state: State, audit: Audit) -> list[str]:
         return []
     stage = plan.stages[plan.stage_of(audit.order.node) or 0]
     others: dict[str, str] = {}
-    for node in sorted(stage.replicas, key=lambda each: (not phase.votes[each].kept, each)):
+    order = chance(state.secret, plan.generation, phase.step).sample(stage.replicas, len(stage.replicas))
+    for node in sorted(order, key=lambda each: not phase.votes[each].kept):
         others.setdefault(party(node), node)
     for node in (audit.order.node, *audit.auditors):
         others.pop(party(node), None)

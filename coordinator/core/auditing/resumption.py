@@ -20,7 +20,8 @@ STEPS_BETWEEN = 10
 def interrupted(transition: Transition, phase: Stepping, *, by_a_word: bool) -> None:
     """Notes whether the step in hand may go on. ``by_a_word``: nothing but what a member says interrupts it."""
     memory = transition.state.auditing
-    due = memory.resumed is None or phase.step > memory.resumed + STEPS_BETWEEN
+    undone = memory.resumed is not None and memory.resumed >= phase.step
+    due = memory.resumed is None or undone or phase.step > memory.resumed + STEPS_BETWEEN
     transition.state = replace(
         transition.state, auditing=replace(memory, goes_on=phase.step if due and not by_a_word else None)
     )

@@ -31,7 +31,7 @@ FLOORS = {
 }
 """By train.precision and what is compared, the relative error that is allowed however equal devices were until now. More than
 twice what tests/bench/rounding.py has measured between other threads, libraries and processors, as referees go by half of it
-(judgement.py)."""
+(auditing/views.py)."""
 
 MARGIN = 4.0
 """How many times what honest devices typically see of each other is allowed: that varies with the weights and the data."""

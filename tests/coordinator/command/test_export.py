@@ -11,18 +11,20 @@ import numpy as np
 import pytest
 import torch
 from blake3 import blake3
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save
 
 from dtfm.coordinator.command import export as export_module
 from dtfm.coordinator.command.export import NotTheLogs, export_checkpoint
 from dtfm.coordinator.log import events as ev
+from dtfm.coordinator.log.events import SnapshotPart
 from dtfm.coordinator.log.fold import fold
 from dtfm.coordinator.log.ledger import Ledger
-from dtfm.coordinator.log.manifest import CheckpointError
+from dtfm.coordinator.log.manifest import CheckpointError, write_manifest
 from dtfm.coordinator.log.store import Store
 from dtfm.node.model.bucket import Bucket, BucketSpec
 from dtfm.node.state.snapshot_files import file_header
-from tests.coordinator.checkpoints import write_checkpoint
+from dtfm.protos.checkpoint_names import bucket_file
+from tests.coordinator.checkpoints import write_buckets, write_checkpoint
 from tests.coordinator.stores import store_url
 
 
@@ -103,6 +105,18 @@ def test_state_that_its_writer_has_made_up_is_not_exported(checkpoint: Path, tmp
     with pytest.raises(NotTheLogs, match=r"bucket-00001.*not the state that its trainers agreed on"):
         export_checkpoint(checkpoint.as_uri(), tmp_path / "model", log_of(checkpoint, ["", state_of(2), ""]))
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["checkpoints"]
+
+
+def test_a_tensor_that_two_buckets_have_is_not_exported_for_either(checkpoint: Path, tmp_path: Path) -> None:
+    """The digests of states do not cover names: a writer can give its tensor another's."""
+    parts = write_buckets(tmp_path / "other")
+    content = save({"layer.0": np.ones((2, 3), np.float32)})
+    digest = blake3(content).hexdigest()
+    (tmp_path / "other" / bucket_file(2, digest[:32])).write_bytes(content)
+    parts[2] = SnapshotPart(len(content), digest, digest[:32])
+    write_manifest((tmp_path / "other").as_uri(), {"name": "demo"}, "run-id", 5, parts)
+    with pytest.raises(CheckpointError, match=r"bucket-00002.* and bucket-00000.* both have a tensor 'layer.0'"):
+        export_checkpoint((tmp_path / "other").as_uri(), tmp_path / "model")
 
 
 def test_who_exports_without_a_log_is_told_once_that_nothing_was_checked(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from dtfm.coordinator.core.auditing.resumption import STEPS_BETWEEN
@@ -109,3 +111,10 @@ def test_a_step_past_its_deadline_goes_on_so_that_it_shows_at_whom_it_stood() ->
     assert world.events(ev.StepAborted)[-1].problem == "OVERDUE"
     says_that_it_has_something(world, "a")
     assert is_resumed(world)
+
+
+def test_a_step_that_was_undone_does_not_keep_others_from_going_on() -> None:
+    world = auditing("a", "b", "c")
+    later = replace(world.state.auditing, resumed=500)
+    world.state = replace(world.state, auditing=later)
+    assert is_resumed(interrupted(world))

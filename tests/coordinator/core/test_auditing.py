@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dtfm.coordinator.core.auditing.judgement import MOST_REFEREES, referees
 from dtfm.coordinator.core.state import Stepping
 from dtfm.coordinator.core.trust.alarms import BURST
 from dtfm.coordinator.log import events as ev
@@ -688,3 +689,15 @@ def test_the_last_clean_audit_is_one_that_would_have_seen_it(
     world.state = replace(world.state, ledger=replace(world.state.ledger, audits={"a": found}))
     answer_all(world, **wrong)
     assert [each.step for each in world.events(ev.RolledBack)] == back
+
+
+def test_who_is_asked_as_well_is_drawn_whatever_the_names_are() -> None:
+    world = auditing(*"abcdefgh")
+    all_vote(world)
+    phase = world.state.phase
+    assert isinstance(phase, Stepping)
+    (audit,) = [each for each in phase.audits if each.order.node == "a"]
+    found_wrong = replace(audit, answers={audit.auditors[0]: wire.Audited(losses=2.0, addends=2.0)})
+    drawn = [referees(replace(world.state, secret=bytes([number]) * 32), found_wrong) for number in range(8)]
+    assert len(set(map(frozenset, drawn))) > 1
+    assert all(len(set(each) - {"a", audit.auditors[0]}) == MOST_REFEREES for each in drawn)

@@ -180,3 +180,13 @@ def test_honest_devices_that_differ_accuse_nobody(apart: float, data: st.DataObj
         finish_audits(world, error, "losses")
     assert not quarantined(world)
     assert len(world.state.ledger.rounding) > 2
+
+
+def test_an_audit_that_could_not_compare_a_bucket_of_norms_still_finds_the_rest_right() -> None:
+    """In bf16; it says nothing of what the node added."""
+    world = auditing("a", "b", "c", train=BF16)
+    all_vote(world)
+    finish_audits(world, lambda by, of: -1.0)
+    assert world.state.ledger.step == 1
+    assert all(world.state.ledger.audits[node].clean == 1 for node in "abc")
+    assert not any(world.state.ledger.audits[node].last_added for node in "abc")
