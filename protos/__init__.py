@@ -5,3 +5,7 @@ PROTOCOL_VERSION = 12
 
 MEASURED_TOGETHER = 8
 """The most peers, the nearest ones, that LinkReport.up and down are measured to together."""
+
+PEER_FRACTION = 0.5
+"""Of an audit's time (Audit.seconds), by which one peer may keep its auditor waiting in all. So the auditor can still say who it
+was."""

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from dtfm.protos import PEER_FRACTION
+
 COMMIT_WAIT_LEASES = 0.01
 """The least time a commit may wait for a standby, however short steps are: gradients and the standby's word have to travel,
 and devices are busy at times. See standby.COMMIT_WAIT_FRACTION for long steps."""
@@ -96,9 +98,11 @@ def step_patience(lease: float, last: float | None, *, usual: bool, overdue: int
     return max(lease * min(least, PATIENCE_LEASES), STEP_FACTOR * last)
 
 
-def audit_patience(lease: float, took: float) -> float:
-    """Seconds for the answer to an audit, where the step ``took`` so many until its last vote."""
-    return max(lease * AUDIT_LEASES, AUDIT_FACTOR * took)
+def audit_patience(lease: float, took: float, fetching: float = 0.0) -> float:
+    """Seconds for the answer to an audit, where the step ``took`` so many until its last vote, and one peer may need ``fetching``
+    seconds to hand out what is compared. At most what a step may take: a peer may have said that its links are slow."""
+    patience = max(lease * AUDIT_LEASES, AUDIT_FACTOR * took) + fetching / (AUDITORS_FRACTION * PEER_FRACTION)
+    return min(patience, step_patience(lease, took, usual=True, overdue=0))
 
 
 def check_ladder(ladder: Sequence[Timeout] = LADDER) -> None:

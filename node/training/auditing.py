@@ -17,12 +17,10 @@ from dtfm.node.training.audit import do_again, misfit
 from dtfm.node.training.generation import Generation
 from dtfm.node.transport.kept import Kept, Tensor, Wanted, Witnesses
 from dtfm.node.transport.topic_queue import Closed
+from dtfm.protos import PEER_FRACTION
 from dtfm.protos.control_pb2 import Audit, Audited, NodeMessage
 
 log = logging.getLogger(__name__)
-
-PEER_FRACTION = 0.5
-"""Of the time for an audit, by which one peer may keep its auditor waiting in all. So the auditor can still say who it was."""
 
 Result = TypeVar("Result")
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from dtfm.coordinator.core.auditing import memory
 from dtfm.coordinator.core.auditing.conclusion import Conclusion, Unaudited
+from dtfm.coordinator.core.auditing.fetching import fetch_seconds
 from dtfm.coordinator.core.auditing.judgement import judged, referees
 from dtfm.coordinator.core.auditing.obstruction import obstruction
 from dtfm.coordinator.core.auditing.order import needed, order_for
@@ -181,10 +182,7 @@ def _ask(transition: Transition) -> None:
     state, phase = transition.state, transition.state.phase
     assert isinstance(phase, Stepping)
     busy = {node for audit in phase.audits for node in audit.awaited}
-    patience = audit_patience(
-        state.lease, phase.voted - phase.since
-    )  # not the last step's: it may have waited for audits, too
-    until = transition.now + patience
+    took = phase.voted - phase.since  # not the last step's: it may have waited for audits, too
     for audit in phase.audits:
         for node in audit.auditors:
             if node in audit.requests or node in busy:
@@ -192,8 +190,9 @@ def _ask(transition: Transition) -> None:
             busy.add(node)
             remembered = transition.state.auditing
             number = remembered.number + 1
+            patience = audit_patience(state.lease, took, fetch_seconds(state, audit.order, node))
             transition.state = replace(transition.state, auditing=replace(remembered, number=number))
-            asked = replace(audit, requests={**audit.requests, node: Request(number, until)})
+            asked = replace(audit, requests={**audit.requests, node: Request(number, transition.now + patience)})
             phase = _set_audit(transition, phase, audit, asked)
             audit = asked
             message = wire.Audit()
