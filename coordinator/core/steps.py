@@ -366,7 +366,7 @@ def _peer_lost(transition: Transition, node: str, peer: str, sentence: str) -> N
     it after some attempts; if one of them loses others as well, without that one."""
     phase, ledger = transition.state.phase, transition.state.ledger
     assert isinstance(phase, Stepping)
-    conduct.interrupted(transition, phase, node)
+    conduct.interrupted(transition, phase, node, lost=peer)
     transition.emit(ev.StepAborted(phase.step, ledger.generation, PEER_LOST, node, f"lost {peer}: {sentence}", peer))
     resumption.interrupted(transition, phase, by_a_word=True)
     reason = f"step {phase.step}: {node} lost {peer}"

@@ -104,7 +104,8 @@ def _heard_late(transition: Transition, node: str, answer: wire.Audited) -> None
     left = {number: each for number, each in remembered.left.items() if number != answer.number}
     transition.state = replace(transition.state, auditing=replace(remembered, left=left))
     if answer.withheld_by == request.node:
-        memory.withheld(transition, request.node, request.node, (node,), (request.generation, request.step))
+        attempt = (request.generation, request.step)
+        memory.withheld(transition, request.node, request.node, (node,), attempt, ended=True)
         transition.log(
             f"{request.node} left in step {request.step} when {node} came to something else and asked for its own"
         )
@@ -135,16 +136,21 @@ def conclude(transition: Transition) -> Conclusion | Unaudited | None:
     return None
 
 
-def interrupted(transition: Transition, phase: Stepping, leaver: str = "") -> None:
-    """The step ends while audits are open, as ``leaver`` went, or says that it cannot do it. Where more parties have found a
-    node's work wrong or withheld than right, that is a strike against it."""
+def interrupted(transition: Transition, phase: Stepping, ender: str = "", lost: str = "") -> None:
+    """The step ends while audits are open. ``ender``: who has left, or says that it cannot do it, as it ``lost`` another.
+
+    It has a strike if more parties have found work of its own party wrong or withheld than right. Nobody else has one: else a
+    false auditor could end the step before others are asked. Nor does the word of the ``lost`` one count, which may have
+    broken the stream itself."""
     party = party_of(transition.state.ledger)
-    for audit in phase.audits:
+    believed = {by for audit in phase.audits for by in audit.auditors if not lost or party(by) != party(lost)}
+    for audit in phase.audits if ender else ():
         node, views = audit.order.node, views_of(transition.state, audit)
-        against = [by for by, view in views.items() if view in (View.WRONG, View.WITHHELD)]
-        if len(set(map(party, against))) > sum(view is View.RIGHT for view in views.values()):
-            memory.withheld(transition, node, node, against, (audit.order.generation, phase.step))
-    memory.put_off(transition, phase, leaver)
+        against = [by for by, view in views.items() if by in believed and view in (View.WRONG, View.WITHHELD)]
+        right = sum(view is View.RIGHT for view in views.values())
+        if party(node) == party(ender) and len(set(map(party, against))) > right:
+            memory.withheld(transition, node, node, against, (audit.order.generation, phase.step), ended=True)
+    memory.put_off(transition, phase, ender, believed)
 
 
 def _weight(state: State, node: str) -> float:

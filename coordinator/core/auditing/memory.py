@@ -15,11 +15,14 @@ MOST_LEFT = 256
 """So many requests are remembered whose answers may still come though the audited node has left."""
 
 
-def withheld(transition: Transition, node: str, of: str, by: Collection[str], attempt: tuple[int, int]) -> None:
+def withheld(
+    transition: Transition, node: str, of: str, by: Collection[str], attempt: tuple[int, int], *, ended: bool = False
+) -> None:
     """``by`` say that the node did not hand out what an audit ``of`` its own or another's work needs, in this ``attempt``
-    (generation, step). If it was its own, that is done again when it next takes part."""
+    (generation, step); ``ended``: or they came to something else, and it ended the step. If the work was its own, that is done
+    again when it next takes part."""
     memory, party = transition.state.auditing, party_of(transition.state.ledger)
-    strike = Strike(*attempt, node, tuple(sorted(by)))
+    strike = Strike(*attempt, node, tuple(sorted(by)), ended)
     records = struck(memory.withheld, (party(node), party(of)), strike)
     due = memory.due | {party(node)} if node == of else memory.due
     transition.state = replace(transition.state, auditing=replace(memory, withheld=records, due=due))
@@ -56,14 +59,16 @@ def forgotten(transition: Transition, who: str) -> None:
     transition.state = replace(transition.state, auditing=replace(memory, withheld=kept, silent=heard))
 
 
-def put_off(transition: Transition, phase: Stepping, leaver: str) -> None:
+def put_off(transition: Transition, phase: Stepping, ender: str, believed: Collection[str]) -> None:
     """The step ends while audits are open. Those whose work they are of are audited when they next take part. Answers
-    about the ``leaver`` may still come: it may have left because an auditor asked for its tensors."""
+    about the ``ender`` may still come from the auditors that are ``believed``: it may have gone because one asked for its
+    tensors."""
     memory, ledger = transition.state.auditing, transition.state.ledger
     party, left = party_of(ledger), dict(memory.left)
     for audit in phase.audits:
-        for by, request in audit.awaited.items() if audit.order.node == leaver else ():
-            left[request.number] = OpenRequest(by, leaver, ledger.generation, phase.step)
+        for by, request in audit.awaited.items() if audit.order.node == ender else ():
+            if by in believed:
+                left[request.number] = OpenRequest(by, ender, ledger.generation, phase.step)
     due = memory.due | {party(audit.order.node) for audit in phase.audits}
     memory = replace(memory, due=due, left=dict(list(left.items())[-MOST_LEFT:]))
     transition.state = replace(transition.state, auditing=memory)

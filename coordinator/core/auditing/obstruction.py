@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from dtfm.coordinator.core.auditing import memory
 from dtfm.coordinator.core.auditing.conclusion import Conclusion
 from dtfm.coordinator.core.state import ATTEMPTS
 from dtfm.coordinator.core.transition import Transition
 from dtfm.coordinator.core.trust.standing import party_of
-from dtfm.coordinator.core.trust.strikes import Record
+from dtfm.coordinator.core.trust.strikes import Record, Strike
 from dtfm.coordinator.core.trust.verdict import Against, against_one
 from dtfm.coordinator.core.validation import name_some
 from dtfm.coordinator.log.charges import Charge
@@ -37,6 +37,15 @@ def _of_silence(record: Record | None) -> Conclusion | None:
     return Conclusion(Against((record.strikes[-1].node,), undecided=True), Charge.WITHHELD, reason)
 
 
+def _why(strikes: Collection[Strike], sayers: str) -> str:
+    ended = {strike.ended for strike in strikes}
+    if ended == {False}:
+        return f"could not be done, as it withheld what they need, said {sayers}"
+    if ended == {True}:
+        return f"could not be finished, as it ended the step when {sayers} had come to something else"
+    return f"could not be finished, as it withheld what they need, or ended the step, from {sayers}"
+
+
 def _of_withholding(ledger: Ledger, records: Mapping[str, Record], who: str) -> Conclusion | None:
     """``records``: by the party that was audited. Two other parties that accuse this one are believed. If there is only one, it
     is one's word against the other's. That counts only where the accused's own work was audited: only then it gains by
@@ -48,7 +57,7 @@ def _of_withholding(ledger: Ledger, records: Mapping[str, Record], who: str) -> 
     if attempts < ATTEMPTS or not by:
         return None
     node = strikes[-1].node
-    reason = f"{attempts} audits could not be done, as it withheld what they need, said {name_some(by.values())}"
+    reason = f"{attempts} audits {_why(strikes, name_some(by.values()))}"
     if len(by) > 1:
         verdict = Against((node,), tuple(sorted(by.values())), undecided=True)
         return Conclusion(verdict, Charge.WITHHELD, reason)

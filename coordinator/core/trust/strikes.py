@@ -22,12 +22,13 @@ Key = TypeVar("Key")
 @dataclass(frozen=True, slots=True)
 class Strike:
     """In the attempt of this ``generation`` at ``step`` an audit came to nothing because of ``node``, as ``by`` say; none: the
-    coordinator knows it itself."""
+    coordinator knows it itself. ``ended``: it ended the step before more were asked than ``by``, who came to something else."""
 
     generation: int
     step: int
     node: str
     by: tuple[str, ...] = ()
+    ended: bool = False
 
 
 @dataclass(frozen=True, slots=True)
