@@ -87,11 +87,12 @@ def heard(transition: Transition, node: str, answer: wire.Audited) -> None:
     _set_audit(transition, phase, audit, replace(audit, answers={**audit.answers, node: answer}))
     memory.answered(transition, node)
     of, attempt = audit.order.node, (audit.order.generation, audit.order.step)
+    party = party_of(transition.state.ledger)
     if answer.withheld_by not in ("", of):
-        if not answer.unreachable:
+        if not answer.unreachable or party(answer.withheld_by) == party(of):
             memory.withheld(transition, answer.withheld_by, of, (node,), attempt)
     elif not answer.problem:
-        memory.handed_out(transition, around - {of}, of)
+        memory.handed_out(transition, {each for each in around if party(each) != party(of)}, of)
 
 
 def _heard_late(transition: Transition, node: str, answer: wire.Audited) -> None:

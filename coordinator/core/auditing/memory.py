@@ -19,12 +19,12 @@ def withheld(
     transition: Transition, node: str, of: str, by: Collection[str], attempt: tuple[int, int], *, ended: bool = False
 ) -> None:
     """``by`` say that the node did not hand out what an audit ``of`` its own or another's work needs, in this ``attempt``
-    (generation, step); ``ended``: or they came to something else, and it ended the step. If the work was its own, that is done
-    again when it next takes part."""
+    (generation, step); ``ended``: or they came to something else, and it ended the step. If the work was its own party's, that is
+    done again when it next takes part."""
     memory, party = transition.state.auditing, party_of(transition.state.ledger)
     strike = Strike(*attempt, node, tuple(sorted(by)), ended)
     records = struck(memory.withheld, (party(node), party(of)), strike)
-    due = memory.due | {party(node)} if node == of else memory.due
+    due = memory.due | {party(of)} if party(node) == party(of) else memory.due
     transition.state = replace(transition.state, auditing=replace(memory, withheld=records, due=due))
 
 

@@ -10,6 +10,7 @@ from dtfm.coordinator.core.trust.audits import Passed
 from dtfm.coordinator.core.trust.codecs import adds_sparsely
 from dtfm.coordinator.core.trust.draw import Drawn
 from dtfm.coordinator.core.trust.passed import added_up
+from dtfm.coordinator.core.trust.standing import party_of
 from dtfm.protos import control_pb2 as wire
 from dtfm.protos.frame import Kind
 from dtfm.scheduler.model.chains import chains, micro_batches_of
@@ -38,7 +39,8 @@ def order_for(state: State, phase: Stepping, plan: Plan, drawn: Drawn, random: R
             loss=losses.get(number, 0.0),
         )
     if drawn.whole and not adds_sparsely(state.run.network):
-        kept = {each for each, its in phase.votes.items() if its.kept}
+        party = party_of(state.ledger)
+        kept = {each for each, its in phase.votes.items() if its.kept or party(each) == party(node)}
         summed = added_up(phase.passed[node], kept) if not vote.clipped else {}
         _order_addends(order, phase.passed[node], summed, random, drawn.bucket)
     return order

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from random import Random
 
 from dtfm.coordinator.core.trust.audits import Passed
-from dtfm.coordinator.core.trust.draw import Drawn, neighbours_of
+from dtfm.coordinator.core.trust.draw import Drawn, must_have, neighbours_of
 from dtfm.coordinator.core.validation import malformed
 from dtfm.protos import control_pb2 as wire
 from dtfm.protos.frame import Kind
@@ -105,10 +105,10 @@ def follow(
 ) -> tuple[list[Followed], dict[str, float]]:
     """What is done again because of ``alarms``, beside what is ``drawn``, and the allowances that are left.
 
-    ``kept``: the nodes that have what they sent; as with the draw, only these audit, and only micro-batches all of
-    whose neighbours are among them can be done again. An auditor is a replica of the same stage and of another party, if
-    possible not of the one that raised the alarm, and one that has little else to audit. Who has the most left of its
-    allowance is heard first.
+    ``kept``: the nodes that have what they sent; as with the draw, only these audit, and only micro-batches can be done again
+    whose neighbours `must_have` what they sent. An auditor is a replica of the same stage and of another party, if possible not
+    of the one that raised the alarm, and one that has little else to audit. Who has the most left of its allowance is heard
+    first.
     """
     share_of, neighbours, has, left = micro_batches_of(plan), neighbours_of(plan), frozenset(kept), dict(allowances)
     whole = _whole(plan)
@@ -128,7 +128,9 @@ def follow(
         able = [
             by for by in random.sample(stage.replicas, len(stage.replicas)) if by in has and party(by) != party(node)
         ]
-        if who == party(node) or not able or not all(neighbours[node, number] <= has for number in numbers):
+        if who == party(node) or not able:
+            continue
+        if not all(must_have(neighbours[node, number], node, party, has) for number in numbers):
             continue
         if left.get(who, whole) < len(numbers):
             continue

@@ -76,8 +76,9 @@ def draw(
     certain: bool = False,
 ) -> tuple[Drawn, ...]:
     """What is done again of a step under ``plan``: of each node the share ``rate`` times its ``weight``, at most all, in the long
-    run. ``kept``: the nodes that have what they sent. Only these audit, and only micro-batches that pass no other neighbour
-    can be done again. An auditor is a replica of the same stage, and of another party. ``certain``: it is of each node."""
+    run. ``kept``: the nodes that have what they sent. Only these audit, and only micro-batches can be done again whose neighbours
+    `must_have` what they sent. An auditor is a replica of the same stage, and of another party. ``certain``: it is of each
+    node."""
     share_of = micro_batches_of(plan)
     most = max((len(mine) for mine in share_of.values()), default=0)
     by_node = {node: odds(rate, most, weight(node)) for node in plan.nodes}
@@ -96,7 +97,7 @@ def draw(
             odd, load, mine = (
                 by_node[node],
                 len(share_of[node]),
-                [n for n in share_of[node] if neighbours[node, n] <= has],
+                [n for n in share_of[node] if must_have(neighbours[node, n], node, party, has)],
             )
             count = load if at < odd.whole else max(math.floor(odd.share * load + random.random()), int(certain))
             able = [by for by in (*ring[place + 1 :], *ring[:place]) if by in has and party(by) != party(node)]
@@ -106,6 +107,12 @@ def draw(
                 busy[by] += 1
                 drawn.append(Drawn(node, by, tuple(sorted(random.sample(mine, count))), count == load))
     return tuple(drawn)
+
+
+def must_have(neighbours: Collection[str], node: str, party: Callable[[str], str], kept: Collection[str]) -> bool:
+    """Whether these neighbours of the node have what they sent, as they say; another name of its own party must, whatever it
+    says: else nobody could do again what such a party does."""
+    return all(each in kept or party(each) == party(node) for each in neighbours)
 
 
 def _room(replicas: Collection[str], party: Callable[[str], str]) -> int:

@@ -150,6 +150,15 @@ def test_nothing_is_done_again_that_cannot_be_or_is_anyway(rest: Any) -> None:
     assert run([Alarm("1a", "0a", Kind.ACTIVATION, (0,))], **rest)[0] == []
 
 
+def test_what_is_unusual_is_done_again_though_another_name_of_its_key_kept_nothing() -> None:
+    kept = [node for node in PLAN.nodes if node != "1a"]
+    alarm = Alarm("0b", "0a", Kind.REDUCE, (0,))
+    bound = {"0a": "its key", "1a": "its key"}
+    found, _ = run([alarm], kept=kept, party=lambda name: bound.get(name, name))
+    assert [each.drawn.node for each in found] == ["0a"]
+    assert run([alarm], kept=kept)[0] == []
+
+
 @settings(max_examples=100, deadline=None)
 @given(PLANS, st.data())
 def test_whatever_is_raised_only_a_few_are_followed_and_all_as_the_draw_would(plan: Plan, data: st.DataObject) -> None:

@@ -54,7 +54,8 @@ def test_only_other_parties_of_the_same_stage_audit_and_only_what_they_can(
         assert at is not None
         for number in each.micro_batches:
             chain = chains(plan)[number]
-            assert {*chain[max(0, at - 1) : at], *chain[at + 1 : at + 2]} <= kept
+            beside = {*chain[max(0, at - 1) : at], *chain[at + 1 : at + 2]}
+            assert {name for name in beside if party(name) != party(each.node)} <= kept
 
 
 @settings(max_examples=100, deadline=None)
@@ -72,6 +73,14 @@ def test_a_party_gains_nothing_by_many_names_in_a_stage(others: int) -> None:
     for seed in range(200):
         drawn = draw(plan, 1.0, Random(seed), lambda name: "many" if name in strange else name, plan.nodes)
         assert {each.node for each in drawn} >= set(strange)
+
+
+def test_a_party_does_not_get_past_audits_by_saying_that_its_own_name_in_the_next_stage_kept_nothing() -> None:
+    plan, kept = plan_of([2, 2]), {"0a", "0b", "1b"}
+    apart = draw(plan, 1.0, Random(0), itself, kept)
+    assert "0a" not in {each.node for each in apart}
+    bound = draw(plan, 1.0, Random(0), lambda name: "its key" if name in ("0a", "1a") else name, kept)
+    assert {each.node for each in bound} >= {"0a"}
 
 
 @given(RATES, st.integers(1, 1000), st.floats(0.0, 20.0))
