@@ -9,7 +9,7 @@ from dtfm.coordinator.core.auditing import memory
 from dtfm.coordinator.core.auditing.conclusion import Conclusion, Unaudited
 from dtfm.coordinator.core.auditing.fetching import fetch_seconds
 from dtfm.coordinator.core.auditing.judgement import judged, referees
-from dtfm.coordinator.core.auditing.obstruction import obstruction
+from dtfm.coordinator.core.auditing.obstruction import charge_neighbours, obstruction
 from dtfm.coordinator.core.auditing.order import needed, order_for
 from dtfm.coordinator.core.auditing.resumption import is_owed
 from dtfm.coordinator.core.auditing.views import View, views_of
@@ -86,12 +86,8 @@ def heard(transition: Transition, node: str, answer: wire.Audited) -> None:
     _check(answer, around)
     _set_audit(transition, phase, audit, replace(audit, answers={**audit.answers, node: answer}))
     memory.answered(transition, node)
-    of, attempt = audit.order.node, (audit.order.generation, audit.order.step)
-    party = party_of(transition.state.ledger)
-    if answer.withheld_by not in ("", of):
-        if not answer.unreachable or party(answer.withheld_by) == party(of):
-            memory.withheld(transition, answer.withheld_by, of, (node,), attempt)
-    elif not answer.problem:
+    of, party = audit.order.node, party_of(transition.state.ledger)
+    if answer.withheld_by in ("", of) and not answer.problem:
         memory.handed_out(transition, {each for each in around if party(each) != party(of)}, of)
 
 
@@ -126,6 +122,7 @@ def conclude(transition: Transition) -> Conclusion | Unaudited | None:
                 _set_audit(transition, phase, audit, replace(audit, auditors=(*audit.auditors, *more)))
             else:
                 _set_audit(transition, phase, audit, None)
+                charge_neighbours(transition, audit)
                 match judged(transition, audit):
                     case Unaudited() as unaudited:
                         return obstruction(transition) or unaudited
@@ -133,6 +130,8 @@ def conclude(transition: Transition) -> Conclusion | Unaudited | None:
                         return concluded
             phase = transition.state.phase
             assert isinstance(phase, Stepping)
+    if (found := obstruction(transition)) is not None:
+        return found
     _ask(transition)
     return None
 
@@ -146,6 +145,7 @@ def interrupted(transition: Transition, phase: Stepping, ender: str = "", lost: 
     party = party_of(transition.state.ledger)
     believed = {by for audit in phase.audits for by in audit.auditors if not lost or party(by) != party(lost)}
     for audit in phase.audits if ender else ():
+        charge_neighbours(transition, audit, ender, believed)
         node, views = audit.order.node, views_of(transition.state, audit)
         against = [by for by, view in views.items() if by in believed and view in (View.WRONG, View.WITHHELD)]
         right = sum(view is View.RIGHT for view in views.values())

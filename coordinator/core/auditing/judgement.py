@@ -10,7 +10,7 @@ from dataclasses import replace
 from dtfm.coordinator.core.auditing import memory
 from dtfm.coordinator.core.auditing.conclusion import Conclusion, Unaudited
 from dtfm.coordinator.core.auditing.limits import codecs_compared, device_kinds, exceeds, limits
-from dtfm.coordinator.core.auditing.views import View, is_gross, views_of
+from dtfm.coordinator.core.auditing.views import View, is_gross, refusals, views_of
 from dtfm.coordinator.core.plan_adoption import newest_before
 from dtfm.coordinator.core.state import State, Stepping
 from dtfm.coordinator.core.transition import Transition
@@ -24,7 +24,8 @@ from dtfm.coordinator.log.charges import Charge
 from dtfm.coordinator.log.ledger import Audits, Ledger
 
 MOST_REFEREES = 4
-"""Further parties that are asked when one has come to something else, or was given nothing to compare with."""
+"""Further parties that are asked when one has come to something else, or was given nothing to compare with, or says that a
+neighbour withheld what it needs."""
 
 MOST_UNDONE = 1000
 """Steps by which the run may go back to undo what a liar did."""
@@ -32,8 +33,9 @@ MOST_UNDONE = 1000
 
 def referees(state: State, audit: Audit) -> list[str]:
     """Who else is to be asked: other parties that hold the stage. Several, once an auditor has come to something else or was
-    given nothing to compare with; one, if the first auditor has come to nothing. By chance, so that nobody can choose a name that
-    comes first."""
+    given nothing to compare with; one, if the first auditor has come to nothing. If that is because of a neighbour, as it says,
+    one after the other until one comes to something, that neighbour last, as its own answer does not clear it. They are drawn, so
+    that nobody can choose a name that comes first."""
     plan, phase, party = state.ledger.plan, state.phase, party_of(state.ledger)
     assert plan is not None
     assert isinstance(phase, Stepping)
@@ -41,14 +43,16 @@ def referees(state: State, audit: Audit) -> list[str]:
     doubted = View.WRONG in views or View.WITHHELD in views
     if View.RIGHT in views and not doubted:
         return []
+    refused = {party(each) for each in refusals(state, audit)}
     stage = plan.stages[plan.stage_of(audit.order.node) or 0]
     others: dict[str, str] = {}
     order = chance(state.secret, plan.generation, phase.step).sample(stage.replicas, len(stage.replicas))
-    for node in sorted(order, key=lambda each: not phase.votes[each].kept):
+    for node in sorted(order, key=lambda each: (party(each) in refused, not phase.votes[each].kept)):
         others.setdefault(party(node), node)
     for node in (audit.order.node, *audit.auditors):
         others.pop(party(node), None)
-    return list(others.values())[: max((MOST_REFEREES if doubted else 1) + 1 - len(audit.auditors), 0)]
+    most = (MOST_REFEREES if doubted or refused else 1) + 1 - len(audit.auditors)
+    return list(others.values())[: max(most if doubted else min(most, 1), 0)]
 
 
 def judged(transition: Transition, audit: Audit) -> Conclusion | Unaudited | None:

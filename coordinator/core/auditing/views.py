@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dtfm.coordinator.core.auditing.limits import exceeds, limits
 from dtfm.coordinator.core.state import State
 from dtfm.coordinator.core.trust.audits import Audit
+from dtfm.coordinator.core.trust.standing import party_of
 from dtfm.protos import control_pb2 as wire
 
 REFEREE_FRACTION = 0.5
@@ -32,6 +33,19 @@ def views_of(state: State, audit: Audit) -> Mapping[str, View]:
         answer = audit.answers.get(by)
         views[by] = View.NOTHING if answer is None else _view_of(state, audit, by, answer, first)
     return views
+
+
+def refusals(state: State, audit: Audit) -> Mapping[str, list[str]]:
+    """By node other than the audited one that did not hand out what the audit needs, the auditors that say so. Who cannot be
+    reached is excused, unless it is of the audited node's own party."""
+    party, of = party_of(state.ledger), audit.order.node
+    found: dict[str, list[str]] = {}
+    for by, answer in audit.answers.items():
+        if answer is None or answer.withheld_by in ("", of):
+            continue
+        if not answer.unreachable or party(answer.withheld_by) == party(of):
+            found.setdefault(answer.withheld_by, []).append(by)
+    return found
 
 
 def is_gross(state: State, audit: Audit, by: str) -> bool:

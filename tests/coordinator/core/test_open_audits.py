@@ -3,6 +3,7 @@ is not accused of it."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dtfm.coordinator.core.auditing.order import needed
 from dtfm.coordinator.core.state import State, Stepping
 from dtfm.coordinator.core.trust.strikes import WORKED_OFF_BY, Record, Strike
 from dtfm.coordinator.log import events as ev
@@ -358,6 +360,84 @@ def test_the_word_of_who_is_quarantined_strikes_nobody() -> None:
     world.wait(0.1)
     assert quarantined(world) == [(by, Charge.WITHHELD, True)]
     assert not world.state.auditing.withheld
+
+
+def answers_of(world: World, changes: Callable[[str, wire.Audit], dict[str, Any]]) -> None:
+    """All audits of a step are answered: by each node as it likes, of what it was asked."""
+    trains_again(world)
+    all_vote(world)
+    step = world.state.ledger.step
+    while world.state.ledger.step == step and isinstance(world.state.phase, Stepping) and asked(world):
+        for accused, by in list(asked(world).items()):
+            for node in by:
+                if node in asked(world).get(accused, ()):
+                    world.audit(node, **changes(node, world.last_to(node, "audit")))
+
+
+def test_two_liars_who_say_that_a_third_handed_out_nothing_are_disproved_by_who_got_it() -> None:
+    world = auditing("a", "b", "c", "d", "e")
+    said = 0
+
+    def lies(node: str, order: wire.Audit) -> dict[str, Any]:
+        nonlocal said
+        about = node in "de" and order.node not in "ade" and "a" in needed(order)
+        said += about
+        return {"withheld_by": "a", "problem": "WITHHELD"} if about else {}
+
+    for _ in range(40):
+        answers_of(world, lies)
+    assert said >= 6
+    assert world.state.ledger.step == 40
+    assert not world.state.auditing.withheld
+    assert not quarantined(world)
+
+
+def test_who_hands_out_to_nobody_what_audits_of_another_need_is_suspended() -> None:
+    world = auditing("a", "b", "c", "d")
+    for _ in range(20):
+        if not quarantined(world):
+            answers_of(
+                world,
+                lambda node, order: (
+                    {"withheld_by": "a", "problem": "WITHHELD"}
+                    if order.node != "a" and node != "a"
+                    else {"problem": "no memory"}
+                ),
+            )
+    assert quarantined(world) == [("a", Charge.WITHHELD, True)]
+    assert world.events(ev.NodeQuarantined)[0].reason.startswith("3 audits could not be done, as it withheld")
+
+
+@pytest.mark.parametrize("how", ["it leaves", "it fails"])
+def test_who_refuses_what_an_audit_of_another_needs_and_ends_the_step_before_a_third_is_asked_has_a_strike(
+    how: str,
+) -> None:
+    for who, strikes in (("a", 1), ("b", 0)):
+        world = auditing("a", "b", "c", "d", "e")
+        all_vote(world)
+        asked_for(world, "c")
+        by = auditor_of(world, "c")
+        accused = "a" if by != "a" else "d"
+        world.audit(by, withheld_by=accused, problem="WITHHELD")
+        assert not world.state.auditing.withheld, "another is asked first"
+        third = next(iter({"b", "e"} - {by}))
+        ends(world, accused if who == "a" else third, how, lost="")
+        assert len(world.state.auditing.withheld) == strikes
+
+
+def test_what_somebody_said_counts_no_more_once_it_is_quarantined() -> None:
+    world = auditing("a", "b", "c", "d")
+    struck = Record(tuple(Strike(0, step, "a", ("d",)) for step in range(2)))
+    world.state = replace(world.state, auditing=replace(world.state.auditing, withheld={("a", "a"): struck}))
+    all_vote(world)
+    while not quarantined(world):
+        of, by = next((of, by[0]) for of, by in asked(world).items() if by)
+        world.audit(by, **({"addends": 2.0} if of == "d" else {}))
+    assert quarantined(world) == [("d", Charge.AUDIT, False)]
+    trains_again(world)
+    answer_all(world, of="a", **ASKED_IN_VAIN | {"withheld_by": "a"})
+    assert world.state.auditing.withheld["a", "a"].attempts == 3
+    assert len(quarantined(world)) == 1
 
 
 def two_names_in_a_row() -> World:
