@@ -155,7 +155,8 @@ def interrupted(transition: Transition, phase: Stepping, ender: str = "", lost: 
 
 
 def _weight(state: State, node: str) -> float:
-    if party_of(state.ledger)(node) in state.auditing.due:
+    party = party_of(state.ledger)
+    if party(node) in {party(each) for each in state.auditing.due}:
         return 1 / state.run.trust.audits
     strange = state.ledger.is_open and earned(state.ledger, node).standing is not Standing.PROVEN
     return NEWCOMERS_WEIGHT if strange else 1.0

@@ -62,6 +62,8 @@ def judged(transition: Transition, audit: Audit) -> Conclusion | Unaudited | Non
     by_view = {view: [by for by, its in views.items() if its is view] for view in View}
     if len(views) < len(audit.auditors):
         _say_what_came_to_nothing(transition, audit, views)
+    if audit.raised_by is None and (by_view[View.RIGHT] or by_view[View.WRONG]):
+        memory.compared(transition, node)
     if not by_view[View.WRONG]:
         return _judged_unless_withheld(transition, audit, by_view[View.RIGHT], by_view[View.WITHHELD])
     verdict, first = _settled(state.ledger, node, views), by_view[View.WRONG][0]

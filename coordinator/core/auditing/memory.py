@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from dtfm.coordinator.core.state import Stepping
 from dtfm.coordinator.core.transition import Transition
 from dtfm.coordinator.core.trust.audits import OpenRequest
 from dtfm.coordinator.core.trust.standing import party_of
-from dtfm.coordinator.core.trust.strikes import Strike, struck, worked_off
+from dtfm.coordinator.core.trust.strikes import MOST_RECORDS, Strike, struck, worked_off
 
 MOST_LEFT = 256
 """So many requests are remembered whose answers may still come though the audited node has left."""
+
+MOST_TRIES = 20
+"""In so many steps in a row work that is due is drawn though nothing could be compared. Then no further step waits for it."""
 
 
 def withheld(
@@ -24,7 +27,7 @@ def withheld(
     memory, party = transition.state.auditing, party_of(transition.state.ledger)
     strike = Strike(*attempt, node, tuple(sorted(by)), ended)
     records = struck(memory.withheld, (party(node), party(of)), strike)
-    due = memory.due | {party(of)} if party(node) == party(of) else memory.due
+    due = _now_due(memory.due, [of]) if party(node) == party(of) else memory.due
     transition.state = replace(transition.state, auditing=replace(memory, withheld=records, due=due))
 
 
@@ -64,18 +67,39 @@ def put_off(transition: Transition, phase: Stepping, ender: str, believed: Colle
     about the ``ender`` may still come from the auditors that are ``believed``: it may have gone because one asked for its
     tensors."""
     memory, ledger = transition.state.auditing, transition.state.ledger
-    party, left = party_of(ledger), dict(memory.left)
+    left = dict(memory.left)
     for audit in phase.audits:
         for by, request in audit.awaited.items() if audit.order.node == ender else ():
             if by in believed:
                 left[request.number] = OpenRequest(by, ender, ledger.generation, phase.step)
-    due = memory.due | {party(audit.order.node) for audit in phase.audits}
+    due = _now_due(memory.due, [audit.order.node for audit in phase.audits])
     memory = replace(memory, due=due, left=dict(list(left.items())[-MOST_LEFT:]))
     transition.state = replace(transition.state, auditing=memory)
 
 
 def drawn_again(transition: Transition, nodes: Collection[str]) -> None:
-    """These nodes' work is being done again."""
+    """These nodes' work is being done again. If nothing came of that MOST_TRIES times in a row, it is due no more."""
     memory, party = transition.state.auditing, party_of(transition.state.ledger)
-    due = memory.due - {party(node) for node in nodes}
+    tried = {party(node) for node in nodes}
+    due = {node: times + (party(node) in tried) for node, times in memory.due.items()}
+    due = {node: times for node, times in due.items() if times < MOST_TRIES}
     transition.state = replace(transition.state, auditing=replace(memory, due=due))
+
+
+def compared(transition: Transition, node: str) -> None:
+    """Somebody has come to the same as the node or to something else. It is due no more, nor are names of its party that are
+    out of the plan, under which it may have taken part before."""
+    memory, ledger = transition.state.auditing, transition.state.ledger
+    plan, party = ledger.plan, party_of(ledger)
+    assert plan is not None
+    due = {
+        each: times
+        for each, times in memory.due.items()
+        if party(each) != party(node) or (each != node and each in plan.nodes)
+    }
+    transition.state = replace(transition.state, auditing=replace(memory, due=due))
+
+
+def _now_due(due: Mapping[str, int], nodes: Collection[str]) -> Mapping[str, int]:
+    kept = {node: times for node, times in due.items() if node not in nodes}
+    return dict([*kept.items(), *((node, 0) for node in nodes)][-MOST_RECORDS:])

@@ -63,17 +63,17 @@ class OpenRequest:
 @dataclass(frozen=True, slots=True)
 class Auditing:
     """What is remembered from audit to audit. ``number`` is the last request's. ``silent``: by party, the audits that it was to
-    do and did not answer. ``withheld``: by (party that did not hand out what audits need, party that was audited). ``due``: the
-    parties whose work is done again in any case when they next take part in a step. ``left``: by number, the last requests whose
-    answers may still come though the node has left. ``cannot``: the layers [first, past_last) of the stages of which it was
-    logged that their work cannot be audited. ``allowances``: by party, how much is done again for its alarms (alarms.py); who is
-    not named has the whole allowance. ``goes_on``: the step that may go on from where it was interrupted. ``resumed``: the last
-    that was committed which did."""
+    do and did not answer. ``withheld``: by (party that did not hand out what audits need, party that was audited). ``due``: by
+    node whose party's work is done again in any case when it next takes part in a step, how often it was drawn for that in vain.
+    ``left``: by number, the last requests whose answers may still come though the node has left. ``cannot``: the layers [first,
+    past_last) of the stages of which it was logged that their work cannot be audited. ``allowances``: by party, how much is done
+    again for its alarms (alarms.py); who is not named has the whole allowance. ``goes_on``: the step that may go on from where it
+    was interrupted. ``resumed``: the last that was committed which did."""
 
     number: int = 0
     silent: Mapping[str, Record] = field(default_factory=dict)
     withheld: Mapping[tuple[str, str], Record] = field(default_factory=dict)
-    due: frozenset[str] = frozenset()
+    due: Mapping[str, int] = field(default_factory=dict)
     left: Mapping[int, OpenRequest] = field(default_factory=dict)
     cannot: frozenset[tuple[int, int]] = frozenset()
     allowances: Mapping[str, float] = field(default_factory=dict)

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dtfm.coordinator.core.auditing.memory import MOST_TRIES
 from dtfm.coordinator.core.auditing.order import needed
 from dtfm.coordinator.core.state import State, Stepping
 from dtfm.coordinator.core.trust.strikes import WORKED_OFF_BY, Record, Strike
@@ -160,6 +161,47 @@ def test_who_leaves_while_its_work_is_done_again_is_audited_when_it_comes_back()
     world.automatic_audits = False
     all_vote(world)
     assert "c" in asked(world)
+
+
+def test_what_is_due_stays_due_until_somebody_has_come_to_something() -> None:
+    world = auditing("a", "b", "c", rate=0.02)
+    drawn(world, "c")
+    answer_all(world, of="c", **ASKED_IN_VAIN)
+    for _ in range(3):
+        trains_again(world)
+        all_vote(world)
+        assert "c" in asked(world)
+        answer_all(world, of="c", problem="no memory")
+    all_vote(world)
+    assert "c" in asked(world)
+    answer_all(world)
+    assert not world.state.auditing.due
+
+
+def test_what_can_never_be_compared_does_not_slow_each_step_for_ever() -> None:
+    world = auditing("a", "b", "c", rate=1e-9)
+    world.state = replace(world.state, auditing=replace(world.state.auditing, due={"c": 0}))
+    for _ in range(MOST_TRIES):
+        all_vote(world)
+        assert "c" in asked(world)
+        answer_all(world, of="c", problem="no memory")
+    before = world.state.ledger.step
+    all_vote(world)
+    assert world.state.ledger.step == before + 1, "nobody is asked"
+
+
+def test_what_is_due_of_one_name_is_not_settled_by_an_audit_of_another_beside_it_in_the_plan() -> None:
+    world = World(fresh_state(**LONG, trust={"audit_rate": 1.0}, cluster={"nodes": 3}), replicas)
+    world.belong_together("a", "b")
+    world.join("a", "b", "c")
+    world.settle()
+    world.automatic_audits = False
+    world.state = replace(world.state, auditing=replace(world.state.auditing, due={"a": 0, "gone": 0}))
+    world.belong_together("gone")
+    answer_all(world, of="a", problem="no memory")
+    assert world.state.auditing.due.keys() == {"a"}, "that of a name that is out of the plan is"
+    answer_all(world)
+    assert not world.state.auditing.due
 
 
 def come_back(world: World, node: str) -> None:
