@@ -398,7 +398,7 @@ def test_the_answer_is_awaited_no_longer_than_a_few_steps_take() -> None:
         all_vote(world)
         all_find_it_right(world)
     all_vote(world)
-    assert world.state.wakes_at == pytest.approx(world.now + 6 * LEASE)
+    assert world.state.wakes_at == pytest.approx(world.now + 6 * LEASE, rel=1e-3)
 
 
 def test_who_withholds_what_audits_need_goes_once_two_others_have_said_so_three_times() -> None:
