@@ -74,7 +74,9 @@ def _of_withholding(ledger: Ledger, records: Mapping[str, Record], who: str) -> 
     accuse this one are believed. If there is only one, it is one's word against the other's. That counts only where the
     accused's own work was audited: only then it gains by withholding."""
     party = party_of(ledger)
-    strikes = [kept for record in records.values() for strike in record.strikes if (kept := _believed(ledger, strike))]
+    believed = {of: [_believed(ledger, strike) for strike in record.strikes] for of, record in records.items()}
+    left = {of: [strike for strike in strikes if strike is not None] for of, strikes in believed.items()}
+    strikes = [strike for each in left.values() for strike in each]
     by = {party(each): each for strike in strikes for each in strike.by if party(each) != who}
     attempts = len({(strike.generation, strike.step) for strike in strikes})
     if attempts < ATTEMPTS or not by:
@@ -84,6 +86,6 @@ def _of_withholding(ledger: Ledger, records: Mapping[str, Record], who: str) -> 
     if len(by) > 1:
         verdict = Against((node,), tuple(sorted(by.values())), undecided=True)
         return Conclusion(verdict, Charge.WITHHELD, reason)
-    if records.keys() == {who}:
+    if not any(each for of, each in left.items() if of != who):
         return Conclusion(against_one(ledger, (node, *by.values())), Charge.WITHHELD, reason)
     return None

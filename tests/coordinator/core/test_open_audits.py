@@ -17,6 +17,7 @@ from dtfm.coordinator.core.state import State, Stepping
 from dtfm.coordinator.core.trust.strikes import WORKED_OFF_BY, Record, Strike
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.charges import Charge
+from dtfm.coordinator.log.fold import fold
 from dtfm.protos import control_pb2 as wire
 from tests.coordinator.audits import audited
 from tests.coordinator.core.test_auditing import (
@@ -480,6 +481,20 @@ def test_what_somebody_said_counts_no_more_once_it_is_quarantined() -> None:
     answer_all(world, of="a", **ASKED_IN_VAIN | {"withheld_by": "a"})
     assert world.state.auditing.withheld["a", "a"].attempts == 3
     assert len(quarantined(world)) == 1
+
+
+def test_nor_does_it_excuse_who_withholds_its_own_work() -> None:
+    """Of which there is one witness; of what others' audits needed, nobody's word is left."""
+    world = auditing("a", "b")
+    gone = ev.NodeQuarantined("gone", Charge.AUDIT, "it lied", 0, False, (), "", False)
+    world.state = replace(world.state, ledger=fold([gone], world.state.ledger))
+    struck = {
+        ("a", "a"): Record(tuple(Strike(0, step, "a", ("b",)) for step in range(3))),
+        ("a", "b"): Record((Strike(0, 0, "a", ("gone",)),)),
+    }
+    world.state = replace(world.state, auditing=replace(world.state.auditing, withheld=struck))
+    all_vote(world)
+    assert [charge for _, charge, _ in quarantined(world) if charge is not Charge.AUDIT] == [Charge.WITHHELD]
 
 
 def two_names_in_a_row() -> World:
