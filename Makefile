@@ -49,7 +49,7 @@ test: lint  ## Lint, then all tests
 docker-test: $(READY)  ## Build the images of docker/ and train by compose (root; apt-get install docker.io docker-compose mmdebstrap)
 	$(BIN)/python -m pytest -s --durations=5 -m docker tests/docker
 
-soak: $(READY)  ## The long versions of tests: ten minutes of chaos, every fault at every node, every precision (20 minutes)
+soak: $(READY)  ## The long versions of tests: ten minutes of chaos, every fault at every node, every precision (35 minutes)
 	$(BIN)/python -m pytest --durations=15 -m soak tests/coordinator tests/cluster tests/attacks tests/wan
 
 lint: $(READY)  ## ruff, mypy, import-linter
