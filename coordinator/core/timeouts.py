@@ -99,8 +99,9 @@ def step_patience(lease: float, last: float | None, *, usual: bool, overdue: int
 
 
 def audit_patience(lease: float, took: float, fetching: float = 0.0) -> float:
-    """Seconds for the answer to an audit, where the step ``took`` so many until its last vote, and one peer may need ``fetching``
-    seconds to hand out what is compared. At most what a step may take: a peer may have said that its links are slow."""
+    """Seconds that an auditor has for its answer. ``took``: seconds from the step's beginning to its last vote. ``fetching``:
+    seconds that one peer may need to hand out what is compared. The result is never longer than a step may take, as a peer may
+    lie about slow links."""
     patience = max(lease * AUDIT_LEASES, AUDIT_FACTOR * took) + fetching / (AUDITORS_FRACTION * PEER_FRACTION)
     return min(patience, step_patience(lease, took, usual=True, overdue=0))
 

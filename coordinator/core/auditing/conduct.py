@@ -41,7 +41,7 @@ def passed_in(state: State, phase: Stepping, node: str, vote: wire.StepReady) ->
 
 
 NEWCOMERS_WEIGHT = 5.0
-"""Among strangers, so many times more is done again of who is not proven: it may lie from its first step on."""
+"""Among strangers, this many times more work is audited of a node that is not proven. It may lie from its first step on."""
 
 
 def drawn(transition: Transition, phase: Stepping) -> tuple[Audit, ...]:

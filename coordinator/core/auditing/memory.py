@@ -15,7 +15,7 @@ MOST_LEFT = 256
 """So many requests are remembered whose answers may still come though the audited node has left."""
 
 MOST_TRIES = 20
-"""In so many steps in a row work that is due is drawn though nothing could be compared. Then no further step waits for it."""
+"""The number of steps in a row in which an audit that is due may come to nothing. After that it is due no more."""
 
 
 def withheld(

@@ -1,8 +1,8 @@
 """Whether a step that was interrupted goes on from where it stood, where work is audited.
 
-Nobody can do such a step again: part of what was sent belongs to an earlier generation. So no member can bring it about by its
-word alone: a node must have left, or a deadline have passed. As both can be brought about too, it happens once in a while, and
-the next step is audited for certain. What is interrupted otherwise begins anew.
+Such a step cannot be audited: part of what was sent belongs to an earlier generation. So a member's word is not enough to resume
+one: a node must have left, or a deadline must have passed. A member can cause both. So only one step in a while is resumed, and
+the step after it is always audited. Every other interrupted step starts from its beginning.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dtfm.coordinator.core.transition import Transition
 from dtfm.protos import control_pb2 as wire
 
 STEPS_BETWEEN = 10
-"""After a step that went on from where it stood, so many are committed that did not."""
+"""The least number of steps between two that are resumed."""
 
 
 def interrupted(transition: Transition, phase: Stepping, *, by_a_word: bool) -> None:
@@ -41,7 +41,7 @@ def counts_from(state: State, generation: int) -> int:
 
 
 def counted(transition: Transition, node: str, progress: wire.Progress) -> wire.Progress:
-    """What counts of the progress that a node reports: nothing under a plan with which the step begins anew."""
+    """The part of a node's reported progress that counts: nothing, if the plan starts the step from its beginning."""
     ledger = transition.state.ledger
     if ledger.counts_from < ledger.generation or not (progress.activations or progress.gradients or progress.finished):
         return progress

@@ -12,8 +12,8 @@ from dtfm.coordinator.core.trust.standing import party_of
 from dtfm.protos import control_pb2 as wire
 
 REFEREE_FRACTION = 0.5
-"""A referee finds work wrong from this fraction of the tolerance on. So nobody can lie by just so much that auditors, whose
-devices differ, fall out over it."""
+"""The part of the tolerance that a referee allows. Without it, somebody could lie by an amount that one honest device finds wrong
+and another finds right."""
 
 
 class View(enum.Enum):
