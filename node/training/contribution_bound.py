@@ -1,7 +1,7 @@
 """How much one replica can add to its group's gradients, where the members are strangers (trust.mode = "open").
 
 An addend is compared with what is to be expected of it: with those of the other replicas of its stage, and with what was usual
-for the bucket in earlier steps. An honest one may be several times as large, but not step after step. So each member has an
+in the same place in earlier steps. An honest one may be several times as large, but not step after step. So each member has an
 allowance that large addends use up: over some twenty steps it adds at most AVERAGE times what is expected. What goes beyond is
 clipped, and an addend that is not finite is left out. So no replica can drown the others by what it adds. This does not find a
 liar who keeps to the norm, nor does it hold back a member that sums its shard wrongly. Bounding norms is the simplest of the
@@ -10,6 +10,10 @@ robust aggregations (Karimireddy et al., arXiv 2012.10333).
 The micro-batches of one replica add up to something between the square root of their number and their number: the first where
 they are mostly noise, the second where they agree. The comparison allows for both, so that a replica with another share of the
 step is not mistaken for a liar.
+
+The pieces of a bucket are not alike: in tied embeddings, the rows of frequent tokens have large gradients, and the first stage
+adds nothing to those of tokens that do not occur. So what was usual for one piece says nothing about another. Where a group's
+shards are new, an addend is compared with others of its own step only.
 """
 
 from __future__ import annotations
@@ -54,6 +58,15 @@ class Addend:
         """The largest size to be expected of ``load`` micro-batches like these."""
         ratio = load / self.load
         return self.size * max(ratio, math.sqrt(ratio))
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a piece lies: its elements, of a flat ``bucket``."""
+
+    bucket: int
+    start: int
+    stop: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +117,7 @@ class ContributionBound:
 
     def __init__(self, earlier: ContributionBound | None = None) -> None:
         """``earlier``: of another stage of this node. How members used their allowances is remembered."""
-        self._usual: dict[int, dict[int, Addend]] = {}  # by bucket and stage
+        self._usual: dict[Place, dict[int, Addend]] = {}  # by stage
         self._averages: dict[tuple[int, str], float] = (
             dict(earlier._averages) if earlier else {}
         )  # by bucket and member
@@ -112,7 +125,7 @@ class ContributionBound:
 
     def begin(self) -> None:
         """A step is reduced, perhaps once more: the last one was not committed."""
-        self._seen: dict[tuple[int, int], list[Addend]] = {}
+        self._seen: dict[Place, dict[int, list[Addend]]] = {}  # by stage
         self._times: dict[tuple[int, str], list[float]] = {}
         self._clipped: dict[str, Clipped] = {}
 
@@ -121,10 +134,10 @@ class ContributionBound:
         """By member, what was clipped in the present step."""
         return self._clipped
 
-    def hold(self, bucket: int, group: Group, own: int, pieces: Sequence[torch.Tensor]) -> None:
-        """Clips ``pieces`` in place: the members' addends to one piece of ``bucket`` (1-D), in the group's order. This node's has
-        the number ``own``."""
-        usual = self._usual.get(bucket, {})
+    def hold(self, place: Place, group: Group, own: int, pieces: Sequence[torch.Tensor]) -> None:
+        """Clips ``pieces`` themselves: the members' addends to what lies at ``place`` (1-D), in the group's order. This node's
+        has the number ``own``."""
+        usual, seen = self._usual.get(place, {}), self._seen.setdefault(place, {})
         addends = [
             Addend(stage, load, (torch.linalg.vector_norm(piece) / math.sqrt(piece.numel())).item())
             for stage, load, piece in zip(group.stages, group.loads, pieces, strict=True)
@@ -132,24 +145,29 @@ class ContributionBound:
         for rank, (member, piece) in enumerate(zip(group.members, pieces, strict=True)):
             addend, size = addends[rank], expected(addends, rank, own, usual)
             if rank != own:
-                kept = self._clip(bucket, member, piece, addend, size)
+                kept = self._clip(place.bucket, member, piece, addend, size)
                 addend = Addend(addend.stage, addend.load, kept)
             believed = rank == own or group.stages[own] != addend.stage or not addends[own].counts
             if believed and addend.counts:
-                self._seen.setdefault((bucket, addend.stage), []).append(addend)
+                seen.setdefault(addend.stage, []).append(addend)
 
     def commit(self) -> None:
         """The step is committed: what was seen in it is remembered."""
         for key, times in self._times.items():
             self._averages[key] = moved(self._averages.get(key, NEWCOMER), statistics.fmean(times))
-        for (bucket, stage), addends in self._seen.items():
+        self._usual = {place: self._moved(place, seen) for place, seen in self._seen.items()}
+        self.begin()
+
+    def _moved(self, place: Place, seen: Mapping[int, Sequence[Addend]]) -> dict[int, Addend]:
+        """What is usual at ``place``, by stage, once these addends belong to it."""
+        usual = dict(self._usual.get(place, {}))
+        for stage, addends in seen.items():
             load = max(addend.load for addend in addends)
             size = math.sqrt(statistics.fmean(addend.at(load) ** 2 for addend in addends))
-            before = self._usual.setdefault(bucket, {}).get(stage)
-            if before is not None:
+            if (before := usual.get(stage)) is not None:
                 size = moved(before.size * math.sqrt(load / before.load), size)  # the same there and back
-            self._usual[bucket][stage] = Addend(stage, load, size)
-        self.begin()
+            usual[stage] = Addend(stage, load, size)
+        return usual
 
     def _clip(self, bucket: int, member: str, piece: torch.Tensor, addend: Addend, size: float | None) -> float:
         """Returns the size of what is left."""

@@ -28,7 +28,7 @@ from dtfm.node.model.bucket import BucketSpec
 from dtfm.node.model.pieces import pieces
 from dtfm.node.model.placement import Group, Placement
 from dtfm.node.training.alignment import Alignment
-from dtfm.node.training.contribution_bound import Clipped, ContributionBound
+from dtfm.node.training.contribution_bound import Clipped, ContributionBound, Place
 from dtfm.node.training.usual import Unusual
 from dtfm.node.transport.receiver import Arrival
 from dtfm.node.transport.sender import What
@@ -71,8 +71,12 @@ class _Bucket:
         ranges = pieces(self.gradients.numel(), len(self.members))
         self.missing = {number for number, (start, stop) in enumerate(ranges) if stop > start}
 
+    def range(self, number: int) -> tuple[int, int]:
+        """The half-open range of a piece's elements."""
+        return pieces(self.gradients.numel(), len(self.members))[number]
+
     def piece(self, number: int) -> torch.Tensor:
-        start, stop = pieces(self.gradients.numel(), len(self.members))[number]
+        start, stop = self.range(number)
         return self.gradients[start:stop]
 
     def owner(self, piece: int) -> int:
@@ -90,7 +94,7 @@ class _Bucket:
         )
         if bound is not None:  # it compares them, so that all are decoded at once
             addends = list(addends)
-            bound.hold(self.index, self.group, self.rank, addends)
+            bound.hold(Place(self.index, *self.range(number)), self.group, self.rank, addends)
             if alignment is not None:
                 alignment.look(self.index, self.group, self.rank, addends)
         total = own

@@ -53,6 +53,8 @@ def the_liar_goes(cluster: Cluster, charge: str) -> None:
     assert cluster.finish() == 0
     found = [(event["node"], event["charge"], event["undecided"]) for event in cluster.of("node_quarantined")]
     assert found == [(LIAR, charge, False)]
+    clipped = {node for event in cluster.of("gradients_clipped") for nodes in event["times"].values() for node in nodes}
+    assert clipped <= {LIAR}
     assert len(cluster.losses) == STEPS
     assert cluster.losses == pytest.approx(losses_alone(cluster.run_file), rel=1e-9)
 

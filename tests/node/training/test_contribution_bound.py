@@ -10,9 +10,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dtfm.node.model.placement import Group
-from dtfm.node.training.contribution_bound import AVERAGE, MOST, Addend, ContributionBound, allowance, expected, moved
+from dtfm.node.training.contribution_bound import (
+    AVERAGE,
+    MOST,
+    Addend,
+    ContributionBound,
+    Place,
+    allowance,
+    expected,
+    moved,
+)
 
 SIZES = st.floats(1e-6, 1e6)
+HERE = Place(0, 0, 4096)
 
 
 def group(*loads: int) -> Group:
@@ -24,7 +34,7 @@ def hold(bound: ContributionBound, who: Group, *scales: float, seed: int = 0) ->
     """The sizes of the members' addends after ``bound`` held them, as node a does; they were random, of these sizes."""
     generator = torch.Generator().manual_seed(seed)
     pieces = [scale * torch.randn(4096, generator=generator) for scale in scales]
-    bound.hold(0, who, 0, pieces)
+    bound.hold(HERE, who, 0, pieces)
     return [piece.square().mean().sqrt().item() for piece in pieces]
 
 
@@ -38,7 +48,7 @@ def test_addends_near_each_other_keep_their_bits(own: float, others: list[float]
         pieces = [size * torch.ones(8) for size in sizes]
         before = [piece.clone() for piece in pieces]
         bound = ContributionBound()
-        bound.hold(0, group(*loads[: len(pieces)]), 0, pieces)
+        bound.hold(HERE, group(*loads[: len(pieces)]), 0, pieces)
         assert all(torch.equal(a, b) for a, b in zip(pieces, before, strict=True))
         assert not bound.clipped
 
@@ -69,7 +79,7 @@ def test_an_honest_one_may_be_much_larger_now_and_then() -> None:
 def test_what_is_not_finite_is_left_out(value: float) -> None:
     pieces = [torch.ones(10), torch.ones(10), torch.full((10,), value)]
     bound = ContributionBound()
-    bound.hold(0, group(1, 1, 1), 0, pieces)
+    bound.hold(HERE, group(1, 1, 1), 0, pieces)
     assert pieces[2].eq(0).all()
     assert bound.clipped["c"].worst == math.inf
 
@@ -77,7 +87,7 @@ def test_what_is_not_finite_is_left_out(value: float) -> None:
 def test_a_replica_without_micro_batches_adds_nothing() -> None:
     pieces = [torch.ones(10), torch.full((10,), 0.01), torch.zeros(10)]
     bound = ContributionBound()
-    bound.hold(0, group(2, 0, 0), 0, pieces)
+    bound.hold(HERE, group(2, 0, 0), 0, pieces)
     assert pieces[1].eq(0).all()
     assert set(bound.clipped) == {"b"}
 
@@ -155,3 +165,18 @@ def test_a_node_believes_its_own_addend() -> None:
     addends = [Addend(0, 1, 5.0), Addend(0, 1, 1.0), Addend(0, 1, 1.0)]
     assert expected(addends, 1, 0, {}) == 5.0
     assert expected(addends, 1, 2, {}) == 1.0
+
+
+def test_what_is_usual_in_one_place_says_nothing_about_another() -> None:
+    """The first stage adds to the rows of tokens that occur. Once the shards are others, so are the rows that this node adds
+    up."""
+    stages = Group(("a", "b"), ("a", "b"), (1, 0), (4, 4))
+    bound, rare, frequent = ContributionBound(), Place(0, 0, 8), Place(0, 8, 16)
+    for place, size in ((rare, 0.01), (frequent, 1.0), (frequent, 1.0)):
+        bound.begin()
+        bound.hold(place, stages, 0, [torch.ones(8), torch.full((8,), size)])
+        assert not bound.clipped
+        bound.commit()
+    bound.begin()
+    bound.hold(frequent, stages, 0, [torch.ones(8), torch.full((8,), 30.0)])
+    assert set(bound.clipped) == {"b"}
