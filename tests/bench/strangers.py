@@ -1,9 +1,10 @@
 """What strangers at its coordinator's and a node's port cost a run: ``python -m tests.bench.strangers [--json] [--seconds 15]``.
 
-Two nodes train a small model in processes of their own. Strangers are one more process, which holds 2,000 silent connections, and
-opens those that are cut off again; or makes 1,000 connections a second and sends 4 MiB on each that gets through TLS. Since that
-process takes CPU time of its own on the machine that all share, it does the same, for comparison, to a port of nobody's: one that
-accepts, reads and closes. Phases alternate: quiet, at the decoy, at the coordinator, at a node.
+Two nodes train a small model in processes of their own. Strangers are one more process, which holds 2,000 silent connections,
+and opens those that are cut off again; or makes 1,000 connections a second and sends 4 MiB on each that gets through TLS.
+Strangers have machines of their own: so that process has the first core to itself, and the run has the others. As they still
+share memory and a kernel, it does the same, for comparison, to a port of nobody's: one that accepts, reads and closes. Phases
+alternate: quiet, at the decoy, at the coordinator, at a node.
 """
 
 from __future__ import annotations
@@ -11,13 +12,14 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import os
 import ssl
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from dtfm.node.host.rows import Row, show
@@ -105,6 +107,11 @@ def steps_in(cluster: Cluster, seconds: float) -> list[float]:
     return [e["seconds"] for e in cluster.events[begin:] if e["event"] == "step_committed"]
 
 
+def keep_to(cores: Collection[int]) -> None:
+    """This process, and those that it starts from now on."""
+    os.sched_setaffinity(0, cores)
+
+
 def rows(seconds: float) -> Iterator[Row]:
     with tempfile.TemporaryDirectory() as name, process("--as", "decoy") as other:
         assert other.stdout is not None
@@ -142,11 +149,17 @@ def main() -> None:
     parser.add_argument("--at", default="", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     raise_limit()
+    first, *others = range(os.cpu_count() or 1)
     if arguments.role == "decoy":
+        keep_to([first])
         asyncio.run(decoy())
     elif arguments.role is not None:
+        keep_to([first])
         asyncio.run({"silent": silent, "large": large}[arguments.role](*read_address(arguments.at)))
     else:
+        if not others:
+            parser.error("one core: strangers need another than the run's")
+        keep_to(others)
         show("Strangers at the ports", list(rows(arguments.seconds)), arguments.json)
 
 
