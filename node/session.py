@@ -24,12 +24,12 @@ import torch
 
 import dtfm
 from dtfm.node.data.dataset import Agreed
-from dtfm.node.host.addresses import candidates, host_of, interfaces, reached_here
-from dtfm.node.host.dialling import Dialler
-from dtfm.node.host.home_router import HomeRouter
-from dtfm.node.host.links import measure_links, reach
 from dtfm.node.host.long_parts import long_part
 from dtfm.node.host.preemption import preemption_notice
+from dtfm.node.network.addresses import candidates, host_of, interfaces, reached_here
+from dtfm.node.network.dialling import Dialler
+from dtfm.node.network.home_router import HomeRouter
+from dtfm.node.network.links import measure_links, reach
 from dtfm.node.state.disk import Disk
 from dtfm.node.state.snapshots import Snapshots
 from dtfm.node.state.state_store import StateStore

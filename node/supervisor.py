@@ -21,7 +21,7 @@ from typing import TextIO
 
 log = logging.getLogger(__name__)
 
-PRELOADED = ("dtfm.node.session", "dtfm.node.model.causal_lm")
+PRELOADED = ("dtfm.node.session", "dtfm.node.model.causal.language_model")
 """What a node imports while it enrols, and what only once it knows the run. Each takes seconds."""
 
 _PASSED_ON = (signal.SIGTERM, signal.SIGINT)

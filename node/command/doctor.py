@@ -12,7 +12,7 @@ import typer
 
 from dtfm.node.command.options import mistakes
 from dtfm.node.host.cache_folder import cache
-from dtfm.node.host.place_on_the_net import NoWayThere, place_on_the_net, resolved, usual_listen
+from dtfm.node.network.place_on_the_net import NoWayThere, place_on_the_net, resolved, usual_listen
 from dtfm.protos.access import Role
 from dtfm.protos.connection import read_address
 from dtfm.protos.enrolment import Entry
@@ -38,7 +38,7 @@ def doctor(
 
     Exit codes: 0 nothing needs fixing, 1 something does, 2 bad input.
     """
-    from dtfm.node.host.doctor import Place, examine
+    from dtfm.node.doctor.doctor import Place, examine
 
     with mistakes():
         entry = Entry(coordinator, [Role.NODE], "doctor") if coordinator else None

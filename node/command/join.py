@@ -19,7 +19,7 @@ from dtfm.node.host.long_parts import long_part
 from dtfm.node.host.named_devices import devices_named, slots
 from dtfm.node.host.packages import require_extra
 from dtfm.node.host.trace import write_trace
-from dtfm.node.host.way_in import way_in
+from dtfm.node.network.way_in import way_in
 from dtfm.node.supervisor import supervise
 from dtfm.protos.access import Role
 from dtfm.protos.connection import DEFAULT_LEASE

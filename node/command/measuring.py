@@ -20,10 +20,10 @@ from dtfm.kernels import codec
 from dtfm.kernels.layout import Codec
 from dtfm.node.host.cuda_streams import wait_until_computed
 from dtfm.node.host.device import measure_flops
-from dtfm.node.host.dialling import Dialler
 from dtfm.node.host.disk_speed import measure_disk
-from dtfm.node.host.links import measure_links
 from dtfm.node.host.rows import Row
+from dtfm.node.network.dialling import Dialler
+from dtfm.node.network.links import measure_links
 from dtfm.node.state.state_store import StateStore
 from dtfm.node.transport.peer_server import PeerServer
 from dtfm.protos.connection import DEFAULT_LEASE

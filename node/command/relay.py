@@ -11,7 +11,7 @@ from dtfm.node.command.options import Health, InvitationArgument, log_to_stderr,
 from dtfm.node.command.taking_part import settings_for, take_part
 from dtfm.node.host.identity import take_name
 from dtfm.node.host.packages import require_extra
-from dtfm.node.host.way_in import way_in
+from dtfm.node.network.way_in import way_in
 from dtfm.protos.access import Role
 from dtfm.protos.control_pb2 import Device, Hello
 from dtfm.protos.enrolment import Entry

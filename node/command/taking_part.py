@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from dtfm.node.data.allowed import read_allowed
 from dtfm.node.host.cache_folder import cache
-from dtfm.node.host.place_on_the_net import nth_port, place_on_the_net, resolved, usual_listen
+from dtfm.node.network.place_on_the_net import nth_port, place_on_the_net, resolved, usual_listen
 from dtfm.protos.connection import read_address
 from dtfm.protos.control_pb2 import Device, Hello
 from dtfm.protos.enrolment import Entry

@@ -1,1 +1,1 @@
-"""The machine: device, links, preemption notices, diagnosis, trace."""
+"""The machine: device, memory, preemption notices, identity, trace."""

@@ -29,7 +29,7 @@ def load_model(
 
         model = load_sequential(import_allowed(spec.module, allowed_modules, "model.module"), spec.module, sample)
     else:
-        from dtfm.node.model.causal_lm import load_causal_lm  # transformers takes seconds to import
+        from dtfm.node.model.causal.language_model import load_causal_lm  # transformers takes seconds to import
 
         model = load_causal_lm(spec.family, spec.config_json, sample, spec.pretrained, tokenizer)
     for name, parameter in model.module.named_parameters():

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dtfm.node.data.dataset import Data
-from dtfm.node.host.dialling import Dialler
 from dtfm.node.model.model import Model
+from dtfm.node.network.dialling import Dialler
 from dtfm.protos.plan_pb2 import Run
 
 

@@ -9,12 +9,12 @@ from typing import Any
 import torch
 
 from dtfm.node.data.allowed import check_checkpoint
-from dtfm.node.host.dialling import Dialler
 from dtfm.node.model.bucket import Bucket, BucketSpec, bucket_bytes
 from dtfm.node.model.loaded_run import LoadedRun
 from dtfm.node.model.placement import Placement
 from dtfm.node.model.precision import compute_dtype, run_dtype
 from dtfm.node.model.stage import Stage, build_stage, initialise
+from dtfm.node.network.dialling import Dialler
 from dtfm.node.state.snapshot_files import read_bucket
 from dtfm.node.state.snapshots import SnapshotDamaged, Snapshots
 from dtfm.node.state.state_store import HeldState

@@ -16,10 +16,10 @@ import grpc
 import grpc.aio
 import torch
 
-from dtfm.node.host.dialling import Dialler
 from dtfm.node.host.trace import ExtraMemory, note_memory
 from dtfm.node.model.bucket import Bucket, BucketSpec, bucket_bytes
 from dtfm.node.model.optimizer import adamw
+from dtfm.node.network.dialling import Dialler
 from dtfm.node.state.gathered import Gathered
 from dtfm.node.state.state_store import NORM
 from dtfm.protos.control_pb2 import Commit, Peer

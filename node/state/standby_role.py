@@ -6,10 +6,10 @@ import asyncio
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
-from dtfm.node.host.dialling import Dialler
 from dtfm.node.model.bucket import HOST, Bucket, BucketSpec
 from dtfm.node.model.loaded_run import LoadedRun
 from dtfm.node.model.precision import run_dtype
+from dtfm.node.network.dialling import Dialler
 from dtfm.node.state.standby import StandbyCopies, StandbyStatus
 from dtfm.protos.control_pb2 import Commit, NodeMessage, Peer, Standby, StandbyProgress
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import grpc
 import grpc.aio
 
-from dtfm.node.host.dialling import Dialler
 from dtfm.node.host.trace import Activity, span
+from dtfm.node.network.dialling import Dialler
 from dtfm.node.state.gathered import Gathered, Take
 from dtfm.protos.control_pb2 import Peer
 from dtfm.protos.frame import FrameError, FrameProblem, Kind, parse

@@ -11,8 +11,8 @@ from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import CancelledError, Future
 from typing import Any, NamedTuple, TypeVar
 
-from dtfm.node.host.dialling import Dialler
 from dtfm.node.host.trace import Activity, span
+from dtfm.node.network.dialling import Dialler
 from dtfm.node.training.audit import do_again, misfit
 from dtfm.node.training.generation import Generation
 from dtfm.node.transport.kept import Kept, Tensor, Wanted, Witnesses

@@ -14,12 +14,12 @@ from dtfm.kernels.digest import prepare as prepare_digests
 from dtfm.node.data.allowed import check_places
 from dtfm.node.data.dataset import Agreed, load_data
 from dtfm.node.host.device import check_bf16
-from dtfm.node.host.dialling import Dialler
 from dtfm.node.host.long_parts import long_part
 from dtfm.node.model.load import load_model
 from dtfm.node.model.loaded_run import LoadedRun
 from dtfm.node.model.precision import compute_dtype
 from dtfm.node.model.workload import layer_flops, workload
+from dtfm.node.network.dialling import Dialler
 from dtfm.node.training.compiling import compile_codecs
 from dtfm.node.training.compression import compresses
 from dtfm.node.training.generation_setup import Equipment

@@ -14,7 +14,7 @@ import torch
 
 from dtfm.kernels.codec import DTYPES, Codec, encoded_bytes
 from dtfm.kernels.memory import MEMORY
-from dtfm.node.host.dialling import Dialler
+from dtfm.node.network.dialling import Dialler
 from dtfm.node.transport.commitments import commitment
 from dtfm.protos.assembly import Assembly
 from dtfm.protos.control_pb2 import Peer

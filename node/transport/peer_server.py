@@ -16,7 +16,7 @@ import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError
 
-from dtfm.node.host.bandwidth_probe import MOST_BYTES, ProbeSender
+from dtfm.node.network.bandwidth_probe import MOST_BYTES, ProbeSender
 from dtfm.node.state.disk import Disk
 from dtfm.node.state.state_store import StateStore
 from dtfm.node.transport.callers import Callers

@@ -18,10 +18,10 @@ import grpc.aio
 import torch
 
 from dtfm.kernels.codec import DTYPE_NUMBERS, Codec, Encoded, encode
-from dtfm.node.host.bandwidth_probe import send_probe
 from dtfm.node.host.cuda_streams import after
-from dtfm.node.host.dialling import Dialler
 from dtfm.node.host.trace import Activity, span
+from dtfm.node.network.bandwidth_probe import send_probe
+from dtfm.node.network.dialling import Dialler
 from dtfm.node.transport.send_priority import Rank, SendPriority
 from dtfm.node.transport.topic_queue import Closed
 from dtfm.protos.credentials import Identity, is_half_over

@@ -7,7 +7,7 @@ from weakref import WeakSet
 
 import grpc.aio
 
-from dtfm.node.host.dialling import Budget, Dialler
+from dtfm.node.network.dialling import Budget, Dialler
 from dtfm.node.transport.connect_proxy import ConnectProxy
 from dtfm.node.transport.lent import Holder, Lender, NotLent, borrow
 from dtfm.node.transport.pipes import Pipe

@@ -8,7 +8,7 @@ import json
 import sys
 import time
 
-from dtfm.node.host.links import measure_links
+from dtfm.node.network.links import measure_links
 from dtfm.node.state.state_store import StateStore
 from dtfm.node.transport.peer_server import PeerServer
 from dtfm.protos.control_pb2 import Peer

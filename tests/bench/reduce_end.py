@@ -50,9 +50,9 @@ def say(text: str) -> None:
 async def ours(codec_name: str, rank: int, port: int, addresses: list[str]) -> Reduce:
     from dtfm.kernels.codec import codec_named
     from dtfm.node.host.device import keep_freed_memory
-    from dtfm.node.host.dialling import Dialler
     from dtfm.node.model.bucket import BucketSpec
     from dtfm.node.model.placement import placement_of
+    from dtfm.node.network.dialling import Dialler
     from dtfm.node.state.state_store import StateStore
     from dtfm.node.training.reduction import Final, Reducer
     from dtfm.node.transport.frame_validation import Expectations, TensorSizes

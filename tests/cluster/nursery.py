@@ -47,7 +47,7 @@ PRELOADED = (
     "tests.cluster.faults",
     "tests.cluster.warm_up",
     "dtfm.kernels.cpu",
-    "dtfm.node.model.causal_lm",
+    "dtfm.node.model.causal.language_model",
     "dtfm.node.session",
     "fsspec.implementations.local",
     "transformers.models.gpt2.modeling_gpt2",

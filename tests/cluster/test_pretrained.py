@@ -12,7 +12,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from dtfm.node.model.weight_files import WeightFiles
+from dtfm.node.model.causal.weight_files import WeightFiles
 from tests.cluster.launch import Cluster
 from tests.cluster.runs import losses_alone, run_file
 

@@ -13,8 +13,8 @@ import grpc.aio
 import pytest
 import torch
 
-from dtfm.node.host.dialling import Dialler
 from dtfm.node.model.bucket import Bucket, BucketSpec
+from dtfm.node.network.dialling import Dialler
 from dtfm.node.state.recovery import fetch_states
 from dtfm.node.transport.sender import Sender
 from dtfm.protos import control_pb2_grpc

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dtfm.node.host.dialling import Dialler
+from dtfm.node.network.dialling import Dialler
 from dtfm.protos.control_pb2 import Peer
 from tests.protos.members import member
 

@@ -15,7 +15,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from dtfm.node.data.samples import Sample, positions_in_documents
 from dtfm.node.model.bucket import Bucket
-from dtfm.node.model.causal_slice import ISOLATING
+from dtfm.node.model.causal.slice import ISOLATING
 from dtfm.node.model.load import load_model
 from dtfm.node.model.model import Model
 from dtfm.node.model.stage import build_stage

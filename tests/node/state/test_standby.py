@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 import torch
 
-from dtfm.node.host.dialling import Dialler
 from dtfm.node.host.trace import ExtraMemory, extra_memory, forget_memory, listen_to_memory
 from dtfm.node.model.bucket import Bucket, BucketSpec, bucket_bytes
 from dtfm.node.model.optimizer import adamw
+from dtfm.node.network.dialling import Dialler
 from dtfm.node.state import state_store
 from dtfm.node.state.recovery import fetch_states
 from dtfm.node.state.standby import StandbyCopies, StandbyStatus

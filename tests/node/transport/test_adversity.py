@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dtfm.kernels.codec import Codec
-from dtfm.node.host.bandwidth_probe import MOST_BYTES, receive_probe
+from dtfm.node.network.bandwidth_probe import MOST_BYTES, receive_probe
 from dtfm.node.transport.frame_validation import Expectations
 from dtfm.node.transport.receiver import Arrival, Receiver
 from dtfm.node.transport.sender import Sender, What

@@ -16,11 +16,11 @@ import pytest
 import torch
 
 from dtfm.kernels.codec import Codec
-from dtfm.node.host.bandwidth_probe import MOST_BYTES, receive_probe
-from dtfm.node.host.dialling import Dialler
-from dtfm.node.host.links import measure_links
 from dtfm.node.model.bucket import Bucket, BucketSpec, bucket_bytes
 from dtfm.node.model.placement import placement_of
+from dtfm.node.network.bandwidth_probe import MOST_BYTES, receive_probe
+from dtfm.node.network.dialling import Dialler
+from dtfm.node.network.links import measure_links
 from dtfm.node.state.recovery import fetch_states
 from dtfm.node.state.state_store import HeldState, StateStore
 from dtfm.node.transport.frame_validation import Expectations, TensorSizes

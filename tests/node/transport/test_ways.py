@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from dtfm.kernels.codec import Codec
-from dtfm.node.host.links import measure_links, reach
+from dtfm.node.network.links import measure_links, reach
 from dtfm.node.state.state_store import StateStore
 from dtfm.node.transport.lent import Holder
 from dtfm.node.transport.peer_server import PeerServer

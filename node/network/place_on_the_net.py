@@ -6,7 +6,7 @@ import os
 import socket
 from ipaddress import ip_address
 
-from dtfm.node.host.addresses import identity_ports
+from dtfm.node.network.addresses import identity_ports
 from dtfm.protos.candidates import way_to
 from dtfm.protos.connection import read_address
 from dtfm.protos.enrolment import Entry

@@ -19,12 +19,12 @@ from dtfm.node.data.problems import in_one_line
 from dtfm.node.data.samples import Sample
 from dtfm.node.data.tokenizer import Tokenizer, check_vocabulary
 from dtfm.node.model.bucket import BucketSpec
-from dtfm.node.model.causal_config import build, configure
-from dtfm.node.model.causal_slice import ISOLATING, Slice, documents_not_looked_for, has_separate_head
-from dtfm.node.model.causal_trace import Anatomy, NotSeparable, dissect
+from dtfm.node.model.causal.anatomy import Anatomy, NotSeparable, dissect
+from dtfm.node.model.causal.config import build, configure
+from dtfm.node.model.causal.pretrained import Pretrained
+from dtfm.node.model.causal.slice import ISOLATING, Slice, documents_not_looked_for, has_separate_head
+from dtfm.node.model.causal.weight_files import WeightFiles
 from dtfm.node.model.model import Model, Part
-from dtfm.node.model.pretrained import Pretrained
-from dtfm.node.model.weight_files import WeightFiles
 
 log = logging.getLogger(__name__)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dtfm.node.host.dialling import Budget, Dialler
+from dtfm.node.network.dialling import Budget, Dialler
 from dtfm.protos.credentials import certified_name
 from tests.node.dialling import peer
 from tests.protos.members import member

@@ -20,7 +20,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import PreTrainedModel, masking_utils
 
 from dtfm.node.data.samples import Sample
-from dtfm.node.model.causal_trace import Anatomy, hidden_of
+from dtfm.node.model.causal.anatomy import Anatomy, hidden_of
 from dtfm.node.model.fakes import fake_parameters
 from dtfm.node.model.model import computed_again
 

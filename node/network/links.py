@@ -12,7 +12,7 @@ from itertools import accumulate
 import grpc
 import grpc.aio
 
-from dtfm.node.host.bandwidth_probe import (
+from dtfm.node.network.bandwidth_probe import (
     MOST_BYTES,
     Arrivals,
     is_enough,
@@ -21,7 +21,7 @@ from dtfm.node.host.bandwidth_probe import (
     send_probe,
     window_seconds,
 )
-from dtfm.node.host.dialling import Dialler
+from dtfm.node.network.dialling import Dialler
 from dtfm.protos import MEASURED_TOGETHER
 from dtfm.protos.control_pb2 import LinkReport, Peer, Reached
 from dtfm.protos.streams import download_call, ping_call, seen_as, upload_call

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dtfm.node.host.bandwidth_probe import (
+from dtfm.node.network.bandwidth_probe import (
     FIRST_IN_FLIGHT,
     IN_FLIGHT_ROUND_TRIPS,
     LEAST_PIECE,

@@ -17,12 +17,12 @@ from importlib.metadata import PackageNotFoundError, version
 from ipaddress import ip_address
 from pathlib import Path
 
-from dtfm.node.host import findings
-from dtfm.node.host.addresses import candidates, host_of, interfaces
+from dtfm.node.doctor import findings
+from dtfm.node.doctor.findings import Candidate, Driver, Finding
 from dtfm.node.host.disk_speed import measure_disk
-from dtfm.node.host.findings import Candidate, Driver, Finding
-from dtfm.node.host.home_router import HomeRouter
 from dtfm.node.host.packages import EXTRA, missing_packages
+from dtfm.node.network.addresses import candidates, host_of, interfaces
+from dtfm.node.network.home_router import HomeRouter
 from dtfm.protos.candidates import MOST_CANDIDATES, read_candidate, write_candidate
 from dtfm.protos.connection import read_address
 from dtfm.protos.control_pb2 import KnockReply

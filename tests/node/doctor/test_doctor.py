@@ -13,10 +13,10 @@ import pytest
 
 from dtfm.coordinator.service import knocking
 from dtfm.coordinator.service.first_access import node_invitation
-from dtfm.node.host import doctor
-from dtfm.node.host.addresses import Interface
-from dtfm.node.host.doctor import Place, TcpSettings, examine, look_at_coordinator, look_at_ways, nvidia_driver
-from dtfm.node.host.findings import Finding
+from dtfm.node.doctor import doctor
+from dtfm.node.doctor.doctor import Place, TcpSettings, examine, look_at_coordinator, look_at_ways, nvidia_driver
+from dtfm.node.doctor.findings import Finding
+from dtfm.node.network.addresses import Interface
 from dtfm.protos import knock as knock_module
 from dtfm.protos.access import Role
 from dtfm.protos.control_pb2 import KnockReply

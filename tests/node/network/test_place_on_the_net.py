@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dtfm.node.host import place_on_the_net
+from dtfm.node.network import place_on_the_net
 from dtfm.protos.access import Role
 from dtfm.protos.enrolment import Entry
 from dtfm.protos.invitation import Invitation

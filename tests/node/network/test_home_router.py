@@ -7,8 +7,8 @@ import threading
 
 import pytest
 
-from dtfm.node.host import home_router
-from dtfm.node.host.home_router import LIFETIME_SECONDS, HomeRouter
+from dtfm.node.network import home_router
+from dtfm.node.network.home_router import LIFETIME_SECONDS, HomeRouter
 
 
 class Router:

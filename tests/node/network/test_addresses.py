@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dtfm.node.host.addresses import Interface, candidates, identity_ports, interfaces
+from dtfm.node.network.addresses import Interface, candidates, identity_ports, interfaces
 from dtfm.protos.candidates import MOST_CANDIDATES
 
 HOME = (Interface("lo", "127.0.0.1"), Interface("eth0", "192.168.1.20"), Interface("eth0", "fe80::1"))

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from dtfm.node.host import way_in as module
-from dtfm.node.host.way_in import way_in
+from dtfm.node.network import way_in as module
+from dtfm.node.network.way_in import way_in
 from dtfm.protos.access import Access, Role, keep
 from dtfm.protos.announcement import Announcement
 from dtfm.protos.credentials import make_key

@@ -6,7 +6,7 @@ from __future__ import annotations
 import getpass
 import sys
 
-from dtfm.node.host.discovery import LOOK_SECONDS, look_around
+from dtfm.node.network.discovery import LOOK_SECONDS, look_around
 from dtfm.protos.access import Access, Role, kept
 from dtfm.protos.announcement import Announcement
 from dtfm.protos.credentials import fetch_authority

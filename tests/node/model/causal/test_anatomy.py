@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from dtfm.node.model.causal_trace import NotSeparable, dissect
+from dtfm.node.model.causal.anatomy import NotSeparable, dissect
 from tests.node.model.test_stage import model_of
 
 

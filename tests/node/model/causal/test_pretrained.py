@@ -16,10 +16,10 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from dtfm.node.data.samples import Sample
 from dtfm.node.data.tokenizer import Bytes, load_tokenizer
-from dtfm.node.model import weight_files
+from dtfm.node.model.causal import weight_files
+from dtfm.node.model.causal.weight_files import WeightFiles
 from dtfm.node.model.load import load_model
 from dtfm.node.model.model import Model
-from dtfm.node.model.weight_files import WeightFiles
 from dtfm.protos import plan_pb2
 from tests.node.model.test_stage import CONFIGS as DENSE
 from tests.node.model.test_stage import MIXTURES

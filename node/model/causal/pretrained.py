@@ -13,8 +13,8 @@ from transformers import PreTrainedModel
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightConverter, WeightRenaming, dot_natural_key, rename_source_key
 
+from dtfm.node.model.causal.weight_files import WeightFiles
 from dtfm.node.model.model import canonical_names
-from dtfm.node.model.weight_files import WeightFiles
 
 _SHOWN = 3
 _CONSTANTS = re.compile(r"\.(inv_freq|masked_bias|attn\.bias|attention\.bias)$")

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from dtfm.node.host import findings as f
-from dtfm.node.host.findings import Candidate, Driver
+from dtfm.node.doctor import findings as f
+from dtfm.node.doctor.findings import Candidate, Driver
 
 TWELVE = Driver("550.54.15", (12, 4))
 

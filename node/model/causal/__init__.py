@@ -1,0 +1,1 @@
+"""Causal language models of transformers: how they are configured, cut, computed and filled with weights."""

@@ -1,0 +1,1 @@
+"""The network: addresses, ways in, channels to peers, links and how fast they are."""
