@@ -1,7 +1,7 @@
 """How much one replica can add to its group's gradients, where the members are strangers (trust.mode = "open").
 
 An addend is compared with what is to be expected of it: with those of the other replicas of its stage, and with what was usual
-in the same place in earlier steps. An honest one may be several times as large, but not step after step. So each member has an
+in earlier steps. An honest one may be several times as large, but not step after step. So each member has an
 allowance that large addends use up: over some twenty steps it adds at most AVERAGE times what is expected. What goes beyond is
 clipped, and an addend that is not finite is left out. So no replica can drown the others by what it adds. This does not find a
 liar who keeps to the norm, nor does it hold back a member that sums its shard wrongly. Bounding norms is the simplest of the
@@ -12,8 +12,10 @@ they are mostly noise, the second where they agree. The comparison allows for bo
 step is not mistaken for a liar.
 
 The pieces of a bucket are not alike: in tied embeddings, the rows of frequent tokens have large gradients, and the first stage
-adds nothing to those of tokens that do not occur. So what was usual for one piece says nothing about another. Where a group's
-shards are new, an addend is compared with others of its own step only.
+adds nothing to those of tokens that do not occur. So what was usual in one place says alone nothing about another: where a
+group's shards are new, an addend is compared with others of its own step. But those may be small by chance, as where a rare
+token occurs in one replica's text. So beside something else, what was usual for the whole bucket counts, too: the largest
+decides.
 """
 
 from __future__ import annotations
@@ -83,12 +85,14 @@ class Clipped:
         return Clipped(self.pieces + 1, *worst)
 
 
-def expected(addends: Sequence[Addend], rank: int, own: int, usual: Mapping[int, Addend]) -> float | None:
+def expected(
+    addends: Sequence[Addend], rank: int, own: int, usual_here: Mapping[int, Addend], usual: Mapping[int, Addend]
+) -> float | None:
     """The size to be expected of the addend with the number ``rank``; None if nothing is known: others may be zero by chance, as
     where a part of the vocabulary does not occur.
 
-    This node believes its ``own`` addend. Of the others' it takes the median, the lower one of two. ``usual``: by stage, an
-    addend as they were in earlier steps.
+    This node believes its ``own`` addend. Of the others' it takes the median, the lower one of two. ``usual_here``: by stage, an
+    addend to this piece as they were in earlier steps; ``usual``: to any piece of the bucket.
     """
     judged = addends[rank]
     if judged.load == 0:
@@ -97,7 +101,9 @@ def expected(addends: Sequence[Addend], rank: int, own: int, usual: Mapping[int,
     known = [statistics.median_low(others)] if others else []
     if own != rank and addends[own].stage == judged.stage and addends[own].counts:
         known.append(addends[own].at(judged.load))
-    if judged.stage in usual:
+    if judged.stage in usual_here:
+        known.append(usual_here[judged.stage].at(judged.load))
+    if known and judged.stage in usual:
         known.append(usual[judged.stage].at(judged.load))
     return max(known, default=0.0) or None
 
@@ -117,7 +123,7 @@ class ContributionBound:
 
     def __init__(self, earlier: ContributionBound | None = None) -> None:
         """``earlier``: of another stage of this node. How members used their allowances is remembered."""
-        self._usual: dict[Place, dict[int, Addend]] = {}  # by stage
+        self._usual: dict[Place | int, dict[int, Addend]] = {}  # by place, or bucket, and stage
         self._averages: dict[tuple[int, str], float] = (
             dict(earlier._averages) if earlier else {}
         )  # by bucket and member
@@ -125,7 +131,7 @@ class ContributionBound:
 
     def begin(self) -> None:
         """A step is reduced, perhaps once more: the last one was not committed."""
-        self._seen: dict[Place, dict[int, list[Addend]]] = {}  # by stage
+        self._seen: dict[Place | int, dict[int, list[Addend]]] = {}  # as above
         self._times: dict[tuple[int, str], list[float]] = {}
         self._clipped: dict[str, Clipped] = {}
 
@@ -137,30 +143,31 @@ class ContributionBound:
     def hold(self, place: Place, group: Group, own: int, pieces: Sequence[torch.Tensor]) -> None:
         """Clips ``pieces`` themselves: the members' addends to what lies at ``place`` (1-D), in the group's order. This node's
         has the number ``own``."""
-        usual, seen = self._usual.get(place, {}), self._seen.setdefault(place, {})
+        here, usual = self._usual.get(place, {}), self._usual.get(place.bucket, {})
         addends = [
             Addend(stage, load, (torch.linalg.vector_norm(piece) / math.sqrt(piece.numel())).item())
             for stage, load, piece in zip(group.stages, group.loads, pieces, strict=True)
         ]
         for rank, (member, piece) in enumerate(zip(group.members, pieces, strict=True)):
-            addend, size = addends[rank], expected(addends, rank, own, usual)
+            addend, size = addends[rank], expected(addends, rank, own, here, usual)
             if rank != own:
                 kept = self._clip(place.bucket, member, piece, addend, size)
                 addend = Addend(addend.stage, addend.load, kept)
             believed = rank == own or group.stages[own] != addend.stage or not addends[own].counts
             if believed and addend.counts:
-                seen.setdefault(addend.stage, []).append(addend)
+                for where in (place, place.bucket):
+                    self._seen.setdefault(where, {}).setdefault(addend.stage, []).append(addend)
 
     def commit(self) -> None:
         """The step is committed: what was seen in it is remembered."""
         for key, times in self._times.items():
             self._averages[key] = moved(self._averages.get(key, NEWCOMER), statistics.fmean(times))
-        self._usual = {place: self._moved(place, seen) for place, seen in self._seen.items()}
+        self._usual = {where: self._moved(where, seen) for where, seen in self._seen.items()}
         self.begin()
 
-    def _moved(self, place: Place, seen: Mapping[int, Sequence[Addend]]) -> dict[int, Addend]:
-        """What is usual at ``place``, by stage, once these addends belong to it."""
-        usual = dict(self._usual.get(place, {}))
+    def _moved(self, where: Place | int, seen: Mapping[int, Sequence[Addend]]) -> dict[int, Addend]:
+        """What is usual there, by stage, once these addends belong to it."""
+        usual = dict(self._usual.get(where, {}))
         for stage, addends in seen.items():
             load = max(addend.load for addend in addends)
             size = math.sqrt(statistics.fmean(addend.at(load) ** 2 for addend in addends))

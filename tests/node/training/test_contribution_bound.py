@@ -163,8 +163,8 @@ def test_nobody_exceeds_the_average_by_using_up_the_allowance(average: float) ->
 
 def test_a_node_believes_its_own_addend() -> None:
     addends = [Addend(0, 1, 5.0), Addend(0, 1, 1.0), Addend(0, 1, 1.0)]
-    assert expected(addends, 1, 0, {}) == 5.0
-    assert expected(addends, 1, 2, {}) == 1.0
+    assert expected(addends, 1, 0, {}, {}) == 5.0
+    assert expected(addends, 1, 2, {}, {}) == 1.0
 
 
 def test_what_is_usual_in_one_place_says_nothing_about_another() -> None:
@@ -180,3 +180,16 @@ def test_what_is_usual_in_one_place_says_nothing_about_another() -> None:
     bound.begin()
     bound.hold(frequent, stages, 0, [torch.ones(8), torch.full((8,), 30.0)])
     assert set(bound.clipped) == {"b"}
+
+
+def test_a_rare_token_may_occur_in_the_text_of_one_replica_just_when_the_shards_are_new() -> None:
+    bound = ContributionBound()
+    for place in (Place(0, 0, 8), Place(0, 8, 16)):
+        bound.begin()
+        bound.hold(place, group(1, 1, 1), 0, [torch.ones(8) for _ in range(3)])
+        bound.commit()
+    bound.begin()
+    bound.hold(Place(0, 4, 12), group(1, 1, 1), 0, [torch.full((8,), size) for size in (0.01, 0.01, 1.0)])
+    assert not bound.clipped
+    bound.hold(Place(0, 4, 12), group(1, 1, 1), 0, [torch.full((8,), size) for size in (0.01, 0.01, 30.0)])
+    assert set(bound.clipped) == {"c"}
