@@ -530,7 +530,7 @@ class Begin(_message.Message):
     def __init__(self, generation: _Optional[int] = ..., step: _Optional[int] = ..., activations: _Optional[_Iterable[int]] = ..., gradients: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class StepReady(_message.Message):
-    __slots__ = ("generation", "step", "squared_gradient_norm", "loss_sum", "samples", "state_digest", "compute_seconds", "wait_seconds", "arrived", "clipped", "sent", "received", "losses", "kept", "states", "unusual")
+    __slots__ = ("generation", "step", "squared_gradient_norm", "loss_sum", "samples", "state_digest", "compute_seconds", "wait_seconds", "arrived", "clipped", "sent", "received", "losses", "kept", "states", "unusual", "kept_evaluation")
     class Unusual(_message.Message):
         __slots__ = ("node", "kind", "index", "deviations")
         NODE_FIELD_NUMBER: _ClassVar[int]
@@ -589,6 +589,7 @@ class StepReady(_message.Message):
     KEPT_FIELD_NUMBER: _ClassVar[int]
     STATES_FIELD_NUMBER: _ClassVar[int]
     UNUSUAL_FIELD_NUMBER: _ClassVar[int]
+    KEPT_EVALUATION_FIELD_NUMBER: _ClassVar[int]
     generation: int
     step: int
     squared_gradient_norm: float
@@ -605,10 +606,11 @@ class StepReady(_message.Message):
     kept: bool
     states: _containers.RepeatedCompositeFieldContainer[BucketState]
     unusual: _containers.RepeatedCompositeFieldContainer[StepReady.Unusual]
-    def __init__(self, generation: _Optional[int] = ..., step: _Optional[int] = ..., squared_gradient_norm: _Optional[float] = ..., loss_sum: _Optional[float] = ..., samples: _Optional[int] = ..., state_digest: _Optional[bytes] = ..., compute_seconds: _Optional[float] = ..., wait_seconds: _Optional[float] = ..., arrived: _Optional[_Iterable[_Union[StepReady.Arrived, _Mapping]]] = ..., clipped: _Optional[_Iterable[_Union[StepReady.Clipped, _Mapping]]] = ..., sent: _Optional[_Iterable[_Union[StepReady.Passed, _Mapping]]] = ..., received: _Optional[_Iterable[_Union[StepReady.Passed, _Mapping]]] = ..., losses: _Optional[_Iterable[float]] = ..., kept: _Optional[bool] = ..., states: _Optional[_Iterable[_Union[BucketState, _Mapping]]] = ..., unusual: _Optional[_Iterable[_Union[StepReady.Unusual, _Mapping]]] = ...) -> None: ...
+    kept_evaluation: bool
+    def __init__(self, generation: _Optional[int] = ..., step: _Optional[int] = ..., squared_gradient_norm: _Optional[float] = ..., loss_sum: _Optional[float] = ..., samples: _Optional[int] = ..., state_digest: _Optional[bytes] = ..., compute_seconds: _Optional[float] = ..., wait_seconds: _Optional[float] = ..., arrived: _Optional[_Iterable[_Union[StepReady.Arrived, _Mapping]]] = ..., clipped: _Optional[_Iterable[_Union[StepReady.Clipped, _Mapping]]] = ..., sent: _Optional[_Iterable[_Union[StepReady.Passed, _Mapping]]] = ..., received: _Optional[_Iterable[_Union[StepReady.Passed, _Mapping]]] = ..., losses: _Optional[_Iterable[float]] = ..., kept: _Optional[bool] = ..., states: _Optional[_Iterable[_Union[BucketState, _Mapping]]] = ..., unusual: _Optional[_Iterable[_Union[StepReady.Unusual, _Mapping]]] = ..., kept_evaluation: _Optional[bool] = ...) -> None: ...
 
 class Audit(_message.Message):
-    __slots__ = ("number", "generation", "step", "node", "micro_batches", "bucket", "pieces", "sums", "seconds")
+    __slots__ = ("number", "generation", "step", "node", "micro_batches", "bucket", "pieces", "sums", "seconds", "evaluation")
     class MicroBatch(_message.Message):
         __slots__ = ("number", "previous", "next", "activation_in", "activation_out", "gradient_in", "gradient_out", "loss")
         NUMBER_FIELD_NUMBER: _ClassVar[int]
@@ -658,6 +660,7 @@ class Audit(_message.Message):
     PIECES_FIELD_NUMBER: _ClassVar[int]
     SUMS_FIELD_NUMBER: _ClassVar[int]
     SECONDS_FIELD_NUMBER: _ClassVar[int]
+    EVALUATION_FIELD_NUMBER: _ClassVar[int]
     number: int
     generation: int
     step: int
@@ -667,15 +670,17 @@ class Audit(_message.Message):
     pieces: _containers.RepeatedCompositeFieldContainer[Audit.Piece]
     sums: _containers.RepeatedCompositeFieldContainer[Audit.Sum]
     seconds: float
-    def __init__(self, number: _Optional[int] = ..., generation: _Optional[int] = ..., step: _Optional[int] = ..., node: _Optional[str] = ..., micro_batches: _Optional[_Iterable[_Union[Audit.MicroBatch, _Mapping]]] = ..., bucket: _Optional[int] = ..., pieces: _Optional[_Iterable[_Union[Audit.Piece, _Mapping]]] = ..., sums: _Optional[_Iterable[_Union[Audit.Sum, _Mapping]]] = ..., seconds: _Optional[float] = ...) -> None: ...
+    evaluation: bool
+    def __init__(self, number: _Optional[int] = ..., generation: _Optional[int] = ..., step: _Optional[int] = ..., node: _Optional[str] = ..., micro_batches: _Optional[_Iterable[_Union[Audit.MicroBatch, _Mapping]]] = ..., bucket: _Optional[int] = ..., pieces: _Optional[_Iterable[_Union[Audit.Piece, _Mapping]]] = ..., sums: _Optional[_Iterable[_Union[Audit.Sum, _Mapping]]] = ..., seconds: _Optional[float] = ..., evaluation: _Optional[bool] = ...) -> None: ...
 
 class Audited(_message.Message):
-    __slots__ = ("number", "activations", "gradients", "addends", "losses", "problem", "withheld_by", "unreachable")
+    __slots__ = ("number", "activations", "gradients", "addends", "losses", "evaluations", "problem", "withheld_by", "unreachable")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     ACTIVATIONS_FIELD_NUMBER: _ClassVar[int]
     GRADIENTS_FIELD_NUMBER: _ClassVar[int]
     ADDENDS_FIELD_NUMBER: _ClassVar[int]
     LOSSES_FIELD_NUMBER: _ClassVar[int]
+    EVALUATIONS_FIELD_NUMBER: _ClassVar[int]
     PROBLEM_FIELD_NUMBER: _ClassVar[int]
     WITHHELD_BY_FIELD_NUMBER: _ClassVar[int]
     UNREACHABLE_FIELD_NUMBER: _ClassVar[int]
@@ -684,10 +689,11 @@ class Audited(_message.Message):
     gradients: float
     addends: float
     losses: float
+    evaluations: float
     problem: str
     withheld_by: str
     unreachable: bool
-    def __init__(self, number: _Optional[int] = ..., activations: _Optional[float] = ..., gradients: _Optional[float] = ..., addends: _Optional[float] = ..., losses: _Optional[float] = ..., problem: _Optional[str] = ..., withheld_by: _Optional[str] = ..., unreachable: _Optional[bool] = ...) -> None: ...
+    def __init__(self, number: _Optional[int] = ..., activations: _Optional[float] = ..., gradients: _Optional[float] = ..., addends: _Optional[float] = ..., losses: _Optional[float] = ..., evaluations: _Optional[float] = ..., problem: _Optional[str] = ..., withheld_by: _Optional[str] = ..., unreachable: _Optional[bool] = ...) -> None: ...
 
 class StepFailed(_message.Message):
     __slots__ = ("generation", "step", "problem", "peer", "sentence")
@@ -730,16 +736,14 @@ class Abort(_message.Message):
     def __init__(self, generation: _Optional[int] = ..., step: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class Evaluated(_message.Message):
-    __slots__ = ("generation", "step", "loss_sum", "samples")
+    __slots__ = ("generation", "step", "losses")
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
-    LOSS_SUM_FIELD_NUMBER: _ClassVar[int]
-    SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    LOSSES_FIELD_NUMBER: _ClassVar[int]
     generation: int
     step: int
-    loss_sum: float
-    samples: int
-    def __init__(self, generation: _Optional[int] = ..., step: _Optional[int] = ..., loss_sum: _Optional[float] = ..., samples: _Optional[int] = ...) -> None: ...
+    losses: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, generation: _Optional[int] = ..., step: _Optional[int] = ..., losses: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class Applied(_message.Message):
     __slots__ = ("generation", "step", "state_digest", "states")

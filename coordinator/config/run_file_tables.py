@@ -18,6 +18,9 @@ from dtfm.protos.places import KNOWN, check_url, expanded
 Codec = Literal["auto", "off", "raw16", "i8b256", "i4b64", "i4h64"]
 ReductionCodec = Literal["auto", "off", "raw16", "i8b256", "i4b64", "i4h64", "topk"]
 
+MOST_HELD_OUT = 1 << 18
+"""Held-out micro-batches in an evaluation: a node reports the loss of each in one message."""
+
 DEFAULT_LLAMA = {"hidden_size": 128, "num_hidden_layers": 8, "num_attention_heads": 4, "intermediate_size": 384}
 _WIDTH_AND_HEADS = (("hidden_size", "num_attention_heads"), ("n_embd", "n_head"), ("d_model", "num_heads"))
 
@@ -233,7 +236,8 @@ class Train(Table):
         default_factory=lambda known: -(-64 // known.get("micro_batch", 64)) * known.get("micro_batch", 64),
         ge=1,
         le=1 << 24,
-        description="Held-out samples per evaluation, a multiple of `micro_batch`. Default: 64, rounded up to a multiple.",
+        description="Held-out samples per evaluation, a multiple of `micro_batch`, in at most 262,144 micro-batches. Evaluations "
+        "of more than 16,384 micro-batches are not audited. Default: 64, rounded up to a multiple.",
     )
 
     @field_validator("global_batch", "evaluation_samples")
@@ -245,6 +249,13 @@ class Train(Table):
             raise ValueError(
                 f"must be a multiple of train.micro_batch ({micro}), like {f'{below} or ' if below else ''}{above}"
             )
+        return samples
+
+    @field_validator("evaluation_samples")
+    @classmethod
+    def _one_report(cls, samples: int, info: ValidationInfo) -> int:
+        if samples > (most := MOST_HELD_OUT * info.data.get("micro_batch", 1)):
+            raise ValueError(f"must be at most {most}, {MOST_HELD_OUT} micro-batches")
         return samples
 
     @field_validator("decay_steps")

@@ -79,6 +79,8 @@ def adopt(transition: Transition, choice: PlanChosen, cause: str) -> None:
     if planner.asked is not None:
         answer(transition, planner.asked.tickets, False, "the plan has just changed")
     transition.set_planner(replace(planner, asked=None, chosen=None, has_planned=True))
+    for step in transition.state.evaluations:
+        transition.log(f"no held-out loss after step {step}: the plan changes before it is there, or is audited")
     transition.state = replace(transition.state, evaluations={})
     known = _what_holders_told(transition.state) if ledger.step == before else {}
     ledger, deadline = transition.state.ledger, transition.now + transition.state.patience

@@ -15,7 +15,7 @@ from dtfm.coordinator.core.charging import quarantine
 from dtfm.coordinator.core.ending import fail, finish
 from dtfm.coordinator.core.plan_adoption import adopt, again, back_before, regroup
 from dtfm.coordinator.core.safekeeping.agreed_state import by_stage
-from dtfm.coordinator.core.state import ATTEMPTS, Destination, Evaluation, Pausing, State
+from dtfm.coordinator.core.state import ATTEMPTS, Destination, Evaluation, Pausing, State, Stepping
 from dtfm.coordinator.core.transition import Transition
 from dtfm.coordinator.core.trust.standing import is_alone, party_of, weakest
 from dtfm.coordinator.core.trust.verdict import Against, Unsettled, blame_for_waiting, settle, times_suspected
@@ -30,16 +30,16 @@ MOST_EVALUATIONS = 4
 """The number of held-out losses that are awaited at a time. If another one begins, the oldest is given up."""
 
 
-def expect_evaluation(transition: Transition, step: int, plan: Plan) -> None:
-    """The last nodes of the held-out micro-batches' chains report their part of the held-out loss."""
+def expect_evaluation(transition: Transition, step: int, plan: Plan, *, audited: bool) -> None:
+    """The last nodes of the held-out micro-batches' chains report their part of the held-out loss. ``audited``: with the next
+    step."""
     pending, train = transition.state.evaluations, transition.state.run.train
     if len(pending) >= MOST_EVALUATIONS:
         evaluation_lost(transition, min(pending), f"it was not done when that of step {step} began")
     held_out = held_out_chains(plan, train.evaluation_samples // train.micro_batch)
-    ends = Counter(chain[-1] for chain in held_out)
-    expected = {node: count * train.micro_batch for node, count in ends.items()}
-    evaluation = Evaluation(plan.generation, expected, frozenset(node for chain in held_out for node in chain))
-    _set_evaluation(transition, step, evaluation)
+    expected = Counter(chain[-1] for chain in held_out)
+    nodes = frozenset(node for chain in held_out for node in chain)
+    _set_evaluation(transition, step, Evaluation(plan.generation, expected, nodes, audited=audited))
 
 
 def evaluated(transition: Transition, node: str, report: wire.Evaluated) -> None:
@@ -47,21 +47,43 @@ def evaluated(transition: Transition, node: str, report: wire.Evaluated) -> None
     if evaluation is None or evaluation.generation != report.generation or node not in evaluation.expected:
         transition.log(f"ignored an evaluation of step {report.step} from {node}: none is awaited")
         return
-    if report.samples != (due := evaluation.expected[node]):
-        raise malformed("samples", report.samples, f"{due}, as the plan has it")
-    if not is_finite(report.loss_sum):
-        evaluation_lost(transition, report.step, f"{node} says it is {report.loss_sum}")
+    if len(report.losses) != (due := evaluation.expected[node]):
+        raise malformed("losses", len(report.losses), f"{due}, one for each of its held-out micro-batches")
+    if node in evaluation.reports:
+        transition.log(f"ignored a second evaluation of step {report.step} from {node}")
         return
-    evaluation = replace(evaluation, reports={**evaluation.reports, node: report})
+    if not is_finite(*report.losses):
+        evaluation_lost(transition, report.step, f"{node} says it is {math.fsum(report.losses)}")
+        return
+    evaluation = replace(evaluation, reports={**evaluation.reports, node: tuple(report.losses)})
     _set_evaluation(transition, report.step, evaluation)
-    if evaluation.reports.keys() != evaluation.expected.keys():
-        return
-    samples = sum(r.samples for r in evaluation.reports.values())
-    described = transition.state.ledger.described
+    if evaluation.is_whole and not evaluation.audited:
+        _announce(transition, report.step, evaluation)
+
+
+def all_voted(transition: Transition, phase: Stepping) -> None:
+    """What is said later of the evaluation before the step, if that is audited now, comes too late: nothing of it is drawn."""
+    evaluation = transition.state.evaluations.get(phase.step - 1)
+    if evaluation is not None and evaluation.audited and not evaluation.is_whole:
+        silent = name_some(evaluation.expected.keys() - evaluation.reports.keys())
+        evaluation_lost(transition, phase.step - 1, f"{silent} voted on step {phase.step} without reporting its part")
+
+
+def audited(transition: Transition, phase: Stepping) -> None:
+    """The step is committed, so that nothing wrong was found in what was drawn of the evaluation before it: now that counts. Had
+    the step been interrupted, the next plan would have forgotten it."""
+    evaluation = transition.state.evaluations.get(phase.step - 1)
+    if evaluation is not None and evaluation.audited:
+        _announce(transition, phase.step - 1, evaluation)
+
+
+def _announce(transition: Transition, step: int, evaluation: Evaluation) -> None:
+    described, micro_batch = transition.state.ledger.described, transition.state.run.train.micro_batch
     assert described is not None
-    loss = math.fsum(r.loss_sum for r in evaluation.reports.values()) / samples
-    transition.emit(ev.Evaluated(report.step, loss, samples, described.unigram_entropy))
-    _forget_evaluation(transition, report.step)
+    losses = [loss for report in evaluation.reports.values() for loss in report]
+    loss = math.fsum(losses) / len(losses)
+    transition.emit(ev.Evaluated(step, loss, len(losses) * micro_batch, described.unigram_entropy))
+    _forget_evaluation(transition, step)
 
 
 def evaluation_lost(transition: Transition, step: int, why: str) -> None:

@@ -262,7 +262,8 @@ class Stepping:
     """``resumed``: part of the step was done in an earlier generation. ``commit_by``: all votes are in since ``voted``, and the
     step is committed at the latest then, but for ``audits`` that wait. ``committed_by``: ``commit_by`` of the previous step.
     ``stalled``: at whom it stood when it was last interrupted. ``passed``: by node, the tensors that it voted to have sent and
-    got, where work is audited."""
+    got, where work is audited. ``held_out``: of how many micro-batches the evaluation was that ran right before it under the same
+    plan, if that is audited with it; else 0."""
 
     step: int
     since: float
@@ -274,6 +275,7 @@ class Stepping:
     stalled: frozenset[str] = frozenset()
     votes: Mapping[str, wire.StepReady] = field(default_factory=dict)
     passed: Mapping[str, Passed] = field(default_factory=dict)
+    held_out: int = 0
     audits: tuple[Audit, ...] = ()
 
 
@@ -294,13 +296,18 @@ Phase = Gathering | Switching | Stepping | Pausing
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """Reports of the held-out loss, from the nodes that are ``expected`` to send one, each over so many samples. ``nodes``: all
-    that have a part in it."""
+    """Reports of the held-out loss, from the nodes that are ``expected`` to send one: the mean loss of each of so many
+    micro-batches. ``nodes``: all that have a part in it. ``audited``: what is reported counts once the next step is committed."""
 
     generation: int
     expected: Mapping[str, int]
     nodes: frozenset[str] = frozenset()
-    reports: Mapping[str, wire.Evaluated] = field(default_factory=dict)
+    reports: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    audited: bool = False
+
+    @property
+    def is_whole(self) -> bool:
+        return self.reports.keys() == self.expected.keys()
 
 
 class Destination(enum.Enum):

@@ -49,6 +49,7 @@ from dtfm.coordinator.core.validation import (
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.charges import Charge
 from dtfm.coordinator.log.ledger import NODE_LEFT, OVERDUE, PEER_LOST, SETTLED, UNAUDITED, Ledger
+from dtfm.protos import MOST_HELD_OUT_AUDITED
 from dtfm.protos import control_pb2 as wire
 from dtfm.scheduler.model.plan import Plan
 
@@ -139,6 +140,7 @@ def _all_voted(transition: Transition, phase: Stepping) -> None:
     """Ends the step if the votes do not agree. Otherwise it waits for its commit, and for audits, if any are drawn."""
     found = contradiction(transition.state.ledger, phase, transition.state.run.train.micro_batch)
     if found is None:
+        post_commit.all_voted(transition, phase)
         by = transition.now + standby.commit_patience(transition.state)
         transition.enter(replace(phase, voted=transition.now, commit_by=by, audits=conduct.drawn(transition, phase)))
         return
@@ -269,6 +271,7 @@ def _commit(transition: Transition, phase: Stepping) -> None:
     loss = math.fsum(vote.loss_sum for vote in last) / samples
     reporters = [node for node, _ in (*state.ledger.failures, *state.also)]
     benched = state.ledger.benched
+    post_commit.audited(transition, phase)
     agreed_state.by_stage(transition, agreed_state.told_in_votes(phase.votes))
     transition.emit(
         ev.StepCommitted(
@@ -315,8 +318,10 @@ def _announce(transition: Transition, step: int, plan: Plan, gradient_norm: floa
         pause=last or stuck or switch,
     )
     transition.send(plan.nodes, wire.CoordinatorMessage(commit=commit))
+    held_out = run.train.evaluation_samples // run.train.micro_batch
+    audited = evaluate and not commit.pause and run.trust.audits > 0 and held_out <= MOST_HELD_OUT_AUDITED
     if evaluate:
-        post_commit.expect_evaluation(transition, step, plan)
+        post_commit.expect_evaluation(transition, step, plan, audited=audited)
     state, phase = transition.state, transition.state.phase
     if commit.pause:
         transition.enter(Pausing(transition.now + state.patience, for_leaver=stuck and not switch and not last))
@@ -326,7 +331,8 @@ def _announce(transition: Transition, step: int, plan: Plan, gradient_norm: floa
         copying = any(s.standby and s.standby.caught_up is None for s in state.members.sessions.values())
         alone = not (state.evaluations or state.safekeeping.snapshots or copying)
         deadline = transition.now + _patience(transition, usual=alone)
-        transition.enter(Stepping(step + 1, transition.now, deadline, committed_by=phase.commit_by))
+        committed_by, held_out = phase.commit_by, held_out if audited else 0
+        transition.enter(Stepping(step + 1, transition.now, deadline, committed_by=committed_by, held_out=held_out))
 
 
 def _abort(transition: Transition, problem: wire.StepProblem, node: str, sentence: str) -> None:

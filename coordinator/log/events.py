@@ -517,11 +517,12 @@ class StateRefused:
 @dataclass(frozen=True, slots=True)
 class WorkAudited:
     """``by`` did work of ``node`` again, of ``step`` before it was committed. ``clean``: it came to the same within what rounding
-    explains. ``errors``: the largest relative ones, by what was compared ("activations", "gradients", "addends", "losses");
-    ``key`` and ``by_key``: of the two (SubjectPublicKeyInfo in base64), if they have one. ``why``: the work was "drawn", or it
-    was "unusual": so said ``raised_by``; if that is empty, its digests did. What was found right because of an alarm says
-    nothing for the node: whoever raised it chose the step. ``kinds`` of their devices, the node's first; empty: not known.
-    ``codecs``: by what was to be compared, the roughest under which it was sent."""
+    explains. ``errors``: the largest relative ones, by what was compared ("activations", "gradients", "addends", "losses",
+    "evaluations"); ``key`` and ``by_key``: of the two (SubjectPublicKeyInfo in base64), if they have one. ``why``: the work was
+    "drawn", or it was "unusual": so said ``raised_by``; if that is empty, its digests did; or it was of the "evaluation" right
+    before the step. What was found right because of an alarm says nothing for the node, as whoever raised it chose the step; nor
+    does an evaluation. ``kinds`` of their devices, the node's first; empty: not known. ``codecs``: by what was to be compared,
+    the roughest under which it was sent."""
 
     step: int
     generation: int
@@ -534,7 +535,7 @@ class WorkAudited:
     by_key: str = ""
     kinds: tuple[str, ...] = ()
     codecs: Mapping[str, str] = field(default_factory=dict)
-    why: Literal["drawn", "unusual"] = "drawn"
+    why: Literal["drawn", "unusual", "evaluation"] = "drawn"
     raised_by: str = ""
     event: Literal["work_audited"] = "work_audited"
 

@@ -208,7 +208,7 @@ def apply(ledger: Ledger, event: ev.Event) -> Ledger:
             return _revoked(ledger, event)
         case ev.NodeQuarantined():
             return _quarantined(ledger, event)
-        case ev.WorkAudited(clean=True, why="unusual"):
+        case ev.WorkAudited(clean=True, why="unusual" | "evaluation"):
             return ledger
         case ev.WorkAudited():
             who = event.key or event.node

@@ -134,7 +134,8 @@ def narrate(event: ev.Event) -> str:
             work = f"{event.micro_batches} micro-batches of {event.node}"
             said = f"{event.raised_by} found them" if event.raised_by else "its digests are"
             why = f", as {said} unusual" if event.why == "unusual" else ""
-            return f"{event.by} did {work} again in step {event.step}{why}, and {found}"
+            where = f"the evaluation after step {event.step - 1}" if event.why == "evaluation" else f"step {event.step}"
+            return f"{event.by} did {work} again in {where}{why}, and {found}"
         case ev.StandingChanged():
             return f"{event.node} is {event.standing}: {event.reason}"
         case ev.NodesBenched():

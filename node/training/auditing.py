@@ -91,12 +91,12 @@ class Auditing:
             if not came_out_otherwise:
                 return
             answer = Audited(number=audit.number, problem=f"CALLED_OFF: {closed}", withheld_by=audit.node)
-            answer.activations = answer.gradients = answer.addends = answer.losses = -1
+            answer.activations = answer.gradients = answer.addends = answer.losses = answer.evaluations = -1
             answer.unreachable = True
         except Exception as problem:  # whatever the device raises: this node's own work is done
             log.exception("step %d of %s could not be done again", audit.step, audit.node)
             answer = Audited(number=audit.number, problem=f"FAILED: {type(problem).__name__}: {problem}"[:1000])
-            answer.activations = answer.gradients = answer.addends = answer.losses = -1
+            answer.activations = answer.gradients = answer.addends = answer.losses = answer.evaluations = -1
         finally:
             asyncio.run_coroutine_threadsafe(witnesses.close(), self._loop)
         self._report(NodeMessage(audited=answer))

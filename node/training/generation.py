@@ -6,7 +6,7 @@ import logging
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 import torch
@@ -33,12 +33,13 @@ from dtfm.node.training.progress import Progress
 from dtfm.node.training.reduction import Final, Reducer, sending_order
 from dtfm.node.training.usual import Unusual
 from dtfm.node.training.watch import Watch, some
-from dtfm.node.transport.commitments import COMMITTED_KINDS, Commitments
+from dtfm.node.transport.commitments import Commitments
 from dtfm.node.transport.frame_validation import Expectations, tensor_sizes
 from dtfm.node.transport.kept import Offer
 from dtfm.node.transport.receiver import Arrival, Receiver
 from dtfm.node.transport.sender import Sender, What
 from dtfm.node.transport.topic_queue import Closed, TopicQueue
+from dtfm.protos import MOST_HELD_OUT_AUDITED
 from dtfm.protos.control_pb2 import Device, Peer
 from dtfm.protos.frame import Kind
 from dtfm.protos.plan_pb2 import Run
@@ -67,6 +68,14 @@ class Inherited:
     bound: ContributionBound | None = None
     watch: Watch | None = None
     alignment: Alignment | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class KeptEvaluation:
+    """What was ``sent`` in an evaluation, by micro-batch, until the next commit. ``keeps``: there is room for that."""
+
+    keeps: bool
+    sent: dict[int, Future[Encoded]] = field(default_factory=dict)
 
 
 class Generation:
@@ -112,7 +121,9 @@ class Generation:
             placement, self._send_reduced, self.receiver.let_go, bound=bound, came=self._came, alignment=alignment
         )
         self.commitments: Commitments | None = None
-        """Of the step last trained, where work is audited and this step began here."""
+        """Of the step last trained, and of an evaluation right before it, where work is audited and this step began here."""
+        self.evaluation: KeptEvaluation | None = None
+        """Of the one right before the step in hand, where it is audited."""
         self._reduced_with = Codec.OFF  # in the step last trained
         # During the last backward: the number of parameters of each bucket that still get gradients.
         self._unfinished: dict[int, int] = {}
@@ -123,7 +134,7 @@ class Generation:
             for index, parameters in stage.parameters.items()
             for parameter in parameters
         ]
-        self._say_whether_steps_can_be_done_again()
+        self._keeps_evaluations = self._look_for_room()
         give_back(now=True)  # what it took to make or load the state
 
     @property
@@ -133,6 +144,10 @@ class Generation:
     @property
     def run(self) -> Run:
         return self._loaded.run
+
+    @property
+    def _is_audited(self) -> bool:
+        return self.run.trust.audit_rate > 0
 
     def links_changed(self, bandwidth: Mapping[str, float]) -> bool:
         """Between two steps: some links from here now have this ``bandwidth``. Returns whether the codecs have changed."""
@@ -154,7 +169,10 @@ class Generation:
         if self.watch is not None:
             self.watch.begin()
         begins = self.progress.reports_nothing and not any(self._neighbours_have.values())
-        self.commitments = Commitments() if self._loaded.run.trust.audit_rate > 0 and begins else None
+        if not self._is_audited or not begins:
+            self.commitments = None
+        elif self.evaluation is None:
+            self.commitments = Commitments()
         gradients = self._gradients()
         self._restore(gradients)
         try:
@@ -190,9 +208,14 @@ class Generation:
         """What it takes to compute any micro-batch of ``step``."""
         return self._compute(partial(self._training_batch, step))
 
+    def evaluating(self) -> Compute:
+        """What it takes to compute any held-out micro-batch."""
+        return self._compute(self._evaluation_batch)
+
     def offer(self, step: int) -> Offer:
-        """What was sent in ``step``, the one last trained."""
-        work = KeptWork(self.placement, self.progress, self.sizes, self._reduced_with)
+        """What was sent in ``step``, the one last trained, and in an evaluation right before it."""
+        held_out = self.evaluation.sent if self.evaluation is not None else {}
+        work = KeptWork(self.placement, self.progress, self.sizes, self._reduced_with, held_out)
         return Offer(self.number, step, frozenset(self.around), work.find)
 
     def apply(self, step: int, gradient_norm: float) -> None:
@@ -201,6 +224,7 @@ class Generation:
             adamw(self._loaded.run.train, step, gradient_norm, bucket, bucket.gradients)
             self.stage.refresh(index)
         self.progress.spoil()  # frees what is kept of it, before there is more
+        self.commitments = self.evaluation = None
         self.progress, self._neighbours_have = Progress(self.number, step + 1, self._retry_bytes), {}
         self.receiver.advance(step)
         self.reducer.commit(step)
@@ -210,10 +234,14 @@ class Generation:
         self._queue.forget(("evaluate", step - 1))
         give_back(now=self._is_short)
 
-    def evaluate(self, step: int) -> tuple[float, int]:
-        """(sum of losses, samples) over this node's held-out micro-batches. Raises Closed."""
-        neighbours = Neighbours(self._queue, partial(self._send, step))
-        return pipeline.evaluate(self.placement, step, self._compute(self._evaluation_batch), neighbours)
+    def evaluate(self, step: int) -> tuple[float, ...]:
+        """After ``step``, and before the next one: see `pipeline.evaluate`. What is sent and comes is audited with the next step.
+        Raises Closed."""
+        train = self.run.train
+        if self._is_audited and train.evaluation_samples // train.micro_batch <= MOST_HELD_OUT_AUDITED:
+            self.commitments, self.evaluation = Commitments(), KeptEvaluation(self._keeps_evaluations)
+        neighbours = Neighbours(self._queue, partial(self._send_held_out, step), self._came)
+        return pipeline.evaluate(self.placement, step, self.evaluating(), neighbours)
 
     def close(self, reason: str) -> None:
         """Makes `train` and `evaluate` raise Closed, now and later. From any thread."""
@@ -225,6 +253,7 @@ class Generation:
         """After ``close``: ends the threads, and removes the hooks, which would keep the stage alive."""
         for hook in self._hooks:
             hook.remove()
+        self.evaluation = None
         self.reducer.close()
 
     def _choose_codecs(self, previous: Codecs | None) -> Codecs:
@@ -255,8 +284,9 @@ class Generation:
         in_flight = min(self.placement.in_flight, len(self.placement.micro_batches))
         return computing_bytes(memory, inputs, in_flight, stage.keeping.checkpointing)
 
-    def _say_whether_steps_can_be_done_again(self) -> None:
-        """Logs what another attempt at a step would need, where there is no room for it."""
+    def _look_for_room(self) -> bool:
+        """Logs what another attempt at a step would need, and audits of evaluations, where there is no room for it. Returns
+        whether there is for what is sent in evaluations, beside what is kept of a step."""
         groups, sizes = self.placement.groups, self.sizes
         shared = [index for index in sizes.buckets if len(groups[index].members) > 1]
         gradients = sum(sizes.buckets[index] for index in shared) * sizes.reduced.itemsize
@@ -270,6 +300,16 @@ class Generation:
                 activations,
                 self._retry_bytes,
             )
+        held_out = len(self.placement.evaluation_next) * sizes.output * sizes.dtype.itemsize
+        left = max(self._retry_bytes - gradients - activations, 0)
+        if held_out > left and self._is_audited:
+            log.warning(
+                "what is sent from here in evaluations is not kept, so that those who get it are not audited: it takes %d bytes, "
+                "and there is room for %d",
+                held_out,
+                left,
+            )
+        return held_out <= left
 
     # The parts of a step
 
@@ -402,6 +442,11 @@ class Generation:
     def _send(self, step: int, kind: Kind, destination: str, number: int, tensor: torch.Tensor) -> Future[Encoded]:
         what = What(kind, self.number, step, number)
         encoded = self._sender.send(destination, what, tensor, self.codecs.of(kind, destination))
-        if self.commitments is not None and kind in COMMITTED_KINDS:
+        if self.commitments is not None:
             self.commitments.sends(destination, what, encoded)
         return encoded
+
+    def _send_held_out(self, step: int, kind: Kind, destination: str, number: int, tensor: torch.Tensor) -> None:
+        encoded = self._send(step, kind, destination, number, tensor)
+        if self.evaluation is not None and self.evaluation.keeps:
+            self.evaluation.sent[number] = encoded

@@ -101,8 +101,8 @@ class Compute:
 
 @dataclass(frozen=True, slots=True)
 class Neighbours:
-    """How tensors come from the neighbouring stages and go to them. Before one that is trained on is used, ``came`` is called
-    with it, and ``decoded`` with what it was decoded to, in the shape of the stage's input or output."""
+    """How tensors come from the neighbouring stages and go to them. Before one is used, ``came`` is called with it, and
+    before one that is trained on, ``decoded`` with what it was decoded to, in the shape of the stage's input or output."""
 
     queue: TopicQueue[Topic, Arrival]
     send: Send
@@ -244,22 +244,23 @@ class _TrainingStep:
 
 
 @torch.no_grad()
-def evaluate(placement: Placement, step: int, compute: Compute, neighbours: Neighbours) -> tuple[float, int]:
-    """(sum of the losses, samples) over this node's held-out micro-batches; (0, 0) unless on the last stage. Raises Closed."""
-    losses, numbers = list[torch.Tensor](), placement.evaluation_micro_batches
-    for number in numbers:
+def evaluate(placement: Placement, step: int, compute: Compute, neighbours: Neighbours) -> tuple[float, ...]:
+    """The mean loss of each of this node's held-out micro-batches, in ascending order of number; empty unless on the last stage.
+    Raises Closed."""
+    losses = dict[int, torch.Tensor]()
+    for number in placement.evaluation_micro_batches:
         if placement.first:
             x = compute.inputs(number)
         else:
             arrival = neighbours.queue.get(("evaluate", step))
+            neighbours.came(arrival)
             number, x = arrival.header.index, compute.decode(arrival).view(compute.input_shape)
         if placement.last:
-            losses.append(compute.loss(x, compute.labels(number), 1.0, compute.positions(number)).mean)
+            losses[number] = compute.loss(x, compute.labels(number), 1.0, compute.positions(number)).mean
         else:
             y = compute.forward(x, compute.positions(number))
             neighbours.send(Kind.EVALUATION, placement.evaluation_next[number], number, y)
-    loss_sum = sum((mean * compute.micro_batch for mean in _read(losses)), 0.0)
-    return loss_sum, len(numbers) * compute.micro_batch if placement.last else 0
+    return tuple(_read([losses[number] for number in sorted(losses)]))
 
 
 def _read(scalars: Sequence[torch.Tensor]) -> list[float]:

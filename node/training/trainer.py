@@ -456,8 +456,8 @@ class Trainer:
             self._report(NodeMessage(applied=applied))
         if commit.evaluate:
             with span(Activity.EVALUATE, commit.step):
-                loss_sum, samples = generation.evaluate(commit.step)
-            evaluated = Evaluated(generation=commit.generation, step=commit.step, loss_sum=loss_sum, samples=samples)
+                losses = generation.evaluate(commit.step)
+            evaluated = Evaluated(generation=commit.generation, step=commit.step, losses=losses)
             if generation.placement.last:
                 self._report(NodeMessage(evaluated=evaluated))
         if not commit.pause:

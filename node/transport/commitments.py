@@ -1,4 +1,5 @@
-"""What a node has sent to its peers for a step, and what it got from them, by digest. In its vote it commits to them."""
+"""What a node has sent to its peers for a step, and for an evaluation right before it, and what it got from them, by digest. In
+its vote it commits to them."""
 
 from __future__ import annotations
 
@@ -14,9 +15,6 @@ from dtfm.node.transport.sender import What
 from dtfm.protos.control_pb2 import StepReady
 from dtfm.protos.frame import Kind
 
-COMMITTED_KINDS = frozenset({Kind.ACTIVATION, Kind.GRADIENT, Kind.REDUCE, Kind.GATHER})
-"""What training passes on. Evaluations change nothing that is learnt."""
-
 COMMITMENT_BYTES = 16
 
 #: By peer and kind, and by index and part: the digest.
@@ -29,7 +27,8 @@ def commitment(codec: int, encoded: memoryview) -> bytes:
 
 
 class Commitments:
-    """Those of one step. A digest is taken in the thread that calls, or that encodes. For any thread."""
+    """Those of one step, and of an evaluation right before it. A digest is taken in the thread that calls, or that encodes. For
+    any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -17,6 +17,7 @@ from unittest import mock
 import grpc.aio
 import torch
 
+from dtfm.coordinator.core.trust.audits import COMPARED
 from dtfm.kernels.codec import DTYPE_NUMBERS, Encoded
 from dtfm.node import cli
 from dtfm.node.model.bucket import Bucket
@@ -113,8 +114,15 @@ def accuses(message: NodeMessage) -> Iterator[NodeMessage]:
     """It finds all work wrong that it is to do again."""
     if message.HasField("audited"):
         answer = message.audited
-        for kind in ("activations", "gradients", "addends", "losses"):
+        for kind in COMPARED:
             setattr(answer, kind, 1.0 if getattr(answer, kind) >= 0 else -1.0)
+    yield message
+
+
+def lies_in_evaluations(message: NodeMessage) -> Iterator[NodeMessage]:
+    """It reports half the held-out loss."""
+    if message.HasField("evaluated"):
+        message.evaluated.losses[:] = [0.5 * loss for loss in message.evaluated.losses]
     yield message
 
 
@@ -169,6 +177,7 @@ TWISTS: dict[str, Twist] = {
     "flatters": votes(flatters, since=1),
     "denies": votes(denies, since=1),
     "accuses": accuses,
+    "lies_in_evaluations": lies_in_evaluations,
 }
 """By name; a node with a twist of LIES says what it would say without."""
 
@@ -256,6 +265,18 @@ def passing_on(change: Change, kind: Kind = Kind.ACTIVATION) -> Iterator[None]:
         hand_on(self, of, destination, number, change(tensor) if of is kind else tensor)
 
     with mock.patch.object(Generation, "_hand_on", changed):
+        yield
+
+
+@contextmanager
+def misevaluating() -> Iterator[None]:
+    """Inside, this process passes on to the next stage, of held-out samples, a twentieth more than it computed."""
+    send = Generation._send_held_out
+
+    def changed(self: Generation, step: int, kind: Kind, destination: str, number: int, tensor: torch.Tensor) -> None:
+        send(self, step, kind, destination, number, tensor * 1.05)
+
+    with mock.patch.object(Generation, "_send_held_out", changed):
         yield
 
 
@@ -353,7 +374,7 @@ def covering() -> Iterator[None]:
     def right(audit: Audit, *rest: Any) -> Audited:
         if audit.node not in FRIENDS:
             return do_again(audit, *rest)
-        return Audited(number=audit.number, activations=0, gradients=0, addends=0, losses=0)
+        return Audited(number=audit.number, activations=0, gradients=0, addends=0, losses=0, evaluations=0)
 
     with mock.patch("dtfm.node.training.auditing.do_again", right):
         yield
@@ -373,6 +394,7 @@ LIES: dict[str, Callable[[], AbstractContextManager[None]]] = {
     "sends_zeros": lambda: passing_on(torch.zeros_like),
     "repeats": lambda: passing_on(first_again()),
     "mislabels": mislabelled,
+    "misevaluates": misevaluating,
     "withholds": withheld,
     "flips_and_withholds": flipped_and_withheld,
     "gives_wrong_state": giving_wrong_state,

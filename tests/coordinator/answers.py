@@ -79,9 +79,9 @@ def vote(plan: plan_pb2.Plan, node: str, step: int, micro_batch: int = 2) -> wir
     )
 
 
-def evaluated(generation: int, step: int) -> wire.NodeMessage:
-    """The held-out loss over 8 samples."""
-    return wire.NodeMessage(evaluated=wire.Evaluated(generation=generation, step=step, loss_sum=16.0, samples=8))
+def evaluated(generation: int, step: int, losses: Iterable[float] = (2.0,) * 4) -> wire.NodeMessage:
+    """The held-out losses, by default of 4 micro-batches."""
+    return wire.NodeMessage(evaluated=wire.Evaluated(generation=generation, step=step, losses=losses))
 
 
 def checkpoint_buckets(plan: plan_pb2.Plan, node: str) -> Sequence[int]:

@@ -9,19 +9,22 @@ from blake3 import blake3
 
 from dtfm.protos import control_pb2 as wire
 from dtfm.protos.frame import Kind
-from dtfm.scheduler.model.chains import chains, micro_batches_of
+from dtfm.scheduler.model.chains import chains, held_out_chains, micro_batches_of
 from dtfm.scheduler.model.plan import Plan
 
 Hop = tuple[str, str, int, int, int]
 
 
-def hops(plan: Plan) -> list[Hop]:
-    """All that is passed on in a step: a piece of each layer's bucket for each replica of its stage."""
+def hops(plan: Plan, held_out: int = 0) -> list[Hop]:
+    """All that is passed on in a step: a piece of each layer's bucket for each replica of its stage; and in an evaluation of so
+    many ``held_out`` micro-batches right before it."""
     found: list[Hop] = []
     for number, chain in enumerate(chains(plan)):
         for before, after in pairwise(chain):
             found.append((before, after, Kind.ACTIVATION, number, 0))
             found.append((after, before, Kind.GRADIENT, number, 0))
+    for number, chain in enumerate(held_out_chains(plan, held_out)):
+        found += [(before, after, Kind.EVALUATION, number, 0) for before, after in pairwise(chain)]
     for stage in plan.stages:
         for bucket in range(*stage.layers):
             for piece, owner in enumerate(stage.replicas):
@@ -38,13 +41,14 @@ def digest(hop: Hop, salt: str = "") -> bytes:
     return blake3(f"{what}{salt}".encode()).digest(16)
 
 
-def commitments(plan: Plan, node: str, loss: float = 0.5) -> dict[str, Any]:
-    """Fields of an honest vote; ``loss``: of each micro-batch."""
+def commitments(plan: Plan, node: str, loss: float = 0.5, held_out: int = 0) -> dict[str, Any]:
+    """Fields of an honest vote; ``loss``: of each micro-batch; ``held_out``: as in `hops`."""
     return {
-        "sent": passed([hop for hop in hops(plan) if hop[0] == node], at=1),
-        "received": passed([hop for hop in hops(plan) if hop[1] == node], at=0),
+        "sent": passed([hop for hop in hops(plan, held_out) if hop[0] == node], at=1),
+        "received": passed([hop for hop in hops(plan, held_out) if hop[1] == node], at=0),
         "losses": [loss] * len(micro_batches_of(plan)[node]) if node in plan.stages[-1].replicas else [],
         "kept": True,
+        "kept_evaluation": held_out > 0,
     }
 
 
@@ -67,12 +71,13 @@ def passed(mine: list[Hop], at: int, salt: str = "") -> list[wire.StepReady.Pass
 
 def audited(audit: wire.Audit, **changes: Any) -> wire.NodeMessage:
     """The answer of an auditor that came to the same, with some fields changed."""
-    first = audit.micro_batches[0]
+    first, back = audit.micro_batches[0], not audit.evaluation
     fields = {
         "number": audit.number,
-        "activations": 0.0 if first.next else -1.0,
-        "gradients": 0.0 if first.previous else -1.0,
+        "activations": 0.0 if back and first.next else -1.0,
+        "gradients": 0.0 if back and first.previous else -1.0,
         "addends": 0.0 if audit.HasField("bucket") else -1.0,
-        "losses": -1.0 if first.next else 0.0,
+        "losses": 0.0 if back and not first.next else -1.0,
+        "evaluations": -1.0 if back else 0.0,
     }
     return wire.NodeMessage(audited=wire.Audited(**{**fields, **changes}))

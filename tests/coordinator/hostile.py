@@ -8,6 +8,7 @@ from typing import Any
 
 from google.protobuf.descriptor import FieldDescriptor as Field
 
+from dtfm.coordinator.core.trust.audits import COMPARED
 from dtfm.protos import control_pb2 as wire
 from tests.coordinator.answers import DIGEST, FILE_DIGEST, evaluated, links, reached, snapshot_parts
 from tests.coordinator.script import BUCKETS, hello, prepared
@@ -94,7 +95,7 @@ def _right(kind: str, random: Random, generation: int, step: int) -> wire.NodeMe
             vote = wire.StepReady(squared_gradient_norm=2.0, loss_sum=4.0, state_digest=DIGEST)
             vote.samples = random.choice((0, 2, 4, 8))
             if random.random() < 0.5:
-                peer, of = random.choice("abcd"), random.choice((1, 2, 4, 5))
+                peer, of = random.choice("abcd"), random.choice((1, 2, 3, 4, 5))
                 vote.sent.add(peer=peer, kind=of, indices=[0], parts=[0], digests=bytes(16))
                 vote.losses.append(0.5)
                 vote.received.add(peer=peer, kind=of, indices=[0], parts=[0], digests=bytes(16))
@@ -104,7 +105,7 @@ def _right(kind: str, random: Random, generation: int, step: int) -> wire.NodeMe
             return wire.NodeMessage(step_ready=vote)
         case "audited":
             audited = wire.Audited(number=random.randrange(20), withheld_by=random.choice(("", "", *"abcd")))
-            for error in ("activations", "gradients", "addends", "losses"):
+            for error in COMPARED:
                 setattr(audited, error, random.choice(DOUBLES))
             return wire.NodeMessage(audited=audited)
         case "step_failed":

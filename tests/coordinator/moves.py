@@ -55,9 +55,7 @@ MAKERS: st.SearchStrategy[Maker] = st.one_of(
                 audited=wire.Audited(number=s, activations=1.0, gradients=-1.0, addends=2.0)
             ),
             lambda _g, s: wire.NodeMessage(audited=wire.Audited(number=s, withheld_by="a")),
-            lambda g, s: wire.NodeMessage(
-                evaluated=wire.Evaluated(generation=g, step=max(0, s - 1), loss_sum=1.0, samples=8)
-            ),
+            lambda g, s: wire.NodeMessage(evaluated=wire.Evaluated(generation=g, step=max(0, s - 1), losses=[1.0] * 4)),
             lambda g, s: wire.NodeMessage(applied=wire.Applied(generation=g, step=max(0, s - 1), state_digest=DIGEST)),
             lambda _g, _s: wire.NodeMessage(goodbye=wire.Goodbye(reason="x")),
             lambda _g, _s: wire.NodeMessage(leaving=wire.Leaving(reason="x")),

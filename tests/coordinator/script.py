@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 from dtfm.coordinator.config.run_file import parse_run
 from dtfm.coordinator.core import transition as t
 from dtfm.coordinator.core.messages import plan_message
-from dtfm.coordinator.core.state import Admission, Gathering, PlanChosen, State
+from dtfm.coordinator.core.state import Admission, Gathering, PlanChosen, State, Stepping
 from dtfm.coordinator.core.tick import tick
 from dtfm.coordinator.core.timeouts import TOGETHER_LEASES
 from dtfm.coordinator.core.validation import Refused
@@ -292,7 +292,9 @@ class World:
         said = vote(plan_message(self.plan_in_force), node, self.state.ledger.step + 1)
         said.loss_sum = 0.5 * said.samples
         if self.state.run.trust.audits:
-            said.MergeFrom(wire.StepReady(**audits.commitments(self.plan_in_force, node)))
+            phase = self.state.phase
+            held_out = phase.held_out if isinstance(phase, Stepping) else 0
+            said.MergeFrom(wire.StepReady(**audits.commitments(self.plan_in_force, node, held_out=held_out)))
         for field in changes:
             said.ClearField(field)
         said.MergeFrom(wire.StepReady(**changes))
@@ -330,10 +332,14 @@ class World:
         }
         self.hear(node, step_failed=wire.StepFailed(problem=problem, **{**fields, **changes}))
 
-    def evaluate(self) -> None:
-        """The first node of the last stage that has work reports the held-out loss after the last commit."""
+    def evaluate(self, *nodes: str, loss: float = 2.0) -> None:
+        """The nodes, by default all that are to, report the held-out loss after the last commit, if it is awaited."""
         plan, step = self.plan_in_force, self.state.ledger.step
-        self.hear(last_busy(plan_message(plan)), evaluated(plan.generation, step))
+        if (evaluation := self.state.evaluations.get(step)) is None:
+            self.hear(last_busy(plan_message(plan)), evaluated(plan.generation, step))
+            return
+        for node in nodes or sorted(evaluation.expected):
+            self.hear(node, evaluated(plan.generation, step, [loss] * evaluation.expected[node]))
 
     def apply(self) -> None:
         """All nodes of the plan say that they have applied the last commit, as they do before a pause."""

@@ -92,6 +92,7 @@ class InProcess:
         self.plan = plan
         self.step = 0
         self.generations: dict[str, Generation] = {}
+        self.held_out: dict[str, tuple[float, ...]] = {}  # of the last evaluation, by node
         self.senders = {name: DirectSender(name, self._receivers) for stage in plan.stages for name in stage.replicas}
         for name in self.senders:
             placement = self._placement(name)
@@ -190,8 +191,11 @@ class InProcess:
 
     def evaluate(self) -> float:
         """The mean held-out loss."""
-        done = self._all(lambda generation: generation.evaluate(self.step))
-        return sum(loss for loss, _ in done) / sum(samples for _, samples in done)
+        self.held_out = dict(
+            zip(self.generations, self._all(lambda generation: generation.evaluate(self.step)), strict=True)
+        )
+        losses = [loss for mine in self.held_out.values() for loss in mine]
+        return sum(losses) / len(losses)
 
     def _all(self, work: Callable[[Generation], Result]) -> list[Result]:
         running = [self._threads.submit(work, generation) for generation in self.generations.values()]

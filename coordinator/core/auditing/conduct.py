@@ -10,7 +10,7 @@ from dtfm.coordinator.core.auditing.conclusion import Conclusion, Unaudited
 from dtfm.coordinator.core.auditing.fetching import fetch_seconds
 from dtfm.coordinator.core.auditing.judgement import judged, referees
 from dtfm.coordinator.core.auditing.obstruction import charge_neighbours, obstruction
-from dtfm.coordinator.core.auditing.order import needed, order_for
+from dtfm.coordinator.core.auditing.order import needed, order_for, order_for_held_out
 from dtfm.coordinator.core.auditing.resumption import is_owed
 from dtfm.coordinator.core.auditing.views import View, views_of
 from dtfm.coordinator.core.state import State, Stepping
@@ -18,7 +18,7 @@ from dtfm.coordinator.core.timeouts import AUDITORS_FRACTION, audit_patience
 from dtfm.coordinator.core.transition import Transition
 from dtfm.coordinator.core.trust.alarms import follow, read_alarms, refilled, repeats
 from dtfm.coordinator.core.trust.audits import COMPARED, Audit, Passed, Request
-from dtfm.coordinator.core.trust.draw import cannot_be_audited, chance, draw
+from dtfm.coordinator.core.trust.draw import cannot_be_audited, chance, draw, draw_held_out
 from dtfm.coordinator.core.trust.passed import read_passed
 from dtfm.coordinator.core.trust.standing import party_of
 from dtfm.coordinator.core.validation import malformed, name_some
@@ -35,7 +35,7 @@ def passed_in(state: State, phase: Stepping, node: str, vote: wire.StepReady) ->
         return {}
     assert plan is not None
     assert described is not None
-    passed = read_passed(vote, plan, node, described.buckets)
+    passed = read_passed(vote, plan, node, described.buckets, phase.held_out)
     read_alarms(vote, node, passed)
     return {**phase.passed, node: passed}
 
@@ -45,8 +45,8 @@ NEWCOMERS_WEIGHT = 5.0
 
 
 def drawn(transition: Transition, phase: Stepping) -> tuple[Audit, ...]:
-    """What is done again of a step for which all have voted: what is drawn, and in an open run what somebody finds unusual.
-    Nobody is asked yet: see `conclude`."""
+    """What is done again of a step for which all have voted, and of an evaluation right before it: what is drawn, and in an open
+    run what somebody finds unusual. Nobody is asked yet: see `conclude`."""
     state, plan = transition.state, transition.state.ledger.plan
     assert plan is not None
     if not phase.passed:
@@ -69,6 +69,11 @@ def drawn(transition: Transition, phase: Stepping) -> tuple[Audit, ...]:
             order = order_for(state, phase, plan, each.drawn, random)
             audits.append(Audit(order, (each.drawn.by,), raised_by=each.alarm.by))
     memory.drawn_again(transition, {each.node for each in found})
+    evaluation = state.evaluations.get(phase.step - 1)
+    if phase.held_out and evaluation is not None and evaluation.is_whole:
+        kept = {node for node, vote in phase.votes.items() if vote.kept_evaluation}
+        held_out = draw_held_out(plan, phase.held_out, state.run.trust.audits, random, party, kept)
+        audits += [Audit(order_for_held_out(phase, plan, evaluation, each), (each.by,)) for each in held_out]
     return tuple(audits)
 
 
@@ -87,7 +92,7 @@ def heard(transition: Transition, node: str, answer: wire.Audited) -> None:
     _set_audit(transition, phase, audit, replace(audit, answers={**audit.answers, node: answer}))
     memory.answered(transition, node)
     of, party = audit.order.node, party_of(transition.state.ledger)
-    if answer.withheld_by in ("", of) and not answer.problem:
+    if answer.withheld_by in ("", of) and not answer.problem and not audit.order.evaluation:
         memory.handed_out(transition, {each for each in around if party(each) != party(of)}, of)
 
 

@@ -57,12 +57,12 @@ def referees(state: State, audit: Audit) -> list[str]:
 
 def judged(transition: Transition, audit: Audit) -> Conclusion | Unaudited | None:
     """All have answered. What they came to goes into the log. The conclusion says who is wrong; None: nobody is."""
-    state, node, step = transition.state, audit.order.node, audit.order.step
+    state, node, where = transition.state, audit.order.node, _where(audit)
     views = {by: view for by, view in views_of(state, audit).items() if view is not View.NOTHING}
     by_view = {view: [by for by, its in views.items() if its is view] for view in View}
     if len(views) < len(audit.auditors):
         _say_what_came_to_nothing(transition, audit, views)
-    if audit.raised_by is None and (by_view[View.RIGHT] or by_view[View.WRONG]):
+    if audit.counts and (by_view[View.RIGHT] or by_view[View.WRONG]):
         memory.compared(transition, node)
     if not by_view[View.WRONG]:
         return _judged_unless_withheld(transition, audit, by_view[View.RIGHT], by_view[View.WITHHELD])
@@ -79,11 +79,11 @@ def judged(transition: Transition, audit: Audit) -> Conclusion | Unaudited | Non
     if verdict is None:
         return None
     if not wrong:
-        reason = f"in step {step} it said that work of {node} was wrong, which {name_some(verdict.others)} found right"
+        reason = f"in {where} it said that work of {node} was wrong, which {name_some(verdict.others)} found right"
         return Conclusion(verdict, Charge.AUDIT, reason)
     sayers = name_some(by_view[View.WRONG])
-    reason = f"in step {step}, {sayers} did its work again and came to something else ({_said(audit, agreeing[0])})"
-    if verdict.undecided:
+    reason = f"in {where}, {sayers} did its work again and came to something else ({_said(audit, agreeing[0])})"
+    if verdict.undecided or audit.order.evaluation:  # that has changed no weights
         return Conclusion(verdict, Charge.AUDIT, reason)
     return _with_undoing(transition.state, Conclusion(verdict, Charge.AUDIT, reason), audit, agreeing[0])
 
@@ -97,7 +97,7 @@ def _of_what_is_unusual(
     state, node = transition.state, audit.order.node
     if node not in verdict.members or verdict.undecided:
         said = _said(audit, sayers[0])
-        transition.log(f"{sayers[0]} came to something else than {node} in step {audit.order.step}: {said}")
+        transition.log(f"{sayers[0]} came to something else than {node} in {_where(audit)}: {said}")
         return None
     known = all(each.learned for by in sayers for each in limits(state, audit.order, by).values())
     return verdict if known else replace(verdict, undecided=True)
@@ -118,15 +118,15 @@ def _judged_unless_withheld(
     transition: Transition, audit: Audit, right: Sequence[str], withheld: Sequence[str]
 ) -> Unaudited | None:
     """Nobody says that the work is wrong. If more say that the node withheld it than find it right, it does not count."""
-    node, step = audit.order.node, audit.order.step
+    node = audit.order.node
     if right and len(withheld) <= len(right):
-        if audit.raised_by is None:  # else a friend could have chosen the step
+        if audit.counts:
             memory.handed_out(transition, (node,), node)
         _log_audit(transition, audit, right[0], clean=True)
     elif withheld:
-        memory.withheld(transition, node, node, withheld, (audit.order.generation, step))
+        memory.withheld(transition, node, node, withheld, (audit.order.generation, audit.order.step))
         sayers = name_some(withheld)
-        return Unaudited(node, f"in step {step} it withheld what {sayers} came to something else about")
+        return Unaudited(node, f"in {_where(audit)} it withheld what {sayers} came to something else about")
     return None
 
 
@@ -135,7 +135,7 @@ def _say_what_came_to_nothing(transition: Transition, audit: Audit, came: Collec
         if answer is not None and by not in came:
             why = shorten(answer.problem) or f"{answer.withheld_by} withheld something" * bool(answer.withheld_by)
             why = why or "it has compared nothing"
-            transition.log(f"{by} could not audit {audit.order.node} in step {audit.order.step}: {why}")
+            transition.log(f"{by} could not audit {audit.order.node} in {_where(audit)}: {why}")
 
 
 def _with_undoing(state: State, found: Conclusion, audit: Audit, by: str) -> Conclusion:
@@ -175,10 +175,15 @@ def _log_audit(transition: Transition, audit: Audit, by: str, *, clean: bool) ->
             by_key=transition.state.ledger.key_of(by),
             kinds=kinds if len(kinds) == 2 else (),
             codecs=codecs_compared(transition.state, order),
-            why="drawn" if audit.raised_by is None else "unusual",
+            why="evaluation" if order.evaluation else "drawn" if audit.raised_by is None else "unusual",
             raised_by=audit.raised_by or "",
         )
     )
+
+
+def _where(audit: Audit) -> str:
+    order = audit.order
+    return f"the evaluation after step {order.step - 1}" if order.evaluation else f"step {order.step}"
 
 
 def _said(audit: Audit, by: str) -> str:

@@ -14,15 +14,14 @@ from dtfm.protos import control_pb2 as wire
 def limits(state: State, order: wire.Audit, by: str) -> Mapping[str, Limit]:
     """By what is to be compared, the relative errors that count as rounding if ``by`` is the auditor."""
     kinds, rounding = device_kinds(state, order.node, by), state.ledger.rounding
-    return {
-        what: limit(
-            what,
-            state.run.train.precision,
-            codec,
-            rounding.get(sort_of(what, codec, kinds), ()) if len(kinds) == 2 else (),
-        )
-        for what, codec in codecs_compared(state, order).items()
-    }
+    is_last = not any(each.next for each in order.micro_batches)
+
+    def of(what: str, codec: str) -> Limit:
+        rows = rounding.get(sort_of(what, codec, kinds), ()) if len(kinds) == 2 else ()
+        return limit(what, state.run.train.precision, codec, rows)
+
+    rounded_as = {"evaluations": "losses" if is_last else "activations"}  # which are computed in the same way
+    return {what: of(rounded_as.get(what, what), codec) for what, codec in codecs_compared(state, order).items()}
 
 
 def exceeds(answer: wire.Audited, most: Mapping[str, float]) -> bool:
@@ -45,6 +44,9 @@ def codecs_compared(state: State, order: wire.Audit) -> Mapping[str, str]:
         return max(sorted(used), key=lambda codec: tolerance(state.run.train.precision, codec))
 
     compared = {}
+    if order.evaluation:
+        onward = {each.next for each in order.micro_batches if each.next}
+        return {"evaluations": of("activations", onward) if onward else "off"}
     if onward := {each.next for each in order.micro_batches if each.next}:
         compared["activations"] = of("activations", onward)
     else:

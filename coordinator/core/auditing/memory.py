@@ -63,7 +63,8 @@ def forgotten(transition: Transition, who: str) -> None:
 
 
 def put_off(transition: Transition, phase: Stepping, ender: str, believed: Collection[str]) -> None:
-    """The step ends while audits are open. Those whose work they are of are audited when they next take part. Answers
+    """The step ends while audits are open. Those whose work they are of are audited when they next take part; an evaluation is
+    lost. Answers
     about the ``ender`` may still come from the auditors that are ``believed``: it may have gone because one asked for its
     tensors."""
     memory, ledger = transition.state.auditing, transition.state.ledger
@@ -72,7 +73,7 @@ def put_off(transition: Transition, phase: Stepping, ender: str, believed: Colle
         for by, request in audit.awaited.items() if audit.order.node == ender else ():
             if by in believed:
                 left[request.number] = OpenRequest(by, ender, ledger.generation, phase.step)
-    due = _now_due(memory.due, [audit.order.node for audit in phase.audits])
+    due = _now_due(memory.due, [audit.order.node for audit in phase.audits if not audit.order.evaluation])
     memory = replace(memory, due=due, left=dict(list(left.items())[-MOST_LEFT:]))
     transition.state = replace(transition.state, auditing=memory)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from random import Random
 
-from dtfm.coordinator.core.state import State, Stepping
+from dtfm.coordinator.core.state import Evaluation, State, Stepping
 from dtfm.coordinator.core.trust.audits import Passed
 from dtfm.coordinator.core.trust.codecs import adds_sparsely
 from dtfm.coordinator.core.trust.draw import Drawn
@@ -13,7 +13,7 @@ from dtfm.coordinator.core.trust.passed import added_up
 from dtfm.coordinator.core.trust.standing import party_of
 from dtfm.protos import control_pb2 as wire
 from dtfm.protos.frame import Kind
-from dtfm.scheduler.model.chains import chains, micro_batches_of
+from dtfm.scheduler.model.chains import chains, held_out_chains, micro_batches_of
 from dtfm.scheduler.model.plan import Plan
 
 
@@ -46,6 +46,28 @@ def order_for(state: State, phase: Stepping, plan: Plan, drawn: Drawn, random: R
     return order
 
 
+def order_for_held_out(phase: Stepping, plan: Plan, evaluation: Evaluation, drawn: Drawn) -> wire.Audit:
+    """As ``order_for``, of held-out micro-batches of the ``evaluation`` right before the step, which is whole."""
+    node, stage = drawn.node, plan.stage_of(drawn.node)
+    assert stage is not None
+    sent, received = phase.passed[node].sent, phase.passed[node].received
+    ways = held_out_chains(plan, phase.held_out)
+    mine = [number for number, way in enumerate(ways) if way[-1] == node]
+    losses = dict(zip(mine, evaluation.reports.get(node, ()), strict=True))
+    order = wire.Audit(generation=plan.generation, step=phase.step, node=node, evaluation=True)
+    for number in drawn.micro_batches:
+        previous, after = (*ways[number][:stage][-1:], "")[0], (*ways[number][stage + 1 :], "")[0]
+        order.micro_batches.add(
+            number=number,
+            previous=previous,
+            next=after,
+            activation_in=received.get((previous, node, Kind.EVALUATION, number, 0), b""),
+            activation_out=sent.get((node, after, Kind.EVALUATION, number, 0), b""),
+            loss=losses.get(number, 0.0),
+        )
+    return order
+
+
 def _order_addends(
     order: wire.Audit,
     passed: Passed,
@@ -70,5 +92,7 @@ def _order_addends(
 
 def needed(order: wire.Audit) -> frozenset[str]:
     """Whose tensors the auditor may ask for."""
-    around = {name for each in order.micro_batches for name in (each.previous, each.next) if name}
-    return frozenset({order.node, *around, *(addend.node for summed in order.sums for addend in summed.addends)})
+    around = {each.previous for each in order.micro_batches}
+    around |= {each.next for each in order.micro_batches if not order.evaluation}
+    addends = {addend.node for summed in order.sums for addend in summed.addends}
+    return frozenset({order.node, *around, *addends} - {""})

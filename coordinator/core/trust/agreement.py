@@ -47,7 +47,7 @@ def contradiction(ledger: Ledger, phase: Stepping, micro_batch: int) -> Contradi
             mismatch = DigestMismatch(phase.step, plan.generation, index, digests)
             reason = f"before step {phase.step} its state differs from that of the other replicas of stage {index}"
             return Contradiction(verdict, Charge.DIGEST, reason, mismatch)
-    if phase.passed and (found := _of_hops(ledger, plan, phase.step, phase.passed)) is not None:
+    if phase.passed and (found := _of_hops(ledger, plan, phase)) is not None:
         return found  # it says whose fault it is that norms differ
     for index, stage in enumerate(plan.stages):
         norms = {node: phase.votes[node].squared_gradient_norm for node in stage.replicas}
@@ -57,9 +57,10 @@ def contradiction(ledger: Ledger, phase: Stepping, micro_batch: int) -> Contradi
     return _of_losses(plan, phase, micro_batch) if phase.passed else None
 
 
-def _of_hops(ledger: Ledger, plan: Plan, step: int, passed: Mapping[str, Passed]) -> Contradiction | None:
+def _of_hops(ledger: Ledger, plan: Plan, phase: Stepping) -> Contradiction | None:
+    step, passed = phase.step, phase.passed
     for node in plan.nodes:
-        if what := lacks(plan, node, passed[node]):
+        if what := lacks(plan, node, passed[node], phase.held_out):
             return Contradiction(Against((node,)), Charge.HOP, f"in step {step} it does not say that it {what}")
     if not (pairs := differing(passed)):
         return _of_sums(plan, step, passed)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from dtfm.coordinator.core.trust.strikes import Record
 from dtfm.protos import control_pb2 as wire
 
-COMPARED = ("activations", "gradients", "addends", "losses")
+COMPARED = ("activations", "gradients", "addends", "losses", "evaluations")
 """What an audit compares, as in the fields of its answer (control.proto, Audited)."""
 
 Hop = tuple[str, str, int, int, int]
@@ -43,6 +43,12 @@ class Audit:
     requests: Mapping[str, Request] = field(default_factory=dict)
     answers: Mapping[str, wire.Audited | None] = field(default_factory=dict)
     raised_by: str | None = None
+
+    @property
+    def counts(self) -> bool:
+        """Whether the node is cleared where its work is found right. Who raises an alarm chooses the step; and work on held-out
+        data says nothing of what the node trains."""
+        return self.raised_by is None and not self.order.evaluation
 
     @property
     def awaited(self) -> Mapping[str, Request]:

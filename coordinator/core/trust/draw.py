@@ -16,7 +16,7 @@ from random import Random
 
 from blake3 import blake3
 
-from dtfm.scheduler.model.chains import chains, micro_batches_of
+from dtfm.scheduler.model.chains import chains, held_out_chains, micro_batches_of
 from dtfm.scheduler.model.plan import Plan
 
 LEAST_SHARE = 1 / 15
@@ -106,6 +106,28 @@ def draw(
                 by = min(able, key=busy.__getitem__)  # the next in the ring, of those who have least to do
                 busy[by] += 1
                 drawn.append(Drawn(node, by, tuple(sorted(random.sample(mine, count))), count == load))
+    return tuple(drawn)
+
+
+def draw_held_out(
+    plan: Plan, micro_batches: int, rate: float, random: Random, party: Callable[[str], str], kept: Collection[str]
+) -> tuple[Drawn, ...]:
+    """What is done again of an evaluation of so many held-out ``micro_batches``: of each stage that several parties hold the
+    share ``rate`` of them, at least one. ``kept``: the nodes that have what they sent in it; the one before in the chain
+    `must_have` it. An auditor is a replica of the same stage, and of another party."""
+    ways = held_out_chains(plan, micro_batches)
+    busy: Counter[str] = Counter()
+    drawn = []
+    for place, stage in enumerate(plan.stages):
+        if len(set(map(party, stage.replicas))) == 1:
+            continue
+        able = [n for n, way in enumerate(ways) if must_have(way[max(place - 1, 0) : place], way[place], party, kept)]
+        numbers = sorted(random.sample(able, min(len(able), max(round(rate * micro_batches), 1))))
+        for node in sorted({ways[number][place] for number in numbers}):
+            others = [by for by in stage.replicas if party(by) != party(node)]
+            by = min(random.sample(others, len(others)), key=busy.__getitem__)
+            busy[by] += 1
+            drawn.append(Drawn(node, by, tuple(n for n in numbers if ways[n][place] == node), whole=False))
     return tuple(drawn)
 
 

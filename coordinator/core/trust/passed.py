@@ -15,7 +15,7 @@ from dtfm.coordinator.core.trust.audits import Hop, Passed
 from dtfm.coordinator.core.validation import malformed
 from dtfm.protos import control_pb2 as wire
 from dtfm.protos.frame import Kind
-from dtfm.scheduler.model.chains import REMEMBERED, chains
+from dtfm.scheduler.model.chains import REMEMBERED, chains, held_out_chains
 from dtfm.scheduler.model.plan import Plan
 
 DIGEST_BYTES = 16
@@ -27,19 +27,21 @@ MOST_PIECES = 1 << 20
 """Of a bucket."""
 
 
-def read_passed(vote: wire.StepReady, plan: Plan, node: str, buckets: int) -> Passed:
-    """What the node votes to have sent and got under this plan, of a model with so many ``buckets``. Raises Refused for tensors
-    that the plan does not have, or that are named twice."""
+def read_passed(vote: wire.StepReady, plan: Plan, node: str, buckets: int, held_out: int = 0) -> Passed:
+    """What the node votes to have sent and got under this plan, of a model with so many ``buckets``. ``held_out``: of how many
+    micro-batches the evaluation was that the vote covers, too. Raises Refused for tensors that the plan does not have, or that
+    are named twice."""
+    due = _between_stages(plan, held_out).get(node, _NOTHING)
     return Passed(
-        _read("sent", vote.sent, plan, node, buckets),
-        _read("received", vote.received, plan, node, buckets),
+        _read("sent", vote.sent, due.sent, plan, node, buckets),
+        _read("received", vote.received, due.received, plan, node, buckets),
     )
 
 
-def lacks(plan: Plan, node: str, passed: Passed) -> str:
+def lacks(plan: Plan, node: str, passed: Passed, held_out: int = 0) -> str:
     """What the plan has this node send or get, and it does not name: a sentence's part; empty: nothing. Of pieces of a layer's
     bucket, what goes with those that it names. Who has a parameter that is tied between layers the plan does not say."""
-    between = _between_stages(plan).get(node, _NOTHING)
+    between = _between_stages(plan, held_out).get(node, _NOTHING)
     sent, received = _with_named_pieces(plan, node, passed)
     for verb, wanted, named in (
         ("sent", between.sent.keys() | sent, passed.sent),
@@ -118,13 +120,17 @@ def _disputed(passed: Mapping[str, Passed]) -> Iterator[Hop]:
 
 
 def _read(
-    field: str, told: Sequence[wire.StepReady.Passed], plan: Plan, node: str, buckets: int
+    field: str,
+    told: Sequence[wire.StepReady.Passed],
+    between: Collection[Hop],
+    plan: Plan,
+    node: str,
+    buckets: int,
 ) -> Mapping[Hop, bytes]:
+    """``between``: what goes between stages."""
     number = sum(len(each.indices) for each in told)
-    if number > MOST_PASSED or len(told) > 4 * len(plan.nodes):
+    if number > MOST_PASSED or len(told) > 5 * len(plan.nodes):
         raise malformed(field, number, f"at most {MOST_PASSED} tensors, and an entry for each peer and kind")
-    due = _between_stages(plan).get(node, _NOTHING)
-    between = due.sent if field == "sent" else due.received
     read: dict[Hop, bytes] = {}
     for each in told:
         if len(each.parts) != len(each.indices) or len(each.digests) != DIGEST_BYTES * len(each.indices):
@@ -154,15 +160,20 @@ def _is_piece(hop: Hop, plan: Plan, buckets: int) -> bool:
     return True
 
 
-@lru_cache(REMEMBERED)
-def _between_stages(plan: Plan) -> Mapping[str, Passed]:
-    """By node, the activations and gradients that the plan has it send and get, without digests."""
+@lru_cache(2 * REMEMBERED)
+def _between_stages(plan: Plan, held_out: int) -> Mapping[str, Passed]:
+    """By node, the activations and gradients that the plan has it send and get, and what it does in an evaluation of so many
+    ``held_out`` micro-batches, without digests."""
     due = {node: _Due() for node in plan.nodes}
     for number, chain in enumerate(chains(plan)):
         for before, after in pairwise(chain):
             for hop in ((before, after, Kind.ACTIVATION, number, 0), (after, before, Kind.GRADIENT, number, 0)):
                 due[hop[0]].sent[hop] = b""
                 due[hop[1]].received[hop] = b""
+    for number, chain in enumerate(held_out_chains(plan, held_out)):
+        for before, after in pairwise(chain):
+            hop = (before, after, Kind.EVALUATION, number, 0)
+            due[before].sent[hop] = due[after].received[hop] = b""
     return {node: Passed(mine.sent, mine.received) for node, mine in due.items()}
 
 

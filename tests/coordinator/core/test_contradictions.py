@@ -832,8 +832,8 @@ def test_a_problem_of_an_idle_node_with_a_snapshot_changes_nothing() -> None:
     assert world.exit_code == 0
 
 
-def test_an_evaluation_over_other_samples_than_its_own_is_refused() -> None:
+def test_an_evaluation_of_other_micro_batches_than_its_own_is_refused() -> None:
     world = training("a", "b", train={"steps": 10, "evaluate_every": 1})
     world.step()
-    world.hear("b", evaluated=wire.Evaluated(generation=1, step=1, loss_sum=1.0, samples=6))
+    world.hear("b", evaluated=wire.Evaluated(generation=1, step=1, losses=[1.0] * 3))
     assert refusal_of(world, world.streams["b"]).reason == wire.MALFORMED

@@ -23,7 +23,7 @@ def test_a_held_out_loss_that_is_not_finite_is_ignored_and_drops_nobody(value: f
     world = training()
     world.step()
     world.step()
-    world.hear("b", evaluated=wire.Evaluated(generation=1, step=2, loss_sum=value, samples=8))
+    world.hear("b", evaluated=wire.Evaluated(generation=1, step=2, losses=[2.0, 2.0, value, 2.0]))
     assert set(world.state.members.sessions) == {"a", "b"}
     assert not world.events(ev.Evaluated)
     world.step()
@@ -175,10 +175,10 @@ def test_nodes_that_end_the_chains_of_held_out_micro_batches_report_the_loss(hel
     world.settle()
     world.step()
     (evaluation,) = world.state.evaluations.values()
-    assert sum(evaluation.expected.values()) == 2 * held_out
+    assert sum(evaluation.expected.values()) == held_out
     assert evaluation.expected.keys() == set(expected)
     for node, due in evaluation.expected.items():
-        world.hear(node, evaluated=wire.Evaluated(generation=1, step=1, loss_sum=4.0, samples=due))
+        world.hear(node, evaluated=wire.Evaluated(generation=1, step=1, losses=[4.0] * due))
     assert [event.samples for event in world.events(ev.Evaluated)] == [2 * held_out]
 
 
@@ -187,7 +187,7 @@ def test_a_held_out_loss_over_no_samples_is_given_up() -> None:
     world.step()
     world.step()
     node = world.plan_in_force.stages[-1].replicas[-1]
-    world.hear(node, evaluated=wire.Evaluated(generation=1, step=2, loss_sum=0.0, samples=0))
+    world.hear(node, evaluated=wire.Evaluated(generation=1, step=2))
     assert world.state.evaluations == {}
     for _ in range(20):
         world.step()

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from dtfm.coordinator.config import run_file_tables
-from dtfm.coordinator.core.trust.audits import COMPARED
 from dtfm.coordinator.core.trust.tolerance import FLOORS, PRECISIONS, Limit, limit, tolerance
 from dtfm.coordinator.log.rounding import Seen
 
@@ -48,7 +47,7 @@ def test_a_small_difference_that_a_codec_makes_larger_is_within_it(
 def test_what_is_learned_makes_it_smaller_and_never_larger_and_equal_devices_may_still_round(
     precision: str, codec: str
 ) -> None:
-    for what in COMPARED:
+    for what in FLOORS[precision]:
         floor, most = FLOORS[precision][what], tolerance(precision, codec)
         assert limit(what, precision, codec, ()) == Limit(most, most)
         equal, apart = (limit(what, precision, codec, shown(error)) for error in (0.0, 2 * most))
