@@ -23,8 +23,10 @@ def audited(
     rate: float = 1.0,
     precision: str = "fp64",
     steps: int = STEPS,
+    evaluate_every: int = 50,
 ) -> Cluster:
     text = run_file(model=GPT2, stages=stages, steps=steps, lease=2.0, precision=precision)
+    text = text.replace("[train]\n", f"[train]\nevaluate_every = {evaluate_every}\n")
     return Cluster(
         folder,
         f'{text}[trust]\nmode = "open"\naudit_rate = {rate}\n',

@@ -37,9 +37,11 @@ def plain_losses(
     allowed_modules: tuple[str, ...] = (),
     replicas: Sequence[Sequence[int]] = (),
     exchange: Exchange | None = None,
+    held_out: list[float] | None = None,
 ) -> Iterator[float]:
     """The losses of step 1, 2, and so on without end, each computed when it is asked for. With ``exchange``, the gradients are
-    computed apart for each of ``replicas``, which are lists of micro-batches, and exchanged."""
+    computed apart for each of ``replicas``, which are lists of micro-batches, and exchanged. ``held_out`` gets the held-out loss
+    after each step, before the loss of the next one."""
     torch.set_num_threads(
         1
     )  # several would wait for each other on busy cores: a second for a step of some milliseconds
@@ -82,6 +84,8 @@ def plain_losses(
             group["lr"] = scheduled_rate(run, step)
         optimizer.step()
         optimizer.zero_grad()
+        if held_out is not None:
+            held_out.append(plain_held_out_loss(run, module, train.evaluation_samples))
 
 
 class LargestGradients:

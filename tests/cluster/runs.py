@@ -112,6 +112,14 @@ def losses_with_largest_gradients(path: Path, replicas: Sequence[Sequence[int]],
     return list(itertools.islice(plain_losses(run, replicas=replicas, exchange=exchange), steps))
 
 
+def held_out_losses_alone(path: Path, steps: int) -> list[float]:
+    """The held-out loss after each of the first ``steps`` steps, when one plain process trains the run file at ``path``."""
+    run, found = read_run_file(path).message("any"), list[float]()
+    _locate_corpus(run, path)
+    next(itertools.islice(plain_losses(run, held_out=found), steps, None))
+    return found
+
+
 def held_out_loss(path: Path, module: Any, samples: int) -> float:
     """The mean loss of ``module`` over the first held-out ``samples`` of the run file at ``path``."""
     run = read_run_file(path).message("any")
