@@ -86,6 +86,10 @@ def test_a_run_read_back_from_the_log_is_unchanged() -> None:
             "[train]\nevaluation_samples = 3",
             "train.evaluation_samples = 3: must be a multiple of train.micro_batch (4), like 4",
         ),
+        (
+            "[train]\nmicro_batch = 1\nevaluation_samples = 262145",
+            "train.evaluation_samples = 262145: must be at most 262144, 262144 micro-batches",
+        ),
         ("[train]\nlearning_rate = nan", "train.learning_rate = nan: must be"),
         ("[train]\nsteps = 5\nwarmup_steps = 6", "train.warmup_steps = 6: must be at most train.steps (5)"),
         ('[train]\nprecision = "fp8"', "train.precision = 'fp8': must be one of 'fp32', 'bf16' or 'fp64'"),
