@@ -24,9 +24,9 @@ def fail(transition: Transition, reason: str) -> None:
 
 
 def fail_or_suspend(transition: Transition, sayers: Sequence[str], charge: Charge, reason: str) -> None:
-    """Several parties say that the run cannot be done as it is, for this ``reason``. People who know each other are told so, and
-    the run ends. Among strangers no run ends by what members say: the ``sayers`` are suspended, and it goes on without them, or
-    waits for others."""
+    """Members say that the run cannot be done as it is, for this ``reason``: several parties, or one that is alone. People who
+    know each other are told so, and the run ends. Among strangers no run ends by what members say, not even one that is left
+    alone: the ``sayers`` are suspended, and it goes on without them, or waits for others."""
     if transition.state.ledger.is_open:
         quarantine(transition, Against(tuple(sayers), undecided=True), charge, reason)
     else:

@@ -1,10 +1,14 @@
 """When several say that a step cannot be done, one alone may make them say so: NaN spreads. So the step is tried without one
 party after the other. If it was tried without each and failed, the run itself is at fault. Of those without whom no plan is
-possible nothing can be said: among strangers the step waits for more nodes, and people who know each other are told at once."""
+possible nothing can be said: among strangers the step waits for more nodes, and people who know each other are told at once.
+
+Nor does the run of strangers end if the step failed without each: two of them may spoil it in turn. Then one after the other goes
+of those who said that it fails, and all this begins anew without them."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import replace
 
 from dtfm.coordinator.core.charging import quarantine
 from dtfm.coordinator.core.ending import fail
@@ -14,7 +18,7 @@ from dtfm.coordinator.core.state import Gathering, State
 from dtfm.coordinator.core.timeouts import GRACE_LEASES
 from dtfm.coordinator.core.transition import Transition
 from dtfm.coordinator.core.trust.standing import party_of, weakest
-from dtfm.coordinator.core.trust.verdict import Against
+from dtfm.coordinator.core.trust.verdict import Against, against_one
 from dtfm.coordinator.core.validation import name_some
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.charges import Charge
@@ -27,12 +31,15 @@ NAN_ADVICE = ". Lower train.learning_rate, lengthen train.warmup_steps, or look 
 def try_without_another(transition: Transition, reason: str) -> None:
     """The step in hand has failed, for this ``reason``. It is tried without the party of least standing with which alone it was
     not tried yet; if there is none, without one for which no plan was possible, once there is. If it has failed without each of
-    them, the run has."""
+    them, the run has; of strangers, one of those who said so is suspended."""
     ledger = transition.state.ledger
     if left := _besides(ledger, ledger.tried_without) or _besides(ledger, ledger.failed_without):
         _bench(transition, weakest(ledger, left), reason)
         return
-    _forgive(transition, ledger.step)
+    if ledger.is_open:
+        _suspend_a_sayer(transition, reason)
+        return
+    _forgive(transition, _suspended(ledger, ledger.step))
     fail(transition, reason)
 
 
@@ -49,17 +56,20 @@ def go_on_if_impossible(transition: Transition) -> None:
     if left := _besides(ledger, ledger.tried_without) if ledger.benched else []:
         _bench(transition, weakest(ledger, left), reason)
     elif not ledger.is_open and not _may_return(state, transition.now):
-        _forgive(transition, ledger.step)
+        _forgive(transition, _suspended(ledger, ledger.step))
         fail(transition, reason)
 
 
 def found(transition: Transition, benched: tuple[str, ...], reporters: Collection[str]) -> None:
     """A step is committed that could not be done with those who are ``benched``, as these ``reporters`` had said. Who was
-    suspended for what they made others report of this step is forgiven."""
+    suspended for what they made others report of this step is forgiven. If nobody is benched, it is done without those who
+    were suspended because they said so; it was the last of them without whom it could be."""
+    ledger = transition.state.ledger
+    step, party = ledger.step, party_of(ledger)
     if not benched:
+        _forgive(transition, [why for why in _suspended(ledger, step - 1) if why.charge is Charge.SPOILS][:-1])
         return
-    step, party = transition.state.ledger.step, party_of(transition.state.ledger)
-    _forgive(transition, step - 1)
+    _forgive(transition, _suspended(ledger, step - 1))
     reason = f"step {step} could not be done with it, and could without it"
     others = tuple(sorted(node for node in set(reporters) if party(node) != party(benched[0])))
     quarantine(transition, Against(benched[:1], others, undecided=True), Charge.SPOILS, reason)
@@ -83,7 +93,7 @@ def _may_return(state: State, now: float) -> bool:
 
 def _suspended_for(ledger: Ledger) -> str:
     """Whether somebody was suspended for NaN since the last commit, as a sentence; empty: nobody was."""
-    names = [why.node for why in ledger.quarantined.values() if _is_of_the_step(why, ledger.step)]
+    names = [why.node for why in _suspended(ledger, ledger.step)]
     return (
         f"step {ledger.step + 1} is NaN, says {name_some(names)}, and no plan is possible without it{NAN_ADVICE}"
         if names
@@ -91,9 +101,22 @@ def _suspended_for(ledger: Ledger) -> str:
     )
 
 
-def _is_of_the_step(why: NodeQuarantined, step: int) -> bool:
-    """Whether it is for NaN in the step after this one, which may have come from another."""
-    return why.charge is Charge.NON_FINITE and why.step == step
+def _suspended(ledger: Ledger, step: int) -> list[NodeQuarantined]:
+    """Who was suspended for what it said of the step after this one, which may have come from another."""
+    return [why for why in ledger.quarantined.values() if why.is_of_the_step_after(step)]
+
+
+def _suspend_a_sayer(transition: Transition, reason: str) -> None:
+    """The step has failed without each party alone. Of those who said so the one of least standing goes; whether it is among the
+    benched counts for nothing here."""
+    ledger = transition.state.ledger
+    said = {node for node, _ in (*ledger.failures, *transition.state.also)} & ledger.members.keys()
+    verdict = against_one(replace(ledger, benched=()), said)
+    why = (
+        f"{reason}; it failed without each of them alone, too, and of those who said so this one has the least standing"
+    )
+    quarantine(transition, replace(verdict, undecided=True, weighed=True), Charge.SPOILS, why)
+    regroup(transition, reason)
 
 
 def _bench(transition: Transition, node: str, reason: str) -> None:
@@ -104,8 +127,6 @@ def _bench(transition: Transition, node: str, reason: str) -> None:
     regroup(transition, f"to find who is at fault, the step is tried without {name_some(whole)}")
 
 
-def _forgive(transition: Transition, step: int) -> None:
-    """Whoever was suspended after ``step`` for NaN, which another made."""
-    for why in transition.state.ledger.quarantined.values():
-        if _is_of_the_step(why, step):
-            transition.emit(ev.NodeForgiven(why.node, CLEARED_BY, why.key))
+def _forgive(transition: Transition, suspended: Collection[NodeQuarantined]) -> None:
+    for why in suspended:
+        transition.emit(ev.NodeForgiven(why.node, CLEARED_BY, why.key))

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from dtfm.coordinator.core.auditing.resumption import counts_from
 from dtfm.coordinator.core.charging import quarantine
-from dtfm.coordinator.core.ending import fail, fail_or_suspend, finish
+from dtfm.coordinator.core.ending import fail_or_suspend, finish
 from dtfm.coordinator.core.messages import assignments
 from dtfm.coordinator.core.safekeeping import snapshot, standby
 from dtfm.coordinator.core.safekeeping.availability import Kind, ResumePoint, availability
@@ -195,12 +195,10 @@ def _settle_failure(transition: Transition, node: str, problem: str) -> None:
     without = "the nodes could not take up the state that they hold; the last attempt goes without it"
     reason = f"{ATTEMPTS} plans in a row could not start; the last because of {node}: {problem}"
     match blame(ledger, said):
-        case OfTheRun() if is_alone(ledger):
-            fail(transition, reason)
-        case OfTheRun() if held and not ledger.is_open:
+        case OfTheRun() if held and not ledger.is_open and not is_alone(ledger):
             _roll_back(transition, newest, without)
         case OfTheRun():
-            fail_or_suspend(transition, named_twice(ledger, said), Charge.PLAN_FAILED, reason)
+            fail_or_suspend(transition, named_twice(ledger, said) or (node,), Charge.PLAN_FAILED, reason)
         case Against() as verdict:
             reason = f"{ATTEMPTS} plans in a row could not start because of it alone; the last: {problem}"
             quarantine(transition, verdict, Charge.PLAN_FAILED, reason)

@@ -155,14 +155,17 @@ def overdue(transition: Transition, phase: Pausing) -> None:
     """The pause exceeded its deadline, though heartbeats came. A held-out loss is given up, as it takes whole chains of nodes,
     and a checkpoint by `snapshot.end_overdue`. Otherwise what was to be done is done again. Each node confirms by itself, so
     after ATTEMPTS it is settled against one that never did. If nobody ever did, the run has failed; but strangers, who could all
-    be one, go one after the other."""
+    be one, go one after the other. Whoever writes its part of the last checkpoint at the last moment leaves the coordinator no
+    less time for the manifest."""
     state, ledger = transition.state, transition.state.ledger
     assert ledger.plan is not None
     step = ledger.step
     if step in state.evaluations:
         evaluation_lost(transition, step, f"it did not come within {state.patience:g} seconds")
     tally = state.safekeeping.snapshot(Destination.CHECKPOINT, step)
-    if tally is not None and tally.writers and transition.now > tally.due:
+    if tally is not None and (
+        transition.now > tally.due if tally.writers else transition.now <= tally.heard + state.patience
+    ):
         return
     late = {node for node in ledger.plan.nodes if node in state.members.sessions and node not in phase.applied}
     awaited = awaits(transition.state, phase)
@@ -178,8 +181,8 @@ def overdue(transition: Transition, phase: Pausing) -> None:
     party = party_of(ledger)
     everybody = {party(node) for node in ledger.plan.nodes}
     match blame_for_waiting(transition.state.ledger):
-        case Against(members, others) if is_alone(ledger) or (
-            not ledger.is_open and len(everybody) > 1 and {party(node) for node in (*members, *others)} == everybody
+        case Against(members, others) if not ledger.is_open and (
+            is_alone(ledger) or (len(everybody) > 1 and {party(node) for node in (*members, *others)} == everybody)
         ):
             fail(transition, f"{ATTEMPTS} attempts in a row: {reason}")
         case Against() as verdict:

@@ -127,9 +127,10 @@ def planned(transition: Transition, result: Planned) -> None:
 
 
 def _is_certain(state: State) -> bool:
-    """Whether it is certain what the run trains: otherwise whoever described it may have made planning impossible."""
+    """Whether it is certain what the run trains: otherwise whoever described it may have made planning impossible. Of what
+    strangers say it never is: the run waits, and says why."""
     ledger, trust = state.ledger, state.run.trust
-    return ledger.data_confirmed or bool(trust.data and trust.workload) or is_alone(ledger)
+    return not ledger.is_open and (ledger.data_confirmed or bool(trust.data and trust.workload) or is_alone(ledger))
 
 
 def drop_stale_choice(transition: Transition) -> None:

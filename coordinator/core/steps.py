@@ -349,7 +349,7 @@ def _abort(transition: Transition, problem: wire.StepProblem, node: str, sentenc
     also = _unsettled(ledger, transition.state.also)
     lacking = _lack_memory(ledger, (*failures, *also))
     match blame(transition.state.ledger, [who for who, _ in failures], [who for who, _ in also]):
-        case OfTheRun() if is_alone(ledger):
+        case OfTheRun() if is_alone(ledger) and not ledger.is_open:
             fail(transition, f"{ATTEMPTS} attempts in a row failed at {reason}{advice}")
         case OfTheRun() if len(lacking) >= 2:  # it is no use to try without one of them
             why = f"{ATTEMPTS} attempts in a row failed at {reason}{MEMORY_ADVICE}"

@@ -19,7 +19,8 @@ class Charge(enum.StrEnum):
     NON_FINITE = "NON_FINITE"
     """It alone reported NaN or infinity, again and again."""
     SPOILS = "SPOILS"
-    """Others could do a step without it, and reported NaN, infinity or failures with it."""
+    """Others could do a step without it, and reported NaN, infinity or failures with it. Or strangers could not do it without any
+    one of them, and it was one of those who said so."""
     OUT_OF_MEMORY = "OUT_OF_MEMORY"
     """Its device ran out of memory, again and again."""
     STEP_FAILED = "STEP_FAILED"

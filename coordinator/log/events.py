@@ -500,6 +500,12 @@ class NodeQuarantined:
     weighed: bool = False
     event: Literal["node_quarantined"] = "node_quarantined"
 
+    def is_of_the_step_after(self, step: int) -> bool:
+        """Whether it is for what was said of the step after this one, which another may have spoilt: NaN, or, among strangers,
+        that it fails, where it did so without each of them alone."""
+        nan, spoilt = self.charge is Charge.NON_FINITE, self.charge is Charge.SPOILS and self.weighed
+        return self.step == step and (nan or spoilt)
+
 
 @dataclass(frozen=True, slots=True)
 class StateRefused:

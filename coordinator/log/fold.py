@@ -73,6 +73,9 @@ def apply(ledger: Ledger, event: ev.Event) -> Ledger:
             outcome = ledger.outcome if ledger.outcome and ledger.outcome.completed else None
             fresh = replace(_emptied(ledger), run=event.run, outcome=outcome)
             fresh = replace(fresh, failures=(), peer_losses=(), waited_for=(), evaded={}, checkpoint_failures=())
+            # What made the step in hand fail may be mended now.
+            stay = {who: why for who, why in ledger.quarantined.items() if not why.is_of_the_step_after(ledger.step)}
+            fresh = replace(fresh, quarantined=stay)
             return replace(fresh, **_NO_PLAN_FAILURES, **_NO_TRIAL)
         case ev.NodeJoined():
             member = Member(

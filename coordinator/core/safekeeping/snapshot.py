@@ -311,14 +311,15 @@ def _give_up(
     accused = weakest(ledger, suspects) if suspects else ""
     transition.emit(ev.CheckpointFailed(tally.step, reason, accused))
     failures = transition.state.ledger.checkpoint_failures
-    verdict = OfTheRun() if is_alone(ledger) or not accused else blame(ledger, failures)
+    is_owner = is_alone(ledger) and not ledger.is_open
+    verdict = OfTheRun() if is_owner or not accused else blame(ledger, failures)
     match verdict:
         case OfTheRun() if tally.step == transition.state.run.train.steps:
             why = f"all steps are trained, but the last checkpoint could not be written: {reason}"
-            if is_alone(ledger) or not accused:
+            if is_owner or not accused:
                 fail(transition, why)
             else:
-                fail_or_suspend(transition, named_twice(ledger, failures), Charge.SNAPSHOT, why)
+                fail_or_suspend(transition, named_twice(ledger, failures) or (accused,), Charge.SNAPSHOT, why)
         case Against():
             why = f"{ATTEMPTS} checkpoints failed because of it; the last: {reason}"
             verdict = against_one(ledger, suspects)

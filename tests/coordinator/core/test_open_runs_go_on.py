@@ -1,0 +1,189 @@
+"""No run of strangers ends by what members say: each way in which a run can fail, tried by two keys, and by one left alone."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from dtfm.coordinator.core import transition as t
+from dtfm.coordinator.core.state import ATTEMPTS, Destination, Pausing, Stepping, Switching
+from dtfm.coordinator.log import events as ev
+from dtfm.coordinator.log.charges import Charge
+from dtfm.coordinator.log.fold import fold
+from dtfm.protos import control_pb2 as wire
+from tests.coordinator.core.test_auditing import replicas
+from tests.coordinator.script import LONG, MANIFEST, World, restarted
+from tests.coordinator.strangers import come, open_run, strangers
+
+
+def went(world: World) -> list[tuple[str, Charge]]:
+    return [(why.node, why.charge) for why in world.events(ev.NodeQuarantined)]
+
+
+def attempts(world: World, *liars: str, alone: bool = False) -> None:
+    """Tries the next step until it is committed or nothing trains any more. As long as liars have a part in it, it fails: each
+    of them says so, or (``alone``) they make all others say so."""
+    step = world.state.ledger.step
+    for _ in range(200):
+        if isinstance(world.state.phase, Switching):
+            world.settle()
+        if world.exit_code is not None or not isinstance(world.state.phase, Stepping):
+            return
+        plan = world.plan_in_force
+        spoilt = set(plan.nodes) & set(liars)
+        for node in sorted(set(plan.nodes) - set(liars) or plan.nodes) if alone and spoilt else sorted(spoilt):
+            world.vote(node, squared_gradient_norm=math.nan, generation=plan.generation)
+        if not spoilt:
+            world.step()
+        if world.state.ledger.step > step:
+            return
+    raise AssertionError("it goes on for ever")
+
+
+def test_two_who_say_nan_in_every_trial_go_and_the_others_train_on() -> None:
+    world = strangers(*"abkl", **LONG)
+    attempts(world, "k", "l")
+    assert world.exit_code is None
+    assert went(world) == [("l", Charge.SPOILS), ("k", Charge.NON_FINITE)]
+    assert world.state.ledger.step == 1
+    assert set(world.state.ledger.members) == set("ab")
+    assert world.refolded() == world.state.ledger
+
+
+def test_two_who_make_all_others_say_nan_go_one_after_the_other_though_one_is_cleared_at_first() -> None:
+    world = strangers(*"abkl", **LONG)
+    attempts(world, "k", "l", alone=True)
+    assert went(world) == [("k", Charge.SPOILS), ("l", Charge.SPOILS)]
+    assert [forgiven.node for forgiven in world.events(ev.NodeForgiven)] == ["k"], "who says so need not be the cause"
+    come(world, "k", incarnation=2)
+    world.planner = replicas
+    for _ in range(3):
+        attempts(world, "k", alone=True)
+        if isinstance(world.state.phase, Pausing):
+            world.apply()
+    assert world.state.ledger.quarantined.keys() == {"the key of k", "the key of l"}
+    assert world.state.ledger.step >= 3
+    assert world.exit_code is None
+
+
+def test_of_those_who_said_that_a_step_fails_only_the_last_one_stays_suspended_once_it_is_done() -> None:
+    world = strangers(*"abkl", **LONG)
+    for node in "ak":
+        world.lose(node)
+        world.state = replace(world.state, ledger=fold([suspended(node)], world.state.ledger))
+    attempts(world)
+    assert [forgiven.node for forgiven in world.events(ev.NodeForgiven)] == ["a"]
+
+
+def suspended(node: str) -> ev.NodeQuarantined:
+    """For what it said of step 1, which failed without each party alone."""
+    return ev.NodeQuarantined(node, Charge.SPOILS, "it says so", 0, True, ("b",), f"the key of {node}", True)
+
+
+def test_what_all_strangers_say_to_the_last_makes_the_run_wait_with_its_advice_and_a_restart_clears_them() -> None:
+    world = strangers("a", "b", "c", **LONG)
+    attempts(world, "a", "b", "c")
+    assert world.exit_code is None
+    assert "Lower train.learning_rate" in world.events(ev.Waiting)[-1].reason
+    assert world.state.ledger.quarantined
+    again = restarted(world, **open_changes(3))
+    assert not again.state.ledger.quarantined
+
+
+def open_changes(nodes: int) -> dict[str, Any]:
+    return {**LONG, "trust": {"mode": "open"}, "cluster": {"nodes": nodes}}
+
+
+def test_a_restart_clears_nobody_of_what_was_found_before_the_step_in_hand() -> None:
+    world = strangers(*"abkl", **LONG)
+    attempts(world, "k", "l")
+    assert set(restarted(world, **open_changes(4)).state.ledger.quarantined) == {"the key of k", "the key of l"}
+
+
+def one_key(**changes: Any) -> World:
+    """All members have one key. Of another one somebody has said what the run is, and left before the first step."""
+    world = World(open_run(3, **{**LONG, **changes}))
+    world.belong_together("a", "b", "c")
+    come(world, "other")
+    world.join("a")
+    world.lose("other")
+    world.join("b", "c")
+    world.settle()
+    return world
+
+
+@pytest.mark.parametrize("problem", [wire.NON_FINITE, wire.OUT_OF_MEMORY, wire.INTERNAL])
+def test_one_that_is_left_alone_cannot_end_it_by_failing(problem: wire.StepProblem) -> None:
+    world = one_key()
+    for _ in range(40):
+        if isinstance(world.state.phase, Switching):
+            world.settle()
+        if isinstance(world.state.phase, Stepping):
+            world.fail_step(world.plan_in_force.nodes[-1], problem)
+    assert world.exit_code is None
+    assert world.events(ev.NodeQuarantined)
+
+
+def test_nor_by_saying_that_it_cannot_take_its_part() -> None:
+    world = one_key()
+    world.fail_step("a", wire.INTERNAL)
+    for _ in range(20):
+        if isinstance(world.state.phase, Switching):
+            world.fail_plan(world.plan_in_force.nodes[-1])
+    assert world.exit_code is None
+    assert world.events(ev.NodeQuarantined)
+
+
+def test_nor_by_silence_after_a_commit() -> None:
+    world = one_key(train={"steps": 1}, checkpoint={"every": 0})
+    world.step()
+    world.evaluate()
+    world.write_checkpoint()
+    for _ in range(ATTEMPTS + 1):
+        if isinstance(world.state.phase, Switching):
+            world.settle()
+        world.wait(2 * world.state.patience, beating=list(world.state.members.sessions))
+    assert world.exit_code is None
+
+
+def test_nor_by_not_writing_the_last_checkpoint() -> None:
+    world = one_key(train={"steps": 1}, checkpoint={"every": 0})
+    world.step()
+    for _ in range(20):
+        if isinstance(world.state.phase, Switching):
+            world.settle()
+        if isinstance(world.state.phase, Pausing):
+            world.write_checkpoint(world.plan_in_force.nodes[-1], problem="no room")
+            world.evaluate()
+            world.apply()
+    assert world.exit_code is None
+    assert world.events(ev.NodeQuarantined)[0].charge is Charge.SNAPSHOT
+
+
+def test_a_model_for_which_no_plan_is_possible_makes_strangers_wait() -> None:
+    """Two may have described it so."""
+    world = World(open_run(2, **LONG))
+    world.automatic_planning = False
+    come(world, "k", "l")
+    assert world.state.ledger.data_confirmed
+    world.feed(t.Planned(world.wanted[-1].number, "stages is 9; the model has 4 layers", hopeless=True))
+    assert world.exit_code is None
+    assert "stages is 9" in world.events(ev.Waiting)[-1].reason
+
+
+@pytest.mark.parametrize("mode", ["open", "trusted"])
+def test_who_writes_its_part_of_the_last_checkpoint_at_the_last_moment_leaves_time_for_the_manifest(mode: str) -> None:
+    world = strangers("a", "b", train={"steps": 1}, checkpoint={"every": 0}, trust={"mode": mode})
+    world.step()
+    world.evaluate()
+    world.apply()
+    world.wait(world.state.patience - 0.1, beating="ab")
+    world.write_checkpoint()
+    world.wait(1.0, beating="ab")
+    assert world.state.safekeeping.snapshot(Destination.CHECKPOINT, 1) is not None
+    assert world.exit_code is None
+    world.feed(t.ManifestDone(1, "", digest=MANIFEST))
+    assert world.exit_code == 0
