@@ -528,7 +528,8 @@ class WorkAudited:
     "drawn", or it was "unusual": so said ``raised_by``; if that is empty, its digests did; or it was of the "evaluation" right
     before the step. What was found right because of an alarm says nothing for the node, as whoever raised it chose the step; nor
     does an evaluation. ``kinds`` of their devices, the node's first; empty: not known. ``codecs``: by what was to be compared,
-    the roughest under which it was sent."""
+    the roughest under which it was sent. ``others``: how many other parties could have been asked, as they hold the stage and kept
+    what they sent; logs of older versions do not say."""
 
     step: int
     generation: int
@@ -543,6 +544,7 @@ class WorkAudited:
     codecs: Mapping[str, str] = field(default_factory=dict)
     why: Literal["drawn", "unusual", "evaluation"] = "drawn"
     raised_by: str = ""
+    others: int = 1
     event: Literal["work_audited"] = "work_audited"
 
 

@@ -20,7 +20,7 @@ from dtfm.coordinator.log.ledger import (
     Member,
     Outcome,
 )
-from dtfm.coordinator.log.rounding import learned, without
+from dtfm.coordinator.log.rounding import learned, party_named, without
 from dtfm.protos import MEASURED_TOGETHER
 from dtfm.protos.access import Role
 
@@ -260,7 +260,7 @@ def _revoked(ledger: Ledger, event: ev.Revoked) -> Ledger:
     revoked = {**ledger.revoked, event.name: event.at} if event.name else ledger.revoked
     who = ledger.key_of(event.name) or event.name
     return replace(
-        _without_audits(ledger, {who}),
+        _without_audits(_without_witness(ledger, who), {who}),
         rounding=without(ledger.rounding, who),
         invitations={
             id: replace(invited, revoked=invited.revoked or id in event.invitations)
@@ -282,7 +282,7 @@ def _quarantined(ledger: Ledger, event: ev.NodeQuarantined) -> Ledger:
     who = event.key or event.node
     quarantined = dict(list({**ledger.quarantined, who: event}.items())[-MOST_QUARANTINED:])
     return replace(
-        _without_audits(ledger, ledger.quarantined.keys() - quarantined.keys()),
+        _without_audits(_without_witness(ledger, who), ledger.quarantined.keys() - quarantined.keys()),
         held=tuple(tuple(who for who in layer if who[0] not in names) for layer in ledger.held),
         quarantined=quarantined,
         rounding=without(ledger.rounding, who),
@@ -315,6 +315,18 @@ def _without_audits(ledger: Ledger, whose: Collection[str]) -> Ledger:
         ledger,
         audits={who: audits for who, audits in ledger.audits.items() if who not in whose},
         began={who: step for who, step in ledger.began.items() if who not in whose},
+    )
+
+
+def _without_witness(ledger: Ledger, who: str) -> Ledger:
+    """What this party has found right counts for nobody any more."""
+    name = party_named(who)
+    return replace(
+        ledger,
+        audits={
+            each: replace(audits, by=tuple(by for by in audits.by if by != name)) if name in audits.by else audits
+            for each, audits in ledger.audits.items()
+        },
     )
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from dtfm.coordinator.log import events as ev
-from dtfm.coordinator.log.rounding import Rounding
+from dtfm.coordinator.log.rounding import Rounding, party_named
 from dtfm.scheduler.model.plan import Plan
 
 NODE_LEFT = "NODE_LEFT"
@@ -24,6 +24,12 @@ SETTLED = "SETTLED"
 
 UNAUDITED = "UNAUDITED"
 """StepAborted.problem when work of the step was being done again, and a node left, or withheld what it needed."""
+
+WITNESSES = 2
+"""Parties that have to find a stranger's work right before it is proven, where so many could."""
+
+MOST_WITNESSES = 8
+"""So many of them are remembered, the last ones."""
 
 CLEARED_BY = "the coordinator"
 """NodeForgiven.by when another turned out to be at fault. No operator is called that: names have no spaces."""
@@ -86,21 +92,34 @@ class Holder:
 class Audits:
     """``clean``: how often in a row work was found right; ``last``: the step of the last such audit, and ``last_of`` by name;
     ``last_added`` by name that of the last one that has compared what the node adds to gradients. ``differed``: the last audit of
-    all came to something else."""
+    all came to something else. ``by``: the parties that found it right, named by a hash, at most MOST_WITNESSES. ``could``: how
+    many could have done one of these audits, but no more than have to find it right."""
 
     clean: int = 0
     last: int = 0
     differed: bool = False
     last_of: Mapping[str, int] = field(default_factory=dict)
     last_added: Mapping[str, int] = field(default_factory=dict)
+    by: tuple[str, ...] = ()
+    could: int = 0
+
+    @property
+    def witnessed(self) -> bool:
+        """Whether as many parties as have to, or as could, have found the work right. One alone may be a friend."""
+        return len(self.by) >= self.could
 
     def and_another(self, event: ev.WorkAudited) -> Audits:
         if not event.clean:
-            return replace(self, clean=0, differed=True)
-        done = {event.node: event.step}
+            return replace(self, clean=0, differed=True, by=(), could=0)
+        done, by = {event.node: event.step}, party_named(event.by_key or event.by)
         added = done if "addends" in event.errors else {}
         return Audits(
-            self.clean + 1, event.step, last_of={**self.last_of, **done}, last_added={**self.last_added, **added}
+            self.clean + 1,
+            event.step,
+            last_of={**self.last_of, **done},
+            last_added={**self.last_added, **added},
+            by=(*(who for who in self.by if who != by), by)[-MOST_WITNESSES:],
+            could=max(self.could, min(event.others, WITNESSES)),
         )
 
     def until(self, step: int) -> Audits:

@@ -12,7 +12,8 @@ from typing import Any
 from dtfm.coordinator.log.ledger import Audits, Ledger
 
 PROVEN_AFTER = 3
-"""The number of audits in a row that must have found a stranger's work right."""
+"""The number of audits in a row that must have found a stranger's work right. Where two other parties can do it again, it must be
+two that did."""
 
 
 class Standing(enum.IntEnum):
@@ -64,17 +65,20 @@ def earned(ledger: Ledger, name: str) -> Earned:
         return Earned(Standing.SUSPECTED, f"the step is tried without it: {ledger.benched_for}", clean)
     if audits is not None and audits.differed:
         return Earned(Standing.SUSPECTED, "its last audit came to something else")
-    if audits is not None and clean >= PROVEN_AFTER:
+    if audits is not None and clean >= PROVEN_AFTER and audits.witnessed:
         return Earned(Standing.PROVEN, said_of(audits), clean)
     if not ledger.is_open:
         return Earned(Standing.PROVEN, "members of this run know each other", clean)
-    so_far = (
-        "no audit of its work yet" if audits is None or not clean else f"{said_of(audits)}; {PROVEN_AFTER} prove it"
-    )
+    so_far = "no audit of its work yet" if audits is None or not clean else f"{said_of(audits)}; {_lacks(audits)}"
     if (forgiven := ledger.forgiven.get(who)) is not None:
         said = f"an operator has forgiven it, after {forgiven.charge} in step {forgiven.step}; {so_far}"
         return Earned(Standing.SUSPECTED, said, clean)
     return Earned(Standing.NEW, so_far, clean)
+
+
+def _lacks(audits: Audits) -> str:
+    enough = audits.clean >= PROVEN_AFTER
+    return "another party has to find it right, too" if enough else f"{PROVEN_AFTER} prove it"
 
 
 def said_of(audits: Audits) -> str:

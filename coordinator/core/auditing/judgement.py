@@ -162,6 +162,7 @@ def _log_audit(transition: Transition, audit: Audit, by: str, *, clean: bool) ->
     assert answer is not None
     errors = {kind: min(getattr(answer, kind), 1e9) for kind in COMPARED if getattr(answer, kind) >= 0}
     kinds = device_kinds(transition.state, order.node, by)
+    others = len(_could_audit(transition.state, order.node))
     transition.emit(
         ev.WorkAudited(
             step=order.step,
@@ -177,6 +178,7 @@ def _log_audit(transition: Transition, audit: Audit, by: str, *, clean: bool) ->
             codecs=codecs_compared(transition.state, order),
             why="evaluation" if order.evaluation else "drawn" if audit.raised_by is None else "unusual",
             raised_by=audit.raised_by or "",
+            others=max(others, 1),
         )
     )
 
@@ -184,6 +186,15 @@ def _log_audit(transition: Transition, audit: Audit, by: str, *, clean: bool) ->
 def _where(audit: Audit) -> str:
     order = audit.order
     return f"the evaluation after step {order.step - 1}" if order.evaluation else f"step {order.step}"
+
+
+def _could_audit(state: State, node: str) -> frozenset[str]:
+    """The other parties that hold the node's stage, and kept what they sent."""
+    plan, phase, party = state.ledger.plan, state.phase, party_of(state.ledger)
+    assert plan is not None
+    assert isinstance(phase, Stepping)
+    stage = plan.stages[plan.stage_of(node) or 0]
+    return frozenset({party(each) for each in stage.replicas if phase.votes[each].kept} - {party(node)})
 
 
 def _said(audit: Audit, by: str) -> str:

@@ -29,13 +29,14 @@ def are_proven(ledger: Ledger, nodes: Sequence[str]) -> NDArray[np.bool_]:
 
 
 def shown_by(ledger: Ledger, nodes: Sequence[str]) -> frozenset[tuple[str, int]]:
-    """What planning depends on, by node: how many audits have found its work right; PROVEN_AFTER if it is proven, -1 if it is
-    suspected. Where members know each other, only of those who are suspected."""
+    """What planning depends on, by node: how many audits have found its work right, PROVEN_AFTER only if it is proven; -1 if it
+    is suspected. Where members know each other, only of those who are suspected."""
     strangers = ledger.is_open
     made = []
     for node in nodes:
         its = earned(ledger, node)
-        audits = {Standing.PROVEN: PROVEN_AFTER, Standing.SUSPECTED: -1}.get(its.standing, its.audits)
+        so_far = min(its.audits, PROVEN_AFTER - 1)
+        audits = {Standing.PROVEN: PROVEN_AFTER, Standing.SUSPECTED: -1}.get(its.standing, so_far)
         if strangers or its.standing is Standing.SUSPECTED:
             made.append((node, audits))
     return frozenset(made)
@@ -51,7 +52,7 @@ def counted_flops(ledger: Ledger, nodes: Sequence[str]) -> list[float]:
     if not any(each.standing is Standing.PROVEN for each in its):
         return believed
     return [
-        flops * (PROVEN_AFTER + min(each.audits, PROVEN_AFTER)) / (2 * PROVEN_AFTER)
+        flops * (PROVEN_AFTER + min(each.audits, PROVEN_AFTER - 1)) / (2 * PROVEN_AFTER)
         if each.standing is not Standing.PROVEN
         else flops
         for flops, each in zip(believed, its, strict=True)

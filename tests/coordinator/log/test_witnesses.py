@@ -1,0 +1,96 @@
+"""Three audits by one party prove a stranger only where no other could do them."""
+
+from __future__ import annotations
+
+import pytest
+
+from dtfm.coordinator.log import events as ev
+from dtfm.coordinator.log.charges import Charge
+from dtfm.coordinator.log.fold import fold
+from dtfm.coordinator.log.ledger import MOST_WITNESSES, Ledger
+from dtfm.coordinator.log.standing import PROVEN_AFTER, Standing, earned
+from tests.coordinator.core.test_auditing import replicas
+from tests.coordinator.script import LONG, World
+from tests.coordinator.strangers import come, open_run
+
+NEW, PROVEN = Standing.NEW, Standing.PROVEN
+
+
+def audits(by: str, others: int = 2, clean: bool = True, of: str = "a") -> list[ev.Event]:
+    """One by each of these parties, of ``a``, whose work so many others could do again."""
+    return [
+        ev.WorkAudited(step, 1, of, who, 8, clean, {}, f"key of {of}", f"key of {who}", others=others)
+        for step, who in enumerate(by, 1)
+    ]
+
+
+def after(*events: ev.Event) -> Ledger:
+    return fold([ev.RunStarted("id", {"trust": {"mode": "open"}}), ev.Enrolled("a", "node", "key of a", ""), *events])
+
+
+@pytest.mark.parametrize(
+    ("events", "standing"),
+    [
+        (audits("bbb"), NEW),
+        (audits("bbbbbbbb"), NEW),
+        (audits("bbc"), PROVEN),
+        (audits("cb"), NEW),
+        (audits("bbb", others=1), PROVEN),
+        ([*audits("bbb", others=1), *audits("b", others=5)], NEW),
+        ([*audits("bbb", others=1), *audits("c", others=5)], PROVEN),
+        ([*audits("cbb"), *audits("b", clean=False), *audits("bbb")], NEW),
+    ],
+)
+def test_two_parties_have_to_find_its_work_right_where_two_could(events: list[ev.Event], standing: Standing) -> None:
+    its = earned(after(*events), "a")
+    assert its.standing is standing
+    if standing is NEW and its.audits >= PROVEN_AFTER:
+        assert its.reason.endswith("another party has to find it right, too")
+
+
+def test_what_was_logged_before_this_was_asked_for_counts_as_ever() -> None:
+    older = [ev.WorkAudited(step, 1, "a", "b", 8, True, {}, "key of a") for step in range(1, PROVEN_AFTER + 1)]
+    told = [{name: said for name, said in ev.to_json(event).items() if name != "others"} for event in older]
+    assert earned(after(*map(ev.from_json, told)), "a").standing is PROVEN
+
+
+@pytest.mark.parametrize("end", ["quarantined", "revoked"])
+def test_who_goes_has_found_nothing_right(end: str) -> None:
+    enrolled = ev.Enrolled("c", "node", "key of c", "")
+    gone = ev.NodeQuarantined("c", Charge.AUDIT, "why", 3, key="key of c")
+    ledger = after(enrolled, *audits("bbc"), gone if end == "quarantined" else ev.Revoked("c", (), 0.0, "operator"))
+    assert earned(ledger, "a").standing is NEW
+    assert earned(fold(audits("d"), ledger), "a").standing is PROVEN
+
+
+def test_only_so_many_are_remembered() -> None:
+    ledger = after(*audits("bcdefghijklmnop"))
+    assert len(ledger.audits["key of a"].by) == MOST_WITNESSES
+
+
+def three_in_a_stage() -> World:
+    world = World(open_run(3, **LONG, trust={"audit_rate": 1.0}), replicas)
+    come(world, "a", "b", "c")
+    world.settle()
+    return world
+
+
+def test_a_friend_alone_does_not_prove_a_stranger_that_a_third_could_audit() -> None:
+    world = three_in_a_stage()
+    while (its := earned(world.state.ledger, "a")).standing is not PROVEN:
+        world.step()
+        assert world.state.ledger.step < 20
+    assert its.audits >= PROVEN_AFTER
+    row = [event for event in world.events(ev.WorkAudited) if event.node == "a"]
+    assert {event.others for event in row} == {2}
+    assert {event.by for event in row} == {"b", "c"}
+    before = fold([event for event in world.log if event != row[-1]], world.start)
+    assert earned(before, "a").standing is not PROVEN
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_who_kept_nothing_could_not_have_been_asked(kept: bool) -> None:
+    world = three_in_a_stage()
+    for node in world.plan_in_force.nodes:
+        world.vote(node, kept=node != "c" or kept)
+    assert [event.others for event in world.events(ev.WorkAudited) if event.node == "a"] == [1 + kept]
