@@ -522,14 +522,16 @@ class StateRefused:
 
 @dataclass(frozen=True, slots=True)
 class WorkAudited:
-    """``by`` did work of ``node`` again, of ``step`` before it was committed. ``clean``: it came to the same within what rounding
-    explains. ``errors``: the largest relative ones, by what was compared ("activations", "gradients", "addends", "losses",
-    "evaluations"); ``key`` and ``by_key``: of the two (SubjectPublicKeyInfo in base64), if they have one. ``why``: the work was
-    "drawn", or it was "unusual": so said ``raised_by``; if that is empty, its digests did; or it was of the "evaluation" right
-    before the step. What was found right because of an alarm says nothing for the node, as whoever raised it chose the step; nor
-    does an evaluation. ``kinds`` of their devices, the node's first; empty: not known. ``codecs``: by what was to be compared,
-    the roughest under which it was sent. ``others``: how many other parties could have been asked, as they hold the stage and kept
-    what they sent; logs of older versions do not say."""
+    """``by`` did work of ``node`` again, of ``step`` before it was committed. ``clean``: it came to the same within what
+    rounding explains. ``tied``: neither that nor the opposite, as no more parties found it right than wrong. Then it counts
+    neither for the node nor against it, but teaches what honest devices may be apart. ``errors``: the largest relative ones, by
+    what was compared ("activations", "gradients", "addends", "losses", "evaluations"); ``key`` and ``by_key``: of the two
+    (SubjectPublicKeyInfo in base64), if they have one. ``why``: the work was "drawn", or it was "unusual": so said
+    ``raised_by``; if that is empty, its digests did; or it was of the "evaluation" right before the step. What was found right
+    because of an alarm says nothing for the node, as whoever raised it chose the step; nor does an evaluation. ``kinds`` of
+    their devices, the node's first; empty: not known. ``codecs``: by what was to be compared, the roughest under which it was
+    sent. ``others``: how many other parties could have been asked, as they hold the stage and kept what they sent; logs of
+    older versions do not say."""
 
     step: int
     generation: int
@@ -545,6 +547,7 @@ class WorkAudited:
     why: Literal["drawn", "unusual", "evaluation"] = "drawn"
     raised_by: str = ""
     others: int = 1
+    tied: bool = False
     event: Literal["work_audited"] = "work_audited"
 
 

@@ -211,8 +211,10 @@ def apply(ledger: Ledger, event: ev.Event) -> Ledger:
             return _revoked(ledger, event)
         case ev.NodeQuarantined():
             return _quarantined(ledger, event)
-        case ev.WorkAudited(clean=True, why="unusual" | "evaluation"):
+        case ev.WorkAudited(why="unusual" | "evaluation") if event.clean or event.tied:
             return ledger
+        case ev.WorkAudited(tied=True):
+            return replace(ledger, rounding=learned(ledger.rounding, event))
         case ev.WorkAudited():
             who = event.key or event.node
             now = ledger.audits.get(who, Audits()).and_another(event)

@@ -1,8 +1,8 @@
 """What audits have shown of how far apart honest devices' results are.
 
-For each sort of comparison (what is compared, under which codec, between which kinds of devices) it is remembered who found whose
-work how far from its own, where that counted as clean. Nobody knows yet who of them is honest, so that nothing is concluded from
-what one says: see `typical`.
+For each sort of comparison (what is compared, under which codec, between which kinds of devices) it is remembered who found
+whose work how far from its own, where that counted as clean, or could not be settled. Nobody knows yet who of them is honest,
+so that nothing is concluded from what one says: see `typical`.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ def party_named(key_or_name: str) -> str:
 
 
 def learned(rounding: Rounding, event: WorkAudited) -> Rounding:
-    """With what one more audit says. One that was not clean, or whose devices are not known, says nothing."""
-    if not event.clean or len(event.kinds) != 2:
+    """With what one more audit says. One that came to something else, or whose devices are not known, says nothing."""
+    if not (event.clean or event.tied) or len(event.kinds) != 2:
         return rounding
     by, of = party_named(event.by_key or event.by), party_named(event.key or event.node)
     sorts = dict(rounding)

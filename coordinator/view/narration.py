@@ -131,6 +131,7 @@ def narrate(event: ev.Event) -> str:
             return f"the state of bucket {event.bucket} {whose} is refused on {event.node}: it differs from that of the others"
         case ev.WorkAudited():
             found = "found it right" if event.clean else "came to something else"
+            found = "it was not settled whether they are right" if event.tied else found
             work = f"{event.micro_batches} micro-batches of {event.node}"
             said = f"{event.raised_by} found them" if event.raised_by else "its digests are"
             why = f", as {said} unusual" if event.why == "unusual" else ""

@@ -76,6 +76,7 @@ EVERY_EVENT: list[ev.Event] = [
     ev.StateAgreed(1, ("ab12", "")),
     ev.StateRefused(1, 2, "c", ("a", "b"), 3),
     ev.WorkAudited(4, 2, "a", "b", 8, False, {"activations": 0.05, "addends": 0.0}, "a key"),
+    ev.WorkAudited(5, 2, "c", "a", 8, False, {"losses": 1e-4}, others=3, tied=True),
     ev.WorkAudited(5, 2, "b", "a", 8, True, {"losses": 1e-4}, "", "a key", ("cpu x", "cuda y"), {"losses": "off"}),
     ev.DeviceShown("a", 1e11),
     ev.StandingChanged("a", "proven", "3 audits in a row, the last at step 4"),

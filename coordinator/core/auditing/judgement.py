@@ -67,7 +67,7 @@ def judged(transition: Transition, audit: Audit) -> Conclusion | Unaudited | Non
     if not by_view[View.WRONG]:
         return _judged_unless_withheld(transition, audit, by_view[View.RIGHT], by_view[View.WITHHELD])
     verdict, first = _settled(state.ledger, node, views), by_view[View.WRONG][0]
-    gross = is_gross(state, audit, first)
+    gross, tied = is_gross(state, audit, first), verdict is None or verdict.undecided
     if verdict is not None and not gross:
         verdict = _of_what_is_unusual(transition, audit, verdict, by_view[View.WRONG])
     wrong = verdict is not None and node in verdict.members
@@ -75,7 +75,7 @@ def judged(transition: Transition, audit: Audit) -> Conclusion | Unaudited | Non
     if verdict is None and not gross:
         agreeing = agreeing or by_view[View.WRONG]  # honest devices may be as far apart: now it is known to happen
     if agreeing:
-        _log_audit(transition, audit, agreeing[0], clean=not wrong)
+        _log_audit(transition, audit, agreeing[0], clean=not wrong and not tied, tied=not wrong and tied)
     if verdict is None:
         return None
     if not wrong:
@@ -157,7 +157,7 @@ def _with_undoing(state: State, found: Conclusion, audit: Audit, by: str) -> Con
     return replace(found, back_before=clean + 1)
 
 
-def _log_audit(transition: Transition, audit: Audit, by: str, *, clean: bool) -> None:
+def _log_audit(transition: Transition, audit: Audit, by: str, *, clean: bool, tied: bool = False) -> None:
     order, answer = audit.order, audit.answers[by]
     assert answer is not None
     errors = {kind: min(getattr(answer, kind), 1e9) for kind in COMPARED if getattr(answer, kind) >= 0}
@@ -179,6 +179,7 @@ def _log_audit(transition: Transition, audit: Audit, by: str, *, clean: bool) ->
             why="evaluation" if order.evaluation else "drawn" if audit.raised_by is None else "unusual",
             raised_by=audit.raised_by or "",
             others=max(others, 1),
+            tied=tied,
         )
     )
 

@@ -118,7 +118,7 @@ def test_between_two_nobody_goes_for_what_is_unusual_and_it_is_known_from_then_o
     others_say(world, "a", BIAS)
     assert not quarantined(world)
     last = [event for event in world.events(ev.WorkAudited) if event.node == "a"][-1]
-    assert (last.clean, last.errors["addends"]) == (True, BIAS)
+    assert (last.clean, last.tied, last.errors["addends"]) == (False, True, BIAS)
 
 
 def test_who_alone_finds_unusual_what_others_find_right_changes_nothing() -> None:
