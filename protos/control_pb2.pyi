@@ -238,7 +238,7 @@ class Refusal(_message.Message):
     def __init__(self, reason: _Optional[_Union[RefusalReason, str]] = ..., sentence: _Optional[str] = ...) -> None: ...
 
 class Prepared(_message.Message):
-    __slots__ = ("workload", "data_fingerprint", "training_samples", "evaluation_samples", "unigram_entropy", "tokens_per_sample", "buckets", "on_disk", "flops", "weights_fingerprint", "data_read")
+    __slots__ = ("workload", "data_fingerprint", "training_samples", "evaluation_samples", "unigram_entropy", "tokens_per_sample", "buckets", "on_disk", "flops", "weights_fingerprint", "data_read", "layouts")
     WORKLOAD_FIELD_NUMBER: _ClassVar[int]
     DATA_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     TRAINING_SAMPLES_FIELD_NUMBER: _ClassVar[int]
@@ -250,6 +250,7 @@ class Prepared(_message.Message):
     FLOPS_FIELD_NUMBER: _ClassVar[int]
     WEIGHTS_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     DATA_READ_FIELD_NUMBER: _ClassVar[int]
+    LAYOUTS_FIELD_NUMBER: _ClassVar[int]
     workload: _plan_pb2.Workload
     data_fingerprint: bytes
     training_samples: int
@@ -261,7 +262,8 @@ class Prepared(_message.Message):
     flops: float
     weights_fingerprint: bytes
     data_read: bool
-    def __init__(self, workload: _Optional[_Union[_plan_pb2.Workload, _Mapping]] = ..., data_fingerprint: _Optional[bytes] = ..., training_samples: _Optional[int] = ..., evaluation_samples: _Optional[int] = ..., unigram_entropy: _Optional[float] = ..., tokens_per_sample: _Optional[int] = ..., buckets: _Optional[int] = ..., on_disk: _Optional[_Iterable[_Union[SnapshotParts, _Mapping]]] = ..., flops: _Optional[float] = ..., weights_fingerprint: _Optional[bytes] = ..., data_read: _Optional[bool] = ...) -> None: ...
+    layouts: bytes
+    def __init__(self, workload: _Optional[_Union[_plan_pb2.Workload, _Mapping]] = ..., data_fingerprint: _Optional[bytes] = ..., training_samples: _Optional[int] = ..., evaluation_samples: _Optional[int] = ..., unigram_entropy: _Optional[float] = ..., tokens_per_sample: _Optional[int] = ..., buckets: _Optional[int] = ..., on_disk: _Optional[_Iterable[_Union[SnapshotParts, _Mapping]]] = ..., flops: _Optional[float] = ..., weights_fingerprint: _Optional[bytes] = ..., data_read: _Optional[bool] = ..., layouts: _Optional[bytes] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
     __slots__ = ("count", "flops")

@@ -9,7 +9,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -24,7 +24,14 @@ from safetensors.numpy import load, save_file
 from dtfm.coordinator.command.options import DEFAULT_STORE, Json
 from dtfm.coordinator.log.fold import fold
 from dtfm.coordinator.log.ledger import Ledger
-from dtfm.coordinator.log.manifest import BucketFile, CheckpointError, Manifest, manifest_and_digest, newest
+from dtfm.coordinator.log.manifest import (
+    BucketFile,
+    CheckpointError,
+    Manifest,
+    check_layout,
+    manifest_and_digest,
+    newest,
+)
 from dtfm.coordinator.log.store import Store
 
 SHARD_BYTES = 1 << 30
@@ -94,7 +101,8 @@ def export_checkpoint(folder: str, target: Path, ledger: Ledger | None = None) -
     try:
         filesystem, path = fsspec.url_to_fs(folder)
         _copy_model_files(filesystem, path, partial)
-        _write_shards(_shards(filesystem, path, manifest.buckets, states), partial)
+        layout_of = ledger.described.layout_of if ledger is not None and ledger.described is not None else _unknown
+        _write_shards(_shards(filesystem, path, manifest.buckets, states, layout_of), partial)
         os.chmod(partial, 0o755)
         partial.replace(target)
     except OSError as error:
@@ -132,12 +140,22 @@ def _agreed_states(folder: str, manifest: Manifest, digest: str, ledger: Ledger)
     return ledger.agreed.get(manifest.step, ())
 
 
-def _shards(filesystem: Any, path: str, buckets: tuple[BucketFile, ...], states: tuple[str, ...]) -> Iterator[Tensors]:
+def _unknown(_: int) -> str:
+    return ""
+
+
+def _shards(
+    filesystem: Any,
+    path: str,
+    buckets: tuple[BucketFile, ...],
+    states: tuple[str, ...],
+    layout_of: Callable[[int], str],
+) -> Iterator[Tensors]:
     shard: Tensors = {}
     whose: dict[str, str] = {}  # by tensor, the file that has it
     for bucket in buckets:
         state = states[bucket.index] if bucket.index < len(states) else ""
-        weights = _read_weights(filesystem, path, bucket, state)
+        weights = _read_weights(filesystem, path, bucket, state, layout_of(bucket.index))
         if twice := sorted(weights.keys() & whose.keys()):
             raise CheckpointError(
                 f"{path}/{bucket.file} and {whose[twice[0]]} both have a tensor {twice[0]!r}: one of their writers has given "
@@ -152,8 +170,8 @@ def _shards(filesystem: Any, path: str, buckets: tuple[BucketFile, ...], states:
         yield shard
 
 
-def _read_weights(filesystem: Any, path: str, bucket: BucketFile, state: str) -> Tensors:
-    """``state``: the digest (hex) that the bucket's state should have; empty: not known."""
+def _read_weights(filesystem: Any, path: str, bucket: BucketFile, state: str, layout: str) -> Tensors:
+    """``state``, ``layout``: the digests (hex) that the bucket's state, and its file's layout, should have; empty: not known."""
     content = filesystem.cat_file(f"{path}/{bucket.file}")
     if len(content) != bucket.bytes or blake3(content).hexdigest() != bucket.blake3:
         raise CheckpointError(f"{path}/{bucket.file} is damaged (its BLAKE3 differs); use an older checkpoint")
@@ -166,6 +184,12 @@ def _read_weights(filesystem: Any, path: str, bucket: BucketFile, state: str) ->
             f"{path}/{bucket.file} is whole, but not the state that its trainers agreed on: its writer has made it up. Use an "
             "older checkpoint"
         )
+    if layout:
+        begin = 8 + int.from_bytes(content[:8], "little")
+        try:
+            check_layout(content[8:begin], len(content) - begin, layout, f"{path}/{bucket.file}", bucket.index)
+        except CheckpointError as error:
+            raise NotTheLogs(str(error), bucket.index) from None
     return {name: tensor for name, tensor in tensors.items() if not name.startswith("optimizer.")}
 
 

@@ -182,8 +182,8 @@ def _agree(state: State, one: Session, other: Session, described: ev.Described) 
 
 
 def _go_on(transition: Transition, session: Session, message: wire.Prepared, described: ev.Described) -> None:
-    """The node agrees with the run, or is the first to describe it. A run that an older version described is described again.
-    Then the node measures its links."""
+    """The node agrees with the run, or is the first to describe it. What an older version did not say of the run is
+    said now; among strangers nobody is believed in what names its tensors have. Then the node measures its links."""
     ledger = transition.state.ledger
     if ledger.described is None:
         transition.emit(ev.RunDescribed(described, session.node))
@@ -191,6 +191,9 @@ def _go_on(transition: Transition, session: Session, message: wire.Prepared, des
         check_agrees(described, ledger.described)
         if is_older(ledger.described):
             transition.emit(ev.RunDescribed(described, session.node))
+        elif not ledger.described.layouts and not ledger.is_open:
+            known = replace(ledger.described, layouts=described.layouts)
+            transition.emit(ev.RunDescribed(known, ledger.described_by))
         elif (
             message.data_read
             and not ledger.data_confirmed

@@ -19,6 +19,7 @@ from dtfm.coordinator.log.events import Codecs, Described, DeviceSeen, Link
 from dtfm.protos import PROTOCOL_VERSION
 from dtfm.protos import control_pb2 as wire
 from dtfm.protos.access import NAME
+from dtfm.protos.bucket_layout import LAYOUT_BYTES
 from dtfm.protos.candidates import MOST_CANDIDATES, read_candidate, write_candidate
 from dtfm.scheduler.model.chains import micro_batches_of
 from dtfm.scheduler.model.memory import KEPT_PER_OUTPUT_BYTE
@@ -184,6 +185,8 @@ def check_prepared(prepared: wire.Prepared, run: RunFile) -> Described:
         raise malformed("on_disk", len(prepared.on_disk), f"of at most {MOST_SNAPSHOTS} steps")
     if not len(layers) <= prepared.buckets <= MAX_BUCKETS:
         raise malformed("buckets", prepared.buckets, f"{len(layers)} (one per layer) to {MAX_BUCKETS}")
+    if len(prepared.layouts) != LAYOUT_BYTES * prepared.buckets:
+        raise malformed("layouts", f"{len(prepared.layouts)} bytes", f"of {LAYOUT_BYTES} bytes for each bucket")
     workload = Workload(
         layers=tuple(
             Layer(
@@ -210,6 +213,7 @@ def check_prepared(prepared: wire.Prepared, run: RunFile) -> Described:
         tokens_per_sample=prepared.tokens_per_sample,
         buckets=prepared.buckets,
         weights_fingerprint=prepared.weights_fingerprint.hex(),
+        layouts=prepared.layouts.hex(),
     )
 
 
@@ -246,6 +250,9 @@ def check_agrees(mine: Described, run: Described) -> None:
         )
     if mine.buckets != run.buckets or len(mine.workload.layers) != len(run.workload.layers):
         raise _workload_differs("layers", len(mine.workload.layers), len(run.workload.layers))
+    if run.layouts and mine.layouts != run.layouts:
+        bucket = next(i for i in range(run.buckets) if mine.layout_of(i) != run.layout_of(i))
+        raise _workload_differs(f"the layout of bucket {bucket}", mine.layout_of(bucket), run.layout_of(bucket))
     costs: dict[str, Any] = {"kept_bytes": None, "working_bytes": 0.0}
     if is_older(run):
         costs |= {"forward_flops": 0.0, "activation_bytes": 0.0}

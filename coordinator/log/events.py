@@ -16,6 +16,7 @@ from pydantic import AliasChoices, BeforeValidator, Field, TypeAdapter, Validati
 
 from dtfm.coordinator.log.charges import Charge
 from dtfm.coordinator.log.older_plan import as_written_now
+from dtfm.protos.bucket_layout import LAYOUT_BYTES
 from dtfm.scheduler.model.plan import Plan
 from dtfm.scheduler.model.workload import Workload
 
@@ -188,7 +189,8 @@ class LinksMeasured:
 @dataclass(frozen=True, slots=True)
 class Described:
     """The model and the data, as the first node prepared them; all others must agree. The fingerprints are hex; that of
-    weights is empty unless the run begins with pretrained ones."""
+    weights is empty unless the run begins with pretrained ones. ``layouts``: the digests of the layouts of the buckets' files, in
+    a row (hex, see protos/bucket_layout.py); empty in logs of older versions."""
 
     workload: Workload
     data_fingerprint: str
@@ -198,6 +200,11 @@ class Described:
     tokens_per_sample: int
     buckets: int
     weights_fingerprint: str = ""
+    layouts: str = ""
+
+    def layout_of(self, bucket: int) -> str:
+        """Of the bucket's file (hex); empty: not known."""
+        return self.layouts[2 * LAYOUT_BYTES * bucket :][: 2 * LAYOUT_BYTES]
 
     @property
     def data_digest(self) -> str:
@@ -211,7 +218,8 @@ class Described:
         layers = [[x.name, x.forward_flops, x.parameter_bytes, x.activation_bytes] for x in workload.layers]
         optimizer, own = workload.optimizer_bytes_per_parameter_byte, workload.own_bytes_per_parameter_byte
         copy = workload.copy_bytes_per_parameter_byte
-        return _digest(layers, optimizer, own, copy, self.buckets, self.weights_fingerprint)
+        layouts = [self.layouts] if self.layouts else []
+        return _digest(layers, optimizer, own, copy, self.buckets, self.weights_fingerprint, *layouts)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -11,10 +11,14 @@ import fsspec
 from blake3 import blake3
 
 from dtfm.coordinator.log.events import SnapshotPart
+from dtfm.protos.bucket_layout import LENGTH_BYTES, MOST_HEADER_BYTES, layout_of_file
 from dtfm.protos.checkpoint_names import bucket_file, bucket_of, step_folder, step_of
 
 FORMAT = 1
 MAX_MANIFEST_BYTES = 16 << 20
+
+FIRST_BYTES = 1 << 16
+"""Of a bucket's file that are read at once to look at its header, which mostly is shorter."""
 
 
 class CheckpointError(ValueError):
@@ -45,9 +49,17 @@ class Manifest:
     buckets: tuple[BucketFile, ...]
 
 
-def write_manifest(folder: str, run: Mapping[str, Any], run_id: str, step: int, parts: Sequence[SnapshotPart]) -> str:
-    """Makes the checkpoint whole; ``parts`` are in order of bucket. Returns the BLAKE3 (hex) of the manifest. Raises
-    CheckpointError if a file is missing, or has another size than its node reported."""
+def write_manifest(
+    folder: str,
+    run: Mapping[str, Any],
+    run_id: str,
+    step: int,
+    parts: Sequence[SnapshotPart],
+    layout_of: Callable[[int], str] = lambda _: "",
+) -> str:
+    """Makes the checkpoint whole; ``parts`` are in order of bucket. ``layout_of``: by bucket, the digest (hex) of its file's
+    layout; empty: not known. Returns the BLAKE3 (hex) of the manifest. Raises CheckpointError if a file is missing, has another
+    size than its node reported, or other tensors than the run's model."""
     buckets = tuple(
         BucketFile(index, bucket_file(index, part.nonce), part.size_bytes, part.digest)
         for index, part in enumerate(parts)
@@ -57,6 +69,7 @@ def write_manifest(folder: str, run: Mapping[str, Any], run_id: str, step: int, 
         filesystem.invalidate_cache()
         for bucket in buckets:
             _check_size(filesystem, f"{path}/{bucket.file}", bucket)
+            _check_layout(filesystem, f"{path}/{bucket.file}", bucket, layout_of(bucket.index))
         manifest = {"format": FORMAT, **asdict(Manifest(run, run_id, step, buckets))}
         text = json.dumps(manifest, indent=1).encode()
         temporary = f"{path}/manifest.json.part"
@@ -185,3 +198,28 @@ def _check_size(filesystem: Any, path: str, wanted: BucketFile) -> None:
         ) from None
     if found != wanted.bytes:
         raise CheckpointError(f"{path} has {found} bytes, though its node wrote {wanted.bytes}", wanted.index)
+
+
+def _check_layout(filesystem: Any, path: str, wanted: BucketFile, layout: str) -> None:
+    """That its header names the tensors of the run's model, in their order."""
+    if not layout:
+        return
+    begin = filesystem.cat_file(path, start=0, end=min(wanted.bytes, FIRST_BYTES))
+    length = LENGTH_BYTES + int.from_bytes(begin[:LENGTH_BYTES], "little")
+    if len(begin) < length <= min(wanted.bytes, LENGTH_BYTES + MOST_HEADER_BYTES):
+        begin = filesystem.cat_file(path, start=0, end=length)
+    check_layout(begin[LENGTH_BYTES:length], wanted.bytes - length, layout, path, wanted.index)
+
+
+def check_layout(header: bytes, data_bytes: int, layout: str, path: str, bucket: int) -> None:
+    """Raises CheckpointError if the header of the file at ``path``, which so many bytes follow, has another layout."""
+    try:
+        problem = "" if layout_of_file(header, data_bytes).hex() == layout else "it names other tensors"
+    except ValueError as error:
+        problem = str(error)
+    if problem:
+        raise CheckpointError(
+            f"{path} does not have the tensors that the run's model has ({problem}): its writer has made it up. Use an older "
+            "checkpoint",
+            bucket,
+        )

@@ -300,9 +300,17 @@ class Server:
 
     async def _write_manifest(self, command: t.WriteManifest) -> None:
         ledger, problem, bucket, digest = self.ledger, "", None, ""
+        described = ledger.described
+        assert described is not None
         try:
             digest = await asyncio.to_thread(
-                write_manifest, command.folder, ledger.run, ledger.run_id, command.step, command.parts
+                write_manifest,
+                command.folder,
+                ledger.run,
+                ledger.run_id,
+                command.step,
+                command.parts,
+                described.layout_of,
             )
         except CheckpointError as error:
             problem, bucket = str(error), error.bucket

@@ -21,6 +21,7 @@ from dtfm.node.data.dataset import Data
 from dtfm.node.data.storage import read_pieces, write
 from dtfm.node.model.bucket import Bucket, BucketSpec, bucket_bytes
 from dtfm.node.model.model import Model
+from dtfm.protos.bucket_layout import LENGTH_BYTES, MOST_HEADER_BYTES, layout_digest
 from dtfm.protos.checkpoint_names import bucket_of
 
 MANIFEST = "manifest.json"
@@ -28,10 +29,6 @@ FORMAT = 1
 _MOMENTS = ("optimizer.exp_avg", "optimizer.exp_avg_sq")
 _DTYPES = {torch.float32: "F32", torch.float64: "F64"}
 """By the state's dtype, its name in a file."""
-_LENGTH_BYTES = 8
-"""Of the header's length, little-endian, with which a safetensors file begins."""
-# Bounds on what is read: on the header of a bucket's file, and on a manifest.
-_MOST_HEADER_BYTES = 1 << 20
 _MOST_MANIFEST_BYTES = 1 << 24
 
 
@@ -54,12 +51,17 @@ def file_header(spec: BucketSpec, dtype: torch.dtype) -> bytes:
         begin = end
     text = json.dumps(entries, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)  # so that the tensors are aligned
-    return len(text).to_bytes(_LENGTH_BYTES, "little") + text
+    return len(text).to_bytes(LENGTH_BYTES, "little") + text
+
+
+def file_layout(spec: BucketSpec, dtype: torch.dtype) -> bytes:
+    """The digest of the layout of a bucket's file."""
+    return layout_digest((name, _DTYPES[dtype], shape) for name, shape in _tensors(spec).items())
 
 
 def most_bytes(spec: BucketSpec, dtype: torch.dtype) -> int:
     """An upper bound on the size of the bucket's file."""
-    return bucket_bytes(spec, dtype) + _MOST_HEADER_BYTES
+    return bucket_bytes(spec, dtype) + MOST_HEADER_BYTES
 
 
 class Loading:
@@ -111,15 +113,15 @@ class Loading:
     def _take_header(self, header: bytearray, piece: memoryview) -> memoryview:
         """Returns what follows the header in ``piece``."""
         before = len(header)
-        header += piece[: _LENGTH_BYTES + _MOST_HEADER_BYTES - before]
-        if len(header) < _LENGTH_BYTES:
+        header += piece[: LENGTH_BYTES + MOST_HEADER_BYTES - before]
+        if len(header) < LENGTH_BYTES:
             return memoryview(b"")
-        length = _LENGTH_BYTES + int.from_bytes(header[:_LENGTH_BYTES], "little")
-        if length > _LENGTH_BYTES + _MOST_HEADER_BYTES:
+        length = LENGTH_BYTES + int.from_bytes(header[:LENGTH_BYTES], "little")
+        if length > LENGTH_BYTES + MOST_HEADER_BYTES:
             self._problem = "it is no safetensors file"
         elif len(header) >= length:
             try:
-                self._places = _places(header[_LENGTH_BYTES:length], self._bucket)
+                self._places = _places(header[LENGTH_BYTES:length], self._bucket)
             except ValueError as problem:
                 self._problem = str(problem)
             self._header = None

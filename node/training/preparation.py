@@ -17,9 +17,10 @@ from dtfm.node.host.device import check_bf16
 from dtfm.node.host.long_parts import long_part
 from dtfm.node.model.load import load_model
 from dtfm.node.model.loaded_run import LoadedRun
-from dtfm.node.model.precision import compute_dtype
+from dtfm.node.model.precision import compute_dtype, run_dtype
 from dtfm.node.model.workload import layer_flops, workload
 from dtfm.node.network.dialling import Dialler
+from dtfm.node.state.snapshot_files import file_layout
 from dtfm.node.training.compiling import compile_codecs
 from dtfm.node.training.compression import compresses
 from dtfm.node.training.generation_setup import Equipment
@@ -91,6 +92,7 @@ class Preparation:
             unigram_entropy=data.unigram_entropy,
             tokens_per_sample=data.tokens_per_sample,
             buckets=len(model.buckets),
+            layouts=b"".join(file_layout(spec, run_dtype(self.loaded.run)) for spec in model.buckets),
             on_disk=self._equipment.snapshots.open(self.loaded),
             flops=self.flops or 0.0,
         )

@@ -6,10 +6,12 @@ steps.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 
 from dtfm.protos import control_pb2 as wire
 from dtfm.protos import plan_pb2
+from dtfm.protos.bucket_layout import layout_digest
 
 DIGEST = b"state at some step".ljust(32)
 FILE_DIGEST = bytes(32)
@@ -91,6 +93,17 @@ def checkpoint_buckets(plan: plan_pb2.Plan, node: str) -> Sequence[int]:
         return ()
     layers = range(stage.first_layer, stage.past_last_layer)
     return [layer for layer in layers if stage.replicas[layer % len(stage.replicas)] == node]
+
+
+def bucket_content(bucket: int) -> bytes:
+    """The file of a bucket with one weight of one element, without moments."""
+    entry = {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}
+    header = json.dumps({f"layer.{bucket}": entry}).encode()
+    return len(header).to_bytes(8, "little") + header + bytes(4)
+
+
+def bucket_layout(bucket: int) -> bytes:
+    return layout_digest([(f"layer.{bucket}", "F32", [1])])
 
 
 def nonce(digest: bytes) -> str:

@@ -20,7 +20,16 @@ from dtfm.protos.connection import open_channel
 from dtfm.protos.credentials import public_key, to_coordinator
 from dtfm.protos.invitation import Invitation
 from dtfm.protos.proof import proof
-from tests.coordinator.answers import answer, checkpoint_buckets, evaluated, last_busy, links, nonce, snapshot_parts
+from tests.coordinator.answers import (
+    answer,
+    bucket_content,
+    checkpoint_buckets,
+    evaluated,
+    last_busy,
+    links,
+    nonce,
+    snapshot_parts,
+)
 from tests.coordinator.script import hello, prepared
 from tests.protos.members import key_of
 
@@ -136,7 +145,7 @@ class FakeNode:
         folder.mkdir(parents=True, exist_ok=True)
         files = {}
         for bucket in checkpoint_buckets(self._assignment.plan, self.name):
-            content = b"bucket %d" % bucket
+            content = bucket_content(bucket)
             digest = blake3(content)
             (folder / f"bucket-{bucket:05d}-{nonce(digest.digest())}.safetensors").write_bytes(content)
             files[bucket] = len(content), digest.digest()

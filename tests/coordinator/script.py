@@ -34,6 +34,7 @@ from tests.coordinator.answers import (
     DIGEST,
     FILE_DIGEST,
     answer,
+    bucket_layout,
     checkpoint_buckets,
     evaluated,
     last_busy,
@@ -94,7 +95,7 @@ def hello(node: str, /, **changes: Any) -> wire.NodeMessage:
 def prepared(micro_batches: int = 4, **changes: Any) -> wire.NodeMessage:
     """A valid Prepared, with some of its fields changed."""
     layer = plan_pb2.Workload.Layer(name="layer", forward_flops=1e9, parameter_bytes=1 << 20, activation_bytes=1 << 16)
-    fields = {
+    fields: dict[str, Any] = {
         "workload": plan_pb2.Workload(
             layers=[layer] * LAYERS, micro_batches=micro_batches, optimizer_bytes_per_parameter_byte=2
         ),
@@ -105,7 +106,9 @@ def prepared(micro_batches: int = 4, **changes: Any) -> wire.NodeMessage:
         "tokens_per_sample": 16,
         "buckets": BUCKETS,
     }
-    return wire.NodeMessage(prepared=wire.Prepared(**{**fields, **changes}))
+    fields = {**fields, **changes}
+    layouts = b"".join(bucket_layout(bucket) for bucket in range(fields["buckets"]))
+    return wire.NodeMessage(prepared=wire.Prepared(**{"layouts": layouts, **fields}))
 
 
 def two_stages(nodes: Iterable[str], micro_batches: int = 4) -> Plan:

@@ -1,0 +1,56 @@
+"""What lies where in a bucket's file: the names, types and shapes of its tensors.
+
+Digests of the state say nothing of these, so that whoever writes a file could exchange two tensors of one shape. The run's
+description has a digest of each bucket's layout."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from blake3 import blake3
+
+LAYOUT_BYTES = 16
+"""Of a layout's digest."""
+
+LENGTH_BYTES = 8
+"""Of the header's length, little-endian, with which a safetensors file begins."""
+
+MOST_HEADER_BYTES = 1 << 20
+"""Of a bucket's file."""
+
+
+def layout_digest(tensors: Iterable[tuple[str, str, Sequence[int]]]) -> bytes:
+    """Of the tensors' names, types (as safetensors names them) and shapes, in the order in which their bytes lie."""
+    said = json.dumps([[name, dtype, list(shape)] for name, dtype, shape in tensors], separators=(",", ":"))
+    return blake3(said.encode()).digest(LAYOUT_BYTES)
+
+
+def layout_of_file(header: bytes, data_bytes: int) -> bytes:
+    """The digest of the layout that a file has, by the text of its header, which ``data_bytes`` follow.
+
+    Raises:
+        ValueError: it is no header, or what it names does not fill these bytes without a gap.
+    """
+    try:
+        named = json.loads(header, object_pairs_hook=_once)
+        found = sorted(
+            (int(begin), int(end), str(name), str(entry["dtype"]), [int(size) for size in entry["shape"]])
+            for name, entry in named.items()
+            if name != "__metadata__"
+            for begin, end in [entry["data_offsets"]]
+        )
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        raise ValueError("it is no safetensors file") from None
+    ends = [0, *(end for _, end, *_ in found)]
+    if [begin for begin, *_ in found] != ends[:-1] or ends[-1] != data_bytes:
+        raise ValueError("the tensors that its header names do not fill it")
+    return layout_digest((name, dtype, shape) for _, _, name, dtype, shape in found)
+
+
+def _once(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    """Raises ValueError if a name comes twice: readers could each take another of the two."""
+    if len(named := dict(pairs)) < len(pairs):
+        raise ValueError("a name comes twice")
+    return named
