@@ -20,6 +20,8 @@ RESERVE_FRACTION, LEAST_RESERVE_BYTES = 0.03, 512 << 20
 """Of a GPU's free memory, for the workspaces of libraries and for what torch's allocator cannot use of the blocks that it has."""
 HOST_FRACTION = 0.75
 """Of the host's free memory, for optimizer state and what is kept for safety; the rest is for data and other processes."""
+MOST_NAME = 80
+"""Characters of a CPU's name."""
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8  # malloc.h
 
 
@@ -97,10 +99,24 @@ def measure_device(device: torch.device) -> Device:
         )
     return Device(
         kind=device.type,
-        name=platform.processor() or platform.machine(),
+        name=cpu_name(),
         memory_bytes=free_memory(device),
         flops=measure_flops(device, torch.float32),
     )
+
+
+def cpu_name(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
+    """The CPU's model as Linux tells it (of an ARM core its implementer and part); elsewhere what Python knows, which may be the
+    architecture alone. At most MOST_NAME printable characters. The coordinator learns by it which devices round alike."""
+    try:
+        lines = cpuinfo.read_text(errors="replace").split("\n\n", 1)[0].splitlines()  # of the first core
+    except OSError:
+        lines = []
+    told = {key.strip(): value for key, _, value in (line.partition(":") for line in lines)}
+    arm = [f"{part} {told[part]}" for part in ("CPU implementer", "CPU part") if part in told]
+    names = told.get("model name", ""), f"{platform.machine()} {' '.join(arm)}" if arm else "", platform.processor()
+    cleaned = (" ".join("".join(c if c.isascii() and c.isprintable() else " " for c in name).split()) for name in names)
+    return next((name[:MOST_NAME].rstrip() for name in cleaned if name), platform.machine())
 
 
 def free_memory(device: torch.device) -> int:

@@ -1,11 +1,14 @@
-"""What a device must be able to do for a run."""
+"""What a device must be able to do for a run, and what it is called."""
 
 from __future__ import annotations
+
+import platform
+from pathlib import Path
 
 import pytest
 import torch
 
-from dtfm.node.host.device import check_bf16
+from dtfm.node.host.device import MOST_NAME, check_bf16, cpu_name, measure_device
 
 GPU = torch.device("cuda", 0)
 
@@ -25,3 +28,38 @@ def test_a_gpu_without_bfloat16_is_refused_and_told_what_to_do(
 
 def test_every_cpu_computes_in_bfloat16() -> None:
     check_bf16(torch.device("cpu"))
+
+
+def named(folder: Path, cpuinfo: str) -> str:
+    (folder / "cpuinfo").write_text(cpuinfo)
+    return cpu_name(folder / "cpuinfo")
+
+
+def test_a_cpu_is_called_by_its_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(platform, "machine", lambda: "aarch64")
+    first = "processor\t: 0\nvendor_id\t: GenuineIntel\nmodel name\t: Intel(R) Xeon(R)  CPU @ 2.20GHz \nflags\t\t: fpu vme\n"
+    assert named(tmp_path, f"{first}\n{first.replace('Xeon', 'another')}") == "Intel(R) Xeon(R) CPU @ 2.20GHz"
+    arm = "processor\t: 0\nBogoMIPS\t: 50.00\nCPU implementer\t: 0x41\nCPU part\t: 0xd0c\n"
+    assert named(tmp_path, arm) == "aarch64 CPU implementer 0x41 CPU part 0xd0c"
+
+
+@pytest.mark.parametrize("cpuinfo", ["", "\n\n", "no colon", "model name :   \n", "model name : \x00\x07\n"])
+def test_where_the_system_does_not_tell_it_is_called_by_its_architecture(
+    cpuinfo: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(platform, "processor", lambda: "")
+    monkeypatch.setattr(platform, "machine", lambda: "riscv64")
+    assert named(tmp_path, cpuinfo) == "riscv64"
+    assert cpu_name(tmp_path / "none") == "riscv64"
+
+
+def test_the_name_is_short_and_printable_whatever_a_hypervisor_says(tmp_path: Path) -> None:
+    name = named(tmp_path, f"model name : \x1b[31ma\u202e\u00fc{'x' * 1000}\n")
+    assert name.startswith("[31ma xx")
+    assert len(name) == MOST_NAME
+    assert name.isprintable()
+
+
+def test_a_nodes_device_has_that_name() -> None:
+    device = measure_device(torch.device("cpu"))
+    assert (device.kind, device.name) == ("cpu", cpu_name())
