@@ -56,7 +56,14 @@ def drawn(transition: Transition, phase: Stepping) -> tuple[Audit, ...]:
     kept = {node for node, vote in phase.votes.items() if vote.kept}
     random = chance(state.secret, plan.generation, phase.step)
     found = draw(
-        plan, state.run.trust.audits, random, party, kept, lambda node: _weight(state, node), certain=is_owed(state)
+        plan,
+        state.run.trust.audits,
+        random,
+        party,
+        kept,
+        lambda node: _weight(state, node),
+        certain=is_owed(state),
+        broken=state.ledger.broken,
     )
     audits = [Audit(order_for(state, phase, plan, each, random), (each.by,)) for each in found]
     if state.ledger.is_open:

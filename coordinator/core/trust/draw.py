@@ -74,11 +74,13 @@ def draw(
     weight: Callable[[str], float] = lambda _: 1.0,
     *,
     certain: bool = False,
+    broken: Collection[tuple[str, str]] = (),
 ) -> tuple[Drawn, ...]:
     """What is done again of a step under ``plan``: of each node the share ``rate`` times its ``weight``, at most all, in the long
     run. ``kept``: the nodes that have what they sent. Only these audit, and only micro-batches can be done again whose neighbours
     `must_have` what they sent. An auditor is a replica of the same stage, and of another party. ``certain``: it is of each
-    node."""
+    node. ``broken``: pairs of nodes, each in order of name, that do not reach each other. Who reaches all of the node's
+    neighbours audits it rather than others."""
     share_of = micro_batches_of(plan)
     most = max((len(mine) for mine in share_of.values()), default=0)
     by_node = {node: odds(rate, most, weight(node)) for node in plan.nodes}
@@ -102,6 +104,8 @@ def draw(
             count = load if at < odd.whole else max(math.floor(odd.share * load + random.random()), int(certain))
             able = [by for by in (*ring[place + 1 :], *ring[:place]) if by in has and party(by) != party(node)]
             able = [by for by in able if busy[by] < room]
+            beside = frozenset[str]().union(*(neighbours[node, number] for number in mine)) if broken else ()
+            able = [by for by in able if not any((min(by, n), max(by, n)) in broken for n in beside)] or able
             if at < odd.whole + odd.part and (count := min(count, len(mine))) and able:
                 by = min(able, key=busy.__getitem__)  # the next in the ring, of those who have least to do
                 busy[by] += 1
