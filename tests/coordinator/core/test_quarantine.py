@@ -10,7 +10,7 @@ from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.charges import Charge
 from dtfm.coordinator.view.members import member_documents
 from dtfm.protos import control_pb2 as wire
-from tests.coordinator.core.test_invitations import ID, Door
+from tests.coordinator.doors import ID, Door
 from tests.coordinator.script import LONG, World, refusal_of, restarted, training
 
 

@@ -11,7 +11,7 @@ from dtfm.coordinator.core.timeouts import AUDIT_LEASES, AUDITORS_FRACTION, STEP
 from dtfm.coordinator.log import events as ev
 from dtfm.protos import PEER_FRACTION
 from dtfm.protos import control_pb2 as wire
-from tests.coordinator.core.test_auditing import all_vote, auditing, squares
+from tests.coordinator.auditing import all_vote, auditing, squares
 from tests.coordinator.script import World
 
 

@@ -12,7 +12,7 @@ from dtfm.coordinator.core.trust.tolerance import FLOORS, PRECISIONS
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.charges import Charge
 from dtfm.protos import control_pb2 as wire
-from tests.coordinator.core.test_auditing import (
+from tests.coordinator.auditing import (
     all_find_it_right_in_one_step,
     all_vote,
     asked,

@@ -1,0 +1,170 @@
+"""The commit waits for the answers to a step's audits, which count from whom they are due: `core/auditing/conduct.py`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from dtfm.coordinator.log import events as ev
+from dtfm.coordinator.log.charges import Charge
+from dtfm.protos import control_pb2 as wire
+from tests.coordinator.auditing import (
+    all_find_it_right,
+    all_vote,
+    answer_all,
+    asked,
+    auditing,
+    auditor_of,
+    quarantined,
+    replicas,
+    trains_again,
+)
+from tests.coordinator.audits import audited
+from tests.coordinator.script import LEASE, LONG, refusal_of, restarted
+
+
+def test_the_commit_waits_until_all_audits_are_answered() -> None:
+    world = auditing("a", "b", "c")
+    all_vote(world)
+    assert world.state.ledger.step == 0
+    assert asked(world).keys() == {"a", "b", "c"}
+    for number, by in enumerate(sorted(node for nodes in asked(world).values() for node in nodes), 1):
+        assert world.state.ledger.step == 0
+        world.audit(by)
+        assert len(world.events(ev.WorkAudited)) == number
+    assert world.state.ledger.step == 1
+    assert {event.node for event in world.events(ev.WorkAudited) if event.clean} == {"a", "b", "c"}
+    assert all(world.state.ledger.audits[node].clean == 1 for node in "abc")
+    assert not quarantined(world)
+    assert world.refolded() == world.state.ledger
+
+
+def test_the_answer_is_awaited_no_longer_than_a_few_steps_take() -> None:
+    world = auditing("a", "b", "c")
+    for _ in range(3):
+        all_vote(world)
+        all_find_it_right(world)
+    all_vote(world)
+    assert world.state.wakes_at == pytest.approx(world.now + 6 * LEASE, rel=1e-3)
+
+
+def test_an_auditor_is_told_how_long_it_has_so_that_it_can_say_who_kept_it_waiting() -> None:
+    world = auditing("a", "b", "c")
+    all_vote(world)
+    assert world.state.wakes_at is not None
+    assert world.last_to("a", "audit").seconds == pytest.approx((world.state.wakes_at - world.now) * 2 / 3)
+
+
+def test_an_auditor_that_takes_its_time_does_not_stretch_the_steps_that_come() -> None:
+    world = auditing("a", "b", "c")
+    waited = []
+    for _ in range(4):
+        all_vote(world)
+        assert world.state.wakes_at is not None
+        waited.append(world.state.wakes_at - world.now)
+        world.wait(waited[-1] - 1.0, beating="abc")
+        answer_all(world)
+    assert waited == [waited[0]] * 4
+
+
+def test_an_answer_counts_only_from_whom_it_is_due_and_once() -> None:
+    world = auditing("a", "b", "c")
+    all_vote(world)
+    by = auditor_of(world, "a")
+    order = world.last_to(by, "audit")
+    (other,) = {"b", "c"} - {by}
+    world.hear(other, audited(order, addends=2.0))
+    world.hear("a", audited(order))
+    world.audit(by, number=order.number + 100)
+    assert asked(world)["a"] == [by]
+    world.audit(by)
+    world.hear(by, audited(order, addends=2.0))
+    all_find_it_right(world)
+    world.hear(by, audited(order, addends=2.0))
+    assert world.state.ledger.step == 1
+    assert not quarantined(world)
+
+
+@pytest.mark.parametrize("changes", [{"losses": float("nan")}, {"addends": -0.5}, {"withheld_by": "z"}])
+def test_an_answer_that_nobody_can_mean_is_refused(changes: dict[str, Any]) -> None:
+    world = auditing("a", "b", "c")
+    all_vote(world)
+    by = auditor_of(world, "a")
+    world.audit(by, **changes)
+    assert refusal_of(world, world.streams[by]).reason == wire.MALFORMED
+
+
+@pytest.mark.parametrize("changes", [{"problem": "no memory"}, {"losses": -1.0}])
+def test_what_could_not_be_compared_counts_neither_way(changes: dict[str, Any]) -> None:
+    world = auditing("a", "b", "c")
+    answer_all(world, **changes)
+    assert world.state.ledger.step == 1
+    assert {event.node for event in world.events(ev.WorkAudited)} == {"b", "c"}
+
+
+def test_an_audit_without_an_answer_counts_for_nothing_and_the_third_in_a_row_suspends_the_auditor() -> None:
+    world = auditing("a", "b", "c")
+    for step in range(1, 4):
+        all_vote(world)
+        assert world.state.ledger.step == step - 1
+        while (world.state.ledger.step < step) and not quarantined(world):
+            for by in [node for nodes in asked(world).values() for node in nodes]:
+                if by != "c":
+                    world.audit(by)
+            if world.state.ledger.step < step and not quarantined(world):
+                world.wait(world.state.wakes_at - world.now + 0.1, beating="abc")  # type: ignore[operator]
+    assert quarantined(world) == [("c", Charge.WITHHELD, True)]
+    assert all(event.clean for event in world.events(ev.WorkAudited))
+
+
+def test_who_is_silent_twice_in_three_audits_is_suspended_though_it_answers_in_between() -> None:
+    world = auditing("a", "b", "c")
+    times = 0
+    while not quarantined(world) and times < 10:
+        trains_again(world)
+        all_vote(world)
+        step = world.state.ledger.step
+        while world.state.ledger.step == step and not quarantined(world):
+            honest = [by[0] for by in asked(world).values() if by and by[0] != "c"]
+            times += not honest
+            if honest:
+                world.audit(honest[0])
+            elif times % 3 == 0:
+                world.audit("c")
+            else:
+                assert world.state.wakes_at is not None
+                world.wait(world.state.wakes_at - world.now + 0.1, beating="abc")
+    assert quarantined(world) == [("c", Charge.WITHHELD, True)]
+
+
+def test_a_node_that_leaves_while_it_is_audited_takes_its_work_with_it() -> None:
+    world = auditing("a", "b", "c")
+    all_vote(world)
+    world.lose("a")
+    assert world.state.ledger.step == 0
+    assert world.events(ev.StepAborted)[-1].problem == "UNAUDITED"
+    assert world.state.ledger.counts_from == world.state.ledger.generation
+
+
+def test_an_auditor_that_leaves_is_no_way_round_an_audit() -> None:
+    world = auditing("a", "b", "c")
+    all_vote(world)
+    world.lose(auditor_of(world, "a"))
+    assert world.state.ledger.step == 0
+    world.settle()
+    all_vote(world)
+    assert "a" in asked(world)
+    assert not quarantined(world)
+
+
+def test_a_restart_forgets_audits_that_wait() -> None:
+    world = auditing("a", "b", "c")
+    all_vote(world)
+    again = restarted(world, **{**LONG, "trust": {"audit_rate": 1.0}, "cluster": {"nodes": 3}})
+    again.planner = replicas
+    again.join("a", "b", "c")
+    assert again.state.ledger.step == 0
+    again.settle()
+    again.step()
+    assert again.state.ledger.step == 1

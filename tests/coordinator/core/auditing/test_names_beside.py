@@ -1,0 +1,87 @@
+"""Several names of one key are one party: what one of them withholds or hands out counts for all, and hides none."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from dtfm.coordinator.core.state import Stepping
+from dtfm.coordinator.log import events as ev
+from dtfm.coordinator.log.charges import Charge
+from tests.coordinator.auditing import all_vote, answer_all, asked, quarantined, replicas, squares
+from tests.coordinator.script import LONG, World, fresh_state
+
+
+def test_nobody_audits_its_own_party() -> None:
+    world = World(fresh_state(**LONG, trust={"audit_rate": 1.0}, cluster={"nodes": 4}), squares)
+    world.belong_together("a", "b")
+    world.join("a", "b", "c", "d")
+    world.settle()
+    world.automatic_audits = False
+    all_vote(world)
+    assert asked(world) == {"c": ["d"], "d": ["c"]}
+
+
+def two_names_in_a_row() -> World:
+    """One key has a, of the first stage, and d, of the second, which gets its micro-batches from a."""
+    state = fresh_state(**LONG, trust={"audit_rate": 1.0}, cluster={"nodes": 6})
+    world = World(state, squares)
+    world.belong_together("a", "d")
+    world.join(*"abcdef")
+    world.settle()
+    world.automatic_audits = False
+    return world
+
+
+@pytest.mark.parametrize("unreachable", [False, True])
+def test_a_party_that_hands_out_nothing_beside_its_own_work_is_suspended_though_it_seems_to_hang(
+    unreachable: bool,
+) -> None:
+    world = two_names_in_a_row()
+    for _ in range(3):
+        assert not quarantined(world)
+        answer_all(world, of="d", withheld_by="a", problem="WITHHELD", unreachable=unreachable)
+    assert [(charge, undecided) for _, charge, undecided in quarantined(world)] == [(Charge.WITHHELD, True)]
+    assert world.events(ev.NodeQuarantined)[0].key == "their key"
+
+
+def test_what_a_party_hands_out_beside_its_own_work_takes_no_strike_away_before_that_work_is_found_right() -> None:
+    world = two_names_in_a_row()
+    answer_all(world, of="d", withheld_by="a", problem="WITHHELD")
+    answer_all(world, of="d", losses=-1.0)
+    assert world.state.auditing.withheld["their key", "their key"].since == 1, "of a alone"
+
+
+def test_a_party_is_audited_though_it_says_that_its_own_name_beside_kept_nothing() -> None:
+    world = two_names_in_a_row()
+    for node in world.plan_in_force.nodes:
+        world.vote(node, kept=node != "a")
+    assert "d" in asked(world)
+
+
+def test_what_is_due_of_one_name_is_not_settled_by_an_audit_of_another_beside_it_in_the_plan() -> None:
+    world = World(fresh_state(**LONG, trust={"audit_rate": 1.0}, cluster={"nodes": 3}), replicas)
+    world.belong_together("a", "b")
+    world.join("a", "b", "c")
+    world.settle()
+    world.automatic_audits = False
+    world.state = replace(world.state, auditing=replace(world.state.auditing, due={"a": 0, "gone": 0}))
+    world.belong_together("gone")
+    answer_all(world, of="a", problem="no memory")
+    assert world.state.auditing.due.keys() == {"a"}, "that of a name that is out of the plan is"
+    answer_all(world)
+    assert not world.state.auditing.due
+
+
+def test_sums_are_done_again_though_another_name_of_their_owners_key_kept_nothing() -> None:
+    world = World(fresh_state(**LONG, trust={"audit_rate": 1.0}, cluster={"nodes": 3}), replicas)
+    world.belong_together("a", "b")
+    world.join("a", "b", "c")
+    world.settle()
+    world.automatic_audits = False
+    for node in world.plan_in_force.nodes:
+        world.vote(node, kept=node != "b")
+    phase = world.state.phase
+    assert isinstance(phase, Stepping)
+    assert [len(audit.order.sums) for audit in phase.audits if audit.order.node == "a"] == [1]

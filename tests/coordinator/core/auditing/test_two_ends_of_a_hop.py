@@ -1,0 +1,79 @@
+"""What two ends of a hop say of it differently is settled without an audit, against who must be wrong."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from dtfm.coordinator.log import events as ev
+from dtfm.coordinator.log.charges import Charge
+from dtfm.protos import control_pb2 as wire
+from dtfm.protos.frame import Kind
+from tests.coordinator.auditing import all_find_it_right_in_one_step, all_vote, auditing, quarantined, squares
+from tests.coordinator.audits import hops, passed
+
+
+def test_a_difference_at_the_two_ends_of_a_hop_is_settled_against_one_of_the_two() -> None:
+    world = auditing("a", "b", "c", "d", planner=squares)
+    mine = [hop for hop in hops(world.plan_in_force) if hop[1] == "c"]
+    received = passed([hop for hop in mine if hop[:3] != ("a", "c", Kind.ACTIVATION)], at=0)
+    received += passed([hop for hop in mine if hop[:3] == ("a", "c", Kind.ACTIVATION)], at=0, salt="another")
+    for node in "abd":
+        world.vote(node)
+    world.vote("c", received=received)
+    assert quarantined(world) == [("c", Charge.HOP, True)]
+    assert world.events(ev.NodeQuarantined)[0].against == ("a",)
+    assert not [kind for node in "abd" for kind in world.kinds_to(node) if kind == "audit"]
+
+
+@pytest.mark.parametrize("norm", [2.0, 3.0])
+def test_who_sends_different_sums_to_its_replicas_goes_and_none_of_these_though_it_differs(norm: float) -> None:
+    """Both ends of each hop say the same. If only a sign differs, the norms are equal."""
+    world = auditing("a", "b", "c")
+    odd = ("c", "b", Kind.GATHER)
+
+    def but_one(node: str, at: int) -> list[wire.StepReady.Passed]:
+        mine = [hop for hop in hops(world.plan_in_force) if hop[1 - at] == node]
+        honest = passed([hop for hop in mine if hop[:3] != odd], at=at)
+        return honest + passed([hop for hop in mine if hop[:3] == odd], at=at, salt="another")
+
+    world.vote("a")
+    world.vote("b", received=but_one("b", at=0), squared_gradient_norm=norm)
+    world.vote("c", sent=but_one("c", at=1))
+    assert quarantined(world) == [("c", Charge.HOP, False)]
+    assert world.plan_in_force.nodes == ("a", "b")
+
+
+def test_who_contradicts_several_is_the_one() -> None:
+    """The first to come has the best standing."""
+    world = auditing("a", "b", "c")
+    world.vote("a", sent=passed([hop for hop in hops(world.plan_in_force) if hop[0] == "a"], at=1, salt="another"))
+    world.vote("b")
+    world.vote("c")
+    assert quarantined(world) == [("a", Charge.HOP, True)]
+    assert world.events(ev.NodeQuarantined)[0].against == ("b", "c")
+
+
+@pytest.mark.parametrize(
+    "changes", [{"sent": [], "received": []}, {"losses": []}, {"losses": [0.1] * 2}, {"sent": [], "kept": False}]
+)
+def test_who_says_nothing_of_what_the_plan_has_or_another_loss_is_at_fault_alone(changes: dict[str, Any]) -> None:
+    world = auditing("a", "b", "c", "d", planner=squares)
+    for node in "abd":
+        world.vote(node)
+    world.vote("c", **changes)
+    assert quarantined(world) == [("c", Charge.HOP, False)]
+
+
+def test_votes_of_a_step_that_was_resumed_may_say_nothing_and_it_is_not_audited() -> None:
+    world = auditing("a", "b", "c")
+    all_find_it_right_in_one_step(world)
+    world.join("d")
+    world.lose("c")
+    world.plan_ready("a", progress=wire.Progress(finished=[0]))
+    for node in world.plan_in_force.nodes:
+        world.plan_ready(node)
+    before = world.state.ledger.step
+    all_vote(world, sent=[], received=[], losses=[])
+    assert world.state.ledger.step == before + 1

@@ -1,0 +1,122 @@
+"""Votes that contradict each other or the plan are settled against a member, and the run goes on."""
+
+from __future__ import annotations
+
+import pytest
+
+from dtfm.coordinator.log import events as ev
+from dtfm.coordinator.log.charges import Charge
+from dtfm.protos import control_pb2 as wire
+from tests.coordinator.accused import (
+    LIE,
+    goes_on_without,
+    verdicts,
+)
+from tests.coordinator.answers import DIGEST
+from tests.coordinator.script import LONG, World, refusal_of, training
+
+
+def test_a_quarantined_node_is_told_why_and_who_can_let_it_come_back() -> None:
+    world = training("a", "b", "c", **LONG)
+    world.vote("c", samples=7)
+    refusal = refusal_of(world, world.streams["c"])
+    assert refusal.reason == wire.QUARANTINED
+    assert "SAMPLE_COUNT: in step 1 it counted 7 samples; its part in plan 1 is 8" in refusal.sentence
+    assert "dtfm-coordinator forgive c" in refusal.sentence
+
+
+@pytest.mark.parametrize("samples", [0, 7, 2**32 - 1])
+def test_who_counts_other_samples_than_its_own_is_quarantined(samples: int) -> None:
+    world = training("a", "b", "c", **LONG)
+    world.vote("c", samples=samples)
+    assert verdicts(world) == [("c", Charge.SAMPLE_COUNT, False)]
+    goes_on_without(world, "c")
+
+
+def test_who_counts_samples_without_being_on_the_last_stage_is_quarantined() -> None:
+    world = training("a", "b", "c", **LONG)
+    world.vote("a", samples=8)
+    assert verdicts(world) == [("a", Charge.SAMPLE_COUNT, False)]
+    goes_on_without(world, "a")
+
+
+def of_three_replicas(**changes: dict[str, object]) -> World:
+    """a, b and c train the first stage, d and e the second."""
+    return training(*"abcde", **{**LONG, **changes})
+
+
+def test_the_replica_whose_state_differs_from_that_of_two_others_is_quarantined() -> None:
+    world = of_three_replicas()
+    world.step()
+    for node in "abcde":
+        world.vote(node, **({"state_digest": LIE} if node == "b" else {}))
+    mismatch = world.events(ev.DigestMismatch)[-1]
+    assert (mismatch.step, mismatch.stage, set(mismatch.digests)) == (2, 0, set("abc"))
+    assert verdicts(world) == [("b", Charge.DIGEST, True)]
+    went = world.events(ev.NodeQuarantined)[-1]
+    assert went.against == ("a", "c"), "one of them may have sent it another result"
+    assert not went.weighed, "their number has decided, so neither has used up its standing"
+    assert world.events(ev.RolledBack) == []
+    goes_on_without(world, "b")
+
+
+def test_the_names_of_one_key_do_not_outvote_another() -> None:
+    world = of_three_replicas()
+    world.belong_together("b", "c")
+    world.step()
+    for node in "abcde":
+        world.vote(node, **({"state_digest": LIE} if node in "bc" else {}))
+    assert verdicts(world) == [("b", Charge.DIGEST, True)]
+    assert set(world.state.members.sessions) == set("ade")
+
+
+def test_between_two_replicas_the_one_of_less_standing_is_suspended_and_all_go_back_to_what_both_agreed_on() -> None:
+    world = training("a", "b", "c", train=LONG["train"], checkpoint={"every": 2})
+    for _ in range(4):
+        world.step()
+        if world.state.ledger.step % 2 == 0:
+            world.save()
+    for node in "abc":
+        world.vote(node, **({"state_digest": LIE} if node == "a" else {}))
+    assert verdicts(world) == [("b", Charge.DIGEST, True)]  # it came after a
+    suspended = world.events(ev.NodeQuarantined)[-1]
+    assert (suspended.against, suspended.weighed) == (("a",), True)
+    assert "it may not be at fault: `dtfm-coordinator forgive b`" in suspended.reason
+    back = world.events(ev.RolledBack)[-1]
+    assert (back.from_step, back.step) == (4, 2), "that of step 4 is of the state on which they differ"
+    assert world.state.ledger.checkpoints.keys() == {2}
+    goes_on_without(world, "b")
+
+
+def test_a_different_gradient_is_settled_too_and_nobody_goes_back() -> None:
+    world = of_three_replicas()
+    for node in "abcde":
+        world.vote(node, squared_gradient_norm=2.1 if node == "c" else 2.0)
+    assert verdicts(world) == [("c", Charge.GRADIENT_NORM, True)]
+    goes_on_without(world, "c")
+
+
+def test_gradients_of_other_kinds_of_devices_may_differ_in_the_last_digits() -> None:
+    world = of_three_replicas()
+    for node in "abcde":
+        world.vote(node, squared_gradient_norm=2.0001 if node == "c" else 2.0)
+    assert world.state.ledger.step == 1
+
+
+def test_a_digest_after_the_last_step_is_settled_too() -> None:
+    world = of_three_replicas(train={"steps": 1}, checkpoint={"every": 0})
+    world.step()
+    world.evaluate()
+    world.save()
+    for node in "abcde":
+        digest = LIE if node == "b" else DIGEST
+        world.hear(node, applied=wire.Applied(generation=1, step=1, state_digest=digest))
+    assert verdicts(world) == [("b", Charge.DIGEST, True)]
+    assert world.exit_code == 0  # its checkpoint is whole
+
+
+def test_an_evaluation_of_other_micro_batches_than_its_own_is_refused() -> None:
+    world = training("a", "b", train={"steps": 10, "evaluate_every": 1})
+    world.step()
+    world.hear("b", evaluated=wire.Evaluated(generation=1, step=1, losses=[1.0] * 3))
+    assert refusal_of(world, world.streams["b"]).reason == wire.MALFORMED
