@@ -23,17 +23,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from dtfm.node.host.rows import Row, show
+from tests.bench.older_cpus import AS_ON_AVX2, AS_ON_SSE4, TORCH_AS_ON_AVX2
 from tests.cluster.launch import Cluster, Event
 from tests.cluster.runs import run_file
 
 STAGES = [3, 3]
 THREADS = {"n0": 1, "n1": 2, "n2": 4, "n3": 1, "n4": 2, "n5": 4}
-CPUS = {
-    "n1": {"ATEN_CPU_CAPABILITY": "avx2", "MKL_ENABLE_INSTRUCTIONS": "AVX2", "ONEDNN_MAX_CPU_ISA": "AVX2"},
-    "n3": {"ATEN_CPU_CAPABILITY": "default", "MKL_ENABLE_INSTRUCTIONS": "SSE4_2", "ONEDNN_MAX_CPU_ISA": "SSE41"},
-    "n4": {"ATEN_CPU_CAPABILITY": "avx2"},
-}
-"""What makes PyTorch and its libraries compute as on an older CPU, by node."""
+CPUS = {"n1": AS_ON_AVX2, "n3": AS_ON_SSE4, "n4": TORCH_AS_ON_AVX2}
+"""By node, the environment in which it computes as on an older CPU."""
 
 MODEL = """
 [model]

@@ -35,6 +35,7 @@ from dtfm.node.model.precision import compute_dtype, run_dtype
 from dtfm.node.model.stage import Stage, build_stage
 from dtfm.node.training.audit import relative_error
 from dtfm.protos.plan_pb2 import Run
+from tests.bench.older_cpus import AS_ON_AVX2
 from tests.cluster.runs import run_file, write_corpus
 
 FAMILIES = {
@@ -70,12 +71,8 @@ VARIANTS = {
     "no oneDNN": Variant(onednn=False),
     "oneDNN as on AVX2": Variant({"ONEDNN_MAX_CPU_ISA": "AVX2"}),
     "oneDNN as on AVX-512 without bf16": Variant({"ONEDNN_MAX_CPU_ISA": "AVX512_CORE"}),
-    "all as on AVX2": Variant(
-        {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_ENABLE_INSTRUCTIONS": "AVX2"}
-    ),
-    "all as on AVX2, 2 threads": Variant(
-        {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_ENABLE_INSTRUCTIONS": "AVX2"}, threads=2
-    ),
+    "all as on AVX2": Variant(AS_ON_AVX2),
+    "all as on AVX2, 2 threads": Variant(AS_ON_AVX2, threads=2),
     "MKL the same everywhere": Variant({"MKL_CBWR": "COMPATIBLE"}),
 }
 

@@ -10,10 +10,11 @@ import zlib
 from collections.abc import Collection, Mapping
 from unittest import mock
 
+from dtfm.kernels.codec import encoded_bytes
 from dtfm.node import cli
 from dtfm.node.model.placement import Placement
 from dtfm.node.training import generation
-from dtfm.node.training.compression import Codecs, choose_codecs
+from dtfm.node.training.compression import GENTLEST_FIRST, Codecs, choose_codecs
 from dtfm.node.transport.frame_validation import TensorSizes
 from dtfm.protos.plan_pb2 import Run
 
@@ -37,7 +38,8 @@ def unlike(
     previous: Codecs | None,
 ) -> Codecs:
     elements = min(size for size in (sizes.input, sizes.output) if size)  # logits are larger, and stay
-    believed = speeds(placement.node, placement.peers, elements * sizes.dtype.itemsize / micro_batch_seconds)
+    uncompressed = encoded_bytes(GENTLEST_FIRST[0], elements, sizes.dtype)
+    believed = speeds(placement.node, placement.peers, uncompressed / micro_batch_seconds)
     return choose_codecs(
         network, placement, sizes, bandwidth=believed, micro_batch_seconds=micro_batch_seconds, previous=previous
     )
