@@ -1,5 +1,5 @@
-"""Before all tests: what they remember of coordinators is not mixed with what the developer's own commands do, and the scheduler
-is compiled."""
+"""Before all tests: what they remember of coordinators is not mixed with what the developer's own commands do, the scheduler is
+compiled, and PyTorch computes with one thread."""
 
 from __future__ import annotations
 
@@ -11,6 +11,10 @@ from collections.abc import Iterator
 import pytest
 
 from dtfm.compiled_code import compile_apart
+
+# Read when PyTorch is loaded, by tests and by the workers of xdist. The tensors of tests are small: of two threads one would spin
+# while it waits for the other, on a core that another test needs. Nodes that tests start are told how many threads they have.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
