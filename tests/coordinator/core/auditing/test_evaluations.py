@@ -18,8 +18,7 @@ from dtfm.protos import MOST_HELD_OUT_AUDITED
 from dtfm.protos import control_pb2 as wire
 from dtfm.protos.frame import Kind
 from tests.coordinator.answers import evaluated
-from tests.coordinator.audits import digest, hops, passed
-from tests.coordinator.core.test_auditing import (
+from tests.coordinator.auditing import (
     all_find_it_right,
     all_vote,
     asked,
@@ -29,6 +28,7 @@ from tests.coordinator.core.test_auditing import (
     replicas,
     squares,
 )
+from tests.coordinator.audits import digest, hops, passed
 from tests.coordinator.script import LONG, World, refusal_of
 from tests.coordinator.strangers import come, open_run
 
