@@ -712,20 +712,22 @@ class StepFailed(_message.Message):
     def __init__(self, generation: _Optional[int] = ..., step: _Optional[int] = ..., problem: _Optional[_Union[StepProblem, str]] = ..., peer: _Optional[str] = ..., sentence: _Optional[str] = ...) -> None: ...
 
 class Commit(_message.Message):
-    __slots__ = ("generation", "step", "gradient_norm", "evaluate", "snapshot", "pause")
+    __slots__ = ("generation", "step", "gradient_norm", "evaluate", "snapshot", "pause", "only_evaluation")
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     GRADIENT_NORM_FIELD_NUMBER: _ClassVar[int]
     EVALUATE_FIELD_NUMBER: _ClassVar[int]
     SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
     PAUSE_FIELD_NUMBER: _ClassVar[int]
+    ONLY_EVALUATION_FIELD_NUMBER: _ClassVar[int]
     generation: int
     step: int
     gradient_norm: float
     evaluate: bool
     snapshot: SnapshotDestination
     pause: bool
-    def __init__(self, generation: _Optional[int] = ..., step: _Optional[int] = ..., gradient_norm: _Optional[float] = ..., evaluate: _Optional[bool] = ..., snapshot: _Optional[_Union[SnapshotDestination, str]] = ..., pause: _Optional[bool] = ...) -> None: ...
+    only_evaluation: bool
+    def __init__(self, generation: _Optional[int] = ..., step: _Optional[int] = ..., gradient_norm: _Optional[float] = ..., evaluate: _Optional[bool] = ..., snapshot: _Optional[_Union[SnapshotDestination, str]] = ..., pause: _Optional[bool] = ..., only_evaluation: _Optional[bool] = ...) -> None: ...
 
 class Abort(_message.Message):
     __slots__ = ("generation", "step", "reason")

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from dtfm.coordinator.config.run_file import CHECKPOINTING, OPTIMIZER_STATE
 from dtfm.coordinator.core.trust.givers import Givers
+from dtfm.coordinator.core.validation import shorten
 from dtfm.coordinator.log.events import Link
 from dtfm.coordinator.log.ledger import Ledger
 from dtfm.protos import control_pb2, plan_pb2
@@ -130,3 +131,8 @@ def _assignment(
         else None,
         counts_from=ledger.counts_from,
     )
+
+
+def abort(plan: Plan, step: int, reason: str) -> control_pb2.CoordinatorMessage:
+    aborted = control_pb2.Abort(generation=plan.generation, step=step, reason=shorten(reason))
+    return control_pb2.CoordinatorMessage(abort=aborted)

@@ -263,7 +263,8 @@ class Stepping:
     step is committed at the latest then, but for ``audits`` that wait. ``committed_by``: ``commit_by`` of the previous step.
     ``stalled``: at whom it stood when it was last interrupted. ``passed``: by node, the tensors that it voted to have sent and
     got, where work is audited. ``held_out``: of how many micro-batches the evaluation was that ran right before it under the same
-    plan, if that is audited with it; else 0."""
+    plan, if that is audited with it; else 0. ``only_evaluation``: all steps are trained, and nothing but the last evaluation is
+    voted on."""
 
     step: int
     since: float
@@ -276,6 +277,7 @@ class Stepping:
     votes: Mapping[str, wire.StepReady] = field(default_factory=dict)
     passed: Mapping[str, Passed] = field(default_factory=dict)
     held_out: int = 0
+    only_evaluation: bool = False
     audits: tuple[Audit, ...] = ()
 
 

@@ -2,6 +2,7 @@
 
 Switching -> Stepping when all nodes are ready for the plan; Stepping -> Stepping by a commit; Stepping -> Pausing by a commit
 with pause; Stepping -> Switching by an abort; Stepping -> Gathering when a node of the plan or a link is lost.
+Where the last evaluation is audited, the last commit leads to a step that is only voted on (last_evaluation.py).
 """
 
 from __future__ import annotations
@@ -10,17 +11,17 @@ import math
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 
-from dtfm.coordinator.core import drift, post_commit, same_state, showing
+from dtfm.coordinator.core import drift, last_evaluation, post_commit, same_state, showing
 from dtfm.coordinator.core.auditing import conduct, resumption
 from dtfm.coordinator.core.auditing.conclusion import Conclusion, Unaudited
 from dtfm.coordinator.core.charging import quarantine
 from dtfm.coordinator.core.ending import fail, fail_or_suspend
 from dtfm.coordinator.core.exclusion import NAN_ADVICE, found, try_without_another
-from dtfm.coordinator.core.messages import beginnings
+from dtfm.coordinator.core.messages import abort, beginnings
 from dtfm.coordinator.core.plan_adoption import again, back_before, plan_failed, regroup
 from dtfm.coordinator.core.replanning import leaver_is_stuck
 from dtfm.coordinator.core.safekeeping import agreed_state, snapshot, standby
-from dtfm.coordinator.core.state import ATTEMPTS, Destination, Pausing, Stepping, Switching
+from dtfm.coordinator.core.state import ATTEMPTS, Pausing, Stepping, Switching
 from dtfm.coordinator.core.timeouts import step_patience
 from dtfm.coordinator.core.transition import Transition
 from dtfm.coordinator.core.trust.agreement import contradiction
@@ -122,7 +123,7 @@ def step_ready(transition: Transition, node: str, vote: wire.StepReady) -> None:
     if node in phase.votes:
         transition.log(f"ignored a second vote of {node} for step {vote.step}")
         return
-    if vote.samples != (due := _due_samples(transition, plan, node)):
+    if vote.samples != (due := 0 if phase.only_evaluation else _due_samples(transition, plan, node)):
         reason = f"in step {vote.step} it counted {vote.samples} samples; its part in plan {plan.generation} is {due}"
         _settled(transition, Against((node,)), Charge.SAMPLE_COUNT, reason)
         return
@@ -141,7 +142,7 @@ def _all_voted(transition: Transition, phase: Stepping) -> None:
     found = contradiction(transition.state.ledger, phase, transition.state.run.train.micro_batch)
     if found is None:
         post_commit.all_voted(transition, phase)
-        by = transition.now + standby.commit_patience(transition.state)
+        by = transition.now + (0 if phase.only_evaluation else standby.commit_patience(transition.state))
         transition.enter(replace(phase, voted=transition.now, commit_by=by, audits=conduct.drawn(transition, phase)))
         return
     verdict = found.verdict
@@ -164,6 +165,9 @@ def commit_if_due(transition: Transition) -> None:
             _settled(transition, found.verdict, found.charge, found.reason)
             if found.back_before is not None:
                 back_before(transition, found.back_before, f"what {name_some(found.verdict.members)} did is undone")
+            return
+        case Unaudited() as found if last_evaluation.is_in_hand(phase):
+            last_evaluation.give_up(transition, found.reason)
             return
         case Unaudited() as found:
             _unaudited(transition, found.node, found.reason)
@@ -206,8 +210,11 @@ def node_lost(transition: Transition, node: str, reason: str) -> None:
     """A node of the plan has left. A step that all voted for counts, if no audit is open, and every stage's new state is still
     here."""
     phase = transition.state.phase
+    if last_evaluation.is_in_hand(phase):
+        last_evaluation.give_up(transition, f"{node} left ({reason})", node)
     if (
         isinstance(phase, Stepping)
+        and not phase.only_evaluation
         and phase.commit_by is not None
         and not phase.audits
         and standby.next_step_survives(transition.state)
@@ -227,7 +234,7 @@ def node_lost(transition: Transition, node: str, reason: str) -> None:
             resumption.interrupted(transition, phase, by_a_word=False)
             _send_abort(transition, phase.step, cause)
         regroup(transition, cause)
-    elif isinstance(phase, Switching) or not _last_checkpoint_comes(transition):
+    elif isinstance(phase, Switching) or not last_evaluation.last_checkpoint_comes(transition):
         regroup(transition, cause)  # otherwise the last checkpoint is under way: the others can finish it
 
 
@@ -245,6 +252,9 @@ def overdue(transition: Transition, phase: Stepping) -> None:
     sentence = (
         f"no vote from {name_some(silent)} within {phase.deadline - phase.since:g} seconds, though heartbeats came"
     )
+    if phase.only_evaluation:
+        last_evaluation.give_up(transition, sentence)
+        return
     transition.emit(
         ev.StepAborted(phase.step, ledger.generation, OVERDUE, accused, sentence, suspects=tuple(sorted(suspects)))
     )
@@ -262,6 +272,9 @@ def overdue(transition: Transition, phase: Stepping) -> None:
 
 def _commit(transition: Transition, phase: Stepping) -> None:
     """Commits and announces a step for which all have voted, and of which nothing is known to be wrong."""
+    if phase.only_evaluation:
+        last_evaluation.stands(transition, phase)
+        return
     state, plan = transition.state, transition.state.ledger.plan
     assert plan is not None
     assert state.ledger.described is not None
@@ -309,36 +322,41 @@ def _announce(transition: Transition, step: int, plan: Plan, gradient_norm: floa
     last, stuck = step == run.train.steps, leaver_is_stuck(transition.state)
     evaluate = last or _is_due(step, run.train.evaluate_every)
     switch = state.planner.chosen is not None and not standby.still_copying(state)
+    held_out = run.train.evaluation_samples // run.train.micro_batch
+    named = evaluate and run.trust.audits > 0 and held_out <= MOST_HELD_OUT_AUDITED  # in the next vote, as nodes know
+    only_evaluation = last and named and last_evaluation.can_be_audited(state, plan)
     commit = wire.Commit(
         generation=plan.generation,
         step=step,
         gradient_norm=gradient_norm,
         evaluate=evaluate,
         snapshot=snapshot.begin(transition, step, checkpoint=last or stuck or _is_due(step, run.checkpoint.every)),
-        pause=last or stuck or switch,
+        pause=(last or stuck or switch) and not only_evaluation,
+        only_evaluation=only_evaluation,
     )
+    audited = named and not commit.pause
     transition.send(plan.nodes, wire.CoordinatorMessage(commit=commit))
-    held_out = run.train.evaluation_samples // run.train.micro_batch
-    audited = evaluate and not commit.pause and run.trust.audits > 0 and held_out <= MOST_HELD_OUT_AUDITED
     if evaluate:
         post_commit.expect_evaluation(transition, step, plan, audited=audited)
     state, phase = transition.state, transition.state.phase
     if commit.pause:
         transition.enter(Pausing(transition.now + state.patience, for_leaver=stuck and not switch and not last))
     else:
-        assert isinstance(phase, Stepping)
-        assert phase.commit_by is not None
         copying = any(s.standby and s.standby.caught_up is None for s in state.members.sessions.values())
         alone = not (state.evaluations or state.safekeeping.snapshots or copying)
         deadline = transition.now + _patience(transition, usual=alone)
-        committed_by, held_out = phase.commit_by, held_out if audited else 0
-        transition.enter(Stepping(step + 1, transition.now, deadline, committed_by=committed_by, held_out=held_out))
+        committed_by = phase.commit_by if isinstance(phase, Stepping) and phase.commit_by is not None else -math.inf
+        begun = Stepping(step + 1, transition.now, deadline, committed_by=committed_by)
+        transition.enter(replace(begun, held_out=held_out if audited else 0, only_evaluation=only_evaluation))
 
 
 def _abort(transition: Transition, problem: wire.StepProblem, node: str, sentence: str) -> None:
     """Nobody applies the step. It is tried again under the next generation, unless it failed too often."""
     phase, ledger = transition.state.phase, transition.state.ledger
     assert isinstance(phase, Stepping)
+    if phase.only_evaluation:
+        last_evaluation.give_up(transition, f"{node}: {sentence}", node)
+        return
     conduct.interrupted(transition, phase, node)
     name = wire.StepProblem.Name(problem)
     transition.emit(ev.StepAborted(phase.step, ledger.generation, name, node, sentence))
@@ -372,6 +390,9 @@ def _peer_lost(transition: Transition, node: str, peer: str, sentence: str) -> N
     it after some attempts; if one of them loses others as well, without that one."""
     phase, ledger = transition.state.phase, transition.state.ledger
     assert isinstance(phase, Stepping)
+    if phase.only_evaluation:
+        last_evaluation.give_up(transition, f"{node} lost {peer}: {sentence}", node, peer)
+        return
     conduct.interrupted(transition, phase, node, lost=peer)
     transition.emit(ev.StepAborted(phase.step, ledger.generation, PEER_LOST, node, f"lost {peer}: {sentence}", peer))
     resumption.interrupted(transition, phase, by_a_word=True)
@@ -455,18 +476,10 @@ def _patience(transition: Transition, *, usual: bool) -> float:
     return step_patience(state.lease, state.ledger.step_seconds, usual=usual, overdue=len(state.ledger.waited_for))
 
 
-def _last_checkpoint_comes(transition: Transition) -> bool:
-    """Whether all steps are trained, and their checkpoint is whole or under way."""
-    ledger, steps = transition.state.ledger, transition.state.run.train.steps
-    under_way = transition.state.safekeeping.snapshot(Destination.CHECKPOINT, steps)
-    return ledger.step >= steps and (steps in ledger.checkpoints or under_way is not None)
-
-
 def _send_abort(transition: Transition, step: int, reason: str) -> None:
     plan = transition.state.ledger.plan
     assert plan is not None
-    abort = wire.Abort(generation=plan.generation, step=step, reason=shorten(reason))
-    transition.send(plan.nodes, wire.CoordinatorMessage(abort=abort))
+    transition.send(plan.nodes, abort(plan, step, reason))
 
 
 def _is_current(transition: Transition, generation: int, step: int) -> bool:

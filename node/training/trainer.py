@@ -32,7 +32,7 @@ from dtfm.node.training.generation import Generation
 from dtfm.node.training.generation_setup import Equipment, set_up
 from dtfm.node.training.pipeline import Outcome
 from dtfm.node.training.preparation import Preparation
-from dtfm.node.training.vote import vote_on
+from dtfm.node.training.vote import vote_on, vote_on_evaluation
 from dtfm.node.transport.receiver import Receiver
 from dtfm.node.transport.topic_queue import Closed
 from dtfm.protos.control_pb2 import (
@@ -460,8 +460,17 @@ class Trainer:
             evaluated = Evaluated(generation=commit.generation, step=commit.step, losses=losses)
             if generation.placement.last:
                 self._report(NodeMessage(evaluated=evaluated))
-        if not commit.pause:
+        if commit.only_evaluation:
+            self._vote_on_evaluation(generation)
+        elif not commit.pause:
             self._train(generation, by_bucket=bool(commit.snapshot))
+
+    def _vote_on_evaluation(self, generation: Generation) -> None:
+        """On the last one, which no step follows: so it is audited as if one did."""
+        self._voted = step = self._store.held.step + 1
+        ready = vote_on_evaluation(generation, step, self._digests.of_stage(generation.stage.buckets))
+        self._auditing.begin(generation, step)
+        self._report(NodeMessage(step_ready=ready))
 
     def _apply(self, generation: Generation, commit: Commit) -> None:
         self._voted = None  # if applying fails half-way, it must not be done again

@@ -27,7 +27,7 @@ def test_honest_evaluations_that_are_all_done_again_come_to_the_same_bits(tmp_pa
     with audited(tmp_path, "", stages, HONEST[: sum(stages)], evaluate_every=1) as cluster:
         assert cluster.finish() == 0
         audits = [audit for audit in cluster.of("work_audited") if audit["why"] == "evaluation"]
-        assert len(audits) == (STEPS - 1) * sum(stages), "no step follows the last one"
+        assert len(audits) == STEPS * sum(stages)
         assert all(audit["clean"] and audit["errors"] == {"evaluations": 0} for audit in audits)
         assert not cluster.of("node_quarantined")
         assert not cluster.of("step_aborted")
@@ -48,3 +48,17 @@ def test_who_lies_in_evaluations_is_found_before_its_first_one_counts(
         assert [(e["step"], e["problem"]) for e in cluster.of("step_aborted")] == [(2, "SETTLED")]
         assert not cluster.of("rolled_back")
         are_those_of_one_process(cluster, since=2)
+
+
+def test_who_lies_in_the_last_evaluation_alone_is_found_as_well(tmp_path: Path) -> None:
+    """No step follows, but one that is only voted on. The others evaluate again, unless the checkpoint was whole before: then the
+    run is over."""
+    with audited(tmp_path, "lies_in_evaluations", [3], (*HONEST[:2], LIAR), evaluate_every=0) as cluster:
+        assert cluster.finish() == 0
+        found = [(event["node"], event["charge"], event["undecided"]) for event in cluster.of("node_quarantined")]
+        assert found == [(LIAR, "AUDIT", False)]
+        assert [(e["step"], e["problem"]) for e in cluster.of("step_aborted")] == [(STEPS + 1, "SETTLED")]
+        assert cluster.losses == pytest.approx(losses_alone(cluster.run_file), rel=1e-9)
+        last = held_out_losses_alone(cluster.run_file, STEPS)[-1]
+        evaluated = [(event["step"], event["loss"]) for event in cluster.of("evaluated")]
+        assert evaluated in ([], [(STEPS, pytest.approx(last, rel=1e-9))])

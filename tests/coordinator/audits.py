@@ -15,17 +15,17 @@ from dtfm.scheduler.model.plan import Plan
 Hop = tuple[str, str, int, int, int]
 
 
-def hops(plan: Plan, held_out: int = 0) -> list[Hop]:
-    """All that is passed on in a step: a piece of each layer's bucket for each replica of its stage; and in an evaluation of so
-    many ``held_out`` micro-batches right before it."""
+def hops(plan: Plan, held_out: int = 0, *, trained: bool = True) -> list[Hop]:
+    """All that is passed on in a step, if one is ``trained``: a piece of each layer's bucket for each replica of its stage; and
+    in an evaluation of so many ``held_out`` micro-batches right before it."""
     found: list[Hop] = []
-    for number, chain in enumerate(chains(plan)):
+    for number, chain in enumerate(chains(plan) if trained else ()):
         for before, after in pairwise(chain):
             found.append((before, after, Kind.ACTIVATION, number, 0))
             found.append((after, before, Kind.GRADIENT, number, 0))
     for number, chain in enumerate(held_out_chains(plan, held_out)):
         found += [(before, after, Kind.EVALUATION, number, 0) for before, after in pairwise(chain)]
-    for stage in plan.stages:
+    for stage in plan.stages if trained else ():
         for bucket in range(*stage.layers):
             for piece, owner in enumerate(stage.replicas):
                 others = [node for node in stage.replicas if node != owner]
@@ -41,13 +41,14 @@ def digest(hop: Hop, salt: str = "") -> bytes:
     return blake3(f"{what}{salt}".encode()).digest(16)
 
 
-def commitments(plan: Plan, node: str, loss: float = 0.5, held_out: int = 0) -> dict[str, Any]:
-    """Fields of an honest vote; ``loss``: of each micro-batch; ``held_out``: as in `hops`."""
+def commitments(plan: Plan, node: str, loss: float = 0.5, held_out: int = 0, *, trained: bool = True) -> dict[str, Any]:
+    """Fields of an honest vote; ``loss``: of each micro-batch; ``held_out`` and ``trained``: as in `hops`."""
+    all_hops, mine = hops(plan, held_out, trained=trained), len(micro_batches_of(plan).get(node, ()))
     return {
-        "sent": passed([hop for hop in hops(plan, held_out) if hop[0] == node], at=1),
-        "received": passed([hop for hop in hops(plan, held_out) if hop[1] == node], at=0),
-        "losses": [loss] * len(micro_batches_of(plan)[node]) if node in plan.stages[-1].replicas else [],
-        "kept": True,
+        "sent": passed([hop for hop in all_hops if hop[0] == node], at=1),
+        "received": passed([hop for hop in all_hops if hop[1] == node], at=0),
+        "losses": [loss] * mine if trained and node in plan.stages[-1].replicas else [],
+        "kept": trained,
         "kept_evaluation": held_out > 0,
     }
 

@@ -296,8 +296,14 @@ class World:
         said.loss_sum = 0.5 * said.samples
         if self.state.run.trust.audits:
             phase = self.state.phase
-            held_out = phase.held_out if isinstance(phase, Stepping) else 0
-            said.MergeFrom(wire.StepReady(**audits.commitments(self.plan_in_force, node, held_out=held_out)))
+            held_out, trained = (
+                (phase.held_out, not phase.only_evaluation) if isinstance(phase, Stepping) else (0, True)
+            )
+            if not trained:
+                said = wire.StepReady(generation=said.generation, step=said.step, state_digest=said.state_digest)
+            said.MergeFrom(
+                wire.StepReady(**audits.commitments(self.plan_in_force, node, held_out=held_out, trained=trained))
+            )
         for field in changes:
             said.ClearField(field)
         said.MergeFrom(wire.StepReady(**changes))
@@ -344,6 +350,11 @@ class World:
         for node in nodes or sorted(evaluation.expected):
             self.hear(node, evaluated(plan.generation, step, [loss] * evaluation.expected[node]))
 
+    def vote_on_last_evaluation(self) -> None:
+        """All nodes of the plan do, if the evaluation after the last step is audited."""
+        if isinstance(self.state.phase, Stepping) and self.state.phase.only_evaluation:
+            self.step()
+
     def apply(self) -> None:
         """All nodes of the plan say that they have applied the last commit, as they do before a pause."""
         plan, step = self.plan_in_force, self.state.ledger.step
@@ -369,6 +380,7 @@ class World:
             self.step()
             assert self.state.ledger.step == last + 1, f"step {last + 1} does not come about: {self.state.phase}"
         self.evaluate()
+        self.vote_on_last_evaluation()
         self.apply()
         self.save()
 

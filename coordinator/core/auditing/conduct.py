@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
+from random import Random
 
 from dtfm.coordinator.core.auditing import memory
 from dtfm.coordinator.core.auditing.conclusion import Conclusion, Unaudited
@@ -35,7 +36,8 @@ def passed_in(state: State, phase: Stepping, node: str, vote: wire.StepReady) ->
         return {}
     assert plan is not None
     assert described is not None
-    passed = read_passed(vote, plan, node, described.buckets, phase.held_out)
+    trained = not phase.only_evaluation
+    passed = read_passed(vote, plan, node, described.buckets, phase.held_out, trained=trained)
     read_alarms(vote, node, passed)
     return {**phase.passed, node: passed}
 
@@ -55,6 +57,8 @@ def drawn(transition: Transition, phase: Stepping) -> tuple[Audit, ...]:
     _say_what_cannot_be_audited(transition, plan, party)
     kept = {node for node, vote in phase.votes.items() if vote.kept}
     random = chance(state.secret, plan.generation, phase.step)
+    if phase.only_evaluation:
+        return _drawn_of_evaluation(state, phase, plan, random)
     found = draw(
         plan,
         state.run.trust.audits,
@@ -76,12 +80,16 @@ def drawn(transition: Transition, phase: Stepping) -> tuple[Audit, ...]:
             order = order_for(state, phase, plan, each.drawn, random)
             audits.append(Audit(order, (each.drawn.by,), raised_by=each.alarm.by))
     memory.drawn_again(transition, {each.node for each in found})
+    return *audits, *_drawn_of_evaluation(state, phase, plan, random)
+
+
+def _drawn_of_evaluation(state: State, phase: Stepping, plan: Plan, random: Random) -> tuple[Audit, ...]:
     evaluation = state.evaluations.get(phase.step - 1)
-    if phase.held_out and evaluation is not None and evaluation.is_whole:
-        kept = {node for node, vote in phase.votes.items() if vote.kept_evaluation}
-        held_out = draw_held_out(plan, phase.held_out, state.run.trust.audits, random, party, kept)
-        audits += [Audit(order_for_held_out(phase, plan, evaluation, each), (each.by,)) for each in held_out]
-    return tuple(audits)
+    if not phase.held_out or evaluation is None or not evaluation.is_whole:
+        return ()
+    kept = {node for node, vote in phase.votes.items() if vote.kept_evaluation}
+    found = draw_held_out(plan, phase.held_out, state.run.trust.audits, random, party_of(state.ledger), kept)
+    return tuple(Audit(order_for_held_out(phase, plan, evaluation, each), (each.by,)) for each in found)
 
 
 def heard(transition: Transition, node: str, answer: wire.Audited) -> None:

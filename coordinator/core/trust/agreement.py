@@ -54,13 +54,13 @@ def contradiction(ledger: Ledger, phase: Stepping, micro_batch: int) -> Contradi
         if (verdict := settle(ledger, norms, _same_norm)) is not None:
             reason = f"in step {phase.step} its gradient differs from that of the other replicas of stage {index}"
             return Contradiction(replace(verdict, undecided=True), Charge.GRADIENT_NORM, reason)
-    return _of_losses(plan, phase, micro_batch) if phase.passed else None
+    return _of_losses(plan, phase, micro_batch) if phase.passed and not phase.only_evaluation else None
 
 
 def _of_hops(ledger: Ledger, plan: Plan, phase: Stepping) -> Contradiction | None:
     step, passed = phase.step, phase.passed
     for node in plan.nodes:
-        if what := lacks(plan, node, passed[node], phase.held_out):
+        if what := lacks(plan, node, passed[node], phase.held_out, trained=not phase.only_evaluation):
             return Contradiction(Against((node,)), Charge.HOP, f"in step {step} it does not say that it {what}")
     if not (pairs := differing(passed)):
         return _of_sums(plan, step, passed)

@@ -27,21 +27,23 @@ MOST_PIECES = 1 << 20
 """Of a bucket."""
 
 
-def read_passed(vote: wire.StepReady, plan: Plan, node: str, buckets: int, held_out: int = 0) -> Passed:
+def read_passed(
+    vote: wire.StepReady, plan: Plan, node: str, buckets: int, held_out: int = 0, *, trained: bool = True
+) -> Passed:
     """What the node votes to have sent and got under this plan, of a model with so many ``buckets``. ``held_out``: of how many
-    micro-batches the evaluation was that the vote covers, too. Raises Refused for tensors that the plan does not have, or that
-    are named twice."""
-    due = _between_stages(plan, held_out).get(node, _NOTHING)
+    micro-batches the evaluation was that the vote covers, too; ``trained``: it covers a step. Raises Refused for tensors that the
+    plan does not have, or that are named twice."""
+    due, buckets = _between_stages(plan, held_out, trained).get(node, _NOTHING), buckets if trained else 0
     return Passed(
         _read("sent", vote.sent, due.sent, plan, node, buckets),
         _read("received", vote.received, due.received, plan, node, buckets),
     )
 
 
-def lacks(plan: Plan, node: str, passed: Passed, held_out: int = 0) -> str:
+def lacks(plan: Plan, node: str, passed: Passed, held_out: int = 0, *, trained: bool = True) -> str:
     """What the plan has this node send or get, and it does not name: a sentence's part; empty: nothing. Of pieces of a layer's
     bucket, what goes with those that it names. Who has a parameter that is tied between layers the plan does not say."""
-    between = _between_stages(plan, held_out).get(node, _NOTHING)
+    between = _between_stages(plan, held_out, trained).get(node, _NOTHING)
     sent, received = _with_named_pieces(plan, node, passed)
     for verb, wanted, named in (
         ("sent", between.sent.keys() | sent, passed.sent),
@@ -161,11 +163,11 @@ def _is_piece(hop: Hop, plan: Plan, buckets: int) -> bool:
 
 
 @lru_cache(2 * REMEMBERED)
-def _between_stages(plan: Plan, held_out: int) -> Mapping[str, Passed]:
-    """By node, the activations and gradients that the plan has it send and get, and what it does in an evaluation of so many
-    ``held_out`` micro-batches, without digests."""
+def _between_stages(plan: Plan, held_out: int, trained: bool) -> Mapping[str, Passed]:
+    """By node, what the plan has it send and get in an evaluation of so many ``held_out`` micro-batches, and in a step that is
+    ``trained`` of activations and gradients; without digests."""
     due = {node: _Due() for node in plan.nodes}
-    for number, chain in enumerate(chains(plan)):
+    for number, chain in enumerate(chains(plan) if trained else ()):
         for before, after in pairwise(chain):
             for hop in ((before, after, Kind.ACTIVATION, number, 0), (after, before, Kind.GRADIENT, number, 0)):
                 due[hop[0]].sent[hop] = b""

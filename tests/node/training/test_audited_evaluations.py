@@ -6,6 +6,7 @@ import pytest
 
 from dtfm.coordinator.core.trust.passed import differing, lacks, read_passed
 from dtfm.node.training.audit import misfit
+from dtfm.node.training.vote import vote_on_evaluation
 from dtfm.protos.control_pb2 import Audit, Audited
 from dtfm.protos.frame import Kind
 from dtfm.protos.peer_pb2 import KeptRequest
@@ -61,6 +62,21 @@ def test_a_vote_names_what_went_on_in_the_evaluation_before_it_at_both_ends(trai
         named = [hop[3] for passed in told.values() for hop in passed.sent if hop[2] == Kind.EVALUATION]
         assert sorted(named) == sorted([*range(HELD_OUT)] * 2), "between three stages"
         assert all(vote.kept and vote.kept_evaluation for vote in votes.values())
+
+
+def test_the_last_evaluation_is_voted_on_without_a_step(trained: Nodes) -> None:
+    with trained() as nodes:
+        nodes.train()
+        nodes.evaluate()
+        votes = {name: vote_on_evaluation(each, nodes.step + 1, b"") for name, each in nodes.generations.items()}
+        told = {node: read_passed(vote, nodes.plan, node, 100, HELD_OUT, trained=False) for node, vote in votes.items()}
+        assert not any(lacks(nodes.plan, node, passed, HELD_OUT, trained=False) for node, passed in told.items())
+        assert differing(told) == []
+        assert all(vote.kept_evaluation and not (vote.samples or vote.losses) for vote in votes.values())
+        generation = nodes.generations["n0"]
+        number = generation.placement.evaluation_micro_batches[0]
+        request = KeptRequest(generation=1, step=nodes.step + 1, kind=Kind.EVALUATION, index=number)
+        assert generation.offer(nodes.step + 1).find(request)
 
 
 def test_the_next_step_says_nothing_of_it_any_more(trained: Nodes) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from dtfm.coordinator.core import transition as t
 from dtfm.coordinator.core.auditing.limits import device_kinds, limits
 from dtfm.coordinator.core.state import Pausing, Stepping
 from dtfm.coordinator.core.trust.strikes import Record, Strike
@@ -17,7 +19,7 @@ from dtfm.coordinator.log.standing import PROVEN_AFTER, Standing, earned
 from dtfm.protos import MOST_HELD_OUT_AUDITED
 from dtfm.protos import control_pb2 as wire
 from dtfm.protos.frame import Kind
-from tests.coordinator.answers import evaluated
+from tests.coordinator.answers import DIGEST, evaluated
 from tests.coordinator.auditing import (
     all_find_it_right,
     all_vote,
@@ -29,7 +31,7 @@ from tests.coordinator.auditing import (
     squares,
 )
 from tests.coordinator.audits import digest, hops, passed
-from tests.coordinator.script import LONG, World, refusal_of
+from tests.coordinator.script import LEASE, LONG, World, refusal_of
 from tests.coordinator.strangers import come, open_run
 
 SQUARE = ("a", "b", "c", "d")
@@ -306,10 +308,130 @@ def test_what_is_not_audited_counts_at_once(rate: float, samples: int) -> None:
     assert not [audit for audit in world.events(ev.WorkAudited) if audit.why == "evaluation"]
 
 
-def test_the_last_evaluation_counts_at_once_as_no_step_follows() -> None:
-    world = auditing("a", "b", "c", train={"steps": 1})
+def after_the_last_step(*nodes: str, planner: Any = replicas) -> World:
+    """A world in which all steps are trained, and the loss after the last one is reported."""
+    world = auditing(*nodes, planner=planner, rate=NEXT_TO_NOTHING, train={"steps": 1}, checkpoint={"every": 0})
     all_vote(world)
-    all_find_it_right(world)
+    assert world.state.ledger.step == 1
+    world.evaluate()
+    return world
+
+
+def test_after_the_last_step_the_evaluation_alone_is_voted_on() -> None:
+    world = after_the_last_step("a", "b", "c")
+    last = world.last_to("a", "commit")
+    assert (last.step, last.evaluate, last.only_evaluation, last.pause) == (1, True, True, False)
+    assert last.snapshot == wire.CHECKPOINT, "which waits for nothing"
+    all_vote(world)
+    assert world.state.phase.commit_by == world.now, "no standby is waited for"  # type: ignore[union-attr]
+    assert losses(world) == []
+    all_answer_of_the_last(world)
+    assert losses(world) == [(1, 2.0)]
+    assert isinstance(world.state.phase, Pausing)
+    ending = world.last_to("a", "commit")
+    assert (ending.step, ending.evaluate, ending.only_evaluation, ending.pause) == (1, False, False, True)
+    assert ending.snapshot == wire.NO_SNAPSHOT
+    world.apply()
+    world.save()
+    assert world.exit_code == 0
+    assert [event.step for event in world.events(ev.StepCommitted)] == [1]
+    assert not world.events(ev.StepAborted)
+
+
+def all_answer_of_the_last(world: World, of: str = "", **about_it: Any) -> None:
+    while isinstance(world.state.phase, Stepping) and any(asked(world).values()):
+        by = min(node for nodes in asked(world).values() for node in nodes)
+        world.audit(by, **(about_it if world.last_to(by, "audit").node == of else {}))
+
+
+def test_who_lies_about_the_last_loss_goes_and_the_others_evaluate_again() -> None:
+    world = after_the_last_step("a", "b", "c")
+    all_vote(world)
+    (accused,) = asked(world)
+    all_answer_of_the_last(world, accused, evaluations=0.5)
+    assert quarantined(world) == [(accused, Charge.AUDIT, False)]
+    world.settle()
+    world.evaluate(loss=3.0)
+    all_vote(world)
+    all_answer_of_the_last(world)
+    assert losses(world) == [(1, 3.0)]
+    world.apply()
+    world.save()
+    assert world.exit_code == 0
+
+
+def its_auditor_finds_it_withheld(world: World) -> None:
+    all_vote(world)
+    (accused,) = asked(world)
+    all_answer_of_the_last(world, accused, withheld_by=accused, problem="gone", evaluations=-1.0)
+
+
+@pytest.mark.parametrize(
+    "interrupt",
+    [
+        lambda world: world.fail_step("a", wire.INTERNAL, step=2),
+        lambda world: world.fail_step("a", wire.PEER_LOST, peer="b", step=2),
+        lambda world: world.wait(200 * LEASE, beating="abc"),
+        its_auditor_finds_it_withheld,
+    ],
+    ids=["failed", "lost a peer", "silent", "withheld"],
+)
+def test_whatever_interrupts_the_last_evaluation_the_run_ends_without_it(interrupt: Callable[[World], None]) -> None:
+    world = after_the_last_step("a", "b", "c")
+    world.save()
+    interrupt(world)
+    assert isinstance(world.state.phase, Pausing)
+    assert world.kinds_to("a")[-2:] == ["abort", "commit"], "it is to stop waiting for others' tensors"
+    world.apply()
+    assert world.exit_code == 0
+    assert losses(world) == []
+    assert not world.events(ev.StepAborted)
+
+
+@pytest.mark.parametrize("voted", [False, True])
+def test_a_death_in_the_last_evaluation_is_harmless_once_the_checkpoint_is_written(voted: bool) -> None:
+    world = after_the_last_step("a", "b", "c")
+    world.write_checkpoint()
+    if voted:
+        all_vote(world)
+    world.lose("b")
+    for node in "ac":
+        world.hear(node, applied=wire.Applied(generation=1, step=1, state_digest=DIGEST))
+    world.feed(t.ManifestDone(1, ""))
+    assert world.exit_code == 0
+    assert losses(world) == []
+
+
+def test_a_death_before_the_checkpoint_is_written_makes_the_others_do_both_again() -> None:
+    world = after_the_last_step("a", "b", "c")
+    world.lose("b")
+    world.settle()
+    world.evaluate()
+    all_vote(world)
+    all_answer_of_the_last(world)
+    assert losses(world) == [(1, 2.0)]
+    world.apply()
+    world.save()
+    assert world.exit_code == 0
+
+
+def test_a_vote_on_the_last_evaluation_has_nothing_of_a_step() -> None:
+    world = after_the_last_step("a", "b", "c")
+    world.vote("a", samples=2)
+    assert quarantined(world) == [("a", Charge.SAMPLE_COUNT, False)]
+    for planner, kind in ((replicas, Kind.REDUCE), (squares, Kind.ACTIVATION)):
+        world = after_the_last_step(*SQUARE, planner=planner)
+        mine = [hop for hop in hops(world.plan_in_force) if (hop[0], hop[2]) == ("a", kind)]
+        stream = world.streams["a"]
+        world.vote("a", sent=passed(mine, at=1))
+        assert refusal_of(world, stream).reason == wire.MALFORMED
+
+
+def test_where_one_party_holds_each_stage_the_last_loss_counts_at_once() -> None:
+    world = auditing(*SQUARE, planner=squares, rate=NEXT_TO_NOTHING, train={"steps": 1})
+    world.belong_together("a", "b", key="one")
+    world.belong_together("c", "d", key="another")
+    all_vote(world)
     assert isinstance(world.state.phase, Pausing)
     world.evaluate()
     assert losses(world) == [(1, 2.0)]

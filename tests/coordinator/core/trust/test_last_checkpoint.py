@@ -48,6 +48,7 @@ def do_it_again(world: World) -> None:
         world.apply()
         world.settle()
         world.evaluate()
+        world.vote_on_last_evaluation()
 
 
 def fail_last_checkpoint(world: World, node: str) -> None:
@@ -81,6 +82,7 @@ def strangers_after_the_last_step(*nodes: str) -> World:
     world = of_strangers(*nodes, train={"steps": 1})
     world.step()
     world.evaluate()
+    world.vote_on_last_evaluation()
     return world
 
 
@@ -92,6 +94,7 @@ def test_two_strangers_who_cannot_write_the_last_checkpoint_are_suspended_and_th
     assert world.state.ledger.checkpoint_failures == ()
     world.settle()
     world.evaluate()
+    world.vote_on_last_evaluation()
     world.apply()
     world.save()
     assert world.exit_code == 0
