@@ -8,7 +8,8 @@ import copy
 import itertools
 import math
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator
+import threading
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from typing import Any
@@ -46,6 +47,7 @@ from dtfm.protos.control_pb2 import (
     StepReady,
 )
 from dtfm.protos.frame import Header, Kind, frames
+from dtfm.protos.peer_pb2 import KeptRequest
 from dtfm.protos.streams import NODE_METADATA, tensors_call
 
 Twist = Callable[[NodeMessage], Iterable[NodeMessage]]
@@ -304,6 +306,52 @@ def withheld() -> Iterator[None]:
         yield
 
 
+GONE = "it leaves, as it is asked for what it sent"
+"""In the standard error of who leaves when it is caught."""
+
+
+@contextmanager
+def leaving_when_caught() -> Iterator[None]:
+    """Inside, this process turns the sign of what it adds. When its auditor asks for it, which wants several pieces of it where
+    auditors of others want one, it closes its control stream, and says nothing before that has ended. It comes back under the
+    same key."""
+    messages, connect, look_up = Session._messages, Session._connect_once, Kept.find
+    asked: dict[tuple[str, int, int], set[int]] = {}
+    last, ended, sessions = NodeMessage(), threading.Event(), list[tuple[asyncio.AbstractEventLoop, Session]]()
+
+    async def until_caught(session: Session, let_in: asyncio.Event) -> AsyncIterator[NodeMessage]:
+        sessions[:] = [(asyncio.get_running_loop(), session)]
+        ended.clear()
+        async for message in messages(session, let_in):
+            if message is last:
+                return  # this closes the stream
+            yield message
+
+    async def connected_once(session: Session) -> tuple[str, bool]:
+        outcome = await connect(session)
+        ended.set()
+        return outcome
+
+    def find(kept: Kept, caller: str, request: KeptRequest) -> Tensor:
+        pieces = asked.setdefault((caller, request.generation, request.step), set())
+        pieces.add(request.part)
+        if len(pieces) == 1:
+            return look_up(kept, caller, request)
+        ((loop, session),) = sessions
+        print(GONE, file=sys.stderr, flush=True)
+        loop.call_soon_threadsafe(session._outgoing.put_nowait, last)
+        ended.wait(60)
+        raise LookupError("NOTHING_KEPT: this node has not voted, or the step is over")
+
+    with (
+        adding(lambda mine: -mine),
+        mock.patch.object(Session, "_messages", until_caught),
+        mock.patch.object(Session, "_connect_once", connected_once),
+        mock.patch.object(Kept, "find", find),
+    ):
+        yield
+
+
 @contextmanager
 def flipped_and_withheld() -> Iterator[None]:
     """Inside, this process turns the sign of what it adds, and hands out nothing for audits."""
@@ -397,6 +445,7 @@ LIES: dict[str, Callable[[], AbstractContextManager[None]]] = {
     "misevaluates": misevaluating,
     "withholds": withheld,
     "flips_and_withholds": flipped_and_withheld,
+    "flips_and_leaves": leaving_when_caught,
     "gives_wrong_state": giving_wrong_state,
     "writes_wrong_state": writing_wrong_state,
     "forges": forging,
