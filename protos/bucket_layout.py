@@ -35,14 +35,15 @@ def layout_of_file(header: bytes, data_bytes: int) -> bytes:
     """
     try:
         named = json.loads(header, object_pairs_hook=_once)
-        found = sorted(
+        found = [
             (int(begin), int(end), str(name), str(entry["dtype"]), [int(size) for size in entry["shape"]])
             for name, entry in named.items()
             if name != "__metadata__"
             for begin, end in [entry["data_offsets"]]
-        )
+        ]
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         raise ValueError("it is no safetensors file") from None
+    found.sort(key=lambda each: each[:2])  # those without elements, which lie at one place, stay as they are named
     ends = [0, *(end for _, end, *_ in found)]
     if [begin for begin, *_ in found] != ends[:-1] or ends[-1] != data_bytes:
         raise ValueError("the tensors that its header names do not fill it")

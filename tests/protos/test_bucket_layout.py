@@ -22,7 +22,8 @@ def read(entries: dict[str, Any], size: int = 16) -> bytes:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_a_file_has_the_layout_that_its_node_says_beforehand(dtype: torch.dtype) -> None:
-    spec = BucketSpec(2, (2,), (("z.weight", (3, 4)), ("a.bias", (3,)), ("scale", ())))
+    nothing = (("z", (0,)), ("y", (0, 2)))
+    spec = BucketSpec(2, (2,), (("z.weight", (3, 4)), *nothing, ("a.bias", (3,)), ("scale", ())))
     header = file_header(spec, dtype)
     assert layout_of_file(header[LENGTH_BYTES:], 3 * spec.size * dtype.itemsize) == file_layout(spec, dtype)
     assert len(file_layout(spec, dtype)) == LAYOUT_BYTES
