@@ -50,7 +50,7 @@ docker-test: $(READY)  ## Build the images of docker/ and train by compose (root
 	$(BIN)/python -m pytest -s --durations=5 -m docker tests/docker
 
 soak: $(READY)  ## The long versions of tests: ten minutes of chaos, every fault at every node, every precision (35 minutes)
-	$(BIN)/python -m pytest --durations=15 -m soak tests/coordinator tests/cluster tests/attacks tests/wan
+	$(BIN)/python -m pytest --durations=15 -m soak tests/scheduler tests/coordinator tests/cluster tests/attacks tests/wan
 
 lint: $(READY)  ## ruff, mypy, import-linter
 	$(BIN)/ruff check .

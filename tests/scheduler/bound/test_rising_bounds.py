@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -67,9 +68,21 @@ def test_no_plan_undercuts_the_bound(
     assert iteration_bound(problem) <= min(all_prices(problem, idle_hands)) * (1 + 1e-9)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(seed=st.integers(0, 10**6), count=st.integers(1, 4), layers=st.integers(1, 4))
 def test_no_loads_undercut_the_bound(seed: int, count: int, layers: int) -> None:
+    try_all_loads(seed, count, layers)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1200)
+@settings(max_examples=200, deadline=None)
+@given(seed=st.integers(0, 10**6), count=st.integers(1, 4), layers=st.integers(1, 4))
+def test_no_loads_of_very_many_undercut_the_bound(seed: int, count: int, layers: int) -> None:
+    try_all_loads(seed, count, layers)
+
+
+def try_all_loads(seed: int, count: int, layers: int) -> None:
     """All groups and cuts of a small cluster whose links and memories matter, with balanced and with random loads."""
     rng = np.random.default_rng(seed)
     problem = scarce(rng, count, layers, micro_batches=int(rng.choice([1, 4, 20, 60])))
@@ -82,9 +95,21 @@ def test_no_loads_undercut_the_bound(seed: int, count: int, layers: int) -> None
     assert iteration_bound(problem) <= min(seconds) * (1 + 1e-9)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(seed=st.integers(0, 10**6), count=st.integers(2, 24), layers=st.integers(1, 8))
 def test_no_random_plan_undercuts_the_bound(seed: int, count: int, layers: int) -> None:
+    try_random_plans(seed, count, layers)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1200)
+@settings(max_examples=200, deadline=None)
+@given(seed=st.integers(0, 10**6), count=st.integers(2, 24), layers=st.integers(1, 8))
+def test_no_random_plan_of_very_many_undercuts_the_bound(seed: int, count: int, layers: int) -> None:
+    try_random_plans(seed, count, layers)
+
+
+def try_random_plans(seed: int, count: int, layers: int) -> None:
     rng = np.random.default_rng(seed)
     problem = scarce(rng, count, layers, micro_batches=int(rng.choice([2, 16, 60])))
     bound = iteration_bound(problem, steps=30, looks=1e6 if count <= 12 else 0)  # to list more groups takes long
