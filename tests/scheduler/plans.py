@@ -10,8 +10,8 @@ from tests.scheduler.yardstick_keeping import shortfall
 
 
 def unhurried() -> float:
-    """For `schedule`'s ``time_used``: the search has the time that its evaluations take, and does not wait for the bound, which would
-    take longer where few plans are tried."""
+    """For `schedule`'s ``time_used``: the search has the time that its evaluations take, and does not wait for the bound,
+    which would take longer where few plans are tried."""
     return 0.0
 
 
