@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from dataclasses import replace
 
+from dtfm.coordinator.core.auditing import memory
 from dtfm.coordinator.core.state import Gathering, Planner, Safekeeping, State
 from dtfm.coordinator.core.tick import tick
 from dtfm.coordinator.core.transition import (
@@ -23,7 +24,6 @@ from dtfm.coordinator.core.transition import (
     Rejected,
     RevokeAsked,
 )
-from dtfm.coordinator.core.trust.audits import Auditing
 from dtfm.coordinator.core.validation import Refused
 from dtfm.protos import control_pb2 as wire
 
@@ -69,7 +69,7 @@ def _forgetful(state: State, now: float) -> tuple[State, tuple[AnswerPlanNow, ..
         evaluations={},
         safekeeping=Safekeeping(standby_number=kept.standby_number, unfinished=kept.unfinished),
         speeds={},
-        auditing=Auditing(state.auditing.number),
+        auditing=memory.remembered(state.ledger, state.auditing.number),
     )
     generation = state.ledger.generation
     return fresh, tuple(

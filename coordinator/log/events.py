@@ -560,6 +560,32 @@ class WorkAudited:
 
 
 @dataclass(frozen=True, slots=True)
+class AuditHindered:
+    """A strike (core/trust/strikes.py): in this attempt at ``step`` an audit ``of`` a node's work came to nothing because of
+    ``node``, as ``by`` say, or could not be finished, as it ``ended`` the step. If ``of`` is empty, it was to do the audit
+    itself, and did not answer."""
+
+    step: int
+    generation: int
+    node: str
+    of: str = ""
+    by: tuple[str, ...] = ()
+    ended: bool = False
+    event: Literal["audit_hindered"] = "audit_hindered"
+
+
+@dataclass(frozen=True, slots=True)
+class StrikesEnded:
+    """The oldest strike of the party ``who`` (a key, or a name where none is known) in audits of the party ``of`` (as in
+    AuditHindered) is worked off; or ``all`` that it has end, whatever they were for, as a verdict takes their place."""
+
+    who: str
+    of: str = ""
+    all: bool = False
+    event: Literal["strikes_ended"] = "strikes_ended"
+
+
+@dataclass(frozen=True, slots=True)
 class StandingChanged:
     """What audits have made of a member: "new", "suspected" or "proven" (log/standing.py), and why. It follows from their events;
     this one tells people."""
@@ -651,6 +677,8 @@ Event = (
     | StateRefused
     | StateAgreed
     | WorkAudited
+    | AuditHindered
+    | StrikesEnded
     | StandingChanged
     | NodeForgiven
     | RunFinished

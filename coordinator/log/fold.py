@@ -32,6 +32,9 @@ MOST_QUARANTINED = 10_000
 MOST_FAILURES = 100
 """The number of failed checkpoints in a row of which it is remembered because of whom, and of attempts that waited in vain."""
 
+MOST_HINDERED = 1000
+"""The number of strikes that are remembered, the last ones."""
+
 MOST_AGREED = 16
 """The number of steps whose agreed digests are remembered, the last ones."""
 
@@ -221,6 +224,10 @@ def apply(ledger: Ledger, event: ev.Event) -> Ledger:
             audits = {**{each: kept for each, kept in ledger.audits.items() if each != who}, who: now}
             audits = dict(list(audits.items())[-MOST_KNOWN:])
             return replace(ledger, audits=audits, rounding=learned(ledger.rounding, event))
+        case ev.AuditHindered():
+            return replace(ledger, strikes=(*ledger.strikes, event)[-MOST_HINDERED:])
+        case ev.StrikesEnded():
+            return replace(ledger, strikes=_but_ended(ledger, event))
         case ev.NodesBenched():
             tried = (*ledger.tried_without, *event.nodes)
             return replace(ledger, benched=event.nodes, benched_for=event.reason, tried_without=tried)
@@ -330,6 +337,16 @@ def _without_witness(ledger: Ledger, who: str) -> Ledger:
             for each, audits in ledger.audits.items()
         },
     )
+
+
+def _but_ended(ledger: Ledger, event: ev.StrikesEnded) -> tuple[ev.AuditHindered, ...]:
+    def is_of(name: str, who: str) -> bool:
+        return who in (name, _party(ledger, name))
+
+    its = [each for each in ledger.strikes if is_of(each.node, event.who)]
+    if not event.all:
+        its = [each for each in its if (is_of(each.of, event.of) if event.of else not each.of)][:1]
+    return tuple(each for each in ledger.strikes if not any(each is ended for ended in its))
 
 
 def _waited(ledger: Ledger, event: ev.StepAborted | ev.PlanFailed) -> Ledger:

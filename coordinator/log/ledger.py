@@ -157,16 +157,17 @@ class Ledger:
     since it last took part in a committed step. Since a plan last started: ``plan_failures`` are the nodes that could not take
     their part, ``losers`` those that have said once what state they have lost, ``damaged_by`` who said that the snapshot to go on
     from is damaged. ``checkpoint_failures`` are the nodes because of which checkpoints failed since one was whole.
-    ``invitations`` are by id, ``access`` by name. ``revoked``: names, the oldest first, and when they were
-    revoked (seconds since 1970). They belong to nobody again: a connection that was opened before may outlive every certificate.
+    ``invitations`` are by id, ``access`` by name. ``revoked``: names, the oldest first, and when they were revoked (seconds
+    since 1970). They belong to nobody again: a connection that was opened before may outlive every certificate.
     ``quarantined`` are by key, or by name where a name alone is bound, the oldest first. ``worked``: by node, in how many
-    committed steps it took part; in the order in which they first came. ``audits``: what came of them, by key, or by name where
-    no key is known, and ``began`` the last step before their work. ``forgiven``: whom an operator let come back, for what it was
-    quarantined the last time, by key or by name, the oldest first; its audits begin anew. ``rounding``: what audits have shown
-    of how far apart honest devices are. ``benched`` take no part until the next commit, and ``benched_for`` says why;
-    ``tried_without`` are all who were benched since the last one, but those without whom no plan was possible are tried again
-    once another node is ready; ``failed_without`` are those without whom the step was tried and failed. ``refused``: who had
-    another state than those who trained it, and from which donors, the oldest first.
+    committed steps it took part; in the order in which they first came. ``audits``: what came of them, by key, or by name
+    where no key is known, and ``began`` the last step before their work. ``forgiven``: whom an operator let come back, for
+    what it was quarantined the last time, by key or by name, the oldest first; its audits begin anew. ``rounding``: what
+    audits have shown of how far apart honest devices are. ``strikes``: because of whom audits came to nothing, the oldest
+    first. ``benched`` take no part until the next commit, and ``benched_for`` says why; ``tried_without`` are all who were
+    benched since the last one, but those without whom no plan was possible are tried again once another node is ready;
+    ``failed_without`` are those without whom the step was tried and failed. ``refused``: who had another state than those who
+    trained it, and from which donors, the oldest first.
     """
 
     run_id: str = ""
@@ -210,6 +211,7 @@ class Ledger:
     began: Mapping[str, int] = field(default_factory=dict)
     rounding: Rounding = field(default_factory=dict)
     forgiven: Mapping[str, ev.NodeQuarantined] = field(default_factory=dict)
+    strikes: tuple[ev.AuditHindered, ...] = ()
     refused: tuple[tuple[str, tuple[str, ...]], ...] = ()
     benched: tuple[str, ...] = ()
     benched_for: str = ""

@@ -21,7 +21,7 @@ from dtfm.coordinator.log.store import LedgerSnapshot, Store
 
 log = logging.getLogger(__name__)
 
-FORMAT = 25
+FORMAT = 26
 """Raise it whenever the ledger's fields change, or what an event does to them: older ledger snapshots are passed over then."""
 
 EVERY = 10_000

@@ -137,6 +137,14 @@ def narrate(event: ev.Event) -> str:
             why = f", as {said} unusual" if event.why == "unusual" else ""
             where = f"the evaluation after step {event.step - 1}" if event.why == "evaluation" else f"step {event.step}"
             return f"{event.by} did {work} again in {where}{why}, and {found}"
+        case ev.AuditHindered(of=""):
+            return f"{event.node} did not answer an audit in step {event.step}"
+        case ev.AuditHindered():
+            how = "it ended the step" if event.ended else "it withheld what that needs"
+            said = f", say {name_nodes(event.by)}" if event.by else ""
+            return f"an audit of {event.of} in step {event.step} came to nothing because of {event.node}: {how}{said}"
+        case ev.StrikesEnded():
+            return "audits are held against a member no more" if event.all else "a member has worked off a strike"
         case ev.StandingChanged():
             return f"{event.node} is {event.standing}: {event.reason}"
         case ev.NodesBenched():

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 from dtfm.coordinator.config.run_file import parse_run
 from dtfm.coordinator.core import transition as t
+from dtfm.coordinator.core.auditing.memory import remembered
 from dtfm.coordinator.core.messages import plan_message
 from dtfm.coordinator.core.state import Admission, Gathering, PlanChosen, State, Stepping
 from dtfm.coordinator.core.tick import tick
@@ -76,7 +77,12 @@ def fresh_state(ledger: Ledger | None = None, /, **changes: dict[str, Any]) -> S
     run = parse_run(run_table(**changes), "the test")
     ledger = ledger or fold([RunStarted("run-id", run.model_dump(mode="json"))])
     return State(
-        run=run, message=run.message(ledger.run_id), ledger=ledger, phase=Gathering(START, ""), secret=bytes(32)
+        run=run,
+        message=run.message(ledger.run_id),
+        ledger=ledger,
+        phase=Gathering(START, ""),
+        secret=bytes(32),
+        auditing=remembered(ledger),
     )
 
 

@@ -1,4 +1,5 @@
-"""What is remembered of audits that came to nothing, and of those that came to something."""
+"""What is remembered of audits that came to nothing, and of those that came to something. Strikes outlast a restart: the log has
+them, but not how many audits have come to something since the last one was worked off."""
 
 from __future__ import annotations
 
@@ -7,15 +8,30 @@ from dataclasses import replace
 
 from dtfm.coordinator.core.state import Stepping
 from dtfm.coordinator.core.transition import Transition
-from dtfm.coordinator.core.trust.audits import OpenRequest
+from dtfm.coordinator.core.trust.audits import Auditing, OpenRequest
 from dtfm.coordinator.core.trust.standing import party_of
-from dtfm.coordinator.core.trust.strikes import MOST_RECORDS, Strike, struck, worked_off
+from dtfm.coordinator.core.trust.strikes import MOST_RECORDS, Key, Record, Strike, struck, worked_off
+from dtfm.coordinator.log import events as ev
+from dtfm.coordinator.log.ledger import Ledger
 
 MOST_LEFT = 256
 """So many requests are remembered whose answers may still come though the audited node has left."""
 
 MOST_TRIES = 20
 """The number of steps in a row in which an audit that is due may come to nothing. After that it is due no more."""
+
+
+def remembered(ledger: Ledger, number: int = 0) -> Auditing:
+    """What the log says of strikes, for a process that starts. ``number``: of the last audit that was asked for."""
+    memory = Auditing(number)
+    for each in ledger.strikes:
+        who, of = (ledger.key_of(name) or name for name in (each.node, each.of))
+        strike = Strike(each.generation, each.step, each.node, each.by, each.ended)
+        if each.of:
+            memory = replace(memory, withheld=struck(memory.withheld, (who, of), strike))
+        else:
+            memory = replace(memory, silent=struck(memory.silent, who, strike))
+    return memory
 
 
 def withheld(
@@ -29,6 +45,8 @@ def withheld(
     records = struck(memory.withheld, (party(node), party(of)), strike)
     due = _now_due(memory.due, [of]) if party(node) == party(of) else memory.due
     transition.state = replace(transition.state, auditing=replace(memory, withheld=records, due=due))
+    generation, step = attempt
+    transition.emit(ev.AuditHindered(step, generation, node, of, strike.by, ended))
 
 
 def handed_out(transition: Transition, nodes: Collection[str], of: str) -> None:
@@ -37,7 +55,8 @@ def handed_out(transition: Transition, nodes: Collection[str], of: str) -> None:
     memory, party = transition.state.auditing, party_of(transition.state.ledger)
     records = memory.withheld
     for who in sorted({party(node) for node in nodes}):
-        records = worked_off(records, (who, party(of)))
+        before, records = records, worked_off(records, (who, party(of)))
+        _say_what_ended(transition, before, records, (who, party(of)), ev.StrikesEnded(who, party(of)))
     transition.state = replace(transition.state, auditing=replace(memory, withheld=records))
 
 
@@ -46,11 +65,14 @@ def silent(transition: Transition, node: str, attempt: tuple[int, int]) -> None:
     memory, party = transition.state.auditing, party_of(transition.state.ledger)
     records = struck(memory.silent, party(node), Strike(*attempt, node))
     transition.state = replace(transition.state, auditing=replace(memory, silent=records))
+    generation, step = attempt
+    transition.emit(ev.AuditHindered(step, generation, node))
 
 
 def answered(transition: Transition, node: str) -> None:
     memory, party = transition.state.auditing, party_of(transition.state.ledger)
     records = worked_off(memory.silent, party(node))
+    _say_what_ended(transition, memory.silent, records, party(node), ev.StrikesEnded(party(node)))
     transition.state = replace(transition.state, auditing=replace(memory, silent=records))
 
 
@@ -59,6 +81,8 @@ def forgotten(transition: Transition, who: str) -> None:
     memory = transition.state.auditing
     kept = {pair: record for pair, record in memory.withheld.items() if pair[0] != who}
     heard = {each: record for each, record in memory.silent.items() if each != who}
+    if (kept, heard) != (memory.withheld, memory.silent):
+        transition.emit(ev.StrikesEnded(who, all=True))
     transition.state = replace(transition.state, auditing=replace(memory, withheld=kept, silent=heard))
 
 
@@ -99,6 +123,19 @@ def compared(transition: Transition, node: str) -> None:
         if party(each) != party(node) or (each != node and each in plan.nodes)
     }
     transition.state = replace(transition.state, auditing=replace(memory, due=due))
+
+
+def _say_what_ended(
+    transition: Transition,
+    before: Mapping[Key, Record],
+    after: Mapping[Key, Record],
+    whose: Key,
+    event: ev.StrikesEnded,
+) -> None:
+    """That somebody has worked off a strike, if it has."""
+    none = Record(())
+    if len(after.get(whose, none).strikes) < len(before.get(whose, none).strikes):
+        transition.emit(event)
 
 
 def _now_due(due: Mapping[str, int], nodes: Collection[str]) -> Mapping[str, int]:
