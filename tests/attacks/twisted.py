@@ -21,11 +21,12 @@ import torch
 from dtfm.coordinator.core.trust.audits import COMPARED
 from dtfm.kernels.codec import DTYPE_NUMBERS, Encoded
 from dtfm.node import cli
-from dtfm.node.model.bucket import Bucket
+from dtfm.node.model.bucket import Bucket, BucketSpec
 from dtfm.node.model.loaded_run import LoadedRun
 from dtfm.node.model.loss import Scored
 from dtfm.node.model.stage import Stage
 from dtfm.node.session import Session
+from dtfm.node.state.snapshot_files import file_header
 from dtfm.node.state.snapshot_writer import SnapshotWriter
 from dtfm.node.state.state_store import StateStore
 from dtfm.node.training import reduction
@@ -259,6 +260,24 @@ def writing_wrong_state() -> Iterator[None]:
 
 
 @contextmanager
+def renaming() -> Iterator[None]:
+    """Inside, this process exchanges the names of two parameters of one shape in each file that it writes, where there are two,
+    and gives the right digests of the files and of the state."""
+
+    def renamed(spec: BucketSpec, dtype: torch.dtype) -> bytes:
+        pairs = itertools.combinations(enumerate(spec.parameters), 2)
+        for (i, (one, shape)), (j, (other, same)) in pairs:
+            if shape == same:
+                parameters = list(spec.parameters)
+                parameters[i], parameters[j] = (other, shape), (one, shape)
+                return file_header(replace(spec, parameters=tuple(parameters)), dtype)
+        return file_header(spec, dtype)
+
+    with mock.patch("dtfm.node.state.bucket_files.file_header", renamed):
+        yield
+
+
+@contextmanager
 def passing_on(change: Change, kind: Kind = Kind.ACTIVATION) -> Iterator[None]:
     """Inside, this process changes what it passes on to the next stage, or with GRADIENT to the one before."""
     hand_on = Generation._hand_on
@@ -448,6 +467,7 @@ LIES: dict[str, Callable[[], AbstractContextManager[None]]] = {
     "flips_and_leaves": leaving_when_caught,
     "gives_wrong_state": giving_wrong_state,
     "writes_wrong_state": writing_wrong_state,
+    "renames": renaming,
     "forges": forging,
     "covers": covering,
 }
