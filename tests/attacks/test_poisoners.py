@@ -96,12 +96,13 @@ def test_who_makes_wrong_sums_is_found_once_one_of_them_is_drawn(tmp_path: Path)
 
 @pytest.mark.parametrize("twist", ["sends_zeros", "repeats"])
 def test_what_is_unusual_is_done_again_at_once_though_next_to_nothing_is_drawn(tmp_path: Path, twist: str) -> None:
-    """The receiver notices zeros; digests show that the same bytes were sent twice."""
+    """The receiver notices zeros; digests show that the same bytes were sent twice, as zeros are, too: chance says which alarm is
+    followed."""
     with audited(tmp_path, twist, [3, 1], ("a", "b", "c", LIAR), rate=1e-9) as cluster:
         the_liar_goes(cluster, "AUDIT")
         (found,) = (audit for audit in cluster.of("work_audited") if not audit["clean"])
         assert (found["node"], found["step"], found["why"]) == (LIAR, 1, "unusual")
-        assert bool(found["raised_by"]) == (twist == "sends_zeros")
+        assert twist == "sends_zeros" or found["raised_by"] == ""
 
 
 @pytest.mark.parametrize(("twist", "stages", "honest"), [("flips", [3], "ab"), ("noisy", [3, 1], "abc")])
