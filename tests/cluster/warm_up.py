@@ -2,29 +2,51 @@
 
 from __future__ import annotations
 
+import tomllib
+from collections.abc import Sequence
+
 import torch
 
+from dtfm.coordinator.config.run_file import parse_run
 from dtfm.node.data.samples import Sample
+from dtfm.node.data.tokenizer import Tokenizer
 from dtfm.node.model.load import load_model
+from dtfm.node.model.model import Model
 from dtfm.node.model.workload import workload
-from dtfm.protos.plan_pb2 import FP64, Run
+from dtfm.node.training import preparation
+from dtfm.protos.plan_pb2 import Run
 from dtfm.scheduler import warm_up as scheduler
+from tests.cluster.runs import GPT2, LLAMA, run_file
+
+SAMPLE = Sample((32,), torch.int64, 256)
+"""Of the data of most run files of tests."""
+
+_known: dict[tuple[bytes, Sample], Model] = {}
+"""The models of most tests, by what they are loaded from. To cut one into layers and to see what these keep takes a node half a
+second of processor time."""
 
 
 def warm_up() -> None:
-    """Loads the scheduler's compiled code, if there is any, and fills torch's caches for the models of most tests. No thread is
-    left."""
+    """Loads the scheduler's compiled code, if there is any, and the models of most tests, which also fills torch's caches. No
+    thread is left."""
     if scheduler.is_compiled():
         scheduler.warm_up()
     if torch.cuda.is_available():
         return  # autograd would start a thread for each GPU
-    for family in ("llama", "gpt2"):
-        train = Run.Train(global_batch=2, micro_batch=2, precision=FP64)
-        run = Run(model=Run.Model(family=family, config_json=_SMALL[family]), train=train)
-        workload(load_model(run.model, Sample((32,), torch.int64, 256)), run)
+    for text in (LLAMA, GPT2):
+        run = parse_run(tomllib.loads(run_file(model=text, stages=[1], steps=1)), "the tests").message("any")
+        model = load_model(run.model, SAMPLE)
+        workload(model, run)  # remembers what each layer keeps
+        _known[_key(run.model, SAMPLE)] = model
+    vars(preparation)["load_model"] = _load
 
 
-_SMALL = {
-    "llama": '{"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 64}',
-    "gpt2": '{"n_embd": 32, "n_layer": 1, "n_head": 4, "n_positions": 64}',
-}
+def _load(
+    spec: Run.Model, sample: Sample, allowed_modules: Sequence[str] = (), tokenizer: Tokenizer | None = None
+) -> Model:
+    """As `load_model`."""
+    return _known.get(_key(spec, sample)) or load_model(spec, sample, allowed_modules, tokenizer)
+
+
+def _key(spec: Run.Model, sample: Sample) -> tuple[bytes, Sample]:
+    return spec.SerializeToString(deterministic=True), sample
