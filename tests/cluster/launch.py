@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol
@@ -171,7 +171,7 @@ class Cluster:
         start: bool = True,
         place: Callable[[str, list[str]], list[str]] = here,
         faults: Sequence[Fault] | None = None,
-        fresh: bool = False,
+        fresh: bool | Collection[str] = False,
         nodes: Sequence[str] = (),
         alike: bool = True,
         invited: bool = False,
@@ -179,10 +179,10 @@ class Cluster:
     ) -> None:
         """``place`` turns the command of "coordinator" or of a node into one that runs the same process elsewhere. Each of
         ``faults`` happens once, in whichever process of its name comes to its moment first; `inject` adds more, unless
-        ``faults`` is None. ``fresh`` as for Process. ``nodes`` are added at once. ``alike``: the scheduler sees all nodes and
-        links as equal (alike.py), so that plans do not follow what the nodes measure while they share cores. ``invited``: each
-        node is another user's, who has the coordinator's first invitation in the environment. ``liars``: somebody deserves to be
-        quarantined; where all are honest, the end of the block fails if anybody was."""
+        ``faults`` is None. ``fresh`` as for Process, of all or of those that it names. ``nodes`` are added at once. ``alike``:
+        the scheduler sees all nodes and links as equal (alike.py), so that plans do not follow what the nodes measure while they
+        share cores. ``invited``: each node is another user's, who has the coordinator's first invitation in the environment.
+        ``liars``: somebody deserves to be quarantined; where all are honest, the end of the block fails if anybody was."""
         self.folder = folder
         self.run_file = folder / "run.toml"
         self.run_file.write_text(run)
@@ -335,7 +335,8 @@ class Cluster:
 
     def _process(self, name: str, command: list[str], **options: Any) -> Process:
         faults = None if self._faults is None else self._faults_of(name, self._faults)
-        process = Process(self._place(name, command), self.folder, faults=faults, fresh=self._fresh, **options)
+        fresh = self._fresh if isinstance(self._fresh, bool) else name in self._fresh
+        process = Process(self._place(name, command), self.folder, faults=faults, fresh=fresh, **options)
         self._started.append((name, process))
         return process
 
