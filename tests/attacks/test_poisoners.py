@@ -61,9 +61,21 @@ def the_liar_goes(cluster: Cluster, charge: str) -> None:
     assert cluster.losses == pytest.approx(losses_alone(cluster.run_file), rel=1e-9)
 
 
+BETWEEN = pytest.mark.soak
+"""Of a lie that is found like another one here, which is as hard to find or harder. test_twists.py has an audit see each."""
+
+
 @pytest.mark.parametrize(
     "twist",
-    ["flips", "exaggerates", "adds_noise", "adds_too_much", "flatters", "mislabels", "accuses"],
+    [
+        "flips",
+        pytest.param("exaggerates", marks=BETWEEN),
+        pytest.param("adds_noise", marks=BETWEEN),
+        "adds_too_much",
+        "flatters",
+        "mislabels",
+        "accuses",
+    ],
 )
 def test_one_of_three_replicas_that_lies_is_found_by_the_two_others(tmp_path: Path, twist: str) -> None:
     with audited(tmp_path, twist, [3], (*HONEST[:2], LIAR)) as cluster:
@@ -124,8 +136,8 @@ def test_who_is_unlike_the_others_on_average_is_found_once_it_is_known(
     ("twist", "stages", "honest"),
     [
         ("biased_forward", [3, 1], "abc"),
-        ("sends_zeros", [3, 1], "abc"),
-        ("repeats", [3, 1], "abc"),
+        pytest.param("sends_zeros", [3, 1], "abc", marks=BETWEEN),
+        pytest.param("repeats", [3, 1], "abc", marks=BETWEEN),
         ("biased_back", [1, 3], "xyz"),
     ],
 )

@@ -71,7 +71,7 @@ def the_others_finish(cluster: Cluster, charge: str, steps: int = STEPS) -> None
         ("another_digest", "DIGEST"),
         ("another_norm", "GRADIENT_NORM"),
         ("nan", "NON_FINITE"),
-        ("huge_loss", "NON_FINITE"),
+        pytest.param("huge_loss", "NON_FINITE", marks=pytest.mark.soak),  # found like "nan"
         ("no_plan_suits", "PLAN_FAILED"),
         ("loses_peers", "PEER_LOST"),
     ],
@@ -199,7 +199,7 @@ def test_an_idle_node_that_meddles_is_ignored(tmp_path: Path) -> None:
         cluster.add(LIAR)
         cluster.wait_for("node_ready", where=lambda event: event["node"] == LIAR)
         done = len(cluster.losses)
-        cluster.wait_for("step_committed", where=lambda event: event["step"] >= done + 30)
+        cluster.wait_for("step_committed", where=lambda event: event["step"] >= done + 15)
         assert cluster.coordinator is not None
         cluster.coordinator.send(signal.SIGINT)
         assert cluster.finish() == 1
