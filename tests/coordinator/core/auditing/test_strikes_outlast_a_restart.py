@@ -10,7 +10,7 @@ from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log import fold as folding
 from dtfm.coordinator.log.fold import fold
 from dtfm.coordinator.log.ledger import Ledger
-from tests.coordinator.core.test_auditing import answer_all, auditing, quarantined
+from tests.coordinator.auditing import answer_all, auditing, quarantined
 from tests.coordinator.script import LONG, World, restarted
 
 CHANGES = {**LONG, "trust": {"audit_rate": 1.0}, "cluster": {"nodes": 3}}
