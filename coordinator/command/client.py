@@ -13,8 +13,7 @@ import grpc
 import grpc.aio
 
 from dtfm.coordinator.log.store import Record, Store
-from dtfm.protos import control_pb2 as wire
-from dtfm.protos import control_pb2_grpc
+from dtfm.protos import control_pb2 as wire, control_pb2_grpc
 from dtfm.protos.access import Role
 from dtfm.protos.connection import DEFAULT_LEASE
 from dtfm.protos.enrolment import Entry, Opened, refusal_in

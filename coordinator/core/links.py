@@ -12,8 +12,7 @@ from dtfm.coordinator.core.timeouts import PROBE_LEASES, REMEMBERED_LEASES, SIGN
 from dtfm.coordinator.core.transition import Transition
 from dtfm.coordinator.core.validation import MAX_NODES, check_connection, check_links
 from dtfm.coordinator.log import events as ev
-from dtfm.protos import MEASURED_TOGETHER
-from dtfm.protos import control_pb2 as wire
+from dtfm.protos import MEASURED_TOGETHER, control_pb2 as wire
 from dtfm.protos.connection import read_address
 
 MOST_PROBED = 64

@@ -16,8 +16,7 @@ from dtfm.coordinator.core.trust.audits import Audit, Auditing, Passed
 from dtfm.coordinator.core.trust.givers import Givers
 from dtfm.coordinator.log.events import Codecs, Link, SnapshotPart, Way
 from dtfm.coordinator.log.ledger import Ledger
-from dtfm.protos import control_pb2 as wire
-from dtfm.protos import plan_pb2
+from dtfm.protos import control_pb2 as wire, plan_pb2
 from dtfm.scheduler.model.plan import Plan
 
 ATTEMPTS = 3

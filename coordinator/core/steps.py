@@ -50,8 +50,7 @@ from dtfm.coordinator.core.validation import (
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.charges import Charge
 from dtfm.coordinator.log.ledger import NODE_LEFT, OVERDUE, PEER_LOST, SETTLED, UNAUDITED, Ledger
-from dtfm.protos import MOST_HELD_OUT_AUDITED
-from dtfm.protos import control_pb2 as wire
+from dtfm.protos import MOST_HELD_OUT_AUDITED, control_pb2 as wire
 from dtfm.scheduler.model.plan import Plan
 
 MEMORY_ADVICE = ". Lower train.micro_batch, or add nodes"

@@ -16,8 +16,7 @@ from dtfm.coordinator.core.planner_input import as_the_run_allows
 from dtfm.coordinator.core.state import Dialled, StateTold
 from dtfm.coordinator.core.trust.codecs import TENSORS, allowed_codecs
 from dtfm.coordinator.log.events import Codecs, Described, DeviceSeen, Link
-from dtfm.protos import PROTOCOL_VERSION
-from dtfm.protos import control_pb2 as wire
+from dtfm.protos import PROTOCOL_VERSION, control_pb2 as wire
 from dtfm.protos.access import NAME
 from dtfm.protos.bucket_layout import LAYOUT_BYTES
 from dtfm.protos.candidates import MOST_CANDIDATES, read_candidate, write_candidate

@@ -21,8 +21,7 @@ from dtfm.coordinator.service.knocking import knock
 from dtfm.coordinator.service.streams import Streams
 from dtfm.coordinator.view.members import member_documents
 from dtfm.coordinator.view.published import published
-from dtfm.protos import control_pb2 as wire
-from dtfm.protos import control_pb2_grpc
+from dtfm.protos import control_pb2 as wire, control_pb2_grpc
 from dtfm.protos.candidates import Address
 from dtfm.protos.proof import LET_IN
 

@@ -36,8 +36,7 @@ from dtfm.coordinator.service.planner import choose
 from dtfm.coordinator.service.repeated import Repeated
 from dtfm.coordinator.service.strangers import Limits
 from dtfm.coordinator.service.streams import Inputs, Streams
-from dtfm.protos import control_pb2 as wire
-from dtfm.protos import control_pb2_grpc
+from dtfm.protos import control_pb2 as wire, control_pb2_grpc
 from dtfm.protos.connection import coordinator_options
 from dtfm.protos.credentials import coordinator_credentials, issue, make_authority, pin_of, read_public_key
 from dtfm.protos.invitation import Invitation, new_secret, secret_digest

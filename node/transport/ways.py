@@ -12,8 +12,7 @@ from dtfm.node.transport.connect_proxy import ConnectProxy
 from dtfm.node.transport.lent import Holder, Lender, NotLent, borrow
 from dtfm.node.transport.pipes import Pipe
 from dtfm.protos.connection import DEFAULT_LEASE
-from dtfm.protos.control_pb2 import Peer
-from dtfm.protos.control_pb2 import Ways as WaysMessage
+from dtfm.protos.control_pb2 import Peer, Ways as WaysMessage
 from dtfm.protos.credentials import Identity, certified_name
 
 log = logging.getLogger(__name__)

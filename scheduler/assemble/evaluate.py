@@ -15,8 +15,7 @@ from dtfm.scheduler.cost.load import share_out
 from dtfm.scheduler.cost.pace import rough_seconds
 from dtfm.scheduler.cost.simulate import simulate
 from dtfm.scheduler.model.compiled import compiled
-from dtfm.scheduler.model.keeping import ENOUGH, first_need, least_lacking
-from dtfm.scheduler.model.keeping import lacking as in_way
+from dtfm.scheduler.model.keeping import ENOUGH, first_need, lacking as in_way, least_lacking
 from dtfm.scheduler.model.problem import Draft, Groups, Ints, Problem
 from dtfm.scheduler.model.sketch import (
     NO_LINK,

@@ -16,8 +16,7 @@ import pytest
 import torch
 
 from dtfm.kernels.codec import DTYPE_NUMBERS
-from dtfm.protos import control_pb2 as wire
-from dtfm.protos import control_pb2_grpc
+from dtfm.protos import control_pb2 as wire, control_pb2_grpc
 from dtfm.protos.access import Role
 from dtfm.protos.connection import open_channel, server_options
 from dtfm.protos.credentials import coordinator_credentials, to_peer

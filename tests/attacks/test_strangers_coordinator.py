@@ -14,8 +14,7 @@ import pytest
 from dtfm.coordinator.service import front
 from dtfm.coordinator.service.gate import Gate
 from dtfm.coordinator.service.strangers import Limits
-from dtfm.protos import control_pb2 as wire
-from dtfm.protos import control_pb2_grpc
+from dtfm.protos import control_pb2 as wire, control_pb2_grpc
 from dtfm.protos.connection import read_address
 from dtfm.protos.credentials import COORDINATOR_NAME, public_key, to_coordinator
 from dtfm.protos.knock import TOKEN_BYTES

@@ -12,8 +12,7 @@ from typing import Any, Self
 
 import grpc.aio
 
-from dtfm.protos import control_pb2 as wire
-from dtfm.protos import control_pb2_grpc
+from dtfm.protos import control_pb2 as wire, control_pb2_grpc
 from dtfm.protos.connection import Way, channel_options
 from dtfm.protos.credentials import fetch_authority, to_coordinator
 from dtfm.protos.invitation import Invitation, read_invitation

@@ -9,8 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 
-from dtfm.protos import control_pb2 as wire
-from dtfm.protos import plan_pb2
+from dtfm.protos import control_pb2 as wire, plan_pb2
 from dtfm.protos.bucket_layout import layout_digest
 
 DIGEST = b"state at some step".ljust(32)

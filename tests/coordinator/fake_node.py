@@ -14,8 +14,7 @@ from urllib.parse import urlparse
 import grpc.aio
 from blake3 import blake3
 
-from dtfm.protos import PROTOCOL_VERSION, control_pb2_grpc
-from dtfm.protos import control_pb2 as wire
+from dtfm.protos import PROTOCOL_VERSION, control_pb2 as wire, control_pb2_grpc
 from dtfm.protos.connection import open_channel
 from dtfm.protos.credentials import public_key, to_coordinator
 from dtfm.protos.invitation import Invitation

@@ -27,8 +27,7 @@ from dtfm.coordinator.log.events import Enrolled, Event, RunResumed, RunStarted
 from dtfm.coordinator.log.fold import fold
 from dtfm.coordinator.log.ledger import Ledger
 from dtfm.coordinator.log.store import Record
-from dtfm.protos import PROTOCOL_VERSION, plan_pb2
-from dtfm.protos import control_pb2 as wire
+from dtfm.protos import PROTOCOL_VERSION, control_pb2 as wire, plan_pb2
 from dtfm.scheduler.model.plan import Plan, Stage, from_routes
 from tests.coordinator import audits
 from tests.coordinator.answers import (

@@ -10,8 +10,7 @@ from types import ModuleType
 import pytest
 import torch
 from blake3 import blake3
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from dtfm.kernels import digest as digests
 from dtfm.kernels.digest import digest

@@ -11,12 +11,10 @@ from types import ModuleType
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from numpy.typing import NDArray
 
-from dtfm.kernels import codec as codecs
-from dtfm.kernels import reference
+from dtfm.kernels import codec as codecs, reference
 from dtfm.kernels.codec import encoded_bytes
 from dtfm.kernels.layout import BLOCKS, SIGNS, Codec
 from tests.kernels.arrays import FINITE, NOT_FINITE, SIZES, float32

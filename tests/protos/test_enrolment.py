@@ -13,8 +13,7 @@ import grpc.aio
 import pytest
 
 from dtfm.coordinator.service.first_access import node_invitation
-from dtfm.protos import control_pb2 as wire
-from dtfm.protos import credentials
+from dtfm.protos import control_pb2 as wire, credentials
 from dtfm.protos.access import Role, keep, kept
 from dtfm.protos.connection import read_address, server_options
 from dtfm.protos.credentials import coordinator_credentials, make_authority, make_key

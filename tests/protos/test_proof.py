@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import jwt
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from dtfm.protos.credentials import public_key, read_public_key
 from dtfm.protos.proof import CLOCKS_APART, MOST_CHARACTERS, ClockError, ProofError, check_proof, claimed_name, proof

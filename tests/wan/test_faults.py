@@ -8,8 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dtfm.scheduler.model.cluster import Cluster as Network
-from dtfm.scheduler.model.cluster import Node
+from dtfm.scheduler.model.cluster import Cluster as Network, Node
 from tests.cluster.exact import assert_exact
 from tests.cluster.launch import Cluster
 from tests.cluster.runs import GPT2, run_file

@@ -13,8 +13,7 @@ from random import Random
 import numpy as np
 
 from dtfm.coordinator.log.events import PlanAdopted, from_json
-from dtfm.scheduler.model.cluster import Cluster as Network
-from dtfm.scheduler.model.cluster import Node
+from dtfm.scheduler.model.cluster import Cluster as Network, Node
 from dtfm.scheduler.model.plan import Plan
 from tests.cluster.launch import Cluster, Process
 from tests.wan.cluster import COMMAND, wan_cluster

@@ -7,8 +7,7 @@ import json
 from random import Random
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from dtfm.coordinator.core import transition as t
 from dtfm.coordinator.core.state import Gathering, Pausing, Stepping, Switching

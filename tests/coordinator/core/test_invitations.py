@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from dtfm.coordinator.core import invitations
-from dtfm.coordinator.log import events as ev
-from dtfm.coordinator.log import fold as folding
+from dtfm.coordinator.log import events as ev, fold as folding
 from dtfm.coordinator.log.fold import fold
 from dtfm.protos import control_pb2 as wire
 from dtfm.protos.credentials import public_key

@@ -6,8 +6,7 @@ import math
 
 import pytest
 
-from dtfm.coordinator.core import leaving
-from dtfm.coordinator.core import links as core_links
+from dtfm.coordinator.core import leaving, links as core_links
 from dtfm.coordinator.core.links import MOST_PROBED
 from dtfm.coordinator.core.state import Admission
 from dtfm.coordinator.core.timeouts import REMEMBERED_LEASES

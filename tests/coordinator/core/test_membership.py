@@ -11,8 +11,7 @@ import pytest
 from dtfm.coordinator.core import transition as t
 from dtfm.coordinator.core.state import Switching
 from dtfm.coordinator.log import events as ev
-from dtfm.protos import PROTOCOL_VERSION, plan_pb2
-from dtfm.protos import control_pb2 as wire
+from dtfm.protos import PROTOCOL_VERSION, control_pb2 as wire, plan_pb2
 from dtfm.scheduler.model.memory import KEPT_PER_OUTPUT_BYTE, OptimizerState
 from tests.coordinator.script import LAYERS, LEASE, World, fresh_state, prepared, refusal_of, training
 

@@ -6,8 +6,7 @@ from dtfm.coordinator.core.messages import assignments, plan_message
 from dtfm.coordinator.core.validation import MAX_NODES
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.fold import fold
-from dtfm.protos import control_pb2 as wire
-from dtfm.protos import plan_pb2
+from dtfm.protos import control_pb2 as wire, plan_pb2
 from dtfm.protos.connection import MAX_MESSAGE_BYTES
 from dtfm.scheduler.model.memory import Checkpointing, Keeping, OptimizerState
 from dtfm.scheduler.model.plan import Flow, Plan, Stage, from_routes

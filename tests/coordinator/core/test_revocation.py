@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dtfm.coordinator.core.state import Switching
-from dtfm.coordinator.log import events as ev
-from dtfm.coordinator.log import fold as folding
+from dtfm.coordinator.log import events as ev, fold as folding
 from dtfm.protos import control_pb2 as wire
 from tests.coordinator.doors import DAY, ID, Door
 from tests.coordinator.script import World, refusal_of, training

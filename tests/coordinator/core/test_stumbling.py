@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from dtfm.coordinator.core import tick as core
-from dtfm.coordinator.core import transition as t
+from dtfm.coordinator.core import tick as core, transition as t
 from dtfm.coordinator.core.state import Gathering, State
 from dtfm.coordinator.core.stumbling import SENTENCE, after_an_error
 from dtfm.coordinator.log import events as ev

@@ -9,11 +9,9 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
-from dtfm.coordinator.log import events as ev
-from dtfm.coordinator.log import ledger_snapshot
+from dtfm.coordinator.log import events as ev, ledger_snapshot
 from dtfm.coordinator.log.fold import fold
 from dtfm.coordinator.log.ledger import Ledger
 from dtfm.coordinator.log.store import Store, StoreError

@@ -6,8 +6,7 @@ import itertools
 from collections.abc import Callable, Iterable
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from dtfm.coordinator.log import rounding
 from dtfm.coordinator.log.events import WorkAudited

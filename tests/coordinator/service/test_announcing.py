@@ -7,8 +7,7 @@ import logging
 
 import pytest
 
-from dtfm.coordinator.service import addresses
-from dtfm.coordinator.service import announcing as module
+from dtfm.coordinator.service import addresses, announcing as module
 from dtfm.coordinator.service.announcing import announcing, service
 
 PIN = bytes(range(32))

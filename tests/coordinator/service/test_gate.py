@@ -14,8 +14,7 @@ import pytest
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.service import gate
 from dtfm.coordinator.service.gate import MAY_CALL
-from dtfm.protos import control_pb2 as wire
-from dtfm.protos import control_pb2_grpc
+from dtfm.protos import control_pb2 as wire, control_pb2_grpc
 from dtfm.protos.access import Role
 from dtfm.protos.connection import open_channel
 from dtfm.protos.credentials import public_key, to_coordinator

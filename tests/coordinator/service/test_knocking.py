@@ -12,8 +12,7 @@ import pytest
 from dtfm.coordinator.core.validation import Refused
 from dtfm.coordinator.service import addresses, knocking
 from dtfm.coordinator.service.knocking import knock
-from dtfm.protos import control_pb2 as wire
-from dtfm.protos import knock as protos_knock
+from dtfm.protos import control_pb2 as wire, knock as protos_knock
 
 TOKEN = bytes(range(16))
 SEEN = ip_address("127.0.0.1")

@@ -22,8 +22,7 @@ from dtfm.coordinator.service.streams import (
     Place,
     Streams,
 )
-from dtfm.protos import control_pb2 as wire
-from dtfm.protos import control_pb2_grpc
+from dtfm.protos import control_pb2 as wire, control_pb2_grpc
 from dtfm.protos.connection import MAX_MESSAGE_BYTES
 from dtfm.protos.credentials import to_coordinator
 from tests.coordinator.fake_node import silent

@@ -14,8 +14,7 @@ from typing import Any
 
 import pytest
 
-from dtfm.node.data import cache as tokens
-from dtfm.node.data import dataset, sources
+from dtfm.node.data import cache as tokens, dataset, sources
 from dtfm.node.data.cache import MOST_UNUSED
 from dtfm.node.data.dataset import Data, load_data
 from dtfm.protos import plan_pb2

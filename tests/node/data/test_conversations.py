@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from dtfm.node.data.dataset import Data, load_data
 from dtfm.node.data.samples import NOT_LEARNT

@@ -11,11 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
-from dtfm.node.data import dataset as data_module
-from dtfm.node.data import sources
+from dtfm.node.data import dataset as data_module, sources
 from dtfm.node.data.dataset import Data, entropy, load_data
 from dtfm.node.data.tokenizer import Piece, load_tokenizer
 from dtfm.protos import plan_pb2

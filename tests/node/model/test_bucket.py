@@ -7,8 +7,7 @@ import tracemalloc
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from dtfm.node.model.bucket import LOADED_AT_ONCE, STATE_TENSORS, Bucket, BucketSpec, bucket_bytes
 

@@ -6,8 +6,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from dtfm.node.model.bucket import Bucket, BucketSpec
 from dtfm.node.model.optimizer import CPU_CHUNK, adamw, clip_coefficient, squared_norm

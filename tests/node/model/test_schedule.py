@@ -5,8 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from dtfm.node.model.schedule import learning_rate
 from dtfm.protos.plan_pb2 import CONSTANT, COSINE, LINEAR, WARMUP_STABLE_DECAY, Run, Schedule

@@ -7,8 +7,7 @@ from collections import deque
 from collections.abc import Iterator
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from dtfm.node.network.bandwidth_probe import (
     FIRST_IN_FLIGHT,

@@ -13,8 +13,7 @@ from unittest import mock
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from dtfm.node.data.storage import NewFile
 from dtfm.node.model.bucket import Bucket, BucketSpec

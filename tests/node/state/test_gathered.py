@@ -6,8 +6,7 @@ import asyncio
 import threading
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from dtfm.node.state import gathered
 from dtfm.node.state.gathered import Gathered

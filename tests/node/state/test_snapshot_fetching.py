@@ -14,8 +14,7 @@ import grpc.aio
 import pytest
 import torch
 from blake3 import blake3
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 
 from dtfm.node.data.storage import NewFile
 from dtfm.node.model.bucket import Bucket, BucketSpec

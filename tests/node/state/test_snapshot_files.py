@@ -18,8 +18,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from dtfm.node.data.dataset import Data, load_data
 from dtfm.node.data.storage import write
 from dtfm.node.model.bucket import Bucket, BucketSpec
-from dtfm.node.model.generate_text import generate
-from dtfm.node.model.generate_text import main as sample_command
+from dtfm.node.model.generate_text import generate, main as sample_command
 from dtfm.node.model.load import load_model
 from dtfm.node.model.model import Model
 from dtfm.node.model.stage import Stage, build_stage

@@ -8,8 +8,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from dtfm.node.model.placement import Group
 from dtfm.node.training.alignment import KNOWN_AFTER_STEPS, Alignment, Leaning, cosines, who_leans_away

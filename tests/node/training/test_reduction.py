@@ -12,8 +12,7 @@ from functools import partial
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from dtfm.kernels.codec import DTYPE_NUMBERS, Codec, Encoded
 from dtfm.node.model import pieces as pieces_module

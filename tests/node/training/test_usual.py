@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 import random
 
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from dtfm.node.training.usual import CLAMPED, KNOWN_AFTER, MOST_DEVIATIONS, NEW_SHARE, Usual
 

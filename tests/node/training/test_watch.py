@@ -7,8 +7,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from dtfm.node.training.usual import KNOWN_AFTER, MOST_DEVIATIONS, Unusual
 from dtfm.node.training.watch import Watch, measured, some

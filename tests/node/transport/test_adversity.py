@@ -15,8 +15,7 @@ import grpc
 import grpc.aio
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from dtfm.kernels.codec import Codec
 from dtfm.node.network.bandwidth_probe import MOST_BYTES, receive_probe

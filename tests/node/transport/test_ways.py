@@ -18,8 +18,7 @@ from dtfm.node.transport.lent import Holder
 from dtfm.node.transport.peer_server import PeerServer
 from dtfm.node.transport.sender import Sender, What
 from dtfm.node.transport.ways import Ways
-from dtfm.protos.control_pb2 import Peer
-from dtfm.protos.control_pb2 import Ways as WaysMessage
+from dtfm.protos.control_pb2 import Peer, Ways as WaysMessage
 from dtfm.protos.credentials import make_authority, make_key
 from dtfm.protos.frame import Kind
 from dtfm.protos.streams import ping_call

@@ -4,8 +4,7 @@ import itertools
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
+from hypothesis import example, given, settings, strategies as st
 
 from dtfm.scheduler.assemble.cuts import cut_model, nearly_fitting_cuts
 from dtfm.scheduler.assemble.evaluate import Evaluator, memory_shortfall

@@ -1,8 +1,7 @@
 """From groups and cuts to a plan with its price."""
 
 import numpy as np
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from dtfm.scheduler.assemble.evaluate import Evaluator, memory_shortfall, missing_links
 from tests.scheduler.clusters import any_problem

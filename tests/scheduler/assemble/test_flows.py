@@ -1,8 +1,7 @@
 """Who sends how many micro-batches to whom."""
 
 import numpy as np
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from scipy.optimize import linprog
 
 from dtfm.scheduler.assemble.evaluate import price_of

@@ -4,8 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from dtfm.scheduler.bound.small_cluster import ruled_out_by_partition
 from dtfm.scheduler.model.cluster import Cluster, Node

@@ -7,8 +7,7 @@ from dataclasses import replace
 from itertools import pairwise, product
 
 import numpy as np
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from dtfm.scheduler.cost.in_flight import SLACK, depths
 from dtfm.scheduler.cost.simulate import simulate

@@ -4,8 +4,7 @@ from random import Random
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from dtfm.scheduler.assemble.evaluate import price_of
 from dtfm.scheduler.cost.pace import WAITING, rough_seconds, with_waiting

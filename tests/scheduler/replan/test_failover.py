@@ -6,8 +6,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from dtfm.scheduler.model.chains import chains, micro_batches_of
 from dtfm.scheduler.model.memory import Checkpointing, Keeping, in_flight

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from dtfm.scheduler.cost.state_transfer import Holdings
 from dtfm.scheduler.model.cluster import Cluster, Node

@@ -3,8 +3,7 @@
 import itertools
 
 import numpy as np
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from dtfm.scheduler.assemble.cuts import cut_model
 from dtfm.scheduler.cost.state_transfer import nothing_to_fetch

@@ -16,8 +16,7 @@ from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.charges import Charge
 from dtfm.coordinator.log.rounding import Seen, sort_of
 from dtfm.coordinator.log.standing import PROVEN_AFTER, Standing, earned
-from dtfm.protos import MOST_HELD_OUT_AUDITED
-from dtfm.protos import control_pb2 as wire
+from dtfm.protos import MOST_HELD_OUT_AUDITED, control_pb2 as wire
 from dtfm.protos.frame import Kind
 from tests.coordinator.answers import DIGEST, evaluated
 from tests.coordinator.auditing import (

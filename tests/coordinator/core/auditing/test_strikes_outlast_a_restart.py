@@ -6,8 +6,7 @@ import pytest
 
 from dtfm.coordinator.core.auditing.memory import remembered
 from dtfm.coordinator.core.trust.strikes import WORKED_OFF_BY
-from dtfm.coordinator.log import events as ev
-from dtfm.coordinator.log import fold as folding
+from dtfm.coordinator.log import events as ev, fold as folding
 from dtfm.coordinator.log.fold import fold
 from dtfm.coordinator.log.ledger import Ledger
 from tests.coordinator.auditing import answer_all, auditing, quarantined

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
-from dtfm.coordinator.core.safekeeping.availability import Availability, Copy, Kind, availability
-from dtfm.coordinator.core.safekeeping.availability import ResumePoint as Point
+from dtfm.coordinator.core.safekeeping.availability import Availability, Copy, Kind, ResumePoint as Point, availability
 from tests.coordinator.script import BUCKETS, World, training
 from tests.coordinator.snapshots import with_snapshot
 from tests.coordinator.standbys import report, with_standbys

@@ -7,8 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from dtfm.coordinator.core.safekeeping.availability import standbys_of
 from dtfm.coordinator.core.safekeeping.snapshot import PAUSE_LEASES

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from dtfm.coordinator.core.safekeeping.snapshot import PAUSE_LEASES
 from dtfm.coordinator.core.state import Destination, Stepping, Switching

@@ -6,8 +6,7 @@ from random import Random
 from zlib import crc32
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from dtfm.coordinator.core.trust.draw import MOST_EACH, cannot_be_audited, chance, draw, odds
 from dtfm.scheduler.model.chains import chains, micro_batches_of

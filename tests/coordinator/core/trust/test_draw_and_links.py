@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from random import Random
 
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from dtfm.coordinator.core.trust.draw import Drawn, draw
 from dtfm.scheduler.model.plan import Plan

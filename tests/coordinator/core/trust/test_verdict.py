@@ -6,8 +6,7 @@ import operator
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from dtfm.coordinator.core.trust.verdict import (
     Against,

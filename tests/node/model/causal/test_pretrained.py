@@ -21,8 +21,7 @@ from dtfm.node.model.causal.weight_files import WeightFiles
 from dtfm.node.model.load import load_model
 from dtfm.node.model.model import Model
 from dtfm.protos import plan_pb2
-from tests.node.model.test_stage import CONFIGS as DENSE
-from tests.node.model.test_stage import MIXTURES
+from tests.node.model.test_stage import CONFIGS as DENSE, MIXTURES
 from tests.tokenizer import make_tokenizer
 
 CONFIGS = DENSE | MIXTURES

@@ -1,0 +1,151 @@
+"""The events of the log. Everything the coordinator keeps for good is a fold of them (fold.py).
+
+Their JSON is a contract: scripts read it from ``--json``, and the store keeps it. Events and fields that were renamed are still
+read under their old names, and plans with routes as plans with flows.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import Field, TypeAdapter, ValidationError
+
+from dtfm.coordinator.log.events.links import (
+    Link as Link,
+    LinksMeasured as LinksMeasured,
+    Way as Way,
+    WaysChosen as WaysChosen,
+)
+from dtfm.coordinator.log.events.members import (
+    DeviceDrifted as DeviceDrifted,
+    DeviceSeen as DeviceSeen,
+    DeviceShown as DeviceShown,
+    DeviceTimed as DeviceTimed,
+    Enrolled as Enrolled,
+    InvitationMade as InvitationMade,
+    NodeJoined as NodeJoined,
+    NodeLeaving as NodeLeaving,
+    NodeLeft as NodeLeft,
+    NodeReady as NodeReady,
+    NodeRefused as NodeRefused,
+    Revoked as Revoked,
+)
+from dtfm.coordinator.log.events.plans import (
+    Codecs as Codecs,
+    CodecsChosen as CodecsChosen,
+    PlanAdopted as PlanAdopted,
+    PlanFailed as PlanFailed,
+    PlanStarted as PlanStarted,
+    Waiting as Waiting,
+)
+from dtfm.coordinator.log.events.run import (
+    CoordinatorStopped as CoordinatorStopped,
+    DataConfirmed as DataConfirmed,
+    Described as Described,
+    RunDescribed as RunDescribed,
+    RunFailed as RunFailed,
+    RunFinished as RunFinished,
+    RunResumed as RunResumed,
+    RunStarted as RunStarted,
+)
+from dtfm.coordinator.log.events.state import (
+    CheckpointFailed as CheckpointFailed,
+    CheckpointWritten as CheckpointWritten,
+    RolledBack as RolledBack,
+    SnapshotPart as SnapshotPart,
+    SnapshotWritten as SnapshotWritten,
+    StandbyPromoted as StandbyPromoted,
+    StateAgreed as StateAgreed,
+    StateRefused as StateRefused,
+)
+from dtfm.coordinator.log.events.steps import (
+    DigestMismatch as DigestMismatch,
+    Evaluated as Evaluated,
+    GradientsClipped as GradientsClipped,
+    StepAborted as StepAborted,
+    StepCommitted as StepCommitted,
+)
+from dtfm.coordinator.log.events.trust import (
+    AuditHindered as AuditHindered,
+    NodeForgiven as NodeForgiven,
+    NodeQuarantined as NodeQuarantined,
+    NodesBenched as NodesBenched,
+    StandingChanged as StandingChanged,
+    StrikesEnded as StrikesEnded,
+    WorkAudited as WorkAudited,
+)
+
+Event = (
+    RunStarted
+    | RunResumed
+    | NodeJoined
+    | NodeRefused
+    | NodeReady
+    | NodeLeaving
+    | NodeLeft
+    | DeviceTimed
+    | DeviceDrifted
+    | DeviceShown
+    | LinksMeasured
+    | WaysChosen
+    | RunDescribed
+    | DataConfirmed
+    | Waiting
+    | PlanAdopted
+    | PlanStarted
+    | PlanFailed
+    | CodecsChosen
+    | StepCommitted
+    | GradientsClipped
+    | StepAborted
+    | DigestMismatch
+    | Evaluated
+    | CheckpointWritten
+    | CheckpointFailed
+    | StandbyPromoted
+    | SnapshotWritten
+    | RolledBack
+    | InvitationMade
+    | Enrolled
+    | Revoked
+    | NodeQuarantined
+    | NodesBenched
+    | StateRefused
+    | StateAgreed
+    | WorkAudited
+    | AuditHindered
+    | StrikesEnded
+    | StandingChanged
+    | NodeForgiven
+    | RunFinished
+    | RunFailed
+    | CoordinatorStopped
+)
+
+_ADAPTER: TypeAdapter[Event] = TypeAdapter(Annotated[Event, Field(discriminator="event")])
+
+
+def to_json(event: Event) -> dict[str, Any]:
+    """The event as JSON values, its name first."""
+    fields: dict[str, Any] = _ADAPTER.dump_python(event, mode="json")
+    return {"event": fields.pop("event"), **fields}
+
+
+def from_json(value: dict[str, Any]) -> Event:
+    """The inverse of ``to_json``. Raises ValueError if this version knows no such event."""
+    try:
+        return _ADAPTER.validate_python(value)
+    except ValidationError as error:
+        raise _no_event(error) from None
+
+
+def from_text(text: str) -> Event:
+    """``from_json`` of JSON text, in half the time."""
+    try:
+        return _ADAPTER.validate_json(text)
+    except ValidationError as error:
+        raise _no_event(error) from None
+
+
+def _no_event(error: ValidationError) -> ValueError:
+    return ValueError(f"not an event of this version of dtfm: {error.errors(include_url=False)[0]['msg']}")
