@@ -7,7 +7,7 @@ from dataclasses import replace
 from dtfm.coordinator.core.transition import Transition
 from dtfm.coordinator.core.trust.standing import party_of
 from dtfm.coordinator.core.trust.verdict import Against
-from dtfm.coordinator.core.validation import shorten
+from dtfm.coordinator.core.validation.refusal import shorten
 from dtfm.coordinator.log.charges import Charge
 from dtfm.coordinator.log.events import NodeQuarantined
 

@@ -14,7 +14,9 @@ from dataclasses import replace
 from dtfm.coordinator.core.messages import link_message
 from dtfm.coordinator.core.state import Speeds, Switching
 from dtfm.coordinator.core.transition import Transition
-from dtfm.coordinator.core.validation import MOST_BANDWIDTH, MOST_FLOPS, check_codecs, check_flops
+from dtfm.coordinator.core.validation.admission import MOST_FLOPS, check_flops
+from dtfm.coordinator.core.validation.links import MOST_BANDWIDTH
+from dtfm.coordinator.core.validation.votes import check_codecs
 from dtfm.coordinator.log import events as ev
 from dtfm.protos import control_pb2 as wire
 

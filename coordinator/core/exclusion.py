@@ -19,7 +19,7 @@ from dtfm.coordinator.core.timeouts import GRACE_LEASES
 from dtfm.coordinator.core.transition import Transition
 from dtfm.coordinator.core.trust.standing import party_of, weakest
 from dtfm.coordinator.core.trust.verdict import Against, against_one
-from dtfm.coordinator.core.validation import name_some
+from dtfm.coordinator.core.validation.refusal import name_some
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.charges import Charge
 from dtfm.coordinator.log.events import NodeQuarantined

@@ -17,7 +17,8 @@ from dtfm.coordinator.core.transition import (
     RevokeAsked,
     Transition,
 )
-from dtfm.coordinator.core.validation import Refused, check_name, check_version, malformed, shorten
+from dtfm.coordinator.core.validation.admission import check_name, check_version
+from dtfm.coordinator.core.validation.refusal import Refused, malformed, shorten
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.fold import MOST_INVITATIONS
 from dtfm.coordinator.log.ledger import Holder, Ledger

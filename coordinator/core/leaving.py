@@ -11,7 +11,8 @@ from dtfm.coordinator.core.safekeeping import snapshot
 from dtfm.coordinator.core.safekeeping.returning_nodes import worth_waiting
 from dtfm.coordinator.core.state import Admission, Destination, Gathering, Pausing, Session, Stepping
 from dtfm.coordinator.core.transition import HangUp, Transition
-from dtfm.coordinator.core.validation import MAX_NODES, shorten
+from dtfm.coordinator.core.validation.admission import MAX_NODES
+from dtfm.coordinator.core.validation.refusal import shorten
 from dtfm.coordinator.log import events as ev
 from dtfm.protos import control_pb2 as wire
 

@@ -10,7 +10,8 @@ from dtfm.coordinator.core import ways
 from dtfm.coordinator.core.state import Admission, RememberedLinks, Retry, Session
 from dtfm.coordinator.core.timeouts import PROBE_LEASES, REMEMBERED_LEASES, SIGN_OF_LIFE_LEASES
 from dtfm.coordinator.core.transition import Transition
-from dtfm.coordinator.core.validation import MAX_NODES, check_connection, check_links
+from dtfm.coordinator.core.validation.admission import MAX_NODES
+from dtfm.coordinator.core.validation.links import check_connection, check_links
 from dtfm.coordinator.log import events as ev
 from dtfm.protos import MEASURED_TOGETHER, control_pb2 as wire
 from dtfm.protos.connection import read_address

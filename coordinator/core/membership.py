@@ -13,17 +13,9 @@ from dtfm.coordinator.core.safekeeping import snapshot
 from dtfm.coordinator.core.state import Admission, Contender, Session, State
 from dtfm.coordinator.core.timeouts import LONGEST_WAVE_LEASES, PROBE_LEASES, SIGN_OF_LIFE_LEASES, TOGETHER_LEASES
 from dtfm.coordinator.core.transition import Admit, Certify, HangUp, Transition
-from dtfm.coordinator.core.validation import (
-    MAX_NODES,
-    Refused,
-    check_agrees,
-    check_candidates,
-    check_hello,
-    check_pins,
-    check_prepared,
-    is_older,
-    shorten,
-)
+from dtfm.coordinator.core.validation.admission import MAX_NODES, check_candidates, check_hello
+from dtfm.coordinator.core.validation.description import check_agrees, check_pins, check_prepared, is_older
+from dtfm.coordinator.core.validation.refusal import Refused, shorten
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.ledger import Ledger
 from dtfm.protos import control_pb2 as wire

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from dtfm.coordinator.config.run_file import CHECKPOINTING, OPTIMIZER_STATE
 from dtfm.coordinator.core.trust.givers import Givers
-from dtfm.coordinator.core.validation import shorten
+from dtfm.coordinator.core.validation.refusal import shorten
 from dtfm.coordinator.log.events import Link
 from dtfm.coordinator.log.ledger import Ledger
 from dtfm.protos import control_pb2, plan_pb2

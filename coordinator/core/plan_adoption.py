@@ -28,7 +28,8 @@ from dtfm.coordinator.core.trust.verdict import (
     named_twice,
     times_suspected,
 )
-from dtfm.coordinator.core.validation import check_lost, name_some, shorten
+from dtfm.coordinator.core.validation.refusal import name_some, shorten
+from dtfm.coordinator.core.validation.votes import check_lost
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.charges import Charge
 from dtfm.coordinator.log.ledger import Ledger

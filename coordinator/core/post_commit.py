@@ -19,7 +19,8 @@ from dtfm.coordinator.core.state import ATTEMPTS, Destination, Evaluation, Pausi
 from dtfm.coordinator.core.transition import Transition
 from dtfm.coordinator.core.trust.standing import is_alone, party_of, weakest
 from dtfm.coordinator.core.trust.verdict import Against, Unsettled, blame_for_waiting, settle, times_suspected
-from dtfm.coordinator.core.validation import check_digest, check_states, is_finite, malformed, name_some
+from dtfm.coordinator.core.validation.refusal import is_finite, malformed, name_some
+from dtfm.coordinator.core.validation.votes import check_digest, check_states
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.charges import Charge
 from dtfm.protos import control_pb2 as wire

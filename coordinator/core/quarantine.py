@@ -8,7 +8,7 @@ from dtfm.coordinator.core.invitations import check_operator
 from dtfm.coordinator.core.leaving import leave
 from dtfm.coordinator.core.transition import AnswerAccess, ExpelAsked, ForgiveAsked, HangUp, Transition
 from dtfm.coordinator.core.trust.verdict import Against
-from dtfm.coordinator.core.validation import Refused, shorten
+from dtfm.coordinator.core.validation.refusal import Refused, shorten
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.charges import Charge
 from dtfm.coordinator.log.ledger import Ledger

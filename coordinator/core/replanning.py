@@ -17,7 +17,7 @@ from dtfm.coordinator.core.timeouts import GRACE_LEASES, HASTE_LEASES, LAST_REPO
 from dtfm.coordinator.core.transition import Planned, PlanWanted, Transition
 from dtfm.coordinator.core.trust.claims import shown_by
 from dtfm.coordinator.core.trust.standing import is_alone
-from dtfm.coordinator.core.validation import name_some
+from dtfm.coordinator.core.validation.refusal import name_some
 from dtfm.coordinator.log import events as ev
 from dtfm.scheduler.model.plan import Plan
 from dtfm.scheduler.model.problem import Problem

@@ -18,7 +18,8 @@ from dtfm.coordinator.core.transition import Transition
 from dtfm.coordinator.core.trust.givers import accusers, could_name, has_accused, has_mixed
 from dtfm.coordinator.core.trust.standing import party_of
 from dtfm.coordinator.core.trust.verdict import Against, against_one, settle
-from dtfm.coordinator.core.validation import check_states, name_some
+from dtfm.coordinator.core.validation.refusal import name_some
+from dtfm.coordinator.core.validation.votes import check_states
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.charges import Charge
 from dtfm.coordinator.log.ledger import Ledger

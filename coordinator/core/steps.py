@@ -38,15 +38,8 @@ from dtfm.coordinator.core.trust.verdict import (
     named_twice,
     times_suspected,
 )
-from dtfm.coordinator.core.validation import (
-    check_clipped,
-    check_codecs,
-    check_progress,
-    check_vote,
-    is_finite,
-    name_some,
-    shorten,
-)
+from dtfm.coordinator.core.validation.refusal import is_finite, name_some, shorten
+from dtfm.coordinator.core.validation.votes import check_clipped, check_codecs, check_progress, check_vote
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.charges import Charge
 from dtfm.coordinator.log.ledger import NODE_LEFT, OVERDUE, PEER_LOST, SETTLED, UNAUDITED, Ledger

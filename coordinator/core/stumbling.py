@@ -24,7 +24,7 @@ from dtfm.coordinator.core.transition import (
     Rejected,
     RevokeAsked,
 )
-from dtfm.coordinator.core.validation import Refused
+from dtfm.coordinator.core.validation.refusal import Refused
 from dtfm.protos import control_pb2 as wire
 
 SENTENCE = "the coordinator stumbled over this; its log has the trace, which is a bug in dtfm"

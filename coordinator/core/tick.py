@@ -46,7 +46,7 @@ from dtfm.coordinator.core.transition import (
     TimePassed,
     Transition,
 )
-from dtfm.coordinator.core.validation import Refused, shorten
+from dtfm.coordinator.core.validation.refusal import Refused, shorten
 from dtfm.protos import control_pb2 as wire
 
 MOST_ROUNDS = 1000

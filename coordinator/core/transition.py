@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from dtfm.coordinator.core.state import Members, Phase, PlanChosen, Planner, Safekeeping, Session, State
-from dtfm.coordinator.core.validation import Refused
+from dtfm.coordinator.core.validation.refusal import Refused
 from dtfm.coordinator.log.events import Event, NodeRefused, SnapshotPart
 from dtfm.coordinator.log.fold import apply
 from dtfm.protos import control_pb2 as wire

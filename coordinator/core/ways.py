@@ -14,7 +14,7 @@ from dataclasses import replace
 from dtfm.coordinator.core.messages import peer_message
 from dtfm.coordinator.core.state import Admission, Dialled, Session
 from dtfm.coordinator.core.transition import Transition
-from dtfm.coordinator.core.validation import check_reached
+from dtfm.coordinator.core.validation.links import check_reached
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.ledger import Ledger
 from dtfm.protos import control_pb2 as wire

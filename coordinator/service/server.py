@@ -21,7 +21,7 @@ from dtfm.coordinator.core.state import PlanChosen, State
 from dtfm.coordinator.core.stumbling import after_an_error, kind_of
 from dtfm.coordinator.core.tick import tick
 from dtfm.coordinator.core.timeouts import TOGETHER_LEASES
-from dtfm.coordinator.core.validation import Refused
+from dtfm.coordinator.core.validation.refusal import Refused
 from dtfm.coordinator.log.events import Event
 from dtfm.coordinator.log.fold import fold
 from dtfm.coordinator.log.ledger import Ledger

@@ -22,7 +22,7 @@ from dtfm.coordinator.core.messages import plan_message
 from dtfm.coordinator.core.state import Admission, Gathering, PlanChosen, State, Stepping
 from dtfm.coordinator.core.tick import tick
 from dtfm.coordinator.core.timeouts import TOGETHER_LEASES
-from dtfm.coordinator.core.validation import Refused
+from dtfm.coordinator.core.validation.refusal import Refused
 from dtfm.coordinator.log.events import Enrolled, Event, RunResumed, RunStarted
 from dtfm.coordinator.log.fold import fold
 from dtfm.coordinator.log.ledger import Ledger

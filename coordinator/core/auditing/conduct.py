@@ -22,7 +22,7 @@ from dtfm.coordinator.core.trust.audits import COMPARED, Audit, Passed, Request
 from dtfm.coordinator.core.trust.draw import cannot_be_audited, chance, draw, draw_held_out
 from dtfm.coordinator.core.trust.passed import read_passed
 from dtfm.coordinator.core.trust.standing import party_of
-from dtfm.coordinator.core.validation import malformed, name_some
+from dtfm.coordinator.core.validation.refusal import malformed, name_some
 from dtfm.coordinator.log.standing import Standing, earned
 from dtfm.protos import control_pb2 as wire
 from dtfm.scheduler.model.plan import Plan

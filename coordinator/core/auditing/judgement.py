@@ -18,7 +18,7 @@ from dtfm.coordinator.core.trust.audits import COMPARED, Audit
 from dtfm.coordinator.core.trust.draw import chance
 from dtfm.coordinator.core.trust.standing import party_of
 from dtfm.coordinator.core.trust.verdict import Against, settle
-from dtfm.coordinator.core.validation import name_some, shorten
+from dtfm.coordinator.core.validation.refusal import name_some, shorten
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.charges import Charge
 from dtfm.coordinator.log.ledger import Audits, Ledger

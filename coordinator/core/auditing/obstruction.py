@@ -14,7 +14,7 @@ from dtfm.coordinator.core.trust.audits import Audit
 from dtfm.coordinator.core.trust.standing import party_of
 from dtfm.coordinator.core.trust.strikes import Record, Strike
 from dtfm.coordinator.core.trust.verdict import Against, against_one
-from dtfm.coordinator.core.validation import name_some
+from dtfm.coordinator.core.validation.refusal import name_some
 from dtfm.coordinator.log.charges import Charge
 from dtfm.coordinator.log.ledger import Ledger
 

@@ -23,7 +23,8 @@ from dtfm.coordinator.core.state import ATTEMPTS, Admission, Destination, Layers
 from dtfm.coordinator.core.transition import ManifestDone, TidyCheckpoints, Transition, WriteManifest
 from dtfm.coordinator.core.trust.standing import is_alone, weakest
 from dtfm.coordinator.core.trust.verdict import Against, OfTheRun, against_one, blame, named_twice
-from dtfm.coordinator.core.validation import check_own_layers, check_parts, shorten
+from dtfm.coordinator.core.validation.files import check_own_layers, check_parts
+from dtfm.coordinator.core.validation.refusal import shorten
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.charges import Charge
 from dtfm.coordinator.log.ledger import Ledger

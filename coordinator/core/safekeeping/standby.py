@@ -22,7 +22,7 @@ from dtfm.coordinator.core.state import Arrangement, Layers, Session, Standby, S
 from dtfm.coordinator.core.timeouts import COMMIT_WAIT_LEASES
 from dtfm.coordinator.core.transition import Transition
 from dtfm.coordinator.core.trust.givers import Givers
-from dtfm.coordinator.core.validation import shorten
+from dtfm.coordinator.core.validation.refusal import shorten
 from dtfm.coordinator.log import events as ev
 from dtfm.protos import control_pb2 as wire
 from dtfm.scheduler.model.memory import Keeping, OptimizerState

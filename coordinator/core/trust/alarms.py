@@ -12,7 +12,7 @@ from random import Random
 
 from dtfm.coordinator.core.trust.audits import Passed
 from dtfm.coordinator.core.trust.draw import Drawn, must_have, neighbours_of
-from dtfm.coordinator.core.validation import malformed
+from dtfm.coordinator.core.validation.refusal import malformed
 from dtfm.protos import control_pb2 as wire
 from dtfm.protos.frame import Kind
 from dtfm.scheduler.model.chains import micro_batches_of

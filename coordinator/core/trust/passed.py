@@ -12,7 +12,7 @@ from functools import lru_cache
 from itertools import pairwise
 
 from dtfm.coordinator.core.trust.audits import Hop, Passed
-from dtfm.coordinator.core.validation import malformed
+from dtfm.coordinator.core.validation.refusal import malformed
 from dtfm.protos import control_pb2 as wire
 from dtfm.protos.frame import Kind
 from dtfm.scheduler.model.chains import REMEMBERED, chains, held_out_chains

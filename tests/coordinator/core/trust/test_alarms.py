@@ -21,7 +21,7 @@ from dtfm.coordinator.core.trust.alarms import (
 )
 from dtfm.coordinator.core.trust.draw import Drawn
 from dtfm.coordinator.core.trust.passed import read_passed
-from dtfm.coordinator.core.validation import Refused
+from dtfm.coordinator.core.validation.refusal import Refused
 from dtfm.protos import control_pb2 as wire
 from dtfm.protos.frame import Kind
 from dtfm.scheduler.model.chains import chains, micro_batches_of

@@ -1,0 +1,82 @@
+"""Checks of what a node says when it comes: its version, name, device and addresses."""
+
+from __future__ import annotations
+
+import contextlib
+from ipaddress import ip_address
+
+from dtfm.coordinator.config.run_file import RunFile
+from dtfm.coordinator.core.validation.refusal import Refused, check_number, malformed, shorten
+from dtfm.coordinator.log.events import DeviceSeen
+from dtfm.protos import PROTOCOL_VERSION, control_pb2 as wire
+from dtfm.protos.access import NAME
+from dtfm.protos.candidates import MOST_CANDIDATES, read_candidate, write_candidate
+
+MAX_NODES = 1000
+MOST_FLOPS = 1e21
+
+
+def check_version(theirs: int) -> None:
+    """Raises Refused if the other side speaks another version of the protocol."""
+    if theirs != PROTOCOL_VERSION:
+        older = "node" if theirs < PROTOCOL_VERSION else "coordinator"
+        raise Refused(
+            wire.PROTOCOL_VERSION,
+            f"the node speaks protocol version {theirs}, this coordinator {PROTOCOL_VERSION}; update dtfm on the {older}",
+        )
+
+
+def check_name(name: str, field: str = "name") -> None:
+    """Raises Refused."""
+    if not NAME.fullmatch(name):
+        raise malformed(field, name, "1 to 64 letters, digits, dots, dashes and underscores")
+
+
+def check_hello(hello: wire.Hello, run: RunFile, run_id: str) -> DeviceSeen:
+    """The node's device. Raises Refused if the node cannot join; whether its identity is taken is not checked here."""
+    check_version(hello.protocol_version)
+    check_name(hello.node, "node")
+    if hello.run and hello.run not in (run.name, run_id):
+        raise Refused(
+            wire.WRONG_RUN,
+            f"the node asks for run {shorten(repr(hello.run), 80)}, this coordinator has {run.name!r}; give the address of "
+            f"the other's coordinator, or leave the run out",
+        )
+    if hello.relay not in wire.Hello.Relay.values():
+        raise malformed("relay", hello.relay, "one that this version knows")
+    if len(hello.package_version) > 64:
+        raise malformed("package_version", hello.package_version, "at most 64 characters")
+    device = hello.device
+    if device.kind not in ("cpu", "cuda"):
+        raise malformed("device.kind", device.kind, '"cpu" or "cuda"')
+    if len(device.name) > 256:
+        raise malformed("device.name", device.name, "at most 256 characters")
+    if not 0 < device.memory_bytes < 1 << 50:
+        raise malformed("device.memory_bytes", device.memory_bytes, "above 0 and below 2**50")
+    if device.host_memory_bytes >= 1 << 50:
+        raise malformed("device.host_memory_bytes", device.host_memory_bytes, "below 2**50")
+    check_flops(device.flops)
+    name = shorten(device.name)
+    return DeviceSeen(device.kind, name, device.memory_bytes, device.flops, device.host_memory_bytes)
+
+
+def check_candidates(hello: wire.Hello, seen: str) -> tuple[str, ...]:
+    """Where peers may reach the node: what it names, and the port on which it listens at the address ``seen``, from which it
+    came (empty: not known). Raises Refused."""
+    if len(hello.candidates) > MOST_CANDIDATES or hello.port > 65535:
+        raise malformed(
+            "candidates", len(hello.candidates), f"at most {MOST_CANDIDATES} of them, and a port below 65536"
+        )
+    try:
+        named = [write_candidate(*read_candidate(text)) for text in hello.candidates]
+    except ValueError as error:
+        raise Refused(wire.MALFORMED, f"candidates: {shorten(str(error))}; give it with --advertise IP:PORT") from None
+    if seen and hello.port and len(named) < MOST_CANDIDATES:
+        with contextlib.suppress(ValueError):
+            named.append(write_candidate(*read_candidate(write_candidate(ip_address(seen), hello.port))))
+    return tuple(dict.fromkeys(named))
+
+
+def check_flops(flops: float, field: str = "device.flops") -> None:
+    """Raises Refused for a speed that no device has."""
+    check_number(field, flops, 1.0, MOST_FLOPS)

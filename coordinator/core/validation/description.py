@@ -1,0 +1,186 @@
+"""Checks of what a node says of the run's model and data, and whether two say the same."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from dtfm.coordinator.config.run_file import CHECKPOINTING, OPTIMIZER_STATE, RunFile
+from dtfm.coordinator.config.run_file_tables import Trust
+from dtfm.coordinator.core.planner_input import as_the_run_allows
+from dtfm.coordinator.core.validation.admission import check_flops
+from dtfm.coordinator.core.validation.refusal import Refused, check_number, malformed, shorten
+from dtfm.coordinator.log.events import Described
+from dtfm.protos import control_pb2 as wire
+from dtfm.protos.bucket_layout import LAYOUT_BYTES
+from dtfm.scheduler.model.memory import KEPT_PER_OUTPUT_BYTE
+from dtfm.scheduler.model.workload import Layer, Workload
+
+MAX_LAYERS = 10_000
+MAX_BUCKETS = 20_000
+MOST_MICRO_BATCHES = 1 << 20
+MOST_SNAPSHOTS = 4
+MOST_APART = 2
+LEAST_COMPARED = 1 << 20
+"""Nodes may count what a layer keeps and works with at up to MOST_APART times what others do; bytes below LEAST_COMPARED count
+as that."""
+
+
+def check_prepared(prepared: wire.Prepared, run: RunFile) -> Described:
+    """The model and the data, as the node prepared them. Raises Refused if a number is impossible or does not fit the run."""
+    layers = prepared.workload.layers
+    if not 1 <= len(layers) <= MAX_LAYERS:
+        raise malformed("workload.layers", len(layers), f"1 to {MAX_LAYERS} of them")
+    micro_batches = run.train.global_batch // run.train.micro_batch
+    if prepared.workload.micro_batches != micro_batches:
+        raise malformed("workload.micro_batches", prepared.workload.micro_batches, f"{micro_batches}, as in the run")
+    for index, layer in enumerate(layers):
+        if len(layer.name) > 256:
+            raise malformed(f"workload.layers[{index}].name", layer.name, "at most 256 characters")
+        check_number(f"workload.layers[{index}].forward_flops", layer.forward_flops, 0, 1e24)
+        check_number(f"workload.layers[{index}].parameter_bytes", layer.parameter_bytes, 0, 1 << 50)
+        for size in ("activation_bytes", "kept_bytes", "working_bytes"):
+            check_number(f"workload.layers[{index}].{size}", getattr(layer, size), 0, 1 << 50)
+    for part in ("optimizer", "own", "copy"):
+        ratio = f"{part}_bytes_per_parameter_byte"
+        check_number(f"workload.{ratio}", getattr(prepared.workload, ratio), 0, 1000)
+    wanted = run.train.activation_checkpointing, run.train.optimizer_state
+    told = prepared.workload.activation_checkpointing, prepared.workload.optimizer_state
+    if told != (CHECKPOINTING[wanted[0]], OPTIMIZER_STATE[wanted[1]]):
+        raise malformed("workload's checkpointing and optimizer state", told, f"{' and '.join(wanted)}, as in the run")
+    if not 8 <= len(prepared.data_fingerprint) <= 64:
+        raise malformed("data_fingerprint", prepared.data_fingerprint.hex(), "a digest of 8 to 64 bytes")
+    if prepared.weights_fingerprint and not 8 <= len(prepared.weights_fingerprint) <= 64:
+        raise malformed(
+            "weights_fingerprint", prepared.weights_fingerprint.hex(), "empty, or a digest of 8 to 64 bytes"
+        )
+    if prepared.training_samples < 1:
+        raise malformed("training_samples", prepared.training_samples, "1 or more; give more data or shorter samples")
+    check_number("unigram_entropy", prepared.unigram_entropy, 0, 1000)
+    if not 1 <= prepared.tokens_per_sample <= 1 << 24:
+        raise malformed("tokens_per_sample", prepared.tokens_per_sample, "1 to 2**24")
+    if prepared.flops:
+        check_flops(prepared.flops, "flops")
+    if len(prepared.on_disk) > MOST_SNAPSHOTS:
+        raise malformed("on_disk", len(prepared.on_disk), f"of at most {MOST_SNAPSHOTS} steps")
+    if not len(layers) <= prepared.buckets <= MAX_BUCKETS:
+        raise malformed("buckets", prepared.buckets, f"{len(layers)} (one per layer) to {MAX_BUCKETS}")
+    if len(prepared.layouts) != LAYOUT_BYTES * prepared.buckets:
+        raise malformed("layouts", f"{len(prepared.layouts)} bytes", f"of {LAYOUT_BYTES} bytes for each bucket")
+    workload = Workload(
+        layers=tuple(
+            Layer(
+                shorten(x.name),
+                x.forward_flops,
+                float(x.parameter_bytes),
+                float(x.activation_bytes),
+                float(x.kept_bytes),
+                float(x.working_bytes),
+            )
+            for x in layers
+        ),
+        micro_batches=micro_batches,
+        optimizer_bytes_per_parameter_byte=prepared.workload.optimizer_bytes_per_parameter_byte,
+        own_bytes_per_parameter_byte=prepared.workload.own_bytes_per_parameter_byte,
+        copy_bytes_per_parameter_byte=prepared.workload.copy_bytes_per_parameter_byte,
+    )
+    return Described(
+        workload=as_the_run_allows(workload, run),
+        data_fingerprint=prepared.data_fingerprint.hex(),
+        training_samples=prepared.training_samples,
+        evaluation_samples=prepared.evaluation_samples,
+        unigram_entropy=prepared.unigram_entropy,
+        tokens_per_sample=prepared.tokens_per_sample,
+        buckets=prepared.buckets,
+        weights_fingerprint=prepared.weights_fingerprint.hex(),
+        layouts=prepared.layouts.hex(),
+    )
+
+
+def check_pins(described: Described, trust: Trust) -> None:
+    """Raises Refused if a node would train something else than the run file pins."""
+    for what, mine, pinned, reason in (
+        ("data", described.data_digest, trust.data, wire.DATA_DIFFERS),
+        ("workload", described.workload_digest, trust.workload, wire.WORKLOAD_DIFFERS),
+    ):
+        if pinned not in ("", mine):
+            raise Refused(
+                reason,
+                f"what this node read has the digest {mine}, and the run file pins trust.{what} = {pinned}; all nodes need the "
+                f"same files and versions",
+            )
+
+
+def check_agrees(mine: Described, run: Described) -> None:
+    """Raises Refused if a node would train something else than the first one that prepared, or counts memory otherwise. What its
+    layers keep and work with may differ somewhat, as that depends on versions, and at will where either node could only guess:
+    it changes no result, and the run goes by what the first one said."""
+    for name in ("data_fingerprint", "training_samples", "evaluation_samples", "tokens_per_sample"):
+        if getattr(mine, name) != getattr(run, name):
+            raise Refused(
+                wire.DATA_DIFFERS,
+                f"{name} is {getattr(mine, name)} here and {getattr(run, name)} on the other nodes; all nodes need the same "
+                f"files (for python-stdlib: the same Python version, for tokenizers and hub data: the same revision)",
+            )
+    if differs := _weights_differ(mine.weights_fingerprint, run.weights_fingerprint):
+        raise Refused(
+            wire.WORKLOAD_DIFFERS,
+            f"model.pretrained: the weights here are not those that the other nodes have ({differs}); all nodes need the same "
+            "files: copy the folder here again, or name a revision",
+        )
+    if mine.buckets != run.buckets or len(mine.workload.layers) != len(run.workload.layers):
+        raise _workload_differs("layers", len(mine.workload.layers), len(run.workload.layers))
+    if run.layouts and mine.layouts != run.layouts:
+        bucket = next(i for i in range(run.buckets) if mine.layout_of(i) != run.layout_of(i))
+        raise _workload_differs(f"the layout of bucket {bucket}", mine.layout_of(bucket), run.layout_of(bucket))
+    costs: dict[str, Any] = {"kept_bytes": None, "working_bytes": 0.0}
+    if is_older(run):
+        costs |= {"forward_flops": 0.0, "activation_bytes": 0.0}
+    for ours, theirs in zip(mine.workload.layers, run.workload.layers, strict=True):
+        mine_of, run_of = (replace(layer, **costs) for layer in (ours, theirs))
+        if mine_of != run_of:
+            raise _workload_differs(f"layer {theirs.name}", mine_of, run_of)
+    if is_older(run):
+        return
+    for part in ("optimizer", "own", "copy"):
+        ratio = f"{part}_bytes_per_parameter_byte"
+        if getattr(mine.workload, ratio) != getattr(run.workload, ratio):
+            raise _workload_differs(ratio, getattr(mine.workload, ratio), getattr(run.workload, ratio))
+    if _is_guessed(mine) or _is_guessed(run):
+        return
+    for ours, theirs in zip(mine.workload.layers, run.workload.layers, strict=True):
+        for field in ("kept_bytes", "working_bytes"):
+            small, large = sorted((getattr(ours, field), getattr(theirs, field)))
+            if large > MOST_APART * max(small, LEAST_COMPARED):
+                name = f"{field} of layer {theirs.name}"
+                raise _workload_differs(name, getattr(ours, field), getattr(theirs, field))
+
+
+def is_older(run: Described) -> bool:
+    """Whether an older version described the run (protocol 8 and before): it does not say what layers keep, and counted what
+    they send in other ways."""
+    return any(layer.kept_bytes is None for layer in run.workload.layers)
+
+
+def _weights_differ(mine: str, run: str) -> str:
+    """In what weights differ by their fingerprints (control.proto, Prepared), or empty. What an older version says ends before
+    the values."""
+    if mine[:64] != run[:64]:
+        return "their config.json, or the names, types and shapes of their tensors, differ"
+    both = mine[64:] and run[64:]
+    return "their values differ: those of another revision, or of another training" if both and mine != run else ""
+
+
+def _is_guessed(described: Described) -> bool:
+    """Whether a node could not follow the model's code, and told what is usual: no layer that is measured works with nothing."""
+    return all(
+        layer.kept_bytes == KEPT_PER_OUTPUT_BYTE * layer.activation_bytes and not layer.working_bytes
+        for layer in described.workload.layers
+    )
+
+
+def _workload_differs(field: str, mine: object, theirs: object) -> Refused:
+    return Refused(
+        wire.WORKLOAD_DIFFERS,
+        f"{field} is {mine} here and {theirs} on the other nodes; use the same versions of transformers and torch everywhere",
+    )

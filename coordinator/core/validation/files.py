@@ -1,0 +1,34 @@
+"""Checks of what nodes say of snapshots' files."""
+
+from __future__ import annotations
+
+import re
+
+from dtfm.coordinator.core.validation.refusal import check_number, malformed
+from dtfm.coordinator.core.validation.votes import DIGEST_BYTES
+from dtfm.protos import control_pb2 as wire
+
+_NONCE = re.compile(r"[0-9a-f]{32}")
+
+
+def check_parts(message: wire.SnapshotParts, buckets: int, digest_bytes: int = DIGEST_BYTES) -> None:
+    """Raises Refused for parts of a snapshot that do not exist, or come twice."""
+    if len({part.bucket for part in message.parts}) < len(message.parts):
+        raise malformed("parts", len(message.parts), "of different buckets")
+    for part in message.parts:
+        if part.bucket >= buckets:
+            raise malformed("parts.bucket", part.bucket, f"below {buckets}")
+        if len(part.digest) != digest_bytes:
+            raise malformed("parts.digest", part.digest.hex(), f"a digest of {digest_bytes} bytes")
+        if bool(part.nonce) != (message.destination == wire.CHECKPOINT) or (
+            part.nonce and not _NONCE.fullmatch(part.nonce)
+        ):
+            raise malformed("parts.nonce", part.nonce, "32 hexadecimal digits in a checkpoint, and nothing on disks")
+        check_number("parts.size_bytes", part.size_bytes, 0, 1 << 50)
+
+
+def check_own_layers(message: wire.SnapshotParts, own: tuple[int, int], layers: int) -> None:
+    """Raises Refused for parts of other layers than the node's ``own``. Buckets from number ``layers`` on are used by several."""
+    strange = [part.bucket for part in message.parts if part.bucket < layers and part.bucket not in range(*own)]
+    if strange:
+        raise malformed("parts.bucket", strange[0], f"of the node's layers, {own[0]} to {own[1] - 1}")

@@ -1,0 +1,57 @@
+"""Checks of what nodes report of links."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from dtfm.coordinator.core.state import Dialled
+from dtfm.coordinator.core.validation.admission import MAX_NODES
+from dtfm.coordinator.core.validation.refusal import check_number, malformed, shorten
+from dtfm.coordinator.log.events import Link
+from dtfm.protos import control_pb2 as wire
+
+MOST_BANDWIDTH = 1e13
+_WAYS = ("", "loopback", "lan", "public")
+
+
+def check_reached(report: wire.Reached, reporter: str, known: Collection[str]) -> dict[str, Dialled]:
+    """By node, what came of the reporter's attempt to dial it. Nodes that have left meanwhile are dropped. Raises Refused."""
+    if len(report.outcomes) > MAX_NODES:
+        raise malformed("outcomes", len(report.outcomes), f"at most {MAX_NODES} of them")
+    return {
+        outcome.node: Dialled(_direct(outcome.way), shorten(outcome.problem))
+        for outcome in report.outcomes
+        if outcome.node in known and outcome.node != reporter
+    }
+
+
+def check_links(report: wire.LinkReport, reporter: str, known: Collection[str]) -> tuple[Link, ...]:
+    """The measured links from and to the reporter. Those of nodes that have left meanwhile are dropped. Raises Refused."""
+    if len(report.links) > 2 * MAX_NODES:
+        raise malformed("links", len(report.links), f"at most {2 * MAX_NODES} of them")
+    if len({(link.source, link.destination) for link in report.links}) < len(report.links):
+        raise malformed("links", len(report.links), "each once")
+    links = []
+    for link in report.links:
+        if link.source == link.destination or reporter not in (link.source, link.destination):
+            raise malformed("link", f"{link.source} to {link.destination}", "from or to the node that reports it")
+        check_number("latency_seconds", link.latency_seconds, 0, 3600)
+        check_number("bandwidth", link.bandwidth, 0, MOST_BANDWIDTH)
+        if link.source in known and link.destination in known:
+            problem = shorten(link.problem)
+            way = _direct(link.way) if link.source == reporter else ""
+            links.append(Link(link.source, link.destination, link.latency_seconds, link.bandwidth, problem, way))
+    return tuple(links)
+
+
+def check_connection(report: wire.LinkReport) -> tuple[float | None, float | None]:
+    """The bandwidth of the reporter's connection, up and down, in bytes per second; None: not measured. Raises Refused."""
+    check_number("up", report.up, 0, MOST_BANDWIDTH)
+    check_number("down", report.down, 0, MOST_BANDWIDTH)
+    return report.up or None, report.down or None
+
+
+def _direct(way: str) -> str:
+    if way not in _WAYS:
+        raise malformed("way", way, f"one of {', '.join(_WAYS[1:])}, or nothing")
+    return way
