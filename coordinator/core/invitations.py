@@ -20,7 +20,7 @@ from dtfm.coordinator.core.transition import (
 from dtfm.coordinator.core.validation.admission import check_name, check_version
 from dtfm.coordinator.core.validation.refusal import Refused, malformed, shorten
 from dtfm.coordinator.log import events as ev
-from dtfm.coordinator.log.fold import MOST_INVITATIONS
+from dtfm.coordinator.log.effects.access import MOST_INVITATIONS
 from dtfm.coordinator.log.ledger import Holder, Ledger
 from dtfm.protos import control_pb2 as wire
 from dtfm.protos.access import MOST_NAMES_OF_A_KEY, Role

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from dtfm.coordinator.core import invitations
-from dtfm.coordinator.log import events as ev, fold as folding
+from dtfm.coordinator.log import events as ev
+from dtfm.coordinator.log.effects import access
 from dtfm.coordinator.log.fold import fold
 from dtfm.protos import control_pb2 as wire
 from dtfm.protos.credentials import public_key
@@ -91,7 +92,7 @@ def test_a_wrong_invitation_is_not_made(door: Door, changes: dict[str, Any]) -> 
 
 
 def test_what_is_remembered_is_bounded(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (folding, invitations):
+    for module in (access, invitations):
         monkeypatch.setattr(module, "MOST_INVITATIONS", 3)
     ids = [f"{number:012x}" for number in range(4)]
     assert [door.invite(id, seconds=DAY) for id in ids] == [None, None, None, wire.FULL]
@@ -105,7 +106,7 @@ def test_what_is_remembered_is_bounded(door: Door, monkeypatch: pytest.MonkeyPat
 
 
 def test_those_that_are_not_good_any_more_make_room(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (folding, invitations):
+    for module in (access, invitations):
         monkeypatch.setattr(module, "MOST_INVITATIONS", 3)
     revoked, used_up, good, new = (f"{number:012x}" for number in range(4))
     for id in (revoked, used_up, good):

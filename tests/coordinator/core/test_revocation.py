@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from dtfm.coordinator.core.state import Switching
-from dtfm.coordinator.log import events as ev, fold as folding
+from dtfm.coordinator.log import events as ev
+from dtfm.coordinator.log.effects import access
 from dtfm.protos import control_pb2 as wire
 from tests.coordinator.doors import DAY, ID, Door
 from tests.coordinator.script import World, refusal_of, training
@@ -107,7 +108,7 @@ def test_a_revoked_name_is_never_free_again_and_peers_hear_of_it_ever_after(door
 
 
 def test_of_very_many_revoked_names_the_oldest_is_forgotten(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(folding, "MOST_REVOKED", 2)
+    monkeypatch.setattr(access, "MOST_REVOKED", 2)
     for number, name in enumerate("zxya"):
         door.invite(f"{number:012x}")
         door.enrol(name, invitation=f"{number:012x}")

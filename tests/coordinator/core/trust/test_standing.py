@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from dtfm.coordinator.core.trust.standing import is_alone, party_of, weakest
-from dtfm.coordinator.log import fold
 from dtfm.coordinator.log.charges import Charge
+from dtfm.coordinator.log.effects import members as effects
 from dtfm.coordinator.log.events import DeviceSeen, NodeJoined, NodeLeft, NodeQuarantined, Revoked
 from dtfm.coordinator.log.fold import apply
 from dtfm.coordinator.log.ledger import Holder, Ledger, Member
@@ -71,7 +71,7 @@ def test_the_names_of_a_key_do_not_add_up_but_the_best_counts_for_all() -> None:
 
 
 def test_newcomers_do_not_crowd_out_what_others_have_earned(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fold, "MOST_KNOWN", 5)
+    monkeypatch.setattr(effects, "MOST_KNOWN", 5)
     known = apply(ledger("abcd", (9, 0, 0, 0)), NodeLeft("n0", "for the night"))
     for number in range(4, 8):
         known = apply(known, NodeJoined(f"n{number}", "new", "", DeviceSeen("cpu", "", 1, 1.0), "", "1"))

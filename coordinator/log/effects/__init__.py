@@ -1,0 +1,1 @@
+"""What events do to parts of the ledger, for fold.py."""
