@@ -13,7 +13,7 @@ def tell(transition: Transition) -> None:
     if ledger.audits is before.audits:
         return
     for node in sorted(ledger.members):
-        who = ledger.key_of(node) or node
+        who = ledger.party(node)
         if ledger.audits.get(who) is before.audits.get(who) or ledger.quarantine_of(node) is not None:
             continue
         now = earned(ledger, node)

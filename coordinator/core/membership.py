@@ -111,8 +111,8 @@ def _crowded(state: State, node: str, origin: str) -> Refused | None:
     invitations could be many members."""
     if not origin or not state.ledger.is_open:
         return None
-    most, mine = state.run.trust.keys_per_address, state.ledger.key_of(node) or node
-    there = {state.ledger.key_of(s.node) or s.node for s in state.members.sessions.values() if s.origin == origin}
+    most, mine = state.run.trust.keys_per_address, state.ledger.party(node)
+    there = {state.ledger.party(s.node) for s in state.members.sessions.values() if s.origin == origin}
     if len(there - {mine}) < most:
         return None
     return Refused(

@@ -238,6 +238,10 @@ class Ledger:
         """The key to which the name belongs; empty: none is known."""
         return self.access[name].key if name in self.access else ""
 
+    def party(self, name: str) -> str:
+        """Who is behind the name: its key, or the name itself where none is known."""
+        return self.key_of(name) or name
+
     def quarantine_of(self, name: str) -> ev.NodeQuarantined | None:
         """Why the name may take no part, if it may not."""
         return self.quarantined.get(name) or self.quarantined.get(self.key_of(name))

@@ -56,12 +56,12 @@ class Earned:
 
 def earned(ledger: Ledger, name: str) -> Earned:
     """The standing of the party to which the name belongs."""
-    who = ledger.key_of(name) or name
+    who = ledger.party(name)
     audits = ledger.audits.get(who)
     clean = 0 if audits is None else audits.clean
     if (why := ledger.quarantine_of(name)) is not None:
         return Earned(Standing.QUARANTINED, f"{why.charge} in step {why.step}: {why.reason}")
-    if any((ledger.key_of(node) or node) == who for node in ledger.benched):
+    if any(ledger.party(node) == who for node in ledger.benched):
         return Earned(Standing.SUSPECTED, f"the step is tried without it: {ledger.benched_for}", clean)
     if audits is not None and audits.differed:
         return Earned(Standing.SUSPECTED, "its last audit came to something else")

@@ -143,7 +143,7 @@ def _with_undoing(state: State, found: Conclusion, audit: Audit, by: str) -> Con
     adds was wrong, that is the last audit that compared what it adds."""
     ledger, node, answer = state.ledger, audit.order.node, audit.answers[by]
     assert answer is not None
-    who = ledger.key_of(node) or node
+    who = ledger.party(node)
     others = {what: each.usual for what, each in limits(state, audit.order, by).items() if what != "addends"}
     audits = ledger.audits.get(who, Audits())
     last = audits.last_of if exceeds(answer, others) else audits.last_added

@@ -25,7 +25,7 @@ def remembered(ledger: Ledger, number: int = 0) -> Auditing:
     """What the log says of strikes, for a process that starts. ``number``: of the last audit that was asked for."""
     memory = Auditing(number)
     for each in ledger.strikes:
-        who, of = (ledger.key_of(name) or name for name in (each.node, each.of))
+        who, of = (ledger.party(name) for name in (each.node, each.of))
         strike = Strike(each.generation, each.step, each.node, each.by, each.ended)
         if each.of:
             memory = replace(memory, withheld=struck(memory.withheld, (who, of), strike))

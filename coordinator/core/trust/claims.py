@@ -73,7 +73,7 @@ def believed_flops(ledger: Ledger, nodes: Sequence[str]) -> list[float]:
         return claimed
     by_kind: dict[str, list[float]] = {}
     fastest: dict[str, dict[str, float]] = {}  # by kind, then by party
-    party = [ledger.key_of(node) or node for node in nodes]
+    party = [ledger.party(node) for node in nodes]
     for member, who, proven in zip(members, party, are_proven(ledger, nodes), strict=True):
         kind, flops = member.device.kind, member.device.flops
         by_kind.setdefault(kind, []).append(flops)

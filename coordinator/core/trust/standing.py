@@ -19,7 +19,7 @@ def is_alone(ledger: Ledger) -> bool:
     nodes = [*ledger.members, *(ledger.plan.nodes if ledger.plan is not None else ())]
     if ledger.is_open:
         nodes += [node for node, steps in ledger.worked.items() if steps and node not in ledger.revoked]
-    return len({ledger.key_of(node) or node for node in nodes}) <= 1
+    return len({ledger.party(node) for node in nodes}) <= 1
 
 
 def party_of(ledger: Ledger) -> Callable[[str], str]:
@@ -27,7 +27,7 @@ def party_of(ledger: Ledger) -> Callable[[str], str]:
     so that one broken device does not speak for all."""
     if is_alone(ledger):
         return lambda name: name
-    return lambda name: ledger.key_of(name) or name
+    return ledger.party
 
 
 def weakest(ledger: Ledger, names: Iterable[str]) -> str:

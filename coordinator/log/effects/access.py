@@ -29,7 +29,7 @@ def with_room_for_another(ledger: Ledger, at: float) -> Mapping[str, Invited]:
 
 def revoked(ledger: Ledger, event: ev.Revoked) -> Ledger:
     revoked = {**ledger.revoked, event.name: event.at} if event.name else ledger.revoked
-    who = ledger.key_of(event.name) or event.name
+    who = ledger.party(event.name)
     return replace(
         without_audits(without_witness(ledger, who), {who}),
         rounding=without(ledger.rounding, who),

@@ -20,7 +20,7 @@ fewest steps, of several the one that came last. So nobody loses what it has ear
 
 
 def with_beginners(ledger: Ledger, event: ev.StepCommitted, nodes: Iterable[str]) -> Mapping[str, int]:
-    new = {ledger.key_of(node) or node for node in nodes} - ledger.began.keys()
+    new = {ledger.party(node) for node in nodes} - ledger.began.keys()
     began = {**ledger.began, **dict.fromkeys(sorted(new), event.step - 1)}
     return dict(list(began.items())[-MOST_KNOWN:]) if new else ledger.began
 

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.effects.members import MOST_FAILURES
-from dtfm.coordinator.log.effects.trust import party
 from dtfm.coordinator.log.ledger import (
     Ledger,
 )
@@ -20,8 +19,8 @@ def but_damaged(ledger: Ledger, failed: ev.PlanFailed) -> Ledger:
         return ledger
 
     said = {*ledger.damaged_by, failed.node}
-    is_alone = len({party(ledger, node) for node in (*ledger.members, *said)}) == 1
-    several = is_alone or len({party(ledger, node) for node in said}) > 1
+    is_alone = len({ledger.party(node) for node in (*ledger.members, *said)}) == 1
+    several = is_alone or len({ledger.party(node) for node in said}) > 1
     before, ledger = ledger.damaged_by, replace(ledger, damaged_by=(*ledger.damaged_by, failed.node)[-MOST_FAILURES:])
     if not before or not several:
         return ledger

@@ -81,13 +81,9 @@ def without_witness(ledger: Ledger, who: str) -> Ledger:
 
 def strikes_but_ended(ledger: Ledger, event: ev.StrikesEnded) -> tuple[ev.AuditHindered, ...]:
     def is_of(name: str, who: str) -> bool:
-        return who in (name, party(ledger, name))
+        return who in (name, ledger.party(name))
 
     its = [each for each in ledger.strikes if is_of(each.node, event.who)]
     if not event.all:
         its = [each for each in its if (is_of(each.of, event.of) if event.of else not each.of)][:1]
     return tuple(each for each in ledger.strikes if not any(each is ended for ended in its))
-
-
-def party(ledger: Ledger, name: str) -> str:
-    return ledger.key_of(name) or name
