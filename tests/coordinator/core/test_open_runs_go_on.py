@@ -141,6 +141,7 @@ def test_nor_by_silence_after_a_commit() -> None:
     world = one_key(train={"steps": 1}, checkpoint={"every": 0})
     world.step()
     world.evaluate()
+    world.vote_on_last_evaluation()
     world.write_checkpoint()
     for _ in range(ATTEMPTS + 1):
         if isinstance(world.state.phase, Switching):
@@ -155,9 +156,10 @@ def test_nor_by_not_writing_the_last_checkpoint() -> None:
     for _ in range(20):
         if isinstance(world.state.phase, Switching):
             world.settle()
+        world.evaluate()
+        world.vote_on_last_evaluation()
         if isinstance(world.state.phase, Pausing):
             world.write_checkpoint(world.plan_in_force.nodes[-1], problem="no room")
-            world.evaluate()
             world.apply()
     assert world.exit_code is None
     assert world.events(ev.NodeQuarantined)[0].charge is Charge.SNAPSHOT
