@@ -15,7 +15,7 @@ from blake3 import blake3
 
 from dtfm.coordinator.log.events import DeviceSeen, WorkAudited
 
-MOST_SORTS = 64
+MOST_SORTS = 256
 """Sorts of comparisons that are remembered. From then on that with the fewest audits is forgotten for each new one."""
 
 MOST_ROWS = 256
