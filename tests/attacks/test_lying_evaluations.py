@@ -62,3 +62,15 @@ def test_who_lies_in_the_last_evaluation_alone_is_found_as_well(tmp_path: Path) 
         last = held_out_losses_alone(cluster.run_file, STEPS)[-1]
         evaluated = [(event["step"], event["loss"]) for event in cluster.of("evaluated")]
         assert evaluated in ([], [(STEPS, pytest.approx(last, rel=1e-9))])
+
+
+def test_who_dies_in_the_last_evaluation_does_not_keep_the_others_waiting_for_it(tmp_path: Path) -> None:
+    """It is on the first stage, so that others wait for what it would send. They evaluate again if it had not written its part of
+    the checkpoint."""
+    with audited(tmp_path, "dies_at_the_end", [2, 2], (LIAR, "x", "y", "z"), evaluate_every=0) as cluster:
+        assert cluster.finish() == 0
+        assert not cluster.of("node_quarantined")
+        assert cluster.losses == pytest.approx(losses_alone(cluster.run_file), rel=1e-9)
+        last = held_out_losses_alone(cluster.run_file, STEPS)[-1]
+        evaluated = [(event["step"], event["loss"]) for event in cluster.of("evaluated")]
+        assert evaluated in ([], [(STEPS, pytest.approx(last, rel=1e-9))])

@@ -7,6 +7,8 @@ import asyncio
 import copy
 import itertools
 import math
+import os
+import signal
 import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator
@@ -302,6 +304,20 @@ def misevaluating() -> Iterator[None]:
 
 
 @contextmanager
+def dying_at_the_end() -> Iterator[None]:
+    """Inside, this process dies when it is to evaluate after the last step."""
+    evaluate = Generation.evaluate
+
+    def dies(self: Generation, step: int) -> tuple[float, ...]:
+        if step == self.run.train.steps:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return evaluate(self, step)
+
+    with mock.patch.object(Generation, "evaluate", dies):
+        yield
+
+
+@contextmanager
 def mislabelled() -> Iterator[None]:
     """Inside, this process trains on the labels in their reverse order. It evaluates, and audits others, as it should."""
     loss = Stage.loss
@@ -462,6 +478,7 @@ LIES: dict[str, Callable[[], AbstractContextManager[None]]] = {
     "repeats": lambda: passing_on(first_again()),
     "mislabels": mislabelled,
     "misevaluates": misevaluating,
+    "dies_at_the_end": dying_at_the_end,
     "withholds": withheld,
     "flips_and_withholds": flipped_and_withheld,
     "flips_and_leaves": leaving_when_caught,
