@@ -2,8 +2,8 @@
 party after the other. If it was tried without each and failed, the run itself is at fault. Of those without whom no plan is
 possible nothing can be said: among strangers the step waits for more nodes, and people who know each other are told at once.
 
-Nor does the run of strangers end if the step failed without each: two of them may spoil it in turn. Then one after the other goes
-of those who said that it fails, and all this begins anew without them."""
+A run of strangers does not end if the step failed without each of them: two may spoil it in turn. Then one of those who said that
+it fails is suspended, and all this begins anew without it."""
 
 from __future__ import annotations
 

@@ -297,8 +297,8 @@ Phase = Gathering | Switching | Stepping | Pausing
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """Reports of the held-out loss, from the nodes that are ``expected`` to send one: the mean loss of each of so many
-    micro-batches. ``nodes``: all that have a part in it. ``audited``: what is reported counts once the next step is committed."""
+    """An evaluation in hand. ``expected``: by node that reports a part, how many micro-batches; ``reports``: by node, the mean
+    loss of each. ``nodes``: all that have a part in it. ``audited``: the reports count once the next step is committed."""
 
     generation: int
     expected: Mapping[str, int]

@@ -144,7 +144,7 @@ def narrate(event: ev.Event) -> str:
             said = f", say {name_nodes(event.by)}" if event.by else ""
             return f"an audit of {event.of} in step {event.step} came to nothing because of {event.node}: {how}{said}"
         case ev.StrikesEnded():
-            return "audits are held against a member no more" if event.all else "a member has worked off a strike"
+            return "no strike is left against a member" if event.all else "a member has worked off a strike"
         case ev.StandingChanged():
             return f"{event.node} is {event.standing}: {event.reason}"
         case ev.NodesBenched():

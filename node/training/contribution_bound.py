@@ -12,10 +12,9 @@ they are mostly noise, the second where they agree. The comparison allows for bo
 step is not mistaken for a liar.
 
 The pieces of a bucket are not alike: in tied embeddings, the rows of frequent tokens have large gradients, and the first stage
-adds nothing to those of tokens that do not occur. So what was usual in one place says alone nothing about another: where a
-group's shards are new, an addend is compared with others of its own step. But those may be small by chance, as where a rare
-token occurs in one replica's text. So beside something else, what was usual for the whole bucket counts, too: the largest
-decides.
+adds nothing to those of tokens that do not occur. So what was usual in one place says nothing about another. Where a
+group's shards are new, an addend is compared with others of its own step, and with what was usual for the whole bucket, as those
+others may be small by chance: a rare token may occur in one replica's text alone. Of all that is known, the largest decides.
 """
 
 from __future__ import annotations

@@ -162,7 +162,6 @@ def _log_audit(transition: Transition, audit: Audit, by: str, *, clean: bool, ti
     assert answer is not None
     errors = {kind: min(getattr(answer, kind), 1e9) for kind in COMPARED if getattr(answer, kind) >= 0}
     kinds = device_kinds(transition.state, order.node, by)
-    others = len(_could_audit(transition.state, order.node))
     transition.emit(
         ev.WorkAudited(
             step=order.step,
@@ -178,7 +177,7 @@ def _log_audit(transition: Transition, audit: Audit, by: str, *, clean: bool, ti
             codecs=codecs_compared(transition.state, order),
             why="evaluation" if order.evaluation else "drawn" if audit.raised_by is None else "unusual",
             raised_by=audit.raised_by or "",
-            others=max(others, 1),
+            others=max(_others(transition.state, order.node), 1),
             tied=tied,
         )
     )
@@ -189,13 +188,13 @@ def _where(audit: Audit) -> str:
     return f"the evaluation after step {order.step - 1}" if order.evaluation else f"step {order.step}"
 
 
-def _could_audit(state: State, node: str) -> frozenset[str]:
-    """The other parties that hold the node's stage, and kept what they sent."""
+def _others(state: State, node: str) -> int:
+    """The number of other parties that hold the node's stage, and kept what they sent."""
     plan, phase, party = state.ledger.plan, state.phase, party_of(state.ledger)
     assert plan is not None
     assert isinstance(phase, Stepping)
     stage = plan.stages[plan.stage_of(node) or 0]
-    return frozenset({party(each) for each in stage.replicas if phase.votes[each].kept} - {party(node)})
+    return len({party(each) for each in stage.replicas if phase.votes[each].kept} - {party(node)})
 
 
 def _said(audit: Audit, by: str) -> str:

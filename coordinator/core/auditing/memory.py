@@ -88,9 +88,8 @@ def forgotten(transition: Transition, who: str) -> None:
 
 def put_off(transition: Transition, phase: Stepping, ender: str, believed: Collection[str]) -> None:
     """The step ends while audits are open. Those whose work they are of are audited when they next take part; an evaluation is
-    lost. Answers
-    about the ``ender`` may still come from the auditors that are ``believed``: it may have gone because one asked for its
-    tensors."""
+    lost. Answers about the ``ender`` may still come from the auditors that are ``believed``: it may have gone because one asked
+    for its tensors."""
     memory, ledger = transition.state.auditing, transition.state.ledger
     left = dict(memory.left)
     for audit in phase.audits:

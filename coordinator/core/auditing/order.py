@@ -56,7 +56,8 @@ def order_for_held_out(phase: Stepping, plan: Plan, evaluation: Evaluation, draw
     losses = dict(zip(mine, evaluation.reports.get(node, ()), strict=True))
     order = wire.Audit(generation=plan.generation, step=phase.step, node=node, evaluation=True)
     for number in drawn.micro_batches:
-        previous, after = (*ways[number][:stage][-1:], "")[0], (*ways[number][stage + 1 :], "")[0]
+        previous = ways[number][stage - 1] if stage else ""
+        after = "" if ways[number][-1] == node else ways[number][stage + 1]
         order.micro_batches.add(
             number=number,
             previous=previous,

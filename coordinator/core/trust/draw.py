@@ -116,8 +116,8 @@ def draw(
 def draw_held_out(
     plan: Plan, micro_batches: int, rate: float, random: Random, party: Callable[[str], str], kept: Collection[str]
 ) -> tuple[Drawn, ...]:
-    """What is done again of an evaluation of so many held-out ``micro_batches``: of each stage that several parties hold the
-    share ``rate`` of them, at least one. ``kept``: the nodes that have what they sent in it; the one before in the chain
+    """What is done again of an evaluation. ``micro_batches``: how many it has. Of each stage that several parties hold, the share
+    ``rate`` of them is drawn, and at least one. ``kept``: the nodes that have what they sent in it; the one before in the chain
     `must_have` it. An auditor is a replica of the same stage, and of another party."""
     ways = held_out_chains(plan, micro_batches)
     busy: Counter[str] = Counter()

@@ -30,9 +30,9 @@ MOST_PIECES = 1 << 20
 def read_passed(
     vote: wire.StepReady, plan: Plan, node: str, buckets: int, held_out: int = 0, *, trained: bool = True
 ) -> Passed:
-    """What the node votes to have sent and got under this plan, of a model with so many ``buckets``. ``held_out``: of how many
-    micro-batches the evaluation was that the vote covers, too; ``trained``: it covers a step. Raises Refused for tensors that the
-    plan does not have, or that are named twice."""
+    """What the node votes to have sent and got under this plan. ``buckets``: how many the model has. ``trained``: the vote covers
+    a step. ``held_out``: the number of micro-batches of the evaluation that it covers, too; 0: none. Raises Refused for tensors
+    that the plan does not have, or that are named twice."""
     due, buckets = _between_stages(plan, held_out, trained).get(node, _NOTHING), buckets if trained else 0
     return Passed(
         _read("sent", vote.sent, due.sent, plan, node, buckets),
@@ -164,8 +164,8 @@ def _is_piece(hop: Hop, plan: Plan, buckets: int) -> bool:
 
 @lru_cache(2 * REMEMBERED)
 def _between_stages(plan: Plan, held_out: int, trained: bool) -> Mapping[str, Passed]:
-    """By node, what the plan has it send and get in an evaluation of so many ``held_out`` micro-batches, and in a step that is
-    ``trained`` of activations and gradients; without digests."""
+    """By node, what the plan has it send and get between stages, without digests: in a step if it is ``trained``, and in an
+    evaluation of ``held_out`` micro-batches."""
     due = {node: _Due() for node in plan.nodes}
     for number, chain in enumerate(chains(plan) if trained else ()):
         for before, after in pairwise(chain):

@@ -21,8 +21,8 @@ NO_TRIAL: dict[str, Any] = {"benched": (), "benched_for": "", "tried_without": (
 
 
 def quarantined(ledger: Ledger, event: ev.NodeQuarantined) -> Ledger:
-    """What the node had in memory counts no more, and it may have been the cause of all the waiting until now. If an operator
-    expels it, or it goes while the step is tried without others, it may be the one who is looked for: the trial begins anew."""
+    """What the node had in memory counts no more, and it may have been the cause of all the waiting until now. The trial of the
+    step begins anew if an operator expels the node, or it goes while the step is tried without others: it may be the culprit."""
     anew: dict[str, Any] = (
         {"failures": (), **NO_TRIAL} if event.charge is Charge.OPERATOR or ledger.tried_without else {}
     )
