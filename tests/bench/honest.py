@@ -41,6 +41,9 @@ config = { hidden_size = 64, num_hidden_layers = 4, num_attention_heads = 4, int
 SAMPLES = 24
 """Of a step, in micro-batches of 4, which are large enough for PyTorch to share one out among threads."""
 
+EVALUATE_EVERY = 10
+"""Steps from one evaluation to the next. Five times as often as by default, so that many are audited."""
+
 BETWEEN = (30, 60)
 """Steps from one disturbance to the next."""
 
@@ -205,6 +208,7 @@ def run_leg(leg: Leg, steps: int, rate: float, seed: int, folder: Path) -> Findi
     text = text.replace("global_batch = 20\nmicro_batch = 2", f"global_batch = {SAMPLES}\nmicro_batch = 4")
     codecs = "\n".join(f'{tensors} = "{codec}"' for tensors, codec in leg.codecs.items())
     text = text.replace('compression = "off"', codecs).replace("seed = 7", f"seed = {seed}")
+    text = text.replace("[train]\n", f"[train]\nevaluate_every = {EVALUATE_EVERY}\n")
     text += f'[trust]\nmode = "open"\naudit_rate = {rate}\n'
     problems = []
     with PatientCluster(folder, text, place=place, fresh=True, invited=True, liars=True) as cluster:

@@ -1,7 +1,8 @@
 """What a poisoner among strangers does to a run, and how soon it is found: ``python -m tests.bench.poisoners [--twists A B]
 [--seeds 3] [--steps 60] [--colluding] [--json]``.
 
-Six nodes of six owners, two stages of three replicas, on this machine, in mode "open" with the audits of its default. One node is
+Six nodes of six owners, two stages of three replicas, on this machine, in mode "open" with the audits of its default. Each step is
+followed by an evaluation, so that liars about evaluations have as many occasions to lie as the others. One node is
 twisted (tests/attacks/twisted.py) from its first step on. Each run is compared with an honest one of the same seed, plan and
 steps: held-out loss after the last step, and the step after which the poisoner was quarantined. With ``--rate``, another share of
 the work is audited. With ``--colluding`` two of the six lie in the same way, and find each other's work right in audits: it says
@@ -40,8 +41,10 @@ TWISTS = (
     "repeats",
     "mislabels",
     "flatters",
+    "lies_in_evaluations",
+    "misevaluates",
 )
-FIRST_STAGE = ("biased_forward", "sends_zeros", "repeats", "noisy")
+FIRST_STAGE = ("biased_forward", "sends_zeros", "repeats", "misevaluates", "noisy")
 """What only a node can do that passes activations on. The other lies are the last stage's."""
 STAGES = [3, 3]
 
@@ -69,6 +72,7 @@ def train(twist: str, seed: int, steps: int, rate: str, poisoners: Sequence[str]
         return [*command[:at], "tests.attacks.twisted", lies, *command[at + 1 :]]
 
     text = run_file(stages=STAGES, steps=steps, precision="fp32").replace("seed = 7", f"seed = {seed}")
+    text = text.replace("[train]\n", "[train]\nevaluate_every = 1\n")
     text += f'[trust]\nmode = "open"\naudit_rate = {rate}\n'
     with tempfile.TemporaryDirectory() as folder:
         first = twist in FIRST_STAGE if len(poisoners) == 1 else seed % 2 == 1
