@@ -48,6 +48,8 @@ ACCEPTED_AT_ONCE = 64
 """So many are taken before those that are open get their turn."""
 PAUSE_SECONDS = 1.0
 """After the system had no more files to give."""
+REFUSED_PAUSE_SECONDS = 0.02
+"""After strangers were refused. While many come they are refused by the dozen, which costs less than to wake up for each."""
 GONE_MILLISECONDS = 20_000
 """A connection whose other side acknowledges nothing for so long is dead: as gRPC has it on its own sockets."""
 
@@ -155,15 +157,17 @@ class Front:
         self._loop.call_soon_threadsafe(caller.cut_off)
 
     def _accept(self, listening: socket.socket) -> None:
+        refused = False
         for _ in range(ACCEPTED_AT_ONCE):
             try:
                 accepted, where = listening.accept()
             except (BlockingIOError, InterruptedError, ConnectionError):
+                if refused:
+                    self._pause(listening, REFUSED_PAUSE_SECONDS)
                 return
             except OSError as error:
                 log.warning("no connection can be taken for %.0f s: %s", PAUSE_SECONDS, error)
-                self._loop.remove_reader(listening)
-                self._loop.call_later(PAUSE_SECONDS, self._loop.add_reader, listening, self._accept, listening)
+                self._pause(listening, PAUSE_SECONDS)
                 return
             address = plain(ip_address(where[0].partition("%")[0]))
             with self._lock:
@@ -173,6 +177,7 @@ class Front:
                 with contextlib.suppress(OSError):
                     accepted.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
                 accepted.close()
+                refused = True
                 continue
             try:
                 accepted.setblocking(False)
@@ -186,6 +191,14 @@ class Front:
             with self._lock:
                 self._open.add(caller)
             self.run(self._take(caller, accepted))
+
+    def _pause(self, listening: socket.socket, seconds: float) -> None:
+        self._loop.remove_reader(listening)
+        self._loop.call_later(seconds, self._resume, listening)
+
+    def _resume(self, listening: socket.socket) -> None:
+        if self._closing is None:
+            self._loop.add_reader(listening, self._accept, listening)
 
     async def _take(self, caller: _Caller, accepted: socket.socket) -> None:
         try:
