@@ -1,7 +1,7 @@
 """Adopting a plan: its generation, where its state comes from, who could not take part.
 
 Any phase -> Switching by `adopt`, or the run's end if nothing is left to do; Switching -> Gathering by `plan_failed`. When all
-nodes are ready, steps.py begins the next step.
+nodes are ready, stepping/beginning.py begins the next step.
 """
 
 from __future__ import annotations

@@ -105,7 +105,9 @@ def _contradict(
     stage = next((i for i, stage in enumerate(ledger.plan.stages) if bucket in range(*stage.layers)), 0)
     transition.emit(ev.DigestMismatch(ledger.step + 1, ledger.generation, stage, dict(digests)))
     reason = f"after step {ledger.step} its state of bucket {bucket} differs from that of others"
-    quarantine(transition, replace(verdict, undecided=True), Charge.DIGEST, reason)  # as in a step, see steps.py
+    quarantine(
+        transition, replace(verdict, undecided=True), Charge.DIGEST, reason
+    )  # as in a step, see stepping/votes.py
     regroup(transition, f"{name_some(verdict.members)}: {reason}")
     if verdict.undecided and went_on:
         back_before(transition, ledger.step, reason)

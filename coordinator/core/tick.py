@@ -16,15 +16,14 @@ from dtfm.coordinator.core import (
     leaving,
     membership,
     plan_adoption,
-    post_commit,
     quarantine,
     replanning,
-    steps,
 )
 from dtfm.coordinator.core.auditing import conduct
 from dtfm.coordinator.core.ending import stop
 from dtfm.coordinator.core.safekeeping import snapshot, standby
 from dtfm.coordinator.core.state import Gathering, Pausing, Session, State, Stepping, Switching
+from dtfm.coordinator.core.stepping import aborts, beginning, commits, post_commit, votes
 from dtfm.coordinator.core.transition import (
     AnswerPlanNow,
     EnrolAsked,
@@ -112,7 +111,7 @@ def _apply_rules(transition: Transition, event: Input) -> None:
     for _ in range(MOST_ROUNDS):
         before = transition.state
         quarantine.part_with_quarantined(transition)
-        steps.commit_if_due(transition)
+        commits.commit_if_due(transition)
         post_commit.end_pause(transition)
         if not transition.state.stopped and (seen is None or _plan_may_change(seen, transition.state)):
             seen = transition.state
@@ -166,18 +165,18 @@ def _dispatch(transition: Transition, session: Session, event: Heard) -> None:
         case "reached":
             membership.reached(transition, session, message.reached)
         case "plan_ready":
-            steps.plan_ready(transition, node, message.plan_ready)
+            beginning.plan_ready(transition, node, message.plan_ready)
         case "plan_failed":
             failed = message.plan_failed
             plan_adoption.plan_failed(
                 transition, node, failed.generation, failed.problem, failed.snapshot_damaged, failed.lost
             )
         case "step_ready":
-            steps.step_ready(transition, node, message.step_ready)
+            votes.step_ready(transition, node, message.step_ready)
         case "audited":
             conduct.heard(transition, node, message.audited)
         case "step_failed":
-            steps.step_failed(transition, node, message.step_failed)
+            votes.step_failed(transition, node, message.step_failed)
         case "evaluated":
             post_commit.evaluated(transition, node, message.evaluated)
         case "snapshot_parts":
@@ -205,7 +204,7 @@ def _overdue(transition: Transition) -> None:
         case Switching():
             plan_adoption.overdue(transition, phase)
         case Stepping():
-            steps.overdue(transition, phase)
+            aborts.overdue(transition, phase)
         case Pausing():
             post_commit.overdue(transition, phase)
 

@@ -1,12 +1,12 @@
 """What a poisoner among strangers does to a run, and how soon it is found: ``python -m tests.bench.poisoners [--twists A B]
 [--seeds 3] [--steps 60] [--colluding] [--json]``.
 
-Six nodes of six owners, two stages of three replicas, on this machine, in mode "open" with the audits of its default. Each step is
-followed by an evaluation, so that liars about evaluations have as many occasions to lie as the others. One node is
-twisted (tests/attacks/twisted.py) from its first step on. Each run is compared with an honest one of the same seed, plan and
-steps: held-out loss after the last step, and the step after which the poisoner was quarantined. With ``--rate``, another share of
-the work is audited. With ``--colluding`` two of the six lie in the same way, and find each other's work right in audits: it says
-how many runs they lost (both are quarantined, and nobody else is), by whether the first plan had them on one stage, as with odd
+Six nodes of six owners, two stages of three replicas, on this machine, in mode "open" with the audits of its default. An
+evaluation follows each step, so that who lies in evaluations has as many occasions as the others. One node is twisted
+(tests/attacks/twisted.py) from its first step on. Each run is compared with an honest one of the same seed, plan and steps:
+held-out loss after the last step, and the step after which the poisoner was quarantined. With ``--rate``, another share of the
+work is audited. With ``--colluding`` two of the six lie in the same way, and find each other's work right in audits: it says how
+many runs they lost (both are quarantined, and nobody else is), by whether the first plan had them on one stage, as with odd
 seeds, or on two. A run that does not finish has an infinite loss.
 """
 

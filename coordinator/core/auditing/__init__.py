@@ -1,5 +1,5 @@
 """Audits: part of a step's work is done again by others, after all votes and before the commit, which waits for their answers.
 
 core/trust says which work (draw.py), how far results may be apart (tolerance.py) and whom to believe. Here audits are ordered,
-asked, answered and judged; steps.py carries the conclusion out.
+asked, answered and judged; stepping/commits.py carries the conclusion out.
 """

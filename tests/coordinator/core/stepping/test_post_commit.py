@@ -1,4 +1,4 @@
-"""The held-out loss, the checkpoint and the pause that follow a commit: `core/post_commit.py`."""
+"""The held-out loss, the checkpoint and the pause that follow a commit: `core/stepping/post_commit.py`."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from collections.abc import Iterable
 import pytest
 
 from dtfm.coordinator.core import transition as t
-from dtfm.coordinator.core.post_commit import MOST_EVALUATIONS
 from dtfm.coordinator.core.state import Stepping
+from dtfm.coordinator.core.stepping.post_commit import MOST_EVALUATIONS
 from dtfm.coordinator.core.transition import ManifestDone
 from dtfm.coordinator.log import events as ev
 from dtfm.protos import control_pb2 as wire

@@ -207,7 +207,7 @@ def _settled(transition: Transition, verdict: Against, stage: int, digests: Mapp
     ledger = transition.state.ledger
     transition.emit(ev.DigestMismatch(ledger.step + 1, ledger.generation, stage, dict(digests)))
     reason = f"after step {ledger.step} its state differs from that of the other replicas of stage {stage}"
-    quarantine(transition, replace(verdict, undecided=True), Charge.DIGEST, reason)  # as in a step, see steps.py
+    quarantine(transition, replace(verdict, undecided=True), Charge.DIGEST, reason)  # as in a step, see votes.py
     regroup(transition, f"{name_some(verdict.members)}: {reason}")
     if verdict.undecided:
         back_before(transition, ledger.step, reason)

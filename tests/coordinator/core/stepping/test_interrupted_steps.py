@@ -1,5 +1,5 @@
 """A step that lost a node goes on under the next plan, and only the lost node's work is done again: `regroup` and `adopt` in
-`core/plan_adoption.py`, `plan_ready` in `core/steps.py`."""
+`core/plan_adoption.py`, `core/stepping/beginning.py`."""
 
 from __future__ import annotations
 

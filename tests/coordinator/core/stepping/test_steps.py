@@ -1,4 +1,4 @@
-"""From votes to a commit, or to an abort and another attempt: `core/steps.py`."""
+"""From votes to a commit, or to an abort and another attempt: `core/stepping`."""
 
 from __future__ import annotations
 

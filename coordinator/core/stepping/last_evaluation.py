@@ -6,11 +6,11 @@ quarantined for it, the others evaluate again.
 
 from __future__ import annotations
 
-from dtfm.coordinator.core import post_commit
 from dtfm.coordinator.core.auditing import conduct
 from dtfm.coordinator.core.messages import abort
 from dtfm.coordinator.core.safekeeping import snapshot
 from dtfm.coordinator.core.state import Destination, Pausing, Phase, State, Stepping
+from dtfm.coordinator.core.stepping import post_commit
 from dtfm.coordinator.core.transition import Transition
 from dtfm.coordinator.core.trust.draw import cannot_be_audited
 from dtfm.coordinator.core.trust.standing import party_of

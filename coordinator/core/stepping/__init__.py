@@ -1,0 +1,1 @@
+"""A step from its beginning to its commit or abort, and what follows a commit."""

@@ -1,0 +1,63 @@
+"""Training goes on, under a new plan or again: Switching -> Stepping when all nodes are ready for the plan.
+
+If all steps are trained, the work after the last commit is done again: Switching -> Pausing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from dtfm.coordinator.core import drift, same_state
+from dtfm.coordinator.core.auditing import resumption
+from dtfm.coordinator.core.messages import beginnings
+from dtfm.coordinator.core.plan_adoption import plan_failed
+from dtfm.coordinator.core.state import Stepping, Switching
+from dtfm.coordinator.core.stepping.announcing import announce, patience
+from dtfm.coordinator.core.transition import Transition
+from dtfm.coordinator.core.trust.stalls import stalled
+from dtfm.coordinator.core.validation.votes import check_codecs, check_progress
+from dtfm.coordinator.log import events as ev
+from dtfm.protos import control_pb2 as wire
+
+
+def plan_ready(transition: Transition, node: str, ready: wire.PlanReady) -> None:
+    """A node of the plan holds its state. Once all do, training goes on. If all steps are trained, the work after the last
+    commit is repeated, since it was interrupted."""
+    phase, ledger, run = transition.state.phase, transition.state.ledger, transition.state.run
+    if not isinstance(phase, Switching) or ready.generation != ledger.generation:
+        return
+    if node not in phase.awaiting:
+        if node not in phase.states:
+            transition.enter(same_state.told(transition.state, phase, node, ready.states))
+        return
+    assert ledger.plan is not None
+    check_progress(ready.progress, ledger.plan, node)
+    codecs = check_codecs(ready.codecs, ledger.plan, node, run.network)
+    phase = replace(
+        phase,
+        awaiting=phase.awaiting - {node},
+        progress={**phase.progress, node: resumption.counted(transition, node, ready.progress)},
+        codecs={**phase.codecs, node: codecs} if codecs else phase.codecs,
+    )
+    phase = same_state.told(transition.state, phase, node, ready.states)
+    transition.enter(phase)
+    if phase.awaiting and phase.awaiting <= phase.damaged.keys():
+        who, why = next(iter(phase.damaged.items()))
+        plan_failed(transition, who, ledger.generation, why, snapshot_damaged=True)
+        return
+    if phase.awaiting or not same_state.is_agreed(transition, phase):
+        return
+    step = ledger.step + 1
+    finished = {number for progress in phase.progress.values() for number in progress.finished}
+    transition.emit(ev.PlanStarted(ledger.generation, step, len(finished), phase.codecs))
+    drift.forget(transition)
+    if ledger.step >= run.train.steps and ledger.last is not None:
+        announce(transition, ledger.step, ledger.plan, ledger.last.gradient_norm)
+        return
+    resumed = any(p.activations or p.gradients or p.finished for p in phase.progress.values())
+    again = bool(ledger.waited_for)
+    at = stalled(ledger.plan, phase.progress) if again else frozenset[str]()
+    deadline = transition.now + patience(transition, usual=again)
+    transition.enter(Stepping(step, transition.now, deadline, resumed=resumed, stalled=at))
+    for nodes, begin in beginnings(ledger.plan, step, phase.progress):
+        transition.send(nodes, wire.CoordinatorMessage(begin=begin))
