@@ -9,7 +9,7 @@ from ipaddress import ip_address
 from dtfm.coordinator.core import links, ways
 from dtfm.coordinator.core.leaving import leave
 from dtfm.coordinator.core.quarantine import refusal_of
-from dtfm.coordinator.core.safekeeping import snapshot
+from dtfm.coordinator.core.safekeeping import disk_snapshots
 from dtfm.coordinator.core.state import Admission, Contender, Session, State
 from dtfm.coordinator.core.timeouts import LONGEST_WAVE_LEASES, PROBE_LEASES, SIGN_OF_LIFE_LEASES, TOGETHER_LEASES
 from dtfm.coordinator.core.transition import Admit, Certify, HangUp, Transition
@@ -194,7 +194,7 @@ def _go_on(transition: Transition, session: Session, message: wire.Prepared, des
             transition.emit(ev.DataConfirmed(session.node))
     if message.flops and message.flops != transition.state.ledger.members[session.node].device.flops:
         transition.emit(ev.DeviceTimed(session.node, message.flops))
-    snapshot.claimed(transition, session, message.on_disk)
+    disk_snapshots.claimed(transition, session, message.on_disk)
     session = transition.state.members.sessions[session.node]
     if links.probe_from(transition, session):
         due = transition.now + PROBE_LEASES * transition.state.lease

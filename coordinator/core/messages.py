@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from dtfm.coordinator.config.run_file import CHECKPOINTING, OPTIMIZER_STATE
 from dtfm.coordinator.core.trust.givers import Givers
 from dtfm.coordinator.core.validation.refusal import shorten
-from dtfm.coordinator.log.events import Link
+from dtfm.coordinator.log.events import Link, SnapshotPart
 from dtfm.coordinator.log.ledger import Ledger
 from dtfm.protos import control_pb2, plan_pb2
 from dtfm.scheduler.model.plan import Plan
@@ -66,6 +66,10 @@ def link_message(link: Link) -> control_pb2.LinkReport.Link:
 
 def peer_message(node: str, candidates: Iterable[str]) -> control_pb2.Peer:
     return control_pb2.Peer(node=node, candidates=candidates)
+
+
+def part_message(bucket: int, part: SnapshotPart, nodes: Sequence[str]) -> control_pb2.Part:
+    return control_pb2.Part(bucket=bucket, size_bytes=part.size_bytes, digest=bytes.fromhex(part.digest), nodes=nodes)
 
 
 def assignments(

@@ -21,7 +21,7 @@ from dtfm.coordinator.core import (
 )
 from dtfm.coordinator.core.auditing import conduct
 from dtfm.coordinator.core.ending import stop
-from dtfm.coordinator.core.safekeeping import snapshot, standby
+from dtfm.coordinator.core.safekeeping import checkpoints, snapshot, standby
 from dtfm.coordinator.core.state import Gathering, Pausing, Session, State, Stepping, Switching
 from dtfm.coordinator.core.stepping import aborts, beginning, commits, post_commit, votes
 from dtfm.coordinator.core.transition import (
@@ -96,7 +96,7 @@ def _take_in(transition: Transition, event: Input) -> None:
         case Planned() if not over:
             replanning.planned(transition, event)
         case ManifestDone() if not over:
-            snapshot.manifest_done(transition, event)
+            checkpoints.manifest_done(transition, event)
         case TimePassed() if not over:
             membership.lapse(transition)
             _overdue(transition)

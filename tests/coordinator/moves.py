@@ -9,7 +9,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from dtfm.coordinator.core import transition as t
-from dtfm.coordinator.core.safekeeping.snapshot import PAUSE_LEASES
+from dtfm.coordinator.core.safekeeping.disk_snapshots import PAUSE_LEASES
 from dtfm.coordinator.core.state import Destination, Pausing, Stepping, Switching
 from dtfm.protos import control_pb2 as wire
 from tests.coordinator.answers import DIGEST, links

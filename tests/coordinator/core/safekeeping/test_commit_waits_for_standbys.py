@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from dtfm.coordinator.core.safekeeping.availability import standbys_of
-from dtfm.coordinator.core.safekeeping.snapshot import PAUSE_LEASES
+from dtfm.coordinator.core.safekeeping.disk_snapshots import PAUSE_LEASES
 from dtfm.coordinator.core.safekeeping.standby import COMMIT_WAIT_FRACTION, commit_patience, keeping_up
 from dtfm.coordinator.core.state import Gathering, Stepping, Switching
 from dtfm.coordinator.core.timeouts import COMMIT_WAIT_LEASES

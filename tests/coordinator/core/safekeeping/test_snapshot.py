@@ -1,4 +1,4 @@
-"""Snapshots on the nodes' own disks, when they are made and who fetches which files: `core/safekeeping/snapshot.py`."""
+"""Snapshots on the nodes' own disks, when they are made and who fetches which files: `core/safekeeping/disk_snapshots.py`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from dtfm.coordinator.core.safekeeping.availability import on_disk
-from dtfm.coordinator.core.safekeeping.snapshot import PATIENCE_FACTOR, TIME_FRACTION, pause_after
+from dtfm.coordinator.core.safekeeping.disk_snapshots import PATIENCE_FACTOR, TIME_FRACTION, pause_after
 from dtfm.coordinator.core.state import Destination, Switching
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.charges import Charge

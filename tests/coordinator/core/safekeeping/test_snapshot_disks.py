@@ -7,7 +7,7 @@ from typing import Any
 
 from hypothesis import given, settings, strategies as st
 
-from dtfm.coordinator.core.safekeeping.snapshot import PAUSE_LEASES
+from dtfm.coordinator.core.safekeeping.disk_snapshots import PAUSE_LEASES
 from dtfm.coordinator.core.state import Destination, Stepping, Switching
 from dtfm.coordinator.core.transition import TimePassed
 from dtfm.coordinator.log import events as ev
