@@ -52,13 +52,14 @@ STAGES = [3, 3]
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """``found``: the step after which the last poisoner was quarantined; None: not all were. ``accused``: who else was.
-    ``together``: the first plan had the poisoners on one stage."""
+    ``together``: the first plan had the poisoners on one stage. ``could``: it had the only one where it can lie."""
 
     held_out: float
     found: int | None
     accused: tuple[str, ...]
     seconds: float
     together: bool
+    could: bool
 
 
 def train(twist: str, seed: int, steps: int, rate: str, poisoners: Sequence[str] = (POISONER,)) -> Outcome:
@@ -90,12 +91,14 @@ def train(twist: str, seed: int, steps: int, rate: str, poisoners: Sequence[str]
                 tuple(sorted(quarantined.keys() - set(poisoners))),
                 statistics.median(event["seconds"] for event in cluster.of("step_committed")),
                 any(set(stage["replicas"]) >= set(poisoners) for stage in stages),
+                len(poisoners) > 1 or poisoners[0] in stages[0 if first else -1]["replicas"],
             )
 
 
 def rows_of(twist: str, poisoned: list[Outcome], honest: list[Outcome]) -> list[Row]:
     ratios = [one.held_out / other.held_out for one, other in zip(poisoned, honest, strict=True)]
     found = sorted(outcome.found for outcome in poisoned if outcome.found is not None)
+    could = sum(outcome.could for outcome in poisoned)
     rows = [
         Row(
             f"{twist}: held-out loss, median",
@@ -105,6 +108,7 @@ def rows_of(twist: str, poisoned: list[Outcome], honest: list[Outcome]) -> list[
             statistics.median(ratios),
         ),
         Row(f"{twist}: held-out loss, worst", max(o.held_out for o in poisoned), "nats", "honest", max(ratios)),
+        Row(f"{twist}: runs in which it had the stage to lie", could, "runs"),
         Row(f"{twist}: runs in which it was found", len(found), "runs", "all", len(found) / len(poisoned)),
     ]
     if found:
