@@ -29,7 +29,7 @@ from dtfm.coordinator.log.ledger import Ledger
 from dtfm.coordinator.log.store import Record
 from dtfm.protos import PROTOCOL_VERSION, control_pb2 as wire, plan_pb2
 from dtfm.scheduler.model.plan import Plan, Stage, from_routes
-from tests.coordinator import audits
+from tests.coordinator import honest_work
 from tests.coordinator.answers import (
     DIGEST,
     FILE_DIGEST,
@@ -204,7 +204,7 @@ class World:
         is to audit finds all right."""
         kind = send.message.WhichOneof("message")
         if kind == "audit" and self.automatic_audits:
-            self.feed(t.Heard(send.stream, audits.audited(send.message.audit)))
+            self.feed(t.Heard(send.stream, honest_work.audited(send.message.audit)))
         if (kind == "standby" and self.automatic_standbys) or (kind == "reach" and self.automatic_dialling):
             said = answer("", send.message, wire.Assignment(step=self.state.ledger.step))
             if said is not None:
@@ -307,7 +307,7 @@ class World:
             if not trained:
                 said = wire.StepReady(generation=said.generation, step=said.step, state_digest=said.state_digest)
             said.MergeFrom(
-                wire.StepReady(**audits.commitments(self.plan_in_force, node, held_out=held_out, trained=trained))
+                wire.StepReady(**honest_work.commitments(self.plan_in_force, node, held_out=held_out, trained=trained))
             )
         for field in changes:
             said.ClearField(field)
@@ -318,7 +318,7 @@ class World:
 
     def audit(self, node: str, **changes: Any) -> None:
         """The node answers the audit that it was asked for last: all is right, but for what is changed."""
-        self.hear(node, audits.audited(self.last_to(node, "audit"), **changes))
+        self.hear(node, honest_work.audited(self.last_to(node, "audit"), **changes))
 
     def keep_up(self) -> None:
         """All standbys that have caught up report that they have the gradients of the step in hand."""

@@ -13,7 +13,7 @@ from dtfm.coordinator.core import transition as t
 from dtfm.coordinator.core.state import Gathering, Pausing, Stepping, Switching
 from dtfm.coordinator.log import events as ev
 from dtfm.protos import control_pb2 as wire
-from tests.coordinator.auditing import replicas
+from tests.coordinator.audit_scripts import replicas
 from tests.coordinator.hostile import fill, hostile
 from tests.coordinator.script import LEASE, World, fresh_state
 

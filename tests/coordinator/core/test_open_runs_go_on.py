@@ -14,7 +14,7 @@ from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.charges import Charge
 from dtfm.coordinator.log.fold import fold
 from dtfm.protos import control_pb2 as wire
-from tests.coordinator.auditing import replicas
+from tests.coordinator.audit_scripts import replicas
 from tests.coordinator.script import LONG, MANIFEST, World, restarted
 from tests.coordinator.strangers import come, open_run, strangers
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings, strategies as st
 
 from dtfm.coordinator.core.timeouts import GRACE_LEASES
 from dtfm.coordinator.log import events as ev
-from tests.coordinator.auditing import replicas
+from tests.coordinator.audit_scripts import replicas
 from tests.coordinator.moves import MOVES, play
 from tests.coordinator.script import LEASE, World, fresh_state
 

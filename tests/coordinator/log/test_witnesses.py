@@ -9,7 +9,7 @@ from dtfm.coordinator.log.charges import Charge
 from dtfm.coordinator.log.fold import fold
 from dtfm.coordinator.log.ledger import MOST_WITNESSES, Ledger
 from dtfm.coordinator.log.standing import PROVEN_AFTER, Standing, earned
-from tests.coordinator.auditing import replicas
+from tests.coordinator.audit_scripts import replicas
 from tests.coordinator.script import LONG, World
 from tests.coordinator.strangers import come, open_run
 

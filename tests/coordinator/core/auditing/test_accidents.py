@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import given, settings, strategies as st
 
 from dtfm.coordinator.core.state import State, Stepping
-from tests.coordinator.auditing import (
+from tests.coordinator.audit_scripts import (
     all_vote,
     asked,
     asked_for,
@@ -19,7 +19,7 @@ from tests.coordinator.auditing import (
     replicas,
     trains_again,
 )
-from tests.coordinator.audits import audited
+from tests.coordinator.honest_work import audited
 from tests.coordinator.script import LONG, World, fresh_state
 
 

@@ -9,7 +9,7 @@ import pytest
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.charges import Charge
 from dtfm.protos import control_pb2 as wire
-from tests.coordinator.auditing import (
+from tests.coordinator.audit_scripts import (
     all_find_it_right,
     all_vote,
     answer_all,
@@ -20,7 +20,7 @@ from tests.coordinator.auditing import (
     replicas,
     trains_again,
 )
-from tests.coordinator.audits import audited
+from tests.coordinator.honest_work import audited
 from tests.coordinator.script import LEASE, LONG, refusal_of, restarted
 
 

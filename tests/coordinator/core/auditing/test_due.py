@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from dtfm.coordinator.core.auditing.memory import MOST_TRIES
 from dtfm.coordinator.log import events as ev
-from tests.coordinator.auditing import (
+from tests.coordinator.audit_scripts import (
     ASKED_IN_VAIN,
     all_vote,
     answer_all,

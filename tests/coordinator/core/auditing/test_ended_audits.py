@@ -10,7 +10,7 @@ from dtfm.coordinator.core.trust.strikes import Record, Strike
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.charges import Charge
 from dtfm.protos import control_pb2 as wire
-from tests.coordinator.auditing import (
+from tests.coordinator.audit_scripts import (
     ASKED_IN_VAIN,
     all_vote,
     asked,
@@ -21,7 +21,7 @@ from tests.coordinator.auditing import (
     quarantined,
     trains_again,
 )
-from tests.coordinator.audits import audited
+from tests.coordinator.honest_work import audited
 from tests.coordinator.script import World
 
 

@@ -19,7 +19,7 @@ from dtfm.coordinator.log.standing import PROVEN_AFTER, Standing, earned
 from dtfm.protos import MOST_HELD_OUT_AUDITED, control_pb2 as wire
 from dtfm.protos.frame import Kind
 from tests.coordinator.answers import DIGEST, evaluated
-from tests.coordinator.auditing import (
+from tests.coordinator.audit_scripts import (
     all_find_it_right,
     all_vote,
     asked,
@@ -29,7 +29,7 @@ from tests.coordinator.auditing import (
     replicas,
     squares,
 )
-from tests.coordinator.audits import digest, hops, passed
+from tests.coordinator.honest_work import digest, hops, passed
 from tests.coordinator.script import LEASE, LONG, World, refusal_of
 from tests.coordinator.strangers import come, open_run
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings, strategies as st
 from dtfm.coordinator.core.state import Stepping
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.charges import Charge
-from tests.coordinator.auditing import (
+from tests.coordinator.audit_scripts import (
     ASKED_IN_VAIN,
     all_vote,
     answer_all,

@@ -11,7 +11,7 @@ from dtfm.coordinator.core.trust.tolerance import FLOORS, PRECISIONS
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.charges import Charge
 from dtfm.protos import control_pb2 as wire
-from tests.coordinator.auditing import (
+from tests.coordinator.audit_scripts import (
     all_find_it_right_in_one_step,
     all_vote,
     asked,

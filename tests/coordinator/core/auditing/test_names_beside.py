@@ -9,7 +9,7 @@ import pytest
 from dtfm.coordinator.core.state import Stepping
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.charges import Charge
-from tests.coordinator.auditing import all_vote, answer_all, asked, quarantined, replicas, squares
+from tests.coordinator.audit_scripts import all_vote, answer_all, asked, quarantined, replicas, squares
 from tests.coordinator.script import LONG, World, fresh_state
 
 

@@ -13,7 +13,7 @@ from dtfm.coordinator.log.fold import fold
 from dtfm.coordinator.log.standing import PROVEN_AFTER, Standing, earned
 from dtfm.protos import control_pb2 as wire
 from dtfm.protos.frame import Kind
-from tests.coordinator.auditing import all_vote, auditing, auditor_of, replicas, squares
+from tests.coordinator.audit_scripts import all_vote, auditing, auditor_of, replicas, squares
 from tests.coordinator.script import LONG, World
 from tests.coordinator.strangers import come, open_run
 

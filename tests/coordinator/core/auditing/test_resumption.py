@@ -11,7 +11,7 @@ from dtfm.coordinator.core.state import Pausing, Stepping
 from dtfm.coordinator.log import events as ev
 from dtfm.protos import control_pb2 as wire
 from dtfm.scheduler.model.chains import micro_batches_of
-from tests.coordinator.auditing import all_find_it_right, all_vote, asked, auditing
+from tests.coordinator.audit_scripts import all_find_it_right, all_vote, asked, auditing
 from tests.coordinator.script import World
 
 

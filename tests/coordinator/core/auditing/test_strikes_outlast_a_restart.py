@@ -9,7 +9,7 @@ from dtfm.coordinator.core.trust.strikes import WORKED_OFF_BY
 from dtfm.coordinator.log import events as ev, fold as folding
 from dtfm.coordinator.log.fold import fold
 from dtfm.coordinator.log.ledger import Ledger
-from tests.coordinator.auditing import answer_all, auditing, quarantined
+from tests.coordinator.audit_scripts import answer_all, auditing, quarantined
 from tests.coordinator.script import LONG, World, restarted
 
 CHANGES = {**LONG, "trust": {"audit_rate": 1.0}, "cluster": {"nodes": 3}}

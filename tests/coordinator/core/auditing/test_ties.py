@@ -6,7 +6,7 @@ from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.fold import apply
 from dtfm.coordinator.log.rounding import sort_of
 from dtfm.coordinator.view.narration import narrate
-from tests.coordinator.auditing import auditor_of, quarantined
+from tests.coordinator.audit_scripts import auditor_of, quarantined
 from tests.coordinator.core.auditing.test_learned_tolerance import BIAS, answer_about, audited_by, learned, others_say
 from tests.coordinator.script import World
 

@@ -10,8 +10,8 @@ from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.charges import Charge
 from dtfm.protos import control_pb2 as wire
 from dtfm.protos.frame import Kind
-from tests.coordinator.auditing import all_find_it_right_in_one_step, all_vote, auditing, quarantined, squares
-from tests.coordinator.audits import hops, passed
+from tests.coordinator.audit_scripts import all_find_it_right_in_one_step, all_vote, auditing, quarantined, squares
+from tests.coordinator.honest_work import hops, passed
 
 
 def test_a_difference_at_the_two_ends_of_a_hop_is_settled_against_one_of_the_two() -> None:

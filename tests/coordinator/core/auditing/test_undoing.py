@@ -10,7 +10,7 @@ import pytest
 from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.charges import Charge
 from dtfm.coordinator.log.ledger import Audits
-from tests.coordinator.auditing import answer_all, auditing, quarantined
+from tests.coordinator.audit_scripts import answer_all, auditing, quarantined
 from tests.coordinator.script import World
 
 

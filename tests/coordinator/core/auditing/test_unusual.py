@@ -10,8 +10,16 @@ from dtfm.coordinator.log.charges import Charge
 from dtfm.coordinator.log.standing import PROVEN_AFTER, earned
 from dtfm.protos import control_pb2 as wire
 from dtfm.protos.frame import Kind
-from tests.coordinator.auditing import all_find_it_right, asked, auditing, auditor_of, quarantined, replicas, squares
-from tests.coordinator.audits import digest, hops, passed
+from tests.coordinator.audit_scripts import (
+    all_find_it_right,
+    asked,
+    auditing,
+    auditor_of,
+    quarantined,
+    replicas,
+    squares,
+)
+from tests.coordinator.honest_work import digest, hops, passed
 from tests.coordinator.script import LAYERS, LONG, World
 from tests.coordinator.strangers import come, open_run
 

@@ -13,7 +13,7 @@ from dtfm.coordinator.log import events as ev
 from dtfm.coordinator.log.charges import Charge
 from dtfm.coordinator.log.fold import fold
 from dtfm.protos import control_pb2 as wire
-from tests.coordinator.auditing import (
+from tests.coordinator.audit_scripts import (
     ASKED_IN_VAIN,
     all_vote,
     answer_all,

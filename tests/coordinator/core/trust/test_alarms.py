@@ -26,8 +26,8 @@ from dtfm.protos import control_pb2 as wire
 from dtfm.protos.frame import Kind
 from dtfm.scheduler.model.chains import chains, micro_batches_of
 from dtfm.scheduler.model.plan import Plan
-from tests.coordinator.audits import commitments
 from tests.coordinator.core.trust.test_draw import PLANS, itself, plan_of
+from tests.coordinator.honest_work import commitments
 
 PLAN = plan_of([3, 3], 12)
 FREE: dict[str, float] = {}

@@ -13,8 +13,8 @@ from dtfm.coordinator.core.validation.refusal import Refused
 from dtfm.protos import control_pb2 as wire
 from dtfm.protos.frame import Kind
 from dtfm.scheduler.model.plan import Plan
-from tests.coordinator.audits import commitments, hops, passed
 from tests.coordinator.core.trust.test_draw import PLANS, plan_of
+from tests.coordinator.honest_work import commitments, hops, passed
 
 PLAN = plan_of([2, 2], 4)
 BUCKETS = 3
