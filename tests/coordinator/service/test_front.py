@@ -6,14 +6,16 @@ import asyncio
 import os
 import socket
 import tempfile
+import time
 from pathlib import Path
 
 import pytest
 
 from dtfm.coordinator.cli import main
 from dtfm.coordinator.service import front
-from dtfm.coordinator.service.front import Front
+from dtfm.coordinator.service.front import REFUSED_PAUSE_SECONDS, Front
 from dtfm.coordinator.service.server import Deaf
+from dtfm.coordinator.service.strangers import Strangers
 from tests.coordinator.serving import serving
 
 PATIENCE = 20
@@ -39,6 +41,38 @@ async def test_a_connection_that_ends_while_it_is_taken_leaves_its_place_to_othe
         with at._lock:
             assert at._strangers._open.total() == sum(not caller.key for caller in at._open)
         writer.close()
+
+
+async def test_strangers_who_come_one_after_the_other_are_refused_together_and_who_comes_next_is_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    woken, accept = [0], Front._accept
+
+    def counted(front: Front, listening: socket.socket) -> None:
+        woken[0] += 1
+        accept(front, listening)
+
+    def come(address: str) -> float:
+        host, port = address.split(":")
+        began = time.monotonic()
+        callers = []
+        for _ in range(200):
+            callers.append(socket.create_connection((host, int(port))))
+            time.sleep(0.001)
+        for caller in callers:
+            with pytest.raises(ConnectionResetError):
+                caller.recv(1)
+            caller.close()
+        return time.monotonic() - began
+
+    monkeypatch.setattr(Front, "_accept", counted)
+    async with serving(tmp_path) as served:
+        with monkeypatch.context() as refusing:
+            refusing.setattr(Strangers, "come", lambda *_: False)
+            before = woken[0]
+            seconds = await asyncio.to_thread(come, served.address)
+            assert woken[0] - before <= seconds / REFUSED_PAUSE_SECONDS + 2
+        await served.enrolled("n0")
 
 
 async def test_a_coordinator_to_which_nobody_can_connect_ends_with_an_error(tmp_path: Path) -> None:
