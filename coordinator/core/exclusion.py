@@ -2,8 +2,8 @@
 party after the other. If it was tried without each and failed, the run itself is at fault. Of those without whom no plan is
 possible nothing can be said: among strangers the step waits for more nodes, and people who know each other are told at once.
 
-A run of strangers does not end if the step failed without each of them: two may spoil it in turn. Then one of those who said that
-it fails is suspended, and all this begins anew without it."""
+A run of strangers does not end if the step failed without each of them: two may spoil it in turn. Then one of those who reported
+failures is suspended, and the trial starts again without it."""
 
 from __future__ import annotations
 

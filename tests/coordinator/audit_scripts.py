@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from dtfm.coordinator.core.state import Stepping
@@ -72,12 +72,17 @@ def answer_all(world: World, of: str = "a", **about_it: Any) -> None:
     """All audits of the step in hand are answered: of this node's work as given, of others' that it is right."""
     if not asked(world):
         all_vote(world)
+    answer_each(world, lambda accused, _: about_it if accused == of else {})
+
+
+def answer_each(world: World, answer: Callable[[str, str], dict[str, Any]]) -> None:
+    """All audits of the step in hand are answered: as ``answer`` says of the node that is audited and the one that does so."""
     step = world.state.ledger.step
     while world.state.ledger.step == step and isinstance(world.state.phase, Stepping) and asked(world):
         for accused, by in list(asked(world).items()):
             for node in by:
                 if node in asked(world).get(accused, ()):
-                    world.audit(node, **(about_it if accused == of else {}))
+                    world.audit(node, **answer(accused, node))
 
 
 def all_find_it_right(world: World) -> None:

@@ -21,8 +21,7 @@ from dtfm.protos import control_pb2 as wire
 
 
 def plan_ready(transition: Transition, node: str, ready: wire.PlanReady) -> None:
-    """A node of the plan holds its state. Once all do, training goes on. If all steps are trained, the work after the last
-    commit is repeated, since it was interrupted."""
+    """A node of the plan holds its state. Once all do, training goes on."""
     phase, ledger, run = transition.state.phase, transition.state.ledger, transition.state.run
     if not isinstance(phase, Switching) or ready.generation != ledger.generation:
         return

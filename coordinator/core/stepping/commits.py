@@ -22,7 +22,7 @@ from dtfm.coordinator.log import events as ev
 from dtfm.protos import control_pb2 as wire
 
 MOST_TIMES = 1e9
-"""The log says of clipped gradients that they were at most so many times over the bound."""
+"""The largest number that the log has for how many times over the bound a clipped gradient was."""
 
 
 def commit_if_due(transition: Transition) -> None:

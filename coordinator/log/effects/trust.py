@@ -21,8 +21,8 @@ NO_TRIAL: dict[str, Any] = {"benched": (), "benched_for": "", "tried_without": (
 
 
 def quarantined(ledger: Ledger, event: ev.NodeQuarantined) -> Ledger:
-    """What the node had in memory counts no more, and it may have been the cause of all the waiting until now. The trial of the
-    step begins anew if an operator expels the node, or it goes while the step is tried without others: it may be the culprit."""
+    """What the node had in memory counts no more, and it may have been the cause of all the waiting until now. It may also
+    be why a step failed. So the trial of a step starts again if the node goes during it, or if an operator expels the node."""
     anew: dict[str, Any] = (
         {"failures": (), **NO_TRIAL} if event.charge is Charge.OPERATOR or ledger.tried_without else {}
     )

@@ -58,7 +58,7 @@ async def test_strangers_who_come_one_after_the_other_are_refused_together_and_w
         callers = []
         for _ in range(200):
             callers.append(socket.create_connection((host, int(port))))
-            time.sleep(0.001)
+            time.sleep(0.001)  # so that each comes by itself
         for caller in callers:
             with pytest.raises(ConnectionResetError):
                 caller.recv(1)

@@ -17,6 +17,7 @@ from tests.coordinator.audit_scripts import (
     ASKED_IN_VAIN,
     all_vote,
     answer_all,
+    answer_each,
     asked,
     asked_for,
     auditing,
@@ -133,12 +134,7 @@ def answers_of(world: World, changes: Callable[[str, wire.Audit], dict[str, Any]
     """All audits of a step are answered: by each node as it likes, of what it was asked."""
     trains_again(world)
     all_vote(world)
-    step = world.state.ledger.step
-    while world.state.ledger.step == step and isinstance(world.state.phase, Stepping) and asked(world):
-        for accused, by in list(asked(world).items()):
-            for node in by:
-                if node in asked(world).get(accused, ()):
-                    world.audit(node, **changes(node, world.last_to(node, "audit")))
+    answer_each(world, lambda _, by: changes(by, world.last_to(by, "audit")))
 
 
 def test_two_liars_who_say_that_a_third_handed_out_nothing_are_disproved_by_who_got_it() -> None:
