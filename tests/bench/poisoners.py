@@ -52,14 +52,15 @@ STAGES = [3, 3]
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """``found``: the step after which the last poisoner was quarantined; None: not all were. ``accused``: who else was.
-    ``together``: the first plan had the poisoners on one stage. ``could``: it had the only one where it can lie."""
+    ``together``: the first plan had the poisoners on one stage. ``placed``: it had the one poisoner on the
+    stage meant for it, which for some lies is the only one where they can be told."""
 
     held_out: float
     found: int | None
     accused: tuple[str, ...]
     seconds: float
     together: bool
-    could: bool
+    placed: bool
 
 
 def train(twist: str, seed: int, steps: int, rate: str, poisoners: Sequence[str] = (POISONER,)) -> Outcome:
@@ -98,7 +99,7 @@ def train(twist: str, seed: int, steps: int, rate: str, poisoners: Sequence[str]
 def rows_of(twist: str, poisoned: list[Outcome], honest: list[Outcome]) -> list[Row]:
     ratios = [one.held_out / other.held_out for one, other in zip(poisoned, honest, strict=True)]
     found = sorted(outcome.found for outcome in poisoned if outcome.found is not None)
-    could = sum(outcome.could for outcome in poisoned)
+    placed = sum(outcome.placed for outcome in poisoned)
     rows = [
         Row(
             f"{twist}: held-out loss, median",
@@ -108,7 +109,7 @@ def rows_of(twist: str, poisoned: list[Outcome], honest: list[Outcome]) -> list[
             statistics.median(ratios),
         ),
         Row(f"{twist}: held-out loss, worst", max(o.held_out for o in poisoned), "nats", "honest", max(ratios)),
-        Row(f"{twist}: runs in which it had the stage to lie", could, "runs"),
+        Row(f"{twist}: runs in which it had the stage meant for it", placed, "runs"),
         Row(f"{twist}: runs in which it was found", len(found), "runs", "all", len(found) / len(poisoned)),
     ]
     if found:
