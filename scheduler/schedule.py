@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from random import Random
 
-from dtfm.scheduler.assemble.compact import CompactCluster, shrink
 from dtfm.scheduler.assemble.evaluate import Evaluator, Improved
 from dtfm.scheduler.assemble.infeasible import shortfall
 from dtfm.scheduler.model.cluster import Cluster
@@ -33,7 +32,7 @@ HORIZON_SECONDS = 1800.0
 
 
 def schedule(
-    cluster: Cluster | CompactCluster,
+    cluster: Cluster,
     workload: Workload,
     incumbent: Plan | None = None,
     *,
@@ -72,33 +71,8 @@ def schedule(
     incumbent in which a stage has none is replaced, if proven nodes are as many as its stages. If they could not, the sentence
     says that all count as equal. The paper objective looks at speed alone.
 
-    A compact cluster is planned in miniature: from scratch, with the iteration objective, and with ``stages`` None or a
-    number.
-
     Raises Infeasible when no plan fits, and ValueError when ``stages`` or ``horizon`` is impossible.
     """
-    if isinstance(cluster, CompactCluster):
-        if incumbent is not None or objective is not Objective.ITERATION or isinstance(stages, tuple):
-            raise ValueError(
-                f"a compact network of {len(cluster.nodes)} nodes is planned from scratch, with the iteration objective and "
-                "replicas chosen by the scheduler; leave out the incumbent, objective paper and replicas per stage"
-            )
-        small = shrink(cluster, workload)
-        found = schedule(
-            small.cluster,
-            small.workload,
-            stages=stages,
-            seed=seed,
-            evaluations=evaluations,
-            time_used=time_used,
-            threads=threads,
-            generation=generation,
-            horizon=horizon,
-            improved=improved,
-            bounded=bounded,
-            stopped=stopped,
-        )
-        return small.expand(found)
     if not (math.isfinite(horizon) and horizon > 0):
         raise ValueError(f"horizon is {horizon}; it must be a finite number of seconds above 0")
     if objective is Objective.PAPER:

@@ -16,11 +16,11 @@ import numpy as np
 from numba.core.dispatcher import Dispatcher
 from numba.core.registry import cpu_target
 
+from dtfm.scheduler.bound.branch_and_bound import MOST_NODES
 from dtfm.scheduler.model.cluster import Cluster, Node
 from dtfm.scheduler.model.decision import Infeasible
 from dtfm.scheduler.model.workload import Layer, Workload
 from dtfm.scheduler.schedule import schedule
-from dtfm.scheduler.search.exact import MOST_NODES
 
 WALKED, SEARCHED_EXACTLY = 300, 2000
 """Plans that are tried of each cluster: walks, selections and simulations all happen. Walks take several hundred at least; the

@@ -109,8 +109,8 @@ def _survey(t: Tables, sketch: Sketch, stages: int) -> float:
                         sketch.node[node].own = max(sketch.node[node].own, FREE * size / toward[SPEED, node])
             sketch.node[node].own = max(sketch.node[node].own, sides * size * connection)
             bytes_per_byte = max(own[BYTES_THERE, node], own[BYTES_BACK, node])
-            slowness = max(slowness, t.copies * bytes_per_byte * connection, t.node[node].own_slowness)
-        sketch.stage[stage].slowness = 2 * slowness / (len(members) * t.copies)
+            slowness = max(slowness, bytes_per_byte * connection)
+        sketch.stage[stage].slowness = 2 * slowness / len(members)
     return speed
 
 

@@ -191,22 +191,14 @@ class Evaluator:
         position = position_of(groups, cuts, len(self.problem.flops))
         price = price_of(self.tables, position, sketch, self.keep_idle_hands)
         if price < NO_LINK:
-            draft = draft_of_sketch(sketch, cuts)
+            draft = draft_of_sketch(sketch, len(groups), position.cuts)
             return Candidate(draft, 0.0, 0, price, self.surcharge(draft.groups, cuts))
-        nothing = Draft(groups, cuts, (), ())
+        nothing = Draft.of(groups, cuts)
         if price >= NO_ROOM:
             return Candidate(nothing, price - NO_ROOM, 0, math.inf)
         if price >= NOT_PROVEN:
             return Candidate(nothing, 0.0, 0, math.inf, not_proven=int(price - NOT_PROVEN))
         return Candidate(nothing, 0.0, int(price - NO_LINK), math.inf)
-
-
-def memory_shortfall(problem: Problem, groups: Groups, cuts: tuple[int, ...]) -> float:
-    """Bytes that the node with the least room lacks; 0 when every stage fits on each of its nodes (rounding errors aside)."""
-    position, sketch = position_of(groups, cuts, len(problem.flops)), empty_sketch(tables(problem))
-    gather_members(position, sketch)
-    lacking = lacking_bytes(tables(problem), sketch, len(groups), position.cuts)
-    return lacking if lacking >= ENOUGH else 0.0
 
 
 def missing_links(problem: Problem, draft: Draft) -> int:

@@ -52,6 +52,12 @@ MOST_KINDS = 120_000
 """Largest product of the number of kinds and the number of nodes."""
 
 
+def least_first(matrix: Floats) -> Floats:
+    """Per node, the entries toward all others, sorted."""
+    others = ~np.eye(len(matrix), dtype=bool)
+    return np.sort(matrix[others].reshape(len(matrix), -1), axis=1)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Kinds:
     """What stages cost. Stages [a, b) with equal costs are one kind, number[a, b]; -1 where b <= a.
@@ -68,7 +74,6 @@ class Kinds:
     kept: Floats
     entering: Floats
     leaving: Floats
-    first: Bools
     last: Bools
 
     @classmethod
@@ -81,9 +86,8 @@ class Kinds:
             [*(before[past_last] - before[first] for before in befores), between[first], between[past_last]]
         )
         magnitude = 10.0 ** np.floor(np.log10(np.maximum(costs, 1e-300)))
-        ends = np.column_stack([first == 0, past_last == layers])
         for digits in DIGITS:
-            key = np.column_stack([np.round(costs / magnitude, digits) * magnitude, ends])
+            key = np.column_stack([np.round(costs / magnitude, digits) * magnitude, past_last == layers])
             made, kind = np.unique(key, axis=0, return_inverse=True)
             if len(made) * len(problem.flops) <= MOST_KINDS:
                 break
@@ -92,7 +96,7 @@ class Kinds:
         least = np.full((len(made), costs.shape[1]), np.inf)
         np.minimum.at(least, kind.ravel(), costs)
         work, parameters, kept, entering, leaving = least.T * (1 - 1e-12)
-        return cls(number, work, parameters, kept, entering, leaving, made[:, -2] == 1, made[:, -1] == 1)
+        return cls(number, work, parameters, kept, entering, leaving, made[:, -1] == 1)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -113,8 +117,9 @@ class Table:
 class Capacities:
     """The tables of a problem, one for each number of seconds."""
 
-    def __init__(self, problem: Problem, kinds: Kinds) -> None:
-        self.problem, self.kinds = problem, kinds
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        self.kinds = kinds = Kinds.of(problem)
         count = len(problem.flops)
         least = [size for size in (range(1, count + 1) if count <= SIZES_APART else SIZES) if size <= count]
         self._sizes = list(zip(least, [*(size - 1 for size in least[1:]), count], strict=True))
@@ -138,11 +143,6 @@ class Capacities:
     def _connections(self) -> None:
         problem, count = self.problem, len(self.problem.flops)
         others = ~np.eye(count, dtype=bool)
-
-        def least_first(matrix: Floats) -> Floats:
-            """Per node, the entries toward all others, sorted."""
-            return np.sort(matrix[others].reshape(count, count - 1), axis=1)
-
         size = np.arange(2, count + 1)
         with np.errstate(divide="ignore"):
             # Of groups of 2, 3, ... nodes: seconds per byte of gradients for sending, or receiving, all sums of a node; and
@@ -178,19 +178,6 @@ class Capacities:
                     parts.append((rows, np.full(len(rows), depth), np.full(len(rows), largest), here[enough]))
         kind, at, replicas, table = (np.concatenate(columns) for columns in zip(*parts, strict=True))
         return Table(seconds, kind, at, replicas, table) if len(kind) else None
-
-    def beside(self, table: Table, rows: Ints, before: int, behind: int) -> Floats:
-        """The table's rows, if the stage before has at most ``before`` nodes and the stage behind at most ``behind``.
-
-        What a node exchanges with either stage goes over its links to those nodes.
-        """
-        entering, leaving = (of_kind[table.kind[rows], None] for of_kind in (self.kinds.entering, self.kinds.leaving))
-        most, last = table.most[rows], self._rate.shape[1]
-        for size, links in ((entering, before), (leaving, behind), (entering + leaving, before + behind)):
-            carried = table.seconds * self._rate[:, min(links, last) - 1]
-            with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-                most = np.minimum(most, np.where(size > 0, carried / size, np.inf))
-        return np.asarray(np.floor(most * (1 + 1e-9) + 1e-9))
 
     def _of_groups(self, seconds: float, least: int, largest: int) -> Iterator[Floats]:
         """For groups of ``least`` to ``largest`` nodes and each range of tails: the most micro-batches [kinds, nodes]."""

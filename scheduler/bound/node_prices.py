@@ -14,8 +14,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from dtfm.scheduler.bound.capacity import Capacities, Kinds, Table
-from dtfm.scheduler.bound.cheapest_path import CheapestPath
+from dtfm.scheduler.bound.capacity import Capacities, Table
+from dtfm.scheduler.bound.cheapest_path import cheapest_path
 from dtfm.scheduler.model.problem import Floats, Problem
 
 STEP = 0.3
@@ -34,59 +34,40 @@ CLOSE = 1.004
 def ruled_out(problem: Problem, seconds: float, steps: int, entries: float) -> Iterator[float]:
     """Numbers of seconds, never smaller than the one before, within which no plan can end; the first is ``seconds``.
 
-    Twice: first each stage by itself, which is fast, then with regard to its neighbours. Each time it ends after ``steps`` steps
-    or when there is little left to gain; it ends for good when ``entries`` entries of tables are priced.
+    Where the path costs more than 1, a longer time is tried next. Otherwise the prices change. When that does not help, or not
+    soon enough, a shorter time is tried. Ends after ``steps`` steps, when there is little left to gain, or when ``entries``
+    entries of tables are priced. One can stop after each step.
     """
-    ascent = _Ascent(Capacities(problem, Kinds.of(problem)), seconds, entries)
-    yield from ascent.climb(steps, GROWTH, neighbours=False)
-    yield from ascent.climb(steps, GROWTH**0.1, neighbours=True)
-
-
-class _Ascent:
-    """The way to ever larger numbers of seconds.
-
-    Where the path costs more than 1, a longer time is tried next. Else the prices change. When that does not help, or not
-    soon enough, a shorter time is tried.
-    """
-
-    def __init__(self, capacities: Capacities, seconds: float, entries: float) -> None:
-        self._capacities, self._reached, self._most = capacities, seconds, 1e9 * seconds
-        self._entries = entries
-        self._prices: Floats | None = None
-
-    def climb(self, steps: int, growth: float, neighbours: bool) -> Iterator[float]:
-        """Yields the longest time that is ruled out, again after each step. It begins with one ``growth`` times as long."""
-        tried, step = self._reached * growth, STEP
-        table, stay = self._capacities.table(tried), _Stay(len(self._capacities.problem.flops))
-        for _ in range(steps):
-            yield self._reached  # so that one can stop between two steps
-            if self._entries < 0 or tried < self._reached * CLOSE or self._reached > self._most:
-                return
-            cost = math.inf
-            if table is not None:
-                if self._prices is None:
-                    self._prices = first_prices(table)
-                search = CheapestPath(self._capacities, table, self._prices, neighbours)
-                cost, asked = search.find()
-                self._entries -= search.entries
-            if cost > 1 + 1e-6:
-                self._reached, step = tried, max(step, STEP / 3)
-                yield tried
-                tried *= min(max(cost, growth), GROWTH)
-                growth = min(growth**1.5, GROWTH)
-            else:
-                assert self._prices is not None
-                if not stay.note(cost, asked, self._prices):
-                    step *= SHORTER
-                excess = asked - 1
-                prices = self._prices * np.exp(step * excess / max(1.0, float(np.abs(excess).max()))) + 1e-15
-                self._prices = prices / prices.sum()
-                if stay.hopeful:
-                    continue
-                if stay.failures == PATIENCE:
-                    self._prices = stay.best_prices
-                tried, growth = math.sqrt(self._reached * tried), max(math.sqrt(growth), CLOSE)
-            table, stay = self._capacities.table(tried), _Stay(len(self._capacities.problem.flops))
+    capacities, nodes = Capacities(problem), len(problem.flops)
+    most, growth, step, tried = 1e9 * seconds, GROWTH, STEP, seconds * GROWTH
+    table, stay, prices = capacities.table(tried), _Stay(nodes), np.zeros(0)
+    for _ in range(steps):
+        yield seconds
+        if entries < 0 or tried < seconds * CLOSE or seconds > most:
+            return
+        cost, asked = math.inf, np.zeros(nodes)
+        if table is not None:
+            if not len(prices):
+                prices = _first_prices(table)
+            cost, asked = cheapest_path(capacities, table, prices)
+            entries -= table.most.size
+        if cost > 1 + 1e-6:
+            seconds, step = tried, max(step, STEP / 3)
+            yield tried
+            tried *= min(max(cost, growth), GROWTH)
+            growth = min(growth**1.5, GROWTH)
+        else:
+            if not stay.note(cost, asked, prices):
+                step *= SHORTER
+            excess = asked - 1
+            prices = prices * np.exp(step * excess / max(1.0, float(np.abs(excess).max()))) + 1e-15
+            prices /= prices.sum()
+            if stay.hopeful:
+                continue
+            if stay.failures == PATIENCE:
+                prices = stay.best_prices
+            tried, growth = math.sqrt(seconds * tried), max(math.sqrt(growth), CLOSE)
+        table, stay = capacities.table(tried), _Stay(nodes)
 
 
 class _Stay:
@@ -113,7 +94,7 @@ class _Stay:
         return self.failures < PATIENCE and soon and bool(self._demand.max() > self._steps)
 
 
-def first_prices(table: Table) -> Floats:
+def _first_prices(table: Table) -> Floats:
     """Each node's share of what all nodes can complete, on average over all rows."""
     prices = (table.most / table.most.sum(axis=1, keepdims=True)).mean(axis=0) + 1e-9
     return np.asarray(prices / prices.sum())

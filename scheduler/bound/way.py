@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from dtfm.scheduler.bound.capacity import least_first
 from dtfm.scheduler.cost.bounds import work_bound
 from dtfm.scheduler.model.problem import Floats, Problem
 
@@ -93,13 +94,12 @@ def _shortest(problem: Problem) -> tuple[Floats, Floats]:
     """
     apart = ~np.eye(len(problem.flops), dtype=bool)
     one_way, exchange = np.zeros(len(problem.activation)), np.zeros(len(problem.activation))
-    everyone = np.arange(len(problem.flops))
     for layer in range(1, len(problem.activation)):
         size = float(problem.activation[layer - 1])
         with np.errstate(invalid="ignore"):
             single = problem.latency + np.where(np.isinf(problem.slowness), np.inf, size * problem.slowness)
         one_way[layer] = single[apart].min(initial=np.inf)
-        exchange[layer] = problem.exchange(everyone, everyone, size)[apart].min(initial=np.inf)
+        exchange[layer] = problem.exchange(size)[apart].min(initial=np.inf)
     return one_way, exchange
 
 
@@ -110,12 +110,6 @@ def _reducible(problem: Problem) -> Floats:
     shard. The other replicas' shards may arrive before a node's last backward pass, their sums cannot.
     """
     count = len(problem.flops)
-    others = ~np.eye(count, dtype=bool)
-
-    def least_first(matrix: Floats) -> Floats:
-        """Per node, the entries toward all others, sorted."""
-        return np.sort(matrix[others].reshape(count, count - 1), axis=1)
-
     link = np.maximum(least_first(problem.slowness), least_first(problem.slowness.T) / 2)
     with np.errstate(divide="ignore"):
         sent = np.cumsum(least_first(problem.ratio), axis=1) / problem.up[:, None]

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from dtfm.scheduler.cost.in_flight import depths_of_seats, passes_of_seats
+from dtfm.scheduler.cost.in_flight import depths_of_seats
 from dtfm.scheduler.cost.reduction import EXACT_GROUP, reduction_seconds
 from dtfm.scheduler.model.compiled import compiled
-from dtfm.scheduler.model.problem import Floats, Records
-from dtfm.scheduler.model.tables import Seats, Tables
+from dtfm.scheduler.model.problem import Draft, Floats, Records
+from dtfm.scheduler.model.tables import Tables
 
 DEVICE = np.dtype(
     [
@@ -50,12 +50,12 @@ QUEUE = np.dtype([("begin", "i8"), ("count", "i8")], align=True)
 
 
 @compiled
-def connect(t: Tables, s: Seats, links: Records) -> bool:
+def connect(t: Tables, s: Draft, links: Records) -> bool:
     """Sets the links that the plan needs, within stages, and those with flows and back; False if one does not exist.
 
     ``links`` is LINK [seats, seats].
     """
-    stages = len(s.cuts) - 1
+    stages = len(s.cut) - 1
     for stage in range(stages):
         begin, end = s.first[stage], s.first[stage + 1]
         for a in range(begin, end):
@@ -74,7 +74,7 @@ def connect(t: Tables, s: Seats, links: Records) -> bool:
 
 
 @compiled
-def _set_link(t: Tables, s: Seats, links: Records, sender: int, receiver: int) -> bool:
+def _set_link(t: Tables, s: Draft, links: Records, sender: int, receiver: int) -> bool:
     a, b, link = s.node[sender], s.node[receiver], links[sender, receiver]
     link.via = -1
     if t.relayed > 0 and t.link[a, b].via >= 0:
@@ -89,7 +89,7 @@ def _set_link(t: Tables, s: Seats, links: Records, sender: int, receiver: int) -
 
 
 @compiled
-def _device_of(s: Seats, row: int) -> int:
+def _device_of(s: Draft, row: int) -> int:
     """The number of the device in this row of Tables.node: its seat, or one behind all seats."""
     for seat in range(len(s.node)):
         if s.node[seat] == row:
@@ -98,20 +98,20 @@ def _device_of(s: Seats, row: int) -> int:
 
 
 @compiled
-def idle_devices(t: Tables, s: Seats) -> Records:
+def idle_devices(t: Tables, s: Draft, passes: Floats, possible: Floats) -> Records:
     """All devices, idle: DEVICE [seats], and where links are relayed one more for each row of Tables.node: relays that have no
-    seat."""
+    seat. ``passes`` and ``possible`` are those of in_flight.needs_of_seats."""
     count = len(s.node)
     devices = np.zeros(count + (len(t.node) if t.relayed > 0 else 0), DEVICE)
-    limits, passes = depths_of_seats(t, s), passes_of_seats(t, s)
+    limits = depths_of_seats(t, s, passes, possible)
     for row in range(len(devices) - count):
         relay = devices[count + row]
         relay.per_up, relay.per_down = t.node[row].per_up, t.node[row].per_down
-    for stage in range(len(s.cuts) - 1):
-        first, past_last, begin, end = s.cuts[stage], s.cuts[stage + 1], s.first[stage], s.first[stage + 1]
+    for stage in range(len(s.cut) - 1):
+        first, past_last, begin, end = s.cut[stage], s.cut[stage + 1], s.first[stage], s.first[stage + 1]
         work = t.layer[past_last].flops_before - t.layer[first].flops_before
         formula = -1.0
-        if (end - begin) * t.copies > EXACT_GROUP:
+        if end - begin > EXACT_GROUP:
             size = t.layer[past_last].gradients_before - t.layer[first].gradients_before
             formula = reduction_seconds(t, s.node[begin:end], size)
         for seat in range(begin, end):
@@ -128,7 +128,7 @@ def idle_devices(t: Tables, s: Seats) -> Records:
 
 
 @compiled
-def empty_queues(s: Seats) -> Records:
+def empty_queues(s: Draft) -> Records:
     """Empty queues, each with room for the node's load: QUEUE [seats, 2]."""
     queues = np.zeros((len(s.node), 2), QUEUE)
     begin = 0
@@ -140,21 +140,21 @@ def empty_queues(s: Seats) -> Records:
 
 
 @compiled
-def shard_bytes(t: Tables, s: Seats) -> Floats:
+def shard_bytes(t: Tables, s: Draft) -> Floats:
     """[layers]: the bytes of a layer's gradients, divided by the nodes that hold it."""
     shards = np.empty(len(t.layer) - 1)
-    for stage in range(len(s.cuts) - 1):
-        for layer in range(s.cuts[stage], s.cuts[stage + 1]):
+    for stage in range(len(s.cut) - 1):
+        for layer in range(s.cut[stage], s.cut[stage + 1]):
             size = t.layer[layer + 1].gradients_before - t.layer[layer].gradients_before
             shards[layer] = size / (s.first[stage + 1] - s.first[stage])
     return shards
 
 
 @compiled
-def most_events(s: Seats, micro_batches: int) -> int:
+def most_events(s: Draft, micro_batches: int) -> int:
     """The most events that wait at a time: one for each device, micro-batch on its way, and layer of a node, and one per
     stage."""
     most = len(s.node) + micro_batches
-    for stage in range(len(s.cuts) - 1):
-        most += (s.cuts[stage + 1] - s.cuts[stage]) * (s.first[stage + 1] - s.first[stage]) + 1
+    for stage in range(len(s.cut) - 1):
+        most += (s.cut[stage + 1] - s.cut[stage]) * (s.first[stage + 1] - s.first[stage]) + 1
     return most

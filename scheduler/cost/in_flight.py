@@ -10,7 +10,7 @@ from dtfm.scheduler.model.compiled import compiled
 from dtfm.scheduler.model.keeping import as_kept, first_need, room, update_seconds
 from dtfm.scheduler.model.memory import in_flight
 from dtfm.scheduler.model.problem import Draft, Floats, Ints, Problem
-from dtfm.scheduler.model.tables import Seats, Tables, seats, tables
+from dtfm.scheduler.model.tables import Tables, tables
 
 SLACK = 2.0
 """Factor on the time that a micro-batch spends on links, to allow for queueing and late hosts. On emulated worldwide links
@@ -27,9 +27,10 @@ def depths(problem: Problem, draft: Draft) -> tuple[tuple[int, ...], ...]:
     evenly over the busiest device's computing time. Each following stage adds one, because devices are not perfectly even. The
     number is limited by the node's memory, but is at least memory.in_flight, for which every valid plan has room.
     """
-    one = seats(draft)
-    numbers = depths_of_seats(tables(problem), one).tolist()
-    return tuple(tuple(numbers[begin:end]) for begin, end in pairwise(one.first.tolist()))
+    t = tables(problem)
+    passes, possible, _ = needs_of_seats(t, draft)
+    numbers = depths_of_seats(t, draft, passes, possible).tolist()
+    return tuple(tuple(numbers[begin:end]) for begin, end in pairwise(draft.first.tolist()))
 
 
 @compiled
@@ -54,64 +55,51 @@ def depth_of(stages: int, stage: int, started: float, possible: float, micro_bat
 
 
 @compiled
-def depths_of_seats(t: Tables, s: Seats) -> Ints:
-    """The same as `depths`, by seat: int64 [seats]."""
-    passes = passes_of_seats(t, s)
-    ways, busiest = _ways(t, s, passes), 1e-12
-    stages = len(s.cuts) - 1
+def needs_of_seats(t: Tables, s: Draft) -> tuple[Floats, Floats, float]:
+    """[seats]: what a micro-batch costs there, in forward passes, its backward pass included; and the micro-batches in flight for
+    which there is room. And the seconds for which the slowest seat's bus is busy once gradients are reduced
+    (keeping.update_seconds)."""
+    passes, possible, slowest = np.empty(len(s.node)), np.empty(len(s.node)), 0.0
+    stages = len(s.cut) - 1
     for stage in range(stages):
-        work = t.layer[s.cuts[stage + 1]].flops_before - t.layer[s.cuts[stage]].flops_before
-        for seat in range(s.first[stage], s.first[stage + 1]):
-            busiest = max(busiest, passes[seat] * work / t.node[s.node[seat]].flops * s.load[seat])
-    result = np.empty(len(s.node), np.int64)
-    for stage in range(stages):
-        first, past_last = s.cuts[stage], s.cuts[stage + 1]
+        first, past_last = s.cut[stage], s.cut[stage + 1]
         cheapest, fewest = first_need(t, first, past_last), float(min(t.least_held[stages, stage], t.micro_batches))
         for seat in range(s.first[stage], s.first[stage + 1]):
             wanted = as_kept(t, s.way[seat], cheapest, first, past_last, fewest, s.node[seat])
             node = t.node[s.node[seat]]
-            possible = room(wanted, node.memory, node.host_memory) / max(wanted.each, 1.0)
-            result[seat] = depth_of(stages, stage, ways[seat] * s.load[seat] / busiest, possible, t.micro_batches)
+            passes[seat] = wanted.passes
+            possible[seat] = room(wanted, node.memory, node.host_memory) / max(wanted.each, 1.0)
+            slowest = max(slowest, update_seconds(t, wanted, node.host_memory))
+    return passes, possible, slowest
+
+
+@compiled
+def depths_of_seats(t: Tables, s: Draft, passes: Floats, possible: Floats) -> Ints:
+    """The same as `depths`, by seat: int64 [seats]. ``passes`` and ``possible`` are those of `needs_of_seats`."""
+    ways, busiest = _ways(t, s, passes), 1e-12
+    stages = len(s.cut) - 1
+    for stage in range(stages):
+        work = t.layer[s.cut[stage + 1]].flops_before - t.layer[s.cut[stage]].flops_before
+        for seat in range(s.first[stage], s.first[stage + 1]):
+            busiest = max(busiest, passes[seat] * work / t.node[s.node[seat]].flops * s.load[seat])
+    result = np.empty(len(s.node), np.int64)
+    for stage in range(stages):
+        for seat in range(s.first[stage], s.first[stage + 1]):
+            started = ways[seat] * s.load[seat] / busiest
+            result[seat] = depth_of(stages, stage, started, possible[seat], t.micro_batches)
     return result
 
 
 @compiled
-def passes_of_seats(t: Tables, s: Seats) -> Floats:
-    """[seats]: what a micro-batch costs there, in forward passes, its backward pass included."""
-    result = np.empty(len(s.node))
-    stages = len(s.cuts) - 1
-    for stage in range(stages):
-        first, past_last = s.cuts[stage], s.cuts[stage + 1]
-        cheapest, fewest = first_need(t, first, past_last), float(min(t.least_held[stages, stage], t.micro_batches))
-        for seat in range(s.first[stage], s.first[stage + 1]):
-            result[seat] = as_kept(t, s.way[seat], cheapest, first, past_last, fewest, s.node[seat]).passes
-    return result
-
-
-@compiled
-def slowest_update(t: Tables, s: Seats) -> float:
-    """Seconds for which the slowest seat's bus is busy once gradients are reduced: see keeping.update_seconds."""
-    slowest = 0.0
-    stages = len(s.cuts) - 1
-    for stage in range(stages):
-        first, past_last = s.cuts[stage], s.cuts[stage + 1]
-        cheapest, fewest = first_need(t, first, past_last), float(min(t.least_held[stages, stage], t.micro_batches))
-        for seat in range(s.first[stage], s.first[stage + 1]):
-            wanted = as_kept(t, s.way[seat], cheapest, first, past_last, fewest, s.node[seat])
-            slowest = max(slowest, update_seconds(t, wanted, t.node[s.node[seat]].host_memory))
-    return slowest
-
-
-@compiled
-def _ways(t: Tables, s: Seats, passes: Floats) -> Floats:
+def _ways(t: Tables, s: Draft, passes: Floats) -> Floats:
     """[seats]: seconds from the beginning of a micro-batch's forward pass to the end of its backward pass there, over the
     longest way to the last stage and back that flows allow."""
     ways = np.zeros(len(s.node))
-    stages = len(s.cuts) - 1
+    stages = len(s.cut) - 1
     for stage in range(stages - 1, -1, -1):
         begin, end = s.first[stage], s.first[stage + 1]
-        work = t.layer[s.cuts[stage + 1]].flops_before - t.layer[s.cuts[stage]].flops_before
-        size = t.layer[s.cuts[stage + 1] - 1].activation
+        work = t.layer[s.cut[stage + 1]].flops_before - t.layer[s.cut[stage]].flops_before
+        size = t.layer[s.cut[stage + 1] - 1].activation
         flow = s.flow_at[stage]
         for a in range(begin, end):
             beyond = 0.0

@@ -8,7 +8,7 @@ import numpy as np
 
 from dtfm.scheduler.cost.simulate import simulated
 from dtfm.scheduler.model.problem import Draft, Problem, Records
-from dtfm.scheduler.model.tables import Tables, seats, tables
+from dtfm.scheduler.model.tables import Tables, tables
 
 
 class Limit(enum.StrEnum):
@@ -23,9 +23,9 @@ class Limit(enum.StrEnum):
 
 def limits(problem: Problem, draft: Draft) -> dict[Limit, float]:
     """By resource, the seconds per step that the same plan would save if it were twice as good; the largest comes first."""
-    t, s = tables(problem), seats(draft)
-    now = float(simulated(t, s))
-    saved = {limit: max(0.0, now - float(simulated(_better(t, limit), s))) for limit in Limit}
+    t = tables(problem)
+    now = float(simulated(t, draft))
+    saved = {limit: max(0.0, now - float(simulated(_better(t, limit), draft))) for limit in Limit}
     return dict(sorted(saved.items(), key=lambda item: -item[1]))
 
 

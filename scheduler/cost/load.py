@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from dtfm.scheduler.model.compiled import compiled
-from dtfm.scheduler.model.problem import Floats, Ints, Problem
+from dtfm.scheduler.model.problem import Floats, Ints
 from dtfm.scheduler.model.sketch import Sketch
 from dtfm.scheduler.model.tables import Tables
 
@@ -57,10 +57,3 @@ def share_out(t: Tables, sketch: Sketch, stages: int) -> float:
             if loads[at]:
                 longest = max(longest, loads[at] * paces[at])
     return float(longest)
-
-
-def loads_by_speed(problem: Problem, group: Ints) -> Ints:
-    """The loads with which the replicas compute for as short a time as possible, links left out: int64 [len(group)]."""
-    loads = np.zeros(len(group), dtype=np.int64)
-    balance(1.0 / problem.flops[group], problem.workload.micro_batches, loads)
-    return loads

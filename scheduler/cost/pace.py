@@ -133,10 +133,8 @@ def _stage(t: Tables, sketch: Sketch, stages: int, stage: int, cuts: Ints, onwar
         sketch.node[node].forward, sketch.node[node].passes = forward, wanted.passes
         sketch.node[node].alone, sketch.node[node].pace = alone, pace
         own = sums.toward[sums.row[stage]]
-        more = (t.copies - 1) * t.link[node, node].ratio if t.copies > 1 else 0.0
-        out, into = t.copies * own[BYTES_THERE, node] + more, t.copies * own[BYTES_BACK, node] + more
-        connection = max(connection, out * per_up, into * per_down, t.node[node].own_slowness)
-    replicas, slowest, reduction = (past_last - first) * t.copies, sums.slowest[sums.row[stage]], 0.0
+        connection = max(connection, own[BYTES_THERE, node] * per_up, own[BYTES_BACK, node] * per_down)
+    replicas, slowest, reduction = past_last - first, sums.slowest[sums.row[stage]], 0.0
     if np.isinf(slowest.slowness):
         return 0.0, np.inf, np.inf
     if replicas > 1:

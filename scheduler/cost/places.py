@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from dtfm.scheduler.model.compiled import compiled
-from dtfm.scheduler.model.problem import Floats, Ints, Records
-from dtfm.scheduler.model.tables import Seats
+from dtfm.scheduler.model.problem import Draft, Floats, Ints, Records
 
 _LINK = np.dtype([("receiver", "i8"), ("flow", "i8"), ("left", "i8"), ("used", "f8")], align=True)
 """A link with micro-batches: how many in all, how many are yet to be sent, and the share that is sent, as the rule counts it."""
@@ -15,12 +14,12 @@ _ONE: int = np.int64(1)  # type: ignore[assignment]  # a plain 1 would compile _
 
 
 @compiled
-def seats_passed(s: Seats) -> Ints:
+def seats_passed(s: Draft) -> Ints:
     """The seats that each micro-batch passes: int64 [stages, micro-batches]."""
     micro_batches = 0
     for seat in range(s.first[1]):
         micro_batches += s.load[seat]
-    passed = np.zeros((len(s.cuts) - 1, micro_batches), np.int64)
+    passed = np.zeros((len(s.cut) - 1, micro_batches), np.int64)
     _send(passed[0], _ONE, s.load, s.load, s.first[0], s.first[1], passed[0])  # all come from one place
     for stage in range(1, len(passed)):
         first = s.first[stage - 1]

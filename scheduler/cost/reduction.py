@@ -29,17 +29,17 @@ def reduced(t: Tables, sketch: Sketch, stage: int, layer: int, past_last: int) -
     for node in members:
         if sketch.node[node].end > sketch.node[last].end:
             last = node
-    if count * t.copies == 1:
+    if count == 1:
         return sketch.node[last].end, last, -1
     layers = past_last - layer
     size = t.layer[past_last].gradients_before - t.layer[layer].gradients_before
     hidden = 1 - 1 / layers
-    if t.copies > 1 or count > EXACT_GROUP:
+    if count > EXACT_GROUP:
         slowest, latency, a, b = slowest_link(t, members)
         least = np.inf
         for node in members:
             least = min(least, (sketch.node[node].passes - 1) * sketch.node[node].forward * hidden)
-        transfer = 2 * size / (count * t.copies) * slowest
+        transfer = 2 * size / count * slowest
         return sketch.node[last].end + max(transfer - least, transfer / layers) + 2 * latency, a, b
     shard = size / count
     tail = shard / layers
@@ -105,17 +105,17 @@ def slowest_link(t: Tables, members: Ints) -> tuple[float, float, int, int]:
     for node in members:
         out, into = 0.0, 0.0
         for peer in members:
-            # A node of a miniature also exchanges shards with the nodes it stands for, but not with itself.
-            peers = t.copies - (1 if node == peer else 0)
-            out += peers * t.link[node, peer].ratio
-            into += peers * t.link[peer, node].ratio
+            if peer == node:
+                continue
+            out += t.link[node, peer].ratio
+            into += t.link[peer, node].ratio
             link = t.link[node, peer].slowness
             if t.relayed > 0 and t.link[node, peer].via >= 0:
                 link = max(link, relays[t.link[node, peer].via])
             if link > slowest:
                 slowest, a, b = link, node, peer
             latency = max(latency, t.link[node, peer].latency)
-        own = max(t.node[node].own_slowness, out * t.node[node].per_up, into * t.node[node].per_down)
+        own = max(out * t.node[node].per_up, into * t.node[node].per_down)
         if own > slowest:
             slowest, a, b = own, node, -1
     return slowest, latency, a, b
@@ -128,7 +128,7 @@ def reduction_seconds(t: Tables, members: Ints, gradient_bytes: float) -> float:
     A node sends to all others at once, so the transfer takes as long as the slowest link, or as the slowest connection needs to
     send or receive one shard per other replica.
     """
-    replicas = len(members) * t.copies
+    replicas = len(members)
     if replicas == 1:
         return 0.0
     slowest, latency, _, _ = slowest_link(t, members)

@@ -20,12 +20,12 @@ from typing import Any
 import numpy as np
 
 from dtfm.scheduler.cost.beginning import LINK, connect, empty_queues, idle_devices, most_events, shard_bytes
-from dtfm.scheduler.cost.in_flight import slowest_update
+from dtfm.scheduler.cost.in_flight import needs_of_seats
 from dtfm.scheduler.cost.places import seats_passed
 from dtfm.scheduler.cost.queues import EVENT, drop_first_event, put_event, put_number, take_number
 from dtfm.scheduler.model.compiled import compiled
 from dtfm.scheduler.model.problem import Draft, Floats, Ints, Problem, Records
-from dtfm.scheduler.model.tables import Seats, Tables, seats, tables
+from dtfm.scheduler.model.tables import Tables, tables
 
 # These are np.int64, because Numba would compile a function once more for each plain int that is an argument.
 _KINDS: Any = np.arange(7)
@@ -36,7 +36,7 @@ _FORWARD, _BACKWARD = _KINDS[:2]
 def simulate(problem: Problem, draft: Draft) -> float:
     """Seconds from the first forward pass to the last sum of gradients, and then for the slowest update of state in a host's
     memory; infinite when a link that is needed does not exist."""
-    return float(simulated(tables(problem), seats(draft)))
+    return float(simulated(tables(problem), draft))
 
 
 # The functions below take arrays one by one: Numba counts the references to each array of a tuple, which takes longer than the
@@ -52,7 +52,7 @@ def simulate(problem: Problem, draft: Draft) -> float:
 
 
 @compiled
-def simulated(t: Tables, s: Seats) -> float:
+def simulated(t: Tables, s: Draft) -> float:
     """The same as `simulate`."""
     count, layers = len(s.node), len(t.layer) - 1
     flops_before = np.empty(layers + 1)
@@ -61,7 +61,8 @@ def simulated(t: Tables, s: Seats) -> float:
     links = np.empty((count, count), LINK)
     if not connect(t, s, links):
         return np.inf
-    devices, queues, passed = idle_devices(t, s), empty_queues(s), seats_passed(s)
+    passes, possible, update = needs_of_seats(t, s)
+    devices, queues, passed = idle_devices(t, s, passes, possible), empty_queues(s), seats_passed(s)
     waiting = np.empty(2 * passed.size, np.int64)
     for number in range(passed.shape[1]):
         _wait(queues, waiting, passed[0, number], _FORWARD, number)
@@ -90,7 +91,7 @@ def simulated(t: Tables, s: Seats) -> float:
     for device in devices:
         # Shards that gave way after their time was reckoned: no connection has carried more than it can.
         summed_until = max(summed_until, device.shards_sent_until, device.shards_received_until)
-    return max(now, summed_until) + slowest_update(t, s)
+    return max(now, summed_until) + update
 
 
 @compiled
@@ -160,54 +161,50 @@ def _done(
         device.held -= 1
         if device.stage:
             to = passed[device.stage - 1, number]
-            time = _send(devices, links, seat, to, device.input_bytes, now)
+            time = _send(devices, links, seat, to, device.input_bytes, now, False)
             put_event(events, made, time, _BACKWARD_ARRIVED, to, number)
     elif device.stage == len(passed) - 1:
         _wait(queues, waiting, seat, _BACKWARD, number)
     else:
         to = passed[device.stage + 1, number]
-        time = _send(devices, links, seat, to, device.output_bytes, now)
+        time = _send(devices, links, seat, to, device.output_bytes, now, False)
         put_event(events, made, time, _FORWARD_ARRIVED, to, number)
 
 
 @compiled
-def _send(devices: Records, links: Records, sender: int, receiver: int, size: float, now: float) -> float:
-    """The arrival time of ``size`` bytes of a tensor that go from seat to seat at ``now``."""
+def _send(devices: Records, links: Records, sender: int, receiver: int, size: float, now: float, shard: bool) -> float:
+    """The arrival time of ``size`` bytes of a tensor that go from seat to seat at ``now``. A ``shard`` gives way to activations
+    and their gradients."""
     link, a, b = links[sender, receiver], devices[sender], devices[receiver]
     encoded = size * link.ratio
     link.busy_until = max(now, link.busy_until) + size * link.slowness
-    up, down = encoded * a.per_up, encoded * b.per_down
-    a.sent_until = max(now, a.sent_until) + up
-    b.received_until = max(now, b.received_until) + down
-    a.shards_sent_until = max(now, a.shards_sent_until) + up
-    b.shards_received_until = max(now, b.shards_received_until) + down
-    done = max(link.busy_until, a.sent_until, b.received_until)
+    done = max(link.busy_until, _up(a, encoded, now, shard), _down(b, encoded, now, shard))
     if link.via >= 0:
         relay = devices[link.via]
-        up, down = encoded * relay.per_up, encoded * relay.per_down
-        relay.sent_until = max(now, relay.sent_until) + up
-        relay.received_until = max(now, relay.received_until) + down
-        relay.shards_sent_until = max(now, relay.shards_sent_until) + up
-        relay.shards_received_until = max(now, relay.shards_received_until) + down
-        done = max(done, relay.sent_until, relay.received_until)
+        done = max(done, _up(relay, encoded, now, shard), _down(relay, encoded, now, shard))
     return float(done + link.latency)
 
 
 @compiled
-def _send_shard(devices: Records, links: Records, sender: int, receiver: int, size: float, now: float) -> float:
-    """The same for a shard, which gives way to activations and their gradients."""
-    link, a, b = links[sender, receiver], devices[sender], devices[receiver]
-    encoded = size * link.ratio
-    link.busy_until = max(now, link.busy_until) + size * link.slowness
-    a.shards_sent_until = max(now, a.shards_sent_until) + encoded * a.per_up
-    b.shards_received_until = max(now, b.shards_received_until) + encoded * b.per_down
-    done = max(link.busy_until, a.shards_sent_until, b.shards_received_until)
-    if link.via >= 0:
-        relay = devices[link.via]
-        relay.shards_sent_until = max(now, relay.shards_sent_until) + encoded * relay.per_up
-        relay.shards_received_until = max(now, relay.shards_received_until) + encoded * relay.per_down
-        done = max(done, relay.shards_sent_until, relay.shards_received_until)
-    return float(done + link.latency)
+def _up(device: Any, encoded: float, now: float, shard: bool) -> float:
+    """When the device has sent as many bytes."""
+    seconds = encoded * device.per_up
+    device.shards_sent_until = max(now, device.shards_sent_until) + seconds
+    if shard:
+        return float(device.shards_sent_until)
+    device.sent_until = max(now, device.sent_until) + seconds
+    return float(device.sent_until)
+
+
+@compiled
+def _down(device: Any, encoded: float, now: float, shard: bool) -> float:
+    """When the device has received as many bytes."""
+    seconds = encoded * device.per_down
+    device.shards_received_until = max(now, device.shards_received_until) + seconds
+    if shard:
+        return float(device.shards_received_until)
+    device.received_until = max(now, device.received_until) + seconds
+    return float(device.received_until)
 
 
 @compiled
@@ -249,7 +246,7 @@ def _scatter(
     if past_last - first == 1:
         return
     for owner in range(first, past_last):
-        time = now if owner == seat else _send_shard(devices, links, seat, owner, shards[layer], now)
+        time = now if owner == seat else _send(devices, links, seat, owner, shards[layer], now, True)
         complete[layer, owner] = max(complete[layer, owner], time)
     if last:
         for owner in range(first, past_last):
@@ -262,5 +259,5 @@ def _gather(devices: Records, links: Records, shards: Floats, owner: int, layer:
     last = now
     for other in range(devices[owner].first_seat, devices[owner].past_last_seat):
         if other != owner:
-            last = max(last, _send_shard(devices, links, owner, other, shards[layer], now))
+            last = max(last, _send(devices, links, owner, other, shards[layer], now, True))
     return last

@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from dtfm.scheduler.assemble.compact import DENSE, CompactCluster
-from dtfm.scheduler.formats.fields import check_keys, ids_of, list_of, number_of, read_document, text_of
+from dtfm.scheduler.formats.fields import check_keys, list_of, number_of, read_document, text_of
 from dtfm.scheduler.model.cluster import Cluster, Node, Relay
 from dtfm.scheduler.model.problem import Floats, Ints
 
@@ -19,16 +18,6 @@ BYTES_PER_GIGABIT = 1e9 / 8
 
 
 def parse_network(text: str) -> Cluster:
-    """A cluster from NETWORK.json. As parse_any_network, but refuses networks too large for a link per pair of nodes."""
-    network = parse_any_network(text)
-    if isinstance(network, CompactCluster):
-        raise ValueError(
-            f"nodes has {len(network.nodes)} entries; in the compact form at most {DENSE} are possible here"
-        )
-    return network
-
-
-def parse_any_network(text: str) -> Cluster | CompactCluster:
     """A cluster from NETWORK.json: ``{"nodes": [{"id", "region", "flops", "memory_bytes"}], "latency_ms", "bandwidth_gbps"}``.
 
     Matrices are one way: row = source, column = destination. ``region``, ``up_gbps``, ``down_gbps``, ``host_memory_bytes``
@@ -39,28 +28,13 @@ def parse_any_network(text: str) -> Cluster | CompactCluster:
 
     ``"via"``, optional too, has by link the id of the node or relay that passes everything on, or null. ``"relays": [{"id",
     "up_gbps", "down_gbps"}]`` are those that are no nodes.
-
-    The compact form, for thousands of nodes, adds ``"classes": ["eu", ...]``, and to each node ``"class": "eu"``. The matrices
-    then have a row and a column per class, their diagonals are the links between two nodes of one class, and ``ratio`` is not
-    possible. ``up_gbps`` and ``down_gbps`` limit what one node sends and receives in total. For up to compact.DENSE nodes the
-    result is a Cluster in this form too.
     """
-    document = read_document(text, {"nodes", "latency_ms", "bandwidth_gbps", "ratio", "classes", "relays", "via"})
-    classes = ids_of(document, "classes", "") if "classes" in document else None
-    for key in ("ratio", "relays", "via"):
-        if classes is not None and key in document:
-            raise ValueError(f"{key} is not possible beside classes; it needs matrices with a row per node")
-    class_of = []
+    document = read_document(text, {"nodes", "latency_ms", "bandwidth_gbps", "ratio", "relays", "via"})
     nodes = []
     for index, entry in enumerate(list_of(document, "nodes", "")):
         path = f"nodes[{index}]"
         keys = {"id", "region", "flops", "memory_bytes", "host_memory_bytes", "up_gbps", "down_gbps", "proven"}
-        check_keys(entry, path, keys if classes is None else keys | {"class"})
-        if classes is not None:
-            name = text_of(entry, "class", path)
-            if name not in classes:
-                raise ValueError(f"{path}.class is {name!r:.80}; it must be one of classes: {', '.join(classes)}")
-            class_of.append(classes.index(name))
+        check_keys(entry, path, keys)
         limits = {
             name: number_of(entry, f"{name}_gbps", path) * BYTES_PER_GIGABIT if f"{name}_gbps" in entry else None
             for name in ("up", "down")
@@ -73,14 +47,8 @@ def parse_any_network(text: str) -> Cluster | CompactCluster:
             raise ValueError(f"{path}.proven is {proven!r:.80}; it must be true or false")
         name = text_of(entry, "id", path)
         nodes.append(Node(name, flops, memory, region, **limits, host_memory_bytes=host, proven=proven))
-    if classes is not None:
-        latency, bandwidth = (_matrix(document, key, classes, "classes") for key in ("latency_ms", "bandwidth_gbps"))
-        compact = CompactCluster(
-            tuple(nodes), classes, np.array(class_of), latency / 1e3, bandwidth * BYTES_PER_GIGABIT
-        )
-        return compact.of(list(range(len(nodes)))) if len(nodes) <= DENSE else compact
-    latency, bandwidth = (_matrix(document, key, nodes, "nodes") for key in ("latency_ms", "bandwidth_gbps"))
-    ratio = _matrix(document, "ratio", nodes, "nodes") if "ratio" in document else None
+    latency, bandwidth = (_matrix(document, key, nodes) for key in ("latency_ms", "bandwidth_gbps"))
+    ratio = _matrix(document, "ratio", nodes) if "ratio" in document else None
     relays = tuple(
         _relay(entry, f"relays[{i}]") for i, entry in enumerate(list_of({"relays": [], **document}, "relays", ""))
     )
@@ -142,22 +110,21 @@ def dump_network(cluster: Cluster) -> str:
     return json.dumps(document)
 
 
-def _matrix(document: dict[str, Any], key: str, names: Sequence[object], of: str) -> Floats:
-    """A square matrix with a row and a column per name. Between nodes the diagonal is ignored."""
-    size, diagonal = len(names), of != "nodes"
+def _matrix(document: dict[str, Any], key: str, nodes: Sequence[Node]) -> Floats:
+    """A square matrix with a row and a column per node. The diagonal is ignored."""
+    size = len(nodes)
     rows = list_of(document, key, "")
     if len(rows) != size:
-        raise ValueError(f"{key} has {len(rows)} rows; there are {size} {of}")
+        raise ValueError(f"{key} has {len(rows)} rows; there are {size} nodes")
     for i, row in enumerate(rows):
         if not isinstance(row, list) or len(row) != size:
             shown = f"{len(row)} numbers" if isinstance(row, list) else f"{row!r:.80}"
-            raise ValueError(f"{key}[{i}] is {shown}; it must be a list of {size} numbers, as there are {of}")
+            raise ValueError(f"{key}[{i}] is {shown}; it must be a list of {size} numbers, as there are nodes")
         for j, value in enumerate(row):
             if isinstance(value, bool) or not isinstance(value, int | float):
                 raise ValueError(f"{key}[{i}][{j}] is {value!r:.80}; it must be a number")
-            if not (math.isfinite(value) and value >= 0) and (diagonal or i != j):
+            if not (math.isfinite(value) and value >= 0) and i != j:
                 raise ValueError(f"{key}[{i}][{j}] is {value}; it must be a finite number, 0 or above")
     matrix = np.array(rows, dtype=np.float64).reshape(size, size)
-    if not diagonal:
-        np.fill_diagonal(matrix, 0.0)
+    np.fill_diagonal(matrix, 0.0)
     return matrix

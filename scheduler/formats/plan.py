@@ -7,7 +7,7 @@ from typing import Any
 from dtfm.scheduler.formats.fields import check_keys, ids_of, integer_of, list_of, read_document, text_of, whole_number
 from dtfm.scheduler.model.decision import Decision, Objective
 from dtfm.scheduler.model.memory import Checkpointing, Keeping, OptimizerState
-from dtfm.scheduler.model.plan import Flow, Plan, Stage, Takeover, for_each, from_routes
+from dtfm.scheduler.model.plan import Flow, Plan, Stage, Takeover
 
 
 def parse_plan(text: str) -> Plan:
@@ -16,58 +16,40 @@ def parse_plan(text: str) -> Plan:
 
     ``keeping``, optional, has by replica ``{"checkpointing": "none" | "layer", "optimizer_state": "device" |
     "host"}``; without it all do as Keeping() says. ``flows`` has a list per boundary between two stages, of ``{"sender",
-    "receiver", "micro_batches"}``; ``takeovers`` are ``{"stage", "node", "place", "heirs": [[node, micro_batches], ...]}``. Older
-    documents have ``"routes": [{"nodes", "micro_batches"}]`` instead of loads, flows and takeovers, and one number in flight per
-    stage: they are read as the same plans.
+    "receiver", "micro_batches"}``; ``takeovers`` are ``{"stage", "node", "place", "heirs": [[node, micro_batches], ...]}``.
     """
-    document = read_document(text, {"generation", "stages", "flows", "idle"}, {"takeovers", "routes"})
-    old = "routes" in document
+    needed = {"generation", "stages", "flows"}
+    document = {"idle": [], "takeovers": [], **read_document(text, needed, {"idle", "takeovers"})}
     stages = []
     for index, entry in enumerate(list_of(document, "stages", "")):
         path = f"stages[{index}]"
-        check_keys(
-            entry, path, {"layers", "replicas"} if old else {"layers", "replicas", "loads"}, {"in_flight", "keeping"}
-        )
+        check_keys(entry, path, {"layers", "replicas", "loads"}, {"in_flight", "keeping"})
         layers = list_of(entry, "layers", path)
         if len(layers) != 2 or not all(type(layer) is int and layer >= 0 for layer in layers):
             raise ValueError(f"{path}.layers is {layers!r:.80}; it must be [first, past_last], two whole numbers")
         replicas = ids_of(entry, "replicas", path)
-        in_flight = _in_flight(entry, len(replicas), path) if "in_flight" in entry else ()
-        loads = () if old else tuple(whole_number(load, f"{path}.loads") for load in list_of(entry, "loads", path))
+        loads, in_flight = (
+            tuple(whole_number(number, f"{path}.{key}") for number in list_of({"in_flight": [], **entry}, key, path))
+            for key in ("loads", "in_flight")
+        )
         keeping = tuple(
             _keeping(way, f"{path}.keeping[{place}]")
-            for place, way in enumerate(list_of(entry, "keeping", path) if "keeping" in entry else [])
+            for place, way in enumerate(list_of({"keeping": [], **entry}, "keeping", path))
         )
         stages.append(Stage((layers[0], layers[1]), replicas, loads, in_flight, keeping))
-    generation = integer_of(document, "generation", "")
-    idle = ids_of(document, "idle", "") if "idle" in document else ()
-    if old:
-        routes = []
-        for index, entry in enumerate(list_of(document, "routes", "")):
-            path = f"routes[{index}]"
-            check_keys(entry, path, {"nodes", "micro_batches"})
-            routes.append((ids_of(entry, "nodes", path), integer_of(entry, "micro_batches", path)))
-        return from_routes(generation, stages, routes, idle)
     flows = []
     for boundary, entries in enumerate(list_of(document, "flows", "")):
         path = f"flows[{boundary}]"
         if not isinstance(entries, list):
             raise ValueError(f"{path} is {entries!r:.80}; it must be a list")
         flows.append(tuple(_flow(entry, f"{path}[{index}]") for index, entry in enumerate(entries)))
-    takeovers = list_of(document, "takeovers", "") if "takeovers" in document else []
     return Plan(
-        generation,
+        integer_of(document, "generation", ""),
         tuple(stages),
         tuple(flows),
-        idle,
-        tuple(_takeover(entry, f"takeovers[{index}]") for index, entry in enumerate(takeovers)),
+        ids_of(document, "idle", ""),
+        tuple(_takeover(each, f"takeovers[{index}]") for index, each in enumerate(list_of(document, "takeovers", ""))),
     )
-
-
-def _in_flight(entry: Any, replicas: int, path: str) -> tuple[int, ...]:
-    if isinstance(entry["in_flight"], list):
-        return tuple(whole_number(number, f"{path}.in_flight") for number in entry["in_flight"])
-    return for_each(integer_of(entry, "in_flight", path), replicas)
 
 
 def _keeping(entry: Any, path: str) -> Keeping:

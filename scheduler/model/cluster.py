@@ -66,15 +66,13 @@ class Cluster:
     ``via[i, j]``, int64 of that shape, is who relays what goes from i to j: the number of a node, or len(nodes) plus that of one
     of ``relays``, or -1 where the link is direct. All that passes a relay shares its connection. None means that all are direct.
 
-    With ``copies`` above 1 each node stands for that number of similar nodes, and the diagonals are the links among them: see
-    compact.Miniature. Raises ValueError for a wrong shape, a duplicate id or an impossible number.
+    Raises ValueError for a wrong shape, a duplicate id or an impossible number.
     """
 
     nodes: tuple[Node, ...]
     latency: NDArray[np.float64]
     bandwidth: NDArray[np.float64]
     ratio: NDArray[np.float64] | None = None
-    copies: int = 1
     relays: tuple[Relay, ...] = ()
     via: NDArray[np.int64] | None = None
 

@@ -19,15 +19,18 @@ Nothing is reserved for snapshots: a node writes and reads them a few MiB at a t
 to memory only where the host has some to spare, else to its disk (node/state/bucket_files.py).
 
 Each node takes the first way of memory.LADDER, among those that the workload allows, with which the fewest micro-batches in
-flight fit (memory.in_flight, and never more than a step has), unless the draft says how it keeps what it needs (Draft.keeping).
+flight fit (memory.in_flight, and never more than a step has), unless the draft says how it keeps what it needs (Draft.way).
 Everything that makes or judges plans asks here.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from itertools import pairwise
 from typing import NamedTuple
+
+import numpy as np
 
 from dtfm.scheduler.model.compiled import compiled
 from dtfm.scheduler.model.memory import LADDER, Keeping
@@ -208,20 +211,21 @@ def shortest(problem: Problem, layers: Sequence[int], held: int, node: int) -> S
 
 def keepings(problem: Problem, draft: Draft) -> tuple[tuple[Keeping, ...], ...]:
     """How each node of the draft keeps what it needs: by stage, by replica."""
-    if draft.keeping is not None:
-        return draft.keeping
-    t, made = tables(problem), []
-    for group, first, past_last, held in _stages(problem, draft):
-        cheapest = first_need(t, first, past_last)
-        made.append(tuple(LADDER[chosen(t, cheapest, first, past_last, held, node).way] for node in group))
-    return tuple(made)
+    t = tables(problem)
+    return tuple(
+        tuple(
+            LADDER[as_kept(t, way, first_need(t, *layers), *layers, held, node).way]
+            for node, way in zip(group, ways, strict=True)
+        )
+        for group, layers, held, ways in _stages(problem, draft)
+    )
 
 
 def has_room(problem: Problem, draft: Draft) -> bool:
     """Whether every node has memory for what the draft gives it, in the way in which it keeps that."""
     return all(
-        _fits(problem, way, first, past_last, held, node)
-        for (group, first, past_last, held), ways in zip(_stages(problem, draft), keepings(problem, draft), strict=True)
+        _fits(problem, way, layers, held, node)
+        for (group, layers, held, _), ways in zip(_stages(problem, draft), keepings(problem, draft), strict=True)
         for node, way in zip(group, ways, strict=True)
     )
 
@@ -234,35 +238,28 @@ def kept_as_before(problem: Problem, plan: Plan, draft: Draft) -> Draft:
         for stage in plan.stages
         for place, name in enumerate(stage.replicas)
     }
+    usual = keepings(problem, draft._replace(way=np.full(len(draft.node), -1)))
     made = []
-    for (group, first, past_last, held), usual in zip(
-        _stages(problem, draft), keepings(problem, replace(draft, keeping=None)), strict=True
-    ):
-        had = [before.get(problem.cluster.nodes[node].id) for node in group]
-        made.append(
-            tuple(
-                known[1]
-                if known is not None
-                and known[0] == (first, past_last)
-                and known[1] in problem.workload.ways
-                and _fits(problem, known[1], first, past_last, held, node)
-                else way
-                for node, known, way in zip(group, had, usual, strict=True)
-            )
-        )
-    return replace(draft, keeping=tuple(made))
+    for (group, layers, held, _), ways in zip(_stages(problem, draft), usual, strict=True):
+        for node, way in zip(group, ways, strict=True):
+            had, kept = before.get(problem.cluster.nodes[node].id, ((0, 0), way))
+            stays = had == layers and kept in problem.workload.ways and _fits(problem, kept, layers, held, node)
+            made.append(LADDER.index(kept if stays else way))
+    return draft._replace(way=np.array(made))
 
 
-def _fits(problem: Problem, way: Keeping, first: int, past_last: int, held: float, node: int) -> bool:
-    """Whether the node has room for layers [first, past_last) in this way."""
-    wanted = need(tables(problem), LADDER.index(way), first, past_last)
+def _fits(problem: Problem, way: Keeping, layers: tuple[int, int], held: float, node: int) -> bool:
+    """Whether the node has room for layers [layers[0], layers[1]) in this way."""
+    wanted = need(tables(problem), LADDER.index(way), *layers)
     return lacking(wanted, held, float(problem.memory[node]), float(problem.host_memory[node])) < ENOUGH
 
 
-def _stages(problem: Problem, draft: Draft) -> list[tuple[tuple[int, ...], int, int, float]]:
-    """By stage: its nodes, its first layer and the one past its last, and the fewest micro-batches in flight."""
-    t, stages = tables(problem), len(draft.groups)
+def _stages(problem: Problem, draft: Draft) -> list[tuple[tuple[int, ...], tuple[int, int], float, list[int]]]:
+    """By stage: its nodes, its layers, the fewest micro-batches in flight, and its nodes' ways."""
+    t, stages = tables(problem), len(draft.cut) - 1
     return [
-        (group, draft.cuts[stage], draft.cuts[stage + 1], float(min(t.least_held[stages, stage], t.micro_batches)))
-        for stage, group in enumerate(draft.groups)
+        (group, layers, float(min(t.least_held[stages, stage], t.micro_batches)), ways.tolist())
+        for stage, (group, layers, ways) in enumerate(
+            zip(draft.groups, pairwise(draft.cuts), np.split(draft.way, draft.first[1:-1]), strict=True)
+        )
     ]

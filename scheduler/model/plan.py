@@ -105,7 +105,7 @@ def from_routes(
     generation: int, stages: Sequence[Stage], routes: Sequence[tuple[Sequence[str], int]], idle: tuple[str, ...] = ()
 ) -> Plan:
     """A plan whose loads and flows are those of ``routes``: one node per stage, and a number of micro-batches. The stages' loads
-    are ignored. Plans were written so before they had flows. Raises ValueError for an impossible route.
+    are ignored. Raises ValueError for an impossible route.
     """
     loads: list[Counter[str]] = [Counter() for _ in stages]
     flows: list[Counter[tuple[str, str]]] = [Counter() for _ in stages[1:]]
@@ -146,11 +146,6 @@ def validate(plan: Plan, cluster_ids: Collection[str], workload: Workload) -> No
         raise ValueError(f"node {strange[0]!r} is not in the cluster")
     if missing := sorted(set(cluster_ids) - places):
         raise ValueError(f"node {missing[0]!r} is neither in a stage nor idle")
-
-
-def for_each(in_flight: int, replicas: int) -> tuple[int, ...]:
-    """``Stage.in_flight`` from the one number per stage of older plans; 0 stands for none."""
-    return (in_flight,) * replicas if in_flight else ()
 
 
 def unless_usual(keeping: tuple[Keeping, ...]) -> tuple[Keeping, ...]:

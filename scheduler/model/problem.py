@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dtfm.scheduler.model.chains import flow_matrix, places, settled
+from dtfm.scheduler.model.chains import flow_matrix, settled
 from dtfm.scheduler.model.cluster import Cluster
-from dtfm.scheduler.model.memory import Checkpointing, Keeping
+from dtfm.scheduler.model.memory import LADDER, Checkpointing, Keeping
 from dtfm.scheduler.model.plan import Flow, Plan, Stage, unless_usual
 from dtfm.scheduler.model.workload import Workload
 
@@ -29,9 +30,8 @@ class Problem:
 
     ``slowness[i, j]`` is the seconds per byte of a tensor over the link, its codec included, and infinite where j cannot be
     reached from i. ``ratio[i, j]`` is the codec's bytes per byte. ``bandwidth[i, j]`` is the link's bytes per second (0 on the
-    diagonal). ``via`` is Cluster.via. ``own_slowness[i]`` is the slowness among the nodes that node i stands for, 0 when it
-    stands for itself alone. ``host_memory[i]`` is 0 where the device computes in the host's own memory. ``proven[i]`` is
-    Node.proven.
+    diagonal). ``via`` is Cluster.via. ``host_memory[i]`` is 0 where the device computes in the host's own memory. ``proven[i]``
+    is Node.proven.
 
     ``*_before[k]`` is the sum over layers [0, k): the sum over layers [a, b) is ``before[b] - before[a]``.
     """
@@ -49,7 +49,6 @@ class Problem:
     slowness: Floats = field(init=False)
     ratio: Floats = field(init=False)
     via: Ints = field(init=False)
-    own_slowness: Floats = field(init=False)
     flops_before: Floats = field(init=False)
     parameters_before: Floats = field(init=False)
     kept_before: Floats = field(init=False)
@@ -59,17 +58,13 @@ class Problem:
     def __post_init__(self) -> None:
         nodes, layers = self.cluster.nodes, self.workload.layers
         bandwidth = self.cluster.bandwidth.astype(np.float64)
-        if self.cluster.copies == 1:
-            np.fill_diagonal(bandwidth, np.inf)
+        np.fill_diagonal(bandwidth, np.inf)
         latency = self.cluster.latency.astype(np.float64)
         np.fill_diagonal(latency, 0.0)
         given = self.cluster.ratio
         ratio = np.broadcast_to(1.0, latency.shape) if given is None else given.astype(np.float64)
         with np.errstate(divide="ignore"):
             slowness = ratio / bandwidth
-        own_slowness = slowness.diagonal().copy()
-        own_bandwidth = np.where(np.isinf(bandwidth.diagonal()), 0.0, bandwidth.diagonal())
-        np.fill_diagonal(slowness, 0.0)
         np.fill_diagonal(bandwidth, 0.0)
         known_up = np.array([np.nan if node.up is None else node.up for node in nodes])
         known_down = np.array([np.nan if node.down is None else node.down for node in nodes])
@@ -78,14 +73,13 @@ class Problem:
             "memory": np.array([node.memory_bytes for node in nodes], dtype=np.float64),
             "host_memory": np.array([node.host_memory_bytes or 0.0 for node in nodes], dtype=np.float64),
             "proven": np.array([node.proven for node in nodes], dtype=np.bool_),
-            "up": np.where(np.isnan(known_up), np.maximum(bandwidth.max(axis=1), own_bandwidth), known_up),
-            "down": np.where(np.isnan(known_down), np.maximum(bandwidth.max(axis=0), own_bandwidth), known_down),
+            "up": np.where(np.isnan(known_up), bandwidth.max(axis=1), known_up),
+            "down": np.where(np.isnan(known_down), bandwidth.max(axis=0), known_down),
             "latency": latency,
             "bandwidth": bandwidth,
             "slowness": slowness,
             "ratio": ratio,
             "via": np.full(latency.shape, -1) if self.cluster.via is None else self.cluster.via.astype(np.int64),
-            "own_slowness": own_slowness,
             "flops_before": _before([layer.forward_flops for layer in layers]),
             "parameters_before": _before([layer.parameter_bytes for layer in layers]),
             "kept_before": _before([layer.kept for layer in layers]),
@@ -107,42 +101,74 @@ class Problem:
             return _before(np.minimum(np.diff(self.kept_before), np.diff(self.inputs_before)).tolist())
         return self.kept_before if self.workload.checkpointing is Checkpointing.NONE else self.inputs_before
 
-    def exchange(self, senders: Ints, receivers: Ints, size: float) -> Floats:
-        """Seconds to send ``size`` bytes from each sender and the same number back: [senders, receivers]."""
-        there, back = np.ix_(senders, receivers), np.ix_(receivers, senders)
-        latency = self.latency[there] + self.latency[back].T
-        if size == 0:
-            unreachable = np.isinf(self.slowness[there]) | np.isinf(self.slowness[back].T)
-            return np.where(unreachable, np.inf, latency)
-        return np.asarray(latency + size * (self.slowness[there] + self.slowness[back].T))
+    def exchange(self, size: float) -> Floats:
+        """Seconds to send ``size`` bytes from each node to each other one and the same number back: [nodes, nodes]."""
+        latency, slowness = self.latency + self.latency.T, self.slowness + self.slowness.T
+        return np.where(np.isinf(slowness), np.inf, latency) if size == 0 else latency + size * slowness
 
 
-@dataclass(frozen=True, eq=False)
-class Draft:
-    """A plan by numbers. Stage s has layers [cuts[s], cuts[s + 1]) on the nodes groups[s].
+class Draft(NamedTuple):
+    """A plan by numbers, in arrays that compiled functions take. A seat is a node's place in the plan; the seats of a stage are
+    neighbours, in order of the stages."""
 
-    ``loads[s]`` is int64 [len(groups[s])], the micro-batches of each node; ``flows[s]`` is int64 [len(groups[s]),
-    len(groups[s + 1])], the micro-batches on each link to the next stage. ``keeping`` says how each node keeps what it needs, by
-    stage and replica; None leaves that to model/keeping.py.
-    """
+    node: Ints
+    """[seats]: the node's number."""
+    load: Ints
+    """[seats]: micro-batches of a step."""
+    first: Ints
+    """[stages + 1]: stage s has the seats [first[s], first[s + 1])."""
+    cut: Ints
+    """[stages + 1]: stage s has the layers [cut[s], cut[s + 1])."""
+    flow: Ints
+    """All the micro-batches on links: a matrix [senders, receivers] per boundary, one after another, row by row."""
+    flow_at: Ints
+    """[stages]: where each boundary's matrix begins in ``flow``, and at last the end of all."""
+    way: Ints
+    """[seats]: the place in memory.LADDER of how it keeps what it needs; -1 where that is for model/keeping.py to say."""
 
-    groups: Groups
-    cuts: tuple[int, ...]
-    loads: tuple[Ints, ...]
-    flows: tuple[Ints, ...]
-    keeping: tuple[tuple[Keeping, ...], ...] | None = None
+    @classmethod
+    def of(
+        cls,
+        groups: Groups,
+        cuts: tuple[int, ...],
+        loads: Sequence[Ints] = (),
+        flows: Sequence[Ints] = (),
+        keeping: Sequence[Sequence[Keeping]] = (),
+    ) -> Draft:
+        """The draft with these loads and flows, none of each by default. Without ``keeping``, every way is -1."""
+        nodes = [node for group in groups for node in group]
+        ways = [LADDER.index(way) for ways in keeping for way in ways]
+        return cls(
+            node=np.array(nodes, dtype=np.int64),
+            load=np.concatenate([np.empty(0, dtype=np.int64), *loads], dtype=np.int64),
+            first=np.cumsum([0, *(len(group) for group in groups)], dtype=np.int64),
+            cut=np.array(cuts, dtype=np.int64),
+            flow=np.concatenate([np.empty(0, dtype=np.int64), *(flow.ravel() for flow in flows)], dtype=np.int64),
+            flow_at=np.cumsum([0, *(flow.size for flow in flows)], dtype=np.int64),
+            way=np.array(ways or [-1] * len(nodes), dtype=np.int64),
+        )
 
-    @cached_property
-    def chains(self) -> Ints:
-        """By micro-batch, the nodes that compute it: int64 [micro-batches, stages]."""
-        at = places(self.loads[0], self.flows)
-        return np.column_stack([np.array(group)[column] for group, column in zip(self.groups, at.T, strict=True)])
+    @property
+    def groups(self) -> Groups:
+        nodes = self.node.tolist()
+        return tuple(tuple(nodes[begin:end]) for begin, end in pairwise(self.first.tolist()))
 
-    @cached_property
-    def routes(self) -> tuple[Ints, Ints]:
-        """The different chains, int64 [routes, stages], and the number of micro-batches of each, int64 [routes]."""
-        routes, index = np.unique(self.chains, axis=0, return_inverse=True)
-        return routes, np.bincount(index.ravel())
+    @property
+    def cuts(self) -> tuple[int, ...]:
+        return tuple(self.cut.tolist())
+
+    @property
+    def loads(self) -> list[Ints]:
+        """By stage, the micro-batches of each node."""
+        return np.split(self.load, self.first[1:-1])
+
+    @property
+    def flows(self) -> list[Ints]:
+        """By boundary, the micro-batches on each link: int64 [senders, receivers]."""
+        shapes = pairwise(np.diff(self.first).tolist())
+        return [
+            flow.reshape(shape) for flow, shape in zip(np.split(self.flow, self.flow_at[1:-1]), shapes, strict=False)
+        ]
 
     def plan(
         self,
@@ -154,7 +180,7 @@ class Draft:
         """The plan with names; ``in_flight`` (in_flight.depths) and ``keeping`` (keeping.keepings) have an entry per stage and
         replica."""
         ids = cluster.ids
-        used = {node for group in self.groups for node in group}
+        used = set(self.node.tolist())
         return Plan(
             generation=generation,
             stages=tuple(
@@ -165,15 +191,15 @@ class Draft:
                     held,
                     unless_usual(ways),
                 )
-                for first, past_last, group, loads, held, ways in zip(
-                    self.cuts[:-1], self.cuts[1:], self.groups, self.loads, in_flight, keeping, strict=True
+                for (first, past_last), group, loads, held, ways in zip(
+                    pairwise(self.cuts), self.groups, self.loads, in_flight, keeping, strict=True
                 )
             ),
             flows=tuple(
                 tuple(
                     Flow(ids[a[row]], ids[b[column]], int(counts[row, column])) for row, column in np.argwhere(counts)
                 )
-                for counts, a, b in zip(self.flows, self.groups, self.groups[1:], strict=False)
+                for counts, (a, b) in zip(self.flows, pairwise(self.groups), strict=True)
             ),
             idle=tuple(name for node, name in enumerate(ids) if node not in used),
         )
@@ -183,15 +209,15 @@ def draft_of(plan: Plan, cluster: Cluster) -> Draft:
     """The plan by numbers, with what its takeovers changed. Raises KeyError when it names a node that the cluster lacks."""
     number = {name: index for index, name in enumerate(cluster.ids)}
     now = settled(plan)
-    return Draft(
+    return Draft.of(
         groups=tuple(tuple(number[node] for node in stage.replicas) for stage in now.stages),
         cuts=(0, *(stage.layers[1] for stage in now.stages)),
-        loads=tuple(np.array(stage.loads, dtype=np.int64) for stage in now.stages),
-        flows=tuple(
+        loads=[np.array(stage.loads) for stage in now.stages],
+        flows=[
             flow_matrix(flows, before.replicas, after.replicas)
-            for flows, before, after in zip(now.flows, now.stages, now.stages[1:], strict=False)
-        ),
-        keeping=tuple(stage.keeping or (Keeping(),) * len(stage.replicas) for stage in now.stages),
+            for flows, (before, after) in zip(now.flows, pairwise(now.stages), strict=True)
+        ],
+        keeping=[stage.keeping or (Keeping(),) * len(stage.replicas) for stage in now.stages],
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -11,7 +10,7 @@ from dtfm.scheduler.model.compiled import compiled
 from dtfm.scheduler.model.problem import Draft, Floats, Groups, Ints, Records
 from dtfm.scheduler.model.request import MOST_STAGES
 from dtfm.scheduler.model.sums import Sums, empty_sums, leave
-from dtfm.scheduler.model.tables import Seats, Tables
+from dtfm.scheduler.model.tables import Tables
 
 NO_LINK = 1e12
 """Price of a plan that lacks links, plus the number of those that its replica groups lack, or 1 when micro-batches have no way
@@ -219,8 +218,8 @@ def drop_idle(t: Tables, sketch: Sketch, stages: int) -> bool:
 
 
 @compiled
-def seats_of_sketch(sketch: Sketch, stages: int, cuts: Ints) -> Seats:
-    """The plan that was tried last, as seats."""
+def draft_of_sketch(sketch: Sketch, stages: int, cuts: Ints) -> Draft:
+    """The plan that was tried last, with flows."""
     count = sketch.stage[stages].first
     node, load, first = np.empty(count, np.int64), np.empty(count, np.int64), np.empty(stages + 1, np.int64)
     seat_of, flow_at = np.empty(len(sketch.node), np.int64), np.zeros(stages, np.int64)
@@ -239,21 +238,4 @@ def seats_of_sketch(sketch: Sketch, stages: int, cuts: Ints) -> Seats:
             edge = sketch.edge[at]
             row, column = seat_of[edge.sender] - first[stage], seat_of[edge.receiver] - first[stage + 1]
             flow[flow_at[stage] + row * (first[stage + 2] - first[stage + 1]) + column] = edge.count
-    return Seats(node, load, first, cuts[: stages + 1].copy(), flow, flow_at, np.full(count, -1))
-
-
-def draft_of_sketch(sketch: Sketch, cuts: tuple[int, ...]) -> Draft:
-    """The plan that was tried last, with flows."""
-    stages = len(cuts) - 1
-    edges, begin = sketch.stage["first"][: stages + 1].tolist(), sketch.stage["begin"]
-    groups = tuple(tuple(sketch.members[a:b].tolist()) for a, b in pairwise(edges))
-    flows = []
-    for stage, (senders, receivers) in enumerate(pairwise(groups)):
-        flow = np.zeros((len(senders), len(receivers)), dtype=np.int64)
-        edges_between = sketch.edge[begin[stage] : begin[stage + 1]]
-        rows = np.searchsorted(senders, edges_between["sender"])
-        columns = np.searchsorted(receivers, edges_between["receiver"])
-        np.add.at(flow, (rows, columns), edges_between["count"])
-        flows.append(flow)
-    loads = tuple(sketch.node["load"][list(group)] for group in groups)
-    return Draft(groups, cuts, loads, tuple(flows))
+    return Draft(node, load, first, cuts[: stages + 1].copy(), flow, flow_at, np.full(count, -1))

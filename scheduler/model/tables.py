@@ -1,4 +1,4 @@
-"""A problem's and a draft's arrays in the form that compiled functions take.
+"""A problem's arrays in the form that compiled functions take.
 
 They are few, and made of records, because Numba counts the references to every array that it passes on.
 """
@@ -13,7 +13,7 @@ import numpy as np
 
 from dtfm.scheduler.model.cluster import Relay
 from dtfm.scheduler.model.memory import BUS_BYTES_PER_SECOND, LADDER, in_flight
-from dtfm.scheduler.model.problem import Draft, Floats, Ints, Problem, Records
+from dtfm.scheduler.model.problem import Floats, Ints, Problem, Records
 from dtfm.scheduler.model.request import MOST_STAGES
 from dtfm.scheduler.model.workload import Workload
 
@@ -26,7 +26,7 @@ REMEMBERED = 4
 class Tables(NamedTuple):
     """A Problem by number of node and layer, in FLOP/s, bytes and seconds.
 
-    ``node[i]`` has flops, memory, host_memory, own_slowness, proven (0 or 1), and per_up and per_down: the seconds per byte of
+    ``node[i]`` has flops, memory, host_memory, proven (0 or 1), and per_up and per_down: the seconds per byte of
     its connection. With ``mixed``, each stage needs a proven node.
     Behind the nodes come the relays, of which only the connections count.
     ``link[i, j]`` has latency, slowness, ratio and via, the row in ``node`` of who relays it, or -1. ``relayed`` is the number of
@@ -52,29 +52,9 @@ class Tables(NamedTuple):
     ways: int
     first_way: int
     micro_batches: int
-    copies: int
     relayed: int
     mixed: bool
     update_seconds_per_byte: float
-
-
-class Seats(NamedTuple):
-    """A draft's arrays. A seat is a node's place in the plan; the seats of a stage are neighbours, in order of the stages."""
-
-    node: Ints
-    """[seats]: the node's number."""
-    load: Ints
-    """[seats]: micro-batches of a step."""
-    first: Ints
-    """[stages + 1]: stage s has the seats [first[s], first[s + 1])."""
-    cuts: Ints
-    """[stages + 1]: stage s has the layers [cuts[s], cuts[s + 1])."""
-    flow: Ints
-    """All the micro-batches on links: a matrix [senders, receivers] per boundary, one after another, row by row."""
-    flow_at: Ints
-    """[stages]: where each boundary's matrix begins in ``flow``."""
-    way: Ints
-    """[seats]: the place in memory.LADDER of how it keeps what it needs; -1 where that is for model/keeping.py to say."""
 
 
 @lru_cache(REMEMBERED)
@@ -102,7 +82,6 @@ def tables(problem: Problem) -> Tables:
             flops=_padded(problem.flops, relays),
             memory=_padded(problem.memory, relays),
             host_memory=_padded(problem.host_memory, relays),
-            own_slowness=_padded(problem.own_slowness, relays),
             per_up=per_up,
             per_down=per_down,
             proven=np.pad(problem.proven.astype(np.int64), (0, len(relays))),
@@ -131,7 +110,6 @@ def tables(problem: Problem) -> Tables:
         ways=sum(1 << way for way in ways),
         first_way=ways[0],
         micro_batches=int(workload.micro_batches),
-        copies=int(problem.cluster.copies),
         relayed=int((problem.via >= 0).sum()),
         mixed=problem.is_mixed,
         update_seconds_per_byte=float(
@@ -167,23 +145,6 @@ def _working(workload: Workload) -> Floats:
 def _padded(values: Floats, relays: Sequence[Relay]) -> Floats:
     """With a 0 for each relay."""
     return np.pad(values, (0, len(relays)))
-
-
-def seats(draft: Draft) -> Seats:
-    """The draft's arrays."""
-    sizes = [len(group) for group in draft.groups]
-    matrices = [flow.ravel() for flow in draft.flows]
-    nodes = [node for group in draft.groups for node in group]
-    given = None if draft.keeping is None else [LADDER.index(way) for ways in draft.keeping for way in ways]
-    return Seats(
-        node=np.array(nodes, dtype=np.int64),
-        load=np.concatenate(draft.loads, dtype=np.int64),
-        first=np.cumsum([0, *sizes], dtype=np.int64),
-        cuts=np.array(draft.cuts, dtype=np.int64),
-        flow=np.concatenate([np.empty(0, dtype=np.int64), *matrices], dtype=np.int64),
-        flow_at=np.cumsum([0, *(len(matrix) for matrix in matrices)], dtype=np.int64),
-        way=np.array([-1] * len(nodes) if given is None else given, dtype=np.int64),
-    )
 
 
 def _records(**fields: Floats | Ints) -> Records:

@@ -20,17 +20,16 @@ def gradient_exchange(problem: Problem, costs: PaperCosts) -> Floats:
 
     Zero on the diagonal, infinite where either direction does not exist.
     """
-    shard = costs.gradient_gigabytes * GIGABYTE / costs.replicas
-    everyone = np.arange(len(problem.flops))
-    exchange = problem.exchange(everyone, everyone, shard)
-    np.fill_diagonal(exchange, 0.0)
-    return exchange
+    return _exchange(problem, costs.gradient_gigabytes * GIGABYTE / costs.replicas)
 
 
 def activation_exchange(problem: Problem, costs: PaperCosts) -> Floats:
     """Seconds [nodes, nodes] to send a pipeline's activations forward and their gradients back; zero on the diagonal."""
-    everyone = np.arange(len(problem.flops))
-    exchange = problem.exchange(everyone, everyone, costs.activation_gigabytes * GIGABYTE)
+    return _exchange(problem, costs.activation_gigabytes * GIGABYTE)
+
+
+def _exchange(problem: Problem, size: float) -> Floats:
+    exchange = problem.exchange(size)
     np.fill_diagonal(exchange, 0.0)
     return exchange
 

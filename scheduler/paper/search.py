@@ -37,19 +37,6 @@ Key = tuple[int, ...]
 Keys = tuple[Key, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Cooling:
-    """How a walk cools.
-
-    ``heat`` is the first temperature as a fraction of the cost. ``smoothing`` is the weight of the mean costs beside
-    the worst: the worst alone does not change while many pairs must improve together.
-    """
-
-    heat: float
-    smoothing: float
-    swaps: int
-
-
 @dataclass(slots=True)
 class PaperEvaluator:
     """Costs of groups and boundaries by class, cached.
@@ -159,18 +146,22 @@ def search_paper(
         mother, father = rng.choice(population)[1], rng.choice(population)[1]
         child, idle = aligned_crossover(mother, father, everyone, rng)
         swaps = min(ROUND, SWAPS_PER_NODE * len(everyone), evaluations - evaluator.spent)
-        cooling = Cooling(heat=0.03 * rng.random(), smoothing=rng.choice((0.0, 0.1, 0.5, 2.0)), swaps=swaps)
-        child = evaluator.reordered(anneal(evaluator, child, idle, rng, cooling))
+        heat, smoothing = 0.03 * rng.random(), rng.choice((0.0, 0.1, 0.5, 2.0))
+        child = evaluator.reordered(anneal(evaluator, child, idle, rng, heat, smoothing, swaps))
         cost = evaluator.total(child)
         evaluator.found(cost)
         population = sorted({*population, (cost, child)})[:POPULATION]
     return _nodes(evaluator, population[0][1]), evaluator.spent
 
 
-def anneal(evaluator: PaperEvaluator, start: Keys, idle: list[int], rng: Random, cooling: Cooling) -> Keys:
-    """The cheapest state met on a cooling walk.
+def anneal(
+    evaluator: PaperEvaluator, start: Keys, idle: list[int], rng: Random, heat: float, smoothing: float, swaps: int
+) -> Keys:
+    """The cheapest state met on a cooling walk of ``swaps`` steps.
 
-    Each step swaps two nodes (idle ones included) or reverses part of the order.
+    Each step swaps two nodes (idle ones included) or reverses part of the order. ``heat`` is the first temperature as a fraction
+    of the cost. ``smoothing`` is the weight of the mean costs beside the worst: the worst alone does not change while many pairs
+    must improve together.
     """
     keys = [*start, tuple(idle)] if idle else list(start)
     stages = len(start)
@@ -178,12 +169,12 @@ def anneal(evaluator: PaperEvaluator, start: Keys, idle: list[int], rng: Random,
         return start
     groups = [evaluator.group(key) for key in start]
     edges = [evaluator.boundary(a, b) for a, b in itertools.pairwise(start)]
-    cost, energy = _sums(groups, edges, cooling.smoothing)
+    cost, energy = _sums(groups, edges, smoothing)
     best, best_keys = cost, start
-    temperature = max(cooling.heat * cost, 1e-9)
-    decay = 1e-4 ** (1 / cooling.swaps)
+    temperature = max(heat * cost, 1e-9)
+    decay = 1e-4 ** (1 / swaps)
     random = rng.random
-    for _ in range(cooling.swaps):
+    for _ in range(swaps):
         evaluator.spent += 1
         temperature *= decay
         changed, changed_groups, changed_edges = keys[:], groups[:], edges[:]
@@ -209,7 +200,7 @@ def anneal(evaluator: PaperEvaluator, start: Keys, idle: list[int], rng: Random,
         for edge in stale:
             if 0 <= edge < stages - 1:
                 changed_edges[edge] = evaluator.boundary(changed[edge], changed[edge + 1])
-        new_cost, new_energy = _sums(changed_groups, changed_edges, cooling.smoothing)
+        new_cost, new_energy = _sums(changed_groups, changed_edges, smoothing)
         if new_energy <= energy or random() < math.exp((energy - new_energy) / temperature):
             keys, groups, edges, energy = changed, changed_groups, changed_edges, new_energy
             if new_cost < best - 1e-12:

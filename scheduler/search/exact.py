@@ -1,4 +1,4 @@
-"""Finds the best plan of a small cluster with certainty: simulates every plan that no bound rules out."""
+"""Finds the best plan of a small cluster: simulates those that neither a bound nor, by far, the estimate rules out."""
 
 from __future__ import annotations
 
@@ -7,26 +7,19 @@ from collections.abc import Callable
 import numpy as np
 
 from dtfm.scheduler.assemble.evaluate import Candidate, Evaluator, price_of
-from dtfm.scheduler.cost.plan_bounds import plan_bound
+from dtfm.scheduler.bound.branch_and_bound import Plans, promising
 from dtfm.scheduler.model.compiled import compiled
-from dtfm.scheduler.model.problem import Floats, Ints, Problem
+from dtfm.scheduler.model.problem import Floats, Ints
 from dtfm.scheduler.model.request import Shape
 from dtfm.scheduler.model.sketch import NO_LINK, Position, Sketch, empty_sketch
 from dtfm.scheduler.model.tables import Tables
-from dtfm.scheduler.search.branch_and_bound import Plans, promising
 
-MOST_NODES = 8
-"""Largest number of nodes. Eight form 255 possible groups per stage, whose combinations are bounded within a second."""
-MOST_LAYERS = 48
-"""Largest number of layers."""
 OPEN_PER_EVALUATION = 4
 """Number of partial plans of one length that are continued, per evaluation left in the budget."""
 
-
-def is_small(problem: Problem) -> bool:
-    """Whether ``improve`` is fast enough for this problem."""
-    nodes, layers = len(problem.flops), len(problem.activation)
-    return nodes <= MOST_NODES and layers <= MOST_LAYERS and problem.cluster.copies == 1
+DOUBT = 1.6
+"""A plan is not simulated whose estimate is more than this many times the best plan's seconds. Of 18,896 plans of small clusters
+none was estimated at more than 1.52 times its simulated seconds, and one in a thousand at more than 1.36 times."""
 
 
 def improve(
@@ -46,31 +39,25 @@ def improve(
     most = OPEN_PER_EVALUATION * (evaluations - evaluator.spent)
     may_idle = evaluator.keep_idle_hands or problem.is_mixed  # a proven node may stay in a stage that needs it
     plans = promising(problem, shape, may_idle, best.price[-1], most, expired)
-    prices, bounds = priced(evaluator.tables, plans, evaluator.keep_idle_hands)
+    prices = priced(evaluator.tables, plans, evaluator.keep_idle_hands)
     # Good plans first, so that many others are ruled out.
-    for row in np.argsort(prices, kind="stable")[: np.count_nonzero(prices < NO_LINK)].tolist():
-        if over():
+    for row in np.argsort(prices, kind="stable").tolist():
+        if prices[row] >= min(NO_LINK, DOUBT * best.price[-1]) or over():
             break
-        if bounds[row] < best.price[-1]:
+        if plans.bounds[row] < best.price[-1]:
             candidate = evaluator.simulated(*plans.groups_and_cuts(row))
             best = min(best, candidate, key=lambda candidate: candidate.price)
     return best
 
 
-def priced(t: Tables, plans: Plans, keep_idle_hands: bool) -> tuple[Floats, Floats]:
-    """What evaluate.price_of gives for each plan, and a lower bound on its simulated seconds: float64 [plans] each."""
-    prices, bounds = np.full(len(plans.stages), np.inf), np.full(len(plans.stages), np.inf)
-    sketch = empty_sketch(t)
-    _price(t, sketch, plans.places, plans.cuts, plans.stages, keep_idle_hands, prices, bounds)
-    return prices, bounds
+def priced(t: Tables, plans: Plans, keep_idle_hands: bool) -> Floats:
+    """What evaluate.price_of gives for each plan: float64 [plans]."""
+    prices = np.full(len(plans.stages), np.inf)
+    _price(t, empty_sketch(t), plans.places, plans.cuts, plans.stages, keep_idle_hands, prices)
+    return prices
 
 
 @compiled
-def _price(
-    t: Tables, sketch: Sketch, places: Ints, cuts: Ints, stages: Ints, keep_idle: bool, prices: Floats, bounds: Floats
-) -> None:
+def _price(t: Tables, sketch: Sketch, places: Ints, cuts: Ints, stages: Ints, keep_idle: bool, prices: Floats) -> None:
     for row in range(len(stages)):
-        position = Position(places[row], cuts[row], stages[row : row + 1])
-        prices[row] = price_of(t, position, sketch, keep_idle)
-        if prices[row] < NO_LINK:
-            bounds[row] = plan_bound(t, sketch, stages[row], cuts[row])
+        prices[row] = price_of(t, Position(places[row], cuts[row], stages[row : row + 1]), sketch, keep_idle)

@@ -72,7 +72,6 @@ def _only(cluster: Cluster, numbers: np.ndarray[tuple[int], np.dtype[np.int64]])
         cluster.latency[index],
         cluster.bandwidth[index],
         None if cluster.ratio is None else cluster.ratio[index],
-        cluster.copies,
     )
 
 

@@ -11,12 +11,13 @@ from random import Random
 import numpy as np
 
 from dtfm.scheduler.assemble.evaluate import Candidate, Evaluator
+from dtfm.scheduler.bound.branch_and_bound import is_small
 from dtfm.scheduler.cost.state_transfer import Fetching, nothing_to_fetch
 from dtfm.scheduler.model.problem import Groups, Problem
 from dtfm.scheduler.model.request import Shape
 from dtfm.scheduler.model.sketch import Position, position_of
 from dtfm.scheduler.search.anneal import HOT, Found, anneal
-from dtfm.scheduler.search.exact import improve, is_small
+from dtfm.scheduler.search.exact import improve
 from dtfm.scheduler.search.moves import Rules
 from dtfm.scheduler.search.rising_bound import RisingBound
 from dtfm.scheduler.search.seeds import Start, nearest_nodes, random_groups, seed_groups

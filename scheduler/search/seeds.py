@@ -25,19 +25,15 @@ def similarity_order(problem: Problem) -> tuple[int, ...]:
     count = len(problem.flops)
     if count < 3:
         return tuple(range(count))
-    everyone = np.arange(count)
-    size = float(problem.activation.max()) + float(problem.parameters_before[-1]) / count
-    distance = problem.exchange(everyone, everyone, size)
-    distance = np.minimum(distance + distance.T, 1e12)
+    distance = problem.exchange(float(problem.activation.max()) + float(problem.parameters_before[-1]) / count)
+    distance = np.minimum(2 * distance, 1e12)
     np.fill_diagonal(distance, 0.0)
     return tuple(int(node) for node in leaves_list(linkage(squareform(distance, checks=False), "average")))
 
 
 def nearest_nodes(problem: Problem) -> Ints:
     """By node, all others by the time to exchange a typical activation, there and back: int64 [nodes, nodes - 1]."""
-    everyone = np.arange(len(problem.flops))
-    distance = problem.exchange(everyone, everyone, float(problem.activation.max()))
-    distance = distance + distance.T
+    distance = problem.exchange(float(problem.activation.max()))
     np.fill_diagonal(distance, -1.0)
     return np.ascontiguousarray(np.argsort(distance, axis=1, kind="stable")[:, 1:])
 

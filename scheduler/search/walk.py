@@ -19,9 +19,9 @@ from dtfm.scheduler.model.sketch import (
     Position,
     Sketch,
     copy,
+    draft_of_sketch,
     gather_members,
     not_proven,
-    seats_of_sketch,
 )
 from dtfm.scheduler.model.sums import add_up, follow
 from dtfm.scheduler.model.tables import Tables
@@ -143,5 +143,5 @@ def _price(
     if exactness == SIMULATION:
         if known[SIMULATION] > 0 and seconds * known[SIMULATION] / known[ESTIMATE] > ESTIMATE_DOUBT * most:
             return 2 * limit
-        seconds = seen[SIMULATION] = simulated(t, seats_of_sketch(sketch, stages, cuts))
+        seconds = seen[SIMULATION] = simulated(t, draft_of_sketch(sketch, stages, cuts))
     return float(seconds + transfer + evenness * (sketch.levels[0] + sketch.levels[1]))

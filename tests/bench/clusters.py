@@ -6,7 +6,6 @@ from random import Random
 
 import numpy as np
 
-from dtfm.scheduler.assemble.compact import CompactCluster
 from dtfm.scheduler.model.cluster import Cluster, Node
 from dtfm.scheduler.model.problem import Groups
 from dtfm.scheduler.model.workload import Layer, Workload
@@ -38,17 +37,6 @@ def regional_cluster(count: int, seed: int = 0) -> Cluster:
     nodes = tuple(Node(f"n{i}", 10 ** rng.uniform(12.5, 13.5), 16e9, str(region[i])) for i in range(count))
     noise = rng.uniform(0.8, 1.2, (2, count, count))
     return Cluster(nodes, np.where(near, 0.001, 0.05) * noise[0], between[np.ix_(region, region)] * noise[1])
-
-
-def compact_cluster(count: int) -> CompactCluster:
-    """12 classes with fast links inside; speeds within a factor of 10, connections of 0.1 to 1 Gbit/s."""
-    rng = np.random.default_rng(0)
-    latency, bandwidth = rng.uniform(0.02, 0.12, (12, 12)), 10 ** rng.uniform(7, 8.3, (12, 12))
-    np.fill_diagonal(latency, 0.001)
-    np.fill_diagonal(bandwidth, 6e8)
-    speeds, ups = 10 ** rng.uniform(12.5, 13.5, count), rng.choice([12.5e6, 62.5e6, 125e6], count)
-    nodes = tuple(Node(f"n{i}", float(speeds[i]), 16e9, up=float(ups[i]), down=125e6) for i in range(count))
-    return CompactCluster(nodes, tuple(f"c{i}" for i in range(12)), rng.integers(0, 12, count), latency, bandwidth)
 
 
 def random_workload(seed: int, layers: int, micro_batches: int) -> Workload:

@@ -2,35 +2,31 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from dtfm.scheduler.assemble.evaluate import Evaluator
 from dtfm.scheduler.model.cluster import Cluster
 from dtfm.scheduler.model.plan import Plan
 from dtfm.scheduler.model.problem import Problem, draft_of
 from dtfm.scheduler.model.request import Shape
 from dtfm.scheduler.model.workload import Workload
-from dtfm.scheduler.search.exact import improve, priced
-from tests.scheduler.enumeration import all_plans
+from dtfm.scheduler.search.exact import improve
+from tests.scheduler.enumeration import all_cuts, all_groups
 
 UNLIMITED = 1_000_000
 
 
 def enumerated_seconds(cluster: Cluster, workload: Workload, found: Plan) -> float:
-    """Simulates every choice of groups with every cut, except those that a bound rules out, given ``found``.
+    """Simulates every choice of groups with every cut.
 
-    The bound is tested in tests/scheduler/search/test_exact.py. Five nodes and 5 layers have 1,081 choices of groups, six have
+    Five nodes and 5 layers have 1,081 choices of groups, six have
     8,645, eight nodes and 3 layers 52,925; each has up to 6 cuts.
     """
     layers, nodes = len(workload.layers), len(cluster.nodes)
     evaluator = Evaluator(Problem(cluster, workload), keep_idle_hands=False)
     draft = draft_of(found, cluster)
     best = evaluator.simulated(draft.groups, draft.cuts).seconds
-    plans = all_plans(nodes, layers, Shape(most_stages=min(nodes, layers)))
-    prices, bounds = priced(evaluator.tables, plans, keep_idle_hands=False)
-    for row in np.argsort(prices, kind="stable").tolist():
-        if bounds[row] < best:
-            best = min(best, evaluator.simulated(*plans.groups_and_cuts(row)).seconds)
+    for groups in all_groups(nodes, Shape(most_stages=min(nodes, layers))):
+        for cuts in all_cuts(layers, len(groups)).tolist():
+            best = min(best, evaluator.simulated(groups, tuple(cuts)).seconds)
     return best
 
 

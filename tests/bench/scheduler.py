@@ -34,7 +34,6 @@ from dtfm.scheduler.paper.cost import paper_seconds
 from dtfm.scheduler.paper.search import PaperEvaluator
 from dtfm.scheduler.schedule import schedule
 from tests.bench.clusters import (
-    compact_cluster,
     part_of,
     random_cluster,
     random_groups,
@@ -216,15 +215,6 @@ def scale(nodes: int, seconds: float) -> Iterator[Row]:
     yield most_memory(2)
 
 
-def scale_compact(nodes: int, limit: float) -> Iterator[Row]:
-    workload = Workload(tuple(Layer(f"l{i}", 2e11, 1e8, 4e6) for i in range(24)), nodes // 2)
-    began = time.process_time()
-    schedule(compact_cluster(nodes), workload, time_used=since(began, limit / 2))
-    took = time.process_time() - began
-    yield Row(f"{nodes} nodes, compact, deadline {limit / 2:g} s", took, "s", f"{limit:g} s", took / limit)
-    yield most_memory(4)
-
-
 def most_memory(limit: float) -> Row:
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20  # Linux counts in KiB
     return Row("most memory so far", peak, "GiB", f"limit {limit:g} GiB", peak / limit)
@@ -243,7 +233,6 @@ def rows(quick: bool, exhaustive: bool, replays: int, progress: dict[str, Points
     yield from handicapped_node()
     yield from replayed(10 if quick else 200, 1 if quick else replays, MORE_WAYS if exhaustive else WAYS)
     yield from scale(256 if quick else 1024, 10.0 if quick else 30.0)
-    yield from scale_compact(2_048 if quick else 10_240, 10.0 if quick else 120.0)
 
 
 def main() -> None:

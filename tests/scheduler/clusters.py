@@ -45,7 +45,7 @@ def relayed(rng: np.random.Generator, count: int) -> tuple[tuple[Relay, ...], In
     return relays, np.where(direct | np.eye(count, dtype=bool), -1, via)
 
 
-def any_problem(rng: np.random.Generator, count: int, layers: int, copies: int = 1) -> Problem:
+def any_problem(rng: np.random.Generator, count: int, layers: int) -> Problem:
     """A problem in which any of devices, memory, links and connections may decide, with codecs, links that do not exist, and any
     way to keep what nodes need."""
     shape = (count, count)
@@ -64,5 +64,5 @@ def any_problem(rng: np.random.Generator, count: int, layers: int, copies: int =
     model = tuple(Layer(f"l{i}", *map(float, size)) for i, size in enumerate(sizes))
     latency = rng.choice([0.0, 1e-3, 0.1]) * rng.random(shape)
     relays, via = relayed(rng, count) if rng.random() < 0.2 else ((), None)
-    cluster = Cluster(nodes, latency, bandwidth, ratio, copies, relays, via)
+    cluster = Cluster(nodes, latency, bandwidth, ratio, relays, via)
     return with_ways(rng, Problem(cluster, Workload(model, int(rng.choice([1, 4, 20, 60])))))

@@ -27,7 +27,7 @@ def drafts(draw: st.DrawFn, most_nodes: int = 10, alike: bool | None = None) -> 
         tuple(_layer(rng, alike) for _ in range(layers)), draw(st.integers(1, 30)), own_bytes_per_parameter_byte=1.0
     )
     missing = draw(st.sampled_from([0.0, 0.0, 0.02]))
-    cluster = _cluster(rng, nodes, alike, missing, draw(st.sampled_from([1, 1, 2, 7, 30])))
+    cluster = _cluster(rng, nodes, alike, missing)
     problem = with_ways(rng, Problem(cluster, workload))
     stages = draw(st.integers(1, min(nodes, layers)))
     return problem, _draft(rng, problem, stages, draw(st.integers(stages, nodes)))
@@ -40,7 +40,7 @@ def _layer(rng: np.random.Generator, alike: bool) -> Layer:
     return Layer("", 0.0 if nothing else 10 ** rng.uniform(9, 13), 10 ** rng.uniform(4, 9), 10 ** rng.uniform(3, 8))
 
 
-def _cluster(rng: np.random.Generator, count: int, alike: bool, missing: float, copies: int) -> Cluster:
+def _cluster(rng: np.random.Generator, count: int, alike: bool, missing: float) -> Cluster:
     def limit() -> float | None:
         return None if rng.random() < 0.5 else 8e6 if alike else 10 ** rng.uniform(6, 8)
 
@@ -60,7 +60,7 @@ def _cluster(rng: np.random.Generator, count: int, alike: bool, missing: float, 
     latency = np.full(shape, 0.5) if alike else 10 ** rng.uniform(-4, 0.5, shape)
     ratio = np.full(shape, 0.25) if alike else rng.uniform(0.1, 1, shape)
     relays, via = relayed(rng, count) if rng.random() < 0.3 else ((), None)
-    return Cluster(nodes, latency, bandwidth, ratio if rng.random() < 0.5 else None, copies, relays, via)
+    return Cluster(nodes, latency, bandwidth, ratio if rng.random() < 0.5 else None, relays, via)
 
 
 def _draft(rng: np.random.Generator, problem: Problem, stages: int, used: int) -> Draft:
@@ -71,7 +71,7 @@ def _draft(rng: np.random.Generator, problem: Problem, stages: int, used: int) -
     cuts = (0, *np.sort(rng.permutation(np.arange(1, layers))[: stages - 1]).tolist(), layers)
     # Every micro-batch takes any nodes, or each group's first ones only.
     places = [rng.integers(0, rng.integers(1, len(group) + 1), micro_batches) for group in groups]
-    return Draft(
+    return Draft.of(
         groups,
         cuts,
         tuple(np.bincount(place, minlength=len(group)) for place, group in zip(places, groups, strict=True)),

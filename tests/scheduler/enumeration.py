@@ -10,8 +10,6 @@ import numpy as np
 
 from dtfm.scheduler.model.problem import Groups, Ints
 from dtfm.scheduler.model.request import Shape
-from dtfm.scheduler.model.sketch import position_of
-from dtfm.scheduler.search.branch_and_bound import Plans
 
 
 def all_groups(count: int, shape: Shape) -> Iterator[Groups]:
@@ -43,14 +41,3 @@ def all_cuts(layers: int, stages: int) -> Ints:
     """Every way to cut ``layers`` layers into ``stages`` stages: int64 [ways, stages + 1]."""
     inner = itertools.combinations(range(1, layers), stages - 1)
     return np.array([(0, *cuts, layers) for cuts in inner], dtype=np.int64)
-
-
-def all_plans(count: int, layers: int, shape: Shape) -> Plans:
-    """Every choice of groups with every cut; their bounds are 0."""
-    made = [
-        position_of(groups, tuple(cuts), count)
-        for groups in all_groups(count, shape)
-        for cuts in all_cuts(layers, len(groups)).tolist()
-    ]
-    places, cuts, stages = (np.stack(column) for column in zip(*made, strict=True))
-    return Plans(places, cuts, stages[:, 0], np.zeros(len(made)))

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from dtfm.scheduler.assemble.evaluate import Evaluator
-from dtfm.scheduler.model.problem import Draft, Groups, Problem
+from dtfm.scheduler.assemble.evaluate import Evaluator, lacking_bytes
+from dtfm.scheduler.model.chains import places
+from dtfm.scheduler.model.keeping import ENOUGH
+from dtfm.scheduler.model.problem import Draft, Groups, Ints, Problem
+from dtfm.scheduler.model.sketch import empty_sketch, gather_members, position_of
+from dtfm.scheduler.model.tables import tables
 from tests.scheduler.yardstick_keeping import shortfall
 
 
@@ -39,7 +43,13 @@ def randomly_loaded(rng: np.random.Generator, problem: Problem, groups: Groups, 
         loads.append(np.array([np.count_nonzero(column == node) for node in group], dtype=np.int64))
     for senders, receivers, a, b in zip(groups, groups[1:], columns, columns[1:], strict=False):
         flows.append(np.array([[np.count_nonzero((a == u) & (b == v)) for v in receivers] for u in senders], np.int64))
-    return Draft(groups, cuts, tuple(loads), tuple(flows))
+    return Draft.of(groups, cuts, tuple(loads), tuple(flows))
+
+
+def chains_of(draft: Draft) -> Ints:
+    """By micro-batch, the nodes that compute it: int64 [micro-batches, stages]."""
+    at = places(draft.loads[0], draft.flows)
+    return np.column_stack([np.array(group)[column] for group, column in zip(draft.groups, at.T, strict=True)])
 
 
 def assembled(problem: Problem, groups: Groups, cuts: tuple[int, ...]) -> Draft:
@@ -47,6 +57,14 @@ def assembled(problem: Problem, groups: Groups, cuts: tuple[int, ...]) -> Draft:
     candidate = Evaluator(problem, keep_idle_hands=True).estimated(groups, cuts)
     assert candidate.feasible
     return candidate.draft
+
+
+def memory_shortfall(problem: Problem, groups: Groups, cuts: tuple[int, ...]) -> float:
+    """Bytes that the node with the least room lacks; 0 when every stage fits on each of its nodes (rounding errors aside)."""
+    position, sketch = position_of(groups, cuts, len(problem.flops)), empty_sketch(tables(problem))
+    gather_members(position, sketch)
+    lacking = lacking_bytes(tables(problem), sketch, len(groups), position.cuts)
+    return lacking if lacking >= ENOUGH else 0.0
 
 
 def fits(problem: Problem, draft: Draft) -> bool:

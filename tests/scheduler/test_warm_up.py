@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dtfm.scheduler.assemble.compact import CompactCluster
+from dtfm.scheduler.bound.branch_and_bound import Plans
 from dtfm.scheduler.model.cluster import Cluster
 from dtfm.scheduler.model.decision import Infeasible, Objective
 from dtfm.scheduler.model.problem import Floats
@@ -19,9 +19,8 @@ from dtfm.scheduler.model.tables import Tables
 from dtfm.scheduler.model.workload import PaperCosts
 from dtfm.scheduler.schedule import schedule
 from dtfm.scheduler.search import exact
-from dtfm.scheduler.search.branch_and_bound import Plans
 from dtfm.scheduler.warm_up import compiled_functions, is_compiled, warm_up
-from tests.scheduler.clusters import even_workload, random_cluster
+from tests.scheduler.clusters import even_workload, random_cluster, uniform_cluster
 
 WORKLOAD = even_workload()
 ANY_WAY = replace(WORKLOAD, checkpointing=None, optimizer_state=None, copy_bytes_per_parameter_byte=0.5)
@@ -32,11 +31,6 @@ def limited() -> Cluster:
     cluster = random_cluster(5, 12, unreachable=0.1)
     nodes = tuple(replace(node, up=1e8, down=2e8) for node in cluster.nodes)
     return replace(cluster, nodes=nodes, ratio=np.full((12, 12), 0.25))
-
-
-def compact() -> CompactCluster:
-    nodes = random_cluster(5, 1100).nodes
-    return CompactCluster(nodes, ("eu",), np.zeros(1100, np.int64), np.full((1, 1), 0.01), np.full((1, 1), 1e8))
 
 
 def with_hosts(memory: float = 1e9) -> Cluster:
@@ -78,7 +72,7 @@ QUESTIONS: dict[str, Callable[[], Any]] = {
     "few nodes": lambda: schedule(random_cluster(5, 4), WORKLOAD, evaluations=3000),
     "a node left": without_a_node,
     "the paper's objective": lambda: schedule(random_cluster(5, 6), PAPER, objective=Objective.PAPER, evaluations=300),
-    "a thousand nodes": lambda: schedule(compact(), even_workload(12, 64), time_used=lambda: 1.0),
+    "a large group": lambda: schedule(uniform_cluster(60), even_workload(12, 64), stages=1, time_used=lambda: 1.0),
 }
 
 
@@ -94,7 +88,7 @@ def test_no_question_is_left_to_compile_for(question: str) -> None:
 def test_the_small_cluster_is_searched_exactly_too(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = []
 
-    def priced(tables: Tables, plans: Plans, keep_idle_hands: bool) -> tuple[Floats, Floats]:
+    def priced(tables: Tables, plans: Plans, keep_idle_hands: bool) -> Floats:
         rows.append(len(plans.stages))
         return original(tables, plans, keep_idle_hands)
 

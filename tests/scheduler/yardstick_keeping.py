@@ -85,9 +85,8 @@ def allowed(problem: Problem, first: int, past_last: int) -> list[Kept]:
 
 def chosen(problem: Problem, draft: Draft, stage: int, node: int) -> Kept:
     """The draft's way, if it says one; the first with which the fewest in flight fit; otherwise the last."""
-    if draft.keeping is not None:
-        own = draft.keeping[stage][draft.groups[stage].index(node)]
-        return kept(problem.workload, draft.cuts[stage], draft.cuts[stage + 1], own)
+    if (way := draft.way[draft.node == node][0]) >= 0:
+        return kept(problem.workload, draft.cuts[stage], draft.cuts[stage + 1], ORDER[way])
     ways = allowed(problem, draft.cuts[stage], draft.cuts[stage + 1])
     held = min(in_flight(stage, len(draft.groups)), problem.workload.micro_batches)
     return next((way for way in ways if way.lacking(problem, node, held) < 1.0), ways[-1])

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given, settings, strategies as st
 
 from dtfm.scheduler.assemble.cuts import cut_model, nearly_fitting_cuts
-from dtfm.scheduler.assemble.evaluate import Evaluator, memory_shortfall
+from dtfm.scheduler.assemble.evaluate import Evaluator
 from dtfm.scheduler.model.cluster import Cluster, Node
 from dtfm.scheduler.model.problem import Groups, Problem
 from dtfm.scheduler.model.sketch import cuts_of, empty_sketch, gather_members, position_of
@@ -16,7 +16,7 @@ from dtfm.scheduler.model.tables import tables
 from dtfm.scheduler.model.workload import Layer, Workload
 from tests.scheduler.clusters import any_problem, random_cluster
 from tests.scheduler.enumeration import all_cuts
-from tests.scheduler.plans import random_draft
+from tests.scheduler.plans import memory_shortfall, random_draft
 
 
 def cut(problem: Problem, groups: Groups) -> tuple[int, ...] | None:

@@ -3,9 +3,9 @@
 import numpy as np
 from hypothesis import given, settings, strategies as st
 
-from dtfm.scheduler.assemble.evaluate import Evaluator, memory_shortfall, missing_links
+from dtfm.scheduler.assemble.evaluate import Evaluator, missing_links
 from tests.scheduler.clusters import any_problem
-from tests.scheduler.plans import random_draft
+from tests.scheduler.plans import memory_shortfall, random_draft
 
 PROBLEMS = {"seed": st.integers(0, 10**6), "count": st.integers(1, 10), "layers": st.integers(1, 6)}
 

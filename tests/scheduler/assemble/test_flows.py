@@ -43,7 +43,7 @@ def connected(problem: Problem, groups: Groups, cuts: tuple[int, ...]) -> tuple[
     longest = share_out(t, sketch, len(groups))
     if not connect(t, sketch, len(groups), position.cuts, longest):
         return None
-    return draft_of_sketch(sketch, cuts), sketch, longest
+    return draft_of_sketch(sketch, len(groups), position.cuts), sketch, longest
 
 
 @settings(max_examples=100, deadline=None)

@@ -14,7 +14,7 @@ from dtfm.scheduler.model.cluster import Cluster, Node
 from dtfm.scheduler.model.problem import Problem
 from dtfm.scheduler.model.request import Shape
 from dtfm.scheduler.model.workload import Layer, Workload
-from tests.bench.clusters import unequal
+from tests.bench.clusters import transformer, unequal, unequal_cluster
 from tests.scheduler.clusters import even_workload, uniform_cluster
 from tests.scheduler.enumeration import all_cuts, all_groups
 from tests.scheduler.plans import fits, random_draft, randomly_loaded
@@ -111,7 +111,7 @@ def test_no_random_plan_of_very_many_undercuts_the_bound(seed: int, count: int, 
 def try_random_plans(seed: int, count: int, layers: int) -> None:
     rng = np.random.default_rng(seed)
     problem = scarce(rng, count, layers, micro_batches=int(rng.choice([2, 16, 60])))
-    bound = iteration_bound(problem, steps=30, looks=1e6 if count <= 12 else 0)  # to list more groups takes long
+    bound = iteration_bound(problem, steps=30)
     for _ in range(20):
         draft = random_draft(rng, problem)
         if fits(problem, draft):
@@ -214,9 +214,15 @@ def test_poor_links_raise_the_bound_to_one_devices_time() -> None:
     assert min(all_prices(problem, False)) <= iteration_bound(problem) * (1 + 1e-6)
 
 
-def test_the_bound_is_close_for_unequal_nodes_in_data_centers_and_homes() -> None:
+def test_the_bound_is_close_for_few_unequal_nodes_in_data_centers_and_homes() -> None:
+    """The search finds a plan of 16.7 s for this cluster."""
+    problem = Problem(unequal_cluster(0, 8), transformer(10, 1024, micro_batches=128))
+    assert 16.7 / 1.01 < iteration_bound(problem) < 16.73
+
+
+def test_the_bound_is_not_far_for_more_of_them() -> None:
     """The search has found a plan of 30.4 s for this cluster."""
-    assert 30.4 / 1.25 < iteration_bound(Problem(*unequal(1, 16))) < 30.4
+    assert 30.4 / 1.8 < iteration_bound(Problem(*unequal(1, 16))) < 30.4
 
 
 def test_layers_without_cost_cause_no_numerical_errors() -> None:

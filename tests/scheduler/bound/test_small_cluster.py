@@ -1,12 +1,10 @@
-"""The bound from all groups of a small cluster and the partial plans that they form."""
-
-from dataclasses import replace
+"""The bound from all plans of a small cluster."""
 
 import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from dtfm.scheduler.bound.small_cluster import ruled_out_by_partition
+from dtfm.scheduler.bound.rising_bounds import listed
 from dtfm.scheduler.model.cluster import Cluster, Node
 from dtfm.scheduler.model.decision import Infeasible
 from dtfm.scheduler.model.problem import Problem
@@ -14,8 +12,8 @@ from dtfm.scheduler.model.workload import Layer, Workload
 from dtfm.scheduler.schedule import schedule
 
 
-def bound(problem: Problem, seconds: float, looks: float = 1e7) -> float:
-    return list(ruled_out_by_partition(problem, seconds, looks))[-1]
+def bound(problem: Problem, seconds: float) -> float:
+    return list(listed(problem, seconds))[-1]
 
 
 @settings(max_examples=20, deadline=None)
@@ -58,44 +56,6 @@ def tight(rng: np.random.Generator, count: int, layers: int) -> Problem:
     model = tuple(Layer("", float(rng.choice([1e11, 2e11])), state * rng.random(), kept) for _ in range(layers))
     latency = np.full((count, count), float(rng.choice([0.0, 1e-3])))
     return Problem(Cluster(nodes, latency, links), Workload(model, int(rng.choice([8, 20, 60]))))
-
-
-def pipeline_before_a_reduction(kept: float) -> Problem:
-    """Node 0 computes the first layer for 100 s. Nodes 1 and 2 share the second: 70 s each, then send
-    shards for 10 s and sums for 10 s. No node has room
-    for both layers. ``kept`` is the bytes of an activation."""
-    model = (Layer("", 1e12 / 3, 1e7, kept), Layer("", 1e12 / 3, 2e8, kept))
-    room = (4e7 + 16 * kept * 4, 8e8 + 16 * kept * 4, 8e8 + 16 * kept * 4)
-    nodes = tuple(Node(f"n{i}", 7e11 if i else 1e12, memory) for i, memory in enumerate(room))
-    links = np.full((3, 3), 1e7)
-    return Problem(Cluster(nodes, np.zeros((3, 3)), links), Workload(model, 100))
-
-
-def test_stages_before_a_long_tail_wait_for_it() -> None:
-    problem = pipeline_before_a_reduction(kept=1e3)
-    best = schedule(problem.cluster, problem.workload).predicted.iteration_seconds
-    assert 118 < best < 124
-    assert 105 < bound(problem, 90) <= best
-
-
-def test_stages_behind_end_before_a_long_tail() -> None:
-    """The same with the two stages exchanged, and room for all micro-batches in flight."""
-    problem = pipeline_before_a_reduction(kept=1e3)
-    cluster, workload = problem.cluster, problem.workload
-    nodes = tuple(replace(node, memory_bytes=node.memory_bytes + 100 * 16e3) for node in cluster.nodes)
-    turned = Problem(replace(cluster, nodes=nodes), replace(workload, layers=workload.layers[::-1]))
-    best = schedule(turned.cluster, turned.workload).predicted.iteration_seconds
-    assert 118 < best < 124
-    assert 108 < bound(turned, 90) <= best
-
-
-def test_micro_batches_in_flight_do_not_wait() -> None:
-    """With room for all of them, all forward passes are over early, and backward passes hide the sums."""
-    problem = pipeline_before_a_reduction(kept=1e3)
-    cluster = problem.cluster
-    nodes = tuple(replace(node, memory_bytes=node.memory_bytes + 100 * 16e3) for node in cluster.nodes)
-    problem = Problem(replace(cluster, nodes=nodes), problem.workload)
-    assert bound(problem, 90) < 105
 
 
 def chain_of_four(between: float) -> Problem:

@@ -22,7 +22,7 @@ from tests.scheduler.yardstick_keeping import chosen
 STAGES, ACTIVATION = 3, 1000.0
 WORKLOAD = Workload(tuple(Layer("", 1e9, 500.0, ACTIVATION) for _ in range(STAGES)), micro_batches=30)
 ALL = np.array([WORKLOAD.micro_batches])
-CHAIN = Draft(((0,), (1,), (2,)), (0, 1, 2, 3), (ALL,) * 3, (ALL[None],) * 2)
+CHAIN = Draft.of(((0,), (1,), (2,)), (0, 1, 2, 3), (ALL,) * 3, (ALL[None],) * 2)
 
 
 def problem(latency: float, memory: float = 1e12) -> Problem:
@@ -81,7 +81,7 @@ def by_definition(problem: Problem, draft: Draft) -> tuple[tuple[int, ...], ...]
             if not draft.flows[boundary][groups[boundary].index(a), groups[boundary + 1].index(b)]:
                 return 0.0
             size = problem.activation[cuts[boundary + 1] - 1]
-            exchange = problem.exchange(np.array([a]), np.array([b]), float(size)).item()
+            exchange = float(problem.exchange(float(size))[a, b])
             total += SLACK * exchange + float(compute[b])
         return total
 

@@ -25,7 +25,7 @@ def problem_of(flops: float = 1e12, activation: float = 1.0, parameters: float =
     return Problem(cluster, Workload(layers, 8, checkpointing=None))
 
 
-TWO_BY_TWO = Draft(((0, 1), (2, 3)), (0, 1, 2), (np.array([4, 4]),) * 2, (NODES,))
+TWO_BY_TWO = Draft.of(((0, 1), (2, 3)), (0, 1, 2), (np.array([4, 4]),) * 2, (NODES,))
 
 
 @pytest.mark.parametrize(

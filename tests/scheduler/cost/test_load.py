@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from dtfm.scheduler.cost.load import balance, loads_by_speed
+from dtfm.scheduler.cost.load import balance
 from dtfm.scheduler.model.cluster import Cluster, Node
 from dtfm.scheduler.model.problem import Problem
 from dtfm.scheduler.model.workload import Layer, Workload
@@ -57,10 +57,6 @@ def test_equally_good_nodes_get_loads_that_differ_by_one_at_most_the_first_more(
 def test_a_node_that_cannot_compute_gets_nothing() -> None:
     assert balanced([np.inf, 2.0, np.inf, 2.0], 6) == [0, 3, 0, 3]
     assert balanced([np.inf, np.inf], 6) is None
-
-
-def test_without_links_loads_follow_speed() -> None:
-    assert loads_by_speed(one_then_two(speeds=(1, 1, 3)), np.array([1, 2])).tolist() == [3, 9]
 
 
 def one_then_two(speeds: tuple[float, ...] = (1, 1, 1), slow: float = 1.0, up: float | None = None) -> Problem:

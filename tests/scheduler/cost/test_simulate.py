@@ -11,7 +11,7 @@ from dtfm.scheduler.cost.state_transfer import Holdings
 from dtfm.scheduler.model.cluster import Cluster, Node, Relay
 from dtfm.scheduler.model.problem import Draft, Problem
 from dtfm.scheduler.model.workload import Layer, Workload
-from tests.scheduler.plans import assembled
+from tests.scheduler.plans import assembled, chains_of
 
 SECOND = 1e12  # FLOPs that a node of these tests computes in a second
 
@@ -135,6 +135,6 @@ def test_state_moves_uncompressed() -> None:
 def test_replicas_that_share_a_node_are_both_busy_from_the_beginning() -> None:
     problem = problem_of(3, layers=3, micro_batches=8, latency=0, bandwidth=1e12)
     draft = assembled(problem, ((0,), (1, 2)), (0, 1, 3))
-    assert draft.chains.tolist() == [[0, 1], [0, 2]] * 4
+    assert chains_of(draft).tolist() == [[0, 1], [0, 2]] * 4
     # 8 micro-batches take the first node 24 seconds, and each of the others 24; one after the other would take them 48.
     assert simulate(problem, draft) < 24 + 12

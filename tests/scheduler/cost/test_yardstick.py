@@ -16,7 +16,7 @@ from dtfm.scheduler.cost.simulate import simulate, simulated
 from dtfm.scheduler.model.chains import places
 from dtfm.scheduler.model.cluster import Cluster
 from dtfm.scheduler.model.problem import Draft, Problem
-from dtfm.scheduler.model.tables import seats, tables
+from dtfm.scheduler.model.tables import tables
 from dtfm.scheduler.model.workload import Layer, Workload
 from tests.scheduler.clusters import random_cluster
 from tests.scheduler.cost.yardstick_simulate import reduction_by_formula, simulated_in_python
@@ -35,7 +35,7 @@ def test_groups_reduce_link_by_link_up_to_a_size_and_by_formula_above(size: int)
     workload = Workload(tuple(Layer("", 1e11, 1e7, 1e5) for _ in range(3)), micro_batches=size)
     problem = Problem(random_cluster(0, size + 1), workload)
     each = np.ones(size, dtype=np.int64)
-    draft = Draft(((size,), tuple(range(size))), (0, 1, 3), (np.array([size]), each), (each[None],))
+    draft = Draft.of(((size,), tuple(range(size))), (0, 1, 3), (np.array([size]), each), (each[None],))
     assert simulate(problem, draft) == pytest.approx(simulated_in_python(problem, draft), rel=1e-9)
 
 
@@ -43,9 +43,8 @@ def test_groups_reduce_link_by_link_up_to_a_size_and_by_formula_above(size: int)
 @given(drafts())
 def test_micro_batches_pass_the_seats_that_plans_say(drawn: tuple[Problem, Draft]) -> None:
     _, draft = drawn
-    numbered = seats(draft)
-    expected = places(draft.loads[0], draft.flows) + numbered.first[:-1]
-    assert seats_passed(numbered).T.tolist() == expected.tolist()
+    expected = places(draft.loads[0], draft.flows) + draft.first[:-1]
+    assert seats_passed(draft).T.tolist() == expected.tolist()
 
 
 @settings(deadline=None)
@@ -64,7 +63,7 @@ def test_all_problems_share_the_compiled_code(drawn: tuple[Problem, Draft], by_c
     if by_column:
         cluster = problem.cluster
         links = np.asfortranarray(cluster.latency), np.asfortranarray(cluster.bandwidth)
-        problem = Problem(Cluster(cluster.nodes, *links, copies=cluster.copies), problem.workload)
+        problem = Problem(Cluster(cluster.nodes, *links), problem.workload)
     simulate(problem, draft)
     assert len(simulated.signatures) == 1  # type: ignore[attr-defined]
 
@@ -79,7 +78,7 @@ def large(nodes: int, stages: int, micro_batches: int) -> tuple[Problem, Draft]:
         counted(a, b, (len(before), len(after)))
         for (a, b), (before, after) in zip(itertools.pairwise(at), itertools.pairwise(groups), strict=True)
     )
-    draft = Draft(groups, tuple(range(0, 4 * stages + 1, 4)), loads, flows)
+    draft = Draft.of(groups, tuple(range(0, 4 * stages + 1, 4)), loads, flows)
     return Problem(random_cluster(0, nodes), workload), draft
 
 
@@ -95,7 +94,7 @@ def test_a_large_step_takes_little_time() -> None:
 def test_other_threads_run_meanwhile() -> None:
     problem, draft = large(nodes=2, stages=2, micro_batches=300_000)
     simulate(*large(nodes=2, stages=2, micro_batches=1))
-    arrays = tables(problem), seats(draft)
+    arrays = tables(problem), draft
 
     def timed() -> tuple[float, float]:
         began = time.monotonic()

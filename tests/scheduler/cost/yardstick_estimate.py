@@ -197,26 +197,24 @@ def _reduced(plan: _Plan, stage: int, end: dict[int, float]) -> float:
     Once the node with the latest end has begun, owners send sums. What cannot hide is the last layer's: to the owners, and on.
     """
     problem, group = plan.problem, plan.draft.groups[stage]
-    copies, replicas = problem.cluster.copies, len(group) * problem.cluster.copies
     latest = max(group, key=lambda node: end[node])
-    if replicas == 1:
+    if len(group) == 1:
         return end[latest]
     layers = plan.draft.cuts[stage + 1] - plan.draft.cuts[stage]
-    shard = plan.sum_of(problem.parameters_before, stage) / replicas
+    shard = plan.sum_of(problem.parameters_before, stage) / len(group)
     hidden = {node: (plan.passes[node] - 1) * plan.forward[node] * (1 - 1 / layers) for node in group}
 
     def per_byte(a: int, b: int) -> float:
         """The link's, or that of a's or b's connection, which sends to and receives from all others at the same time."""
-        out = sum(problem.ratio[a, c] * (copies - (a == c)) for c in group) / problem.up[a]
-        into = sum(problem.ratio[c, b] * (copies - (b == c)) for c in group) / problem.down[b]
-        link = problem.own_slowness[a] if a == b else problem.slowness[a, b]
+        out = sum(problem.ratio[a, c] for c in group if c != a) / problem.up[a]
+        into = sum(problem.ratio[c, b] for c in group if c != b) / problem.down[b]
         relay, passing = int(problem.via[a, b]), 0.0
         if relay >= 0:
             passing = sum(problem.ratio[c, d] for c in group for d in group if problem.via[c, d] == relay)
             passing /= min(plan.connection(relay))
-        return float(max(link, out, into, passing))
+        return float(max(problem.slowness[a, b], out, into, passing))
 
-    if copies > 1 or len(group) > EXACT_GROUP:
+    if len(group) > EXACT_GROUP:
         transfer = 2 * shard * max(per_byte(a, b) for a in group for b in group)
         latency = 2 * max(problem.latency[a, b] for a in group for b in group)
         return float(end[latest] + max(transfer - min(hidden.values()), transfer / layers) + latency)

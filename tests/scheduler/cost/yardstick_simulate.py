@@ -11,6 +11,7 @@ import numpy as np
 from dtfm.scheduler.cost.in_flight import depths
 from dtfm.scheduler.cost.reduction import EXACT_GROUP
 from dtfm.scheduler.model.problem import Draft, Ints, Problem
+from tests.scheduler.plans import chains_of
 from tests.scheduler.yardstick_keeping import chosen, slowest_update
 
 
@@ -77,7 +78,7 @@ def simulated_in_python(problem: Problem, draft: Draft) -> float:
     stages = len(draft.groups)
     work = np.diff(problem.flops_before[list(draft.cuts)])
     outputs = problem.activation[np.array(draft.cuts[1:]) - 1].tolist()
-    chain_of = draft.chains.tolist()
+    chain_of = chains_of(draft).tolist()
     limits = depths(problem, draft)
     devices = {
         node: _Device(stage, float(work[stage] / problem.flops[node]), limit, 0)
@@ -95,7 +96,7 @@ def simulated_in_python(problem: Problem, draft: Draft) -> float:
     for group in draft.groups:
         if np.isinf(problem.slowness[np.ix_(group, group)]).any():
             return float("inf")
-    small = [group for group in draft.groups if len(group) > 1 and len(group) * problem.cluster.copies <= EXACT_GROUP]
+    small = [group for group in draft.groups if 1 < len(group) <= EXACT_GROUP]
     reductions = {
         node: reduction for group in small for reduction in [_Reduction(problem, group, network)] for node in group
     }
@@ -162,7 +163,7 @@ def simulated_in_python(problem: Problem, draft: Draft) -> float:
         if node in reductions:
             for owner, time in reductions[node].scatter(now, node, layer):
                 at(time, summed, owner, layer)
-        elif len(group) * problem.cluster.copies > EXACT_GROUP and layer == draft.cuts[devices[node].stage]:
+        elif len(group) > EXACT_GROUP and layer == draft.cuts[devices[node].stage]:
             large[group] = large.get(group, 0) + 1
             if large[group] == len(group):
                 layers = draft.cuts[devices[node].stage : devices[node].stage + 2]
@@ -226,15 +227,13 @@ class _Reduction:
 
 def reduction_by_formula(problem: Problem, group: Ints, gradient_bytes: float) -> float:
     """The same as reduction_seconds."""
-    copies = problem.cluster.copies
-    replicas = len(group) * copies
-    if replicas == 1:
+    if len(group) == 1:
         return 0.0
     index = np.ix_(group, group)
     up, down = problem.up[group], problem.down[group]
     if min(up.min(), down.min()) == 0:
         return float("inf")
-    ratio = problem.ratio[index] * (copies - np.eye(len(group)))
+    ratio = problem.ratio[index] * (1 - np.eye(len(group)))
     relays = problem.cluster.relays
     capacity = np.minimum(
         [*problem.up, *(each.up for each in relays)], [*problem.down, *(each.down for each in relays)]
@@ -242,8 +241,7 @@ def reduction_by_formula(problem: Problem, group: Ints, gradient_bytes: float) -
     slownesses = (
         problem.slowness[index].max(),
         max(problem.ratio[index][problem.via[index] == relay].sum() / most for relay, most in enumerate(capacity)),
-        problem.own_slowness[group].max(),
         (ratio.sum(axis=1) / up).max(),
         (ratio.sum(axis=0) / down).max(),
     )
-    return float(2 * gradient_bytes / replicas * max(slownesses) + 2 * problem.latency[index].max())
+    return float(2 * gradient_bytes / len(group) * max(slownesses) + 2 * problem.latency[index].max())

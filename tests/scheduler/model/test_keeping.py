@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from dtfm.scheduler.assemble.evaluate import memory_shortfall
 from dtfm.scheduler.cost.simulate import simulate
 from dtfm.scheduler.model.cluster import Cluster, Node
 from dtfm.scheduler.model.keeping import held_by, keepings
@@ -15,6 +14,7 @@ from dtfm.scheduler.model.problem import Draft, Problem
 from dtfm.scheduler.model.workload import Layer, Workload
 from tests.scheduler import yardstick_keeping as plain
 from tests.scheduler.drafts import drafts
+from tests.scheduler.plans import memory_shortfall
 
 NONE, LAYER = Checkpointing
 DEVICE, HOST = OptimizerState
@@ -80,6 +80,6 @@ def test_what_the_run_fixes_is_what_every_node_does() -> None:
 
 
 def test_to_compute_layers_again_costs_one_forward_pass_more() -> None:
-    draft = Draft(((0,),), (0, 3), (np.array([4]),), ())
+    draft = Draft.of(((0,),), (0, 3), (np.array([4]),), ())
     plainly, again = (simulate(one_node(1e9, 1e9, checkpointing=ways), draft) for ways in (NONE, LAYER))
     assert [plainly, again] == pytest.approx([4 * 3 * 3.0, 4 * 3 * 4.0])

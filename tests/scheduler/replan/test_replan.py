@@ -7,13 +7,12 @@ import pytest
 from hypothesis import assume, given, settings, strategies as st
 from numpy.typing import NDArray
 
-from dtfm.scheduler.assemble.evaluate import memory_shortfall
 from dtfm.scheduler.cost.simulate import simulate
 from dtfm.scheduler.cost.state_transfer import Holdings, fetching_seconds
 from dtfm.scheduler.model.cluster import Cluster, Node
 from dtfm.scheduler.model.decision import Reason, Why
 from dtfm.scheduler.model.keeping import has_room, held_by, keepings, kept_as_before
-from dtfm.scheduler.model.memory import BUS_BYTES_PER_SECOND, Checkpointing, Keeping, OptimizerState, in_flight
+from dtfm.scheduler.model.memory import BUS_BYTES_PER_SECOND, LADDER, Checkpointing, Keeping, OptimizerState, in_flight
 from dtfm.scheduler.model.plan import Plan, Stage, from_routes, unless_usual, validate
 from dtfm.scheduler.model.problem import Draft, Floats, Problem
 from dtfm.scheduler.model.sketch import position_of
@@ -23,7 +22,7 @@ from tests.scheduler import yardstick_keeping as yardstick
 from tests.scheduler.clusters import any_problem, even_workload, uniform_cluster
 from tests.scheduler.cost.yardstick_simulate import simulated_in_python
 from tests.scheduler.drafts import drafts
-from tests.scheduler.plans import random_draft
+from tests.scheduler.plans import memory_shortfall, random_draft
 
 STATE = 2e7 * 3  # weights and optimizer state of a layer of even_workload
 
@@ -186,15 +185,14 @@ def test_who_has_the_same_layers_keeps_them_as_before_unless_that_does_not_fit(
     problem, draft = drawn
     assume(not memory_shortfall(problem, draft.groups, draft.cuts))
     ways = st.sampled_from(problem.workload.ways)
-    before = replace(draft, keeping=tuple(tuple(data.draw(ways) for _ in group) for group in draft.groups))
-    assert before.keeping is not None
-    plan = before.plan(problem.cluster, [()] * len(draft.groups), before.keeping, 1)
+    before = draft._replace(way=np.array([LADDER.index(data.draw(ways)) for _ in draft.node]))
+    kept_before = keepings(problem, before)
+    plan = before.plan(problem.cluster, [()] * len(draft.groups), kept_before, 1)
     again = kept_as_before(problem, plan, draft)
-    assert again.keeping is not None
     assert has_room(problem, again)
-    assert not has_room(problem, before) or again.keeping == before.keeping
+    assert not has_room(problem, before) or again.way.tolist() == before.way.tolist()
     for stage, (had, has, usual) in enumerate(
-        zip(before.keeping, again.keeping, keepings(problem, draft), strict=True)
+        zip(kept_before, keepings(problem, again), keepings(problem, draft), strict=True)
     ):
         for node, one, other, chosen in zip(draft.groups[stage], had, has, usual, strict=True):
             fewest = min(in_flight(stage, len(draft.groups)), problem.workload.micro_batches)

@@ -32,7 +32,7 @@ def plan(cut: int, keeping: tuple[Keeping, ...] = ()) -> Plan:
 
 
 def draft(cut: int, groups: tuple[tuple[int, ...], ...] = ((0,), (1,))) -> Draft:
-    return Draft(groups, (0, cut, 6), (np.array([4]),) * 2, (np.array([[4]]),))
+    return Draft.of(groups, (0, cut, 6), (np.array([4]),) * 2, (np.array([[4]]),))
 
 
 # A layer's state is 400 bytes on the device; or 200 there, and 300 in the host's memory.
@@ -62,7 +62,7 @@ def test_the_hosts_memory_may_be_what_is_short() -> None:
 def test_of_state_that_moves_to_the_device_only_what_is_there_already_counts_once() -> None:
     """Node a trades layers 0 to 2 for layers 1 to 5: of each that it keeps, 200 of 400 bytes are on the device already."""
     workload = Workload(LAYERS, 4, optimizer_state=None)
-    new = Draft(((1,), (0,)), (0, 1, 6), (np.array([4]),) * 2, (np.array([[4]]),))
+    new = Draft.of(((1,), (0,)), (0, 1, 6), (np.array([4]),) * 2, (np.array([[4]]),))
     for memory, lacks in ((3 * 200 + 5 * 400 - 2 * 200, None), (3 * 200 + 5 * 400 - 2 * 200 - 2, ("a", 2.0))):
         assert short_of_memory(Problem(cluster(memory, 1e5), workload), plan(3, (HOSTED,)), new) == lacks
 

@@ -145,7 +145,7 @@ def test_a_walks_price_is_as_exact_as_asked(exactness: int) -> None:
     for one in found:
         position = position_of(one.groups, one.cuts, len(problem.flops))
         estimate = price_of(t, position, sketch, False)
-        draft = draft_of_sketch(sketch, one.cuts)
+        draft = draft_of_sketch(sketch, len(one.groups), position.cuts)
         gather_members(position, sketch)
         add_up(t, sketch.sums, position.place, len(one.groups))
         rough = rough_seconds(t, sketch, len(one.groups), position.cuts, np.inf, 0.0)

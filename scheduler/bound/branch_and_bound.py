@@ -4,23 +4,35 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
-from dtfm.scheduler.cost.plan_bounds import crowding, reduced_after, soonest
+from dtfm.scheduler.bound.stage_bounds import crowding, reduced_after, soonest
 from dtfm.scheduler.model.compiled import compiled
 from dtfm.scheduler.model.memory import in_flight
 from dtfm.scheduler.model.problem import Floats, Groups, Ints, Problem
 from dtfm.scheduler.model.request import Shape
 from dtfm.scheduler.model.tables import Tables, tables
 
+MOST_NODES = 8
+"""Largest number of nodes. Eight form 255 possible groups per stage, whose combinations are bounded within a second."""
+MOST_LAYERS = 48
+"""Largest number of layers."""
 AT_ONCE = 200_000
 """Number of continuations that are bounded at once."""
+REMEMBERED = 2
+"""Number of problems for which what bounds are made of is remembered: with idle hands, and without."""
+
+
+def is_small(problem: Problem) -> bool:
+    """Whether all plans can be listed in little time."""
+    return len(problem.flops) <= MOST_NODES and len(problem.activation) <= MOST_LAYERS
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Plans:
-    """Plans as rows, in the form of sketch.Position, with lower bounds on their seconds.
+    """Plans as rows, in the form of sketch.Position, with lower bounds on their seconds, and on those of all plans.
 
     ``places`` is int64 [plans, nodes], ``cuts`` int64 [plans, most stages + 1], ``stages`` int64 [plans].
     """
@@ -29,6 +41,7 @@ class Plans:
     cuts: Ints
     stages: Ints
     bounds: Floats
+    least: float
 
     def groups_and_cuts(self, row: int) -> tuple[Groups, tuple[int, ...]]:
         stages = int(self.stages[row])
@@ -41,27 +54,33 @@ def promising(
 ) -> Plans:
     """The plans that may take less than ``below`` seconds, the least bound first.
 
-    Covers all ordered choices of disjoint groups within the shape, with all cuts: feasible for up to about eight nodes. Without
+    Covers all ordered choices of disjoint groups within the shape, with all cuts: feasible for a small cluster. Without
     ``keep_idle_hands``, every node gets at least one micro-batch. At most ``most`` partial plans of each length are continued,
     those with the least bounds. Only where there are more, or where ``over`` ends the enumeration early, can a plan be missed.
     """
     known = _Bounds.of(problem, keep_idle_hands)
     partial = _first(known, shape)
-    whole = []
+    whole, least = [], below
     stages = shape.stages if shape.sizes is None else len(shape.sizes)
     for stage in range(shape.most_stages):
         partial = partial.only(partial.bound < below)
         ended = partial.end == known.layers
         if stages is None or stage + 1 == stages:
-            whole.append(partial.only(ended).least(most))
-        partial = partial.only(~ended).least(most)
-        if stage + 1 == shape.most_stages or not len(partial.bound) or over():
+            found, _ = partial.only(ended).divided(most)
+            whole.append(found)
+            least = min(least, float(found.bound.min(initial=np.inf)))
+        partial, left_out = partial.only(~ended).divided(most)
+        least = min(least, left_out)
+        if stage + 1 == shape.most_stages or not len(partial.bound):
+            break
+        if over():
+            least = min(least, float(partial.bound.min()))
             break
         partial = _continued(known, shape, partial, stage + 1, below)
-    return _joined(whole, len(problem.flops), shape.most_stages)
+    return _joined(whole, len(problem.flops), shape.most_stages, least)
 
 
-def _joined(parts: list[_PartialPlans], nodes: int, most_stages: int) -> Plans:
+def _joined(parts: list[_PartialPlans], nodes: int, most_stages: int, least: float) -> Plans:
     """All plans of the parts, which have different numbers of stages."""
     places, cuts, stages, bounds = [], [], [], []
     for part in parts:
@@ -81,6 +100,7 @@ def _joined(parts: list[_PartialPlans], nodes: int, most_stages: int) -> Plans:
         np.concatenate([np.zeros((0, most_stages + 1), np.int64), *cuts])[order],
         np.concatenate([np.zeros(0, np.int64), *stages])[order],
         bound[order],
+        least,
     )
 
 
@@ -112,9 +132,12 @@ class _PartialPlans:
             self.groups[rows], self.cuts[rows], self.arrival[rows], self.home[rows], self.wait[rows], self.bound[rows]
         )
 
-    def least(self, most: int) -> _PartialPlans:
-        """The ``most`` plans with the least bounds."""
-        return self if len(self.bound) <= most else self.only(np.argsort(self.bound, kind="stable")[:most])
+    def divided(self, most: int) -> tuple[_PartialPlans, float]:
+        """The ``most`` plans with the least bounds, and the least bound of the others."""
+        if len(self.bound) <= most:
+            return self, np.inf
+        order = np.argsort(self.bound, kind="stable")
+        return self.only(order[:most]), float(self.bound[order[most]])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -152,6 +175,7 @@ class _Bounds:
     fastest: float
 
     @classmethod
+    @lru_cache(REMEMBERED)
     def of(cls, problem: Problem, keep_idle_hands: bool) -> _Bounds:
         count, layers = len(problem.flops), len(problem.activation)
         masks = 1 << count
@@ -243,7 +267,7 @@ def _alone(t: Tables, least_load: int) -> tuple[Floats, Floats]:
 
 @compiled
 def _crowding(t: Tables) -> Floats:
-    """[masks, masks] plan_bounds.crowding; infinite for masks that overlap."""
+    """[masks, masks] stage_bounds.crowding; infinite for masks that overlap."""
     count = len(t.link)
     made = np.full((1 << count, 1 << count), np.inf)
     for mask in range(1, 1 << count):
