@@ -1,6 +1,6 @@
 """The wire: messages and their generated stubs, how connections are opened, raw tensor streams."""
 
-PROTOCOL_VERSION = 13
+PROTOCOL_VERSION = 14
 """The version that Hello carries. Add 1 whenever an older version would misread the messages."""
 
 MEASURED_TOGETHER = 8

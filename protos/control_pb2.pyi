@@ -532,18 +532,7 @@ class Begin(_message.Message):
     def __init__(self, generation: _Optional[int] = ..., step: _Optional[int] = ..., activations: _Optional[_Iterable[int]] = ..., gradients: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class StepReady(_message.Message):
-    __slots__ = ("generation", "step", "squared_gradient_norm", "loss_sum", "samples", "state_digest", "compute_seconds", "wait_seconds", "arrived", "clipped", "sent", "received", "losses", "kept", "states", "unusual", "kept_evaluation")
-    class Unusual(_message.Message):
-        __slots__ = ("node", "kind", "index", "deviations")
-        NODE_FIELD_NUMBER: _ClassVar[int]
-        KIND_FIELD_NUMBER: _ClassVar[int]
-        INDEX_FIELD_NUMBER: _ClassVar[int]
-        DEVIATIONS_FIELD_NUMBER: _ClassVar[int]
-        node: str
-        kind: int
-        index: int
-        deviations: float
-        def __init__(self, node: _Optional[str] = ..., kind: _Optional[int] = ..., index: _Optional[int] = ..., deviations: _Optional[float] = ...) -> None: ...
+    __slots__ = ("generation", "step", "squared_gradient_norm", "loss_sum", "samples", "state_digest", "compute_seconds", "wait_seconds", "arrived", "clipped", "sent", "received", "losses", "kept", "states", "kept_evaluation")
     class Arrived(_message.Message):
         __slots__ = ("source", "bytes", "seconds")
         SOURCE_FIELD_NUMBER: _ClassVar[int]
@@ -590,7 +579,6 @@ class StepReady(_message.Message):
     LOSSES_FIELD_NUMBER: _ClassVar[int]
     KEPT_FIELD_NUMBER: _ClassVar[int]
     STATES_FIELD_NUMBER: _ClassVar[int]
-    UNUSUAL_FIELD_NUMBER: _ClassVar[int]
     KEPT_EVALUATION_FIELD_NUMBER: _ClassVar[int]
     generation: int
     step: int
@@ -607,9 +595,8 @@ class StepReady(_message.Message):
     losses: _containers.RepeatedScalarFieldContainer[float]
     kept: bool
     states: _containers.RepeatedCompositeFieldContainer[BucketState]
-    unusual: _containers.RepeatedCompositeFieldContainer[StepReady.Unusual]
     kept_evaluation: bool
-    def __init__(self, generation: _Optional[int] = ..., step: _Optional[int] = ..., squared_gradient_norm: _Optional[float] = ..., loss_sum: _Optional[float] = ..., samples: _Optional[int] = ..., state_digest: _Optional[bytes] = ..., compute_seconds: _Optional[float] = ..., wait_seconds: _Optional[float] = ..., arrived: _Optional[_Iterable[_Union[StepReady.Arrived, _Mapping]]] = ..., clipped: _Optional[_Iterable[_Union[StepReady.Clipped, _Mapping]]] = ..., sent: _Optional[_Iterable[_Union[StepReady.Passed, _Mapping]]] = ..., received: _Optional[_Iterable[_Union[StepReady.Passed, _Mapping]]] = ..., losses: _Optional[_Iterable[float]] = ..., kept: _Optional[bool] = ..., states: _Optional[_Iterable[_Union[BucketState, _Mapping]]] = ..., unusual: _Optional[_Iterable[_Union[StepReady.Unusual, _Mapping]]] = ..., kept_evaluation: _Optional[bool] = ...) -> None: ...
+    def __init__(self, generation: _Optional[int] = ..., step: _Optional[int] = ..., squared_gradient_norm: _Optional[float] = ..., loss_sum: _Optional[float] = ..., samples: _Optional[int] = ..., state_digest: _Optional[bytes] = ..., compute_seconds: _Optional[float] = ..., wait_seconds: _Optional[float] = ..., arrived: _Optional[_Iterable[_Union[StepReady.Arrived, _Mapping]]] = ..., clipped: _Optional[_Iterable[_Union[StepReady.Clipped, _Mapping]]] = ..., sent: _Optional[_Iterable[_Union[StepReady.Passed, _Mapping]]] = ..., received: _Optional[_Iterable[_Union[StepReady.Passed, _Mapping]]] = ..., losses: _Optional[_Iterable[float]] = ..., kept: _Optional[bool] = ..., states: _Optional[_Iterable[_Union[BucketState, _Mapping]]] = ..., kept_evaluation: _Optional[bool] = ...) -> None: ...
 
 class Audit(_message.Message):
     __slots__ = ("number", "generation", "step", "node", "micro_batches", "bucket", "pieces", "sums", "seconds", "evaluation")

@@ -73,15 +73,13 @@ class Place:
 @dataclass(frozen=True, slots=True)
 class Clipped:
     """A member's addends that were clipped: the number of ``pieces``, and how many times larger than allowed the ``worst`` was
-    (infinite: it was not finite, or should have been nothing), and of which ``bucket``."""
+    (infinite: it was not finite, or should have been nothing)."""
 
     pieces: int = 0
     worst: float = 0.0
-    bucket: int = 0
 
-    def and_another(self, times: float, bucket: int) -> Clipped:
-        worst = max((self.worst, self.bucket), (times, bucket))
-        return Clipped(self.pieces + 1, *worst)
+    def and_another(self, times: float) -> Clipped:
+        return Clipped(self.pieces + 1, max(self.worst, times))
 
 
 def expected(
@@ -182,7 +180,7 @@ class ContributionBound:
         allowed = allowance(self._averages.get((bucket, member), NEWCOMER)) * (size or 0.0)
         if not addend.size <= allowed:
             times = addend.size / allowed if allowed and math.isfinite(addend.size) else math.inf
-            self._clipped[member] = self._clipped.get(member, Clipped()).and_another(times, bucket)
+            self._clipped[member] = self._clipped.get(member, Clipped()).and_another(times)
             if times == math.inf:
                 piece.zero_()
                 return 0.0

@@ -23,16 +23,13 @@ from dtfm.node.model.placement import Placement
 from dtfm.node.model.precision import compute_dtype, run_dtype
 from dtfm.node.model.stage import Stage
 from dtfm.node.training import pipeline
-from dtfm.node.training.alignment import Alignment
 from dtfm.node.training.compression import Codecs, choose_codecs
 from dtfm.node.training.contribution_bound import ContributionBound
 from dtfm.node.training.kept_work import KeptWork
 from dtfm.node.training.memory_budget import computing_bytes, early_bytes, free_bytes, is_short, retry_bytes
 from dtfm.node.training.pipeline import Compute, Neighbours, NonFinite, Outcome, Topic
 from dtfm.node.training.progress import Progress
-from dtfm.node.training.reduction import Final, Reducer, sending_order
-from dtfm.node.training.usual import Unusual
-from dtfm.node.training.watch import Watch, some
+from dtfm.node.training.reduction import Final, Reducer, Residuals, sending_order
 from dtfm.node.transport.commitments import Commitments
 from dtfm.node.transport.frame_validation import Expectations, tensor_sizes
 from dtfm.node.transport.kept import Offer
@@ -46,9 +43,6 @@ from dtfm.protos.plan_pb2 import Run
 
 log = logging.getLogger(__name__)
 
-MOST_UNUSUAL = 8
-"""Tensors that a vote names as unusual."""
-
 
 @dataclass(frozen=True, slots=True)
 class Speed:
@@ -61,13 +55,12 @@ class Speed:
 @dataclass(frozen=True, slots=True)
 class Inherited:
     """What a generation takes over from the one before: progress on the next step with the same stage, the codecs, what is usual
-    of this stage's gradients, and, of the same stage, what is usual of what others send."""
+    of this stage's gradients, and the ``residuals`` of a sparse reduction codec."""
 
     progress: Progress | None = None
     codecs: Codecs | None = None
     bound: ContributionBound | None = None
-    watch: Watch | None = None
-    alignment: Alignment | None = None
+    residuals: Residuals = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,11 +107,8 @@ class Generation:
         self.receiver = Receiver(Expectations(placement, self.sizes), applied, self._deliver, early)
         is_open = loaded.run.trust.mode == Run.Trust.OPEN
         bound = inherited.bound or ContributionBound() if is_open else None
-        watches = is_open and loaded.run.trust.audit_rate > 0  # what is unusual is audited
-        self.watch = Watch(placement.peers, inherited.watch) if watches else None
-        alignment = Alignment(placement.replicas, inherited.alignment) if watches else None
         self.reducer = Reducer(
-            placement, self._send_reduced, self.receiver.let_go, bound=bound, came=self._came, alignment=alignment
+            placement, self._send_reduced, self.receiver.let_go, inherited.residuals, bound=bound, came=self._came
         )
         self.commitments: Commitments | None = None
         """Of the step last trained, and of an evaluation right before it, where work is audited and this step began here."""
@@ -166,8 +156,6 @@ class Generation:
         step is called off.
         """
         assert self.progress.step == step
-        if self.watch is not None:
-            self.watch.begin()
         begins = self.progress.reports_nothing and not any(self._neighbours_have.values())
         if not self._is_audited or not begins:
             self.commitments = None
@@ -182,7 +170,7 @@ class Generation:
                 self.placement,
                 self.progress,
                 self.computing(step),
-                Neighbours(self._queue, self._hand_on, self._came, self._decoded),
+                Neighbours(self._queue, self._hand_on, self._came),
                 self._expect_last_gradients,
             )
             # A node without micro-batches, or a parameter without a gradient, adds nothing: that is final too.
@@ -197,12 +185,6 @@ class Generation:
         finally:
             self._unfinished.clear()
         return outcome, self._counted_norm(gradients)
-
-    def unusual(self) -> list[Unusual]:
-        """What came for the step last trained that is, a few tensors at most, where somebody is to look at it."""
-        if self.watch is None or self.commitments is None:
-            return []
-        return some([*self.reducer.unusual, *self.watch.unusual()], MOST_UNUSUAL)
 
     def computing(self, step: int) -> Compute:
         """What it takes to compute any micro-batch of ``step``."""
@@ -228,8 +210,6 @@ class Generation:
         self.progress, self._neighbours_have = Progress(self.number, step + 1, self._retry_bytes), {}
         self.receiver.advance(step)
         self.reducer.commit(step)
-        if self.watch is not None:
-            self.watch.commit()
         self._queue.forget(("train", step))
         self._queue.forget(("evaluate", step - 1))
         give_back(now=self._is_short)
@@ -405,10 +385,6 @@ class Generation:
     def _came(self, arrival: Arrival) -> None:
         if self.commitments is not None:
             self.commitments.came(arrival)
-
-    def _decoded(self, arrival: Arrival, tensor: torch.Tensor) -> None:
-        if self.watch is not None:
-            self.watch.took(arrival.header.kind, arrival.source, arrival.header.index, tensor)
 
     def _send_reduced(self, destination: str, what: What, encoded: Encoded, elements: int, dtype: torch.dtype) -> None:
         if self.commitments is not None:

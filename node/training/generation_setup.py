@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
 
 from dtfm.node.model.loaded_run import LoadedRun
 from dtfm.node.model.placement import Placement
+from dtfm.node.model.stage import Stage
 from dtfm.node.state.recovery import Inventory, Wait, acquire_stage
 from dtfm.node.state.snapshots import Snapshots
 from dtfm.node.state.state_store import StateStore
@@ -61,12 +62,7 @@ def set_up(
         stage = acquire_stage(loaded, equipment.device, placement, assignment, inventory, equipment.snapshots, wait)
     links = [link for link in assignment.links if link.source == placement.node]
     speed = Speed(equipment.hardware, {link.destination: link.bandwidth for link in links if link.bandwidth})
-    bound = earlier.reducer.bound if earlier is not None else None
-    if bound is not None and earlier is not None and stage is not earlier.stage:
-        bound = ContributionBound(bound)
-    inherited = Inherited(progress, earlier.codecs if earlier is not None else None, bound)
-    if earlier is not None and stage is earlier.stage:
-        inherited = replace(inherited, watch=earlier.watch, alignment=earlier.reducer.alignment)
+    inherited = inherit(earlier, stage, placement, assignment.step, progress) if earlier is not None else Inherited()
     near = assignment.plan.stages[max(0, placement.stage - 1) : placement.stage + 2]
     names = placement.peers.union(*(each.replicas for each in near))
     around = [peer for peer in assignment.peers if peer.node in names]
@@ -81,6 +77,17 @@ def set_up(
         generation.release()
         raise
     return generation
+
+
+def inherit(earlier: Generation, stage: Stage, placement: Placement, step: int, progress: Progress | None) -> Inherited:
+    """Returns what a generation with this ``stage``, ``placement`` and ``progress`` takes over from the ``earlier`` one. ``step``
+    is the last one in the stage's state. If the earlier generation stood at another step, its residuals no longer count."""
+    bound, reducer = earlier.reducer.bound, earlier.reducer
+    shared = [index for index, group in placement.groups.items() if len(group.members) > 1]
+    residuals = {index: reducer.carried[index] for index in shared if index in reducer.carried}
+    if bound is not None and stage is not earlier.stage:
+        bound = ContributionBound(bound)
+    return Inherited(progress, earlier.codecs, bound, residuals if earlier.progress.step == step + 1 else {})
 
 
 def _usable_progress(progress: Progress, placement: Placement, assignment: Assignment) -> Progress | None:

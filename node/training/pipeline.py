@@ -101,13 +101,11 @@ class Compute:
 
 @dataclass(frozen=True, slots=True)
 class Neighbours:
-    """How tensors come from the neighbouring stages and go to them. Before one is used, ``came`` is called with it, and
-    before one that is trained on, ``decoded`` with what it was decoded to, in the shape of the stage's input or output."""
+    """How tensors come from the neighbouring stages and go to them. Before one is used, ``came`` is called with it."""
 
     queue: TopicQueue[Topic, Arrival]
     send: Send
     came: Callable[[Arrival], None] = lambda _: None
-    decoded: Callable[[Arrival, torch.Tensor], None] = lambda *_: None
 
 
 def train_step(
@@ -192,7 +190,6 @@ class _TrainingStep:
         with span(Activity.DECODE, self._progress.step, number):
             flat = self._compute.decode(arrival)
         tensor = flat.view(self._compute.input_shape if kind is Kind.ACTIVATION else self._compute.output_shape)
-        self._neighbours.decoded(arrival, tensor)
         if kind is Kind.ACTIVATION:
             self._progress.inputs[number] = tensor.requires_grad_()
             self._waiting[number] = None

@@ -9,8 +9,8 @@ their way. One thread takes what arrives; another sends, which may wait for a li
 read. A member that holds more of another's pieces than it can sum may stop reading from it for a while (see
 Receiver.readable): all send their pieces in the same order, so the first that is not summed is always among those that came.
 
-Under a sparse codec, what is left out of a message is added to the next step's message for the same piece: by each member for
-its addends, by the owner for the sum.
+Under a sparse codec, a node adds what it left out of a message to the next step's message for the same elements, whether that
+carries its addend or, from the owner, the sum.
 """
 
 from __future__ import annotations
@@ -27,9 +27,7 @@ from dtfm.node.host.trace import Activity, span
 from dtfm.node.model.bucket import BucketSpec
 from dtfm.node.model.pieces import pieces
 from dtfm.node.model.placement import Group, Placement
-from dtfm.node.training.alignment import Alignment
 from dtfm.node.training.contribution_bound import Clipped, ContributionBound, Place
-from dtfm.node.training.usual import Unusual
 from dtfm.node.transport.receiver import Arrival
 from dtfm.node.transport.sender import What
 from dtfm.node.transport.topic_queue import Closed, TopicQueue
@@ -38,9 +36,9 @@ from dtfm.protos.frame import Kind
 #: The signature of Sender.send_encoded.
 Send = Callable[[str, What, Encoded, int, torch.dtype], None]
 
-#: By bucket and piece, what this node's messages have left out so far: 1-D float32 of the piece's elements. In a step a node
-#: sends at most one message about a piece: its sum if it owns the piece, else its addend.
-Residuals = Mapping[tuple[int, int], torch.Tensor]
+#: By bucket, what this node's messages have left out so far: 1-D float32 of the bucket's elements. In a step a node sends one
+#: message about each piece: the sum if it owns the piece, else its addend. So residuals count under any division into pieces.
+Residuals = Mapping[int, torch.Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,9 +83,9 @@ class _Bucket:
     def summable(self, piece: int) -> bool:
         return self.final and piece in self.missing and len(self.addends.get(piece, ())) == len(self.members) - 1
 
-    def add_up(self, number: int, bound: ContributionBound | None, alignment: Alignment | None) -> None:
-        """Replaces an owned piece by the sum of all members', held within the ``bound``; ``alignment`` looks at them. What comes
-        before this node's in the group's order is added up in the memory of the first addend."""
+    def add_up(self, number: int, bound: ContributionBound | None) -> None:
+        """Replaces an owned piece by the sum of all members', held within the ``bound``. What comes before this
+        node's in the group's order is added up in the memory of the first addend."""
         own, arrivals = self.piece(number), self.addends[number]
         addends: Iterable[torch.Tensor] = (
             own if rank == self.rank else _decoded(arrivals[rank], own.device) for rank in range(len(self.members))
@@ -95,8 +93,6 @@ class _Bucket:
         if bound is not None:  # it compares them, so that all are decoded at once
             addends = list(addends)
             bound.hold(Place(self.index, *self.range(number)), self.group, self.rank, addends)
-            if alignment is not None:
-                alignment.look(self.index, self.group, self.rank, addends)
         total = own
         for rank, addend in enumerate(addends):
             if rank == 0:
@@ -117,7 +113,7 @@ class Reducer:
 
     ``queue`` takes, by step, `Final` for each bucket and the tensors that peers send. ``came`` is called with each tensor
     before it is used, ``let_go`` when it is used up. ``carried`` are the residuals to begin with. ``bound`` limits what other
-    members add; None: nothing does. With it, ``alignment`` may watch what they add.
+    members add; None: nothing does.
     """
 
     def __init__(
@@ -128,11 +124,9 @@ class Reducer:
         carried: Residuals | None = None,
         bound: ContributionBound | None = None,
         came: Callable[[Arrival], None] = lambda _: None,
-        alignment: Alignment | None = None,
     ) -> None:
         self.placement = placement
         self.bound = bound
-        self.alignment = alignment
         self.queue: TopicQueue[int, Arrival | Final] = TopicQueue()
         self.carried: Residuals = carried or {}
         """Residuals of the committed steps."""
@@ -160,8 +154,6 @@ class Reducer:
         """
         if self.bound is not None:
             self.bound.begin()
-        if self.alignment is not None:
-            self.alignment.begin()
         self.left_out = _Reduction(self, step, gradients, codec, keep).run()
 
     @property
@@ -169,18 +161,11 @@ class Reducer:
         """By member, what was clipped in the step last reduced."""
         return self.bound.clipped if self.bound is not None else {}
 
-    @property
-    def unusual(self) -> list[Unusual]:
-        """What members added in the step last reduced that is."""
-        return self.alignment.unusual(self.clipped) if self.alignment is not None else []
-
     def commit(self, step: int) -> None:
         """``step``, the one last reduced, is committed. An aborted step leaves no residuals."""
         self.carried = self.left_out
         if self.bound is not None:
             self.bound.commit()
-        if self.alignment is not None:
-            self.alignment.commit()
         self.queue.forget(step)
 
     def close(self) -> None:
@@ -205,7 +190,7 @@ class _Reduction:
         self._step = step
         self._codec = codec
         self._keep = keep
-        self._left_out: dict[tuple[int, int], torch.Tensor] = {}
+        self._left_out: dict[int, torch.Tensor] = {}
         groups = self._placement.groups
         self._buckets = {
             index: _Bucket(index, flat, groups[index], groups[index].members.index(self._placement.node))
@@ -266,7 +251,7 @@ class _Reduction:
 
     def _add_up(self, bucket: _Bucket, number: int) -> None:
         with span(Activity.REDUCE, self._step, bucket.index):
-            bucket.add_up(number, self._reducer.bound, self._reducer.alignment)
+            bucket.add_up(number, self._reducer.bound)
         bucket.missing.discard(number)
         for addend in bucket.addends.pop(number).values():
             self._reducer.let_go(addend)
@@ -299,12 +284,15 @@ class _Reduction:
         self._reducer.send(destination, what, message, piece.numel(), piece.dtype)
 
     def _encode(self, bucket: _Bucket, number: int) -> Encoded:
-        piece, key = bucket.piece(number), (bucket.index, number)
-        with span(Activity.ENCODE, self._step, bucket.index):
+        index, (start, stop), piece = bucket.index, bucket.range(number), bucket.piece(number)
+        with span(Activity.ENCODE, self._step, index):
             if not self._codec.sparse:
                 return encode(self._codec, piece)
-            corrected = encode_with_feedback(self._codec, piece, self._reducer.carried.get(key))
-            self._left_out[key] = corrected.residual
+            carried = self._reducer.carried.get(index)
+            corrected = encode_with_feedback(self._codec, piece, None if carried is None else carried[start:stop])
+            if index not in self._left_out:
+                self._left_out[index] = torch.empty_like(bucket.gradients, dtype=torch.float32)
+            self._left_out[index][start:stop] = corrected.residual
             return corrected.encoded
 
 

@@ -48,8 +48,4 @@ def vote_on(generation: Generation, step: int, outcome: Outcome, squared_norm: f
         losses=outcome.losses if commitments is not None else (),
         kept=commitments is not None and generation.progress.keeps_all,
         kept_evaluation=generation.evaluation is not None and generation.evaluation.keeps,
-        unusual=[
-            StepReady.Unusual(node=each.node, kind=each.kind, index=each.index, deviations=each.deviations)
-            for each in generation.unusual()
-        ],
     )

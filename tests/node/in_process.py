@@ -20,8 +20,8 @@ from dtfm.node.model.placement import Placement, placement_of
 from dtfm.node.model.precision import compute_dtype, run_dtype
 from dtfm.node.model.stage import Stage, build_stage
 from dtfm.node.training.generation import Generation, Inherited, Speed
+from dtfm.node.training.generation_setup import inherit
 from dtfm.node.training.pipeline import Outcome
-from dtfm.node.training.progress import Progress
 from dtfm.node.transport.receiver import Receiver
 from dtfm.node.transport.sender import Sender, What
 from dtfm.node.transport.topic_queue import Closed
@@ -105,7 +105,7 @@ class InProcess:
                 keeping=placement.keeping,
             )
             stage.initialise(run.seed)
-            self._start(placement, stage, None)
+            self._start(placement, stage, Inherited())
         self._threads = ThreadPoolExecutor(len(self.senders))
 
     def _placement(self, name: str) -> Placement:
@@ -114,10 +114,10 @@ class InProcess:
         assert placement is not None
         return placement
 
-    def _start(self, placement: Placement, stage: Stage, progress: Progress | None) -> None:
+    def _start(self, placement: Placement, stage: Stage, inherited: Inherited) -> None:
         sender = cast(Sender, self.senders[placement.node])
         speed = Speed(self._hardware, dict.fromkeys(self.senders, self._speed_of_links))
-        generation = Generation(self._loaded, placement, stage, self.step, sender, speed, Inherited(progress))
+        generation = Generation(self._loaded, placement, stage, self.step, sender, speed, inherited)
         self.generations[placement.node] = generation
         self._receivers[placement.node] = generation.receiver
 
@@ -139,16 +139,17 @@ class InProcess:
             sender.on_sent = lambda: None
 
     def go_on(self, plan: Plan) -> None:
-        """The nodes of ``plan``, whose stages are as before, go on with the interrupted step."""
+        """The nodes of ``plan``, whose stages are as before, go on with the interrupted step, or the next one."""
         before, self.generations, self.plan = self.generations, {}, plan
         for generation in before.values():
             generation.close("another plan")
             generation.release()
         for name in (name for stage in plan.stages for name in stage.replicas):
-            placement, progress = self._placement(name), before[name].progress
-            assert progress.fits(placement)
-            progress.narrow(placement)
-            self._start(placement, before[name].stage, progress)
+            placement, earlier = self._placement(name), before[name]
+            assert earlier.progress.fits(placement)
+            earlier.progress.narrow(placement)
+            inherited = inherit(earlier, earlier.stage, placement, self.step, earlier.progress)
+            self._start(placement, earlier.stage, inherited)
         reports = {name: g.progress.report(g.placement) for name, g in self.generations.items()}
         for generation in self.generations.values():
             stage = generation.placement.stage

@@ -71,7 +71,7 @@ async def test_further_nodes_of_a_machine_use_no_more_of_its_invitation(
     for where in (served.address, ""):
         together.append(await enter(where, NODE, f"c{len(where)}"))
     assert len({opened.access.key for opened in together}) == 1
-    assert sum(invited.used for invited in served.server.ledger.invitations.values()) == 1
+    assert sum(invited.used for invited in served.server.ledger.access.invitations.values()) == 1
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "another machine"))
     assert (await refusal(invitation, NODE, "d")).reason == "INVITATION_USED_UP"
 
@@ -204,7 +204,7 @@ async def test_an_operators_machine_invites_its_own_nodes(served: Served) -> Non
     for where in (served.address, ""):
         opened = await enter(where, NODE, f"node{len(where)}")
         assert opened.access.role is Role.NODE
-    assert served.server.ledger.access["node0"].role == "node"
+    assert served.server.ledger.access.names["node0"].role == "node"
 
 
 async def test_a_viewers_machine_does_not(served: Served) -> None:

@@ -58,8 +58,8 @@ async def test_a_good_invitation_is_called_good_and_not_used_up(served: Served) 
     assert by_check(await look_at_coordinator(entry(served.invitation)))["coordinator"].good
     found = by_check(await look_at_ways(here(), entry(served.invitation)))
     assert found["invitation"].good
-    assert {holder.role for holder in served.ledger.access.values()} <= {Role.OPERATOR}  # nobody was enrolled
-    assert served.ledger.invitations[served.invitation.id].used == 0
+    assert {holder.role for holder in served.ledger.access.names.values()} <= {Role.OPERATOR}  # nobody was enrolled
+    assert served.ledger.access.invitations[served.invitation.id].used == 0
 
 
 async def test_the_coordinator_says_which_candidates_it_reaches(
